@@ -1,0 +1,110 @@
+// Package tree is the root file system of an image while it is being built:
+// a list of nodes in memory whose contents are references into blobs, never
+// copies. Owners, modes, extended attributes, devices and hard links pass
+// through it exactly, so that no step of a build needs root or touches the
+// host's file system with somebody else's metadata.
+//
+// Sources (a base tar, container image layers, overlays) each become one
+// Layer; Merge unites them into the one tree that the file system writers
+// consume. Nodes are values: whoever wants to change one copies it.
+package tree
+
+import (
+	"io"
+	"time"
+)
+
+// File types and permission bits of Inode.Mode, as in st_mode (see inode(7)).
+const (
+	ModeType    = 0o170000
+	ModeSocket  = 0o140000
+	ModeSymlink = 0o120000
+	ModeRegular = 0o100000
+	ModeBlock   = 0o060000
+	ModeDir     = 0o040000
+	ModeChar    = 0o020000
+	ModeFIFO    = 0o010000
+	ModeSetUID  = 0o004000
+	ModeSetGID  = 0o002000
+	ModeSticky  = 0o001000
+	ModePerm    = 0o000777
+)
+
+// Node is one name in the tree. Hard links are nodes that share an *Inode.
+type Node struct {
+	// Path is relative to the root and clean ("usr/bin/kubelet"); the root
+	// itself is ".".
+	Path string
+	// Layer names the source of this node, for messages and reports.
+	Layer string
+	*Inode
+}
+
+// Inode is everything of a file but its names.
+type Inode struct {
+	// Mode is st_mode: file type and permission bits.
+	Mode     uint32
+	UID, GID uint32
+	// Major and Minor are the device numbers of block and character devices.
+	Major, Minor uint32
+	// MTime is the modification time; nanoseconds are kept.
+	MTime time.Time
+	// Xattrs maps raw names ("security.capability", "trusted.overlay.opaque")
+	// to raw values.
+	Xattrs map[string]string
+	// Target is where a symbolic link points.
+	Target string
+	// Data is a regular file's content.
+	Data Content
+}
+
+// Content is a regular file's bytes: a range of an uncompressed blob, or,
+// for small rendered files, the bytes themselves.
+type Content struct {
+	// Blob names an uncompressed blob of the cache by its SHA-256 in hex.
+	// Empty when the bytes are in Inline.
+	Blob string
+	// Off and Size are the range, in bytes. Size is the file's length in
+	// either case.
+	Off, Size int64
+	Inline    []byte
+}
+
+// Bytes makes the Content of a small rendered file.
+func Bytes(b []byte) Content { return Content{Size: int64(len(b)), Inline: b} }
+
+// Blobs opens blobs for reading. The cache of builder/fetch is the one used
+// by builds; tests use a map.
+type Blobs interface {
+	// OpenBlob opens the uncompressed blob with that SHA-256 (hex). The
+	// caller closes what it gets.
+	OpenBlob(sha256 string) (BlobFile, error)
+}
+
+// BlobFile is an open blob. *os.File is one.
+type BlobFile interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// IsDir reports whether the inode is a directory.
+func (i *Inode) IsDir() bool { return i.Mode&ModeType == ModeDir }
+
+// IsRegular reports whether the inode is a regular file.
+func (i *Inode) IsRegular() bool { return i.Mode&ModeType == ModeRegular }
+
+// IsSymlink reports whether the inode is a symbolic link.
+func (i *Inode) IsSymlink() bool { return i.Mode&ModeType == ModeSymlink }
+
+// Layer is one source's nodes. Order inside a layer does not matter.
+type Layer struct {
+	Name  string
+	Nodes []Node
+	// Replace lets this layer's files take the place of earlier layers'
+	// files. Without it, a path that two layers both have (directories
+	// apart) is an error.
+	Replace bool
+	// Remove lists paths of earlier layers that this layer takes away, with
+	// all below them.
+	Remove []string
+}

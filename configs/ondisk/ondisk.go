@@ -1,0 +1,215 @@
+// Package ondisk is the contract between edgebake, firstboot and ipvscare:
+// the paths, partition labels and machine-written JSON documents through
+// which the three programs meet. They share nothing else. It imports nothing
+// of ours and holds no logic but names and shapes.
+//
+// Every document carries a version; a reader refuses one it does not know.
+package ondisk
+
+import "time"
+
+// GPT partition names, in the order of the table.
+const (
+	LabelESP   = "ESP"      // FAT32: loader, kernels, initrds, image.json
+	LabelSlot  = "EDGEBAKE" // FAT16: one site
+	LabelRootA = "ROOT-A"   // ext4: the system
+	LabelRootB = "ROOT-B"   // reserve of the same size, for A/B updates
+	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot
+)
+
+// Files in the slot (paths inside its FAT file system).
+const (
+	SlotMeta       = "edgebake.json" // SlotInfo
+	SlotSite       = "site.yaml"
+	SlotInventory  = "inventory.yaml"
+	SlotIgnition   = "config.ign"
+	SlotFilesDir   = "files"
+	SlotPKIDir     = "pki"
+	SlotReportText = "report.txt"
+	SlotReportJSON = "report.json"
+	// SlotSize is the slot's size in bytes, and the alignment of its
+	// neighbours' frames in a compressed image.
+	SlotSize = 16 << 20
+)
+
+// ESPImageInfo is the path of ImageInfo inside the ESP.
+const ESPImageInfo = "edgebake/image.json"
+
+// Paths on the node.
+const (
+	EtcDir         = "/etc/edgebake"
+	IPVSConfig     = "/etc/edgebake/ipvs.json"        // IPVS; firstboot writes, ipvscare reads
+	StateDir       = "/var/lib/edgebake"              // firstboot's own, on DATA
+	StateFile      = "/var/lib/edgebake/state.json"   // State
+	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the site last taken, without its secrets, 0600
+	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA
+	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
+	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own
+	IPVSLearned    = "/var/lib/ipvscare/learned.json" // master list learned from the cluster
+	LogDir         = "/var/log/edgebake"              // evidence of convert and reset
+	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo, the same as on the ESP
+	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
+	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
+	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
+	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA
+	YurthubConf    = "/var/lib/openyurt/kubelet.conf" // kubelet's way to yurthub
+	YurthubRoot    = "/var/lib/yurthub"               // yurthub's identity
+	CRISocket      = "unix:///run/containerd/containerd.sock"
+)
+
+// systemd units that the image carries.
+const (
+	UnitFirstboot = "firstboot.service"
+	UnitIPVSCare  = "ipvscare.service"
+	UnitKubelet   = "kubelet.service"
+	UnitYurthub   = "yurthub.service"
+	UnitCRI       = "containerd.service"
+)
+
+// SlotInfoVersion is the version of SlotInfo.
+const SlotInfoVersion = 1
+
+// SlotInfo is edgebake.json in the slot. The builder writes it; stamping
+// keeps it but for Stamped.
+type SlotInfo struct {
+	Version int `json:"version"`
+	// Plan is the id of the plan the image was built from.
+	Plan string `json:"plan"`
+	// Golden is the SHA-256 over the bytes of all partitions but the slot,
+	// in table order, before first boot.
+	Golden       string   `json:"golden"`
+	SiteVersions []string `json:"siteVersions"`
+	// Stamped is when the site was written, in seconds since the epoch; 0 in
+	// a golden image. It is one of the floors of the node's clock.
+	Stamped int64 `json:"stamped,omitempty"`
+}
+
+// ImageInfoVersion is the version of ImageInfo.
+const ImageInfoVersion = 1
+
+// ImageInfo is image.json on the ESP and in the root file system: what this
+// image is and which sites it can serve. `stamp` refuses what it cannot.
+type ImageInfo struct {
+	Version      int      `json:"version"`
+	Name         string   `json:"name"`
+	Plan         string   `json:"plan"`
+	Arch         string   `json:"arch"`
+	SourceDate   int64    `json:"sourceDate"` // seconds since the epoch
+	NodeTypes    []string `json:"nodeTypes"`
+	SiteVersions []string `json:"siteVersions"`
+	Kubernetes   string   `json:"kubernetes"`       // "v1.36.3"
+	Containerd   string   `json:"containerd"`       // "2.2.9"
+	Kernel       string   `json:"kernel,omitempty"` // uname -r
+	Snapshotter  string   `json:"snapshotter,omitempty"`
+	// Images are the container images on board.
+	Images []ImageRef `json:"images,omitempty"`
+	// Yurthub is set where the image can make OpenYurt nodes.
+	Yurthub *YurthubInfo `json:"yurthub,omitempty"`
+	// Partitions of the disk, in table order.
+	Partitions []PartitionInfo `json:"partitions"`
+}
+
+// ImageRef is one container image on board.
+type ImageRef struct {
+	Ref    string `json:"ref"`
+	Digest string `json:"digest"` // "sha256:…" of the manifest
+	Size   int64  `json:"size"`   // unpacked bytes
+}
+
+// YurthubInfo says how yurthub runs on this image.
+type YurthubInfo struct {
+	Version string `json:"version"` // "v1.7.0"
+	Form    string `json:"form"`    // unit | staticPod
+	// Image is the container image of form staticPod.
+	Image string `json:"image,omitempty"`
+	// LBMode is yurthub's --lb-mode.
+	LBMode    string   `json:"lbMode"`
+	ExtraArgs []string `json:"extraArgs,omitempty"`
+}
+
+// PartitionInfo is one partition as it was built.
+type PartitionInfo struct {
+	Label string `json:"label"`
+	GUID  string `json:"guid"` // PARTUUID, lower case
+	FS    string `json:"fs,omitempty"`
+	Start int64  `json:"start"` // bytes
+	Size  int64  `json:"size"`  // bytes
+	Used  int64  `json:"used,omitempty"`
+}
+
+// StateVersion is the version of State.
+const StateVersion = 1
+
+// Results of a run of firstboot.
+const (
+	ResultRunning = "running"
+	ResultWaiting = "waiting" // something that time can heal
+	ResultFailed  = "failed"  // something only a person can heal
+	ResultDone    = "done"
+)
+
+// State is state.json: it explains what happened, it never decides what
+// happens next. It holds no secret.
+type State struct {
+	Version  int          `json:"version"`
+	Plan     string       `json:"plan"`
+	BootID   string       `json:"bootID"`
+	Node     string       `json:"node"`
+	NodeType string       `json:"nodeType,omitempty"`
+	SiteMAC  string       `json:"siteMAC"` // HMAC of the site document; notices corrections
+	Result   string       `json:"result"`
+	Started  time.Time    `json:"started"`
+	Updated  time.Time    `json:"updated"`
+	Phases   []PhaseState `json:"phases"`
+}
+
+// Phase statuses.
+const (
+	PhasePending = "pending"
+	PhaseRunning = "running"
+	PhaseWaiting = "waiting"
+	PhaseFailed  = "failed"
+	PhaseDone    = "done"
+)
+
+// PhaseState is one phase's part of State.
+type PhaseState struct {
+	Name     string    `json:"name"`
+	Doc      string    `json:"doc,omitempty"`
+	Status   string    `json:"status"`
+	Attempts int       `json:"attempts"`
+	Since    time.Time `json:"since,omitzero"` // of the status
+	Seconds  float64   `json:"seconds"`        // spent in the phase so far
+	Waiting  string    `json:"waiting,omitempty"`
+	Error    string    `json:"error,omitempty"`
+	Cure     string    `json:"cure,omitempty"`
+}
+
+// IPVSVersion is the version of IPVS.
+const IPVSVersion = 1
+
+// IPVS is ipvs.json: the virtual servers ipvscare keeps.
+type IPVS struct {
+	Version int           `json:"version"`
+	Servers []IPVSVirtual `json:"servers"`
+}
+
+// IPVSVirtual is one virtual server and what stands behind it.
+type IPVSVirtual struct {
+	VIP     string   `json:"vip"`     // "10.103.97.2:6443", "[fd00::2]:6443"
+	Masters []string `json:"masters"` // "host:port"; host is an IP or a DNS name
+	// Host is the domain name kept in /etc/hosts for the VIP and sent as
+	// SNI; empty: none is kept.
+	Host      string `json:"host,omitempty"`
+	Scheduler string `json:"scheduler,omitempty"` // rr (default), wrr, lc, wlc, sh, dh
+	// CAFile verifies the masters. Until the file exists, health is a TCP
+	// connect.
+	CAFile    string `json:"caFile,omitempty"`
+	ProbePath string `json:"probePath,omitempty"` // default /readyz
+	Profile   string `json:"profile,omitempty"`   // lan (default) | metered
+	Rise      int    `json:"rise,omitempty"`      // default 2
+	Fall      int    `json:"fall,omitempty"`      // default 2
+	// LearnMasters lets the cluster's ConfigMap kube-public/edgebake-masters
+	// replace Masters.
+	LearnMasters bool `json:"learnMasters,omitempty"`
+}
