@@ -1,0 +1,156 @@
+package overlays
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+func isKernel(p string) bool { return strings.HasPrefix(p, "boot/vmlinuz-") }
+func isInitrd(p string) bool { return strings.HasPrefix(p, "boot/initrd.img-") }
+
+// KernelVersion finds the one kernel of a merged tree and returns its
+// release, as in uname -r.
+func KernelVersion(nodes []tree.Node) (string, error) {
+	var found []string
+	for _, n := range nodes {
+		if isKernel(n.Path) && n.IsRegular() {
+			found = append(found, strings.TrimPrefix(n.Path, "boot/vmlinuz-"))
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", errors.New("the base has no kernel: boot/vmlinuz-* is missing; add a linux-image package to it")
+	}
+	return "", fmt.Errorf("the base has several kernels (%s): keep one, so that it is clear which one boots", strings.Join(found, ", "))
+}
+
+// CommandLine is the kernel command line of the installed system.
+func CommandLine(img *configs.Image, f Facts) (string, error) {
+	root, err := f.guid(ondisk.LabelRootA)
+	if err != nil {
+		return "", err
+	}
+	args := []string{
+		"root=PARTUUID=" + root, "ro", "rootwait",
+		// Nobody is there to answer: repair, and restart after a panic.
+		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
+		// Partitions are named in fstab; two edgebake disks in one machine
+		// must not be mixed by a generator.
+		"systemd.gpt_auto=0",
+		"quiet", "loglevel=4", "systemd.show_status=auto",
+	}
+	for _, c := range img.Kernel.Consoles {
+		args = append(args, "console="+c)
+	}
+	return strings.Join(append(args, img.Kernel.Args...), " "), nil
+}
+
+// efiNames are the file names UEFI and Debian give the loader on each
+// architecture.
+type efiNames struct{ boot, sdboot, shim, second, mok string }
+
+func efiFor(arch string) (efiNames, error) {
+	switch arch {
+	case "amd64":
+		return efiNames{"BOOTX64.EFI", "systemd-bootx64.efi", "shimx64.efi.signed", "grubx64.efi", "mmx64.efi"}, nil
+	case "arm64":
+		return efiNames{"BOOTAA64.EFI", "systemd-bootaa64.efi", "shimaa64.efi.signed", "grubaa64.efi", "mmaa64.efi"}, nil
+	}
+	return efiNames{}, fmt.Errorf("no boot loader is known for arch %q: use amd64 or arm64", arch)
+}
+
+// ESP makes the content of the EFI system partition from the merged tree:
+// loader, kernel, initrd, boot entry and image.json. Where the tree has
+// Debian's shim, it comes first and starts the signed systemd-boot, so that
+// Secure Boot may stay on.
+func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
+	kver, err := KernelVersion(merged)
+	if err != nil {
+		return nil, err
+	}
+	efi, err := efiFor(img.Arch)
+	if err != nil {
+		return nil, err
+	}
+	cmdline, err := CommandLine(img, f)
+	if err != nil {
+		return nil, err
+	}
+	byPath := map[string]tree.Node{}
+	for _, n := range merged {
+		byPath[n.Path] = n
+	}
+	b := &layer{now: f.SourceDate}
+	var errs []error
+	// take copies the first file there is to the ESP.
+	take := func(to string, from ...string) {
+		for _, p := range from {
+			if n, ok := byPath[p]; ok && n.IsRegular() {
+				b.add(to, tree.Inode{Mode: tree.ModeRegular | 0o644, Data: n.Data})
+				return
+			}
+		}
+		errs = append(errs, fmt.Errorf("the base lacks %s, needed to boot", strings.Join(from, " or ")))
+	}
+	sdboot := "usr/lib/systemd/boot/efi/" + efi.sdboot
+	if _, ok := byPath["usr/lib/shim/"+efi.shim]; ok {
+		take("EFI/BOOT/"+efi.boot, "usr/lib/shim/"+efi.shim)
+		take("EFI/BOOT/"+efi.second, sdboot+".signed")
+		take("EFI/BOOT/"+efi.mok, "usr/lib/shim/"+efi.mok+".signed", "usr/lib/shim/"+efi.mok)
+	} else {
+		take("EFI/BOOT/"+efi.boot, sdboot+".signed", sdboot)
+	}
+	dir := "edgebake/" + kver
+	take(dir+"/linux", "boot/vmlinuz-"+kver)
+	take(dir+"/initrd", "boot/initrd.img-"+kver)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	b.file("loader/loader.conf", 0o644, []byte("timeout 0\ndefault edgebake-a.conf\neditor no\nauto-entries no\nauto-firmware no\n"))
+	b.file("loader/entries/edgebake-a.conf", 0o644, fmt.Appendf(nil,
+		"title %s\nversion %s\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n", img.Name, kver, dir, dir, cmdline))
+	info, err := json.MarshalIndent(f.Info, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", ondisk.ESPImageInfo, err)
+	}
+	b.file(ondisk.ESPImageInfo, 0o644, append(info, '\n'))
+	return withDirs(b), nil
+}
+
+// withDirs adds the folders that the nodes stand in, parents first.
+func withDirs(b *layer) []tree.Node {
+	dirs := map[string]bool{".": true}
+	for _, n := range b.nodes {
+		for d := path.Dir(n.Path); !dirs[d]; d = path.Dir(d) {
+			dirs[d] = true
+		}
+	}
+	for _, d := range sortedKeys(dirs) {
+		b.dir(d, 0o755)
+	}
+	slices.SortFunc(b.nodes, func(x, y tree.Node) int { return comparePaths(x.Path, y.Path) })
+	return b.nodes
+}
+
+// comparePaths orders parents before children; the root comes first.
+func comparePaths(x, y string) int {
+	switch {
+	case x == y:
+		return 0
+	case x == ".":
+		return -1
+	case y == ".":
+		return 1
+	}
+	return slices.Compare(strings.Split(x, "/"), strings.Split(y, "/"))
+}

@@ -1,0 +1,88 @@
+package overlays
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// containerd renders /etc/containerd/config.toml. The pause image's reference
+// must be the baked one, and the snapshotter the one the store was written
+// for: with any other, containerd would go and pull.
+func (b *layer) containerd(img *configs.Image, f Facts) error {
+	major, _, _ := strings.Cut(strings.TrimPrefix(f.Containerd, "v"), ".")
+	if _, err := strconv.Atoi(major); err != nil {
+		return fmt.Errorf("rendering containerd's configuration: version %q does not begin with a number", f.Containerd)
+	}
+	sandbox := img.Containerd.Sandbox
+	var s strings.Builder
+	if major == "1" {
+		s.WriteString("version = 2\n")
+		s.WriteString("[plugins.'io.containerd.grpc.v1.cri']\n")
+		if sandbox != "" {
+			fmt.Fprintf(&s, "  sandbox_image = '%s'\n", sandbox)
+		}
+		s.WriteString(`  [plugins.'io.containerd.grpc.v1.cri'.cni]
+    bin_dir = '/opt/cni/bin'
+    conf_dir = '/etc/cni/net.d'
+  [plugins.'io.containerd.grpc.v1.cri'.registry]
+    config_path = '/etc/containerd/certs.d'
+  [plugins.'io.containerd.grpc.v1.cri'.containerd]
+    snapshotter = 'overlayfs'
+  [plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]
+    runtime_type = 'io.containerd.runc.v2'
+    [plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc.options]
+      SystemdCgroup = true
+`)
+	} else {
+		s.WriteString("version = 3\n")
+		s.WriteString("[plugins.'io.containerd.cri.v1.images']\n  snapshotter = 'overlayfs'\n")
+		if sandbox != "" {
+			fmt.Fprintf(&s, "  [plugins.'io.containerd.cri.v1.images'.pinned_images]\n    sandbox = '%s'\n", sandbox)
+		}
+		s.WriteString(`  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = '/etc/containerd/certs.d'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = 'io.containerd.runc.v2'
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+    SystemdCgroup = true
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+  bin_dirs = ['/opt/cni/bin']
+  conf_dir = '/etc/cni/net.d'
+`)
+	}
+	b.file("etc/containerd/config.toml", 0o644, []byte(s.String()))
+	return nil
+}
+
+// cni renders a self-contained bridge, for sites whose cluster brings no CNI
+// agent. An agent's own file sorts before it and wins.
+func (b *layer) cni(img *configs.Image) error {
+	b.dir("etc/cni/net.d", 0o755)
+	if img.CNI.Config != "bridge" {
+		return nil
+	}
+	b.file("etc/cni/net.d/90-edgebake.conflist", 0o644, fmt.Appendf(nil, `{
+  "cniVersion": "1.0.0",
+  "name": "edgebake",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "cni0",
+      "isGateway": true,
+      "ipMasq": true,
+      "hairpinMode": true,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{"subnet": %q}]],
+        "routes": [{"dst": "0.0.0.0/0"}]
+      }
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}}
+  ]
+}
+`, img.CNI.PodCIDR))
+	return nil
+}

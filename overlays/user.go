@@ -1,0 +1,100 @@
+package overlays
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// Files makes the layers of Image.files: those that may only add, and those
+// that may replace. Source opens a file that stands beside the Image document;
+// load puts its bytes where the tree can refer to them.
+func Files(img *configs.Image, f Facts, load func(source string) (tree.Content, error), open func(source string) (io.ReadCloser, error)) ([]tree.Layer, error) {
+	add := &layer{now: f.SourceDate}
+	replace := &layer{now: f.SourceDate}
+	var errs []error
+	for i, file := range img.Files {
+		inode, err := fileInode(img, file, load, open)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("files[%d] (%s): %w", i, file.Path, err))
+			continue
+		}
+		b := add
+		if file.Replace {
+			b = replace
+		}
+		b.add(strings.TrimPrefix(file.Path, "/"), inode)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	var layers []tree.Layer
+	for _, l := range []struct {
+		b       *layer
+		name    string
+		replace bool
+	}{{add, "files", false}, {replace, "files (replace)", true}} {
+		if len(l.b.nodes) == 0 {
+			continue
+		}
+		for i := range l.b.nodes {
+			l.b.nodes[i].Layer = l.name
+		}
+		layers = append(layers, tree.Layer{Name: l.name, Nodes: l.b.nodes, Replace: l.replace})
+	}
+	return layers, nil
+}
+
+func fileInode(img *configs.Image, file configs.File, load func(string) (tree.Content, error), open func(string) (io.ReadCloser, error)) (tree.Inode, error) {
+	i := tree.Inode{UID: file.UID, GID: file.GID}
+	if file.Link != "" {
+		i.Mode, i.Target = tree.ModeSymlink|0o777, file.Link
+		return i, nil
+	}
+	mode := uint64(0o644)
+	if file.Mode != "" {
+		var err error
+		if mode, err = strconv.ParseUint(file.Mode, 8, 12); err != nil {
+			return i, fmt.Errorf("mode %q is not octal, like \"0644\"", file.Mode)
+		}
+	}
+	i.Mode = tree.ModeRegular | uint32(mode)
+	text := file.Contents
+	switch {
+	case file.Source != "" && !file.Template:
+		c, err := load(file.Source)
+		i.Data = c
+		return i, err
+	case file.Source != "":
+		r, err := open(file.Source)
+		if err != nil {
+			return i, err
+		}
+		defer r.Close()
+		b, err := io.ReadAll(r)
+		if err != nil {
+			return i, fmt.Errorf("reading template %s: %w", file.Source, err)
+		}
+		text = string(b)
+	}
+	if file.Template {
+		t, err := template.New(file.Path).Option("missingkey=error").Parse(text)
+		if err != nil {
+			return i, fmt.Errorf("parsing template: %w", err)
+		}
+		var out bytes.Buffer
+		if err := t.Execute(&out, img); err != nil {
+			return i, fmt.Errorf("rendering template: %w", err)
+		}
+		text = out.String()
+	}
+	i.Data = tree.Bytes([]byte(text))
+	return i, nil
+}
