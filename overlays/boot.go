@@ -129,14 +129,17 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 
 // withDirs adds the folders that the nodes stand in, parents first.
 func withDirs(b *layer) []tree.Node {
-	dirs := map[string]bool{".": true}
+	dirs, have := map[string]bool{".": true}, map[string]bool{}
 	for _, n := range b.nodes {
+		have[n.Path] = true
 		for d := path.Dir(n.Path); !dirs[d]; d = path.Dir(d) {
 			dirs[d] = true
 		}
 	}
 	for _, d := range sortedKeys(dirs) {
-		b.dir(d, 0o755)
+		if !have[d] {
+			b.dir(d, 0o755)
+		}
 	}
 	slices.SortFunc(b.nodes, func(x, y tree.Node) int { return comparePaths(x.Path, y.Path) })
 	return b.nodes

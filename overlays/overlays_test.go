@@ -1,0 +1,261 @@
+package overlays
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func testFacts() Facts {
+	return Facts{
+		SourceDate: time.Unix(1767225600, 0),
+		Containerd: "2.2.9",
+		Info: ondisk.ImageInfo{
+			Version: 1, Name: "test", Plan: strings.Repeat("ab", 32), Arch: "amd64",
+			Partitions: []ondisk.PartitionInfo{
+				{Label: ondisk.LabelESP, GUID: "11111111-1111-4111-8111-111111111111"},
+				{Label: ondisk.LabelRootA, GUID: "22222222-2222-4222-8222-222222222222", Size: 1 << 30},
+				{Label: ondisk.LabelData, GUID: "33333333-3333-4333-8333-333333333333"},
+			},
+		},
+	}
+}
+
+func testImage() *configs.Image {
+	return &configs.Image{
+		Name: "test", Arch: "amd64", Hardware: "cloud",
+		Containerd: configs.Containerd{Version: "2.2.9", Sandbox: "edgebake.test/pause:1"},
+		CNI:        configs.CNI{Config: "bridge", PodCIDR: "10.244.0.0/24"},
+		Kernel:     configs.Kernel{Consoles: []string{"tty0", "ttyS0,115200"}, Args: []string{"mitigations=off"}},
+		Yurthub:    &configs.Yurthub{Version: "v1.7.0", Form: "unit"},
+	}
+}
+
+func nodeMap(t *testing.T, nodes []tree.Node) map[string]tree.Node {
+	t.Helper()
+	m := map[string]tree.Node{}
+	for _, n := range nodes {
+		if _, ok := m[n.Path]; ok {
+			t.Errorf("path %s appears twice", n.Path)
+		}
+		m[n.Path] = n
+	}
+	return m
+}
+
+func TestRootGolden(t *testing.T) {
+	l, err := Root(testImage(), testFacts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodeMap(t, l.Nodes)
+	var s strings.Builder
+	for _, n := range withDirs(&layer{nodes: l.Nodes}) {
+		if strings.HasPrefix(n.Path, "usr/lib/systemd/system/") {
+			continue // static files, verified by systemd itself below
+		}
+		s.WriteString(n.Path)
+		switch {
+		case n.IsSymlink():
+			s.WriteString(" -> " + n.Target + "\n")
+		case n.IsDir():
+			s.WriteString("/\n")
+		default:
+			s.WriteString("\n" + indent(string(n.Data.Inline)))
+		}
+	}
+	golden(t, "root.golden", s.String())
+}
+
+func indent(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "\t" + strings.ReplaceAll(strings.TrimSuffix(s, "\n"), "\n", "\n\t") + "\n"
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	p := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(p, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(want) != got {
+		t.Errorf("%s differs (run with -update after looking at why); got:\n%s", p, got)
+	}
+}
+
+// TestUnitsVerify lets systemd judge our units in a root of their own that
+// has the host's units and, for programs, empty executables.
+func TestUnitsVerify(t *testing.T) {
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("systemd-analyze is required in CI: install the package systemd")
+		}
+		t.Skip("systemd-analyze is missing: install the package systemd")
+	}
+	root := t.TempDir()
+	l, err := Root(testImage(), testFacts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-r", "--parents", "/usr/lib/systemd/system", root).CombinedOutput(); err != nil {
+		t.Fatalf("copying the host's units: %v\n%s", err, out)
+	}
+	var units []string
+	for _, n := range l.Nodes {
+		p := filepath.Join(root, n.Path)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if !n.IsRegular() || !strings.HasPrefix(n.Path, "usr/lib/") {
+			continue
+		}
+		if err := os.WriteFile(p, n.Data.Inline, os.FileMode(n.Mode&0o777)); err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Dir(n.Path) == "usr/lib/systemd/system" {
+			units = append(units, filepath.Base(n.Path))
+		}
+	}
+	for _, p := range []string{
+		"usr/bin/firstboot", "usr/bin/ipvscare", "usr/bin/kubelet", "usr/bin/containerd", "usr/local/bin/yurthub",
+		"usr/bin/ssh-keygen", "bin/kill",
+	} {
+		p = filepath.Join(root, p)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(units) < 6 {
+		t.Fatalf("found only the units %v", units)
+	}
+	cmd := exec.Command("systemd-analyze", append([]string{"verify", "--root=" + root, "--man=no", "--generators=no", "--recursive-errors=no"}, units...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+func TestESP(t *testing.T) {
+	reg := func(p string, size int64) tree.Node {
+		return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Content{Blob: p, Size: size}}}
+	}
+	base := []tree.Node{
+		reg("boot/vmlinuz-6.12-cloud-amd64", 10), reg("boot/initrd.img-6.12-cloud-amd64", 20),
+		reg("usr/lib/systemd/boot/efi/systemd-bootx64.efi.signed", 30),
+	}
+	nodes, err := ESP(testImage(), testFacts(), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := nodeMap(t, nodes)
+	if got := m["EFI/BOOT/BOOTX64.EFI"].Data.Size; got != 30 {
+		t.Errorf("without shim, BOOTX64.EFI is %d bytes, not systemd-boot's 30", got)
+	}
+	entry := string(m["loader/entries/edgebake-a.conf"].Data.Inline)
+	for _, want := range []string{
+		"linux /edgebake/6.12-cloud-amd64/linux\n", "root=PARTUUID=22222222-2222-4222-8222-222222222222 ro",
+		"console=tty0 console=ttyS0,115200 mitigations=off\n",
+	} {
+		if !strings.Contains(entry, want) {
+			t.Errorf("the boot entry lacks %q:\n%s", want, entry)
+		}
+	}
+	var info ondisk.ImageInfo
+	if err := json.Unmarshal(m[ondisk.ESPImageInfo].Data.Inline, &info); err != nil || info.Partitions[1].Size != 1<<30 {
+		t.Errorf("image.json does not hold the layout: %v %+v", err, info)
+	}
+
+	base = append(base, reg("usr/lib/shim/shimx64.efi.signed", 40), reg("usr/lib/shim/mmx64.efi.signed", 50))
+	nodes, err = ESP(testImage(), testFacts(), base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = nodeMap(t, nodes)
+	if m["EFI/BOOT/BOOTX64.EFI"].Data.Size != 40 || m["EFI/BOOT/grubx64.efi"].Data.Size != 30 {
+		t.Error("with shim, it comes first and starts the signed systemd-boot")
+	}
+
+	for name, test := range map[string]struct {
+		nodes []tree.Node
+		want  string
+	}{
+		"no kernel":   {nil, "boot/vmlinuz-* is missing"},
+		"two kernels": {append(base, reg("boot/vmlinuz-6.1", 1)), "several kernels"},
+		"no loader":   {base[:2], "the base lacks usr/lib/systemd/boot/efi/systemd-bootx64.efi"},
+	} {
+		if _, err := ESP(testImage(), testFacts(), test.nodes); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v does not say %q", name, err, test.want)
+		}
+	}
+}
+
+func TestSplit(t *testing.T) {
+	dir := &tree.Inode{Mode: tree.ModeDir | 0o755}
+	file := &tree.Inode{Mode: tree.ModeRegular | 0o644}
+	root, data := Split([]tree.Node{
+		{Path: ".", Inode: dir}, {Path: "boot", Inode: dir}, {Path: "boot/vmlinuz-6", Inode: file}, {Path: "boot/config-6", Inode: file},
+		{Path: "usr", Inode: dir}, {Path: "var", Inode: dir}, {Path: "var/lib", Inode: dir}, {Path: "variant", Inode: file},
+	})
+	paths := func(nodes []tree.Node) string {
+		var s []string
+		for _, n := range nodes {
+			s = append(s, n.Path)
+		}
+		return strings.Join(s, " ")
+	}
+	if got, want := paths(root), ". boot boot/config-6 usr var variant"; got != want {
+		t.Errorf("root is %q, want %q", got, want)
+	}
+	if got, want := paths(data), ". lib"; got != want {
+		t.Errorf("data is %q, want %q", got, want)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	img := testImage()
+	img.Files = []configs.File{
+		{Path: "/etc/motd", Contents: "{{.Name}} on {{.Arch}}\n", Template: true},
+		{Path: "/etc/issue", Contents: "x", Replace: true, Mode: "0600", UID: 7},
+		{Path: "/etc/link", Link: "motd"},
+	}
+	layers, err := Files(img, testFacts(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(layers) != 2 || layers[0].Replace || !layers[1].Replace {
+		t.Fatalf("files that replace are in a layer of their own; got %+v", layers)
+	}
+	if got := string(layers[0].Nodes[0].Data.Inline); got != "test on amd64\n" {
+		t.Errorf("template gave %q", got)
+	}
+	if n := layers[1].Nodes[0]; n.Mode != tree.ModeRegular|0o600 || n.UID != 7 {
+		t.Errorf("mode and owner are %o %d", n.Mode, n.UID)
+	}
+	img.Files = []configs.File{{Path: "/a", Contents: "{{.Nope}}", Template: true}, {Path: "/b", Mode: "rw", Contents: "x"}}
+	_, err = Files(img, testFacts(), nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "files[0] (/a)") || !strings.Contains(err.Error(), "files[1] (/b)") {
+		t.Errorf("both problems are to be reported, got %v", err)
+	}
+}
