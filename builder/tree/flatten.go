@@ -1,0 +1,74 @@
+package tree
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+const (
+	whiteout = ".wh."
+	opaque   = ".wh..wh..opq"
+)
+
+// Flatten applies the layers of a container image to each other, as a
+// container's root file system has them: later layers win, whiteout entries
+// (.wh.NAME, .wh..wh..opq) take away and are not kept themselves.
+func Flatten(layers []Layer) ([]Node, error) {
+	m := merger{nodes: map[string]Node{}}
+	for _, l := range layers {
+		m.flatten(l)
+	}
+	if len(m.errs) > 0 {
+		return nil, joinErrors(m.errs)
+	}
+	return Merge([]Layer{{Name: "image", Nodes: m.list()}}, m.now)
+}
+
+func (m *merger) flatten(l Layer) {
+	var plain []Node
+	for _, n := range l.Nodes {
+		dir, base := path.Split(n.Path)
+		name, gone := strings.CutPrefix(base, whiteout)
+		if !gone {
+			plain = append(plain, n)
+			continue
+		}
+		where, err := m.resolve(path.Clean(dir), nil)
+		if err != nil {
+			m.errorf("layer %s: %s: %w", l.Name, n.Path, err)
+			continue
+		}
+		switch {
+		case base == opaque:
+			m.drop(where, false)
+		case name == "" || strings.HasPrefix(name, whiteout):
+			m.errorf("layer %s: %s: unknown whiteout", l.Name, n.Path)
+		default:
+			m.drop(path.Join(where, name), true)
+		}
+	}
+	sortNodes(plain)
+	seen := map[string]string{}
+	for _, n := range plain {
+		if err := checkPath(n.Path); err != nil {
+			m.errorf("layer %s: %w", l.Name, err)
+			continue
+		}
+		where, err := m.place(n, seen)
+		if err != nil {
+			m.errorf("layer %s: %s: %w", l.Name, n.Path, err)
+			continue
+		}
+		if other, ok := seen[where]; ok && other != n.Path {
+			m.errs = append(m.errs, fmt.Errorf("layer %s: %s: is the same file as %s, through a symbolic link", l.Name, n.Path, other))
+			continue
+		}
+		seen[where] = n.Path
+		if old, ok := m.nodes[where]; ok && old.IsDir() && !n.IsDir() {
+			m.drop(where, true)
+		}
+		n.Path = where
+		m.nodes[where] = n
+	}
+}

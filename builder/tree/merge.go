@@ -1,0 +1,299 @@
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxLinks bounds how many symbolic links one path may lead through, as the
+// kernel does.
+const maxLinks = 40
+
+// Merge unites layers, in order, into one tree: sorted by path, the root "."
+// first, so that parents precede their children.
+//
+// Directories unify and keep the attributes of the first layer that has
+// them: an overlay out of a working copy must not change the mode of /tmp.
+// A path below a symbolic link of an earlier layer goes where the link
+// points (lib/modules lands in usr/lib/modules on a usr-merged base).
+// Missing parents are made root's, 0755, dated now. Any other path in two
+// layers is an error unless the later layer says Replace. Every conflict is
+// reported, not only the first.
+func Merge(layers []Layer, now time.Time) ([]Node, error) {
+	m := merger{nodes: map[string]Node{}, now: now}
+	for _, l := range layers {
+		m.add(l)
+	}
+	if len(m.errs) > 0 {
+		return nil, joinErrors(m.errs)
+	}
+	if _, ok := m.nodes["."]; !ok {
+		m.nodes["."] = Node{Path: ".", Inode: m.dir()}
+	}
+	return m.list(), nil
+}
+
+type merger struct {
+	nodes map[string]Node
+	now   time.Time
+	errs  []error
+}
+
+func (m *merger) list() []Node {
+	out := make([]Node, 0, len(m.nodes))
+	for _, n := range m.nodes {
+		out = append(out, n)
+	}
+	sortNodes(out)
+	return out
+}
+
+func (m *merger) dir() *Inode { return &Inode{Mode: ModeDir | 0o755, MTime: m.now} }
+
+func (m *merger) errorf(format string, args ...any) {
+	m.errs = append(m.errs, fmt.Errorf(format, args...))
+}
+
+func (m *merger) add(l Layer) {
+	m.remove(l)
+	nodes := slices.Clone(l.Nodes)
+	sortNodes(nodes)
+	seen := make(map[string]string, len(nodes)) // where each path went -> as the layer names it
+	for _, n := range nodes {
+		n.Layer = l.Name
+		if err := checkPath(n.Path); err != nil {
+			m.errorf("layer %s: %w", l.Name, err)
+			continue
+		}
+		where, err := m.place(n, seen)
+		if err != nil {
+			m.errorf("layer %s: %s: %w", l.Name, n.Path, err)
+			continue
+		}
+		if other, ok := seen[where]; ok {
+			if old := m.nodes[where]; !n.IsDir() || !old.IsDir() {
+				if other == n.Path {
+					m.errorf("layer %s: %s: twice in this layer", l.Name, n.Path)
+				} else {
+					m.errorf("layer %s: %s: is the same file as %s of this layer, through a symbolic link", l.Name, n.Path, other)
+				}
+				continue
+			}
+		}
+		seen[where] = n.Path
+		n.Path = where
+		m.put(n, l.Replace)
+	}
+}
+
+// put enters n, whose parents exist.
+func (m *merger) put(n Node, replace bool) {
+	old, ok := m.nodes[n.Path]
+	switch {
+	case !ok:
+		m.nodes[n.Path] = n
+	case old.IsDir() && n.IsDir():
+	case old.IsDir():
+		m.errorf("layer %s: %s: is a directory in layer %s and %s here; remove it there first", n.Layer, n.Path, old.layer(), n.kind())
+	case n.IsDir():
+		m.errorf("layer %s: %s: is a directory here and %s in layer %s; remove it there first", n.Layer, n.Path, old.kind(), old.layer())
+	case replace:
+		m.nodes[n.Path] = n
+	default:
+		m.errorf("layer %s: %s: layer %s has it already; say `replace: true` where this one shall win", n.Layer, n.Path, old.layer())
+	}
+}
+
+// remove takes away what the layer does not want of the earlier ones.
+func (m *merger) remove(l Layer) {
+	for _, p := range l.Remove {
+		if err := checkPath(p); err != nil || p == "." {
+			m.errorf("layer %s: removing %q: not a clean relative path", l.Name, p)
+			continue
+		}
+		where, err := m.resolve(path.Dir(p), nil)
+		if err != nil {
+			m.errorf("layer %s: removing %s: %w", l.Name, p, err)
+			continue
+		}
+		where = path.Join(where, path.Base(p))
+		m.drop(where, true)
+	}
+}
+
+// place finds where a node of a layer goes, makes its missing parents, and
+// returns its real path.
+func (m *merger) place(n Node, seen map[string]string) (string, error) {
+	if n.Path == "." {
+		if !n.IsDir() {
+			return "", fmt.Errorf("the root must be a directory, not %s", n.kind())
+		}
+		return ".", nil
+	}
+	parent, err := m.resolve(path.Dir(n.Path), seen)
+	if err != nil {
+		return "", err
+	}
+	m.mkdirAll(parent, n.Layer)
+	where := path.Join(parent, path.Base(n.Path))
+	// A directory that is a link to a directory in an earlier layer is that
+	// directory.
+	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() {
+		if _, mine := seen[where]; !mine {
+			where, err = m.resolve(where, seen)
+			if err != nil {
+				return "", err
+			}
+			m.mkdirAll(path.Dir(where), n.Layer)
+		}
+	}
+	return where, nil
+}
+
+func (m *merger) mkdirAll(dir, layer string) {
+	for p := dir; ; p = path.Dir(p) {
+		if _, ok := m.nodes[p]; ok {
+			return
+		}
+		m.nodes[p] = Node{Path: p, Layer: layer, Inode: m.dir()}
+		if p == "." {
+			return
+		}
+	}
+}
+
+// drop takes away what is below dir, and dir itself if asked to.
+func (m *merger) drop(dir string, itself bool) {
+	for q := range m.nodes {
+		if q != "." && (dir == "." || strings.HasPrefix(q, dir+"/")) {
+			delete(m.nodes, q)
+		}
+	}
+	if itself && dir != "." {
+		delete(m.nodes, dir)
+	}
+}
+
+// resolve follows the symbolic links of a directory's path, inside the tree:
+// an absolute target starts at the tree's root, and ".." ends there. Links
+// that the layer itself brought (seen) are not followed: an archive that
+// writes through its own link is a trick or a mistake.
+func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
+	at := "."
+	rest := strings.Split(dir, "/")
+	for links := 0; len(rest) > 0; {
+		c := rest[0]
+		rest = rest[1:]
+		switch c {
+		case "", ".":
+			continue
+		case "..":
+			at = path.Dir(at)
+			continue
+		}
+		next := path.Join(at, c)
+		n, ok := m.nodes[next]
+		switch {
+		case !ok || n.IsDir():
+			at = next
+		case n.IsSymlink():
+			if _, mine := seen[next]; mine {
+				return "", fmt.Errorf("lies below %s, a symbolic link of the same layer", next)
+			}
+			if links++; links > maxLinks {
+				return "", fmt.Errorf("symbolic links loop at %s (of layer %s)", next, n.layer())
+			}
+			if strings.HasPrefix(n.Target, "/") {
+				at = "."
+			}
+			rest = append(strings.Split(n.Target, "/"), rest...)
+		default:
+			return "", fmt.Errorf("lies below %s, which is %s (of layer %s)", next, n.kind(), n.layer())
+		}
+	}
+	return at, nil
+}
+
+// checkPath says what is wrong with a node's path.
+func checkPath(p string) error {
+	switch {
+	case p == "":
+		return errors.New("an entry without a name")
+	case strings.ContainsRune(p, 0):
+		return fmt.Errorf("%q: name holds a zero byte", p)
+	case strings.HasPrefix(p, "/"):
+		return fmt.Errorf("%q: absolute path", p)
+	}
+	for c := range strings.SplitSeq(p, "/") {
+		if c == ".." {
+			return fmt.Errorf("%q: path leads out of the tree (..)", p)
+		}
+		if len(c) > 255 {
+			return fmt.Errorf("%q: name longer than 255 bytes", p)
+		}
+	}
+	if path.Clean(p) != p {
+		return fmt.Errorf("%q: not a clean path", p)
+	}
+	return nil
+}
+
+func (n Node) layer() string {
+	if n.Layer == "" {
+		return "(none)"
+	}
+	return n.Layer
+}
+
+// kind is the file type in words.
+func (i *Inode) kind() string {
+	switch i.Mode & ModeType {
+	case ModeDir:
+		return "a directory"
+	case ModeRegular:
+		return "a file"
+	case ModeSymlink:
+		return "a symbolic link"
+	case ModeBlock, ModeChar:
+		return "a device"
+	case ModeFIFO:
+		return "a FIFO"
+	case ModeSocket:
+		return "a socket"
+	}
+	return fmt.Sprintf("of unknown type %#o", i.Mode&ModeType)
+}
+
+// sortNodes orders by path; plain string order puts a directory before all
+// below it, the root apart.
+func sortNodes(nodes []Node) {
+	slices.SortStableFunc(nodes, func(a, b Node) int {
+		if a.Path == "." || b.Path == "." {
+			return boolInt(b.Path == ".") - boolInt(a.Path == ".")
+		}
+		return strings.Compare(a.Path, b.Path)
+	})
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// maxErrors bounds a report: an archive that is wrong throughout needs no
+// hundred thousand lines.
+const maxErrors = 50
+
+func joinErrors(errs []error) error {
+	if len(errs) > maxErrors {
+		more := len(errs) - maxErrors
+		errs = append(errs[:maxErrors:maxErrors], fmt.Errorf("and %d more problems of this kind", more))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,409 @@
+package tree
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const xattrPrefix = "SCHILY.xattr."
+
+// FromTar indexes an uncompressed tar, the blob of that name: file contents
+// are not read, they become ranges of the blob. PAX and GNU extensions are
+// understood. Owners, modes, extended attributes, devices and hard links
+// pass; a link shares its target's *Inode. What could not be laid down
+// exactly is refused, and every such entry is named in the error.
+func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
+	// archive/tar reads whole headers and nothing of what follows, so the
+	// reader's position after Next is where the content starts.
+	sr := io.NewSectionReader(r, 0, size)
+	tr := tar.NewReader(sr)
+	x := tarIndex{blob: blob, layer: layer, size: size, byPath: map[string]int{}}
+	var end int64 // where the last entry ends
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			what := fmt.Errorf("layer %s: reading the tar after %s: %w", layer, x.last(), err)
+			if errors.Is(err, io.ErrUnexpectedEOF) {
+				what = fmt.Errorf("layer %s: the tar is cut short after %s (%d bytes); fetch it again", layer, x.last(), size)
+			}
+			x.errs = append(x.errs, what)
+			return nil, joinErrors(x.errs)
+		}
+		off, err := sr.Seek(0, io.SeekCurrent)
+		if err != nil {
+			return nil, fmt.Errorf("layer %s: reading the tar: %w", layer, err)
+		}
+		end = off
+		if h.Typeflag == tar.TypeReg {
+			end += (h.Size + 511) &^ 511
+		}
+		if err := x.add(h, off); err != nil {
+			x.errs = append(x.errs, fmt.Errorf("layer %s: %s: %w", layer, h.Name, err))
+		}
+	}
+	if end+512 > size {
+		x.errs = append(x.errs, fmt.Errorf("layer %s: the tar is cut short after %s: its end mark is missing; fetch it again", layer, x.last()))
+	}
+	if len(x.errs) > 0 {
+		return nil, joinErrors(x.errs)
+	}
+	return x.nodes, nil
+}
+
+type tarIndex struct {
+	blob, layer string
+	size        int64
+	nodes       []Node
+	byPath      map[string]int // -> index into nodes
+	name        string         // of the last entry
+	errs        []error
+}
+
+func (x *tarIndex) last() string {
+	if x.name == "" {
+		return "its start"
+	}
+	return x.name
+}
+
+// add enters one header; off is where its content starts.
+func (x *tarIndex) add(h *tar.Header, off int64) error {
+	x.name = h.Name
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil // a comment, as git archive writes it
+	}
+	p, err := entryPath(h.Name)
+	if err != nil {
+		return err
+	}
+	if h.Typeflag == tar.TypeGNUSparse || hasSparse(h.PAXRecords) {
+		return errors.New("sparse entry; write the archive without --sparse")
+	}
+	if h.Typeflag == tar.TypeLink {
+		return x.link(p, h)
+	}
+	in, err := x.inode(h, off)
+	if err != nil {
+		return err
+	}
+	if i, ok := x.byPath[p]; ok {
+		if !in.IsDir() || !x.nodes[i].IsDir() {
+			return errors.New("path occurs twice in the archive")
+		}
+		x.nodes[i].Inode = in // a directory may be listed again; the last word counts
+		return nil
+	}
+	x.put(p, in)
+	return nil
+}
+
+func (x *tarIndex) put(p string, in *Inode) {
+	x.byPath[p] = len(x.nodes)
+	x.nodes = append(x.nodes, Node{Path: p, Layer: x.layer, Inode: in})
+}
+
+func (x *tarIndex) link(p string, h *tar.Header) error {
+	t, err := entryPath(h.Linkname)
+	if err != nil {
+		return fmt.Errorf("hard link to %w", err)
+	}
+	i, ok := x.byPath[t]
+	switch {
+	case !ok:
+		return fmt.Errorf("hard link to %s, which does not come before it in the archive", h.Linkname)
+	case x.nodes[i].IsDir():
+		return fmt.Errorf("hard link to the directory %s", h.Linkname)
+	}
+	if _, ok := x.byPath[p]; ok {
+		return errors.New("path occurs twice in the archive")
+	}
+	x.put(p, x.nodes[i].Inode)
+	return nil
+}
+
+// maxID is the largest owner that file systems hold.
+const maxID = 1<<32 - 1
+
+func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
+	if h.Uid < 0 || h.Gid < 0 || h.Uid > maxID || h.Gid > maxID {
+		return nil, fmt.Errorf("owner %d:%d out of range", h.Uid, h.Gid)
+	}
+	in := &Inode{
+		Mode: uint32(h.Mode) & 0o7777,
+		UID:  uint32(h.Uid), GID: uint32(h.Gid),
+		MTime: h.ModTime,
+	}
+	switch h.Typeflag {
+	case tar.TypeReg:
+		in.Mode |= ModeRegular
+		if h.Size > x.size-off {
+			return nil, fmt.Errorf("content of %d bytes goes beyond the end of the archive; fetch it again", h.Size)
+		}
+		in.Data = Content{Blob: x.blob, Off: off, Size: h.Size}
+		if h.Size == 0 {
+			in.Data = Content{}
+		}
+	case tar.TypeDir:
+		in.Mode |= ModeDir
+	case tar.TypeSymlink:
+		if h.Linkname == "" || len(h.Linkname) > 4095 || strings.ContainsRune(h.Linkname, 0) {
+			return nil, fmt.Errorf("symbolic link with a target of %d bytes", len(h.Linkname))
+		}
+		in.Mode |= ModeSymlink
+		in.Target = h.Linkname
+	case tar.TypeChar, tar.TypeBlock:
+		in.Mode |= ModeChar
+		if h.Typeflag == tar.TypeBlock {
+			in.Mode = in.Mode&^ModeType | ModeBlock
+		}
+		// 12 and 20 bits, as the kernel's dev_t has them.
+		if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
+			return nil, fmt.Errorf("device number %d:%d out of range", h.Devmajor, h.Devminor)
+		}
+		in.Major, in.Minor = uint32(h.Devmajor), uint32(h.Devminor)
+	case tar.TypeFifo:
+		in.Mode |= ModeFIFO
+	default:
+		return nil, fmt.Errorf("entry of unknown type %q", h.Typeflag)
+	}
+	for k, v := range h.PAXRecords {
+		if name, ok := strings.CutPrefix(k, xattrPrefix); ok {
+			if name == "" || len(name) > 255 || len(v) > 64<<10 {
+				return nil, fmt.Errorf("extended attribute %q of %d bytes", name, len(v))
+			}
+			if in.Xattrs == nil {
+				in.Xattrs = map[string]string{}
+			}
+			in.Xattrs[name] = v
+		} else if strings.HasPrefix(k, "SCHILY.acl.") {
+			return nil, errors.New("access control list in text form; write the archive with --no-acls, or with the ACL as extended attribute")
+		}
+	}
+	return in, nil
+}
+
+func hasSparse(pax map[string]string) bool {
+	for k := range pax {
+		if strings.HasPrefix(k, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
+}
+
+// entryPath turns a tar entry's name into a node's path.
+func entryPath(name string) (string, error) {
+	p := strings.TrimRight(name, "/")
+	if p == "" && name != "" {
+		return "", fmt.Errorf("%q: absolute path", name)
+	}
+	for strings.HasPrefix(p, "./") {
+		p = strings.TrimLeft(p[2:], "/")
+	}
+	if p == "" && name != "" {
+		p = "."
+	}
+	if err := checkPath(p); err != nil {
+		// Harmless doubled slashes and inner dots are mended, the rest is not.
+		q := path.Clean(p)
+		if strings.HasPrefix(p, "/") || p == "" || strings.Contains("/"+p+"/", "/../") || checkPath(q) != nil {
+			return "", err
+		}
+		p = q
+	}
+	return p, nil
+}
+
+// WriteTar writes nodes as one PAX tar, the same bytes for the same nodes.
+// Nodes that share an *Inode become hard links.
+func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
+	nodes = slices.Clone(nodes)
+	sortNodes(nodes)
+	tw := tar.NewWriter(w)
+	first := map[*Inode]string{}
+	open := map[string]BlobFile{}
+	defer func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}()
+	for _, n := range nodes {
+		h := header(n)
+		if to, ok := first[n.Inode]; ok && !n.IsDir() {
+			h = &tar.Header{Format: tar.FormatPAX, Typeflag: tar.TypeLink, Name: n.Path, Linkname: to, ModTime: n.MTime}
+		} else {
+			first[n.Inode] = n.Path
+		}
+		if err := tw.WriteHeader(h); err != nil {
+			return fmt.Errorf("writing %s to a tar: %w", n.Path, err)
+		}
+		if h.Typeflag != tar.TypeReg || n.Data.Size == 0 {
+			continue
+		}
+		r, err := n.Data.reader(open, blobs)
+		if err != nil {
+			return fmt.Errorf("writing %s to a tar: %w", n.Path, err)
+		}
+		if k, err := io.Copy(tw, r); err != nil || k != n.Data.Size {
+			return fmt.Errorf("writing %s to a tar: %d of %d bytes: %w", n.Path, k, n.Data.Size, err)
+		}
+	}
+	return tw.Close()
+}
+
+// reader yields the content; blobs that were opened are left in open.
+func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error) {
+	if c.Blob == "" {
+		return strings.NewReader(string(c.Inline)), nil
+	}
+	f, ok := open[c.Blob]
+	if !ok {
+		var err error
+		if f, err = blobs.OpenBlob(c.Blob); err != nil {
+			return nil, err
+		}
+		open[c.Blob] = f
+	}
+	return io.NewSectionReader(f, c.Off, c.Size), nil
+}
+
+// ReadContent returns a regular file's bytes. Files larger than limit are
+// refused: it is meant for configuration and metadata.
+func ReadContent(c Content, blobs Blobs, limit int64) ([]byte, error) {
+	if c.Size > limit {
+		return nil, fmt.Errorf("%d bytes are more than the %d expected", c.Size, limit)
+	}
+	open := map[string]BlobFile{}
+	defer func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}()
+	r, err := c.reader(open, blobs)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, c.Size)
+	_, err = io.ReadFull(r, b)
+	return b, err
+}
+
+func header(n Node) *tar.Header {
+	h := &tar.Header{
+		Format: tar.FormatPAX,
+		Name:   n.Path,
+		Mode:   int64(n.Mode & 0o7777),
+		Uid:    int(n.UID), Gid: int(n.GID),
+		ModTime: n.MTime,
+	}
+	switch n.Mode & ModeType {
+	case ModeDir:
+		h.Typeflag = tar.TypeDir
+		h.Name += "/"
+	case ModeRegular:
+		h.Typeflag = tar.TypeReg
+		h.Size = n.Data.Size
+	case ModeSymlink:
+		h.Typeflag = tar.TypeSymlink
+		h.Linkname = n.Target
+	case ModeChar, ModeBlock:
+		h.Typeflag = tar.TypeChar
+		if n.Mode&ModeType == ModeBlock {
+			h.Typeflag = tar.TypeBlock
+		}
+		h.Devmajor, h.Devminor = int64(n.Major), int64(n.Minor)
+	case ModeFIFO:
+		h.Typeflag = tar.TypeFifo
+	}
+	for _, k := range slices.Sorted(maps.Keys(n.Xattrs)) {
+		if h.PAXRecords == nil {
+			h.PAXRecords = map[string]string{}
+		}
+		h.PAXRecords[xattrPrefix+k] = n.Xattrs[k]
+	}
+	return h
+}
+
+// PackDir writes a folder of the host as a tar that does not depend on the
+// host: sorted, everything root's and dated mtime, modes and symbolic links
+// kept, no path of the host in it. It is how overlays enter a build.
+func PackDir(w io.Writer, dir string, mtime time.Time) error {
+	if fi, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("packing overlay: %w", err)
+	} else if !fi.IsDir() {
+		return fmt.Errorf("packing overlay %s: not a directory", dir)
+	}
+	tw := tar.NewWriter(w)
+	var errs []error
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("packing overlay: %w", err))
+			return nil
+		}
+		rel, err := filepath.Rel(dir, p)
+		if err != nil {
+			return err
+		}
+		if rel == "." {
+			return nil
+		}
+		if err := packFile(tw, p, filepath.ToSlash(rel), mtime); err != nil {
+			errs = append(errs, fmt.Errorf("packing overlay %s: %w", rel, err))
+		}
+		return nil
+	})
+	if err != nil || len(errs) > 0 {
+		return joinErrors(append(errs, err))
+	}
+	return tw.Close()
+}
+
+func packFile(tw *tar.Writer, file, name string, mtime time.Time) error {
+	fi, err := os.Lstat(file)
+	if err != nil {
+		return err
+	}
+	n := Node{Path: name, Inode: &Inode{Mode: uint32(fi.Mode().Perm()), MTime: mtime}}
+	for bit, mode := range map[fs.FileMode]uint32{fs.ModeSetuid: ModeSetUID, fs.ModeSetgid: ModeSetGID, fs.ModeSticky: ModeSticky} {
+		if fi.Mode()&bit != 0 {
+			n.Mode |= mode
+		}
+	}
+	switch fi.Mode().Type() {
+	case fs.ModeDir:
+		n.Mode |= ModeDir
+	case fs.ModeSymlink:
+		n.Mode = ModeSymlink | 0o777
+		if n.Target, err = os.Readlink(file); err != nil {
+			return err
+		}
+	case 0:
+		n.Mode |= ModeRegular
+		n.Data.Size = fi.Size()
+	default:
+		return fmt.Errorf("is neither file, directory nor symbolic link (%s)", fi.Mode().Type())
+	}
+	if err := tw.WriteHeader(header(n)); err != nil || !n.IsRegular() {
+		return err
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.CopyN(tw, f, n.Data.Size)
+	return err
+}
