@@ -1,0 +1,304 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/semver"
+)
+
+// GoRecipe says how programs are compiled from a module of the Go module
+// proxy. The same recipe and the same Go release give the same bytes, on any
+// machine.
+type GoRecipe struct {
+	Module   string   `json:"module"`
+	Version  string   `json:"version"`
+	Packages []string `json:"packages"` // import paths of main packages
+	LDFlags  string   `json:"ldflags,omitempty"`
+	Arch     string   `json:"arch"` // GOARCH; the system is always linux
+	// StagingReplace is for k8s.io/kubernetes, whose go.mod points the
+	// k8s.io modules it is developed with to folders beside it: they are
+	// taken in the release that belongs to it, v0.x.y for v1.x.y.
+	StagingReplace bool `json:"stagingReplace,omitempty"`
+}
+
+// KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of
+// a Kubernetes release. Without the version stamp kubeadm refuses to work.
+func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
+	if !semver.IsValid(version) || semver.Canonical(version) != version {
+		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
+	}
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	const p = "k8s.io/component-base/version."
+	r := GoRecipe{Module: "k8s.io/kubernetes", Version: version, Arch: arch, StagingReplace: true,
+		LDFlags: fmt.Sprintf("-s -w -X %[1]sgitVersion=%[2]s -X %[1]sgitMajor=%[3]s -X %[1]sgitMinor=%[4]s -X %[1]sgitTreeState=archive", p, version, major, minor)}
+	for _, c := range commands {
+		r.Packages = append(r.Packages, r.Module+"/cmd/"+c)
+	}
+	return r, nil
+}
+
+// ContainerdRecipe compiles containerd 2.x ("2.2.9"): the daemon, its runc
+// shim and ctr.
+func ContainerdRecipe(version, arch string) (GoRecipe, error) {
+	v := "v" + strings.TrimPrefix(version, "v")
+	if !semver.IsValid(v) || semver.Canonical(v) != v {
+		return GoRecipe{}, fmt.Errorf("compiling containerd %q: not a version, write it like 2.2.9", version)
+	}
+	if semver.Major(v) != "v2" {
+		return GoRecipe{}, fmt.Errorf("compiling containerd %s: only 2.x can be compiled from its module; take 1.7 from Debian (containerd.debian) or a release server", version)
+	}
+	r := GoRecipe{Module: "github.com/containerd/containerd/v2", Version: v, Arch: arch,
+		LDFlags: "-s -w -X github.com/containerd/containerd/v2/version.Version=" + v}
+	for _, c := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		r.Packages = append(r.Packages, r.Module+"/cmd/"+c)
+	}
+	return r, nil
+}
+
+// EtcdRecipe compiles etcd ("v3.6.8"), for control planes.
+func EtcdRecipe(version, arch string) GoRecipe {
+	const m = "go.etcd.io/etcd/server/v3"
+	return GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
+}
+
+// ProgramName is the file name that the program of a main package goes by.
+func ProgramName(pkg string) string {
+	prefix, _, ok := module.SplitPathVersion(pkg)
+	if !ok {
+		prefix = pkg
+	}
+	return path.Base(prefix)
+}
+
+// GoBuild compiles the recipe's packages and returns the blob of each. What
+// was compiled before, by the same Go release, is taken from the cache. Lines
+// for a person to follow go to log.
+func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[string]string, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	goCmd, err := exec.LookPath("go")
+	if err != nil {
+		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
+	}
+	g := &goTool{path: goCmd, arch: r.Arch, log: log}
+	facts, err := g.run(ctx, "", "env", "GOVERSION", "GOEXPERIMENT")
+	if err != nil {
+		return nil, fmt.Errorf("asking go for its version: %w", err)
+	}
+	key := func(pkg string) (string, error) {
+		one := r
+		one.Packages = []string{pkg}
+		b, err := json.Marshal(one)
+		return fmt.Sprintf("go %s %s", strings.Join(strings.Fields(string(facts)), " "), b), err
+	}
+
+	// One scratch module serves all packages that are not there yet; it is
+	// made when the first of them is asked for.
+	var scratch string
+	defer func() {
+		if scratch != "" {
+			os.RemoveAll(scratch)
+		}
+	}()
+	module := sync.OnceValue(func() (err error) {
+		if scratch, err = c.TempDir(); err != nil {
+			return err
+		}
+		return g.scratchModule(ctx, scratch, r)
+	})
+	blobs := map[string]string{}
+	for _, pkg := range r.Packages {
+		k, err := key(pkg)
+		if err != nil {
+			return nil, err
+		}
+		sha, err := c.Make(ctx, k, func(ctx context.Context, w io.Writer) error {
+			if err := module(); err != nil {
+				return err
+			}
+			return g.build(ctx, scratch, pkg, r.LDFlags, w)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("compiling %s %s for %s: %w", pkg, r.Version, r.Arch, err)
+		}
+		blobs[pkg] = sha
+	}
+	return blobs, nil
+}
+
+func (r GoRecipe) check() error {
+	var errs []error
+	if err := module.Check(r.Module, r.Version); err != nil {
+		errs = append(errs, err)
+	}
+	if !slices.Contains([]string{"amd64", "arm64"}, r.Arch) {
+		errs = append(errs, fmt.Errorf("architecture %q: want amd64 or arm64", r.Arch))
+	}
+	if len(r.Packages) == 0 {
+		errs = append(errs, errors.New("no packages named"))
+	}
+	for _, p := range r.Packages {
+		if p != r.Module && !strings.HasPrefix(p, r.Module+"/") {
+			errs = append(errs, fmt.Errorf("package %s is not in module %s", p, r.Module))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("compiling %s: %w", r.Module, err)
+	}
+	return nil
+}
+
+// goTool runs the go command so that nothing of the caller's settings shows
+// in the result, while the ways to the module proxy stay theirs.
+type goTool struct {
+	path, arch string
+	log        io.Writer
+}
+
+// fixed are the settings that decide about the result. Those a person can
+// set in go's own env file need a value here, since an empty one would let
+// the file's through.
+func (g *goTool) environ() []string {
+	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(drop, name) || strings.HasPrefix(name, "CGO_")
+	})
+	return append(env, "GOFLAGS=-mod=mod", "GO111MODULE=on", "GOWORK=off", "CGO_ENABLED=0",
+		"GOOS=linux", "GOARCH="+g.arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
+}
+
+// run returns standard output. What go says otherwise goes to the log, and
+// into the error where it fails.
+func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, g.path, args...)
+	cmd.Dir = dir
+	cmd.Env = g.environ()
+	// An interrupt lets go end its compilers; the delay ends a go that
+	// does not listen.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	var out bytes.Buffer
+	said := &tail{max: 4 << 10}
+	cmd.Stdout = &out
+	cmd.Stderr = io.MultiWriter(g.log, said)
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		// -json reports failures on standard output.
+		return nil, fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, said.b, lastBytes(out.Bytes(), 4<<10))
+	}
+	return out.Bytes(), nil
+}
+
+func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Writer) error {
+	fmt.Fprintf(g.log, "compiling %s\n", pkg)
+	start := time.Now()
+	sum := sha256.Sum256([]byte(pkg))
+	out := filepath.Join(dir, "out-"+hex.EncodeToString(sum[:4]))
+	if _, err := g.run(ctx, dir, "build", "-mod=mod", "-trimpath", "-buildvcs=false", "-ldflags="+ldflags, "-o", out, pkg); err != nil {
+		return err
+	}
+	f, err := os.Open(out)
+	if err != nil {
+		return fmt.Errorf("reading what go built: %w", err)
+	}
+	defer f.Close()
+	if _, err := io.Copy(w, f); err != nil {
+		return err
+	}
+	fmt.Fprintf(g.log, "compiled %s in %.0f s\n", pkg, time.Since(start).Seconds())
+	return os.Remove(out)
+}
+
+// scratchModule writes a go.mod that requires the recipe's module and stands
+// in for its own as far as a main module has a say that a dependency has not:
+// replacements, language version, GODEBUG defaults.
+func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) error {
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
+		return fmt.Errorf("making a scratch module: %w", err)
+	}
+	fmt.Fprintf(g.log, "fetching %s %s\n", r.Module, r.Version)
+	out, err := g.run(ctx, dir, "mod", "download", "-json", r.Module+"@"+r.Version)
+	if err != nil {
+		return fmt.Errorf("fetching module %s %s: %w", r.Module, r.Version, err)
+	}
+	var got struct{ GoMod string }
+	if err := json.Unmarshal(out, &got); err != nil {
+		return fmt.Errorf("reading what go mod download says of %s: %w", r.Module, err)
+	}
+	theirs, err := os.ReadFile(got.GoMod)
+	if err != nil {
+		return fmt.Errorf("reading go.mod of %s: %w", r.Module, err)
+	}
+	ours, err := scratchGoMod(r, got.GoMod, theirs)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), ours, 0o644); err != nil {
+		return fmt.Errorf("making a scratch module: %w", err)
+	}
+	return nil
+}
+
+// scratchGoMod renders the scratch module's go.mod from the go.mod of the
+// module that is built.
+func scratchGoMod(r GoRecipe, file string, theirs []byte) ([]byte, error) {
+	mod, err := modfile.Parse(file, theirs, nil)
+	if err != nil {
+		return nil, fmt.Errorf("reading go.mod of %s: %w", r.Module, err)
+	}
+	var b bytes.Buffer
+	b.WriteString("module scratch\n")
+	if mod.Go != nil {
+		fmt.Fprintf(&b, "\ngo %s\n", mod.Go.Version)
+	}
+	for _, d := range mod.Godebug {
+		fmt.Fprintf(&b, "\ngodebug %s=%s\n", d.Key, d.Value)
+	}
+	fmt.Fprintf(&b, "\nrequire %s %s\n", r.Module, r.Version)
+	for _, rep := range mod.Replace {
+		local := strings.HasPrefix(rep.New.Path, ".")
+		switch {
+		case local && r.StagingReplace:
+			fmt.Fprintf(&b, "\nreplace %s => %s v0.%s\n", rep.Old.Path, rep.Old.Path, strings.TrimPrefix(r.Version, "v1."))
+		case !local:
+			fmt.Fprintf(&b, "\nreplace %s %s => %s %s\n", rep.Old.Path, rep.Old.Version, rep.New.Path, rep.New.Version)
+		}
+	}
+	return b.Bytes(), nil
+}
+
+// tail keeps the last max bytes written to it.
+type tail struct {
+	b   []byte
+	max int
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = slices.Clone(lastBytes(append(t.b, p...), t.max))
+	return len(p), nil
+}
+
+func lastBytes(b []byte, n int) []byte { return b[max(0, len(b)-n):] }

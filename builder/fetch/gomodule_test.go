@@ -1,0 +1,239 @@
+package fetch
+
+import (
+	"archive/zip"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestScratchGoModStandsInForTheModulesOwn(t *testing.T) {
+	const theirs = `module k8s.io/kubernetes
+
+go 1.26.0
+
+godebug default=go1.26
+
+require (
+	k8s.io/api v0.0.0
+	example.com/x v1.0.0
+)
+
+replace (
+	k8s.io/api => ./staging/src/k8s.io/api
+	k8s.io/kms => ./staging/src/k8s.io/kms
+	example.com/x => example.com/fork v1.2.3
+)
+`
+	r, err := KubernetesRecipe("v1.36.3", "amd64", "kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := scratchGoMod(r, "go.mod", []byte(theirs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `module scratch
+
+go 1.26.0
+
+godebug default=go1.26
+
+require k8s.io/kubernetes v1.36.3
+
+replace k8s.io/api => k8s.io/api v0.36.3
+
+replace k8s.io/kms => k8s.io/kms v0.36.3
+
+replace example.com/x  => example.com/fork v1.2.3
+`
+	if string(got) != want {
+		t.Errorf("go.mod:\n%s\nwant:\n%s", got, want)
+	}
+	r.StagingReplace = false
+	got, err = scratchGoMod(r, "go.mod", []byte(theirs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(got, []byte("k8s.io/api")) {
+		t.Errorf("a folder of another module is replaced without StagingReplace:\n%s", got)
+	}
+}
+
+func TestGoRecipeTellsAllThatIsWrong(t *testing.T) {
+	_, err := GoBuild(t.Context(), nil, GoRecipe{Module: "example.com/m", Version: "1", Arch: "mips", Packages: []string{"example.com/other"}}, io.Discard)
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{"version", "mips", "example.com/other"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error does not speak of %q: %v", want, err)
+		}
+	}
+	for _, v := range []string{"1.36.3", "v1.36", "latest"} {
+		if _, err := KubernetesRecipe(v, "amd64", "kubelet"); err == nil {
+			t.Errorf("Kubernetes version %q accepted", v)
+		}
+	}
+	if _, err := ContainerdRecipe("1.7.24", "amd64"); err == nil || !strings.Contains(err.Error(), "debian") {
+		t.Errorf("containerd 1.7.24: %v", err)
+	}
+}
+
+func TestProgramName(t *testing.T) {
+	for pkg, want := range map[string]string{
+		"k8s.io/kubernetes/cmd/kubelet":               "kubelet",
+		"go.etcd.io/etcd/server/v3":                   "server",
+		"github.com/containerd/containerd/v2/cmd/ctr": "ctr",
+	} {
+		if got := ProgramName(pkg); got != want {
+			t.Errorf("ProgramName(%s) = %s, want %s", pkg, got, want)
+		}
+	}
+}
+
+func TestGoBuildWithoutGoSaysSo(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = GoBuild(t.Context(), c, EtcdRecipe("v3.6.8", "amd64"), io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "no go command") {
+		t.Fatalf("error: %v", err)
+	}
+}
+
+// proxy makes a module proxy in a folder, with one module whose main package
+// prints the version it was stamped with.
+func proxy(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	v := filepath.Join(dir, "proxy", "example.com", "hello", "@v")
+	files := map[string]string{"go.mod": "module example.com/hello\n\ngo 1.21\n", "cmd/hello/main.go": program}
+	if err := os.MkdirAll(v, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, body := range map[string][]byte{
+		"list":        []byte("v1.0.0\n"),
+		"v1.0.0.info": []byte(`{"Version":"v1.0.0"}`),
+		"v1.0.0.mod":  []byte(files["go.mod"]),
+		"v1.0.0.zip":  zipOf(t, "example.com/hello@v1.0.0/", files),
+	} {
+		if err := os.WriteFile(filepath.Join(v, name), body, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("GOPROXY", "file://"+filepath.Join(dir, "proxy"))
+	t.Setenv("GOSUMDB", "off")
+	t.Setenv("GOMODCACHE", filepath.Join(dir, "mod"))
+	t.Cleanup(func() {
+		// go makes its module cache read-only; TempDir could not clean it up.
+		cmd := exec.Command("go", "clean", "-modcache")
+		cmd.Env = append(os.Environ(), "GOMODCACHE="+filepath.Join(dir, "mod"))
+		cmd.Run()
+	})
+}
+
+func TestGoBuildIsTheSameEverywhere(t *testing.T) {
+	proxy(t, "package main\n\nvar version = \"unset\"\n\nfunc main() { println(version) }\n")
+	r := GoRecipe{Module: "example.com/hello", Version: "v1.0.0", Packages: []string{"example.com/hello/cmd/hello"},
+		LDFlags: "-s -w -X main.version=7", Arch: "amd64"}
+	build := func() (string, *Cache) {
+		c, err := Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		blobs, err := GoBuild(t.Context(), c, r, t.Output())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return blobs[r.Packages[0]], c
+	}
+	first, c := build()
+	t.Setenv("GOFLAGS", "-tags=surprise -race")
+	t.Setenv("GOAMD64", "v3")
+	t.Setenv("GOARCH", "arm64")
+	t.Setenv("CGO_ENABLED", "1")
+	t.Setenv("GODEBUG", "netdns=cgo")
+	second, _ := build()
+	if first != second {
+		t.Errorf("digests differ with the caller's settings: %s, %s", first, second)
+	}
+	left, err := os.ReadDir(filepath.Join(c.dir, "tmp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(left) > 0 {
+		t.Errorf("scratch files left: %v", left)
+	}
+	prog := filepath.Join(t.TempDir(), "hello")
+	b, err := os.ReadFile(c.BlobPath(first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(prog, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
+		t.Errorf("the program says %q, %v", out, err)
+	}
+	// The second time nothing is compiled: a go that cannot reach any module
+	// will do.
+	t.Setenv("GOPROXY", "off")
+	t.Setenv("GOMODCACHE", t.TempDir())
+	if _, err := GoBuild(t.Context(), c, r, io.Discard); err != nil {
+		t.Errorf("from the cache: %v", err)
+	}
+}
+
+func TestGoBuildShowsWhatGoSays(t *testing.T) {
+	proxy(t, "package main\n\nfunc main() { undefinedThing() }\n")
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := GoRecipe{Module: "example.com/hello", Version: "v1.0.0", Packages: []string{"example.com/hello/cmd/hello"}, Arch: "amd64"}
+	_, err = GoBuild(t.Context(), c, r, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "undefinedThing") || !strings.Contains(err.Error(), "example.com/hello/cmd/hello") {
+		t.Errorf("error: %v", err)
+	}
+	r.Version = "v1.9.9"
+	_, err = GoBuild(t.Context(), c, r, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "v1.9.9") {
+		t.Errorf("unknown version: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := GoBuild(ctx, c, r, io.Discard); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func zipOf(t *testing.T, prefix string, files map[string]string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for name, body := range files {
+		w, err := z.Create(prefix + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
