@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/edgebake/edgebake/builder/tree"
 	"golang.org/x/sys/unix"
@@ -25,17 +26,72 @@ import (
 //	blobs/<sha256>   the bytes
 //	keys/<sha256>    names the blob that a recipe led to
 //	locks/<sha256>   held while a recipe is being carried out
-//	tmp/             unfinished blobs
-type Cache struct{ dir string }
+//	tmp/<session>/   unfinished blobs of one process
+//
+// A session's folder is locked for as long as its process lives; folders
+// that killed processes left behind are removed by whoever opens the cache
+// next.
+type Cache struct {
+	dir     string
+	session string
+	held    *os.File // the lock on session
+}
 
-// Open makes the cache's folders below dir, where they are missing.
+// Open makes the cache's folders below dir, where they are missing. Close
+// gives up what Open took.
 func Open(dir string) (*Cache, error) {
+	c := &Cache{dir: dir}
 	for _, d := range []string{"blobs", "keys", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
-			return nil, fmt.Errorf("opening cache %s: %w", dir, err)
+			return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
 		}
 	}
-	return &Cache{dir}, nil
+	if err := c.newSession(); err != nil {
+		return nil, fmt.Errorf("opening cache %s: %w", dir, err)
+	}
+	return c, nil
+}
+
+// newSession sweeps what dead sessions left and makes a folder for this one.
+// The lock on tmp itself keeps a sweeper from taking a folder for dead that
+// is just being made.
+func (c *Cache) newSession() error {
+	tmp := filepath.Join(c.dir, "tmp")
+	all, err := os.Open(tmp)
+	if err != nil {
+		return err
+	}
+	defer all.Close()
+	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("locking %s: %w", tmp, err)
+	}
+	old, err := os.ReadDir(tmp)
+	if err != nil {
+		return err
+	}
+	for _, e := range old {
+		p := filepath.Join(tmp, e.Name())
+		f, err := os.Open(p)
+		if err != nil {
+			continue // another user's, or gone
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			os.RemoveAll(p)
+		}
+		f.Close()
+	}
+	if c.session, err = os.MkdirTemp(tmp, "session-"); err != nil {
+		return err
+	}
+	if c.held, err = os.Open(c.session); err != nil {
+		return err
+	}
+	return unix.Flock(int(c.held.Fd()), unix.LOCK_EX)
+}
+
+// Close removes what is unfinished. Blobs stay.
+func (c *Cache) Close() error {
+	return errors.Join(os.RemoveAll(c.session), c.held.Close())
 }
 
 // DefaultDir is $EDGEBAKE_CACHE, else "edgebake" in the user's cache folder.
@@ -70,12 +126,12 @@ func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 
 // TempDir makes a scratch folder on the cache's own file system. The caller
 // removes it.
-func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(filepath.Join(c.dir, "tmp"), "") }
+func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-") }
 
 // Put stores what r yields. With want set, bytes of any other SHA-256 are
 // refused with a *DigestError and nothing is stored.
 func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, size int64, err error) {
-	f, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "blob-")
+	f, err := os.CreateTemp(c.session, "blob-")
 	if err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
@@ -95,12 +151,12 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 		return "", 0, &DigestError{Want: want, Got: sha, Size: size}
 	}
 	if err := f.Chmod(0o444); err != nil {
-		return "", 0, err
+		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
 	// Synced before the rename: after a power cut a name must not stand for
 	// a file of zeros.
 	if err := f.Sync(); err != nil {
-		return "", 0, err
+		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
 	if err := os.Rename(f.Name(), c.BlobPath(sha)); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
@@ -127,30 +183,45 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 		return sha, nil
 	}
 	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(recipe(ctx, pw)) }()
+	var made sync.WaitGroup
+	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })
 	sha, _, err = c.Put(ctx, "", pr)
-	pr.CloseWithError(errors.New("cache write failed"))
+	// Where storing failed, the recipe must end too before anybody else may
+	// begin with it.
+	pr.CloseWithError(fmt.Errorf("storing failed: %w", err))
+	made.Wait()
 	if err != nil {
 		return "", err
 	}
-	tmp, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "key-")
+	return sha, c.setKey(keyPath, sha)
+}
+
+// Alias lets key lead to a blob that is there already: a made input that was
+// imported instead of made.
+func (c *Cache) Alias(key, sha string) error {
+	if !c.Has(sha) {
+		return fmt.Errorf("the cache has no blob %s", sha)
+	}
+	sum := sha256.Sum256([]byte(key))
+	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
+}
+
+func (c *Cache) setKey(keyPath, sha string) error {
+	tmp, err := os.CreateTemp(c.session, "key-")
 	if err != nil {
-		return "", err
+		return fmt.Errorf("storing in the cache: %w", err)
 	}
 	defer os.Remove(tmp.Name())
-	if _, err := tmp.WriteString(sha); err != nil {
-		tmp.Close()
-		return "", err
+	_, err = tmp.WriteString(sha)
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return fmt.Errorf("storing in the cache: %w", err)
 	}
-	if err := errors.Join(tmp.Sync(), tmp.Close()); err != nil {
-		return "", err
-	}
-	return sha, os.Rename(tmp.Name(), keyPath)
+	return os.Rename(tmp.Name(), keyPath)
 }
 
 func (c *Cache) lookup(keyPath string) (string, bool) {
 	b, err := os.ReadFile(keyPath)
-	if err != nil || !c.Has(string(b)) {
+	if err != nil || len(b) != 2*sha256.Size || !c.Has(string(b)) {
 		return "", false
 	}
 	return string(b), true
