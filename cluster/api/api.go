@@ -1,0 +1,219 @@
+// Package api speaks to a kube-apiserver the little that a node needs:
+// discovery of the cluster through its published cluster-info, and a few reads
+// with the bootstrap token or the kubelet's own certificate. It is written on
+// net/http, since client-go weighs more than the whole program that uses it.
+//
+// Invariants: nothing secret is sent to a server whose certificate has not
+// been verified against a CA that the caller pinned or that the token's
+// signature vouches for; no secret appears in an error; every answer read is
+// bounded.
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// maxAnswer bounds every answer we read; a ConfigMap is 1 MiB at most.
+const maxAnswer = 4 << 20
+
+// DialFunc opens a connection; tests and the host give their own.
+type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// Client reads from one API server.
+type Client struct {
+	// Server is "https://host:port".
+	Server string
+	// CA verifies the server, PEM.
+	CA []byte
+	// ServerName is the name its certificate must have; empty: the host of
+	// Server.
+	ServerName string
+	// Token is sent as a bearer token; empty: none.
+	Token string
+	// Cert is the client's certificate; nil: none.
+	Cert *tls.Certificate
+	Dial DialFunc
+}
+
+// StatusError is an answer other than success.
+type StatusError struct {
+	Code    int
+	Path    string
+	Message string
+}
+
+func (e *StatusError) Error() string {
+	s := fmt.Sprintf("%s answered %d %s", e.Path, e.Code, http.StatusText(e.Code))
+	if e.Message != "" {
+		s += ": " + e.Message
+	}
+	return s
+}
+
+// Code returns the HTTP status of err, or 0 where no server answered.
+func Code(err error) int {
+	var se *StatusError
+	if errors.As(err, &se) {
+		return se.Code
+	}
+	return 0
+}
+
+// Get reads path and decodes the JSON answer into out, which may be nil.
+func (c *Client) Get(ctx context.Context, path string, out any) error {
+	pool, err := Pool(c.CA)
+	if err != nil {
+		return err
+	}
+	conf := &tls.Config{RootCAs: pool, ServerName: c.ServerName, MinVersion: tls.VersionTLS12}
+	if c.Cert != nil {
+		conf.Certificates = []tls.Certificate{*c.Cert}
+	}
+	return get(ctx, c.Dial, conf, c.Server, path, c.Token, out)
+}
+
+func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, token string, out any) error {
+	tr := &http.Transport{
+		DialContext:         dial,
+		TLSClientConfig:     conf,
+		TLSHandshakeTimeout: 10 * time.Second,
+		DisableKeepAlives:   true, // one request, then seldom another
+	}
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server+path, nil)
+	if err != nil {
+		return fmt.Errorf("asking %s: %w", server, err)
+	}
+	req.Header.Set("Accept", "application/json")
+	req.Header.Set("User-Agent", "edgebake-firstboot")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // a bearer token follows no redirect
+	}}
+	res, err := client.Do(req)
+	if err != nil {
+		return err // names method, URL and cause already
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
+	if err != nil {
+		return fmt.Errorf("reading the answer of %s%s: %w", server, path, err)
+	}
+	if len(body) > maxAnswer {
+		return fmt.Errorf("reading the answer of %s%s: longer than %d bytes", server, path, maxAnswer)
+	}
+	if res.StatusCode != http.StatusOK {
+		var status struct {
+			Message string `json:"message"`
+		}
+		_ = json.Unmarshal(body, &status) // a proxy's error page has none
+		return &StatusError{Code: res.StatusCode, Path: path, Message: status.Message}
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return fmt.Errorf("decoding the answer of %s%s: %w", server, path, err)
+	}
+	return nil
+}
+
+// Pool makes a pool of the certificates in PEM; none at all is an error.
+func Pool(pemData []byte) (*x509.CertPool, error) {
+	certs, err := ParseCerts(pemData)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	for _, c := range certs {
+		pool.AddCert(c)
+	}
+	return pool, nil
+}
+
+// ParseCerts returns every certificate in PEM; none at all is an error.
+func ParseCerts(pemData []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for {
+		var b *pem.Block
+		if b, pemData = pem.Decode(pemData); b == nil {
+			break
+		}
+		if b.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(b.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("parsing a CA certificate: %w", err)
+		}
+		certs = append(certs, c)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("parsing CA certificates: there is none")
+	}
+	return certs, nil
+}
+
+// Node is what we read of a Node object.
+type Node struct {
+	Metadata struct {
+		Name              string            `json:"name"`
+		UID               string            `json:"uid"`
+		Labels            map[string]string `json:"labels"`
+		CreationTimestamp string            `json:"creationTimestamp"`
+	} `json:"metadata"`
+	Spec struct {
+		Unschedulable bool `json:"unschedulable"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []Condition `json:"conditions"`
+		Addresses  []struct {
+			Type    string `json:"type"`
+			Address string `json:"address"`
+		} `json:"addresses"`
+		NodeInfo struct {
+			MachineID  string `json:"machineID"`
+			SystemUUID string `json:"systemUUID"`
+		} `json:"nodeInfo"`
+	} `json:"status"`
+}
+
+// Condition of a Node.
+type Condition struct {
+	Type    string `json:"type"`
+	Status  string `json:"status"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// Ready returns the Ready condition.
+func (n *Node) Ready() (ready bool, why string) {
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True", strings.TrimSpace(c.Reason + ": " + c.Message)
+		}
+	}
+	return false, "kubelet has not reported yet"
+}
+
+// GetNode reads one Node.
+func (c *Client) GetNode(ctx context.Context, name string) (*Node, error) {
+	n := new(Node)
+	if err := c.Get(ctx, "/api/v1/nodes/"+name, n); err != nil {
+		return nil, err
+	}
+	return n, nil
+}

@@ -1,0 +1,273 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+)
+
+// What can be wrong with a cluster that did answer.
+var (
+	// ErrPin: the cluster's CA is not the pinned one.
+	ErrPin = errors.New("the cluster's CA is not the one that caCertHashes pins")
+	// ErrSignature: cluster-info was signed with another secret.
+	ErrSignature = errors.New("cluster-info is not signed with this token's secret")
+	// ErrToken: the cluster does not know the token, or not any more.
+	ErrToken = errors.New("the cluster does not accept the bootstrap token: it is unknown or expired")
+	// ErrUnsigned: the token is good (as far as can be told) and cluster-info
+	// carries no signature for it yet.
+	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
+	// ErrNoClusterInfo: anonymous readers get no cluster-info.
+	ErrNoClusterInfo = errors.New("the cluster publishes no cluster-info")
+	// ErrServerName: the certificate has none of the names we may expect.
+	ErrServerName = errors.New("the certificate has none of the names expected")
+)
+
+// Discovery says how to find a cluster and how to know it is the right one.
+type Discovery struct {
+	Masters []string // "host:port"
+	Token   string
+	// Pins are "sha256:<hex>" of the CA's public key; empty is only right
+	// with SkipPins.
+	Pins     []string
+	SkipPins bool
+	// Names are further names that the masters' certificate may have beside
+	// their own address, "kubernetes" say.
+	Names []string
+	Dial  DialFunc
+	// Timeout bounds the request to each master.
+	Timeout time.Duration
+}
+
+// Cluster found.
+type Found struct {
+	Master string // the one that answered first, "host:port"
+	CA     []byte // PEM
+	// ServerName is the name to expect in the masters' certificate; empty:
+	// Master's own host.
+	ServerName string
+}
+
+// Client reads from the cluster found, with the bootstrap token.
+func (f *Found) Client(d Discovery) *Client {
+	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial}
+}
+
+// Discover asks every master at once and returns the first that proves to
+// belong to the pinned cluster. Where none does, the error tells what each
+// said.
+func Discover(ctx context.Context, d Discovery) (*Found, error) {
+	id, secret, err := SplitToken(d.Token)
+	if err != nil {
+		return nil, err
+	}
+	if len(d.Pins) == 0 && !d.SkipPins {
+		return nil, errors.New("discovering the cluster: no CA pin is given; set caCertHashes, or unsafeSkipCAVerification to join whatever answers")
+	}
+	if len(d.Masters) == 0 {
+		return nil, errors.New("discovering the cluster: no masters are given")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // the others may stop once one is found
+	type result struct {
+		i     int
+		found *Found
+		err   error
+	}
+	results := make(chan result, len(d.Masters))
+	for i, m := range d.Masters {
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+			defer cancel()
+			f, err := d.ask(ctx, m, id, secret)
+			results <- result{i, f, err}
+		}()
+	}
+	errs := make([]error, len(d.Masters))
+	for range d.Masters {
+		r := <-results
+		if r.err == nil {
+			return r.found, nil
+		}
+		errs[r.i] = fmt.Errorf("asking master %s for the cluster: %w", d.Masters[r.i], r.err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+// ask carries out discovery with one master: cluster-info over unverified
+// TLS, then pins and signature, then the same connection again verified.
+func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, error) {
+	server := "https://" + master
+	var cm struct {
+		Data map[string]string `json:"data"`
+	}
+	// What comes over this connection proves itself below, by the pin and by
+	// the signature, and nothing secret is sent over it.
+	unverified := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}
+	if err := get(ctx, d.Dial, unverified, server, clusterInfoPath, "", &cm); err != nil {
+		switch Code(err) {
+		case 401, 403, 404:
+			return nil, fmt.Errorf("%w: %w", ErrNoClusterInfo, err)
+		}
+		return nil, err
+	}
+	ca, err := clusterCA([]byte(cm.Data[kubeconfigKey]))
+	if err != nil {
+		return nil, err
+	}
+	certs, err := ParseCerts(ca)
+	if err != nil {
+		return nil, err
+	}
+	if !d.SkipPins && d.pinned(certs) == nil {
+		return nil, fmt.Errorf("%w: it has %s", ErrPin, strings.Join(pins(certs), ", "))
+	}
+	sig, signed := cm.Data[signaturePrefix+id]
+	if signed {
+		if err := verifyJWS(sig, cm.Data[kubeconfigKey], id, secret); err != nil {
+			return nil, err
+		}
+	}
+	if !signed {
+		if d.SkipPins {
+			// Nothing vouches for this CA, so the token must not be shown to it.
+			return nil, ErrUnsigned
+		}
+		// A pin vouches for its own certificate only, not for what somebody
+		// put beside it.
+		if ca = d.pinned(certs); ca == nil {
+			return nil, ErrPin
+		}
+	}
+	host, _, err := net.SplitHostPort(master)
+	if err != nil {
+		return nil, fmt.Errorf("reading the master's address: %w", err)
+	}
+	name, err := ServerName(ctx, d.Dial, master, ca, append([]string{host}, d.Names...))
+	if err != nil {
+		return nil, err
+	}
+	if name == host {
+		name = ""
+	}
+	f := &Found{Master: master, CA: ca, ServerName: name}
+	// The token itself, to a server that has proven itself: 401 is the one
+	// certain sign of an unknown or expired token, whatever the signer does.
+	if err := f.Client(d).Get(ctx, "/version", nil); Code(err) == 401 {
+		return nil, ErrToken
+	} else if err != nil && Code(err) == 0 {
+		return nil, err
+	}
+	if !signed {
+		return nil, ErrUnsigned
+	}
+	return f, nil
+}
+
+// ServerName makes a verified connection to master and returns the first of
+// names that its certificate is for. None fitting is ErrServerName.
+func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (string, error) {
+	pool, err := Pool(ca)
+	if err != nil {
+		return "", err
+	}
+	chosen := ""
+	conf := &tls.Config{
+		ServerName: names[0],
+		MinVersion: tls.VersionTLS12,
+		// The chain is verified below, against every name that we accept.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			inter := x509.NewCertPool()
+			for _, c := range cs.PeerCertificates[1:] {
+				inter.AddCert(c)
+			}
+			leaf := cs.PeerCertificates[0]
+			if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: inter}); err != nil {
+				return fmt.Errorf("verifying the certificate of master %s: %w", master, err)
+			}
+			i := slices.IndexFunc(names, func(n string) bool { return leaf.VerifyHostname(n) == nil })
+			if i < 0 {
+				return fmt.Errorf("%w: it is for %s, not for %s", ErrServerName,
+					strings.Join(leaf.DNSNames, ", "), strings.Join(names, ", "))
+			}
+			chosen = names[i]
+			return nil
+		},
+	}
+	raw, err := dial(ctx, "tcp", master)
+	if err != nil {
+		return "", fmt.Errorf("connecting to master %s: %w", master, err)
+	}
+	conn := tls.Client(raw, conf)
+	defer conn.Close()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return "", err
+	}
+	return chosen, nil
+}
+
+func clusterCA(kubeconfig []byte) ([]byte, error) {
+	if len(kubeconfig) == 0 {
+		return nil, fmt.Errorf("%w: its ConfigMap has no kubeconfig", ErrNoClusterInfo)
+	}
+	k, err := ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("reading cluster-info: %w", err)
+	}
+	c, err := k.Cluster()
+	if err != nil {
+		return nil, fmt.Errorf("reading cluster-info: %w", err)
+	}
+	if c.CAData == "" {
+		return nil, errors.New("reading cluster-info: it holds no CA")
+	}
+	ca, err := base64.StdEncoding.DecodeString(c.CAData)
+	if err != nil {
+		return nil, fmt.Errorf("reading cluster-info: decoding its CA: %w", err)
+	}
+	return ca, nil
+}
+
+// Pin is how a CA's public key is named: sha256 of its SubjectPublicKeyInfo.
+func Pin(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// pinned returns the certificates that are pinned themselves, PEM.
+func (d Discovery) pinned(certs []*x509.Certificate) []byte {
+	var out []byte
+	for _, c := range certs {
+		if slices.Contains(normal(d.Pins), Pin(c)) {
+			out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+		}
+	}
+	return out
+}
+
+func pins(certs []*x509.Certificate) []string {
+	var out []string
+	for _, c := range certs {
+		out = append(out, Pin(c))
+	}
+	return out
+}
+
+func normal(pins []string) []string {
+	out := make([]string, len(pins))
+	for i, p := range pins {
+		out[i] = strings.ToLower(strings.TrimSpace(p))
+	}
+	return out
+}

@@ -1,0 +1,273 @@
+package api
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Kubeconfig is the part of a kubeconfig file that nodes have.
+type Kubeconfig struct {
+	APIVersion     string         `yaml:"apiVersion"`
+	Kind           string         `yaml:"kind"`
+	Clusters       []NamedCluster `yaml:"clusters"`
+	Users          []NamedUser    `yaml:"users,omitempty"`
+	Contexts       []NamedContext `yaml:"contexts,omitempty"`
+	CurrentContext string         `yaml:"current-context,omitempty"`
+}
+
+// NamedCluster is one entry of clusters.
+type NamedCluster struct {
+	Name    string  `yaml:"name"`
+	Cluster Cluster `yaml:"cluster"`
+}
+
+// Cluster is where an API server is and how it proves itself.
+type Cluster struct {
+	Server        string `yaml:"server"`
+	TLSServerName string `yaml:"tls-server-name,omitempty"`
+	CAFile        string `yaml:"certificate-authority,omitempty"`
+	CAData        string `yaml:"certificate-authority-data,omitempty"` // base64
+}
+
+// NamedUser is one entry of users.
+type NamedUser struct {
+	Name string `yaml:"name"`
+	User User   `yaml:"user"`
+}
+
+// User is how a client proves itself.
+type User struct {
+	Token    string `yaml:"token,omitempty"`
+	CertFile string `yaml:"client-certificate,omitempty"`
+	KeyFile  string `yaml:"client-key,omitempty"`
+	CertData string `yaml:"client-certificate-data,omitempty"`
+	KeyData  string `yaml:"client-key-data,omitempty"`
+}
+
+// NamedContext is one entry of contexts.
+type NamedContext struct {
+	Name    string  `yaml:"name"`
+	Context Context `yaml:"context"`
+}
+
+// Context joins a cluster and a user.
+type Context struct {
+	Cluster   string `yaml:"cluster"`
+	User      string `yaml:"user"`
+	Namespace string `yaml:"namespace,omitempty"`
+}
+
+// ParseKubeconfig reads a kubeconfig; it has at least one cluster.
+func ParseKubeconfig(data []byte) (*Kubeconfig, error) {
+	var k Kubeconfig
+	if err := yaml.Unmarshal(data, &k); err != nil {
+		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
+	}
+	if len(k.Clusters) == 0 {
+		return nil, errors.New("parsing a kubeconfig: it names no cluster")
+	}
+	return &k, nil
+}
+
+// Cluster returns the cluster of the current context, or the only one.
+func (k *Kubeconfig) Cluster() (*Cluster, error) {
+	want := ""
+	for _, c := range k.Contexts {
+		if c.Name == k.CurrentContext {
+			want = c.Context.Cluster
+		}
+	}
+	for i := range k.Clusters {
+		if k.Clusters[i].Name == want || len(k.Clusters) == 1 {
+			return &k.Clusters[i].Cluster, nil
+		}
+	}
+	return nil, fmt.Errorf("reading a kubeconfig: it has no cluster %q", want)
+}
+
+// User returns the user of the current context, or the only one.
+func (k *Kubeconfig) User() (*User, error) {
+	want := ""
+	for _, c := range k.Contexts {
+		if c.Name == k.CurrentContext {
+			want = c.Context.User
+		}
+	}
+	for i := range k.Users {
+		if k.Users[i].Name == want || len(k.Users) == 1 {
+			return &k.Users[i].User, nil
+		}
+	}
+	return nil, fmt.Errorf("reading a kubeconfig: it has no user %q", want)
+}
+
+// CA returns the CA of c, PEM; root is where its paths begin.
+func (c *Cluster) CA(root string) ([]byte, error) {
+	if c.CAData != "" {
+		b, err := base64.StdEncoding.DecodeString(c.CAData)
+		if err != nil {
+			return nil, fmt.Errorf("decoding a kubeconfig's certificate-authority-data: %w", err)
+		}
+		return b, nil
+	}
+	if c.CAFile == "" {
+		return nil, errors.New("reading a kubeconfig: its cluster has no CA")
+	}
+	b, err := os.ReadFile(filepath.Join(root, c.CAFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading a kubeconfig's CA: %w", err)
+	}
+	return b, nil
+}
+
+// KeyPair returns the client certificate of u; root is where its paths begin.
+func (u *User) KeyPair(root string) (*tls.Certificate, error) {
+	part := func(data, file string) ([]byte, error) {
+		if data != "" {
+			return base64.StdEncoding.DecodeString(data)
+		}
+		if file == "" {
+			return nil, errors.New("there is none")
+		}
+		return os.ReadFile(resolve(root, file))
+	}
+	cert, err := part(u.CertData, u.CertFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
+	}
+	key, err := part(u.KeyData, u.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading a kubeconfig's client key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
+	}
+	return &pair, nil
+}
+
+// resolve follows one absolute symlink inside root: kubelet names its
+// current certificate by one.
+func resolve(root, file string) string {
+	p := filepath.Join(root, file)
+	if t, err := os.Readlink(p); err == nil && filepath.IsAbs(t) {
+		return filepath.Join(root, t)
+	}
+	return p
+}
+
+// ClientFromKubeconfig makes a Client of a kubeconfig file; root is where the
+// paths in it begin.
+func ClientFromKubeconfig(data []byte, root string, dial DialFunc) (*Client, error) {
+	k, err := ParseKubeconfig(data)
+	if err != nil {
+		return nil, err
+	}
+	cl, err := k.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	ca, err := cl.CA(root)
+	if err != nil {
+		return nil, err
+	}
+	u, err := k.User()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{Server: cl.Server, ServerName: cl.TLSServerName, CA: ca, Token: u.Token, Dial: dial}
+	if u.Token == "" {
+		if c.Cert, err = u.KeyPair(root); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// NewKubeconfig writes a kubeconfig of one cluster, one user and one context.
+// A user without credentials makes a file for discovery alone.
+func NewKubeconfig(c Cluster, u User) ([]byte, error) {
+	k := Kubeconfig{
+		APIVersion: "v1", Kind: "Config",
+		Clusters:       []NamedCluster{{Name: "kubernetes", Cluster: c}},
+		Users:          []NamedUser{{Name: "node", User: u}},
+		Contexts:       []NamedContext{{Name: "node@kubernetes", Context: Context{Cluster: "kubernetes", User: "node"}}},
+		CurrentContext: "node@kubernetes",
+	}
+	b, err := yaml.Marshal(k)
+	if err != nil {
+		return nil, fmt.Errorf("writing a kubeconfig: %w", err)
+	}
+	return b, nil
+}
+
+// SetServer returns data with the server of every cluster turned to server
+// and its tls-server-name set (or, if empty, removed). Whatever else the file
+// says is kept.
+func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
+	}
+	var clusters *yaml.Node
+	if len(doc.Content) == 1 {
+		clusters = mapValue(doc.Content[0], "clusters")
+	}
+	if clusters == nil || clusters.Kind != yaml.SequenceNode || len(clusters.Content) == 0 {
+		return nil, errors.New("parsing a kubeconfig: it names no cluster")
+	}
+	for _, entry := range clusters.Content {
+		c := mapValue(entry, "cluster")
+		if c == nil || c.Kind != yaml.MappingNode {
+			return nil, errors.New("parsing a kubeconfig: an entry of clusters has no cluster")
+		}
+		setValue(c, "server", server)
+		setValue(c, "tls-server-name", tlsServerName)
+	}
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := enc.Encode(&doc); err != nil {
+		return nil, fmt.Errorf("writing a kubeconfig: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func mapValue(m *yaml.Node, key string) *yaml.Node {
+	if m.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			return m.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// setValue sets key of m to the string v; an empty v removes the key.
+func setValue(m *yaml.Node, key, v string) {
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value != key {
+			continue
+		}
+		if v == "" {
+			m.Content = append(m.Content[:i], m.Content[i+2:]...)
+		} else {
+			m.Content[i+1] = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v}
+		}
+		return
+	}
+	if v != "" {
+		m.Content = append(m.Content,
+			&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key},
+			&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v})
+	}
+}
