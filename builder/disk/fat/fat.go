@@ -1,0 +1,164 @@
+// Package fat writes and reads FAT file systems: FAT32 for the EFI system
+// partition, FAT16 for the slot that any laptop can edit.
+//
+// Write makes a whole file system in one go from tree nodes. The same nodes
+// and options give the same bytes; every file and directory is contiguous;
+// clusters are handed out in the order of the sorted paths; what holds no
+// data is not written, so that holes stay holes. All input is checked before
+// the first byte goes out.
+//
+// The reader is for what comes back: it reads FAT12, FAT16 and FAT32 as other
+// systems leave them (long and short names, fragmented files), believes
+// nothing it has not checked, and never loops or allocates on the word of a
+// damaged file system.
+//
+// The format is described in Microsoft's "FAT: General Overview of On-Disk
+// Format", version 1.03 (fatgen103); section names in comments refer to it.
+package fat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// Options of a new file system.
+type Options struct {
+	// Type is 16 or 32.
+	Type int
+	// Label is the volume label: up to 11 characters.
+	Label    string
+	VolumeID uint32
+	// Size of the partition in bytes.
+	Size int64
+	// Start is where the partition begins on the disk, in bytes. The boot
+	// sector repeats it (BPB_HiddSec).
+	Start int64
+	// Time stamps whatever has no time of its own.
+	Time time.Time
+}
+
+var le = binary.LittleEndian
+
+const (
+	sectorSize = 512
+	entrySize  = 32  // a directory entry
+	rootMax    = 512 // root directory entries of FAT16, as every formatter sets it
+	// dirMax is what a directory may hold at most: 65,536 entries.
+	dirMax = 65536 * entrySize
+
+	minFAT16 = 4085  // fewer clusters than this make it a FAT12
+	minFAT32 = 65525 // fewer than this make it a FAT16
+
+	attrReadOnly  = 0x01
+	attrHidden    = 0x02
+	attrSystem    = 0x04
+	attrVolume    = 0x08
+	attrDirectory = 0x10
+	attrArchive   = 0x20
+	attrLongName  = attrReadOnly | attrHidden | attrSystem | attrVolume
+)
+
+// geometry is where things are, all in sectors but for the clusters.
+type geometry struct {
+	kind       int // 12, 16 or 32
+	sectorSize int64
+	sectors    int64
+	reserved   int64
+	fats       int64
+	fatSectors int64
+	rootDir    int64 // sectors of the fixed root directory; 0 on FAT32
+	perCluster int64
+	clusters   int64
+	root       uint32 // first cluster of the root directory on FAT32
+}
+
+func (g *geometry) clusterSize() int64   { return g.perCluster * g.sectorSize }
+func (g *geometry) fatOff(i int64) int64 { return (g.reserved + i*g.fatSectors) * g.sectorSize }
+func (g *geometry) rootOff() int64       { return g.fatOff(g.fats) }
+func (g *geometry) dataOff() int64       { return g.rootOff() + g.rootDir*g.sectorSize }
+
+// clusterOff is where a cluster's bytes are. The first one is number 2.
+func (g *geometry) clusterOff(c uint32) int64 {
+	return g.dataOff() + int64(c-2)*g.clusterSize()
+}
+
+// layout computes the geometry of a new file system.
+func layout(o Options) (*geometry, error) {
+	g := &geometry{kind: o.Type, sectorSize: sectorSize, sectors: o.Size / sectorSize, fats: 2}
+	if o.Size <= 0 || o.Size%sectorSize != 0 || g.sectors > 1<<32-1 {
+		return nil, fmt.Errorf("a FAT file system cannot have a size of %d bytes", o.Size)
+	}
+	var bytesPerEntry int64
+	switch o.Type {
+	case 16:
+		bytesPerEntry, g.reserved, g.rootDir = 2, 1, rootMax*entrySize/sectorSize
+		// The smallest cluster that keeps FAT16 below its 65,524 clusters.
+		for g.perCluster = 4; g.sectors/g.perCluster >= minFAT32-1 && g.perCluster < 64; {
+			g.perCluster *= 2
+		}
+	case 32:
+		bytesPerEntry, g.reserved, g.root = 4, 32, 2
+		// The table of cluster sizes in fatgen103.
+		switch {
+		case o.Size <= 260<<20:
+			g.perCluster = 1
+		case o.Size <= 8<<30:
+			g.perCluster = 8
+		case o.Size <= 16<<30:
+			g.perCluster = 16
+		default:
+			g.perCluster = 32
+		}
+	default:
+		return nil, fmt.Errorf("FAT%d cannot be written, only FAT16 and FAT32", o.Type)
+	}
+	count := func() int64 {
+		return (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
+	}
+	// The table must have an entry for each cluster that the table leaves
+	// room for: grow it until it has.
+	for {
+		need := ((count()+2)*bytesPerEntry + sectorSize - 1) / sectorSize
+		if need <= g.fatSectors {
+			break
+		}
+		g.fatSectors = need
+	}
+	// Clusters on 4 KiB boundaries of the partition suit flash storage.
+	const align = 8
+	if rem := (g.dataOff() / sectorSize) % align; rem != 0 {
+		g.reserved += align - rem
+	}
+	g.clusters = count()
+	switch {
+	case g.clusters < 1,
+		o.Type == 16 && g.clusters < minFAT16,
+		o.Type == 32 && g.clusters < minFAT32:
+		return nil, fmt.Errorf("%d bytes are too few for FAT%d", o.Size, o.Type)
+	case o.Type == 16 && g.clusters >= minFAT32:
+		return nil, fmt.Errorf("%d bytes are too many for FAT16", o.Size)
+	}
+	return g, nil
+}
+
+// dosTime encodes a time as FAT's date and time of day, in UTC, clamped to
+// what the format can say: 1980 to 2107, even seconds.
+func dosTime(t time.Time) (date, clock uint16) {
+	t = t.UTC()
+	switch {
+	case t.Year() < 1980:
+		t = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
+	case t.Year() > 2107:
+		t = time.Date(2107, 12, 31, 23, 59, 58, 0, time.UTC)
+	}
+	date = uint16(t.Year()-1980)<<9 | uint16(t.Month())<<5 | uint16(t.Day())
+	clock = uint16(t.Hour())<<11 | uint16(t.Minute())<<5 | uint16(t.Second()/2)
+	return date, clock
+}
+
+// fromDOSTime is the reverse of dosTime.
+func fromDOSTime(date, clock uint16) time.Time {
+	return time.Date(1980+int(date>>9), time.Month(date>>5&15), int(date&31),
+		int(clock>>11), int(clock>>5&63), int(clock&31)*2, 0, time.UTC)
+}

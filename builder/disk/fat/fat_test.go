@@ -1,0 +1,433 @@
+package fat
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/tree"
+)
+
+var date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
+
+// oracle runs a program that judges our work; without it the test is skipped
+// at a desk and fails in CI.
+func oracle(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("oracle %s is missing", name)
+		}
+		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+type blobMap map[string][]byte
+
+func (m blobMap) OpenBlob(name string) (tree.BlobFile, error) {
+	b, ok := m[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return struct {
+		io.ReaderAt
+		io.Closer
+	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
+}
+
+func folder(p string) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: date}}
+}
+
+func regular(p string, b []byte) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes(b)}}
+}
+
+// sample has names of every kind and contents from inline bytes and blobs.
+func sample() ([]tree.Node, blobMap) {
+	rnd := rand.NewChaCha8([32]byte{1})
+	blob := make([]byte, 3<<20)
+	rnd.Read(blob)
+	blobs := blobMap{"b": blob}
+	nodes := []tree.Node{
+		folder("."), folder("EFI"), folder("EFI/BOOT"), folder("empty"),
+		regular("EFI/BOOT/BOOTX64.EFI", []byte("loader")),
+		regular("loader/entries/edgebake-6.12.0.conf", []byte("title x\n")),
+		regular("empty/none", nil),
+		regular("Ünïcode naïve 文件.txt", []byte("u")),
+		regular(strings.Repeat("l", 255), []byte("long")),
+		regular(".hidden", []byte("h")),
+		regular("a+b,c;d=e[f].x", []byte("signs")),
+		{Path: "vmlinuz", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date,
+			Data: tree.Content{Blob: "b", Off: 12345, Size: 2<<20 + 777}}},
+	}
+	for i := range 300 {
+		nodes = append(nodes, regular(fmt.Sprintf("many/file number %d", i), fmt.Appendf(nil, "%d", i)))
+	}
+	return nodes, blobs
+}
+
+func content(n tree.Node, blobs blobMap) []byte {
+	if n.Data.Blob == "" {
+		return n.Data.Inline
+	}
+	return blobs[n.Data.Blob][n.Data.Off:][:n.Data.Size]
+}
+
+func build(t *testing.T, nodes []tree.Node, blobs tree.Blobs, o Options) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "fat.img")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(o.Size); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(f, nodes, blobs, o); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+var kinds = []Options{
+	{Type: 16, Label: "EDGEBAKE", VolumeID: 0x12345678, Size: 16 << 20, Start: 516 << 20, Time: date},
+	{Type: 32, Label: "ESP", VolumeID: 0x9abcdef0, Size: 512 << 20, Start: 4 << 20, Time: date},
+	{Type: 32, Label: "ESP", VolumeID: 1, Size: 64 << 20, Time: date},
+}
+
+func TestWriteIsCleanAndReadable(t *testing.T) {
+	for _, o := range kinds {
+		t.Run(fmt.Sprintf("FAT%d %dM", o.Type, o.Size>>20), func(t *testing.T) {
+			nodes, blobs := sample()
+			name := build(t, nodes, blobs, o)
+
+			f, err := os.Open(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			r, err := Open(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Type() != o.Type {
+				t.Errorf("type is %d", r.Type())
+			}
+			if l, err := r.Label(); err != nil || l != o.Label {
+				t.Errorf("label is %q, %v", l, err)
+			}
+			want := map[string]tree.Node{}
+			for _, n := range nodes {
+				want[n.Path] = n
+			}
+			for _, p := range []string{"loader", "loader/entries", "many"} {
+				want[p] = folder(p) // made up for the files in them
+			}
+			delete(want, ".")
+			err = r.Walk(func(e Entry) error {
+				n, ok := want[e.Path]
+				if !ok {
+					t.Errorf("found %q, which nobody wrote", e.Path)
+					return nil
+				}
+				delete(want, e.Path)
+				if e.Dir != n.IsDir() || !e.MTime.Equal(date) {
+					t.Errorf("%s: dir %v time %v", e.Path, e.Dir, e.MTime)
+				}
+				if e.Dir {
+					return nil
+				}
+				got, err := r.ReadFile(e.Path)
+				if err != nil || !bytes.Equal(got, content(n, blobs)) {
+					t.Errorf("%s: content differs, %v", e.Path, err)
+				}
+				if x, err := r.Extents(e.Path); err != nil || len(x) > 1 {
+					t.Errorf("%s: not contiguous: %v %v", e.Path, x, err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			for p := range want {
+				t.Errorf("%s is missing", p)
+			}
+			if e, err := r.Stat("efi/boot/bootx64.efi"); err != nil || e.Path != "EFI/BOOT/BOOTX64.EFI" {
+				t.Errorf("case matters: %v %v", e, err)
+			}
+
+			out := oracle(t, "fsck.fat", "-n", "-v", name)
+			if strings.Contains(out, "differ") || strings.Contains(out, "wrong") {
+				t.Errorf("fsck.fat: %s", out)
+			}
+			// mtools as a second reader.
+			got := t.TempDir()
+			oracle(t, "mcopy", "-s", "-n", "-i", name, "::/", got)
+			for _, n := range nodes {
+				if n.IsDir() || strings.ContainsAny(n.Path, "Ü文") { // needs a UTF-8 locale
+					continue
+				}
+				b, err := os.ReadFile(filepath.Join(got, n.Path))
+				if err != nil || !bytes.Equal(b, content(n, blobs)) {
+					t.Errorf("mcopy reads %s differently: %v", n.Path, err)
+				}
+			}
+		})
+	}
+}
+
+func TestFreeCountMatchesInformationSector(t *testing.T) {
+	nodes, blobs := sample()
+	name := build(t, nodes, blobs, kinds[2])
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	free, err := r.Free()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := int64(le.Uint32(b[512+488:])) * r.g.clusterSize(); got != free {
+		t.Errorf("information sector says %d bytes are free, the table %d", got, free)
+	}
+}
+
+func TestSameInputSameBytes(t *testing.T) {
+	nodes, blobs := sample()
+	a, err := os.ReadFile(build(t, nodes, blobs, kinds[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	b, err := os.ReadFile(build(t, nodes, blobs, kinds[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(a, b) {
+		t.Error("the order of the nodes changes the bytes")
+	}
+}
+
+// refuser fails the test if anything is written.
+type refuser struct{ t *testing.T }
+
+func (r refuser) WriteAt(p []byte, off int64) (int, error) {
+	r.t.Errorf("%d bytes written at %d before the input was checked", len(p), off)
+	return len(p), nil
+}
+
+func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
+	link := tree.Node{Path: "link", Inode: &tree.Inode{Mode: tree.ModeSymlink | 0o777, Target: "x"}}
+	big := tree.Node{Path: "big", Inode: &tree.Inode{Mode: tree.ModeRegular, Data: tree.Content{Blob: "b", Size: 4 << 30}}}
+	full := tree.Node{Path: "full", Inode: &tree.Inode{Mode: tree.ModeRegular, Data: tree.Content{Blob: "b", Size: 17 << 20}}}
+	var crowd []tree.Node
+	for i := range 520 {
+		crowd = append(crowd, regular(fmt.Sprintf("F%d", i), nil))
+	}
+	for name, tc := range map[string]struct {
+		nodes []tree.Node
+		o     Options
+		want  []string
+	}{
+		"two at once":    {[]tree.Node{link, regular("a:b", nil)}, kinds[0], []string{"link: is neither", `a:b: has the character ':'`}},
+		"case":           {[]tree.Node{regular("Readme", nil), regular("README", nil)}, kinds[0], []string{"same name to FAT"}},
+		"file and dir":   {[]tree.Node{regular("a", nil), regular("a/b", nil)}, kinds[0], []string{"file and a directory"}},
+		"dot dot":        {[]tree.Node{regular("../a", nil)}, kinds[0], []string{"not a clean relative path"}},
+		"absolute":       {[]tree.Node{regular("/a", nil)}, kinds[0], []string{"not a clean relative path"}},
+		"trailing dot":   {[]tree.Node{regular("a.", nil)}, kinds[0], []string{"ends with a dot"}},
+		"long name":      {[]tree.Node{regular(strings.Repeat("x", 256), nil)}, kinds[0], []string{"longer than 255"}},
+		"too big a file": {[]tree.Node{big}, kinds[1], []string{"FAT ends at 4 GiB"}},
+		"no room":        {[]tree.Node{full}, kinds[0], []string{"make the partition larger"}},
+		"crowded top":    {crowd, kinds[0], []string{"has room for 512 entries"}},
+		"label":          {nil, Options{Type: 16, Label: "much too long", Size: 16 << 20}, []string{"label"}},
+		"small FAT32":    {nil, Options{Type: 32, Size: 16 << 20}, []string{"too few for FAT32"}},
+		"small FAT16":    {nil, Options{Type: 16, Size: 1 << 20}, []string{"too few for FAT16"}},
+		"FAT12":          {nil, Options{Type: 12, Size: 1 << 20}, []string{"only FAT16 and FAT32"}},
+		"odd size":       {nil, Options{Type: 16, Size: 16<<20 + 1}, []string{"size of"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Write(refuser{t}, tc.nodes, blobMap{}, tc.o)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, w := range tc.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("error does not say %q: %v", w, err)
+				}
+			}
+		})
+	}
+}
+
+func TestContentCutShort(t *testing.T) {
+	n := tree.Node{Path: "x", Inode: &tree.Inode{Mode: tree.ModeRegular, Data: tree.Content{Blob: "b", Off: 10, Size: 100}}}
+	err := Write(make(memory, 16<<20), []tree.Node{n}, blobMap{"b": make([]byte, 50)}, kinds[0])
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+type memory []byte
+
+func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
+
+// TestReadsWhatOthersWrite lets mkfs.fat and mtools write, in FAT12, 16 and
+// 32, with short names, lower case, deletions and fragmented files.
+func TestReadsWhatOthersWrite(t *testing.T) {
+	for kind, size := range map[string]string{"12": "4M", "16": "16M", "32": "64M"} {
+		t.Run(kind, func(t *testing.T) {
+			d := t.TempDir()
+			img := filepath.Join(d, "img")
+			oracle(t, "truncate", "-s", size, img)
+			oracle(t, "mkfs.fat", "-F", kind, "-n", "STICK", img)
+			put := func(name string, b []byte) {
+				t.Helper()
+				p := filepath.Join(d, "src")
+				if err := os.WriteFile(p, b, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				oracle(t, "mcopy", "-o", "-i", img, p, "::"+name)
+			}
+			put("SITE.YAM", []byte("x"))
+			put("site.yaml", []byte("apiVersion: v1\n"))
+			oracle(t, "mmd", "-i", img, "::files")
+			// Gaps between small files make the large one fragmented.
+			for i := range 40 {
+				put(fmt.Sprintf("gap%d", i), make([]byte, 5000))
+			}
+			for i := range 20 {
+				oracle(t, "mdel", "-i", img, fmt.Sprintf("::gap%d", 2*i))
+			}
+			big := make([]byte, 400_000)
+			rand.NewChaCha8([32]byte{2}).Read(big)
+			put("files/A rather long name.bin", big)
+
+			b, err := os.ReadFile(img)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := Open(bytes.NewReader(b))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l, err := r.Label(); l != "STICK" {
+				t.Errorf("label %q, %v", l, err)
+			}
+			if got, err := r.ReadFile("Site.YAML"); string(got) != "apiVersion: v1\n" {
+				t.Errorf("site.yaml: %q, %v", got, err)
+			}
+			if got, err := r.ReadFile("files/a rather long name.bin"); !bytes.Equal(got, big) {
+				t.Errorf("the large file differs: %v", err)
+			}
+			// On FAT32 mtools goes on behind the last allocation instead.
+			if x, _ := r.Extents("files/a rather long name.bin"); kind != "32" && len(x) < 2 {
+				t.Errorf("the test's file is not fragmented")
+			}
+			if _, err := r.Stat("gap0"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("a deleted file is there: %v", err)
+			}
+			if e, err := r.Stat("gap1"); err != nil || e.Size != 5000 {
+				t.Errorf("gap1: %v %v", e, err)
+			}
+		})
+	}
+}
+
+func TestOtherFileSystemsAreNamed(t *testing.T) {
+	b := make([]byte, 4096)
+	if _, err := Open(bytes.NewReader(b)); !errors.Is(err, ErrNotFAT) {
+		t.Errorf("zeros: %v", err)
+	}
+	copy(b[3:], "EXFAT   ")
+	if _, err := Open(bytes.NewReader(b)); !errors.Is(err, ErrNotFAT) || !strings.Contains(err.Error(), "exFAT") {
+		t.Errorf("exFAT: %v", err)
+	}
+	if _, err := Open(bytes.NewReader(nil)); err == nil {
+		t.Error("nothing at all is taken for FAT")
+	}
+}
+
+func TestLoopsEnd(t *testing.T) {
+	m := make(memory, 16<<20)
+	if err := Write(m, []tree.Node{regular("a/b", make([]byte, 5000))}, blobMap{}, kinds[0]); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(bytes.NewReader(m))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := r.Stat("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := m[r.g.clusterOff(a.first)+2*entrySize:]
+	// The file's only cluster is followed by itself, and it claims more bytes
+	// than the disk has.
+	b := le.Uint16(entry[26:])
+	le.PutUint16(m[r.g.fatOff(0)+int64(b)*2:], b)
+	le.PutUint32(entry[28:], 1<<30)
+	r.page = nil
+	if _, err := r.ReadFile("a/b"); err == nil || !strings.Contains(err.Error(), "loop") {
+		t.Errorf("file: %v", err)
+	}
+	// A directory that holds itself.
+	entry[11] = attrDirectory
+	le.PutUint16(entry[26:], uint16(a.first))
+	if err := r.Walk(func(Entry) error { return nil }); err == nil || !strings.Contains(err.Error(), "inside itself") {
+		t.Errorf("directory: %v", err)
+	}
+}
+
+func FuzzReader(f *testing.F) {
+	for _, o := range []Options{kinds[0], {Type: 32, Label: "X", Size: 34 << 20, Time: date}} {
+		m := make(memory, o.Size)
+		nodes := []tree.Node{regular("site.yaml", []byte("a: b\n")), regular("files/a rather long name", make([]byte, 9000))}
+		if err := Write(m, nodes, blobMap{}, o); err != nil {
+			f.Fatal(err)
+		}
+		f.Add([]byte(m[:256<<10]))
+		f.Add([]byte(m[:4096]))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := Open(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		n := 0
+		stop := errors.New("enough")
+		r.Walk(func(e Entry) error {
+			if n++; n > 1000 {
+				return stop
+			}
+			if path.Clean(e.Path) != e.Path || strings.HasPrefix(e.Path, "..") || strings.HasPrefix(e.Path, "/") {
+				t.Fatalf("path %q leaves the file system", e.Path)
+			}
+			if !e.Dir && e.Size < 1<<20 {
+				r.ReadFile(e.Path)
+			}
+			return nil
+		})
+		r.Label()
+	})
+}

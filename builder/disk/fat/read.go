@@ -1,0 +1,461 @@
+package fat
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+	"unicode/utf16"
+)
+
+// ErrNotFAT is returned by Open for bytes that are no FAT file system.
+var ErrNotFAT = errors.New("no FAT file system")
+
+// Reader reads a file system. It is not safe for concurrent use.
+type Reader struct {
+	r io.ReaderAt
+	g geometry
+	// page is the part of the allocation table read last.
+	page    []byte
+	pageOff int64
+}
+
+// Entry is a file or directory.
+type Entry struct {
+	Path  string // relative, clean
+	Dir   bool
+	Size  int64
+	MTime time.Time
+	first uint32
+}
+
+// Name is the last element of the path.
+func (e Entry) Name() string { return path.Base(e.Path) }
+
+// Extent is a run of a file's bytes in the partition.
+type Extent struct{ Off, Len int64 }
+
+// Open reads the boot sector. Nothing else of the file system needs to be
+// sound yet.
+func Open(r io.ReaderAt) (*Reader, error) {
+	b := make([]byte, sectorSize)
+	if _, err := r.ReadAt(b, 0); err != nil {
+		return nil, fmt.Errorf("reading the boot sector: %w", err)
+	}
+	if string(b[3:11]) == "EXFAT   " {
+		return nil, fmt.Errorf("%w: it is exFAT; format it as FAT32 (MS-DOS)", ErrNotFAT)
+	}
+	if string(b[3:7]) == "NTFS" {
+		return nil, fmt.Errorf("%w: it is NTFS; format it as FAT32 (MS-DOS)", ErrNotFAT)
+	}
+	g := geometry{
+		sectorSize: int64(le.Uint16(b[11:])),
+		perCluster: int64(b[13]),
+		reserved:   int64(le.Uint16(b[14:])),
+		fats:       int64(b[16]),
+		sectors:    int64(le.Uint16(b[19:])),
+		fatSectors: int64(le.Uint16(b[22:])),
+	}
+	if g.sectors == 0 {
+		g.sectors = int64(le.Uint32(b[32:]))
+	}
+	fat32 := g.fatSectors == 0
+	if fat32 {
+		g.fatSectors = int64(le.Uint32(b[36:]))
+		g.root = le.Uint32(b[44:])
+	}
+	power2 := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
+	if b[510] != 0x55 || b[511] != 0xaa || !power2(g.sectorSize) || g.sectorSize < 512 || g.sectorSize > 4096 ||
+		!power2(g.perCluster) || g.reserved == 0 || g.fats == 0 || g.fats > 4 || g.fatSectors == 0 {
+		return nil, ErrNotFAT
+	}
+	rootBytes := int64(le.Uint16(b[17:])) * entrySize
+	g.rootDir = (rootBytes + g.sectorSize - 1) / g.sectorSize
+	g.clusters = (g.sectors - g.reserved - g.fats*g.fatSectors - g.rootDir) / g.perCluster
+	// The number of clusters alone tells the types apart ("FAT Type
+	// Determination").
+	bits := int64(0)
+	switch {
+	case fat32:
+		g.kind, bits = 32, 32
+	case g.clusters < minFAT16:
+		g.kind, bits = 12, 12
+	default:
+		g.kind, bits = 16, 16
+	}
+	if g.clusters < 1 || g.clusters >= 1<<28-16 || g.kind == 16 && g.clusters >= minFAT32 ||
+		(g.clusters+2)*bits > g.fatSectors*g.sectorSize*8 || !fat32 && rootBytes == 0 {
+		return nil, fmt.Errorf("%w: the boot sector contradicts itself", ErrNotFAT)
+	}
+	return &Reader{r: r, g: g}, nil
+}
+
+// Type is 12, 16 or 32.
+func (r *Reader) Type() int { return r.g.kind }
+
+// Size is the file system's size in bytes.
+func (r *Reader) Size() int64 { return r.g.sectors * r.g.sectorSize }
+
+// Label is the volume label in the top directory, or "".
+func (r *Reader) Label() (string, error) {
+	label := ""
+	err := r.scan(Entry{Path: ".", Dir: true}, func(raw []byte, _ Entry) bool {
+		if raw[11]&(attrVolume|attrDirectory) == attrVolume {
+			label = strings.TrimRight(string(raw[:11]), " ")
+			return false
+		}
+		return true
+	})
+	return label, err
+}
+
+// Free counts the free clusters and returns their bytes.
+func (r *Reader) Free() (int64, error) {
+	n := int64(0)
+	for c := int64(2); c < r.g.clusters+2; c++ {
+		v, err := r.next(uint32(c))
+		if err != nil {
+			return 0, err
+		}
+		if v == 0 {
+			n++
+		}
+	}
+	return n * r.g.clusterSize(), nil
+}
+
+// next reads a cluster's entry in the (first) allocation table.
+func (r *Reader) next(c uint32) (uint32, error) {
+	off, n := int64(c)*4, 4
+	switch r.g.kind {
+	case 12:
+		off, n = int64(c)+int64(c)/2, 2
+	case 16:
+		off, n = int64(c)*2, 2
+	}
+	if r.page == nil || off < r.pageOff || off+int64(n) > r.pageOff+int64(len(r.page)) {
+		size := r.g.fatSectors * r.g.sectorSize
+		page := make([]byte, min(4096, size-off))
+		if _, err := r.r.ReadAt(page, r.g.fatOff(0)+off); err != nil {
+			return 0, fmt.Errorf("reading the allocation table: %w", noEOF(err))
+		}
+		r.page, r.pageOff = page, off
+	}
+	b := r.page[off-r.pageOff:]
+	switch r.g.kind {
+	case 12:
+		v := uint32(le.Uint16(b))
+		if c&1 == 1 {
+			v >>= 4
+		}
+		return v & 0xfff, nil
+	case 16:
+		return uint32(le.Uint16(b)), nil
+	}
+	return le.Uint32(b) & 0x0fffffff, nil
+}
+
+// extents follows a chain for size bytes; -1 means to its end, as directories
+// have no size.
+func (r *Reader) extents(first uint32, size, limit int64) ([]Extent, error) {
+	var out []Extent
+	cs := r.g.clusterSize()
+	left := size
+	if size < 0 {
+		left = limit
+	}
+	for c, steps := first, int64(0); left > 0; steps++ {
+		if c < 2 || int64(c) >= r.g.clusters+2 {
+			// Beyond the last cluster stand the marks for "end" and "bad".
+			if size < 0 && steps > 0 && int64(c) >= r.g.clusters+2 {
+				return out, nil
+			}
+			return nil, fmt.Errorf("its chain of clusters ends %d bytes early", left)
+		}
+		if steps >= r.g.clusters {
+			return nil, errors.New("its chain of clusters is a loop")
+		}
+		n := min(cs, left)
+		if off := r.g.clusterOff(c); len(out) > 0 && out[len(out)-1].Off+out[len(out)-1].Len == off {
+			out[len(out)-1].Len += n
+		} else {
+			out = append(out, Extent{off, n})
+		}
+		left -= n
+		if left == 0 && size >= 0 {
+			break
+		}
+		var err error
+		if c, err = r.next(c); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// scan calls fn for each used entry of a directory, long names decoded,
+// until fn returns false.
+func (r *Reader) scan(dir Entry, fn func(raw []byte, e Entry) bool) error {
+	var ext []Extent
+	if dir.Path == "." && r.g.kind != 32 {
+		ext = []Extent{{r.g.rootOff(), r.g.rootDir * r.g.sectorSize}}
+	} else {
+		first := dir.first
+		if dir.Path == "." {
+			first = r.g.root
+		}
+		var err error
+		if ext, err = r.extents(first, -1, dirMax); err != nil {
+			return fmt.Errorf("reading directory %s: %w", dir.Path, err)
+		}
+	}
+	var long longName
+	buf := make([]byte, 4096)
+	for _, x := range ext {
+		for x.Len > 0 {
+			b := buf[:min(int64(len(buf)), x.Len)]
+			if _, err := r.r.ReadAt(b, x.Off); err != nil {
+				return fmt.Errorf("reading directory %s: %w", dir.Path, noEOF(err))
+			}
+			x.Off += int64(len(b))
+			x.Len -= int64(len(b))
+			for ; len(b) >= entrySize; b = b[entrySize:] {
+				raw := b[:entrySize]
+				switch {
+				case raw[0] == 0: // nothing was ever used from here on
+					return nil
+				case raw[0] == 0xe5: // deleted
+					long = longName{}
+					continue
+				case raw[11]&0x3f == attrLongName:
+					long.add(raw)
+					continue
+				}
+				name := long.take(shortName(raw[:11]))
+				if name == "" {
+					name = decodeShort(raw)
+				}
+				e := Entry{
+					Path:  path.Join(dir.Path, name),
+					Dir:   raw[11]&attrDirectory != 0,
+					Size:  int64(le.Uint32(raw[28:])),
+					MTime: fromDOSTime(le.Uint16(raw[24:]), le.Uint16(raw[22:])),
+					first: uint32(le.Uint16(raw[26:])),
+				}
+				if r.g.kind == 32 {
+					e.first |= uint32(le.Uint16(raw[20:])) << 16
+				}
+				if e.Dir {
+					e.Size = 0
+				}
+				// A name with a slash would reach into another directory.
+				if raw[11]&attrVolume == 0 && !fs.ValidPath(name) || strings.Contains(name, "/") {
+					continue
+				}
+				if !fn(raw, e) {
+					return nil
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// longName gathers the parts of a long name, which come last part first.
+type longName struct {
+	chars []uint16
+	want  int // the part that must come next; 0: the short entry
+	sum   byte
+	ok    bool
+}
+
+func (l *longName) add(raw []byte) {
+	part := int(raw[0] & 0x3f)
+	if raw[0]&0x40 != 0 {
+		*l = longName{chars: make([]uint16, part*charsPerEntry), want: part, sum: raw[13], ok: part > 0 && part <= 20}
+	}
+	if !l.ok || part != l.want || raw[13] != l.sum {
+		*l = longName{}
+		return
+	}
+	for i, at := range longOffsets {
+		l.chars[(part-1)*charsPerEntry+i] = le.Uint16(raw[at:])
+	}
+	l.want--
+}
+
+// take returns the gathered name if it belongs to the short one, and starts
+// over.
+func (l *longName) take(s shortName) string {
+	defer func() { *l = longName{} }()
+	if !l.ok || l.want != 0 || l.sum != s.checksum() {
+		return ""
+	}
+	for i, c := range l.chars {
+		if c == 0 || c == 0xffff {
+			l.chars = l.chars[:i]
+			break
+		}
+	}
+	return string(utf16.Decode(l.chars))
+}
+
+// decodeShort makes a name out of a short entry. Windows NT and its followers
+// keep the case of all-lower-case names in two bits.
+func decodeShort(raw []byte) string {
+	part := func(b []byte, lower bool) string {
+		s := make([]rune, 0, 8)
+		for _, c := range b {
+			if c >= 0x80 {
+				s = append(s, '_') // of an unknown code page
+			} else {
+				s = append(s, rune(c))
+			}
+		}
+		t := strings.TrimRight(string(s), " ")
+		if lower {
+			t = strings.ToLower(t)
+		}
+		return t
+	}
+	base, ext := part(raw[:8], raw[12]&0x08 != 0), part(raw[8:11], raw[12]&0x10 != 0)
+	if ext != "" {
+		return base + "." + ext
+	}
+	return base
+}
+
+// ReadDir lists a directory; "." is the top.
+func (r *Reader) ReadDir(dir string) ([]Entry, error) {
+	d, err := r.Stat(dir)
+	if err != nil {
+		return nil, err
+	}
+	return r.readDir(d)
+}
+
+func (r *Reader) readDir(d Entry) ([]Entry, error) {
+	if !d.Dir {
+		return nil, fmt.Errorf("reading directory %s: it is a file", d.Path)
+	}
+	var out []Entry
+	err := r.scan(d, func(raw []byte, e Entry) bool {
+		name := e.Name()
+		if raw[11]&attrVolume == 0 && raw[0] != '.' && name != "." && name != ".." {
+			out = append(out, e)
+		}
+		return true
+	})
+	return out, err
+}
+
+// Stat finds a file. As FAT does, it takes no notice of case.
+func (r *Reader) Stat(name string) (Entry, error) {
+	at := Entry{Path: ".", Dir: true}
+	if name == "." {
+		return at, nil
+	}
+	if !fs.ValidPath(name) {
+		return Entry{}, fmt.Errorf("finding %s: %w", name, fs.ErrInvalid)
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		list, err := r.readDir(at)
+		if err != nil {
+			return Entry{}, err
+		}
+		found := false
+		for _, e := range list {
+			if foldName(e.Name()) == foldName(part) {
+				at, found = e, true
+				break
+			}
+		}
+		if !found {
+			return Entry{}, fmt.Errorf("finding %s: %w", name, fs.ErrNotExist)
+		}
+	}
+	return at, nil
+}
+
+// Extents says where in the partition a file's bytes are, in order.
+func (r *Reader) Extents(name string) ([]Extent, error) {
+	e, err := r.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	if e.Dir {
+		return nil, fmt.Errorf("reading %s: it is a directory", e.Path)
+	}
+	ext, err := r.extents(e.first, e.Size, 0)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", e.Path, err)
+	}
+	return ext, nil
+}
+
+// ReadFile reads a whole file.
+func (r *Reader) ReadFile(name string) ([]byte, error) {
+	ext, err := r.Extents(name)
+	if err != nil {
+		return nil, err
+	}
+	// Grown by what is there, not by what the entry says: a damaged entry
+	// may claim 4 GiB.
+	var out []byte
+	for _, x := range ext {
+		for x.Len > 0 {
+			n := min(x.Len, 1<<20)
+			at := len(out)
+			out = append(out, make([]byte, n)...)
+			if _, err := r.r.ReadAt(out[at:], x.Off); err != nil {
+				return nil, fmt.Errorf("reading %s: %w", name, noEOF(err))
+			}
+			x.Off += n
+			x.Len -= n
+		}
+	}
+	return out, nil
+}
+
+// maxDepth of directories that Walk goes down to. Nobody has more; a damaged
+// file system, where a directory holds itself, has.
+const maxDepth = 64
+
+// Walk calls fn for every file and directory but the top one, parents first.
+func (r *Reader) Walk(fn func(Entry) error) error {
+	var walk func(d Entry, depth int) error
+	seen := map[uint32]bool{}
+	walk = func(d Entry, depth int) error {
+		list, err := r.readDir(d)
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if e.Dir && (depth == maxDepth || seen[e.first]) {
+				return fmt.Errorf("reading directory %s: it is inside itself, or too deep", e.Path)
+			}
+			if err := fn(e); err != nil {
+				return err
+			}
+			if e.Dir {
+				seen[e.first] = true
+				if err := walk(e, depth+1); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	return walk(Entry{Path: ".", Dir: true}, 0)
+}
+
+// noEOF turns the end of the file into the complaint that it came too early.
+func noEOF(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

@@ -1,0 +1,454 @@
+package fat
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/tree"
+)
+
+// file is a node on its way into the file system.
+type file struct {
+	name    string
+	path    string
+	inode   *tree.Inode // nil for the root and for parents nobody listed
+	dir     bool
+	parent  *file
+	kids    []*file
+	byName  map[string]*file // folded name; directories only
+	short   shortName
+	long    bool
+	entries int // directory entries it has as a directory
+	first   uint32
+	n       uint32 // clusters
+}
+
+// Write makes a file system of the nodes. w is the partition and must be all
+// zero. Owners, permissions and extended attributes have no place on FAT and
+// are left out; symbolic links, devices and the like are errors.
+func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error {
+	if err := write(w, nodes, blobs, o); err != nil {
+		return fmt.Errorf("writing FAT%d file system %q: %w", o.Type, o.Label, err)
+	}
+	return nil
+}
+
+// Fits reports why Write would refuse the nodes, without writing.
+func Fits(nodes []tree.Node, o Options) error {
+	if _, _, _, err := prepare(nodes, o); err != nil {
+		return fmt.Errorf("laying out FAT%d file system %q: %w", o.Type, o.Label, err)
+	}
+	return nil
+}
+
+// prepare checks everything and gives every file its clusters. It returns
+// the files in the order of their clusters and the first cluster left free.
+func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
+	if len(o.Label) > 11 || strings.ContainsFunc(o.Label, func(c rune) bool {
+		return c > 127 || c != ' ' && !strings.ContainsRune(shortChars, c)
+	}) {
+		return nil, nil, 0, fmt.Errorf("the label must have at most 11 characters, capital letters, digits and a few signs")
+	}
+	g, err := layout(o)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	root, err := gather(nodes)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	if g.kind == 16 && root.entries > rootMax {
+		return nil, nil, 0, fmt.Errorf("the top directory has room for %d entries and needs %d: move files into a folder", rootMax, root.entries)
+	}
+	order, next, err := allocate(g, root)
+	return g, order, next, err
+}
+
+// gather makes the tree of files out of the list of nodes. It reports
+// everything that FAT cannot hold, at once.
+func gather(nodes []tree.Node) (*file, error) {
+	root := &file{path: ".", dir: true, byName: map[string]*file{}}
+	var errs []error
+	bad := func(p, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{p}, args...)...))
+	}
+	// parent finds the directory p, made up where nobody listed it.
+	var parent func(p string) *file
+	parent = func(p string) *file {
+		if p == "." {
+			return root
+		}
+		up := parent(path.Dir(p))
+		if up == nil {
+			return nil
+		}
+		name := path.Base(p)
+		if d, ok := up.byName[foldName(name)]; ok {
+			if !d.dir {
+				bad(p, "is a file and a directory at once")
+				return nil
+			}
+			return d
+		}
+		d := &file{name: name, path: p, dir: true, parent: up, byName: map[string]*file{}}
+		up.byName[foldName(name)] = d
+		up.kids = append(up.kids, d)
+		return d
+	}
+	sorted := slices.Clone(nodes)
+	slices.SortStableFunc(sorted, func(a, b tree.Node) int { return cmp.Compare(a.Path, b.Path) })
+	for _, n := range sorted {
+		if n.Path == "." {
+			root.inode = n.Inode
+			continue
+		}
+		if !fs.ValidPath(n.Path) {
+			bad(n.Path, "is not a clean relative path")
+			continue
+		}
+		if n.Inode == nil {
+			bad(n.Path, "has no inode")
+			continue
+		}
+		name := path.Base(n.Path)
+		if err := checkName(name); err != nil {
+			bad(n.Path, "%w", err)
+			continue
+		}
+		if !n.IsDir() && !n.IsRegular() {
+			bad(n.Path, "is neither file nor directory (mode %o); FAT has nothing else", n.Mode)
+			continue
+		}
+		if n.Data.Size < 0 || n.Data.Size > 1<<32-1 {
+			bad(n.Path, "has %d bytes; FAT ends at 4 GiB", n.Data.Size)
+			continue
+		}
+		up := parent(path.Dir(n.Path))
+		if up == nil {
+			continue
+		}
+		key := foldName(name)
+		if other, ok := up.byName[key]; ok {
+			if n.IsDir() && other.dir && other.inode == nil && other.name == name {
+				other.inode = n.Inode
+			} else {
+				bad(n.Path, "and %s are the same name to FAT", other.path)
+			}
+			continue
+		}
+		f := &file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir(), parent: up}
+		if f.dir {
+			f.byName = map[string]*file{}
+		}
+		up.byName[key] = f
+		up.kids = append(up.kids, f)
+	}
+	if err := count(root); err != nil {
+		errs = append(errs, err)
+	}
+	return root, errors.Join(errs...)
+}
+
+// count sorts a directory, gives its files short names and counts entries.
+func count(d *file) error {
+	slices.SortFunc(d.kids, func(a, b *file) int { return cmp.Compare(a.name, b.name) })
+	d.entries = 2 // "." and ".."
+	if d.parent == nil {
+		d.entries = 1 // the volume label
+	}
+	names := newShortNames()
+	var errs []error
+	for _, k := range d.kids {
+		k.short, k.long = names.take(k.name)
+		d.entries++
+		if k.long {
+			d.entries += longEntries(k.name)
+		}
+		if k.dir {
+			errs = append(errs, count(k))
+		}
+	}
+	if d.entries*entrySize > dirMax {
+		errs = append(errs, fmt.Errorf("%s: has too many files for a FAT directory", d.path))
+	}
+	return errors.Join(errs...)
+}
+
+// allocate hands out clusters: a directory, then what is in it.
+func allocate(g *geometry, root *file) (order []*file, next uint32, err error) {
+	used := int64(0)
+	take := func(f *file, size int64) {
+		n := (size + g.clusterSize() - 1) / g.clusterSize()
+		if n > 0 && used+n <= g.clusters {
+			f.first, f.n = uint32(used)+2, uint32(n)
+		}
+		used += n
+	}
+	var visit func(d *file)
+	visit = func(d *file) {
+		if d.parent != nil || g.kind == 32 {
+			take(d, int64(d.entries)*entrySize)
+		}
+		order = append(order, d)
+		for _, k := range d.kids {
+			if k.dir {
+				visit(k)
+				continue
+			}
+			take(k, k.inode.Data.Size)
+			order = append(order, k)
+		}
+	}
+	visit(root)
+	if used > g.clusters {
+		return nil, 0, fmt.Errorf("the files need %s, the file system has room for %s: make the partition larger",
+			size(used*g.clusterSize()), size(g.clusters*g.clusterSize()))
+	}
+	return order, uint32(used) + 2, nil
+}
+
+func size(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+
+func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error {
+	g, order, next, err := prepare(nodes, o)
+	if err != nil {
+		return err
+	}
+	c := &copier{blobs: blobs, buf: make([]byte, 1<<20)}
+	defer c.close()
+	for _, f := range order {
+		off := g.rootOff()
+		if f.parent != nil || g.kind == 32 {
+			off = g.clusterOff(f.first)
+		}
+		if f.dir {
+			if _, err := w.WriteAt(directory(f, o), off); err != nil {
+				return fmt.Errorf("writing directory %s: %w", f.path, err)
+			}
+		} else if err := c.copy(w, off, f.inode.Data); err != nil {
+			return fmt.Errorf("writing %s: %w", f.path, err)
+		}
+	}
+	table := chains(g, order, next)
+	for i := range g.fats {
+		if _, err := w.WriteAt(table, g.fatOff(i)); err != nil {
+			return fmt.Errorf("writing the allocation table: %w", err)
+		}
+	}
+	boot := bootSector(g, o)
+	if g.kind == 32 {
+		// The copies in sectors 6 and 7 are what repair tools look for.
+		info := fsInfo(g, next)
+		for _, at := range []int64{0, 6} {
+			if _, err := w.WriteAt(info, (at+1)*sectorSize); err != nil {
+				return fmt.Errorf("writing the information sector: %w", err)
+			}
+		}
+		if _, err := w.WriteAt(boot, 6*sectorSize); err != nil {
+			return fmt.Errorf("writing the boot sector's copy: %w", err)
+		}
+	}
+	// Last, so that a write that failed half-way is no file system.
+	if _, err := w.WriteAt(boot, 0); err != nil {
+		return fmt.Errorf("writing the boot sector: %w", err)
+	}
+	return nil
+}
+
+// directory renders a directory's entries.
+func directory(d *file, o Options) []byte {
+	b := make([]byte, d.entries*entrySize)
+	at := 0
+	put := func(name shortName, attr byte, f *file, first uint32) {
+		e := b[at:]
+		copy(e, name[:])
+		e[11] = attr
+		t, size := o.Time, int64(0)
+		if f != nil && f.inode != nil {
+			if !f.inode.MTime.IsZero() {
+				t = f.inode.MTime
+			}
+			if !f.dir {
+				size = f.inode.Data.Size
+			}
+		}
+		date, clock := dosTime(t)
+		le.PutUint16(e[14:], clock) // made
+		le.PutUint16(e[16:], date)
+		le.PutUint16(e[18:], date) // read
+		le.PutUint16(e[20:], uint16(first>>16))
+		le.PutUint16(e[22:], clock) // written
+		le.PutUint16(e[24:], date)
+		le.PutUint16(e[26:], uint16(first))
+		le.PutUint32(e[28:], uint32(size))
+		at += entrySize
+	}
+	if d.parent == nil {
+		put(labelName(o.Label), attrVolume, d, 0)
+	} else {
+		put(shortName([]byte(".          ")), attrDirectory, d, d.first)
+		// ".." of a directory at the top says 0, on FAT32 too.
+		up := d.parent.first
+		if d.parent.parent == nil {
+			up = 0
+		}
+		put(shortName([]byte("..         ")), attrDirectory, d.parent, up)
+	}
+	for _, k := range d.kids {
+		if k.long {
+			at += putLong(b[at:], k.name, k.short.checksum())
+		}
+		attr := byte(attrArchive)
+		if k.dir {
+			attr = attrDirectory
+		}
+		put(k.short, attr, k, k.first)
+	}
+	return b
+}
+
+// chains renders the allocation table as far as it is used.
+func chains(g *geometry, order []*file, next uint32) []byte {
+	width := int64(g.kind / 8)
+	b := make([]byte, (int64(next)*width+sectorSize-1)/sectorSize*sectorSize)
+	set := func(c, v uint32) {
+		if g.kind == 16 {
+			le.PutUint16(b[c*2:], uint16(v))
+		} else {
+			le.PutUint32(b[c*4:], v&0x0fffffff)
+		}
+	}
+	set(0, 0x0ffffff8) // the media byte
+	set(1, 0xffffffff) // clean, no errors
+	for _, f := range order {
+		for i := range f.n {
+			v := f.first + i + 1
+			if i == f.n-1 {
+				v = 0xffffffff
+			}
+			set(f.first+i, v)
+		}
+	}
+	return b
+}
+
+func labelName(label string) shortName {
+	s := shortName([]byte("           "))
+	if label == "" {
+		label = "NO NAME"
+	}
+	copy(s[:], label)
+	return s
+}
+
+func bootSector(g *geometry, o Options) []byte {
+	b := make([]byte, sectorSize)
+	ext := 36 // where the fields that all types have begin
+	copy(b, []byte{0xeb, 0x3c, 0x90})
+	if g.kind == 32 {
+		ext, b[1] = 64, 0x58
+	}
+	copy(b[3:], "EDGEBAKE")
+	le.PutUint16(b[11:], sectorSize)
+	b[13] = byte(g.perCluster)
+	le.PutUint16(b[14:], uint16(g.reserved))
+	b[16] = byte(g.fats)
+	le.PutUint16(b[17:], uint16(g.rootDir*sectorSize/entrySize))
+	if g.kind == 16 && g.sectors < 1<<16 {
+		le.PutUint16(b[19:], uint16(g.sectors))
+	} else {
+		le.PutUint32(b[32:], uint32(g.sectors))
+	}
+	b[21] = 0xf8              // a fixed disk
+	le.PutUint16(b[24:], 63)  // sectors a track
+	le.PutUint16(b[26:], 255) // heads
+	le.PutUint32(b[28:], uint32(min(o.Start/sectorSize, 1<<32-1)))
+	if g.kind == 16 {
+		le.PutUint16(b[22:], uint16(g.fatSectors))
+	} else {
+		le.PutUint32(b[36:], uint32(g.fatSectors))
+		le.PutUint32(b[44:], g.root)
+		le.PutUint16(b[48:], 1) // the information sector
+		le.PutUint16(b[50:], 6) // the copy of this one
+	}
+	b[ext], b[ext+2] = 0x80, 0x29
+	le.PutUint32(b[ext+3:], o.VolumeID)
+	label := labelName(o.Label)
+	copy(b[ext+7:], label[:])
+	copy(b[ext+18:], fmt.Sprintf("FAT%d   ", g.kind))
+	// Firmware that runs this code after all stops here.
+	copy(b[ext+26:], []byte{0xf4, 0xeb, 0xfd})
+	b[510], b[511] = 0x55, 0xaa
+	return b
+}
+
+func fsInfo(g *geometry, next uint32) []byte {
+	b := make([]byte, sectorSize)
+	copy(b, "RRaA")
+	copy(b[484:], "rrAa")
+	free := uint32(g.clusters) - (next - 2)
+	le.PutUint32(b[488:], free)
+	if free == 0 {
+		next = 0xffffffff // unknown: there is none
+	}
+	le.PutUint32(b[492:], next)
+	b[510], b[511] = 0x55, 0xaa
+	return b
+}
+
+// copier writes contents. It keeps the last blob open, because neighbours in
+// a tree mostly come out of the same one.
+type copier struct {
+	blobs tree.Blobs
+	buf   []byte
+	name  string
+	blob  tree.BlobFile
+}
+
+func (c *copier) close() {
+	if c.blob != nil {
+		c.blob.Close()
+	}
+}
+
+func (c *copier) copy(w io.WriterAt, off int64, d tree.Content) error {
+	if d.Blob == "" {
+		if int64(len(d.Inline)) != d.Size {
+			return fmt.Errorf("content has %d bytes, %d were promised", len(d.Inline), d.Size)
+		}
+		if d.Size == 0 {
+			return nil
+		}
+		_, err := w.WriteAt(d.Inline, off)
+		return err
+	}
+	if c.blob == nil || c.name != d.Blob {
+		c.close()
+		c.blob = nil
+		b, err := c.blobs.OpenBlob(d.Blob)
+		if err != nil {
+			return err
+		}
+		c.name, c.blob = d.Blob, b
+	}
+	for done := int64(0); done < d.Size; {
+		b := c.buf[:min(int64(len(c.buf)), d.Size-done)]
+		if n, err := c.blob.ReadAt(b, d.Off+done); n < len(b) {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return fmt.Errorf("reading blob %s at %d: %w", d.Blob, d.Off+done, err)
+		}
+		if _, err := w.WriteAt(b, off+done); err != nil {
+			return err
+		}
+		done += int64(len(b))
+	}
+	return nil
+}
