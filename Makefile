@@ -1,0 +1,55 @@
+# edgebake: what a person runs here. `make` alone lists it.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# The end-to-end tests boot machines; `make check` leaves them out.
+UNIT = $$(go list ./... | grep -v '/test/e2e$$')
+
+.PHONY: help deps build demo test check lint unit oracle e2e bench nightly clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+deps: ## install the Debian packages that tests call, where missing
+	@test/deps/install.sh
+
+build: ## compile edgebake, firstboot and ipvscare into bin/
+	@echo "Compiling edgebake, firstboot and ipvscare into bin/"
+	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+demo: ## bake an image, boot it, watch it join a small real cluster
+	@test/deps/install.sh demo
+	@$(MAKE) --no-print-directory build
+	@go run ./test/demo
+
+test: deps check oracle e2e ## everything: check, the oracles' own module, boot and join
+
+check: lint unit ## format, vet, staticcheck, unit tests, import rules, double build
+
+lint:
+	@echo "gofmt, vet, staticcheck"
+	@bad=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); \
+	  [ -z "$$bad" ] || { echo "not gofmt-ed:"; echo "$$bad"; exit 1; }
+	@go vet ./...
+	@go run $(STATICCHECK) ./...
+
+unit:
+	@go test $(UNIT)
+
+oracle:
+	@cd test/oracle && go test ./...
+
+e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
+	@go test -count=1 -v -timeout 50m ./test/e2e
+
+bench: ## speed and size, as ratios against rivals in the same run
+	@go test -count=1 -v -timeout 60m -run '^$$' -bench . ./test/bench/...
+
+nightly: deps ## the long runs: power cuts at random moments
+	@EDGEBAKE_NIGHTLY=1 go test -count=1 -v -timeout 8h ./test/e2e
+
+clean: ## remove what was made here (the cache of inputs stays)
+	rm -rf bin build

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the demo and the tests call, where they
+# are missing. A second run changes nothing and needs no root. Go is the one
+# thing assumed.
+#
+#   install.sh demo   what `make demo` needs
+#   install.sh        what the tests need besides
+set -euo pipefail
+
+# What the demo runs: mmdebstrap makes the base (uidmap lets it do so without
+# root), QEMU boots it with OVMF's firmware.
+packages=(ca-certificates debian-archive-keyring mmdebstrap uidmap qemu-system-x86 qemu-utils ovmf)
+# The oracles that judge disks and units, and the network of the end-to-end
+# tests.
+[ "${1:-}" = demo ] || packages+=(e2fsprogs dosfstools gdisk mtools systemd iproute2 zstd)
+
+if ! command -v apt-get >/dev/null; then
+	echo "This is not Debian or a relative of it. Install by your own means: ${packages[*]}" >&2
+	exit 1
+fi
+if ! command -v go >/dev/null; then
+	echo "There is no go command. Install Go $(sed -n 's/^go //p' "$(dirname "$0")/../../go.mod") or later first." >&2
+	exit 1
+fi
+
+missing=()
+for p in "${packages[@]}"; do
+	status=$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null || true)
+	[ "$status" = installed ] || missing+=("$p")
+done
+if [ ${#missing[@]} = 0 ]; then
+	exit 0
+fi
+
+sudo=(env DEBIAN_FRONTEND=noninteractive)
+if [ "$(id -u)" != 0 ]; then
+	if ! command -v sudo >/dev/null; then
+		echo "As root, run: apt-get install ${missing[*]}" >&2
+		exit 1
+	fi
+	sudo=(sudo DEBIAN_FRONTEND=noninteractive)
+fi
+echo "Installing ${missing[*]} (about a minute)"
+"${sudo[@]}" apt-get -q update
+"${sudo[@]}" apt-get -qy install --no-install-recommends "${missing[@]}"

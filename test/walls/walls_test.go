@@ -1,0 +1,184 @@
+// Package walls tests which package may import which: the rooms and walls of
+// ARCHITECTURE.md. They keep the programs on a node small, the core free of
+// effects, and each foreign library behind one door.
+package walls
+
+import (
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const self = "github.com/edgebake/edgebake"
+
+// rooms lists, for each package of ours, what it may import of ours. A name
+// that ends in /... stands for all below it too.
+var rooms = map[string][]string{
+	"configs":          {"configs/ondisk"},
+	"configs/ondisk":   {},
+	"builder/plan":     {},
+	"builder/tree":     {},
+	"builder/fetch":    {"builder/plan", "builder/tree"},
+	"builder/images":   {"builder/plan", "builder/tree", "builder/fetch", "configs", "configs/ondisk"},
+	"builder/disk/...": {"builder/tree", "configs/ondisk"},
+	"builder/disk":     {"builder/plan", "builder/tree", "builder/disk/...", "configs/ondisk"},
+	"builder/slot":     {"configs/ondisk", "builder/disk/fat", "builder/tree"},
+	"builder/media":    {"builder/slot", "builder/disk/...", "builder/tree", "configs", "configs/ondisk"},
+	"builder/qemu":     {},
+	"builder":          {"builder/...", "overlays/...", "configs/..."},
+	"overlays":         {"configs/...", "overlays/node", "builder/tree"},
+	"overlays/node":    {"configs/..."},
+	"firstboot":        {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
+	"firstboot/...":    {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
+	"ipvs":             {"configs/ondisk"},
+	"cluster/api":      {},
+	"cluster":          {"configs/...", "cluster/api"},
+	"cmd/...":          {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
+	"test/...":         {"..."},
+}
+
+// doors lists foreign modules and the only packages of ours that may import
+// them.
+var doors = map[string][]string{
+	"github.com/spf13/cobra":                {"cmd/..."},
+	"github.com/diskfs/go-diskfs":           {"builder/disk/gpt"},
+	"go.etcd.io/bbolt":                      {"builder/images"},
+	"github.com/coreos/go-systemd/v22/unit": {"overlays/..."},
+	"github.com/coreos/go-systemd/v22/dbus": {"firstboot/host", "cmd/ipvscare"},
+	"github.com/moby/ipvs":                  {"ipvs"},
+	"github.com/vishvananda/netlink":        {"ipvs"},
+	"k8s.io/client-go":                      {"cluster"},
+	"testing":                               {"test/..."},
+}
+
+// burdens are modules that a binary must not even carry indirectly.
+var burdens = map[string][]string{
+	"cmd/firstboot": {"k8s.io/client-go", "github.com/diskfs/go-diskfs", "go.etcd.io/bbolt", "github.com/google/go-containerregistry"},
+	"cmd/ipvscare":  {"k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+	Standard   bool
+}
+
+// list runs go list once for all packages of ours.
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps,Standard", self+"/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(strings.NewReader(string(out))); d.More(); {
+		var p pkg
+		if err := d.Decode(&p); err != nil {
+			t.Fatalf("reading go list: %v", err)
+		}
+		pkgs = append(pkgs, p)
+	}
+	if len(pkgs) < 5 {
+		t.Fatalf("go list knows %d packages; is this test run inside the module?", len(pkgs))
+	}
+	return pkgs
+}
+
+// matches reports whether name is one of the patterns.
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		root, tree := strings.CutSuffix(p, "...")
+		return p == name || tree && (strings.HasPrefix(name, root) || name == strings.TrimSuffix(root, "/"))
+	})
+}
+
+// room returns the entry that holds for a package: its own name first, then
+// the longest pattern.
+func room(name string) ([]string, bool) {
+	if may, ok := rooms[name]; ok {
+		return may, true
+	}
+	best := ""
+	for p := range rooms {
+		if matches([]string{p}, name) && len(p) > len(best) {
+			best = p
+		}
+	}
+	may, ok := rooms[best]
+	return may, ok
+}
+
+func TestRooms(t *testing.T) {
+	for _, p := range list(t) {
+		name := strings.TrimPrefix(p.ImportPath, self+"/")
+		may, ok := room(name)
+		if !ok {
+			t.Errorf("%s is in no room: add it to rooms here and to ARCHITECTURE.md", name)
+			continue
+		}
+		for _, imp := range p.Imports {
+			imp, ours := strings.CutPrefix(imp, self+"/")
+			if ours && !matches(may, imp) {
+				t.Errorf("%s imports %s; it may import %v", name, imp, may)
+			}
+		}
+	}
+}
+
+func TestDoors(t *testing.T) {
+	for _, p := range list(t) {
+		name := strings.TrimPrefix(p.ImportPath, self+"/")
+		for _, imp := range p.Imports {
+			for lib, may := range doors {
+				if (imp == lib || strings.HasPrefix(imp, lib+"/")) && !matches(may, name) {
+					t.Errorf("%s imports %s; only %v may", name, imp, may)
+				}
+			}
+		}
+	}
+}
+
+func TestBinariesCarryNoBurden(t *testing.T) {
+	pkgs := list(t)
+	for binary, banned := range burdens {
+		i := slices.IndexFunc(pkgs, func(p pkg) bool { return p.ImportPath == self+"/"+binary })
+		if i < 0 {
+			t.Errorf("there is no %s", binary)
+			continue
+		}
+		for _, dep := range pkgs[i].Deps {
+			for _, lib := range banned {
+				if strings.HasPrefix(dep, lib) {
+					t.Errorf("%s carries %s", binary, dep)
+				}
+			}
+		}
+	}
+	for _, p := range pkgs {
+		if strings.HasPrefix(p.ImportPath, self+"/builder") && slices.Contains(p.Deps, self+"/firstboot") {
+			t.Errorf("%s carries firstboot: that binary is an input, or arm64 images could not be built on amd64", p.ImportPath)
+		}
+	}
+}
+
+// The tables above are only as good as the matching.
+func TestMatching(t *testing.T) {
+	for _, c := range []struct {
+		pattern, name string
+		want          bool
+	}{
+		{"builder/...", "builder/disk/ext4", true}, {"builder/...", "builder", true},
+		{"builder/...", "builderx", false}, {"builder/disk", "builder/disk/ext4", false}, {"...", "anything", true},
+	} {
+		if got := matches([]string{c.pattern}, c.name); got != c.want {
+			t.Errorf("matches(%s, %s) = %v", c.pattern, c.name, got)
+		}
+	}
+	if may, _ := room("builder/disk/ext4"); slices.Contains(may, "builder/plan") {
+		t.Error("the room of builder/disk holds for builder/disk/ext4")
+	}
+}
