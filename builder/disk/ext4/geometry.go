@@ -1,0 +1,246 @@
+package ext4
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+)
+
+const (
+	// flexGroups is how many groups keep their bitmaps and inode tables
+	// together at the start of the first of them (flex_bg); mke2fs's figure.
+	flexGroups = 16
+	// descSize is the size of a group descriptor with the 64bit feature.
+	descSize      = 64
+	descsPerBlock = blockSize / descSize
+	// maxReservedGDT is how many blocks the resize inode's one block of
+	// pointers can hold.
+	maxReservedGDT = blockSize / 4
+	// bytesPerInode is mke2fs's ratio. Groups added by growing get as many
+	// inodes as the first ones, so it holds for the grown file system too.
+	bytesPerInode = 16384
+	// minGroup is the least a last group must offer beyond its own metadata;
+	// a smaller tail of the device is left unused, as mke2fs does.
+	minGroup = 50
+
+	defaultGrowTo = 4 << 40
+)
+
+// run is a row of neighbouring blocks.
+type run struct{ start, n int64 }
+
+// geometry is where the parts of a file system lie that depend on its size
+// and number of inodes only ("Layout", "Flexible Block Groups").
+type geometry struct {
+	blocks         int64
+	groups         int64
+	inodesPerGroup int64
+	tableBlocks    int64 // of one group's inode table
+	gdtBlocks      int64
+	reservedGDT    int64 // blocks kept behind the descriptors for growing
+
+	// Where each group's bitmaps and inode table are.
+	blockBitmap, inodeBitmap, inodeTable []int64
+	// free is what remains for contents, ascending.
+	free []run
+}
+
+// newGeometry divides size bytes for at least so many inodes. What is lacking
+// is returned as blocks, with a nil geometry.
+func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err error) {
+	g = &geometry{blocks: size / blockSize}
+	if g.blocks > maxBlocks {
+		return nil, 0, fmt.Errorf("%d bytes is more than the 16 TiB this writer can lay out", size)
+	}
+	for {
+		g.groups = ceilDiv(g.blocks, blocksPerGroup)
+		if g.groups == 0 {
+			return nil, 1, nil
+		}
+		g.gdtBlocks = ceilDiv(g.groups, descsPerBlock)
+		g.reservedGDT = reservedGDT(g, growTo)
+		last := g.groupBlocks(g.groups - 1)
+		if last >= g.superBlocks(g.groups-1)+minGroup {
+			break
+		}
+		if g.groups == 1 {
+			return nil, g.superBlocks(0) + minGroup - last, nil
+		}
+		g.blocks -= last
+	}
+	want := max(inodes, size/bytesPerInode)
+	g.inodesPerGroup = roundUp(ceilDiv(want, g.groups), inodesPerBlock)
+	if g.inodesPerGroup > blocksPerGroup {
+		// One bitmap block holds no more: another group is needed.
+		return nil, g.groups*blocksPerGroup + 2*minGroup - g.blocks, nil
+	}
+	g.tableBlocks = g.inodesPerGroup / inodesPerBlock
+	g.free = g.initialFree()
+
+	g.blockBitmap = make([]int64, g.groups)
+	g.inodeBitmap = make([]int64, g.groups)
+	g.inodeTable = make([]int64, g.groups)
+	for first := int64(0); first < g.groups; first += flexGroups {
+		end := min(first+flexGroups, g.groups)
+		for _, part := range []struct {
+			at     []int64
+			blocks int64
+		}{{g.blockBitmap, 1}, {g.inodeBitmap, 1}, {g.inodeTable, g.tableBlocks}} {
+			for i := first; i < end; i++ {
+				at, ok := g.take(part.blocks, first*blocksPerGroup)
+				if !ok {
+					// A short last flex group: its metadata may lie anywhere.
+					at, ok = g.take(part.blocks, 0)
+				}
+				if !ok {
+					return nil, (end-first)*(2+g.tableBlocks) + minGroup, nil
+				}
+				part.at[i] = at
+			}
+		}
+	}
+	return g, 0, nil
+}
+
+func (g *geometry) inodes() int64 { return g.groups * g.inodesPerGroup }
+
+// groupBlocks is how many blocks a group has; the last may be short.
+func (g *geometry) groupBlocks(group int64) int64 {
+	return min(blocksPerGroup, g.blocks-group*blocksPerGroup)
+}
+
+// superBlocks is how many blocks at the start of a group are taken by the
+// superblock, the group descriptors and their room to grow.
+func (g *geometry) superBlocks(group int64) int64 {
+	if !hasSuper(group) {
+		return 0
+	}
+	return 1 + g.gdtBlocks + g.reservedGDT
+}
+
+// hasSuper says which groups have a copy of the superblock (sparse_super): 0,
+// 1 and the powers of 3, 5 and 7.
+func hasSuper(group int64) bool {
+	if group <= 1 {
+		return true
+	}
+	for _, base := range []int64{3, 5, 7} {
+		n := base
+		for n < group {
+			n *= base
+		}
+		if n == group {
+			return true
+		}
+	}
+	return false
+}
+
+// reservedGDT is how many descriptor blocks are missing for a file system of
+// growTo bytes.
+func reservedGDT(g *geometry, growTo int64) int64 {
+	if growTo == 0 {
+		growTo = min(g.blocks*blockSize*1024, defaultGrowTo)
+	}
+	groups := ceilDiv(ceilDiv(growTo, blockSize), blocksPerGroup)
+	return min(max(ceilDiv(groups, descsPerBlock)-g.gdtBlocks, 0), maxReservedGDT)
+}
+
+// initialFree is every block but the superblocks and what follows them.
+func (g *geometry) initialFree() []run {
+	var free []run
+	for group := range g.groups {
+		r := run{group*blocksPerGroup + g.superBlocks(group), g.groupBlocks(group) - g.superBlocks(group)}
+		if n := len(free); n > 0 && free[n-1].start+free[n-1].n == r.start {
+			free[n-1].n += r.n
+		} else {
+			free = append(free, r)
+		}
+	}
+	return free
+}
+
+// take removes n neighbouring blocks from the free ones: the first that are
+// to be had at or behind from.
+func (g *geometry) take(n, from int64) (int64, bool) {
+	i := sort.Search(len(g.free), func(i int) bool { return g.free[i].start+g.free[i].n > from })
+	for ; i < len(g.free); i++ {
+		r := g.free[i]
+		at := max(r.start, from)
+		end := r.start + r.n
+		if at+n > end {
+			continue
+		}
+		var rest []run
+		if at > r.start {
+			rest = append(rest, run{r.start, at - r.start})
+		}
+		if at+n < end {
+			rest = append(rest, run{at + n, end - at - n})
+		}
+		g.free = slices.Replace(g.free, i, i+1, rest...)
+		return at, true
+	}
+	return 0, false
+}
+
+// stream numbers the free blocks from 0 in ascending order. Contents are
+// placed one behind the other in it, so that a single number tells where a
+// file lies: its blocks are the stream's from there on.
+type stream struct {
+	runs  []run
+	first []int64 // the stream number of each run's start
+	total int64
+	used  int64
+}
+
+func newStream(free []run) *stream {
+	s := &stream{runs: free, first: make([]int64, len(free))}
+	for i, r := range free {
+		s.first[i] = s.total
+		s.total += r.n
+	}
+	return s
+}
+
+// alloc takes the next n blocks and returns the first one's stream number. It
+// may run over the end; layout looks at that once.
+func (s *stream) alloc(n int64) int64 {
+	at := s.used
+	s.used += n
+	return at
+}
+
+// extents appends to buf the runs of blocks that n stream blocks from at on
+// occupy, each of a length that one extent can express.
+func (s *stream) extents(buf []extent, at, n int64) []extent {
+	i := sort.Search(len(s.first), func(i int) bool { return s.first[i] > at }) - 1
+	for logical := int64(0); n > 0 && i < len(s.runs); i++ {
+		skip := at - s.first[i]
+		phys, left := s.runs[i].start+skip, min(s.runs[i].n-skip, n)
+		at += left
+		n -= left
+		for left > 0 {
+			k := min(left, maxExtent)
+			buf = append(buf, extent{logical, phys, k})
+			logical += k
+			phys += k
+			left -= k
+		}
+	}
+	return buf
+}
+
+// freeIn appends the parts of the blocks [from, to) that nothing occupies.
+func (s *stream) freeIn(buf []run, from, to int64) []run {
+	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].start+s.runs[i].n > from })
+	for ; i < len(s.runs) && s.runs[i].start < to; i++ {
+		r := s.runs[i]
+		start := max(r.start, from, r.start+s.used-s.first[i])
+		end := min(r.start+r.n, to)
+		if start < end {
+			buf = append(buf, run{start, end - start})
+		}
+	}
+	return buf
+}

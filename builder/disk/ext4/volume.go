@@ -1,0 +1,473 @@
+package ext4
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/tree"
+)
+
+// Inode numbers with a meaning ("Special inodes").
+const (
+	rootInode    = 2
+	resizeInode  = 7
+	journalInode = 8
+	lostInode    = 11 // the first that is not reserved; mke2fs gives it to lost+found
+	firstInode   = 11
+)
+
+const (
+	lostFound = "lost+found"
+	// lostBlocks are set aside in lost+found, so that e2fsck can put files
+	// there on a full disk; as mke2fs does.
+	lostBlocks = 4
+
+	maxName    = 255
+	maxSymlink = blockSize - 1
+	// fastSymlink is up to which length a target is kept in the inode.
+	fastSymlink = 59
+	maxLinks    = 65000
+
+	// maxProblems is how many problems of a tree are listed in one error.
+	maxProblems = 20
+)
+
+// inode is one file to be written. There are as many as entries, so it is
+// kept small: what can be computed again is not stored.
+type inode struct {
+	node  *tree.Node // nil for numbers that are not in use
+	dir   *dir       // nil but for directories
+	at    int64      // stream number of the first block
+	links uint32
+	// xattrBlock: extended attributes need a block of their own, the first.
+	xattrBlock bool
+}
+
+// entry is a name in a directory.
+type entry struct {
+	name  string
+	index int32  // of the node
+	inode uint32 // number
+	dir   *dir   // nil but for directories
+}
+
+// dir is a directory on its way to being written.
+type dir struct {
+	path    string
+	number  uint32
+	parent  uint32
+	entries []entry // sorted by name, or by hash where indexed
+	blocks  int64
+	indexed bool
+}
+
+// volume is a file system laid out in memory.
+type volume struct {
+	opts  Options
+	nodes []tree.Node
+	seed  uint32
+
+	inodes []inode // of number i+1
+	dirs   []*dir  // in the order of their inodes' numbers
+
+	geo     *geometry
+	data    *stream
+	journal int64 // stream number
+	resize  int64 // stream number of the resize inode's block
+	jblocks int64
+}
+
+// newVolume checks nodes and gives every file an inode number.
+func newVolume(nodes []tree.Node, o Options) (*volume, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	v := &volume{opts: o, nodes: nodes, seed: fsSeed(o.UUID)}
+	if err := v.build(); err != nil {
+		return nil, fmt.Errorf("laying out file system %q: %w", o.Label, err)
+	}
+	return v, nil
+}
+
+// problems collects errors up to a limit, so that all of a tree's are seen at
+// once and a wholly broken one does not fill the screen.
+type problems struct {
+	errs []error
+	more int
+}
+
+func (p *problems) add(format string, a ...any) {
+	if len(p.errs) == maxProblems {
+		p.more++
+		return
+	}
+	p.errs = append(p.errs, fmt.Errorf(format, a...))
+}
+
+func (p *problems) err() error {
+	if p.more > 0 {
+		return errors.Join(append(p.errs, fmt.Errorf("and %d more", p.more))...)
+	}
+	return errors.Join(p.errs...)
+}
+
+func (v *volume) build() error {
+	var bad problems
+	if int64(len(v.nodes)) > 1<<31-1 {
+		return fmt.Errorf("%d entries are more than this writer can number", len(v.nodes))
+	}
+	dirs := map[string]*dir{}
+	var rootNode, lostNode *tree.Node
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		if err := checkNode(n); err != nil {
+			bad.add("%s: %w", describe(n), err)
+			continue
+		}
+		if n.Path == "." {
+			if rootNode != nil {
+				bad.add("%s: the path is there already (%s): merge the layers first", describe(n), describe(rootNode))
+			}
+			rootNode = n
+		}
+		if n.Path == lostFound {
+			lostNode = n
+		}
+		if n.IsDir() && dirs[n.Path] == nil {
+			dirs[n.Path] = &dir{path: n.Path}
+		}
+	}
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if rootNode == nil {
+		rootNode = &tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: v.opts.Time}}
+		dirs["."] = &dir{path: "."}
+	}
+	if lostNode == nil {
+		lostNode = &tree.Node{Path: lostFound, Inode: &tree.Inode{Mode: tree.ModeDir | 0o700, MTime: v.opts.Time}}
+		dirs[lostFound] = &dir{path: lostFound}
+		dirs["."].entries = append(dirs["."].entries, entry{name: lostFound, index: -1, dir: dirs[lostFound]})
+	}
+
+	v.fillDirs(dirs, &bad)
+	if err := bad.err(); err != nil {
+		return err
+	}
+
+	v.inodes = make([]inode, firstInode, firstInode+len(v.nodes)+1)
+	v.special(journalInode, "journal")
+	v.special(resizeInode, "resize")
+	root := dirs["."]
+	v.start(rootInode, rootNode, root, rootInode)
+	shared := make(map[*tree.Inode]uint32, len(v.nodes))
+	v.number(root, lostNode, shared, &bad)
+	for i := range v.inodes {
+		in := &v.inodes[i]
+		if in.dir == nil && in.links > maxLinks {
+			bad.add("%s: %d hard links, ext4 allows %d", describe(in.node), in.links, maxLinks)
+		}
+	}
+	return bad.err()
+}
+
+// describe names a node for a message.
+func describe(n *tree.Node) string {
+	if n.Layer == "" {
+		return fmt.Sprintf("%q", n.Path)
+	}
+	return fmt.Sprintf("%q (from %s)", n.Path, n.Layer)
+}
+
+// fillDirs puts every node into its directory.
+func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
+	var last *dir // neighbours mostly share their directory
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		if n.Path == "." {
+			continue
+		}
+		parent, name := ".", n.Path
+		if slash := strings.LastIndexByte(n.Path, '/'); slash >= 0 {
+			parent, name = n.Path[:slash], n.Path[slash+1:]
+		}
+		d := last
+		if d == nil || d.path != parent {
+			if d = dirs[parent]; d == nil {
+				bad.add("%s: its folder %q is not in the tree, or is no folder", describe(n), parent)
+				continue
+			}
+			last = d
+		}
+		e := entry{name: name, index: int32(i)}
+		if n.IsDir() {
+			e.dir = dirs[n.Path]
+		}
+		d.entries = append(d.entries, e)
+	}
+	// By path, so that messages do not depend on a map's order.
+	for _, p := range slices.Sorted(maps.Keys(dirs)) {
+		d := dirs[p]
+		if !slices.IsSortedFunc(d.entries, byName) {
+			slices.SortStableFunc(d.entries, byName)
+		}
+		for i := 1; i < len(d.entries); i++ {
+			a, b := d.entries[i-1], d.entries[i]
+			if a.name == b.name {
+				bad.add("%s: the path is there already (%s): merge the layers first",
+					describe(&v.nodes[b.index]), describe(&v.nodes[a.index]))
+			}
+		}
+	}
+}
+
+func byName(a, b entry) int { return cmp.Compare(a.name, b.name) }
+
+// start gives a number to a file.
+func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inode {
+	in := &v.inodes[number-1]
+	in.node = n
+	_, block, _ := planXattrs(n.Xattrs) // checkNode has seen the error
+	in.xattrBlock = len(block) > 0
+	if d != nil {
+		d.number, d.parent = number, parent
+		in.dir = d
+		in.links = 2
+		v.dirs = append(v.dirs, d)
+	}
+	return in
+}
+
+// special makes one of the file system's own inodes, which have no name.
+func (v *volume) special(number uint32, what string) {
+	v.start(number, &tree.Node{
+		Path:  "<" + what + ">",
+		Inode: &tree.Inode{Mode: tree.ModeRegular | 0o600, MTime: v.opts.Time},
+	}, nil, 0).links = 1
+}
+
+// number gives numbers to all in a directory, neighbours next to each other
+// because they are often looked at together, then goes into its directories.
+func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, bad *problems) {
+	parent := &v.inodes[d.number-1]
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.dir != nil {
+			parent.links++
+			n := lost
+			if e.index >= 0 {
+				n = &v.nodes[e.index]
+			}
+			if other := shared[n.Inode]; other != 0 {
+				bad.add("%s: a folder cannot have a second name (the first is %q)", describe(n), v.inodes[other-1].node.Path)
+				continue
+			}
+			if n == lost {
+				e.inode = lostInode
+			} else {
+				e.inode = v.next()
+			}
+			shared[n.Inode] = e.inode
+			v.start(e.inode, n, e.dir, d.number)
+			continue
+		}
+		n := &v.nodes[e.index]
+		e.inode = shared[n.Inode]
+		if e.inode == 0 {
+			e.inode = v.next()
+			shared[n.Inode] = e.inode
+			v.start(e.inode, n, nil, 0)
+		}
+		v.inodes[e.inode-1].links++
+	}
+	if parent.links > maxLinks {
+		parent.links = 1 // dir_nlink: too many to count
+	}
+	for _, e := range d.entries {
+		if e.dir != nil {
+			v.number(e.dir, lost, shared, bad)
+		}
+	}
+}
+
+func (v *volume) next() uint32 {
+	v.inodes = append(v.inodes, inode{})
+	return uint32(len(v.inodes))
+}
+
+// checkNode refuses what ext4, or any sound tree, cannot hold.
+func checkNode(n *tree.Node) error {
+	if n.Inode == nil {
+		return errors.New("has no inode")
+	}
+	if err := checkPath(n.Path); err != nil {
+		return err
+	}
+	switch n.Mode & tree.ModeType {
+	case tree.ModeDir, tree.ModeSocket, tree.ModeFIFO:
+	case tree.ModeRegular:
+		if err := checkContent(n.Data); err != nil {
+			return err
+		}
+	case tree.ModeSymlink:
+		if n.Target == "" || len(n.Target) > maxSymlink || strings.ContainsRune(n.Target, 0) {
+			return fmt.Errorf("a symbolic link's target is 1 to %d bytes without zeros, this one has %d", maxSymlink, len(n.Target))
+		}
+	case tree.ModeBlock, tree.ModeChar:
+		if n.Major >= 1<<12 || n.Minor >= 1<<20 {
+			return fmt.Errorf("device %d:%d is beyond 4095:1048575", n.Major, n.Minor)
+		}
+	default:
+		return fmt.Errorf("mode %#o has no known file type", n.Mode)
+	}
+	if n.Mode > 0xffff {
+		return fmt.Errorf("mode %#o has unknown bits", n.Mode)
+	}
+	if n.Path == "." && !n.IsDir() || n.Path == lostFound && !n.IsDir() {
+		return errors.New("must be a folder")
+	}
+	if _, _, err := timestamp(n.MTime); err != nil {
+		return fmt.Errorf("modification time: %w", err)
+	}
+	if _, _, err := planXattrs(n.Xattrs); err != nil {
+		return err
+	}
+	return nil
+}
+
+func checkPath(p string) error {
+	if p == "." {
+		return nil
+	}
+	if p == "" || p[0] == '/' || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") {
+		return errors.New("the path is not clean and relative to the root")
+	}
+	if strings.ContainsRune(p, 0) {
+		return errors.New("the path has a zero byte")
+	}
+	for rest := p; rest != ""; {
+		name, after, _ := strings.Cut(rest, "/")
+		if len(name) > maxName {
+			return fmt.Errorf("a name of %d bytes; ext4 allows %d", len(name), maxName)
+		}
+		rest = after
+	}
+	return nil
+}
+
+func checkContent(c tree.Content) error {
+	switch {
+	case c.Size < 0 || c.Off < 0 || c.Off+c.Size < 0:
+		return fmt.Errorf("content at offset %d with size %d cannot be", c.Off, c.Size)
+	case ceilDiv(c.Size, blockSize) > maxBlocks:
+		return fmt.Errorf("size %d is beyond ext4's 16 TiB", c.Size)
+	case c.Blob == "" && int64(len(c.Inline)) != c.Size:
+		return fmt.Errorf("size %d, but %d bytes of content and no blob", c.Size, len(c.Inline))
+	}
+	return nil
+}
+
+// timestamp encodes a time: seconds, and what ext4 keeps in the extra field,
+// two more bits of the seconds and the nanoseconds ("Inode Timestamps").
+func timestamp(t time.Time) (seconds, extra uint32, err error) {
+	s := t.Unix()
+	const least, most = -1 << 31, 1<<34 - 1<<31 - 1
+	if s < least || s > most {
+		return 0, 0, fmt.Errorf("%s is outside of what ext4 can express (%d to %d)",
+			t.UTC().Format(time.RFC3339), time.Unix(least, 0).UTC().Year(), time.Unix(most, 0).UTC().Year())
+	}
+	epoch := uint32((s - int64(int32(s))) >> 32)
+	return uint32(s), epoch&3 | uint32(t.Nanosecond())<<2, nil
+}
+
+// contentBlocks is how many blocks a file's content takes.
+func (v *volume) contentBlocks(number uint32, in *inode) int64 {
+	switch {
+	case number == journalInode:
+		return v.jblocks
+	case in.dir != nil:
+		return in.dir.blocks
+	case in.node == nil || number == resizeInode:
+		return 0
+	case in.node.IsRegular():
+		return ceilDiv(in.node.Data.Size, blockSize)
+	case in.node.IsSymlink() && len(in.node.Target) > fastSymlink:
+		return 1
+	}
+	return 0
+}
+
+// sizeAtLeast is a lower bound of the size that the tree needs.
+func (v *volume) sizeAtLeast() int64 {
+	blocks := int64(0)
+	for i := range v.inodes {
+		in := &v.inodes[i]
+		blocks += v.contentBlocks(uint32(i+1), in)
+		if in.xattrBlock {
+			blocks++
+		}
+	}
+	blocks += ceilDiv(int64(len(v.inodes))+v.opts.FreeInodes, inodesPerBlock)
+	return roundUp(blocks*blockSize+v.opts.FreeBytes, mebi)
+}
+
+// layout places everything in v.opts.Size bytes, and returns how many blocks
+// are missing for that.
+func (v *volume) layout() (missing int64, err error) {
+	o := v.opts
+	for _, d := range v.dirs {
+		if d.blocks == 0 {
+			if err := d.measure(o.HashSeed); err != nil {
+				return 0, fmt.Errorf("laying out file system %q: %w", o.Label, err)
+			}
+		}
+	}
+	v.jblocks = o.JournalSize / blockSize
+	if v.jblocks == 0 {
+		v.jblocks = journalBlocks(o.Size / blockSize)
+	}
+	v.geo, missing, err = newGeometry(o.Size, int64(len(v.inodes))+o.FreeInodes, o.GrowTo)
+	if err != nil {
+		return 0, fmt.Errorf("laying out file system %q: %w", o.Label, err)
+	}
+	if missing > 0 {
+		return missing, nil
+	}
+	v.data = newStream(v.geo.free)
+	if v.geo.reservedGDT > 0 {
+		v.resize = v.data.alloc(1)
+	}
+	// Directories first, near each other; then the journal, whose place far
+	// from the files keeps the rest of the disk in one piece.
+	var buf []extent
+	place := func(number uint32) {
+		in := &v.inodes[number-1]
+		n := v.contentBlocks(number, in)
+		at := v.data.used
+		if in.xattrBlock {
+			n++
+			at++
+		}
+		in.at = v.data.alloc(n)
+		if n > 1 {
+			buf = v.data.extents(buf[:0], at, v.contentBlocks(number, in))
+			v.data.alloc(treeBlocks(int64(len(buf))))
+		}
+	}
+	for _, d := range v.dirs {
+		place(d.number)
+	}
+	place(journalInode)
+	for i := range v.inodes {
+		if in := &v.inodes[i]; in.node != nil && in.dir == nil && i+1 != journalInode {
+			place(uint32(i + 1))
+		}
+	}
+	return v.data.used + ceilDiv(o.FreeBytes, blockSize) - v.data.total, nil
+}

@@ -1,0 +1,244 @@
+package ext4
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+const (
+	xattrMagic = 0xea020000
+	// xattrHeader is the size of a block's header, xattrEntry of an entry
+	// without its name.
+	xattrHeader = 32
+	xattrEntry  = 16
+	// inodeXattrs is where attributes begin in an inode: behind the fields,
+	// of which extraSize bytes lie beyond the original 128.
+	inodeXattrs = 128 + extraSize
+	extraSize   = 32
+	// A list of entries ends with four zero bytes.
+	xattrEnd = 4
+)
+
+// xattrPrefixes are stored as a number ("Extended Attributes", name indexes);
+// ACLs have no name besides. Index 7, "system." in general, is left out: the
+// only such name the kernel keeps on disk, system.data, is file content.
+var xattrPrefixes = [...]struct {
+	index  byte
+	prefix string
+}{
+	{1, "user."},
+	{2, aclAccess},
+	{3, aclDefault},
+	{4, "trusted."},
+	{6, "security."},
+}
+
+const (
+	aclAccess  = "system.posix_acl_access"
+	aclDefault = "system.posix_acl_default"
+)
+
+// xattr is an attribute as it is stored.
+type xattr struct {
+	index byte
+	name  string // without the prefix
+	value string
+}
+
+// size of the entry and of its value, both padded to four bytes.
+func (x xattr) size() int { return xattrEntry + pad4(len(x.name)) + pad4(len(x.value)) }
+
+func pad4(n int) int { return (n + 3) &^ 3 }
+
+// planXattrs divides attributes between the inode's spare room, which costs
+// nothing to read, and one block for those that do not fit there.
+func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
+	if len(raw) == 0 {
+		return nil, nil, nil
+	}
+	all := make([]xattr, 0, len(raw))
+	for _, name := range slices.Sorted(maps.Keys(raw)) {
+		x, err := storedXattr(name, raw[name])
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, x)
+	}
+	// The kernel looks names up in a block by binary order.
+	slices.SortFunc(all, func(a, b xattr) int {
+		return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(len(a.name), len(b.name)), cmp.Compare(a.name, b.name))
+	})
+	room := inodeSize - inodeXattrs - 4 - xattrEnd // 4: the magic
+	total := xattrHeader + xattrEnd
+	for _, x := range all {
+		if n := x.size(); n <= room {
+			inInode = append(inInode, x)
+			room -= n
+		} else {
+			inBlock = append(inBlock, x)
+			total += n
+		}
+	}
+	if total > blockSize {
+		return nil, nil, fmt.Errorf("extended attributes take %d bytes, ext4 has room for %d: make them smaller", total, blockSize)
+	}
+	return inInode, inBlock, nil
+}
+
+// storedXattr translates a raw name and value.
+func storedXattr(name, value string) (xattr, error) {
+	for _, p := range xattrPrefixes {
+		rest, ok := strings.CutPrefix(name, p.prefix)
+		if !ok {
+			continue
+		}
+		acl := p.prefix == aclAccess || p.prefix == aclDefault
+		if acl != (rest == "") || len(rest) > 255 || strings.ContainsRune(rest, 0) {
+			continue
+		}
+		if acl {
+			v, err := storedACL(value)
+			if err != nil {
+				return xattr{}, fmt.Errorf("extended attribute %s: %w", name, err)
+			}
+			value = v
+		}
+		return xattr{p.index, rest, value}, nil
+	}
+	return xattr{}, fmt.Errorf("extended attribute %q: ext4 stores user., trusted., security. and the two system.posix_acl_ ones", name)
+}
+
+// rawXattr is the inverse of storedXattr.
+func rawXattr(x xattr) (name, value string, err error) {
+	for _, p := range xattrPrefixes {
+		if p.index != x.index {
+			continue
+		}
+		value = x.value
+		if p.index == 2 || p.index == 3 {
+			if value, err = rawACL(value); err != nil {
+				return "", "", err
+			}
+		}
+		return p.prefix + x.name, value, nil
+	}
+	return "", "", fmt.Errorf("extended attribute with the unknown name index %d", x.index)
+}
+
+const (
+	aclRawVersion    = 2
+	aclStoredVersion = 1
+	aclUser          = 0x02
+	aclGroup         = 0x08
+)
+
+// storedACL turns an ACL as getxattr(2) gives it (version 2, eight bytes an
+// entry) into ext4's (version 1: entries without an id are four bytes short).
+func storedACL(raw string) (string, error) {
+	if len(raw) < 4 || len(raw)%8 != 4 || le.Uint32([]byte(raw)) != aclRawVersion {
+		return "", fmt.Errorf("%d bytes that are no POSIX ACL of version 2", len(raw))
+	}
+	out := le.AppendUint32(nil, aclStoredVersion)
+	for b := []byte(raw[4:]); len(b) > 0; b = b[8:] {
+		tag := le.Uint16(b)
+		if !slices.Contains([]uint16{1, aclUser, 4, aclGroup, 0x10, 0x20}, tag) {
+			return "", fmt.Errorf("POSIX ACL with the unknown tag %#x", tag)
+		}
+		out = append(out, b[:4]...)
+		if tag == aclUser || tag == aclGroup {
+			out = append(out, b[4:8]...)
+		}
+	}
+	return string(out), nil
+}
+
+func rawACL(stored string) (string, error) {
+	b := []byte(stored)
+	if len(b) < 4 || le.Uint32(b) != aclStoredVersion {
+		return "", fmt.Errorf("%d bytes that are no stored ACL", len(b))
+	}
+	out := le.AppendUint32(nil, aclRawVersion)
+	for b = b[4:]; len(b) > 0; {
+		if len(b) < 4 {
+			return "", fmt.Errorf("stored ACL is cut short")
+		}
+		tag := le.Uint16(b)
+		out = append(out, b[:4]...)
+		b = b[4:]
+		if tag == aclUser || tag == aclGroup {
+			if len(b) < 4 {
+				return "", fmt.Errorf("stored ACL is cut short")
+			}
+			out = append(out, b[:4]...)
+			b = b[4:]
+		} else {
+			out = binary.LittleEndian.AppendUint32(out, ^uint32(0))
+		}
+	}
+	return string(out), nil
+}
+
+// hash of one attribute; only those in a block carry it.
+func (x xattr) hash() uint32 {
+	var h uint32
+	for i := range len(x.name) {
+		h = h<<5 ^ h>>27 ^ uint32(x.name[i])
+	}
+	for v := x.value; len(v) > 0; {
+		var word [4]byte
+		v = v[copy(word[:], v):]
+		h = h<<16 ^ h>>16 ^ le.Uint32(word[:])
+	}
+	return h
+}
+
+// putXattrs encodes a list: entries from first on, values from the end of b
+// backwards. Offsets of values count from base.
+func putXattrs(b []byte, base, first int, list []xattr, hashed bool) {
+	end := len(b)
+	for _, x := range list {
+		p := b[first:]
+		p[0] = byte(len(x.name))
+		p[1] = x.index
+		if len(x.value) > 0 {
+			end -= pad4(len(x.value))
+			le.PutUint16(p[2:], uint16(end-base))
+			copy(b[end:], x.value)
+		}
+		le.PutUint32(p[8:], uint32(len(x.value)))
+		if hashed {
+			le.PutUint32(p[12:], x.hash())
+		}
+		copy(p[xattrEntry:], x.name)
+		first += xattrEntry + pad4(len(x.name))
+	}
+}
+
+// putInodeXattrs encodes the attributes in an inode. Their values' offsets
+// count from behind the magic.
+func putInodeXattrs(inode []byte, list []xattr) {
+	if len(list) == 0 {
+		return
+	}
+	b := inode[inodeXattrs:]
+	le.PutUint32(b, xattrMagic)
+	putXattrs(b[4:], 0, 0, list, false)
+}
+
+// putXattrBlock encodes a block of attributes, which lies at block at.
+func putXattrBlock(b []byte, list []xattr, seed uint32, at int64) {
+	le.PutUint32(b, xattrMagic)
+	le.PutUint32(b[4:], 1) // references
+	le.PutUint32(b[8:], 1) // blocks
+	var h uint32
+	for _, x := range list {
+		h = h<<16 ^ h>>16 ^ x.hash()
+	}
+	le.PutUint32(b[12:], h)
+	putXattrs(b, 0, xattrHeader, list, true)
+	le.PutUint32(b[16:], checksum(blockSeed(seed, at), b))
+}
