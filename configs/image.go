@@ -3,19 +3,19 @@ package configs
 // Image is what is baked into a golden image. It holds no secret and nothing
 // of a site.
 type Image struct {
-	APIVersion string `yaml:"apiVersion" json:"apiVersion"`
-	Kind       string `yaml:"kind" json:"kind"`
+	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
+	Kind       string `yaml:"kind" json:"kind" jsonschema:"enum=Image"`
 	Name       string `yaml:"name" json:"name"`
 	// Arch is the GOARCH of the machines: amd64 (default) or arm64.
-	Arch string `yaml:"arch,omitempty" json:"arch,omitempty"`
+	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64"`
 	// SourceDate (RFC 3339) stamps everything that has no date of its own
 	// and is the floor of the node's clock.
-	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty"`
+	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
 	// Hardware is cloud (virtual machines, small) or generic (firmware and
 	// drivers of real machines).
-	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty"`
+	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,default=cloud"`
 	// NodeTypes that sites of this image may choose: native, edge, cloud.
-	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty"`
+	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
 
 	Base       Base       `yaml:"base" json:"base"`
 	Kubernetes Kubernetes `yaml:"kubernetes" json:"kubernetes"`
@@ -50,7 +50,7 @@ type Base struct {
 
 // DebianBase is made by mmdebstrap.
 type DebianBase struct {
-	Suite string `yaml:"suite,omitempty" json:"suite,omitempty"` // trixie
+	Suite string `yaml:"suite,omitempty" json:"suite,omitempty" jsonschema:"default=trixie"` // trixie
 	// Sources are apt source lines; empty: the distribution's own mirror.
 	Sources []string `yaml:"sources,omitempty" json:"sources,omitempty"`
 	// Keyrings verify Sources, paths beside the Image document.
@@ -96,6 +96,10 @@ type URLSource struct {
 	Base string `yaml:"base" json:"base"`
 	// SHA256 of each file, by its name.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
+	// SHA256FromServer takes the digest of each file that SHA256 does not
+	// name from the server itself (FILE.sha256), over HTTPS, when it is
+	// first fetched; image.lock keeps it from then on.
+	SHA256FromServer bool `yaml:"sha256FromServer,omitempty" json:"sha256FromServer,omitempty"`
 }
 
 // DirSource is a folder of programs, beside the Image document.
@@ -133,17 +137,17 @@ type Crictl struct {
 type CNI struct {
 	// Config is bridge (a self-contained default for single sites), none (an
 	// agent of the cluster brings it) or a path to a .conflist.
-	Config  string `yaml:"config,omitempty" json:"config,omitempty"`
-	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty"`
+	Config  string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge"`
+	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16"`
 }
 
 // Yurthub on board: makes edge and cloud nodes possible.
 type Yurthub struct {
-	Version   string          `yaml:"version" json:"version"`               // v1.7.0
-	Form      string          `yaml:"form,omitempty" json:"form,omitempty"` // unit | staticPod
+	Version   string          `yaml:"version" json:"version"`                                                     // v1.7.0
+	Form      string          `yaml:"form,omitempty" json:"form,omitempty" jsonschema:"enum=unit,enum=staticPod"` // unit | staticPod
 	Binary    *FileSource     `yaml:"binary,omitempty" json:"binary,omitempty"`
 	Image     *ContainerImage `yaml:"image,omitempty" json:"image,omitempty"`
-	LBMode    string          `yaml:"lbMode,omitempty" json:"lbMode,omitempty"` // priority | rr
+	LBMode    string          `yaml:"lbMode,omitempty" json:"lbMode,omitempty" jsonschema:"enum=priority,enum=rr,default=priority"` // priority | rr
 	ExtraArgs []string        `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
 }
 
@@ -160,7 +164,7 @@ type ContainerImage struct {
 // ImageStore says how container images are laid down.
 type ImageStore struct {
 	// Mode is prebaked (default) or import.
-	Mode string `yaml:"mode,omitempty" json:"mode,omitempty"`
+	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=prebaked,enum=import,default=prebaked"`
 	// KeepLayers keeps the compressed layer blobs, for `ctr images export`.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
 }
@@ -190,7 +194,7 @@ type File struct {
 	Source   string `yaml:"source,omitempty" json:"source,omitempty"`
 	Link     string `yaml:"link,omitempty" json:"link,omitempty"`
 	// Mode in octal, "0644".
-	Mode string `yaml:"mode,omitempty" json:"mode,omitempty"`
+	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=0644"`
 	UID  uint32 `yaml:"uid,omitempty" json:"uid,omitempty"`
 	GID  uint32 `yaml:"gid,omitempty" json:"gid,omitempty"`
 	// Template renders Contents or Source with the Image document as data.
@@ -214,7 +218,7 @@ type Disk struct {
 	// Data is DATA's size before it grows; empty: content and headroom.
 	Data string `yaml:"data,omitempty" json:"data,omitempty"`
 	// Reserve is same (room for ROOT-B) or none.
-	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty"`
+	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
 }
 
 // Agents are the programs of ours that the image carries, for its arch.

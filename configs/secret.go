@@ -3,6 +3,7 @@ package configs
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 )
 
 // Mask stands for every Secret that is printed.
@@ -11,19 +12,33 @@ const Mask = "***"
 // Secret is a string that never shows itself: printing, logging and encoding
 // give the mask. The one way out is Reveal, for the code that hands the
 // secret to where it belongs.
-type Secret struct{ s string }
+//
+// The string sits behind a pointer because package fmt cannot call the
+// methods of a value in an unexported field: such a Secret prints as an
+// address, not as what it hides.
+type Secret struct{ s *string }
 
 // NewSecret hides s.
-func NewSecret(s string) Secret { return Secret{s} }
+func NewSecret(s string) Secret {
+	if s == "" {
+		return Secret{}
+	}
+	return Secret{&s}
+}
 
 // Reveal returns what is hidden.
-func (s Secret) Reveal() string { return s.s }
+func (s Secret) Reveal() string {
+	if s.s == nil {
+		return ""
+	}
+	return *s.s
+}
 
 // IsZero reports whether there is nothing to hide.
-func (s Secret) IsZero() bool { return s.s == "" }
+func (s Secret) IsZero() bool { return s.s == nil }
 
 func (s Secret) shown() string {
-	if s.s == "" {
+	if s.IsZero() {
 		return ""
 	}
 	return Mask
@@ -35,10 +50,33 @@ func (s Secret) GoString() string { return s.shown() }
 // Format covers every verb: %q or %x would print the field otherwise.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.shown()) }
 
+// LogValue keeps log handlers from looking inside.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.shown()) }
+
+// MarshalText covers encoders that know neither JSON nor YAML.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.shown()), nil }
+
 func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(s.shown()) }
 
-func (s *Secret) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &s.s) }
+// UnmarshalJSON takes the secret in.
+func (s *Secret) UnmarshalJSON(b []byte) error {
+	var v string
+	if err := json.Unmarshal(b, &v); err != nil {
+		// The library's error could quote the value.
+		return fmt.Errorf("decoding a secret: not a string")
+	}
+	*s = NewSecret(v)
+	return nil
+}
 
 func (s Secret) MarshalYAML() (any, error) { return s.shown(), nil }
 
-func (s *Secret) UnmarshalYAML(unmarshal func(any) error) error { return unmarshal(&s.s) }
+// UnmarshalYAML takes the secret in.
+func (s *Secret) UnmarshalYAML(unmarshal func(any) error) error {
+	var v string
+	if err := unmarshal(&v); err != nil {
+		return fmt.Errorf("decoding a secret: not a string")
+	}
+	*s = NewSecret(v)
+	return nil
+}

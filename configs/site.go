@@ -4,17 +4,17 @@ package configs
 // into the slot of a golden image. Field names are the ones kubeadm and
 // yurtadm users know.
 type Site struct {
-	APIVersion string `yaml:"apiVersion" json:"apiVersion"`
-	Kind       string `yaml:"kind" json:"kind"`
+	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
+	Kind       string `yaml:"kind" json:"kind" jsonschema:"enum=Site"`
 
 	// Masters are the kube-apiserver addresses, "host:port"; host is an IP
 	// address or a DNS name.
 	Masters []string `yaml:"masters" json:"masters"`
 	// Endpoint is the cluster's domain name.
-	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty"`
+	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
 	// VIP is the virtual address that IPVS balances to the masters. Port:
 	// the masters' port.
-	VIP string `yaml:"vip,omitempty" json:"vip,omitempty"`
+	VIP string `yaml:"vip,omitempty" json:"vip,omitempty" jsonschema:"default=10.103.97.2"`
 	// Credentials prove to the cluster that this node may join.
 	Credentials Credentials `yaml:"credentials" json:"credentials"`
 	// CACertHashes pin the cluster's CA: "sha256:<hex>" of its public key.
@@ -24,15 +24,15 @@ type Site struct {
 
 	// NodeName is the node's name or a template of it: {{.Serial}}, {{.MAC}},
 	// {{.UUID}}, {{.Hostname}}.
-	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty"`
+	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
 	// NodeType is edge, cloud, native or control-plane.
-	NodeType      string            `yaml:"nodeType,omitempty" json:"nodeType,omitempty"`
+	NodeType      string            `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,default=native"`
 	NodePool      string            `yaml:"nodePool,omitempty" json:"nodePool,omitempty"`
 	Labels        map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	Taints        []Taint           `yaml:"taints,omitempty" json:"taints,omitempty"`
 	Organizations []string          `yaml:"organizations,omitempty" json:"organizations,omitempty"`
 	// CRISocket is containerd's, unless told otherwise.
-	CRISocket             string            `yaml:"criSocket,omitempty" json:"criSocket,omitempty"`
+	CRISocket             string            `yaml:"criSocket,omitempty" json:"criSocket,omitempty" jsonschema:"default=unix:///run/containerd/containerd.sock"`
 	SkipPhases            []string          `yaml:"skipPhases,omitempty" json:"skipPhases,omitempty"`
 	IgnorePreflightErrors []string          `yaml:"ignorePreflightErrors,omitempty" json:"ignorePreflightErrors,omitempty"`
 	KubeletExtraArgs      map[string]string `yaml:"kubeletExtraArgs,omitempty" json:"kubeletExtraArgs,omitempty"`
@@ -44,7 +44,7 @@ type Site struct {
 	Users   []User  `yaml:"users,omitempty" json:"users,omitempty"`
 	// Ignition is a whole Ignition v3 config, inline (JSON), or, in a file
 	// beside the Site, named by IgnitionFile; stamping puts it into the slot.
-	Ignition     string `yaml:"ignition,omitempty" json:"ignition,omitempty"`
+	Ignition     Secret `yaml:"ignition,omitempty" json:"ignition,omitempty"`
 	IgnitionFile string `yaml:"ignitionFile,omitempty" json:"ignitionFile,omitempty"`
 	Report       Report `yaml:"report,omitempty" json:"report,omitempty"`
 }
@@ -59,7 +59,7 @@ type Credentials struct {
 type Taint struct {
 	Key    string `yaml:"key" json:"key"`
 	Value  string `yaml:"value,omitempty" json:"value,omitempty"`
-	Effect string `yaml:"effect" json:"effect"`
+	Effect string `yaml:"effect" json:"effect" jsonschema:"enum=NoSchedule,enum=PreferNoSchedule,enum=NoExecute"`
 }
 
 // IPVS is the Site's word on ipvscare.
@@ -67,17 +67,19 @@ type IPVS struct {
 	// Disabled joins straight through one master; Endpoint then stays in
 	// /etc/hosts on a master's address.
 	Disabled  bool   `yaml:"disabled,omitempty" json:"disabled,omitempty"`
-	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty"` // rr wrr lc wlc sh dh
-	Profile   string `yaml:"profile,omitempty" json:"profile,omitempty"`     // lan | metered
-	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty"`
-	Rise      int    `yaml:"rise,omitempty" json:"rise,omitempty"`
-	Fall      int    `yaml:"fall,omitempty" json:"fall,omitempty"`
+	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=lc,enum=wlc,enum=sh,enum=dh,default=rr"` // rr wrr lc wlc sh dh
+	Profile   string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`                                // lan | metered
+	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz"`
+	Rise      int    `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"default=2"`
+	Fall      int    `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"default=2"`
 	// LearnMasters lets the cluster's own list replace Masters.
 	LearnMasters bool `yaml:"learnMasters,omitempty" json:"learnMasters,omitempty"`
 }
 
 // SiteYurthub is the Site's word on yurthub.
 type SiteYurthub struct {
+	// Namespace holds yurthub's settings in the cluster.
+	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty" jsonschema:"default=kube-system"`
 	// OpenPort leaves :10269 reachable from outside the node.
 	OpenPort  bool     `yaml:"openPort,omitempty" json:"openPort,omitempty"`
 	ExtraArgs []string `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`

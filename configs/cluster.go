@@ -1,0 +1,41 @@
+package configs
+
+import (
+	"net"
+	"net/netip"
+)
+
+// masterPort is the port of the first master: the endpoint's. A VIP can
+// stand for masters on different ports, but has only one itself.
+func (s *Site) masterPort() string {
+	_, port, err := net.SplitHostPort(s.Masters[0])
+	if err != nil {
+		panic("BUG: port of a Site that was not validated: " + err.Error())
+	}
+	return port
+}
+
+// EndpointHostPort is the endpoint as clients address it, "name:port"; of a
+// valid Site.
+func (s *Site) EndpointHostPort() string { return net.JoinHostPort(s.Endpoint, s.masterPort()) }
+
+// EndpointURL is the endpoint as a kubeconfig names it; of a valid Site.
+func (s *Site) EndpointURL() string { return "https://" + s.EndpointHostPort() }
+
+// VIPHostPort is the virtual server's address, "10.103.97.2:6443"; of a
+// valid Site.
+func (s *Site) VIPHostPort() string { return net.JoinHostPort(s.VIP, s.masterPort()) }
+
+// OpenYurt reports whether the node stands behind yurthub.
+func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }
+
+// MasterAddrs are the masters given as IP addresses.
+func (s *Site) MasterAddrs() []netip.Addr {
+	var addrs []netip.Addr
+	for _, m := range s.Masters {
+		if ap, err := netip.ParseAddrPort(m); err == nil {
+			addrs = append(addrs, ap.Addr().Unmap())
+		}
+	}
+	return addrs
+}

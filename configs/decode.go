@@ -1,0 +1,541 @@
+package configs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// APIVersion is the version of every document this package reads.
+const APIVersion = "edgebake.io/v1alpha1"
+
+// Kinds of document.
+const (
+	KindImage     = "Image"
+	KindSite      = "Site"
+	KindInventory = "Inventory" // reserved: many sites in one file
+)
+
+// maxNodes bounds what aliases can blow a document up to.
+const maxNodes = 200_000
+
+// ParseImage reads an Image: version first, then strictly, then defaults,
+// then validation. The error is Problems with everything found wrong.
+func ParseImage(name string, data []byte) (*Image, error) {
+	img := new(Image)
+	if err := parse(name, data, KindImage, img, func(*document) Problems { return img.Validate() }); err != nil {
+		return nil, err
+	}
+	return img, nil
+}
+
+// ParseSite reads a Site as a person writes it. The error is Problems with
+// everything found wrong.
+func ParseSite(name string, data []byte) (*Site, error) {
+	site := new(Site)
+	if err := parse(name, data, KindSite, site, func(*document) Problems { return site.Validate() }); err != nil {
+		return nil, err
+	}
+	return site, nil
+}
+
+// ParsePublicSite reads what EncodePublic wrote: a Site whose secrets have
+// been forgotten. It is as strict as ParseSite but asks for no credentials.
+func ParsePublicSite(name string, data []byte) (*Site, error) {
+	site := new(Site)
+	if err := parse(name, data, KindSite, site, func(*document) Problems { return site.validate(false) }); err != nil {
+		return nil, err
+	}
+	return site, nil
+}
+
+// ParseAny reads a document of any kind: the result is an *Image or a *Site.
+func ParseAny(name string, data []byte) (any, error) {
+	doc, probs := readDocument(name, data)
+	if probs != nil {
+		return nil, probs
+	}
+	switch doc.kind {
+	case KindImage:
+		return parsed(ParseImage(name, data))
+	case KindSite:
+		return parsed(ParseSite(name, data))
+	}
+	return nil, doc.wrongKind("")
+}
+
+// parsed keeps a nil pointer from becoming a non-nil any.
+func parsed[T any](v *T, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func parse(name string, data []byte, kind string, into any, validate func(*document) Problems) error {
+	doc, probs := readDocument(name, data)
+	if probs != nil {
+		return probs
+	}
+	if doc.kind != kind {
+		return doc.wrongKind(kind)
+	}
+	v := reflect.ValueOf(into).Elem()
+	doc.decode(doc.root, v, "")
+	applyDefaults(v)
+	if d, ok := into.(interface{ setDefaults() }); ok {
+		d.setDefaults()
+	}
+	// A field that could not be decoded has been reported; what validation
+	// says of its zero value would only confuse.
+	undecoded := doc.probs
+	for _, p := range validate(doc) {
+		if slices.ContainsFunc(undecoded, func(u Problem) bool { return covers(u.Path, p.Path) }) {
+			continue
+		}
+		p.File = doc.file
+		at := doc.find(p.Path)
+		p.Line, p.Col = at.line, at.col
+		doc.probs = append(doc.probs, p)
+	}
+	doc.probs.sort()
+	return doc.probs.Err()
+}
+
+// covers reports whether path is outer or a field inside it.
+func covers(outer, path string) bool {
+	rest, ok := strings.CutPrefix(path, outer)
+	return ok && outer != "" && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// document is one YAML document on its way into a Go value.
+type document struct {
+	file  string
+	kind  string
+	root  *yaml.Node
+	where map[string]position // field path -> its value
+	nodes int
+	probs Problems
+}
+
+type position struct{ line, col int }
+
+// find returns where path is, or where the nearest thing around it is.
+func (d *document) find(path string) position {
+	for {
+		if at, ok := d.where[path]; ok {
+			return at
+		}
+		i := strings.LastIndexAny(path, ".[")
+		if i < 0 {
+			return position{1, 1}
+		}
+		path = path[:i]
+	}
+}
+
+func (d *document) problem(n *yaml.Node, path, format string, args ...any) {
+	d.probs = append(d.probs, Problem{d.file, n.Line, n.Column, path, fmt.Sprintf(format, args...)})
+}
+
+// wrongKind explains a document that is not of the kind wanted ("": any).
+func (d *document) wrongKind(want string) error {
+	at := d.find("kind")
+	p := Problem{File: d.file, Line: at.line, Col: at.col, Path: "kind"}
+	switch {
+	case d.kind == KindInventory:
+		p.Msg = "Inventory is reserved for many sites in one file, which this edgebake does not read yet; write one Site for each machine"
+	case want == "":
+		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped", d.kind, didYouMean(d.kind, []string{KindImage, KindSite}))
+	case d.kind == KindImage || d.kind == KindSite:
+		p.Msg = fmt.Sprintf("this is a document of kind %s where one of kind %s is wanted", d.kind, want)
+	default:
+		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.kind, didYouMean(d.kind, []string{want}), want)
+	}
+	return Problems{p}
+}
+
+// yamlError is how package yaml words a syntax error.
+var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
+
+// unknownAnchor quotes what stands behind a *, which can be a passphrase
+// that somebody forgot to put into quotes.
+var unknownAnchor = regexp.MustCompile(`unknown anchor '.*' referenced`)
+
+func syntaxProblem(file string, err error) Problem {
+	p := Problem{File: file, Msg: err.Error()}
+	if m := yamlError.FindStringSubmatch(err.Error()); m != nil {
+		p.Line, _ = strconv.Atoi(m[1])
+		p.Msg = m[2]
+	}
+	p.Msg = unknownAnchor.ReplaceAllString(p.Msg, "unknown anchor; a value that begins with * needs quotes")
+	p.Msg = "not YAML: " + p.Msg
+	return p
+}
+
+// readDocument parses data and reads its version and kind, nothing more.
+func readDocument(file string, data []byte) (*document, Problems) {
+	fail := func(n *yaml.Node, path, format string, args ...any) (*document, Problems) {
+		p := Problem{File: file, Line: 1, Col: 1, Path: path, Msg: fmt.Sprintf(format, args...)}
+		if n != nil {
+			p.Line, p.Col = n.Line, n.Column
+		}
+		return nil, Problems{p}
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc yaml.Node
+	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+		return fail(nil, "", "the document is empty; `edgebake init` writes one to start from")
+	} else if err != nil {
+		return nil, Problems{syntaxProblem(file, err)}
+	}
+	var more yaml.Node
+	if err := dec.Decode(&more); err == nil {
+		return fail(&more, "", "a second document begins here; put each into a file of its own")
+	} else if !errors.Is(err, io.EOF) {
+		return nil, Problems{syntaxProblem(file, err)}
+	}
+	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
+		return fail(&doc, "", "the document must be a mapping that begins with apiVersion: %s", APIVersion)
+	}
+	d := &document{file: file, root: doc.Content[0], where: map[string]position{}}
+	var version string
+	for _, f := range []struct {
+		name string
+		into *string
+	}{{"apiVersion", &version}, {"kind", &d.kind}} {
+		v := lookup(d.root, f.name)
+		if v == nil {
+			return fail(d.root, f.name, "is missing; an edgebake document begins with apiVersion: %s and kind: %s or %s", APIVersion, KindImage, KindSite)
+		}
+		if v.Kind != yaml.ScalarNode {
+			return fail(v, f.name, "must be a string")
+		}
+		*f.into = v.Value
+		d.where[f.name] = position{v.Line, v.Column}
+	}
+	if version != APIVersion {
+		return fail(lookup(d.root, "apiVersion"), "apiVersion", "%q is not known to this edgebake, which reads %s", version, APIVersion)
+	}
+	return d, nil
+}
+
+func lookup(m *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			return m.Content[i+1]
+		}
+	}
+	return nil
+}
+
+var secretType = reflect.TypeFor[Secret]()
+
+// decode puts n into v, and a problem into d for everything that does not
+// fit. It never stops early: all problems are reported at once.
+func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
+	if d.nodes++; d.nodes > maxNodes {
+		if d.nodes == maxNodes+1 {
+			d.problem(n, path, "the document is too large: its aliases make it more than %d values", maxNodes)
+		}
+		return
+	}
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	d.where[path] = position{n.Line, n.Column}
+
+	if v.Type() == secretType {
+		var s string
+		d.scalar(n, reflect.ValueOf(&s).Elem(), path, true)
+		v.Set(reflect.ValueOf(NewSecret(s)))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		// "debian:" with nothing behind it chooses debian, with defaults.
+		v.Set(reflect.New(v.Type().Elem()))
+		d.decode(n, v.Elem(), path)
+	case reflect.Struct:
+		d.structure(n, v, path)
+	case reflect.Slice:
+		d.list(n, v, path)
+	case reflect.Map:
+		d.mapping(n, v, path)
+	default:
+		d.scalar(n, v, path, false)
+	}
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+func (d *document) structure(n *yaml.Node, v reflect.Value, path string) {
+	if isNull(n) {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		d.problem(n, path, "must be a mapping (%s), not %s", strings.Join(fieldNames(v.Type()), ", "), describe(n))
+		return
+	}
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, val := n.Content[i], n.Content[i+1]
+		name := key.Value
+		sub := join(path, name)
+		if key.Kind != yaml.ScalarNode {
+			d.problem(key, path, "a field's name must be a plain word")
+			continue
+		}
+		if name == "<<" {
+			d.problem(key, path, "merge keys (<<) are not read; write the fields out")
+			continue
+		}
+		if line, twice := seen[name]; twice {
+			d.problem(key, sub, "is given twice; first on line %d", line)
+			continue
+		}
+		seen[name] = key.Line
+		f, ok := fieldByName(v, name)
+		if !ok {
+			d.problem(key, sub, "unknown field%s", d.hint(name, v.Type()))
+			continue
+		}
+		d.decode(val, f, sub)
+	}
+}
+
+func (d *document) list(n *yaml.Node, v reflect.Value, path string) {
+	if isNull(n) {
+		return
+	}
+	if n.Kind != yaml.SequenceNode {
+		d.problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", describe(n))
+		return
+	}
+	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
+	for i, item := range n.Content {
+		if d.nodes > maxNodes {
+			return
+		}
+		sub := fmt.Sprintf("%s[%d]", path, i)
+		if isNull(item) {
+			d.problem(item, sub, "is empty")
+			continue
+		}
+		d.decode(item, s.Index(i), sub)
+	}
+	v.Set(s)
+}
+
+func (d *document) mapping(n *yaml.Node, v reflect.Value, path string) {
+	if isNull(n) {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		d.problem(n, path, "must be a mapping of names to values, not %s", describe(n))
+		return
+	}
+	m := reflect.MakeMap(v.Type())
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, val := n.Content[i], n.Content[i+1]
+		sub := keyPath(path, key.Value)
+		if key.Kind != yaml.ScalarNode || key.Value == "<<" {
+			d.problem(key, path, "a name must be a plain word")
+			continue
+		}
+		k := reflect.ValueOf(key.Value)
+		if m.MapIndex(k).IsValid() {
+			d.problem(key, sub, "is given twice")
+			continue
+		}
+		e := reflect.New(v.Type().Elem()).Elem()
+		d.decode(val, e, sub)
+		m.SetMapIndex(k, e)
+	}
+	v.Set(m)
+}
+
+func (d *document) scalar(n *yaml.Node, v reflect.Value, path string, secret bool) {
+	shown := describe(n)
+	if secret {
+		shown = "what is there"
+	}
+	if n.Kind != yaml.ScalarNode {
+		d.problem(n, path, "must be %s, not %s", wanted(v), shown)
+		return
+	}
+	tag := n.ShortTag()
+	if tag == "!!null" {
+		return // as if it were not there
+	}
+	ok := false
+	switch v.Kind() {
+	case reflect.String:
+		// Versions, modes and labels look like numbers and booleans: what
+		// stands there is what is meant.
+		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {
+			v.SetString(n.Value)
+		}
+	case reflect.Bool:
+		if ok = tag == "!!bool"; ok {
+			v.SetBool(strings.EqualFold(n.Value, "true"))
+		}
+	default:
+		ok = tag == "!!int" && n.Decode(v.Addr().Interface()) == nil
+	}
+	if !ok {
+		d.problem(n, path, "must be %s, not %s", wanted(v), shown)
+	}
+}
+
+func wanted(v reflect.Value) string {
+	switch v.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Uint32:
+		return "a whole number, 0 or more"
+	}
+	return "a whole number"
+}
+
+func describe(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	if isNull(n) {
+		return "nothing"
+	}
+	return fmt.Sprintf("%q", shorten(n.Value))
+}
+
+func shorten(s string) string {
+	if r := []rune(s); len(r) > 60 {
+		return string(r[:57]) + "..."
+	}
+	return s
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+func keyPath(path, key string) string { return path + "[" + strconv.Quote(key) + "]" }
+
+// fieldName is the name a struct field has in the document.
+func fieldName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return name
+}
+
+func fieldByName(v reflect.Value, name string) (reflect.Value, bool) {
+	for i := range v.NumField() {
+		if fieldName(v.Type().Field(i)) == name {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+func fieldNames(t reflect.Type) []string {
+	var names []string
+	for i := range t.NumField() {
+		names = append(names, fieldName(t.Field(i)))
+	}
+	return names
+}
+
+// hint says what a person may have meant by an unknown field: a name close
+// to it, else the place where a field of that name exists.
+func (d *document) hint(name string, t reflect.Type) string {
+	if h := didYouMean(name, fieldNames(t)); h != "" {
+		return h
+	}
+	root := reflect.TypeFor[Site]()
+	if d.kind == KindImage {
+		root = reflect.TypeFor[Image]()
+	}
+	if places := placesOf(name, root, "", 0); len(places) > 0 {
+		return fmt.Sprintf("; did you mean %s?", strings.Join(places, " or "))
+	}
+	names := fieldNames(t)
+	if len(names) == 0 {
+		return "; there are no fields here"
+	}
+	return "; known here: " + strings.Join(names, ", ")
+}
+
+// placesOf lists the paths of t's fields called name or nearly so.
+func placesOf(name string, t reflect.Type, path string, depth int) []string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		if t.Kind() == reflect.Slice {
+			path += "[]"
+		}
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t == secretType || depth > 6 {
+		return nil
+	}
+	var found []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		sub := join(path, fieldName(f))
+		if n := strings.ToLower(name); distance(n, strings.ToLower(fieldName(f))) <= len(n)/4 {
+			found = append(found, sub)
+		}
+		found = append(found, placesOf(name, f.Type, sub, depth+1)...)
+	}
+	return found[:min(len(found), 3)]
+}
+
+func didYouMean(name string, known []string) string {
+	best, bestDist := "", 1+len(name)/4
+	for _, k := range known {
+		if dist := distance(strings.ToLower(name), strings.ToLower(k)); dist <= bestDist {
+			best, bestDist = k, dist-1
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+// distance is the number of letters to insert, remove or change between a
+// and b (Levenshtein).
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diag, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diag+cost)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,15 @@
+package configs
+
+import _ "embed" // the examples
+
+//go:embed examples/quickstart.yaml
+var exampleImage string
+
+//go:embed examples/site.yaml
+var exampleSite string
+
+// ExampleImage is a commented Image to start from.
+func ExampleImage() []byte { return []byte(exampleImage) }
+
+// ExampleSite is a commented Site to start from.
+func ExampleSite() []byte { return []byte(exampleSite) }

@@ -1,0 +1,125 @@
+package configs
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// tagValues returns the values of key in f's jsonschema tag.
+func tagValues(f reflect.StructField, key string) []string {
+	var vals []string
+	for part := range strings.SplitSeq(f.Tag.Get("jsonschema"), ",") {
+		if v, ok := strings.CutPrefix(part, key+"="); ok {
+			vals = append(vals, v)
+		}
+	}
+	return vals
+}
+
+// required reports whether the field may not be left out.
+func required(f reflect.StructField) bool {
+	return !strings.Contains(f.Tag.Get("yaml"), "omitempty")
+}
+
+// applyDefaults sets every empty field that has a default in its tag.
+func applyDefaults(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			applyDefaults(v.Elem())
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			applyDefaults(v.Index(i))
+		}
+	case reflect.Struct:
+		if v.Type() == secretType {
+			return
+		}
+		for i := range v.NumField() {
+			f := v.Field(i)
+			for _, def := range tagValues(v.Type().Field(i), "default") {
+				setDefault(f, def)
+			}
+			applyDefaults(f)
+		}
+	}
+}
+
+func setDefault(f reflect.Value, def string) {
+	if !f.IsZero() {
+		return
+	}
+	switch f.Kind() {
+	case reflect.String:
+		f.SetString(def)
+	case reflect.Int:
+		n, err := strconv.Atoi(def)
+		if err != nil {
+			panic(fmt.Sprintf("BUG: default %q of an int field: %v", def, err))
+		}
+		f.SetInt(int64(n))
+	default:
+		panic(fmt.Sprintf("BUG: default %q on a field of kind %s", def, f.Kind()))
+	}
+}
+
+// checkTags reports required fields that are empty and values that are not
+// among the allowed ones.
+func checkTags(v reflect.Value, path string, probs *Problems) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			checkTags(v.Elem(), path, probs)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			checkTags(v.Index(i), fmt.Sprintf("%s[%d]", path, i), probs)
+		}
+	case reflect.Struct:
+		if v.Type() == secretType {
+			return
+		}
+		for i := range v.NumField() {
+			tf, f := v.Type().Field(i), v.Field(i)
+			sub := join(path, fieldName(tf))
+			if required(tf) && f.Kind() != reflect.Struct && f.IsZero() {
+				probs.add(sub, "is required")
+			} else if f.Kind() == reflect.Slice && required(tf) && f.Len() == 0 {
+				probs.add(sub, "needs at least one item")
+			}
+			if allowed := tagValues(tf, "enum"); allowed != nil {
+				checkEnum(f, sub, allowed, probs)
+			}
+			checkTags(f, sub, probs)
+		}
+	}
+}
+
+func checkEnum(f reflect.Value, path string, allowed []string, probs *Problems) {
+	if f.Kind() == reflect.Slice {
+		for i := range f.Len() {
+			checkEnum(f.Index(i), fmt.Sprintf("%s[%d]", path, i), allowed, probs)
+		}
+		return
+	}
+	// Emptiness is the business of required.
+	if s := f.String(); s != "" && !slices.Contains(allowed, s) {
+		probs.add(path, "%q is not one of %s%s", shorten(s), strings.Join(allowed, ", "), cmp.Or(whyNot(path, s), didYouMean(s, allowed)))
+	}
+}
+
+// whyNot explains values that people may expect to be allowed.
+func whyNot(path, value string) string {
+	switch {
+	case path == "nodeType" && value == "local":
+		return "; yurtadm's local type (no yurthub cache, iptables rules to the API servers of a tenant cluster) is not built: a native node with masters and ipvs keeps the same way open"
+	case strings.HasPrefix(path, "nodeType") && value == NodeControlPlane:
+		return "; control-plane machines are not baked by this edgebake"
+	}
+	return ""
+}

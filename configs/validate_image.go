@@ -1,0 +1,503 @@
+package configs
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// setDefaults fills in what depends on other fields; the rest stands in the
+// struct tags.
+func (i *Image) setDefaults() {
+	if y := i.Yurthub; y != nil && y.Form == "" {
+		y.Form = "unit"
+		if minor, ok := yurthubMinor(y.Version); ok && minor < 7 {
+			y.Form = "staticPod"
+		}
+	}
+	if len(i.NodeTypes) == 0 {
+		i.NodeTypes = []string{NodeNative}
+		if i.Yurthub != nil {
+			i.NodeTypes = []string{NodeNative, NodeEdge, NodeCloud}
+		}
+	}
+}
+
+// SourceTime is SourceDate as a time; of a valid Image.
+func (i *Image) SourceTime() time.Time {
+	t, err := time.Parse(time.RFC3339, i.SourceDate)
+	if err != nil {
+		panic("BUG: SourceTime of an Image that was not validated: " + err.Error())
+	}
+	return t.UTC()
+}
+
+var (
+	imageName         = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$`)
+	containerdVersion = regexp.MustCompile(`^([0-9]+)\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
+	crictlVersion     = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
+	yurthubVersion    = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-[0-9A-Za-z.]+)?$`)
+	suiteName         = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
+	repoPath          = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
+	imageTag          = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+)
+
+// Oldest and newest minor releases whose contracts were tried.
+const (
+	oldestKubernetes = 31 // kubeadm.k8s.io/v1beta4, which joins are written in
+	oldestYurthub    = 6
+	newestYurthub    = 7
+)
+
+func yurthubMinor(version string) (int, bool) {
+	m := yurthubVersion.FindStringSubmatch(version)
+	if m == nil {
+		return 0, false
+	}
+	minor, err := strconv.Atoi(m[1])
+	return minor, err == nil
+}
+
+// Validate returns every problem of i, nil if there is none. It changes
+// nothing; the values must have their defaults.
+func (i *Image) Validate() Problems {
+	var probs Problems
+	checkTags(reflect.ValueOf(i).Elem(), "", &probs)
+	if i.Name != "" && !imageName.MatchString(i.Name) {
+		probs.add("name", "%q: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends", shorten(i.Name))
+	}
+	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
+		probs.add("sourceDate", "%q is not a date as 2026-01-31T12:00:00Z", shorten(i.SourceDate))
+	} else if t.Year() < 1980 || t.Year() > 2107 {
+		// The range of FAT's dates.
+		probs.add("sourceDate", "must lie between 1980 and 2107")
+	}
+	for n, t := range i.NodeTypes {
+		p := fmt.Sprintf("nodeTypes[%d]", n)
+		if (t == NodeEdge || t == NodeCloud) && i.Yurthub == nil {
+			probs.add(p, "%s nodes need yurthub on board; add the field yurthub or take the type out", t)
+		}
+		if slices.Contains(i.NodeTypes[:n], t) {
+			probs.add(p, "%s is listed twice", t)
+		}
+	}
+	i.Base.validate(&probs)
+	i.validatePrograms(&probs)
+	i.validateImages(&probs)
+	i.validateFiles(&probs)
+	i.Kernel.validate(&probs)
+	for _, f := range []struct{ path, size string }{{"disk.root", i.Disk.Root}, {"disk.data", i.Disk.Data}} {
+		if f.size == "" {
+			continue
+		}
+		if n, err := ParseSize(f.size); err != nil {
+			probs.add(f.path, "%v", err)
+		} else if n < 64<<20 {
+			probs.add(f.path, "%s is too small for a file system that grows; at least 64MiB", f.size)
+		}
+	}
+	return probs
+}
+
+// exactlyOne reports how many of the members of a union are set.
+func exactlyOne(path string, probs *Problems, members map[string]bool) bool {
+	var set []string
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		if members[name] {
+			set = append(set, name)
+		}
+	}
+	names := strings.Join(slices.Sorted(maps.Keys(members)), ", ")
+	switch len(set) {
+	case 0:
+		probs.add(path, "exactly one of %s is needed", names)
+	case 1:
+		return true
+	default:
+		probs.add(path, "exactly one of %s is wanted, but %s are given", names, strings.Join(set, " and "))
+	}
+	return false
+}
+
+func (b *Base) validate(probs *Problems) {
+	exactlyOne("base", probs, map[string]bool{"debian": b.Debian != nil, "oci": b.OCI != nil, "tar": b.Tar != nil})
+	if d := b.Debian; d != nil {
+		d.validate("base.debian", probs)
+	}
+	if o := b.OCI; o != nil {
+		exactlyOne("base.oci", probs, map[string]bool{"ref": o.Ref != "", "layout": o.Layout != "", "archive": o.Archive != ""})
+		if bad := badImageRef(o.Ref); o.Ref != "" && bad != "" {
+			probs.add("base.oci.ref", "%s", bad)
+		}
+		checkDigest("base.oci.digest", o.Digest, probs)
+	}
+	if t := b.Tar; t != nil {
+		t.validate("base.tar", probs)
+	}
+}
+
+func (d *DebianBase) validate(path string, probs *Problems) {
+	if !suiteName.MatchString(d.Suite) {
+		probs.add(path+".suite", "%q is not the name of a suite, as trixie", shorten(d.Suite))
+	}
+	for i, s := range d.Sources {
+		p := fmt.Sprintf("%s.sources[%d]", path, i)
+		if !strings.HasPrefix(s, "deb ") && !strings.HasPrefix(s, "deb-src ") {
+			probs.add(p, "%q is not a line of sources.list: deb [OPTIONS] URI SUITE COMPONENT", shorten(s))
+		} else if bad := badText(s); bad != "" {
+			probs.add(p, "%s", bad)
+		}
+	}
+	for i, k := range d.Keyrings {
+		if k == "" {
+			probs.add(fmt.Sprintf("%s.keyrings[%d]", path, i), "is empty; give the path of a keyring")
+		}
+	}
+	for i, p := range d.Packages {
+		sub := fmt.Sprintf("%s.packages[%d]", path, i)
+		if !packageSpec.MatchString(p) {
+			probs.add(sub, "%q is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports", shorten(p))
+		} else if slices.Contains(d.Packages[:i], p) {
+			probs.add(sub, "%s is listed twice", p)
+		}
+	}
+	for i, r := range d.Run {
+		if strings.TrimSpace(r) == "" {
+			probs.add(fmt.Sprintf("%s.run[%d]", path, i), "is empty; give a shell command")
+		}
+	}
+}
+
+func checkDigest(path, digest string, probs *Problems) {
+	switch {
+	case digest == "" || digestForm.MatchString(digest):
+	case sha256Hex.MatchString(digest):
+		probs.add(path, "write the algorithm too: sha256:%s", digest)
+	default:
+		probs.add(path, "%q is not sha256: followed by 64 hexadecimal digits in lower case", shorten(digest))
+	}
+}
+
+func checkSHA256(path, sum string, probs *Problems) {
+	if bare, ok := strings.CutPrefix(sum, "sha256:"); ok && sha256Hex.MatchString(bare) {
+		probs.add(path, "leave sha256: out; the field says it")
+	} else if !sha256Hex.MatchString(sum) {
+		probs.add(path, "%q is not a SHA-256: 64 hexadecimal digits in lower case", shorten(sum))
+	}
+}
+
+func (f *FileSource) validate(path string, probs *Problems) {
+	exactlyOne(path, probs, map[string]bool{"file": f.File != "", "url": f.URL != ""})
+	if f.URL != "" {
+		if bad := badURL(f.URL, "https", "http"); bad != "" {
+			probs.add(path+".url", "%s", bad)
+		}
+		if f.SHA256 == "" {
+			probs.add(path+".sha256", "is required with url: what comes over the network is verified")
+		}
+	}
+	if f.SHA256 != "" {
+		checkSHA256(path+".sha256", f.SHA256, probs)
+	}
+}
+
+// validate checks a source that must hold the files.
+func (s *Source) validate(path string, files []string, probs *Problems) {
+	exactlyOne(path, probs, map[string]bool{"goModule": s.GoModule != nil, "url": s.URL != nil, "file": s.File != nil})
+	if u := s.URL; u != nil {
+		sub := path + ".url"
+		bad := badURL(u.Base, "https", "http")
+		if u.Base != "" && bad != "" {
+			probs.add(sub+".base", "%s", bad)
+		}
+		checkSums(sub+".sha256", u.SHA256, probs)
+		if u.SHA256FromServer {
+			if bad == "" && !strings.HasPrefix(u.Base, "https://") {
+				probs.add(sub+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
+			}
+		} else if len(u.SHA256) == 0 {
+			probs.add(sub+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
+		} else {
+			for _, f := range files {
+				if _, ok := u.SHA256[f]; !ok {
+					probs.add(sub+".sha256", "has no digest of %s; add it, or sha256FromServer: true", f)
+				}
+			}
+		}
+	}
+	if f := s.File; f != nil {
+		checkSums(path+".file.sha256", f.SHA256, probs)
+	}
+}
+
+func checkSums(path string, sums map[string]string, probs *Problems) {
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		if name == "" || strings.Contains(name, "/") {
+			probs.add(keyPath(path, name), "must be the name of a file, without a path")
+		}
+		checkSHA256(keyPath(path, name), sums[name], probs)
+	}
+}
+
+func (i *Image) validatePrograms(probs *Problems) {
+	k := &i.Kubernetes
+	if m := k8sVersion.FindStringSubmatch(k.Version); m == nil {
+		if k.Version != "" {
+			probs.add("kubernetes.version", "%q is not a version as v1.36.3%s", shorten(k.Version), missingV(k.Version, k8sVersion))
+		}
+	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
+		probs.add("kubernetes.version", "%s is too old: joins are written as kubeadm.k8s.io/v1beta4, which v1.%d and later read", k.Version, oldestKubernetes)
+	}
+	files := []string{"kubelet", "kubeadm"}
+	if k.Kubectl {
+		files = append(files, "kubectl")
+	}
+	k.Source.validate("kubernetes.source", files, probs)
+
+	c := &i.Containerd
+	hasSource := c.Source.GoModule != nil || c.Source.URL != nil || c.Source.File != nil
+	if c.Debian {
+		if c.Version != "" || hasSource {
+			probs.add("containerd.debian", "takes the version that the base has; take version and source out")
+		}
+		if i.Base.Debian == nil {
+			probs.add("containerd.debian", "needs base.debian, which installs the package")
+		}
+	} else {
+		switch m := containerdVersion.FindStringSubmatch(c.Version); {
+		case c.Version == "":
+			probs.add("containerd.version", "is required, as 2.2.9 (or debian: true for the base's own)")
+		case m == nil:
+			probs.add("containerd.version", "%q is not a version as 2.2.9%s", shorten(c.Version), extraV(c.Version, containerdVersion))
+		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
+			probs.add("containerd.version", "%s is not served; 1.7 and 2.x are", c.Version)
+		}
+		c.Source.validate("containerd.source", nil, probs)
+	}
+	if bad := badImageRef(c.Sandbox); c.Sandbox != "" && bad != "" {
+		probs.add("containerd.sandbox", "%s", bad)
+	}
+	if t := c.Crictl; t != nil {
+		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
+			probs.add("containerd.crictl.version", "%q is not a version as v1.36.0%s", shorten(t.Version), missingV(t.Version, crictlVersion))
+		}
+		t.Source.validate("containerd.crictl.source", nil, probs)
+	}
+
+	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err != nil || p != p.Masked() {
+		probs.add("cni.podCIDR", "%q is not a network, as 10.244.0.0/16", shorten(i.CNI.PodCIDR))
+	}
+	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
+		probs.add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", shorten(c), didYouMean(c, []string{"bridge", "none"}))
+	}
+	if y := i.Yurthub; y != nil {
+		y.validate(probs)
+	}
+}
+
+// missingV and extraV hint at the letter v that one project writes and the
+// other does not.
+func missingV(v string, form *regexp.Regexp) string {
+	if form.MatchString("v" + v) {
+		return fmt.Sprintf("; did you mean \"v%s\"?", v)
+	}
+	return ""
+}
+
+func extraV(v string, form *regexp.Regexp) string {
+	if bare, ok := strings.CutPrefix(v, "v"); ok && form.MatchString(bare) {
+		return fmt.Sprintf("; did you mean %q?", bare)
+	}
+	return ""
+}
+
+func (y *Yurthub) validate(probs *Problems) {
+	minor, ok := yurthubMinor(y.Version)
+	switch {
+	case y.Version == "":
+	case !ok:
+		probs.add("yurthub.version", "%q is not a version as v1.7.0%s", shorten(y.Version), missingV(y.Version, yurthubVersion))
+	case minor < oldestYurthub:
+		probs.add("yurthub.version", "%s is too old: v1.%d and v1.%d are served", y.Version, oldestYurthub, newestYurthub)
+	case minor > newestYurthub:
+		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, oldestYurthub, newestYurthub)
+	}
+	switch y.Form {
+	case "unit":
+		if ok && minor < 7 {
+			probs.add("yurthub.form", "unit needs v1.7 or later, where yurthub can use kubelet's certificate; %s runs as staticPod", y.Version)
+		}
+		if y.Binary == nil {
+			probs.add("yurthub.binary", "is required for form unit")
+		}
+		if y.Image != nil {
+			probs.add("yurthub.image", "is for form staticPod; form unit runs binary")
+		}
+	case "staticPod":
+		if y.Image == nil {
+			probs.add("yurthub.image", "is required for form staticPod")
+		}
+		if y.Binary != nil {
+			probs.add("yurthub.binary", "is for form unit; form staticPod runs image")
+		}
+	}
+	if y.Binary != nil {
+		y.Binary.validate("yurthub.binary", probs)
+	}
+	if y.Image != nil {
+		y.Image.validate("yurthub.image", probs)
+	}
+	validateYurthubArgs("yurthub.extraArgs", y.ExtraArgs, probs)
+}
+
+// badImageRef says what is wrong with ref as a whole image reference. Short
+// names are refused: what they mean depends on who reads them, and the node
+// looks baked images up by their full name.
+func badImageRef(ref string) string {
+	name, digest, hasDigest := strings.Cut(ref, "@")
+	if hasDigest && !digestForm.MatchString(digest) {
+		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", shorten(ref))
+	}
+	host, rest, ok := strings.Cut(name, "/")
+	if !ok || !strings.ContainsAny(host, ".:") && host != "localhost" {
+		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", shorten(ref))
+	}
+	repo, tag, hasTag := strings.Cut(rest, ":")
+	switch {
+	case !hostForm.MatchString(host) || !repoPath.MatchString(repo) || hasTag && !imageTag.MatchString(tag) || len(name) > 255:
+		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", shorten(ref))
+	case !hasTag && !hasDigest:
+		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", shorten(ref))
+	}
+	return ""
+}
+
+func (c *ContainerImage) validate(path string, probs *Problems) {
+	if bad := badImageRef(c.Ref); c.Ref != "" && bad != "" {
+		probs.add(path+".ref", "%s", bad)
+	}
+	if c.Layout != "" && c.Archive != "" {
+		probs.add(path, "give layout or archive, not both")
+	}
+	checkDigest(path+".digest", c.Digest, probs)
+	if _, inRef, ok := strings.Cut(c.Ref, "@"); ok && c.Digest != "" && inRef != c.Digest {
+		probs.add(path+".digest", "is not the digest in ref")
+	}
+}
+
+func (i *Image) validateImages(probs *Problems) {
+	for n, c := range i.Images {
+		p := fmt.Sprintf("images[%d]", n)
+		c.validate(p, probs)
+		if slices.ContainsFunc(i.Images[:n], func(o ContainerImage) bool { return o.Ref == c.Ref }) {
+			probs.add(p+".ref", "%q is listed twice", shorten(c.Ref))
+		}
+	}
+	for n, g := range i.ImagesFrom {
+		if _, err := path.Match(g, ""); err != nil || g == "" {
+			probs.add(fmt.Sprintf("imagesFrom[%d]", n), "%q is not a path or pattern, as manifests/*.yaml", shorten(g))
+		}
+	}
+	for n, r := range i.Registries {
+		p := fmt.Sprintf("registries[%d]", n)
+		if r.Host != "" && !hostForm.MatchString(r.Host) {
+			probs.add(p+".host", "%q is not host or host:port", shorten(r.Host))
+		}
+		if slices.ContainsFunc(i.Registries[:n], func(o Registry) bool { return o.Host == r.Host }) {
+			probs.add(p+".host", "%q is listed twice", shorten(r.Host))
+		}
+		for m, mirror := range r.Mirrors {
+			if !hostForm.MatchString(mirror) && badURL(mirror, "https", "http") != "" {
+				probs.add(fmt.Sprintf("%s.mirrors[%d]", p, m), "%q is not host, host:port or a URL", shorten(mirror))
+			}
+		}
+	}
+}
+
+// identities may not be baked: every machine would have the same one.
+func identity(p string) bool {
+	host, _ := path.Match("/etc/ssh/ssh_host_*", p)
+	return host || slices.Contains([]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/var/lib/systemd/random-seed", "/var/lib/systemd/credential.secret"}, p)
+}
+
+func (i *Image) validateFiles(probs *Problems) {
+	for n, o := range i.Overlays {
+		if slices.ContainsFunc(i.Overlays[:n], func(b Overlay) bool { return b.Dir == o.Dir }) {
+			probs.add(fmt.Sprintf("overlays[%d].dir", n), "%q is listed twice", shorten(o.Dir))
+		}
+	}
+	for n, f := range i.Files {
+		p := fmt.Sprintf("files[%d]", n)
+		if bad := badFilePath(f.Path); f.Path != "" && bad != "" {
+			probs.add(p+".path", "%s", bad)
+		} else if identity(f.Path) {
+			probs.add(p+".path", "%s is an identity, which every machine of the image would share; first boot makes one", f.Path)
+		}
+		for m, o := range i.Files[:n] {
+			switch {
+			case f.Path == "" || badFilePath(o.Path) != "":
+			case o.Path == f.Path:
+				probs.add(p+".path", "%s is files[%d] already", f.Path, m)
+			case strings.HasPrefix(f.Path, o.Path+"/"):
+				probs.add(p+".path", "%s lies inside files[%d], which is a file", f.Path, m)
+			case strings.HasPrefix(o.Path, f.Path+"/"):
+				probs.add(p+".path", "%s is a file, but files[%d] lies inside it", f.Path, m)
+			}
+		}
+		exactlyOne(p, probs, map[string]bool{"contents": f.Contents != "", "source": f.Source != "", "link": f.Link != ""})
+		if f.Link != "" && f.Template {
+			probs.add(p+".template", "a link has no contents to render")
+		}
+		if !octalMode.MatchString(f.Mode) {
+			probs.add(p+".mode", "%q is not a mode in octal, as 0644", shorten(f.Mode))
+		}
+	}
+}
+
+func (k *Kernel) validate(probs *Problems) {
+	for n, a := range k.Args {
+		p := fmt.Sprintf("kernel.args[%d]", n)
+		key, _, _ := strings.Cut(a, "=")
+		switch {
+		case a == "" || badText(a) != "":
+			probs.add(p, "must be one argument, without line breaks")
+		case key == "console":
+			probs.add(p, "use kernel.consoles")
+		case slices.Contains([]string{"root", "rootfstype", "ro", "rw", "init", "rdinit", "initrd"}, key):
+			probs.add(p, "%s is set by edgebake", key)
+		case strings.Contains(a, " ") && !strings.Contains(a, `"`):
+			probs.add(p, "%q contains a space; give each argument an item of its own", shorten(a))
+		case slices.Contains(k.Args[:n], a):
+			probs.add(p, "%s is listed twice", a)
+		}
+	}
+	for n, c := range k.Consoles {
+		p := fmt.Sprintf("kernel.consoles[%d]", n)
+		if !consoleForm.MatchString(c) {
+			probs.add(p, "%q is not a console, as tty0 or ttyS0,115200", shorten(c))
+		} else if slices.Contains(k.Consoles[:n], c) {
+			probs.add(p, "%s is listed twice", c)
+		}
+	}
+	for n, m := range k.Modules {
+		if !moduleName.MatchString(m) {
+			probs.add(fmt.Sprintf("kernel.modules[%d]", n), "%q is not the name of a kernel module", shorten(m))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(k.Sysctl)) {
+		if !sysctlKey.MatchString(key) {
+			probs.add(keyPath("kernel.sysctl", key), "is not a key as net.ipv4.ip_forward")
+		}
+		if bad := badText(k.Sysctl[key]); bad != "" {
+			probs.add(keyPath("kernel.sysctl", key), "%s", bad)
+		}
+	}
+}

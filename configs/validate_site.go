@@ -1,0 +1,393 @@
+package configs
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// Labels of OpenYurt that follow from nodeType and nodePool.
+const (
+	LabelEdgeWorker = "openyurt.io/is-edge-worker"
+	LabelNodePool   = "apps.openyurt.io/nodepool"
+)
+
+// Node types.
+const (
+	NodeNative       = "native" // plain kubeadm worker
+	NodeEdge         = "edge"   // behind yurthub, autonomous
+	NodeCloud        = "cloud"  // behind yurthub, always online
+	NodeControlPlane = "control-plane"
+)
+
+// Validate returns every problem of s, nil if there is none. It changes
+// nothing; the values must have their defaults.
+func (s *Site) Validate() Problems { return s.validate(true) }
+
+func (s *Site) validate(credentials bool) Problems {
+	var probs Problems
+	checkTags(reflect.ValueOf(s).Elem(), "", &probs)
+	s.validateCluster(credentials, &probs)
+	s.validateNode(&probs)
+	s.validateIPVS(&probs)
+	s.Network.validate(&probs)
+	s.validateNames(&probs)
+	s.validateUsers(&probs)
+	if s.Report.URL != "" {
+		if bad := badURL(s.Report.URL, "https"); bad != "" {
+			probs.add("report.url", "%s", bad)
+		}
+	}
+	if !s.Ignition.IsZero() {
+		if s.IgnitionFile != "" {
+			probs.add("ignition", "give either ignition or ignitionFile, not both")
+		}
+		if _, bad := ParseIgnition("", []byte(s.Ignition.Reveal())); bad != nil {
+			for _, p := range bad {
+				probs.add("ignition", "%s", inner(p))
+			}
+		}
+	}
+	return probs
+}
+
+// inner words a problem inside an inline document: its line is the inline
+// document's own.
+func inner(p Problem) string {
+	at := ""
+	if p.Line > 0 {
+		at = fmt.Sprintf("line %d of the config, ", p.Line)
+	}
+	p.Line = 0
+	return at + p.Error()
+}
+
+func (s *Site) validateCluster(credentials bool, probs *Problems) {
+	var v4, v6 int
+	seen := map[string]int{}
+	for i, m := range s.Masters {
+		path := fmt.Sprintf("masters[%d]", i)
+		if bad := badHostPort(m); bad != "" {
+			probs.add(path, "%s", bad)
+			continue
+		}
+		host, port, _ := net.SplitHostPort(m)
+		key := net.JoinHostPort(strings.ToLower(host), port)
+		addr, err := netip.ParseAddr(host)
+		if err == nil {
+			addr = addr.Unmap()
+			key = netip.AddrPortFrom(addr, 0).Addr().String() + " " + port
+			if addr.Is4() {
+				v4++
+			} else {
+				v6++
+			}
+			if addr.String() == s.VIP {
+				probs.add(path, "%s is the VIP; the VIP is a free address that stands for all masters, so give it another one (vip)", addr)
+			}
+		} else if strings.EqualFold(host, s.Endpoint) {
+			probs.add(path, "%s is the endpoint, whose name the node itself maps to the VIP; name the masters by address or by names of their own", host)
+		}
+		if first, twice := seen[key]; twice {
+			probs.add(path, "%s is masters[%d] again", m, first)
+			continue
+		}
+		seen[key] = i
+	}
+	if v4 > 0 && v6 > 0 {
+		probs.add("masters", "IPv4 and IPv6 addresses are mixed; IPVS balances one virtual address to real ones of the same family")
+	}
+
+	vip, err := netip.ParseAddr(s.VIP)
+	switch {
+	case err != nil && strings.Contains(s.VIP, ":") && badHostPort(s.VIP) == "":
+		probs.add("vip", "%q: leave the port out; it is that of the first master", s.VIP)
+	case err != nil:
+		probs.add("vip", "%q is not an IP address", shorten(s.VIP))
+	case vip.IsUnspecified() || vip.IsMulticast() || vip.IsLoopback() || vip.Zone() != "" || vip.Is4In6():
+		probs.add("vip", "%s cannot stand for the masters; choose a private address that nothing in the site's networks uses", vip)
+	case s.IPVS.Disabled:
+	case vip.Is4() && v6 > 0 && v4 == 0:
+		probs.add("vip", "%s is IPv4 and the masters are IPv6; choose an IPv6 address, as fd00:edge::2", vip)
+	case vip.Is6() && v4 > 0 && v6 == 0:
+		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, as 10.103.97.2", vip)
+	}
+	if _, err := netip.ParseAddr(s.Endpoint); err == nil || !isDNSName(s.Endpoint) {
+		probs.add("endpoint", "%q is not a DNS name in lower case", shorten(s.Endpoint))
+	}
+
+	if tok := s.Credentials.Token; !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
+		probs.add("credentials.token", "is not a bootstrap token: 6 letters or digits, a dot, 16 letters or digits, all in lower case (`kubeadm token create` makes one)")
+	} else if tok.IsZero() && credentials {
+		probs.add("credentials", "exactly one kind is needed: token")
+	}
+
+	switch {
+	case len(s.CACertHashes) > 0 && s.UnsafeSkipCAVerification:
+		probs.add("unsafeSkipCAVerification", "contradicts caCertHashes; keep the hashes and take this out")
+	case len(s.CACertHashes) == 0 && !s.UnsafeSkipCAVerification:
+		probs.add("caCertHashes", "is needed, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
+	}
+	for i, h := range s.CACertHashes {
+		path := fmt.Sprintf("caCertHashes[%d]", i)
+		switch {
+		case sha256Hex.MatchString(strings.ToLower(h)):
+			probs.add(path, "write the kind of hash too: \"sha256:%s\"", h)
+		case !caHashForm.MatchString(h):
+			probs.add(path, "%q is not sha256: followed by 64 hexadecimal digits", shorten(h))
+		}
+		if slices.ContainsFunc(s.CACertHashes[:i], func(o string) bool { return strings.EqualFold(o, h) }) {
+			probs.add(path, "is listed twice")
+		}
+	}
+}
+
+// kubeletMaySet reports whether kubelet accepts the label in --node-labels.
+// Of kubernetes.io and k8s.io it takes the few named here and those under kubelet.kubernetes.io/ and
+// node.kubernetes.io/. It exits at the sight of any other, and the admission
+// plugin NodeRestriction would refuse it.
+func kubeletMaySet(key string) bool {
+	prefix, _, ok := strings.Cut(key, "/")
+	if !ok {
+		return true
+	}
+	if prefix == "node-restriction.kubernetes.io" || strings.HasSuffix(prefix, ".node-restriction.kubernetes.io") {
+		return false
+	}
+	for _, domain := range []string{"kubernetes.io", "k8s.io"} {
+		if prefix != domain && !strings.HasSuffix(prefix, "."+domain) {
+			continue
+		}
+		for _, free := range []string{"kubelet.kubernetes.io", "node.kubernetes.io"} {
+			if prefix == free || strings.HasSuffix(prefix, "."+free) {
+				return true
+			}
+		}
+		return slices.Contains([]string{
+			"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch",
+			"beta.kubernetes.io/os", "beta.kubernetes.io/arch", "beta.kubernetes.io/instance-type",
+			"topology.kubernetes.io/zone", "topology.kubernetes.io/region",
+			"failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region",
+		}, key)
+	}
+	return true
+}
+
+// managedKubeletArg says who sets a flag of kubelet that other fields,
+// kubeadm or first boot own; "" for any other flag.
+func managedKubeletArg(name string) string {
+	switch name {
+	case "node-labels":
+		return "use labels"
+	case "register-with-taints":
+		return "use taints"
+	case "hostname-override":
+		return "use nodeName"
+	case "container-runtime-endpoint", "image-service-endpoint":
+		return "use criSocket"
+	case "kubeconfig", "bootstrap-kubeconfig", "config", "cert-dir", "root-dir", "rotate-certificates", "pod-infra-container-image":
+		return "kubeadm and first boot set it"
+	}
+	return ""
+}
+
+var skipPhase = regexp.MustCompile(`^[a-z]+(-[a-z]+)*(/[a-z]+(-[a-z]+)*)?$`)
+
+func (s *Site) validateNode(probs *Problems) {
+	if bad := badNodeNameTemplate(s.NodeName); bad != "" {
+		probs.add("nodeName", "%s", bad)
+	} else if s.NodeName == s.Endpoint {
+		probs.add("nodeName", "is also the endpoint, which stands for the masters")
+	}
+
+	openYurt := s.NodeType == NodeEdge || s.NodeType == NodeCloud
+	switch {
+	case openYurt && s.NodePool == "":
+		probs.add("nodePool", "is required for nodeType %s: yurthub starts only with the name of a node pool", s.NodeType)
+	case s.NodeType == NodeNative && s.NodePool != "":
+		probs.add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
+	case s.NodePool != "" && (!isDNSName(s.NodePool) || len(s.NodePool) > 63):
+		probs.add("nodePool", "%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", shorten(s.NodePool))
+	}
+	if !isDNSName(s.Yurthub.Namespace) || strings.Contains(s.Yurthub.Namespace, ".") {
+		probs.add("yurthub.namespace", "%q is not the name of a namespace", shorten(s.Yurthub.Namespace))
+	}
+	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, probs)
+	if !openYurt && len(s.Yurthub.ExtraArgs) > 0 {
+		probs.add("yurthub.extraArgs", "needs nodeType edge or cloud; a native node runs no yurthub")
+	}
+	for i, org := range s.Organizations {
+		path := fmt.Sprintf("organizations[%d]", i)
+		switch {
+		case !openYurt:
+			probs.add(path, "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
+		case org == "" || strings.ContainsFunc(org, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
+			probs.add(path, "%q: one organization an item, without spaces or commas", shorten(org))
+		case strings.HasPrefix(org, "system:"):
+			probs.add(path, "%q: groups of system: are for the cluster to give", shorten(org))
+		case slices.Contains(s.Organizations[:i], org):
+			probs.add(path, "is listed twice")
+		}
+	}
+
+	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
+		path := keyPath("labels", k)
+		switch bad := badLabelKey(k); {
+		case bad != "":
+			probs.add(path, "%s", bad)
+		case k == LabelEdgeWorker || k == LabelNodePool:
+			probs.add(path, "follows from nodeType and nodePool; take it out")
+		case !kubeletMaySet(k):
+			probs.add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
+		}
+		if bad := badLabelValue(s.Labels[k]); bad != "" {
+			probs.add(path, "%s", bad)
+		}
+	}
+	for i, t := range s.Taints {
+		path := fmt.Sprintf("taints[%d]", i)
+		if bad := badLabelKey(t.Key); t.Key != "" && bad != "" {
+			probs.add(path+".key", "%s", bad)
+		}
+		if bad := badLabelValue(t.Value); bad != "" {
+			probs.add(path+".value", "%s", bad)
+		}
+		if slices.ContainsFunc(s.Taints[:i], func(o Taint) bool { return o.Key == t.Key && o.Effect == t.Effect }) {
+			probs.add(path, "a taint %s:%s is listed already", t.Key, t.Effect)
+		}
+	}
+
+	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || badFilePath(p) != "" {
+		probs.add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", shorten(s.CRISocket))
+	}
+	for i, p := range s.SkipPhases {
+		path := fmt.Sprintf("skipPhases[%d]", i)
+		switch {
+		case !skipPhase.MatchString(p):
+			probs.add(path, "%q is not the name of a phase of kubeadm join, as preflight or kubelet-wait-bootstrap", shorten(p))
+		case p == "kubelet-start":
+			probs.add(path, "kubelet-start is the joining itself; without it the node would never join")
+		case slices.Contains(s.SkipPhases[:i], p):
+			probs.add(path, "is listed twice")
+		}
+	}
+	for i, e := range s.IgnorePreflightErrors {
+		path := fmt.Sprintf("ignorePreflightErrors[%d]", i)
+		switch {
+		case e == "" || strings.ContainsFunc(e, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
+			probs.add(path, "%q: one check an item, as Swap or NumCPU, or all", shorten(e))
+		case strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1:
+			probs.add(path, "all covers the others; kubeadm wants it alone")
+		case slices.ContainsFunc(s.IgnorePreflightErrors[:i], func(o string) bool { return strings.EqualFold(o, e) }):
+			probs.add(path, "is listed twice")
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(s.KubeletExtraArgs)) {
+		path := keyPath("kubeletExtraArgs", k)
+		switch instead := managedKubeletArg(k); {
+		case strings.HasPrefix(k, "-"):
+			probs.add(path, "leave the dashes out: %q", strings.TrimLeft(k, "-"))
+		case !flagName.MatchString(k):
+			probs.add(path, "%q is not the name of a flag", shorten(k))
+		case instead != "":
+			probs.add(path, "cannot be given here: %s", instead)
+		}
+		if bad := badText(s.KubeletExtraArgs[k]); bad != "" {
+			probs.add(path, "%s", bad)
+		}
+	}
+}
+
+// validateYurthubArgs checks extra arguments of yurthub, "--name=value".
+func validateYurthubArgs(path string, args []string, probs *Problems) {
+	// What first boot sets, by the rules of a node that survives (one URL
+	// where yurthub takes one, the endpoint first, the CA pinned).
+	managed := []string{"server-addr", "node-name", "node-ip", "nodepool-name", "working-mode", "bootstrap-mode", "bootstrap-file",
+		"join-token", "lb-mode", "namespace", "root-dir", "hub-cert-organizations", "discovery-token-ca-cert-hash", "discovery-token-unsafe-skip-ca-verification"}
+	for i, a := range args {
+		sub := fmt.Sprintf("%s[%d]", path, i)
+		name, isFlag := strings.CutPrefix(a, "--")
+		name, _, _ = strings.Cut(name, "=")
+		switch {
+		case !isFlag || !flagName.MatchString(name):
+			probs.add(sub, "%q is not of the form --name=value", shorten(a))
+		case strings.ContainsFunc(a, unicode.IsSpace) || badText(a) != "":
+			probs.add(sub, "contains a space or control character; write --name=value as one word")
+		case slices.Contains(managed, name):
+			probs.add(sub, "--%s is set by first boot", name)
+		}
+	}
+}
+
+func (s *Site) validateIPVS(probs *Problems) {
+	v := s.IPVS
+	if !strings.HasPrefix(v.ProbePath, "/") || strings.ContainsFunc(v.ProbePath, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
+		probs.add("ipvs.probePath", "%q must begin with / and hold no space", shorten(v.ProbePath))
+	}
+	for _, f := range []struct {
+		path string
+		n    int
+	}{{"ipvs.rise", v.Rise}, {"ipvs.fall", v.Fall}} {
+		if f.n < 1 || f.n > 100 {
+			probs.add(f.path, "must be from 1 to 100, not %d", f.n)
+		}
+	}
+}
+
+// validateNames reports names that nothing on the node could resolve.
+func (s *Site) validateNames(probs *Problems) {
+	n := &s.Network
+	if len(n.DNS) > 0 || len(n.Interfaces) == 0 {
+		return
+	}
+	for _, i := range n.Interfaces {
+		if i.DHCP || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP }) {
+			return
+		}
+	}
+	for i, m := range s.Masters {
+		host, _, _ := net.SplitHostPort(m)
+		if _, err := netip.ParseAddr(host); err != nil && badHostPort(m) == "" {
+			probs.add(fmt.Sprintf("masters[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", host)
+		}
+	}
+	for i, h := range n.NTP {
+		if _, err := netip.ParseAddr(h); err != nil && badHost(h) == "" {
+			probs.add(fmt.Sprintf("network.ntp[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", h)
+		}
+	}
+}
+
+func (s *Site) validateUsers(probs *Problems) {
+	for i, u := range s.Users {
+		path := fmt.Sprintf("users[%d]", i)
+		if u.Name != "" && !userName.MatchString(u.Name) {
+			probs.add(path+".name", "%q is not a user's name: lower-case letters, digits, - and _, at most 32, beginning with a letter", shorten(u.Name))
+		}
+		if slices.ContainsFunc(s.Users[:i], func(o User) bool { return o.Name == u.Name }) {
+			probs.add(path+".name", "%q is listed twice", shorten(u.Name))
+		}
+		for j, k := range u.SSHAuthorizedKeys {
+			if bad := badSSHKey(k); bad != "" {
+				probs.add(fmt.Sprintf("%s.sshAuthorizedKeys[%d]", path, j), "%s", bad)
+			}
+		}
+		if !u.PasswordHash.IsZero() && !hashedPasswd.MatchString(u.PasswordHash.Reveal()) {
+			probs.add(path+".passwordHash", "is not a hash as crypt(3) makes it ($y$… or $6$…; `mkpasswd` prints one); a password in clear is never taken")
+		}
+		for j, g := range u.Groups {
+			if !userName.MatchString(g) {
+				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "%q is not a group's name", shorten(g))
+			}
+		}
+		if bad := badFilePath(u.Shell); u.Shell != "" && bad != "" {
+			probs.add(path+".shell", "%s", bad)
+		}
+	}
+}
