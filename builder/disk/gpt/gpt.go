@@ -1,0 +1,300 @@
+// Package gpt makes and reads GUID partition tables. It is the one place that
+// uses go-diskfs, and uses nothing of it but the GPT: its encoding is sound
+// and deterministic once every GUID and place is given.
+//
+// Encode is pure: it returns the bytes for the two ends of the disk. Read
+// checks a table's headers before it lets the library near them, because the
+// library believes their sizes, and it tells a disk that was cut short from
+// one that never had a table.
+package gpt
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+
+	diskfs "github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/google/uuid"
+)
+
+// Partition types, as systemd's Discoverable Partitions Specification and the
+// UEFI specification list them.
+const (
+	TypeESP       = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"
+	TypeBasicData = "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7" // what Windows shows to people
+	TypeLinux     = "0fc63daf-8483-4772-8e79-3d69d8477de4"
+	TypeRootAMD64 = "4f68bce3-e8cd-4db1-96e7-fbcaf984b709"
+	TypeRootARM64 = "b921b045-1df0-41c3-af44-4c6f280d3fae"
+	TypeVar       = "4d21b016-b534-45c2-a9fb-5c16e091fd2d"
+)
+
+// NoAuto is the attribute that keeps systemd-gpt-auto-generator away.
+const NoAuto = uint64(1) << 63
+
+const (
+	// Sector is the size of a logical block. Disks with sectors of 4 KiB
+	// need another table.
+	Sector = 512
+	// entries of 128 bytes are what every table has.
+	entries, entryBytes = 128, 128
+	arraySectors        = entries * entryBytes / Sector
+	// HeadSize is what the table takes at the beginning of the disk, with
+	// the protective MBR; TailSize is what its copy takes at the end.
+	HeadSize = (2 + arraySectors) * Sector
+	TailSize = (1 + arraySectors) * Sector
+)
+
+// Table is a partition table. Offsets and sizes are bytes.
+type Table struct {
+	GUID string // of the disk, lower case
+	// Size of the disk that the table was made for.
+	Size       int64
+	Partitions []Partition
+}
+
+// Partition is one entry of the table; entries are numbered in order, from 1.
+type Partition struct {
+	Name        string
+	Type, GUID  string // lower case
+	Start, Size int64
+	Attributes  uint64
+}
+
+var (
+	// ErrNoTable says that there is no GPT.
+	ErrNoTable = errors.New("no GUID partition table")
+	// ErrTruncated says that there is a GPT of a larger disk.
+	ErrTruncated = errors.New("cut short")
+)
+
+// check says everything that is wrong with the table.
+func (t *Table) check() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if t.Size%Sector != 0 || t.Size < HeadSize+TailSize {
+		bad("a disk of %d bytes has no room for a table", t.Size)
+	}
+	if len(t.Partitions) > entries {
+		bad("%d partitions are more than %d", len(t.Partitions), entries)
+	}
+	seen := map[string]string{t.GUID: "the disk"}
+	for _, p := range t.Partitions {
+		if p.Start%Sector != 0 || p.Size%Sector != 0 || p.Size <= 0 || p.Start < HeadSize || p.Start > t.Size-TailSize || p.Size > t.Size-TailSize-p.Start {
+			bad("partition %s: %d bytes at %d do not fit a disk of %d", p.Name, p.Size, p.Start, t.Size)
+		}
+		if other, ok := seen[p.GUID]; ok {
+			bad("partition %s has the GUID of %s", p.Name, other)
+		}
+		seen[p.GUID] = "partition " + p.Name
+	}
+	sorted := slices.SortedFunc(slices.Values(t.Partitions), func(a, b Partition) int {
+		switch {
+		case a.Start < b.Start:
+			return -1
+		case a.Start > b.Start:
+			return 1
+		}
+		return 0
+	})
+	for i := 1; i < len(sorted); i++ {
+		if a, b := sorted[i-1], sorted[i]; b.Start-a.Start < a.Size {
+			bad("partitions %s and %s overlap", a.Name, b.Name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Encode returns the table's bytes: head goes to the beginning of the disk,
+// tail to its end.
+func Encode(t Table) (head, tail []byte, err error) {
+	if err := t.check(); err != nil {
+		return nil, nil, fmt.Errorf("making the partition table: %w", err)
+	}
+	// An empty GUID would be filled with a random one.
+	if _, err := uuid.Parse(t.GUID); err != nil {
+		return nil, nil, fmt.Errorf("making the partition table: disk GUID %q: %w", t.GUID, err)
+	}
+	lib := diskfs.Table{GUID: t.GUID, ProtectiveMBR: true, LogicalSectorSize: Sector, PhysicalSectorSize: Sector}
+	for i, p := range t.Partitions {
+		if _, err := uuid.Parse(p.GUID); err != nil {
+			return nil, nil, fmt.Errorf("making the partition table: GUID %q of partition %s: %w", p.GUID, p.Name, err)
+		}
+		lib.Partitions = append(lib.Partitions, &diskfs.Partition{
+			Index: i + 1, Name: p.Name, Type: diskfs.Type(strings.ToUpper(p.Type)), GUID: strings.ToUpper(p.GUID),
+			Start: uint64(p.Start / Sector), End: uint64((p.Start+p.Size)/Sector) - 1, Attributes: p.Attributes,
+		})
+	}
+	ends := &ends{head: make([]byte, HeadSize), tail: make([]byte, TailSize), size: t.Size}
+	if err := lib.Write(ends, t.Size); err != nil {
+		return nil, nil, fmt.Errorf("making the partition table: %w", err)
+	}
+	// The MBR entry of a disk beyond 2 TiB ends where the format ends.
+	if t.Size/Sector-1 > 1<<32-1 {
+		binary.LittleEndian.PutUint32(ends.head[446+12:], 1<<32-1)
+	}
+	return ends.head, ends.tail, nil
+}
+
+// ends is the disk that the library writes to and reads from: its two ends
+// in memory.
+type ends struct {
+	head, tail []byte
+	size       int64
+}
+
+// at finds the bytes of n bytes at an offset.
+func (e *ends) at(off int64, n int) ([]byte, error) {
+	if off >= 0 && off+int64(n) <= int64(len(e.head)) {
+		return e.head[off:][:n], nil
+	}
+	if off -= e.size - int64(len(e.tail)); off >= 0 && off+int64(n) <= int64(len(e.tail)) {
+		return e.tail[off:][:n], nil
+	}
+	return nil, fmt.Errorf("%d bytes at %d are outside of the table: %w", n, off, fs.ErrInvalid)
+}
+
+func (e *ends) WriteAt(p []byte, off int64) (int, error) {
+	b, err := e.at(off, len(p))
+	return copy(b, p), err
+}
+
+func (e *ends) ReadAt(p []byte, off int64) (int, error) {
+	b, err := e.at(off, len(p))
+	return copy(p, b), err
+}
+
+func (e *ends) Seek(off int64, whence int) (int64, error) {
+	if whence != io.SeekEnd || off != 0 {
+		return 0, fs.ErrInvalid
+	}
+	return e.size, nil
+}
+
+func (e *ends) Read([]byte) (int, error)   { return 0, fs.ErrInvalid }
+func (e *ends) Stat() (fs.FileInfo, error) { return nil, fs.ErrInvalid }
+func (e *ends) Close() error               { return nil }
+
+// Read reads the table of a disk, image or device of that size. The copy at
+// the end is used where the first is damaged, but not where the disk is
+// larger than the table: an image that was put on a larger device is sound.
+func Read(r io.ReaderAt, size int64) (*Table, error) {
+	t, err := read(r, size)
+	if err != nil {
+		return nil, fmt.Errorf("reading the partition table: %w", err)
+	}
+	return t, nil
+}
+
+func read(r io.ReaderAt, size int64) (*Table, error) {
+	if size < HeadSize+TailSize {
+		return nil, fmt.Errorf("%w in %d bytes", ErrNoTable, size)
+	}
+	head := make([]byte, HeadSize)
+	if _, err := r.ReadAt(head, 0); err != nil {
+		return nil, err
+	}
+	disk := size
+	primary, err := parseHeader(head[Sector:2*Sector], 1)
+	if err == nil {
+		// Where the copy is tells how large the disk was made.
+		if primary.other > uint64(1)<<54 {
+			return nil, fmt.Errorf("%w: its copy is nowhere", ErrNoTable)
+		}
+		disk = int64(primary.other+1) * Sector
+		if disk > size {
+			return nil, fmt.Errorf("%w: the table is of a disk of %d bytes, here are only %d; copy the image again", ErrTruncated, disk, size)
+		}
+		if disk < HeadSize+TailSize {
+			return nil, fmt.Errorf("%w: its copy is at sector %d", ErrNoTable, primary.other)
+		}
+	}
+	tail := make([]byte, TailSize)
+	if _, errTail := r.ReadAt(tail, disk-TailSize); errTail != nil {
+		return nil, errTail
+	}
+	// What did not pass is not shown to the library.
+	if err != nil {
+		clear(head[Sector : 2*Sector])
+	}
+	if _, errCopy := parseHeader(tail[TailSize-Sector:], uint64(disk/Sector)-1); errCopy != nil {
+		if err != nil {
+			return nil, err
+		}
+		clear(tail[TailSize-Sector:])
+	}
+	lib, err := diskfs.Read(&ends{head: head, tail: tail, size: disk}, Sector, Sector)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoTable, err)
+	}
+	t := &Table{GUID: strings.ToLower(lib.GUID), Size: disk}
+	for _, p := range lib.Partitions {
+		if p.Start > p.End || p.End >= uint64(disk/Sector) {
+			return nil, fmt.Errorf("partition %d is not on the disk (sectors %d to %d)", p.Index, p.Start, p.End)
+		}
+		t.Partitions = append(t.Partitions, Partition{
+			Name: p.Name, Type: strings.ToLower(string(p.Type)), GUID: strings.ToLower(p.GUID),
+			Start: int64(p.Start) * Sector, Size: int64(p.End-p.Start+1) * Sector, Attributes: p.Attributes,
+		})
+	}
+	return t, t.check()
+}
+
+// header is what of a header must be known before the library may read it.
+type header struct{ other uint64 }
+
+func parseHeader(b []byte, lba uint64) (*header, error) {
+	le := binary.LittleEndian
+	if string(b[:8]) != "EFI PART" {
+		return nil, ErrNoTable
+	}
+	sum := slices.Clone(b[:92])
+	clear(sum[16:20])
+	switch {
+	case le.Uint32(b[12:]) != 92 || crc32.ChecksumIEEE(sum) != le.Uint32(b[16:]):
+		return nil, fmt.Errorf("%w: the header's checksum is wrong", ErrNoTable)
+	case le.Uint64(b[24:]) != lba:
+		return nil, fmt.Errorf("%w: the header is for another place", ErrNoTable)
+	case le.Uint32(b[80:]) != entries || le.Uint32(b[84:]) != entryBytes:
+		return nil, fmt.Errorf("%w: it has %d entries of %d bytes, not %d of %d",
+			ErrNoTable, le.Uint32(b[80:]), le.Uint32(b[84:]), entries, entryBytes)
+	}
+	array := uint64(2)
+	if lba != 1 {
+		array = lba - arraySectors
+	}
+	if le.Uint64(b[72:]) != array {
+		return nil, fmt.Errorf("%w: its entries are in an unusual place", ErrNoTable)
+	}
+	return &header{other: le.Uint64(b[32:])}, nil
+}
+
+// Verify checks that both copies of the table are sound and say the same.
+func Verify(r io.ReaderAt, size int64) error {
+	t, err := Read(r, size)
+	if err != nil {
+		return err
+	}
+	head, tail, err := Encode(*t)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, x := range []struct {
+		what string
+		want []byte
+		off  int64
+	}{{"partition table", head, 0}, {"partition table's copy", tail, t.Size - TailSize}} {
+		got := make([]byte, len(x.want))
+		if _, err := r.ReadAt(got, x.off); err != nil {
+			errs = append(errs, fmt.Errorf("reading the %s: %w", x.what, err))
+		} else if string(got) != string(x.want) {
+			errs = append(errs, fmt.Errorf("the %s is damaged: rebuild the image, or repair it with sgdisk", x.what))
+		}
+	}
+	return errors.Join(errs...)
+}
