@@ -1,0 +1,257 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Version of QEMU.
+type Version struct{ Major, Minor int }
+
+// Program is a QEMU that emulates one architecture.
+type Program struct {
+	Path    string
+	Version Version
+}
+
+var names = map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
+
+// Find looks for QEMU on PATH and asks for its version.
+func Find(ctx context.Context, arch string) (Program, error) {
+	name, ok := names[arch]
+	if !ok {
+		return Program{}, fmt.Errorf("finding QEMU: architecture %q: want amd64 or arm64", arch)
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		pkg := map[string]string{"amd64": "qemu-system-x86", "arm64": "qemu-system-arm"}[arch]
+		return Program{}, fmt.Errorf("finding QEMU: no %s on PATH (Debian's package is %s): %w", name, pkg, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return Program{}, fmt.Errorf("asking %s for its version: %w", path, err)
+	}
+	v, err := parseVersion(string(out))
+	if err != nil {
+		return Program{}, fmt.Errorf("asking %s for its version: %w", path, err)
+	}
+	return Program{path, v}, nil
+}
+
+var versionLine = regexp.MustCompile(`QEMU emulator version (\d+)\.(\d+)`)
+
+func parseVersion(out string) (Version, error) {
+	m := versionLine.FindStringSubmatch(out)
+	if m == nil {
+		return Version{}, fmt.Errorf("it says %q", strings.TrimSpace(out))
+	}
+	major, err := strconv.Atoi(m[1])
+	if err != nil {
+		return Version{}, err
+	}
+	minor, err := strconv.Atoi(m[2])
+	return Version{major, minor}, err
+}
+
+// firmwares are where distributions keep UEFI firmware that fits together,
+// best first: code, and the variables that a machine starts with. 4M variants
+// come first since the 2M ones have too little room for Secure Boot's lists.
+var firmwares = map[string][][2]string{
+	"amd64": {
+		{"OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_VARS_4M.fd"},                 // Debian, Ubuntu
+		{"OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd"},                       // older ones
+		{"edk2/ovmf/OVMF_CODE.fd", "edk2/ovmf/OVMF_VARS.fd"},             // Fedora
+		{"edk2/x64/OVMF_CODE.4m.fd", "edk2/x64/OVMF_VARS.4m.fd"},         // Arch
+		{"qemu/ovmf-x86_64-4m-code.bin", "qemu/ovmf-x86_64-4m-vars.bin"}, // SUSE
+		{"qemu/edk2-x86_64-code.fd", "qemu/edk2-i386-vars.fd"},           // QEMU's own
+	},
+	"arm64": {
+		{"AAVMF/AAVMF_CODE.fd", "AAVMF/AAVMF_VARS.fd"},                                // Debian, Ubuntu
+		{"edk2/aarch64/QEMU_EFI-pflash.raw", "edk2/aarch64/vars-template-pflash.raw"}, // Fedora
+		{"edk2/aarch64/QEMU_CODE.fd", "edk2/aarch64/QEMU_VARS.fd"},                    // Arch
+		{"qemu/aavmf-aarch64-code.bin", "qemu/aavmf-aarch64-vars.bin"},                // SUSE
+		{"qemu/edk2-aarch64-code.fd", "qemu/edk2-arm-vars.fd"},                        // QEMU's own
+	},
+}
+
+// secureFirmwares have the vendors' Secure Boot keys enrolled.
+var secureFirmwares = map[string][][2]string{
+	"amd64": {
+		{"OVMF/OVMF_CODE_4M.ms.fd", "OVMF/OVMF_VARS_4M.ms.fd"},               // Debian, Ubuntu
+		{"edk2/ovmf/OVMF_CODE.secboot.fd", "edk2/ovmf/OVMF_VARS.secboot.fd"}, // Fedora
+	},
+}
+
+// ShareDirs are where FindFirmware looks when the caller names no folder.
+func ShareDirs() []string { return []string{"/usr/share", "/usr/local/share", "/opt/homebrew/share"} }
+
+// FindFirmware finds UEFI firmware for an architecture below one of the
+// folders, with Secure Boot switched on where secure is set. The Vars it
+// names are the template that each machine copies.
+func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
+	list := firmwares[arch]
+	if secure {
+		list = secureFirmwares[arch]
+	}
+	for _, dir := range dirs {
+		for _, pair := range list {
+			fw := Firmware{Code: filepath.Join(dir, pair[0]), Vars: filepath.Join(dir, pair[1]), Secure: secure}
+			if regular(fw.Code) && regular(fw.Vars) {
+				return fw, nil
+			}
+		}
+	}
+	pkg := map[string]string{"amd64": "ovmf", "arm64": "qemu-efi-aarch64"}[arch]
+	return Firmware{}, fmt.Errorf("finding UEFI firmware for %s below %s: none there (Debian's package is %s)", arch, strings.Join(dirs, ", "), pkg)
+}
+
+func regular(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.Mode().IsRegular()
+}
+
+// OwnVars copies the firmware's variables to path, for one machine to write.
+func (fw Firmware) OwnVars(path string) (Firmware, error) {
+	b, err := os.ReadFile(fw.Vars)
+	if err != nil {
+		return Firmware{}, fmt.Errorf("copying firmware variables: %w", err)
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		return Firmware{}, fmt.Errorf("copying firmware variables: %w", err)
+	}
+	fw.Vars = path
+	return fw, nil
+}
+
+// Overlay makes a qcow2 file that shows image and takes all writes. A size
+// above the image's makes the disk larger, as a device that the image was
+// flashed to would be; 0 leaves it.
+func Overlay(ctx context.Context, image, overlay string, size int64) error {
+	abs, err := filepath.Abs(image)
+	if err != nil {
+		return fmt.Errorf("laying an overlay over %s: %w", image, err)
+	}
+	if !regular(abs) {
+		return fmt.Errorf("laying an overlay over %s: no such image", image)
+	}
+	tool, err := exec.LookPath("qemu-img")
+	if err != nil {
+		return fmt.Errorf("laying an overlay over %s: no qemu-img on PATH (Debian's package is qemu-utils): %w", image, err)
+	}
+	args := []string{"create", "-q", "-f", "qcow2", "-F", "raw", "-b", abs, overlay}
+	if size > 0 {
+		args = append(args, strconv.FormatInt(size, 10))
+	}
+	if out, err := exec.CommandContext(ctx, tool, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("laying an overlay over %s: qemu-img: %w: %s", image, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// ProbeLimit is how long Probe gives KVM. The firmware takes 2 seconds with
+// KVM and 5 without.
+const ProbeLimit = 15 * time.Second
+
+// Probe says which accelerator works for guests of an architecture, and, where
+// that is not KVM, why. It runs the firmware, with no disk, until its clock
+// has ticked: a guest in 64-bit mode, with paging and timer interrupts. A
+// device file, or even a KVM that opens, proves nothing. QEMU is killed after
+// limit.
+func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) (accel, why string) {
+	if arch != runtime.GOARCH {
+		return TCG, fmt.Sprintf("the guest is %s and this machine %s", arch, runtime.GOARCH)
+	}
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		return TCG, "this machine has no /dev/kvm"
+	}
+	if err := tryGuest(ctx, p, fw, arch, limit); err != nil {
+		return TCG, err.Error()
+	}
+	return KVM, ""
+}
+
+// ticks is what the firmware's shell counts down with, once a second.
+var ticks = []byte("seconds")
+
+func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "edgebake-kvm-")
+	if err != nil {
+		return fmt.Errorf("trying KVM: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	if fw, err = fw.OwnVars(filepath.Join(dir, "vars.fd")); err != nil {
+		return err
+	}
+	args, err := Machine{Arch: arch, Accel: KVM, CPUs: 1, Memory: 256, Firmware: fw}.Args(p.Version)
+	if err != nil {
+		return err
+	}
+	out, in := io.Pipe()
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, p.Path, args...)
+	cmd.Stdout = in
+	cmd.Stderr = &said
+	// A QEMU stuck in the kernel cannot be killed; it is left behind rather
+	// than waited for.
+	cmd.WaitDelay = 2 * time.Second
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting QEMU: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := cmd.Wait()
+		in.CloseWithError(io.EOF)
+		ended <- err
+	}()
+	ticked := make(chan struct{})
+	go func() {
+		defer io.Copy(io.Discard, out)
+		var seen []byte
+		buf := make([]byte, 4096)
+		for {
+			n, err := out.Read(buf)
+			seen = append(seen, buf[:n]...)
+			if bytes.Count(seen, ticks) >= 2 {
+				close(ticked)
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	select {
+	case <-ticked:
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Second):
+		}
+		return nil
+	case err := <-ended:
+		if ctx.Err() != nil {
+			return fmt.Errorf("a small guest hung under KVM for %v", limit)
+		}
+		if err == nil {
+			err = errors.New("ended at once")
+		}
+		return fmt.Errorf("QEMU with KVM: %w: %s", err, bytes.TrimSpace(said.Bytes()))
+	case <-time.After(limit + 5*time.Second):
+		return fmt.Errorf("a small guest hung under KVM for %v and cannot be killed", limit)
+	}
+}

@@ -1,0 +1,172 @@
+package qemu
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func TestArgsGolden(t *testing.T) {
+	fw := Firmware{Code: "/fw/CODE.fd", Vars: "/run/vars.fd"}
+	for _, c := range []struct {
+		name string
+		m    Machine
+		v    Version
+	}{
+		{"smallest", Machine{Firmware: fw}, Version{10, 0}},
+		{"user-net", Machine{Firmware: fw, Disks: []Disk{{Path: "/run/a,b.qcow2", Serial: "edge1"}},
+			NICs:   []NIC{{MAC: "52:54:00:00:01:01", Forwards: []Forward{{2222, 22}, {8080, 80}}}},
+			Serial: "/run/serial.log", QMP: "/run/qmp", UUID: "4c4c4544-0000-2010-8020-80c04f202020", SerialNumber: "EB,1",
+			Clock: "2026-01-31T12:00:00", CPUs: 1, Memory: 768}, Version{7, 2}},
+		{"tap", Machine{Firmware: fw, Accel: KVM, NICs: []NIC{{Tap: "tap1"}}, Disks: []Disk{{Path: "d.raw", Format: "raw", Sync: true}}}, Version{7, 2}},
+		{"secure", Machine{Firmware: Firmware{fw.Code, fw.Vars, true}}, Version{7, 2}},
+		{"arm64", Machine{Arch: "arm64", Firmware: fw, Disks: []Disk{{Path: "d.qcow2"}}, NICs: []NIC{{}}}, Version{7, 2}},
+		{"arm64-kvm", Machine{Arch: "arm64", Accel: KVM, Firmware: fw}, Version{8, 0}},
+		{"kernel", Machine{Kernel: "vmlinuz", Initrd: "initrd", KernelArgs: "console=ttyS0 root=/dev/vda", NoReboot: true}, Version{8, 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			args, err := c.m.Args(c.v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// One option a line, so that a change shows as one.
+			var b strings.Builder
+			for _, a := range args {
+				if strings.HasPrefix(a, "-") {
+					b.WriteString("\n" + a)
+				} else {
+					b.WriteString(" " + a)
+				}
+			}
+			got := strings.TrimPrefix(b.String(), "\n") + "\n"
+			golden := filepath.Join("testdata", c.name+".golden")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+func TestArgsTellsAllThatIsWrong(t *testing.T) {
+	_, err := Machine{Arch: "mips", Accel: "magic", Disks: []Disk{{}},
+		NICs: []NIC{{Tap: "tap0", Forwards: []Forward{{0, 22}}}}}.Args(Version{8, 0})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "tap0", "port 0"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing about %q in: %v", want, err)
+		}
+	}
+	fw := Firmware{Code: "c", Vars: "v"}
+	if _, err := (Machine{Firmware: fw, Kernel: "vmlinuz"}).Args(Version{8, 0}); err == nil {
+		t.Error("firmware and kernel together accepted")
+	}
+}
+
+func TestParseVersion(t *testing.T) {
+	v, err := parseVersion("QEMU emulator version 10.0.3 (Debian 1:10.0.3+ds-0+deb13u1)\nCopyright\n")
+	if err != nil || v != (Version{10, 0}) {
+		t.Errorf("%v, %v", v, err)
+	}
+	if _, err := parseVersion("something else"); err == nil {
+		t.Error("nonsense accepted")
+	}
+}
+
+func TestFindFirmware(t *testing.T) {
+	dir := t.TempDir()
+	put := func(names ...string) {
+		for _, n := range names {
+			p := filepath.Join(dir, n)
+			if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(p, []byte(n), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := FindFirmware([]string{dir}, "amd64", false); err == nil || !strings.Contains(err.Error(), "ovmf") {
+		t.Errorf("nothing installed: %v", err)
+	}
+	// Half a pair is no firmware.
+	put("OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd")
+	fw, err := FindFirmware([]string{filepath.Join(dir, "none"), dir}, "amd64", false)
+	if err != nil || filepath.Base(fw.Code) != "OVMF_CODE.fd" || filepath.Base(fw.Vars) != "OVMF_VARS.fd" {
+		t.Errorf("%+v, %v", fw, err)
+	}
+	put("OVMF/OVMF_VARS_4M.fd")
+	if fw, err = FindFirmware([]string{dir}, "amd64", false); err != nil || filepath.Base(fw.Code) != "OVMF_CODE_4M.fd" {
+		t.Errorf("%+v, %v", fw, err)
+	}
+	if _, err := FindFirmware([]string{dir}, "amd64", true); err == nil {
+		t.Error("plain firmware taken for Secure Boot")
+	}
+	own, err := fw.OwnVars(filepath.Join(dir, "own"))
+	if err != nil || own.Code != fw.Code {
+		t.Fatalf("%+v, %v", own, err)
+	}
+	if b, err := os.ReadFile(own.Vars); err != nil || string(b) != "OVMF/OVMF_VARS_4M.fd" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// program writes a shell script in QEMU's place.
+func program(t *testing.T, script string) Program {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), "qemu")
+	if err := os.WriteFile(p, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return Program{Path: p, Version: Version{8, 0}}
+}
+
+func TestTryGuest(t *testing.T) {
+	vars := filepath.Join(t.TempDir(), "vars")
+	if err := os.WriteFile(vars, []byte("vars"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fw := Firmware{Code: "code", Vars: vars}
+	for _, c := range []struct{ name, script, want string }{
+		{"works", "echo press in 5 seconds; echo press in 4 seconds; exec sleep 60", ""},
+		{"clock stands still", "echo press in 5 seconds; exec sleep 60", "hung"},
+		{"silent", "exec sleep 60", "hung"},
+		{"no permission", "echo 'Could not access KVM kernel module: Permission denied' >&2; exit 1", "Permission denied"},
+		{"ends at once", "exit 0", "ended at once"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			start := time.Now()
+			err := tryGuest(t.Context(), program(t, c.script), fw, "amd64", time.Second)
+			if took := time.Since(start); took > 20*time.Second {
+				t.Errorf("took %v", took)
+			}
+			if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestOverlayRefusesWhatIsNotThere(t *testing.T) {
+	err := Overlay(t.Context(), filepath.Join(t.TempDir(), "none.raw"), filepath.Join(t.TempDir(), "o.qcow2"), 0)
+	if err == nil || !strings.Contains(err.Error(), "no such image") {
+		t.Errorf("%v", err)
+	}
+}
