@@ -1,0 +1,21 @@
+// Command ipvscare keeps the way from this node to the masters open. See
+// package ipvs for what it does and docs/ipvscare.md for how to use it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "ipvscare:", err)
+		os.Exit(exitCode(err))
+	}
+}

@@ -1,0 +1,333 @@
+package ipvs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Defaults of a virtual server.
+const (
+	DefaultVIP       = "10.103.97.2:6443"
+	DefaultHost      = "apiserver.cluster.local"
+	DefaultScheduler = "rr"
+	DefaultPath      = "/readyz"
+)
+
+// certName is a name that every kube-apiserver certificate carries. It lets
+// a cluster whose certificate does not know the endpoint's name work too.
+const certName = "kubernetes"
+
+// Schedulers are the IPVS schedulers that may be asked for.
+func Schedulers() []string { return []string{"rr", "lc", "dh", "sh", "wrr", "wlc"} }
+
+// Server is one virtual server, checked and with its defaults filled in.
+type Server struct {
+	VIP       netip.AddrPort
+	Masters   []Master
+	Host      string // kept in /etc/hosts and sent as SNI; may be empty
+	Scheduler string
+	Forward   Forward
+	Profile   Profile
+	Rise      int
+	Fall      int
+	Probe     Probe
+	// Learn lets the cluster's ConfigMap replace Masters.
+	Learn bool
+}
+
+// Probe says how a master proves that it is alive.
+type Probe struct {
+	CAFile string // verifies masters; until it exists nobody is verified
+	// Unsafe accepts any certificate. Only a person may ask for it.
+	Unsafe  bool
+	Plain   bool // HTTP without TLS
+	Method  string
+	Path    string
+	Headers map[string]string
+	Body    string
+	// Status, when set, are the only statuses that count as healthy.
+	Status []int
+}
+
+// Master is a kube-apiserver address as it was written: the host is an
+// address or a DNS name.
+type Master struct {
+	Host string
+	Port uint16
+}
+
+func (m Master) String() string {
+	return net.JoinHostPort(m.Host, strconv.Itoa(int(m.Port)))
+}
+
+// addr returns the master's address if it was given as one.
+func (m Master) addr() (netip.AddrPort, bool) {
+	a, err := netip.ParseAddr(m.Host)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	return netip.AddrPortFrom(a.Unmap(), m.Port), true
+}
+
+// Profile is how often and how patiently masters are sensed.
+type Profile struct {
+	Name string
+	// Ping is the pause between PING frames on the held connection.
+	Ping time.Duration
+	// Ready is the pause between requests for the probe's path.
+	Ready time.Duration
+	// ReadyTimeout bounds the wait for the answer to one.
+	ReadyTimeout time.Duration
+	// Tick and Ticks make up one round of doubt: a PING every Tick. Counting
+	// ticks instead of seconds means that a node which itself stalled does
+	// not blame the masters for it.
+	Tick  time.Duration
+	Ticks int
+	// Retry is the pause between attempts to reach a master that is down.
+	Retry time.Duration
+	// Resolve is the pause between look-ups of DNS names.
+	Resolve time.Duration
+	// Learn is the pause between readings of the cluster's own list.
+	Learn time.Duration
+}
+
+// LAN senses within about two seconds, at one small packet a second.
+func LAN() Profile {
+	return Profile{Name: "lan",
+		Ping: time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,
+		Tick: 130 * time.Millisecond, Ticks: 5, Retry: time.Second,
+		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
+}
+
+// Metered is for links that are paid by the byte.
+func Metered() Profile {
+	return Profile{Name: "metered",
+		Ping: 15 * time.Second, Ready: time.Minute, ReadyTimeout: 10 * time.Second,
+		Tick: 400 * time.Millisecond, Ticks: 5, Retry: 15 * time.Second,
+		Resolve: 5 * time.Minute, Learn: time.Hour}
+}
+
+// ParseConfig reads ipvs.json. All problems are reported at once.
+func ParseConfig(name string, data []byte) ([]Server, error) {
+	var doc ondisk.IPVS
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&doc); err != nil {
+		return nil, fmt.Errorf("reading %s: %w; if it was being written, it is read again when it changes", name, err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("reading %s: more text follows the document", name)
+	}
+	servers, err := FromConfig(doc)
+	if err != nil {
+		return nil, fmt.Errorf("checking %s:\n%w", name, err)
+	}
+	return servers, nil
+}
+
+// FromConfig checks the document and fills in defaults.
+func FromConfig(doc ondisk.IPVS) ([]Server, error) {
+	if doc.Version != ondisk.IPVSVersion {
+		return nil, fmt.Errorf("version is %d, this ipvscare knows %d only", doc.Version, ondisk.IPVSVersion)
+	}
+	if len(doc.Servers) == 0 {
+		return nil, errors.New("servers is empty: name at least one virtual server")
+	}
+	var servers []Server
+	var errs []error
+	for i, v := range doc.Servers {
+		s, err := fromVirtual(v)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("servers[%d]: %w", i, err))
+			continue
+		}
+		for j, other := range servers {
+			if other.VIP == s.VIP {
+				errs = append(errs, fmt.Errorf("servers[%d].vip: %s is already used by servers[%d]", i, s.VIP, j))
+			}
+			if s.Host != "" && other.Host == s.Host {
+				errs = append(errs, fmt.Errorf("servers[%d].host: %s is already used by servers[%d]", i, s.Host, j))
+			}
+		}
+		servers = append(servers, s)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return servers, nil
+}
+
+func fromVirtual(v ondisk.IPVSVirtual) (Server, error) {
+	s := Server{
+		Host: v.Host, Scheduler: v.Scheduler, Rise: v.Rise, Fall: v.Fall, Learn: v.LearnMasters,
+		Probe: Probe{CAFile: v.CAFile, Path: v.ProbePath},
+	}
+	var errs []error
+	switch v.Profile {
+	case "", "lan":
+		s.Profile = LAN()
+	case "metered":
+		s.Profile = Metered()
+	default:
+		errs = append(errs, fmt.Errorf("profile: %q is neither lan nor metered", v.Profile))
+	}
+	vip := v.VIP
+	if vip == "" {
+		vip = DefaultVIP
+	}
+	if err := s.fill(vip, v.Masters); err != nil {
+		errs = append(errs, err)
+	}
+	return s, errors.Join(errs...)
+}
+
+// fill checks the addresses and sets what was left empty.
+func (s *Server) fill(vip string, masters []string) error {
+	var errs []error
+	addr, err := parseVIP(vip)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("vip: %w", err))
+	}
+	s.VIP = addr
+	s.Masters, err = ParseMasters(s.VIP, masters)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if s.Scheduler == "" {
+		s.Scheduler = DefaultScheduler
+	}
+	if !slices.Contains(Schedulers(), s.Scheduler) {
+		errs = append(errs, fmt.Errorf("scheduler: %q is none of %s", s.Scheduler, strings.Join(Schedulers(), " ")))
+	}
+	if strings.ContainsAny(s.Host, " \t\r\n#:/") {
+		errs = append(errs, fmt.Errorf("host: %q is not a domain name", s.Host))
+	}
+	if s.Probe.Path == "" {
+		s.Probe.Path = DefaultPath
+	}
+	if !strings.HasPrefix(s.Probe.Path, "/") || strings.ContainsAny(s.Probe.Path, " \r\n") {
+		errs = append(errs, fmt.Errorf("probePath: %q is not an absolute path", s.Probe.Path))
+	}
+	if s.Probe.Method == "" {
+		s.Probe.Method = "GET"
+	}
+	for _, n := range []struct {
+		name  string
+		value *int
+	}{{"rise", &s.Rise}, {"fall", &s.Fall}} {
+		if *n.value == 0 {
+			*n.value = 2
+		}
+		if *n.value < 1 || *n.value > 100 {
+			errs = append(errs, fmt.Errorf("%s: %d is not between 1 and 100", n.name, *n.value))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func parseVIP(s string) (netip.AddrPort, error) {
+	ap, err := netip.ParseAddrPort(s)
+	if err != nil {
+		if a, aerr := netip.ParseAddr(strings.Trim(s, "[]")); aerr == nil {
+			return netip.AddrPort{}, fmt.Errorf("%q has no port: write %s", s, netip.AddrPortFrom(a, 6443))
+		}
+		return netip.AddrPort{}, fmt.Errorf("%q is not address:port", s)
+	}
+	ap = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	switch a := ap.Addr(); {
+	case ap.Port() == 0:
+		return netip.AddrPort{}, fmt.Errorf("%q has port 0", s)
+	case a.Zone() != "":
+		return netip.AddrPort{}, fmt.Errorf("%q has a zone", s)
+	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
+		return netip.AddrPort{}, fmt.Errorf("%q cannot be a virtual address: use one that no host owns, such as %s", s, DefaultVIP)
+	}
+	return ap, nil
+}
+
+// ParseMasters checks a list of masters against the virtual server they are
+// to stand behind.
+func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
+	if len(list) == 0 {
+		return nil, errors.New("masters: the list is empty: name at least one master as host:port")
+	}
+	var masters []Master
+	var errs []error
+	seen := make(map[Master]int)
+	for i, text := range list {
+		bad := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("masters[%d]: "+format, append([]any{i}, args...)...))
+		}
+		host, port, err := net.SplitHostPort(text)
+		if err != nil || port == "" {
+			bad("%q has no port: write host:port, IPv6 as [address]:port", text)
+			continue
+		}
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			bad("%q: %q is not a port", text, port)
+			continue
+		}
+		m := Master{Host: strings.ToLower(host), Port: uint16(n)}
+		if ap, ok := m.addr(); ok {
+			m.Host = ap.Addr().String()
+			switch a := ap.Addr(); {
+			case vip.IsValid() && a == vip.Addr():
+				bad("%s is the virtual address itself", text)
+				continue
+			case vip.IsValid() && a.Is4() != vip.Addr().Is4():
+				bad("%s and the virtual address %s are of different families", text, vip.Addr())
+				continue
+			case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.Zone() != "":
+				bad("%s cannot be reached through IPVS: give the master's own address", text)
+				continue
+			}
+		} else if !isDNSName(m.Host) {
+			bad("%q is neither an address nor a DNS name", host)
+			continue
+		}
+		if j, dup := seen[m]; dup {
+			bad("%s is the same as masters[%d]", text, j)
+			continue
+		}
+		seen[m] = i
+		masters = append(masters, m)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return masters, nil
+}
+
+func isDNSName(s string) bool {
+	if s == "" || len(s) > 253 {
+		return false
+	}
+	letters := false
+	for label := range strings.SplitSeq(strings.TrimSuffix(s, "."), ".") {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		for _, c := range label {
+			switch {
+			case c >= 'a' && c <= 'z' || c == '-' || c == '_':
+				letters = true
+			case c >= '0' && c <= '9':
+			default:
+				return false
+			}
+		}
+	}
+	return letters // 10.0.0.300 is a slip, not a name
+}

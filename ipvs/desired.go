@@ -1,0 +1,204 @@
+package ipvs
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Forward is how IPVS passes packets on.
+type Forward uint32
+
+// Forwarding methods, with the kernel's numbers. Only Masq works for masters
+// that are ordinary hosts; the others exist for lvscare's --masqueradebit=0
+// and to recognise what somebody else changed.
+const (
+	Masq   Forward = 0
+	Local  Forward = 1
+	Tunnel Forward = 2
+	Route  Forward = 3
+)
+
+func (f Forward) String() string {
+	switch f {
+	case Masq:
+		return "masq"
+	case Local:
+		return "local"
+	case Tunnel:
+		return "tunnel"
+	case Route:
+		return "route"
+	}
+	return fmt.Sprintf("forward(%d)", uint32(f))
+}
+
+// Dest is one real server.
+type Dest struct {
+	Addr    netip.AddrPort
+	Weight  int
+	Forward Forward
+}
+
+// Service is one virtual server with its real servers, in no special order.
+type Service struct {
+	VIP       netip.AddrPort
+	Scheduler string
+	// Flags are the kernel's, persistent or one-packet. Ours has none.
+	Flags uint32
+	Dests []Dest
+}
+
+// OpKind is one kind of step.
+type OpKind int
+
+// The steps. Sever destroys the sockets of connections that IPVS maps to the
+// real server.
+const (
+	AddService OpKind = iota
+	UpdateService
+	DelService
+	AddDest
+	UpdateDest
+	Sever
+	DelDest
+)
+
+func (k OpKind) String() string {
+	return [...]string{"add-service", "update-service", "del-service", "add-dest", "update-dest", "sever", "del-dest"}[k]
+}
+
+// Op is one step. Service has no real servers in it.
+type Op struct {
+	Kind    OpKind
+	Service Service
+	Dest    Dest
+}
+
+func (o Op) String() string {
+	if o.Kind <= DelService {
+		return fmt.Sprintf("%s %s %s", o.Kind, o.Service.VIP, o.Service.Scheduler)
+	}
+	return fmt.Sprintf("%s %s -> %s weight %d %s", o.Kind, o.Service.VIP, o.Dest.Addr, o.Dest.Weight, o.Dest.Forward)
+}
+
+// Diff returns the steps from have to want; nil stands for no service at all.
+// New and better real servers come before worse ones go, so that no step
+// leaves the service without a real server that it had and shall have. A real
+// server that goes is first given weight 0 and its connections are severed.
+func Diff(want, have *Service) []Op {
+	var ops []Op
+	switch {
+	case want == nil && have == nil:
+		return nil
+	case want == nil:
+		for _, d := range have.Dests {
+			ops = append(ops, remove(have.bare(), d)...)
+		}
+		return append(ops, Op{Kind: DelService, Service: have.bare()})
+	case have == nil:
+		have = &Service{VIP: want.VIP, Scheduler: want.Scheduler, Flags: want.Flags}
+		ops = append(ops, Op{Kind: AddService, Service: want.bare()})
+	case have.Scheduler != want.Scheduler || have.Flags != want.Flags:
+		ops = append(ops, Op{Kind: UpdateService, Service: want.bare()})
+	}
+	svc := want.bare()
+	had := make(map[netip.AddrPort]Dest, len(have.Dests))
+	for _, d := range have.Dests {
+		had[d.Addr] = d
+	}
+	var better, worse []Op
+	wanted := make(map[netip.AddrPort]bool, len(want.Dests))
+	for _, d := range sorted(want.Dests) {
+		if wanted[d.Addr] {
+			continue
+		}
+		wanted[d.Addr] = true
+		old, ok := had[d.Addr]
+		switch {
+		case !ok:
+			better = append(better, Op{Kind: AddDest, Service: svc, Dest: d})
+		case old == d:
+		case d.Weight >= old.Weight:
+			better = append(better, Op{Kind: UpdateDest, Service: svc, Dest: d})
+		default:
+			worse = append(worse, Op{Kind: UpdateDest, Service: svc, Dest: d})
+		}
+	}
+	ops = append(ops, better...)
+	ops = append(ops, worse...)
+	for _, d := range sorted(have.Dests) {
+		if !wanted[d.Addr] {
+			ops = append(ops, remove(svc, d)...)
+		}
+	}
+	return ops
+}
+
+func remove(svc Service, d Dest) []Op {
+	var ops []Op
+	if d.Weight != 0 {
+		d.Weight = 0
+		ops = append(ops, Op{Kind: UpdateDest, Service: svc, Dest: d})
+	}
+	return append(ops, Op{Kind: Sever, Service: svc, Dest: d}, Op{Kind: DelDest, Service: svc, Dest: d})
+}
+
+func (s *Service) bare() Service {
+	return Service{VIP: s.VIP, Scheduler: s.Scheduler, Flags: s.Flags}
+}
+
+func sorted(dests []Dest) []Dest {
+	return slices.SortedStableFunc(slices.Values(dests), func(a, b Dest) int { return a.Addr.Compare(b.Addr) })
+}
+
+// Candidate is what Choose knows of one master.
+type Candidate struct {
+	Addr  netip.AddrPort
+	State State
+}
+
+// Choose decides which masters stand behind the virtual server. last are the
+// real servers that stand there now with a weight above 0, whoever put them.
+//
+//   - masters that are up get weight 1, draining ones weight 0;
+//   - one that stood there before and has no verdict yet keeps its place, so
+//     that a restart costs nothing;
+//   - if nobody is left: the draining ones serve again; else the last set
+//     stays, even when the list was replaced meanwhile;
+//   - an alien (wrong identity) is never chosen.
+func Choose(masters []Candidate, last []netip.AddrPort, f Forward) []Dest {
+	state := make(map[netip.AddrPort]State, len(masters))
+	for _, m := range masters {
+		state[m.Addr] = m.State
+	}
+	stood := func(a netip.AddrPort) bool { return slices.Contains(last, a) }
+	var dests []Dest
+	serving := false
+	for _, m := range masters {
+		switch {
+		case m.State == Up, m.State == Unknown && stood(m.Addr):
+			dests = append(dests, Dest{m.Addr, 1, f})
+			serving = true
+		case m.State == Draining:
+			dests = append(dests, Dest{m.Addr, 0, f})
+		}
+	}
+	if !serving {
+		for i := range dests { // all of them are draining
+			dests[i].Weight = 1
+			serving = true
+		}
+	}
+	if !serving {
+		for _, a := range last {
+			if s, listed := state[a]; listed && s == Alien {
+				continue
+			}
+			dests = append(dests, Dest{a, 1, f})
+		}
+	}
+	slices.SortFunc(dests, func(a, b Dest) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Weight, b.Weight)) })
+	return dests
+}

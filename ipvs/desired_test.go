@@ -1,0 +1,157 @@
+package ipvs
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+var testVIP = netip.MustParseAddrPort("10.103.97.2:6443")
+
+func addrAt(i byte) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 6443)
+}
+
+// decode makes a service out of fuzz bytes: two bytes for each real server.
+func decode(b []byte) *Service {
+	if len(b) == 0 {
+		return nil
+	}
+	s := &Service{VIP: testVIP, Scheduler: Schedulers()[int(b[0])%6], Flags: uint32(b[0]>>7) * 4}
+	for b = b[1:]; len(b) >= 2; b = b[2:] {
+		a := addrAt(b[0] % 8)
+		if indexDest(s.Dests, a) >= 0 {
+			continue
+		}
+		s.Dests = append(s.Dests, Dest{a, int(b[1] % 3), Forward(b[1] >> 6)})
+	}
+	return s
+}
+
+// perform does what the kernel would, and refuses what it would refuse.
+func perform(t *testing.T, s *Service, op Op) *Service {
+	t.Helper()
+	i := -1
+	if s != nil {
+		i = indexDest(s.Dests, op.Dest.Addr)
+	}
+	if (s == nil) != (op.Kind == AddService) {
+		t.Fatalf("%s on %v", op, s)
+	}
+	switch op.Kind {
+	case AddService:
+		b := op.Service.bare()
+		return &b
+	case UpdateService:
+		s.Scheduler, s.Flags = op.Service.Scheduler, op.Service.Flags
+	case DelService:
+		return nil
+	case AddDest:
+		if i >= 0 {
+			t.Fatalf("%s: it is there already", op)
+		}
+		s.Dests = append(s.Dests, op.Dest)
+	case UpdateDest:
+		if i < 0 {
+			t.Fatalf("%s: it is not there", op)
+		}
+		s.Dests[i] = op.Dest
+	case Sever, DelDest:
+		if i < 0 || s.Dests[i].Weight != 0 {
+			t.Fatalf("%s: it still takes new connections", op)
+		}
+		if op.Kind == DelDest {
+			s.Dests = slices.Delete(s.Dests, i, i+1)
+		}
+	}
+	return s
+}
+
+func serving(s *Service) int {
+	n := 0
+	if s != nil {
+		for _, d := range s.Dests {
+			if d.Weight > 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func equalService(a, b *Service) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.VIP == b.VIP && a.Scheduler == b.Scheduler && a.Flags == b.Flags && slices.Equal(sorted(a.Dests), sorted(b.Dests))
+}
+
+func FuzzDiff(f *testing.F) {
+	f.Add([]byte{}, []byte{0})
+	f.Add([]byte{0, 1, 1, 2, 1}, []byte{0, 1, 1, 3, 1})
+	f.Add([]byte{0, 1, 1}, []byte{0, 2, 1})
+	f.Add([]byte{0, 1, 1, 2, 0}, []byte{1, 1, 0, 2, 1})
+	f.Add([]byte{0, 1, 1}, []byte{})
+	f.Fuzz(func(t *testing.T, w, h []byte) {
+		want, have := decode(w), decode(h)
+		both := serving(want) > 0 && serving(have) > 0
+		severed := map[netip.AddrPort]bool{}
+		for _, op := range Diff(want, have) {
+			if op.Service.VIP != testVIP {
+				t.Fatalf("%s is for another virtual server", op)
+			}
+			switch op.Kind {
+			case Sever:
+				severed[op.Dest.Addr] = true
+				if want != nil && indexDest(want.Dests, op.Dest.Addr) >= 0 {
+					t.Fatalf("%s: it is wanted", op)
+				}
+			case DelDest:
+				if !severed[op.Dest.Addr] {
+					t.Fatalf("%s before its connections were severed", op)
+				}
+			}
+			have = perform(t, have, op)
+			if both && serving(have) == 0 {
+				t.Fatalf("nobody serves after %s", op)
+			}
+		}
+		if !equalService(have, want) {
+			t.Fatalf("got %v, want %v", have, want)
+		}
+		if again := Diff(want, have); len(again) != 0 {
+			t.Fatalf("a second run finds %v", again)
+		}
+	})
+}
+
+func TestChoose(t *testing.T) {
+	a, b, c := addrAt(1), addrAt(2), addrAt(3)
+	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
+	for _, tt := range []struct {
+		name    string
+		masters []Candidate
+		last    []netip.AddrPort
+		want    []Dest
+	}{
+		{"all up", []Candidate{{a, Up}, {b, Up}}, nil, []Dest{w(a, 1), w(b, 1)}},
+		{"one down", []Candidate{{a, Up}, {b, Down}}, []netip.AddrPort{a, b}, []Dest{w(a, 1)}},
+		{"one draining", []Candidate{{a, Up}, {b, Draining}}, []netip.AddrPort{a, b}, []Dest{w(a, 1), w(b, 0)}},
+		{"only draining left", []Candidate{{a, Down}, {b, Draining}}, []netip.AddrPort{b}, []Dest{w(b, 1)}},
+		{"all down: the last set stays", []Candidate{{a, Down}, {b, Down}}, []netip.AddrPort{b}, []Dest{w(b, 1)}},
+		{"all down but one alien", []Candidate{{a, Alien}, {b, Down}}, []netip.AddrPort{a, b}, []Dest{w(b, 1)}},
+		{"an alien is nobody's last resort", []Candidate{{a, Alien}}, []netip.AddrPort{a}, nil},
+		{"first start: nobody before its verdict", []Candidate{{a, Unknown}, {b, Up}}, nil, []Dest{w(b, 1)}},
+		{"restart: all keep their places", []Candidate{{a, Unknown}, {b, Unknown}}, []netip.AddrPort{a, b}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart: unlisted ones go", []Candidate{{a, Unknown}}, []netip.AddrPort{a, c}, []Dest{w(a, 1)}},
+		{"new list, nobody proven: the old ones serve on", []Candidate{{a, Unknown}}, []netip.AddrPort{b, c}, []Dest{w(b, 1), w(c, 1)}},
+		{"new list, one proven: the old ones go", []Candidate{{a, Up}}, []netip.AddrPort{b, c}, []Dest{w(a, 1)}},
+		{"nothing known at all", nil, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Choose(tt.masters, tt.last, Masq); !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

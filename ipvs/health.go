@@ -1,0 +1,155 @@
+package ipvs
+
+import (
+	"fmt"
+	"time"
+)
+
+// Class is the outcome of one probe.
+type Class int
+
+// Classes of outcomes. The first group means alive.
+const (
+	OK       Class = iota // ready
+	Guarded               // 401, 403, 429: alive, and not talking to us
+	TCPOnly               // accepts connections; the CA is not known yet and it does not speak TLS
+	SkewedOK              // ready; its certificate does not fit this node's clock, which is the suspect
+	leastBad
+	Draining503 // says that it is shutting down
+	ServerError // 5xx, or a status that was not expected
+	Refused
+	Closed  // the held connection broke
+	Timeout // no answer
+	Expired // certificate expired by the master's own clock too
+	Unreachable
+	Identity // certificate of another authority, or not a kube-apiserver's
+)
+
+func (c Class) String() string {
+	switch c {
+	case OK:
+		return "ready"
+	case Guarded:
+		return "alive (status 401, 403 or 429)"
+	case TCPOnly:
+		return "accepts connections"
+	case SkewedOK:
+		return "ready, but this node's clock does not fit its certificate"
+	case Draining503:
+		return "draining"
+	case ServerError:
+		return "server error"
+	case Refused:
+		return "connection refused"
+	case Closed:
+		return "connection broken"
+	case Timeout:
+		return "no answer"
+	case Expired:
+		return "certificate expired"
+	case Unreachable:
+		return "unreachable"
+	case Identity:
+		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
+	}
+	return fmt.Sprintf("class(%d)", int(c))
+}
+
+// Alive reports whether the outcome counts for the master.
+func (c Class) Alive() bool { return c < leastBad }
+
+// State is what is believed of a master.
+type State int
+
+// States of a master.
+const (
+	Unknown State = iota // no verdict yet
+	Up
+	Draining // finishes what it has, takes nothing new
+	Down
+	Alien // cannot prove that it is a master of this cluster
+)
+
+func (s State) String() string {
+	return [...]string{"unknown", "up", "draining", "down", "alien"}[s]
+}
+
+// A master that flaps has to prove itself longer: each fall soon after a rise
+// doubles the number of good probes that it needs, up to flapMax times.
+const (
+	flapSoon = 30 * time.Second
+	flapMax  = 8
+)
+
+// Health is the belief about one master. The zero value with Rise and Fall
+// set is a master of which nothing is known.
+type Health struct {
+	Rise, Fall int
+
+	State State
+	Class Class     // of the last probe
+	Since time.Time // of State
+	Falls int       // how often it went down
+
+	good, bad int
+	flap      int // doublings are 1, 2, 4, 8; 0 counts as 1
+}
+
+// Observe takes the outcome of one probe and reports whether State changed.
+func (h *Health) Observe(c Class, now time.Time) bool {
+	h.Class = c
+	switch {
+	case c == Identity:
+		h.good, h.bad = 0, 0
+		return h.enter(Alien, now) // no second chance: it is no matter of luck
+	case c.Alive():
+		h.bad = 0
+		h.good++
+		switch h.State {
+		case Up:
+			if h.flap > 1 && now.Sub(h.Since) > flapSoon {
+				h.flap = 0
+			}
+		case Unknown: // the first verdict is not a recovery
+			return h.enter(Up, now)
+		default:
+			if h.good >= h.Rise*max(h.flap, 1) {
+				return h.enter(Up, now)
+			}
+		}
+		return false
+	case c == Draining503:
+		h.good, h.bad = 0, 0
+		if h.State == Alien {
+			return false
+		}
+		return h.enter(Draining, now)
+	}
+	h.good = 0
+	h.bad++
+	if h.State == Down || h.State == Alien || h.bad < h.Fall {
+		return false
+	}
+	if h.State == Up {
+		if now.Sub(h.Since) < flapSoon && h.Falls > 0 {
+			h.flap = min(max(h.flap, 1)*2, flapMax)
+		}
+	}
+	h.Falls++
+	return h.enter(Down, now)
+}
+
+// Doubted reports whether the next probe should come soon: the belief does
+// not match what was seen last.
+func (h *Health) Doubted() bool {
+	return h.bad > 0 && h.State != Down && h.State != Alien || h.good > 0 && h.State != Up
+}
+
+func (h *Health) enter(s State, now time.Time) bool {
+	if h.State == s {
+		return false
+	}
+	h.State, h.Since = s, now
+	h.good, h.bad = 0, 0
+	return true
+}

@@ -1,0 +1,335 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// ErrNoIPVS means that the kernel has no IP_VS.
+var ErrNoIPVS = errors.New("the kernel has no IP_VS: load it with `modprobe ip_vs`, or use a kernel that has it")
+
+// Kernel is what the keeper needs of the machine. It is not safe for
+// concurrent use; the keeper's goroutine is its only caller. The real one is
+// in kernel_linux.go, tests have one in memory.
+type Kernel interface {
+	// Ready looks whether IP_VS is there, loading it if that is possible, and
+	// returns ErrNoIPVS if it is not.
+	Ready() error
+	// Services returns all virtual TCP servers with their real servers.
+	Services() ([]Service, error)
+	// Apply does one step other than Sever.
+	Apply(Op) error
+	// Conns returns the connections to vip that are mapped to dest.
+	Conns(vip, dest netip.AddrPort) ([]Conn, error)
+	// Sever destroys this node's sockets of the connections.
+	Sever([]Conn) (int, error)
+	// SeverRemote destroys this node's sockets connected to addr.
+	SeverRemote(addr netip.AddrPort) (int, error)
+	// Source returns the address from which this node reaches dst.
+	Source(dst netip.Addr) (netip.Addr, error)
+	// Route returns the source of the local route to vip, if there is one.
+	Route(vip netip.Addr) (netip.Addr, bool, error)
+	SetRoute(vip, src netip.Addr) error
+	// DelRoute removes the route that SetRoute made.
+	DelRoute(vip netip.Addr) error
+	// Steady reports, cheaply, whether services and settings stand as wanted.
+	Steady(want []Service) (bool, error)
+	// Settings puts the kernel's settings right and returns what it changed.
+	Settings() ([]string, error)
+	// Watch calls wake after routes or addresses changed.
+	Watch(ctx context.Context, wake func()) error
+}
+
+// Periods of the keeper.
+const (
+	// keepTick is the pause between looks at the kernel's table: half of the
+	// second within which things are right again.
+	keepTick = 400 * time.Millisecond
+	// keepFull is the pause between complete comparisons.
+	keepFull = time.Minute
+	// keepGather lets a burst of route changes pass before looking.
+	keepGather = 100 * time.Millisecond
+)
+
+// keeper owns the kernel. One goroutine does everything, in turn.
+type keeper struct {
+	kernel Kernel
+	log    func(format string, args ...any)
+	calls  chan func()
+	wake   chan struct{}
+	lost   func(error) // IP_VS went away
+	stats  *stats
+
+	want []Service
+	via  map[netip.AddrPort][]netip.Addr // masters, to find the source address by
+	// complaint is the last error said, so that it is said once.
+	complaint string
+}
+
+func newKeeper(k Kernel, log func(string, ...any), st *stats, lost func(error)) *keeper {
+	return &keeper{kernel: k, log: log, stats: st, lost: lost,
+		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort][]netip.Addr)}
+}
+
+// run keeps until the context ends. It leaves everything in place.
+func (k *keeper) run(ctx context.Context) {
+	err := k.kernel.Watch(ctx, func() {
+		select {
+		case k.wake <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		k.log("cannot hear of changed routes, looking every %s instead: %v", keepFull, err)
+	}
+	tick := time.NewTicker(keepTick)
+	defer tick.Stop()
+	gather := time.NewTimer(time.Hour)
+	gather.Stop()
+	defer gather.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case f := <-k.calls:
+			f()
+		case <-k.wake:
+			gather.Reset(keepGather)
+		case <-gather.C:
+			k.say(k.routes())
+		case <-tick.C:
+			if time.Since(last) >= keepFull {
+				last = time.Now()
+				k.say(errors.Join(k.reconcile(true), k.routes()))
+				continue
+			}
+			k.tick()
+		}
+	}
+}
+
+// do runs f in the keeper's goroutine.
+func (k *keeper) do(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	select {
+	case k.calls <- func() { done <- f() }:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return <-done
+}
+
+// tick is the steady look. It allocates nothing while all is well.
+func (k *keeper) tick() {
+	if len(k.want) == 0 {
+		return
+	}
+	ok, err := k.kernel.Steady(k.want)
+	if ok && err == nil {
+		return
+	}
+	k.say(k.reconcile(true))
+}
+
+// say logs an error once, and that it is over.
+func (k *keeper) say(err error) {
+	if err == nil {
+		if k.complaint != "" {
+			k.complaint = ""
+			k.log("the kernel is as it should be again")
+		}
+		return
+	}
+	if msg := err.Error(); msg != k.complaint {
+		k.complaint = msg
+		k.log("%s", msg)
+	}
+}
+
+// set makes want the desired state of its virtual server.
+func (k *keeper) set(ctx context.Context, want Service, masters []netip.Addr) error {
+	return k.do(ctx, func() error {
+		i := slices.IndexFunc(k.want, func(s Service) bool { return s.VIP == want.VIP })
+		if i < 0 {
+			k.want = append(k.want, want)
+		} else {
+			k.want[i] = want
+		}
+		k.via[want.VIP] = masters
+		return errors.Join(k.reconcile(false), k.routes())
+	})
+}
+
+// current returns the virtual server as the kernel has it, nil if it has not.
+func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *Service, err error) {
+	err = k.do(ctx, func() error {
+		all, err := k.kernel.Services()
+		s = find(all, vip)
+		return err
+	})
+	return s, err
+}
+
+func find(all []Service, vip netip.AddrPort) *Service {
+	for i := range all {
+		if all[i].VIP == vip {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+// drop removes the virtual server, its connections and its route.
+func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
+	return k.do(ctx, func() error {
+		k.want = slices.DeleteFunc(k.want, func(s Service) bool { return s.VIP == vip })
+		delete(k.via, vip)
+		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s Service) bool { return s.VIP.Addr() == vip.Addr() }))
+	})
+}
+
+// removeService removes one virtual server. The route stays while another virtual
+// server uses the same address.
+func removeService(kernel Kernel, vip netip.AddrPort, keepRoute bool) error {
+	all, err := kernel.Services()
+	if err != nil && !errors.Is(err, ErrNoIPVS) {
+		return err
+	}
+	var errs []error
+	for _, op := range Diff(nil, find(all, vip)) {
+		if err := apply(kernel, op, nil); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if !keepRoute {
+		errs = append(errs, kernel.DelRoute(vip.Addr()))
+	}
+	return errors.Join(errs...)
+}
+
+// reconcile compares everything and puts it right. repair says that nobody
+// asked for a change, so that any difference is somebody else's doing.
+func (k *keeper) reconcile(repair bool) error {
+	settings, err := k.kernel.Settings()
+	var errs []error
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if len(settings) > 0 && repair {
+		k.stats.repairs.Add(1)
+		k.log("put back kernel settings: %v", settings)
+	}
+	all, err := k.kernel.Services()
+	if err != nil {
+		if errors.Is(err, ErrNoIPVS) {
+			k.lost(err)
+		}
+		return errors.Join(append(errs, err)...)
+	}
+	for i := range k.want {
+		ops := Diff(&k.want[i], find(all, k.want[i].VIP))
+		if len(ops) == 0 {
+			continue
+		}
+		if repair {
+			k.stats.repairs.Add(1)
+			k.log("%s was changed by somebody else, putting it back: %s", k.want[i].VIP, brief(ops))
+		}
+		for _, op := range ops {
+			if err := apply(k.kernel, op, k.stats); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// brief names the steps, a few of them.
+func brief(ops []Op) string {
+	const most = 4
+	s := ""
+	for i, op := range ops {
+		if i == most {
+			return fmt.Sprintf("%s and %d more", s, len(ops)-most)
+		}
+		if i > 0 {
+			s += ", "
+		}
+		s += op.Kind.String()
+		if op.Kind > DelService {
+			s += " " + op.Dest.Addr.String()
+		}
+	}
+	return s
+}
+
+func apply(kernel Kernel, op Op, st *stats) error {
+	if op.Kind != Sever {
+		if err := kernel.Apply(op); err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+		return nil
+	}
+	conns, err := kernel.Conns(op.Service.VIP, op.Dest.Addr)
+	if err == nil && len(conns) > 0 {
+		var n int
+		n, err = kernel.Sever(conns)
+		if st != nil {
+			st.severed.Add(int64(n))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return nil
+}
+
+// routes puts the local routes right: to each virtual address, with the
+// source address by which this node reaches the masters.
+func (k *keeper) routes() error {
+	var errs []error
+	for i := range k.want {
+		vip := k.want[i].VIP
+		if err := k.route(vip.Addr(), k.via[vip]); err != nil {
+			errs = append(errs, fmt.Errorf("keeping the route to %s: %w", vip.Addr(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (k *keeper) route(vip netip.Addr, masters []netip.Addr) error {
+	src, err := netip.Addr{}, error(nil)
+	for _, m := range masters {
+		if src, err = k.kernel.Source(m); err == nil && src.IsValid() {
+			break
+		}
+	}
+	if !src.IsValid() {
+		if err == nil {
+			return nil // no master is known yet
+		}
+		return fmt.Errorf("this node has no way to any master yet: %w", err)
+	}
+	have, ok, err := k.kernel.Route(vip)
+	if err != nil {
+		return err
+	}
+	if ok && have == src {
+		return nil
+	}
+	if err := k.kernel.SetRoute(vip, src); err != nil {
+		return err
+	}
+	if ok {
+		k.log("the local route to %s now has the source %s, it had %s", vip, src, have)
+	} else {
+		k.log("made the local route to %s with the source %s", vip, src)
+	}
+	k.stats.routes.Add(1)
+	return nil
+}

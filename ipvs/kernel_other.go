@@ -1,0 +1,13 @@
+//go:build !linux
+
+package ipvs
+
+import (
+	"errors"
+	"runtime"
+)
+
+// OpenKernel fails: IPVS is a part of Linux.
+func OpenKernel() (Kernel, error) {
+	return nil, errors.New("ipvscare runs on Linux only, this is " + runtime.GOOS)
+}

@@ -1,0 +1,381 @@
+package ipvs
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+)
+
+func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		certs = append(certs, c)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("it holds no PEM certificate")
+	}
+	return certs, nil
+}
+
+// watcher senses one master for as long as it lives. It reports outcomes
+// through observe, which returns the belief that follows from them.
+type watcher struct {
+	target  func() target // asked at every dial: the CA may have come or changed
+	profile Profile
+	fall    int
+	observe func(Class, error) (s State, doubted bool)
+	// renew tells the watcher to dial anew.
+	renew chan struct{}
+	// count is told of what goes over the wire.
+	count func(what counter)
+}
+
+// counter is one of the events that metrics count.
+type counter int
+
+const (
+	countDial counter = iota
+	countPing
+	countRequest
+	counters
+)
+
+// run watches until the context ends.
+func (w *watcher) run(ctx context.Context) {
+	var next *link // a connection that proved itself while the old one was doubted
+	for ctx.Err() == nil {
+		l := next
+		next = nil
+		if l == nil {
+			var class Class
+			var err error
+			l, class, err = w.dial(ctx, w.dialTimeout())
+			if ctx.Err() != nil {
+				break
+			}
+			if err != nil {
+				_, doubted := w.observe(class, err)
+				w.sleep(ctx, w.pause(doubted))
+				continue
+			}
+		}
+		began := time.Now()
+		next = w.hold(ctx, l)
+		l.close()
+		if next == nil && time.Since(began) < w.profile.Tick {
+			// Whoever accepts and hangs up at once must not make us spin.
+			w.sleep(ctx, w.profile.Tick)
+		}
+	}
+	if next != nil {
+		next.close()
+	}
+}
+
+// pause is how long to wait before the next try.
+func (w *watcher) pause(doubted bool) time.Duration {
+	if doubted {
+		return w.profile.Tick
+	}
+	return jitter(w.profile.Retry)
+}
+
+// dialTimeout leaves room for one lost SYN.
+func (w *watcher) dialTimeout() time.Duration {
+	return max(w.round(), 1500*time.Millisecond)
+}
+
+// round is the length of one round of doubt.
+func (w *watcher) round() time.Duration {
+	return time.Duration(w.profile.Ticks) * w.profile.Tick
+}
+
+// jitter shortens d by up to a fifth, so that nodes that booted together do
+// not stay together. It never lengthens: d is a promise.
+func jitter(d time.Duration) time.Duration {
+	return d - time.Duration(rand.Int64N(int64(d)/5+1))
+}
+
+func (w *watcher) sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-w.renew:
+	case <-t.C:
+	}
+}
+
+// dial connects and classes a failure.
+func (w *watcher) dial(ctx context.Context, timeout time.Duration) (*link, Class, error) {
+	w.count(countDial)
+	t := w.target()
+	dctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	l, err := dialLink(dctx, t, bodyLimit)
+	if err == nil {
+		return l, OK, nil
+	}
+	return nil, classify(err, t.roots == nil && !t.probe.Unsafe), err
+}
+
+func classify(err error, noCA bool) Class {
+	var identity *identityError
+	switch {
+	case errors.As(err, &identity):
+		return Identity
+	case errors.Is(err, errNotTLS):
+		if noCA {
+			return TCPOnly
+		}
+		return Identity
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return Refused
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
+		return Timeout
+	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EADDRNOTAVAIL):
+		return Unreachable
+	}
+	return Closed
+}
+
+// hold senses over one connection until it breaks. It returns the connection
+// to go on with, if one proved itself meanwhile.
+//
+// The loop has one timer. A PING goes out when it is due and nothing is
+// outstanding; if there is no sign of life within a tick, doubt decides.
+func (w *watcher) hold(ctx context.Context, l *link) *link {
+	p := &w.profile
+	now := time.Now()
+	pingDue := now.Add(jitter(p.Ping))
+	readyDue := now
+	var asked time.Time // when the outstanding request was sent; zero if none
+	var pinged bool     // a PING is outstanding
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.renew:
+			return nil
+		case e := <-l.events:
+			switch e.kind {
+			case evPong:
+				pinged = false
+				if asked.IsZero() && readyDue.After(time.Now()) {
+					continue
+				}
+			case evGoAway:
+				// The server moves its clients, often because it is about to
+				// stop. That is no fault: ask it anew.
+				return nil
+			case evClosed:
+				w.observe(Closed, e.err)
+				return nil
+			case evResponse:
+				if asked.IsZero() {
+					continue
+				}
+				asked, pinged = time.Time{}, false
+				_, doubted := w.observe(l.judge(e), nil)
+				now = time.Now()
+				readyDue = now.Add(jitter(p.Ready))
+				if doubted {
+					readyDue = now.Add(2 * p.Tick)
+				}
+				pingDue = now.Add(jitter(p.Ping))
+			}
+		case <-timer.C:
+		}
+		now = time.Now()
+		switch {
+		case l.exhausted():
+			return nil
+		case pinged && !now.Before(pingDue):
+			next, ok := w.doubt(ctx, l)
+			if !ok || next != l {
+				return next
+			}
+			pinged = false
+			now = time.Now()
+			pingDue = now.Add(jitter(p.Ping))
+			readyDue = now // clears what the rounds counted
+		case !asked.IsZero() && now.Sub(asked) >= p.ReadyTimeout:
+			w.observe(Timeout, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, p.ReadyTimeout))
+			if !l.h2 {
+				return nil
+			}
+			// It answers PINGs, so only the request hangs: ask once more on
+			// the same connection.
+			asked = time.Time{}
+			readyDue = now
+		}
+		if asked.IsZero() && !now.Before(readyDue) {
+			w.count(countRequest)
+			if err := l.ask(); err != nil {
+				w.observe(Closed, err)
+				return nil
+			}
+			asked = now
+		}
+		if !pinged && !now.Before(pingDue) && (l.h2 || asked.IsZero()) {
+			w.count(countPing)
+			if err := l.ping(); err != nil {
+				w.observe(Closed, err)
+				return nil
+			}
+			pinged = true
+			if !l.h2 {
+				asked = now
+			}
+			pingDue = now.Add(2 * p.Tick)
+		}
+		wake := pingDue
+		if asked.IsZero() {
+			if readyDue.Before(wake) {
+				wake = readyDue
+			}
+		} else if d := asked.Add(p.ReadyTimeout); d.Before(wake) {
+			wake = d
+		}
+		timer.Reset(time.Until(wake))
+	}
+}
+
+// doubt decides between a slow master and a dead one: PINGs go on over the
+// held connection, where each new packet also helps TCP to recover lost ones,
+// and every round tries a fresh connection. Each round without any sign of
+// life counts as one failed probe. ok is false when the master has to be
+// dialled anew.
+func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
+	type outcome struct {
+		l     *link
+		class Class
+		err   error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	fresh := make(chan outcome, w.fall)
+	pending := 0
+	defer func() { // whoever comes too late is closed
+		cancel()
+		go func(n int) {
+			for range n {
+				if o := <-fresh; o.l != nil {
+					o.l.close()
+				}
+			}
+		}(pending)
+	}()
+	tick := time.NewTicker(w.profile.Tick)
+	defer tick.Stop()
+	for range w.fall {
+		pending++
+		go func() {
+			l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond))
+			fresh <- outcome{l, class, err}
+		}()
+		class, cause := Timeout, error(nil)
+	round:
+		for range w.profile.Ticks - 1 {
+			if l.h2 {
+				w.count(countPing)
+				if err := l.ping(); err != nil {
+					w.observe(Closed, err)
+					return nil, false
+				}
+			}
+			for {
+				select {
+				case <-ctx.Done():
+					return nil, false
+				case e := <-l.events:
+					switch e.kind {
+					case evPong, evResponse:
+						return l, true
+					case evGoAway:
+						return nil, false
+					}
+					w.observe(Closed, e.err)
+					return nil, false
+				case o := <-fresh:
+					pending--
+					if o.l != nil {
+						return o.l, true
+					}
+					if o.class == Identity {
+						w.observe(o.class, o.err)
+						return nil, false
+					}
+					if o.class == TCPOnly {
+						return nil, false
+					}
+					if o.class == Refused {
+						class, cause = o.class, o.err
+						break round
+					}
+					continue
+				case <-tick.C:
+				}
+				break
+			}
+		}
+		if s, _ := w.observe(class, cause); s == Down {
+			return nil, false
+		}
+	}
+	return nil, false
+}
+
+// shutdownMark is what kube-apiserver's /readyz says while it drains.
+const shutdownMark = "[-]shutdown"
+
+// judge classes an answer to the probe.
+func (l *link) judge(e event) Class {
+	p := &l.target.probe
+	alive := OK
+	switch {
+	case len(p.Status) > 0:
+		if !slices.Contains(p.Status, e.status) {
+			return ServerError
+		}
+	case e.status == 401 || e.status == 403 || e.status == 429:
+		alive = Guarded
+	case e.status >= 200 && e.status < 400:
+	case e.status >= 500 && bytes.Contains(e.body, []byte(shutdownMark)):
+		return Draining503
+	default:
+		return ServerError
+	}
+	if !l.skewed.IsZero() {
+		// The certificate does not fit this node's clock. Only if the master
+		// itself says that it is past the end has it really expired.
+		if date, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", e.date); err == nil && !l.early && date.After(l.skewed) {
+			return Expired
+		}
+		if alive == OK {
+			return SkewedOK
+		}
+	}
+	return alive
+}

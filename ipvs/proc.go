@@ -1,0 +1,335 @@
+package ipvs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+)
+
+// Files of the kernel, per network namespace.
+const (
+	procServices = "/proc/net/ip_vs"
+	procConns    = "/proc/net/ip_vs_conn"
+)
+
+// steady compares /proc/net/ip_vs with what should stand there, without
+// allocating: it is done twice a second for ever, and asking by netlink would
+// make garbage each time. It only notices that something is off; what to do
+// about it is found out by netlink.
+type steady struct {
+	file *os.File
+	buf  []byte
+	seen []bool
+}
+
+// same reports whether every wanted service stands in the kernel just so.
+func (s *steady) same(path string, want []Service) (bool, error) {
+	text, err := s.read(path)
+	if err != nil {
+		return false, err
+	}
+	for i := range want {
+		ok, err := s.match(text, &want[i])
+		if !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// read returns the whole file. The slice is valid until the next call.
+func (s *steady) read(path string) ([]byte, error) {
+	if s.file == nil {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		s.file = f
+		s.buf = make([]byte, 4096)
+	}
+	n := 0
+	for {
+		m, err := s.file.ReadAt(s.buf[n:], int64(n))
+		n += m
+		switch {
+		case err == io.EOF && n < len(s.buf):
+			return s.buf[:n], nil
+		case err != nil && err != io.EOF:
+			s.close()
+			return nil, err
+		case n == len(s.buf):
+			s.buf = append(s.buf, make([]byte, len(s.buf))...)
+		}
+	}
+}
+
+func (s *steady) close() {
+	if s.file != nil {
+		s.file.Close()
+		s.file = nil
+	}
+}
+
+// match looks for one service and its real servers in the text:
+//
+//	TCP  0A676102:192B rr
+//	  -> 0A67000B:192B      Masq    1      0          0
+func (s *steady) match(text []byte, want *Service) (bool, error) {
+	if cap(s.seen) < len(want.Dests) {
+		s.seen = make([]bool, len(want.Dests))
+	}
+	s.seen = s.seen[:len(want.Dests)]
+	clear(s.seen)
+	inside, found, count := false, false, 0
+	for len(text) > 0 {
+		var line []byte
+		if i := bytes.IndexByte(text, '\n'); i >= 0 {
+			line, text = text[:i], text[i+1:]
+		} else {
+			line, text = text, nil
+		}
+		first, rest := field(line)
+		switch {
+		case string(first) == "->":
+			if !inside {
+				continue
+			}
+			a, rest := field(rest)
+			addr, ok := parseHexAddrPort(a)
+			if !ok {
+				return false, fmt.Errorf("unexpected line in the kernel's table: %q", line)
+			}
+			method, rest := field(rest)
+			weight, _ := field(rest)
+			i := indexDest(want.Dests, addr)
+			if i < 0 || s.seen[i] || string(method) != procForward(want.Dests[i].Forward) || !equalInt(weight, want.Dests[i].Weight) {
+				return false, nil
+			}
+			s.seen[i] = true
+			count++
+		case string(first) == "TCP":
+			a, rest := field(rest)
+			addr, ok := parseHexAddrPort(a)
+			inside = ok && addr == want.VIP
+			if !inside {
+				continue
+			}
+			found = true
+			scheduler, rest := field(rest)
+			if string(scheduler) != want.Scheduler {
+				return false, nil
+			}
+			for f, rest := field(rest); len(f) > 0; f, rest = field(rest) {
+				if string(f) == "persistent" || string(f) == "ops" {
+					return false, nil
+				}
+			}
+		default:
+			inside = false
+		}
+	}
+	return found && count == len(want.Dests), nil
+}
+
+// procForward is how the kernel's table names a method.
+func procForward(f Forward) string {
+	switch f {
+	case Masq:
+		return "Masq"
+	case Local:
+		return "Local"
+	case Tunnel:
+		return "Tunnel"
+	}
+	return "Route"
+}
+
+func indexDest(dests []Dest, a netip.AddrPort) int {
+	for i := range dests {
+		if dests[i].Addr == a {
+			return i
+		}
+	}
+	return -1
+}
+
+func equalInt(b []byte, n int) bool {
+	v := 0
+	if len(b) == 0 {
+		return false
+	}
+	for _, c := range b {
+		if c < '0' || c > '9' || v > 1<<24 {
+			return false
+		}
+		v = v*10 + int(c-'0')
+	}
+	return v == n
+}
+
+// field cuts the first word off.
+func field(b []byte) (word, rest []byte) {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	i := 0
+	for i < len(b) && b[i] != ' ' && b[i] != '\t' {
+		i++
+	}
+	return b[:i], b[i:]
+}
+
+// parseHexAddrPort reads 0A676102:192B and [2001:0db8:…:0001]:192B.
+func parseHexAddrPort(b []byte) (netip.AddrPort, bool) {
+	i := bytes.LastIndexByte(b, ':')
+	if i < 0 {
+		return netip.AddrPort{}, false
+	}
+	port, ok := hex(b[i+1:], 4)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	addr, ok := parseHexAddr(b[:i])
+	return netip.AddrPortFrom(addr, uint16(port)), ok
+}
+
+// parseHexAddr reads 0A676102, and eight groups of four digits with or
+// without brackets.
+func parseHexAddr(b []byte) (netip.Addr, bool) {
+	if len(b) == 8 {
+		v, ok := hex(b, 8)
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], uint32(v))
+		return netip.AddrFrom4(a), ok
+	}
+	if len(b) == 41 && b[0] == '[' && b[40] == ']' {
+		b = b[1:40]
+	}
+	if len(b) != 39 {
+		return netip.Addr{}, false
+	}
+	var a [16]byte
+	for g := range 8 {
+		if g > 0 && b[g*5-1] != ':' {
+			return netip.Addr{}, false
+		}
+		v, ok := hex(b[g*5:g*5+4], 4)
+		if !ok {
+			return netip.Addr{}, false
+		}
+		binary.BigEndian.PutUint16(a[g*2:], uint16(v))
+	}
+	return netip.AddrFrom16(a), true
+}
+
+func hex(b []byte, digits int) (uint64, bool) {
+	if len(b) != digits {
+		return 0, false
+	}
+	var v uint64
+	for _, c := range b {
+		switch {
+		case c >= '0' && c <= '9':
+			c -= '0'
+		case c >= 'a' && c <= 'f':
+			c -= 'a' - 10
+		case c >= 'A' && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return 0, false
+		}
+		v = v<<4 | uint64(c)
+	}
+	return v, true
+}
+
+// Conn is one connection in IPVS' table.
+type Conn struct {
+	Client, Virtual, Dest netip.AddrPort
+}
+
+// parseConns reads /proc/net/ip_vs_conn and returns the TCP connections that
+// pass accept. Lines that are not understood are skipped: it is a table of
+// everybody's connections.
+func parseConns(text []byte, accept func(Conn) bool) []Conn {
+	var conns []Conn
+	for line := range bytes.Lines(text) {
+		proto, rest := field(bytes.TrimRight(line, "\n"))
+		if string(proto) != "TCP" {
+			continue
+		}
+		var c Conn
+		ok := true
+		for _, to := range []*netip.AddrPort{&c.Client, &c.Virtual, &c.Dest} {
+			var a, p []byte
+			a, rest = field(rest)
+			p, rest = field(rest)
+			addr, aok := parseHexAddr(a)
+			port, pok := hex(p, 4)
+			*to = netip.AddrPortFrom(addr, uint16(port))
+			ok = ok && aok && pok
+		}
+		if ok && accept(c) {
+			conns = append(conns, c)
+		}
+	}
+	return conns
+}
+
+// readConns returns the connections to vip that are mapped to dest.
+func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("reading the table of connections: %w", err)
+	}
+	return parseConns(text, func(c Conn) bool { return c.Virtual == vip && c.Dest == dest }), nil
+}
+
+// sysctl is one kernel setting that must have at least a value.
+type sysctl struct {
+	path string
+	min  int
+	file *os.File
+}
+
+// value reads the setting without allocating once the file is open.
+func (s *sysctl) value(buf []byte) (int, error) {
+	if s.file == nil {
+		f, err := os.OpenFile(s.path, os.O_RDWR, 0)
+		if err != nil {
+			return 0, err
+		}
+		s.file = f
+	}
+	n, err := s.file.ReadAt(buf, 0)
+	if err != nil && err != io.EOF {
+		return 0, err
+	}
+	v := 0
+	for _, c := range buf[:n] {
+		if c >= '0' && c <= '9' {
+			v = v*10 + int(c-'0')
+		}
+	}
+	return v, nil
+}
+
+// ensure raises the setting if it is too low and reports whether it was.
+func (s *sysctl) ensure(buf []byte) (bool, error) {
+	v, err := s.value(buf)
+	if err != nil || v >= s.min {
+		return false, err
+	}
+	if _, err := s.file.WriteAt(strconv.AppendInt(nil, int64(s.min), 10), 0); err != nil {
+		return false, fmt.Errorf("setting %s to %d: %w", s.path, s.min, err)
+	}
+	return true, nil
+}
