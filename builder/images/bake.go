@@ -1,0 +1,378 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Bake makes containerd's store out of pinned images.
+func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
+	snapshotter, err1 := o.snapshotter()
+	err2 := CheckContainerd(o.ContainerdVersion)
+	err3 := checkSandbox(pinned, o.Sandbox)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, fmt.Errorf("baking images: %w", err)
+	}
+	// Numbers and record order come from here, so that they do not depend on
+	// the order the images were given in.
+	pinned = slices.Clone(pinned)
+	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref, b.Ref) })
+	if err := fetchLayers(ctx, c, pinned, &o, o.KeepLayers); err != nil {
+		return nil, err
+	}
+	b := &baker{
+		cache: c, options: &o, snapshotter: snapshotter,
+		snapshots: map[string]*snapshot{},
+		blobs:     map[string]*store.Blob{},
+		state:     store.State{Schema: store.SchemaVersion},
+	}
+	for i := range pinned {
+		if err := b.image(ctx, &pinned[i]); err != nil {
+			return nil, err
+		}
+	}
+	return b.finish(ctx, pinned)
+}
+
+func checkSandbox(pinned []Pinned, sandbox string) error {
+	if sandbox == "" {
+		return nil
+	}
+	want, err := ParseRef(sandbox)
+	if err != nil {
+		return fmt.Errorf("sandbox image: %w", err)
+	}
+	for _, p := range pinned {
+		have, err := ParseRef(p.Ref)
+		if err == nil && have.Repo() == want.Repo() && have.Tag == want.Tag {
+			return nil
+		}
+	}
+	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; add it to images:", want)
+}
+
+// fetchLayers brings every layer into the cache, each once, several at a
+// time.
+func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Options, keep bool) error {
+	type job struct {
+		image, layer int
+	}
+	var jobs []job
+	seen := map[string]bool{}
+	for i := range pinned {
+		for j, l := range pinned[i].Layers {
+			key := l.DiffID
+			if keep {
+				key += l.Digest
+			}
+			if !seen[key] {
+				seen[key] = true
+				jobs = append(jobs, job{i, j})
+			}
+		}
+	}
+	// The largest first: a large layer that starts last is waited for alone.
+	slices.SortStableFunc(jobs, func(a, b job) int {
+		return int(pinned[b.image].Layers[b.layer].Size - pinned[a.image].Layers[a.layer].Size)
+	})
+	sources := newSources(c, o)
+	defer sources.close()
+	var done atomic.Int64
+	errs := make([]error, len(jobs))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	parallel(len(jobs), func(n int) {
+		p, j := &pinned[jobs[n].image], jobs[n].layer
+		if errs[n] = sources.fetch(ctx, p, j, keep); errs[n] != nil {
+			if !errors.Is(errs[n], context.Canceled) {
+				return // the others go on, so that all problems show at once
+			}
+			cancel()
+			return
+		}
+		if o.Progress != nil {
+			o.Progress(Progress{Ref: p.Ref, Blob: p.Layers[j].Digest, Done: int(done.Add(1)), Total: len(jobs)})
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// baker collects the store.
+type baker struct {
+	cache       *fetch.Cache
+	options     *Options
+	snapshotter string
+	snapshots   map[string]*snapshot // by chain ID
+	order       []*snapshot
+	blobs       map[string]*store.Blob // by digest
+	state       store.State
+	reports     []ImageReport
+}
+
+// image adds one image's snapshots, blobs and records.
+func (b *baker) image(ctx context.Context, p *Pinned) error {
+	ref, err := ParseRef(p.Ref)
+	if err != nil {
+		return err
+	}
+	var top *snapshot
+	for i, l := range p.Layers {
+		if top, err = b.layer(ctx, l, top); err != nil {
+			return fmt.Errorf("image %s: unpacking layer %d of %d (%s): %w", p.Ref, i+1, len(p.Layers), l.Digest, err)
+		}
+		if top.label == "" {
+			top.label = p.Ref
+		}
+	}
+
+	config := map[string]string{}
+	if top != nil {
+		config[store.LabelGCSnapshot+b.snapshotter] = top.chainID
+	}
+	b.blob(p.Config, config)
+	manifest := map[string]string{store.LabelGCConfig: p.Config.Digest}
+	if b.options.KeepLayers {
+		for i, l := range p.Layers {
+			manifest[fmt.Sprint(store.LabelGCLayer, i)] = l.Digest
+			b.blob(l.Descriptor, map[string]string{store.LabelUncompressed: l.DiffID})
+		}
+	}
+	b.blob(p.Manifest, manifest)
+	if p.Target.Digest != p.Manifest.Digest {
+		b.blob(p.Target, map[string]string{store.LabelGCManifest + "0": p.Manifest.Digest})
+	}
+
+	date := b.options.SourceDate
+	for _, name := range store.RecordNames(ref.Repo(), ref.Tag, p.Target.Digest, p.Config.Digest) {
+		if slices.ContainsFunc(b.state.Images, func(i store.Image) bool { return i.Name == name }) {
+			continue // the same image under another tag
+		}
+		b.state.Images = append(b.state.Images, store.Image{
+			Name: name, MediaType: p.Target.MediaType, Digest: p.Target.Digest, Size: p.Target.Size,
+			Labels: map[string]string{
+				store.LabelManaged: "managed",
+				store.LabelPinned:  "pinned",
+				store.LabelBaked:   "true",
+			},
+			Created: date, Updated: date,
+		})
+	}
+	return nil
+}
+
+// blob registers a blob of the content store. Two images may share one and
+// give it different labels, which are united.
+func (b *baker) blob(d Descriptor, labels map[string]string) {
+	bl := b.blobs[d.Digest]
+	if bl == nil {
+		bl = &store.Blob{Digest: d.Digest, Size: d.Size, Labels: map[string]string{},
+			Created: b.options.SourceDate, Updated: b.options.SourceDate}
+		b.blobs[d.Digest] = bl
+	}
+	maps.Copy(bl.Labels, labels)
+}
+
+// layer returns the snapshot of a layer on top of parent.
+func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot, error) {
+	below := ""
+	if parent != nil {
+		below = parent.chainID
+	}
+	chainID := store.ChainID(below, l.DiffID)
+	if s := b.snapshots[chainID]; s != nil {
+		return s, nil
+	}
+	diff, err := shaOf(l.DiffID)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(b.cache.BlobPath(diff))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	s, err := applyLayer(ctx, b.cache, io.NewSectionReader(f, 0, st.Size()), diff, parent, b.options.SourceDate)
+	if err != nil {
+		return nil, fmt.Errorf("%w; the image is damaged, have it built again", err)
+	}
+	s.chainID, s.diffID = chainID, l.DiffID
+	s.id = uint64(len(b.order) + 1)
+	b.snapshots[chainID] = s
+	b.order = append(b.order, s)
+	return s, nil
+}
+
+// finish writes the databases and lists the tree.
+func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
+	date := b.options.SourceDate
+	for _, s := range b.order {
+		parent := ""
+		if s.parent != nil {
+			parent = s.parent.chainID
+		}
+		b.state.Snapshots = append(b.state.Snapshots, store.Snapshot{
+			Key: s.chainID, Parent: parent, ID: s.id, Kind: store.KindCommitted,
+			// containerd counts twice for a snapshot, when it is prepared
+			// and when it is committed.
+			Backend: store.BackendName(2*s.id, s.chainID),
+			Size:    s.size, Inodes: s.inodes,
+			Labels:  map[string]string{store.LabelSnapshotRef: s.chainID},
+			Created: date, Updated: date,
+		})
+	}
+	b.state.BackendSequence = uint64(len(b.order))
+	b.state.MetaSequence = 2 * b.state.BackendSequence
+	for _, d := range slices.Sorted(maps.Keys(b.blobs)) {
+		b.state.Blobs = append(b.state.Blobs, *b.blobs[d])
+	}
+	b.state.Sort()
+
+	r := &Result{}
+	var err error
+	if r.Nodes, err = b.nodes(ctx); err != nil {
+		return nil, fmt.Errorf("baking images: %w", err)
+	}
+	r.Report = b.report(pinned)
+	for _, i := range r.Report.Images {
+		r.Images = append(r.Images, ondisk.ImageRef{Ref: i.Ref, Digest: i.Digest, Size: i.Size})
+	}
+	return r, nil
+}
+
+// layerName is what the nodes of the store, other than an image's own, call
+// their source.
+const layerName = "container images"
+
+func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
+	t := treeList{date: b.options.SourceDate}
+	snapDir := store.SnapshotterDir(b.snapshotter)
+	// Modes are what containerd itself makes.
+	for _, d := range []struct {
+		path string
+		perm uint32
+	}{
+		{"var", 0o755}, {"var/lib", 0o755}, {store.Root, 0o711},
+		{path.Join(store.Root, store.ContentDir), 0o755},
+		{path.Join(store.Root, store.ContentDir, "blobs"), 0o755},
+		{path.Join(store.Root, store.ContentDir, "blobs/sha256"), 0o755},
+		{path.Join(store.Root, store.ContentDir, "ingest"), 0o755},
+		{path.Join(store.Root, store.MetaDir), 0o711},
+		{path.Join(store.Root, snapDir), 0o700},
+		{path.Join(store.Root, snapDir, "snapshots"), 0o700},
+	} {
+		t.dir(d.path, d.perm)
+	}
+	for _, bl := range b.state.Blobs {
+		sha, err := shaOf(bl.Digest)
+		if err != nil {
+			return nil, err
+		}
+		t.file(path.Join(store.Root, store.BlobPath(bl.Digest)), 0o444, tree.Content{Blob: sha, Size: bl.Size})
+	}
+	for _, s := range b.order {
+		dir := path.Join(store.Root, store.SnapshotDir(b.snapshotter, s.id))
+		t.dir(dir, 0o700)
+		t.nodes = s.nodes(dir+"/fs", "image "+s.label, t.nodes)
+		t.dir(dir+"/work", 0o711)
+	}
+	meta, snaps, err := b.databases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.file(path.Join(store.Root, store.MetaDB), 0o644, meta)
+	t.file(path.Join(store.Root, store.SnapshotterDB(b.snapshotter)), 0o600, snaps)
+	return t.nodes, nil
+}
+
+// databases writes meta.db and metadata.db into the cache.
+func (b *baker) databases(ctx context.Context) (meta, snaps tree.Content, err error) {
+	dir, err := b.cache.TempDir()
+	if err != nil {
+		return meta, snaps, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	metaPath, snapsPath := filepath.Join(dir, "meta.db"), filepath.Join(dir, "metadata.db")
+	if err := b.state.Write(b.snapshotter, metaPath, snapsPath); err != nil {
+		return meta, snaps, err
+	}
+	if meta, err = putFile(ctx, b.cache, metaPath); err != nil {
+		return meta, snaps, err
+	}
+	snaps, err = putFile(ctx, b.cache, snapsPath)
+	return meta, snaps, err
+}
+
+func putFile(ctx context.Context, c *fetch.Cache, name string) (tree.Content, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return tree.Content{}, err
+	}
+	defer f.Close()
+	sha, n, err := c.Put(ctx, "", f)
+	return tree.Content{Blob: sha, Size: n}, err
+}
+
+// treeList makes root's own nodes.
+type treeList struct {
+	date  time.Time
+	nodes []tree.Node
+}
+
+func (t *treeList) add(p string, i *tree.Inode) {
+	i.MTime = t.date
+	t.nodes = append(t.nodes, tree.Node{Path: p, Layer: layerName, Inode: i})
+}
+
+func (t *treeList) dir(p string, perm uint32) { t.add(p, &tree.Inode{Mode: tree.ModeDir | perm}) }
+
+func (t *treeList) file(p string, perm uint32, data tree.Content) {
+	t.add(p, &tree.Inode{Mode: tree.ModeRegular | perm, Data: data})
+}
+
+func (b *baker) report(pinned []Pinned) Report {
+	users := map[*snapshot]int{}
+	chains := make([][]*snapshot, len(pinned))
+	for i, p := range pinned {
+		below := ""
+		for _, l := range p.Layers {
+			below = store.ChainID(below, l.DiffID)
+			s := b.snapshots[below]
+			chains[i] = append(chains[i], s)
+			users[s]++
+		}
+	}
+	r := Report{Layers: len(b.order)}
+	for i, p := range pinned {
+		ir := ImageReport{Ref: p.Ref, Digest: p.Target.Digest, Layers: len(p.Layers)}
+		for _, s := range chains[i] {
+			ir.Size += s.size
+			if users[s] > 1 {
+				ir.Shared += s.size
+			}
+		}
+		r.Images = append(r.Images, ir)
+	}
+	for _, s := range b.order {
+		r.Size += s.size
+	}
+	return r
+}

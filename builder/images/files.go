@@ -1,0 +1,386 @@
+package images
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+)
+
+// bundle is a set of files that holds images: a folder, or a tar.
+type bundle struct {
+	label string // for messages
+	// file opens a file by its slash-separated name; fs.ErrNotExist where
+	// there is none.
+	file  func(name string) (io.ReadCloser, error)
+	close func() error
+}
+
+func openLayout(dir string) (source, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening OCI layout %s: %w", dir, err)
+	}
+	return openOCI(&bundle{
+		label: "OCI layout " + dir,
+		file: func(name string) (io.ReadCloser, error) {
+			f, err := root.Open(filepath.FromSlash(name))
+			if err != nil {
+				return nil, err
+			}
+			return f, nil
+		},
+		close: root.Close,
+	})
+}
+
+// openArchive opens a tar of an OCI layout, or what `docker save` writes; it
+// may be compressed with gzip or zstd.
+func openArchive(ctx context.Context, c *fetch.Cache, name string) (source, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("opening image archive: %w", err)
+	}
+	src, err := openTar(ctx, c, f, name)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("opening image archive %s: %w", name, err)
+	}
+	return src, nil
+}
+
+func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string) (source, error) {
+	var magic [4]byte
+	if _, err := f.ReadAt(magic[:], 0); err != nil && err != io.EOF {
+		return nil, err
+	}
+	var file fileAt = f
+	size := int64(0)
+	if compression := sniff(magic[:]); compression != "" {
+		// Seeking needs it uncompressed. The key is what the file holds, so
+		// that a changed archive is uncompressed anew.
+		h := sha256.New()
+		if _, err := io.Copy(h, io.NewSectionReader(f, 0, 1<<62)); err != nil {
+			return nil, err
+		}
+		key := "image archive, uncompressed\n" + hex.EncodeToString(h.Sum(nil))
+		sha, err := c.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
+			r, err := decompress(io.NewSectionReader(f, 0, 1<<62), compression)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			_, err = io.Copy(w, r)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("uncompressing: %w", err)
+		}
+		if file, err = os.Open(c.BlobPath(sha)); err != nil {
+			return nil, err
+		}
+		f.Close()
+	}
+	st, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	size = st.Size()
+	b, names, err := tarBundle(file, size)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	b.close = file.Close
+	var src source
+	switch {
+	// An archive that is both is read as OCI, whose blobs carry digests.
+	case names["oci-layout"] && names["index.json"]:
+		b.label = "OCI archive " + name
+		src, err = openOCI(b)
+	case names["manifest.json"]:
+		b.label = "docker archive " + name
+		src, err = openDocker(b)
+	default:
+		err = errors.New("it has neither oci-layout nor manifest.json; make it with `docker save` or `skopeo copy … oci-archive:`")
+	}
+	return src, err
+}
+
+type fileAt interface {
+	io.ReaderAt
+	io.Closer
+	Stat() (os.FileInfo, error)
+}
+
+// tarBundle indexes a tar by name. Symbolic links, which `docker save` once
+// used for layers that two images share, are followed.
+func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
+	type span struct{ off, size int64 }
+	spans := map[string]span{}
+	links := map[string]string{}
+	names := map[string]bool{}
+	sr := io.NewSectionReader(r, 0, size)
+	tr := tar.NewReader(sr)
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; is the file complete?", position(sr), err)
+		}
+		name := path.Clean(h.Name)
+		switch h.Typeflag {
+		case tar.TypeReg:
+			spans[name] = span{position(sr), h.Size}
+			names[name] = true
+		case tar.TypeSymlink:
+			links[name] = path.Join(path.Dir(name), h.Linkname)
+		case tar.TypeLink:
+			links[name] = path.Clean(h.Linkname)
+		}
+	}
+	return &bundle{file: func(name string) (io.ReadCloser, error) {
+		if to, ok := links[name]; ok {
+			name = to
+		}
+		s, ok := spans[name]
+		if !ok {
+			return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+		}
+		return io.NopCloser(io.NewSectionReader(r, s.off, s.size)), nil
+	}}, names, nil
+}
+
+func (b *bundle) read(name string) ([]byte, error) {
+	f, err := b.file(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxDoc))
+}
+
+// ociFiles is an OCI image layout.
+type ociFiles struct {
+	*bundle
+	index manifestDoc
+}
+
+// Annotations by which an index names its images: the OCI specification's,
+// whose value may be a whole reference or a tag alone, and containerd's.
+const (
+	annotationRefName   = "org.opencontainers.image.ref.name"
+	annotationImageName = "io.containerd.image.name"
+)
+
+func openOCI(b *bundle) (source, error) {
+	raw, err := b.read("index.json")
+	if err == nil {
+		var doc manifestDoc
+		if doc, err = parseDoc[manifestDoc](raw); err == nil {
+			return &ociFiles{b, doc}, nil
+		}
+	}
+	return nil, errors.Join(fmt.Errorf("reading index.json of %s: %w", b.label, err), b.close())
+}
+
+func (f *ociFiles) name() string { return f.label }
+func (f *ociFiles) Close() error { return f.close() }
+
+func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
+	var found []Descriptor
+	have := map[string]bool{}
+	for _, d := range f.index.Manifests {
+		full, tag := d.Annotations[annotationImageName], d.Annotations[annotationRefName]
+		for _, n := range []string{full, tag, d.Digest} {
+			if n != "" {
+				have[n] = true
+			}
+		}
+		if ref.Digest != "" && d.Digest == ref.Digest || ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag) {
+			found = append(found, d)
+		}
+	}
+	// A layout of one image without a name is that image.
+	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && m[0].Annotations[annotationImageName] == "" && m[0].Annotations[annotationRefName] == "" {
+		found = m
+	}
+	if len(found) == 0 {
+		return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; the names are the annotations %s in index.json",
+			strings.Join(slices.Sorted(maps.Keys(have)), ", "), annotationRefName)
+	}
+	for _, d := range found[1:] {
+		if d.Digest != found[0].Digest {
+			return Descriptor{}, fmt.Errorf("it has two different images of that name, %s and %s; pin one with digest:", found[0].Digest, d.Digest)
+		}
+	}
+	d := found[0]
+	d.Annotations, d.Platform = nil, nil
+	return d, nil
+}
+
+// sameRef reports whether name is the reference, both in full form.
+func sameRef(name string, ref Ref) bool {
+	if !strings.ContainsAny(name, "/:") {
+		return false // a tag
+	}
+	r, err := ParseRef(name)
+	return err == nil && r.Repo() == ref.Repo() && r.Tag == ref.Tag
+}
+
+func (f *ociFiles) open(_ context.Context, _ Ref, d Descriptor) (io.ReadCloser, error) {
+	sha, err := shaOf(d.Digest)
+	if err != nil {
+		return nil, err
+	}
+	return f.file("blobs/sha256/" + sha)
+}
+
+// dockerFiles is what `docker save` writes: layers and configs by name, and
+// no manifests. We make the manifest that containerd makes when it imports
+// such an archive, so that digests agree with a node's that did.
+type dockerFiles struct {
+	*bundle
+	images []dockerImage
+
+	mu sync.Mutex
+	// names maps digests to files, for what root has made descriptors of.
+	names     map[string]string
+	manifests map[string][]byte
+}
+
+type dockerImage struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+func openDocker(b *bundle) (source, error) {
+	raw, err := b.read("manifest.json")
+	if err != nil {
+		return nil, err
+	}
+	images, err := parseDoc[[]dockerImage](raw)
+	if err != nil {
+		return nil, fmt.Errorf("reading manifest.json: %w", err)
+	}
+	return &dockerFiles{bundle: b, images: images, names: map[string]string{}, manifests: map[string][]byte{}}, nil
+}
+
+func (f *dockerFiles) name() string { return f.label }
+func (f *dockerFiles) Close() error { return f.close() }
+
+func (f *dockerFiles) root(ctx context.Context, ref Ref) (Descriptor, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.find(ctx, ref)
+}
+
+func (f *dockerFiles) find(ctx context.Context, ref Ref) (Descriptor, error) {
+	var have []string
+	for _, img := range f.images {
+		match := len(f.images) == 1 && len(img.RepoTags) == 0
+		for _, tag := range img.RepoTags {
+			have = append(have, tag)
+			match = match || sameRef(tag, ref)
+		}
+		if match {
+			return f.manifest(ctx, img)
+		}
+	}
+	slices.Sort(have)
+	return Descriptor{}, fmt.Errorf("it has no image of that name, but %s", strings.Join(have, ", "))
+}
+
+func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor, error) {
+	config, err := f.describe(ctx, path.Clean(img.Config), dockerConfig)
+	if err != nil {
+		return Descriptor{}, err
+	}
+	layers := []Descriptor{}
+	for _, name := range img.Layers {
+		d, err := f.describe(ctx, path.Clean(name), "")
+		if err != nil {
+			return Descriptor{}, err
+		}
+		layers = append(layers, d)
+	}
+	raw, err := json.Marshal(struct {
+		SchemaVersion int          `json:"schemaVersion"`
+		MediaType     string       `json:"mediaType"`
+		Config        Descriptor   `json:"config"`
+		Layers        []Descriptor `json:"layers"`
+	}{2, dockerManifest, config, layers})
+	if err != nil {
+		return Descriptor{}, err
+	}
+	sum := sha256.Sum256(raw)
+	d := Descriptor{MediaType: dockerManifest, Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(raw))}
+	f.manifests[d.Digest] = raw
+	return d, nil
+}
+
+// describe finds a file's digest by reading it, and a layer's media type by
+// its first bytes.
+func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Descriptor, error) {
+	r, err := f.file(name)
+	if err != nil {
+		return Descriptor{}, fmt.Errorf("file %s, which manifest.json lists: %w", name, err)
+	}
+	defer r.Close()
+	br := bufio.NewReaderSize(r, 1<<20)
+	if mediaType == "" {
+		magic, err := br.Peek(4)
+		if err != nil && err != io.EOF {
+			return Descriptor{}, err
+		}
+		mediaType = dockerLayer
+		if c := sniff(magic); c != "" {
+			mediaType += "." + c
+		}
+	}
+	h := sha256.New()
+	n, err := io.Copy(h, contextReader{ctx, br})
+	if err != nil {
+		return Descriptor{}, err
+	}
+	d := Descriptor{MediaType: mediaType, Digest: "sha256:" + hex.EncodeToString(h.Sum(nil)), Size: n}
+	f.names[d.Digest] = name
+	return d, nil
+}
+
+func (f *dockerFiles) open(ctx context.Context, ref Ref, d Descriptor) (io.ReadCloser, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if raw, ok := f.manifests[d.Digest]; ok {
+		return io.NopCloser(bytes.NewReader(raw)), nil
+	}
+	if f.names[d.Digest] == "" {
+		// A source opened anew, for a Pinned that another process resolved.
+		if _, err := f.find(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
+	name, ok := f.names[d.Digest]
+	if !ok {
+		return nil, fmt.Errorf("the archive has no such blob any more; it was changed, resolve the image again")
+	}
+	return f.file(name)
+}

@@ -1,0 +1,246 @@
+// Package images takes container images on board of a disk image: it lays
+// them down as containerd itself would have after pulling and unpacking them,
+// so that a node's pods start without importing anything.
+//
+// Resolve pins references to digests and chooses the platform; nothing is
+// unpacked yet. Bake fetches the layers into the build's cache, uncompressed
+// and each once, and returns tree nodes below var/lib/containerd whose
+// contents are ranges of those layers. Archives is the fallback for runtimes
+// whose store we cannot write: archives that the node imports at first boot.
+//
+// Invariants:
+//
+//   - Every blob is checked against its digest, every layer against its
+//     diffID, before the cache has it under that name.
+//   - The result depends on the pinned digests and options alone: not on the
+//     order of the images, on time, or on what the cache held before.
+//   - No file contents pass through memory as a whole; what grows with an
+//     image is the list of its names.
+//   - Nothing is written but to the cache; no privilege is needed.
+package images
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Options say how images are resolved and baked.
+type Options struct {
+	// Arch is the GOARCH of the machine that boots the image.
+	Arch string
+	// Snapshotter is the one the node's containerd is configured with;
+	// empty: overlayfs.
+	Snapshotter string
+	// KeepLayers keeps the layers' own blobs in the store, so that the node
+	// can export its images.
+	KeepLayers bool
+	// Sandbox is the reference of the pause image, which must be on board.
+	Sandbox string
+	// ContainerdVersion is the one on the node, "2.2.9".
+	ContainerdVersion string
+	Registries        []configs.Registry
+	// Dir is what relative paths in image sources start from.
+	Dir string
+	// SourceDate stamps everything the images give no time.
+	SourceDate time.Time
+	// Stall is how long a registry may stay silent; 0: 30 s.
+	Stall time.Duration
+	// RetryWait is the first wait before a registry is asked again; 0: 1 s.
+	RetryWait time.Duration
+	// Progress, if set, is told what was done; calls may come from several
+	// goroutines.
+	Progress func(Progress)
+}
+
+// Progress is one step of fetching.
+type Progress struct {
+	Ref         string
+	Blob        string // digest of the layer that was fetched
+	Done, Total int    // layers, over all images
+}
+
+// Descriptor points at a blob, as in the OCI image specification.
+type Descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int64             `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Platform    *Platform         `json:"platform,omitempty"`
+}
+
+// Platform is what a manifest in an index is for.
+type Platform struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+	Variant      string `json:"variant,omitempty"`
+}
+
+func (p Platform) String() string {
+	s := p.OS + "/" + p.Architecture
+	if p.Variant != "" {
+		s += "/" + p.Variant
+	}
+	return s
+}
+
+// Layer is a layer's blob and the digest of its uncompressed bytes.
+type Layer struct {
+	Descriptor
+	DiffID string `json:"diffID"`
+}
+
+// Pinned is a resolved image: pure data, part of a plan.
+type Pinned struct {
+	// Ref is the image's name on the node, in its full form.
+	Ref string `json:"ref"`
+	// Source is where its blobs are fetched.
+	Source configs.ContainerImage `json:"source"`
+	// Target is what the name points at: an index or a manifest.
+	Target Descriptor `json:"target"`
+	// Manifest is the one chosen for the platform; Target where that is none.
+	Manifest Descriptor `json:"manifest"`
+	Config   Descriptor `json:"config"`
+	Layers   []Layer    `json:"layers"`
+}
+
+// Result is a baked store.
+type Result struct {
+	// Nodes begin at var/lib/containerd.
+	Nodes  []tree.Node
+	Images []ondisk.ImageRef
+	Report Report
+}
+
+// Report says what was taken on board.
+type Report struct {
+	Images []ImageReport `json:"images"`
+	// Size is what all images take together, unpacked; Layers is the number
+	// of distinct layers.
+	Size   int64 `json:"size"`
+	Layers int   `json:"layers"`
+	// Notes are things a person should know, such as an image the cluster
+	// will probably want and that is not on board.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// ImageReport is one image's part of Report.
+type ImageReport struct {
+	Ref    string `json:"ref"`
+	Digest string `json:"digest"`
+	// Size is what the image takes unpacked; Shared is the part of it that
+	// other images of the store use too.
+	Size   int64 `json:"size"`
+	Shared int64 `json:"shared"`
+	Layers int   `json:"layers"`
+}
+
+// Text renders the report as a table.
+func (r Report) Text() string {
+	width := len("IMAGE")
+	for _, i := range r.Images {
+		width = max(width, len(i.Ref))
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-*s  %-19s  %10s  %10s\n", width, "IMAGE", "DIGEST", "SIZE", "SHARED")
+	for _, i := range r.Images {
+		fmt.Fprintf(&b, "%-*s  %-19.19s  %10s  %10s\n", width, i.Ref, i.Digest, humanSize(i.Size), humanSize(i.Shared))
+	}
+	fmt.Fprintf(&b, "%d images, %d layers, %s unpacked\n", len(r.Images), r.Layers, humanSize(r.Size))
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	return b.String()
+}
+
+func humanSize(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// Media types, by what they are.
+func isIndex(mediaType string) bool {
+	return mediaType == "application/vnd.oci.image.index.v1+json" ||
+		mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"
+}
+
+const (
+	dockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
+	dockerConfig   = "application/vnd.docker.container.image.v1+json"
+	dockerLayer    = "application/vnd.docker.image.rootfs.diff.tar"
+)
+
+func isManifest(mediaType string) bool {
+	return mediaType == "application/vnd.oci.image.manifest.v1+json" || mediaType == dockerManifest
+}
+
+func isConfig(mediaType string) bool {
+	return mediaType == "application/vnd.oci.image.config.v1+json" || mediaType == dockerConfig
+}
+
+// compressionOf says how a layer is compressed: "", "gzip" or "zstd".
+func compressionOf(mediaType string) (string, bool) {
+	for _, base := range []string{
+		"application/vnd.oci.image.layer.v1.tar",
+		"application/vnd.oci.image.layer.nondistributable.v1.tar",
+		dockerLayer,
+		"application/vnd.docker.image.rootfs.foreign.diff.tar",
+	} {
+		rest, ok := strings.CutPrefix(mediaType, base)
+		if !ok {
+			continue
+		}
+		switch rest {
+		case "":
+			return "", true
+		case "+gzip", ".gzip":
+			return "gzip", true
+		case "+zstd", ".zstd":
+			return "zstd", true
+		}
+	}
+	return "", false
+}
+
+// Snapshotters whose store we can write.
+func (o *Options) snapshotter() (string, error) {
+	switch o.Snapshotter {
+	case "", "overlayfs":
+		return "overlayfs", nil
+	}
+	return "", fmt.Errorf("snapshotter %q: only overlayfs can be baked; use imageStore.mode: import for others", o.Snapshotter)
+}
+
+// KnownContainerd are the series of containerd that a baked store was proven
+// with (docs/images.md says how), oldest first.
+func KnownContainerd() []string {
+	return []string{"1.7", "2.0", "2.1", "2.2", "2.3", "2.4"}
+}
+
+// CheckContainerd refuses a containerd whose store we do not know. Version
+// may be Debian's ("1.7.24~ds1-6") or carry a "v".
+func CheckContainerd(version string) error {
+	v := strings.TrimPrefix(version, "v")
+	parts := strings.SplitN(v, ".", 3)
+	if len(parts) >= 2 && slices.Contains(KnownContainerd(), parts[0]+"."+leadingDigits(parts[1])) {
+		return nil
+	}
+	return fmt.Errorf("containerd %q: its store is not known to this edgebake, which knows %s; choose one of these versions, or imageStore.mode: import",
+		version, strings.Join(KnownContainerd(), ", "))
+}
+
+func leadingDigits(s string) string {
+	return s[:len(s)-len(strings.TrimLeft(s, "0123456789"))]
+}

@@ -1,0 +1,157 @@
+package images
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// source is where an image's blobs come from: a registry, or files in an OCI
+// layout or archive. What it yields is not trusted; its readers verify.
+type source interface {
+	// root finds what the reference points at.
+	root(ctx context.Context, ref Ref) (Descriptor, error)
+	// open reads a blob or manifest.
+	open(ctx context.Context, ref Ref, d Descriptor) (io.ReadCloser, error)
+	// name is how messages call the source.
+	name() string
+	io.Closer
+}
+
+// openSource opens what the image says it comes from.
+func openSource(ctx context.Context, c *fetch.Cache, img configs.ContainerImage, o *Options) (source, error) {
+	at := func(p string) string {
+		if filepath.IsAbs(p) {
+			return p
+		}
+		return filepath.Join(o.Dir, p)
+	}
+	switch {
+	case img.Layout != "" && img.Archive != "":
+		return nil, fmt.Errorf("image %s has both a layout (%s) and an archive (%s); keep one", img.Ref, img.Layout, img.Archive)
+	case img.Layout != "":
+		return openLayout(at(img.Layout))
+	case img.Archive != "":
+		return openArchive(ctx, c, at(img.Archive))
+	}
+	return newRegistry(o, at), nil
+}
+
+// maxDoc is the largest manifest or config we read. Registries limit
+// manifests to 4 MiB.
+const maxDoc = 8 << 20
+
+// readDoc reads a manifest, index or config into the cache and returns it.
+func readDoc(ctx context.Context, c *fetch.Cache, src source, ref Ref, what string, d Descriptor) ([]byte, error) {
+	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
+	sha, err := shaOf(d.Digest)
+	if err != nil {
+		return fail(err)
+	}
+	if d.Size > maxDoc {
+		return fail(fmt.Errorf("it claims %d bytes; at most %d are sensible", d.Size, maxDoc))
+	}
+	if !c.Has(sha) {
+		r, err := src.open(ctx, ref, d)
+		if err != nil {
+			return fail(err)
+		}
+		_, _, err = c.Put(ctx, sha, io.LimitReader(r, maxDoc+1))
+		r.Close()
+		if err != nil {
+			return fail(err)
+		}
+	}
+	f, err := c.OpenBlob(sha)
+	if err != nil {
+		return fail(err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxDoc+1))
+	if err != nil {
+		return fail(err)
+	}
+	if d.Size > 0 && int64(len(b)) != d.Size {
+		return fail(fmt.Errorf("it has %d bytes, the descriptor says %d", len(b), d.Size))
+	}
+	return b, nil
+}
+
+func shaOf(digest string) (string, error) {
+	const prefix = "sha256:"
+	if len(digest) != len(prefix)+64 || digest[:len(prefix)] != prefix || !isHex(digest[len(prefix):]) {
+		return "", fmt.Errorf("digest %q is not sha256: and 64 hex digits", digest)
+	}
+	return digest[len(prefix):], nil
+}
+
+func isHex(s string) bool {
+	for _, c := range s {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// blobError says which blob of which image could not be had, from where, and
+// what to do.
+func blobError(what string, d Descriptor, ref Ref, src source, err error) error {
+	return &BlobError{What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
+}
+
+// BlobError is a failure to fetch or unpack one blob of an image.
+type BlobError struct {
+	What      string // "layer 3", "config", "manifest"
+	Digest    string
+	MediaType string
+	Ref       string
+	Source    string
+	Err       error
+}
+
+func (e *BlobError) Error() string {
+	s := fmt.Sprintf("image %s from %s: fetching %s", e.Ref, e.Source, e.What)
+	if e.Digest != "" {
+		s += " " + e.Digest
+	}
+	s += ": " + e.Err.Error()
+	if c := cureOf(e.Err); c != "" {
+		s += "; " + c
+	}
+	return s
+}
+
+func (e *BlobError) Unwrap() error { return e.Err }
+
+// manifestDoc is an index or a manifest; which, its media type says.
+type manifestDoc struct {
+	SchemaVersion int          `json:"schemaVersion"`
+	MediaType     string       `json:"mediaType"`
+	Config        Descriptor   `json:"config"`
+	Layers        []Descriptor `json:"layers"`
+	Manifests     []Descriptor `json:"manifests"`
+	ArtifactType  string       `json:"artifactType"`
+}
+
+// configDoc is what we need of an image's config.
+type configDoc struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+	Variant      string `json:"variant"`
+	RootFS       struct {
+		Type    string   `json:"type"`
+		DiffIDs []string `json:"diff_ids"`
+	} `json:"rootfs"`
+}
+
+func parseDoc[T any](b []byte) (T, error) {
+	var doc T
+	err := json.Unmarshal(b, &doc)
+	return doc, err
+}

@@ -1,0 +1,71 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// sources opens each layout, archive and registry once for all the layers
+// that come from it.
+type sources struct {
+	cache   *fetch.Cache
+	options *Options
+
+	mu   sync.Mutex
+	open map[configs.ContainerImage]func() (source, error)
+}
+
+func newSources(c *fetch.Cache, o *Options) *sources {
+	return &sources{cache: c, options: o, open: map[configs.ContainerImage]func() (source, error){}}
+}
+
+func (s *sources) get(ctx context.Context, img configs.ContainerImage) (source, error) {
+	// What distinguishes sources is where, not which image.
+	key := configs.ContainerImage{Layout: img.Layout, Archive: img.Archive}
+	if img.Archive != "" {
+		key.Ref = img.Ref // a docker archive's blobs are found by image
+	}
+	s.mu.Lock()
+	open := s.open[key]
+	if open == nil {
+		open = sync.OnceValues(func() (source, error) { return openSource(ctx, s.cache, img, s.options) })
+		s.open[key] = open
+	}
+	s.mu.Unlock()
+	return open()
+}
+
+func (s *sources) close() {
+	for _, open := range s.open {
+		if src, err := open(); err == nil {
+			src.Close()
+		}
+	}
+}
+
+// fetch brings layer j of an image into the cache. Nothing is opened where
+// the cache has it already.
+func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool) error {
+	l := p.Layers[j]
+	sha, err1 := shaOf(l.Digest)
+	diff, err2 := shaOf(l.DiffID)
+	if err1 == nil && err2 == nil && s.cache.Has(diff) && (!keep || s.cache.Has(sha)) {
+		return nil
+	}
+	ref, err := ParseRef(p.Ref)
+	if err != nil {
+		return err
+	}
+	src, err := s.get(ctx, p.Source)
+	if err != nil {
+		return fmt.Errorf("image %s: %w", p.Ref, err)
+	}
+	if err := fetchLayer(ctx, s.cache, src, ref, l, keep); err != nil {
+		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, ref, src, err)
+	}
+	return nil
+}
