@@ -196,6 +196,12 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	return sha, c.setKey(keyPath, sha)
 }
 
+// Lookup returns the blob that Make made for key, without making it.
+func (c *Cache) Lookup(key string) (sha string, ok bool) {
+	sum := sha256.Sum256([]byte(key))
+	return c.lookup(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
+}
+
 // Alias lets key lead to a blob that is there already: a made input that was
 // imported instead of made.
 func (c *Cache) Alias(key, sha string) error {

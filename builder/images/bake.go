@@ -376,3 +376,21 @@ func (b *baker) report(pinned []Pinned) Report {
 	}
 	return r
 }
+
+// Layers brings the layers of one image into the cache, uncompressed and
+// verified, and returns their blobs in order: for who wants the image's files
+// rather than containerd's store.
+func Layers(ctx context.Context, c *fetch.Cache, p Pinned, o Options) ([]string, error) {
+	if err := fetchLayers(ctx, c, []Pinned{p}, &o, false); err != nil {
+		return nil, err
+	}
+	var blobs []string
+	for _, l := range p.Layers {
+		sha, err := shaOf(l.DiffID)
+		if err != nil {
+			return nil, err
+		}
+		blobs = append(blobs, sha)
+	}
+	return blobs, nil
+}

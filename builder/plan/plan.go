@@ -1,8 +1,20 @@
 // Package plan defines the Plan: everything a build needs, resolved and
 // pinned, with nothing done yet. A Plan is pure data. The same Plan gives the
-// same bytes, whoever builds it, wherever and whenever; its id names the
-// result and seeds every GUID and UUID on the disk.
+// same bytes, whoever builds it, wherever and whenever; its ID names the
+// result and seeds every GUID and UUID on the disk. A Lock keeps the digests
+// of a Plan beside the Image document, so that a later build uses the same.
 package plan
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
 
 // Version of the plan's JSON form.
 const Version = 1
@@ -11,6 +23,8 @@ const Version = 1
 type Plan struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
+	// Builder is the edgebake that renders what inputs do not bring.
+	Builder string `json:"builder"`
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string `json:"arch"`
 	// SourceDate is the time stamp, in seconds since the epoch, given to all
@@ -18,41 +32,45 @@ type Plan struct {
 	SourceDate int64 `json:"sourceDate"`
 	// Inputs are what is fetched or made, by name.
 	Inputs map[string]Input `json:"inputs"`
-	// Layers are merged in this order.
+	// Layers are merged in this order. What edgebake renders itself lies
+	// between the programs and the user's overlays.
 	Layers []Layer `json:"layers"`
 	// Partitions in the order of the table.
 	Partitions []Partition `json:"partitions"`
 	// Config is the canonical JSON of the Image document's remaining part:
 	// what overlays render from.
-	Config []byte `json:"config"`
+	Config json.RawMessage `json:"config"`
 }
 
-// Input is one thing that comes from outside. Exactly one of Fetch, File and
-// Make is set.
+// Input is one thing that comes from outside: fetched, a file, or made here.
 type Input struct {
 	// Fetch lists URLs that serve the same bytes. They are not part of the
 	// plan's id: a mirror does not change the result.
 	Fetch []string `json:"fetch,omitempty"`
 	// File is a path, absolute or relative to the Image document.
 	File string `json:"file,omitempty"`
-	// Make names the recipe kind ("mmdebstrap", "go", "oci") of an input that
-	// is made here; Recipe is its canonical JSON.
-	Make   string `json:"make,omitempty"`
-	Recipe string `json:"recipe,omitempty"`
+	// Make names the recipe kind of an input that is made here: "mmdebstrap",
+	// "go", "oci" (a container image's root file system), "image" (a
+	// container image to take on board), "folder" (File, packed as a tar).
+	// Recipe is its canonical JSON.
+	Make   string          `json:"make,omitempty"`
+	Recipe json.RawMessage `json:"recipe,omitempty"`
 	// SHA256 is the digest of the bytes, in hex. A made input has none until
-	// it was made once; image.lock keeps it from then on.
+	// it was made once; the lock keeps it from then on.
 	SHA256 string `json:"sha256,omitempty"`
 }
 
 // Layer says how an input enters the tree.
 type Layer struct {
 	Name    string `json:"name"`
-	Input   string `json:"input,omitempty"`
+	Input   string `json:"input"`
 	Replace bool   `json:"replace,omitempty"`
-	// Path, where set, is the file the input becomes (a binary); otherwise
-	// the input is a tar that is unpacked.
+	// Path, where set, is the file the input becomes (a program).
 	Path string `json:"path,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
+	// Members, where set, are the only entries of a tar that are taken, and
+	// where they go.
+	Members map[string]string `json:"members,omitempty"`
 }
 
 // Partition is one entry of the GPT.
@@ -62,4 +80,56 @@ type Partition struct {
 	FS string `json:"fs,omitempty"`
 	// Size in bytes; 0 is computed from the content.
 	Size int64 `json:"size"`
+}
+
+// ErrUnpinned is wrapped by the error of ID for a plan with inputs that were
+// never made.
+var ErrUnpinned = errors.New("the plan has inputs without digest")
+
+// ID names the plan: the SHA-256, in hex, of its canonical JSON without where
+// inputs come from. What an input's bytes are decides, not how they got here.
+func (p *Plan) ID() (string, error) {
+	c := *p
+	c.Inputs = make(map[string]Input, len(p.Inputs))
+	var open []string
+	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
+		in := p.Inputs[name]
+		if in.SHA256 == "" {
+			open = append(open, name)
+		}
+		c.Inputs[name] = Input{SHA256: in.SHA256}
+	}
+	if len(open) > 0 {
+		return "", fmt.Errorf("%w: %v", ErrUnpinned, open)
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		return "", fmt.Errorf("encoding the plan: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Encode is the form `edgebake plan` prints: indented, with the id first
+// where every input has its digest.
+func (p *Plan) Encode() ([]byte, error) {
+	id, err := p.ID()
+	if err != nil && !errors.Is(err, ErrUnpinned) {
+		return nil, err
+	}
+	return encode(struct {
+		ID string `json:"id,omitempty"`
+		*Plan
+	}{id, p})
+}
+
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return nil, fmt.Errorf("encoding the plan: %w", err)
+	}
+	return b.Bytes(), nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"time"
 )
 
 const (
@@ -13,9 +14,10 @@ const (
 
 // Flatten applies the layers of a container image to each other, as a
 // container's root file system has them: later layers win, whiteout entries
-// (.wh.NAME, .wh..wh..opq) take away and are not kept themselves.
-func Flatten(layers []Layer) ([]Node, error) {
-	m := merger{nodes: map[string]Node{}}
+// (.wh.NAME, .wh..wh..opq) take away and are not kept themselves. Now dates
+// folders that no layer has.
+func Flatten(layers []Layer, now time.Time) ([]Node, error) {
+	m := merger{nodes: map[string]Node{}, now: now}
 	for _, l := range layers {
 		m.flatten(l)
 	}

@@ -147,7 +147,7 @@ func TestFlatten(t *testing.T) {
 	nodes, err := Flatten([]Layer{
 		{Name: "1", Nodes: []Node{dir("d"), file("d/a", "1"), file("d/b", "1"), dir("o"), file("o/x", "1"), dir("was"), file("was/y", "1"), link("l", "d"), file("f", "1")}},
 		{Name: "2", Nodes: []Node{file("d/.wh.a", ""), dir("o"), file("o/.wh..wh..opq", ""), file("o/z", "2"), file("was", "2"), file("l/c", "2"), dir("f")}},
-	})
+	}, day)
 	if err != nil {
 		t.Fatal(err)
 	}

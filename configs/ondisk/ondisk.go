@@ -35,6 +35,9 @@ const (
 // ESPImageInfo is the path of ImageInfo inside the ESP.
 const ESPImageInfo = "edgebake/image.json"
 
+// ESPSBOM is the path of the SPDX document inside the ESP.
+const ESPSBOM = "edgebake/sbom.spdx.json"
+
 // Paths on the node.
 const (
 	EtcDir         = "/etc/edgebake"

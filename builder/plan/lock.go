@@ -1,0 +1,91 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// LockVersion of the lock's JSON form.
+const LockVersion = 1
+
+// Lock is the file beside the Image document that pins every input.
+type Lock struct {
+	Version int              `json:"version"`
+	Inputs  map[string]Input `json:"inputs"`
+}
+
+// Lock of a plan whose inputs all have their digest.
+func (p *Plan) Lock() *Lock {
+	return &Lock{Version: LockVersion, Inputs: maps.Clone(p.Inputs)}
+}
+
+// Encode is the form the file has.
+func (l *Lock) Encode() ([]byte, error) { return encode(l) }
+
+// DecodeLock reads a lock file's bytes.
+func DecodeLock(data []byte) (*Lock, error) {
+	var l Lock
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return nil, fmt.Errorf("reading the lock: %w; remove the file to make a new one", err)
+	}
+	if l.Version != LockVersion {
+		return nil, fmt.Errorf("reading the lock: version %d is not known to this edgebake, which reads %d", l.Version, LockVersion)
+	}
+	return &l, nil
+}
+
+// Pinned returns the digest that the lock has for an input, where the lock
+// is about the same input: got or made in the same way.
+func (l *Lock) Pinned(name string, in Input) (string, bool) {
+	if l == nil {
+		return "", false
+	}
+	old, ok := l.Inputs[name]
+	if !ok || old.SHA256 == "" || !sameOrigin(old, in) {
+		return "", false
+	}
+	return old.SHA256, true
+}
+
+func sameOrigin(a, b Input) bool {
+	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && a.File == b.File && compact(a.Recipe) == compact(b.Recipe)
+}
+
+// compact undoes the indentation that a recipe got inside the lock file.
+func compact(raw json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Compact(&b, raw) != nil {
+		return string(raw)
+	}
+	return b.String()
+}
+
+// Check compares a plan with the lock and reports everything that the lock
+// does not have, has otherwise, or has in excess.
+func (l *Lock) Check(p *Plan) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
+		in := p.Inputs[name]
+		old, ok := l.Inputs[name]
+		switch {
+		case !ok:
+			errs = append(errs, fmt.Errorf("input %s is not in the lock", name))
+		case !sameOrigin(old, in):
+			errs = append(errs, fmt.Errorf("input %s is described otherwise in the lock", name))
+		case in.SHA256 != "" && in.SHA256 != old.SHA256:
+			errs = append(errs, fmt.Errorf("input %s has sha256 %s, locked is %s", name, in.SHA256, old.SHA256))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {
+		if _, ok := p.Inputs[name]; !ok {
+			errs = append(errs, fmt.Errorf("the lock has input %s, the Image has not", name))
+		}
+	}
+	return errors.Join(errs...)
+}
