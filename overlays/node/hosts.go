@@ -1,0 +1,50 @@
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+)
+
+// HostsEntry is one line of /etc/hosts.
+type HostsEntry struct {
+	IP    string
+	Names []string
+}
+
+// EditHosts puts entries into a block of /etc/hosts that carries the owner's
+// name, and leaves every other line as it is; without entries the block goes
+// away. The block stands first, because the first line that has a name wins.
+func EditHosts(hosts []byte, owner string, entries []HostsEntry) []byte {
+	begin, end := "# BEGIN "+owner, "# END "+owner
+	var rest [][]byte
+	var held [][]byte // lines since a begin whose end has not come yet
+	inside := false
+	for line := range bytes.Lines(hosts) {
+		switch text := strings.TrimSpace(string(line)); {
+		case text == begin:
+			rest = append(rest, held...) // an earlier begin without an end
+			held, inside = nil, true
+		case text == end:
+			held, inside = nil, false
+		case inside:
+			held = append(held, line)
+		default:
+			rest = append(rest, line)
+		}
+	}
+	rest = append(rest, held...)
+
+	var b bytes.Buffer
+	if len(entries) > 0 {
+		fmt.Fprintln(&b, begin)
+		for _, e := range entries {
+			fmt.Fprintf(&b, "%s\t%s\n", e.IP, strings.Join(e.Names, " "))
+		}
+		fmt.Fprintln(&b, end)
+	}
+	for _, line := range rest {
+		b.Write(line)
+	}
+	return b.Bytes()
+}

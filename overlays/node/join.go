@@ -1,0 +1,192 @@
+package node
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Join is what a join needs beside the site.
+type Join struct {
+	NodeName string
+	// NodeIP is kubelet's --node-ip; empty: kubelet finds one.
+	NodeIP string
+	// Discovery is the path of the discovery kubeconfig.
+	Discovery string
+	// Timeout is how long kubeadm waits for kubelet to get its certificate
+	// and to be healthy; 0: kubeadm's own.
+	Timeout time.Duration
+}
+
+// joinConfiguration is the part of kubeadm.k8s.io/v1beta4 that nodes need.
+type joinConfiguration struct {
+	APIVersion       string           `yaml:"apiVersion"`
+	Kind             string           `yaml:"kind"`
+	Discovery        discovery        `yaml:"discovery"`
+	NodeRegistration nodeRegistration `yaml:"nodeRegistration"`
+	SkipPhases       []string         `yaml:"skipPhases,omitempty"`
+	Timeouts         *timeouts        `yaml:"timeouts,omitempty"`
+}
+
+type discovery struct {
+	File              fileDiscovery `yaml:"file"`
+	TLSBootstrapToken string        `yaml:"tlsBootstrapToken"`
+}
+
+type fileDiscovery struct {
+	KubeConfigPath string `yaml:"kubeConfigPath"`
+}
+
+type nodeRegistration struct {
+	Name                  string          `yaml:"name"`
+	CRISocket             string          `yaml:"criSocket"`
+	Taints                []configs.Taint `yaml:"taints"` // never null: that means kubeadm's own
+	IgnorePreflightErrors []string        `yaml:"ignorePreflightErrors,omitempty"`
+	KubeletExtraArgs      []arg           `yaml:"kubeletExtraArgs,omitempty"`
+}
+
+type arg struct {
+	Name  string `yaml:"name"`
+	Value string `yaml:"value"`
+}
+
+type timeouts struct {
+	TLSBootstrap       string `yaml:"tlsBootstrap"`
+	KubeletHealthCheck string `yaml:"kubeletHealthCheck"`
+}
+
+// JoinConfiguration is what `kubeadm join --config` reads. It holds the
+// token: write it to /run only.
+func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
+	args := maps.Clone(site.KubeletExtraArgs)
+	if args == nil {
+		args = map[string]string{}
+	}
+	if labels := KubeletLabels(site); len(labels) > 0 {
+		var pairs []string
+		for _, k := range slices.Sorted(maps.Keys(labels)) {
+			pairs = append(pairs, k+"="+labels[k])
+		}
+		args["node-labels"] = strings.Join(pairs, ",")
+	}
+	if _, given := args["node-ip"]; j.NodeIP != "" && !given {
+		args["node-ip"] = j.NodeIP
+	}
+	c := joinConfiguration{
+		APIVersion: "kubeadm.k8s.io/v1beta4",
+		Kind:       "JoinConfiguration",
+		Discovery:  discovery{fileDiscovery{j.Discovery}, site.Credentials.Token.Reveal()},
+		NodeRegistration: nodeRegistration{
+			Name:                  j.NodeName,
+			CRISocket:             site.CRISocket,
+			Taints:                append([]configs.Taint{}, site.Taints...),
+			IgnorePreflightErrors: site.IgnorePreflightErrors,
+		},
+		SkipPhases: site.SkipPhases,
+	}
+	for _, k := range slices.Sorted(maps.Keys(args)) {
+		c.NodeRegistration.KubeletExtraArgs = append(c.NodeRegistration.KubeletExtraArgs, arg{k, args[k]})
+	}
+	if j.Timeout > 0 {
+		c.Timeouts = &timeouts{j.Timeout.String(), j.Timeout.String()}
+	}
+	return toYAML("the JoinConfiguration", c)
+}
+
+// KubeletLabels are the labels kubelet registers the node with. OpenYurt's
+// two must be in the first POST of the Node: a node that shows up with a pool
+// and not as an edge worker is converted by a Job of the cluster's.
+func KubeletLabels(site *configs.Site) map[string]string {
+	labels := maps.Clone(site.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	if site.OpenYurt() {
+		labels[configs.LabelEdgeWorker] = map[bool]string{true: "true", false: "false"}[site.NodeType == configs.NodeEdge]
+		labels[configs.LabelNodePool] = site.NodePool
+	}
+	return labels
+}
+
+type kubeconfig struct {
+	APIVersion     string         `yaml:"apiVersion"`
+	Kind           string         `yaml:"kind"`
+	Clusters       []namedCluster `yaml:"clusters"`
+	Contexts       []namedContext `yaml:"contexts"`
+	CurrentContext string         `yaml:"current-context"`
+}
+
+type namedCluster struct {
+	Name    string `yaml:"name"`
+	Cluster struct {
+		Server        string `yaml:"server"`
+		TLSServerName string `yaml:"tls-server-name,omitempty"`
+		CAData        string `yaml:"certificate-authority-data"`
+	} `yaml:"cluster"`
+}
+
+type namedContext struct {
+	Name    string `yaml:"name"`
+	Context struct {
+		Cluster string `yaml:"cluster"`
+		User    string `yaml:"user"`
+	} `yaml:"context"`
+}
+
+// DiscoveryKubeconfig is the kubeconfig of kubeadm's file discovery: where
+// one master is and which CA it must show, without any credentials. server is
+// a URL; tlsServerName may be empty.
+func DiscoveryKubeconfig(server, tlsServerName string, caPEM []byte) ([]byte, error) {
+	var cl namedCluster
+	cl.Name = "kubernetes"
+	cl.Cluster.Server = server
+	cl.Cluster.TLSServerName = tlsServerName
+	cl.Cluster.CAData = base64.StdEncoding.EncodeToString(caPEM)
+	var ctx namedContext
+	ctx.Name, ctx.Context.Cluster = "discovery", cl.Name
+	return toYAML("the discovery kubeconfig", kubeconfig{
+		APIVersion: "v1", Kind: "Config",
+		Clusters: []namedCluster{cl}, Contexts: []namedContext{ctx}, CurrentContext: ctx.Name,
+	})
+}
+
+func toYAML(what string, v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", what, err)
+	}
+	return b.Bytes(), nil
+}
+
+// IPVS is what ipvscare keeps for this site; nil where the site wants none.
+func IPVS(site *configs.Site) *ondisk.IPVS {
+	if site.IPVS.Disabled {
+		return nil
+	}
+	return &ondisk.IPVS{
+		Version: ondisk.IPVSVersion,
+		Servers: []ondisk.IPVSVirtual{{
+			VIP:          site.VIPHostPort(),
+			Masters:      slices.Clone(site.Masters),
+			Host:         site.Endpoint,
+			Scheduler:    site.IPVS.Scheduler,
+			CAFile:       ondisk.KubeCA,
+			ProbePath:    site.IPVS.ProbePath,
+			Profile:      site.IPVS.Profile,
+			Rise:         site.IPVS.Rise,
+			Fall:         site.IPVS.Fall,
+			LearnMasters: site.IPVS.LearnMasters,
+		}},
+	}
+}

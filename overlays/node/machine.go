@@ -1,0 +1,114 @@
+package node
+
+import (
+	"net"
+	"regexp"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// Machine is what a machine knows about itself. The zero Machine stands for
+// none in particular.
+type Machine struct {
+	Hostname string
+	Serial   string   // SMBIOS or device tree
+	UUID     string   // SMBIOS
+	MACs     []string // physical network cards, the preferred one first
+}
+
+func (m Machine) isZero() bool {
+	return m.Hostname == "" && m.Serial == "" && m.UUID == "" && len(m.MACs) == 0
+}
+
+// NodeName carries out the site's node name on the machine. Facts that
+// vendors left unfilled count as missing, and a missing one that the name
+// needs is an error (*configs.MissingFactError).
+func NodeName(site *configs.Site, m Machine) (string, error) {
+	name, err := configs.ExpandNodeName(site.NodeName, configs.NameFacts{
+		Serial:   namePart(Identity(m.Serial)),
+		MAC:      strings.ReplaceAll(primaryMAC(site, m), ":", ""),
+		UUID:     strings.ToLower(Identity(m.UUID)),
+		Hostname: hostname(m.Hostname),
+	})
+	if err != nil {
+		return "", err
+	}
+	name = strings.ToLower(name)
+	if err := configs.CheckNodeName(name); err != nil {
+		return "", err
+	}
+	return name, nil
+}
+
+// Identity returns a vendor's serial number or UUID, trimmed, and nothing
+// for the junk that firmware carries instead: the same on every board of a
+// kind, it would make two machines one.
+func Identity(s string) string {
+	s = strings.Trim(s, "\x00 \t\r\n")
+	low := strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return strings.ContainsRune(" _-.:/", r) }), " ")
+	for _, junk := range []string{
+		"to be filled by o e m", "to be filled", "default string", "system serial", "serial number", "chassis serial", "base board serial",
+		"not specified", "not applicable", "not available", "not present", "not settable", "o e m", "oem", "invalid", "unknown", "empty",
+	} {
+		// One word can begin a real number: OEM-4711.
+		if low == junk || strings.Contains(junk, " ") && strings.HasPrefix(low, junk+" ") {
+			return ""
+		}
+	}
+	switch digits := strings.ReplaceAll(low, " ", ""); digits {
+	case "", "none", "na", "n a", "null", "nil", "test", "sn", "123456789", "0123456789", "1234567890", "123456789abcdef",
+		"03000200040005000006000700080009", // UUIDs that whole series of boards carry
+		"12345678123456789012345678901234",
+		"123456781234567890abcddeefaabbcc":
+		return ""
+	default:
+		if len(digits) < 2 || strings.Trim(digits, digits[:1]) == "" { // 0000…, FFFF…, xxxx…
+			return ""
+		}
+	}
+	return s
+}
+
+// primaryMAC is the card that the site names, if the machine has it, else
+// the machine's first.
+func primaryMAC(site *configs.Site, m Machine) string {
+	var good []string
+	for _, s := range m.MACs {
+		mac, err := net.ParseMAC(s)
+		if err != nil || len(mac) != 6 || mac[0]&1 == 1 || mac.String() == "00:00:00:00:00:00" {
+			continue
+		}
+		good = append(good, mac.String())
+	}
+	for _, i := range site.Network.Interfaces {
+		want, err := net.ParseMAC(i.MAC)
+		for _, have := range good {
+			if err == nil && want.String() == have {
+				return have
+			}
+		}
+	}
+	if len(good) == 0 {
+		return ""
+	}
+	return good[0]
+}
+
+var notInName = regexp.MustCompile(`[^a-z0-9.-]+`)
+
+// namePart turns a serial number into something that a name can hold.
+func namePart(s string) string {
+	return strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-.")
+}
+
+// hostname is the machine's name, unless it is one that every machine has.
+func hostname(s string) string {
+	s = namePart(s)
+	first, _, _ := strings.Cut(s, ".")
+	switch first {
+	case "", "localhost", "none", "debian", "linux", "edgebake":
+		return ""
+	}
+	return s
+}

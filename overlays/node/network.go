@@ -1,0 +1,161 @@
+package node
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// header begins every file we render.
+const header = "# Made by edgebake from the site; edit the site instead.\n"
+
+const networkDir = "/etc/systemd/network/"
+
+// renderNetwork writes systemd-networkd's files, the ones of resolved and
+// timesyncd, and wpa_supplicant's. Their numbers come before those of the
+// image (85), so that what the site says of an interface is all that holds.
+func renderNetwork(cfg *types.Config, n *configs.Network) {
+	ifaces := n.Interfaces
+	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
+		// The image's default, but with the site's servers instead of DHCP's.
+		ifaces = []configs.Interface{{Name: "en* eth*", DHCP: true}}
+	}
+	for i, f := range ifaces {
+		base := fmt.Sprintf("%s20-edgebake-%02d", networkDir, i)
+		addFile(cfg, base+".network", 0o644, interfaceFile(n, &f, len(ifaces) == 1))
+		for _, v := range f.VLANs {
+			name := vlanName(v.ID)
+			addFile(cfg, base+"-"+name+".netdev", 0o644,
+				fmt.Sprintf("%s[NetDev]\nName=%s\nKind=vlan\n\n[VLAN]\nId=%d\n", header, name, v.ID))
+			var b strings.Builder
+			fmt.Fprintf(&b, "%s[Match]\nName=%s\n\n[Network]\n", header, name)
+			addressing(&b, n, v.DHCP, v.Addresses, v.Gateway)
+			dhcpSections(&b, n, v.DHCP)
+			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
+		}
+		if f.WiFi != nil {
+			addFile(cfg, "/etc/wpa_supplicant/wpa_supplicant-"+f.Name+".conf", 0o600, wpaFile(f.WiFi))
+			cfg.Systemd.Units = append(cfg.Systemd.Units, types.Unit{
+				Name: "wpa_supplicant@" + f.Name + ".service", Enabled: ptr(true),
+			})
+		}
+	}
+	if len(n.DNS) > 0 || len(n.Search) > 0 {
+		var b strings.Builder
+		b.WriteString(header + "[Resolve]\n")
+		if len(n.DNS) > 0 {
+			fmt.Fprintf(&b, "DNS=%s\n", strings.Join(n.DNS, " "))
+		}
+		if len(n.Search) > 0 {
+			fmt.Fprintf(&b, "Domains=%s\n", strings.Join(n.Search, " "))
+		}
+		addFile(cfg, "/etc/systemd/resolved.conf.d/20-edgebake.conf", 0o644, b.String())
+	}
+	if len(n.NTP) > 0 {
+		addFile(cfg, "/etc/systemd/timesyncd.conf.d/20-edgebake.conf", 0o644,
+			header+"[Time]\nNTP="+strings.Join(n.NTP, " ")+"\n")
+	}
+}
+
+// VLAN ids are unique in a site, so the id is enough of a name.
+func vlanName(id int) string { return fmt.Sprintf("vlan%d", id) }
+
+func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
+	var b strings.Builder
+	b.WriteString(header + "[Match]\n")
+	if f.Name != "" {
+		fmt.Fprintf(&b, "Name=%s\n", f.Name)
+	}
+	if mac, err := net.ParseMAC(f.MAC); err == nil {
+		fmt.Fprintf(&b, "MACAddress=%s\n", mac)
+	}
+	if f.Name == "" || strings.ContainsAny(f.Name, "*?[!") {
+		// A VLAN and a bridge have the MAC address of their parent, and pods'
+		// interfaces may fit a pattern: only real cards are meant.
+		b.WriteString("Kind=!*\n")
+	}
+	if f.MTU != 0 {
+		fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", f.MTU)
+	}
+	b.WriteString("\n[Network]\n")
+	addressing(&b, n, f.DHCP, f.Addresses, f.Gateway)
+	for _, v := range f.VLANs {
+		fmt.Fprintf(&b, "VLAN=%s\n", vlanName(v.ID))
+	}
+	if only && !f.DHCP && f.WiFi == nil && len(f.Addresses) > 0 {
+		// An edge node keeps its address with the cable out: its pods and
+		// yurthub go on. With two interfaces the dead one must give way.
+		b.WriteString("ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n")
+	}
+	dhcpSections(&b, n, f.DHCP)
+	for _, r := range f.Routes {
+		fmt.Fprintf(&b, "\n[Route]\nDestination=%s\nGateway=%s\n", r.To, r.Via)
+	}
+	return b.String()
+}
+
+func addressing(b *strings.Builder, n *configs.Network, dhcp bool, addresses []string, gateway string) {
+	if dhcp {
+		b.WriteString("DHCP=yes\n")
+	}
+	for _, a := range addresses {
+		fmt.Fprintf(b, "Address=%s\n", a)
+	}
+	if gateway != "" {
+		fmt.Fprintf(b, "Gateway=%s\n", gateway)
+	}
+	if len(addresses) == 0 && !dhcp {
+		// A trunk: only its VLANs speak.
+		b.WriteString("LinkLocalAddressing=no\nIPv6AcceptRA=no\n")
+	}
+}
+
+// dhcpSections says what to take from a DHCP server. Never the host name:
+// the node's name is the site's. The site's own servers replace DHCP's, and a
+// lease is asked for by MAC address, since the machine id is new at first
+// boot.
+func dhcpSections(b *strings.Builder, n *configs.Network, dhcp bool) {
+	if !dhcp {
+		return
+	}
+	var use string
+	if len(n.DNS) > 0 {
+		use += "UseDNS=no\n"
+	}
+	if len(n.NTP) > 0 {
+		use += "UseNTP=no\n"
+	}
+	b.WriteString("\n[DHCPv4]\nUseHostname=no\nClientIdentifier=mac\n" + use)
+	b.WriteString("\n[DHCPv6]\nUseHostname=no\n" + use)
+	if len(n.DNS) > 0 {
+		b.WriteString("\n[IPv6AcceptRA]\nUseDNS=no\n")
+	}
+}
+
+// wpaFile is wpa_supplicant's configuration for one network. The SSID goes
+// in as hexadecimal digits, which need no quoting.
+func wpaFile(w *configs.WiFi) string {
+	var b strings.Builder
+	b.WriteString(header + "ctrl_interface=/run/wpa_supplicant\n")
+	if w.Country != "" {
+		fmt.Fprintf(&b, "country=%s\n", w.Country)
+	}
+	fmt.Fprintf(&b, "\nnetwork={\n\tscan_ssid=1\n\tssid=%s\n", hex.EncodeToString([]byte(w.SSID)))
+	switch psk := w.PSK.Reveal(); {
+	case psk == "":
+		b.WriteString("\tkey_mgmt=NONE\n")
+	case len(psk) == 64: // the key itself, which WPA3 cannot use
+		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256\n\tpsk=%s\n", psk)
+	default:
+		// wpa_supplicant takes what stands between the first quote of the
+		// line and the last, so quotes inside are no matter.
+		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n\tieee80211w=1\n\tpsk=\"%s\"\n", psk)
+	}
+	b.WriteString("}\n")
+	return b.String()
+}

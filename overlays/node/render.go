@@ -1,0 +1,253 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	ign "github.com/coreos/ignition/v2/config/v3_5"
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/vincent-petithory/dataurl"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// Render returns the operating-system settings of a site on a machine as an
+// Ignition v3.5 config, merged with the site's inline config and then with
+// userIgnition (the slot's config.ign; may be nil). What two of them set is
+// an error. On the zero Machine a node name that needs a machine is left out.
+func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) {
+	cfg := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
+	name, err := NodeName(site, m)
+	if missing := (*configs.MissingFactError)(nil); errors.As(err, &missing) && m.isZero() {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rendering the site: %w", err)
+	}
+	if name != "" {
+		addFile(&cfg, "/etc/hostname", 0o644, name+"\n")
+	}
+	renderNetwork(&cfg, &site.Network)
+	renderProxy(&cfg, site)
+	for _, u := range site.Users {
+		cfg.Passwd.Users = append(cfg.Passwd.Users, renderUser(u))
+	}
+
+	if !site.Ignition.IsZero() {
+		if cfg, err = merge(cfg, "the site's ignition", []byte(site.Ignition.Reveal())); err != nil {
+			return nil, err
+		}
+	}
+	if len(userIgnition) > 0 {
+		if cfg, err = merge(cfg, "config.ign", userIgnition); err != nil {
+			return nil, err
+		}
+	}
+	return encode(cfg)
+}
+
+func encode(cfg types.Config) ([]byte, error) {
+	raw, err := json.Marshal(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
+	}
+	// The library's types write every empty section; a person reads this.
+	var tree any
+	if err := json.Unmarshal(raw, &tree); err != nil {
+		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(prune(tree)); err != nil {
+		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
+	}
+	if _, report, err := ign.Parse(b.Bytes()); err != nil {
+		return nil, fmt.Errorf("checking the rendered Ignition config: %w\n%s", err, report.String())
+	}
+	return b.Bytes(), nil
+}
+
+// prune drops empty objects and lists.
+func prune(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			e = prune(e)
+			if m, ok := e.(map[string]any); ok && len(m) == 0 {
+				delete(v, k)
+				continue
+			}
+			if l, ok := e.([]any); ok && len(l) == 0 {
+				delete(v, k)
+				continue
+			}
+			v[k] = e
+		}
+	case []any:
+		for i := range v {
+			v[i] = prune(v[i])
+		}
+	}
+	return v
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func dataURL(s string) *string { return ptr("data:," + dataurl.EscapeString(s)) }
+
+func addFile(cfg *types.Config, path string, mode int, contents string) {
+	cfg.Storage.Files = append(cfg.Storage.Files, types.File{
+		Node:          types.Node{Path: path, Overwrite: ptr(true)},
+		FileEmbedded1: types.FileEmbedded1{Mode: ptr(mode), Contents: types.Resource{Source: dataURL(contents)}},
+	})
+}
+
+func addDropin(cfg *types.Config, unit, name, contents string) {
+	cfg.Systemd.Units = append(cfg.Systemd.Units, types.Unit{
+		Name:    unit,
+		Dropins: []types.Dropin{{Name: name, Contents: ptr(contents)}},
+	})
+}
+
+func renderUser(u configs.User) types.PasswdUser {
+	out := types.PasswdUser{Name: u.Name}
+	for _, k := range u.SSHAuthorizedKeys {
+		out.SSHAuthorizedKeys = append(out.SSHAuthorizedKeys, types.SSHAuthorizedKey(k))
+	}
+	for _, g := range u.Groups {
+		out.Groups = append(out.Groups, types.Group(g))
+	}
+	if h := u.PasswordHash.Reveal(); h != "" {
+		out.PasswordHash = &h
+	}
+	if u.Shell != "" {
+		out.Shell = &u.Shell
+	}
+	return out
+}
+
+// ProxyEnv is the environment of programs that leave the site through its
+// proxy, "NAME=value"; nil without one. The masters, the VIP and the endpoint
+// are always reached straight.
+func ProxyEnv(site *configs.Site) []string {
+	p := site.Network.Proxy
+	if p.HTTP == "" && p.HTTPS == "" {
+		return nil
+	}
+	direct := []string{"localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", site.Endpoint, site.VIP}
+	for _, m := range site.Masters {
+		direct = append(direct, strings.Trim(m[:strings.LastIndexByte(m, ':')], "[]"))
+	}
+	direct = append(direct, p.NoProxy...)
+	var env []string
+	for _, v := range []struct{ name, value string }{{"HTTP_PROXY", p.HTTP}, {"HTTPS_PROXY", p.HTTPS}, {"NO_PROXY", strings.Join(direct, ",")}} {
+		if v.value != "" {
+			env = append(env, v.name+"="+v.value)
+		}
+	}
+	return env
+}
+
+func renderProxy(cfg *types.Config, site *configs.Site) {
+	env := ProxyEnv(site)
+	if env == nil {
+		return
+	}
+	var b strings.Builder
+	b.WriteString(header + "[Service]\n")
+	for _, e := range env {
+		fmt.Fprintf(&b, "Environment=\"%s\"\n", e)
+	}
+	for _, unit := range []string{"containerd.service", "kubelet.service"} {
+		addDropin(cfg, unit, "20-edgebake-proxy.conf", b.String())
+	}
+}
+
+// merge lays a person's config over ours. Ignition's own merge lets the later
+// one win in silence, so what both set is looked for first.
+func merge(cfg types.Config, name string, data []byte) (types.Config, error) {
+	user, probs := configs.ParseIgnition(name, data)
+	if probs != nil {
+		return cfg, fmt.Errorf("reading %s: %w", name, probs)
+	}
+	if both := conflicts(&cfg, user); len(both) > 0 {
+		return cfg, fmt.Errorf("merging %s: %s; keep one of the two", name, strings.Join(both, "; "))
+	}
+	return ign.Merge(cfg, *user), nil
+}
+
+func conflicts(ours, user *types.Config) []string {
+	var both []string
+	paths := map[string]bool{}
+	for _, p := range allPaths(ours) {
+		paths[p] = true
+	}
+	for _, p := range allPaths(user) {
+		if paths[p] {
+			both = append(both, p+" is set there and follows from the site too")
+		}
+	}
+	users := map[string]types.PasswdUser{}
+	for _, u := range ours.Passwd.Users {
+		users[u.Name] = u
+	}
+	for _, u := range user.Passwd.Users {
+		o, ok := users[u.Name]
+		if !ok {
+			continue
+		}
+		// Keys and groups add up; what there is one of does not.
+		if o.PasswordHash != nil && u.PasswordHash != nil {
+			both = append(both, "user "+u.Name+" has a passwordHash there and in the site")
+		}
+		if o.Shell != nil && u.Shell != nil && *o.Shell != *u.Shell {
+			both = append(both, "user "+u.Name+" has a shell there and in the site")
+		}
+		if u.ShouldExist != nil && !*u.ShouldExist {
+			both = append(both, "user "+u.Name+" is removed there and made by the site")
+		}
+	}
+	units := map[string]types.Unit{}
+	for _, u := range ours.Systemd.Units {
+		units[u.Name] = u
+	}
+	for _, u := range user.Systemd.Units {
+		o, ok := units[u.Name]
+		if !ok {
+			continue
+		}
+		if o.Enabled != nil && u.Enabled != nil && *o.Enabled != *u.Enabled || o.Enabled != nil && u.Mask != nil && *u.Mask {
+			both = append(both, "unit "+u.Name+" is switched off there and needed by the site")
+		}
+		if o.Contents != nil && u.Contents != nil {
+			both = append(both, "unit "+u.Name+" has contents there and follows from the site too")
+		}
+		for _, d := range u.Dropins {
+			for _, e := range o.Dropins {
+				if d.Name == e.Name {
+					both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and follows from the site too")
+				}
+			}
+		}
+	}
+	return both
+}
+
+func allPaths(cfg *types.Config) []string {
+	var paths []string
+	for _, f := range cfg.Storage.Files {
+		paths = append(paths, f.Path)
+	}
+	for _, l := range cfg.Storage.Links {
+		paths = append(paths, l.Path)
+	}
+	for _, d := range cfg.Storage.Directories {
+		paths = append(paths, d.Path)
+	}
+	return paths
+}
