@@ -1,0 +1,280 @@
+// Package disk lays a disk image out and writes it: a GPT with the EFI system
+// partition, the slot, the root and the data partition, in one pass, sparse,
+// without root, loop device or mount.
+//
+// Compute is pure: a Spec gives a Layout, and every GUID and UUID in it is a
+// hash of the plan's id and the partition's label. Write carries the layout
+// out into a temporary file in the output's folder that gets its name when it
+// is complete; whatever goes wrong before, and an interrupt too, leaves
+// nothing behind.
+//
+// Invariants:
+//   - The same Spec and blobs give the same bytes, compressed or not, whatever
+//     the machine, the folder or the number of processors.
+//   - Partitions begin and end on multiples of Align, which is also the size
+//     of a frame of a compressed image: stamping replaces whole frames.
+//   - What nobody wrote is a hole in the file.
+//   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
+//     partition but the slot.
+package disk
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Align is where partitions begin and end.
+const Align = seekable.FrameSize
+
+// File systems of a Partition.
+const (
+	FAT16 = "fat16"
+	FAT32 = "fat32"
+	Ext4  = "ext4"
+)
+
+const (
+	espSize = 512 << 20
+	// dataJournal is the journal of the data partition, which is written
+	// small and grown to fill the device, when its journal can grow no more.
+	dataJournal = 64 << 20
+	// bytesPerInode is mke2fs's usual ratio.
+	bytesPerInode = 16 << 10
+)
+
+// Partition is one partition to be made.
+type Partition struct {
+	// Label is the GPT name; one of ondisk's, or any other.
+	Label string
+	// FS is FAT16, FAT32, Ext4, or empty for a partition left zero.
+	FS string
+	// Size in bytes is rounded up to Align. 0 is computed: the slot's and the
+	// ESP's have their usual size, ROOT-B is as large as ROOT-A, ext4 holds
+	// its nodes and the headroom.
+	Size int64
+	// FreeBytes and FreeInodes are the headroom of an ext4 partition. Inodes
+	// are never fewer than one for 16 KiB of FreeBytes.
+	FreeBytes, FreeInodes int64
+	Nodes                 []tree.Node
+}
+
+// Spec is what the disk shall be.
+type Spec struct {
+	// ID is the plan's id, hex.
+	ID string
+	// Arch is the GOARCH of the machine that boots it; it decides the type of
+	// the root partition.
+	Arch       string
+	SourceDate time.Time
+	Partitions []Partition
+}
+
+// Layout is where everything goes.
+type Layout struct {
+	DiskGUID string
+	Size     int64
+	Parts    []ondisk.PartitionInfo
+}
+
+// derive hashes what names an identifier; the words in it must not change.
+func derive(what, planID, label string) (id [16]byte) {
+	sum := sha256.Sum256([]byte("edgebake " + what + "\x00" + planID + "\x00" + label))
+	copy(id[:], sum[:])
+	// RFC 9562, version 8: made in a way of one's own.
+	id[6] = id[6]&0x0f | 0x80
+	id[8] = id[8]&0x3f | 0x80
+	return id
+}
+
+func format(id [16]byte) string {
+	s := hex.EncodeToString(id[:])
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+}
+
+// PartitionGUID is the PARTUUID of the partition with that label, lower case,
+// as fstab and the kernel's command line want it.
+func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
+
+// FilesystemUUID is the UUID of the ext4 file system on the partition with
+// that label, until first boot makes it random.
+func FilesystemUUID(planID, label string) string { return format(derive("filesystem", planID, label)) }
+
+// volumeID is what FAT has for a UUID.
+func volumeID(planID, label string) uint32 {
+	id := derive("filesystem", planID, label)
+	return binary.LittleEndian.Uint32(id[:])
+}
+
+// ext4Options are the options of an ext4 partition, but for its Size.
+func (s *Spec) ext4Options(p *Partition) ext4.Options {
+	o := ext4.Options{
+		Label:      p.Label,
+		UUID:       derive("filesystem", s.ID, p.Label),
+		HashSeed:   derive("directory hash", s.ID, p.Label),
+		Time:       s.SourceDate,
+		FreeBytes:  p.FreeBytes,
+		FreeInodes: max(p.FreeInodes, p.FreeBytes/bytesPerInode),
+	}
+	if p.Label == ondisk.LabelData {
+		o.JournalSize = dataJournal
+	}
+	return o
+}
+
+func (s *Spec) fatOptions(p *Partition, i ondisk.PartitionInfo) fat.Options {
+	o := fat.Options{Type: 32, Label: p.Label, VolumeID: volumeID(s.ID, p.Label), Size: i.Size, Start: i.Start, Time: s.SourceDate}
+	if p.FS == FAT16 {
+		o.Type = 16
+	}
+	return o
+}
+
+// typeOf is the GPT type and the attributes of a partition.
+func (s *Spec) typeOf(label string) (guid string, attributes uint64) {
+	switch label {
+	case ondisk.LabelESP:
+		return gpt.TypeESP, 0
+	case ondisk.LabelSlot:
+		return gpt.TypeBasicData, 0
+	case ondisk.LabelRootA:
+		// Never mounted on the strength of its type: with two edgebake disks
+		// in a machine it might be the other one's.
+		if s.Arch == "arm64" {
+			return gpt.TypeRootARM64, gpt.NoAuto
+		}
+		return gpt.TypeRootAMD64, gpt.NoAuto
+	case ondisk.LabelData:
+		// The one partition of its type: systemd-repart finds what it is to
+		// grow by type.
+		return gpt.TypeVar, gpt.NoAuto
+	}
+	return gpt.TypeLinux, 0
+}
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// content adds up the bytes of a partition's files, hard links once.
+func content(nodes []tree.Node) (n int64) {
+	seen := make(map[*tree.Inode]bool, len(nodes))
+	for _, node := range nodes {
+		if node.Inode != nil && node.IsRegular() && !seen[node.Inode] {
+			seen[node.Inode] = true
+			n += node.Data.Size
+		}
+	}
+	return n
+}
+
+// Compute lays the disk out. It reports every problem of the spec at once.
+func Compute(s Spec) (*Layout, error) {
+	var errs []error
+	bad := func(label, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("laying out partition %s: "+format, append([]any{label}, args...)...))
+	}
+	if s.ID == "" {
+		errs = append(errs, errors.New("laying out the disk: the plan has no id"))
+	}
+	if s.Arch != "amd64" && s.Arch != "arm64" {
+		errs = append(errs, fmt.Errorf("laying out the disk: no partition type is known for architecture %q: use amd64 or arm64", s.Arch))
+	}
+	l := &Layout{DiskGUID: format(derive("disk", s.ID, ""))}
+	at := int64(Align)
+	sizes := map[string]int64{}
+	for i := range s.Partitions {
+		p := &s.Partitions[i]
+		if _, ok := sizes[p.Label]; ok || p.Label == "" {
+			bad(p.Label, "every partition needs a label of its own")
+			continue
+		}
+		size := p.Size
+		if size == 0 {
+			switch {
+			case p.Label == ondisk.LabelSlot:
+				size = ondisk.SlotSize
+			case p.Label == ondisk.LabelRootB:
+				size = sizes[ondisk.LabelRootA]
+			case p.FS == FAT32:
+				size = espSize
+			}
+		}
+		size = roundUp(size, Align)
+		used := content(p.Nodes)
+		switch p.FS {
+		case Ext4:
+			need, err := ext4.Size(p.Nodes, s.ext4Options(p))
+			switch {
+			case err != nil:
+				bad(p.Label, "%w", err)
+				size = Align
+			case size == 0:
+				size = roundUp(need, Align)
+			case need > size:
+				bad(p.Label, "its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(need, 1<<20)>>20, size>>20)
+			}
+		case FAT16, FAT32:
+			if size == 0 {
+				bad(p.Label, "its size must be given")
+				break
+			}
+			if err := fat.Fits(p.Nodes, s.fatOptions(p, ondisk.PartitionInfo{Size: size})); err != nil {
+				bad(p.Label, "%w", err)
+			}
+		case "":
+			if size == 0 {
+				bad(p.Label, "its size must be given")
+			}
+			if len(p.Nodes) > 0 {
+				bad(p.Label, "it has files but no file system")
+			}
+		default:
+			bad(p.Label, "file system %q cannot be written: use ext4, fat32, fat16 or none", p.FS)
+		}
+		if p.Label == ondisk.LabelSlot && (size != ondisk.SlotSize || p.FS != FAT16 || len(p.Nodes) > 0) {
+			bad(p.Label, "the slot is an empty FAT16 of %d MiB", ondisk.SlotSize>>20)
+		}
+		sizes[p.Label] = size
+		l.Parts = append(l.Parts, ondisk.PartitionInfo{
+			Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Start: at, Size: size, Used: used,
+		})
+		at += size
+	}
+	// The table's copy, and no more: the device is larger anyway.
+	l.Size = at + 1<<20
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// table is the layout as a partition table.
+func (s *Spec) table(l *Layout) gpt.Table {
+	t := gpt.Table{GUID: l.DiskGUID, Size: l.Size}
+	for _, p := range l.Parts {
+		typ, attr := s.typeOf(p.Label)
+		t.Partitions = append(t.Partitions, gpt.Partition{
+			Name: p.Label, Type: typ, GUID: p.GUID, Start: p.Start, Size: p.Size, Attributes: attr,
+		})
+	}
+	return t
+}
+
+// Find returns the partition with that label, or nil.
+func (l *Layout) Find(label string) *ondisk.PartitionInfo {
+	for i := range l.Parts {
+		if l.Parts[i].Label == label {
+			return &l.Parts[i]
+		}
+	}
+	return nil
+}

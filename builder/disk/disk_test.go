@@ -1,0 +1,479 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
+
+func oracle(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("oracle %s is missing", name)
+		}
+		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+type blobMap map[string][]byte
+
+func (m blobMap) OpenBlob(name string) (tree.BlobFile, error) {
+	b, ok := m[name]
+	if !ok {
+		return nil, fmt.Errorf("blob %s: %w", name, fs.ErrNotExist)
+	}
+	return struct {
+		io.ReaderAt
+		io.Closer
+	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
+}
+
+func dir(p string) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: date}}
+}
+
+func blobFile(p string, off, size int64) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Content{Blob: "b", Off: off, Size: size}}}
+}
+
+func inline(p, s string) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes([]byte(s))}}
+}
+
+// sample is a small image with all five partitions. The blob is half noise,
+// half text, so that compression has both.
+func sample() (Spec, blobMap) {
+	blob := bytes.Repeat([]byte("edgebake "), 3<<20)
+	rand.NewChaCha8([32]byte{1}).Read(blob[:12<<20])
+	root := []tree.Node{dir("."), dir("usr"), blobFile("usr/big", 100, 20<<20), inline("usr/small", "x")}
+	for i := range 500 {
+		root = append(root, blobFile(fmt.Sprintf("usr/f%03d", i), int64(i)*5000, 4000+int64(i)))
+	}
+	return Spec{
+		ID: "aa11", Arch: "amd64", SourceDate: date,
+		Partitions: []Partition{
+			{Label: ondisk.LabelESP, FS: FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blobFile("vmlinuz", 7, 9<<20), inline("edgebake/image.json", "{}")}},
+			{Label: ondisk.LabelSlot, FS: FAT16},
+			{Label: ondisk.LabelRootA, FS: Ext4, Nodes: root, FreeBytes: 16 << 20},
+			{Label: ondisk.LabelRootB},
+			{Label: ondisk.LabelData, FS: Ext4, Nodes: []tree.Node{dir("."), dir("lib")}, FreeBytes: 8 << 20},
+		},
+	}, blobMap{"b": blob}
+}
+
+// testSlot is a slot that shows which digest it was given. It is not a file
+// system: builder/slot's tests see to that.
+func testSlot(golden string) ([]byte, error) {
+	b := make([]byte, ondisk.SlotSize)
+	copy(b, "slot of "+golden)
+	b[len(b)-1] = 1
+	return b, nil
+}
+
+func build(t testing.TB, path string, s Spec, blobs tree.Blobs, o WriteOptions) (*Layout, *Result) {
+	t.Helper()
+	l, err := Compute(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Slot = testSlot
+	r, err := Write(t.Context(), path, s, l, blobs, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, r
+}
+
+func sum(t testing.TB, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func TestCompute(t *testing.T) {
+	s, _ := sample()
+	l, err := Compute(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Compute(s)
+	if err != nil || !reflect.DeepEqual(l, again) {
+		t.Errorf("two layouts differ: %v", err)
+	}
+	end := int64(Align)
+	for _, p := range l.Parts {
+		if p.Start != end || p.Start%Align != 0 || p.Size%Align != 0 || p.Size == 0 {
+			t.Errorf("%s: %d bytes at %d", p.Label, p.Size, p.Start)
+		}
+		if p.GUID != PartitionGUID(s.ID, p.Label) {
+			t.Errorf("%s: GUID is %s", p.Label, p.GUID)
+		}
+		end = p.Start + p.Size
+	}
+	if a, b := l.Find(ondisk.LabelRootA), l.Find(ondisk.LabelRootB); a.Size != b.Size {
+		t.Errorf("ROOT-A has %d bytes, ROOT-B %d", a.Size, b.Size)
+	}
+	if l.Find(ondisk.LabelSlot).Size != ondisk.SlotSize {
+		t.Error("the slot's size is not the slot's size")
+	}
+	// What was given out once stays: stamped machines carry it.
+	if got := PartitionGUID("aa11", "ROOT-A"); got != "48bd4b57-efb1-8fdc-922d-f038450df706" {
+		t.Errorf("GUID of ROOT-A: %s", got)
+	}
+	s.ID = "bb22"
+	other, err := Compute(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{l.DiskGUID: true}
+	for _, x := range append(append(l.Parts, other.Parts...), ondisk.PartitionInfo{GUID: other.DiskGUID}) {
+		if seen[x.GUID] {
+			t.Errorf("GUID %s occurs twice", x.GUID)
+		}
+		seen[x.GUID] = true
+	}
+}
+
+func TestComputeReportsEveryProblem(t *testing.T) {
+	_, err := Compute(Spec{Arch: "mips", SourceDate: date, Partitions: []Partition{
+		{Label: ondisk.LabelESP, FS: FAT32, Nodes: []tree.Node{{Path: "l", Inode: &tree.Inode{Mode: tree.ModeSymlink, Target: "x"}}}},
+		{Label: ondisk.LabelSlot, FS: FAT32},
+		{Label: ondisk.LabelRootA, FS: Ext4, Size: 8 << 20, Nodes: []tree.Node{dir("."), blobFile("x", 0, 20<<20)}},
+		{Label: "X", FS: "xfs", Size: 1},
+		{Label: "Y"},
+		{Label: "X", Size: 1},
+		{Label: "Z", Size: 1, Nodes: []tree.Node{dir("a")}},
+	}})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"no id", `"mips"`, "ESP: ", "neither file nor directory", "empty FAT16", "give it more", `"xfs"`, "Y: its size must be given", "label of its own", "files but no file system"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error does not say %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(err)
+	}
+}
+
+func TestRawImagePassesEveryOracle(t *testing.T) {
+	s, blobs := sample()
+	path := filepath.Join(t.TempDir(), "image.raw")
+	var last, total int64
+	l, r := build(t, path, s, blobs, WriteOptions{Progress: func(d, n int64) {
+		if d < last || d > n {
+			t.Errorf("progress goes from %d to %d of %d", last, d, n)
+		}
+		last, total = d, n
+	}})
+	if last != total || total == 0 {
+		t.Errorf("progress ended at %d of %d", last, total)
+	}
+	if out := oracle(t, "sgdisk", "-v", path); !strings.Contains(out, "No problems found") {
+		t.Errorf("sgdisk: %s", out)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	tab, err := gpt.Read(f, l.Size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range tab.Partitions {
+		want := l.Parts[i]
+		if p.Name != want.Label || p.Start != want.Start || p.Size != want.Size || p.GUID != want.GUID {
+			t.Errorf("the table has %+v, the layout %+v", p, want)
+		}
+		if auto := p.Name == ondisk.LabelESP || p.Name == ondisk.LabelSlot || p.Name == ondisk.LabelRootB; auto == (p.Attributes == gpt.NoAuto) {
+			t.Errorf("%s has attributes %x", p.Name, p.Attributes)
+		}
+		// The oracles want a file of the partition's own.
+		part := filepath.Join(t.TempDir(), p.Name)
+		oracle(t, "dd", "if="+path, "of="+part, "bs=4M", fmt.Sprintf("skip=%d", p.Start/Align), fmt.Sprintf("count=%d", p.Size/Align), "conv=sparse", "status=none")
+		switch want.FS {
+		case Ext4:
+			oracle(t, "e2fsck", "-fn", part)
+			if out := oracle(t, "dumpe2fs", "-h", part); !strings.Contains(out, FilesystemUUID(s.ID, p.Name)) {
+				t.Errorf("%s: dumpe2fs does not see UUID %s", p.Name, FilesystemUUID(s.ID, p.Name))
+			}
+		case FAT32:
+			oracle(t, "fsck.fat", "-n", part)
+		}
+	}
+	for i, p := range r.Parts {
+		free := s.Partitions[i].FreeBytes
+		if p.Label != l.Parts[i].Label || p.Free < free {
+			t.Errorf("%s has %d bytes free, %d were asked for", p.Label, p.Free, free)
+		}
+	}
+	esp := l.Find(ondisk.LabelESP)
+	fsys, err := fat.Open(io.NewSectionReader(f, esp.Start, esp.Size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := fsys.ReadFile("vmlinuz"); err != nil || !bytes.Equal(b, blobs["b"][7:7+9<<20]) {
+		t.Errorf("vmlinuz differs: %v", err)
+	}
+	slot := make([]byte, 100)
+	if _, err := f.ReadAt(slot, l.Find(ondisk.LabelSlot).Start); err != nil || !strings.HasPrefix(string(slot), "slot of "+r.Golden) {
+		t.Errorf("the slot is %q, %v", slot, err)
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil || st.Blocks*512 > st.Size/2 {
+		t.Errorf("the file is not sparse: %d of %d bytes (%v)", st.Blocks*512, st.Size, err)
+	}
+	if m := (os.FileMode(st.Mode) & 0o777); m != 0o644 {
+		t.Errorf("mode is %o", m)
+	}
+}
+
+// TestGoldenDigest computes the digest from the finished image by the words
+// of the decision, and once more by Golden.
+func TestGoldenDigest(t *testing.T) {
+	s, blobs := sample()
+	path := filepath.Join(t.TempDir(), "image.raw")
+	l, r := build(t, path, s, blobs, WriteOptions{})
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "edgebake golden v1\n")
+	for _, p := range l.Parts {
+		if p.Label == "EDGEBAKE" {
+			continue
+		}
+		fmt.Fprintf(h, "%s %d\n", p.Label, p.Size)
+		for part := b[p.Start : p.Start+p.Size]; len(part) > 0; {
+			n := min(len(part), 4<<20)
+			c := sha256.Sum256(part[:n])
+			h.Write(c[:])
+			part = part[n:]
+		}
+	}
+	if want := hex.EncodeToString(h.Sum(nil)); r.Golden != want {
+		t.Errorf("golden digest is %s, by definition %s", r.Golden, want)
+	}
+	got, err := Golden(t.Context(), Source{Read: func(_ []byte, off, n int64) ([]byte, bool, error) {
+		return b[off : off+n], isZero(b[off : off+n]), nil
+	}}, l.Parts)
+	if err != nil || got != r.Golden {
+		t.Errorf("Golden computes %s, %v", got, err)
+	}
+}
+
+func TestSameBytesEverywhere(t *testing.T) {
+	s, blobs := sample()
+	want := map[bool]string{}
+	golden := ""
+	for _, procs := range []int{1, 2, 7} {
+		old := runtime.GOMAXPROCS(procs)
+		for _, z := range []bool{false, true} {
+			path := filepath.Join(t.TempDir(), "another name")
+			_, r := build(t, path, s, blobs, WriteOptions{Zstd: z})
+			if got := sum(t, path); want[z] == "" {
+				want[z] = got
+			} else if got != want[z] {
+				t.Errorf("GOMAXPROCS=%d zstd=%v: other bytes", procs, z)
+			}
+			if golden == "" {
+				golden = r.Golden
+			} else if golden != r.Golden {
+				t.Errorf("GOMAXPROCS=%d zstd=%v: other golden digest", procs, z)
+			}
+		}
+		runtime.GOMAXPROCS(old)
+	}
+}
+
+func TestCompressedImageIsTheRawOne(t *testing.T) {
+	s, blobs := sample()
+	d := t.TempDir()
+	raw, packed := filepath.Join(d, "i.raw"), filepath.Join(d, "i.raw.zst")
+	build(t, raw, s, blobs, WriteOptions{})
+	var last, total int64
+	build(t, packed, s, blobs, WriteOptions{Zstd: true, Progress: func(d, n int64) { last, total = d, n }})
+	if last != total {
+		t.Errorf("progress ended at %d of %d", last, total)
+	}
+	oracle(t, "zstd", "-q", "-t", packed)
+	oracle(t, "zstd", "-q", "-d", packed, "-o", packed+".out")
+	if sum(t, raw) != sum(t, packed+".out") {
+		t.Error("zstd -d gives another image")
+	}
+	// Holes are nearly free: 12 MiB of noise, used three times in part, the
+	// slot as it is, and little else.
+	if st, err := os.Stat(packed); err != nil || st.Size() > 60<<20 {
+		t.Errorf("%v %v", st.Size(), err)
+	}
+	if got := files(t, d); len(got) != 3 {
+		t.Errorf("left behind: %v", got)
+	}
+}
+
+func files(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestFailuresLeaveNothing(t *testing.T) {
+	s, blobs := sample()
+	l, err := Compute(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("interrupt", func(t *testing.T) {
+		for _, z := range []bool{false, true} {
+			for _, at := range []float64{0.01, 0.3, 0.9} {
+				d := t.TempDir()
+				ctx, cancel := context.WithCancel(t.Context())
+				_, err := Write(ctx, filepath.Join(d, "i"), s, l, blobs, WriteOptions{Zstd: z, Slot: testSlot, Progress: func(d, n int64) {
+					if float64(d) >= at*float64(n) {
+						cancel()
+					}
+				}})
+				cancel()
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("zstd=%v at %v: %v", z, at, err)
+				}
+				if got := files(t, d); len(got) > 0 {
+					t.Errorf("left behind: %v", got)
+				}
+			}
+		}
+	})
+	t.Run("missing blob", func(t *testing.T) {
+		d := t.TempDir()
+		_, err := Write(t.Context(), filepath.Join(d, "i"), s, l, blobMap{}, WriteOptions{Slot: testSlot})
+		if !errors.Is(err, fs.ErrNotExist) || len(files(t, d)) > 0 {
+			t.Errorf("%v, left behind: %v", err, files(t, d))
+		}
+	})
+	t.Run("slot fails", func(t *testing.T) {
+		for _, z := range []bool{false, true} {
+			d := t.TempDir()
+			boom := errors.New("boom")
+			_, err := Write(t.Context(), filepath.Join(d, "i"), s, l, blobs, WriteOptions{Zstd: z, Slot: func(string) ([]byte, error) { return nil, boom }})
+			if !errors.Is(err, boom) || len(files(t, d)) > 0 {
+				t.Errorf("%v, left behind: %v", err, files(t, d))
+			}
+		}
+	})
+	t.Run("output exists", func(t *testing.T) {
+		d := t.TempDir()
+		p := filepath.Join(d, "i")
+		if err := os.WriteFile(p, []byte("precious"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Write(t.Context(), p, s, l, blobs, WriteOptions{Slot: testSlot})
+		if !errors.Is(err, fs.ErrExist) {
+			t.Errorf("got %v", err)
+		}
+		if b, _ := os.ReadFile(p); string(b) != "precious" {
+			t.Error("it was changed")
+		}
+		if _, err := Write(t.Context(), p, s, l, blobs, WriteOptions{Slot: testSlot, Force: true}); err != nil {
+			t.Error(err)
+		}
+		if st, err := os.Stat(p); err != nil || st.Size() != l.Size || len(files(t, d)) != 1 {
+			t.Errorf("not replaced: %v %v %v", st.Size(), err, files(t, d))
+		}
+	})
+	t.Run("output comes to be meanwhile", func(t *testing.T) {
+		d := t.TempDir()
+		p := filepath.Join(d, "i")
+		_, err := Write(t.Context(), p, s, l, blobs, WriteOptions{Slot: func(g string) ([]byte, error) {
+			os.WriteFile(p, []byte("precious"), 0o644)
+			return testSlot(g)
+		}})
+		if b, _ := os.ReadFile(p); !errors.Is(err, fs.ErrExist) || string(b) != "precious" || len(files(t, d)) != 1 {
+			t.Errorf("%v %q", err, b)
+		}
+	})
+	t.Run("folder", func(t *testing.T) {
+		d := t.TempDir()
+		if _, err := Write(t.Context(), d, s, l, blobs, WriteOptions{Slot: testSlot, Force: true}); err == nil || !strings.Contains(err.Error(), "is a folder") {
+			t.Errorf("got %v", err)
+		}
+		if _, err := Write(t.Context(), filepath.Join(d, "no/i"), s, l, blobs, WriteOptions{Slot: testSlot}); err == nil || !strings.Contains(err.Error(), "make folder") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("no slot maker", func(t *testing.T) {
+		if _, err := Write(t.Context(), filepath.Join(t.TempDir(), "i"), s, l, blobs, WriteOptions{}); err == nil || !strings.Contains(err.Error(), "slot") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("another layout", func(t *testing.T) {
+		x := *l
+		x.Parts = x.Parts[1:]
+		if _, err := Write(t.Context(), filepath.Join(t.TempDir(), "i"), s, &x, blobs, WriteOptions{Slot: testSlot}); err == nil {
+			t.Error("accepted")
+		}
+	})
+}
+
+// TestNamedTemporaryFile goes the way of systems that know no nameless files.
+func TestNamedTemporaryFile(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		d := t.TempDir()
+		o := &Output{path: filepath.Join(d, "x"), force: force, temp: filepath.Join(d, ".x.tmp")}
+		var err error
+		if o.File, err = os.Create(o.temp); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		o.Discard()
+		if got := files(t, d); len(got) != 1 || got[0] != "x" {
+			t.Errorf("force=%v: %v", force, got)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Output is a file that appears under its name only when it is complete.
+// Until Commit it has no name at all where the system can do that, so that
+// even a kill leaves nothing; elsewhere it is a hidden temporary file.
+type Output struct {
+	*os.File
+	path  string
+	force bool
+	temp  string // its name so far; empty: none
+}
+
+// Create opens an output. A file that is there already is an error, now and
+// in Commit, unless force says to replace it.
+func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
+	if st, err := os.Stat(path); err == nil {
+		switch {
+		case st.IsDir():
+			return nil, fmt.Errorf("creating %s: it is a folder", path)
+		case !st.Mode().IsRegular():
+			return nil, fmt.Errorf("creating %s: it is a device; write a file, then copy or flash that", path)
+		case !force:
+			return nil, fmt.Errorf("creating %s: %w: choose another name, or say that it may be replaced", path, fs.ErrExist)
+		}
+	}
+	o := &Output{path: path, force: force}
+	dir := filepath.Dir(path)
+	f, err := openNameless(dir, perm)
+	if err != nil {
+		o.temp = filepath.Join(dir, fmt.Sprintf(".%s.%d.tmp", filepath.Base(path), os.Getpid()))
+		f, err = os.OpenFile(o.temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("creating %s: %w", path, Explain(err, dir))
+	}
+	o.File = f
+	return o, nil
+}
+
+// Commit gives the file its name.
+func (o *Output) Commit() error {
+	if err := o.commit(); err != nil {
+		o.Discard()
+		if errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("creating %s: %w: it came to be in the meantime; choose another name", o.path, fs.ErrExist)
+		}
+		return fmt.Errorf("creating %s: %w", o.path, Explain(err, filepath.Dir(o.path)))
+	}
+	return o.File.Close()
+}
+
+func (o *Output) commit() error {
+	// The permissions are those asked for, less the umask, from the start.
+	name := func(to string) error {
+		if o.temp == "" {
+			return nameIt(o.File, to)
+		}
+		return os.Link(o.temp, to)
+	}
+	if !o.force {
+		err := name(o.path)
+		if o.temp == "" || err != nil && !errors.Is(err, errors.ErrUnsupported) && !errors.Is(err, syscall.EPERM) {
+			return err
+		}
+		if err == nil {
+			return os.Remove(o.temp)
+		}
+		// A file system without hard links.
+		if _, err := os.Lstat(o.path); err == nil {
+			return fs.ErrExist
+		}
+		return os.Rename(o.temp, o.path)
+	}
+	if o.temp == "" {
+		temp := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d.tmp", filepath.Base(o.path), os.Getpid()))
+		if err := name(temp); err != nil {
+			return err
+		}
+		o.temp = temp
+	}
+	return os.Rename(o.temp, o.path)
+}
+
+// Discard drops the file. After Commit it does nothing.
+func (o *Output) Discard() {
+	if o.File.Close() == nil && o.temp != "" {
+		os.Remove(o.temp)
+	}
+}
+
+// Explain adds to an error of writing below dir what a person can do about
+// it.
+func Explain(err error, dir string) error {
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w: folder %s is full; make room or write elsewhere", err, dir)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: folder %s cannot be written by this user; write elsewhere", err, dir)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: make folder %s first", err, dir)
+	case errors.Is(err, syscall.EFBIG):
+		return fmt.Errorf("%w: the file system of folder %s cannot hold files of this size, or a limit (ulimit -f) forbids it; write elsewhere", err, dir)
+	}
+	return err
+}
+
+// checkSpace says early that n bytes will not fit.
+func checkSpace(dir string, n int64) error {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return nil // the writing itself will tell
+	}
+	if free := int64(st.Bavail) * int64(st.Bsize); free < n {
+		return fmt.Errorf("%w: folder %s has %d MiB free and the image needs at least %d MiB; make room or write elsewhere",
+			syscall.ENOSPC, dir, free>>20, (n+1<<20-1)>>20)
+	}
+	return nil
+}

@@ -1,0 +1,30 @@
+package disk
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// openNameless opens a file in dir that has no name.
+func openNameless(dir string, perm fs.FileMode) (*os.File, error) {
+	f, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, perm)
+	if err != nil {
+		return nil, err
+	}
+	// Naming it later goes through /proc.
+	if _, err := os.Stat(procPath(f)); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// nameIt names a file that openNameless opened. The name must be free.
+func nameIt(f *os.File, path string) error {
+	return unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
+}
+
+func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }

@@ -1,0 +1,225 @@
+package seekable
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	rival "github.com/SaveTheRbtz/zstd-seekable-format-go/pkg"
+	"github.com/klauspost/compress/zstd"
+)
+
+func oracle(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("oracle %s is missing", name)
+		}
+		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// sample is four frames: text, zeros, noise, and a short last one.
+func sample() []byte {
+	b := make([]byte, 3*FrameSize+12345)
+	copy(b, bytes.Repeat([]byte("edgebake "), FrameSize/9))
+	rand.NewChaCha8([32]byte{1}).Read(b[2*FrameSize+FrameSize/2:])
+	return b
+}
+
+// pack compresses content; frames listed in raw are stored raw.
+func pack(t testing.TB, content []byte, raw ...int) []byte {
+	t.Helper()
+	enc, err := NewEncoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tab Table
+	var out []byte
+	for i := 0; i*FrameSize < len(content); i++ {
+		c := content[i*FrameSize : min(len(content), (i+1)*FrameSize)]
+		at := len(out)
+		if slices.Contains(raw, i) {
+			out = Raw(out, c)
+			if len(out)-at != RawSize(len(c)) {
+				t.Fatalf("raw frame has %d bytes, not %d", len(out)-at, RawSize(len(c)))
+			}
+		} else {
+			out = enc.Encode(out, c)
+		}
+		if off := tab.Append(len(out)-at, len(c), Sum(c)); off != int64(at) {
+			t.Fatalf("frame %d is at %d, the table says %d", i, at, off)
+		}
+	}
+	return append(out, tab.Encode()...)
+}
+
+func TestRoundTrip(t *testing.T) {
+	want := sample()
+	file := pack(t, want, 0, 3)
+	z, err := Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	got, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size()))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("content differs: %v", err)
+	}
+	for i, want := range []bool{true, false, false, true} {
+		if raw, err := z.IsRaw(i); raw != want || err != nil {
+			t.Errorf("frame %d: raw %v, %v", i, raw, err)
+		}
+	}
+	for range 2 { // the second time from memory
+		if _, zero, err := z.Decode(1, nil); !zero || err != nil {
+			t.Errorf("the frame of zeros: %v %v", zero, err)
+		}
+	}
+	if b, zero, err := z.Decode(2, make([]byte, FrameSize)); zero || err != nil || !bytes.Equal(b, want[2*FrameSize:3*FrameSize]) {
+		t.Errorf("frame 2: %v %v", zero, err)
+	}
+	if _, err := z.ReadAt(make([]byte, 10), z.Size()-5); err != io.EOF {
+		t.Errorf("reading beyond the end: %v", err)
+	}
+
+	name := filepath.Join(t.TempDir(), "x.zst")
+	if err := os.WriteFile(name, file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	oracle(t, "zstd", "-t", name)
+	oracle(t, "zstd", "-d", "-q", name, "-o", name+".out")
+	if got, err := os.ReadFile(name + ".out"); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("zstd -d gives something else: %v", err)
+	}
+}
+
+// TestAgainstAnotherImplementation reads our file with the library of the
+// format, and its file with our reader.
+func TestAgainstAnotherImplementation(t *testing.T) {
+	want := sample()
+	file := pack(t, want, 0)
+	dec, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dec.Close()
+	r, err := rival.NewReader(bytes.NewReader(file), dec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the library reads something else: %v", err)
+	}
+
+	enc, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var theirs bytes.Buffer
+	w, err := rival.NewWriter(&theirs, enc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for off := 0; off < len(want); off += FrameSize {
+		if _, err := w.Write(want[off:min(len(want), off+FrameSize)]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	z, err := Open(bytes.NewReader(theirs.Bytes()), int64(theirs.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	if got, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size())); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("we read the library's file differently: %v", err)
+	}
+}
+
+// TestEncoderHasNoMemory compresses the same frame before and after others,
+// and from several goroutines.
+func TestEncoderHasNoMemory(t *testing.T) {
+	enc, err := NewEncoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := sample()
+	want := enc.Encode(nil, s[:FrameSize])
+	done := make(chan bool)
+	for i := range 8 {
+		go func() {
+			enc.Encode(nil, s[i*1000:][:FrameSize/2])
+			done <- bytes.Equal(enc.Encode(nil, s[:FrameSize]), want)
+		}()
+	}
+	for range 8 {
+		if !<-done {
+			t.Error("the bytes depend on what was compressed before")
+		}
+	}
+}
+
+func TestDamage(t *testing.T) {
+	file := pack(t, sample()[:FrameSize+100], 1)
+	for name, tc := range map[string]struct {
+		change func([]byte) []byte
+		want   string
+	}{
+		"cut short":    {func(b []byte) []byte { return b[:len(b)-100] }, "cut short"},
+		"empty":        {func(b []byte) []byte { return nil }, "0 bytes"},
+		"cut inside":   {func(b []byte) []byte { return append(b[:50], b[80:]...) }, "cut short or damaged"},
+		"many frames":  {func(b []byte) []byte { b[len(b)-9+3] = 0x7f; return b }, "more than the file has"},
+		"another kind": {func(b []byte) []byte { b[len(b)-5] = 0; return b }, "does not write"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := tc.change(bytes.Clone(file))
+			_, err := Open(bytes.NewReader(b), int64(len(b)))
+			if !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	t.Run("a flipped bit", func(t *testing.T) {
+		for _, at := range []int{30, len(file) - 8 - 9 - 24 - 50} {
+			b := bytes.Clone(file)
+			b[at] ^= 1
+			z, err := Open(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size())); err == nil {
+				t.Errorf("a flipped bit at %d goes unnoticed", at)
+			}
+			z.Close()
+		}
+	})
+}
+
+func FuzzOpen(f *testing.F) {
+	f.Add(pack(f, []byte("hello")))
+	f.Add(pack(f, []byte("hello"), 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		z, err := Open(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			return
+		}
+		defer z.Close()
+		z.ReadAt(make([]byte, 100), 0)
+		z.IsRaw(0)
+	})
+}

@@ -1,0 +1,434 @@
+package disk
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// WriteOptions are how an image is written.
+type WriteOptions struct {
+	// Zstd writes the zstd seekable format instead of raw bytes.
+	Zstd bool
+	// Force replaces a file that is there already.
+	Force bool
+	// Slot makes the slot's bytes, once the golden digest is known. It must
+	// be set if the layout has a slot.
+	Slot func(golden string) ([]byte, error)
+	// Progress, where set, is told of the work done so far, in bytes.
+	Progress func(done, total int64)
+}
+
+// Result is what was written.
+type Result struct {
+	Golden string
+	Parts  []PartResult
+}
+
+// PartResult is one partition as it came out.
+type PartResult struct {
+	Label string
+	// Size of the partition, Free bytes in its file system, Written bytes:
+	// the rest are holes.
+	Size, Free, Written int64
+}
+
+// Write makes the image s, laid out as l, at path.
+func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs, o WriteOptions) (*Result, error) {
+	if err := check(s, l, o); err != nil {
+		return nil, err
+	}
+	dir := filepath.Dir(path)
+	out, err := Create(path, 0o666, o.Force)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Discard()
+	used := int64(0)
+	for _, p := range l.Parts {
+		used += p.Used
+	}
+	if err := checkSpace(dir, used); err != nil {
+		return nil, fmt.Errorf("writing %s: %w", path, err)
+	}
+	raw := out
+	if o.Zstd {
+		// The writers jump to and fro; compression takes what they made.
+		if raw, err = Create(path, 0o600, o.Force); err != nil {
+			return nil, err
+		}
+		defer raw.Discard()
+	}
+	w := &writer{ctx: ctx, raw: raw, spec: s, layout: l, blobs: blobs, opts: o}
+	w.total = used
+	if o.Zstd {
+		w.total += l.Size
+	}
+	if err := w.write(out); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, fmt.Errorf("writing %s: %w", path, Explain(err, dir))
+	}
+	if err := out.Commit(); err != nil {
+		return nil, err
+	}
+	return &w.result, nil
+}
+
+// check finds a layout that is not one of the spec.
+func check(s Spec, l *Layout, o WriteOptions) error {
+	var errs []error
+	if len(s.Partitions) != len(l.Parts) {
+		return fmt.Errorf("writing the image: the spec has %d partitions, the layout %d", len(s.Partitions), len(l.Parts))
+	}
+	for i, p := range l.Parts {
+		if p.Label != s.Partitions[i].Label || p.FS != s.Partitions[i].FS || p.Start%Align != 0 || p.Size%Align != 0 {
+			errs = append(errs, fmt.Errorf("writing the image: partition %d of the layout is %s, %s, %d bytes at %d, which is not what the spec says", i+1, p.Label, p.FS, p.Size, p.Start))
+		}
+	}
+	if l.Find(ondisk.LabelSlot) != nil && o.Slot == nil {
+		errs = append(errs, errors.New("writing the image: nobody makes its slot"))
+	}
+	return errors.Join(errs...)
+}
+
+// writer is one run of Write.
+type writer struct {
+	ctx    context.Context
+	raw    *Output
+	track  *tracker
+	spec   Spec
+	layout *Layout
+	blobs  tree.Blobs
+	opts   WriteOptions
+	result Result
+
+	mu          sync.Mutex
+	done, total int64
+}
+
+// progress reports n more bytes of work, up to a limit.
+func (w *writer) progress(n, limit int64) {
+	if w.opts.Progress == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.done = min(w.done+n, limit)
+	w.opts.Progress(w.done, w.total)
+}
+
+func (w *writer) write(out *Output) error {
+	if err := w.raw.Truncate(w.layout.Size); err != nil {
+		return err
+	}
+	w.track = newTracker(w.raw, w.layout.Size, !w.opts.Zstd)
+	defer w.track.stop()
+	for i := range w.layout.Parts {
+		if err := w.partition(&w.spec.Partitions[i], w.layout.Parts[i]); err != nil {
+			return err
+		}
+	}
+	head, tail, err := gpt.Encode(w.spec.table(w.layout))
+	if err != nil {
+		return err
+	}
+	whole := &region{w: w, name: "the disk", size: w.layout.Size}
+	if _, err := whole.WriteAt(head, 0); err != nil {
+		return err
+	}
+	if _, err := whole.WriteAt(tail, w.layout.Size-int64(len(tail))); err != nil {
+		return err
+	}
+	if w.opts.Zstd {
+		return w.compress(out)
+	}
+	if w.result.Golden, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
+		return err
+	}
+	slot, at, err := w.slot()
+	if err != nil || slot == nil {
+		return err
+	}
+	// Zeros are left out: they are there already.
+	for off := 0; off < len(slot); off += 64 << 10 {
+		b := slot[off:min(len(slot), off+64<<10)]
+		if isZero(b) {
+			continue
+		}
+		if _, err := w.raw.WriteAt(b, at+int64(off)); err != nil {
+			return err
+		}
+	}
+	w.progress(w.total, w.total)
+	return nil
+}
+
+// slot makes the slot's bytes and says where they belong; nil if there is
+// none.
+func (w *writer) slot() ([]byte, int64, error) {
+	p := w.layout.Find(ondisk.LabelSlot)
+	if p == nil {
+		return nil, 0, nil
+	}
+	b, err := w.opts.Slot(w.result.Golden)
+	if err != nil {
+		return nil, 0, err
+	}
+	if int64(len(b)) != p.Size {
+		return nil, 0, fmt.Errorf("the slot has %d bytes, its partition %d", len(b), p.Size)
+	}
+	return b, p.Start, nil
+}
+
+func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
+	r := &region{w: w, name: "partition " + p.Label, start: i.Start, size: i.Size, last: -1}
+	result := PartResult{Label: p.Label, Size: i.Size}
+	switch {
+	case p.Label == ondisk.LabelSlot, p.FS == "":
+	case p.FS == Ext4:
+		o := w.spec.ext4Options(p)
+		o.Size = i.Size
+		st, err := ext4.Write(r, p.Nodes, w.blobs, o)
+		if err != nil {
+			return err
+		}
+		result.Free = st.FreeBytes
+	default:
+		if err := fat.Write(r, p.Nodes, w.blobs, w.spec.fatOptions(p, i)); err != nil {
+			return err
+		}
+		fs, err := fat.Open(io.NewSectionReader(w.raw, i.Start, i.Size))
+		if err != nil {
+			return err
+		}
+		if result.Free, err = fs.Free(); err != nil {
+			return err
+		}
+	}
+	r.leave()
+	result.Written = r.written
+	w.result.Parts = append(w.result.Parts, result)
+	return nil
+}
+
+// region is a partition as a file system writer sees it. It ends where the
+// partition ends, and when the build is interrupted.
+type region struct {
+	w           *writer
+	name        string
+	start, size int64
+	last        int // the chunk written last; -1: none
+	written     int64
+}
+
+func (r *region) WriteAt(p []byte, off int64) (int, error) {
+	if err := r.w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if off < 0 || off > r.size-int64(len(p)) {
+		return 0, fmt.Errorf("BUG: %d bytes at %d are beyond the end of %s (%d bytes)", len(p), off, r.name, r.size)
+	}
+	off += r.start
+	first, last := int(off/Align), int((off+int64(len(p))-1)/Align)
+	for i := first; i <= last; i++ {
+		r.w.track.chunks[i].begun.Add(1)
+	}
+	n, err := r.w.raw.WriteAt(p, off)
+	for i := first; i <= last; i++ {
+		r.w.track.chunks[i].ended.Add(1)
+	}
+	if last != r.last {
+		r.leave()
+		for i := first; i < last; i++ {
+			r.w.track.offer(i)
+		}
+		r.last = last
+	}
+	r.written += int64(n)
+	r.w.progress(int64(n), r.w.total)
+	return n, err
+}
+
+// leave has the chunk written last hashed.
+func (r *region) leave() {
+	if r.last >= 0 {
+		r.w.track.offer(r.last)
+	}
+}
+
+func isZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// compress writes the raw image as frames, in parallel and in order, and
+// computes the golden digest on the way.
+func (w *writer) compress(out *Output) error {
+	enc, err := seekable.NewEncoder()
+	if err != nil {
+		return err
+	}
+	slot := w.layout.Find(ondisk.LabelSlot)
+	n := len(w.track.chunks)
+	inSlot := func(i int) bool {
+		off := int64(i) * Align
+		return slot != nil && off >= slot.Start && off < slot.Start+slot.Size
+	}
+	type frame struct {
+		packed []byte
+		size   int
+		sum    uint32
+		shared bool // packed is not this frame's alone
+	}
+	sums := make([][32]byte, n)
+	zero32 := seekable.Sum(make([]byte, Align))
+	frames := make([]chan frame, n)
+	for i := range frames {
+		frames[i] = make(chan frame, 1)
+	}
+	buffers := sync.Pool{New: func() any { return new([]byte) }}
+
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	// Workers may be this many frames ahead of the file, no more: that bounds
+	// the memory.
+	ahead := newWindow(ctx, 2*runtime.GOMAXPROCS(0)+1)
+	var table seekable.Table
+	wrote := make(chan error, 1)
+	go func() {
+		wrote <- func() error {
+			for i := range frames {
+				var f frame
+				select {
+				case f = <-frames[i]:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+				if inSlot(i) {
+					table.Append(seekable.RawSize(f.size), f.size, 0)
+				} else {
+					at := table.Append(len(f.packed), f.size, f.sum)
+					if _, err := out.WriteAt(f.packed, at); err != nil {
+						cancel()
+						return err
+					}
+					if !f.shared {
+						buffers.Put(&f.packed)
+					}
+				}
+				ahead.advance()
+				w.progress(int64(f.size), w.total)
+			}
+			return nil
+		}()
+	}()
+	err = parallel(ctx, n, func() func(int) error {
+		buf := make([]byte, Align)
+		return func(i int) error {
+			b := buf[:min(Align, w.layout.Size-int64(i)*Align)]
+			f := frame{size: len(b)}
+			if err := ahead.wait(i); err != nil {
+				return err
+			}
+			switch {
+			case inSlot(i):
+			case !w.track.written(i) && len(b) == Align:
+				f.packed, f.shared, f.sum, sums[i] = enc.Zero(), true, zero32, zeroSum()
+			default:
+				if _, err := w.raw.ReadAt(b, int64(i)*Align); err != nil {
+					return err
+				}
+				sums[i] = sha256.Sum256(b)
+				f.sum = seekable.Sum(b)
+				f.packed = enc.Encode((*buffers.Get().(*[]byte))[:0], b)
+			}
+			frames[i] <- f
+			return nil
+		}
+	})
+	if err != nil {
+		cancel()
+	}
+	// The file's error is the cause where both failed.
+	if errFile := <-wrote; errFile != nil && (err == nil || !errors.Is(errFile, context.Canceled)) {
+		err = errFile
+	}
+	if err != nil {
+		return err
+	}
+
+	w.result.Golden = goldenOf(w.layout.Parts, func(off, _ int64) [32]byte { return sums[off/Align] })
+	content, at, err := w.slot()
+	if err != nil {
+		return err
+	}
+	for off := 0; off < len(content); off += Align {
+		i := int(at+int64(off)) / Align
+		b := content[off:][:Align]
+		table.SetSum(i, seekable.Sum(b))
+		if _, err := out.WriteAt(seekable.Raw(nil, b), table.Entry(i).Offset); err != nil {
+			return err
+		}
+	}
+	last := table.Entry(n - 1)
+	_, err = out.WriteAt(table.Encode(), last.Offset+last.Compressed)
+	return err
+}
+
+// window holds back whoever is too far ahead.
+type window struct {
+	ctx   context.Context
+	mu    sync.Mutex
+	moved *sync.Cond
+	limit int
+}
+
+func newWindow(ctx context.Context, size int) *window {
+	w := &window{ctx: ctx, limit: size}
+	w.moved = sync.NewCond(&w.mu)
+	context.AfterFunc(ctx, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.moved.Broadcast()
+	})
+	return w
+}
+
+// wait returns when number i is within the window, or the context has ended.
+func (w *window) wait(i int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i >= w.limit && w.ctx.Err() == nil {
+		w.moved.Wait()
+	}
+	return w.ctx.Err()
+}
+
+// advance moves the window on by one.
+func (w *window) advance() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.limit++
+	w.moved.Broadcast()
+}

@@ -1,0 +1,459 @@
+// Package slot makes and reads the slot: the small FAT file system through
+// which one site reaches a golden image, and a machine's report reaches
+// people. edgebake writes it when it stamps, any laptop may edit it, and
+// firstboot reads it, reports in it and takes the secrets out of it.
+//
+// Contract (docs and configs/ondisk name the files):
+//   - The slot is always written whole, never edited, in an order that a power
+//     cut cannot turn into something half-right: the first sector is zeroed,
+//     the rest is written, the first sector comes last. Whoever finds the
+//     first sector zero knows that nothing is there (ErrBlank).
+//   - The one exception are the two reports. They are preallocated, and
+//     WriteReport fills them in place without touching any other sector.
+//   - Scrub is a whole write of what is left without the secrets, so no old
+//     byte survives, in free clusters neither.
+//   - Read takes what laptops leave: other case, short names, files of the
+//     system's own, text marks of editors. It reads nothing that the contract
+//     does not name.
+//
+// The package needs nothing but a file, so firstboot can use it.
+package slot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Room of the reports. What is not used is filled with line ends, which a
+// text and a JSON document may both have at their end.
+const (
+	ReportTextSize = 64 << 10
+	ReportJSONSize = 256 << 10
+)
+
+// maxFiles is what the files of a slot may have together. A USB stick has
+// room for more; nobody has a use for it.
+const maxFiles = ondisk.SlotSize
+
+var (
+	// ErrBlank says that the slot was being written when the power went, or
+	// never was.
+	ErrBlank = errors.New("the slot is blank: stamp the image again")
+	// ErrNoSite says that there is no site yet. Read returns the rest of the
+	// contents with it: wait, and look again.
+	ErrNoSite = errors.New("no site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
+	// ErrBothSites says that a person has to choose.
+	ErrBothSites = errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there: remove one of them")
+	// ErrNoReport says that somebody removed the report, or replaced it with
+	// a file that is too small.
+	ErrNoReport = errors.New("no preallocated report in the slot")
+)
+
+// Contents is what is in a slot.
+type Contents struct {
+	// Info is edgebake.json. It is zero where a laptop made the file system,
+	// as on a USB stick.
+	Info ondisk.SlotInfo
+	// Files are site.yaml or inventory.yaml, config.ign, and what is below
+	// files/ and pki/, by path.
+	Files map[string][]byte
+	// Report is what WriteReport left.
+	Report Report
+	// Time stamps the files; zero takes Info.Stamped.
+	Time time.Time
+}
+
+// Report is what the machine says of itself.
+type Report struct {
+	Text []byte
+	JSON []byte
+}
+
+// Make renders a slot of SlotSize bytes.
+func Make(c Contents) ([]byte, error) {
+	b, err := c.make()
+	if err != nil {
+		return nil, fmt.Errorf("making the slot: %w", err)
+	}
+	return b, nil
+}
+
+func (c *Contents) make() ([]byte, error) {
+	info := c.Info
+	if info.Version == 0 {
+		info.Version = ondisk.SlotInfoVersion
+	}
+	meta, err := json.MarshalIndent(info, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	_, site := c.Files[ondisk.SlotSite]
+	_, inventory := c.Files[ondisk.SlotInventory]
+	if site && inventory {
+		errs = append(errs, ErrBothSites)
+	}
+	text, err := pad(c.Report.Text, ReportTextSize)
+	errs = append(errs, err)
+	report, err := pad(c.Report.JSON, ReportJSONSize)
+	errs = append(errs, err)
+
+	var nodes []tree.Node
+	add := func(name string, b []byte) {
+		nodes = append(nodes, tree.Node{Path: name, Layer: "slot", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}})
+	}
+	add(ondisk.SlotMeta, append(meta, '\n'))
+	add(ondisk.SlotReportText, text)
+	add(ondisk.SlotReportJSON, report)
+	for name, b := range c.Files {
+		if !known(name) {
+			errs = append(errs, fmt.Errorf("%s has no place in a slot", name))
+		}
+		add(name, b)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	when := c.Time
+	if when.IsZero() && info.Stamped > 0 {
+		when = time.Unix(info.Stamped, 0)
+	}
+	id := sha256.Sum256([]byte("edgebake slot\x00" + info.Plan))
+	img := make(image, ondisk.SlotSize)
+	err = fat.Write(img, nodes, nil, fat.Options{
+		Type: 16, Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
+		Size: ondisk.SlotSize, Time: when,
+	})
+	return img, err
+}
+
+// image is a file system in memory.
+type image []byte
+
+func (m image) WriteAt(p []byte, off int64) (int, error) {
+	if off < 0 || off > int64(len(m)-len(p)) {
+		return 0, io.ErrShortWrite
+	}
+	return copy(m[off:], p), nil
+}
+
+// known reports whether the contract names the path.
+func known(name string) bool {
+	switch name {
+	case ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition:
+		return true
+	}
+	dir, rest, ok := strings.Cut(name, "/")
+	return ok && rest != "" && (dir == ondisk.SlotFilesDir || dir == ondisk.SlotPKIDir)
+}
+
+// pad fills a report up to its room.
+func pad(b []byte, room int) ([]byte, error) {
+	if len(b) > room {
+		return nil, fmt.Errorf("a report of %d bytes has room for %d", len(b), room)
+	}
+	return append(slices.Clone(b), bytes.Repeat([]byte("\n"), room-len(b))...), nil
+}
+
+// Read reads a slot, or a file system that a person made with a site in it.
+// With ErrNoSite the contents are valid but for the site.
+func Read(r io.ReaderAt) (*Contents, error) {
+	c, err := read(r)
+	if err != nil && !errors.Is(err, ErrNoSite) {
+		return nil, fmt.Errorf("reading the slot: %w", err)
+	}
+	return c, err
+}
+
+func read(r io.ReaderAt) (*Contents, error) {
+	first := make([]byte, 512)
+	if _, err := r.ReadAt(first, 0); err != nil {
+		return nil, err
+	}
+	if len(bytes.TrimLeft(first, "\x00")) == 0 {
+		return nil, ErrBlank
+	}
+	f, err := fat.Open(r)
+	if err != nil {
+		return nil, err
+	}
+	top, err := f.ReadDir(".")
+	if err != nil {
+		return nil, err
+	}
+	c := &Contents{Files: map[string][]byte{}}
+	in := &reader{fat: f, files: c.Files}
+	var near []string
+	for _, e := range top {
+		switch name := strings.ToLower(e.Name()); {
+		case e.Dir && (name == ondisk.SlotFilesDir || name == ondisk.SlotPKIDir):
+			err = in.dir(e.Path, name, 0)
+		case e.Dir:
+		case name == ondisk.SlotMeta:
+			c.Info, err = in.info(e)
+		case name == ondisk.SlotReportText:
+			c.Report.Text, err = in.report(e)
+		case name == ondisk.SlotReportJSON:
+			c.Report.JSON, err = in.report(e)
+		case name == ondisk.SlotSite, name == ondisk.SlotInventory, name == ondisk.SlotIgnition:
+			err = in.file(e, name)
+		case looksLikeSite(name):
+			near = append(near, e.Name())
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	_, site := c.Files[ondisk.SlotSite]
+	_, inventory := c.Files[ondisk.SlotInventory]
+	switch {
+	case site && inventory:
+		return nil, ErrBothSites
+	case !site && !inventory && len(near) > 0:
+		return c, fmt.Errorf("%w (found %s: rename it)", ErrNoSite, strings.Join(near, ", "))
+	case !site && !inventory:
+		return c, ErrNoSite
+	}
+	return c, nil
+}
+
+// looksLikeSite finds what editors and file managers make of site.yaml.
+func looksLikeSite(name string) bool {
+	for _, want := range []string{"site", "inventory"} {
+		if strings.HasPrefix(name, want+".y") || strings.HasPrefix(name, want+" ") && strings.Contains(name, ".y") {
+			return true
+		}
+	}
+	return false
+}
+
+// reader gathers the files of a slot.
+type reader struct {
+	fat   *fat.Reader
+	files map[string][]byte
+	total int64
+}
+
+func (in *reader) read(e fat.Entry) ([]byte, error) {
+	if in.total += e.Size; e.Size > maxFiles || in.total > maxFiles {
+		return nil, fmt.Errorf("reading %s: the files of a slot have more than %d MiB: remove what does not belong there", e.Path, maxFiles>>20)
+	}
+	return in.fat.ReadFile(e.Path)
+}
+
+func (in *reader) file(e fat.Entry, name string) error {
+	b, err := in.read(e)
+	// Editors on Windows put a mark before UTF-8 that parsers stumble over.
+	in.files[name] = bytes.TrimPrefix(b, []byte("\xef\xbb\xbf"))
+	return err
+}
+
+// maxDepth of folders in files/ and pki/.
+const maxDepth = 8
+
+// dir takes everything in a folder, but for what systems put there
+// themselves.
+func (in *reader) dir(at, name string, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("reading %s: folders are nested too deep", at)
+	}
+	list, err := in.fat.ReadDir(at)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		base := e.Name()
+		if strings.HasPrefix(base, "._") || base == ".DS_Store" || strings.EqualFold(base, "Thumbs.db") || strings.EqualFold(base, "desktop.ini") {
+			continue
+		}
+		if e.Dir {
+			err = in.dir(e.Path, path.Join(name, base), depth+1)
+		} else {
+			in.files[path.Join(name, base)], err = in.read(e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
+	b, err := in.read(e)
+	if err != nil {
+		return info, err
+	}
+	if err := json.Unmarshal(b, &info); err != nil {
+		return info, fmt.Errorf("reading %s: %w: nobody but edgebake should write it; stamp the image again", e.Path, err)
+	}
+	if info.Version != ondisk.SlotInfoVersion {
+		return info, fmt.Errorf("reading %s: it has version %d, this program knows %d: use the edgebake that made the image", e.Path, info.Version, ondisk.SlotInfoVersion)
+	}
+	return info, nil
+}
+
+func (in *reader) report(e fat.Entry) ([]byte, error) {
+	b, err := in.read(e)
+	if b = bytes.TrimRight(b, "\n"); len(b) == 0 {
+		return nil, err
+	}
+	return append(b, '\n'), err
+}
+
+// Device is what a slot is written to: a block device or an image file.
+type Device interface {
+	io.ReaderAt
+	io.WriterAt
+	Sync() error
+}
+
+// WriteWhole writes the slot's bytes so that a power cut leaves the old
+// contents, ErrBlank, or the new contents.
+func WriteWhole(f interface {
+	io.WriterAt
+	Sync() error
+}, img []byte) error {
+	const sector = 512
+	if len(img) <= sector {
+		return fmt.Errorf("writing the slot: %d bytes are no slot", len(img))
+	}
+	for _, step := range []struct {
+		b   []byte
+		off int64
+	}{{make([]byte, sector), 0}, {img[sector:], sector}, {img[:sector], 0}} {
+		if _, err := f.WriteAt(step.b, step.off); err != nil {
+			return fmt.Errorf("writing the slot: %w", err)
+		}
+		if err := f.Sync(); err != nil {
+			return fmt.Errorf("writing the slot: %w", err)
+		}
+	}
+	return nil
+}
+
+// WriteReport puts a report into the preallocated files, in place: a power
+// cut may leave a report half old and half new, and touches nothing else. A
+// text that is too long is cut; a JSON document that is too long is an error.
+// ErrNoReport is returned where the files are missing.
+func WriteReport(f Device, r Report) error {
+	if err := writeReport(f, r); err != nil {
+		return fmt.Errorf("writing the report into the slot: %w", err)
+	}
+	return nil
+}
+
+func writeReport(f Device, r Report) error {
+	fsys, err := fat.Open(f)
+	if err != nil {
+		return err
+	}
+	const more = "\n[cut: more in firstboot status]\n"
+	var errs []error
+	wrote := false
+	for _, part := range []struct {
+		name string
+		b    []byte
+		cut  bool
+	}{{ondisk.SlotReportText, r.Text, true}, {ondisk.SlotReportJSON, r.JSON, false}} {
+		e, err := fsys.Stat(part.name)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && (e.Dir || e.Size == 0) {
+			errs = append(errs, fmt.Errorf("%w: %s", ErrNoReport, part.name))
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		ext, err := fsys.Extents(part.name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		room, b := int(min(e.Size, ReportJSONSize)), part.b
+		if len(b) > room && part.cut && room > len(more) {
+			b = append(bytes.Clone(b[:room-len(more)]), more...)
+		}
+		if len(b) > room {
+			errs = append(errs, fmt.Errorf("%w: %s has room for %d bytes, the report has %d", ErrNoReport, part.name, room, len(b)))
+			continue
+		}
+		b, err = pad(b, room)
+		if err != nil {
+			return err
+		}
+		for _, x := range ext {
+			n := min(int64(len(b)), x.Len)
+			if _, err := f.WriteAt(b[:n], x.Off); err != nil {
+				return err
+			}
+			b = b[n:]
+		}
+		wrote = true
+	}
+	if wrote {
+		errs = append(errs, f.Sync())
+	}
+	return errors.Join(errs...)
+}
+
+// Scrub writes the slot anew without its secrets: site takes the place of
+// site.yaml or inventory.yaml (the one that is there; nil removes it), pki/
+// and every file that the contract does not name go, config.ign, files/ and
+// the report stay, with stars where they quote one of the secrets. A slot
+// that cannot be read, because the power went during an earlier Scrub, is
+// made from info and site alone.
+func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
+	c, err := Read(f)
+	switch {
+	case errors.Is(err, ErrBlank), errors.Is(err, fat.ErrNotFAT):
+		c = &Contents{Info: info, Files: map[string][]byte{}}
+	case err != nil && !errors.Is(err, ErrNoSite):
+		return fmt.Errorf("scrubbing the slot: %w", err)
+	}
+	if c.Info.Version == 0 {
+		c.Info = info
+	}
+	name := ondisk.SlotSite
+	if _, ok := c.Files[ondisk.SlotInventory]; ok {
+		name = ondisk.SlotInventory
+	}
+	delete(c.Files, name)
+	if site != nil {
+		c.Files[name] = site
+	}
+	hide := func(b []byte) []byte {
+		for _, s := range secrets {
+			if s != "" {
+				b = bytes.ReplaceAll(b, []byte(s), bytes.Repeat([]byte("*"), len(s)))
+			}
+		}
+		return b
+	}
+	for p, b := range c.Files {
+		if strings.HasPrefix(p, ondisk.SlotPKIDir+"/") {
+			delete(c.Files, p)
+			continue
+		}
+		c.Files[p] = hide(b)
+	}
+	c.Report.Text, c.Report.JSON = hide(c.Report.Text), hide(c.Report.JSON)
+	img, err := Make(*c)
+	if err != nil {
+		return fmt.Errorf("scrubbing the slot: %w", err)
+	}
+	return WriteWhole(f, img)
+}
