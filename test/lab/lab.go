@@ -1,0 +1,206 @@
+// Package lab is where tests and the demo try the real thing: a Kubernetes
+// control plane as processes of this host, and virtual machines that boot our
+// images and join it.
+//
+// A Lab owns a folder and every process started in it. Close ends those
+// processes, by their ids, and nothing else. Guests are watched from outside:
+// their serial console, the API server's view of them, and their disks once
+// they are off. No agent runs in them.
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Lab is a working folder and the processes started in it.
+type Lab struct {
+	Dir string
+	log io.Writer
+
+	mu    sync.Mutex
+	procs []*Process
+	undo  []func() error
+}
+
+// New makes a lab in dir, which is made where missing. Lines for a person to
+// follow go to log.
+func New(dir string, log io.Writer) (*Lab, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("making a lab in %s: %w", dir, err)
+	}
+	// Keys of a cluster's CA lie in it.
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making a lab: %w", err)
+	}
+	return &Lab{Dir: dir, log: log}, nil
+}
+
+func (l *Lab) say(format string, a ...any) { fmt.Fprintf(l.log, format+"\n", a...) }
+
+// Close ends the processes, newest first, and then undoes what else was set
+// up. The folder stays.
+func (l *Lab) Close() error {
+	l.mu.Lock()
+	procs, undo := slices.Clone(l.procs), slices.Clone(l.undo)
+	l.procs, l.undo = nil, nil
+	l.mu.Unlock()
+	var errs []error
+	for _, p := range slices.Backward(procs) {
+		p.Kill()
+	}
+	for _, f := range slices.Backward(undo) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Lab) onClose(f func() error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.undo = append(l.undo, f)
+}
+
+// Process is a running program of the lab.
+type Process struct {
+	Name string
+	Log  string // path of its output
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+	err  error         // how, valid after done
+}
+
+// start runs argv until it ends or the lab closes. Its output goes to
+// Dir/NAME.log; with stdout set, standard output goes there instead.
+func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, error) {
+	p := &Process{Name: name, Log: filepath.Join(l.Dir, name+".log"), done: make(chan struct{})}
+	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	p.cmd = exec.Command(argv[0], argv[1:]...)
+	p.cmd.Dir = l.Dir
+	p.cmd.Stderr = f
+	p.cmd.Stdout = f
+	if stdout != nil {
+		p.cmd.Stdout = stdout
+	}
+	// In a group of its own, a Ctrl-C at the terminal does not end it behind
+	// our back; with a parent-death signal it does not survive us either.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	err = p.cmd.Start()
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		f.Close()
+		close(p.done)
+	}()
+	l.mu.Lock()
+	l.procs = append(l.procs, p)
+	l.mu.Unlock()
+	return p, nil
+}
+
+// Pid is the process's id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Kill ends the process at once and waits until it is gone.
+func (p *Process) Kill() {
+	// The process may have ended by itself.
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Signal sends a signal, such as SIGSTOP.
+func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// ended returns an error, with the last lines of the log, when the process
+// is no longer running.
+func (p *Process) ended() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("%s ended (%v); its last lines:\n%s", p.Name, p.err, tailFile(p.Log, 2<<10))
+	default:
+		return nil
+	}
+}
+
+// run carries out a command and returns its standard output; an error shows
+// all of its output.
+func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = l.Dir
+	var out, both bytes.Buffer
+	cmd.Stdout = io.MultiWriter(&out, &both)
+	cmd.Stderr = &both
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Run(); err != nil {
+		return out.Bytes(), fmt.Errorf("running %q: %w: %s", argv, err, bytes.TrimSpace(both.Bytes()))
+	}
+	return out.Bytes(), nil
+}
+
+// poll calls ready until it returns true, a process of the list ends, or ctx
+// is done. What ready last said stands in the error.
+func poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
+	var last error
+	tick := time.NewTicker(300 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for _, p := range procs {
+			if err := p.ended(); err != nil {
+				return fmt.Errorf("waiting for %s: %w", what, err)
+			}
+		}
+		try, cancel := context.WithTimeout(ctx, 10*time.Second)
+		ok, err := ready(try)
+		cancel()
+		if ok {
+			return nil
+		}
+		if err != nil && ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, errors.Join(context.Cause(ctx), last))
+		case <-tick.C:
+		}
+	}
+}
+
+func tailFile(path string, n int64) []byte {
+	f, err := os.Open(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err == nil && fi.Size() > n {
+		if _, err := f.Seek(-n, io.SeekEnd); err != nil {
+			return []byte(err.Error())
+		}
+	}
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return b
+}

@@ -1,0 +1,223 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/builder/qemu"
+)
+
+// Net is where the control plane listens and the guests are plugged in.
+type Net interface {
+	// Master returns the address of the nth master (from 0), as this host
+	// reaches it and as a guest does.
+	Master(n int) (host, guest netip.AddrPort)
+	// NIC returns the network card of the nth guest (from 0).
+	NIC(n int) qemu.NIC
+	// Wrap returns the command line that runs argv in this network.
+	Wrap(argv []string) []string
+	// Dial connects from within this network.
+	Dial(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// Loopback needs no root: masters listen on this host's loopback, and guests
+// reach them through QEMU's user-mode networking, as 10.0.2.2. Do not test
+// IPVS on it: the user-mode network answers any source address, so broken
+// set-ups pass.
+type Loopback struct {
+	// Port of the first master; the others follow.
+	Port int
+}
+
+// FreeLoopback chooses port 6443 where it is free, else any that is.
+func FreeLoopback() (Loopback, error) {
+	for _, port := range []int{6443, 0} {
+		ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
+		port = ln.Addr().(*net.TCPAddr).Port
+		return Loopback{port}, ln.Close()
+	}
+	return Loopback{}, errors.New("finding a free port on 127.0.0.1: there is none")
+}
+
+func (l Loopback) Master(n int) (host, guest netip.AddrPort) {
+	port := uint16(l.Port + n)
+	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), netip.AddrPortFrom(netip.MustParseAddr("10.0.2.2"), port)
+}
+
+func (l Loopback) NIC(n int) qemu.NIC { return qemu.NIC{MAC: mac(n)} }
+
+func (l Loopback) Wrap(argv []string) []string { return argv }
+
+func (l Loopback) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, addr)
+}
+
+func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
+
+// Namespace is a network of its own, made with root: a bridge that carries
+// one address for each master, and a tap for each guest. It has no DHCP:
+// guests take GuestAddr by their Site.
+type Namespace struct {
+	Name string
+}
+
+// Addresses in a Namespace.
+const (
+	Gateway    = "10.103.0.1"
+	GuestsCIDR = 24
+)
+
+// MaxMasters and MaxGuests are how many a Namespace has room for.
+const (
+	MaxMasters = 3
+	MaxGuests  = 4
+)
+
+func masterAddr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 103, 0, byte(11 + n)}) }
+
+// GuestAddr is the address meant for the nth guest.
+func (ns *Namespace) GuestAddr(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
+}
+
+// GuestMAC is the MAC address of the nth guest's network card.
+func (ns *Namespace) GuestMAC(n int) string { return mac(n) }
+
+func (ns *Namespace) Master(n int) (host, guest netip.AddrPort) {
+	a := netip.AddrPortFrom(masterAddr(n), 6443)
+	return a, a
+}
+
+func (ns *Namespace) NIC(n int) qemu.NIC {
+	return qemu.NIC{MAC: mac(n), Tap: "tap" + strconv.Itoa(n)}
+}
+
+func (ns *Namespace) Wrap(argv []string) []string {
+	return append([]string{"ip", "netns", "exec", ns.Name}, argv...)
+}
+
+const netnsDir = "/run/netns"
+
+// namespacePrefix is followed by the id of the process that made it.
+const namespacePrefix = "edgebake-lab-"
+
+// NewNamespace makes a network namespace that goes with the lab. What a
+// killed run left behind is removed first.
+func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("making a network namespace: only root can")
+	}
+	l.removeStaleNamespaces(ctx)
+	ns := &Namespace{Name: namespacePrefix + strconv.Itoa(os.Getpid())}
+	if _, err := l.run(ctx, "ip", "netns", "add", ns.Name); err != nil {
+		return nil, fmt.Errorf("making a network namespace: %w", err)
+	}
+	l.onClose(func() error {
+		_, err := l.run(context.Background(), "ip", "netns", "del", ns.Name)
+		return err
+	})
+	steps := [][]string{
+		{"link", "set", "lo", "up"},
+		{"link", "add", "br0", "type", "bridge"},
+		{"link", "set", "br0", "up"},
+		{"addr", "add", Gateway + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"},
+	}
+	for n := range MaxMasters {
+		steps = append(steps, []string{"addr", "add", masterAddr(n).String() + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"})
+	}
+	for n := range MaxGuests {
+		tap := "tap" + strconv.Itoa(n)
+		steps = append(steps,
+			[]string{"tuntap", "add", tap, "mode", "tap"},
+			[]string{"link", "set", tap, "master", "br0", "up"})
+	}
+	for _, s := range steps {
+		if _, err := l.run(ctx, append([]string{"ip", "-n", ns.Name}, s...)...); err != nil {
+			return nil, fmt.Errorf("setting up network namespace %s: %w", ns.Name, err)
+		}
+	}
+	return ns, nil
+}
+
+func (l *Lab) removeStaleNamespaces(ctx context.Context) {
+	names, err := filepath.Glob(filepath.Join(netnsDir, namespacePrefix+"*"))
+	if err != nil {
+		return
+	}
+	for _, n := range names {
+		pid := strings.TrimPrefix(filepath.Base(n), namespacePrefix)
+		if _, err := os.Stat("/proc/" + pid); errors.Is(err, os.ErrNotExist) {
+			l.say("removing network namespace %s of a run that was killed", filepath.Base(n))
+			if _, err := l.run(ctx, "ip", "netns", "del", filepath.Base(n)); err != nil {
+				l.say("%v", err)
+			}
+		}
+	}
+}
+
+// PullMaster takes a master's address away, or gives it back: what a cut
+// cable looks like to the guests, who get no answer at all.
+func (l *Lab) PullMaster(ctx context.Context, ns *Namespace, n int, pulled bool) error {
+	verb := "add"
+	if pulled {
+		verb = "del"
+	}
+	_, err := l.run(ctx, "ip", "-n", ns.Name, "addr", verb, masterAddr(n).String()+"/"+strconv.Itoa(GuestsCIDR), "dev", "br0")
+	return err
+}
+
+// Dial opens the connection on a thread that has moved into the namespace. A
+// socket stays in the namespace it was made in.
+func (ns *Namespace) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	// On a goroutine of its own: where the thread cannot move back, the
+	// goroutine ends locked to it, and Go discards the thread.
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	got := make(chan result, 1)
+	go func() {
+		runtime.LockOSThread()
+		conn, err, back := ns.dialHere(ctx, network, addr)
+		if back {
+			runtime.UnlockOSThread()
+		}
+		got <- result{conn, err}
+	}()
+	r := <-got
+	return r.conn, r.err
+}
+
+// dialHere reports, as back, whether the thread is where it was before.
+func (ns *Namespace) dialHere(ctx context.Context, network, addr string) (conn net.Conn, err error, back bool) {
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("entering network namespace %s: %w", ns.Name, err), true
+	}
+	defer home.Close()
+	there, err := os.Open(filepath.Join(netnsDir, ns.Name))
+	if err != nil {
+		return nil, fmt.Errorf("entering network namespace %s: %w", ns.Name, err), true
+	}
+	defer there.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, fmt.Errorf("entering network namespace %s: %w", ns.Name, err), true
+	}
+	var d net.Dialer
+	conn, err = d.DialContext(ctx, network, addr)
+	return conn, err, unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil
+}

@@ -1,0 +1,159 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Serial is a machine's console: every line with the moment it came. A kernel
+// panic fails whoever waits at once.
+type Serial struct {
+	start time.Time
+	raw   io.Writer
+	each  func(Line) // may be nil
+
+	mu      sync.Mutex
+	part    []byte
+	lines   []Line
+	ended   error
+	changed chan struct{} // closed and replaced at each change
+}
+
+// Line is one line of the console.
+type Line struct {
+	At   time.Duration // since power-on
+	Text string
+}
+
+func newSerial(raw io.Writer, each func(Line)) *Serial {
+	return &Serial{start: time.Now(), raw: raw, each: each, changed: make(chan struct{})}
+}
+
+// escapes are terminal control sequences: firmware and systemd colour and
+// place their text.
+var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>c78])`)
+
+// fatal marks a console after which nothing comes.
+var fatal = regexp.MustCompile(`Kernel panic - not syncing|You are in emergency mode|No bootable option or device was found`)
+
+// Write takes what the machine prints.
+func (s *Serial) Write(p []byte) (int, error) {
+	if _, err := s.raw.Write(p); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	s.part = append(s.part, p...)
+	var fresh []Line
+	for {
+		i := bytes.IndexByte(s.part, '\n')
+		if i < 0 {
+			break
+		}
+		text := strings.TrimRight(escapes.ReplaceAllString(string(s.part[:i]), ""), "\r \t")
+		s.part = s.part[i+1:]
+		fresh = append(fresh, Line{time.Since(s.start), text})
+	}
+	s.lines = append(s.lines, fresh...)
+	s.notify()
+	s.mu.Unlock()
+	if s.each != nil {
+		for _, l := range fresh {
+			s.each(l)
+		}
+	}
+	return len(p), nil
+}
+
+// notify wakes those who wait; the caller holds mu.
+func (s *Serial) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// end says that nothing more comes.
+func (s *Serial) end(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = err
+	s.notify()
+}
+
+// Mark is a place in the console's text, to expect from.
+func (s *Serial) Mark() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.lines)
+}
+
+// Lines returns all lines from a mark on.
+func (s *Serial) Lines(from int) []Line {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lines[from:len(s.lines):len(s.lines)]
+}
+
+// Expect waits for a line, from the mark on, that matches, and returns it and
+// the mark behind it. It fails when the machine panics or ends, or ctx is
+// done; the error shows the last lines.
+func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line, int, error) {
+	for i := from; ; {
+		s.mu.Lock()
+		lines, ended, changed := s.lines, s.ended, s.changed
+		s.mu.Unlock()
+		for ; i < len(lines); i++ {
+			if re.MatchString(lines[i].Text) {
+				return lines[i], i + 1, nil
+			}
+			if fatal.MatchString(lines[i].Text) {
+				return Line{}, i, fmt.Errorf("expecting %q on the console: %w", re, &FatalError{Line: lines[i], Tail: s.Tail(30)})
+			}
+		}
+		if ended != nil {
+			return Line{}, i, fmt.Errorf("expecting %q on the console: the machine ended: %w; its last lines:\n%s", re, ended, s.Tail(30))
+		}
+		select {
+		case <-ctx.Done():
+			return Line{}, i, fmt.Errorf("expecting %q on the console: %w; its last lines:\n%s", re, context.Cause(ctx), s.Tail(30))
+		case <-changed:
+		}
+	}
+}
+
+// Broken returns a *FatalError once the machine has panicked or given up.
+func (s *Serial) Broken() error {
+	for _, l := range s.Lines(0) {
+		if fatal.MatchString(l.Text) {
+			return &FatalError{Line: l, Tail: s.Tail(30)}
+		}
+	}
+	return nil
+}
+
+// Tail returns the last n lines, each with its time.
+func (s *Serial) Tail(n int) string {
+	lines := s.Lines(0)
+	var b strings.Builder
+	for _, l := range lines[max(0, len(lines)-n):] {
+		fmt.Fprintf(&b, "  %6.1f  %s\n", l.At.Seconds(), l.Text)
+	}
+	return b.String()
+}
+
+// FatalError says that a machine's system has given up.
+type FatalError struct {
+	Line Line
+	Tail string
+}
+
+func (e *FatalError) Error() string {
+	return fmt.Sprintf("the machine gave up after %.1f s (%q); its last lines:\n%s", e.Line.At.Seconds(), e.Line.Text, e.Tail)
+}
+
+var errPoweredOff = errors.New("QEMU ended")

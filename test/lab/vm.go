@@ -1,0 +1,222 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/qemu"
+)
+
+// VMConfig is a machine to boot.
+type VMConfig struct {
+	Name  string // names its files in the lab's folder
+	Image string // .raw; never written
+	// Disk is the size of the device the image was put on; 0: the image's.
+	Disk int64
+	Net  Net
+	// Guest numbers the machine in Net, from 0.
+	Guest int
+	// Accel as qemu has it; empty: TCG.
+	Accel        string
+	CPUs, Memory int
+	Secure       bool   // Secure Boot switched on
+	SerialNumber string // what SMBIOS says
+	Clock        string // as in qemu.Machine
+	// EachLine is called with every line of the console.
+	EachLine func(Line)
+}
+
+// VM is a machine with its own copy-on-write disk. It can be switched off and
+// on again.
+type VM struct {
+	Name    string
+	Overlay string // qcow2
+	Serial  *Serial
+
+	lab  *Lab
+	cfg  VMConfig
+	prog qemu.Program
+	mach qemu.Machine
+	proc *Process
+	log  *os.File
+}
+
+// StartVM gives the machine a disk that shows the image, and switches it on.
+func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
+	prog, err := qemu.Find(ctx, "amd64")
+	if err != nil {
+		return nil, err
+	}
+	fw, err := qemu.FindFirmware(qemu.ShareDirs(), "amd64", cfg.Secure)
+	if err != nil {
+		return nil, err
+	}
+	if fw, err = fw.OwnVars(filepath.Join(l.Dir, cfg.Name+".vars")); err != nil {
+		return nil, err
+	}
+	vm := &VM{Name: cfg.Name, Overlay: filepath.Join(l.Dir, cfg.Name+".qcow2"), lab: l, cfg: cfg, prog: prog}
+	if err := os.Remove(vm.Overlay); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("starting %s: %w", cfg.Name, err)
+	}
+	if err := qemu.Overlay(ctx, cfg.Image, vm.Overlay, cfg.Disk); err != nil {
+		return nil, err
+	}
+	vm.mach = qemu.Machine{
+		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
+		Disks: []qemu.Disk{{Path: vm.Overlay}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
+		QMP: filepath.Join(l.Dir, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
+	}
+	if vm.log, err = os.OpenFile(vm.SerialLog(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", cfg.Name, err)
+	}
+	l.onClose(vm.log.Close)
+	return vm, vm.On()
+}
+
+// SerialLog is where all that the console showed is kept, as it came.
+func (vm *VM) SerialLog() string { return filepath.Join(vm.lab.Dir, vm.Name+".serial") }
+
+// On switches the machine on, with a console that begins anew.
+func (vm *VM) On() error {
+	args, err := vm.mach.Args(vm.prog.Version)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(vm.mach.QMP); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("starting %s: %w", vm.Name, err)
+	}
+	vm.Serial = newSerial(vm.log, vm.cfg.EachLine)
+	vm.proc, err = vm.lab.start(vm.Name, vm.cfg.Net.Wrap(append([]string{vm.prog.Path}, args...)), vm.Serial)
+	if err != nil {
+		return err
+	}
+	go func(s *Serial, p *Process) {
+		<-p.Done()
+		s.end(fmt.Errorf("%w (%v): %s", errPoweredOff, p.err, tailFile(p.Log, 1<<10)))
+	}(vm.Serial, vm.proc)
+	return nil
+}
+
+// Cut takes the power away. What the guest had handed to its disk stays; use
+// it for what a guest loses in memory, not for what a disk loses in its
+// cache.
+func (vm *VM) Cut() { vm.proc.Kill() }
+
+// Off presses the power button and waits until the machine is off.
+func (vm *VM) Off(ctx context.Context) error {
+	if err := vm.command(ctx, "system_powerdown"); err != nil {
+		return fmt.Errorf("switching %s off: %w", vm.Name, err)
+	}
+	select {
+	case <-vm.proc.Done():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("switching %s off: %w; its last lines:\n%s", vm.Name, context.Cause(ctx), vm.Serial.Tail(30))
+	}
+}
+
+// Reset presses the reset button.
+func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }
+
+// Running tells whether the machine is on.
+func (vm *VM) Running() bool { return vm.proc.ended() == nil }
+
+// command sends one command to QEMU.
+func (vm *VM) command(ctx context.Context, name string) error {
+	var d net.Dialer
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	conn, err := d.DialContext(ctx, "unix", vm.mach.QMP)
+	if err != nil {
+		return fmt.Errorf("sending %s to QEMU: %w", name, err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	// QEMU greets, wants its capabilities agreed on, and answers each
+	// command, with events in between.
+	in := json.NewDecoder(bufio.NewReader(conn))
+	var greeting struct{ QMP any }
+	if err := in.Decode(&greeting); err != nil {
+		return fmt.Errorf("sending %s to QEMU: %w", name, err)
+	}
+	for _, c := range []string{"qmp_capabilities", name} {
+		if err := json.NewEncoder(conn).Encode(map[string]string{"execute": c}); err != nil {
+			return fmt.Errorf("sending %s to QEMU: %w", name, err)
+		}
+		for {
+			var answer struct {
+				Return *struct{}
+				Error  *struct{ Desc string }
+			}
+			if err := in.Decode(&answer); err != nil {
+				return fmt.Errorf("sending %s to QEMU: %w", name, err)
+			}
+			if answer.Error != nil {
+				return fmt.Errorf("sending %s to QEMU: it says %s", name, answer.Error.Desc)
+			}
+			if answer.Return != nil {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// RawDisk writes the disk, as the machine left it, to path. The machine must
+// be off.
+func (vm *VM) RawDisk(ctx context.Context, path string) error {
+	if vm.Running() {
+		return fmt.Errorf("reading the disk of %s: it is running", vm.Name)
+	}
+	if out, err := exec.CommandContext(ctx, "qemu-img", "convert", "-O", "raw", vm.Overlay, path).CombinedOutput(); err != nil {
+		return fmt.Errorf("reading the disk of %s: qemu-img: %w: %s", vm.Name, err, out)
+	}
+	return nil
+}
+
+// FindInFile returns the offsets at which a byte string stands in a file.
+func FindInFile(path string, what []byte) ([]int64, error) {
+	if len(what) == 0 {
+		return nil, errors.New("searching for nothing")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("searching %s: %w", path, err)
+	}
+	defer f.Close()
+	var hits []int64
+	buf := make([]byte, 1<<20)
+	keep := 0 // bytes carried over, since a hit may straddle two reads
+	for off := int64(0); ; {
+		n, err := io.ReadFull(f, buf[keep:])
+		chunk := buf[:keep+n]
+		base := off - int64(keep)
+		for i := 0; ; {
+			j := bytes.Index(chunk[i:], what)
+			if j < 0 {
+				break
+			}
+			hits = append(hits, base+int64(i+j))
+			i += j + 1
+		}
+		off += int64(n)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return hits, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("searching %s: %w", path, err)
+		}
+		keep = copy(buf, chunk[max(0, len(chunk)-len(what)+1):])
+	}
+}

@@ -1,0 +1,141 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Object is the part of a Node or Pod that tests look at.
+type Object struct {
+	Metadata struct {
+		Name              string
+		UID               string
+		Labels            map[string]string
+		Annotations       map[string]string
+		CreationTimestamp time.Time
+	}
+	Spec struct {
+		NodeName string
+		Taints   []struct{ Key, Value, Effect string }
+	}
+	Status struct {
+		Phase      string
+		PodIP      string
+		Conditions []struct{ Type, Status, Reason, Message string }
+		Addresses  []struct{ Type, Address string }
+		NodeInfo   struct {
+			KubeletVersion, ContainerRuntimeVersion, KernelVersion, OSImage, BootID, MachineID string
+		}
+		ContainerStatuses []struct {
+			Name         string
+			Ready        bool
+			RestartCount int
+			State        map[string]struct{ Reason, Message string }
+		}
+	}
+}
+
+// Condition returns a condition's status and its reason in words.
+func (o *Object) Condition(kind string) (status, why string) {
+	for _, c := range o.Status.Conditions {
+		if c.Type == kind {
+			return c.Status, strings.TrimSpace(c.Reason + ": " + c.Message)
+		}
+	}
+	return "", "there is no condition " + kind
+}
+
+// Node reads a Node.
+func (c *Cluster) Node(ctx context.Context, name string) (*Object, error) {
+	var o Object
+	if err := c.Get(ctx, "/api/v1/nodes/"+name, &o); err != nil {
+		return nil, err
+	}
+	return &o, nil
+}
+
+// WaitNode waits until a Node satisfies want, which says what is amiss while
+// it does not. A guest that gives up, or a process of the cluster that ends,
+// fails the wait at once.
+func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*Object) (ok bool, why string)) (*Object, error) {
+	var node *Object
+	err := c.pollGuest(ctx, vm, "node "+name, func(ctx context.Context) (bool, error) {
+		var err error
+		if node, err = c.Node(ctx, name); err != nil {
+			return false, err
+		}
+		ok, why := want(node)
+		if !ok {
+			return false, errors.New(why)
+		}
+		return true, nil
+	})
+	return node, err
+}
+
+// pollGuest is poll with an eye on the guest.
+func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	return poll(ctx, what, append([]*Process{vm.proc}, c.other...), func(ctx context.Context) (bool, error) {
+		if err := vm.Serial.Broken(); err != nil {
+			cancel(err)
+			return false, err
+		}
+		return ready(ctx)
+	})
+}
+
+// Ready is for WaitNode: the Node is Ready.
+func Ready(o *Object) (bool, string) {
+	status, why := o.Condition("Ready")
+	return status == "True", why
+}
+
+// Pod makes a pod of one container from an image that is on board the node,
+// where a registry does not exist.
+func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
+	// The admission plug-in of service accounts wants one; the controller
+	// manager makes it some seconds after the namespace.
+	err := poll(ctx, "the default service account", c.other, func(ctx context.Context) (bool, error) {
+		var o Object
+		err := c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", &o)
+		return err == nil, err
+	})
+	if err != nil {
+		return err
+	}
+	return c.Create(ctx, "/api/v1/namespaces/default/pods", map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": name},
+		"spec": map[string]any{
+			"nodeName": node, "terminationGracePeriodSeconds": 1,
+			"containers": []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
+		},
+	})
+}
+
+// WaitPod waits until a pod runs and is ready.
+func (c *Cluster) WaitPod(ctx context.Context, vm *VM, name string) (*Object, error) {
+	var pod Object
+	err := c.pollGuest(ctx, vm, "pod "+name, func(ctx context.Context) (bool, error) {
+		pod = Object{}
+		if err := c.Get(ctx, "/api/v1/namespaces/default/pods/"+name, &pod); err != nil {
+			return false, err
+		}
+		if status, _ := pod.Condition("Ready"); status == "True" && pod.Status.Phase == "Running" {
+			return true, nil
+		}
+		why := "it is " + pod.Status.Phase
+		for _, cs := range pod.Status.ContainerStatuses {
+			for state, s := range cs.State {
+				why += fmt.Sprintf("; %s is %s %s %s", cs.Name, state, s.Reason, s.Message)
+			}
+		}
+		return false, errors.New(why)
+	})
+	return &pod, err
+}
