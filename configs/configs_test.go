@@ -1,27 +1,451 @@
 package configs
 
-import "testing"
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
 
-func TestExamplesStart(t *testing.T) {
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/tools/txtar"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files, schemas and references")
+
+// golden compares got with the file, or writes it with -update.
+func golden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not what the code says; go test ./configs -update rewrites it. Now:\n%s", file, got)
+	}
+}
+
+// TestBad reads each broken document of testdata/bad and compares all the
+// problems found.
+func TestBad(t *testing.T) {
+	cases, err := filepath.Glob("testdata/bad/*.txtar")
+	if err != nil || len(cases) < 50 {
+		t.Fatalf("%d cases: %v", len(cases), err)
+	}
+	for _, file := range cases {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			ar, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			doc := ar.Files[0]
+			_, err = ParseAny(doc.Name, doc.Data)
+			var probs Problems
+			if !errors.As(err, &probs) || len(probs) == 0 {
+				t.Fatalf("no problems found: %v", err)
+			}
+			for _, p := range probs {
+				if p.File != doc.Name || p.Line < 1 || strings.Contains(p.Msg, "BUG") {
+					t.Errorf("badly placed: %+v", p)
+				}
+			}
+			got := err.Error() + "\n"
+			if strings.Contains(got, "s3cret") || strings.Contains(got, "hunter2") || strings.Contains(got, "0123456789abcdef\n") {
+				t.Errorf("a secret is quoted:\n%s", got)
+			}
+			golden(t, file, txtar.Format(&txtar.Archive{Comment: ar.Comment, Files: []txtar.File{doc, {Name: "problems", Data: []byte(got)}}}))
+		})
+	}
+}
+
+// TestWrongKind: each parser says which document it wants.
+func TestWrongKind(t *testing.T) {
+	if _, err := ParseImage("a", ExampleSite()); err == nil || !strings.Contains(err.Error(), "kind Site where one of kind Image is wanted") {
+		t.Error(err)
+	}
+	if _, err := ParseSite("a", ExampleImage()); err == nil || !strings.Contains(err.Error(), "kind Image where one of kind Site is wanted") {
+		t.Error(err)
+	}
+}
+
+// TestExamples: every example is read, and init's templates are among them.
+func TestExamples(t *testing.T) {
+	kinds := map[string]int{}
+	err := filepath.WalkDir("examples", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		v, err := ParseAny(path, data)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		kinds[reflect.TypeOf(v).Elem().Name()]++
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kinds["Image"] < 3 || kinds["Site"] < 3 {
+		t.Errorf("too few examples: %v", kinds)
+	}
 	if _, err := ParseImage("image.yaml", ExampleImage()); err != nil {
 		t.Error(err)
 	}
-	s, err := ParseSite("site.yaml", ExampleSite())
+	if _, err := ParseSite("site.yaml", ExampleSite()); err != nil {
+		t.Error(err)
+	}
+}
+
+const smallSite = `apiVersion: edgebake.io/v1alpha1
+kind: Site
+masters: [192.168.7.11:6443]
+credentials: {token: abcdef.0123456789abcdef}
+caCertHashes: ["sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"]
+`
+
+const smallImage = `apiVersion: edgebake.io/v1alpha1
+kind: Image
+name: small
+base: {debian: }
+kubernetes: {version: v1.36.3, source: {goModule: {}}}
+containerd: {version: 2.2.9, source: {goModule: }}
+`
+
+func mustSite(t *testing.T, doc string) *Site {
+	t.Helper()
+	s, err := ParseSite("site.yaml", []byte(doc))
 	if err != nil {
 		t.Fatal(err)
 	}
-	slot, err := EncodeSlot(s)
+	return s
+}
+
+func TestDefaults(t *testing.T) {
+	s := mustSite(t, smallSite)
+	for _, f := range []struct{ name, got, want string }{
+		{"endpoint", s.Endpoint, "apiserver.cluster.local"},
+		{"vip", s.VIP, "10.103.97.2"},
+		{"vip and port", s.VIPHostPort(), "10.103.97.2:6443"},
+		{"endpoint URL", s.EndpointURL(), "https://apiserver.cluster.local:6443"},
+		{"nodeType", s.NodeType, "native"},
+		{"nodeName", s.NodeName, "node-{{.MAC}}"},
+		{"criSocket", s.CRISocket, "unix:///run/containerd/containerd.sock"},
+		{"scheduler", s.IPVS.Scheduler, "rr"},
+		{"profile", s.IPVS.Profile, "lan"},
+		{"probePath", s.IPVS.ProbePath, "/readyz"},
+		{"rise and fall", fmt.Sprint(s.IPVS.Rise, s.IPVS.Fall), "2 2"},
+	} {
+		if f.got != f.want {
+			t.Errorf("%s: %q, want %q", f.name, f.got, f.want)
+		}
+	}
+	i, err := ParseImage("image.yaml", []byte(smallImage))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ParseSite("slot", slot); err != nil {
-		t.Errorf("%v\n%s", err, slot)
+	for _, f := range []struct{ name, got, want string }{
+		{"arch", i.Arch, "amd64"},
+		{"hardware", i.Hardware, "cloud"},
+		{"suite", i.Base.Debian.Suite, "trixie"},
+		{"sourceDate", i.SourceDate, "2026-01-01T00:00:00Z"},
+		{"source time", fmt.Sprint(i.SourceTime().Unix()), "1767225600"},
+		{"nodeTypes", fmt.Sprint(i.NodeTypes), "[native]"},
+		{"cni", i.CNI.Config + " " + i.CNI.PodCIDR, "bridge 10.244.0.0/16"},
+		{"imageStore", i.ImageStore.Mode, "prebaked"},
+		{"reserve", i.Disk.Reserve, "same"},
+	} {
+		if f.got != f.want {
+			t.Errorf("%s: %q, want %q", f.name, f.got, f.want)
+		}
 	}
-	public, err := EncodePublic(s)
+	for version, form := range map[string]string{"v1.6.1": "staticPod", "v1.7.0": "unit"} {
+		part := map[string]string{"staticPod": "image: {ref: 'example.com/yurthub:1'}", "unit": "binary: {file: yurthub}"}[form]
+		i, err := ParseImage("image.yaml", fmt.Appendf(nil, "%syurthub: {version: %s, %s}\n", smallImage, version, part))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i.Yurthub.Form != form || i.Yurthub.LBMode != "priority" || fmt.Sprint(i.NodeTypes) != "[native edge cloud]" {
+			t.Errorf("yurthub %s: form %s, lbMode %s, node types %v", version, i.Yurthub.Form, i.Yurthub.LBMode, i.NodeTypes)
+		}
+	}
+}
+
+// TestValidateChangesNothing: the same value, before and after.
+func TestValidateChangesNothing(t *testing.T) {
+	s, again := mustSite(t, string(ExampleSite())), mustSite(t, string(ExampleSite()))
+	if probs := s.Validate(); probs != nil {
+		t.Error(probs)
+	}
+	if !reflect.DeepEqual(s, again) {
+		t.Error("Validate changed the site")
+	}
+	empty := &Site{}
+	if len(empty.Validate()) == 0 || !reflect.DeepEqual(empty, &Site{}) {
+		t.Error("Validate changed an empty site, or liked it")
+	}
+}
+
+// TestScalarsAsTheyStand: versions, modes and labels look like numbers.
+func TestScalarsAsTheyStand(t *testing.T) {
+	s := mustSite(t, smallSite+"labels: {a: true, b: 1.10, c: 0755, d: 2026-01-01, e: yes, f: ~}\n")
+	want := map[string]string{"a": "true", "b": "1.10", "c": "0755", "d": "2026-01-01", "e": "yes", "f": ""}
+	if !reflect.DeepEqual(s.Labels, want) {
+		t.Errorf("%v, want %v", s.Labels, want)
+	}
+}
+
+// TestAliases: anchors work, and cannot blow a document up.
+func TestAliases(t *testing.T) {
+	s := mustSite(t, smallSite+"taints: [&t {key: a, effect: NoSchedule}]\nlabels: {x: &v hello, y: *v}\n")
+	if s.Labels["y"] != "hello" {
+		t.Error(s.Labels)
+	}
+	bomb := smallSite + "network:\n  interfaces:\n" +
+		"    - &i\n      name: eth0\n      vlans:\n        - &v\n          id: 5\n          addresses: &a [" + strings.Repeat("x,", 500) + "x]\n" +
+		strings.Repeat("        - *v\n", 500) + strings.Repeat("    - *i\n", 500)
+	_, err := ParseSite("bomb.yaml", []byte(bomb))
+	if err == nil || !strings.Contains(err.Error(), "too large") {
+		t.Errorf("%.300v", err)
+	}
+}
+
+// fill sets every field of v to something, in a form that needs quoting.
+func fill(v reflect.Value, depth int) {
+	switch {
+	case v.Type() == secretType:
+		v.Set(reflect.ValueOf(NewSecret("s3cret: \"x\"\n# " + fmt.Sprint(depth))))
+	case v.Kind() == reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), depth+1)
+	case v.Kind() == reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), depth+1)
+		}
+	case v.Kind() == reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		fill(v.Index(0), depth+1)
+		fill(v.Index(1), depth+1)
+	case v.Kind() == reflect.Map:
+		v.Set(reflect.ValueOf(map[string]string{"true": "yes", "a: b": "", "1": "0x1f"}))
+	case v.Kind() == reflect.String:
+		v.SetString("null #\t'\"é\n ")
+	case v.Kind() == reflect.Bool:
+		v.SetBool(true)
+	default:
+		v.SetInt(int64(depth))
+	}
+}
+
+// TestEncode: the slot's document holds every field, and comes back as it
+// was; the public one differs in the secrets alone.
+func TestEncode(t *testing.T) {
+	site := new(Site)
+	fill(reflect.ValueOf(site).Elem(), 0)
+	site.APIVersion, site.Kind = APIVersion, KindSite
+	slot, err := EncodeSlot(site)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ParsePublicSite("public", public); err != nil {
-		t.Errorf("%v\n%s", err, public)
+	doc, probs := readDocument("slot", slot)
+	if probs != nil {
+		t.Fatal(probs)
 	}
+	back := new(Site)
+	doc.decode(doc.root, reflect.ValueOf(back).Elem(), "")
+	if doc.probs != nil {
+		t.Fatal(doc.probs)
+	}
+	if !reflect.DeepEqual(site, back) {
+		t.Errorf("came back changed:\n%s", slot)
+	}
+	public, err := EncodePublic(site)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(public, []byte("s3cret")) || !bytes.Contains(slot, []byte("s3cret")) {
+		t.Errorf("secrets:\n%s", public)
+	}
+
+	// A whole one, through the parsers.
+	s := mustSite(t, string(ExampleSite()))
+	slot, err = EncodeSlot(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := mustSite(t, string(slot)); !reflect.DeepEqual(s, again) {
+		t.Errorf("came back changed:\n%s", slot)
+	}
+	if public, err = EncodePublic(s); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ParseSite("public", public); err == nil {
+		t.Error("a site without credentials was taken for a whole one")
+	}
+	p, err := ParsePublicSite("public", public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Credentials = Credentials{}
+	if !reflect.DeepEqual(s, p) {
+		t.Errorf("the public site differs in more than its secrets:\n%s", public)
+	}
+}
+
+// TestSecretsStayHidden prints a Site in every way Go has.
+func TestSecretsStayHidden(t *testing.T) {
+	const secret = "s3cretS3CRETs3cret"
+	site := new(Site)
+	site.Credentials.Token = NewSecret(secret)
+	site.Ignition = NewSecret(secret)
+	site.Users = []User{{Name: "a", PasswordHash: NewSecret(secret)}}
+	site.Network.Interfaces = []Interface{{WiFi: &WiFi{PSK: NewSecret(secret)}}}
+	s := site.Credentials.Token
+	private := struct{ hidden Secret }{s}
+	m := map[string]Secret{"a": s}
+
+	var out bytes.Buffer
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%p", "%T", "% x", "%#q", "%10.3s", "%U"} {
+		for _, v := range []any{site, *site, s, &s, site.Users, m, private, &private, []any{s}, [1]Secret{s}} {
+			fmt.Fprintf(&out, verb+"\n", v)
+		}
+	}
+	js, err := json.Marshal(site)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ym, err := yaml.Marshal(site)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Write(js)
+	out.Write(ym)
+	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
+		slog.New(h).Info("x", "token", s, "site", site, "wifi", site.Network.Interfaces[0].WiFi, "users", site.Users)
+	}
+	fmt.Fprintln(&out, s, &s, fmt.Errorf("joining with %v: %w", s, errors.New("no")))
+	for _, form := range []string{secret, fmt.Sprintf("%x", secret), fmt.Sprintf("%X", secret), "c2Vjcm", "s3c"} {
+		if bytes.Contains(out.Bytes(), []byte(form)) {
+			t.Errorf("%q shows:\n%s", form, out.String())
+		}
+	}
+	for _, b := range [][]byte{js, ym} {
+		if !bytes.Contains(b, []byte(Mask)) {
+			t.Errorf("no mask in %s", b)
+		}
+	}
+	if s.Reveal() != secret {
+		t.Error("Reveal does not")
+	}
+	if (Secret{}).String() != "" || !NewSecret("").IsZero() {
+		t.Error("an empty secret hides nothing, and shows as nothing")
+	}
+}
+
+func TestSecretComesIn(t *testing.T) {
+	var v struct{ A Secret }
+	if err := json.Unmarshal([]byte(`{"A": "x"}`), &v); err != nil || v.A.Reveal() != "x" {
+		t.Error(v.A.Reveal(), err)
+	}
+	if err := yaml.Unmarshal([]byte(`a: y`), &v); err != nil || v.A.Reveal() != "y" {
+		t.Error(v.A.Reveal(), err)
+	}
+	for _, err := range []error{json.Unmarshal([]byte(`{"A": {"s3cret": 1}}`), &v), yaml.Unmarshal([]byte(`a: [s3cret]`), &v)} {
+		if err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Error(err)
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for in, want := range map[string]int64{"1MiB": 1 << 20, "512MiB": 512 << 20, "3GiB": 3 << 30, "1TiB": 1 << 40, "64TiB": 64 << 40} {
+		if got, err := ParseSize(in); err != nil || got != want {
+			t.Errorf("%s: %d, %v", in, got, err)
+		}
+	}
+	for _, in := range []string{"", "3G", "3GB", "3", "-1MiB", "0MiB", "1.5GiB", "3 GiB", "3gib", "65TiB", "9999999999TiB", "99999999999MiB"} {
+		if got, err := ParseSize(in); err == nil {
+			t.Errorf("%q was taken: %d", in, got)
+		}
+	}
+}
+
+// FuzzParse: no document makes a parser panic, every problem has a place,
+// and what is taken survives the slot.
+func FuzzParse(f *testing.F) {
+	f.Add(ExampleImage())
+	f.Add(ExampleSite())
+	cases, err := filepath.Glob("testdata/bad/*.txtar")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range cases {
+		ar, err := txtar.ParseFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(ar.Files[0].Data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		v, err := ParseAny("doc", data)
+		if err != nil {
+			var probs Problems
+			if !errors.As(err, &probs) || len(probs) == 0 {
+				t.Fatalf("an error without problems: %v", err)
+			}
+			for _, p := range probs {
+				if p.File == "" || p.Msg == "" {
+					t.Fatalf("a problem without place or words: %+v", p)
+				}
+			}
+			return
+		}
+		site, ok := v.(*Site)
+		if !ok {
+			return
+		}
+		slot, err := EncodeSlot(site)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseSite("slot", slot)
+		if err != nil {
+			t.Fatalf("taken, but not from the slot: %v\n%s", err, slot)
+		}
+		if !reflect.DeepEqual(site, again) {
+			t.Fatalf("came back changed:\n%s", slot)
+		}
+	})
+}
+
+// FuzzIgnition: no config makes Ignition's library panic through us.
+func FuzzIgnition(f *testing.F) {
+	f.Add([]byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x"}}]}}`))
+	f.Add([]byte(`{"ignition":{"version":"3.0.0"},"systemd":{"units":[{"name":"a.service","enabled":true}]}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg, probs := ParseIgnition("a.ign", data)
+		if (cfg == nil) == (probs == nil) {
+			t.Fatalf("neither taken nor refused: %v", probs)
+		}
+	})
 }

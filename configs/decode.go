@@ -168,15 +168,22 @@ var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
 
 // unknownAnchor quotes what stands behind a *, which can be a passphrase
 // that somebody forgot to put into quotes.
-var unknownAnchor = regexp.MustCompile(`unknown anchor '.*' referenced`)
+var unknownAnchor = regexp.MustCompile(`(?s)unknown anchor '(.*)' referenced`)
 
-func syntaxProblem(file string, err error) Problem {
+func syntaxProblem(file string, data []byte, err error) Problem {
 	p := Problem{File: file, Msg: err.Error()}
+	if m := unknownAnchor.FindStringSubmatch(p.Msg); m != nil {
+		if i := bytes.Index(data, []byte("*"+m[1])); i >= 0 {
+			p.Line = 1 + bytes.Count(data[:i], []byte("\n"))
+			p.Col = i - bytes.LastIndexByte(data[:i], '\n')
+		}
+		p.Msg = "not YAML as it stands: a value that begins with * needs quotes"
+		return p
+	}
 	if m := yamlError.FindStringSubmatch(err.Error()); m != nil {
 		p.Line, _ = strconv.Atoi(m[1])
 		p.Msg = m[2]
 	}
-	p.Msg = unknownAnchor.ReplaceAllString(p.Msg, "unknown anchor; a value that begins with * needs quotes")
 	p.Msg = "not YAML: " + p.Msg
 	return p
 }
@@ -195,13 +202,13 @@ func readDocument(file string, data []byte) (*document, Problems) {
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
 		return fail(nil, "", "the document is empty; `edgebake init` writes one to start from")
 	} else if err != nil {
-		return nil, Problems{syntaxProblem(file, err)}
+		return nil, Problems{syntaxProblem(file, data, err)}
 	}
 	var more yaml.Node
 	if err := dec.Decode(&more); err == nil {
 		return fail(&more, "", "a second document begins here; put each into a file of its own")
 	} else if !errors.Is(err, io.EOF) {
-		return nil, Problems{syntaxProblem(file, err)}
+		return nil, Problems{syntaxProblem(file, data, err)}
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return fail(&doc, "", "the document must be a mapping that begins with apiVersion: %s", APIVersion)
@@ -282,7 +289,7 @@ func (d *document) structure(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		d.problem(n, path, "must be a mapping (%s), not %s", strings.Join(fieldNames(v.Type()), ", "), describe(n))
+		d.problem(n, path, "must be a mapping (%s), not %s", strings.Join(fieldNames(v.Type()), ", "), shape(n))
 		return
 	}
 	seen := map[string]int{}
@@ -317,7 +324,7 @@ func (d *document) list(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind != yaml.SequenceNode {
-		d.problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", describe(n))
+		d.problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", shape(n))
 		return
 	}
 	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
@@ -340,7 +347,7 @@ func (d *document) mapping(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		d.problem(n, path, "must be a mapping of names to values, not %s", describe(n))
+		d.problem(n, path, "must be a mapping of names to values, not %s", shape(n))
 		return
 	}
 	m := reflect.MakeMap(v.Type())
@@ -364,9 +371,9 @@ func (d *document) mapping(n *yaml.Node, v reflect.Value, path string) {
 }
 
 func (d *document) scalar(n *yaml.Node, v reflect.Value, path string, secret bool) {
-	shown := describe(n)
-	if secret {
-		shown = "what is there"
+	shown := shape(n)
+	if n.Kind == yaml.ScalarNode && !secret {
+		shown = strconv.Quote(shorten(n.Value))
 	}
 	if n.Kind != yaml.ScalarNode {
 		d.problem(n, path, "must be %s, not %s", wanted(v), shown)
@@ -408,17 +415,16 @@ func wanted(v reflect.Value) string {
 	return "a whole number"
 }
 
-func describe(n *yaml.Node) string {
+// shape describes a value without quoting it: a token put in the wrong place
+// is a secret still.
+func shape(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
 		return "a mapping"
 	case yaml.SequenceNode:
 		return "a list"
 	}
-	if isNull(n) {
-		return "nothing"
-	}
-	return fmt.Sprintf("%q", shorten(n.Value))
+	return "a single value"
 }
 
 func shorten(s string) string {

@@ -6,21 +6,64 @@ import (
 	"text/template"
 )
 
-// NameFacts is what a node name template can be made of. MAC and UUID are in
-// lower case, MAC without colons.
+// NameFacts is what a node name template can be made of. Empty: the machine
+// does not know.
 type NameFacts struct{ Serial, MAC, UUID, Hostname string }
+
+// A fact is a string that says so when it is empty and printed nevertheless,
+// so that {{or .Serial .MAC}} works and {{.Serial}} on a machine without one
+// is noticed.
+type (
+	factSerial   string
+	factMAC      string
+	factUUID     string
+	factHostname string
+)
+
+const missing = "\x00"
+
+func shownFact(s, what string) string {
+	if s == "" {
+		return missing + what + missing
+	}
+	return s
+}
+
+func (f factSerial) String() string   { return shownFact(string(f), "serial number") }
+func (f factMAC) String() string      { return shownFact(string(f), "MAC address") }
+func (f factUUID) String() string     { return shownFact(string(f), "UUID") }
+func (f factHostname) String() string { return shownFact(string(f), "host name") }
+
+// MissingFactError says that a node name template needs what the machine
+// does not know about itself.
+type MissingFactError struct{ Template, What string }
+
+func (e *MissingFactError) Error() string {
+	return fmt.Sprintf("the node name %q needs the machine's %s, and it has none that is of use; write nodeName out, or use what it has, as in {{or .Serial .MAC}}", e.Template, e.What)
+}
 
 // ExpandNodeName carries out a node name template. The result is not yet a
 // name: lower-case and check it.
 func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
-	t, err := template.New("nodeName").Option("missingkey=error").Parse(tmpl)
+	t, err := template.New("nodeName").Parse(tmpl)
 	if err != nil {
 		return "", fmt.Errorf("reading the template %q: %s", tmpl, strings.TrimPrefix(err.Error(), "template: nodeName:"))
 	}
+	data := struct {
+		Serial   factSerial
+		MAC      factMAC
+		UUID     factUUID
+		Hostname factHostname
+	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
 	// A template can loop; a name is short.
 	w := &limited{left: 1024}
-	if err := t.Execute(w, facts); err != nil {
-		return "", fmt.Errorf("carrying out the template %q (it knows .Serial, .MAC, .UUID and .Hostname): %s", tmpl, strings.TrimPrefix(err.Error(), "template: nodeName:"))
+	if err := t.Execute(w, data); err != nil {
+		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
+		return "", fmt.Errorf("carrying out the template %q (it knows .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)
+	}
+	if _, rest, ok := strings.Cut(w.String(), missing); ok {
+		what, _, _ := strings.Cut(rest, missing)
+		return "", &MissingFactError{tmpl, what}
 	}
 	return w.String(), nil
 }
@@ -39,14 +82,14 @@ func (l *limited) Write(p []byte) (int, error) {
 
 // badNodeNameTemplate tries the template on a made-up machine.
 func badNodeNameTemplate(tmpl string) string {
-	sample := NameFacts{Serial: "sn12345", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}
+	sample := NameFacts{Serial: "sn12345678", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}
 	name, err := ExpandNodeName(tmpl, sample)
 	if err != nil {
 		return err.Error()
 	}
 	if err := CheckNodeName(strings.ToLower(name)); err != nil {
 		if strings.Contains(tmpl, "{{") {
-			return fmt.Sprintf("on a machine with serial sn12345 and MAC 525400123456, %s", err)
+			return fmt.Sprintf("on a machine with serial number %s and MAC address %s, %s", sample.Serial, sample.MAC, err)
 		}
 		return err.Error()
 	}

@@ -125,7 +125,7 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	if tok := s.Credentials.Token; !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
 		probs.add("credentials.token", "is not a bootstrap token: 6 letters or digits, a dot, 16 letters or digits, all in lower case (`kubeadm token create` makes one)")
 	} else if tok.IsZero() && credentials {
-		probs.add("credentials", "exactly one kind is needed: token")
+		probs.add("credentials.token", "is required")
 	}
 
 	switch {
