@@ -1,0 +1,129 @@
+package builder
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/edgebake/edgebake/builder/plan"
+)
+
+// modulePath is ours.
+const modulePath = "github.com/edgebake/edgebake"
+
+// resolveAgents finds the programs of ours that the image carries.
+func (b *build) resolveAgents(ctx context.Context) error {
+	var errs []error
+	for _, a := range []struct{ name, given string }{
+		{"firstboot", b.img.Agents.Firstboot},
+		{"ipvscare", b.img.Agents.IPVSCare},
+	} {
+		sha, err := b.agent(ctx, a.name, a.given)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		b.add(a.name, plan.Input{Make: "agent", SHA256: sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
+	}
+	return errors.Join(errs...)
+}
+
+// agent brings one of our programs into the cache: from the path given, else
+// from beside the running edgebake, else compiled from the source tree we
+// stand in.
+func (b *build) agent(ctx context.Context, name, given string) (string, error) {
+	if given != "" {
+		sha, err := b.importFile(ctx, b.path(given), "")
+		if err != nil {
+			return "", fmt.Errorf("agents.%s: %w", name, err)
+		}
+		return sha, nil
+	}
+	// Beside the source tree's own edgebake there may be an old build; the
+	// source is what counts there.
+	if dir, ok := sourceTree(); ok {
+		return b.compileAgent(ctx, name, dir)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("looking for %s beside edgebake: %w", name, err)
+	}
+	if real, err := filepath.EvalSymlinks(exe); err == nil {
+		exe = real
+	}
+	for _, f := range []string{name + "-linux-" + b.img.Arch, name} {
+		p := filepath.Join(filepath.Dir(exe), f)
+		if fileExists(p) && elfArch(p) == b.img.Arch {
+			return b.importFile(ctx, p, "")
+		}
+	}
+	return "", fmt.Errorf("no %s for %s beside edgebake (%s): put %s-linux-%s there, name it under agents.%s, or run inside the source tree",
+		name, b.img.Arch, filepath.Dir(exe), name, b.img.Arch, name)
+}
+
+// sourceTree finds our own module around the current folder.
+func sourceTree() (string, bool) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", false
+	}
+	for {
+		if mod, err := os.ReadFile(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, bytes.HasPrefix(mod, []byte("module "+modulePath+"\n"))
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return "", false
+		}
+		dir = up
+	}
+}
+
+func (b *build) compileAgent(ctx context.Context, name, src string) (string, error) {
+	s := b.step(name, "compiling from the source tree")
+	defer s.done()
+	tmp, err := b.Cache.TempDir()
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp)
+	out := filepath.Join(tmp, name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
+	cmd.Dir = src
+	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+b.img.Arch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said)
+	}
+	f, err := os.Open(out)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sha, _, err := b.Cache.Put(ctx, "", f)
+	return sha, err
+}
+
+// elfArch is the GOARCH of a program, empty where it is none we know.
+func elfArch(path string) string {
+	f, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	return archOf(f.Machine)
+}
+
+func archOf(m elf.Machine) string {
+	switch m {
+	case elf.EM_X86_64:
+		return "amd64"
+	case elf.EM_AARCH64:
+		return "arm64"
+	}
+	return ""
+}

@@ -1,0 +1,292 @@
+package builder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays"
+)
+
+// siteVersions are the Site documents that the firstboot on board reads.
+var siteVersions = []string{strings.TrimPrefix(configs.APIVersion, "edgebake.io/")}
+
+// Result of a build.
+type Result struct {
+	Plan   *plan.Plan
+	Report *Report
+	SBOM   []byte // SPDX, JSON
+}
+
+// Build carries everything out: pinning, making, merging, checking, writing.
+// Nothing is written to the output's folder before all is known to fit; the
+// image appears under its name only when it is complete.
+func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) {
+	if err := checkOutput(o.Output, o.Force); err != nil {
+		return nil, err
+	}
+	b, err := resolve(ctx, img, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.make(ctx); err != nil {
+		return nil, err
+	}
+	id, err := b.plan.ID()
+	if err != nil {
+		return nil, err
+	}
+	t, err := b.compose(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	r, err := b.write(ctx, id, t)
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Plan: b.plan, Report: r, SBOM: t.sbom}, nil
+}
+
+// ExportBase makes the base, if that was not done before, and copies it to
+// path as an uncompressed tar.
+func ExportBase(ctx context.Context, img *configs.Image, o Options, path string) (*plan.Plan, error) {
+	b, err := newBuild(img, o)
+	if err != nil {
+		return nil, err
+	}
+	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
+	if err := b.resolveBase(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.make(ctx); err != nil {
+		return nil, err
+	}
+	return b.plan, b.exportBase(path)
+}
+
+func checkOutput(out string, force bool) error {
+	switch {
+	case out == "":
+		return errors.New("no output is named")
+	case !strings.HasSuffix(out, ".raw") && !strings.HasSuffix(out, ".raw.zst"):
+		return fmt.Errorf("output %s: its name must end in .raw or .raw.zst (compressed)", out)
+	}
+	dir := filepath.Dir(out)
+	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+		return fmt.Errorf("output %s: there is no folder %s", out, dir)
+	}
+	if _, err := os.Lstat(out); err == nil && !force {
+		return fmt.Errorf("output %s exists; --force replaces it", out)
+	}
+	probe, err := os.CreateTemp(dir, ".edgebake-*")
+	if err != nil {
+		return fmt.Errorf("output %s: %w", out, err)
+	}
+	probe.Close()
+	return os.Remove(probe.Name())
+}
+
+// composed is everything that will be on the disk.
+type composed struct {
+	info      ondisk.ImageInfo
+	esp       []tree.Node
+	root      []tree.Node
+	data      []tree.Node
+	packages  []dpkgPackage
+	imgReport images.Report
+	sbom      []byte
+	merged    []tree.Node
+	facts     overlays.Facts
+}
+
+// compose merges the layers, in the order that the plan has them with what
+// edgebake renders before the user's own, and checks the result.
+func (b *build) compose(ctx context.Context, id string) (*composed, error) {
+	s := b.step("merge", "merging layers")
+	var base, user []tree.Layer
+	for _, l := range b.plan.Layers {
+		layer, err := b.layer(ctx, l)
+		if err != nil {
+			return nil, err
+		}
+		if strings.HasPrefix(l.Name, overlayPrefix) {
+			user = append(user, layer)
+		} else {
+			base = append(base, layer)
+		}
+	}
+	c := &composed{}
+	var err error
+	if c.packages, err = b.packages(base[0].Nodes); err != nil {
+		return nil, err
+	}
+	containerd, err := b.containerdVersion(c.packages)
+	if err != nil {
+		return nil, err
+	}
+	kernel, err := overlays.KernelVersion(base[0].Nodes)
+	if err != nil {
+		return nil, err
+	}
+	store, err := b.bakeImages(ctx, containerd)
+	if err != nil {
+		return nil, err
+	}
+	c.imgReport = store.Report
+	c.info = b.imageInfo(id, kernel, containerd, store)
+	c.facts = overlays.Facts{SourceDate: b.date, Info: c.info, Containerd: containerd}
+	own, err := overlays.Root(b.img, c.facts)
+	if err != nil {
+		return nil, err
+	}
+	files, err := b.userFiles(c.facts)
+	if err != nil {
+		return nil, err
+	}
+	layers := slices.Concat(base, []tree.Layer{{Name: "images", Nodes: store.Nodes}, own}, user, files)
+	if c.merged, err = tree.Merge(layers, b.date); err != nil {
+		return nil, err
+	}
+	if _, err := checkTree(c.merged, b.Cache, b.img.Arch); err != nil {
+		return nil, err
+	}
+	c.root, c.data = overlays.Split(c.merged)
+	if c.sbom, err = b.makeSBOM(id, c); err != nil {
+		return nil, err
+	}
+	s.done()
+	return c, nil
+}
+
+// bakeImages lays the container images down.
+func (b *build) bakeImages(ctx context.Context, containerd string) (*images.Result, error) {
+	if len(b.pinned) == 0 {
+		return &images.Result{}, nil
+	}
+	s := b.step("images", fmt.Sprintf("%d container images", len(b.pinned)))
+	defer s.done()
+	o := b.imageOptions()
+	o.ContainerdVersion = containerd
+	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
+	return images.Bake(ctx, b.Cache, b.pinned, o)
+}
+
+func (b *build) imageOptions() images.Options {
+	return images.Options{
+		Arch:       b.img.Arch,
+		KeepLayers: b.img.ImageStore.KeepLayers,
+		Sandbox:    b.img.Containerd.Sandbox,
+		Registries: b.img.Registries,
+		Dir:        b.Dir,
+		SourceDate: b.date,
+	}
+}
+
+// containerdVersion is the one on board.
+func (b *build) containerdVersion(packages []dpkgPackage) (string, error) {
+	if !b.img.Containerd.Debian {
+		return strings.TrimPrefix(b.img.Containerd.Version, "v"), nil
+	}
+	for _, p := range packages {
+		if p.Name == "containerd" {
+			v, _, _ := strings.Cut(p.Version, "~")
+			v, _, _ = strings.Cut(v, "-")
+			v, _, _ = strings.Cut(v, "+")
+			return v, nil
+		}
+	}
+	return "", errors.New("containerd.debian: the base has no package containerd")
+}
+
+func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) ondisk.ImageInfo {
+	img := b.img
+	info := ondisk.ImageInfo{
+		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
+		SourceDate: b.date.Unix(), NodeTypes: img.NodeTypes, SiteVersions: siteVersions,
+		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
+		Snapshotter: "overlayfs", Images: store.Images,
+	}
+	if y := img.Yurthub; y != nil {
+		info.Yurthub = &ondisk.YurthubInfo{Version: y.Version, Form: y.Form, LBMode: y.LBMode, ExtraArgs: y.ExtraArgs}
+		if y.Image != nil {
+			info.Yurthub.Image = y.Image.Ref
+		}
+	}
+	for _, p := range b.plan.Partitions {
+		info.Partitions = append(info.Partitions, ondisk.PartitionInfo{
+			Label: p.Label, FS: p.FS, GUID: disk.PartitionGUID(id, p.Label),
+		})
+	}
+	return info
+}
+
+// spec says what the disk shall be.
+func (b *build) spec(id string, c *composed) disk.Spec {
+	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date}
+	for _, p := range b.plan.Partitions {
+		d := disk.Partition{Label: p.Label, FS: p.FS, Size: p.Size}
+		switch p.Label {
+		case ondisk.LabelESP:
+			d.Nodes = c.esp
+		case ondisk.LabelRootA:
+			d.Nodes = c.root
+			d.FreeBytes = max(minRootHead, contentSize(c.root)/8)
+		case ondisk.LabelData:
+			d.Nodes = c.data
+			d.FreeBytes = minDataHead
+		}
+		spec.Partitions = append(spec.Partitions, d)
+	}
+	return spec
+}
+
+func contentSize(nodes []tree.Node) (n int64) {
+	for _, node := range nodes {
+		n += node.Data.Size
+	}
+	return n
+}
+
+// write lays the disk out and writes it. The layout depends on ROOT-A and
+// DATA only, so it is known before the ESP, whose image.json tells it.
+func (b *build) write(ctx context.Context, id string, c *composed) (*Report, error) {
+	layout, err := disk.Compute(b.spec(id, c))
+	if err != nil {
+		return nil, err
+	}
+	c.facts.Info.Partitions = layout.Parts
+	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
+		return nil, err
+	}
+	c.esp = append(c.esp, tree.Node{Path: ondisk.ESPSBOM, Layer: layerEdgebake, Inode: &tree.Inode{
+		Mode: tree.ModeRegular | 0o644, MTime: b.date, Data: tree.Bytes(c.sbom)}})
+	spec := b.spec(id, c)
+	if layout, err = disk.Compute(spec); err != nil {
+		return nil, err
+	}
+	s := b.step("write", b.Output)
+	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
+		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
+		Slot: func(golden string) ([]byte, error) {
+			return slot.Make(slot.Contents{Info: ondisk.SlotInfo{
+				Version: ondisk.SlotInfoVersion, Plan: id, Golden: golden, SiteVersions: siteVersions,
+			}})
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.done()
+	return b.report(id, c, layout, res)
+}

@@ -1,0 +1,223 @@
+// Package builder turns an Image into a golden disk image. Resolve pins every
+// input and gives a Plan; Make fetches or makes the inputs into the cache;
+// Build merges them with what overlays renders and writes the disk. The same
+// plan gives the same bytes: nothing here reads the clock, draws a random
+// number or lets a path of the host through. No step needs root.
+package builder
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// Options of a build.
+type Options struct {
+	// Dir is the folder of the Image document; its relative paths start
+	// there.
+	Dir   string
+	Cache *fetch.Cache
+	// Version is the running edgebake's; it is part of the plan.
+	Version string
+	// Lock, where there is one, pins inputs. Locked refuses every input the
+	// lock does not have.
+	Lock   *plan.Lock
+	Locked bool
+	// Base is an exported base, used instead of making it.
+	Base string
+	// Output is the image to write, .raw or .raw.zst. Force replaces it.
+	Output string
+	Force  bool
+	// Events tells what is going on. It is called from several goroutines,
+	// one at a time.
+	Events func(Event)
+}
+
+// Event is one step's news.
+type Event struct {
+	// Step names what is worked on: "base", "kubelet", "write".
+	Step string `json:"step"`
+	// State is start, progress, log, warning or done.
+	State string `json:"state"`
+	Text  string `json:"text,omitempty"`
+	// Done and Total are bytes; Total is 0 where it is not known.
+	Done  int64 `json:"done,omitempty"`
+	Total int64 `json:"total,omitempty"`
+	// Seconds the step took, when done.
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// States of an Event.
+const (
+	StateStart    = "start"
+	StateProgress = "progress"
+	StateLog      = "log"
+	StateWarning  = "warning"
+	StateDone     = "done"
+)
+
+// build is one run of Resolve, Make or Build.
+type build struct {
+	Options
+	img   *configs.Image
+	date  time.Time
+	plan  *plan.Plan
+	// pinned are the container images to take on board.
+	pinned []images.Pinned
+	makes map[string]makeFunc // how inputs without bytes get them
+	mu    sync.Mutex          // guards Events, plan.Inputs and steps
+	steps []StepTime
+}
+
+// makeFunc brings an input's bytes into the cache.
+type makeFunc func(ctx context.Context, step *step) (sha string, err error)
+
+func newBuild(img *configs.Image, o Options) (*build, error) {
+	if err := img.Validate().Err(); err != nil {
+		return nil, err
+	}
+	return &build{Options: o, img: img, date: img.SourceTime(), makes: map[string]makeFunc{}}, nil
+}
+
+// path is a path of the Image document, seen from here.
+func (b *build) path(p string) string {
+	if filepath.IsAbs(p) {
+		return p
+	}
+	return filepath.Join(b.Dir, p)
+}
+
+func (b *build) event(e Event) {
+	if b.Events == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.Events(e)
+}
+
+// step reports on one part of the work.
+type step struct {
+	b     *build
+	name  string
+	start time.Time
+}
+
+// StepTime is how long a step took, for the report's timings. It is the one
+// thing that differs between two runs.
+type StepTime struct {
+	Step    string  `json:"step"`
+	Seconds float64 `json:"seconds"`
+}
+
+func (b *build) step(name, text string) *step {
+	b.event(Event{Step: name, State: StateStart, Text: text})
+	return &step{b: b, name: name, start: now()}
+}
+
+// now is for durations in reports and progress only; no byte of an image
+// depends on it.
+func now() time.Time { return time.Now() }
+
+func (s *step) log(line string) { s.b.event(Event{Step: s.name, State: StateLog, Text: line}) }
+
+func (s *step) warn(format string, args ...any) {
+	s.b.event(Event{Step: s.name, State: StateWarning, Text: fmt.Sprintf(format, args...)})
+}
+
+func (s *step) progress(done, total int64) {
+	s.b.event(Event{Step: s.name, State: StateProgress, Done: done, Total: max(total, 0)})
+}
+
+func (s *step) done() {
+	t := now().Sub(s.start).Seconds()
+	s.b.mu.Lock()
+	s.b.steps = append(s.b.steps, StepTime{s.name, t})
+	s.b.mu.Unlock()
+	s.b.event(Event{Step: s.name, State: StateDone, Seconds: t})
+}
+
+// Write lets child processes' output become log lines.
+func (s *step) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		if line = strings.TrimSpace(line); line != "" {
+			s.log(line)
+		}
+	}
+	return len(p), nil
+}
+
+// importFile brings a local file into the cache. A file that has not changed
+// since (same inode, size and change time) is not read again.
+func (b *build) importFile(ctx context.Context, path, want string) (string, error) {
+	if want != "" && b.Cache.Has(want) {
+		return want, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !fi.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is not a file", path)
+	}
+	var sha string
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		key := fmt.Sprintf("file %d %d %d %d %v", st.Dev, st.Ino, fi.Size(), fi.ModTime().UnixNano(), st.Ctim)
+		sha, err = b.Cache.Make(ctx, key, func(_ context.Context, w io.Writer) error {
+			_, err := io.Copy(w, f)
+			return err
+		})
+	} else {
+		sha, _, err = b.Cache.Put(ctx, "", f)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading %s: %w", path, err)
+	}
+	if want != "" && sha != want {
+		return "", fmt.Errorf("reading %s: %w", path, &fetch.DigestError{Want: want, Got: sha, Size: fi.Size()})
+	}
+	return sha, nil
+}
+
+// fileDigest is the SHA-256 of a file, in hex.
+func fileDigest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("reading %s: %w", path, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// canonical is the JSON a digest is made over.
+func canonical(v any) (json.RawMessage, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, errors.Join(errors.New("encoding the plan"), err)
+	}
+	return b, nil
+}

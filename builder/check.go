@@ -1,0 +1,203 @@
+package builder
+
+import (
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/overlays"
+)
+
+// identities are files that make one machine different from the next. A
+// golden image serves many machines and must have none of them. Value: an
+// empty file of that name is harmless.
+var identities = map[string]bool{
+	"etc/machine-id":                        true,
+	"var/lib/dbus/machine-id":               false,
+	"var/lib/systemd/random-seed":           false,
+	"var/lib/systemd/credential.secret":     false,
+	"var/lib/urandom/random-seed":           false,
+	"etc/ssl/private/ssl-cert-snakeoil.key": false,
+	"etc/iscsi/initiatorname.iscsi":         false,
+	"etc/nvme/hostid":                       false,
+	"etc/nvme/hostnqn":                      false,
+}
+
+func isIdentity(n tree.Node) bool {
+	emptyOK, ok := identities[n.Path]
+	if !ok {
+		dir, base := path.Split(n.Path)
+		ok = dir == "etc/ssh/" && strings.HasPrefix(base, "ssh_host_") && strings.Contains(base, "key")
+	}
+	if !ok || n.IsDir() {
+		return false
+	}
+	return !(emptyOK && n.IsRegular() && n.Data.Size == 0)
+}
+
+// leftovers of making a base: caches and logs, below these folders.
+var leftovers = []string{"var/cache/apt/", "var/lib/apt/lists/", "var/log/", "var/cache/debconf/", "tmp/", "var/tmp/", "run/", "dev/", "proc/", "sys/"}
+
+// keptLeftovers are files below them that something on the node needs.
+var keptLeftovers = map[string]bool{
+	"var/cache/debconf/config.dat": true, "var/cache/debconf/templates.dat": true, "var/cache/debconf/passwords.dat": true,
+}
+
+var leftoverNames = []string{
+	"root/.bash_history", "root/.wget-hsts", "etc/.pwd.lock", ".dockerenv",
+	"var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock",
+	"var/lib/dpkg/status-old", "var/lib/dpkg/available-old", "var/lib/dpkg/diversions-old", "var/lib/dpkg/statoverride-old",
+	"etc/passwd-", "etc/shadow-", "etc/group-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
+}
+
+// cleanBase takes identities and leftovers out of a base. A link or folder
+// stays: only files can hold them.
+func cleanBase(nodes []tree.Node) []tree.Node {
+	gone := map[string]bool{}
+	for _, p := range leftoverNames {
+		gone[p] = true
+	}
+	out := make([]tree.Node, 0, len(nodes))
+	for _, n := range nodes {
+		switch {
+		case isIdentity(n), gone[n.Path]:
+			continue
+		case !n.IsDir() && !n.IsSymlink() && !keptLeftovers[n.Path] && isLeftover(n.Path):
+			continue
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+func isLeftover(p string) bool {
+	for _, dir := range leftovers {
+		if strings.HasPrefix(p, dir) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkTree refuses a merged tree that would not boot on the machines it is
+// for, or that would make them all alike.
+func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) (kernel string, err error) {
+	var errs []error
+	kernel, err = overlays.KernelVersion(nodes)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	by := make(map[string]tree.Node, len(nodes))
+	for _, n := range nodes {
+		by[n.Path] = n
+	}
+	if _, ok := by["usr/lib/systemd/systemd"]; !ok {
+		errs = append(errs, errors.New("the base has no systemd: usr/lib/systemd/systemd is missing; add the package systemd-sysv"))
+	}
+	if kernel != "" {
+		if _, ok := by["usr/lib/modules/"+kernel]; !ok {
+			errs = append(errs, fmt.Errorf("the base has kernel %s but not its modules: usr/lib/modules/%s is missing", kernel, kernel))
+		}
+		if _, ok := by["boot/initrd.img-"+kernel]; !ok {
+			errs = append(errs, fmt.Errorf("the base has kernel %s but no initrd for it: boot/initrd.img-%s is missing; install initramfs-tools in the base", kernel, kernel))
+		}
+	}
+	for _, n := range nodes {
+		if isIdentity(n) {
+			errs = append(errs, fmt.Errorf("layer %s: %s is one machine's identity and must not be in an image for many: take it out", n.Layer, n.Path))
+		}
+	}
+	errs = append(errs, checkArch(nodes, blobs, arch)...)
+	return kernel, errors.Join(errs...)
+}
+
+// programDirs are where the machine's own processor finds what it runs.
+// Firmware and container images hold other machines' code.
+var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
+
+// maxArchErrors bounds the list: a base of the wrong architecture is wrong in
+// every file.
+const maxArchErrors = 5
+
+func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
+	open := map[string]tree.BlobFile{}
+	defer func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}()
+	var errs []error
+	more := 0
+	for _, n := range nodes {
+		if !n.IsRegular() || n.Data.Blob == "" || n.Data.Size < 64 || !inProgramDir(n.Path) {
+			continue
+		}
+		f, ok := open[n.Data.Blob]
+		if !ok {
+			var err error
+			if f, err = blobs.OpenBlob(n.Data.Blob); err != nil {
+				return append(errs, err)
+			}
+			open[n.Data.Blob] = f
+		}
+		var head [20]byte
+		if _, err := f.ReadAt(head[:], n.Data.Off); err != nil {
+			return append(errs, fmt.Errorf("reading %s: %w", n.Path, err))
+		}
+		if err := checkELF(head, arch); err != nil {
+			if len(errs) == maxArchErrors {
+				more++
+				continue
+			}
+			errs = append(errs, fmt.Errorf("layer %s: %s %w", n.Layer, n.Path, err))
+		}
+	}
+	if more > 0 {
+		errs = append(errs, fmt.Errorf("and %d more files of another architecture", more))
+	}
+	return errs
+}
+
+func inProgramDir(p string) bool {
+	if strings.HasPrefix(p, "usr/lib/firmware/") || strings.HasPrefix(p, "lib/firmware/") {
+		return false
+	}
+	for _, d := range programDirs {
+		if strings.HasPrefix(p, d) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkELF looks at the start of a file: programs and shared libraries must
+// be for arch. Objects (kernel modules, BPF) are judged by who loads them.
+func checkELF(head [20]byte, arch string) error {
+	if string(head[:4]) != elf.ELFMAG {
+		return nil
+	}
+	order := binary.ByteOrder(binary.LittleEndian)
+	if elf.Data(head[elf.EI_DATA]) == elf.ELFDATA2MSB {
+		order = binary.BigEndian
+	}
+	kind := elf.Type(order.Uint16(head[16:]))
+	machine := elf.Machine(order.Uint16(head[18:]))
+	if kind != elf.ET_EXEC && kind != elf.ET_DYN || archOf(machine) == arch {
+		return nil
+	}
+	if arch == "amd64" && machine == elf.EM_386 {
+		return nil // runs there too
+	}
+	return fmt.Errorf("is for %s, the image for %s", machineName(machine), arch)
+}
+
+func machineName(m elf.Machine) string {
+	if a := archOf(m); a != "" {
+		return a
+	}
+	return m.String()
+}

@@ -1,0 +1,240 @@
+package builder
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/overlays"
+)
+
+// debianRecipe is all that decides what mmdebstrap makes, but for the state
+// of the archive: that is why the result's digest is locked.
+type debianRecipe struct {
+	Version    int      `json:"version"` // of this code's arguments
+	Suite      string   `json:"suite"`
+	Arch       string   `json:"arch"`
+	Sources    []string `json:"sources,omitempty"`
+	Components []string `json:"components"`
+	Keyrings   []string `json:"keyrings,omitempty"` // SHA-256
+	Packages   []string `json:"packages"`
+	Run        []string `json:"run,omitempty"`
+	SourceDate int64    `json:"sourceDate"`
+}
+
+// pathFilters keep documentation out; licences stay.
+var pathFilters = []string{
+	"path-exclude=/usr/share/man/*",
+	"path-exclude=/usr/share/info/*",
+	"path-exclude=/usr/share/locale/*",
+	"path-exclude=/usr/share/doc/*",
+	"path-include=/usr/share/doc/*/copyright",
+}
+
+func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) (json.RawMessage, error) {
+	b := img.Base.Debian
+	pk := append(overlays.Packages(img), b.Packages...)
+	slices.Sort(pk)
+	return json.Marshal(debianRecipe{
+		Version: 1, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
+		Components: overlays.Components(img), Keyrings: keyrings,
+		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
+	})
+}
+
+// makeDebian runs mmdebstrap and writes the root file system's tar to w. It
+// needs no root: an ordinary user gets a user namespace.
+func makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Writer, say func(line string)) error {
+	for _, tool := range []struct{ name, pkg string }{
+		{"mmdebstrap", "mmdebstrap"}, {"newuidmap", "uidmap"},
+	} {
+		if tool.name == "newuidmap" && os.Geteuid() == 0 {
+			continue
+		}
+		if _, err := exec.LookPath(tool.name); err != nil {
+			return fmt.Errorf("making the Debian base needs %s: apt-get install mmdebstrap uidmap debian-archive-keyring (or give a base of another kind: tar, oci)", tool.name)
+		}
+	}
+	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(keyrings)...)
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC")
+	// Neither the caller's folder nor its umask has a part in the result.
+	cmd.Dir = "/"
+	// An interrupt lets mmdebstrap unmount and remove what it made.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 20 * time.Second
+	cmd.Stdout = w
+	log := &lineTail{say: say}
+	cmd.Stderr = log
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("mmdebstrap: %w\n%s%s", err, log.text(), debianHint(log.text()))
+	}
+	return nil
+}
+
+func (r debianRecipe) args(keyrings []string) []string {
+	mode := "unshare"
+	if os.Geteuid() == 0 {
+		mode = "root"
+	}
+	args := []string{
+		"--mode=" + mode, "--variant=minbase", "--format=tar",
+		"--architectures=" + r.Arch,
+		"--components=" + strings.Join(r.Components, ","),
+		"--include=" + strings.Join(r.Packages, ","),
+		`--aptopt=APT::Install-Recommends "false"`,
+		// Safe: the tar is synced as a whole once it is complete.
+		"--dpkgopt=force-unsafe-io",
+	}
+	for _, f := range pathFilters {
+		args = append(args, "--dpkgopt="+f)
+	}
+	for _, k := range keyrings {
+		args = append(args, "--keyring="+k)
+	}
+	for _, step := range r.Run {
+		args = append(args, `--customize-hook=chroot "$1" /bin/sh -euc `+shellQuote(step))
+	}
+	args = append(args, r.Suite, "-")
+	return append(args, r.Sources...)
+}
+
+// debianHint says what can be done about the usual failures.
+func debianHint(log string) string {
+	has := func(s string) bool { return strings.Contains(log, s) }
+	switch {
+	case has("NO_PUBKEY") || has("not signed") || has("no Signed-By"):
+		return "\nThe archive's key is not known here: apt-get install debian-archive-keyring (the newest), or name the key under base.debian.keyrings."
+	case has("Unable to locate package") || has("no installation candidate"):
+		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
+	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
+		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
+	case has("newuidmap") || has("subuid"):
+		return "\nUser namespaces need a range of ids: apt-get install uidmap, then usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER."
+	case has("unshare") && has("permitted"):
+		return "\nUser namespaces are switched off here: sysctl kernel.unprivileged_userns_clone=1, or run as root."
+	case has("Exec format error") || has("binfmt"):
+		return "\nPrograms of that architecture do not run here: apt-get install qemu-user-static binfmt-support."
+	}
+	return ""
+}
+
+func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// lineTail passes lines on and keeps the last ones for an error message.
+type lineTail struct {
+	say  func(string)
+	part []byte
+	last []string
+}
+
+func (t *lineTail) Write(p []byte) (int, error) {
+	t.part = append(t.part, p...)
+	for {
+		line, rest, ok := bytes.Cut(t.part, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		t.part = rest
+		s := strings.TrimRight(string(line), "\r")
+		// apt rewrites its line as it goes; the last state counts.
+		if i := strings.LastIndexByte(s, '\r'); i >= 0 {
+			s = s[i+1:]
+		}
+		if s == "" {
+			continue
+		}
+		if t.last = append(t.last, s); len(t.last) > 25 {
+			t.last = t.last[1:]
+		}
+		if t.say != nil {
+			t.say(s)
+		}
+	}
+}
+
+func (t *lineTail) text() string { return strings.Join(append(t.last, string(t.part)), "\n") }
+
+// dpkgPackage is one installed package.
+type dpkgPackage struct {
+	Name, Version, Arch, Source, Homepage string
+}
+
+// parseDpkgStatus reads var/lib/dpkg/status.
+func parseDpkgStatus(r io.Reader) ([]dpkgPackage, error) {
+	var out []dpkgPackage
+	var p dpkgPackage
+	installed := false
+	flush := func() {
+		if p.Name != "" && installed {
+			out = append(out, p)
+		}
+		p, installed = dpkgPackage{}, false
+	}
+	s := bufio.NewScanner(r)
+	s.Buffer(nil, 1<<20)
+	for s.Scan() {
+		if s.Text() == "" {
+			flush()
+			continue
+		}
+		k, v, ok := strings.Cut(s.Text(), ": ")
+		if !ok || strings.HasPrefix(k, " ") {
+			continue
+		}
+		switch k {
+		case "Package":
+			p.Name = v
+		case "Version":
+			p.Version = v
+		case "Architecture":
+			p.Arch = v
+		case "Source":
+			p.Source = v
+		case "Homepage":
+			p.Homepage = v
+		case "Status":
+			installed = strings.HasSuffix(v, " installed")
+		}
+	}
+	flush()
+	if err := s.Err(); err != nil {
+		return nil, fmt.Errorf("reading the package list: %w", err)
+	}
+	slices.SortFunc(out, func(a, b dpkgPackage) int {
+		return strings.Compare(a.Name+"\x00"+a.Arch, b.Name+"\x00"+b.Arch)
+	})
+	return out, nil
+}
+
+// keyringDigests returns the SHA-256 of each keyring and its absolute path.
+func (b *build) keyrings() (digests, paths []string, err error) {
+	var errs []error
+	for i, k := range b.img.Base.Debian.Keyrings {
+		p := b.path(k)
+		sum, err := fileDigest(p)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("base.debian.keyrings[%d]: %w", i, err))
+			continue
+		}
+		abs, err := filepath.Abs(p)
+		errs = append(errs, err)
+		digests, paths = append(digests, sum), append(paths, abs)
+	}
+	return digests, paths, errors.Join(errs...)
+}

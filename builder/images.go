@@ -1,0 +1,120 @@
+package builder
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// imageOrigin says where a container image comes from, for the lock.
+func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
+	raw, err := canonical(configs.ContainerImage{Ref: i.Ref, Layout: i.Layout, Archive: i.Archive})
+	return plan.Input{Make: "image", Recipe: raw}, err
+}
+
+// resolveImages pins the container images to take on board. A digest in the
+// lock counts as if the Image gave it.
+func (b *build) resolveImages(ctx context.Context) error {
+	list := b.img.Images
+	if y := b.img.Yurthub; y != nil && y.Image != nil {
+		list = append(list[:len(list):len(list)], *y.Image)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	wanted := make([]configs.ContainerImage, len(list))
+	origins := map[configs.ContainerImage]plan.Input{}
+	for n, i := range list {
+		in, err := imageOrigin(i)
+		if err != nil {
+			return err
+		}
+		if sha, ok := b.Lock.Pinned(imagePrefix+i.Ref, in); ok && i.Digest == "" {
+			i.Digest = "sha256:" + sha
+		}
+		wanted[n] = i
+		origins[i] = in
+	}
+	var err error
+	if b.pinned, err = images.Resolve(ctx, b.Cache, wanted, b.imageOptions()); err != nil {
+		return err
+	}
+	for _, p := range b.pinned {
+		in := origins[p.Source]
+		in.SHA256 = strings.TrimPrefix(p.Target.Digest, "sha256:")
+		b.add(imagePrefix+p.Source.Ref, in, nil, nil)
+	}
+	return nil
+}
+
+// resolveOCI takes a container image's root file system as the base.
+func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
+	i := configs.ContainerImage{Ref: src.Ref, Layout: src.Layout, Archive: src.Archive, Digest: src.Digest}
+	if i.Ref == "" {
+		i.Ref = "base.invalid/base:latest" // a layout with one image needs no name
+	}
+	pinned, err := images.Resolve(ctx, b.Cache, []configs.ContainerImage{i}, b.imageOptions())
+	if err != nil {
+		return err
+	}
+	p := pinned[0]
+	raw, err := canonical(struct {
+		Manifest string `json:"manifest"`
+	}{p.Manifest.Digest})
+	if err != nil {
+		return err
+	}
+	in := plan.Input{Make: "oci", Recipe: raw}
+	if sha, ok := b.Cache.Lookup(ociKey(raw)); ok && b.Base == "" {
+		in.SHA256 = sha
+	}
+	b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+		return b.makeOCI(ctx, raw, p)
+	})
+	return nil
+}
+
+func ociKey(recipe json.RawMessage) string { return "oci root 1 " + string(recipe) }
+
+// makeOCI flattens the image's layers into one tar.
+func (b *build) makeOCI(ctx context.Context, recipe json.RawMessage, p images.Pinned) (string, error) {
+	blobs, err := images.Layers(ctx, b.Cache, p, b.imageOptions())
+	if err != nil {
+		return "", err
+	}
+	var layers []tree.Layer
+	for n, sha := range blobs {
+		nodes, err := b.index(sha, p.Layers[n].Digest)
+		if err != nil {
+			return "", err
+		}
+		layers = append(layers, tree.Layer{Name: p.Layers[n].Digest, Nodes: nodes})
+	}
+	flat, err := tree.Flatten(layers, b.date)
+	if err != nil {
+		return "", err
+	}
+	return b.Cache.Make(ctx, ociKey(recipe), func(_ context.Context, w io.Writer) error {
+		return tree.WriteTar(w, flat, b.Cache)
+	})
+}
+
+// Images pins the container images that an Image takes on board, and nothing
+// else.
+func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned, error) {
+	b, err := newBuild(img, o)
+	if err != nil {
+		return nil, err
+	}
+	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
+	if err := b.resolveImages(ctx); err != nil {
+		return nil, err
+	}
+	return b.pinned, nil
+}

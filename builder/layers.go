@@ -1,0 +1,117 @@
+package builder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/overlays"
+)
+
+// layer turns a layer of the plan into nodes.
+func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
+	sha := b.input(l.Input).SHA256
+	if l.Path != "" {
+		fi, err := os.Stat(b.Cache.BlobPath(sha))
+		if err != nil {
+			return tree.Layer{}, fmt.Errorf("layer %s: %w", l.Name, err)
+		}
+		n := tree.Node{Path: l.Path, Layer: l.Name, Inode: &tree.Inode{Mode: l.Mode, MTime: b.date,
+			Data: tree.Content{Blob: sha, Size: fi.Size()}}}
+		return tree.Layer{Name: l.Name, Nodes: []tree.Node{n}, Replace: true}, nil
+	}
+	sha, err := fetch.Uncompressed(ctx, b.Cache, sha)
+	if err != nil {
+		return tree.Layer{}, fmt.Errorf("layer %s: %w", l.Name, err)
+	}
+	nodes, err := b.index(sha, l.Name)
+	if err != nil {
+		return tree.Layer{}, err
+	}
+	if l.Input == inputBase {
+		nodes = cleanBase(nodes)
+	}
+	if l.Members != nil {
+		if nodes, err = b.members(nodes, l); err != nil {
+			return tree.Layer{}, err
+		}
+	}
+	return tree.Layer{Name: l.Name, Nodes: nodes, Replace: l.Replace || l.Members != nil}, nil
+}
+
+// index opens an uncompressed tar of the cache.
+func (b *build) index(sha, layer string) ([]tree.Node, error) {
+	f, err := os.Open(b.Cache.BlobPath(sha))
+	if err != nil {
+		return nil, fmt.Errorf("layer %s: %w", layer, err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("layer %s: %w", layer, err)
+	}
+	return tree.FromTar(f, fi.Size(), sha, layer)
+}
+
+// members picks programs out of a release's archive. What they are dated
+// there and who owned them on the machine that packed them does not matter.
+func (b *build) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
+	by := make(map[string]tree.Node, len(nodes))
+	for _, n := range nodes {
+		by[n.Path] = n
+	}
+	var out []tree.Node
+	var errs []error
+	for _, from := range slices.Sorted(maps.Keys(l.Members)) {
+		n, ok := by[from]
+		if !ok || !n.IsRegular() {
+			errs = append(errs, fmt.Errorf("layer %s: the archive has no file %s", l.Name, from))
+			continue
+		}
+		out = append(out, tree.Node{Path: l.Members[from], Layer: l.Name, Inode: &tree.Inode{
+			Mode: tree.ModeRegular | 0o755, MTime: b.date, Data: n.Data}})
+	}
+	return out, errors.Join(errs...)
+}
+
+// userFiles makes the layers of Image.files.
+func (b *build) userFiles(f overlays.Facts) ([]tree.Layer, error) {
+	load := func(source string) (tree.Content, error) {
+		sha := b.input(fileSrcPrefix + source).SHA256
+		fi, err := os.Stat(b.Cache.BlobPath(sha))
+		if err != nil {
+			return tree.Content{}, err
+		}
+		if fi.Size() == 0 {
+			return tree.Content{}, nil
+		}
+		return tree.Content{Blob: sha, Size: fi.Size()}, nil
+	}
+	open := func(source string) (io.ReadCloser, error) {
+		return os.Open(b.Cache.BlobPath(b.input(fileSrcPrefix + source).SHA256))
+	}
+	return overlays.Files(b.img, f, load, open)
+}
+
+// packages lists what dpkg installed into the base; none where it is not a
+// Debian.
+func (b *build) packages(nodes []tree.Node) ([]dpkgPackage, error) {
+	for _, n := range nodes {
+		if n.Path == dpkgStatusPath && n.IsRegular() {
+			data, err := tree.ReadContent(n.Data, b.Cache, maxDpkgStatus)
+			if err != nil {
+				return nil, fmt.Errorf("reading %s: %w", dpkgStatusPath, err)
+			}
+			return parseDpkgStatus(strings.NewReader(string(data)))
+		}
+	}
+	return nil, nil
+}

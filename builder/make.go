@@ -1,0 +1,120 @@
+package builder
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/fetch"
+	"golang.org/x/sync/errgroup"
+)
+
+// make brings the bytes of every input into the cache and completes the
+// plan's digests. What needs the network and what needs the processor go side
+// by side; compilers run one after the other, since one already takes all
+// there is.
+func (b *build) make(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	var compile, rest []string
+	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
+		switch in := b.input(name); {
+		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
+		case in.Make == "go":
+			compile = append(compile, name)
+		default:
+			rest = append(rest, name)
+		}
+	}
+	g.Go(func() error {
+		for _, name := range compile {
+			if err := b.makeOne(ctx, name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, name := range rest {
+		g.Go(func() error { return b.makeOne(ctx, name) })
+	}
+	return g.Wait()
+}
+
+func (b *build) makeOne(ctx context.Context, name string) error {
+	in := b.input(name)
+	what := "fetching"
+	if in.Make != "" {
+		what = "making (" + in.Make + ")"
+	}
+	s := b.step(name, what)
+	var sha string
+	var err error
+	if name == inputBase && b.Base != "" {
+		sha, err = b.importFile(ctx, b.Base, "")
+		if err == nil {
+			sha, err = fetch.Uncompressed(ctx, b.Cache, sha)
+		}
+	} else {
+		sha, err = b.makes[name](ctx, s)
+	}
+	if err != nil {
+		return fmt.Errorf("input %s: %w", name, err)
+	}
+	if in.SHA256 != "" && sha != in.SHA256 {
+		if b.Locked || in.Make == "" {
+			return fmt.Errorf("input %s: made %s, locked is %s%s", name, sha, in.SHA256, lockedHint(in.Make))
+		}
+		s.warn("differs from the lock, which is renewed (%.12s, was %.12s)", sha, in.SHA256)
+	}
+	b.mu.Lock()
+	in.SHA256 = sha
+	b.plan.Inputs[name] = in
+	b.mu.Unlock()
+	s.done()
+	return nil
+}
+
+func lockedHint(kind string) string {
+	switch kind {
+	case "mmdebstrap":
+		return "; the Debian archive has moved on: give the base that was exported (--base FILE, see edgebake build --export-base), or renew the lock by building without --locked"
+	case "go":
+		return "; another Go release compiles other bytes: use the one of the lock, or renew the lock by building without --locked"
+	}
+	return "; build without --locked to renew the lock"
+}
+
+// exportBase copies the made base's tar out of the cache, so that a locked
+// build works when the archive it came from has moved on.
+func (b *build) exportBase(path string) error {
+	src, err := os.Open(b.Cache.BlobPath(b.input(inputBase).SHA256))
+	if err != nil {
+		return fmt.Errorf("exporting the base: %w", err)
+	}
+	defer src.Close()
+	out, err := disk.Create(path, 0o666, true)
+	if err != nil {
+		return err
+	}
+	defer out.Discard()
+	if _, err := out.ReadFrom(src); err != nil {
+		return fmt.Errorf("exporting the base: %w", err)
+	}
+	return out.Commit()
+}
+
+// WriteFile writes a small file that appears under its name only when it is
+// complete, and replaces what is there.
+func WriteFile(path string, data []byte) error {
+	out, err := disk.Create(path, 0o666, true)
+	if err != nil {
+		return err
+	}
+	defer out.Discard()
+	if _, err := out.Write(data); err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	return out.Commit()
+}

@@ -1,0 +1,228 @@
+package builder
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// programSet is a group of programs that one source gives.
+type programSet struct {
+	field  string // of the Image, for messages
+	source configs.Source
+	// programs by name, and where each goes.
+	programs []program
+	// recipe compiles them.
+	recipe func() (fetch.GoRecipe, error)
+	// dir is the folder of a release below the server's base; archive is the
+	// tar in it that has all programs, empty where each is a file.
+	dir, archive string
+	// inArchive is the folder of the programs in the archive.
+	inArchive string
+}
+
+type program struct{ name, path string }
+
+// sidecars are the names under which release servers publish a digest.
+var sidecars = []string{".sha256", ".sha256sum"}
+
+func (b *build) resolvePrograms(ctx context.Context) error {
+	img, arch := b.img, b.img.Arch
+	k8s := programSet{
+		field: "kubernetes.source", source: img.Kubernetes.Source,
+		programs: []program{{"kubelet", "usr/bin/kubelet"}, {"kubeadm", "usr/bin/kubeadm"}},
+		dir:      path.Join(img.Kubernetes.Version, "bin/linux", arch),
+	}
+	if img.Kubernetes.Kubectl {
+		k8s.programs = append(k8s.programs, program{"kubectl", "usr/bin/kubectl"})
+	}
+	k8s.recipe = func() (fetch.GoRecipe, error) {
+		var names []string
+		for _, p := range k8s.programs {
+			names = append(names, p.name)
+		}
+		return fetch.KubernetesRecipe(img.Kubernetes.Version, arch, names...)
+	}
+	sets := []programSet{k8s}
+	if v := strings.TrimPrefix(img.Containerd.Version, "v"); !img.Containerd.Debian {
+		sets = append(sets, programSet{
+			field: "containerd.source", source: img.Containerd.Source,
+			programs: []program{
+				{"containerd", "usr/bin/containerd"},
+				{"containerd-shim-runc-v2", "usr/bin/containerd-shim-runc-v2"},
+				{"ctr", "usr/bin/ctr"},
+			},
+			recipe:    func() (fetch.GoRecipe, error) { return fetch.ContainerdRecipe(v, arch) },
+			dir:       "v" + v,
+			archive:   fmt.Sprintf("containerd-%s-linux-%s.tar.gz", v, arch),
+			inArchive: "bin",
+		})
+	}
+	if c := img.Containerd.Crictl; c != nil {
+		v := "v" + strings.TrimPrefix(c.Version, "v")
+		sets = append(sets, programSet{
+			field: "containerd.crictl.source", source: c.Source,
+			programs: []program{{"crictl", "usr/bin/crictl"}},
+			recipe:   func() (fetch.GoRecipe, error) { return crictlRecipe(v, arch), nil },
+			dir:      v,
+			archive:  fmt.Sprintf("crictl-%s-linux-%s.tar.gz", v, arch),
+		})
+	}
+	var errs []error
+	for _, s := range sets {
+		if err := b.resolveSet(ctx, s); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", s.field, err))
+		}
+	}
+	if y := img.Yurthub; y != nil && y.Binary != nil {
+		errs = append(errs, b.fileSource(ctx, "yurthub", "yurthub.binary", *y.Binary, &plan.Layer{Path: "usr/local/bin/yurthub", Mode: tree.ModeRegular | 0o755}))
+	}
+	return errors.Join(errs...)
+}
+
+func crictlRecipe(version, arch string) fetch.GoRecipe {
+	const m = "sigs.k8s.io/cri-tools"
+	return fetch.GoRecipe{Module: m, Version: version, Packages: []string{m + "/cmd/crictl"}, Arch: arch,
+		LDFlags: "-s -w -X " + m + "/pkg/version.Version=" + version}
+}
+
+func (b *build) resolveSet(ctx context.Context, s programSet) error {
+	switch {
+	case s.source.GoModule != nil:
+		return b.resolveGo(s)
+	case s.source.URL != nil:
+		return b.resolveURL(ctx, s)
+	case s.source.File != nil:
+		return b.resolveDir(ctx, s)
+	}
+	return errors.New("choose one of goModule, url and file")
+}
+
+func (b *build) resolveGo(s programSet) error {
+	r, err := s.recipe()
+	if err != nil {
+		return err
+	}
+	for i, p := range s.programs {
+		one := r
+		one.Packages = r.Packages[i : i+1]
+		raw, err := canonical(one)
+		if err != nil {
+			return err
+		}
+		b.add(p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, st *step) (string, error) {
+			made, err := fetch.GoBuild(ctx, b.Cache, one, st)
+			return made[one.Packages[0]], err
+		})
+	}
+	return nil
+}
+
+func (p program) layer() *plan.Layer {
+	return &plan.Layer{Path: p.path, Mode: tree.ModeRegular | 0o755}
+}
+
+func (b *build) resolveURL(ctx context.Context, s programSet) error {
+	base := strings.TrimRight(s.source.URL.Base, "/") + "/" + s.dir
+	if s.archive != "" {
+		members := map[string]string{}
+		for _, p := range s.programs {
+			members[path.Join(s.inArchive, p.name)] = p.path
+		}
+		return b.resolveRelease(ctx, s.programs[0].name, base+"/"+s.archive, s.source.URL.SHA256, &plan.Layer{Members: members})
+	}
+	var errs []error
+	for _, p := range s.programs {
+		errs = append(errs, b.resolveRelease(ctx, p.name, base+"/"+p.name, s.source.URL.SHA256, p.layer()))
+	}
+	return errors.Join(errs...)
+}
+
+// resolveRelease pins one file of a release server: by the Image, else by the
+// lock, else by the digest that the server publishes beside the file.
+func (b *build) resolveRelease(ctx context.Context, name, url string, digests map[string]string, layer *plan.Layer) error {
+	in := plan.Input{Fetch: []string{url}, SHA256: digests[path.Base(url)]}
+	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
+		if b.Locked {
+			return fmt.Errorf("%s is not in the lock", fetch.Redact(url))
+		}
+		sha, err := b.publishedDigest(ctx, url)
+		if err != nil {
+			return err
+		}
+		in.SHA256 = sha
+	}
+	b.add(name, in, layer, b.fetcher(name))
+	return nil
+}
+
+var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+func (b *build) publishedDigest(ctx context.Context, url string) (string, error) {
+	var errs []error
+	for _, ext := range sidecars {
+		sha, err := fetch.Download(ctx, b.Cache, []string{url + ext}, "", nil)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		f, err := b.Cache.OpenBlob(sha)
+		if err != nil {
+			return "", err
+		}
+		head := make([]byte, maxSidecar)
+		n, _ := f.ReadAt(head, 0)
+		f.Close()
+		if fields := strings.Fields(string(head[:n])); len(fields) > 0 && hexDigest.MatchString(fields[0]) {
+			return fields[0], nil
+		}
+		errs = append(errs, fmt.Errorf("%s%s holds no SHA-256", fetch.Redact(url), ext))
+	}
+	return "", fmt.Errorf("no digest is known for %s: give it under sha256 (%s: <hex>)\n%w", fetch.Redact(url), path.Base(url), errors.Join(errs...))
+}
+
+func (b *build) resolveDir(ctx context.Context, s programSet) error {
+	var errs []error
+	for _, p := range s.programs {
+		dir := s.source.File.Dir
+		file := filepath.Join(dir, p.name)
+		if _, err := os.Stat(b.path(file)); errors.Is(err, fs.ErrNotExist) {
+			if in := filepath.Join(dir, "bin", p.name); fileExists(b.path(in)) {
+				file = in
+			}
+		}
+		sha, err := b.importFile(ctx, b.path(file), s.source.File.SHA256[p.name])
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		b.add(p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
+	}
+	return errors.Join(errs...)
+}
+
+func fileExists(p string) bool {
+	fi, err := os.Stat(p)
+	return err == nil && fi.Mode().IsRegular()
+}
+
+// goModuleOf says what a compiled input was compiled from.
+func goModuleOf(in plan.Input) (mod, version string) {
+	var r fetch.GoRecipe
+	if in.Make != "go" || json.Unmarshal(in.Recipe, &r) != nil {
+		return "", ""
+	}
+	return r.Module, r.Version
+}

@@ -1,0 +1,77 @@
+package builder
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// ReportVersion of report.json.
+const ReportVersion = 1
+
+// Report is report.json beside the image: what went in, what came out, how
+// full it is, and where the time went.
+type Report struct {
+	Version    int                   `json:"version"`
+	Name       string                `json:"name"`
+	Plan       string                `json:"plan"`
+	Builder    string                `json:"builder"`
+	Golden     string                `json:"golden"`
+	Size       int64                 `json:"size"` // of the disk
+	Info       ondisk.ImageInfo      `json:"image"`
+	Partitions []PartitionReport     `json:"partitions"`
+	Inputs     map[string]plan.Input `json:"inputs"`
+	Packages   int                   `json:"packages"`
+	Images     images.Report         `json:"images"`
+	// Timings differ from run to run; all else follows from the plan.
+	Timings []StepTime `json:"timings"`
+}
+
+// PartitionReport is one partition, and the proof of its headroom.
+type PartitionReport struct {
+	ondisk.PartitionInfo
+	Free       int64 `json:"free,omitempty"`
+	FreeInodes int64 `json:"freeInodes,omitempty"`
+	Files      int   `json:"files,omitempty"`
+}
+
+func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result) (*Report, error) {
+	r := &Report{
+		Version: ReportVersion, Name: b.img.Name, Plan: id, Builder: b.plan.Builder, Golden: res.Golden,
+		Size: l.Size, Info: c.facts.Info, Inputs: map[string]plan.Input{}, Packages: len(c.packages),
+		Images: c.imgReport, Timings: b.steps,
+	}
+	for name, in := range b.plan.Inputs {
+		r.Inputs[name] = in
+	}
+	for _, p := range l.Parts {
+		pr := PartitionReport{PartitionInfo: p}
+		switch p.Label {
+		case ondisk.LabelESP:
+			pr.Files = len(c.esp)
+		case ondisk.LabelRootA:
+			pr.Files = len(c.root)
+		case ondisk.LabelData:
+			pr.Files = len(c.data)
+		}
+		r.Partitions = append(r.Partitions, pr)
+	}
+	return r, nil
+}
+
+// Encode is the form of report.json.
+func (r *Report) Encode() ([]byte, error) {
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(r); err != nil {
+		return nil, fmt.Errorf("encoding the report: %w", err)
+	}
+	return out.Bytes(), nil
+}

@@ -1,0 +1,259 @@
+package builder
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Input names that other code asks for.
+const (
+	inputBase      = "base"
+	imagePrefix    = "image "
+	overlayPrefix  = "overlay "
+	fileSrcPrefix  = "file "
+	layerEdgebake  = "edgebake"
+	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
+	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
+	espSize        = 512 << 20
+	maxSidecar     = 4 << 10
+	maxDpkgStatus  = 64 << 20
+	dpkgStatusPath = "var/lib/dpkg/status"
+)
+
+// Resolve pins an Image's inputs as far as that goes without making any of
+// them: digests of local files, of what release servers publish and of
+// container images. Inputs that are made here keep the digest the lock or the
+// cache has for them.
+func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, error) {
+	b, err := resolve(ctx, img, o)
+	if err != nil {
+		return nil, err
+	}
+	return b.plan, nil
+}
+
+func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error) {
+	b, err := newBuild(img, o)
+	if err != nil {
+		return nil, err
+	}
+	b.plan = &plan.Plan{
+		Version:    plan.Version,
+		Name:       img.Name,
+		Builder:    o.Version,
+		Arch:       img.Arch,
+		SourceDate: b.date.Unix(),
+		Inputs:     map[string]plan.Input{},
+	}
+	s := b.step("resolve", "pinning inputs")
+	// The order of the layers: the base, programs over it, then what the
+	// user lays over all. What edgebake renders itself comes before the
+	// user's (see Build).
+	var errs []error
+	for _, part := range []func(context.Context) error{
+		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveImages, b.resolveOverlays, b.resolveFiles,
+	} {
+		errs = append(errs, part(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if b.plan.Partitions, err = partitions(img); err != nil {
+		return nil, err
+	}
+	if b.plan.Config, err = renderedConfig(img); err != nil {
+		return nil, err
+	}
+	if o.Locked {
+		if o.Lock == nil {
+			return nil, errors.New("--locked: there is no lock beside the Image; build once without --locked to make one")
+		}
+		if err := o.Lock.Check(b.plan); err != nil {
+			return nil, fmt.Errorf("--locked: the lock and the Image differ; build without --locked to renew it:\n%w", err)
+		}
+	}
+	s.done()
+	return b, nil
+}
+
+// add enters an input and, unless layer is nil, how it enters the tree. The
+// lock's digest is taken where none is known otherwise.
+func (b *build) add(name string, in plan.Input, layer *plan.Layer, make makeFunc) {
+	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
+		in.SHA256 = sha
+	}
+	b.plan.Inputs[name] = in
+	if make != nil {
+		b.makes[name] = make
+	}
+	if layer != nil {
+		layer.Name, layer.Input = name, name
+		b.plan.Layers = append(b.plan.Layers, *layer)
+	}
+}
+
+func (b *build) resolveBase(ctx context.Context) error {
+	base := b.img.Base
+	switch {
+	case base.Debian != nil:
+		digests, paths, err := b.keyrings()
+		if err != nil {
+			return err
+		}
+		raw, err := newDebianRecipe(b.img, b.date, digests)
+		if err != nil {
+			return err
+		}
+		var r debianRecipe
+		if err := json.Unmarshal(raw, &r); err != nil {
+			return err
+		}
+		in := plan.Input{Make: "mmdebstrap", Recipe: raw}
+		if sha, ok := b.Cache.Lookup(in.Make + " " + string(raw)); ok && b.Base == "" {
+			if _, locked := b.Lock.Pinned(inputBase, in); !locked {
+				in.SHA256 = sha
+			}
+		}
+		b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+			return b.Cache.Make(ctx, in.Make+" "+string(raw), func(ctx context.Context, w io.Writer) error {
+				return makeDebian(ctx, r, paths, w, s.log)
+			})
+		})
+		return nil
+	case base.Tar != nil:
+		return b.fileSource(ctx, inputBase, "base.tar", *base.Tar, &plan.Layer{})
+	case base.OCI != nil:
+		return b.resolveOCI(ctx, *base.OCI)
+	}
+	return errors.New("base: choose one of debian, tar and oci")
+}
+
+// fileSource enters a file by path or URL.
+func (b *build) fileSource(ctx context.Context, name, field string, src configs.FileSource, layer *plan.Layer) error {
+	if src.File != "" {
+		sha, err := b.importFile(ctx, b.path(src.File), src.SHA256)
+		if err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+		b.add(name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
+		return nil
+	}
+	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
+	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
+		return fmt.Errorf("%s: %s has no sha256; give it, so that nobody can slip in another file", field, fetch.Redact(src.URL))
+	}
+	b.add(name, in, layer, b.fetcher(name))
+	return nil
+}
+
+// fetcher downloads the input of that name.
+func (b *build) fetcher(name string) makeFunc {
+	return func(ctx context.Context, s *step) (string, error) {
+		in := b.input(name)
+		return fetch.Download(ctx, b.Cache, in.Fetch, in.SHA256, s.progress)
+	}
+}
+
+func (b *build) input(name string) plan.Input {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.plan.Inputs[name]
+}
+
+// resolveOverlays packs the user's folders.
+func (b *build) resolveOverlays(ctx context.Context) error {
+	var errs []error
+	for i, o := range b.img.Overlays {
+		pr, pw := io.Pipe()
+		go func() { pw.CloseWithError(tree.PackDir(pw, b.path(o.Dir), b.date)) }()
+		sha, _, err := b.Cache.Put(ctx, "", pr)
+		pr.CloseWithError(err)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("overlays[%d] (%s): %w", i, o.Dir, err))
+			continue
+		}
+		name := fmt.Sprintf("%s%d (%s)", overlayPrefix, i, o.Dir)
+		b.add(name, plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
+	}
+	return errors.Join(errs...)
+}
+
+// resolveFiles pins the sources of single files; overlays makes their layers.
+func (b *build) resolveFiles(ctx context.Context) error {
+	var errs []error
+	for i, f := range b.img.Files {
+		if f.Source == "" {
+			continue
+		}
+		sha, err := b.importFile(ctx, b.path(f.Source), "")
+		if err != nil {
+			errs = append(errs, fmt.Errorf("files[%d].source: %w", i, err))
+			continue
+		}
+		b.add(fileSrcPrefix+f.Source, plan.Input{File: f.Source, SHA256: sha}, nil, nil)
+	}
+	return errors.Join(errs...)
+}
+
+func partitions(img *configs.Image) ([]plan.Partition, error) {
+	root, err := diskSize("disk.root", img.Disk.Root)
+	data, err2 := diskSize("disk.data", img.Disk.Data)
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	p := []plan.Partition{
+		{Label: ondisk.LabelESP, FS: "fat32", Size: espSize},
+		{Label: ondisk.LabelSlot, FS: "fat16", Size: ondisk.SlotSize},
+		{Label: ondisk.LabelRootA, FS: "ext4", Size: root},
+		{Label: ondisk.LabelRootB, Size: root},
+		{Label: ondisk.LabelData, FS: "ext4", Size: data},
+	}
+	if img.Disk.Reserve == "none" {
+		p = slices.DeleteFunc(p, func(p plan.Partition) bool { return p.Label == ondisk.LabelRootB })
+	}
+	return p, nil
+}
+
+// diskSize reads a size in whole MiB; empty is 0, computed.
+func diskSize(field, s string) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	n, err := configs.ParseSize(s)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", field, err)
+	}
+	const mib = 1 << 20
+	return (n + mib - 1) / mib * mib, nil
+}
+
+// renderedConfig is the part of the Image that rendering uses: not where
+// inputs come from, which are pinned by digest.
+func renderedConfig(img *configs.Image) (json.RawMessage, error) {
+	c := *img
+	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}
+	c.Registries, c.Overlays, c.Agents, c.ImagesFrom = nil, nil, configs.Agents{}, nil
+	if c.Containerd.Crictl != nil {
+		c.Containerd.Crictl = &configs.Crictl{Version: c.Containerd.Crictl.Version}
+	}
+	if img.Yurthub != nil {
+		y := *img.Yurthub
+		y.Binary = nil
+		c.Yurthub = &y
+	}
+	c.Images = nil
+	for _, i := range img.Images {
+		c.Images = append(c.Images, configs.ContainerImage{Ref: i.Ref})
+	}
+	return canonical(c)
+}

@@ -1,0 +1,184 @@
+package builder
+
+import (
+	"bytes"
+	"debug/buildinfo"
+	"fmt"
+	"io"
+	"net/url"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
+	spdxjson "github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdx/v2/common"
+	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
+	"github.com/spdx/tools-golang/spdxlib"
+)
+
+// sbom collects the parts of an image into an SPDX document. It follows from
+// the plan, so it is the same for the same image.
+type sbom struct {
+	doc  *spdx.Document
+	seen map[common.ElementID]bool
+}
+
+const noAssertion = "NOASSERTION"
+
+// makeSBOM lists Debian packages, programs with the modules they were linked
+// from, and container images.
+func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
+	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{
+		SPDXVersion:    spdx.Version,
+		DataLicense:    spdx.DataLicense,
+		SPDXIdentifier: "DOCUMENT",
+		DocumentName:   b.img.Name,
+		// A name, not an address; unique for each plan, as the
+		// specification wants it.
+		DocumentNamespace: "https://edgebake.io/spdx/" + url.PathEscape(b.img.Name) + "/" + id,
+		CreationInfo: &spdx.CreationInfo{
+			Creators: []common.Creator{{CreatorType: "Tool", Creator: "edgebake-" + b.plan.Builder}},
+			Created:  b.date.UTC().Format(time.RFC3339),
+		},
+	}}
+	image := d.add("Image", &spdx.Package{
+		PackageName: b.img.Name, PackageVersion: id[:12],
+		PackageDownloadLocation: "NONE", PrimaryPackagePurpose: "OPERATING-SYSTEM",
+	})
+	d.relate("DOCUMENT", "DESCRIBES", image)
+	for _, p := range c.packages {
+		d.relate(image, "CONTAINS", d.add("deb-"+p.Name+"-"+p.Arch, &spdx.Package{
+			PackageName: p.Name, PackageVersion: p.Version,
+			PackageHomePage: p.Homepage, PackageSourceInfo: sourceInfo(p),
+			PackageExternalReferences: purl("pkg:deb/debian/" + url.PathEscape(p.Name) + "@" + url.QueryEscape(p.Version) + "?arch=" + p.Arch),
+		}))
+	}
+	if err := b.programsSBOM(d, image, c.merged); err != nil {
+		return nil, err
+	}
+	for _, i := range c.info.Images {
+		repo, _, _ := strings.Cut(i.Ref, "@")
+		d.relate(image, "CONTAINS", d.add("oci-"+i.Ref, &spdx.Package{
+			PackageName: i.Ref, PackageVersion: i.Digest,
+			PackageChecksums:          []common.Checksum{{Algorithm: common.SHA256, Value: strings.TrimPrefix(i.Digest, "sha256:")}},
+			PrimaryPackagePurpose:     "CONTAINER",
+			PackageExternalReferences: purl("pkg:oci/" + url.PathEscape(repo[strings.LastIndexByte(repo, '/')+1:]) + "@" + url.QueryEscape(i.Digest)),
+		}))
+	}
+	if err := spdxlib.ValidateDocument(d.doc); err != nil {
+		return nil, fmt.Errorf("making the SBOM: %w", err)
+	}
+	var out bytes.Buffer
+	if err := spdxjson.Write(d.doc, &out, spdxjson.Indent(" ")); err != nil {
+		return nil, fmt.Errorf("making the SBOM: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// programsSBOM lists the programs that do not come out of packages.
+func (b *build) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node) error {
+	layers := map[string]plan.Layer{}
+	for _, l := range b.plan.Layers {
+		if l.Path != "" || l.Members != nil {
+			layers[l.Name] = l
+		}
+	}
+	for _, n := range merged {
+		l, ok := layers[n.Layer]
+		if !ok || !n.IsRegular() {
+			continue
+		}
+		in := b.input(l.Input)
+		_, version := goModuleOf(in)
+		from := noAssertion
+		if len(in.Fetch) > 0 {
+			from = in.Fetch[0]
+		}
+		pkg := &spdx.Package{
+			PackageName: n.Path[strings.LastIndexByte(n.Path, '/')+1:], PackageVersion: version,
+			PackageDownloadLocation: from, PackageFileName: n.Path, PrimaryPackagePurpose: "APPLICATION",
+		}
+		if l.Path != "" {
+			pkg.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: in.SHA256}}
+		}
+		info, err := b.buildInfo(n)
+		if err != nil {
+			return err
+		}
+		if info != nil && pkg.PackageVersion == "" {
+			pkg.PackageVersion = info.Main.Version
+		}
+		prog := d.add("file-"+n.Path, pkg)
+		d.relate(image, "CONTAINS", prog)
+		if info == nil {
+			continue
+		}
+		for _, m := range append([]*debug.Module{{Path: "stdlib", Version: strings.TrimPrefix(info.GoVersion, "go")}, &info.Main}, info.Deps...) {
+			if m.Replace != nil {
+				m = m.Replace
+			}
+			if m.Path == "" || m.Path == "scratch" {
+				continue // the module that edgebake compiles in
+			}
+			d.relate(prog, "CONTAINS", d.add("go-"+m.Path+"-"+m.Version, &spdx.Package{
+				PackageName: m.Path, PackageVersion: m.Version,
+				PackageExternalReferences: purl("pkg:golang/" + m.Path + "@" + url.QueryEscape(m.Version)),
+			}))
+		}
+	}
+	return nil
+}
+
+// buildInfo reads which modules a Go program was linked from; nil where it is
+// none.
+func (b *build) buildInfo(n tree.Node) (*debug.BuildInfo, error) {
+	f, err := b.Cache.OpenBlob(n.Data.Blob)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := buildinfo.Read(io.NewSectionReader(f, n.Data.Off, n.Data.Size))
+	if err != nil {
+		return nil, nil //nolint:nilerr // not a Go program
+	}
+	return info, nil
+}
+
+func sourceInfo(p dpkgPackage) string {
+	if p.Source == "" {
+		return "built from: " + p.Name
+	}
+	return "built from: " + p.Source
+}
+
+func purl(s string) []*spdx.PackageExternalReference {
+	return []*spdx.PackageExternalReference{{Category: common.CategoryPackageManager, RefType: common.TypePackageManagerPURL, Locator: s}}
+}
+
+var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
+
+// add enters a package once and returns its id.
+func (d *sbom) add(name string, p *spdx.Package) common.ElementID {
+	id := common.ElementID(notInID.ReplaceAllString(name, "-"))
+	if d.seen[id] {
+		return id
+	}
+	d.seen[id] = true
+	p.PackageSPDXIdentifier = id
+	if p.PackageDownloadLocation == "" {
+		p.PackageDownloadLocation = noAssertion
+	}
+	// Files are not analyzed; licences are the packages' own.
+	p.PackageLicenseConcluded, p.PackageLicenseDeclared, p.PackageCopyrightText = noAssertion, noAssertion, noAssertion
+	d.doc.Packages = append(d.doc.Packages, p)
+	return id
+}
+
+func (d *sbom) relate(from common.ElementID, how string, to common.ElementID) {
+	d.doc.Relationships = append(d.doc.Relationships, &spdx.Relationship{
+		RefA: common.MakeDocElementID("", string(from)), RefB: common.MakeDocElementID("", string(to)), Relationship: how,
+	})
+}
