@@ -414,15 +414,13 @@ func writeReport(f Device, r Report) error {
 // site.yaml or inventory.yaml (the one that is there; nil removes it), pki/
 // and every file that the contract does not name go, config.ign, files/ and
 // the report stay, with stars where they quote one of the secrets. A slot
-// that cannot be read, because the power went during an earlier Scrub, is
-// made from info and site alone.
+// that cannot be read, because the power went during an earlier Scrub or
+// somebody damaged it, is made from info and site alone: that no secret stays
+// matters more than what else was there.
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	c, err := Read(f)
-	switch {
-	case errors.Is(err, ErrBlank), errors.Is(err, fat.ErrNotFAT):
+	if err != nil && !errors.Is(err, ErrNoSite) {
 		c = &Contents{Info: info, Files: map[string][]byte{}}
-	case err != nil && !errors.Is(err, ErrNoSite):
-		return fmt.Errorf("scrubbing the slot: %w", err)
 	}
 	if c.Info.Version == 0 {
 		c.Info = info

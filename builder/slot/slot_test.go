@@ -1,0 +1,577 @@
+package slot
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+func oracle(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("oracle %s is missing", name)
+		}
+		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+const token = "abcdef.0123456789abcdef"
+
+func sample() Contents {
+	return Contents{
+		Info: ondisk.SlotInfo{Version: 1, Plan: "p1", Golden: "g1", SiteVersions: []string{"v1alpha1"}, Stamped: 1767225600},
+		Files: map[string][]byte{
+			"site.yaml":                    []byte("token: " + token + "\n"),
+			"config.ign":                   []byte(`{"ignition":{"version":"3.5.0"}}`),
+			"files/etc/A long file name.d": []byte("content"),
+			"pki/ca.crt":                   []byte("certificate"),
+		},
+	}
+}
+
+func mustMake(t testing.TB, c Contents) []byte {
+	t.Helper()
+	b, err := Make(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestMakeAndRead(t *testing.T) {
+	want := sample()
+	want.Report = Report{Text: []byte("all is well\n"), JSON: []byte("{}\n")}
+	img := mustMake(t, want)
+	if len(img) != ondisk.SlotSize {
+		t.Errorf("%d bytes", len(img))
+	}
+	if !bytes.Equal(img, mustMake(t, want)) {
+		t.Error("two slots differ")
+	}
+	got, err := Read(bytes.NewReader(img))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(*got, want) {
+		t.Errorf("read %+v, made %+v", *got, want)
+	}
+
+	name := filepath.Join(t.TempDir(), "slot")
+	if err := os.WriteFile(name, img, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	oracle(t, "fsck.fat", "-n", name)
+	if out := oracle(t, "mtype", "-i", name, "::site.yaml"); out != string(want.Files["site.yaml"]) {
+		t.Errorf("mtype: %q", out)
+	}
+	if out := oracle(t, "mdir", "-i", name); !strings.Contains(out, "Volume in drive : is EDGEBAKE") || !strings.Contains(out, "2026-01-01") {
+		t.Errorf("mdir: %s", out)
+	}
+	// The reports are whole and in one piece.
+	f, err := fat.Open(bytes.NewReader(img))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range map[string]int64{"report.txt": ReportTextSize, "report.json": ReportJSONSize} {
+		if x, err := f.Extents(name); err != nil || len(x) != 1 || x[0].Len != size {
+			t.Errorf("%s: %v %v", name, x, err)
+		}
+	}
+}
+
+func TestMakeRefuses(t *testing.T) {
+	c := sample()
+	c.Files["inventory.yaml"] = nil
+	c.Files["passwords.txt"] = nil
+	c.Report.JSON = make([]byte, ReportJSONSize+1)
+	_, err := Make(c)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"are both there", "passwords.txt has no place", "has room for"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error does not say %q: %v", want, err)
+		}
+	}
+	big := sample()
+	big.Files["files/big"] = make([]byte, 17<<20)
+	if _, err := Make(big); err == nil || !strings.Contains(err.Error(), "have room") && !strings.Contains(err.Error(), "has room") {
+		t.Errorf("17 MiB of files: %v", err)
+	}
+}
+
+func TestNoneAndBoth(t *testing.T) {
+	c := sample()
+	delete(c.Files, "site.yaml")
+	got, err := Read(bytes.NewReader(mustMake(t, c)))
+	if !errors.Is(err, ErrNoSite) || got == nil || got.Info.Plan != "p1" || got.Files["config.ign"] == nil {
+		t.Errorf("none: %+v %v", got, err)
+	}
+	if _, err := Read(bytes.NewReader(make([]byte, ondisk.SlotSize))); !errors.Is(err, ErrBlank) {
+		t.Errorf("zeros: %v", err)
+	}
+	if _, err := Read(bytes.NewReader(bytes.Repeat([]byte("x"), 4096))); !errors.Is(err, fat.ErrNotFAT) {
+		t.Errorf("noise: %v", err)
+	}
+}
+
+// laptop is a slot that mtools edits as people's machines would.
+type laptop struct {
+	t   *testing.T
+	img string
+	dir string
+}
+
+func newLaptop(t *testing.T, img []byte) *laptop {
+	d := t.TempDir()
+	l := &laptop{t, filepath.Join(d, "img"), d}
+	if err := os.WriteFile(l.img, img, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func (l *laptop) put(name, content string) {
+	l.t.Helper()
+	p := filepath.Join(l.dir, "src")
+	if err := os.WriteFile(p, []byte(content), 0o644); err != nil {
+		l.t.Fatal(err)
+	}
+	oracle(l.t, "mcopy", "-o", "-i", l.img, p, "::"+name)
+}
+
+func (l *laptop) read() (*Contents, error) {
+	l.t.Helper()
+	b, err := os.ReadFile(l.img)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return Read(bytes.NewReader(b))
+}
+
+func TestWhatLaptopsDo(t *testing.T) {
+	golden := sample()
+	delete(golden.Files, "site.yaml")
+	t.Run("an added site and litter", func(t *testing.T) {
+		l := newLaptop(t, mustMake(t, golden))
+		l.put("site.yaml", "\xef\xbb\xbfapiVersion: x\r\n")
+		l.put("._site.yaml", "mac")
+		l.put(".DS_Store", "mac")
+		oracle(t, "mmd", "-i", l.img, "::System Volume Information")
+		l.put("System Volume Information/IndexerVolumeGuid", "windows")
+		l.put("files/._x", "mac")
+		l.put("files/Thumbs.db", "windows")
+		c, err := l.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"config.ign", "files/etc/A long file name.d", "pki/ca.crt", "site.yaml"}
+		if got := slices.Sorted(maps.Keys(c.Files)); !slices.Equal(got, want) {
+			t.Errorf("files are %v", got)
+		}
+		if got := string(c.Files["site.yaml"]); got != "apiVersion: x\r\n" {
+			t.Errorf("site is %q", got)
+		}
+		oracle(t, "fsck.fat", "-n", l.img)
+	})
+	t.Run("capital letters", func(t *testing.T) {
+		l := newLaptop(t, mustMake(t, golden))
+		l.put("INVENTORY.YAML", "a: b\n")
+		c, err := l.read()
+		if err != nil || string(c.Files["inventory.yaml"]) != "a: b\n" {
+			t.Errorf("%v %v", c, err)
+		}
+	})
+	t.Run("an editor replaced the site", func(t *testing.T) {
+		l := newLaptop(t, mustMake(t, sample()))
+		l.put("site.tmp", "new")
+		oracle(t, "mdel", "-i", l.img, "::site.yaml")
+		oracle(t, "mren", "-i", l.img, "::site.tmp", "site.yaml")
+		c, err := l.read()
+		if err != nil || string(c.Files["site.yaml"]) != "new" {
+			t.Errorf("%v %v", c, err)
+		}
+	})
+	t.Run("both", func(t *testing.T) {
+		l := newLaptop(t, mustMake(t, sample()))
+		l.put("inventory.yaml", "x")
+		if _, err := l.read(); !errors.Is(err, ErrBothSites) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("almost the right name", func(t *testing.T) {
+		for _, name := range []string{"site.yaml.txt", "site.yml", "Site (1).yaml"} {
+			l := newLaptop(t, mustMake(t, golden))
+			l.put(name, "x")
+			if _, err := l.read(); !errors.Is(err, ErrNoSite) || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+	t.Run("a broken edgebake.json", func(t *testing.T) {
+		for content, want := range map[string]string{"{": "stamp the image again", `{"version":7}`: "knows 1"} {
+			l := newLaptop(t, mustMake(t, sample()))
+			l.put("edgebake.json", content)
+			if _, err := l.read(); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v", content, err)
+			}
+		}
+	})
+	t.Run("a stick of one's own", func(t *testing.T) {
+		img := filepath.Join(t.TempDir(), "stick")
+		oracle(t, "truncate", "-s", "64M", img)
+		oracle(t, "mkfs.fat", "-F", "32", "-n", "EDGEBAKE", img)
+		l := &laptop{t, img, t.TempDir()}
+		l.put("site.yaml", "s")
+		c, err := l.read()
+		if err != nil || string(c.Files["site.yaml"]) != "s" || c.Info.Version != 0 {
+			t.Errorf("%+v %v", c, err)
+		}
+		l.put("files", strings.Repeat("x", 100))
+		if _, err := l.read(); err != nil {
+			t.Errorf("a file called files: %v", err)
+		}
+	})
+	t.Run("too much", func(t *testing.T) {
+		img := filepath.Join(t.TempDir(), "stick")
+		oracle(t, "truncate", "-s", "64M", img)
+		oracle(t, "mkfs.fat", "-F", "32", img)
+		l := &laptop{t, img, t.TempDir()}
+		l.put("site.yaml", strings.Repeat("x", 17<<20))
+		if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "remove what does not belong") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// device is a disk with a volatile cache: of what was written since the last
+// Sync, a power cut keeps any sectors it likes.
+type device struct {
+	durable, cache []byte
+	dirty          map[int]bool
+	writes         int
+	cutAfter       int // -1: never
+}
+
+var errCut = errors.New("power cut")
+
+func newDevice(b []byte) *device {
+	return &device{durable: bytes.Clone(b), cache: bytes.Clone(b), dirty: map[int]bool{}, cutAfter: -1}
+}
+
+func (d *device) ReadAt(p []byte, off int64) (int, error) {
+	return bytes.NewReader(d.cache).ReadAt(p, off)
+}
+
+func (d *device) WriteAt(p []byte, off int64) (int, error) {
+	if d.writes == d.cutAfter {
+		return 0, errCut
+	}
+	d.writes++
+	if off+int64(len(p)) > int64(len(d.cache)) {
+		return 0, io.ErrShortWrite
+	}
+	copy(d.cache[off:], p)
+	for s := int(off / 512); s <= int(off+int64(len(p))-1)/512; s++ {
+		d.dirty[s] = true
+	}
+	return len(p), nil
+}
+
+func (d *device) Sync() error {
+	if d.writes == d.cutAfter {
+		return errCut
+	}
+	copy(d.durable, d.cache)
+	clear(d.dirty)
+	return nil
+}
+
+// cut is what the disk holds after the power came back.
+func (d *device) cut(rnd *rand.Rand) []byte {
+	out := bytes.Clone(d.durable)
+	keep := rnd.IntN(3) // none, all or some
+	for s := range d.dirty {
+		if keep == 1 || keep == 2 && rnd.IntN(2) == 0 {
+			copy(out[s*512:(s+1)*512], d.cache[s*512:])
+		}
+	}
+	return out
+}
+
+func TestWholeWriteSurvivesPowerCuts(t *testing.T) {
+	before := mustMake(t, sample())
+	after := sample()
+	after.Files["site.yaml"] = []byte("another site\n")
+	after.Files["files/more"] = bytes.Repeat([]byte("m"), 100000)
+	want := mustMake(t, after)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	outcomes := map[string]int{}
+	for n := 0; n <= 3; n++ {
+		for range 20 {
+			d := newDevice(before)
+			d.cutAfter = n
+			err := WriteWhole(d, want)
+			if n < 3 && !errors.Is(err, errCut) {
+				t.Fatalf("cut after %d writes: %v", n, err)
+			}
+			got, err := Read(bytes.NewReader(d.cut(rnd)))
+			switch {
+			case errors.Is(err, ErrBlank):
+				outcomes["blank"]++
+			case err != nil:
+				t.Errorf("cut after %d writes: %v", n, err)
+			case string(got.Files["site.yaml"]) == "another site\n" && len(got.Files) == len(after.Files) && bytes.Equal(got.Files["files/more"], after.Files["files/more"]):
+				outcomes["new"]++
+			case reflect.DeepEqual(got.Files, sample().Files):
+				outcomes["old"]++
+			default:
+				t.Errorf("cut after %d writes: a mixture of old and new: %v", n, slices.Sorted(maps.Keys(got.Files)))
+			}
+		}
+	}
+	for _, o := range []string{"blank", "new", "old"} {
+		if outcomes[o] == 0 {
+			t.Errorf("no cut ended %s: %v", o, outcomes)
+		}
+	}
+	if err := WriteWhole(newDevice(before), nil); err == nil {
+		t.Error("nothing at all was written as a slot")
+	}
+}
+
+func TestReportInPlace(t *testing.T) {
+	img := mustMake(t, sample())
+	d := newDevice(img)
+	report := Report{Text: []byte("joined\n"), JSON: []byte(`{"result":"done"}`)}
+	if err := WriteReport(d, report); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(bytes.NewReader(d.durable))
+	if err != nil || string(got.Report.Text) != "joined\n" || string(got.Report.JSON) != "{\"result\":\"done\"}\n" {
+		t.Errorf("%+v %v", got.Report, err)
+	}
+	// No sector outside of the two files has changed.
+	f, err := fat.Open(bytes.NewReader(img))
+	if err != nil {
+		t.Fatal(err)
+	}
+	outside := func(b []byte) []byte {
+		b = bytes.Clone(b)
+		for _, name := range []string{"report.txt", "report.json"} {
+			ext, err := f.Extents(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range ext {
+				clear(b[x.Off:][:x.Len])
+			}
+		}
+		return b
+	}
+	if !bytes.Equal(outside(img), outside(d.durable)) {
+		t.Error("sectors of others were written")
+	}
+
+	// A shorter one leaves nothing of the longer; a long text is cut.
+	if err := WriteReport(d, Report{Text: bytes.Repeat([]byte("long line\n"), 10000), JSON: []byte("{}")}); err != nil {
+		t.Error(err)
+	}
+	got, err = Read(bytes.NewReader(d.durable))
+	if err != nil || !strings.HasSuffix(string(got.Report.Text), "firstboot status]\n") || string(got.Report.JSON) != "{}\n" {
+		t.Errorf("%d bytes, %q, %v", len(got.Report.Text), got.Report.JSON, err)
+	}
+	if !json.Valid(got.Report.JSON) {
+		t.Error("the padded document is no JSON")
+	}
+	// A JSON document cannot be cut; the text is written all the same.
+	err = WriteReport(d, Report{Text: []byte("t"), JSON: make([]byte, ReportJSONSize+1)})
+	if !errors.Is(err, ErrNoReport) {
+		t.Errorf("got %v", err)
+	}
+	if got, err := Read(bytes.NewReader(d.durable)); err != nil || string(got.Report.Text) != "t\n" {
+		t.Errorf("%q %v", got.Report.Text, err)
+	}
+}
+
+func TestReportFilesGone(t *testing.T) {
+	l := newLaptop(t, mustMake(t, sample()))
+	oracle(t, "mdel", "-i", l.img, "::report.txt")
+	l.put("report.json", "{}") // replaced by something small
+	f, err := os.OpenFile(l.img, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	err = WriteReport(f, Report{Text: []byte("x"), JSON: []byte(`{"a":1}`)})
+	if !errors.Is(err, ErrNoReport) || !strings.Contains(err.Error(), "report.txt") || !strings.Contains(err.Error(), "report.json") {
+		t.Errorf("got %v", err)
+	}
+	oracle(t, "fsck.fat", "-n", l.img)
+}
+
+func TestScrubLeavesNoSecret(t *testing.T) {
+	l := newLaptop(t, mustMake(t, sample()))
+	// The token is in a deleted file, a backup of an editor, the slack of a
+	// shortened file, the user's own config and a report.
+	l.put("old.txt", strings.Repeat(token+"\n", 1000))
+	oracle(t, "mdel", "-i", l.img, "::old.txt")
+	l.put("site.yaml~", "token: "+token)
+	l.put("config.ign", `{"x":"`+token+`"}`)
+	l.put("pki/admin.key", token)
+	b, err := os.ReadFile(l.img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDevice(b)
+	if err := WriteReport(d, Report{Text: []byte("tried " + token), JSON: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(d.durable, []byte(token)); n < 100 {
+		t.Fatalf("the test's slot has the token only %d times", n)
+	}
+	info := ondisk.SlotInfo{Version: 1, Plan: "other"}
+	if err := Scrub(d, info, []byte("public: true\n"), token, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{token, token[7:]} {
+		if i := bytes.Index(d.durable, []byte(part)); i >= 0 {
+			t.Errorf("%q is still there, at %d", part, i)
+		}
+	}
+	c, err := Read(bytes.NewReader(d.durable))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"site.yaml": "public: true\n", "files/etc/A long file name.d": "content",
+		"config.ign": `{"x":"` + strings.Repeat("*", len(token)) + `"}`,
+	}
+	for name, b := range c.Files {
+		if want[name] != string(b) {
+			t.Errorf("%s is %q", name, b)
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 || c.Info.Plan != "p1" || !strings.HasPrefix(string(c.Report.Text), "tried *") {
+		t.Errorf("missing %v; info %+v; report %q", want, c.Info, c.Report.Text)
+	}
+}
+
+// TestScrubIsFinishedAfterAPowerCut cuts the power everywhere and scrubs
+// again, as firstboot does.
+func TestScrubIsFinishedAfterAPowerCut(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	info := ondisk.SlotInfo{Version: 1, Plan: "p1"}
+	for n := range 4 {
+		for range 5 {
+			d := newDevice(mustMake(t, sample()))
+			d.cutAfter = n
+			Scrub(d, info, []byte("public\n"), token)
+			d = newDevice(d.cut(rnd))
+			if err := Scrub(d, info, []byte("public\n"), token); err != nil {
+				t.Fatalf("cut after %d writes: %v", n, err)
+			}
+			if bytes.Contains(d.durable, []byte(token)) {
+				t.Errorf("cut after %d writes: the token is still there", n)
+			}
+			if c, err := Read(bytes.NewReader(d.durable)); err != nil || string(c.Files["site.yaml"]) != "public\n" || c.Info.Plan != "p1" {
+				t.Errorf("cut after %d writes: %+v %v", n, c, err)
+			}
+		}
+	}
+}
+
+func TestScrubOfADamagedSlot(t *testing.T) {
+	l := newLaptop(t, mustMake(t, sample()))
+	l.put("edgebake.json", "{")
+	b, err := os.ReadFile(l.img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDevice(b)
+	if err := Scrub(d, ondisk.SlotInfo{Version: 1, Plan: "p9"}, []byte("public\n"), token); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Read(bytes.NewReader(d.durable))
+	if err != nil || c.Info.Plan != "p9" || bytes.Contains(d.durable, []byte(token)) {
+		t.Errorf("%+v %v", c, err)
+	}
+}
+
+func TestScrubOfAnInventory(t *testing.T) {
+	c := sample()
+	c.Files["inventory.yaml"] = c.Files["site.yaml"]
+	delete(c.Files, "site.yaml")
+	for _, site := range [][]byte{[]byte("public\n"), nil} {
+		d := newDevice(mustMake(t, c))
+		if err := Scrub(d, c.Info, site); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(bytes.NewReader(d.durable))
+		if site == nil && !errors.Is(err, ErrNoSite) || site != nil && string(got.Files["inventory.yaml"]) != "public\n" {
+			t.Errorf("%q: %v %v", site, got, err)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	img := mustMake(f, sample())
+	r, err := fat.Open(bytes.NewReader(img))
+	if err != nil {
+		f.Fatal(err)
+	}
+	// Only the parts that are looked at: the fuzzer needs not find them.
+	top := int64(len(img))
+	r.Walk(func(e fat.Entry) error {
+		if x, err := r.Extents(e.Path); err == nil && len(x) > 0 && !strings.HasPrefix(e.Path, "report") {
+			top = min(top, x[0].Off)
+		}
+		return nil
+	})
+	f.Add(img[:top+16<<10])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := Read(bytes.NewReader(b))
+		if err != nil && c == nil {
+			return
+		}
+		for name := range c.Files {
+			if !known(name) || strings.Contains(name, "..") && !filepath.IsLocal(name) {
+				t.Errorf("a file called %q was read", name)
+			}
+		}
+		// What was read can be written, but for names that FAT's short ones
+		// may have and a new file may not.
+		if _, err := Make(Contents{Info: c.Info, Files: map[string][]byte{"site.yaml": c.Files["site.yaml"]}}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func BenchmarkMake(b *testing.B) {
+	c := sample()
+	for b.Loop() {
+		if _, err := Make(c); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
