@@ -1,0 +1,141 @@
+// Command images makes the container images of the demo and the tests, each
+// of one static program, and writes them to an OCI layout. The same source
+// and Go release give the same digests.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// images are the programs beside this one, and what their images are called.
+var images = []struct{ program, ref, user string }{
+	{"pause", "edgebake.test/pause:1", "65535:65535"},
+	{"hello", "edgebake.test/hello:1", "65534:65534"},
+}
+
+// sourceDate stamps everything in the images.
+var sourceDate = time.Unix(1767225600, 0).UTC()
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	out := flag.String("o", filepath.Join("build", "images"), "folder of the OCI layout")
+	arch := flag.String("arch", "amd64", "architecture: amd64 or arm64")
+	flag.Parse()
+	if err := run(ctx, *out, *arch, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out, arch string, log io.Writer) error {
+	// Made aside and moved into place: a reader never meets half a layout.
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return fmt.Errorf("making %s: %w", out, err)
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(out), ".images-")
+	if err != nil {
+		return fmt.Errorf("making %s: %w", out, err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return fmt.Errorf("making %s: %w", out, err)
+	}
+	oci, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return fmt.Errorf("making %s: %w", out, err)
+	}
+	for _, im := range images {
+		program, err := compile(ctx, im.program, arch)
+		if err != nil {
+			return err
+		}
+		img, err := image(im.program, im.user, arch, program)
+		if err != nil {
+			return fmt.Errorf("making image %s: %w", im.ref, err)
+		}
+		digest, err := img.Digest()
+		if err != nil {
+			return fmt.Errorf("making image %s: %w", im.ref, err)
+		}
+		err = oci.AppendImage(img, layout.WithAnnotations(map[string]string{
+			"org.opencontainers.image.ref.name": im.ref,
+			"io.containerd.image.name":          im.ref,
+		}), layout.WithPlatform(v1.Platform{OS: "linux", Architecture: arch}))
+		if err != nil {
+			return fmt.Errorf("making image %s: %w", im.ref, err)
+		}
+		fmt.Fprintf(log, "%s %s\n", im.ref, digest)
+	}
+	if err := os.RemoveAll(out); err != nil {
+		return fmt.Errorf("replacing %s: %w", out, err)
+	}
+	return os.Rename(dir, out)
+}
+
+// compile builds one of the programs, static.
+func compile(ctx context.Context, program, arch string) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "edgebake-images-")
+	if err != nil {
+		return nil, fmt.Errorf("compiling %s: %w", program, err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, program)
+	pkg := "github.com/edgebake/edgebake/test/images/" + program
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("compiling %s: %w\n%s", program, err, said)
+	}
+	return os.ReadFile(file)
+}
+
+// image wraps a program as the only file of an image.
+func image(name, user, arch string, program []byte) (v1.Image, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(program)), ModTime: sourceDate, Format: tar.FormatPAX})
+	_, werr := w.Write(program)
+	if err := errors.Join(err, werr, w.Close()); err != nil {
+		return nil, err
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, err
+	}
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	img, err = mutate.Append(img, mutate.Addendum{Layer: layer, MediaType: types.OCILayer,
+		History: v1.History{Created: v1.Time{Time: sourceDate}, CreatedBy: "test/images"}})
+	if err != nil {
+		return nil, err
+	}
+	cf, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	cf = cf.DeepCopy()
+	cf.OS, cf.Architecture = "linux", arch
+	cf.Created = v1.Time{Time: sourceDate}
+	cf.Config = v1.Config{Entrypoint: []string{"/" + name}, User: user}
+	return mutate.ConfigFile(img, cf)
+}
