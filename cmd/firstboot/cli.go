@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/host"
+)
+
+// Exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// usageError is a command line that nobody can make sense of.
+type usageError struct{ error }
+
+// run carries out one command line.
+func run(ctx context.Context, args []string, out, errOut io.Writer) int {
+	root := newRoot(out, errOut)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return exitOK // systemd asked us to stop; the next run goes on
+	}
+	fmt.Fprintln(errOut, "firstboot:", err)
+	if u := (usageError{}); errors.As(err, &u) || strings.HasPrefix(err.Error(), "unknown command") {
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func newRoot(out, errOut io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "firstboot",
+		Short: "Make this machine a node of its cluster",
+		Long: `firstboot makes a machine that was booted from an edgebake image the node that
+its site describes. systemd runs it at every boot; what it did and what it
+waits for is in "firstboot status".`,
+		SilenceErrors: true, SilenceUsage: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.SetOut(out)
+	root.SetErr(errOut)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(newRun(errOut), newStatus(), newVersion())
+	return root
+}
+
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+func newRun(errOut io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use: "run", Short: "Carry out first boot, or check that it still holds", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("run needs root: it sets up this machine")
+			}
+			// Programs we start make files for others to read.
+			syscall.Umask(0o022)
+			e := host.New(errOut)
+			r := firstboot.New(e)
+			// Ready at once: what is ordered after us must not wait for the
+			// cluster.
+			e.Notify("READY=1\nSTATUS=starting")
+			stop := watch(cmd.Context(), e, r)
+			defer stop()
+			return r.Run(cmd.Context())
+		},
+	}
+}
+
+// watch feeds systemd's watchdog for as long as the run moves.
+func watch(ctx context.Context, e *firstboot.Env, r *firstboot.Runner) (stop func()) {
+	ctx, stop = context.WithCancel(ctx)
+	go func() {
+		for e.Sleep(ctx, 20*time.Second) == nil {
+			if r.Alive(e.Now()) {
+				e.Notify("WATCHDOG=1")
+			}
+		}
+	}()
+	return stop
+}
+
+func newStatus() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show how first boot goes", Args: noArgs,
+		Example: "  firstboot status\n  firstboot status -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := firstboot.LoadState("/")
+			if err != nil {
+				return err
+			}
+			switch output {
+			case "text":
+				fmt.Fprint(cmd.OutOrStdout(), firstboot.ReportText(s))
+			case "json":
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				if err := enc.Encode(s); err != nil {
+					return fmt.Errorf("printing the status: %w", err)
+				}
+			default:
+				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
+			}
+			if s.Result == ondisk.ResultFailed {
+				return errors.New("first boot has failed; the cure is above")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "firstboot", version())
+			return err
+		},
+	}
+}
+
+// version is what the Go tool stamped into the program.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(devel)"
+	}
+	return strings.TrimPrefix(info.Main.Version, "v")
+}

@@ -1,0 +1,16 @@
+// Command firstboot makes a booted machine a node of its cluster; see package
+// firstboot. systemd runs `firstboot run` at every boot.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}

@@ -1,0 +1,19 @@
+package apply
+
+import (
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+func owner(st os.FileInfo) (uid, gid int) {
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return int(s.Uid), int(s.Gid)
+	}
+	return 0, 0
+}
+
+func sameMeta(st fs.FileInfo, m Meta) bool {
+	uid, gid := owner(st)
+	return st.Mode()&modeBits == m.Mode&modeBits && uid == m.UID && gid == m.GID
+}

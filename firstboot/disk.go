@@ -1,0 +1,68 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// slack is what may lie unused behind DATA: the backup GPT and alignment.
+const slack = 8 << 20
+
+// journal is the most an ext4 journal takes of a file system.
+const journal = 256 << 20
+
+// diskPhase makes DATA fill the device. systemd-repart and systemd-growfs do
+// it early at boot; this looks, and calls them where they did not.
+func diskPhase() Phase {
+	return Phase{
+		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			d, err := e.rootDisk()
+			if err != nil {
+				return Todo, err
+			}
+			data := d.part(ondisk.LabelData)
+			if data == nil {
+				return Todo, Permanent(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
+					"the image was not written whole; write it to the device again")
+			}
+			if d.Size-(data.Start+data.Size) > slack {
+				return Todo, nil
+			}
+			fs, err := e.FSSize("/var")
+			if err != nil {
+				return Todo, fmt.Errorf("reading the size of DATA's file system: %w", err)
+			}
+			// ext4 tells its size without its tables and journal; one that
+			// was not grown at all is far smaller than that.
+			if fs < data.Size-data.Size/8-journal {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			d, err := e.rootDisk()
+			if err != nil {
+				return err
+			}
+			data := d.part(ondisk.LabelData)
+			if data == nil {
+				return fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData)
+			}
+			if d.Size-(data.Start+data.Size) > slack {
+				e.Waiting("systemd-repart to grow %s", data.Name)
+				if err := e.Run(ctx, Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
+					return fmt.Errorf("growing partition %s: %w", data.Name, err)
+				}
+			}
+			e.Waiting("the file system on %s to grow", data.Name)
+			if err := e.Run(ctx, Cmd{Args: []string{"/usr/lib/systemd/systemd-growfs", "/var"}}); err != nil {
+				return fmt.Errorf("growing the file system of %s: %w", data.Name, err)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,225 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Env is everything a phase may touch. Reading goes straight to the files
+// below Root; whatever changes the machine, waits, or speaks to others is one
+// of the funcs.
+type Env struct {
+	// Root is where every path begins: "/" on a node.
+	Root string
+	Log  *slog.Logger
+
+	Now   func() time.Time
+	Sleep func(ctx context.Context, d time.Duration) error
+	// Rand returns a number in [0,1).
+	Rand func() float64
+	// Random returns n bytes that nobody can guess.
+	Random func(n int) []byte
+
+	// WriteFile replaces a file at once: after a power cut it has the old
+	// contents or the new. Missing parents are made.
+	WriteFile func(path string, data []byte, o Owner) error
+	// Symlink and Link replace what is at path, if it is no directory.
+	Symlink func(target, path string) error
+	Link    func(target, path string) error
+	Mkdir   func(path string, o Owner) error
+	// Remove removes a file, a link or an empty directory. Nothing there is
+	// no error, a directory that is not empty is left.
+	Remove func(path string) error
+
+	// Run runs a program to its end.
+	Run func(ctx context.Context, c Cmd) error
+	// Unit carries out a verb of systemctl and waits for its job: start, stop,
+	// restart, reload, enable, disable, daemon-reload (without a unit).
+	Unit func(ctx context.Context, verb, unit string) error
+	// UnitState is the ActiveState of a unit: active, activating, inactive,
+	// failed.
+	UnitState func(ctx context.Context, unit string) (string, error)
+
+	SetHostname func(name string) error
+	SetClock    func(t time.Time) error
+	// ClockSynced reports whether the clock follows a time server.
+	ClockSynced func(ctx context.Context) (bool, error)
+
+	Dial api.DialFunc
+	// Source is the node's own address on the way to addr ("host:port").
+	Source func(ctx context.Context, addr string) (netip.Addr, error)
+	// Resolve looks a name up.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+	// Post sends body to an https URL.
+	Post func(ctx context.Context, url string, body []byte) error
+
+	ReadSlot func(device string) (*slot.Contents, error)
+	// WriteSlot writes a slot whole.
+	WriteSlot func(device string, c *slot.Contents) error
+	// ScrubSlot writes a slot whole with site in it and no secret, whether it
+	// was readable before or not.
+	ScrubSlot  func(device string, info ondisk.SlotInfo, site []byte, secrets []string) error
+	ReportSlot func(device string, text, json []byte) error
+	// FSUUID reads the UUID of the ext4 file system on a device.
+	FSUUID func(device string) ([16]byte, error)
+	// FSSize is the size of the file system mounted at path, without its own
+	// tables.
+	FSSize func(path string) (int64, error)
+
+	// Console says one line to the person at the machine.
+	Console func(line string)
+	// Notify tells systemd: "READY=1", "STATUS=…", "WATCHDOG=1".
+	Notify func(state string)
+
+	// waiting is set by the Runner: what the running phase waits for.
+	waiting func(what string)
+}
+
+// Owner says whose a file becomes, and with which permissions.
+type Owner struct {
+	Mode     fs.FileMode
+	UID, GID int
+}
+
+// Mode is a file of root's.
+func Mode(m fs.FileMode) Owner { return Owner{Mode: m} }
+
+// Cmd is a program to run.
+type Cmd struct {
+	Args []string
+	Env  []string // beside the usual ones
+	// Output receives what it prints, both streams; nil: the log.
+	Output io.Writer
+	Stdin  io.Reader
+}
+
+// Waiting says what the running phase waits for: on the status line, in the
+// state and in the report. Saying the same again is free.
+func (e *Env) Waiting(format string, args ...any) {
+	if e.waiting != nil {
+		e.waiting(fmt.Sprintf(format, args...))
+	}
+}
+
+func (e *Env) path(p string) string { return filepath.Join(e.Root, p) }
+
+func (e *Env) read(path string) ([]byte, error) { return os.ReadFile(e.path(path)) }
+
+func (e *Env) exists(path string) bool {
+	_, err := os.Lstat(e.path(path))
+	return err == nil
+}
+
+// write replaces path unless it is already what it should be, and reports
+// whether it did.
+func (e *Env) write(path string, data []byte, o Owner) (bool, error) {
+	if old, err := e.read(path); err == nil && string(old) == string(data) {
+		if st, err := os.Lstat(e.path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() {
+			return false, nil
+		}
+	}
+	if err := e.WriteFile(path, data, o); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// poll calls try every interval until it is true, ctx ends, or it fails.
+func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool, error)) error {
+	for {
+		ok, err := try()
+		if err != nil || ok {
+			return err
+		}
+		if err := e.Sleep(ctx, interval); err != nil {
+			return err
+		}
+	}
+}
+
+// permanent is an error that no retry heals.
+type permanent struct {
+	err  error
+	cure string
+}
+
+func (p *permanent) Error() string { return p.err.Error() }
+func (p *permanent) Unwrap() error { return p.err }
+
+// Permanent marks err as one that time does not heal; cure is what a person
+// does about it.
+func Permanent(err error, cure string) error { return &permanent{err, cure} }
+
+// Cure returns what heals a Permanent error, and whether err is one.
+func Cure(err error) (string, bool) {
+	var p *permanent
+	if errors.As(err, &p) {
+		return p.cure, true
+	}
+	return "", false
+}
+
+// advised is an error that is tried again, with a word on what a person may
+// do meanwhile.
+type advised struct {
+	err    error
+	advice string
+}
+
+func (a *advised) Error() string { return a.err.Error() }
+func (a *advised) Unwrap() error { return a.err }
+
+// Advise adds to an error what a person can do about it; it is tried again
+// nevertheless.
+func Advise(err error, advice string) error { return &advised{err, advice} }
+
+func advice(err error) string {
+	if c, ok := Cure(err); ok {
+		return c
+	}
+	var a *advised
+	if errors.As(err, &a) {
+		return a.advice
+	}
+	return ""
+}
+
+// secretsOf lists what must never be seen of a site.
+func secretsOf(s *configs.Site) []string {
+	if s == nil {
+		return nil
+	}
+	var out []string
+	add := func(v string) {
+		if len(v) >= 4 { // anything shorter would blot out ordinary words
+			out = append(out, v)
+		}
+	}
+	token := s.Credentials.Token.Reveal()
+	add(token)
+	if _, secret, err := api.SplitToken(token); err == nil {
+		add(secret)
+	}
+	for _, i := range s.Network.Interfaces {
+		if i.WiFi != nil {
+			add(i.WiFi.PSK.Reveal())
+		}
+	}
+	for _, u := range s.Users {
+		add(u.PasswordHash.Reveal())
+	}
+	return out
+}

@@ -1,0 +1,475 @@
+// Package host is the one part of first boot that touches a machine: it makes
+// the firstboot.Env of the system this program runs on. It decides nothing.
+package host
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	mrand "math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/coreos/go-systemd/v22/dbus"
+	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot"
+)
+
+// New makes the Env of this machine. The log goes to log, which systemd hands
+// to the journal.
+func New(log io.Writer) *firstboot.Env {
+	dialer := &net.Dialer{Timeout: 10 * time.Second}
+	f := Files{Root: "/"}
+	return &firstboot.Env{
+		Root:        "/",
+		Log:         slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
+		Now:         time.Now,
+		Sleep:       Sleep,
+		Rand:        mrand.Float64,
+		Random:      random,
+		WriteFile:   f.WriteFile,
+		Symlink:     f.Symlink,
+		Link:        f.Link,
+		Mkdir:       f.Mkdir,
+		Remove:      f.Remove,
+		Run:         run,
+		Unit:        unit,
+		UnitState:   unitState,
+		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
+		SetClock:    setClock,
+		ClockSynced: clockSynced,
+		Dial:        dialer.DialContext,
+		Source:      source,
+		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		},
+		Post:       post,
+		ReadSlot:   readSlot,
+		WriteSlot:  writeSlot,
+		ScrubSlot:  scrubSlot,
+		ReportSlot: reportSlot,
+		FSUUID:     fsUUID,
+		FSSize:     fsSize,
+		Console:    func(line string) { console("/sys/class/tty/console/active", "/dev", line) },
+		Notify: func(state string) {
+			// Without systemd there is nobody to tell, which is no error.
+			_, _ = daemon.SdNotify(false, state)
+		},
+	}
+}
+
+// withoutTime leaves the time to the journal.
+func withoutTime(groups []string, a slog.Attr) slog.Attr {
+	if len(groups) == 0 && a.Key == slog.TimeKey {
+		return slog.Attr{}
+	}
+	return a
+}
+
+// Sleep waits for d or the end of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rand.Read(b) // never fails (Go 1.24)
+	return b
+}
+
+// Files changes the files below Root so that a power cut leaves the old state
+// or the new.
+type Files struct{ Root string }
+
+// temporary names what is being written beside a path. The name is fixed, so
+// that what a cut leaves is written over by the next try.
+func temporary(p string) string {
+	return filepath.Join(filepath.Dir(p), "."+filepath.Base(p)+".edgebake-new")
+}
+
+func (f Files) abs(p string) string { return filepath.Join(f.Root, p) }
+
+// WriteFile replaces a file at once, and makes missing parents.
+func (f Files) WriteFile(path string, data []byte, o firstboot.Owner) error {
+	p := f.abs(path)
+	if err := mkParents(filepath.Dir(p)); err != nil {
+		return err
+	}
+	tmp := temporary(p)
+	w, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(data)
+	if err == nil {
+		err = chown(w, o)
+	}
+	if err == nil {
+		err = w.Chmod(o.Mode) // after chown, which clears setuid
+	}
+	if err == nil {
+		err = w.Sync()
+	}
+	if err = errors.Join(err, w.Close()); err == nil {
+		err = os.Rename(tmp, p)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(tmp))
+	}
+	return syncDir(filepath.Dir(p))
+}
+
+// chown is for root; anybody else owns what he writes.
+func chown(w *os.File, o firstboot.Owner) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return w.Chown(o.UID, o.GID)
+}
+
+func mkParents(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	if err := mkParents(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask
+		return err
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if errors.Is(err, syscall.EINVAL) { // a file system that cannot, /run's say
+		err = nil
+	}
+	return errors.Join(err, d.Close())
+}
+
+// Symlink makes path a link to target, at once.
+func (f Files) Symlink(target, path string) error {
+	return f.link(path, func(tmp string) error { return os.Symlink(target, tmp) })
+}
+
+// Link makes path another name of target, at once.
+func (f Files) Link(target, path string) error {
+	return f.link(path, func(tmp string) error { return os.Link(f.abs(target), tmp) })
+}
+
+func (f Files) link(path string, make func(tmp string) error) error {
+	p := f.abs(path)
+	if err := mkParents(filepath.Dir(p)); err != nil {
+		return err
+	}
+	tmp := temporary(p)
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if err := make(tmp); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, p); err != nil {
+		return errors.Join(err, os.RemoveAll(tmp))
+	}
+	// Renaming one hard link over another of the same file does nothing.
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(p))
+}
+
+// Mkdir makes a directory, or gives it its owner and permissions.
+func (f Files) Mkdir(path string, o firstboot.Owner) error {
+	p := f.abs(path)
+	if err := mkParents(filepath.Dir(p)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(p, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	d, err := os.Open(p)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := chown(d, o); err != nil {
+		return err
+	}
+	if err := d.Chmod(o.Mode); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(p))
+}
+
+// Remove removes a file, a link or an empty directory; a directory that is
+// not empty stays, and nothing there is as good.
+func (f Files) Remove(path string) error {
+	p := f.abs(path)
+	err := os.Remove(p)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.ENOTDIR):
+		return nil
+	case err != nil:
+		return err
+	}
+	return syncDir(filepath.Dir(p))
+}
+
+// run runs a program. It dies with us: systemd kills the unit's processes,
+// and a cut-off join is begun again.
+func run(ctx context.Context, c firstboot.Cmd) error {
+	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
+	cmd.Env = append(os.Environ(), c.Env...)
+	cmd.Stdin = c.Stdin
+	cmd.WaitDelay = 5 * time.Second
+	var kept bytes.Buffer
+	if c.Output != nil {
+		cmd.Stdout, cmd.Stderr = c.Output, c.Output
+	} else {
+		cmd.Stdout, cmd.Stderr = &kept, &kept
+	}
+	err := cmd.Run()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		err = errors.Join(err, ctx.Err())
+	}
+	out := strings.TrimSpace(kept.String())
+	if len(out) > 1000 {
+		out = "…" + out[len(out)-1000:]
+	}
+	if out != "" {
+		return fmt.Errorf("running %s: %w: %s", strings.Join(c.Args, " "), err, out)
+	}
+	return fmt.Errorf("running %s: %w", strings.Join(c.Args, " "), err)
+}
+
+// unit carries out a verb on a unit and waits for its job.
+func unit(ctx context.Context, verb, name string) error {
+	conn, err := dbus.NewSystemConnectionContext(ctx)
+	if err != nil {
+		return fmt.Errorf("talking to systemd: %w", err)
+	}
+	defer conn.Close()
+	done := make(chan string, 1)
+	switch verb {
+	case "daemon-reload":
+		return conn.ReloadContext(ctx)
+	case "enable":
+		_, _, err = conn.EnableUnitFilesContext(ctx, []string{name}, false, true)
+		return err
+	case "disable":
+		_, err = conn.DisableUnitFilesContext(ctx, []string{name}, false)
+		return err
+	case "start":
+		_, err = conn.StartUnitContext(ctx, name, "replace", done)
+	case "restart":
+		_, err = conn.RestartUnitContext(ctx, name, "replace", done)
+	case "try-restart":
+		_, err = conn.TryRestartUnitContext(ctx, name, "replace", done)
+	case "reload":
+		_, err = conn.ReloadUnitContext(ctx, name, "replace", done)
+	case "stop":
+		if _, err = conn.StopUnitContext(ctx, name, "replace", done); unknownUnit(err) {
+			return nil // what is not there does not run
+		}
+	default:
+		return fmt.Errorf("BUG: unknown verb %q for unit %s", verb, name)
+	}
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case result := <-done:
+		if result != "done" && result != "skipped" {
+			return fmt.Errorf("its job ended with %q; see `journalctl -u %s`", result, name)
+		}
+		return nil
+	}
+}
+
+func unknownUnit(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "not loaded")
+}
+
+func unitState(ctx context.Context, name string) (string, error) {
+	conn, err := dbus.NewSystemConnectionContext(ctx)
+	if err != nil {
+		return "", fmt.Errorf("talking to systemd: %w", err)
+	}
+	defer conn.Close()
+	units, err := conn.ListUnitsByNamesContext(ctx, []string{name})
+	if err != nil {
+		return "", fmt.Errorf("asking for the state of %s: %w", name, err)
+	}
+	i := slices.IndexFunc(units, func(u dbus.UnitStatus) bool { return u.Name == name })
+	if i < 0 {
+		return "inactive", nil
+	}
+	return units[i].ActiveState, nil
+}
+
+func setClock(t time.Time) error {
+	tv := unix.NsecToTimeval(t.UnixNano())
+	return unix.Settimeofday(&tv)
+}
+
+// clockSynced asks the kernel, which every time client tells.
+func clockSynced(context.Context) (bool, error) {
+	var tx unix.Timex
+	state, err := unix.Adjtimex(&tx)
+	if err != nil {
+		return false, fmt.Errorf("reading the state of the clock: %w", err)
+	}
+	return state != unix.TIME_ERROR, nil
+}
+
+// source is the address that the kernel would take on the way to addr;
+// nothing is sent.
+func source(ctx context.Context, addr string) (netip.Addr, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", addr)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	ap, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return ap.Addr().Unmap().WithZone(""), nil
+}
+
+func post(ctx context.Context, url string, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	if req.URL.Scheme != "https" {
+		return fmt.Errorf("sending to %s: only https is used", url)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	res, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode/100 != 2 {
+		return fmt.Errorf("sending to %s: it answered %s", url, res.Status)
+	}
+	return nil
+}
+
+func readSlot(device string) (*slot.Contents, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return slot.Read(f)
+}
+
+func onSlot(device string, do func(f *os.File) error) error {
+	f, err := os.OpenFile(device, os.O_RDWR|os.O_SYNC, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(f), f.Close())
+}
+
+func writeSlot(device string, c *slot.Contents) error {
+	img, err := slot.Make(*c)
+	if err != nil {
+		return err
+	}
+	return onSlot(device, func(f *os.File) error { return slot.WriteWhole(f, img) })
+}
+
+func scrubSlot(device string, info ondisk.SlotInfo, site []byte, secrets []string) error {
+	return onSlot(device, func(f *os.File) error { return slot.Scrub(f, info, site, secrets...) })
+}
+
+func reportSlot(device string, text, json []byte) error {
+	return onSlot(device, func(f *os.File) error {
+		return slot.WriteReport(f, slot.Report{Text: text, JSON: json})
+	})
+}
+
+// fsUUID reads s_uuid of an ext4 superblock (offset 0x68 of the block at
+// 1024), if there is one (magic 0xEF53 at 0x38).
+func fsUUID(device string) (u [16]byte, err error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return u, err
+	}
+	defer f.Close()
+	sb := make([]byte, 1024)
+	if _, err := f.ReadAt(sb, 1024); err != nil {
+		return u, fmt.Errorf("reading the superblock of %s: %w", device, err)
+	}
+	if sb[0x38] != 0x53 || sb[0x39] != 0xef {
+		return u, fmt.Errorf("reading the superblock of %s: it is no ext4 file system", device)
+	}
+	copy(u[:], sb[0x68:])
+	return u, nil
+}
+
+func fsSize(path string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Blocks) * st.Bsize, nil
+}
+
+// console writes a line to every active console. A console nobody reads must
+// not hold us up, so writing does not block.
+func console(active, dev, line string) {
+	names, err := os.ReadFile(active)
+	if err != nil {
+		return // a container, or no console at all
+	}
+	for name := range strings.FieldsSeq(string(names)) {
+		f, err := os.OpenFile(filepath.Join(dev, name), os.O_WRONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			continue
+		}
+		_, _ = f.WriteString("edgebake: " + line + "\r\n") // best effort by nature
+		f.Close()
+	}
+}

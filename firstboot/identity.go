@@ -1,0 +1,101 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// identity makes this machine tell itself from every other one that was
+// written from the same golden image: the machine id, and the file systems'
+// UUIDs. They follow from the machine id, so that Check can see whether they
+// are set.
+func identityPhase() Phase {
+	return Phase{
+		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			id := machineID(e)
+			if id == "" {
+				return Todo, nil
+			}
+			for label, dev := range ownFileSystems(e) {
+				if have, err := e.FSUUID(dev); err == nil && have != fsUUID(id, label) && !e.exists(uuidTried(label)) {
+					return Todo, nil
+				}
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			id := machineID(e)
+			if id == "" {
+				id = hex.EncodeToString(e.Random(16))
+				if _, err := e.write("/etc/machine-id", []byte(id+"\n"), Mode(0o444)); err != nil {
+					return fmt.Errorf("writing the machine id: %w", err)
+				}
+			}
+			for label, dev := range ownFileSystems(e) {
+				want := fsUUID(id, label)
+				if have, err := e.FSUUID(dev); err != nil || have == want || e.exists(uuidTried(label)) {
+					continue
+				}
+				// Nothing is mounted by UUID, so a file system that keeps the
+				// golden one is untidy and no more: try once a boot.
+				if _, err := e.write(uuidTried(label), nil, Mode(0o600)); err != nil {
+					return fmt.Errorf("noting the attempt on %s: %w", label, err)
+				}
+				if err := e.Run(ctx, Cmd{Args: []string{"tune2fs", "-U", uuidString(want), dev}}); err != nil {
+					e.Log.Warn("this file system keeps the UUID of the golden image", "partition", label, "error", err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func uuidTried(label string) string { return ondisk.RunDir + "/uuid-" + label }
+
+func machineID(e *Env) string {
+	id := strings.TrimSpace(string(first(e.read("/etc/machine-id"))))
+	if !machineIDForm.MatchString(id) {
+		return ""
+	}
+	return id
+}
+
+// ownFileSystems are the ext4 partitions that every copy of the image has
+// alike.
+func ownFileSystems(e *Env) map[string]string {
+	out := map[string]string{}
+	d, err := e.rootDisk()
+	if err != nil {
+		return out // a node that edgebake did not build, or a test without disks
+	}
+	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
+		if p := d.part(label); p != nil {
+			out[label] = "/dev/" + p.Name
+		}
+	}
+	return out
+}
+
+func fsUUID(machineID, label string) (u [16]byte) {
+	m := hmac.New(sha256.New, []byte(machineID))
+	m.Write([]byte("edgebake file system " + label))
+	copy(u[:], m.Sum(nil))
+	u[6] = u[6]&0x0f | 0x80 // version 8: made by our own rule (RFC 9562)
+	u[8] = u[8]&0x3f | 0x80
+	return u
+}
+
+func uuidString(u [16]byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
+}

@@ -1,0 +1,96 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// ipvsPhase has ipvscare keep the way to the masters open, before anything
+// asks them.
+func ipvsPhase(site *configs.Site) Phase {
+	want := func() ([]byte, error) {
+		doc, err := json.MarshalIndent(node.IPVS(site), "", "  ")
+		if err != nil {
+			return nil, fmt.Errorf("writing the list of masters: %w", err)
+		}
+		return append(doc, '\n'), nil
+	}
+	return Phase{
+		Name: "ipvs", Doc: "ipvscare keeps the way to the masters open", Timeout: 90 * time.Second,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
+			if err != nil {
+				return Todo, err
+			}
+			have := string(first(e.read(ondisk.IPVSConfig)))
+			if site.IPVS.Disabled {
+				if have != "" || state == "active" {
+					return Todo, nil
+				}
+				return Done, nil
+			}
+			doc, err := want()
+			if err != nil {
+				return Todo, err
+			}
+			if have != string(doc) || state != "active" {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if site.IPVS.Disabled {
+				if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
+					return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
+				}
+				// While it still knows what is its own.
+				if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
+					e.Log.Warn("removing IPVS rules", "error", err)
+				}
+				if err := e.Remove(ondisk.IPVSConfig); err != nil {
+					return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
+				}
+				return nil
+			}
+			doc, err := want()
+			if err != nil {
+				return err
+			}
+			if _, err := e.write(ondisk.IPVSConfig, doc, Mode(0o644)); err != nil {
+				return fmt.Errorf("writing the list of masters: %w", err)
+			}
+			e.Waiting("ipvscare to serve")
+			// The unit is Type=notify: its start is over when it serves, or
+			// has said that this kernel has no IP_VS and keeps /etc/hosts. It
+			// follows the file by itself when it runs already.
+			if err := e.Unit(ctx, "start", ondisk.UnitIPVSCare); err != nil {
+				return fmt.Errorf("starting %s: %w", ondisk.UnitIPVSCare, err)
+			}
+			return nil
+		},
+	}
+}
+
+// setEndpointHosts keeps the endpoint's name on one master where no IPVS
+// serves it.
+func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master string) error {
+	if !site.IPVS.Disabled {
+		return e.setHosts(endpointOwner) // ipvscare keeps the line
+	}
+	host, _, err := net.SplitHostPort(master)
+	if err != nil {
+		return fmt.Errorf("reading master %q: %w", master, err)
+	}
+	addrs, err := e.Resolve(ctx, host)
+	if err != nil || len(addrs) == 0 {
+		return fmt.Errorf("looking up master %s: %w", host, err)
+	}
+	return e.setHosts(endpointOwner, node.HostsEntry{IP: addrs[0].String(), Names: []string{site.Endpoint}})
+}

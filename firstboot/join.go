@@ -1,0 +1,448 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// Files that hold the token, all on /run: it is gone with the power.
+const (
+	discoveryFile = ondisk.RunDir + "/discovery.conf"
+	joinFile      = ondisk.RunDir + "/join.yaml"
+	bootstrapRun  = ondisk.RunDir + "/bootstrap-kubelet.conf"
+	// bootstrapConf is where kubeadm writes the token for kubelet. It is made
+	// a link to /run beforehand: what is deleted from a disk stays in its
+	// free blocks.
+	bootstrapConf = "/etc/kubernetes/bootstrap-kubelet.conf"
+	kubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
+	kubeletPKI    = "/var/lib/kubelet/pki"
+	clientCert    = kubeletPKI + "/kubelet-client-current.pem"
+)
+
+// sharedName is in the certificate of every API server that kubeadm made,
+// whatever its address.
+const sharedName = "kubernetes"
+
+var (
+	errNotEnrolled = errors.New("this machine is not enrolled")
+	errExpired     = errors.New("this node's certificate has expired")
+)
+
+// enrolled reports whether kubelet has credentials of the cluster: nil, or
+// what is wrong with them. It looks at files alone, so it can tell offline.
+func enrolled(e *Env) error {
+	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA} {
+		if !e.exists(f) {
+			return fmt.Errorf("%w: there is no %s", errNotEnrolled, f)
+		}
+	}
+	cert, err := kubeletCert(e)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNotEnrolled, err)
+	}
+	if e.Now().After(cert.NotAfter) {
+		return fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+func kubeletCert(e *Env) (*x509.Certificate, error) {
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil {
+		return nil, err
+	}
+	k, err := api.ParseKubeconfig(conf)
+	if err != nil {
+		return nil, err
+	}
+	u, err := k.User()
+	if err != nil {
+		return nil, err
+	}
+	pair, err := u.KeyPair(e.Root)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(pair.Certificate[0])
+}
+
+func (s discoverySite) discovery(e *Env) api.Discovery {
+	return api.Discovery{
+		Masters: s.Masters, Token: s.Credentials.Token.Reveal(),
+		Pins: s.CACertHashes, SkipPins: s.UnsafeSkipCAVerification,
+		Names: []string{sharedName, s.Endpoint}, Dial: e.Dial, Timeout: 10 * time.Second,
+	}
+}
+
+type discoverySite struct{ *configs.Site }
+
+// discoveryPhase finds the cluster and makes sure that it is the right one.
+func discoveryPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			err := enrolled(e)
+			if err == nil || e.exists(discoveryFile) && e.exists(ondisk.KubeCA) {
+				return Done, nil
+			}
+			if site.Credentials.Token.IsZero() {
+				if errors.Is(err, errExpired) {
+					return Todo, Permanent(err, "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
+				}
+				return Todo, Permanent(fmt.Errorf("%w, and the site has no bootstrap token", err),
+					"put a token into site.yaml (`kubeadm token create`), in the slot or on a stick")
+			}
+			return Todo, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			e.Waiting("a master to show its cluster-info (%s)", strings.Join(site.Masters, ", "))
+			d := discoverySite{site}.discovery(e)
+			found, err := api.Discover(ctx, d)
+			if err != nil {
+				return judgeDiscovery(ctx, e, site, err)
+			}
+			t, err := currentSite(ctx, e)
+			if err != nil {
+				return err
+			}
+			if err := nameIsFree(ctx, e, found.Client(d), t.Node); err != nil {
+				return err
+			}
+			if _, err := e.write(ondisk.KubeCA, found.CA, Mode(0o644)); err != nil {
+				return fmt.Errorf("writing the cluster's CA: %w", err)
+			}
+			if err := setEndpointHosts(ctx, e, site, found.Master); err != nil {
+				return err
+			}
+			conf, err := api.NewKubeconfig(api.Cluster{
+				Server: "https://" + found.Master, TLSServerName: found.ServerName,
+				CAData: base64.StdEncoding.EncodeToString(found.CA),
+			}, api.User{Token: site.Credentials.Token.Reveal()})
+			if err != nil {
+				return err
+			}
+			if err := e.WriteFile(discoveryFile, conf, Mode(0o600)); err != nil {
+				return fmt.Errorf("writing the discovery file: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+// judgeDiscovery tells what time can heal from what a person must. A master
+// that says no counts only if no other one is merely unreachable for now,
+// but a wrong cluster is a wrong cluster.
+func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) error {
+	var expired x509.CertificateInvalidError
+	switch {
+	case errors.Is(err, api.ErrPin):
+		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the masters' addresses")
+	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature):
+		return Permanent(err, "make a new token (`kubeadm token create`) and put it into site.yaml")
+	case errors.Is(err, api.ErrServerName):
+		return Permanent(err, "add the endpoint or the masters' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml")
+	case errors.As(err, &expired) && expired.Reason == x509.Expired:
+		waitForNTP(ctx, e)
+		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
+			"if the clock is wrong, name a reachable time server in the site (network.ntp); if it is right, renew the masters' certificates")
+	case errors.Is(err, api.ErrUnsigned):
+		return Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
+	case errors.Is(err, api.ErrNoClusterInfo):
+		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
+	}
+	return Advise(err, "check that these masters are the cluster's API servers ("+strings.Join(site.Masters, ", ")+") and that port and firewall let this node through")
+}
+
+// nameIsFree looks, where the token's rights allow, whether the cluster has a
+// Node of our name already.
+func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
+	n, err := c.GetNode(ctx, name)
+	if err != nil {
+		return nil // there is none, or the token may not read nodes; kubeadm looks again
+	}
+	ready, _ := n.Ready()
+	ours := n.Status.NodeInfo.MachineID != "" && n.Status.NodeInfo.MachineID == machineID(e)
+	if uuid := e.facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
+		ours = true
+	}
+	cure := fmt.Sprintf("if the old machine is gone: edgebake cluster remove %s (or kubectl delete node %s); else give this one another nodeName in site.yaml", name, name)
+	switch {
+	case ready && ours:
+		return Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), cure)
+	case ready:
+		return Permanent(fmt.Errorf("the node name %s is taken: the cluster has a Node of that name, and it is Ready", name), cure)
+	}
+	e.Log.Warn("the cluster has a stale Node of this name, which keeps its old labels and taints", "node", name, "cure", cure)
+	e.Console(fmt.Sprintf("the cluster has a stale Node %s, which keeps its old labels and taints: %s", name, cure))
+	return nil
+}
+
+// joinPatience is how long kubeadm waits for kubelet to enrol.
+const joinPatience = 2 * time.Minute
+
+// joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
+func joinPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if err := enrolled(e); err != nil {
+				return Todo, nil
+			}
+			t, err := currentSite(ctx, e)
+			if err != nil {
+				return Todo, err
+			}
+			cert, err := kubeletCert(e)
+			if err != nil {
+				return Todo, err
+			}
+			if cert.Subject.CommonName != "system:node:"+t.Node {
+				return Todo, Permanent(fmt.Errorf("this machine is enrolled as %s, the site calls it %s",
+					strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), t.Node),
+					"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
+			}
+			server, _, err := kubeletServer(e)
+			if err != nil {
+				return Todo, err
+			}
+			if server != site.EndpointURL() {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := enrolled(e); err != nil {
+				if err := join(ctx, e, site); err != nil {
+					return err
+				}
+			}
+			return toEndpoint(ctx, e, site)
+		},
+		Undo: func(ctx context.Context, e *Env) error {
+			if enrolled(e) == nil {
+				return nil // it did join; only the rest is left to do
+			}
+			// What was discovered may be what misled the join.
+			return errors.Join(undoJoin(ctx, e), e.Remove(discoveryFile))
+		},
+	}
+}
+
+func join(ctx context.Context, e *Env, site *configs.Site) error {
+	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
+		return err
+	}
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return err
+	}
+	s := *site
+	// The discovery file carries the token itself: only so kubeadm keeps the
+	// file's tls-server-name. We have written the CA that kubeadm would.
+	s.Credentials = configs.Credentials{}
+	s.IgnorePreflightErrors = append(append([]string(nil), site.IgnorePreflightErrors...), "FileAvailable--etc-kubernetes-pki-ca.crt")
+	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: t.Node, Discovery: discoveryFile, Timeout: joinPatience})
+	if err != nil {
+		return err
+	}
+	if err := e.WriteFile(joinFile, conf, Mode(0o600)); err != nil {
+		return fmt.Errorf("writing kubeadm's configuration: %w", err)
+	}
+	if err := e.Symlink(bootstrapRun, bootstrapConf); err != nil {
+		return fmt.Errorf("keeping the token off the disk: %w", err)
+	}
+	e.Waiting("kubeadm join")
+	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
+	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: node.ProxyEnv(site), Output: out}
+	if err := e.Run(ctx, cmd); err != nil {
+		return judgeJoin(t.Node, fmt.Errorf("%w: %s", err, out.last()))
+	}
+	return nil
+}
+
+// judgeJoin names the cure of what kubeadm says often.
+func judgeJoin(name string, err error) error {
+	msg := err.Error()
+	switch {
+	case strings.Contains(msg, "already exists in the cluster"):
+		return Advise(err, fmt.Sprintf("if the old machine is gone: edgebake cluster remove %s (or kubectl delete node %s); else give this one another nodeName in site.yaml", name, name))
+	case strings.Contains(msg, "Unauthorized"):
+		return Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
+	case strings.Contains(msg, "TLS bootstrap"), strings.Contains(msg, "kubelet-check"):
+		return Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; in the cluster, see whether its CSR is approved (`kubectl get csr`)")
+	}
+	return err
+}
+
+// tail hands lines to the log and keeps the last of them for the error.
+type tail struct {
+	mu    sync.Mutex
+	log   func(string)
+	part  []byte
+	lines []string
+}
+
+var _ io.Writer = (*tail)(nil)
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.part = append(t.part, p...)
+	for {
+		line, rest, ok := bytes.Cut(t.part, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		t.part = rest
+		if s := strings.TrimSpace(string(line)); s != "" {
+			t.log(s)
+			t.lines = append(t.lines, s)
+			if len(t.lines) > 40 {
+				t.lines = t.lines[1:]
+			}
+		}
+	}
+}
+
+// last is what matters of the output: the lines that say error, or the last.
+func (t *tail) last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := t.lines
+	if s := strings.TrimSpace(string(t.part)); s != "" {
+		lines = append(lines, s)
+	}
+	var out []string
+	for _, l := range lines {
+		low := strings.ToLower(l)
+		if strings.HasPrefix(low, "error") || strings.Contains(low, "[error") || strings.HasPrefix(low, "fatal") {
+			out = append(out, l)
+		}
+	}
+	if len(out) == 0 && len(lines) > 0 {
+		out = lines[max(0, len(lines)-3):]
+	}
+	return strings.Join(out, "; ")
+}
+
+// undoJoin takes back exactly what kubeadm join and kubelet wrote, so that
+// the next try finds what the first one found. (kubeadm reset would do more:
+// it empties /etc/kubernetes/manifests, where an image may have put pods.)
+func undoJoin(ctx context.Context, e *Env) error {
+	left := false
+	for _, f := range joinFiles {
+		left = left || e.exists(f)
+	}
+	if left {
+		if err := e.Unit(ctx, "stop", ondisk.UnitKubelet); err != nil {
+			return fmt.Errorf("stopping kubelet: %w", err)
+		}
+	}
+	for _, f := range append(append([]string(nil), joinFiles...), kubeletKeys(e)...) {
+		if err := e.Remove(f); err != nil {
+			return fmt.Errorf("undoing the join: %w", err)
+		}
+	}
+	return nil
+}
+
+// joinFiles is what a join writes; config.yaml, which lets kubelet start,
+// goes first.
+var joinFiles = []string{
+	ondisk.KubeletConfig, ondisk.KubeletConf, bootstrapConf, bootstrapRun, joinFile, kubeadmFlags,
+	"/var/lib/kubelet/instance-config.yaml",
+}
+
+// toEndpoint turns kubelet.conf from the one master it joined through to the
+// endpoint, which outlives any of them.
+func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil {
+		return fmt.Errorf("reading kubelet's credentials: %w", err)
+	}
+	ca, err := e.read(ondisk.KubeCA)
+	if err != nil {
+		return fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	name, err := sharedServerName(ctx, e, site, ca)
+	if err != nil {
+		return err
+	}
+	next, err := api.SetServer(conf, site.EndpointURL(), name)
+	if err != nil {
+		return err
+	}
+	wrote, err := e.write(ondisk.KubeletConf, next, Mode(0o600))
+	if err != nil {
+		return fmt.Errorf("turning kubelet to the endpoint: %w", err)
+	}
+	if wrote {
+		if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
+			return fmt.Errorf("restarting kubelet: %w", err)
+		}
+	}
+	return nil
+}
+
+// sharedServerName is the name that every master's certificate has: the one
+// that kubeadm puts there, or the endpoint (then nothing needs to be said).
+func sharedServerName(ctx context.Context, e *Env, site *configs.Site, ca []byte) (string, error) {
+	var errs []error
+	for _, m := range site.Masters {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		name, err := api.ServerName(ctx, e.Dial, m, ca, []string{sharedName, site.Endpoint})
+		cancel()
+		if err == nil {
+			if name == site.Endpoint {
+				name = ""
+			}
+			return name, nil
+		}
+		errs = append(errs, err)
+	}
+	err := errors.Join(errs...)
+	if errors.Is(err, api.ErrServerName) {
+		return "", Permanent(err, "add "+site.Endpoint+" to the API servers' certSANs")
+	}
+	return "", fmt.Errorf("asking the masters for their certificates' names: %w", err)
+}
+
+// kubeletServer is where kubelet.conf points.
+func kubeletServer(e *Env) (server, tlsServerName string, err error) {
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil {
+		return "", "", fmt.Errorf("reading kubelet's credentials: %w", err)
+	}
+	k, err := api.ParseKubeconfig(conf)
+	if err != nil {
+		return "", "", err
+	}
+	c, err := k.Cluster()
+	if err != nil {
+		return "", "", err
+	}
+	return c.Server, c.TLSServerName, nil
+}
+
+// hostOf is the host of "host:port".
+func hostOf(hostport string) string {
+	h, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		return hostport
+	}
+	return h
+}

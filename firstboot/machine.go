@@ -1,0 +1,182 @@
+package firstboot
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// facts reads who this machine is from the kernel: MAC addresses of its own
+// network cards, and serial and UUID from SMBIOS or the device tree.
+func (e *Env) facts() node.Machine {
+	m := node.Machine{
+		Hostname: strings.TrimSpace(string(first(e.read("/proc/sys/kernel/hostname")))),
+		MACs:     e.macs(),
+	}
+	for _, f := range []string{
+		"/sys/class/dmi/id/product_serial",
+		"/sys/class/dmi/id/board_serial",
+		"/sys/class/dmi/id/chassis_serial",
+		"/sys/firmware/devicetree/base/serial-number",
+	} {
+		if s := node.Identity(string(first(e.read(f)))); s != "" {
+			m.Serial = s
+			break
+		}
+	}
+	m.UUID = strings.ToLower(node.Identity(string(first(e.read("/sys/class/dmi/id/product_uuid")))))
+	return m
+}
+
+// macs lists the addresses of the physical network cards, the on-board and
+// wired ones first: in order of interface name, wireless last.
+func (e *Env) macs() []string {
+	dir := "/sys/class/net"
+	entries, err := os.ReadDir(e.path(dir))
+	if err != nil {
+		return nil
+	}
+	var wired, wireless []string
+	for _, en := range entries {
+		p := filepath.Join(dir, en.Name())
+		if !e.exists(filepath.Join(p, "device")) { // bridges, veths, lo have none
+			continue
+		}
+		mac := strings.ToLower(strings.TrimSpace(string(first(e.read(filepath.Join(p, "address"))))))
+		if len(mac) != 17 || strings.Trim(mac, "0:") == "" || strings.Trim(mac, "f:") == "" {
+			continue
+		}
+		if e.exists(filepath.Join(p, "wireless")) || e.exists(filepath.Join(p, "phy80211")) {
+			wireless = append(wireless, mac)
+		} else {
+			wired = append(wired, mac)
+		}
+	}
+	return append(wired, wireless...)
+}
+
+// device is one partition that the kernel shows.
+type device struct {
+	Name  string // "nvme0n1p2"
+	Label string // GPT partition name
+	Start int64  // bytes
+	Size  int64
+}
+
+// blockDisk is the disk a partition is on.
+type blockDisk struct {
+	Name  string
+	Size  int64
+	Parts []device // in order of Start
+}
+
+func (d *blockDisk) part(label string) *device {
+	for i := range d.Parts {
+		if d.Parts[i].Label == label {
+			return &d.Parts[i]
+		}
+	}
+	return nil
+}
+
+// rootDisk is the disk we were started from: the one that has the partition
+// mounted at /. Its siblings are ours, whatever other disks carry the same
+// labels.
+func (e *Env) rootDisk() (*blockDisk, error) {
+	b, err := e.read("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("looking for the root device: %w", err)
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) < 5 || f[4] != "/" {
+			continue
+		}
+		target, err := os.Readlink(e.path("/sys/dev/block/" + f[2]))
+		if err != nil {
+			continue // an overlay or a tmpfs mounted before the real one
+		}
+		part := filepath.Join("/sys/dev/block", target)
+		if !e.exists(filepath.Join(part, "partition")) {
+			return nil, fmt.Errorf("looking for the root device: %s is no partition", filepath.Base(part))
+		}
+		return e.readDisk(filepath.Dir(part))
+	}
+	return nil, errors.New("looking for the root device: no block device is mounted at /")
+}
+
+func (e *Env) readDisk(dir string) (*blockDisk, error) {
+	d := &blockDisk{Name: filepath.Base(dir), Size: e.sectors(filepath.Join(dir, "size"))}
+	entries, err := os.ReadDir(e.path(dir))
+	if err != nil {
+		return nil, fmt.Errorf("reading disk %s: %w", d.Name, err)
+	}
+	for _, en := range entries {
+		p := filepath.Join(dir, en.Name())
+		if !e.exists(filepath.Join(p, "partition")) {
+			continue
+		}
+		part := device{Name: en.Name(), Start: e.sectors(filepath.Join(p, "start")), Size: e.sectors(filepath.Join(p, "size"))}
+		for line := range strings.Lines(string(first(e.read(filepath.Join(p, "uevent"))))) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PARTNAME="); ok {
+				part.Label = v
+			}
+		}
+		d.Parts = append(d.Parts, part)
+	}
+	slices.SortFunc(d.Parts, func(a, b device) int { return int(min(max(a.Start-b.Start, -1), 1)) })
+	return d, nil
+}
+
+// sectors reads a number of 512-byte sectors as bytes.
+func (e *Env) sectors(path string) int64 {
+	n, err := strconv.ParseInt(strings.TrimSpace(string(first(e.read(path)))), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n * 512
+}
+
+// removableSlots lists partitions named EDGEBAKE on USB sticks and cards.
+func (e *Env) removableSlots() []string {
+	entries, err := os.ReadDir(e.path("/sys/block"))
+	if err != nil {
+		return nil
+	}
+	own := ""
+	if d, err := e.rootDisk(); err == nil {
+		own = d.Name
+	}
+	var out []string
+	for _, en := range entries {
+		if en.Name() == own {
+			continue
+		}
+		dir := filepath.Join("/sys/block", en.Name())
+		target, err := os.Readlink(e.path(dir))
+		if err == nil {
+			dir = filepath.Join("/sys/block", target)
+		}
+		removable := strings.TrimSpace(string(first(e.read(filepath.Join(dir, "removable"))))) == "1"
+		if !removable && !strings.Contains(target, "/usb") {
+			continue
+		}
+		d, err := e.readDisk(dir)
+		if err != nil {
+			continue // pulled out while we looked
+		}
+		for _, p := range d.Parts {
+			if p.Label == ondisk.LabelSlot {
+				out = append(out, "/dev/"+p.Name)
+			}
+		}
+	}
+	return out
+}

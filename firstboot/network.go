@@ -1,0 +1,210 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// probeTimeout bounds the connect to one master.
+const probeTimeout = 4 * time.Second
+
+// reach connects to every master at once and returns the first that answers,
+// else what each said.
+func reach(ctx context.Context, e *Env, masters []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	found := ""
+	errs := make([]error, len(masters))
+	for i, m := range masters {
+		wg.Go(func() {
+			conn, err := e.Dial(ctx, "tcp", m)
+			if err != nil {
+				errs[i] = fmt.Errorf("%s: %w", m, plainNet(err))
+				return
+			}
+			conn.Close()
+			mu.Lock()
+			if found == "" {
+				found = m
+				cancel() // one is enough
+			}
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if found != "" {
+		return found, nil
+	}
+	return "", fmt.Errorf("no master answers: %w", errors.Join(errs...))
+}
+
+// plainNet takes the address out of a dial error: the caller names it.
+func plainNet(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Err != nil {
+		return op.Err
+	}
+	return err
+}
+
+// Owners of blocks in /etc/hosts.
+const (
+	nodeOwner     = "edgebake node"
+	endpointOwner = "edgebake endpoint"
+)
+
+// networkPhase sees that the node has an address and a way to a master.
+func networkPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "network", Doc: "an address, and a master that answers", Timeout: 2 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			master, err := reach(ctx, e, site.Masters)
+			if err != nil {
+				if enrolled(e) == nil && !networkIsNew(e) {
+					// Offline: a member of the cluster waits for nobody.
+					return Unknown, nil
+				}
+				return Todo, nil
+			}
+			src, err := e.Source(ctx, master)
+			if err != nil {
+				return Todo, nil
+			}
+			if !e.hasHosts(nodeOwner, nodeLine(e, src)) || networkIsNew(e) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			master, err := waitForMaster(ctx, e, site.Masters)
+			if err != nil {
+				if back, rerr := rollBack(ctx, e, site.Masters); rerr != nil {
+					return errors.Join(err, rerr)
+				} else if back == "" {
+					return Advise(err, "check the cable, the switch port and the site's network settings (addresses, gateway, VLAN, masters)")
+				} else {
+					master = back
+				}
+			} else if err := keepNetwork(e); err != nil {
+				return err
+			}
+			src, err := e.Source(ctx, master)
+			if err != nil {
+				return fmt.Errorf("looking for this node's address on the way to %s: %w", master, err)
+			}
+			return e.setHosts(nodeOwner, nodeLine(e, src))
+		},
+	}
+}
+
+// nodeLine is the node's own line in /etc/hosts. Without it kubeadm and
+// kubelet ask DNS for the node's name, which costs half a minute where no
+// server answers.
+func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
+	return node.HostsEntry{IP: addr.String(), Names: []string{strings.TrimSpace(string(first(e.read("/etc/hostname"))))}}
+}
+
+// settleTime is how long a network may take to come up: DHCP, spanning tree,
+// a Wi-Fi association.
+const settleTime = 75 * time.Second
+
+func waitForMaster(ctx context.Context, e *Env, masters []string) (string, error) {
+	end := e.Now().Add(settleTime)
+	var last error
+	found := ""
+	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+		for _, m := range masters {
+			if _, err := e.Source(ctx, m); err == nil {
+				e.Waiting("a master to answer (%s)", strings.Join(masters, ", "))
+				break
+			}
+			e.Waiting("an address and a route to a master")
+		}
+		found, last = reach(ctx, e, masters)
+		return last == nil || e.Now().After(end), nil
+	})
+	if err != nil && last == nil {
+		last = err
+	}
+	return found, last
+}
+
+const clockDoc = "a clock that is not in the past"
+
+// clockPhase brings the clock to the latest moment that is certain to have
+// passed: the image's date, or when its site was stamped. Boards without a
+// battery wake up in 1970, where every certificate is not yet valid.
+func clockPhase() Phase {
+	return Phase{
+		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if e.Now().Before(clockFloor(ctx, e)) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			floor := clockFloor(ctx, e)
+			e.Log.Info("the clock is behind what is certain", "clock", e.Now().UTC(), "floor", floor.UTC())
+			if err := e.SetClock(floor); err != nil {
+				return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
+			}
+			waitForNTP(ctx, e)
+			return nil
+		},
+	}
+}
+
+func clockFloor(ctx context.Context, e *Env) time.Time {
+	floor := imageInfo(e).SourceDate
+	if t, err := currentSite(ctx, e); err == nil {
+		floor = max(floor, t.Stamped)
+	}
+	return time.Unix(floor, 0)
+}
+
+// ntpPatience bounds the wait for a time server: a site without one must
+// still join.
+const ntpPatience = time.Minute
+
+// waitForNTP waits for the clock to follow a time server, bounded, and says
+// how it went. That there is none is no failure.
+func waitForNTP(ctx context.Context, e *Env) bool {
+	e.Waiting("a time server, since the clock was wrong")
+	end := e.Now().Add(ntpPatience)
+	synced := false
+	tries := 0
+	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+		var err error
+		synced, err = e.ClockSynced(ctx)
+		tries++
+		if err != nil {
+			e.Log.Warn("asking for the state of the clock", "error", err)
+		}
+		// By tries too: time may jump while we wait for just that.
+		return synced || e.Now().After(end) || tries > int(ntpPatience/(2*time.Second)), nil
+	})
+	if err != nil || !synced {
+		e.Log.Warn("no time server answers; going on with the clock as it is", "clock", e.Now().UTC())
+		return false
+	}
+	e.Log.Info("the clock follows a time server", "clock", e.Now().UTC())
+	return true
+}
+
+// networkDirs are the settings that may cut a node off.
+var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.conf.d", "/etc/wpa_supplicant"}
+
+const goodNetwork = ondisk.StateDir + "/network"

@@ -1,0 +1,50 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// Phases is the way from a booted machine to a node. Of a nil site it is the
+// part that needs none.
+func Phases(site *configs.Site) []Phase {
+	before := []Phase{
+		identityPhase(), // first: everything later may log, and logs carry the machine id
+		diskPhase(),     // before anything fills DATA
+		sitePhase(),     // all that follows comes from the site
+	}
+	if site == nil {
+		return before
+	}
+	switch site.NodeType {
+	case configs.NodeNative:
+		return append(before,
+			networkPhase(site),   // a master must be in reach for the rest
+			clockPhase(),         // before the first certificate is judged
+			ipvsPhase(site),      // the first request already survives a dead master
+			discoveryPhase(site), // the CA, before anything trusts a master
+			joinPhase(site),
+			readyPhase(site),  // the cluster's own word, not ours
+			forgetPhase(site), // last: until Ready, the join may have to begin again
+		)
+	}
+	return append(before, unservedPhase(site))
+}
+
+// unservedPhase stops at a node type that this program does not make.
+func unservedPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "node-type", Doc: "a node type that first boot can make",
+		Check: func(context.Context, *Env) (Verdict, error) {
+			return Todo, Permanent(fmt.Errorf("first boot does not make nodes of type %s", site.NodeType), "choose another nodeType in site.yaml")
+		},
+		Run: func(context.Context, *Env) error { return nil },
+	}
+}
+
+// New returns the Runner that a node has.
+func New(e *Env) *Runner {
+	return &Runner{Env: e, Phases: Phases, Site: currentSite, Brought: brought}
+}

@@ -1,0 +1,189 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// kubeletKeys are the key pairs that kubelet made while joining.
+func kubeletKeys(e *Env) []string {
+	entries, err := os.ReadDir(e.path(kubeletPKI))
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, en := range entries {
+		if strings.HasPrefix(en.Name(), "kubelet-client") || strings.HasPrefix(en.Name(), "kubelet.") {
+			out = append(out, filepath.Join(kubeletPKI, en.Name()))
+		}
+	}
+	return out
+}
+
+// nodeClient reads with the kubelet's own certificate, through the endpoint.
+func nodeClient(e *Env) (*api.Client, error) {
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubelet's credentials: %w", err)
+	}
+	return api.ClientFromKubeconfig(conf, e.Root, e.Dial)
+}
+
+// readyPhase sees the node as the cluster sees it.
+func readyPhase(site *configs.Site) Phase {
+	// look returns nil when all is well, else what is missing.
+	look := func(ctx context.Context, e *Env) error {
+		t, err := currentSite(ctx, e)
+		if err != nil {
+			return err
+		}
+		c, err := nodeClient(e)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		n, err := c.GetNode(ctx, t.Node)
+		if err != nil {
+			if api.Code(err) == 404 {
+				return Advise(fmt.Errorf("the cluster has no Node %s yet", t.Node), "see `journalctl -u kubelet` on the machine")
+			}
+			return err
+		}
+		if missing := missingLabels(site, n); len(missing) > 0 {
+			cure := fmt.Sprintf("the Node was there before this join and kept its labels: edgebake cluster remove %s, or kubectl label node %s %s",
+				t.Node, t.Node, strings.Join(missing, " "))
+			return Advise(fmt.Errorf("Node %s lacks labels of the site: %s", t.Node, strings.Join(missing, ", ")), cure)
+		}
+		if ready, why := n.Ready(); !ready {
+			return Advise(fmt.Errorf("Node %s is not Ready: %s", t.Node, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
+		}
+		if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
+			return errors.Join(fmt.Errorf("kubelet is %s", state), err)
+		}
+		return nil
+	}
+	return Phase{
+		Name: "node-ready", Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if err := look(ctx, e); err != nil {
+				if api.Code(err) == 0 && advice(err) == "" && e.exists(readyMark) {
+					return Unknown, nil // nobody answers: a node that was Ready goes on
+				}
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			var last error
+			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+				if last = look(ctx, e); last != nil {
+					e.Waiting("%s", oneLine(last))
+				}
+				return last == nil, nil
+			})
+			if err != nil && last != nil {
+				return last
+			}
+			if err == nil {
+				_, err = e.write(readyMark, nil, Mode(0o600))
+			}
+			return err
+		},
+	}
+}
+
+// readyMark says that the cluster has seen this enrolment Ready once, which
+// cannot be observed offline.
+const readyMark = ondisk.StateDir + "/ready"
+
+func missingLabels(site *configs.Site, n *api.Node) []string {
+	var out []string
+	want := node.KubeletLabels(site)
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		if have, ok := n.Metadata.Labels[k]; !ok || have != want[k] {
+			out = append(out, k+"="+want[k])
+		}
+	}
+	return out
+}
+
+// forgetPhase leaves nothing of the token on this machine.
+func forgetPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			for _, f := range tokenFiles {
+				if e.exists(f) {
+					return Todo, nil
+				}
+			}
+			dev, err := ownSlot(e)
+			if err != nil {
+				return Todo, err
+			}
+			c, t, err := readSite(e, dev)
+			if errors.Is(err, slot.ErrBlank) {
+				return Todo, nil // cut off in the middle of this
+			}
+			if err != nil {
+				// A person's half-written correction is left for the person.
+				e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
+				return Done, nil
+			}
+			if !t.Site.Credentials.Token.IsZero() || hasPKI(c) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			for _, f := range tokenFiles {
+				if err := e.Remove(f); err != nil {
+					return fmt.Errorf("forgetting the token: %w", err)
+				}
+			}
+			t, err := currentSite(ctx, e)
+			if err != nil {
+				return err
+			}
+			doc, err := withoutToken(t.Site)
+			if err != nil {
+				return err
+			}
+			var secrets []string
+			if token := t.Site.Credentials.Token.Reveal(); token != "" {
+				secrets = append(secrets, token)
+			}
+			info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: imageInfo(e).Plan}
+			if err := e.ScrubSlot(t.Device, info, doc, secrets); err != nil {
+				return fmt.Errorf("forgetting the token: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+// tokenFiles may hold the token, or point to where it was.
+var tokenFiles = []string{discoveryFile, joinFile, bootstrapRun, bootstrapConf}
+
+func hasPKI(c *slot.Contents) bool {
+	for name := range c.Files {
+		if strings.HasPrefix(name, ondisk.SlotPKIDir+"/") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,285 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Phase is one step of first boot.
+type Phase struct {
+	Name, Doc string
+	// Check looks at the machine, never at the state file.
+	Check func(context.Context, *Env) (Verdict, error)
+	// Run does what Check found missing; it may be killed anywhere.
+	Run func(context.Context, *Env) error
+	// Undo takes back what a failed Run left; nil: nothing needs to be.
+	Undo func(context.Context, *Env) error
+	// Timeout bounds one attempt of Run.
+	Timeout time.Duration
+}
+
+// Verdict is what Check found.
+type Verdict int
+
+const (
+	// Todo: Run has work.
+	Todo Verdict = iota
+	// Done: the machine is as the phase would make it.
+	Done
+	// Unknown: it cannot be told now, offline say; Run must not try. An
+	// enrolled node never joins again because nobody answers.
+	Unknown
+)
+
+// Between attempts the pause doubles from backoffFirst to backoffMax. The
+// jitter keeps thousands of nodes that came up together from asking together.
+const (
+	backoffFirst = 2 * time.Second
+	backoffMax   = time.Minute
+	checkTimeout = 30 * time.Second
+	undoTimeout  = 2 * time.Minute
+	// standstill is how often a stopped run looks for a corrected site.
+	standstill = 10 * time.Second
+	// repeat is how often it says again what is wrong.
+	repeat = 10 * time.Minute
+)
+
+// Backoff is the pause after the n-th failed attempt (from 1); r in [0,1)
+// spreads it over half to all of the whole.
+func Backoff(n int, r float64) time.Duration {
+	d := backoffMax
+	if n < 6 {
+		d = min(backoffFirst<<(n-1), backoffMax)
+	}
+	return d/2 + time.Duration(r*float64(d/2))
+}
+
+// Runner carries out phases.
+type Runner struct {
+	Env *Env
+	// Phases of a site; of nil, the ones that need none and end with one at
+	// hand. The phases of any site begin with these.
+	Phases func(*configs.Site) []Phase
+	// Site returns the site that those first phases left.
+	Site func(context.Context, *Env) (*Taken, error)
+	// Brought names what sites people have brought, so that a stopped run
+	// sees when there is another one.
+	Brought func(*Env) string
+
+	mu      sync.Mutex
+	state   ondisk.State
+	secrets []string
+	url     string // where reports go
+	device  string // the slot
+	lastErr map[string]string
+	posting sync.WaitGroup
+	busyTil time.Time // the watchdog is fed until then
+}
+
+// errRestart begins again at the first phase.
+var errRestart = errors.New("starting over")
+
+// Run carries out all phases until the node is done or ctx ends.
+func (r *Runner) Run(ctx context.Context) error {
+	e := *r.Env
+	e.waiting = r.waiting
+	r.lastErr = map[string]string{}
+	r.begin(&e)
+	defer r.posting.Wait()
+	attempts := map[string]int{}
+	for {
+		err := r.pass(ctx, &e, attempts)
+		if errors.Is(err, errRestart) {
+			continue
+		}
+		return err
+	}
+}
+
+// pass goes through the phases once. A phase that fails ends the pass after a
+// pause, and the next begins at the first phase: checks are cheap, and what an
+// earlier phase made may be what went wrong.
+func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) error {
+	unknown := false
+	step := func(phases []Phase) error {
+		for _, p := range phases {
+			v, err := r.phase(ctx, e, p, attempts)
+			if err != nil {
+				return err
+			}
+			unknown = unknown || v == Unknown
+		}
+		return nil
+	}
+	first := r.Phases(nil)
+	r.show(first)
+	if err := step(first); err != nil {
+		return err
+	}
+	taken, err := r.Site(ctx, e)
+	if err != nil {
+		return fmt.Errorf("reading the site that was just taken: %w", err)
+	}
+	r.adopt(taken)
+	all := r.Phases(taken.Site)
+	r.show(all)
+	if err := step(all[len(first):]); err != nil {
+		return err
+	}
+	if unknown {
+		// Offline: the node runs with what it has. Look again, seldom.
+		r.result(e, ondisk.ResultWaiting)
+		attempts["offline"]++
+		if err := r.pause(ctx, e, Backoff(attempts["offline"], e.Rand())); err != nil {
+			return err
+		}
+		return errRestart
+	}
+	r.result(e, ondisk.ResultDone)
+	r.publish(ctx, e, true)
+	return nil
+}
+
+func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string]int) (Verdict, error) {
+	r.busy(e, checkTimeout)
+	v, err := r.check(ctx, e, p)
+	if err == nil && v == Done {
+		r.done(e, p, attempts[p.Name])
+		return Done, nil
+	}
+	if err == nil && v == Unknown {
+		r.mark(e, p, ondisk.PhaseWaiting, attempts[p.Name], nil)
+		return Unknown, nil
+	}
+	if err == nil {
+		attempts[p.Name]++
+		r.mark(e, p, ondisk.PhaseRunning, attempts[p.Name], nil)
+		r.busy(e, p.Timeout)
+		run, cancel := context.WithTimeout(ctx, p.Timeout)
+		err = p.Run(run, e)
+		timedOut := run.Err() != nil
+		cancel()
+		if err == nil {
+			r.busy(e, checkTimeout)
+			if v, err = r.check(ctx, e, p); err == nil {
+				switch v {
+				case Done:
+					r.done(e, p, attempts[p.Name])
+					return Done, nil
+				case Unknown:
+					r.mark(e, p, ondisk.PhaseWaiting, attempts[p.Name], nil)
+					return Unknown, nil
+				}
+				err = fmt.Errorf("phase %s came to its end, and its result does not show on the machine", p.Name)
+			}
+		} else if timedOut && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+			if w := r.waitedFor(p.Name); w != "" {
+				err = fmt.Errorf("after %s still waiting for %s: %w", p.Timeout, w, err)
+			}
+		}
+	} else {
+		attempts[p.Name]++
+	}
+	if ctx.Err() != nil {
+		return Todo, ctx.Err() // stopped from outside: the next run goes on
+	}
+	r.note(e, p, attempts[p.Name], err)
+	if p.Undo != nil {
+		r.busy(e, undoTimeout)
+		undo, cancel := context.WithTimeout(ctx, undoTimeout)
+		if uerr := p.Undo(undo, e); uerr != nil {
+			e.Log.Error(r.redact(fmt.Sprintf("undoing %s: %v", p.Name, uerr)))
+		}
+		cancel()
+	}
+	if _, ok := Cure(err); ok {
+		return Todo, r.stop(ctx, e, p, attempts, err)
+	}
+	r.result(e, ondisk.ResultWaiting)
+	r.publish(ctx, e, attempts[p.Name]&(attempts[p.Name]-1) == 0) // 1, 2, 4, 8 …
+	if err := r.pause(ctx, e, Backoff(attempts[p.Name], e.Rand())); err != nil {
+		return Todo, err
+	}
+	return Todo, errRestart
+}
+
+func (r *Runner) check(ctx context.Context, e *Env, p Phase) (Verdict, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	return p.Check(ctx, e)
+}
+
+// stop stays after a permanent failure, visible, until there is another site.
+func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]int, err error) error {
+	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
+	r.result(e, ondisk.ResultFailed)
+	r.publish(ctx, e, true)
+	said, brought := e.Now(), r.Brought(e)
+	for {
+		if err := r.pause(ctx, e, standstill); err != nil {
+			return err
+		}
+		if r.Brought(e) != brought {
+			e.Log.Info("there is another site: starting over")
+			e.Console("another site was found: starting over")
+			clear(attempts)
+			return errRestart
+		}
+		if e.Now().Sub(said) >= repeat {
+			said = e.Now()
+			r.sayFailure(e, p, err)
+		}
+	}
+}
+
+// pause waits; systemd hears that we are alive meanwhile.
+func (r *Runner) pause(ctx context.Context, e *Env, d time.Duration) error {
+	r.busy(e, d)
+	return e.Sleep(ctx, d)
+}
+
+// waitedFor is the last thing that phase said it waits for.
+func (r *Runner) waitedFor(phase string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.state.Phases {
+		if p.Name == phase {
+			return p.Waiting
+		}
+	}
+	return ""
+}
+
+// busy says how long the next step may take: until then, and a while longer,
+// the watchdog is fed.
+func (r *Runner) busy(e *Env, d time.Duration) {
+	r.mu.Lock()
+	r.busyTil = e.Now().Add(d + time.Minute)
+	r.mu.Unlock()
+	e.Notify("WATCHDOG=1")
+}
+
+// Alive reports whether the run still moves as it promised; the host feeds
+// the watchdog with it.
+func (r *Runner) Alive(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return now.Before(r.busyTil)
+}
+
+// redact takes every secret of the site out of s.
+func (r *Runner) redact(s string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, secret := range r.secrets {
+		s = strings.ReplaceAll(s, secret, configs.Mask)
+	}
+	return s
+}

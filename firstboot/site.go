@@ -1,0 +1,475 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// What firstboot keeps beside the state, on DATA.
+const (
+	// keyFile holds the key of the HMACs below, so that they tell nothing.
+	keyFile = ondisk.StateDir + "/key"
+	// appliedFile names the site whose settings are in place.
+	appliedFile = ondisk.StateDir + "/applied"
+	// ignitionCopy is the Ignition config last taken from a slot.
+	ignitionCopy = ondisk.StateDir + "/config.ign"
+	// seenDir remembers the sites taken from sticks: each is taken once.
+	seenDir = ondisk.StateDir + "/sticks"
+	// manifestFile lists what the applier made.
+	manifestFile = ondisk.StateDir + "/manifest.json"
+	originalsDir = ondisk.StateDir + "/originals"
+)
+
+// Taken is the site that a machine goes by.
+type Taken struct {
+	Site *configs.Site
+	// Node is its name on this machine.
+	Node string
+	// MAC names the site's contents without its token, which is forgotten.
+	MAC string
+	// Device is the machine's own slot; empty where it has none.
+	Device string
+	// Stamped is when the site was written, in seconds since the epoch.
+	Stamped int64
+	// Note is what is wrong with a newer site that was not taken.
+	Note string
+
+	config   []byte // the settings, as Ignition
+	ignition []byte // the slot's config.ign, if there is one
+}
+
+// errNoSite: there is none yet, which is the state of every golden image.
+var errNoSite = errors.New("there is no site in the slot")
+
+// ownSlot is this disk's slot.
+func ownSlot(e *Env) (string, error) {
+	d, err := e.rootDisk()
+	if err != nil {
+		return "", err
+	}
+	p := d.part(ondisk.LabelSlot)
+	if p == nil {
+		return "", fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelSlot)
+	}
+	return "/dev/" + p.Name, nil
+}
+
+// readSite reads and checks what a slot holds.
+func readSite(e *Env, dev string) (*slot.Contents, *Taken, error) {
+	c, err := e.ReadSlot(dev)
+	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
+		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
+	}
+	doc, ok := c.Files[ondisk.SlotSite]
+	if !ok {
+		if _, ok := c.Files[ondisk.SlotInventory]; ok {
+			return c, nil, Permanent(fmt.Errorf("the slot %s holds an %s, which this image's first boot does not read", dev, ondisk.SlotInventory),
+				"stamp one site onto the slot")
+		}
+		return c, nil, errNoSite
+	}
+	t, err := takeSite(e, c, doc)
+	return c, t, err
+}
+
+func takeSite(e *Env, c *slot.Contents, doc []byte) (*Taken, error) {
+	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("the site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
+	}
+	m := e.facts()
+	name, err := node.NodeName(site, m)
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
+	}
+	config, err := node.Render(site, m, c.Files[ondisk.SlotIgnition])
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
+	}
+	if err := serves(e, site); err != nil {
+		return nil, err
+	}
+	t := &Taken{Site: site, Node: name, Stamped: c.Info.Stamped, config: config, ignition: c.Files[ondisk.SlotIgnition]}
+	t.MAC, err = siteMAC(e, site, c)
+	return t, err
+}
+
+// serves refuses a site that this image was not made for.
+func serves(e *Env, site *configs.Site) error {
+	info := imageInfo(e)
+	if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, site.NodeType) {
+		return Permanent(fmt.Errorf("the site asks for node type %s, this image makes %s", site.NodeType, strings.Join(info.NodeTypes, ", ")),
+			"stamp a site with one of these types, or write another image")
+	}
+	return nil
+}
+
+// siteMAC names a site by its contents. The token is left out: it is
+// forgotten after the join, and the site is still the same.
+func siteMAC(e *Env, site *configs.Site, c *slot.Contents) (string, error) {
+	key, err := macKey(e)
+	if err != nil {
+		return "", err
+	}
+	doc, err := withoutToken(site)
+	if err != nil {
+		return "", fmt.Errorf("naming the site: %w", err)
+	}
+	m := hmac.New(sha256.New, key)
+	m.Write(doc)
+	m.Write([]byte{0})
+	m.Write(c.Files[ondisk.SlotIgnition])
+	return hex.EncodeToString(m.Sum(nil)), nil
+}
+
+func macKey(e *Env) ([]byte, error) {
+	if b, err := e.read(keyFile); err == nil && len(b) == 32 {
+		return b, nil
+	}
+	b := e.Random(32)
+	if err := e.WriteFile(keyFile, b, Mode(0o600)); err != nil {
+		return nil, fmt.Errorf("making a key for this machine: %w", err)
+	}
+	return b, nil
+}
+
+// currentSite is the site to go by: the slot's own, or, when that is gone or
+// spoilt on a node that has taken one before, the copy of that one.
+func currentSite(_ context.Context, e *Env) (*Taken, error) {
+	dev, err := ownSlot(e)
+	if err != nil {
+		return nil, err
+	}
+	_, t, err := readSite(e, dev)
+	if err == nil {
+		t.Device = dev
+		return t, nil
+	}
+	doc, copyErr := e.read(ondisk.SiteCopy)
+	if copyErr != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	if ign, err := e.read(ignitionCopy); err == nil {
+		files[ondisk.SlotIgnition] = ign
+	}
+	old, copyErr := takeSite(e, &slot.Contents{Files: files}, doc)
+	if copyErr != nil {
+		return nil, err
+	}
+	old.Device, old.Note = dev, err.Error()
+	return old, nil
+}
+
+// fromStick looks for a site on a removable slot that was not taken yet, and
+// returns it with the slot's contents. Sticks that hold none are passed over;
+// one whose site has problems is said.
+func fromStick(e *Env) (dev string, c *slot.Contents, err error) {
+	for _, dev := range e.removableSlots() {
+		c, t, err := readSite(e, dev)
+		switch {
+		case errors.Is(err, errNoSite) || c == nil:
+			continue
+		case err != nil:
+			return dev, nil, fmt.Errorf("stick %s: %w", dev, err)
+		}
+		if e.exists(seenFile(t)) && (enrolled(e) == nil || t.Site.Credentials.Token.IsZero()) {
+			continue
+		}
+		if own, err := ownSlot(e); err == nil {
+			if _, have, err := readSite(e, own); err == nil && have.MAC == t.MAC &&
+				have.Site.Credentials.Token == t.Site.Credentials.Token {
+				continue
+			}
+		}
+		return dev, c, nil
+	}
+	return "", nil, nil
+}
+
+func seenFile(t *Taken) string { return seenDir + "/" + t.MAC }
+
+// brought tells one state of all slots in reach from another, whether their
+// sites are valid or not.
+func brought(e *Env) string {
+	var all []string
+	if dev, err := ownSlot(e); err == nil {
+		all = append(all, slotDigest(e, dev))
+	}
+	for _, dev := range e.removableSlots() {
+		all = append(all, dev+" "+slotDigest(e, dev))
+	}
+	return strings.Join(all, "\n")
+}
+
+// slotDigest tells one state of the slot's site from another, valid or not.
+func slotDigest(e *Env, dev string) string {
+	c, err := e.ReadSlot(dev)
+	if err != nil {
+		return "unreadable"
+	}
+	h := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
+		if name == ondisk.SlotReportText || name == ondisk.SlotReportJSON {
+			continue
+		}
+		fmt.Fprintf(h, "%s\x00%d\x00", name, len(c.Files[name]))
+		h.Write(c.Files[name])
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// sitePhase finds the site and makes the operating system's settings what it
+// says.
+func sitePhase() Phase {
+	return Phase{
+		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if dev, c, err := fromStick(e); err != nil || c != nil {
+				if err != nil {
+					e.Log.Warn("a stick's site is not taken", "stick", dev, "error", err)
+				} else {
+					return Todo, nil
+				}
+			}
+			t, err := currentSite(ctx, e)
+			if errors.Is(err, errNoSite) {
+				return Todo, nil // Run waits
+			}
+			if err != nil {
+				return Todo, err
+			}
+			if t.Note != "" {
+				e.Log.Warn("the slot's site is not taken, the former one stays", "error", t.Note)
+			}
+			if strings.TrimSpace(string(first(e.read(appliedFile)))) != t.MAC {
+				return Todo, nil
+			}
+			if name := strings.TrimSpace(string(first(e.read("/proc/sys/kernel/hostname")))); name != t.Node {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := takeFromStick(e); err != nil {
+				return err
+			}
+			t, err := currentSite(ctx, e)
+			if errors.Is(err, errNoSite) {
+				return waitForSite(ctx, e)
+			}
+			if err != nil {
+				return err
+			}
+			return settle(ctx, e, t)
+		},
+	}
+}
+
+// waitForSite waits, within its attempt, for somebody to bring a site.
+func waitForSite(ctx context.Context, e *Env) error {
+	e.Waiting("a site: stamp one onto this disk, or plug in a stick with an EDGEBAKE slot that holds site.yaml")
+	err := e.poll(ctx, standstill, func() (bool, error) {
+		if _, c, err := fromStick(e); err == nil && c != nil {
+			return true, takeFromStick(e)
+		}
+		_, err := currentSite(ctx, e)
+		return !errors.Is(err, errNoSite), nil
+	})
+	if err != nil {
+		return Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick with an EDGEBAKE slot that holds site.yaml")
+	}
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return err
+	}
+	return settle(ctx, e, t)
+}
+
+// takeFromStick copies a new site into the machine's own slot, as if it had
+// been stamped there, so that the stick may be pulled out.
+func takeFromStick(e *Env) error {
+	dev, c, err := fromStick(e)
+	if err != nil || c == nil {
+		return nil // Check has said what is wrong with it
+	}
+	own, err := ownSlot(e)
+	if err != nil {
+		return err
+	}
+	_, t, err := readSite(e, dev)
+	if err != nil {
+		return err
+	}
+	info := slot.Contents{Files: c.Files}
+	if have, err := e.ReadSlot(own); err == nil {
+		info.Info = have.Info // plan and golden digest are the disk's own
+	} else {
+		info.Info = c.Info
+	}
+	info.Info.Stamped = max(c.Info.Stamped, info.Info.Stamped)
+	if err := e.WriteSlot(own, &info); err != nil {
+		return fmt.Errorf("writing the site of stick %s to the slot %s: %w", dev, own, err)
+	}
+	if err := e.WriteFile(seenFile(t), nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("noting that the site of stick %s was taken: %w", dev, err)
+	}
+	e.Log.Info("took the site of a stick", "stick", dev)
+	e.Console("took the site of stick " + dev)
+	return nil
+}
+
+// settle makes the machine's settings those of the site.
+func settle(ctx context.Context, e *Env, t *Taken) error {
+	if strings.TrimSpace(string(first(e.read(appliedFile)))) != t.MAC {
+		changes, err := apply.Apply(ctx, applier(e), t.config)
+		if err != nil {
+			var bad *apply.Unsupported
+			if errors.As(err, &bad) {
+				return Permanent(err, "take these sections out of the Ignition config; disks are laid out when the image is built")
+			}
+			return fmt.Errorf("applying the site's settings: %w", err)
+		}
+		if err := takeEffect(ctx, e, changes); err != nil {
+			return err
+		}
+		if err := keepSite(e, t); err != nil {
+			return err
+		}
+	}
+	if err := e.SetHostname(t.Node); err != nil {
+		return fmt.Errorf("setting the host name to %s: %w", t.Node, err)
+	}
+	// Last: from here on Check finds the settings in place.
+	if _, err := e.write(appliedFile, []byte(t.MAC+"\n"), Mode(0o600)); err != nil {
+		return fmt.Errorf("noting which site is in place: %w", err)
+	}
+	return nil
+}
+
+// keepSite copies the site for the day when the slot is spoilt. It has no
+// token; a Wi-Fi key stays in it, which is in the settings on this disk too.
+func keepSite(e *Env, t *Taken) error {
+	doc, err := withoutToken(t.Site)
+	if err == nil {
+		err = e.WriteFile(ondisk.SiteCopy, doc, Mode(0o600))
+	}
+	if err == nil && t.ignition != nil {
+		err = e.WriteFile(ignitionCopy, t.ignition, Mode(0o600))
+	} else if err == nil {
+		err = e.Remove(ignitionCopy)
+	}
+	if err != nil {
+		return fmt.Errorf("keeping a copy of the site: %w", err)
+	}
+	return nil
+}
+
+// withoutToken is the site as it stays in the slot after the join. What its
+// settings need, a Wi-Fi key or a password's hash, stays: without it the next
+// boot would take it for corrected.
+func withoutToken(site *configs.Site) ([]byte, error) {
+	s := *site
+	s.Credentials = configs.Credentials{}
+	return configs.EncodeSlot(&s)
+}
+
+func applier(e *Env) apply.Target {
+	return apply.Target{
+		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
+		WriteFile: func(p string, b []byte, m apply.Meta) error {
+			return e.WriteFile(p, b, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
+		},
+		Mkdir: func(p string, m apply.Meta) error {
+			return e.Mkdir(p, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
+		},
+		Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
+		Unit: e.Unit,
+	}
+}
+
+// takeEffect tells the running system what has changed below it: the files
+// were applied to a machine that is up.
+func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
+	if len(c.Units) > 0 {
+		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
+			return fmt.Errorf("reloading systemd: %w", err)
+		}
+	}
+	under := func(dir string) bool {
+		return slices.ContainsFunc(c.Paths, func(p string) bool { return strings.HasPrefix(p, dir) })
+	}
+	for _, r := range []struct{ dir, unit string }{
+		{"/etc/modules-load.d/", "systemd-modules-load.service"},
+		{"/etc/sysctl.d/", "systemd-sysctl.service"},
+		{"/etc/systemd/resolved.conf.d/", "systemd-resolved.service"},
+		{"/etc/systemd/timesyncd.conf.d/", "systemd-timesyncd.service"},
+		{"/etc/wpa_supplicant/", "wpa_supplicant@*.service"},
+	} {
+		if !under(r.dir) || strings.Contains(r.unit, "*") {
+			continue
+		}
+		if err := e.Unit(ctx, "restart", r.unit); err != nil {
+			e.Log.Warn("a setting takes effect at the next boot only", "unit", r.unit, "error", err)
+		}
+	}
+	if under("/etc/systemd/network/") {
+		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}}); err != nil {
+			e.Log.Warn("network settings take effect at the next boot only", "error", err)
+		}
+	}
+	for _, u := range c.Units {
+		verb := ""
+		switch {
+		case u.Name == ondisk.UnitFirstboot:
+		case u.Masked || u.Disabled:
+			verb = "stop"
+		case u.Enabled && u.Changed:
+			verb = "restart"
+		case u.Enabled:
+			verb = "start"
+		case u.Changed:
+			verb = "try-restart"
+		}
+		if verb == "" {
+			continue
+		}
+		if err := e.Unit(ctx, verb, u.Name); err != nil {
+			// The site's own unit is the site's own trouble; joining goes on.
+			e.Log.Warn("a unit of the site", "unit", u.Name, "verb", verb, "error", err)
+		}
+	}
+	return nil
+}
+
+// setHosts keeps the owner's lines in /etc/hosts, and leaves all others.
+func (e *Env) setHosts(owner string, entries ...node.HostsEntry) error {
+	old, _ := e.read("/etc/hosts") // none: a new one is written
+	if _, err := e.write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
+		return fmt.Errorf("writing to /etc/hosts: %w", err)
+	}
+	return nil
+}
+
+func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
+	old, _ := e.read("/etc/hosts")
+	return bytes.Equal(node.EditHosts(old, owner, entries), old)
+}

@@ -1,0 +1,323 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// begin starts the state of this run. What an earlier run wrote is only read
+// for what a person may still want to see: when it all began.
+func (r *Runner) begin(e *Env) {
+	e.Log = slog.New(redacting{e.Log.Handler(), r.redact})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := e.Now()
+	r.state = ondisk.State{
+		Version: ondisk.StateVersion, Result: ondisk.ResultRunning,
+		BootID: strings.TrimSpace(string(first(e.read("/proc/sys/kernel/random/boot_id")))),
+		Plan:   imageInfo(e).Plan, Started: now, Updated: now,
+	}
+	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {
+		r.state.Started = old.Started // restarted within one boot
+	}
+	r.busyTil = now.Add(time.Minute)
+}
+
+func first(b []byte, err error) []byte { return b }
+
+func imageInfo(e *Env) ondisk.ImageInfo {
+	var info ondisk.ImageInfo
+	b, err := e.read(ondisk.ImageInfoFile)
+	if err != nil || json.Unmarshal(b, &info) != nil {
+		return ondisk.ImageInfo{} // a node that edgebake did not build
+	}
+	return info
+}
+
+// LoadState reads the state below root.
+func LoadState(root string) (*ondisk.State, error) {
+	e := Env{Root: root}
+	b, err := e.read(ondisk.StateFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading the state of first boot: %w", err)
+	}
+	var s ondisk.State
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("reading the state of first boot: %w", err)
+	}
+	if s.Version != ondisk.StateVersion {
+		return nil, fmt.Errorf("reading the state of first boot: it has version %d, this program knows %d", s.Version, ondisk.StateVersion)
+	}
+	return &s, nil
+}
+
+// show lists phases in the state, keeping what is known of them.
+func (r *Runner) show(phases []Phase) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []ondisk.PhaseState
+	for _, p := range phases {
+		ps := ondisk.PhaseState{Name: p.Name, Doc: p.Doc, Status: ondisk.PhasePending}
+		if i := slices.IndexFunc(r.state.Phases, func(o ondisk.PhaseState) bool { return o.Name == p.Name }); i >= 0 {
+			ps = r.state.Phases[i]
+		}
+		list = append(list, ps)
+	}
+	if len(list) >= len(r.state.Phases) || r.state.NodeType == "" {
+		r.state.Phases = list
+	}
+}
+
+// adopt makes the site known to what is said from now on.
+func (r *Runner) adopt(t *Taken) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state.Node, r.state.NodeType, r.state.SiteMAC = t.Node, t.Site.NodeType, t.MAC
+	r.secrets = secretsOf(t.Site)
+	r.url, r.device = t.Site.Report.URL, t.Device
+}
+
+// set changes what the state says of one phase and saves it.
+func (r *Runner) set(e *Env, name string, change func(*ondisk.PhaseState)) (ps ondisk.PhaseState, changed bool, place string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.state.Phases {
+		if r.state.Phases[i].Name != name {
+			continue
+		}
+		p := &r.state.Phases[i]
+		old, now := *p, e.Now()
+		change(p)
+		if p.Status != old.Status {
+			if old.Status == ondisk.PhaseRunning {
+				p.Seconds += now.Sub(old.Since).Seconds()
+			}
+			p.Since = now
+		}
+		if changed = *p != old; changed {
+			r.save(e)
+		}
+		return *p, changed, fmt.Sprintf("[%d/%d]", i+1, len(r.state.Phases))
+	}
+	return ondisk.PhaseState{}, false, ""
+}
+
+// save writes the state; who holds the lock calls it. A state that cannot be
+// written must not stop a node from joining.
+func (r *Runner) save(e *Env) {
+	r.state.Updated = e.Now()
+	b, err := json.MarshalIndent(r.state, "", "  ")
+	if err == nil {
+		err = e.WriteFile(ondisk.StateFile, append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		e.Log.Error("writing the state of first boot", "error", err)
+	}
+}
+
+func (r *Runner) mark(e *Env, p Phase, status string, attempts int, err error) {
+	ps, changed, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
+		ps.Status, ps.Attempts, ps.Waiting = status, attempts, ""
+	})
+	switch {
+	case status == ondisk.PhaseRunning && attempts == 1:
+		r.say(e, fmt.Sprintf("%s %s: %s", place, p.Name, p.Doc))
+	case status == ondisk.PhaseRunning:
+		e.Notify(fmt.Sprintf("STATUS=%s %s (attempt %d)", place, p.Name, attempts))
+		e.Log.Info("trying again", "phase", p.Name, "attempt", attempts)
+	case status == ondisk.PhaseWaiting && changed && ps.Error == "":
+		r.say(e, fmt.Sprintf("%s %s: cannot be told now, the node goes on with what it has", place, p.Name))
+	case status == ondisk.PhaseFailed:
+		r.sayFailure(e, p, err)
+	}
+}
+
+func (r *Runner) done(e *Env, p Phase, attempts int) {
+	ps, changed, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
+		ps.Status, ps.Attempts, ps.Waiting, ps.Error, ps.Cure = ondisk.PhaseDone, attempts, "", "", ""
+	})
+	r.mu.Lock()
+	delete(r.lastErr, p.Name)
+	r.mu.Unlock()
+	if !changed {
+		return
+	}
+	if attempts == 0 {
+		r.say(e, fmt.Sprintf("%s %s: as it should be", place, p.Name))
+		return
+	}
+	r.say(e, fmt.Sprintf("%s %s: done in %.1f s", place, p.Name, ps.Seconds))
+}
+
+// note records a failed attempt, and says it once for each new reason.
+func (r *Runner) note(e *Env, p Phase, attempts int, err error) {
+	what := r.redact(oneLine(err))
+	cure := r.redact(advice(err))
+	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
+		ps.Status, ps.Attempts, ps.Error, ps.Cure = ondisk.PhaseWaiting, attempts, what, cure
+	})
+	r.mu.Lock()
+	same := r.lastErr[p.Name] == what
+	r.lastErr[p.Name] = what
+	r.mu.Unlock()
+	if _, permanent := Cure(err); permanent {
+		return // said as a failure
+	}
+	if same {
+		e.Log.Info("still failing", "phase", p.Name, "attempt", attempts)
+		return
+	}
+	r.say(e, fmt.Sprintf("%s %s: will be tried again: %s", place, p.Name, what))
+	if cure != "" {
+		r.say(e, "    "+cure)
+	}
+}
+
+func (r *Runner) sayFailure(e *Env, p Phase, err error) {
+	cure, _ := Cure(err)
+	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.redact(oneLine(err))))
+	r.say(e, "    to go on: "+r.redact(cure))
+}
+
+// oneLine makes of a joined error one line.
+func oneLine(err error) string {
+	if err == nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
+	return strings.Join(lines, "; ")
+}
+
+func (r *Runner) waiting(what string) {
+	e := r.Env
+	what = r.redact(what)
+	r.mu.Lock()
+	name := ""
+	for _, p := range r.state.Phases {
+		if p.Status == ondisk.PhaseRunning {
+			name = p.Name
+		}
+	}
+	r.mu.Unlock()
+	_, changed, place := r.set(e, name, func(ps *ondisk.PhaseState) { ps.Waiting = what })
+	if changed {
+		e.Notify(fmt.Sprintf("STATUS=%s %s: waiting for %s", place, name, what))
+		e.Log.Info("waiting", "phase", name, "for", what)
+		e.Console(fmt.Sprintf("%s %s: waiting for %s", place, name, what))
+	}
+}
+
+// say tells a person: console, status line and journal.
+func (r *Runner) say(e *Env, line string) {
+	e.Console(line)
+	e.Notify("STATUS=" + line)
+	e.Log.Info(line)
+}
+
+func (r *Runner) result(e *Env, result string) {
+	r.mu.Lock()
+	changed := r.state.Result != result
+	r.state.Result = result
+	if changed {
+		r.save(e)
+	}
+	node := r.state.Node
+	r.mu.Unlock()
+	if changed && result == ondisk.ResultDone {
+		r.say(e, fmt.Sprintf("node %s is Ready", node))
+	}
+}
+
+// publish puts the report where it can be seen without this machine's help:
+// on the slot, and at the site's URL. Neither may hold up the node.
+func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
+	if !now {
+		return
+	}
+	r.mu.Lock()
+	state, device, url := r.state, r.device, r.url
+	state.Phases = slices.Clone(state.Phases)
+	r.mu.Unlock()
+	text := ReportText(&state)
+	body, err := json.MarshalIndent(state, "", "  ")
+	if err != nil {
+		e.Log.Error("writing the report", "error", err)
+		return
+	}
+	body = append(body, '\n')
+	if device != "" {
+		if err := e.ReportSlot(device, []byte(text), body); err != nil {
+			e.Log.Error("writing the report to the slot", "error", err)
+		}
+	}
+	if url == "" {
+		return
+	}
+	r.posting.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if err := e.Post(ctx, url, body); err != nil && !errors.Is(err, context.Canceled) {
+			e.Log.Warn("sending the report", "url", url, "error", err)
+		}
+	})
+}
+
+// ReportText is the state for people.
+func ReportText(s *ondisk.State) string {
+	var b strings.Builder
+	node := s.Node
+	if node == "" {
+		node = "(no name yet)"
+	}
+	fmt.Fprintf(&b, "edgebake first boot\nnode:    %s\n", node)
+	if s.NodeType != "" {
+		fmt.Fprintf(&b, "type:    %s\n", s.NodeType)
+	}
+	fmt.Fprintf(&b, "result:  %s\nstarted: %s\nupdated: %s\n\n", s.Result, s.Started.UTC().Format(time.RFC3339), s.Updated.UTC().Format(time.RFC3339))
+	for _, p := range s.Phases {
+		fmt.Fprintf(&b, "%-16s %-8s", p.Name, p.Status)
+		if p.Seconds >= 0.05 {
+			fmt.Fprintf(&b, " %6.1f s", p.Seconds)
+		}
+		if p.Attempts > 1 {
+			fmt.Fprintf(&b, "  %d attempts", p.Attempts)
+		}
+		b.WriteByte('\n')
+		for _, l := range []struct{ key, text string }{{"waits for", p.Waiting}, {"error", p.Error}, {"cure", p.Cure}} {
+			if l.text != "" {
+				fmt.Fprintf(&b, "    %s: %s\n", l.key, l.text)
+			}
+		}
+	}
+	return b.String()
+}
+
+// redacting is a log handler that lets no secret through.
+type redacting struct {
+	slog.Handler
+	redact func(string) string
+}
+
+func (h redacting) Handle(ctx context.Context, rec slog.Record) error {
+	out := slog.NewRecord(rec.Time, rec.Level, h.redact(rec.Message), rec.PC)
+	rec.Attrs(func(a slog.Attr) bool {
+		out.AddAttrs(slog.String(a.Key, h.redact(a.Value.String())))
+		return true
+	})
+	return h.Handler.Handle(ctx, out)
+}
+
+func (h redacting) WithAttrs(as []slog.Attr) slog.Handler {
+	return redacting{h.Handler.WithAttrs(as), h.redact}
+}
+func (h redacting) WithGroup(name string) slog.Handler {
+	return redacting{h.Handler.WithGroup(name), h.redact}
+}
