@@ -1,87 +1,119 @@
 package configs
 
 // Image is what is baked into a golden image. It holds no secret and nothing
-// of a site.
+// of a site. Paths in it are seen from the folder of the Image's file.
 type Image struct {
+	// APIVersion is the version of this document's form.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
-	Kind       string `yaml:"kind" json:"kind" jsonschema:"enum=Image"`
-	Name       string `yaml:"name" json:"name"`
-	// Arch is the GOARCH of the machines: amd64 (default) or arm64.
+	// Kind says that this is an Image.
+	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Image"`
+	// Name is the image's own name: lower-case letters, digits, -, _ and .,
+	// at most 63.
+	Name string `yaml:"name" json:"name"`
+	// Arch is the processor architecture of the machines, as Go names it.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64"`
-	// SourceDate (RFC 3339) stamps everything that has no date of its own
-	// and is the floor of the node's clock.
+	// SourceDate (RFC 3339) stamps everything that has no date of its own,
+	// so that a second build gives the same bytes. It is also the earliest
+	// time that the node's clock will show: with the default, set it to about
+	// today once.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
-	// Hardware is cloud (virtual machines, small) or generic (firmware and
-	// drivers of real machines).
+	// Hardware chooses the kernel: cloud is a small one for virtual machines,
+	// generic has the drivers, firmware and microcode of real machines.
 	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,default=cloud"`
-	// NodeTypes that sites of this image may choose: native, edge, cloud.
+	// NodeTypes are the types that sites of this image may choose. Without
+	// it: native, and edge and cloud too where yurthub is on board.
 	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
 
-	Base       Base       `yaml:"base" json:"base"`
+	// Base is the root file system to start from.
+	Base Base `yaml:"base" json:"base"`
+	// Kubernetes is the node's kubelet and kubeadm.
 	Kubernetes Kubernetes `yaml:"kubernetes" json:"kubernetes"`
+	// Containerd is the container runtime.
 	Containerd Containerd `yaml:"containerd" json:"containerd"`
-	CNI        CNI        `yaml:"cni,omitempty" json:"cni,omitempty"`
-	Yurthub    *Yurthub   `yaml:"yurthub,omitempty" json:"yurthub,omitempty"`
+	// CNI is pod networking.
+	CNI CNI `yaml:"cni,omitempty" json:"cni,omitempty"`
+	// Yurthub makes OpenYurt nodes possible (node types edge and cloud).
+	Yurthub *Yurthub `yaml:"yurthub,omitempty" json:"yurthub,omitempty"`
 
-	// Images are the container images on board.
+	// Images are the container images on board: they run without a registry.
 	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty"`
-	// ImagesFrom lists Kubernetes manifests (globs) whose images are taken
-	// on board too.
-	ImagesFrom []string   `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty"`
+	// ImagesFrom lists Kubernetes manifests (paths or patterns, as
+	// manifests/*.yaml) whose images are taken on board too.
+	ImagesFrom []string `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty"`
+	// ImageStore says how container images are laid down.
 	ImageStore ImageStore `yaml:"imageStore,omitempty" json:"imageStore,omitempty"`
-	// Registries configures where image references are fetched from.
+	// Registries says how single registries are reached while building.
 	Registries []Registry `yaml:"registries,omitempty" json:"registries,omitempty"`
 
 	// Overlays are folders laid over the root file system, in order.
 	Overlays []Overlay `yaml:"overlays,omitempty" json:"overlays,omitempty"`
 	// Files are single files laid over it, after the overlays.
-	Files  []File `yaml:"files,omitempty" json:"files,omitempty"`
+	Files []File `yaml:"files,omitempty" json:"files,omitempty"`
+	// Kernel is the kernel's command line, modules and settings.
 	Kernel Kernel `yaml:"kernel,omitempty" json:"kernel,omitempty"`
-	Disk   Disk   `yaml:"disk,omitempty" json:"disk,omitempty"`
+	// Disk is the shape of the disk image.
+	Disk Disk `yaml:"disk,omitempty" json:"disk,omitempty"`
+	// Agents are edgebake's own programs on the node, where they are not the
+	// ones that came with edgebake.
 	Agents Agents `yaml:"agents,omitempty" json:"agents,omitempty"`
 }
 
-// Base is the root file system we start from; exactly one member is set.
+// Base is the root file system to start from; exactly one member is set.
 type Base struct {
+	// Debian is made from Debian packages by mmdebstrap, without root.
 	Debian *DebianBase `yaml:"debian,omitempty" json:"debian,omitempty"`
-	OCI    *OCISource  `yaml:"oci,omitempty" json:"oci,omitempty"`
-	Tar    *FileSource `yaml:"tar,omitempty" json:"tar,omitempty"`
+	// OCI is the flattened file system of a container image.
+	OCI *OCISource `yaml:"oci,omitempty" json:"oci,omitempty"`
+	// Tar is a root file system in a tar archive.
+	Tar *FileSource `yaml:"tar,omitempty" json:"tar,omitempty"`
 }
 
 // DebianBase is made by mmdebstrap.
 type DebianBase struct {
-	Suite string `yaml:"suite,omitempty" json:"suite,omitempty" jsonschema:"default=trixie"` // trixie
-	// Sources are apt source lines; empty: the distribution's own mirror.
+	// Suite is the release, by its name.
+	Suite string `yaml:"suite,omitempty" json:"suite,omitempty" jsonschema:"default=trixie"`
+	// Sources are lines of sources.list (deb URI SUITE COMPONENT). Without
+	// any: the distribution's own mirror.
 	Sources []string `yaml:"sources,omitempty" json:"sources,omitempty"`
-	// Keyrings verify Sources, paths beside the Image document.
+	// Keyrings are files with the keys that verify Sources.
 	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty"`
-	// Packages beside the ones edgebake needs.
+	// Packages are installed beside the ones edgebake needs: NAME,
+	// NAME=VERSION or NAME/SUITE.
 	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty"`
-	// Run are shell commands carried out inside the base, last.
+	// Run are shell commands carried out inside the base when all packages
+	// are there, one after another; the first that fails ends the build.
 	Run []string `yaml:"run,omitempty" json:"run,omitempty"`
 }
 
-// OCISource is a container image in a registry, layout or archive.
+// OCISource is a container image; exactly one of ref, layout and archive is
+// set.
 type OCISource struct {
-	Ref     string `yaml:"ref,omitempty" json:"ref,omitempty"`
-	Layout  string `yaml:"layout,omitempty" json:"layout,omitempty"`
+	// Ref is an image in a registry: REGISTRY/PATH:TAG.
+	Ref string `yaml:"ref,omitempty" json:"ref,omitempty"`
+	// Layout is a folder in the OCI image layout.
+	Layout string `yaml:"layout,omitempty" json:"layout,omitempty"`
+	// Archive is a tar of such a layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty"`
-	// Digest pins the manifest or index, "sha256:…".
+	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
+	// pins what was found.
 	Digest string `yaml:"digest,omitempty" json:"digest,omitempty"`
 }
 
-// FileSource is a file by path or URL.
+// FileSource is one file, by path or URL; exactly one of the two is set.
 type FileSource struct {
-	File   string `yaml:"file,omitempty" json:"file,omitempty"`
-	URL    string `yaml:"url,omitempty" json:"url,omitempty"`
+	// File is a path.
+	File string `yaml:"file,omitempty" json:"file,omitempty"`
+	// URL is fetched while building.
+	URL string `yaml:"url,omitempty" json:"url,omitempty"`
+	// SHA256 is the file's digest, 64 hexadecimal digits; required with url.
 	SHA256 string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
 }
 
 // Source is where programs come from; exactly one member is set.
 type Source struct {
-	// GoModule compiles them from the Go module proxy.
+	// GoModule compiles them from the Go module proxy: goModule: {}.
 	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty"`
-	// URL takes them from a release server's layout.
+	// URL takes them from a release server.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty"`
 	// File takes them from a folder.
 	File *DirSource `yaml:"file,omitempty" json:"file,omitempty"`
@@ -91,140 +123,193 @@ type Source struct {
 // built.
 type GoModuleSource struct{}
 
-// URLSource is a release server or a mirror of one.
+// URLSource is a release server, or a mirror of one that keeps its folders.
 type URLSource struct {
+	// Base is the URL above the folder that is named after the version.
 	Base string `yaml:"base" json:"base"`
-	// SHA256 of each file, by its name.
+	// SHA256 is the digest of each file, by the file's name.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
-	// SHA256FromServer takes the digest of each file that SHA256 does not
+	// SHA256FromServer takes the digest of each file that sha256 does not
 	// name from the server itself (FILE.sha256), over HTTPS, when it is
 	// first fetched; image.lock keeps it from then on.
 	SHA256FromServer bool `yaml:"sha256FromServer,omitempty" json:"sha256FromServer,omitempty"`
 }
 
-// DirSource is a folder of programs, beside the Image document.
+// DirSource is a folder of programs.
 type DirSource struct {
-	Dir    string            `yaml:"dir" json:"dir"`
+	// Dir is the folder's path.
+	Dir string `yaml:"dir" json:"dir"`
+	// SHA256 is the digest of each file, by the file's name; a file without
+	// one is taken as it is.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
 }
 
-// Kubernetes on board: kubelet and kubeadm, and kubectl where asked for.
+// Kubernetes on board.
 type Kubernetes struct {
-	Version string `yaml:"version" json:"version"` // v1.36.3
-	Source  Source `yaml:"source" json:"source"`
-	Kubectl bool   `yaml:"kubectl,omitempty" json:"kubectl,omitempty"`
+	// Version, as v1.36.3; v1.31 or later.
+	Version string `yaml:"version" json:"version"`
+	// Source is where kubelet and kubeadm come from.
+	Source Source `yaml:"source" json:"source"`
+	// Kubectl takes kubectl on board too.
+	Kubectl bool `yaml:"kubectl,omitempty" json:"kubectl,omitempty"`
 }
 
-// Containerd on board.
+// Containerd on board: either version and source, or debian.
 type Containerd struct {
-	// Version, "2.2.9"; with Debian set, whatever the base has.
+	// Version, as 2.2.9; 1.7 and 2.x are served.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
-	Source  Source `yaml:"source,omitempty" json:"source,omitempty"`
-	// Debian takes the base's own package.
+	// Source is where containerd comes from.
+	Source Source `yaml:"source,omitempty" json:"source,omitempty"`
+	// Debian takes the package of the Debian base.
 	Debian bool `yaml:"debian,omitempty" json:"debian,omitempty"`
-	// Sandbox is the pause image's reference.
-	Sandbox string  `yaml:"sandbox,omitempty" json:"sandbox,omitempty"`
-	Crictl  *Crictl `yaml:"crictl,omitempty" json:"crictl,omitempty"`
+	// Sandbox is the reference of the pause image, which every pod starts
+	// with. List it in images too.
+	Sandbox string `yaml:"sandbox,omitempty" json:"sandbox,omitempty"`
+	// Crictl takes crictl on board.
+	Crictl *Crictl `yaml:"crictl,omitempty" json:"crictl,omitempty"`
 }
 
 // Crictl on board.
 type Crictl struct {
+	// Version, as v1.36.0.
 	Version string `yaml:"version" json:"version"`
-	Source  Source `yaml:"source" json:"source"`
+	// Source is where crictl comes from.
+	Source Source `yaml:"source" json:"source"`
 }
 
 // CNI configures pod networking until the cluster's own agent does.
 type CNI struct {
-	// Config is bridge (a self-contained default for single sites), none (an
-	// agent of the cluster brings it) or a path to a .conflist.
-	Config  string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge"`
+	// Config is bridge (a bridge on the node, enough for a single one), none
+	// (an agent of the cluster brings it), or the path of a .conflist.
+	Config string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge"`
+	// PodCIDR is the network that bridge gives pods addresses from.
 	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16"`
 }
 
-// Yurthub on board: makes edge and cloud nodes possible.
+// Yurthub on board.
 type Yurthub struct {
-	Version   string          `yaml:"version" json:"version"`                                                     // v1.7.0
-	Form      string          `yaml:"form,omitempty" json:"form,omitempty" jsonschema:"enum=unit,enum=staticPod"` // unit | staticPod
-	Binary    *FileSource     `yaml:"binary,omitempty" json:"binary,omitempty"`
-	Image     *ContainerImage `yaml:"image,omitempty" json:"image,omitempty"`
-	LBMode    string          `yaml:"lbMode,omitempty" json:"lbMode,omitempty" jsonschema:"enum=priority,enum=rr,default=priority"` // priority | rr
-	ExtraArgs []string        `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
+	// Version, that of the cluster's yurt-manager: v1.6.x or v1.7.x.
+	Version string `yaml:"version" json:"version"`
+	// Form is how it runs: unit is a program under systemd (1.7 and later),
+	// staticPod a pod of kubelet's. Without it: unit, for 1.6 staticPod.
+	Form string `yaml:"form,omitempty" json:"form,omitempty" jsonschema:"enum=unit,enum=staticPod"`
+	// Binary is the program, for form unit.
+	Binary *FileSource `yaml:"binary,omitempty" json:"binary,omitempty"`
+	// Image is the container image, for form staticPod.
+	Image *ContainerImage `yaml:"image,omitempty" json:"image,omitempty"`
+	// LBMode is how it chooses among the servers: priority takes the first
+	// healthy one, rr goes round.
+	LBMode string `yaml:"lbMode,omitempty" json:"lbMode,omitempty" jsonschema:"enum=priority,enum=rr,default=priority"`
+	// ExtraArgs are further arguments, each --name=value. Those that first
+	// boot sets are refused.
+	ExtraArgs []string `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
 }
 
 // ContainerImage is one container image to take on board.
 type ContainerImage struct {
-	// Ref is its name on the node, and where it is fetched unless Layout or
-	// Archive is set.
-	Ref     string `yaml:"ref" json:"ref"`
-	Layout  string `yaml:"layout,omitempty" json:"layout,omitempty"`
+	// Ref is its name on the node, in full: REGISTRY/PATH:TAG. It is fetched
+	// from there unless layout or archive is set.
+	Ref string `yaml:"ref" json:"ref"`
+	// Layout is a folder in the OCI image layout that holds it.
+	Layout string `yaml:"layout,omitempty" json:"layout,omitempty"`
+	// Archive is a tar of such a layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty"`
-	Digest  string `yaml:"digest,omitempty" json:"digest,omitempty"`
+	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
+	// pins what was found.
+	Digest string `yaml:"digest,omitempty" json:"digest,omitempty"`
 }
 
 // ImageStore says how container images are laid down.
 type ImageStore struct {
-	// Mode is prebaked (default) or import.
+	// Mode is prebaked (unpacked already, nothing is imported at first boot)
+	// or import (archives that first boot imports).
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=prebaked,enum=import,default=prebaked"`
-	// KeepLayers keeps the compressed layer blobs, for `ctr images export`.
+	// KeepLayers keeps the compressed layers too, which only `ctr images
+	// export` needs.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
 }
 
-// Registry is how one registry is reached at build time.
+// Registry is how one registry is reached while building.
 type Registry struct {
-	Host    string   `yaml:"host" json:"host"`
+	// Host is the registry, as references name it: HOST or HOST:PORT.
+	Host string `yaml:"host" json:"host"`
+	// Mirrors are asked first, in order: HOST, HOST:PORT or a URL.
 	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty"`
-	// Insecure allows plain HTTP and unverified TLS.
+	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool `yaml:"insecure,omitempty" json:"insecure,omitempty"`
-	// AuthFile is a docker config.json; empty: the user's own.
+	// AuthFile is a docker config.json with the login; without it, the
+	// user's own.
 	AuthFile string `yaml:"authFile,omitempty" json:"authFile,omitempty"`
 }
 
 // Overlay is a folder laid over the root file system. Everything becomes
 // root's; modes are kept.
 type Overlay struct {
-	Dir     string `yaml:"dir" json:"dir"`
-	Replace bool   `yaml:"replace,omitempty" json:"replace,omitempty"`
+	// Dir is the folder's path.
+	Dir string `yaml:"dir" json:"dir"`
+	// Replace lets it replace files that are there already; without it that
+	// is an error.
+	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
 
-// File is one file laid over the root file system.
+// File is one file laid over the root file system; exactly one of contents,
+// source and link is set.
 type File struct {
+	// Path is its place on the node, absolute.
 	Path string `yaml:"path" json:"path"`
-	// Exactly one of Contents, Source (a path) and Link (a symlink's target).
+	// Contents is its text.
 	Contents string `yaml:"contents,omitempty" json:"contents,omitempty"`
-	Source   string `yaml:"source,omitempty" json:"source,omitempty"`
-	Link     string `yaml:"link,omitempty" json:"link,omitempty"`
-	// Mode in octal, "0644".
+	// Source is the path of a file to copy.
+	Source string `yaml:"source,omitempty" json:"source,omitempty"`
+	// Link makes it a symbolic link to this target.
+	Link string `yaml:"link,omitempty" json:"link,omitempty"`
+	// Mode in octal; a link has none.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=0644"`
-	UID  uint32 `yaml:"uid,omitempty" json:"uid,omitempty"`
-	GID  uint32 `yaml:"gid,omitempty" json:"gid,omitempty"`
-	// Template renders Contents or Source with the Image document as data.
+	// UID is the owner's number.
+	UID uint32 `yaml:"uid,omitempty" json:"uid,omitempty"`
+	// GID is the group's number.
+	GID uint32 `yaml:"gid,omitempty" json:"gid,omitempty"`
+	// Template renders contents or source as a Go template with the Image
+	// document as its data.
 	Template bool `yaml:"template,omitempty" json:"template,omitempty"`
-	Replace  bool `yaml:"replace,omitempty" json:"replace,omitempty"`
+	// Replace lets it replace a file that is there already; without it that
+	// is an error.
+	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
 
 // Kernel settings.
 type Kernel struct {
+	// Args are added to the kernel's command line, one argument an item.
 	Args []string `yaml:"args,omitempty" json:"args,omitempty"`
-	// Consoles as in console=; the last one is /dev/console.
-	Consoles []string          `yaml:"consoles,omitempty" json:"consoles,omitempty"`
-	Modules  []string          `yaml:"modules,omitempty" json:"modules,omitempty"`
-	Sysctl   map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
+	// Consoles as in console=, each as tty0 or ttyS0,115200; the last one is
+	// /dev/console. Without any: the serial port and the screen.
+	Consoles []string `yaml:"consoles,omitempty" json:"consoles,omitempty"`
+	// Modules are loaded at boot.
+	Modules []string `yaml:"modules,omitempty" json:"modules,omitempty"`
+	// Sysctl are kernel settings by name, as vm.overcommit_memory: "1".
+	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
 }
 
-// Disk is the shape of the output.
+// Disk is the shape of the output. Sizes are whole numbers with MiB, GiB or
+// TiB.
 type Disk struct {
-	// Root is ROOT-A's size ("3GiB"); empty: content and headroom.
+	// Root is the size of the root file system. Without it: its content and
+	// some headroom.
 	Root string `yaml:"root,omitempty" json:"root,omitempty"`
-	// Data is DATA's size before it grows; empty: content and headroom.
+	// Data is the size of the data partition before it grows to fill the
+	// device. Without it: its content and some headroom.
 	Data string `yaml:"data,omitempty" json:"data,omitempty"`
-	// Reserve is same (room for ROOT-B) or none.
+	// Reserve keeps room for a second root file system of the same size, so
+	// that machines in the field can be updated; none on tiny disks.
 	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
 }
 
-// Agents are the programs of ours that the image carries, for its arch.
-// Empty paths: the ones beside the running edgebake (firstboot-linux-ARCH,
+// Agents are edgebake's programs that the image carries, for its arch.
+// Without a path: the one beside the running edgebake (firstboot-linux-ARCH,
 // or firstboot where the arch is the same), else compiled from its module.
 type Agents struct {
+	// Firstboot is the path of that program.
 	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty"`
-	IPVSCare  string `yaml:"ipvscare,omitempty" json:"ipvscare,omitempty"`
+	// IPVSCare is the path of that program.
+	IPVSCare string `yaml:"ipvscare,omitempty" json:"ipvscare,omitempty"`
 }

@@ -22,6 +22,13 @@ func (i *Image) setDefaults() {
 			y.Form = "staticPod"
 		}
 	}
+	if len(i.Kernel.Consoles) == 0 {
+		// The screen and the first serial line; status goes to both.
+		i.Kernel.Consoles = []string{"tty0", "ttyS0,115200"}
+		if i.Arch == "arm64" {
+			i.Kernel.Consoles = []string{"tty0", "ttyAMA0,115200"}
+		}
+	}
 	if len(i.NodeTypes) == 0 {
 		i.NodeTypes = []string{NodeNative}
 		if i.Yurthub != nil {
@@ -209,7 +216,7 @@ func (f *FileSource) validate(path string, probs *Problems) {
 	}
 }
 
-// validate checks a source that must hold the files.
+// validate checks a source; files are what is fetched from a release server.
 func (s *Source) validate(path string, files []string, probs *Problems) {
 	exactlyOne(path, probs, map[string]bool{"goModule": s.GoModule != nil, "url": s.URL != nil, "file": s.File != nil})
 	if u := s.URL; u != nil {
@@ -280,7 +287,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
 			probs.add("containerd.version", "%s is not served; 1.7 and 2.x are", c.Version)
 		}
-		c.Source.validate("containerd.source", nil, probs)
+		c.Source.validate("containerd.source", []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
 	}
 	if bad := badImageRef(c.Sandbox); c.Sandbox != "" && bad != "" {
 		probs.add("containerd.sandbox", "%s", bad)
@@ -289,7 +296,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
 			probs.add("containerd.crictl.version", "%q is not a version as v1.36.0%s", shorten(t.Version), missingV(t.Version, crictlVersion))
 		}
-		t.Source.validate("containerd.crictl.source", nil, probs)
+		t.Source.validate("containerd.crictl.source", []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
 	}
 
 	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err != nil || p != p.Masked() {
