@@ -29,6 +29,7 @@ const (
 	lostBlocks = 4
 
 	maxName    = 255
+	maxPath    = 16 << 10 // far more than the 4096 bytes that a program can name
 	maxSymlink = blockSize - 1
 	// fastSymlink is up to which length a target is kept in the inode.
 	fastSymlink = 59
@@ -179,6 +180,9 @@ func (v *volume) build() error {
 
 // describe names a node for a message.
 func describe(n *tree.Node) string {
+	if len(n.Path) > maxPath {
+		return fmt.Sprintf("%q… (from %s)", n.Path[:60], n.Layer)
+	}
 	if n.Layer == "" {
 		return fmt.Sprintf("%q", n.Path)
 	}
@@ -290,7 +294,7 @@ func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, 
 		parent.links = 1 // dir_nlink: too many to count
 	}
 	for _, e := range d.entries {
-		if e.dir != nil {
+		if e.dir != nil && e.dir.number != 0 {
 			v.number(e.dir, lost, shared, bad)
 		}
 	}
@@ -347,6 +351,9 @@ func checkPath(p string) error {
 	}
 	if p == "" || p[0] == '/' || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") {
 		return errors.New("the path is not clean and relative to the root")
+	}
+	if len(p) > maxPath {
+		return fmt.Errorf("the path is %d bytes long, at most %d are possible", len(p), maxPath)
 	}
 	if strings.ContainsRune(p, 0) {
 		return errors.New("the path has a zero byte")

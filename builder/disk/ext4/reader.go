@@ -1,0 +1,729 @@
+package ext4
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/tree"
+)
+
+// Reader reads a file system that Write made, or that a kernel has used since.
+// It is for inspection: what it meets is checked (checksums, ranges, loops),
+// and damage is an error that names the place, never a panic. Features that
+// Write does not use are refused.
+//
+// A Reader is a tree.Blobs for the nodes it returns, so that a tree can be
+// written again as it was read. Of a file system that was not unmounted
+// cleanly it shows what is in place, without the journal: see Info.
+type Reader struct {
+	r    io.ReaderAt
+	info Info
+	seed uint32
+
+	blocks         int64
+	inodes         int64
+	inodesPerGroup int64
+	tables         []int64 // where each group's inode table begins
+}
+
+// Info is what the superblock says.
+type Info struct {
+	Label string
+	UUID  [16]byte
+	Size  int64
+	// FreeBytes, Inodes and FreeInodes are as df shows them.
+	FreeBytes, Inodes, FreeInodes int64
+	Created                       time.Time
+	// NeedsRecovery: the journal holds changes that are not in place yet.
+	NeedsRecovery bool
+	// Errors: the kernel has found damage, which e2fsck has not repaired.
+	Errors bool
+}
+
+const (
+	stateErrors = 2
+
+	// maxReadFile is what ReadFile takes into memory at most.
+	maxReadFile = 64 << 20
+	// maxFollow is how many symbolic links a path may lead through, as in
+	// the kernel.
+	maxFollow = 40
+
+	readIncompat = incompatFileType | incompatRecover | incompatExtents | incompat64Bit | incompatFlexBG | incompatCsumSeed
+)
+
+var errChecksum = errors.New("checksum does not match")
+
+// Open reads the superblock and the group descriptors.
+func Open(r io.ReaderAt) (*Reader, error) {
+	rd := &Reader{r: r}
+	if err := rd.open(); err != nil {
+		return nil, fmt.Errorf("opening ext4 file system: %w", err)
+	}
+	return rd, nil
+}
+
+func (r *Reader) open() error {
+	b := make([]byte, superSize)
+	if err := r.readAt(b, superOffset); err != nil {
+		return fmt.Errorf("reading the superblock: %w", err)
+	}
+	u16 := func(at int) int64 { return int64(le.Uint16(b[at:])) }
+	u32 := func(at int) int64 { return int64(le.Uint32(b[at:])) }
+	if u16(0x38) != superMagic {
+		return errors.New("no ext4 superblock is there")
+	}
+	compat, incompat, ro := u32(0x5c), u32(0x60), u32(0x64)
+	if extra := incompat &^ readIncompat; extra != 0 {
+		return fmt.Errorf("it has features that this reader does not know (%#x)", extra)
+	}
+	if compat&compatJournal == 0 || incompat&incompatExtents == 0 || incompat&incompat64Bit == 0 ||
+		incompat&incompatFileType == 0 || incompat&incompatCsumSeed == 0 || ro&roMetadataCsum == 0 {
+		return errors.New("it lacks features that edgebake's file systems have: it was made by something else")
+	}
+	if u32(0x18) != 2 || u16(0x58) != inodeSize || u16(0xfe) != descSize || u32(0x20) != blocksPerGroup || b[0x175] != crc32cChecksum {
+		return errors.New("its blocks, groups or inodes have another size than edgebake's: it was made by something else")
+	}
+	if checksum(^uint32(0), b[:0x3fc]) != uint32(u32(0x3fc)) {
+		return fmt.Errorf("superblock: %w", errChecksum)
+	}
+	r.seed = uint32(u32(0x270))
+	r.blocks = u32(0x04) | u32(0x150)<<32
+	r.inodes = u32(0x00)
+	r.inodesPerGroup = u32(0x28)
+	groups := ceilDiv(r.blocks, blocksPerGroup)
+	if r.blocks < 1 || r.blocks > maxBlocks || r.inodesPerGroup < inodesPerBlock || r.inodesPerGroup > blocksPerGroup ||
+		r.inodesPerGroup%inodesPerBlock != 0 || r.inodes != groups*r.inodesPerGroup || r.inodes < firstInode {
+		return errors.New("superblock: the sizes contradict each other")
+	}
+	if err := r.readAt(make([]byte, 1), r.blocks*blockSize-1); err != nil {
+		return fmt.Errorf("it is cut short: %d bytes belong to it: %w", r.blocks*blockSize, err)
+	}
+	label, _, _ := bytes.Cut(b[0x78:0x88], []byte{0})
+	r.info = Info{
+		Label:         string(label),
+		Size:          r.blocks * blockSize,
+		FreeBytes:     (u32(0x0c) | u32(0x158)<<32) * blockSize,
+		Inodes:        r.inodes,
+		FreeInodes:    u32(0x10),
+		Created:       time.Unix(u32(0x108)|int64(b[0x276])<<32, 0),
+		NeedsRecovery: incompat&incompatRecover != 0,
+		Errors:        u16(0x3a)&stateErrors != 0,
+	}
+	copy(r.info.UUID[:], b[0x68:])
+	return r.readGroups(groups)
+}
+
+// readGroups takes from the group descriptors where the inode tables are.
+func (r *Reader) readGroups(groups int64) error {
+	b := make([]byte, blockSize)
+	for group := range groups {
+		at := group % descsPerBlock * descSize
+		if at == 0 {
+			if err := r.readBlock(b, 1+group/descsPerBlock); err != nil {
+				return fmt.Errorf("reading the descriptor of group %d: %w", group, err)
+			}
+		}
+		d := b[at:][:descSize]
+		sum := le.Uint16(d[0x1e:])
+		le.PutUint16(d[0x1e:], 0)
+		if uint16(checksum(checksum(r.seed, le.AppendUint32(nil, uint32(group))), d)) != sum {
+			return fmt.Errorf("descriptor of group %d: %w", group, errChecksum)
+		}
+		table := int64(le.Uint32(d[0x08:])) | int64(le.Uint32(d[0x28:]))<<32
+		if table < 1 || table+r.inodesPerGroup/inodesPerBlock > r.blocks {
+			return fmt.Errorf("descriptor of group %d: its inode table lies outside", group)
+		}
+		r.tables = append(r.tables, table)
+	}
+	return nil
+}
+
+// Info returns what the superblock says.
+func (r *Reader) Info() Info { return r.info }
+
+func (r *Reader) readAt(b []byte, off int64) error {
+	n, err := r.r.ReadAt(b, off)
+	if n == len(b) {
+		return nil
+	}
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (r *Reader) readBlock(b []byte, block int64) error {
+	if block < 0 || block >= r.blocks {
+		return fmt.Errorf("block %d lies outside", block)
+	}
+	return r.readAt(b[:blockSize], block*blockSize)
+}
+
+// rawInode is an inode as it is stored.
+type rawInode struct {
+	number uint32
+	seed   uint32
+	b      [inodeSize]byte
+}
+
+func (in *rawInode) mode() uint32  { return uint32(le.Uint16(in.b[0x00:])) }
+func (in *rawInode) links() uint16 { return le.Uint16(in.b[0x1a:]) }
+func (in *rawInode) size() int64 {
+	return int64(le.Uint32(in.b[0x04:])) | int64(le.Uint32(in.b[0x6c:]))<<32
+}
+func (in *rawInode) xattrBlock() int64 {
+	return int64(le.Uint32(in.b[0x68:])) | int64(le.Uint16(in.b[0x76:]))<<32
+}
+
+func (r *Reader) inode(number uint32) (*rawInode, error) {
+	if number < 1 || int64(number) > r.inodes {
+		return nil, fmt.Errorf("inode %d does not exist", number)
+	}
+	i := int64(number - 1)
+	in := &rawInode{number: number}
+	if err := r.readAt(in.b[:], r.tables[i/r.inodesPerGroup]*blockSize+i%r.inodesPerGroup*inodeSize); err != nil {
+		return nil, fmt.Errorf("inode %d: %w", number, err)
+	}
+	in.seed = inodeSeed(r.seed, number, le.Uint32(in.b[0x64:]))
+	sum := uint32(le.Uint16(in.b[0x7c:])) | uint32(le.Uint16(in.b[0x82:]))<<16
+	plain := in.b
+	le.PutUint16(plain[0x7c:], 0)
+	le.PutUint16(plain[0x82:], 0)
+	if checksum(in.seed, plain[:]) != sum {
+		return nil, fmt.Errorf("inode %d: %w", number, errChecksum)
+	}
+	if in.size() < 0 || in.size() > maxBlocks*blockSize {
+		return nil, fmt.Errorf("inode %d: its size is impossible", number)
+	}
+	if in.links() == 0 {
+		return nil, fmt.Errorf("inode %d: it has a name, but is not in use", number)
+	}
+	return in, nil
+}
+
+// treeInode makes an inode of the tree.
+func (r *Reader) treeInode(in *rawInode) (*tree.Inode, error) {
+	b := in.b[:]
+	out := &tree.Inode{
+		Mode: in.mode(),
+		UID:  uint32(le.Uint16(b[0x02:])) | uint32(le.Uint16(b[0x78:]))<<16,
+		GID:  uint32(le.Uint16(b[0x18:])) | uint32(le.Uint16(b[0x7a:]))<<16,
+	}
+	extra := le.Uint32(b[0x88:])
+	out.MTime = time.Unix(int64(int32(le.Uint32(b[0x10:])))+int64(extra&3)<<32, int64(extra>>2))
+	var err error
+	if out.Xattrs, err = r.xattrs(in); err != nil {
+		return nil, err
+	}
+	switch out.Mode & tree.ModeType {
+	case tree.ModeRegular:
+		out.Data = tree.Content{Blob: blobName(in.number), Size: in.size()}
+		if in.size() == 0 {
+			out.Data.Blob = ""
+		}
+	case tree.ModeSymlink:
+		if out.Target, err = r.target(in); err != nil {
+			return nil, err
+		}
+	case tree.ModeChar, tree.ModeBlock:
+		out.Major, out.Minor = device(b[0x28:])
+	case tree.ModeDir, tree.ModeFIFO, tree.ModeSocket:
+	default:
+		return nil, fmt.Errorf("inode %d: unknown file type %#o", in.number, out.Mode)
+	}
+	return out, nil
+}
+
+// target reads where a symbolic link points.
+func (r *Reader) target(in *rawInode) (string, error) {
+	n := in.size()
+	if n > maxSymlink {
+		return "", fmt.Errorf("inode %d: a symbolic link of %d bytes", in.number, n)
+	}
+	if n <= fastSymlink && le.Uint32(in.b[0x20:])&flagExtents == 0 {
+		return string(in.b[0x28:][:n]), nil
+	}
+	f, err := r.file(in)
+	if err != nil {
+		return "", err
+	}
+	b := make([]byte, n)
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return "", fmt.Errorf("inode %d: %w", in.number, err)
+	}
+	return string(b), nil
+}
+
+// xattrs reads the attributes in the inode and in its block.
+func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
+	var out map[string]string
+	add := func(list, values []byte) error {
+		for len(list) >= xattrEnd && le.Uint32(list) != 0 {
+			if len(list) < xattrEntry {
+				return errors.New("the list of extended attributes is cut short")
+			}
+			end := xattrEntry + int(list[0])
+			offset, size := int64(le.Uint16(list[2:])), int64(le.Uint32(list[8:]))
+			if len(list) < pad4(end) || le.Uint32(list[4:]) != 0 || offset+size > int64(len(values)) {
+				return errors.New("an extended attribute lies outside")
+			}
+			name, value, err := rawXattr(xattr{list[1], string(list[xattrEntry:end]), string(values[offset : offset+size])})
+			if err != nil {
+				return err
+			}
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[name] = value
+			list = list[pad4(end):]
+		}
+		return nil
+	}
+	if at := 128 + int(le.Uint16(in.b[0x80:])); at+4 <= inodeSize && at%4 == 0 && le.Uint32(in.b[at:]) == xattrMagic {
+		if err := add(in.b[at+4:], in.b[at+4:]); err != nil {
+			return nil, fmt.Errorf("inode %d: %w", in.number, err)
+		}
+	}
+	if at := in.xattrBlock(); at != 0 {
+		b := make([]byte, blockSize)
+		if err := r.readBlock(b, at); err != nil {
+			return nil, fmt.Errorf("inode %d: reading its extended attributes: %w", in.number, err)
+		}
+		sum := le.Uint32(b[16:])
+		le.PutUint32(b[16:], 0)
+		if le.Uint32(b) != xattrMagic || checksum(blockSeed(r.seed, at), b) != sum {
+			return nil, fmt.Errorf("inode %d: its block of extended attributes: %w", in.number, errChecksum)
+		}
+		if err := add(b[xattrHeader:], b); err != nil {
+			return nil, fmt.Errorf("inode %d: %w", in.number, err)
+		}
+	}
+	return out, nil
+}
+
+// extents reads a file's extent tree. Unwritten extents are left out: like
+// holes, they read as zeros.
+func (r *Reader) extents(in *rawInode) ([]extent, error) {
+	if le.Uint32(in.b[0x20:])&flagExtents == 0 {
+		return nil, fmt.Errorf("inode %d: it is mapped without extents", in.number)
+	}
+	var out []extent
+	next := int64(0) // the least logical block that may follow
+	var walk func(b []byte, room, depth int) error
+	walk = func(b []byte, room, depth int) error {
+		n := int(le.Uint16(b[2:]))
+		if le.Uint16(b) != extentMagic || n > room {
+			return errors.New("its extent tree is damaged")
+		}
+		if d := int(le.Uint16(b[6:])); depth < 0 && d <= 5 {
+			depth = d
+		} else if d != depth || n == 0 {
+			return errors.New("its extent tree is damaged")
+		}
+		for i := range n {
+			p := b[extentHeader*(i+1):]
+			logical := int64(le.Uint32(p))
+			// Strictly ascending, so that the walk ends whatever the blocks hold.
+			if logical < next {
+				return errors.New("its extents overlap")
+			}
+			if depth > 0 {
+				at := int64(le.Uint32(p[4:])) | int64(le.Uint16(p[8:]))<<32
+				node := make([]byte, blockSize)
+				if err := r.readBlock(node, at); err != nil {
+					return err
+				}
+				end := extentHeader * (1 + nodeExtents)
+				if checksum(in.seed, node[:end]) != le.Uint32(node[end:]) {
+					return fmt.Errorf("block %d of its extent tree: %w", at, errChecksum)
+				}
+				if err := walk(node, nodeExtents, depth-1); err != nil {
+					return err
+				}
+				continue
+			}
+			e := extent{logical, int64(le.Uint32(p[8:])) | int64(le.Uint16(p[6:]))<<32, int64(le.Uint16(p[4:]))}
+			written := e.n <= maxExtent
+			if !written {
+				e.n -= maxExtent
+			}
+			if e.n == 0 || e.start < 1 || e.start+e.n > r.blocks || logical+e.n > maxBlocks+1 {
+				return errors.New("an extent lies outside")
+			}
+			next = logical + e.n
+			if written {
+				out = append(out, e)
+			}
+		}
+		return nil
+	}
+	if err := walk(in.b[0x28:0x64], rootExtents, -1); err != nil {
+		return nil, fmt.Errorf("inode %d: %w", in.number, err)
+	}
+	return out, nil
+}
+
+// File is an open file's content.
+type File struct {
+	r       *Reader
+	extents []extent
+	size    int64
+}
+
+func (r *Reader) file(in *rawInode) (*File, error) {
+	e, err := r.extents(in)
+	if err != nil {
+		return nil, err
+	}
+	return &File{r, e, in.size()}, nil
+}
+
+// Size is the file's length in bytes.
+func (f *File) Size() int64 { return f.size }
+
+// Close does nothing; a File holds nothing open.
+func (f *File) Close() error { return nil }
+
+// ReadAt reads content; holes read as zeros.
+func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
+	if off < 0 {
+		return 0, errors.New("reading at a negative offset")
+	}
+	if off >= f.size {
+		return 0, io.EOF
+	}
+	if left := f.size - off; int64(len(b)) > left {
+		b = b[:left]
+		err = io.EOF
+	}
+	clear(b)
+	i, _ := slices.BinarySearchFunc(f.extents, off/blockSize, func(e extent, block int64) int {
+		if e.logical+e.n <= block {
+			return -1
+		}
+		return 1
+	})
+	for _, e := range f.extents[i:] {
+		// The part of the extent that was asked for.
+		from := max(e.logical*blockSize, off)
+		to := min((e.logical+e.n)*blockSize, off+int64(len(b)))
+		if from >= to {
+			break
+		}
+		if err := f.r.readAt(b[from-off:to-off], (e.start-e.logical)*blockSize+from); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), err
+}
+
+// readDir lists a directory, in the order of names.
+func (r *Reader) readDir(in *rawInode) ([]entry, error) {
+	if in.mode()&tree.ModeType != tree.ModeDir {
+		return nil, errors.New("not a folder")
+	}
+	extents, err := r.extents(in)
+	if err != nil {
+		return nil, err
+	}
+	var out []entry
+	var total int64
+	indexed := le.Uint32(in.b[0x20:])&flagIndex != 0
+	b := make([]byte, blockSize)
+	for _, e := range extents {
+		if total += e.n; total > r.blocks {
+			return nil, fmt.Errorf("inode %d: a folder larger than the file system", in.number)
+		}
+		for i := range e.n {
+			if err := r.readBlock(b, e.start+i); err != nil {
+				return nil, fmt.Errorf("inode %d: %w", in.number, err)
+			}
+			if out, err = parseDirents(out, b, in, e.logical+i, indexed); err != nil {
+				return nil, fmt.Errorf("inode %d: block %d of the folder: %w", in.number, e.logical+i, err)
+			}
+		}
+	}
+	slices.SortStableFunc(out, byName)
+	for i := 1; i < len(out); i++ {
+		if out[i].name == out[i-1].name {
+			return nil, fmt.Errorf("inode %d: the folder has the name %q twice", in.number, out[i].name)
+		}
+	}
+	return out, nil
+}
+
+// parseDirents appends the names in a block. Index blocks have none but those
+// of the dot entries, and a checksum elsewhere.
+func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bool) ([]entry, error) {
+	index := indexed && (logical == 0 || le.Uint32(b) == 0 && le.Uint16(b[4:]) == blockSize)
+	tail := b[leafRoom:]
+	switch {
+	case index:
+		if !indexChecksumOK(b, in.seed, logical) {
+			return nil, errChecksum
+		}
+		return out, nil
+	case le.Uint32(tail) != 0 || le.Uint16(tail[4:]) != direntTail || tail[7] != 0xde || checksum(in.seed, b[:leafRoom]) != le.Uint32(tail[8:]):
+		return nil, errChecksum
+	}
+	for at := 0; at < leafRoom; {
+		p := b[at:leafRoom]
+		if len(p) < direntHeader {
+			return nil, errors.New("an entry is cut short")
+		}
+		number, size, length := le.Uint32(p), int(le.Uint16(p[4:])), int(p[6])
+		if size < direntHeader || size%4 != 0 || size > len(p) || direntHeader+length > size {
+			return nil, errors.New("an entry lies outside")
+		}
+		name := string(p[direntHeader : direntHeader+length])
+		at += size
+		if number == 0 || name == "." || name == ".." {
+			continue
+		}
+		if name == "" || strings.ContainsAny(name, "/\x00") {
+			return nil, fmt.Errorf("the name %q is impossible", name)
+		}
+		out = append(out, entry{name: name, inode: number})
+	}
+	return out, nil
+}
+
+// indexChecksumOK checks an index block's checksum.
+func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
+	at, room := indexNodeAt, indexNodeRoom
+	if logical == 0 {
+		at, room = indexRootAt, indexRootRoom
+	}
+	count := int(le.Uint16(b[at+2:]))
+	if int(le.Uint16(b[at:])) != room || count > room {
+		return false
+	}
+	c := checksum(seed, b[:at+count*indexEntry])
+	tail := at + room*indexEntry
+	c = checksum(checksum(c, b[tail:tail+4]), make([]byte, 4))
+	return c == le.Uint32(b[tail+4:])
+}
+
+// Walk calls f for every name, parents before children, in the order of
+// names. Contents are by reference, with the Reader as Blobs; hard links
+// share their Inode. An error of f ends the walk and is returned.
+func (r *Reader) Walk(f func(tree.Node) error) error {
+	in, err := r.inode(rootInode)
+	if err != nil {
+		return fmt.Errorf("reading %q: %w", ".", err)
+	}
+	node, err := r.treeInode(in)
+	if err != nil {
+		return fmt.Errorf("reading %q: %w", ".", err)
+	}
+	if err := f(tree.Node{Path: ".", Inode: node}); err != nil {
+		return err
+	}
+	w := &walker{r: r, f: f, dirs: map[uint32]bool{rootInode: true}, shared: map[uint32]*tree.Inode{}}
+	return w.dir(in, "")
+}
+
+type walker struct {
+	r      *Reader
+	f      func(tree.Node) error
+	dirs   map[uint32]bool // seen, since a damaged tree may have loops
+	shared map[uint32]*tree.Inode
+}
+
+func (w *walker) dir(in *rawInode, prefix string) error {
+	entries, err := w.r.readDir(in)
+	if err != nil {
+		return fmt.Errorf("reading %q: %w", path.Clean(prefix), err)
+	}
+	for _, e := range entries {
+		p := prefix + e.name
+		if len(p) > maxPath {
+			return fmt.Errorf("reading %q…: the folders are nested too deeply", p[:60])
+		}
+		child, err := w.r.inode(e.inode)
+		if err != nil {
+			return fmt.Errorf("reading %q: %w", p, err)
+		}
+		node := w.shared[e.inode]
+		if node == nil {
+			if node, err = w.r.treeInode(child); err != nil {
+				return fmt.Errorf("reading %q: %w", p, err)
+			}
+			if !node.IsDir() && child.links() > 1 {
+				w.shared[e.inode] = node
+			}
+		}
+		if err := w.f(tree.Node{Path: p, Inode: node}); err != nil {
+			return err
+		}
+		if !node.IsDir() {
+			continue
+		}
+		if w.dirs[e.inode] {
+			return fmt.Errorf("reading %q: the folder has two names", p)
+		}
+		w.dirs[e.inode] = true
+		if err := w.dir(child, p+"/"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Nodes returns all that Walk would visit.
+func (r *Reader) Nodes() ([]tree.Node, error) {
+	var nodes []tree.Node
+	err := r.Walk(func(n tree.Node) error {
+		nodes = append(nodes, n)
+		return nil
+	})
+	return nodes, err
+}
+
+// Stat returns the node at a path, which is relative to the root. A symbolic
+// link at the end is not followed; those on the way are, inside the image.
+func (r *Reader) Stat(name string) (tree.Node, error) {
+	in, p, err := r.lookup(name, false)
+	if err != nil {
+		return tree.Node{}, &fs.PathError{Op: "stat", Path: name, Err: err}
+	}
+	node, err := r.treeInode(in)
+	if err != nil {
+		return tree.Node{}, &fs.PathError{Op: "stat", Path: name, Err: err}
+	}
+	return tree.Node{Path: p, Inode: node}, nil
+}
+
+// ReadDir returns the names in a folder, in order, following symbolic links.
+func (r *Reader) ReadDir(name string) ([]string, error) {
+	in, _, err := r.lookup(name, true)
+	if err != nil {
+		return nil, &fs.PathError{Op: "readdir", Path: name, Err: err}
+	}
+	entries, err := r.readDir(in)
+	if err != nil {
+		return nil, &fs.PathError{Op: "readdir", Path: name, Err: err}
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.name
+	}
+	return names, nil
+}
+
+// OpenFile opens a regular file, following symbolic links.
+func (r *Reader) OpenFile(name string) (*File, error) {
+	in, _, err := r.lookup(name, true)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	if in.mode()&tree.ModeType != tree.ModeRegular {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: errors.New("not a regular file")}
+	}
+	f, err := r.file(in)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	return f, nil
+}
+
+// ReadFile returns the content of a file of up to 64 MiB, following symbolic
+// links.
+func (r *Reader) ReadFile(name string) ([]byte, error) {
+	f, err := r.OpenFile(name)
+	if err != nil {
+		return nil, err
+	}
+	if f.size > maxReadFile {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%d bytes are too many to be read at once", f.size)}
+	}
+	b := make([]byte, f.size)
+	if _, err := f.ReadAt(b, 0); err != nil && err != io.EOF {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: err}
+	}
+	return b, nil
+}
+
+// lookup finds a path, which never leads out of the image. It returns the path
+// without symbolic links besides.
+func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
+	in, err := r.inode(rootInode)
+	if err != nil {
+		return nil, "", err
+	}
+	// The inodes from the root to where we are, for "..".
+	way, names := []*rawInode{in}, []string{"."}
+	left := strings.Split(name, "/")
+	links := 0
+	for len(left) > 0 {
+		part := left[0]
+		left = left[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			if len(way) > 1 {
+				way, names = way[:len(way)-1], names[:len(names)-1]
+			}
+			continue
+		}
+		entries, err := r.readDir(way[len(way)-1])
+		if err != nil {
+			return nil, "", err
+		}
+		i, ok := slices.BinarySearchFunc(entries, part, func(e entry, name string) int { return strings.Compare(e.name, name) })
+		if !ok {
+			return nil, "", fs.ErrNotExist
+		}
+		if in, err = r.inode(entries[i].inode); err != nil {
+			return nil, "", err
+		}
+		if in.mode()&tree.ModeType == tree.ModeSymlink && (follow || len(left) > 0) {
+			if links++; links > maxFollow {
+				return nil, "", errors.New("too many symbolic links")
+			}
+			target, err := r.target(in)
+			if err != nil {
+				return nil, "", err
+			}
+			if strings.HasPrefix(target, "/") {
+				way, names = way[:1], names[:1]
+			}
+			left = append(strings.Split(target, "/"), left...)
+			continue
+		}
+		way, names = append(way, in), append(names, part)
+	}
+	return way[len(way)-1], path.Join(names...), nil
+}
+
+const blobPrefix = "ext4 inode "
+
+func blobName(number uint32) string { return fmt.Sprintf("%s%d", blobPrefix, number) }
+
+// OpenBlob opens the content of a node that Walk, Nodes or Stat returned.
+func (r *Reader) OpenBlob(name string) (tree.BlobFile, error) {
+	digits, ok := strings.CutPrefix(name, blobPrefix)
+	number, err := strconv.ParseUint(digits, 10, 32)
+	if !ok || err != nil {
+		return nil, fmt.Errorf("opening blob %q: it is not of this file system", name)
+	}
+	in, err := r.inode(uint32(number))
+	if err != nil {
+		return nil, fmt.Errorf("opening blob %q: %w", name, err)
+	}
+	f, err := r.file(in)
+	if err != nil {
+		return nil, fmt.Errorf("opening blob %q: %w", name, err)
+	}
+	return f, nil
+}
