@@ -1,0 +1,200 @@
+// Command yurthub is a stand-in for OpenYurt's yurthub, for tests only: CI can
+// reach neither a registry nor OpenYurt's module. It keeps the part of
+// yurthub 1.7's contract that a node built by edgebake depends on:
+//
+//   - the same flags, with the same ones required;
+//   - nothing listens before both certificates are there; it gives up after
+//     four minutes;
+//   - identity from kubelet's certificate or from a bootstrap kubeconfig, each
+//     certificate through a CSR of the right signer, and the root folder wiped
+//     when the server list has lost the server of yurthub.conf;
+//   - ports 10267 (health), 10261 (HTTP), 10268 (HTTPS, dummy address), 10269
+//     (HTTPS, node address);
+//   - /v1/readyz waits for ConfigMaps and NodePools to be listable;
+//   - requests go to a healthy API server with the node's certificate, and
+//     without one kubelet is served from a cache on disk.
+//
+// A node whose Autonomy condition was never set through a server gets 500 for
+// its own Node from the real program while offline; this one serves the cache.
+//
+// What it does not do: filters, multiplexing, node pools' leaders, tenants,
+// garbage collection. testdata/transcripts holds what the real program
+// answered to the same driver; the tests hold this one against them.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/url"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are yurthub's flags. Those without effect here are accepted.
+type options struct {
+	nodeName, nodePool, nodeIP     string
+	servers                        []*url.URL
+	bind, bindProxy, dummyIP       string
+	dummyName                      string
+	dummy, enableNodePool          bool
+	workingMode, namespace, lbMode string
+	bootstrapMode, bootstrapFile   string
+	rootDir, cacheDir              string
+	orgs                           []string
+	interval, timeout              time.Duration
+	healthyThreshold, retries      int
+	healthPort, proxyPort, tlsPort int
+	poolPort                       int
+	etc, kubeletDir                string
+	giveUp                         time.Duration
+}
+
+// parse reads and checks the command line; it reports the first problem, as
+// yurthub does.
+func parse(args []string) (*options, error) {
+	o := &options{}
+	fs := flag.NewFlagSet("yurthub", flag.ContinueOnError)
+	fs.StringVar(&o.nodeName, "node-name", "", "")
+	fs.StringVar(&o.nodePool, "nodepool-name", "", "")
+	fs.StringVar(&o.nodeIP, "node-ip", "", "")
+	serverAddr := fs.String("server-addr", "", "")
+	fs.StringVar(&o.bind, "bind-address", "127.0.0.1", "")
+	fs.StringVar(&o.bindProxy, "bind-proxy-address", "127.0.0.1", "")
+	fs.StringVar(&o.dummyIP, "dummy-if-ip", "169.254.2.1", "")
+	fs.StringVar(&o.dummyName, "dummy-if-name", "hub-dummy0", "")
+	fs.BoolVar(&o.dummy, "enable-dummy-if", true, "")
+	fs.BoolVar(&o.enableNodePool, "enable-node-pool", true, "")
+	fs.StringVar(&o.workingMode, "working-mode", "edge", "")
+	fs.StringVar(&o.namespace, "namespace", "kube-system", "")
+	fs.StringVar(&o.lbMode, "lb-mode", "rr", "")
+	fs.StringVar(&o.bootstrapMode, "bootstrap-mode", "token", "")
+	fs.StringVar(&o.bootstrapFile, "bootstrap-file", "", "")
+	fs.StringVar(&o.rootDir, "root-dir", "/var/lib/yurthub", "")
+	fs.StringVar(&o.cacheDir, "disk-cache-path", "/etc/kubernetes/cache", "")
+	orgs := fs.String("hub-cert-organizations", "", "")
+	interval := fs.Int("heartbeat-interval-seconds", 10, "")
+	timeout := fs.Int("heartbeat-timeout-seconds", 2, "")
+	fs.IntVar(&o.retries, "heartbeat-failed-retry", 3, "")
+	fs.IntVar(&o.healthyThreshold, "heartbeat-healthy-threshold", 2, "")
+	fs.IntVar(&o.healthPort, "serve-port", 10267, "")
+	fs.IntVar(&o.proxyPort, "proxy-port", 10261, "")
+	fs.IntVar(&o.tlsPort, "proxy-secure-port", 10268, "")
+	fs.IntVar(&o.poolPort, "multiplexer-port", 10269, "")
+	for _, name := range []string{
+		"v", "discovery-token-ca-cert-hash", "gc-frequency", "max-requests-in-flight", "kubelet-health-grace-period",
+		"min-request-timeout", "disabled-resource-filters", "join-token",
+	} {
+		fs.String(name, "", "")
+	}
+	for _, name := range []string{
+		"discovery-token-unsafe-skip-ca-verification", "profiling", "enable-iptables", "enable-resource-filter",
+		"enable-pool-service-topology",
+	} {
+		fs.Bool(name, false, "")
+	}
+	// Of this program alone, for tests on one machine.
+	fs.StringVar(&o.etc, "stand-in-etc", "/etc/kubernetes", "")
+	fs.StringVar(&o.kubeletDir, "stand-in-kubelet-dir", "/var/lib/kubelet", "")
+	fs.DurationVar(&o.giveUp, "stand-in-give-up", 4*time.Minute, "")
+	if err := fs.Parse(args); err != nil {
+		return nil, err
+	}
+	o.interval = time.Duration(*interval) * time.Second
+	o.timeout = time.Duration(*timeout) * time.Second
+	if *orgs != "" {
+		o.orgs = strings.Split(*orgs, ",")
+	}
+	switch {
+	case o.nodeName == "":
+		return nil, errors.New("node name is empty")
+	case *serverAddr == "":
+		return nil, errors.New("server address is empty")
+	case o.workingMode != "edge" && o.workingMode != "cloud":
+		return nil, fmt.Errorf("working mode %s is not supported", o.workingMode)
+	case o.bootstrapMode != "kubeletcertificate" && o.bootstrapFile == "":
+		return nil, errors.New("neither a bootstrap file nor kubelet's certificate is given")
+	case o.lbMode != "rr" && o.lbMode != "priority":
+		return nil, fmt.Errorf("lb mode (%s) is not supported", o.lbMode)
+	case o.nodePool == "":
+		return nil, errors.New("node pool name is empty")
+	case len(o.dummyName) > 15:
+		return nil, fmt.Errorf("dummy interface name %s is longer than 15", o.dummyName)
+	}
+	if ip := net.ParseIP(o.dummyIP); ip == nil || !strings.HasPrefix(o.dummyIP, "169.254.") ||
+		strings.HasPrefix(o.dummyIP, "169.254.31.") || o.dummyIP == "169.254.1.1" {
+		return nil, fmt.Errorf("dummy address %s is not usable", o.dummyIP)
+	}
+	for s := range strings.SplitSeq(*serverAddr, ",") {
+		u, err := url.Parse(s)
+		if err != nil {
+			return nil, fmt.Errorf("parsing server address %s: %w", s, err)
+		}
+		if u.Scheme != "https" {
+			return nil, fmt.Errorf("server address %s: only the https scheme is supported", s)
+		}
+		o.servers = append(o.servers, &url.URL{Scheme: u.Scheme, Host: u.Host})
+	}
+	if o.nodeIP == "" {
+		ip, err := defaultAddress()
+		if err != nil {
+			return nil, err
+		}
+		o.nodeIP = ip
+	}
+	return o, nil
+}
+
+// defaultAddress is the source address of the default route.
+func defaultAddress() (string, error) {
+	c, err := net.Dial("udp", "192.0.2.1:9")
+	if err != nil {
+		return "", fmt.Errorf("finding the node address: %w", err)
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).IP.String(), nil
+}
+
+func main() {
+	log.SetFlags(log.Ltime)
+	log.SetPrefix("stand-in yurthub: ")
+	if slices.Contains(os.Args[1:], "--version") {
+		fmt.Println("yurthub: v1.7.0-stand-in")
+		return
+	}
+	o, err := parse(os.Args[1:])
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil && ctx.Err() == nil {
+		log.Print(err)
+		os.Exit(255)
+	}
+}
+
+func run(ctx context.Context, o *options) error {
+	id, err := newIdentity(o)
+	if err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, o.giveUp)
+	err = id.obtain(wait)
+	cancel()
+	if err != nil {
+		return fmt.Errorf("waiting for the certificates: %w", err)
+	}
+	h := newHealth(o, id)
+	go h.run(ctx)
+	p := &proxy{o: o, id: id, health: h, cache: &cache{dir: o.cacheDir}}
+	go p.sync(ctx)
+	return p.serve(ctx)
+}

@@ -1,0 +1,390 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// proxy serves kubelet and pods: through a healthy server, else from the
+// cache.
+type proxy struct {
+	o      *options
+	id     *identity
+	health *health
+	cache  *cache
+
+	ready    atomic.Pointer[string] // nil: ready; else what is missing
+	remoteMu sync.Mutex
+	remote   map[string]*httputil.ReverseProxy
+}
+
+func (p *proxy) missing() string {
+	if s := p.ready.Load(); s != nil {
+		return *s
+	}
+	return ""
+}
+
+// sync waits until what the real program's informers need can be listed. A
+// restart without any server finds the cache instead.
+func (p *proxy) sync(ctx context.Context) {
+	c := &http.Client{Timeout: 5 * time.Second, Transport: p.id.transport("")}
+	need := []struct{ path, missing string }{
+		{"/api/v1/namespaces/" + p.o.namespace + "/configmaps", "yurt-hub-cfg configmap is not synced"},
+	}
+	if p.o.enableNodePool {
+		need = append(need, struct{ path, missing string }{"/apis/apps.openyurt.io/v1beta2/nodepools", "resources needed by filters are not synced"})
+	}
+	for _, n := range need {
+		p.ready.Store(&n.missing)
+		for !p.synced(ctx, c, n.path) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	}
+	p.ready.Store(nil)
+	log.Print("ready")
+}
+
+func (p *proxy) synced(ctx context.Context, c *http.Client, path string) bool {
+	u := &url.URL{Path: path}
+	dir := p.cache.collection("yurthub", u)
+	s := p.health.pick()
+	if s == nil {
+		_, ok, err := p.cache.items(dir)
+		return ok && err == nil
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.JoinPath(path).String(), nil)
+	if err != nil {
+		return false
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return err == nil && resp.StatusCode == http.StatusOK && p.cache.putList(dir, b) == nil
+}
+
+// serve opens the four ports; it returns when ctx ends or one fails.
+func (p *proxy) serve(ctx context.Context) error {
+	ready := http.NewServeMux()
+	ready.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "OK") })
+	ready.HandleFunc("GET /v1/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if m := p.missing(); m != "" {
+			http.Error(w, m, http.StatusInternalServerError)
+			return
+		}
+		io.WriteString(w, "OK")
+	})
+	tlsConfig := &tls.Config{Certificates: []tls.Certificate{*p.id.server}, ClientAuth: tls.RequestClientCert}
+	addr := func(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
+	podAddress := p.o.bindProxy
+	if p.o.dummy {
+		if err := dummyInterface(p.o.dummyName, p.o.dummyIP); err != nil {
+			return err
+		}
+		podAddress = p.o.dummyIP
+	}
+	servers := []struct {
+		addr    string
+		handler http.Handler
+		tls     *tls.Config
+	}{
+		{addr(podAddress, p.o.tlsPort), p, tlsConfig},
+		{addr(p.o.bind, p.o.healthPort), ready, nil},
+		{addr(p.o.bindProxy, p.o.proxyPort), p, nil},
+		{addr(p.o.nodeIP, p.o.poolPort), p, tlsConfig},
+	}
+	failed := make(chan error, len(servers))
+	for _, s := range servers {
+		l, err := net.Listen("tcp", s.addr)
+		if err != nil {
+			return fmt.Errorf("listening on %s: %w", s.addr, err)
+		}
+		if s.tls != nil {
+			l = tls.NewListener(l, s.tls)
+		}
+		srv := &http.Server{Handler: s.handler}
+		context.AfterFunc(ctx, func() { srv.Close() })
+		go func() { failed <- srv.Serve(l) }()
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// component is what a client calls itself, as the cache is kept for each.
+func component(r *http.Request) string {
+	name, _, _ := strings.Cut(r.UserAgent(), "/")
+	return name
+}
+
+func cacheable(r *http.Request) bool {
+	switch component(r) {
+	case "kubelet", "kube-proxy", "flanneld", "coredns", "yurthub", "raven-agent-ds":
+		return r.Method == http.MethodGet
+	}
+	return false
+}
+
+func isWatch(r *http.Request) bool {
+	w := r.URL.Query().Get("watch")
+	return w == "true" || w == "1"
+}
+
+// isCollection tells a list from a get by the path's shape.
+func isCollection(path string) bool {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if len(parts) > 0 && parts[0] == "api" {
+		parts = parts[min(2, len(parts)):]
+	} else {
+		parts = parts[min(3, len(parts)):]
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		parts = parts[2:]
+	}
+	return len(parts) == 1
+}
+
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if m := p.missing(); m != "" {
+		status(w, http.StatusServiceUnavailable, "ServiceUnavailable", m)
+		return
+	}
+	// kubelet's lease is kept by the health probes.
+	if component(r) == "kubelet" && strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/") &&
+		r.Method == http.MethodPut && p.o.workingMode == "edge" {
+		echo(w, r, http.StatusOK)
+		return
+	}
+	s := p.health.pick()
+	if s == nil {
+		p.local(w, r)
+		return
+	}
+	if cacheable(r) {
+		// We must read what we keep; every client of ours takes JSON too.
+		r.Header.Set("Accept", "application/json")
+	}
+	p.backend(s).ServeHTTP(w, r)
+}
+
+func (p *proxy) backend(s *url.URL) *httputil.ReverseProxy {
+	p.remoteMu.Lock()
+	defer p.remoteMu.Unlock()
+	if p.remote == nil {
+		p.remote = map[string]*httputil.ReverseProxy{}
+	}
+	if rp := p.remote[s.Host]; rp != nil {
+		return rp
+	}
+	rp := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(s); r.Out.Host = s.Host },
+		Transport:     p.id.transport(""),
+		FlushInterval: -1,
+		ModifyResponse: func(resp *http.Response) error {
+			r := resp.Request
+			if resp.StatusCode != http.StatusOK || !cacheable(r) {
+				return nil
+			}
+			return p.keep(resp, r)
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			status(w, http.StatusBadGateway, "ServiceUnavailable", err.Error())
+		},
+	}
+	p.remote[s.Host] = rp
+	return rp
+}
+
+// keep copies an answer into the cache while it passes.
+func (p *proxy) keep(resp *http.Response, r *http.Request) error {
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+		return nil
+	}
+	if isWatch(r) {
+		resp.Body = &watchTee{ReadCloser: resp.Body, line: func(line []byte) {
+			if err := p.cache.event(p.cache.collection(component(r), r.URL), line); err != nil {
+				log.Printf("keeping an event of %s: %v", r.URL.Path, err)
+			}
+		}}
+		return nil
+	}
+	b, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil {
+		return err
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(b))
+	if isCollection(r.URL.Path) {
+		return p.cache.putList(p.cache.collection(component(r), r.URL), b)
+	}
+	return write(p.cache.single(component(r), r.URL), b)
+}
+
+// watchTee hands every line of a watch to line, after the client got it.
+type watchTee struct {
+	io.ReadCloser
+	buf  []byte
+	line func([]byte)
+}
+
+func (t *watchTee) Read(b []byte) (int, error) {
+	n, err := t.ReadCloser.Read(b)
+	t.buf = append(t.buf, b[:n]...)
+	for {
+		i := bytes.IndexByte(t.buf, '\n')
+		if i < 0 {
+			return n, err
+		}
+		if i > 0 {
+			t.line(t.buf[:i])
+		}
+		t.buf = t.buf[i+1:]
+	}
+}
+
+// local answers without any server.
+func (p *proxy) local(w http.ResponseWriter, r *http.Request) {
+	if p.o.workingMode == "cloud" || !strings.HasPrefix(r.URL.Path, "/api") {
+		status(w, http.StatusBadRequest, "BadRequest", "no server is reachable, and this request is not served from the cache")
+		return
+	}
+	switch r.Method {
+	case http.MethodPost:
+		if strings.HasSuffix(r.URL.Path, "/token") {
+			p.token(w, r)
+			return
+		}
+		echo(w, r, http.StatusCreated)
+	case http.MethodDelete:
+		status(w, http.StatusForbidden, "Forbidden", "nothing can be deleted without a server")
+	case http.MethodGet:
+		p.cached(w, r)
+	default:
+		status(w, http.StatusBadRequest, "BadRequest", "this request is not served from the cache")
+	}
+}
+
+func (p *proxy) cached(w http.ResponseWriter, r *http.Request) {
+	if !cacheable(r) {
+		status(w, http.StatusBadRequest, "BadRequest", "nothing is kept for "+component(r))
+		return
+	}
+	if isWatch(r) {
+		p.hold(w, r)
+		return
+	}
+	if isCollection(r.URL.Path) {
+		l, ok, err := p.cache.items(p.cache.collection(component(r), r.URL))
+		if err != nil || !ok {
+			status(w, http.StatusNotFound, "NotFound", fmt.Sprintf("not in the cache: %v", err))
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(l)
+		return
+	}
+	b, err := p.getCached(component(r), r.URL)
+	if err != nil {
+		status(w, http.StatusNotFound, "NotFound", "not in the cache")
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(b)
+}
+
+// hold keeps a watch open, silent, until a server is back; a watch that asks
+// for the state first gets it from the cache.
+func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
+	online := p.health.online()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	out := bufio.NewWriter(w)
+	if r.URL.Query().Get("sendInitialEvents") == "true" {
+		l, ok, err := p.cache.items(p.cache.collection(component(r), r.URL))
+		if err != nil || !ok {
+			return
+		}
+		for _, item := range l.Items {
+			fmt.Fprintf(out, `{"type":"ADDED","object":%s}`+"\n", item)
+		}
+		fmt.Fprintf(out, `{"type":"BOOKMARK","object":{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":%q,"annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n",
+			strings.TrimSuffix(l.Kind, "List"), l.APIVersion, l.Metadata.ResourceVersion)
+	}
+	out.Flush()
+	if f, ok := w.(http.Flusher); ok {
+		f.Flush()
+	}
+	seconds, _ := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
+	if seconds <= 0 {
+		seconds = 1800
+	}
+	select {
+	case <-r.Context().Done():
+	case <-online:
+	case <-time.After(time.Duration(seconds) * time.Second):
+	}
+}
+
+// token gives a pod's service account a token that no server will accept, so
+// that the pod can start; kubelet asks again soon.
+func (p *proxy) token(w http.ResponseWriter, _ *http.Request) {
+	exp := time.Now().Add(time.Minute)
+	part := func(v any) string {
+		b, _ := json.Marshal(v)
+		return base64.RawURLEncoding.EncodeToString(b)
+	}
+	token := part(map[string]string{"alg": "none"}) + "." + part(map[string]any{"exp": exp.Unix(), "iss": "stand-in"}) + "."
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	json.NewEncoder(w).Encode(map[string]any{
+		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+		"spec":   map[string]any{"audiences": []string{}, "expirationSeconds": 600},
+		"status": map[string]any{"token": token, "expirationTimestamp": exp.UTC().Format(time.RFC3339)},
+	})
+}
+
+func echo(w http.ResponseWriter, r *http.Request, code int) {
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		status(w, http.StatusBadRequest, "BadRequest", err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+	w.WriteHeader(code)
+	w.Write(b)
+}
+
+// status answers with a Kubernetes Status.
+func status(w http.ResponseWriter, code int, reason, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	json.NewEncoder(w).Encode(map[string]any{
+		"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message,
+	})
+}
