@@ -12,7 +12,7 @@ type Image struct {
 	Name string `yaml:"name" json:"name"`
 	// Arch is the processor architecture of the machines, as Go names it.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64"`
-	// SourceDate (RFC 3339) stamps everything that has no date of its own,
+	// SourceDate stamps everything that has no date of its own (RFC 3339),
 	// so that a second build gives the same bytes. It is also the earliest
 	// time that the node's clock will show: with the default, set it to about
 	// today once.

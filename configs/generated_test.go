@@ -1,0 +1,275 @@
+package configs
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/invopop/jsonschema"
+)
+
+// comments returns what the sources say of each type ("Image") and field
+// ("Image.Name"), as one paragraph.
+func comments(t *testing.T) map[string]string {
+	t.Helper()
+	docs := map[string]string{}
+	flat := func(g *ast.CommentGroup) string { return strings.Join(strings.Fields(g.Text()), " ") }
+	for _, file := range []string{"image.go", "site.go"} {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			gd, ok := d.(*ast.GenDecl)
+			if !ok || gd.Tok != token.TYPE {
+				continue
+			}
+			for _, s := range gd.Specs {
+				ts := s.(*ast.TypeSpec)
+				docs[ts.Name.Name] = flat(gd.Doc)
+				for _, f := range ts.Type.(*ast.StructType).Fields.List {
+					for _, n := range f.Names {
+						docs[ts.Name.Name+"."+n.Name] = flat(f.Doc)
+					}
+				}
+			}
+		}
+	}
+	return docs
+}
+
+// fieldDoc is a field's comment, worded for people who write YAML: the Go
+// name at its start becomes the field's.
+func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) string {
+	doc := docs[t.Name()+"."+f.Name]
+	if rest, ok := strings.CutPrefix(doc, f.Name); ok && (rest == "" || strings.ContainsAny(rest[:1], " ,(")) {
+		rest = strings.TrimLeft(rest, " ,")
+		for _, verb := range []string{"is ", "are "} {
+			rest = strings.TrimPrefix(rest, verb)
+		}
+		if rest != "" {
+			doc = strings.ToUpper(rest[:1]) + rest[1:]
+		}
+	}
+	return doc
+}
+
+// TestEveryFieldIsExplained: no field without a comment, and the JSON name is
+// the YAML name.
+func TestEveryFieldIsExplained(t *testing.T) {
+	docs := comments(t)
+	n := 0
+	for _, row := range rows(docs, reflect.TypeFor[Image]()) {
+		n++
+		if row.doc == "" {
+			t.Errorf("Image: %s has no comment", row.path)
+		}
+	}
+	for _, row := range rows(docs, reflect.TypeFor[Site]()) {
+		n++
+		if row.doc == "" {
+			t.Errorf("Site: %s has no comment", row.path)
+		}
+	}
+	if n < 100 {
+		t.Errorf("only %d fields found", n)
+	}
+	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site]()} {
+		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
+			for i := range st.NumField() {
+				f := st.Field(i)
+				if f.Tag.Get("json") != f.Tag.Get("yaml") {
+					t.Errorf("%s.%s: json and yaml tags differ", st.Name(), f.Name)
+				}
+			}
+		})
+	}
+}
+
+func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Type)) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t == secretType || seen[t] {
+		return
+	}
+	seen[t] = true
+	visit(t)
+	for i := range t.NumField() {
+		walkTypes(t.Field(i).Type, seen, visit)
+	}
+}
+
+func TestSchemas(t *testing.T) {
+	docs := comments(t)
+	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}} {
+		r := &jsonschema.Reflector{
+			Anonymous:      true,
+			ExpandedStruct: true,
+			Mapper: func(t reflect.Type) *jsonschema.Schema {
+				if t == secretType {
+					return &jsonschema.Schema{Type: "string"}
+				}
+				return nil
+			},
+			LookupComment: func(t reflect.Type, field string) string {
+				if field == "" {
+					return docs[t.Name()]
+				}
+				if f, ok := t.FieldByName(field); ok {
+					return fieldDoc(docs, t, f)
+				}
+				return ""
+			},
+		}
+		s := r.Reflect(v)
+		s.Title = fmt.Sprintf("edgebake %s, %s", strings.ToUpper(name[:1])+name[1:], APIVersion)
+		var b bytes.Buffer
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		if err := enc.Encode(s); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "schema/"+name+".v1alpha1.json", b.Bytes())
+	}
+}
+
+// row is one field of the reference.
+type row struct {
+	path, typ, def string
+	required       bool
+	allowed        []string
+	doc            string
+	section        bool // a struct: its fields follow
+}
+
+func rows(docs map[string]string, root reflect.Type) []row {
+	var out []row
+	var walk func(t reflect.Type, path string)
+	walk = func(t reflect.Type, path string) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			r := row{path: join(path, fieldName(f)), required: required(f), doc: fieldDoc(docs, t, f), allowed: tagValues(f, "enum")}
+			if d := tagValues(f, "default"); d != nil {
+				r.def = d[0]
+			}
+			ft, sub := f.Type, r.path
+			switch {
+			case ft == secretType:
+				r.typ = "secret string"
+			case ft.Kind() == reflect.Map:
+				r.typ = "map of strings"
+			case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.String:
+				r.typ = "list of strings"
+			case ft.Kind() == reflect.Slice:
+				r.typ, ft, sub = "list of objects", ft.Elem(), sub+"[]"
+			case ft.Kind() == reflect.Pointer:
+				r.typ, ft = "object", ft.Elem()
+			case ft.Kind() == reflect.Struct:
+				r.typ = "object"
+			case ft.Kind() == reflect.Bool:
+				r.typ = "true or false"
+			case ft.Kind() == reflect.String:
+				r.typ = "string"
+			default:
+				r.typ = "number"
+			}
+			r.section = ft.Kind() == reflect.Struct && ft != secretType && ft.NumField() > 0
+			out = append(out, r)
+			if r.section {
+				walk(ft, sub)
+			}
+		}
+	}
+	walk(root, "")
+	return out
+}
+
+// cell makes s fit into a cell of a Markdown table.
+func cell(s string) string { return strings.NewReplacer("|", "\\|", "<", "&lt;").Replace(s) }
+
+func code(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "`" + cell(s) + "`"
+}
+
+// TestReference keeps docs/reference.md what the types say.
+func TestReference(t *testing.T) {
+	docs := comments(t)
+	var b bytes.Buffer
+	b.WriteString(`<!-- Generated from package configs: go test ./configs -update -->
+
+# Reference
+
+Every field of the two documents that people write. ` + "`edgebake validate FILE`" + ` checks
+one and reports everything wrong with it, ` + "`edgebake init`" + ` writes commented ones to
+start from, and ` + "`configs/schema/`" + ` has JSON schemas for editors.
+
+How documents are read:
+
+- Unknown fields, wrong types and fields given twice are errors.
+- A string may be written without quotes, even where it looks like a number:
+  ` + "`version: 2.2.9`, `mode: 0644`" + `. A value that begins with ` + "`*`, `&`, `!`, `{` or `[`" + ` needs them.
+- Sizes are whole numbers with MiB, GiB or TiB, digests SHA-256 in hexadecimal digits,
+  dates RFC 3339 (` + "`2026-01-31T12:00:00Z`" + `).
+- Paths are seen from the folder of the document's file.
+- Secret strings are never printed, and never in a golden image, a log, the plan
+  or a report.
+- "One of" unions (base, source, credentials) want exactly one member.
+`)
+	for _, doc := range []struct {
+		name string
+		t    reflect.Type
+	}{{"Image", reflect.TypeFor[Image]()}, {"Site", reflect.TypeFor[Site]()}} {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n", doc.name, docs[doc.name])
+		all := rows(docs, doc.t)
+		tops := topLevel(all)
+		fmt.Fprint(&b, "\n| field | type | default | what it is |\n|---|---|---|---|\n")
+		for _, r := range tops {
+			if !r.section {
+				writeRow(&b, r)
+			}
+		}
+		for _, top := range tops {
+			if !top.section {
+				continue
+			}
+			fmt.Fprintf(&b, "\n### %s\n\n%s%s\n", top.path, top.doc, map[bool]string{true: " Required."}[top.required])
+			fmt.Fprint(&b, "\n| field | type | default | what it is |\n|---|---|---|---|\n")
+			for _, r := range all {
+				if strings.HasPrefix(r.path, top.path+".") || strings.HasPrefix(r.path, top.path+"[]") {
+					writeRow(&b, r)
+				}
+			}
+		}
+	}
+	golden(t, "../docs/reference.md", b.Bytes())
+}
+
+func topLevel(all []row) []row {
+	return slices.DeleteFunc(slices.Clone(all), func(r row) bool { return strings.ContainsAny(r.path, ".[") })
+}
+
+func writeRow(b *bytes.Buffer, r row) {
+	doc := cell(r.doc)
+	if len(r.allowed) > 1 {
+		doc += " One of " + "`" + strings.Join(r.allowed, "`, `") + "`."
+	} else if len(r.allowed) == 1 {
+		doc += " Always " + code(r.allowed[0]) + "."
+	}
+	def := code(r.def)
+	if r.required && r.typ != "object" {
+		def = "**required**"
+	}
+	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", r.path, r.typ, def, doc)
+}
