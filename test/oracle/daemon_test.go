@@ -1,0 +1,430 @@
+package oracle
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/builder/images/store"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// versions are one release of each series that KnownContainerd lists.
+func versions() []string {
+	if os.Getenv("EDGEBAKE_MATRIX") == "all" {
+		return []string{"1.7.35", "2.0.14", "2.1.9", "2.2.9", "2.3.7", "2.4.2"}
+	}
+	return []string{"1.7.35", "2.2.9"}
+}
+
+// programs compiles a release of containerd and puts its programs, with a
+// runc, into one folder.
+func programs(t *testing.T, version string) string {
+	t.Helper()
+	dir, err := fetch.DefaultDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := fetch.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	module := "github.com/containerd/containerd"
+	if !strings.HasPrefix(version, "1.") {
+		module += "/v2"
+	}
+	r := fetch.GoRecipe{Module: module, Version: "v" + version, Arch: runtime.GOARCH,
+		LDFlags: "-s -w -X " + module + "/version.Version=v" + version}
+	for _, p := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		r.Packages = append(r.Packages, module+"/cmd/"+p)
+	}
+	blobs, err := fetch.GoBuild(t.Context(), c, r, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	for pkg, sha := range blobs {
+		copyProgram(t, c.BlobPath(sha), filepath.Join(bin, filepath.Base(pkg)))
+	}
+	copyProgram(t, runc(t), filepath.Join(bin, "runc"))
+	return bin
+}
+
+func copyProgram(t *testing.T, from, to string) {
+	t.Helper()
+	b, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(to, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runc compiles the runc of this module's go.mod.
+func runc(t *testing.T) string {
+	t.Helper()
+	return goBuild(t, "github.com/opencontainers/runc", "CGO_ENABLED=1")
+}
+
+// hello compiles the program of the test images and returns its bytes.
+func hello(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(goBuild(t, "./testdata/hello", "CGO_ENABLED=0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func goBuild(t *testing.T, pkg, env string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "program")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
+	cmd.Env = append(os.Environ(), env)
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, msg)
+	}
+	return out
+}
+
+// daemon is a running containerd.
+type daemon struct {
+	t    *testing.T
+	bin  string
+	dir  string // holds var/lib/containerd
+	cmd  *exec.Cmd
+	conn *grpc.ClientConn
+	img  cri.ImageServiceClient
+	rt   cri.RuntimeServiceClient
+}
+
+// start runs containerd on the store below dir.
+func start(t *testing.T, bin, dir string) *daemon {
+	t.Helper()
+	d := &daemon{t: t, bin: bin, dir: dir}
+	d.start()
+	t.Cleanup(d.stop)
+	return d
+}
+
+func (d *daemon) start() {
+	d.t.Helper()
+	// Unix socket paths are short, so the state is not below t.TempDir.
+	state, err := os.MkdirTemp("/run", "edgebake-oracle-")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { os.RemoveAll(state) })
+	config := fmt.Sprintf(`version = 2
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt", "io.containerd.internal.v1.tracing"]
+[grpc]
+  address = %q
+[ttrpc]
+  address = %q
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "edgebake.test/pause:1"
+  # Lowering it takes a capability that not every root has.
+  restrict_oom_score_adj = true
+`, filepath.Join(d.dir, store.Root), state, state+"/c.sock", state+"/t.sock")
+	if err := os.WriteFile(state+"/config.toml", []byte(config), 0o644); err != nil {
+		d.t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(d.dir, fmt.Sprintf("containerd-%d.log", time.Now().UnixNano())))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer log.Close()
+	d.cmd = exec.Command(filepath.Join(d.bin, "containerd"), "-c", state+"/config.toml")
+	d.cmd.Env = append(os.Environ(), "PATH="+d.bin+":"+os.Getenv("PATH"))
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.conn, err = grpc.NewClient("unix://"+state+"/c.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.img, d.rt = cri.NewImageServiceClient(d.conn), cri.NewRuntimeServiceClient(d.conn)
+	deadline := time.Now().Add(2 * time.Minute)
+	for {
+		ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Second)
+		_, err := d.rt.Status(ctx, &cri.StatusRequest{}, grpc.WaitForReady(true))
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			text, _ := os.ReadFile(log.Name())
+			d.t.Fatalf("containerd does not answer: %v\n%s", err, text)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// stop ends containerd and leaves the store as it is.
+func (d *daemon) stop() {
+	if d.cmd == nil {
+		return
+	}
+	d.conn.Close()
+	d.cmd.Process.Signal(syscall.SIGTERM)
+	done := make(chan struct{})
+	go func() { d.cmd.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		d.cmd.Process.Kill()
+		<-done
+	}
+	d.cmd = nil
+}
+
+func (d *daemon) call() context.Context {
+	ctx, cancel := context.WithTimeout(d.t.Context(), 2*time.Minute)
+	d.t.Cleanup(cancel)
+	return ctx
+}
+
+// ctr runs the client of the same release.
+func (d *daemon) ctr(args ...string) string {
+	d.t.Helper()
+	address := strings.TrimPrefix(d.conn.Target(), "unix://")
+	cmd := exec.CommandContext(d.t.Context(), filepath.Join(d.bin, "ctr"), append([]string{"-a", address, "-n", store.Namespace}, args...)...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		d.t.Fatalf("ctr %q: %v\n%s%s", args, err, out, stderr.String())
+	}
+	return string(out)
+}
+
+// images lists what the kubelet would see: tag → pinned.
+func (d *daemon) images() map[string]bool {
+	d.t.Helper()
+	r, err := d.img.ListImages(d.call(), &cri.ListImagesRequest{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	m := map[string]bool{}
+	for _, i := range r.Images {
+		if len(i.RepoDigests) == 0 {
+			d.t.Errorf("image %v has no digest", i.RepoTags)
+		}
+		for _, tag := range i.RepoTags {
+			m[tag] = i.Pinned
+		}
+	}
+	return m
+}
+
+// run starts a pod of one container, waits for its end and returns its log.
+func (d *daemon) run(image string, args ...string) string {
+	d.t.Helper()
+	status, err := d.img.ImageStatus(d.call(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if status.Image == nil {
+		d.t.Fatalf("%s is not there", image)
+	}
+	uid := fmt.Sprint(time.Now().UnixNano())
+	node := &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER, Ipc: cri.NamespaceMode_POD}
+	pod := &cri.PodSandboxConfig{
+		Metadata:     &cri.PodSandboxMetadata{Name: "p" + uid, Uid: uid, Namespace: "default"},
+		LogDirectory: d.t.TempDir(),
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/edgebake-oracle",
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: node}},
+	}
+	sandbox, err := d.rt.RunPodSandbox(d.call(), &cri.RunPodSandboxRequest{Config: pod})
+	if err != nil {
+		d.t.Fatalf("running the sandbox: %v", err)
+	}
+	defer func() {
+		id := sandbox.PodSandboxId
+		if _, err := d.rt.StopPodSandbox(d.call(), &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+			d.t.Errorf("stopping the sandbox: %v", err)
+		}
+		if _, err := d.rt.RemovePodSandbox(d.call(), &cri.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+			d.t.Errorf("removing the sandbox: %v", err)
+		}
+	}()
+	c, err := d.rt.CreateContainer(d.call(), &cri.CreateContainerRequest{PodSandboxId: sandbox.PodSandboxId, SandboxConfig: pod, Config: &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: "c"}, Image: &cri.ImageSpec{Image: image}, Args: args, LogPath: "c.log",
+		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: node}},
+	}})
+	if err != nil {
+		d.t.Fatalf("creating a container of %s: %v", image, err)
+	}
+	if _, err := d.rt.StartContainer(d.call(), &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
+		d.t.Fatalf("starting a container of %s: %v", image, err)
+	}
+	for {
+		s, err := d.rt.ContainerStatus(d.call(), &cri.ContainerStatusRequest{ContainerId: c.ContainerId})
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		if s.Status.State == cri.ContainerState_CONTAINER_EXITED {
+			log, err := os.ReadFile(filepath.Join(pod.LogDirectory, "c.log"))
+			if err != nil {
+				d.t.Fatal(err)
+			}
+			if s.Status.ExitCode != 0 {
+				d.t.Fatalf("%s %q: exit %d\n%s", image, args, s.Status.ExitCode, log)
+			}
+			return string(log)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (d *daemon) runsHello(image string) {
+	d.t.Helper()
+	if log := d.run(image); !strings.Contains(log, "hello from a baked image") {
+		d.t.Errorf("%s says %q", image, log)
+	}
+}
+
+// snapshotDirs counts the directories of snapshots on disk.
+func (d *daemon) snapshotDirs() int {
+	d.t.Helper()
+	dirs, err := os.ReadDir(filepath.Join(d.dir, store.Root, store.SnapshotterDir("overlayfs"), "snapshots"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return len(dirs)
+}
+
+// TestContainerdRunsBakedStore starts real containerds on baked stores and
+// does with them what a kubelet does over months.
+func TestContainerdRunsBakedStore(t *testing.T) {
+	needRoot(t)
+	imgs := testImages(hello(t))
+	layout := filepath.Join(t.TempDir(), "layout")
+	if _, err := imagetest.WriteLayout(layout, imgs...); err != nil {
+		t.Fatal(err)
+	}
+	var refs []string
+	for _, i := range imgs {
+		refs = append(refs, i.Ref)
+	}
+	for _, version := range versions() {
+		t.Run(version, func(t *testing.T) {
+			bin := programs(t, version)
+			dir := t.TempDir()
+			r := bake(t, dir, layout, options(), refs...)
+			d := start(t, bin, dir)
+
+			t.Log("every image is there, pinned")
+			have := d.images()
+			for _, ref := range refs {
+				if pinned, ok := have[ref]; !ok || !pinned {
+					t.Errorf("%s: there %v, pinned %v", ref, ok, pinned)
+				}
+			}
+			if len(have) != len(refs) {
+				t.Errorf("%d images, baked %d", len(have), len(refs))
+			}
+
+			t.Log("containers run, and see the layers merged")
+			d.runsHello("edgebake.test/hello:1")
+			d.runsHello("edgebake.test/docker:1")
+			listing := d.run("edgebake.test/nasty:1", "/bin/hello", "list", "/opt")
+			for want, present := range map[string]bool{
+				"/opt/opq/newer": true, "/opt/opq/new\n": false, "/opt/opq/old1": false,
+				"/opt/a/gone": false, "/opt/a/b/deep": true, "/opt/swap": true, "/opt/swap/now": false, "/opt/todel": true,
+			} {
+				if strings.Contains(listing+"\n", want) != present {
+					t.Errorf("in /opt of the nasty image: %q there = %v", want, !present)
+				}
+			}
+
+			t.Log("removing one image removes its own layers and no others")
+			before := d.snapshotDirs()
+			if _, err := d.img.RemoveImage(d.call(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "edgebake.test/many:1"}}); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "its two layers are collected", func() bool { return d.snapshotDirs() == before-2 })
+			if _, ok := d.images()["edgebake.test/many:1"]; ok {
+				t.Error("the removed image is still listed")
+			}
+			d.runsHello("edgebake.test/hello:1")
+
+			t.Log("a restart changes nothing")
+			d.stop()
+			d.start()
+			if n := len(d.images()); n != len(refs)-1 {
+				t.Errorf("%d images after a restart, expected %d", n, len(refs)-1)
+			}
+			if n := d.snapshotDirs(); n != before-2 {
+				t.Errorf("%d snapshots after a restart, expected %d", n, before-2)
+			}
+			d.runsHello("edgebake.test/nasty:1")
+
+			t.Log("an image imported later shares the baked layers")
+			newer := filepath.Join(t.TempDir(), "newer")
+			base := imgs[0].Layers
+			if _, err := imagetest.WriteLayout(newer, imagetest.Image{Ref: "edgebake.test/hello:2", Config: imgs[0].Config,
+				Layers: append(slices.Clone(base), imagetest.Script(imagetest.File("new", 0o644, 0, 0, "new")))}); err != nil {
+				t.Fatal(err)
+			}
+			n := d.snapshotDirs()
+			d.ctr("images", "import", tarOf(t, newer))
+			if got := d.snapshotDirs(); got != n+1 {
+				t.Errorf("the import made %d snapshots, only its third layer is new", got-n)
+			}
+			d.runsHello("edgebake.test/hello:2")
+
+			d.stop()
+			verifyDir(t, dir)
+			if len(r.Images) != len(refs) {
+				t.Errorf("the report lists %d images", len(r.Images))
+			}
+		})
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("waited a minute: %s", what)
+			return
+		}
+	}
+}
+
+// tarOf packs a layout into an archive.
+func tarOf(t *testing.T, dir string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "image.tar")
+	if msg, err := exec.CommandContext(t.Context(), "tar", "-C", dir, "-cf", out, ".").CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v\n%s", err, msg)
+	}
+	return out
+}
+
+// verifyDir reads a store that containerd has worked on.
+func verifyDir(t *testing.T, dir string) {
+	t.Helper()
+	s := readState(t, filepath.Join(dir, store.Root))
+	if len(s.Images) == 0 || len(s.Snapshots) == 0 {
+		t.Errorf("%d image records, %d snapshots", len(s.Images), len(s.Snapshots))
+	}
+}
