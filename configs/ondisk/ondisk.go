@@ -216,3 +216,27 @@ type IPVSVirtual struct {
 	// replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
 }
+
+// ImportIndexFile is the name of ImportIndex in ImportImageDir.
+const ImportIndexFile = "index.json"
+
+// ImportIndexVersion is the version of ImportIndex.
+const ImportIndexVersion = 1
+
+// ImportIndex lists the archives of mode "import", in the order in which they
+// are to be imported. An archive whose file is gone was imported.
+type ImportIndex struct {
+	Version  int             `json:"version"`
+	Archives []ImportArchive `json:"archives"`
+}
+
+// ImportArchive is one OCI archive, holding one image under its whole name.
+type ImportArchive struct {
+	File     string            `json:"file"` // in ImportImageDir
+	Ref      string            `json:"ref"`
+	Digest   string            `json:"digest"` // of the image
+	SHA256   string            `json:"sha256"` // of the file, hex
+	Size     int64             `json:"size"`   // of the file
+	Platform string            `json:"platform"`
+	Labels   map[string]string `json:"labels"` // for the image, once imported
+}

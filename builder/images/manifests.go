@@ -1,0 +1,225 @@
+package images
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"go.yaml.in/yaml/v3"
+)
+
+// List is everything an image file wants on board: what it names itself, what
+// its manifests run, the sandbox and, where yurthub is a static pod, yurthub.
+// An image named in images: keeps the source given there. Notes are for the
+// report. Paths are relative to dir.
+func List(img *configs.Image, dir string) (list []configs.ContainerImage, notes []string, err error) {
+	list = slices.Clone(img.Images)
+	have := map[string]bool{}
+	var errs []error
+	for _, i := range list {
+		r, err := ParseRef(i.Ref)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		have[r.String()] = true
+	}
+	add := func(i configs.ContainerImage, why string) {
+		r, err := ParseRef(i.Ref)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", why, err))
+			return
+		}
+		if !have[r.String()] {
+			have[r.String()] = true
+			list = append(list, i)
+		}
+	}
+	if s := img.Containerd.Sandbox; s != "" {
+		add(configs.ContainerImage{Ref: s}, "containerd.sandbox")
+	}
+	if y := img.Yurthub; y != nil && y.Image != nil && y.Form == "staticPod" {
+		add(*y.Image, "yurthub.image")
+	}
+	found, err := FromManifests(dir, img.ImagesFrom)
+	errs = append(errs, err)
+	for _, f := range found {
+		add(configs.ContainerImage{Ref: f.Ref}, f.Where)
+	}
+	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(i configs.ContainerImage) bool {
+		r, err := ParseRef(i.Ref)
+		return err == nil && strings.HasSuffix("/"+r.Path, "/kube-proxy")
+	}) {
+		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add registry.k8s.io/kube-proxy:%s to images:", v))
+	}
+	return list, notes, errors.Join(errs...)
+}
+
+// Found is an image that a manifest runs.
+type Found struct {
+	Ref   string
+	Where string // "manifests/app.yaml:12: Deployment web"
+}
+
+// FromManifests lists the images of the Kubernetes manifests that the globs
+// match, relative to dir. A glob that matches nothing is an error: somebody
+// expects images from it.
+func FromManifests(dir string, globs []string) ([]Found, error) {
+	var files []string
+	var errs []error
+	for _, g := range globs {
+		pattern := g
+		if !filepath.IsAbs(g) {
+			pattern = filepath.Join(dir, g)
+		}
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("imagesFrom %q: %w", g, err))
+		} else if len(names) == 0 {
+			errs = append(errs, fmt.Errorf("imagesFrom %q: no file matches", g))
+		}
+		for _, n := range names {
+			if !slices.Contains(files, n) {
+				files = append(files, n)
+			}
+		}
+	}
+	var found []Found
+	for _, name := range files {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("imagesFrom: %w", err))
+			continue
+		}
+		rel, err := filepath.Rel(dir, name)
+		if err != nil {
+			rel = name
+		}
+		fs, err := ImagesOf(rel, raw)
+		found = append(found, fs...)
+		errs = append(errs, err)
+	}
+	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref, b.Ref) })
+	found = slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
+	return found, errors.Join(errs...)
+}
+
+// ImagesOf lists the images in one file of manifests: YAML, or JSON, which is
+// YAML too; several documents, and List objects. Kinds that run no pods are
+// passed over.
+func ImagesOf(name string, raw []byte) ([]Found, error) {
+	var found []Found
+	var errs []error
+	dec := yaml.NewDecoder(bytes.NewReader(raw))
+	for {
+		var doc yaml.Node
+		err := dec.Decode(&doc)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reading manifest %s: %w", name, err))
+			break
+		}
+		if len(doc.Content) == 1 {
+			object(name, doc.Content[0], &found, &errs)
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// podSpecs says where each kind keeps its pod's spec.
+func podSpecs() map[string][]string {
+	template := []string{"spec", "template", "spec"}
+	return map[string][]string{
+		"Pod":                   {"spec"},
+		"PodTemplate":           {"template", "spec"},
+		"Deployment":            template,
+		"DaemonSet":             template,
+		"StatefulSet":           template,
+		"ReplicaSet":            template,
+		"ReplicationController": template,
+		"Job":                   template,
+		"CronJob":               {"spec", "jobTemplate", "spec", "template", "spec"},
+		// OpenYurt's kinds that carry pods for pools of nodes.
+		"YurtStaticSet": {"spec", "template", "spec"},
+		"YurtAppSet":    {"spec", "workload", "workloadTemplate", "deploymentTemplate", "spec", "template", "spec"},
+	}
+}
+
+func object(name string, n *yaml.Node, found *[]Found, errs *[]error) {
+	kind := text(field(n, "kind"))
+	if strings.HasSuffix(kind, "List") {
+		if items := field(n, "items"); items != nil {
+			for _, i := range items.Content {
+				object(name, i, found, errs)
+			}
+		}
+		return
+	}
+	path, ok := podSpecs()[kind]
+	if !ok {
+		return
+	}
+	spec := n
+	for _, p := range path {
+		spec = field(spec, p)
+	}
+	what := kind + " " + text(field(field(n, "metadata"), "name"))
+	for _, list := range []string{"initContainers", "containers", "ephemeralContainers"} {
+		containers := field(spec, list)
+		if containers == nil {
+			continue
+		}
+		for _, c := range containers.Content {
+			image := field(c, "image")
+			if image == nil {
+				continue
+			}
+			where := fmt.Sprintf("%s:%d: %s", name, image.Line, what)
+			ref, err := ParseRef(image.Value)
+			if err != nil {
+				*errs = append(*errs, fmt.Errorf("%s: %w", where, err))
+				continue
+			}
+			*found = append(*found, Found{Ref: ref.String(), Where: where})
+		}
+	}
+}
+
+// field is a mapping's value by key, nil where there is none.
+func field(n *yaml.Node, key string) *yaml.Node {
+	if n == nil {
+		return nil
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			v := n.Content[i+1]
+			if v.Kind == yaml.AliasNode {
+				v = v.Alias
+			}
+			return v
+		}
+	}
+	return nil
+}
+
+func text(n *yaml.Node) string {
+	if n == nil {
+		return ""
+	}
+	return n.Value
+}
