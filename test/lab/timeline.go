@@ -1,0 +1,138 @@
+package lab
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// Event is something that happened to a machine, by the clock of its
+// power-on.
+type Event struct {
+	At   time.Duration
+	What string
+}
+
+// milestones are the console lines that a boot is told by. A boot without
+// some of them (a quiet kernel) has fewer events.
+var milestones = []struct {
+	line *regexp.Regexp
+	what string
+}{
+	{regexp.MustCompile(`BdsDxe: starting Boot`), "firmware starts the loader"},
+	{regexp.MustCompile(`EFI stub: `), "loader starts the kernel"},
+	{regexp.MustCompile(`Linux version `), "kernel"},
+	{regexp.MustCompile(`Welcome to `), "systemd"},
+	{regexp.MustCompile(`edgebake: \[?1/\d+\]? `), "first boot starts"},
+	{regexp.MustCompile(`edgebake: node \S+ is Ready`), "first boot is done"},
+}
+
+// phaseDone is how first boot tells that a phase is over.
+var phaseDone = regexp.MustCompile(`edgebake: \[?\d+/\d+\]? (\S+): (done in .*|as it should be)`)
+
+// Events reads the milestones off the console.
+func (s *Serial) Events() []Event {
+	var events []Event
+	seen := map[string]bool{}
+	add := func(at time.Duration, what string) {
+		if !seen[what] {
+			seen[what] = true
+			events = append(events, Event{at, what})
+		}
+	}
+	for _, l := range s.Lines(0) {
+		for _, m := range milestones {
+			if m.line.MatchString(l.Text) {
+				add(l.At, m.what)
+			}
+		}
+		if m := phaseDone.FindStringSubmatch(l.Text); m != nil {
+			add(l.At, m[1]+": "+m[2])
+		}
+	}
+	return events
+}
+
+// Note adds an event that was seen elsewhere, now.
+func (s *Serial) Note(what string) Event { return Event{time.Since(s.start), what} }
+
+// PrintTimeline prints events in the order given, each with the time since
+// power-on and since the one before.
+func PrintTimeline(w io.Writer, events []Event) {
+	last := time.Duration(0)
+	for _, e := range events {
+		fmt.Fprintf(w, "  %7.1f s  %+6.1f  %s\n", e.At.Seconds(), (e.At - last).Seconds(), e.What)
+		last = e.At
+	}
+}
+
+// Evidence is what a person needs who was not there: the last lines of every
+// process and console of the lab.
+func (l *Lab) Evidence() string {
+	var b strings.Builder
+	for _, pattern := range []string{"*.log", "*.serial"} {
+		files, err := filepath.Glob(filepath.Join(l.Dir, pattern))
+		if err != nil {
+			continue
+		}
+		for _, f := range files {
+			fmt.Fprintf(&b, "==== %s\n%s\n", filepath.Base(f), tailFile(f, 4<<10))
+		}
+	}
+	return b.String()
+}
+
+// Site is what a machine is told about a cluster of the lab.
+type Site struct {
+	Cluster  *Cluster
+	NodeName string
+	// Address in CIDR form, for a network without DHCP; empty: DHCP.
+	Address string
+	Gateway string
+	Masters []string // empty: all of the cluster's
+	Token   string   // empty: the cluster's
+}
+
+var siteYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
+kind: Site
+masters:
+{{- range .Masters}}
+  - {{.}}
+{{- end}}
+endpoint: {{.Endpoint}}
+vip: {{.VIP}}
+credentials:
+  token: {{.Token}}
+caCertHashes:
+  - {{.Cluster.CAHash}}
+nodeName: {{.NodeName}}
+labels:
+  edgebake.test/lab: "yes"
+{{- if .Address}}
+network:
+  interfaces:
+    - name: e*
+      addresses: [{{.Address}}]
+      gateway: {{.Gateway}}
+{{- end}}
+`))
+
+// YAML renders the Site document.
+func (s Site) YAML() (string, error) {
+	if len(s.Masters) == 0 {
+		s.Masters = s.Cluster.Masters
+	}
+	if s.Token == "" {
+		s.Token = s.Cluster.Token
+	}
+	var b strings.Builder
+	err := siteYAML.Execute(&b, struct {
+		Site
+		Endpoint, VIP string
+	}{s, Endpoint, VIP})
+	return b.String(), err
+}
