@@ -74,14 +74,14 @@ const (
 // build is one run of Resolve, Make or Build.
 type build struct {
 	Options
-	img   *configs.Image
-	date  time.Time
-	plan  *plan.Plan
+	img  *configs.Image
+	date time.Time
+	plan *plan.Plan
 	// pinned are the container images to take on board.
 	pinned []images.Pinned
-	makes map[string]makeFunc // how inputs without bytes get them
-	mu    sync.Mutex          // guards Events, plan.Inputs and steps
-	steps []StepTime
+	makes  map[string]makeFunc // how inputs without bytes get them
+	mu     sync.Mutex          // guards Events, plan.Inputs and steps
+	steps  []StepTime
 }
 
 // makeFunc brings an input's bytes into the cache.

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/spf13/cobra"
+)
+
+func newBoot(s streams) *cobra.Command {
+	var (
+		m       qemu.Machine
+		accel   string
+		forward []string
+		size    int64
+		secure  bool
+	)
+	c := &cobra.Command{
+		Use:   "boot IMAGE",
+		Short: "Try an image in QEMU",
+		Long: `Boot starts an image in a virtual machine with its console on this terminal
+(Ctrl-C ends it). All that the machine writes is thrown away at the end; the
+image stays as it is. Through QEMU's network the machine reaches this one's
+loopback as 10.0.2.2. KVM is used when a short try shows that it works.`,
+		Example: `  edgebake boot quickstart.raw
+  edgebake boot quickstart.raw --memory 1024 --forward 2222:22`,
+		Args: args(1, 1, "one image (.raw)"),
+		RunE: func(c *cobra.Command, a []string) error {
+			var errs []error
+			nic := qemu.NIC{}
+			for _, f := range forward {
+				fw, err := parseForward(f)
+				errs = append(errs, err)
+				nic.Forwards = append(nic.Forwards, fw)
+			}
+			if err := errors.Join(errs...); err != nil {
+				return usageError{err}
+			}
+			m.NICs = []qemu.NIC{nic}
+			return bootImage(c.Context(), s, a[0], m, accel, size<<30, secure)
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&m.CPUs, "cpus", 2, "processors")
+	f.IntVar(&m.Memory, "memory", 2048, "memory in MiB")
+	f.Int64Var(&size, "disk", 8, "size of the disk in GiB, as of a device the image was written to; 0: the image's own")
+	f.StringVar(&accel, "accel", "", "kvm or tcg (default: what a short try shows to work)")
+	f.StringArrayVar(&forward, "forward", nil, "HOST:GUEST port to forward from this machine's loopback, repeatable")
+	f.BoolVar(&secure, "secure-boot", false, "firmware with Secure Boot switched on")
+	return c
+}
+
+func parseForward(s string) (qemu.Forward, error) {
+	h, g, ok := strings.Cut(s, ":")
+	host, err1 := strconv.Atoi(h)
+	guest, err2 := strconv.Atoi(g)
+	if !ok || err1 != nil || err2 != nil {
+		return qemu.Forward{}, fmt.Errorf("--forward %s: want HOST:GUEST, like 2222:22", s)
+	}
+	return qemu.Forward{Host: host, Guest: guest}, nil
+}
+
+func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, accel string, size int64, secure bool) error {
+	info, err := media.Inspect(image)
+	if err != nil {
+		return err
+	}
+	if strings.HasSuffix(image, ".zst") {
+		return fmt.Errorf("booting %s: it is compressed; zstd -d %s first", image, image)
+	}
+	m.Arch = info.Image.Arch
+	prog, err := qemu.Find(ctx, m.Arch)
+	if err != nil {
+		return err
+	}
+	fw, err := qemu.FindFirmware(qemu.ShareDirs(), m.Arch, secure)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "edgebake-boot-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if accel == "" {
+		var why string
+		if accel, why = qemu.Probe(ctx, prog, fw, m.Arch, qemu.ProbeLimit); why != "" {
+			fmt.Fprintf(s.Err, "Without KVM (%s): expect a minute or two to the first login.\n", why)
+		}
+	}
+	m.Accel = accel
+	if m.Firmware, err = fw.OwnVars(filepath.Join(dir, "vars.fd")); err != nil {
+		return err
+	}
+	st, err := os.Stat(image)
+	if err != nil {
+		return err
+	}
+	if size < st.Size() {
+		size = 0
+	}
+	overlay := filepath.Join(dir, "disk.qcow2")
+	if err := qemu.Overlay(ctx, image, overlay, size); err != nil {
+		return err
+	}
+	m.Disks = []qemu.Disk{{Path: overlay}}
+	m.Serial = "stdio"
+	argv, err := m.Args(prog.Version)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, prog.Path, argv...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.Err
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Run(); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("booting %s: %s: %w", image, filepath.Base(prog.Path), err)
+	}
+	return nil
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/spf13/cobra"
+)
+
+// source are the flags of all commands that resolve an Image.
+type source struct {
+	cache  string
+	lock   string
+	locked bool
+}
+
+func (f *source) flags(c *cobra.Command) {
+	cacheFlag(c, &f.cache)
+	c.Flags().StringVar(&f.lock, "lock", "", "lock file (default: beside the Image, image.lock for image.yaml)")
+	c.Flags().BoolVar(&f.locked, "locked", false, "refuse every input that is not in the lock")
+}
+
+// open reads the Image and its lock, and opens the cache.
+func (f *source) open(s streams, image string) (*configs.Image, builder.Options, error) {
+	img, dir, err := readImage(s, image)
+	if err != nil {
+		return nil, builder.Options{}, err
+	}
+	if f.lock == "" && image != "-" {
+		f.lock = strings.TrimSuffix(strings.TrimSuffix(image, ".yaml"), ".yml") + ".lock"
+	}
+	o := builder.Options{Dir: dir, Version: version(), Locked: f.locked}
+	if f.lock != "" {
+		data, err := os.ReadFile(f.lock)
+		switch {
+		case err == nil:
+			if o.Lock, err = plan.DecodeLock(data); err != nil {
+				return nil, o, fmt.Errorf("%s: %w", f.lock, err)
+			}
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, o, err
+		}
+	}
+	o.Cache, err = openCache(f.cache)
+	return img, o, err
+}
+
+func newBuild(s streams) *cobra.Command {
+	var (
+		src        source
+		o          builder.Options
+		exportBase string
+		asJSON     bool
+	)
+	c := &cobra.Command{
+		Use:   "build IMAGE",
+		Short: "Bake a golden disk image",
+		Long: `Build bakes the golden image that an Image document describes. Beside the image
+it leaves NAME.report.json (what went in, how full it is, where the time went)
+and NAME.sbom.spdx.json, and beside the document its lock, which pins every
+input: with --locked a later build uses exactly these or fails.
+
+What was fetched or made once comes from the cache. A name that ends in
+.raw.zst is written compressed (zstd, seekable).`,
+		Example: `  edgebake build image.yaml
+  edgebake build image.yaml --output node.raw.zst --locked
+  edgebake build image.yaml --export-base base.tar   # keep the made base ...
+  edgebake build image.yaml --locked --base base.tar # ... and build from it`,
+		Args: args(1, 1, "one Image document"),
+		RunE: func(c *cobra.Command, args []string) error {
+			img, opts, err := src.open(s, args[0])
+			if err != nil {
+				return err
+			}
+			defer opts.Cache.Close()
+			opts.Base, opts.Output, opts.Force = o.Base, o.Output, o.Force
+			if opts.Output == "" {
+				opts.Output = img.Name + ".raw"
+			}
+			show := newDisplay(s, asJSON)
+			opts.Events = show.event
+			res, err := builder.Build(c.Context(), img, opts)
+			show.close()
+			if err != nil {
+				return err
+			}
+			if exportBase != "" {
+				opts.Events = nil
+				if err := exportTo(c.Context(), img, opts, exportBase); err != nil {
+					return err
+				}
+			}
+			return finishBuild(s, opts.Output, src, res, asJSON)
+		},
+	}
+	src.flags(c)
+	f := c.Flags()
+	f.StringVarP(&o.Output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
+	f.BoolVarP(&o.Force, "force", "f", false, "replace an image that is there")
+	f.StringVar(&o.Base, "base", "", "use this exported base instead of making one")
+	f.StringVar(&exportBase, "export-base", "", "also copy the made base to this file, for --base")
+	f.BoolVar(&asJSON, "json", false, "print events and the report as JSON, one object a line")
+	return c
+}
+
+func exportTo(ctx context.Context, img *configs.Image, o builder.Options, path string) error {
+	_, err := builder.ExportBase(ctx, img, o, path)
+	return err
+}
+
+// finishBuild writes what goes beside the image and the lock, and sums up.
+func finishBuild(s streams, out string, src source, res *builder.Result, asJSON bool) error {
+	stem := strings.TrimSuffix(strings.TrimSuffix(out, ".zst"), ".raw")
+	report, err := res.Report.Encode()
+	if err != nil {
+		return err
+	}
+	beside := []struct {
+		path string
+		data []byte
+	}{{stem + ".report.json", report}, {stem + ".sbom.spdx.json", res.SBOM}}
+	if src.lock != "" && !src.locked {
+		lock, err := res.Plan.Lock().Encode()
+		if err != nil {
+			return err
+		}
+		beside = append(beside, struct {
+			path string
+			data []byte
+		}{src.lock, lock})
+	}
+	for _, f := range beside {
+		if err := builder.WriteFile(f.path, f.data); err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		return json.NewEncoder(s.Out).Encode(map[string]any{"state": "result", "output": out, "report": res.Report})
+	}
+	printReport(s, out, res.Report)
+	return nil
+}
+
+func printReport(s streams, out string, r *builder.Report) {
+	fmt.Fprintf(s.Out, "%s: %s, Kubernetes %s, containerd %s, Linux %s\n", out, r.Info.Arch, r.Info.Kubernetes, r.Info.Containerd, r.Info.Kernel)
+	for _, p := range r.Partitions {
+		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
+		if p.Files > 0 {
+			fmt.Fprintf(s.Out, "  %9s in %d files, %s free", humanSize(p.Used), p.Files, humanSize(p.Free))
+		}
+		fmt.Fprintln(s.Out)
+	}
+	fmt.Fprintf(s.Out, "  %d packages, %d container images\n", r.Packages, len(r.Info.Images))
+	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)
+	var total float64
+	for _, t := range r.Timings {
+		total = max(total, t.Seconds)
+	}
+	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml\n", out)
+}
+
+func newPlan(s streams) *cobra.Command {
+	var src source
+	c := &cobra.Command{
+		Use:   "plan IMAGE",
+		Short: "Print what a build would use, pinned, without making anything",
+		Long: `Plan resolves an Image: digests of files, of what release servers publish and
+of container images; made inputs have the digest they got when they were first
+made. With all digests known the plan has an id: the same id is the same
+image, byte for byte.`,
+		Example: `  edgebake plan image.yaml
+  edgebake plan image.yaml --locked`,
+		Args: args(1, 1, "one Image document"),
+		RunE: func(c *cobra.Command, args []string) error {
+			img, o, err := src.open(s, args[0])
+			if err != nil {
+				return err
+			}
+			defer o.Cache.Close()
+			p, err := builder.Resolve(c.Context(), img, o)
+			if err != nil {
+				return err
+			}
+			out, err := p.Encode()
+			if err != nil {
+				return err
+			}
+			_, err = s.Out.Write(out)
+			return err
+		},
+	}
+	src.flags(c)
+	return c
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/spf13/cobra"
+)
+
+// Exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// streams are where a command reads and writes. Results go to Out, progress
+// and errors to Err.
+type streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// usageError is a command line that cannot be carried out.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// run is the whole program but for signals and the exit.
+func run(ctx context.Context, args []string, s streams) int {
+	root := newRoot(s)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case ctx.Err() != nil:
+		fmt.Fprintln(s.Err, "edgebake: interrupted; nothing was left behind")
+		return exitFailed
+	case errors.As(err, &usage):
+		fmt.Fprintf(s.Err, "edgebake: %v\n", err)
+		return exitUsage
+	}
+	var problems configs.Problems
+	if errors.As(err, &problems) {
+		// One a line and nothing before it, for editors to jump to.
+		fmt.Fprintln(s.Err, problems.Error())
+		return exitFailed
+	}
+	fmt.Fprintf(s.Err, "edgebake: %v\n", err)
+	return exitFailed
+}
+
+func newRoot(s streams) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "edgebake",
+		Short: "Bake bootable disk images for Kubernetes edge nodes",
+		Long: `Edgebake turns an Image document into one golden disk image that knows
+nothing of any site, and stamps a Site document onto copies of it. A machine
+that boots such an image joins the site's cluster by itself.`,
+		Example: `  edgebake init                               # writes image.yaml and site.yaml
+  edgebake build image.yaml                   # bakes the golden image
+  edgebake stamp quickstart.raw site.yaml     # makes it one site's
+  edgebake boot quickstart.raw                # tries it in QEMU`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("there is no command %q; edgebake --help lists them", args[0])}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+	})
+	root.AddCommand(
+		newBuild(s), newPlan(s), newStamp(s), newValidate(s), newInspect(s), newRender(s),
+		newBoot(s), newImages(s), newInit(s), newVersion(s),
+	)
+	root.InitDefaultCompletionCmd()
+	return root
+}
+
+// args checks the number of arguments and says which are wanted.
+func args(low, high int, what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) < low || high >= 0 && len(args) > high {
+			return usageError{fmt.Errorf("%s wants %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// cacheFlag adds --cache.
+func cacheFlag(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "cache", "", "folder of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache folder)")
+}
+
+func openCache(dir string) (*fetch.Cache, error) {
+	if dir == "" {
+		var err error
+		if dir, err = fetch.DefaultDir(); err != nil {
+			return nil, err
+		}
+	}
+	return fetch.Open(dir)
+}
+
+// readImage reads an Image document; "-" is standard input, whose relative
+// paths start in the current folder.
+func readImage(s streams, name string) (img *configs.Image, dir string, err error) {
+	data, err := readInput(s, name)
+	if err != nil {
+		return nil, "", err
+	}
+	img, err = configs.ParseImage(name, data)
+	return img, dirOf(name), err
+}
+
+func dirOf(name string) string {
+	if name == "-" {
+		return "."
+	}
+	return filepath.Dir(name)
+}
+
+func readInput(s streams, name string) ([]byte, error) {
+	if name == "-" {
+		return io.ReadAll(s.In)
+	}
+	return os.ReadFile(name)
+}
+
+// version is what the Go tool stamped into the program.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(devel)"
+	}
+	return strings.TrimPrefix(info.Main.Version, "v")
+}
+
+func humanSize(n int64) string {
+	switch {
+	case n >= 10<<30:
+		return fmt.Sprintf("%.0f GiB", float64(n)/(1<<30))
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%d B", n)
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/term"
+)
+
+// display shows a build's events: bars on a terminal, plain lines elsewhere,
+// JSON where it is asked for.
+type display interface {
+	event(builder.Event)
+	close()
+}
+
+func newDisplay(s streams, asJSON bool) display {
+	if asJSON {
+		return &jsonLines{json.NewEncoder(s.Out)}
+	}
+	if f, ok := s.Err.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return &bars{p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
+	}
+	return &plainLines{w: s.Err, last: map[string]time.Time{}}
+}
+
+type jsonLines struct{ e *json.Encoder }
+
+func (j *jsonLines) event(e builder.Event) { j.e.Encode(e) }
+func (j *jsonLines) close()                {}
+
+// plainLines prints a line for each thing that happened, and of long
+// transfers one every ten seconds.
+type plainLines struct {
+	w    io.Writer
+	last map[string]time.Time
+}
+
+func (p *plainLines) event(e builder.Event) {
+	switch e.State {
+	case builder.StateStart:
+		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
+		p.last[e.Step] = time.Now()
+	case builder.StateLog:
+		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
+	case builder.StateWarning:
+		fmt.Fprintf(p.w, "%s: WARNING: %s\n", e.Step, e.Text)
+	case builder.StateProgress:
+		if time.Since(p.last[e.Step]) < 10*time.Second {
+			return
+		}
+		p.last[e.Step] = time.Now()
+		if e.Total > 0 {
+			fmt.Fprintf(p.w, "%s: %s of %s (%d %%)\n", e.Step, humanSize(e.Done), humanSize(e.Total), e.Done*100/e.Total)
+		} else {
+			fmt.Fprintf(p.w, "%s: %s\n", e.Step, humanSize(e.Done))
+		}
+	case builder.StateDone:
+		fmt.Fprintf(p.w, "%s: done in %.1f s\n", e.Step, e.Seconds)
+	}
+}
+
+func (p *plainLines) close() {}
+
+// bars has one line a step, rewritten in place.
+type bars struct {
+	p   *mpb.Progress
+	all map[string]*bar
+}
+
+type bar struct {
+	*mpb.Bar
+	mu   sync.Mutex // text is drawn by another goroutine
+	text string
+}
+
+func (b *bar) say(s string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.text = s
+}
+
+func (b *bar) said(decor.Statistics) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.text) > 60 {
+		return b.text[:60]
+	}
+	return b.text
+}
+
+func (b *bars) event(e builder.Event) {
+	at, ok := b.all[e.Step]
+	if !ok || e.State == builder.StateStart {
+		at = &bar{text: e.Text}
+		at.Bar = b.p.New(0, mpb.BarStyle().Lbound("").Rbound("").Filler("━").Tip("━").Padding(" "),
+			mpb.BarFillerClearOnComplete(),
+			mpb.PrependDecorators(decor.Name(e.Step, decor.WCSyncSpaceR), decor.Elapsed(decor.ET_STYLE_MMSS, decor.WCSyncSpace)),
+			mpb.AppendDecorators(decor.Any(at.said)))
+		b.all[e.Step] = at
+	}
+	switch e.State {
+	case builder.StateLog:
+		at.say(e.Text)
+	case builder.StateWarning:
+		fmt.Fprintf(b.p, "%s: WARNING: %s\n", e.Step, e.Text)
+	case builder.StateProgress:
+		at.SetTotal(e.Total, false)
+		at.SetCurrent(e.Done)
+		at.say(humanSize(e.Done))
+	case builder.StateDone:
+		at.say("done")
+		at.SetTotal(-1, true)
+	}
+}
+
+// close leaves finished steps on the screen and takes the others away.
+func (b *bars) close() {
+	for _, at := range b.all {
+		if !at.Completed() {
+			at.Abort(true)
+		}
+	}
+	b.p.Wait()
+}

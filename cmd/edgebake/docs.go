@@ -1,0 +1,211 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/spf13/cobra"
+)
+
+func newValidate(s streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "validate FILE...",
+		Short: "Check Image and Site documents",
+		Long: `Validate checks documents of any kind and prints every problem as
+FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written.`,
+		Example: `  edgebake validate image.yaml site.yaml`,
+		Args:    args(1, -1, "at least one document"),
+		RunE: func(c *cobra.Command, files []string) error {
+			var all configs.Problems
+			var errs []error
+			for _, name := range files {
+				err := validateFile(s, name)
+				var p configs.Problems
+				if errors.As(err, &p) {
+					all = append(all, p...)
+				} else {
+					errs = append(errs, err)
+				}
+				if err == nil {
+					fmt.Fprintf(s.Out, "%s: ok\n", name)
+				}
+			}
+			if err := errors.Join(errs...); err != nil {
+				return errors.Join(append(errs, all.Err())...)
+			}
+			return all.Err()
+		},
+	}
+}
+
+func validateFile(s streams, name string) error {
+	data, err := readInput(s, name)
+	if err != nil {
+		return err
+	}
+	doc, err := configs.ParseAny(name, data)
+	if err != nil {
+		return err
+	}
+	if site, ok := doc.(*configs.Site); ok {
+		_, err = renderSite(name, site)
+	}
+	return err
+}
+
+// renderSite renders a Site for no machine in particular, with the Ignition
+// config it names.
+func renderSite(name string, site *configs.Site) ([]byte, error) {
+	var user []byte
+	if site.IgnitionFile != "" {
+		p := site.IgnitionFile
+		if !filepath.IsAbs(p) {
+			p = filepath.Join(dirOf(name), p)
+		}
+		var err error
+		if user, err = os.ReadFile(p); err != nil {
+			return nil, fmt.Errorf("%s: ignitionFile: %w", name, err)
+		}
+	}
+	return renderWith(name, site, user)
+}
+
+func renderWith(name string, site *configs.Site, user []byte) ([]byte, error) {
+	out, err := node.Render(site, node.Machine{}, user)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return out, nil
+}
+
+func newRender(s streams) *cobra.Command {
+	var ignition bool
+	c := &cobra.Command{
+		Use:   "render SITE",
+		Short: "Print what a Site becomes",
+		Long: `Render prints a Site's operating-system settings (network, users, files) as an
+Ignition v3 config, as first boot applies them; the same Site serves Flatcar
+or Fedora CoreOS that way. The node's name is left out where it depends on the
+machine. The output holds the Site's passwords and keys, but never its
+join token.`,
+		Example: `  edgebake render --ignition site.yaml`,
+		Args:    args(1, 1, "one Site document"),
+		RunE: func(c *cobra.Command, a []string) error {
+			if !ignition {
+				return usageError{errors.New("render wants --ignition: it is the one form there is")}
+			}
+			data, err := readInput(s, a[0])
+			if err != nil {
+				return err
+			}
+			site, err := configs.ParseSite(a[0], data)
+			if err != nil {
+				return err
+			}
+			out, err := renderSite(a[0], site)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(s.Out, strings.TrimRight(string(out), "\n"))
+			return err
+		},
+	}
+	c.Flags().BoolVar(&ignition, "ignition", false, "print an Ignition v3 config")
+	return c
+}
+
+func newInit(s streams) *cobra.Command {
+	var dir string
+	var force bool
+	c := &cobra.Command{
+		Use:   "init",
+		Short: "Write a commented Image and Site to start from",
+		Example: `  edgebake init
+  edgebake init --dir sites/berlin`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			files := []struct {
+				name string
+				data []byte
+			}{{"image.yaml", configs.ExampleImage()}, {"site.yaml", configs.ExampleSite()}}
+			var errs []error
+			for _, f := range files {
+				if _, err := os.Lstat(filepath.Join(dir, f.name)); err == nil && !force {
+					errs = append(errs, fmt.Errorf("%s exists; --force replaces it", filepath.Join(dir, f.name)))
+				}
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+			if err := os.MkdirAll(dir, 0o777); err != nil {
+				return err
+			}
+			for _, f := range files {
+				p := filepath.Join(dir, f.name)
+				if err := builder.WriteFile(p, f.data); err != nil {
+					return err
+				}
+				fmt.Fprintf(s.Out, "wrote %s\n", p)
+			}
+			fmt.Fprintf(s.Out, "Edit them, then: edgebake validate %s %s\n", filepath.Join(dir, "image.yaml"), filepath.Join(dir, "site.yaml"))
+			return nil
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", ".", "folder to write to")
+	c.Flags().BoolVarP(&force, "force", "f", false, "replace files that are there")
+	return c
+}
+
+func newVersion(s streams) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version of edgebake",
+		Example: `  edgebake version --output json`,
+		Args:    args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			v := struct {
+				Version  string   `json:"version"`
+				Go       string   `json:"go"`
+				Platform string   `json:"platform"`
+				Reads    []string `json:"reads"`
+			}{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, []string{configs.APIVersion}}
+			if info, ok := debug.ReadBuildInfo(); ok {
+				v.Go = info.GoVersion
+			}
+			return printAs(s, output, v, func() {
+				fmt.Fprintf(s.Out, "edgebake %s (%s, %s), reads %s\n", v.Version, v.Go, v.Platform, strings.Join(v.Reads, ", "))
+			})
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func outputFlag(c *cobra.Command, output *string) {
+	c.Flags().StringVarP(output, "output", "o", "text", "form of the output: text or json")
+}
+
+// printAs prints v as JSON, or calls text.
+func printAs(s streams, output string, v any, text func()) error {
+	switch output {
+	case "text":
+		text()
+		return nil
+	case "json":
+		e := json.NewEncoder(s.Out)
+		e.SetEscapeHTML(false)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	return usageError{fmt.Errorf("--output %s: text or json", output)}
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/spf13/cobra"
+)
+
+func newStamp(s streams) *cobra.Command {
+	var o media.StampOptions
+	var ignition string
+	c := &cobra.Command{
+		Use:   "stamp IMAGE SITE",
+		Short: "Write a Site into a golden image",
+		Long: `Stamp puts a Site document into an image's slot, in place or, with --output,
+into a copy. Images are .raw or .raw.zst; size and everything outside of the
+slot stay as they are. A Site that the image cannot serve is refused.
+
+The stamped image holds the join token: treat it as a secret until the
+machine is Ready.`,
+		Example: `  edgebake stamp quickstart.raw site.yaml
+  edgebake stamp quickstart.raw.zst site.yaml --output berlin-7.raw.zst`,
+		Args: args(2, 2, "an image and a Site document"),
+		RunE: func(c *cobra.Command, a []string) error {
+			site, err := readSite(s, a[1], ignition)
+			if err != nil {
+				return err
+			}
+			o.Now = time.Now()
+			done, err := media.Stamp(c.Context(), a[0], site, o)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, a[1])
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is")
+	f.BoolVarP(&o.Force, "force", "f", false, "replace an output that is there")
+	f.StringVar(&ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
+	return c
+}
+
+// readSite reads a Site and what goes into the slot with it.
+func readSite(s streams, name, ignition string) (media.Site, error) {
+	data, err := readInput(s, name)
+	if err != nil {
+		return media.Site{}, err
+	}
+	site, err := configs.ParseSite(name, data)
+	if err != nil {
+		return media.Site{}, err
+	}
+	if ignition == "" && site.IgnitionFile != "" {
+		ignition = site.IgnitionFile
+		if !filepath.IsAbs(ignition) {
+			ignition = filepath.Join(dirOf(name), ignition)
+		}
+	}
+	out := media.Site{
+		Files:     map[string][]byte{},
+		Version:   strings.TrimPrefix(configs.APIVersion, "edgebake.io/"),
+		NodeTypes: []string{site.NodeType},
+	}
+	var user []byte
+	if ignition != "" {
+		if user, err = os.ReadFile(ignition); err != nil {
+			return out, fmt.Errorf("reading the Ignition config: %w", err)
+		}
+		out.Files[ondisk.SlotIgnition] = user
+	}
+	// What first boot would refuse is refused here, where somebody sees it.
+	if _, err := renderWith(name, site, user); err != nil {
+		return out, err
+	}
+	// On the node the config lies in the slot.
+	site.IgnitionFile = ""
+	out.Files[ondisk.SlotSite], err = configs.EncodeSlot(site)
+	return out, err
+}
+
+func newInspect(s streams) *cobra.Command {
+	var output string
+	var verify, packages bool
+	c := &cobra.Command{
+		Use:   "inspect IMAGE",
+		Short: "Tell what is in an image, without mounting it",
+		Long: `Inspect reads an image's partitions, versions, container images, packages and
+the state of its slot. It prints no secret.`,
+		Example: `  edgebake inspect quickstart.raw
+  edgebake inspect quickstart.raw.zst --output json
+  edgebake inspect quickstart.raw --verify`,
+		Args: args(1, 1, "one image"),
+		RunE: func(c *cobra.Command, a []string) error {
+			info, err := media.Inspect(a[0])
+			if err != nil {
+				return err
+			}
+			if verify {
+				if err := media.Verify(c.Context(), a[0], nil); err != nil {
+					return err
+				}
+			}
+			return printAs(s, output, info, func() { printInfo(s, info, verify, packages) })
+		},
+	}
+	outputFlag(c, &output)
+	c.Flags().BoolVar(&verify, "verify", false, "also read it all and compare with the golden digest")
+	c.Flags().BoolVar(&packages, "packages", false, "list the packages too")
+	return c
+}
+
+func printInfo(s streams, i *media.Info, verified, packages bool) {
+	w := s.Out
+	m := i.Image
+	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, humanSize(i.Size), humanSize(i.Stored))
+	fmt.Fprintf(w, "plan        %s\n", m.Plan)
+	fmt.Fprintf(w, "arch        %s\n", m.Arch)
+	fmt.Fprintf(w, "date        %s\n", time.Unix(m.SourceDate, 0).UTC().Format(time.RFC3339))
+	fmt.Fprintf(w, "kubernetes  %s\ncontainerd  %s\nkernel      %s\n", m.Kubernetes, m.Containerd, m.Kernel)
+	if m.Yurthub != nil {
+		fmt.Fprintf(w, "yurthub     %s (%s)\n", m.Yurthub.Version, m.Yurthub.Form)
+	}
+	fmt.Fprintf(w, "serves      node types %s; Sites %s\n", strings.Join(m.NodeTypes, ", "), strings.Join(m.SiteVersions, ", "))
+	fmt.Fprintf(w, "slot        %s", i.Slot.State)
+	if !i.Slot.Stamped.IsZero() {
+		fmt.Fprintf(w, ", stamped %s", i.Slot.Stamped.Format(time.RFC3339))
+	}
+	if i.Slot.Error != "" {
+		fmt.Fprintf(w, ": %s", i.Slot.Error)
+	}
+	fmt.Fprintf(w, "\ngolden      %s", i.Slot.Golden)
+	if verified {
+		fmt.Fprint(w, " (verified)")
+	}
+	fmt.Fprintln(w, "\npartitions")
+	for _, p := range i.Partitions {
+		fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
+		if p.FS != "" {
+			fmt.Fprintf(w, "  %9s free", humanSize(p.Free))
+		}
+		fmt.Fprintf(w, "  %s", p.GUID)
+		if p.Error != "" {
+			fmt.Fprintf(w, "  %s", p.Error)
+		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintf(w, "container images: %d\n", len(m.Images))
+	for _, c := range m.Images {
+		fmt.Fprintf(w, "  %s  %.19s  %s\n", c.Ref, c.Digest, humanSize(c.Size))
+	}
+	fmt.Fprintf(w, "packages: %d\n", len(i.Packages))
+	if packages {
+		for _, p := range i.Packages {
+			fmt.Fprintf(w, "  %s %s\n", p.Name, p.Version)
+		}
+	}
+	if i.Slot.Report != "" {
+		fmt.Fprintf(w, "last report of the machine:\n%s\n", strings.TrimRight(i.Slot.Report, "\n"))
+	}
+}
