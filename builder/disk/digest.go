@@ -64,7 +64,7 @@ func Golden(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (stri
 	sums := make([][32]byte, len(chunks))
 	var mu sync.Mutex
 	done := int64(0)
-	err := parallel(ctx, len(chunks), func() func(int) error {
+	err := Parallel(ctx, len(chunks), func() func(int) error {
 		buf := make([]byte, Align)
 		return func(i int) error {
 			c := chunks[i]
@@ -94,9 +94,9 @@ func Golden(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (stri
 	return goldenOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
-// parallel calls a worker with 0…n-1, on as many processors as there are.
+// Parallel calls a worker with 0…n-1, on as many processors as there are.
 // worker makes one with its own buffers. It returns the first error.
-func parallel(ctx context.Context, n int, worker func() func(int) error) error {
+func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
 	errs := make([]error, min(n, runtime.GOMAXPROCS(0)))
@@ -212,7 +212,7 @@ func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (str
 	if t.fail != nil {
 		return "", t.fail
 	}
-	err := parallel(ctx, len(t.chunks), func() func(int) error {
+	err := Parallel(ctx, len(t.chunks), func() func(int) error {
 		buf := make([]byte, Align)
 		return func(i int) error { return t.hash(i, buf) }
 	})

@@ -343,7 +343,7 @@ func (w *writer) compress(out *Output) error {
 			return nil
 		}()
 	}()
-	err = parallel(ctx, n, func() func(int) error {
+	err = Parallel(ctx, n, func() func(int) error {
 		buf := make([]byte, Align)
 		return func(i int) error {
 			b := buf[:min(Align, w.layout.Size-int64(i)*Align)]

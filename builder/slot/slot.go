@@ -231,6 +231,24 @@ func read(r io.ReaderAt) (*Contents, error) {
 	return c, nil
 }
 
+// ReadInfo reads edgebake.json alone, whatever else is wrong with the slot.
+func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
+	f, err := fat.Open(r)
+	if err != nil {
+		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+	}
+	e, err := f.Stat(ondisk.SlotMeta)
+	if err != nil {
+		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+	}
+	in := &reader{fat: f}
+	info, err := in.info(e)
+	if err != nil {
+		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+	}
+	return info, nil
+}
+
 // looksLikeSite finds what editors and file managers make of site.yaml.
 func looksLikeSite(name string) bool {
 	for _, want := range []string{"site", "inventory"} {

@@ -217,6 +217,13 @@ func TestWhatLaptopsDo(t *testing.T) {
 		if _, err := l.read(); !errors.Is(err, ErrBothSites) {
 			t.Errorf("got %v", err)
 		}
+		b, err := os.ReadFile(l.img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := ReadInfo(bytes.NewReader(b)); err != nil || info.Plan != "p1" {
+			t.Errorf("%+v %v", info, err)
+		}
 	})
 	t.Run("almost the right name", func(t *testing.T) {
 		for _, name := range []string{"site.yaml.txt", "site.yml", "Site (1).yaml"} {

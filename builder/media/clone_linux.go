@@ -1,0 +1,82 @@
+package media
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock takes the image for as long as the file is open. Those that only read
+// it share it.
+func lock(f *os.File, exclusive bool) error {
+	how := unix.LOCK_SH
+	if exclusive {
+		how = unix.LOCK_EX
+	}
+	return unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+}
+
+// isHole reports whether n bytes at off are known to be a hole.
+func isHole(f *os.File, off, n int64) bool {
+	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
+	return errors.Is(err, unix.ENXIO) || err == nil && at >= off+n
+}
+
+// clone makes dst a copy of src: sharing its blocks where the file system can
+// do that, else by copying what is not a hole.
+func clone(ctx context.Context, dst, src *os.File, size int64) error {
+	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
+		return nil
+	}
+	if err := dst.Truncate(size); err != nil {
+		return err
+	}
+	for off := int64(0); off < size; {
+		data, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // only a hole is left
+		}
+		end := size
+		if err != nil {
+			data = off // no holes are known here
+		} else if end, err = unix.Seek(int(src.Fd()), data, unix.SEEK_HOLE); err != nil {
+			return err
+		}
+		if err := copyData(ctx, dst, src, data, min(end, size)-data); err != nil {
+			return err
+		}
+		off = end
+	}
+	return nil
+}
+
+// step is how much is copied between two looks at the context.
+const step = 64 << 20
+
+func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
+	inKernel := true
+	for n > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		part := min(n, step)
+		if inKernel {
+			in, out := off, off
+			done, err := unix.CopyFileRange(int(src.Fd()), &in, int(dst.Fd()), &out, int(part), 0)
+			if err == nil && done > 0 {
+				off, n = off+int64(done), n-int64(done)
+				continue
+			}
+			// Other file systems, old kernels, devices: the plain way, which
+			// also meets whatever real error there is.
+			inKernel = false
+		}
+		if err := copyRange(dst, src, off, part); err != nil {
+			return err
+		}
+		off, n = off+part, n-part
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package media
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// ESPSBOM is the path of the SPDX document inside the EFI system partition.
+const ESPSBOM = "edgebake/sbom.spdx.json"
+
+// Info is what an image says of itself. It holds no secret: of the slot's
+// files only names and sizes.
+type Info struct {
+	Path   string `json:"path"`
+	Format string `json:"format"` // raw | raw.zst
+	// Size of the disk, Stored bytes that the file takes.
+	Size     int64            `json:"size"`
+	Stored   int64            `json:"stored"`
+	DiskGUID string           `json:"diskGUID"`
+	Image    ondisk.ImageInfo `json:"image"`
+	// Partitions as the table has them.
+	Partitions []Partition `json:"partitions"`
+	Slot       SlotState   `json:"slot"`
+	// Boot are the files of the EFI system partition.
+	Boot []File `json:"boot"`
+	// Packages are those of the SBOM on board, sorted by name.
+	Packages []Package `json:"packages,omitempty"`
+}
+
+// Partition is one partition as it is found.
+type Partition struct {
+	Label string `json:"label"`
+	Type  string `json:"type"`
+	GUID  string `json:"guid"`
+	FS    string `json:"fs,omitempty"`
+	Start int64  `json:"start"`
+	Size  int64  `json:"size"`
+	// Free bytes of its file system.
+	Free int64 `json:"free,omitempty"`
+	// Error says why the file system could not be read.
+	Error string `json:"error,omitempty"`
+}
+
+// File is a file's name and size.
+type File struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+}
+
+// States of a slot.
+const (
+	SlotGolden    = "golden"    // no site yet
+	SlotSite      = "site"      // stamped for one machine
+	SlotInventory = "inventory" // stamped for many
+	SlotDamaged   = "damaged"   // stamp it again
+)
+
+// SlotState is what the slot holds.
+type SlotState struct {
+	State   string    `json:"state"`
+	Error   string    `json:"error,omitempty"`
+	Golden  string    `json:"golden,omitempty"`
+	Stamped time.Time `json:"stamped,omitzero"`
+	Files   []File    `json:"files,omitempty"`
+	// Report is what the machine wrote last.
+	Report string `json:"report,omitempty"`
+}
+
+// Package is one package on board.
+type Package struct {
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+}
+
+// Inspect tells what is in an image.
+func Inspect(path string) (*Info, error) {
+	m, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	i := &Info{Path: path, Format: m.format, Size: m.size, Stored: stored(m.f, m.stored), DiskGUID: m.table.GUID, Image: m.info}
+	m.partitions(i)
+	if err := m.slot(i); err != nil {
+		return nil, fmt.Errorf("inspecting image %s: %w", path, err)
+	}
+	if err := m.boot(i); err != nil {
+		return nil, fmt.Errorf("inspecting image %s: %w", path, err)
+	}
+	return i, nil
+}
+
+// partitions reads the table and each file system's own figures. A file
+// system that cannot be read is reported, not fatal: that is what people
+// inspect images for.
+func (m *image) partitions(i *Info) {
+	for _, p := range m.table.Partitions {
+		out := Partition{Label: p.Name, Type: p.Type, GUID: p.GUID, Start: p.Start, Size: p.Size}
+		if k := slices.IndexFunc(m.info.Partitions, func(x ondisk.PartitionInfo) bool { return x.Label == p.Name }); k >= 0 {
+			out.FS = m.info.Partitions[k].FS
+		}
+		section := m.section(p)
+		if f, err := fat.Open(section); err == nil {
+			out.FS = fmt.Sprintf("fat%d", f.Type())
+			if out.Free, err = f.Free(); err != nil {
+				out.Error = err.Error()
+			}
+		} else if e, err := ext4.Open(section); err == nil {
+			out.FS, out.Free = disk.Ext4, e.Info().FreeBytes
+		} else if out.FS != "" {
+			out.Error = err.Error()
+		}
+		i.Partitions = append(i.Partitions, out)
+	}
+}
+
+func (m *image) slot(i *Info) error {
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
+	c, err := slot.Read(m.section(p))
+	switch {
+	case errors.Is(err, slot.ErrNoSite):
+		i.Slot.State = SlotGolden
+	case err != nil:
+		i.Slot = SlotState{State: SlotDamaged, Error: err.Error()}
+		return nil
+	case c.Files[ondisk.SlotInventory] != nil:
+		i.Slot.State = SlotInventory
+	default:
+		i.Slot.State = SlotSite
+	}
+	i.Slot.Golden, i.Slot.Report = c.Info.Golden, string(c.Report.Text)
+	if c.Info.Stamped > 0 {
+		i.Slot.Stamped = time.Unix(c.Info.Stamped, 0).UTC()
+	}
+	for name, b := range c.Files {
+		i.Slot.Files = append(i.Slot.Files, File{name, int64(len(b))})
+	}
+	slices.SortFunc(i.Slot.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	return nil
+}
+
+func (m *image) boot(i *Info) error {
+	fsys, err := m.esp()
+	if err != nil {
+		return err
+	}
+	err = fsys.Walk(func(e fat.Entry) error {
+		if !e.Dir {
+			i.Boot = append(i.Boot, File{e.Path, e.Size})
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	b, err := fsys.ReadFile(ESPSBOM)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var sbom struct {
+		Packages []struct {
+			Name    string `json:"name"`
+			Version string `json:"versionInfo"`
+		} `json:"packages"`
+	}
+	if err := json.Unmarshal(b, &sbom); err != nil {
+		return fmt.Errorf("reading %s: %w", ESPSBOM, err)
+	}
+	for _, p := range sbom.Packages {
+		i.Packages = append(i.Packages, Package{p.Name, p.Version})
+	}
+	slices.SortFunc(i.Packages, func(a, b Package) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Version, b.Version)
+	})
+	return nil
+}

@@ -1,0 +1,201 @@
+// Package media works on finished images: it stamps a site into one, tells
+// what is in one, and verifies one; raw and as .raw.zst, without mounting or
+// unpacking. Raw images may also be block devices.
+//
+// Stamping replaces the slot and nothing else. In a compressed image the
+// slot's frames are stored raw, so the new ones take exactly their place.
+// What an image can serve stands in image.json on its EFI system partition;
+// a site that it cannot serve is refused before anything is written.
+package media
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// ErrNotOurs says that a file is no image of edgebake's, or not all of one.
+var ErrNotOurs = errors.New("not an edgebake image")
+
+// Formats of an image.
+const (
+	FormatRaw  = "raw"
+	FormatZstd = "raw.zst"
+)
+
+// image is an open image.
+type image struct {
+	f      *os.File
+	path   string
+	format string
+	size   int64 // of the disk
+	stored int64 // of the file
+	z      *seekable.Reader
+	table  *gpt.Table
+	info   ondisk.ImageInfo
+	device bool
+}
+
+// open opens an image and reads what it says of itself.
+func open(path string, flag int) (*image, error) {
+	f, err := os.OpenFile(path, flag, 0)
+	if err != nil {
+		if errors.Is(err, fs.ErrPermission) && flag != os.O_RDONLY {
+			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or name an output", err)
+		}
+		return nil, fmt.Errorf("opening the image: %w", err)
+	}
+	m := &image{f: f, path: path}
+	if err := m.read(); err != nil {
+		m.close()
+		return nil, fmt.Errorf("reading image %s: %w", path, err)
+	}
+	return m, nil
+}
+
+func (m *image) close() {
+	if m.z != nil {
+		m.z.Close()
+	}
+	m.f.Close()
+}
+
+// foreign are beginnings of files that people take for images.
+var foreign = []struct{ magic, is string }{
+	{"QFI\xfb", "a qcow2 image: convert it with qemu-img convert -O raw"},
+	{"\x1f\x8b", "compressed with gzip: decompress it first"},
+	{"\xfd7zXZ\x00", "compressed with xz: decompress it first"},
+	{"BZh", "compressed with bzip2: decompress it first"},
+	{"PK\x03\x04", "a zip archive: unpack it first"},
+	{"KDMV", "a vmdk image: convert it with qemu-img convert -O raw"},
+	{"conectix", "a vhd image: convert it with qemu-img convert -O raw"},
+}
+
+func (m *image) read() error {
+	st, err := m.f.Stat()
+	if err != nil {
+		return err
+	}
+	if st.IsDir() {
+		return fmt.Errorf("%w: it is a folder", ErrNotOurs)
+	}
+	m.device = st.Mode()&fs.ModeDevice != 0
+	// A block device has no size but an end.
+	if m.stored, err = m.f.Seek(0, io.SeekEnd); err != nil {
+		return err
+	}
+	m.size, m.format = m.stored, FormatRaw
+	head := make([]byte, 16)
+	if n, err := m.f.ReadAt(head, 0); err != nil && err != io.EOF {
+		return err
+	} else {
+		head = head[:n]
+	}
+	for _, x := range foreign {
+		if len(head) >= len(x.magic) && string(head[:len(x.magic)]) == x.magic {
+			return fmt.Errorf("%w: it is %s", ErrNotOurs, x.is)
+		}
+	}
+	if seekable.IsZstd(head) {
+		m.format = FormatZstd
+		if m.z, err = seekable.Open(m.f, m.stored); err != nil {
+			return fmt.Errorf("%w: %w", ErrNotOurs, err)
+		}
+		m.size = m.z.Size()
+	}
+	if m.table, err = gpt.Read(m, m.size); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotOurs, err)
+	}
+	return m.readInfo()
+}
+
+// ReadAt reads the disk.
+func (m *image) ReadAt(p []byte, off int64) (int, error) {
+	if m.z != nil {
+		return m.z.ReadAt(p, off)
+	}
+	return m.f.ReadAt(p, off)
+}
+
+// partition finds a partition by its label.
+func (m *image) partition(label string) (gpt.Partition, error) {
+	for _, p := range m.table.Partitions {
+		if p.Name == label {
+			return p, nil
+		}
+	}
+	return gpt.Partition{}, fmt.Errorf("%w: it has no partition %s", ErrNotOurs, label)
+}
+
+func (m *image) section(p gpt.Partition) *io.SectionReader {
+	return io.NewSectionReader(m, p.Start, p.Size)
+}
+
+// readInfo reads image.json from the EFI system partition.
+func (m *image) readInfo() error {
+	slot, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
+	if slot.Size != ondisk.SlotSize || slot.Start%disk.Align != 0 {
+		return fmt.Errorf("%w: its partition %s has %d bytes at %d", ErrNotOurs, ondisk.LabelSlot, slot.Size, slot.Start)
+	}
+	b, err := m.espFile(ondisk.ESPImageInfo)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotOurs, err)
+	}
+	if err := json.Unmarshal(b, &m.info); err != nil {
+		return fmt.Errorf("%w: reading %s: %w", ErrNotOurs, ondisk.ESPImageInfo, err)
+	}
+	if m.info.Version != ondisk.ImageInfoVersion {
+		return fmt.Errorf("%s has version %d, this program knows %d: use the edgebake that made the image", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
+	}
+	return nil
+}
+
+// espFile reads a file of the EFI system partition.
+func (m *image) espFile(name string) ([]byte, error) {
+	fsys, err := m.esp()
+	if err != nil {
+		return nil, err
+	}
+	return fsys.ReadFile(name)
+}
+
+func (m *image) esp() (*fat.Reader, error) {
+	p, err := m.partition(ondisk.LabelESP)
+	if err != nil {
+		return nil, err
+	}
+	fsys, err := fat.Open(m.section(p))
+	if err != nil {
+		return nil, fmt.Errorf("reading partition %s: %w", ondisk.LabelESP, err)
+	}
+	return fsys, nil
+}
+
+// chunk reads n bytes at off for disk.Golden.
+func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
+	if m.z != nil && off%seekable.FrameSize == 0 && n == seekable.FrameSize {
+		b, zero, err := m.z.Decode(int(off/seekable.FrameSize), buf)
+		return b, zero, err
+	}
+	if m.z == nil && isHole(m.f, off, n) {
+		return nil, true, nil
+	}
+	b := buf[:n]
+	_, err := m.ReadAt(b, off)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, false, err
+}

@@ -1,0 +1,593 @@
+package media
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var (
+	built = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
+	now   = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+)
+
+func oracle(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("oracle %s is missing", name)
+		}
+		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+type blobMap map[string][]byte
+
+func (m blobMap) OpenBlob(name string) (tree.BlobFile, error) {
+	b, ok := m[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return struct {
+		io.ReaderAt
+		io.Closer
+	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
+}
+
+func dir(p string) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: built}}
+}
+
+func inline(p string, b []byte) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: built, Data: tree.Bytes(b)}}
+}
+
+func blob(p string, size int64) tree.Node {
+	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: built, Data: tree.Content{Blob: "b", Size: size}}}
+}
+
+const sbom = `{"spdxVersion":"SPDX-2.3","packages":[{"name":"runc","versionInfo":"1.1.15"},{"name":"base-files","versionInfo":"13"}]}`
+
+// golden builds a golden image with data bytes in its root file system.
+func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
+	t.Helper()
+	noise := make([]byte, data)
+	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
+	info := ondisk.ImageInfo{
+		Version: 1, Name: "test", Plan: "aa11", Arch: "amd64", SourceDate: built.Unix(),
+		NodeTypes: []string{"edge", "native"}, SiteVersions: []string{"v1alpha1"},
+		Kubernetes: "v1.36.3", Images: []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:00", Size: 5}},
+	}
+	spec := disk.Spec{ID: info.Plan, Arch: info.Arch, SourceDate: built, Partitions: []disk.Partition{
+		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blob("linux", data/4), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
+		{Label: ondisk.LabelSlot, FS: disk.FAT16},
+		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: []tree.Node{dir("."), blob("data", data)}},
+		{Label: ondisk.LabelRootB},
+		{Label: ondisk.LabelData, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: []tree.Node{dir("."), dir("lib")}},
+	}}
+	l, err := disk.Compute(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info.Partitions = l.Parts
+	b, err := json.Marshal(info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, inline("edgebake/image.json", b))
+	r, err := disk.Write(t.Context(), path, spec, l, blobMap{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(g string) ([]byte, error) {
+		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: g, SiteVersions: info.SiteVersions}, Time: built})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+const token = "abcdef.0123456789abcdef"
+
+func site() Site {
+	return Site{
+		Files:   map[string][]byte{"site.yaml": []byte("token: " + token + "\n"), "files/motd": []byte("hello")},
+		Version: "v1alpha1", NodeTypes: []string{"edge"}, Arch: "amd64",
+	}
+}
+
+func sum(t testing.TB, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func stamp(t testing.TB, path string, o StampOptions) *Stamped {
+	t.Helper()
+	o.Now = now
+	r, err := Stamp(t.Context(), path, site(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestEveryWayOfStampingGivesTheSameDisk stamps raw and compressed, in place
+// and into new files, and compares.
+func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
+	d := t.TempDir()
+	at := func(name string) string { return filepath.Join(d, name) }
+	r := golden(t, at("g.raw"), 8<<20, false)
+	golden(t, at("g.raw.zst"), 8<<20, true)
+	before := sum(t, at("g.raw"))
+	beforeZ := sum(t, at("g.raw.zst"))
+
+	got := stamp(t, at("g.raw"), StampOptions{Output: at("new.raw")})
+	if got.Path != at("new.raw") || got.Slot.Golden != r.Golden || got.Slot.Plan != "aa11" || got.Slot.Stamped != now.Unix() {
+		t.Errorf("%+v", got)
+	}
+	stamp(t, at("g.raw.zst"), StampOptions{Output: at("new.raw.zst")})
+	stamp(t, at("g.raw.zst"), StampOptions{Output: at("unpacked.raw")})
+	if sum(t, at("g.raw")) != before || sum(t, at("g.raw.zst")) != beforeZ {
+		t.Error("the golden image changed")
+	}
+	size, err := os.Stat(at("g.raw.zst"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stamp(t, at("g.raw"), StampOptions{})
+	stamp(t, at("g.raw.zst"), StampOptions{Output: at("g.raw.zst")}) // the same file: in place
+	if st, err := os.Stat(at("g.raw.zst")); err != nil || st.Size() != size.Size() {
+		t.Errorf("the compressed image's size changed: %v", err)
+	}
+	for _, name := range []string{"new", "g"} {
+		oracle(t, "zstd", "-q", "-t", at(name+".raw.zst"))
+		oracle(t, "zstd", "-q", "-d", at(name+".raw.zst"), "-o", at(name+".out"))
+	}
+	want := sum(t, at("g.raw"))
+	if want == before {
+		t.Error("stamping changed nothing")
+	}
+	for _, name := range []string{"new.raw", "unpacked.raw", "new.out", "g.out"} {
+		if sum(t, at(name)) != want {
+			t.Errorf("%s is another disk", name)
+		}
+	}
+	for _, name := range []string{"new.raw", "unpacked.raw", "new.raw.zst"} {
+		if st, err := os.Stat(at(name)); err != nil || st.Mode().Perm() != 0o600 {
+			t.Errorf("%s holds a token and has mode %v", name, st.Mode())
+		}
+	}
+	for _, name := range []string{"new.raw", "unpacked.raw", "new.raw.zst", "g.raw", "g.raw.zst"} {
+		if err := Verify(t.Context(), at(name), nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if out := oracle(t, "sgdisk", "-v", at("new.raw")); !strings.Contains(out, "No problems found") {
+		t.Errorf("sgdisk: %s", out)
+	}
+	// Stamped once more, nothing of the first site is left.
+	second := site()
+	second.Files = map[string][]byte{"inventory.yaml": []byte("sites: []\n")}
+	for _, name := range []string{"new.raw", "new.raw.zst"} {
+		if _, err := Stamp(t.Context(), at(name), second, StampOptions{Now: now}); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(at(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(b, []byte(token)) {
+			t.Errorf("%s: the first site's token is still there", name)
+		}
+	}
+	if entries, err := os.ReadDir(d); err != nil || len(entries) != 7 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestInspect(t *testing.T) {
+	for _, format := range []string{FormatRaw, FormatZstd} {
+		path := filepath.Join(t.TempDir(), "i")
+		r := golden(t, path, 8<<20, format == FormatZstd)
+		i, err := Inspect(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i.Format != format || i.Size < 100<<20 || i.Stored > i.Size/2 || i.Image.Kubernetes != "v1.36.3" || len(i.Image.Images) != 1 {
+			t.Errorf("%+v", i)
+		}
+		if i.Slot.State != SlotGolden || i.Slot.Golden != r.Golden || !i.Slot.Stamped.IsZero() || len(i.Slot.Files) > 0 {
+			t.Errorf("slot: %+v", i.Slot)
+		}
+		if want := []Package{{"base-files", "13"}, {"runc", "1.1.15"}}; !slices.Equal(i.Packages, want) {
+			t.Errorf("packages: %v", i.Packages)
+		}
+		if len(i.Boot) != 3 || i.Boot[0].Name != "edgebake/image.json" || i.Boot[2] != (File{"linux", 2 << 20}) {
+			t.Errorf("boot: %v", i.Boot)
+		}
+		for n, want := range []struct {
+			label, fs string
+			free      int64
+		}{{"ESP", "fat32", 50 << 20}, {"EDGEBAKE", "fat16", 15 << 20}, {"ROOT-A", "ext4", 8 << 20}, {"ROOT-B", "", 0}, {"DATA", "ext4", 8 << 20}} {
+			p := i.Partitions[n]
+			if p.Label != want.label || p.FS != want.fs || p.Free < want.free || p.Error != "" {
+				t.Errorf("partition: %+v", p)
+			}
+		}
+		stamp(t, path, StampOptions{})
+		if i, err = Inspect(path); err != nil || i.Slot.State != SlotSite || !i.Slot.Stamped.Equal(now) || len(i.Slot.Files) != 2 {
+			t.Errorf("stamped: %+v %v", i, err)
+		}
+		b, err := json.Marshal(i)
+		if err != nil || bytes.Contains(b, []byte(token)) || strings.Contains(fmt.Sprintf("%+v", i), token) {
+			t.Errorf("the token shows: %v", err)
+		}
+	}
+}
+
+func TestSitesThatTheImageCannotServe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.raw")
+	golden(t, path, 1<<20, false)
+	before := sum(t, path)
+	out := filepath.Join(t.TempDir(), "out")
+	for name, tc := range map[string]struct {
+		change func(*Site)
+		want   []string
+	}{
+		"everything": {func(s *Site) {
+			s.Arch, s.NodeTypes, s.Version = "arm64", []string{"edge", "cloud"}, "v2"
+		}, []string{"the site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
+		"none":      {func(s *Site) { s.Files = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
+		"both":      {func(s *Site) { s.Files["inventory.yaml"] = nil }, []string{"are both there"}},
+		"odd file":  {func(s *Site) { s.Files["x"] = nil }, []string{"x has no place"}},
+		"too large": {func(s *Site) { s.Files["files/x"] = make([]byte, 20<<20) }, []string{"room"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := site()
+			tc.change(&s)
+			for _, o := range []StampOptions{{Now: now}, {Now: now, Output: out}} {
+				_, err := Stamp(t.Context(), path, s, o)
+				if err == nil {
+					t.Fatal("stamped")
+				}
+				for _, w := range tc.want {
+					if !strings.Contains(err.Error(), w) {
+						t.Errorf("error does not say %q: %v", w, err)
+					}
+				}
+			}
+		})
+	}
+	if sum(t, path) != before {
+		t.Error("the image changed")
+	}
+	if _, err := os.Stat(out); err == nil {
+		t.Error("an output was made")
+	}
+}
+
+func TestFilesThatAreNoImage(t *testing.T) {
+	d := t.TempDir()
+	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
+	golden(t, raw, 1<<20, false)
+	golden(t, packed, 1<<20, true)
+	read := func(p string) []byte {
+		b, err := os.ReadFile(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	good, goodZ := read(raw), read(packed)
+	cut := func(b []byte, n int) []byte { return b[:len(b)-n] }
+	nameless := slices.Clone(good)
+	for i := 0; ; {
+		// Take image.json away: its directory is called something else.
+		k := bytes.Index(nameless[i:], []byte("EDGEBAKE   \x10"))
+		if k < 0 {
+			break
+		}
+		i += k
+		nameless[i] = 'X'
+		clearLong(nameless[i-32 : i])
+	}
+	plain := filepath.Join(d, "plain.zst")
+	oracle(t, "zstd", "-q", raw, "-o", plain)
+
+	for name, tc := range map[string]struct {
+		content []byte
+		want    string
+	}{
+		"empty":               {nil, "no GUID partition table"},
+		"zeros":               {make([]byte, 1<<20), "no GUID partition table"},
+		"text":                {[]byte(strings.Repeat("hello\n", 10000)), "no GUID partition table"},
+		"raw cut short":       {cut(good, 1<<20), "cut short"},
+		"raw cut to nothing":  {good[:1000], "no GUID partition table"},
+		"zst cut short":       {cut(goodZ, 5000), "cut short"},
+		"zst without a table": {read(plain), "another program compressed it"},
+		"no image.json":       {nameless, "file does not exist"},
+		"gzip":                {[]byte("\x1f\x8b\x08"), "gzip"},
+		"qcow2":               {[]byte("QFI\xfb1234"), "qemu-img convert"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := filepath.Join(t.TempDir(), "image")
+			if err := os.WriteFile(p, tc.content, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			before := sum(t, p)
+			_, errInspect := Inspect(p)
+			_, errStamp := Stamp(t.Context(), p, site(), StampOptions{Now: now})
+			errVerify := Verify(t.Context(), p, nil)
+			for _, err := range []error{errInspect, errStamp, errVerify} {
+				if !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("got %v", err)
+				}
+			}
+			if sum(t, p) != before {
+				t.Error("the file was changed")
+			}
+		})
+	}
+	t.Run("folder", func(t *testing.T) {
+		if _, err := Inspect(t.TempDir()); !errors.Is(err, ErrNotOurs) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("nothing", func(t *testing.T) {
+		if _, err := Inspect(filepath.Join(d, "no")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("slot compressed by another program", func(t *testing.T) {
+		p := filepath.Join(t.TempDir(), "x.zst")
+		recompress(t, raw, p)
+		if i, err := Inspect(p); err != nil || i.Slot.State != SlotGolden {
+			t.Errorf("Inspect: %v", err)
+		}
+		if _, err := Stamp(t.Context(), p, site(), StampOptions{Now: now}); !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), "zstd -d") {
+			t.Errorf("Stamp: %v", err)
+		}
+		// It can be unpacked on the way.
+		out := filepath.Join(t.TempDir(), "x.raw")
+		if _, err := Stamp(t.Context(), p, site(), StampOptions{Now: now, Output: out}); err != nil {
+			t.Error(err)
+		} else if err := Verify(t.Context(), out, nil); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// clearLong takes a long name's last entry away, so that the short name
+// counts.
+func clearLong(entry []byte) {
+	if entry[11] == 0x0f {
+		entry[0] = 0xe5
+	}
+}
+
+// recompress packs an image with all frames compressed, the slot's too.
+func recompress(t *testing.T, raw, out string) {
+	t.Helper()
+	b, err := os.ReadFile(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enc, err := seekable.NewEncoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tab seekable.Table
+	var packed []byte
+	for len(b) > 0 {
+		c := b[:min(len(b), seekable.FrameSize)]
+		at := len(packed)
+		packed = enc.Encode(packed, c)
+		tab.Append(len(packed)-at, len(c), seekable.Sum(c))
+		b = b[len(c):]
+	}
+	if err := os.WriteFile(out, append(packed, tab.Encode()...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestVerifyFindsDamage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.raw")
+	golden(t, path, 8<<20, false)
+	info, err := Inspect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flip := func(off int64) {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		b := make([]byte, 1)
+		if _, err := f.ReadAt(b, off); err != nil {
+			t.Fatal(err)
+		}
+		b[0] ^= 1
+		if _, err := f.WriteAt(b, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var last int64
+	if err := Verify(t.Context(), path, func(done, total int64) { last = total - done }); err != nil || last != 0 {
+		t.Errorf("before: %v, %d bytes left", err, last)
+	}
+	for label, off := range map[string]int64{"ESP": 40 << 20, "ROOT-A": 5 << 20, "ROOT-B": 3 << 20, "DATA": 6 << 20} {
+		for _, p := range info.Partitions {
+			if p.Label != label {
+				continue
+			}
+			flip(p.Start + off)
+			if err := Verify(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), "golden digest") {
+				t.Errorf("a flipped bit in %s goes unnoticed: %v", label, err)
+			}
+			flip(p.Start + off)
+		}
+	}
+	flip(info.Size - 512) // the table's copy
+	flip(info.Partitions[1].Start + 20)
+	err = Verify(t.Context(), path, nil)
+	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "no golden digest") {
+		t.Errorf("two kinds of damage: %v", err)
+	}
+	// A damaged slot does not keep anybody from stamping; the digest is lost.
+	r := stamp(t, path, StampOptions{})
+	if r.Slot.Golden != "" || r.Slot.Plan != "aa11" {
+		t.Errorf("%+v", r.Slot)
+	}
+	if i, err := Inspect(path); err != nil || i.Slot.State != SlotSite {
+		t.Errorf("%+v %v", i, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	flip(info.Size - 512)
+	fresh := filepath.Join(t.TempDir(), "g2.raw")
+	golden(t, fresh, 8<<20, false)
+	cancel()
+	if err := Verify(ctx, fresh, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+}
+
+func TestOutputs(t *testing.T) {
+	d := t.TempDir()
+	raw := filepath.Join(d, "g.raw")
+	golden(t, raw, 1<<20, false)
+	there := filepath.Join(d, "there")
+	if err := os.WriteFile(there, []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Stamp(t.Context(), raw, site(), StampOptions{Now: now, Output: there}); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("exists: %v", err)
+	}
+	if b, _ := os.ReadFile(there); string(b) != "precious" {
+		t.Error("it was changed")
+	}
+	if _, err := Stamp(t.Context(), raw, site(), StampOptions{Now: now, Output: there, Force: true}); err != nil {
+		t.Error(err)
+	}
+	if _, err := Stamp(t.Context(), raw, site(), StampOptions{Now: now, Output: filepath.Join(d, "x.zst")}); err == nil || !strings.Contains(err.Error(), "compressed") {
+		t.Errorf("raw to zst: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Stamp(ctx, raw, site(), StampOptions{Now: now, Output: filepath.Join(d, "y")}); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if list, err := os.ReadDir(d); err != nil || len(list) != 2 {
+		t.Errorf("left behind: %v", list)
+	}
+	// Two at once in one file would mix.
+	f, err := os.Open(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := lock(f, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Stamp(t.Context(), raw, site(), StampOptions{Now: now}); err == nil || !strings.Contains(err.Error(), "another program") {
+		t.Errorf("locked: %v", err)
+	}
+}
+
+// TestCopyWithoutHelp copies as file systems without reflink and without
+// holes make it necessary.
+func TestCopyWithoutHelp(t *testing.T) {
+	d := t.TempDir()
+	want := make([]byte, 5<<20)
+	rand.NewChaCha8([32]byte{3}).Read(want[1<<20 : 2<<20])
+	src, err := os.Create(filepath.Join(d, "src"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	if err := src.Truncate(int64(len(want))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := src.WriteAt(want[1<<20:2<<20], 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	for name, copy := range map[string]func(dst *os.File) error{
+		"clone":     func(dst *os.File) error { return clone(t.Context(), dst, src, int64(len(want))) },
+		"copyRange": func(dst *os.File) error { return copyRange(dst, src, 0, int64(len(want))) },
+	} {
+		dst, err := os.Create(filepath.Join(d, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := copy(dst); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		dst.Close()
+		if got, err := os.ReadFile(dst.Name()); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: content differs, %v", name, err)
+		}
+	}
+}
+
+func benchmarkStamp(b *testing.B, zstd bool, output string) {
+	d := b.TempDir()
+	path := filepath.Join(d, "g")
+	golden(b, path, 496<<20, zstd)
+	o := StampOptions{}
+	if output != "" {
+		o = StampOptions{Output: filepath.Join(d, output), Force: true}
+	}
+	for b.Loop() {
+		stamp(b, path, o)
+	}
+}
+
+func BenchmarkStampRawInPlace(b *testing.B)  { benchmarkStamp(b, false, "") }
+func BenchmarkStampZstdInPlace(b *testing.B) { benchmarkStamp(b, true, "") }
+func BenchmarkStampRawCopy(b *testing.B)     { benchmarkStamp(b, false, "o.raw") }
+func BenchmarkStampZstdCopy(b *testing.B)    { benchmarkStamp(b, true, "o.raw.zst") }
+
+func BenchmarkVerify(b *testing.B) {
+	for _, zstd := range []bool{false, true} {
+		b.Run(fmt.Sprintf("zstd=%v", zstd), func(b *testing.B) {
+			path := filepath.Join(b.TempDir(), "g")
+			golden(b, path, 496<<20, zstd)
+			for b.Loop() {
+				if err := Verify(b.Context(), path, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,231 @@
+package media
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Site is what is to be stamped, encoded for the slot, and what it needs of
+// the image.
+type Site struct {
+	// Files of the slot: site.yaml or inventory.yaml, and what goes with it.
+	Files map[string][]byte
+	// Version of the Site document: "v1alpha1".
+	Version string
+	// NodeTypes that the site, or the sites of an inventory, ask for.
+	NodeTypes []string
+	// Arch, where set, is the architecture the machine must have.
+	Arch string
+}
+
+// StampOptions are how a site is stamped.
+type StampOptions struct {
+	// Output is the file to make; empty stamps the image in place.
+	Output string
+	// Force replaces an output that is there already.
+	Force bool
+	// Now is the time of stamping, one of the floors of the node's clock.
+	Now time.Time
+}
+
+// Stamped says what Stamp did.
+type Stamped struct {
+	Path  string
+	Image ondisk.ImageInfo
+	// Slot is what the slot now says. Golden is empty where the old slot
+	// could not be read: Verify has nothing to compare with then.
+	Slot ondisk.SlotInfo
+}
+
+// Stamp writes a site into an image's slot.
+func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
+	inPlace := o.Output == "" || same(path, o.Output)
+	flag := os.O_RDONLY
+	if inPlace {
+		flag = os.O_RDWR
+	}
+	m, err := open(path, flag)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	if err := lock(m.f, inPlace); err != nil {
+		return nil, fmt.Errorf("stamping image %s: another program is stamping it: try again (%w)", path, err)
+	}
+	if err := m.serves(s); err != nil {
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+	}
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+	}
+	result := &Stamped{Path: path, Image: m.info, Slot: ondisk.SlotInfo{
+		Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, Stamped: o.Now.Unix(),
+	}}
+	// The slot is made anew; of the old one only the digest is needed. A
+	// slot that somebody damaged does not stop us.
+	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
+		result.Slot.Golden = old.Golden
+	}
+	img, err := slot.Make(slot.Contents{Info: result.Slot, Files: s.Files, Time: o.Now})
+	if err != nil {
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if inPlace {
+		if err := m.put(m.f, p, img); err != nil {
+			return nil, fmt.Errorf("stamping image %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+		}
+		return result, nil
+	}
+	result.Path = o.Output
+	return result, m.stampCopy(ctx, p, img, o)
+}
+
+func same(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// serves says everything that the site wants and the image has not.
+func (m *image) serves(s Site) error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	_, site := s.Files[ondisk.SlotSite]
+	_, inventory := s.Files[ondisk.SlotInventory]
+	switch {
+	case site && inventory:
+		errs = append(errs, slot.ErrBothSites)
+	case !site && !inventory:
+		bad("there is neither a %s nor an %s to stamp", ondisk.SlotSite, ondisk.SlotInventory)
+	}
+	if s.Arch != "" && s.Arch != m.info.Arch {
+		bad("the site is for %s, the image for %s: build the image for %s", s.Arch, m.info.Arch, s.Arch)
+	}
+	for _, t := range s.NodeTypes {
+		if !slices.Contains(m.info.NodeTypes, t) {
+			bad("the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", t, strings.Join(m.info.NodeTypes, ", "))
+		}
+	}
+	if !slices.Contains(m.info.SiteVersions, s.Version) {
+		bad("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), s.Version)
+	}
+	return errors.Join(errs...)
+}
+
+// put writes the slot into f, which has the image's format.
+func (m *image) put(f *os.File, p gpt.Partition, img []byte) error {
+	if m.z == nil {
+		return slot.WriteWhole(window{f, p.Start, m.device}, img)
+	}
+	first := int(p.Start / seekable.FrameSize)
+	n := len(img) / seekable.FrameSize
+	for i := first; i < first+n; i++ {
+		raw, err := m.z.IsRaw(i)
+		if err != nil {
+			return err
+		}
+		if !raw {
+			return fmt.Errorf("%w: its slot is compressed, so another program made this .zst: decompress it with zstd -d and stamp that", ErrNotOurs)
+		}
+	}
+	for i := range n {
+		b := img[i*seekable.FrameSize:][:seekable.FrameSize]
+		if _, err := f.WriteAt(seekable.Raw(nil, b), m.z.Entry(first+i).Offset); err != nil {
+			return err
+		}
+		sum := seekable.Sum(b)
+		if _, err := f.WriteAt([]byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}, m.z.SumOffset(first+i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// window is the slot's place in a file or device.
+type window struct {
+	f    *os.File
+	off  int64
+	sync bool
+}
+
+func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
+
+// Sync waits for a device only. A file's pages survive everything but a
+// crash of the computer, and syncing a fresh image would take seconds.
+func (w window) Sync() error {
+	if !w.sync {
+		return nil
+	}
+	return w.f.Sync()
+}
+
+// stampCopy makes a new file. It holds secrets: only its owner may read it.
+func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
+	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
+	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
+		return fmt.Errorf("stamping image %s: %s would have to be compressed: name an output that does not end in .zst, or build the image compressed", m.path, o.Output)
+	}
+	out, err := disk.Create(o.Output, 0o600, o.Force)
+	if err != nil {
+		return err
+	}
+	defer out.Discard()
+	if unpack {
+		if err = m.unpack(ctx, out.File); err == nil {
+			err = slot.WriteWhole(window{out.File, p.Start, false}, img)
+		}
+	} else {
+		if err = clone(ctx, out.File, m.f, m.stored); err == nil {
+			err = m.put(out.File, p, img)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("stamping image %s into %s: %w", m.path, o.Output, disk.Explain(err, filepath.Dir(o.Output)))
+	}
+	return out.Commit()
+}
+
+// unpack writes the disk's bytes, with its holes.
+func (m *image) unpack(ctx context.Context, out *os.File) error {
+	if err := out.Truncate(m.size); err != nil {
+		return err
+	}
+	return disk.Parallel(ctx, m.z.Frames(), func() func(int) error {
+		buf := make([]byte, seekable.FrameSize)
+		return func(i int) error {
+			b, zero, err := m.z.Decode(i, buf)
+			if err != nil || zero {
+				return err
+			}
+			_, err = out.WriteAt(b, m.z.Entry(i).Start)
+			return err
+		}
+	})
+}
+
+// copyRange copies n bytes at the same place of both files, by reading and
+// writing.
+func copyRange(dst, src *os.File, off, n int64) error {
+	_, err := io.CopyBuffer(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, off, n), make([]byte, 1<<20))
+	return err
+}

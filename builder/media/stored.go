@@ -1,0 +1,16 @@
+package media
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// stored is how much room a file really takes.
+func stored(f *os.File, size int64) int64 {
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Blocks == 0 {
+		return size
+	}
+	return st.Blocks * 512
+}

@@ -1,0 +1,85 @@
+package media
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Verify checks that an image that has not booted yet is the one that was
+// built: the partition table and its copy, the partitions against image.json,
+// every byte outside of the slot against the golden digest, and the slot
+// itself. It returns all that is wrong. progress may be nil.
+//
+// It finds damage, not malice: the digest it compares with is in the image.
+func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
+	m, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	var errs []error
+	bad := func(err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("verifying image %s: %w", path, err))
+		}
+	}
+	bad(gpt.Verify(m, m.size))
+	bad(m.matches())
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
+	if _, err := slot.Read(m.section(p)); err != nil && !errors.Is(err, slot.ErrNoSite) {
+		bad(err)
+	}
+	meta, err := slot.ReadInfo(m.section(p))
+	switch {
+	case err != nil:
+		bad(fmt.Errorf("there is no golden digest to compare with: %w", err))
+	case meta.Plan != m.info.Plan:
+		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
+	case meta.Golden == "":
+		bad(errors.New("there is no golden digest to compare with: the slot was damaged when it was stamped"))
+	default:
+		got, err := disk.Golden(ctx, disk.Source{Read: m.chunk, Progress: progress}, m.parts())
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil && got != meta.Golden {
+			err = fmt.Errorf("its golden digest is %s, it was built with %s: the image is damaged, or has booted", got, meta.Golden)
+		}
+		bad(err)
+	}
+	return errors.Join(errs...)
+}
+
+// parts are the partitions that the table has.
+func (m *image) parts() (out []ondisk.PartitionInfo) {
+	for _, p := range m.table.Partitions {
+		out = append(out, ondisk.PartitionInfo{Label: p.Name, GUID: p.GUID, Start: p.Start, Size: p.Size})
+	}
+	return out
+}
+
+// matches compares the table with what was built.
+func (m *image) matches() error {
+	var errs []error
+	found := m.parts()
+	if len(found) != len(m.info.Partitions) {
+		return fmt.Errorf("it has %d partitions, it was built with %d", len(found), len(m.info.Partitions))
+	}
+	for i, want := range m.info.Partitions {
+		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID || got.Start != want.Start || got.Size != want.Size {
+			errs = append(errs, fmt.Errorf("partition %d is %s with %d bytes at %d, it was built as %s with %d bytes at %d",
+				i+1, got.Label, got.Size, got.Start, want.Label, want.Size, want.Start))
+		}
+	}
+	return errors.Join(errs...)
+}
