@@ -7,6 +7,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -272,4 +273,66 @@ func writeRow(b *bytes.Buffer, r row) {
 		def = "**required**"
 	}
 	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", r.path, r.typ, def, doc)
+}
+
+// TestFlagTable keeps docs/migrate.md, and the fields that it names in being.
+func TestFlagTable(t *testing.T) {
+	docs := comments(t)
+	known := map[string]bool{}
+	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[Image](), "Site": reflect.TypeFor[Site]()} {
+		for _, r := range rows(docs, root) {
+			known[name+"."+r.path] = true
+		}
+	}
+	seen := map[string]bool{}
+	for _, f := range Flags() {
+		if seen[f.Tool+" "+f.Flag] {
+			t.Errorf("%s %s is listed twice", f.Tool, f.Flag)
+		}
+		seen[f.Tool+" "+f.Flag] = true
+		for _, field := range f.Fields {
+			if !known[field] {
+				t.Errorf("%s %s: there is no field %s", f.Tool, f.Flag, field)
+			}
+		}
+		if len(f.Fields) == 0 && f.Note == "" {
+			t.Errorf("%s %s: neither a field nor a reason", f.Tool, f.Flag)
+		}
+	}
+	theirs, err := os.ReadFile("testdata/flags.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(theirs)) {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
+		n++
+		if !seen[line] {
+			t.Errorf("%s is not in the table", line)
+		}
+		delete(seen, line)
+	}
+	if n < 70 {
+		t.Errorf("only %d flags in testdata/flags.txt", n)
+	}
+	for f := range seen {
+		if strings.Contains(f, "--") {
+			t.Errorf("%s is in the table, but not a flag of that version", f)
+		}
+	}
+	golden(t, "../docs/migrate.md", []byte(`<!-- Generated from package configs: go test ./configs -update -->
+
+# Coming from yurtadm, yurtctl or edgeadm
+
+What each flag of yurtadm v1.7.0, yurtctl v0.6.1 and edgeadm v0.7.0 is in edgebake:
+a field of the Image, which is baked once, or of the Site, which is stamped for each
+machine. `+"`firstboot help migrate`"+` prints the same on a node.
+
+Instead of running a tool on each machine, an image is baked and stamped, and the
+machine joins by itself at first boot. The cluster needs what OpenYurt asks of it
+(yurt-manager with its certificate approver, the yurthub chart's RBAC, the NodePool
+CRD); first boot names what is missing while it waits.
+`+FlagTables()))
 }
