@@ -179,6 +179,9 @@ func (b *build) bakeImages(ctx context.Context, containerd string) (*images.Resu
 	o := b.imageOptions()
 	o.ContainerdVersion = containerd
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
+	if b.img.ImageStore.Mode == "import" {
+		return images.Archives(ctx, b.Cache, b.pinned, o)
+	}
 	return images.Bake(ctx, b.Cache, b.pinned, o)
 }
 

@@ -21,9 +21,12 @@ func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 // resolveImages pins the container images to take on board. A digest in the
 // lock counts as if the Image gave it.
 func (b *build) resolveImages(ctx context.Context) error {
-	list := b.img.Images
-	if y := b.img.Yurthub; y != nil && y.Image != nil {
-		list = append(list[:len(list):len(list)], *y.Image)
+	list, notes, err := images.List(b.img, b.Dir)
+	if err != nil {
+		return err
+	}
+	for _, n := range notes {
+		b.event(Event{Step: "images", State: StateWarning, Text: n})
 	}
 	if len(list) == 0 {
 		return nil
@@ -41,7 +44,6 @@ func (b *build) resolveImages(ctx context.Context) error {
 		wanted[n] = i
 		origins[i] = in
 	}
-	var err error
 	if b.pinned, err = images.Resolve(ctx, b.Cache, wanted, b.imageOptions()); err != nil {
 		return err
 	}

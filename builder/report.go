@@ -35,9 +35,8 @@ type Report struct {
 // PartitionReport is one partition, and the proof of its headroom.
 type PartitionReport struct {
 	ondisk.PartitionInfo
-	Free       int64 `json:"free,omitempty"`
-	FreeInodes int64 `json:"freeInodes,omitempty"`
-	Files      int   `json:"files,omitempty"`
+	Free  int64 `json:"free,omitempty"`
+	Files int   `json:"files,omitempty"`
 }
 
 func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result) (*Report, error) {
@@ -49,8 +48,12 @@ func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result)
 	for name, in := range b.plan.Inputs {
 		r.Inputs[name] = in
 	}
+	written := map[string]disk.PartResult{}
+	for _, p := range res.Parts {
+		written[p.Label] = p
+	}
 	for _, p := range l.Parts {
-		pr := PartitionReport{PartitionInfo: p}
+		pr := PartitionReport{PartitionInfo: p, Free: written[p.Label].Free}
 		switch p.Label {
 		case ondisk.LabelESP:
 			pr.Files = len(c.esp)

@@ -160,10 +160,6 @@ func printReport(s streams, out string, r *builder.Report) {
 	}
 	fmt.Fprintf(s.Out, "  %d packages, %d container images\n", r.Packages, len(r.Info.Images))
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)
-	var total float64
-	for _, t := range r.Timings {
-		total = max(total, t.Seconds)
-	}
 	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml\n", out)
 }
 
