@@ -25,8 +25,9 @@ import (
 
 // Lab is a working folder and the processes started in it.
 type Lab struct {
-	Dir string
-	log io.Writer
+	Dir     string
+	sockets string // short, since a socket's path may have 107 bytes
+	log     io.Writer
 
 	mu    sync.Mutex
 	procs []*Process
@@ -44,7 +45,13 @@ func New(dir string, log io.Writer) (*Lab, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making a lab: %w", err)
 	}
-	return &Lab{Dir: dir, log: log}, nil
+	sockets, err := os.MkdirTemp("", "lab-")
+	if err != nil {
+		return nil, fmt.Errorf("making a lab: %w", err)
+	}
+	l := &Lab{Dir: dir, sockets: sockets, log: log}
+	l.onClose(func() error { return os.RemoveAll(sockets) })
+	return l, nil
 }
 
 func (l *Lab) say(format string, a ...any) { fmt.Fprintf(l.log, format+"\n", a...) }

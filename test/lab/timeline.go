@@ -28,8 +28,11 @@ var milestones = []struct {
 	{regexp.MustCompile(`Linux version `), "kernel"},
 	{regexp.MustCompile(`Welcome to `), "systemd"},
 	{regexp.MustCompile(`edgebake: \[?1/\d+\]? `), "first boot starts"},
-	{regexp.MustCompile(`edgebake: node \S+ is Ready`), "first boot is done"},
+	{FirstBootDone, "first boot is done"},
 }
+
+// FirstBootDone is the last line that first boot says.
+var FirstBootDone = regexp.MustCompile(`edgebake: node \S+ is Ready`)
 
 // phaseDone is how first boot tells that a phase is over.
 var phaseDone = regexp.MustCompile(`edgebake: \[?\d+/\d+\]? (\S+): (done in .*|as it should be)`)

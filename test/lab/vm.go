@@ -74,7 +74,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	vm.mach = qemu.Machine{
 		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
-		QMP: filepath.Join(l.Dir, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
+		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
 	}
 	if vm.log, err = os.OpenFile(vm.SerialLog(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", cfg.Name, err)
