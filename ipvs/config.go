@@ -37,7 +37,7 @@ type Server struct {
 	Masters   []Master
 	Host      string // kept in /etc/hosts and sent as SNI; may be empty
 	Scheduler string
-	Forward   Forward
+	Source    netip.Addr // of the local route; found out if not given
 	Profile   Profile
 	Rise      int
 	Fall      int

@@ -8,8 +8,10 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,25 +21,42 @@ type Options struct {
 	ConfigFile string
 	Servers    []Server
 	HostsFile  string // empty: none is kept
+	StateDir   string // where what was learned is kept; empty: nowhere
+	RunDir     string // where is noted what was made, until reboot; empty: nowhere
+	Metrics    string // loopback address; empty: none
+	// ClientCert is the node's certificate and key; kubelet's by default.
+	ClientCert string
+	// LearnEvery overrides the profile's pause between readings of the
+	// cluster's list.
+	LearnEvery time.Duration
 	Kernel     Kernel
 	// Log takes one line.
 	Log func(string)
 	// Ready is called once, when the rules stand on first verdicts.
 	Ready func()
-	// Alive is called at least every two seconds while all is well.
+	// Alive is called every second while all is well.
 	Alive func()
 	// Reload, when it delivers, has all files read anew.
 	Reload <-chan os.Signal
+	// Once returns as soon as the rules stand on first verdicts.
+	Once bool
 }
 
-// settleTime bounds the wait for first verdicts before Ready.
-const settleTime = 2 * time.Second
+const (
+	// settleTime bounds the wait for first verdicts before Ready.
+	settleTime = 3 * time.Second
+	// lookTime is the pause between looks at the files that are followed.
+	lookTime = time.Second
+)
 
 // Daemon keeps virtual servers until it is told to stop.
 type Daemon struct {
-	opt    Options
-	keeper *keeper
-	stats  stats
+	opt     Options
+	keeper  *keeper
+	stats   stats
+	started time.Time
+	absent  atomic.Bool // the kernel has no IP_VS
+	learnMu sync.Mutex
 
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
@@ -46,8 +65,9 @@ type Daemon struct {
 
 type running struct {
 	*group
-	cancel context.CancelFunc
-	done   chan struct{}
+	release func() // the lock
+	cancel  context.CancelFunc
+	done    chan struct{}
 }
 
 // NewDaemon returns a daemon that has not done anything yet.
@@ -65,19 +85,16 @@ func (d *Daemon) say(subject string, err error) {
 	if err != nil {
 		msg = err.Error()
 	}
-	if d.said[subject] == msg {
-		return
-	}
-	if msg == "" {
+	switch {
+	case d.said[subject] == msg:
+	case msg == "":
 		delete(d.said, subject)
 		d.logf("%s: all right again", subject)
-		return
+	default:
+		d.said[subject] = msg
+		d.logf("%s: %s", subject, msg)
 	}
-	d.said[subject] = msg
-	d.logf("%s: %s", subject, msg)
 }
-
-var errNoFile = fs.ErrNotExist
 
 func readRoots(file string) (*roots, error) {
 	data, err := os.ReadFile(file)
@@ -87,90 +104,353 @@ func readRoots(file string) (*roots, error) {
 	return parseRoots(file, data)
 }
 
-// Run keeps the virtual servers until the context ends. The rules stay.
+// ReadConfig reads and checks ipvs.json.
+func ReadConfig(file string) ([]Server, error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("reading the configuration: %w: firstboot writes it; by hand, see docs/ipvscare.md", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	return ParseConfig(file, data)
+}
+
+// Run keeps the virtual servers until the context ends. The rules stay. It
+// returns ErrRestart when it has to be called in a new process.
 func (d *Daemon) Run(ctx context.Context) error {
+	d.started = time.Now()
 	servers := d.opt.Servers
 	if servers == nil {
-		data, err := os.ReadFile(d.opt.ConfigFile)
-		if err != nil {
-			return fmt.Errorf("reading the configuration: %w", err)
-		}
-		if servers, err = ParseConfig(d.opt.ConfigFile, data); err != nil {
+		var err error
+		if servers, err = ReadConfig(d.opt.ConfigFile); err != nil {
 			return err
 		}
 	}
-	if err := d.opt.Kernel.Ready(); err != nil {
-		return err
+	for _, s := range servers {
+		if s.Probe.CAFile == "" || s.Probe.Unsafe || s.Probe.Plain {
+			continue
+		}
+		if _, err := readRoots(s.Probe.CAFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	d.keeper = newKeeper(d.opt.Kernel, d.logf, &d.stats, func(err error) { cancel(err) })
+	releases := make(map[netip.AddrPort]func())
+	for _, s := range servers {
+		release, err := d.claim(ctx, s.VIP)
+		if err != nil {
+			return err
+		}
+		releases[s.VIP] = release
+	}
+	err := d.opt.Kernel.Ready()
+	switch {
+	case errors.Is(err, ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "":
+		d.absent.Store(true)
+		d.logf("%v; until then %s names a healthy master", err, d.opt.HostsFile)
+	case err != nil:
+		return err
+	}
+	d.keeper = newKeeper(d.opt.Kernel, d.logf, &d.stats, func(err error) {
+		d.logf("%v", err)
+		cancel(ErrRestart)
+	})
+	d.keeper.absent = d.absent.Load()
 	var wg sync.WaitGroup
 	wg.Go(func() { d.keeper.run(ctx) })
-	d.apply(ctx, servers)
-	wg.Go(func() { d.settle(ctx) })
-	beat := time.NewTicker(time.Second)
-	defer beat.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-d.opt.Reload:
-		case <-beat.C:
-			if d.opt.Alive != nil {
-				d.opt.Alive()
-			}
+	defer wg.Wait()
+	defer cancel(nil)
+	if d.opt.Metrics != "" {
+		d.say("metrics", d.serveMetrics(ctx, d.opt.Metrics))
+	}
+	if err := d.apply(ctx, servers, releases); err != nil {
+		return err
+	}
+	for vip, host := range noted(d.opt.RunDir) {
+		if _, locked := Locked(vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
+			d.forget(ctx, vip, host)
 		}
 	}
-	d.mu.Lock()
-	for _, r := range d.groups {
+	wg.Go(func() {
+		d.settle(ctx)
+		if d.opt.Once {
+			cancel(context.Canceled)
+		}
+	})
+	d.follow(ctx)
+	for _, r := range d.all() {
 		r.cancel()
-	}
-	d.mu.Unlock()
-	for _, r := range d.groups {
 		<-r.done
 	}
-	wg.Wait()
-	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+	if err := context.Cause(ctx); errors.Is(err, ErrRestart) {
 		return err
 	}
 	return nil
 }
 
-// apply starts, changes and stops groups so that servers are kept.
-func (d *Daemon) apply(ctx context.Context, servers []Server) {
+func (d *Daemon) all() []*running {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return slices.Collect(maps.Values(d.groups))
+}
+
+// follow looks at the files once a second, and at all of them when told to.
+func (d *Daemon) follow(ctx context.Context) {
+	config, hosts := &watchedFile{path: d.opt.ConfigFile}, &watchedFile{path: d.opt.HostsFile}
+	cas := make(map[netip.AddrPort]*watchedFile)
+	config.changed()
+	hosts.changed()
+	tick := time.NewTicker(lookTime)
+	defer tick.Stop()
+	for {
+		all := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.opt.Reload:
+			all = true
+			d.logf("reading all files anew")
+		case <-tick.C:
+		}
+		if (config.changed() || all) && d.opt.Servers == nil {
+			d.reload(ctx)
+		}
+		hostsChanged := hosts.changed()
+		for _, r := range d.all() {
+			f := cas[r.vip]
+			if file := r.caFile(); f == nil || f.path != file {
+				f = &watchedFile{path: file}
+				cas[r.vip] = f
+			}
+			if f.changed() || all {
+				r.loadCA()
+			}
+			if hostsChanged || all {
+				poke(r.changed)
+			}
+			if all {
+				poke(r.renew)
+			}
+		}
+		// A keeper that does not answer is not alive; systemd's watchdog will
+		// notice that nobody says so.
+		if d.keeper.do(ctx, func() error { return nil }) == nil && d.opt.Alive != nil {
+			d.opt.Alive()
+		}
+	}
+}
+
+// watchedFile notices that a file was written or replaced.
+type watchedFile struct {
+	path string
+	info fs.FileInfo
+}
+
+func (f *watchedFile) changed() bool {
+	if f.path == "" {
+		return false
+	}
+	info, err := os.Stat(f.path)
+	if err != nil {
+		info = nil
+	}
+	old := f.info
+	f.info = info
+	switch {
+	case old == nil || info == nil:
+		return (old == nil) != (info == nil)
+	}
+	return !os.SameFile(old, info) || !old.ModTime().Equal(info.ModTime()) || old.Size() != info.Size()
+}
+
+// reload takes a changed configuration. One that cannot be used changes
+// nothing.
+func (d *Daemon) reload(ctx context.Context) {
+	servers, err := ReadConfig(d.opt.ConfigFile)
+	if err == nil {
+		err = d.apply(ctx, servers, nil)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w\nkeeping what was configured before", err)
+	} else {
+		d.stats.reloads.Add(1)
+	}
+	d.say(d.opt.ConfigFile, err)
+}
+
+// apply starts, changes and stops groups so that just these servers are kept.
+func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip.AddrPort]func()) error {
+	present := make(map[netip.AddrPort]*running)
+	for _, r := range d.all() {
+		present[r.vip] = r
+	}
+	var fresh []Server
 	for _, s := range servers {
-		if r := d.groups[s.VIP]; r != nil {
-			r.update(s)
+		if present[s.VIP] != nil {
 			continue
 		}
+		if releases[s.VIP] == nil {
+			release, err := d.claim(ctx, s.VIP)
+			if err != nil {
+				return err
+			}
+			if releases == nil {
+				releases = make(map[netip.AddrPort]func())
+			}
+			releases[s.VIP] = release
+		}
+		fresh = append(fresh, s)
+	}
+	for _, s := range servers {
+		if err := d.note(s); err != nil {
+			return err
+		}
+		if r := present[s.VIP]; r != nil {
+			r.update(s)
+			delete(present, s.VIP)
+		}
+	}
+	for _, s := range fresh {
 		gctx, cancel := context.WithCancel(ctx)
-		r := &running{group: newGroup(d, s), cancel: cancel, done: make(chan struct{})}
+		r := &running{group: newGroup(d, s), release: releases[s.VIP], cancel: cancel, done: make(chan struct{})}
+		d.mu.Lock()
 		d.groups[s.VIP] = r
+		d.mu.Unlock()
 		go func() {
 			defer close(r.done)
 			r.run(gctx)
 		}()
 	}
+	for vip, r := range present {
+		r.cancel()
+		<-r.done
+		d.mu.Lock()
+		delete(d.groups, vip)
+		d.mu.Unlock()
+		d.forget(ctx, vip, r.server.Host)
+		r.release()
+	}
+	return nil
+}
+
+// What was made is noted in RunDir, one file for each virtual server with the
+// name in the hosts file as its content, so that it can be removed after the
+// configuration forgot it. The notes are gone at reboot, as are the rules.
+
+func (d *Daemon) note(s Server) error {
+	if d.opt.RunDir == "" {
+		return nil
+	}
+	err := errors.Join(os.MkdirAll(d.opt.RunDir, 0o755),
+		replaceFile(filepath.Join(d.opt.RunDir, s.VIP.String()), []byte(s.Host), 0o644))
+	if err != nil {
+		return fmt.Errorf("noting that %s is made: %w", s.VIP, err)
+	}
+	return nil
+}
+
+// noted returns what earlier lives made, by virtual server.
+func noted(runDir string) map[netip.AddrPort]string {
+	hosts := make(map[netip.AddrPort]string)
+	entries, err := os.ReadDir(runDir)
+	if runDir == "" || err != nil {
+		return hosts
+	}
+	for _, e := range entries {
+		vip, err := netip.ParseAddrPort(e.Name())
+		if err != nil {
+			continue
+		}
+		if b, err := os.ReadFile(filepath.Join(runDir, e.Name())); err == nil {
+			hosts[vip] = string(b)
+		}
+	}
+	return hosts
+}
+
+// forget removes a virtual server that is kept no more.
+func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort, host string) {
+	err := d.keeper.drop(ctx, vip)
+	if host != "" && d.opt.HostsFile != "" {
+		_, herr := keepHosts(d.opt.HostsFile, host, netip.Addr{})
+		err = errors.Join(err, herr)
+	}
+	if err == nil && d.opt.RunDir != "" {
+		err = removeNote(d.opt.RunDir, vip)
+	}
+	d.say(vip.String(), err)
+	if err == nil {
+		d.logf("%s: removed, as it is configured no more", vip)
+	}
+}
+
+func removeNote(runDir string, vip netip.AddrPort) error {
+	err := os.Remove(filepath.Join(runDir, vip.String()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Clean removes what ipvscare made for the virtual servers and for those that
+// RunDir notes: rules, routes, lines of the hosts file. It refuses while a
+// daemon keeps one of them.
+func Clean(kernel Kernel, servers []Server, hostsFile, runDir string, log func(string)) error {
+	hosts := noted(runDir)
+	for _, s := range servers {
+		hosts[s.VIP] = s.Host
+	}
+	vips := slices.SortedFunc(maps.Keys(hosts), netip.AddrPort.Compare)
+	for _, vip := range vips {
+		if pid, locked := Locked(vip); locked {
+			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
+		}
+	}
+	if err := kernel.Ready(); err != nil && !errors.Is(err, ErrNoIPVS) {
+		return err
+	}
+	var errs []error
+	for _, vip := range vips {
+		err := removeService(kernel, vip, false)
+		if host := hosts[vip]; host != "" && hostsFile != "" {
+			_, herr := keepHosts(hostsFile, host, netip.Addr{})
+			err = errors.Join(err, herr)
+		}
+		if runDir != "" {
+			err = errors.Join(err, removeNote(runDir, vip))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing %s: %w", vip, err))
+			continue
+		}
+		log(fmt.Sprintf("%s: removed", vip))
+	}
+	return errors.Join(errs...)
 }
 
 // settle calls Ready when every group has first verdicts, or had its time.
 func (d *Daemon) settle(ctx context.Context) {
 	limit := time.NewTimer(settleTime)
 	defer limit.Stop()
-	d.mu.Lock()
-	groups := slices.Collect(maps.Values(d.groups))
-	d.mu.Unlock()
-	for _, r := range groups {
+	late := false
+	for _, r := range d.all() {
+		if late {
+			break
+		}
 		select {
 		case <-r.settled:
-			continue
 		case <-ctx.Done():
 			return
 		case <-limit.C:
+			late = true
 		}
-		break
+	}
+	for _, r := range d.all() {
+		r.mu.Lock()
+		d.logf("ready: %s balances to %v", r.vip, r.last)
+		r.mu.Unlock()
 	}
 	if d.opt.Ready != nil {
 		d.opt.Ready()

@@ -10,9 +10,9 @@ import (
 // Forward is how IPVS passes packets on.
 type Forward uint32
 
-// Forwarding methods, with the kernel's numbers. Only Masq works for masters
-// that are ordinary hosts; the others exist for lvscare's --masqueradebit=0
-// and to recognise what somebody else changed.
+// Forwarding methods, with the kernel's numbers. Ours is Masq, the only one
+// that works for masters which do not know the virtual address; the others
+// are known to recognise what somebody else changed.
 const (
 	Masq   Forward = 0
 	Local  Forward = 1
@@ -168,7 +168,7 @@ type Candidate struct {
 //   - if nobody is left: the draining ones serve again; else the last set
 //     stays, even when the list was replaced meanwhile;
 //   - an alien (wrong identity) is never chosen.
-func Choose(masters []Candidate, last []netip.AddrPort, f Forward) []Dest {
+func Choose(masters []Candidate, last []netip.AddrPort) []Dest {
 	state := make(map[netip.AddrPort]State, len(masters))
 	for _, m := range masters {
 		state[m.Addr] = m.State
@@ -179,10 +179,10 @@ func Choose(masters []Candidate, last []netip.AddrPort, f Forward) []Dest {
 	for _, m := range masters {
 		switch {
 		case m.State == Up, m.State == Unknown && stood(m.Addr):
-			dests = append(dests, Dest{m.Addr, 1, f})
+			dests = append(dests, Dest{m.Addr, 1, Masq})
 			serving = true
 		case m.State == Draining:
-			dests = append(dests, Dest{m.Addr, 0, f})
+			dests = append(dests, Dest{m.Addr, 0, Masq})
 		}
 	}
 	if !serving {
@@ -196,7 +196,7 @@ func Choose(masters []Candidate, last []netip.AddrPort, f Forward) []Dest {
 			if s, listed := state[a]; listed && s == Alien {
 				continue
 			}
-			dests = append(dests, Dest{a, 1, f})
+			dests = append(dests, Dest{a, 1, Masq})
 		}
 	}
 	slices.SortFunc(dests, func(a, b Dest) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Weight, b.Weight)) })

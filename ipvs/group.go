@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,20 +19,22 @@ import (
 // tells the keeper what should stand behind the virtual address.
 type group struct {
 	d     *Daemon
+	vip   netip.AddrPort
 	roots atomic.Pointer[roots]
 
 	mu      sync.Mutex
 	server  Server
+	learned []Master // the cluster's own list, instead of server.Masters
+	dark    bool     // nobody is up for long: try every master ever named
 	members map[netip.AddrPort]*member
 	names   map[string][]netip.Addr // last good answers of DNS
 	last    []netip.AddrPort        // real servers with weight, as they stand
+	hostsAt netip.Addr              // what the hosts file says
 
-	changed chan struct{}
-	renew   chan struct{} // look DNS names up now
+	changed chan struct{} // something was observed
+	renew   chan struct{} // the list of masters may have changed
 	settled chan struct{} // closed when every master had its first verdict
 	once    sync.Once
-
-	hostsAt netip.Addr // what the hosts line points to
 	wg      sync.WaitGroup
 }
 
@@ -43,32 +48,31 @@ type member struct {
 	cancel context.CancelFunc
 }
 
+// darkAfter is how long nobody may be up before masters of the configured
+// list are tried beside those of the learned one.
+const darkAfter = time.Minute
+
 func newGroup(d *Daemon, s Server) *group {
-	return &group{d: d, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
+	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
 		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), settled: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
 func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
-	vip := g.server.VIP
-	if have, err := g.d.keeper.current(ctx, vip); err != nil {
-		g.d.logf("%s: %v", vip, err)
-	} else if have != nil {
-		for _, dest := range have.Dests {
-			if dest.Weight > 0 {
-				g.last = append(g.last, dest.Addr)
-			}
-		}
-		if len(g.last) > 0 {
-			g.d.logf("%s: taking over %v as they stand", vip, g.last)
-		}
-	}
+	g.takeOver(ctx)
 	g.loadCA()
-	g.resolve(ctx)
+	g.loadLearned()
 	g.enlist(ctx)
+	if g.resolve(ctx) {
+		g.enlist(ctx)
+	}
+	if g.server.Learn {
+		g.wg.Go(func() { g.learner(ctx) })
+	}
 	resolve := time.NewTimer(jitter(g.server.Profile.Resolve))
 	defer resolve.Stop()
+	lit := time.Now() // when somebody was up last
 	for {
 		g.apply(ctx)
 		select {
@@ -80,10 +84,35 @@ func (g *group) run(ctx context.Context) {
 			g.enlist(ctx)
 		case <-resolve.C:
 			resolve.Reset(jitter(g.profile().Resolve))
-			if g.resolve(ctx) {
+			changed := g.resolve(ctx)
+			g.mu.Lock()
+			if g.count(Up) > 0 {
+				lit = time.Now()
+			}
+			dark := g.learned != nil && time.Since(lit) > darkAfter
+			changed = changed || dark != g.dark
+			g.dark = dark
+			g.mu.Unlock()
+			if changed {
 				g.enlist(ctx)
 			}
 		}
+	}
+}
+
+// takeOver learns what stands in the kernel, from an earlier life.
+func (g *group) takeOver(ctx context.Context) {
+	have, err := g.d.keeper.current(ctx, g.vip)
+	if err != nil || have == nil {
+		return // the keeper says what is wrong
+	}
+	for _, dest := range have.Dests {
+		if dest.Weight > 0 {
+			g.last = append(g.last, dest.Addr)
+		}
+	}
+	if len(g.last) > 0 {
+		g.d.logf("%s: taking over %v as they stand", g.vip, g.last)
 	}
 }
 
@@ -93,25 +122,43 @@ func (g *group) profile() Profile {
 	return g.server.Profile
 }
 
-// update takes a new configuration of the same virtual server.
+// count returns how many masters are in the state. g.mu is held.
+func (g *group) count(s State) int {
+	n := 0
+	for _, m := range g.members {
+		if m.health.State == s {
+			n++
+		}
+	}
+	return n
+}
+
+// update takes a new configuration of the same virtual server. Watchers start
+// anew only if what they do changed; beliefs are kept.
 func (g *group) update(s Server) {
 	g.mu.Lock()
 	old := g.server
+	if reflect.DeepEqual(old, s) {
+		g.mu.Unlock()
+		return
+	}
 	g.server = s
-	rewatch := old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || !sameProbe(old.Probe, s.Probe)
-	if rewatch {
-		for a, m := range g.members {
+	if !slices.Equal(old.Masters, s.Masters) || !s.Learn {
+		g.learned = nil // a person who writes a list means it
+	}
+	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host {
+		for _, m := range g.members {
 			m.cancel()
-			delete(g.members, a)
+			m.cancel = nil // enlist starts it again
+			m.health.Rise, m.health.Fall = s.Rise, s.Fall
 		}
+	}
+	if old.Probe.CAFile != s.Probe.CAFile {
+		g.roots.Store(nil)
 	}
 	g.mu.Unlock()
 	g.loadCA()
 	poke(g.renew)
-}
-
-func sameProbe(a, b Probe) bool {
-	return fmt.Sprint(a) == fmt.Sprint(b)
 }
 
 func poke(c chan struct{}) {
@@ -121,19 +168,28 @@ func poke(c chan struct{}) {
 	}
 }
 
+// caFile names the file of authorities, if there is one.
+func (g *group) caFile() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.server.Probe.CAFile
+}
+
 // loadCA reads the authorities anew. A file that is not one changes nothing.
 func (g *group) loadCA() {
-	g.mu.Lock()
-	file := g.server.Probe.CAFile
-	g.mu.Unlock()
+	file := g.caFile()
 	if file == "" {
 		return
 	}
 	r, err := readRoots(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // not yet, or about to be replaced
+	}
 	if err != nil {
-		if !errors.Is(err, errNoFile) {
-			g.d.logf("%s: %v; going on as before", g.server.VIP, err)
-		}
+		err = fmt.Errorf("%w; going on as before", err)
+	}
+	g.d.say(g.vip.String()+": authorities", err)
+	if r == nil {
 		return
 	}
 	old := g.roots.Swap(r)
@@ -141,9 +197,9 @@ func (g *group) loadCA() {
 		return
 	}
 	if old == nil {
-		g.d.logf("%s: verifying masters by %s from now on", g.server.VIP, file)
+		g.d.logf("%s: masters are verified by %s from now on", g.vip, file)
 	} else {
-		g.d.logf("%s: %s changed, verifying masters anew", g.server.VIP, file)
+		g.d.logf("%s: %s changed, masters are verified anew", g.vip, file)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,48 +208,76 @@ func (g *group) loadCA() {
 	}
 }
 
+// lookup resolves a master's name to addresses of the virtual server's family.
+func lookup(ctx context.Context, vip netip.Addr, name string) ([]netip.Addr, error) {
+	network := "ip4"
+	if vip.Is6() {
+		network = "ip6"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, network, name)
+	if err != nil {
+		return nil, err
+	}
+	var usable []netip.Addr
+	for _, a := range addrs {
+		if a = a.Unmap(); a != vip && !a.IsLoopback() && !a.IsUnspecified() {
+			usable = append(usable, a)
+		}
+	}
+	if len(usable) == 0 {
+		return nil, fmt.Errorf("%s is %v, none of which can be a master", name, addrs)
+	}
+	slices.SortFunc(usable, netip.Addr.Compare)
+	return slices.Compact(usable), nil
+}
+
+// list returns the masters that count now. g.mu is held.
+func (g *group) list() []Master {
+	switch {
+	case g.learned == nil:
+		return g.server.Masters
+	case g.dark:
+		return slices.Concat(g.learned, g.server.Masters)
+	}
+	return g.learned
+}
+
 // resolve looks DNS names up and reports whether any answer changed. A name
 // that cannot be looked up now keeps its last addresses.
 func (g *group) resolve(ctx context.Context) bool {
 	g.mu.Lock()
-	masters := g.server.Masters
-	vip := g.server.VIP.Addr()
+	masters := g.list()
 	g.mu.Unlock()
 	changed := false
 	for _, m := range masters {
 		if _, ok := m.addr(); ok {
 			continue
 		}
-		network := "ip4"
-		if vip.Is6() {
-			network = "ip6"
+		addrs, err := lookup(ctx, g.vip.Addr(), m.Host)
+		g.d.say(fmt.Sprintf("%s: looking up %s", g.vip, m.Host), err)
+		if err != nil {
+			continue
 		}
-		rctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		addrs, err := net.DefaultResolver.LookupNetIP(rctx, network, m.Host)
-		cancel()
-		var usable []netip.Addr
-		for _, a := range addrs {
-			if a = a.Unmap(); a != vip && !a.IsLoopback() && !a.IsUnspecified() {
-				usable = append(usable, a)
-			}
-		}
-		slices.SortFunc(usable, netip.Addr.Compare)
-		usable = slices.Compact(usable)
 		g.mu.Lock()
-		known := g.names[m.Host]
-		if len(usable) > 0 {
-			if !slices.Equal(known, usable) {
-				changed = true
-				g.d.logf("%s: %s is %v", g.server.VIP, m.Host, usable)
-			}
-			g.names[m.Host] = usable
-		} else if err == nil {
-			err = fmt.Errorf("no %s address among %v that could be a master's", network, addrs)
+		if !slices.Equal(g.names[m.Host], addrs) {
+			changed = true
+			g.d.logf("%s: %s is %v", g.vip, m.Host, addrs)
+			g.names[m.Host] = addrs
 		}
 		g.mu.Unlock()
-		g.d.say("looking up "+m.Host, err)
 	}
 	return changed
+}
+
+// target is how a master is dialled. g.mu is held.
+func (g *group) target(a netip.AddrPort, name string) target {
+	sni := g.server.Host
+	if sni == "" {
+		sni = certName
+	}
+	return target{addr: a, name: name, sni: sni, probe: g.server.Probe, roots: g.roots.Load()}
 }
 
 // enlist starts watchers for new masters and stops those of old ones.
@@ -201,7 +285,7 @@ func (g *group) enlist(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	want := make(map[netip.AddrPort]string)
-	for _, m := range g.server.Masters {
+	for _, m := range g.list() {
 		if a, ok := m.addr(); ok {
 			want[a] = m.Host
 			continue
@@ -212,29 +296,32 @@ func (g *group) enlist(ctx context.Context) {
 	}
 	for a, m := range g.members {
 		if want[a] != m.name {
-			m.cancel()
+			if m.cancel != nil {
+				m.cancel()
+			}
 			delete(g.members, a)
 		}
 	}
 	for a, name := range want {
-		if g.members[a] != nil {
+		m := g.members[a]
+		if m == nil {
+			m = &member{name: name, renew: make(chan struct{}, 1),
+				health: Health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
+			g.members[a] = m
+		}
+		if m.cancel != nil {
 			continue
 		}
 		mctx, cancel := context.WithCancel(ctx)
-		m := &member{name: name, cancel: cancel, renew: make(chan struct{}, 1),
-			health: Health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
-		g.members[a] = m
-		s := g.server
+		m.cancel = cancel
 		w := &watcher{
-			profile: s.Profile, fall: s.Fall, renew: m.renew,
+			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew,
 			target: func() target {
-				sni := s.Host
-				if sni == "" {
-					sni = certName
-				}
-				return target{addr: a, name: name, sni: sni, probe: s.Probe, roots: g.roots.Load()}
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				return g.target(a, name)
 			},
-			observe: func(c Class, err error) (State, bool) { return g.observe(a, m, c, err) },
+			observe: func(c Class, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
 			count:   func(c counter) { g.d.stats.wire[c].Add(1) },
 		}
 		g.wg.Go(func() { w.run(mctx) })
@@ -243,10 +330,10 @@ func (g *group) enlist(ctx context.Context) {
 }
 
 // observe takes one outcome of a watcher.
-func (g *group) observe(a netip.AddrPort, m *member, c Class, err error) (State, bool) {
+func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Class, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.members[a] != m { // a watcher that was stopped speaks of the past
+	if ctx.Err() != nil { // a watcher that was stopped speaks of the past
 		return m.health.State, false
 	}
 	before := m.health.State
@@ -258,7 +345,7 @@ func (g *group) observe(a netip.AddrPort, m *member, c Class, err error) (State,
 	if skewed := c == SkewedOK; skewed != m.skewed {
 		m.skewed = skewed
 		if skewed {
-			g.d.logf("%s: %s", a, c)
+			g.d.logf("%s: master %s: %s", g.vip, a, c)
 		}
 	}
 	if changed {
@@ -267,25 +354,10 @@ func (g *group) observe(a netip.AddrPort, m *member, c Class, err error) (State,
 		if m.err != "" {
 			detail += ": " + m.err
 		}
-		g.d.logf("%s: master %s is %s, it was %s (%s)", g.server.VIP, a, m.health.State, before, detail)
-	}
-	if changed || g.unsettled() {
+		g.d.logf("%s: master %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
 		poke(g.changed)
 	}
 	return m.health.State, m.health.Doubted()
-}
-
-// unsettled closes settled once there is a verdict on every master.
-func (g *group) unsettled() bool {
-	for _, m := range g.members {
-		if m.health.State == Unknown {
-			return true
-		}
-	}
-	if len(g.members) > 0 {
-		g.once.Do(func() { close(g.settled) })
-	}
-	return false
 }
 
 // apply chooses and has the keeper do it.
@@ -293,14 +365,15 @@ func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
 	candidates := make([]Candidate, 0, len(g.members))
-	var via []netip.Addr
+	via := make([]netip.Addr, 0, len(g.members))
 	for a, m := range g.members {
 		candidates = append(candidates, Candidate{a, m.health.State})
 		via = append(via, a.Addr())
 	}
+	settled := len(candidates) > 0 && g.count(Unknown) == 0
 	slices.SortFunc(candidates, func(a, b Candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
-	dests := Choose(candidates, g.last, s.Forward)
+	dests := Choose(candidates, g.last)
 	previous := g.last
 	g.last = nil
 	for _, dest := range dests {
@@ -311,28 +384,67 @@ func (g *group) apply(ctx context.Context) {
 	last := g.last
 	g.mu.Unlock()
 	want := Service{VIP: s.VIP, Scheduler: s.Scheduler, Dests: dests}
-	if err := g.d.keeper.set(ctx, want, via); err != nil && ctx.Err() == nil {
-		g.d.say(s.VIP.String(), err)
-	} else {
-		g.d.say(s.VIP.String(), nil)
-	}
-	if !slices.Equal(previous, last) {
-		g.d.logf("%s: new connections now go to %v", s.VIP, last)
-	}
-	g.hosts()
-}
-
-// hosts keeps the line of /etc/hosts.
-func (g *group) hosts() {
-	g.mu.Lock()
-	name, addr := g.server.Host, g.server.VIP.Addr()
-	g.mu.Unlock()
-	if name == "" || g.d.opt.HostsFile == "" {
+	err := g.d.keeper.set(ctx, want, ways{masters: via, source: s.Source})
+	if ctx.Err() != nil {
 		return
 	}
-	changed, err := keepHosts(g.d.opt.HostsFile, name, addr)
-	g.d.say("hosts "+name, err)
-	if changed {
-		g.d.logf("%s: %s now has %s %s", g.server.VIP, g.d.opt.HostsFile, addr, name)
+	g.d.say(s.VIP.String(), err)
+	if !slices.Equal(previous, last) {
+		if len(last) == 0 {
+			g.d.logf("%s: there is no master that new connections could go to", s.VIP)
+		} else {
+			g.d.logf("%s: new connections go to %v", s.VIP, last)
+		}
 	}
+	g.hosts(ctx)
+	if settled {
+		g.once.Do(func() { close(g.settled) })
+	}
+}
+
+// hosts keeps the line of the hosts file: the virtual address, or without
+// IP_VS a healthy master's.
+func (g *group) hosts(ctx context.Context) {
+	g.mu.Lock()
+	name, old := g.server.Host, g.hostsAt
+	at := g.vip.Addr()
+	if g.d.absent.Load() {
+		at = g.fallback(old)
+	}
+	g.hostsAt = at
+	var gone netip.AddrPort
+	if g.d.absent.Load() && old.IsValid() && old != at {
+		a := netip.AddrPortFrom(old, g.vip.Port())
+		if m := g.members[a]; m == nil || m.health.State == Down || m.health.State == Alien {
+			gone = a
+		}
+	}
+	g.mu.Unlock()
+	if name == "" || g.d.opt.HostsFile == "" || !at.IsValid() {
+		return
+	}
+	changed, err := keepHosts(g.d.opt.HostsFile, name, at)
+	g.d.say(g.d.opt.HostsFile, err)
+	if changed {
+		g.d.logf("%s: %s says %s %s", g.vip, g.d.opt.HostsFile, at, name)
+	}
+	if gone.IsValid() {
+		g.d.say(fmt.Sprintf("%s: closing connections to %s", g.vip, gone), g.d.keeper.sever(ctx, gone))
+	}
+}
+
+// fallback picks the master that the hosts file is to name, and keeps to it
+// while it serves. g.mu is held.
+func (g *group) fallback(present netip.Addr) netip.Addr {
+	var usable []netip.Addr
+	for _, a := range g.last {
+		if a.Port() == g.vip.Port() { // a hosts file cannot change ports
+			usable = append(usable, a.Addr())
+		}
+	}
+	if slices.Contains(usable, present) || len(usable) == 0 {
+		return present
+	}
+	// Nodes spread over the masters.
+	return usable[rand.IntN(len(usable))]
 }

@@ -12,6 +12,13 @@ import (
 // ErrNoIPVS means that the kernel has no IP_VS.
 var ErrNoIPVS = errors.New("the kernel has no IP_VS: load it with `modprobe ip_vs`, or use a kernel that has it")
 
+// errPresent means that IP_VS is there after all.
+var errPresent = errors.New("the kernel has IP_VS now")
+
+// ErrRestart means that the daemon has to be started anew in a new process:
+// IP_VS came or went, and its netlink family is remembered per process.
+var ErrRestart = errors.New("starting anew, as IP_VS came or went")
+
 // Kernel is what the keeper needs of the machine. It is not safe for
 // concurrent use; the keeper's goroutine is its only caller. The real one is
 // in kernel_linux.go, tests have one in memory.
@@ -55,24 +62,35 @@ const (
 	keepGather = 100 * time.Millisecond
 )
 
+// ways is how the source address of a local route is found: it is given, or
+// is the one by which this node reaches the masters.
+type ways struct {
+	masters []netip.Addr
+	source  netip.Addr
+}
+
 // keeper owns the kernel. One goroutine does everything, in turn.
 type keeper struct {
 	kernel Kernel
 	log    func(format string, args ...any)
 	calls  chan func()
 	wake   chan struct{}
-	lost   func(error) // IP_VS went away
+	turned func(error) // IP_VS went or came
 	stats  *stats
 
 	want []Service
-	via  map[netip.AddrPort][]netip.Addr // masters, to find the source address by
+	via  map[netip.AddrPort]ways
+	// absent means that IP_VS is not there: nothing is kept, but sockets can
+	// still be destroyed.
+	absent bool
+	waited time.Duration // since the last look whether it came
 	// complaint is the last error said, so that it is said once.
 	complaint string
 }
 
-func newKeeper(k Kernel, log func(string, ...any), st *stats, lost func(error)) *keeper {
-	return &keeper{kernel: k, log: log, stats: st, lost: lost,
-		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort][]netip.Addr)}
+func newKeeper(k Kernel, log func(string, ...any), st *stats, turned func(error)) *keeper {
+	return &keeper{kernel: k, log: log, stats: st, turned: turned,
+		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]ways)}
 }
 
 // run keeps until the context ends. It leaves everything in place.
@@ -101,9 +119,11 @@ func (k *keeper) run(ctx context.Context) {
 		case <-k.wake:
 			gather.Reset(keepGather)
 		case <-gather.C:
-			k.say(k.routes())
+			if !k.absent {
+				k.say(k.routes())
+			}
 		case <-tick.C:
-			if time.Since(last) >= keepFull {
+			if !k.absent && time.Since(last) >= keepFull {
 				last = time.Now()
 				k.say(errors.Join(k.reconcile(true), k.routes()))
 				continue
@@ -126,6 +146,15 @@ func (k *keeper) do(ctx context.Context, f func() error) error {
 
 // tick is the steady look. It allocates nothing while all is well.
 func (k *keeper) tick() {
+	if k.absent {
+		if k.waited += keepTick; k.waited >= absentEvery {
+			k.waited = 0
+			if k.kernel.Ready() == nil {
+				k.turned(errPresent)
+			}
+		}
+		return
+	}
 	if len(k.want) == 0 {
 		return
 	}
@@ -152,15 +181,18 @@ func (k *keeper) say(err error) {
 }
 
 // set makes want the desired state of its virtual server.
-func (k *keeper) set(ctx context.Context, want Service, masters []netip.Addr) error {
+func (k *keeper) set(ctx context.Context, want Service, via ways) error {
 	return k.do(ctx, func() error {
+		if k.absent {
+			return nil
+		}
 		i := slices.IndexFunc(k.want, func(s Service) bool { return s.VIP == want.VIP })
 		if i < 0 {
 			k.want = append(k.want, want)
 		} else {
 			k.want[i] = want
 		}
-		k.via[want.VIP] = masters
+		k.via[want.VIP] = via
 		return errors.Join(k.reconcile(false), k.routes())
 	})
 }
@@ -168,6 +200,9 @@ func (k *keeper) set(ctx context.Context, want Service, masters []netip.Addr) er
 // current returns the virtual server as the kernel has it, nil if it has not.
 func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *Service, err error) {
 	err = k.do(ctx, func() error {
+		if k.absent {
+			return nil
+		}
 		all, err := k.kernel.Services()
 		s = find(all, vip)
 		return err
@@ -182,6 +217,15 @@ func find(all []Service, vip netip.AddrPort) *Service {
 		}
 	}
 	return nil
+}
+
+// sever destroys the sockets connected straight to a master.
+func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
+	return k.do(ctx, func() error {
+		n, err := k.kernel.SeverRemote(addr)
+		k.stats.severed.Add(int64(n))
+		return err
+	})
 }
 
 // drop removes the virtual server, its connections and its route.
@@ -212,6 +256,9 @@ func removeService(kernel Kernel, vip netip.AddrPort, keepRoute bool) error {
 	return errors.Join(errs...)
 }
 
+// absentEvery is the pause between looks whether IP_VS came.
+const absentEvery = 5 * time.Second
+
 // reconcile compares everything and puts it right. repair says that nobody
 // asked for a change, so that any difference is somebody else's doing.
 func (k *keeper) reconcile(repair bool) error {
@@ -227,7 +274,7 @@ func (k *keeper) reconcile(repair bool) error {
 	all, err := k.kernel.Services()
 	if err != nil {
 		if errors.Is(err, ErrNoIPVS) {
-			k.lost(err)
+			k.turned(err)
 		}
 		return errors.Join(append(errs, err)...)
 	}
@@ -302,12 +349,13 @@ func (k *keeper) routes() error {
 	return errors.Join(errs...)
 }
 
-func (k *keeper) route(vip netip.Addr, masters []netip.Addr) error {
-	src, err := netip.Addr{}, error(nil)
-	for _, m := range masters {
-		if src, err = k.kernel.Source(m); err == nil && src.IsValid() {
+func (k *keeper) route(vip netip.Addr, via ways) error {
+	src, err := via.source, error(nil)
+	for _, m := range via.masters {
+		if src.IsValid() {
 			break
 		}
+		src, err = k.kernel.Source(m)
 	}
 	if !src.IsValid() {
 		if err == nil {

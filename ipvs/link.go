@@ -31,8 +31,7 @@ import (
 type link struct {
 	nc     net.Conn
 	h2     bool
-	skewed time.Time // NotAfter of a certificate that does not fit the clock; zero if it fits
-	early  bool      // the skewed certificate is not valid yet, rather than expired
+	skew   skew
 	target target
 
 	events chan event
@@ -44,6 +43,13 @@ type link struct {
 	stream  uint32
 	request []byte // HPACK block or HTTP/1.1 text of the probe
 	pings   uint64
+}
+
+// skew is a certificate that is right in all but time.
+type skew struct {
+	off      bool // it does not fit this node's clock
+	early    bool // because it is not valid yet
+	notAfter time.Time
 }
 
 // target is what a link connects to and how it proves itself.
@@ -132,11 +138,10 @@ func (l *link) handshake(ctx context.Context) error {
 			if t.probe.Unsafe || t.roots == nil {
 				return nil
 			}
-			notAfter, early, err := t.roots.verify(cs.PeerCertificates, t.names(), time.Now())
-			if err != nil {
+			var err error
+			if l.skew, err = t.roots.verify(cs.PeerCertificates, t.names(), time.Now()); err != nil {
 				return &identityError{err}
 			}
-			l.skewed, l.early = notAfter, early
 			return nil
 		},
 		SessionTicketsDisabled: true,
@@ -593,11 +598,10 @@ type roots struct {
 }
 
 // verify checks a chain for server authentication and for one of the names.
-// When it is right in all but time, it returns the leaf's NotAfter and whether
-// the leaf is not valid yet.
-func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time) (notAfter time.Time, early bool, err error) {
+// A chain that is right in all but time is no error; skew tells.
+func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time) (skew, error) {
 	if len(chain) == 0 {
-		return time.Time{}, false, errors.New("no certificate")
+		return skew{}, errors.New("no certificate")
 	}
 	leaf := chain[0]
 	opts := x509.VerifyOptions{Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
@@ -607,13 +611,13 @@ func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time)
 	}
 	named := slices.ContainsFunc(names, func(n string) bool { return n != "" && leaf.VerifyHostname(n) == nil })
 	if !named {
-		return time.Time{}, false, fmt.Errorf("its certificate is for %s, not for %s",
+		return skew{}, fmt.Errorf("its certificate is for %s, not for %s",
 			strings.Join(append(slices.Clone(leaf.DNSNames), addresses(leaf.IPAddresses)...), " "), strings.Join(names, " "))
 	}
-	_, err = leaf.Verify(opts)
+	_, err := leaf.Verify(opts)
 	var invalid x509.CertificateInvalidError
 	if err == nil || !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
-		return time.Time{}, false, err
+		return skew{}, err
 	}
 	// Is there any time at which the chain was right? The borders of the
 	// validities are the only candidates.
@@ -624,10 +628,10 @@ func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time)
 	for _, m := range moments {
 		opts.CurrentTime = m
 		if _, verr := leaf.Verify(opts); verr == nil {
-			return leaf.NotAfter, now.Before(leaf.NotBefore), nil
+			return skew{off: true, early: now.Before(leaf.NotBefore), notAfter: leaf.NotAfter}, nil
 		}
 	}
-	return time.Time{}, false, err
+	return skew{}, err
 }
 
 func addresses(ips []net.IP) []string {

@@ -1,9 +1,116 @@
 package ipvs
 
-import "sync/atomic"
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+)
 
 // stats are the counters of one daemon.
 type stats struct {
 	repairs, routes, severed, transitions, reloads atomic.Int64
 	wire                                           [counters]atomic.Int64
+}
+
+// Metrics returns the state in Prometheus' text format. It is written by hand
+// because the client library alone weighs more than all of ipvscare.
+func (d *Daemon) Metrics() []byte {
+	var b bytes.Buffer
+	counter := func(name, help string, v int64) {
+		fmt.Fprintf(&b, "# HELP ipvscare_%s %s\n# TYPE ipvscare_%s counter\nipvscare_%s %d\n", name, help, name, name, v)
+	}
+	s := d.Status()
+	fmt.Fprintf(&b, "# HELP ipvscare_ipvs Whether the kernel has IP_VS.\n# TYPE ipvscare_ipvs gauge\nipvscare_ipvs %d\n", bit(s.IPVS))
+	b.WriteString("# HELP ipvscare_master_state What is believed of a master: 1 for the state that holds.\n# TYPE ipvscare_master_state gauge\n")
+	for _, v := range s.Servers {
+		for _, m := range v.Masters {
+			for st := Unknown; st <= Alien; st++ {
+				fmt.Fprintf(&b, "ipvscare_master_state{vip=%q,master=%q,state=%q} %d\n", v.VIP, m.Addr, st, bit(m.State == st.String()))
+			}
+		}
+	}
+	b.WriteString("# HELP ipvscare_real_server Whether the master gets new connections.\n# TYPE ipvscare_real_server gauge\n")
+	for _, v := range s.Servers {
+		for _, m := range v.Masters {
+			fmt.Fprintf(&b, "ipvscare_real_server{vip=%q,master=%q} %d\n", v.VIP, m.Addr, bit(m.Serving))
+		}
+	}
+	b.WriteString("# HELP ipvscare_master_falls_total How often a master went down.\n# TYPE ipvscare_master_falls_total counter\n")
+	for _, v := range s.Servers {
+		for _, m := range v.Masters {
+			fmt.Fprintf(&b, "ipvscare_master_falls_total{vip=%q,master=%q} %d\n", v.VIP, m.Addr, m.Falls)
+		}
+	}
+	st := &d.stats
+	counter("transitions_total", "Changes of a master's state.", st.transitions.Load())
+	counter("repairs_total", "Changes by somebody else that were put back.", st.repairs.Load())
+	counter("routes_total", "Local routes made or changed.", st.routes.Load())
+	counter("severed_total", "Sockets to dead masters that were destroyed.", st.severed.Load())
+	counter("reloads_total", "Readings of a changed file.", st.reloads.Load())
+	counter("dials_total", "Connections begun to masters.", st.wire[countDial].Load())
+	counter("pings_total", "PINGs sent to masters.", st.wire[countPing].Load())
+	counter("requests_total", "Requests sent to masters.", st.wire[countRequest].Load())
+	return b.Bytes()
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// serveMetrics answers GET /metrics until the context ends. It must be on a
+// loopback address: there is neither TLS nor a password.
+func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); err == nil && (ip == nil || !ip.IsLoopback()) {
+		err = errors.New("it is not a loopback address")
+	}
+	if err != nil {
+		return fmt.Errorf("listening for metrics on %s: %w", addr, err)
+	}
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("listening for metrics: %w; give another address with --metrics", err)
+	}
+	context.AfterFunc(ctx, func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			c.SetDeadline(time.Now().Add(2 * time.Second))
+			d.answer(c)
+			c.Close()
+		}
+	}()
+	return nil
+}
+
+// answer reads one request and writes one response. One client at a time is
+// enough for a scraper.
+func (d *Daemon) answer(c io.ReadWriter) {
+	var head []byte
+	buf := make([]byte, 1024)
+	for !bytes.Contains(head, []byte("\r\n\r\n")) {
+		n, err := c.Read(buf)
+		if head = append(head, buf[:n]...); err != nil || len(head) > 8<<10 {
+			return
+		}
+	}
+	line, _, _ := strings.Cut(string(head), "\r\n")
+	status, body := "404 Not Found", []byte("only GET /metrics is here\n")
+	if f := strings.Fields(line); len(f) == 3 && f[0] == "GET" && strings.HasPrefix(f[1]+"?", "/metrics?") {
+		status, body = "200 OK", d.Metrics()
+	}
+	fmt.Fprintf(c, "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n", status, len(body))
+	c.Write(body)
 }

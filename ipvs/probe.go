@@ -181,7 +181,10 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 		case e := <-l.events:
 			switch e.kind {
 			case evPong:
-				pinged = false
+				if pinged {
+					pinged = false
+					pingDue = time.Now().Add(jitter(p.Ping))
+				}
 				if asked.IsZero() && readyDue.After(time.Now()) {
 					continue
 				}
@@ -197,7 +200,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 					continue
 				}
 				asked, pinged = time.Time{}, false
-				_, doubted := w.observe(l.judge(e), nil)
+				_, doubted := w.observe(l.target.probe.judge(e, l.skew), nil)
 				now = time.Now()
 				readyDue = now.Add(jitter(p.Ready))
 				if doubted {
@@ -350,9 +353,9 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 // shutdownMark is what kube-apiserver's /readyz says while it drains.
 const shutdownMark = "[-]shutdown"
 
-// judge classes an answer to the probe.
-func (l *link) judge(e event) Class {
-	p := &l.target.probe
+// judge classes an answer to the probe. skew says how the certificate fits
+// this node's clock.
+func (p *Probe) judge(e event, skew skew) Class {
 	alive := OK
 	switch {
 	case len(p.Status) > 0:
@@ -367,10 +370,10 @@ func (l *link) judge(e event) Class {
 	default:
 		return ServerError
 	}
-	if !l.skewed.IsZero() {
+	if skew.off {
 		// The certificate does not fit this node's clock. Only if the master
 		// itself says that it is past the end has it really expired.
-		if date, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", e.date); err == nil && !l.early && date.After(l.skewed) {
+		if date, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", e.date); err == nil && !skew.early && date.After(skew.notAfter) {
 			return Expired
 		}
 		if alive == OK {

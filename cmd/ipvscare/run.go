@@ -3,18 +3,28 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
+)
+
+// Defaults of flags.
+const (
+	hostsFile = "/etc/hosts"
+	runDir    = "/run/ipvscare"
+	// metricsAddr is next to the ports of kubelet and yurthub.
+	metricsAddr = "127.0.0.1:10271"
 )
 
 // usageError is a mistake in the command line.
@@ -29,21 +39,30 @@ func exitCode(err error) int {
 }
 
 // run is the whole program but for signals and the exit.
-func run(ctx context.Context, args []string, _ io.Reader, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	root := &cobra.Command{
-		Use:           "ipvscare",
-		Short:         "Keep the way from this node to the masters open",
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		CompletionOptions: cobra.CompletionOptions{
-			DisableDefaultCmd: true,
+		Use:   "ipvscare",
+		Short: "Keep the way from this node to the masters open",
+		Long: `ipvscare balances one virtual address to the kube-apiservers of a cluster,
+by IPVS in this node's kernel. Masters that die are taken out within seconds,
+their connections are reset, and nothing that others do to the rules lasts
+longer than a second.`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:              cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
 		},
 	}
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(stderr))
+	root.AddCommand(runCommand(stderr), statusCommand(), cleanCommand(stderr), careCommand(stderr), staticPodCommand())
+	if cmd, _, err := root.Find(args); err != nil || cmd == root && len(args) > 0 && args[0][0] != '-' {
+		return usageError{fmt.Errorf("unknown command %q: see ipvscare --help", args[0])}
+	}
 	return root.ExecuteContext(ctx)
 }
 
@@ -53,14 +72,22 @@ func runCommand(stderr io.Writer) *cobra.Command {
 		Use:   "run",
 		Short: "Keep the virtual servers of the configuration file until told to stop",
 		Long: `Keep the virtual servers of the configuration file until told to stop.
-On SIGTERM the rules stay; on SIGHUP all files are read anew.`,
+The file is followed; on SIGHUP everything is read anew. On SIGTERM the rules
+stay, so that a restart or an upgrade costs no connection.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return keep(cmd.Context(), opt, stderr)
 		},
 	}
-	cmd.Flags().StringVar(&opt.ConfigFile, "config", ondisk.IPVSConfig, "configuration file")
-	cmd.Flags().StringVar(&opt.HostsFile, "hosts", "/etc/hosts", "hosts file in which the endpoint's line is kept")
+	f := cmd.Flags()
+	f.StringVar(&opt.ConfigFile, "config", ondisk.IPVSConfig, "configuration file")
+	f.StringVar(&opt.HostsFile, "hosts", hostsFile, "file in which the endpoint's line is kept; empty: none")
+	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "folder for the list learned from the cluster")
+	f.StringVar(&opt.RunDir, "run-dir", runDir, "folder in which is noted what was made")
+	f.StringVar(&opt.Metrics, "metrics", metricsAddr, "loopback address for Prometheus; empty: none")
+	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key with which the cluster's list is read (default kubelet's)")
+	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "pause between readings of the cluster's list (default by profile)")
+	f.BoolVar(&opt.Once, "run-once", false, "put everything right once and return")
 	return cmd
 }
 
@@ -79,9 +106,24 @@ func keep(ctx context.Context, opt ipvs.Options, stderr io.Writer) error {
 	opt.Log = func(line string) { lines.Print(line) }
 	opt.Reload = reload
 	opt.Ready = func() { notify(lines, daemon.SdNotifyReady) }
-	opt.Alive = func() { notify(lines, daemon.SdNotifyWatchdog) }
-	defer notify(lines, daemon.SdNotifyStopping)
-	return ipvs.NewDaemon(opt).Run(ctx)
+	opt.Alive = watchdog(lines)
+	err = ipvs.NewDaemon(opt).Run(ctx)
+	if errors.Is(err, ipvs.ErrRestart) {
+		return restart(err)
+	}
+	if ctx.Err() != nil {
+		notify(lines, daemon.SdNotifyStopping)
+	}
+	return err
+}
+
+// restart replaces this process by a new one of the same kind.
+func restart(why error) error {
+	self, err := os.Executable()
+	if err == nil {
+		err = syscall.Exec(self, os.Args, os.Environ())
+	}
+	return fmt.Errorf("%w: %w", why, err)
 }
 
 // notify tells systemd; without systemd it does nothing.
@@ -91,8 +133,26 @@ func notify(lines *log.Logger, state string) {
 	}
 }
 
+// watchdog returns what to call when all is well, or nil if nobody listens.
+func watchdog(lines *log.Logger) func() {
+	every, err := daemon.SdWatchdogEnabled(false)
+	if err != nil {
+		lines.Printf("reading the watchdog's period: %v", err)
+	}
+	if err != nil || every == 0 {
+		return nil
+	}
+	last := time.Now()
+	return func() {
+		if time.Since(last) >= every/3 {
+			last = time.Now()
+			notify(lines, daemon.SdNotifyWatchdog)
+		}
+	}
+}
+
 // tuneMemory trades a little processor time, of which ipvscare uses next to
-// none, for a small heap. GOGC in the environment overrides it.
+// none, for a small heap. GOGC and GOMEMLIMIT in the environment win.
 func tuneMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(20)
@@ -100,4 +160,28 @@ func tuneMemory() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(8 << 20)
 	}
+}
+
+func cleanCommand(stderr io.Writer) *cobra.Command {
+	var config, hosts, run string
+	cmd := &cobra.Command{
+		Use:   "clean",
+		Short: "Remove what ipvscare made, and nothing else",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			kernel, err := ipvs.OpenKernel()
+			if err != nil {
+				return err
+			}
+			servers, err := ipvs.ReadConfig(config)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+			return ipvs.Clean(kernel, servers, hosts, run, func(line string) { fmt.Fprintln(stderr, line) })
+		},
+	}
+	cmd.Flags().StringVar(&config, "config", ondisk.IPVSConfig, "configuration file")
+	cmd.Flags().StringVar(&hosts, "hosts", hostsFile, "file with the endpoint's line; empty: none")
+	cmd.Flags().StringVar(&run, "run-dir", runDir, "folder in which is noted what was made")
+	return cmd
 }

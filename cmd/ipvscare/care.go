@@ -1,0 +1,261 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/ipvs"
+)
+
+// careFlags are lvscare's, so that ipvscare can take its place in scripts and
+// static pods.
+type careFlags struct {
+	vs, scheduler, iface, logger, mode, ip, mark string
+	rs                                           []string
+	runOnce, clean                               bool
+	interval, timeout                            time.Duration
+	path, scheme, method, body                   string
+	headers                                      map[string]string
+	status                                       []int
+	insecure                                     bool
+	// Not lvscare's.
+	caFile, host, hosts, run, metrics, profile string
+}
+
+// careEnv begins the environment variables that stand for flags.
+const careEnv = "CARE_"
+
+func (c *careFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&c.vs, "vs", "", "virtual server, such as "+ipvs.DefaultVIP)
+	f.StringArrayVar(&c.rs, "rs", nil, "real server, host:port; may be repeated, or hold several with commas")
+	f.StringVar(&c.scheduler, "scheduler", ipvs.DefaultScheduler, "one of "+strings.Join(ipvs.Schedulers(), " "))
+	f.StringVarP(&c.iface, "iface", "i", "lvscare", "accepted and not needed: no interface is made")
+	f.StringVar(&c.logger, "logger", "INFO", "accepted: there is one line for each change, always")
+	f.StringVar(&c.mode, "mode", "route", "route or link; both give a local route")
+	f.BoolVar(&c.runOnce, "run-once", false, "put everything right once and return")
+	f.BoolVarP(&c.clean, "clean", "C", false, "remove the virtual server and return")
+	f.DurationVar(&c.interval, "interval", 0, "pause between health requests (default by profile)")
+	f.StringVar(&c.ip, "ip", "", "source address of the local route (default: the one that reaches the masters)")
+	f.StringVar(&c.mark, "masqueradebit", "0", "accepted and not needed: nothing has to be masqueraded")
+	f.StringVar(&c.path, "health-path", ipvs.DefaultPath, "path of the health request")
+	f.StringVar(&c.scheme, "health-schem", "https", "https or http")
+	f.StringVar(&c.method, "health-req-method", "GET", "method of the health request")
+	f.StringToStringVar(&c.headers, "health-req-headers", nil, "headers of the health request")
+	f.StringVar(&c.body, "health-req-body", "", "body of the health request")
+	f.IntSliceVar(&c.status, "health-status", nil, "statuses that count as healthy (default: below 400, and 401, 403, 429)")
+	f.BoolVar(&c.insecure, "health-insecure-skip-verify", false, "unsafe: send traffic to masters whose certificate is not verified")
+	f.DurationVar(&c.timeout, "health-timeout", 0, "how long the answer to a health request may take (default by profile)")
+	f.StringVar(&c.caFile, "ca-file", ondisk.KubeCA, "the cluster's CA; until it exists masters are not verified")
+	f.StringVar(&c.host, "host", "", "domain name to keep in the hosts file for the virtual server")
+	f.StringVar(&c.hosts, "hosts", hostsFile, "the hosts file")
+	f.StringVar(&c.run, "run-dir", runDir, "folder in which is noted what was made")
+	f.StringVar(&c.metrics, "metrics", "", "loopback address for Prometheus; empty: none")
+	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
+}
+
+// server makes the virtual server of the flags. All problems come at once.
+func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
+	var errs []error
+	if c.vs == "" {
+		errs = append(errs, errors.New("--vs is missing: name the virtual server, such as "+ipvs.DefaultVIP))
+	}
+	if len(c.rs) == 0 && !c.clean {
+		errs = append(errs, errors.New("--rs is missing: name at least one real server"))
+	}
+	if c.mode != "route" && c.mode != "link" {
+		errs = append(errs, fmt.Errorf("--mode %s: it can be route or link", c.mode))
+	}
+	if c.scheme != "https" && c.scheme != "http" {
+		errs = append(errs, fmt.Errorf("--health-schem %s: it can be https or http", c.scheme))
+	}
+	if c.interval < 0 || c.timeout < 0 {
+		errs = append(errs, errors.New("--interval and --health-timeout cannot be negative"))
+	}
+	var source netip.Addr
+	if c.ip != "" {
+		var err error
+		if source, err = netip.ParseAddr(c.ip); err != nil {
+			errs = append(errs, fmt.Errorf("--ip %s: it is not an address", c.ip))
+		}
+	}
+	if len(errs) > 0 {
+		return ipvs.Server{}, errors.Join(errs...)
+	}
+	var masters []string
+	for _, rs := range c.rs {
+		masters = append(masters, strings.FieldsFunc(rs, func(r rune) bool { return r == ',' || r == ' ' })...)
+	}
+	if c.clean && len(masters) == 0 {
+		vip, err := netip.ParseAddrPort(c.vs)
+		return ipvs.Server{VIP: vip, Host: c.host}, err
+	}
+	servers, err := ipvs.FromConfig(ondisk.IPVS{Version: ondisk.IPVSVersion, Servers: []ondisk.IPVSVirtual{{
+		VIP: c.vs, Masters: masters, Host: c.host, Scheduler: c.scheduler, CAFile: c.caFile, ProbePath: c.path, Profile: c.profile,
+	}}})
+	if err != nil {
+		return ipvs.Server{}, err
+	}
+	s := servers[0]
+	s.Source = source
+	s.Probe.Unsafe = c.insecure
+	s.Probe.Plain = c.scheme == "http"
+	s.Probe.Method, s.Probe.Body, s.Probe.Headers, s.Probe.Status = c.method, c.body, c.headers, c.status
+	if changed("interval") && c.interval > 0 {
+		s.Profile.Ready = c.interval
+		s.Profile.Ping = min(s.Profile.Ping, c.interval)
+		s.Profile.Retry = c.interval
+	}
+	if changed("health-timeout") && c.timeout > 0 {
+		s.Profile.ReadyTimeout = c.timeout
+	}
+	return s, nil
+}
+
+func careCommand(stderr io.Writer) *cobra.Command {
+	c := &careFlags{}
+	cmd := &cobra.Command{
+		Use:   "care",
+		Short: "Keep one virtual server, by lvscare's flags and environment",
+		Long: `Keep one virtual server, by lvscare's flags and environment (CARE_VS,
+CARE_RS, CARE_HEALTH_PATH and so on). Unlike lvscare it verifies certificates,
+asks /readyz, keeps the last real server, removes unknown ones, and puts back
+what others change. docs/ipvscare.md lists the differences.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return usageError{err}
+			}
+			s, err := c.server(cmd.Flags().Changed)
+			if err != nil {
+				return usageError{err}
+			}
+			hosts := c.hosts
+			if c.host == "" {
+				hosts = ""
+			}
+			if c.clean {
+				kernel, err := ipvs.OpenKernel()
+				if err != nil {
+					return err
+				}
+				return ipvs.Clean(kernel, []ipvs.Server{s}, hosts, "", func(line string) { fmt.Fprintln(stderr, line) })
+			}
+			return keep(cmd.Context(), ipvs.Options{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
+				Metrics: c.metrics, Once: c.runOnce}, stderr)
+		},
+	}
+	c.register(cmd.Flags())
+	return cmd
+}
+
+// fromEnvironment sets the flags that were not given from CARE_ variables:
+// --health-path from CARE_HEALTH_PATH.
+func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var errs []error
+	f.VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed || flag.Name == "help" {
+			return
+		}
+		name := careEnv + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
+		if v, ok := lookup(name); ok && v != "" {
+			if err := f.Set(flag.Name, v); err != nil {
+				errs = append(errs, fmt.Errorf("%s=%s: %w", name, v, err))
+			}
+		}
+	})
+	return errors.Join(errs...)
+}
+
+func staticPodCommand() *cobra.Command {
+	c := &careFlags{}
+	var image, name string
+	cmd := &cobra.Command{
+		Use:   "static-pod",
+		Short: "Print a static pod that runs ipvscare care, for sealos-style clusters",
+		Long: `Print a static pod that runs ipvscare care. Write it to
+/etc/kubernetes/manifests/kube-sealos-lvscare.yaml to take lvscare's place.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := c.server(cmd.Flags().Changed)
+			if err != nil {
+				return usageError{err}
+			}
+			if image == "" {
+				return usageError{errors.New("--image is missing: name the container image that holds ipvscare")}
+			}
+			args := []string{"care", "--vs", s.VIP.String()}
+			for _, m := range s.Masters {
+				args = append(args, "--rs", m.String())
+			}
+			cmd.Flags().VisitAll(func(f *pflag.Flag) {
+				if f.Changed && !slices.Contains([]string{"vs", "rs", "image", "name", "run-once", "clean"}, f.Name) {
+					args = append(args, "--"+f.Name+"="+strings.Trim(f.Value.String(), "[]"))
+				}
+			})
+			_, err = io.WriteString(cmd.OutOrStdout(), staticPod(name, image, args, c.caFile, c.host != ""))
+			return err
+		},
+	}
+	c.register(cmd.Flags())
+	cmd.Flags().StringVar(&image, "image", "", "container image that holds /usr/bin/ipvscare")
+	cmd.Flags().StringVar(&name, "name", "kube-sealos-lvscare", "name of the pod")
+	return cmd
+}
+
+// staticPod writes the manifest. Strings are quoted as JSON is, which YAML
+// understands.
+func staticPod(name, image string, args []string, caFile string, hosts bool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: v1
+kind: Pod
+metadata:
+  name: %q
+  namespace: kube-system
+spec:
+  hostNetwork: true
+  priorityClassName: system-node-critical
+  containers:
+  - name: ipvscare
+    image: %q
+    imagePullPolicy: IfNotPresent
+    command: ["/usr/bin/ipvscare"]
+    args:
+`, name, image)
+	for _, a := range args {
+		fmt.Fprintf(&b, "    - %q\n", a)
+	}
+	type mount struct {
+		name, path, kind string
+		readOnly         bool
+	}
+	mounts := []mount{
+		{"modules", "/lib/modules", "Directory", true},
+		{"ca", caFile[:max(strings.LastIndexByte(caFile, '/'), 1)], "DirectoryOrCreate", true},
+		{"run", runDir, "DirectoryOrCreate", false},
+	}
+	if hosts {
+		mounts = append(mounts, mount{"hosts", hostsFile, "File", false})
+	}
+	b.WriteString("    securityContext:\n      privileged: true\n    volumeMounts:\n")
+	for _, m := range mounts {
+		fmt.Fprintf(&b, "    - name: %s\n      mountPath: %q\n", m.name, m.path)
+		if m.readOnly {
+			b.WriteString("      readOnly: true\n")
+		}
+	}
+	b.WriteString("  volumes:\n")
+	for _, m := range mounts {
+		fmt.Fprintf(&b, "  - name: %s\n    hostPath:\n      path: %q\n      type: %s\n", m.name, m.path, m.kind)
+	}
+	return b.String()
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/edgebake/edgebake/ipvs"
+)
+
+func statusCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say what is kept and what is believed of the masters",
+		Long: `Say what is kept and what is believed of the masters. The exit code is 1 if
+no ipvscare runs, or if no master is up.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "" && output != "json" && output != "text" {
+				return usageError{fmt.Errorf("-o %s: it can be text or json", output)}
+			}
+			all, err := ipvs.ReadStatus()
+			if err != nil {
+				return err
+			}
+			w := cmd.OutOrStdout()
+			if output == "json" {
+				enc := json.NewEncoder(w)
+				enc.SetIndent("", "  ")
+				if err := enc.Encode(all); err != nil {
+					return err
+				}
+			} else if err := printStatus(w, all, time.Now()); err != nil {
+				return err
+			}
+			return verdict(all)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// verdict is an error for a virtual server of which no master is up.
+func verdict(all []ipvs.Status) error {
+	for _, s := range all {
+		for _, v := range s.Servers {
+			up := 0
+			for _, m := range v.Masters {
+				if m.State == ipvs.Up.String() {
+					up++
+				}
+			}
+			if up == 0 {
+				return fmt.Errorf("no master behind %s is up", v.VIP)
+			}
+		}
+	}
+	return nil
+}
+
+func printStatus(out io.Writer, all []ipvs.Status, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	for _, s := range all {
+		for _, v := range s.Servers {
+			fmt.Fprintf(w, "%s", v.VIP)
+			if v.Host != "" {
+				fmt.Fprintf(w, " %s", v.Host)
+			}
+			fmt.Fprintf(w, " (%s, %s", v.Scheduler, v.Profile)
+			if !s.IPVS {
+				fmt.Fprintf(w, ", no IP_VS in this kernel: the hosts file says %s", v.HostAddr)
+			}
+			if !v.Verified {
+				fmt.Fprint(w, ", masters are not verified")
+			}
+			if v.Learned {
+				fmt.Fprint(w, ", list learned from the cluster")
+			}
+			fmt.Fprint(w, ")\n  MASTER\tSTATE\tSINCE\tSERVES\tLAST PROBE\n")
+			for _, m := range v.Masters {
+				addr, last, serves := m.Addr, m.Last, "no"
+				if m.Name != "" {
+					addr += " " + m.Name
+				}
+				if m.Error != "" {
+					last += ": " + m.Error
+				}
+				if m.Serving {
+					serves = "yes"
+				}
+				since := "-"
+				if !m.Since.IsZero() {
+					since = now.Sub(m.Since).Truncate(time.Second).String()
+				}
+				fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\n", addr, m.State, since, serves, last)
+			}
+		}
+		for _, p := range s.Problems {
+			fmt.Fprintf(w, "problem: %s\n", p)
+		}
+	}
+	return w.Flush()
+}

@@ -1,0 +1,298 @@
+package ipvs
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// The cluster's own list of masters: a ConfigMap that every node may read.
+// Its key masters holds host:port, one a line; # begins a comment.
+const (
+	learnPath = "/api/v1/namespaces/kube-public/configmaps/edgebake-masters"
+	learnKey  = "masters"
+	// kubeletCert is the node's own client certificate and key.
+	kubeletCert = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+)
+
+// learnedVersion is the version of learnedFile.
+const learnedVersion = 1
+
+// learnedFile is learned.json.
+type learnedFile struct {
+	Version int             `json:"version"`
+	Servers []learnedServer `json:"servers"`
+}
+
+// learnedServer is the list of one virtual server. It holds as long as the
+// configured list is the one it was learned beside: a person who changes the
+// configuration means it.
+type learnedServer struct {
+	VIP        string   `json:"vip"`
+	Configured []string `json:"configured"`
+	Masters    []string `json:"masters"`
+}
+
+// parseList reads the text of the ConfigMap's key.
+func parseList(text string) []string {
+	var list []string
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "#")
+		list = append(list, strings.Fields(line)...)
+	}
+	return list
+}
+
+// parseConfigMap takes the list out of the API's answer.
+func parseConfigMap(vip netip.AddrPort, body []byte) ([]Master, error) {
+	var cm struct {
+		Kind string            `json:"kind"`
+		Data map[string]string `json:"data"`
+	}
+	if err := json.Unmarshal(body, &cm); err != nil {
+		return nil, fmt.Errorf("it is not JSON: %w", err)
+	}
+	if cm.Kind != "ConfigMap" {
+		return nil, fmt.Errorf("it is a %q, not a ConfigMap", cm.Kind)
+	}
+	text, ok := cm.Data[learnKey]
+	if !ok {
+		return nil, fmt.Errorf("it has no key %q", learnKey)
+	}
+	return ParseMasters(vip, parseList(text))
+}
+
+func texts(masters []Master) []string {
+	var s []string
+	for _, m := range masters {
+		s = append(s, m.String())
+	}
+	return s
+}
+
+// loadLearned reads what was learned in an earlier life.
+func (g *group) loadLearned() {
+	if !g.server.Learn || g.d.opt.StateDir == "" {
+		return
+	}
+	doc, err := g.d.readLearned()
+	if err != nil {
+		g.d.logf("%v; using the configured masters", err)
+		return
+	}
+	for _, s := range doc.Servers {
+		if s.VIP != g.vip.String() || !slices.Equal(s.Configured, texts(g.server.Masters)) {
+			continue
+		}
+		masters, err := ParseMasters(g.vip, s.Masters)
+		if err != nil {
+			g.d.logf("%s: the learned list is unusable, using the configured one: %v", g.vip, err)
+			return
+		}
+		g.learned = masters
+		g.d.logf("%s: using the masters learned from the cluster: %v", g.vip, masters)
+	}
+}
+
+func (d *Daemon) learnedPath() string {
+	return filepath.Join(d.opt.StateDir, filepath.Base(ondisk.IPVSLearned))
+}
+
+func (d *Daemon) readLearned() (learnedFile, error) {
+	var doc learnedFile
+	data, err := os.ReadFile(d.learnedPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return doc, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &doc)
+	}
+	if err == nil && doc.Version != learnedVersion {
+		err = fmt.Errorf("version %d is not known", doc.Version)
+	}
+	if err != nil {
+		return learnedFile{}, fmt.Errorf("reading %s: %w", d.learnedPath(), err)
+	}
+	return doc, nil
+}
+
+// storeLearned puts the list of one virtual server into the file.
+func (d *Daemon) storeLearned(s learnedServer) error {
+	d.learnMu.Lock()
+	defer d.learnMu.Unlock()
+	doc, _ := d.readLearned() // an unreadable file is replaced
+	doc.Version = learnedVersion
+	doc.Servers = slices.DeleteFunc(doc.Servers, func(o learnedServer) bool { return o.VIP == s.VIP })
+	doc.Servers = append(doc.Servers, s)
+	data, err := json.MarshalIndent(doc, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.opt.StateDir, 0o755); err != nil {
+		return err
+	}
+	return replaceFile(d.learnedPath(), append(data, '\n'), 0o644)
+}
+
+// learner reads the cluster's list now and then.
+func (g *group) learner(ctx context.Context) {
+	wait := g.profile().Ping // soon after the start, when masters are up
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(jitter(wait)):
+		}
+		wait = g.profile().Learn
+		if err := g.learn(ctx); err != nil {
+			if !errors.Is(err, fs.ErrNotExist) { // not joined yet
+				g.d.say(fmt.Sprintf("%s: the cluster's list of masters", g.vip), err)
+			}
+			wait = min(wait, time.Minute)
+			if g.d.opt.LearnEvery > 0 {
+				wait = g.d.opt.LearnEvery
+			}
+			continue
+		}
+		g.d.say(fmt.Sprintf("%s: the cluster's list of masters", g.vip), nil)
+		if g.d.opt.LearnEvery > 0 {
+			wait = g.d.opt.LearnEvery
+		}
+	}
+}
+
+// learn reads the list once and takes it if it passes the guard.
+func (g *group) learn(ctx context.Context) error {
+	file := g.d.opt.ClientCert
+	if file == "" {
+		file = kubeletCert
+	}
+	cert, err := tls.LoadX509KeyPair(file, file)
+	if err != nil {
+		return fmt.Errorf("reading the node's certificate: %w", err)
+	}
+	g.mu.Lock()
+	s := g.server
+	var from target
+	for a, m := range g.members {
+		if m.health.State == Up {
+			from = g.target(a, m.name)
+		}
+	}
+	g.mu.Unlock()
+	if !from.addr.IsValid() || from.roots == nil {
+		return nil // nobody to ask, or nobody who could be believed
+	}
+	from.client = &cert
+	from.probe = Probe{Method: "GET", Path: learnPath}
+	e, _, err := fetch(ctx, from, 20*time.Second)
+	if err != nil {
+		return fmt.Errorf("reading %s from %s: %w", learnPath, from.addr, err)
+	}
+	switch e.status {
+	case 200:
+	case 404:
+		return fmt.Errorf("%s has no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list", from.addr)
+	default:
+		return fmt.Errorf("%s answered with status %d to %s; keeping the list", from.addr, e.status, learnPath)
+	}
+	masters, err := parseConfigMap(g.vip, e.body)
+	if err != nil {
+		return fmt.Errorf("ConfigMap kube-public/edgebake-masters: %w; keeping the list", err)
+	}
+	g.mu.Lock()
+	present := g.learned
+	if present == nil {
+		present = s.Masters
+	}
+	same := slices.Equal(present, masters)
+	safe := g.anyUp(masters)
+	g.mu.Unlock()
+	if same {
+		return nil
+	}
+	if !safe && !g.provable(ctx, masters) {
+		return fmt.Errorf("none of the masters that the cluster lists (%v) answers as one; keeping the list", masters)
+	}
+	g.mu.Lock()
+	g.learned = masters
+	g.mu.Unlock()
+	g.d.logf("%s: the cluster's list of masters is now %v", g.vip, masters)
+	poke(g.renew)
+	if g.d.opt.StateDir == "" {
+		return nil
+	}
+	return g.d.storeLearned(learnedServer{VIP: g.vip.String(), Configured: texts(s.Masters), Masters: texts(masters)})
+}
+
+// anyUp reports whether one of the masters is known to be up. g.mu is held.
+func (g *group) anyUp(masters []Master) bool {
+	for _, m := range masters {
+		for a, known := range g.members {
+			if known.health.State == Up && a.Port() == m.Port && (known.name == m.Host || a.Addr().String() == m.Host) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// provable dials masters that are not watched yet and reports whether one of
+// them proves to be a master that is ready.
+func (g *group) provable(ctx context.Context, masters []Master) bool {
+	for _, m := range masters {
+		a, ok := m.addr()
+		if !ok {
+			addrs, err := lookup(ctx, g.vip.Addr(), m.Host)
+			if err != nil {
+				continue
+			}
+			a = netip.AddrPortFrom(addrs[0], m.Port)
+		}
+		g.mu.Lock()
+		t := g.target(a, m.Host)
+		g.mu.Unlock()
+		if e, skew, err := fetch(ctx, t, 3*time.Second); err == nil && t.probe.judge(e, skew).Alive() {
+			return true
+		}
+	}
+	return false
+}
+
+// fetch makes one request on a connection of its own.
+func fetch(ctx context.Context, t target, timeout time.Duration) (event, skew, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	l, err := dialLink(ctx, t, bodyLimitLong)
+	if err != nil {
+		return event{}, skew{}, err
+	}
+	defer l.close()
+	if err := l.ask(); err != nil {
+		return event{}, skew{}, err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return event{}, skew{}, ctx.Err()
+		case e := <-l.events:
+			switch e.kind {
+			case evResponse:
+				return e, l.skew, nil
+			case evClosed:
+				return event{}, skew{}, fmt.Errorf("the connection broke: %w", e.err)
+			}
+		}
+	}
+}

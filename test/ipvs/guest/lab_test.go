@@ -1,0 +1,490 @@
+//go:build linux
+
+package guest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const vip = "10.103.97.2:6443"
+
+// lab is a bridge with masters and nodes, each in a network namespace.
+type lab struct {
+	t       *testing.T
+	home    netns.NsHandle
+	bridge  *netlink.Bridge
+	ca      *authority
+	masters []*machine
+	nodes   []*machine
+	began   time.Time
+}
+
+// machine is one namespace.
+type machine struct {
+	l    *lab
+	name string
+	ns   netns.NsHandle
+	addr netip.Addr
+	dir  string
+	veth string // the end on the bridge
+
+	cmd *exec.Cmd // master's or ipvscare's process
+	log *journal
+}
+
+// journal keeps what a process says, with the time.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+	rest  []byte
+	since time.Time
+}
+
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.rest = append(j.rest, b...)
+	for {
+		i := bytes.IndexByte(j.rest, '\n')
+		if i < 0 {
+			return len(b), nil
+		}
+		j.lines = append(j.lines, fmt.Sprintf("%7.3f %s", time.Since(j.since).Seconds(), j.rest[:i]))
+		j.rest = j.rest[i+1:]
+	}
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Join(j.lines, "\n")
+}
+
+func (j *journal) count(text string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n := 0
+	for _, l := range j.lines {
+		if strings.Contains(l, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// newLab makes masters and starts them, and makes nodes.
+func newLab(t *testing.T, masters, nodes int) *lab {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home, err := netns.Get()
+	check(err)
+	l := &lab{t: t, home: home, ca: newAuthority("kubernetes"), began: time.Now()}
+	la := netlink.NewLinkAttrs()
+	la.Name = "br0"
+	l.bridge = &netlink.Bridge{LinkAttrs: la}
+	check(netlink.LinkAdd(l.bridge))
+	check(netlink.LinkSetUp(l.bridge))
+	t.Cleanup(l.close)
+	for i := range masters {
+		m := l.machine(fmt.Sprintf("m%d", i+1), netip.AddrFrom4([4]byte{10, 103, 0, byte(11 + i)}))
+		l.masters = append(l.masters, m)
+		m.certificate(l.ca, epoch.Add(-time.Hour), epoch.AddDate(10, 0, 0))
+	}
+	for i := range nodes {
+		n := l.machine(fmt.Sprintf("n%d", i+1), netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + i)}))
+		// Nodes see masters only: ARP for the virtual address must not leak
+		// from one node under test to the other.
+		link, err := netlink.LinkByName(n.veth)
+		check(err)
+		check(netlink.LinkSetIsolated(link, true))
+		l.nodes = append(l.nodes, n)
+	}
+	for _, m := range l.masters {
+		m.serve()
+	}
+	for _, m := range l.masters {
+		m.awaitServing()
+	}
+	return l
+}
+
+func (l *lab) machine(name string, addr netip.Addr) *machine {
+	m := &machine{l: l, name: name, addr: addr, dir: filepath.Join("/run/lab", name), veth: "v" + name}
+	os.RemoveAll(m.dir)
+	check(os.MkdirAll(m.dir, 0o755))
+	ns, err := netns.New() // and enters it
+	check(err)
+	m.ns = ns
+	check(netns.Set(l.home))
+	la := netlink.NewLinkAttrs()
+	la.Name = m.veth
+	v := &netlink.Veth{LinkAttrs: la, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns)}
+	check(netlink.LinkAdd(v))
+	check(netlink.LinkSetMaster(v, l.bridge))
+	check(netlink.LinkSetUp(v))
+	m.in(func() {
+		for _, name := range []string{"lo", "eth0"} {
+			link, err := netlink.LinkByName(name)
+			check(err)
+			check(netlink.LinkSetUp(link))
+			if name == "eth0" {
+				check(netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(24, 32)}}))
+				check(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.IPv4(10, 103, 0, 1)}))
+			}
+		}
+	})
+	return m
+}
+
+// in runs f in the machine's namespace.
+func (m *machine) in(f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	check(netns.Set(m.ns))
+	defer func() { check(netns.Set(m.l.home)) }()
+	f()
+}
+
+// command prepares a program to be run in the machine. start starts it.
+func (m *machine) command(argv ...string) *exec.Cmd {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = []string{"PATH=/bin:/sbin", "HOME=/"}
+	return cmd
+}
+
+func (m *machine) start(cmd *exec.Cmd) {
+	m.in(func() { check(cmd.Start()) })
+}
+
+// output runs a program to its end.
+func (m *machine) output(argv ...string) (string, error) {
+	cmd := m.command(argv...)
+	var b bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &b, &b
+	m.start(cmd)
+	err := cmd.Wait()
+	return b.String(), err
+}
+
+func (m *machine) must(argv ...string) string {
+	m.l.t.Helper()
+	out, err := m.output(argv...)
+	if err != nil {
+		m.l.t.Fatalf("%s: %v: %v\n%s", m.name, argv, err, out)
+	}
+	return out
+}
+
+func (l *lab) close() {
+	for _, m := range append(slices.Clone(l.nodes), l.masters...) {
+		m.stopProcess()
+		if l.t.Failed() && m.log != nil {
+			l.t.Logf("%s said:\n%s", m.name, m.log)
+		}
+		m.ns.Close()
+		if link, err := netlink.LinkByName(m.veth); err == nil {
+			netlink.LinkDel(link)
+		}
+	}
+	netlink.LinkDel(l.bridge)
+	l.home.Close()
+	os.Remove("/run/configmap.json")
+}
+
+func (m *machine) stopProcess() {
+	if m.cmd != nil {
+		m.cmd.Process.Signal(syscall.SIGCONT)
+		m.cmd.Process.Kill()
+		m.cmd.Wait()
+		m.cmd = nil
+	}
+}
+
+// certificate makes the master's certificate. It is used from its next start.
+func (m *machine) certificate(a *authority, from, to time.Time) {
+	check(os.WriteFile(m.dir+"/tls.pem", a.issue([]net.IP{m.addr.AsSlice()}, from, to), 0o600))
+}
+
+// serve starts the master.
+func (m *machine) serve() {
+	os.Remove(m.dir + "/up")
+	m.cmd = m.command("/init")
+	m.cmd.Env = append(m.cmd.Env, "GUEST_ROLE=master", "GUEST_MASTER="+m.dir)
+	m.cmd.Stdout, m.cmd.Stderr = os.Stdout, os.Stdout
+	m.start(m.cmd)
+}
+
+func (m *machine) awaitServing() {
+	m.l.t.Helper()
+	eventually(m.l.t, 20*time.Second, m.name+" serves", func() bool {
+		_, err := os.Stat(m.dir + "/up")
+		return err == nil
+	})
+}
+
+// kill is kill -9. The process is reaped, its sockets are closed.
+func (m *machine) kill() { m.stopProcess() }
+
+func (m *machine) signal(s syscall.Signal) { check(m.cmd.Process.Signal(s)) }
+
+// mode tells the master how to answer /readyz.
+func (m *machine) mode(s string) { check(os.WriteFile(m.dir+"/mode", []byte(s), 0o644)) }
+
+// netem sets loss in percent and delay, both ways. Without any it is removed.
+func (m *machine) netem(loss float32, delay time.Duration) {
+	set := func(name string) {
+		link, err := netlink.LinkByName(name)
+		check(err)
+		attrs := netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+		if loss == 0 && delay == 0 {
+			netlink.QdiscDel(netlink.NewNetem(attrs, netlink.NetemQdiscAttrs{}))
+			return
+		}
+		q := netlink.NewNetem(attrs, netlink.NetemQdiscAttrs{Loss: loss, Latency: uint32(delay.Microseconds()), Limit: 10000})
+		check(netlink.QdiscReplace(q))
+	}
+	set(m.veth)
+	m.in(func() { set("eth0") })
+}
+
+// virtual is the node's configuration for all masters, to be changed.
+func (l *lab) virtual() ondisk.IPVSVirtual {
+	v := ondisk.IPVSVirtual{VIP: vip, Host: "apiserver.cluster.local", CAFile: "/run/lab/ca.crt"}
+	for _, m := range l.masters {
+		v.Masters = append(v.Masters, m.addr.String()+":6443")
+	}
+	check(os.WriteFile(v.CAFile, l.ca.pem, 0o644))
+	return v
+}
+
+// configure writes ipvs.json by rename.
+func (n *machine) configure(vs ...ondisk.IPVSVirtual) {
+	b, err := json.Marshal(ondisk.IPVS{Version: 1, Servers: vs})
+	check(err)
+	check(os.WriteFile(n.dir+"/ipvs.json.tmp", b, 0o644))
+	check(os.Rename(n.dir+"/ipvs.json.tmp", n.dir+"/ipvs.json"))
+}
+
+// care starts ipvscare on the node and waits until it is ready.
+func (n *machine) care(args ...string) {
+	n.l.t.Helper()
+	n.careStart(args...)
+	eventually(n.l.t, 20*time.Second, "ipvscare is ready", func() bool { return n.log.count("ready: ") > 0 })
+}
+
+func (n *machine) careStart(args ...string) {
+	hosts := n.dir + "/hosts"
+	if _, err := os.Stat(hosts); err != nil {
+		check(os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"), 0o644))
+	}
+	n.log = &journal{since: n.l.began}
+	n.cmd = n.command(append([]string{"/bin/ipvscare", "run", "--config", n.dir + "/ipvs.json", "--hosts", hosts, "--state", n.dir + "/state", "--run-dir", n.dir + "/run"}, args...)...)
+	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
+	n.start(n.cmd)
+}
+
+// rules is the kernel's table of the node, connections left out.
+func (n *machine) rules() string {
+	b, err := n.procFile("ip_vs")
+	if err != nil {
+		return err.Error()
+	}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) >= 3 && f[0] == "TCP":
+			out = append(out, strings.Join(f, " "))
+		case len(f) >= 4 && f[0] == "->" && f[1] != "RemoteAddress:Port":
+			out = append(out, fmt.Sprintf("%s %s %s", f[1], f[2], f[3]))
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// procFile reads a file of /proc/net as the node sees it.
+func (n *machine) procFile(name string) (b []byte, err error) {
+	n.in(func() { b, err = os.ReadFile("/proc/thread-self/net/" + name) })
+	return b, err
+}
+
+func hexAddr(a netip.Addr) string {
+	b := a.As4()
+	return fmt.Sprintf("%02X%02X%02X%02X", b[0], b[1], b[2], b[3])
+}
+
+// serving returns the names of masters with weight 1.
+func (n *machine) serving() string {
+	rules := n.rules()
+	var names []string
+	for _, m := range n.l.masters {
+		if strings.Contains(rules, hexAddr(m.addr)+":192B Masq 1") {
+			names = append(names, m.name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// awaitServing waits until exactly these masters have weight 1 and returns
+// how long it took.
+func (n *machine) expect(want string, within time.Duration) time.Duration {
+	n.l.t.Helper()
+	began := time.Now()
+	eventually(n.l.t, within, fmt.Sprintf("%s serves %q", n.name, want), func() bool { return n.serving() == want })
+	return time.Since(began)
+}
+
+// stays fails if the set of serving masters differs at any time.
+func (n *machine) stays(want string, during time.Duration) {
+	n.l.t.Helper()
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if got := n.serving(); got != want {
+			n.l.t.Fatalf("%s serves %q, it should stay at %q", n.name, got, want)
+		}
+	}
+}
+
+// slow says how much longer than on real hardware things may take. The
+// guest is emulated, on machines that do other things besides.
+const slow = 4
+
+func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	end := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", within, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// dial connects from the node. Each call makes a socket in its namespace.
+func (n *machine) dial(addr string, timeout time.Duration) (c net.Conn, err error) {
+	n.in(func() { c, err = net.DialTimeout("tcp", addr, timeout) })
+	return c, err
+}
+
+// ask makes one new connection to addr and returns who answered.
+func (n *machine) ask(addr string, timeout time.Duration) (net.Conn, string, error) {
+	end := time.Now().Add(timeout)
+	c, err := n.dial(addr, timeout)
+	if err != nil {
+		return nil, "", err
+	}
+	c.SetDeadline(end)
+	if _, err = c.Write([]byte("x")); err == nil {
+		var b [16]byte
+		var k int
+		if k, err = c.Read(b[:]); err == nil {
+			c.SetDeadline(time.Time{})
+			return c, strings.TrimSpace(string(b[:k])), nil
+		}
+	}
+	c.Close()
+	return nil, "", err
+}
+
+// hammer makes new connections all the time until it is stopped.
+type hammer struct {
+	mu     sync.Mutex
+	failed []time.Time
+	ok     int
+	stop   chan struct{}
+	wg     sync.WaitGroup
+}
+
+func (n *machine) hammer(every time.Duration) *hammer {
+	h := &hammer{stop: make(chan struct{})}
+	h.wg.Go(func() {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			select {
+			case <-h.stop:
+				return
+			case <-tick.C:
+			}
+			h.wg.Go(func() {
+				began := time.Now()
+				c, _, err := n.ask(vip, 3*time.Second)
+				if c != nil {
+					c.Close()
+				}
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				if err != nil {
+					h.failed = append(h.failed, began)
+				} else {
+					h.ok++
+				}
+			})
+		}
+	})
+	return h
+}
+
+// end stops and returns how long after since the last failing connection was
+// begun, how many failed since, and how many went well.
+func (h *hammer) end(since time.Time) (last time.Duration, failed, ok int) {
+	close(h.stop)
+	h.wg.Wait()
+	for _, at := range h.failed {
+		if at.After(since) {
+			failed++
+			last = max(last, at.Sub(since))
+		}
+	}
+	return last, failed, h.ok
+}
+
+// watch is an idle connection through the virtual address.
+type watch struct {
+	master string
+	conn   net.Conn
+	mu     sync.Mutex
+	broken time.Time
+}
+
+func (n *machine) watch() *watch {
+	n.l.t.Helper()
+	c, master, err := n.ask(vip, 10*time.Second)
+	if err != nil {
+		n.l.t.Fatalf("%s: opening a watch: %v; rules: %s", n.name, err, n.rules())
+	}
+	w := &watch{master: master, conn: c}
+	go func() {
+		var b [1]byte
+		c.Read(b[:])
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.broken = time.Now()
+	}()
+	return w
+}
+
+func (w *watch) brokenAt() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.broken
+}

@@ -1,0 +1,331 @@
+// Package vm boots the small guest in which ipvscare is tested: Debian's
+// kernel and an initramfs of a static test binary, ipvscare, the kernel
+// modules and keepalived, made here. The guest has no disk and no network
+// card: its nodes and masters are network namespaces.
+package vm
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/u-root/u-root/pkg/cpio"
+	"github.com/ulikunitz/xz"
+)
+
+// suite and packages are what the guest is taken from.
+const suite = "trixie"
+
+func packages() []string {
+	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables"}
+}
+
+// programs are the files of the packages that the guest carries, with the
+// libraries that they need.
+func programs() []string {
+	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft"}
+}
+
+// modules are loaded by the guest; what they depend on comes along.
+func modules() []string {
+	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
+		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6"}
+}
+
+// Missing reports what this machine lacks to run the guest.
+func Missing() error {
+	var errs []error
+	for _, p := range []string{"qemu-system-x86_64", "mmdebstrap"} {
+		if _, err := exec.LookPath(p); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if runtime.GOARCH != "amd64" {
+		errs = append(errs, fmt.Errorf("the guest is for amd64, this is %s", runtime.GOARCH))
+	}
+	return errors.Join(errs...)
+}
+
+// debian returns a tar of the packages, made once and kept in the user's
+// cache.
+func debian(ctx context.Context, log io.Writer) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	key := sha256.Sum256([]byte(suite + strings.Join(packages(), ",")))
+	dir := filepath.Join(cache, "edgebake-test")
+	file := filepath.Join(dir, fmt.Sprintf("ipvs-guest-%x.tar", key[:6]))
+	if _, err := os.Stat(file); err == nil {
+		return file, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	tmp := file + fmt.Sprintf(".%d.tmp.tar", os.Getpid())
+	defer os.Remove(tmp)
+	cmd := exec.CommandContext(ctx, "mmdebstrap", "--variant=extract", "--architectures=amd64",
+		"--include="+strings.Join(packages(), ","), suite, tmp)
+	cmd.Stderr = log
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("making the guest's files with %v: %w", cmd.Args, err)
+	}
+	return file, os.Rename(tmp, file)
+}
+
+// tree is a tar held in memory, by path.
+type tree struct {
+	files map[string][]byte
+	links map[string]string // path to target path
+	base  map[string]string // file name to path, of shared libraries
+}
+
+func readTree(file string) (*tree, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	t := &tree{files: make(map[string][]byte), links: make(map[string]string), base: make(map[string]string)}
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return t, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", file, err)
+		}
+		name := path.Clean(h.Name)
+		wanted := strings.HasPrefix(name, "boot/vmlinuz") || strings.Contains(name, "/modules/") ||
+			strings.Contains(name, ".so") || slices.Contains(programs(), name)
+		switch {
+		case h.Typeflag == tar.TypeSymlink:
+			target := h.Linkname
+			if !path.IsAbs(target) {
+				target = path.Join(path.Dir(name), target)
+			}
+			t.links[name] = strings.TrimPrefix(path.Clean(target), "/")
+		case h.Typeflag == tar.TypeLink:
+			t.links[name] = path.Clean(h.Linkname)
+		case h.Typeflag == tar.TypeReg && wanted:
+			b, err := io.ReadAll(r)
+			if err != nil {
+				return nil, fmt.Errorf("reading %s of %s: %w", name, file, err)
+			}
+			t.files[name] = b
+		default:
+			continue
+		}
+		if strings.Contains(name, ".so") {
+			t.base[path.Base(name)] = name
+		}
+	}
+}
+
+// open follows links.
+func (t *tree) open(name string) ([]byte, error) {
+	for range 10 {
+		if b, ok := t.files[name]; ok {
+			return b, nil
+		}
+		next, ok := t.links[name]
+		if !ok {
+			break
+		}
+		name = next
+	}
+	return nil, fmt.Errorf("%s is not in the guest's packages", name)
+}
+
+// libraries adds a program's libraries to the archive's files.
+func (t *tree) libraries(bin []byte, into map[string][]byte) error {
+	e, err := elf.NewFile(bytes.NewReader(bin))
+	if err != nil {
+		return err
+	}
+	needed, err := e.ImportedLibraries()
+	if err != nil {
+		return err
+	}
+	for _, p := range e.Progs {
+		if p.Type == elf.PT_INTERP {
+			b, err := io.ReadAll(p.Open())
+			if err != nil {
+				return err
+			}
+			name := strings.Trim(string(b), "\x00/")
+			data, err := t.open(t.base[path.Base(name)])
+			if err != nil {
+				return err
+			}
+			into[name] = data
+		}
+	}
+	for _, lib := range needed {
+		name := "lib64/" + lib
+		if _, ok := into[name]; ok {
+			continue
+		}
+		data, err := t.open(t.base[lib])
+		if err != nil {
+			return fmt.Errorf("library %s: %w", lib, err)
+		}
+		into[name] = data
+		if err := t.libraries(data, into); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moduleSet returns the modules, unpacked, in an order in which they can be
+// loaded.
+func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
+	paths := make(map[string]string)
+	for name := range t.files {
+		if base, ok := strings.CutSuffix(path.Base(name), ".ko.xz"); ok {
+			paths[strings.ReplaceAll(base, "-", "_")] = name
+		}
+	}
+	data = make(map[string][]byte)
+	var add func(name string) error
+	add = func(name string) error {
+		if _, ok := data[name]; ok {
+			return nil
+		}
+		p, ok := paths[name]
+		if !ok {
+			return nil // built in
+		}
+		r, err := xz.NewReader(bytes.NewReader(t.files[p]))
+		if err != nil {
+			return fmt.Errorf("unpacking %s: %w", p, err)
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			return fmt.Errorf("unpacking %s: %w", p, err)
+		}
+		data[name] = b
+		e, err := elf.NewFile(bytes.NewReader(b))
+		if err != nil {
+			return fmt.Errorf("reading %s: %w", p, err)
+		}
+		info, err := e.Section(".modinfo").Data()
+		if err != nil {
+			return fmt.Errorf("reading %s: %w", p, err)
+		}
+		for kv := range strings.SplitSeq(string(info), "\x00") {
+			if deps, ok := strings.CutPrefix(kv, "depends="); ok && deps != "" {
+				for d := range strings.SplitSeq(deps, ",") {
+					if err := add(strings.ReplaceAll(d, "-", "_")); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		order = append(order, name)
+		return nil
+	}
+	for _, m := range modules() {
+		if err := add(m); err != nil {
+			return nil, nil, err
+		}
+	}
+	return order, data, nil
+}
+
+// build writes kernel and initramfs to dir. extra holds more files by their
+// path in the guest; "init" must be among them.
+func build(ctx context.Context, dir string, extra map[string]string, log io.Writer) error {
+	file, err := debian(ctx, log)
+	if err != nil {
+		return err
+	}
+	t, err := readTree(file)
+	if err != nil {
+		return err
+	}
+	for name, b := range t.files {
+		if strings.HasPrefix(name, "boot/vmlinuz") {
+			if err := os.WriteFile(filepath.Join(dir, "kernel"), b, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	files := make(map[string][]byte)
+	for _, p := range programs() {
+		b, err := t.open(p)
+		if err != nil {
+			return err
+		}
+		files["bin/"+path.Base(p)] = b
+		if err := t.libraries(b, files); err != nil {
+			return fmt.Errorf("libraries of %s: %w", p, err)
+		}
+	}
+	order, mods, err := t.moduleSet()
+	if err != nil {
+		return err
+	}
+	for name, b := range mods {
+		files["modules/"+name+".ko"] = b
+	}
+	files["modules/order"] = []byte(strings.Join(order, "\n") + "\n")
+	for name, p := range extra {
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		files[name] = b
+	}
+	f, err := os.Create(filepath.Join(dir, "initramfs"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := cpio.Newc.Writer(f)
+	records := []cpio.Record{cpio.CharDev("dev/console", 0o600, 5, 1), cpio.CharDev("dev/null", 0o666, 1, 3),
+		cpio.Symlink("sbin/modprobe", "/init")}
+	dirs := map[string]bool{}
+	for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "etc", "var/run", "sbin"} {
+		dirs[d] = true
+	}
+	for name := range files {
+		for d := path.Dir(name); d != "."; d = path.Dir(d) {
+			dirs[d] = true
+		}
+	}
+	dirs["var"] = true
+	for _, d := range slices.Sorted(maps.Keys(dirs)) {
+		if err := w.WriteRecord(cpio.Directory(d, 0o755)); err != nil {
+			return err
+		}
+	}
+	for name, b := range files {
+		records = append(records, cpio.Record{ReaderAt: bytes.NewReader(b),
+			Info: cpio.Info{Name: name, Mode: cpio.S_IFREG | 0o755, FileSize: uint64(len(b)), NLink: 1}})
+	}
+	for i, r := range records {
+		r.Ino = uint64(i + 1)
+		if err := w.WriteRecord(r); err != nil {
+			return err
+		}
+	}
+	if err := cpio.WriteTrailer(w); err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,97 @@
+package vm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Options say what to run in the guest.
+type Options struct {
+	// Run selects the guest's tests, as go test -run does.
+	Run string
+	// Env is given to them, as KEY=VALUE without spaces.
+	Env []string
+	// Timeout ends the guest.
+	Timeout time.Duration
+	// Log gets everything that the guest says; may be nil.
+	Log io.Writer
+	// Dir holds what is built; it may be used again for the same binaries.
+	Dir string
+}
+
+// done is what the guest's init says last.
+const done = "GUEST-DONE"
+
+// Run builds the guest and runs tests in it. line is called with each line of
+// the guest's output.
+func Run(ctx context.Context, o Options, line func(string)) error {
+	log := o.Log
+	if log == nil {
+		log = io.Discard
+	}
+	extra := map[string]string{
+		"init":         filepath.Join(o.Dir, "guest.test"),
+		"bin/ipvscare": filepath.Join(o.Dir, "ipvscare"),
+	}
+	for _, argv := range [][]string{
+		{"go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", extra["init"], "github.com/edgebake/edgebake/test/ipvs/guest"},
+		{"go", "build", "-trimpath", "-ldflags=-s -w", "-o", extra["bin/ipvscare"], "github.com/edgebake/edgebake/cmd/ipvscare"},
+	} {
+		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("running %v: %w\n%s", argv, err, out)
+		}
+	}
+	if err := build(ctx, o.Dir, extra, log); err != nil {
+		return fmt.Errorf("building the guest: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	args := []string{"-nodefaults", "-display", "none", "-no-reboot", "-m", "1024", "-smp", "2",
+		// QEMU 7.2's cmpxchg16b is not safe with more than one processor.
+		"-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
+		"-kernel", filepath.Join(o.Dir, "kernel"), "-initrd", filepath.Join(o.Dir, "initramfs"),
+		"-append", strings.Join(append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off", "guest.run=" + o.Run}, o.Env...), " "),
+		"-serial", "stdio"}
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	finished := false
+	scan := bufio.NewScanner(io.TeeReader(out, log))
+	scan.Buffer(nil, 1<<20)
+	for scan.Scan() {
+		text := strings.TrimRight(scan.Text(), "\r")
+		if strings.Contains(text, "Kernel panic") {
+			cancel()
+		}
+		if strings.HasPrefix(text, done) {
+			finished = true
+			continue
+		}
+		line(text)
+	}
+	err = cmd.Wait()
+	switch {
+	case finished:
+		return nil
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("the guest did not finish in %s", o.Timeout)
+	}
+	return fmt.Errorf("the guest ended early: %w %s", err, stderr.String())
+}
