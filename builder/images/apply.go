@@ -204,11 +204,11 @@ func (e *entry) setMetadata(h *tar.Header) {
 		perm = 0o777
 	}
 	e.Mode = e.Mode&tree.ModeType | perm
-	e.MTime = h.ModTime
+	e.MTime = h.ModTime.UTC()
 	// As containerd does: times before the epoch, or beyond what fits into
 	// nanoseconds, become the epoch.
 	if e.MTime.Before(time.Unix(0, 0)) || e.MTime.After(time.Unix(0, 1<<63-1)) {
-		e.MTime = time.Unix(0, 0)
+		e.MTime = time.Unix(0, 0).UTC()
 	}
 	for key, value := range h.PAXRecords {
 		name, ok := strings.CutPrefix(key, paxXattr)

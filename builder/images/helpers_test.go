@@ -1,0 +1,17 @@
+package images
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"io"
+	"iter"
+	"maps"
+)
+
+func sectionOf(b []byte) *io.SectionReader {
+	return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b)))
+}
+
+func keysOf(m map[string]string) iter.Seq[string] { return maps.Keys(m) }
+
+func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }

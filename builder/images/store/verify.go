@@ -1,0 +1,303 @@
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/tree"
+)
+
+// Files is how Verify looks at a store: on a disk image, in a list of nodes,
+// or in a folder.
+type Files struct {
+	Stat    func(name string) (tree.Node, error)
+	ReadDir func(name string) ([]string, error)
+	Open    func(name string) (io.ReadCloser, error)
+	// InUse says that a containerd may have worked on the store: it then has
+	// containers' snapshots, leases and images of others, and may have blobs
+	// that await collection.
+	InUse bool
+}
+
+// Summary is what a verified store holds.
+type Summary struct {
+	Images    []string `json:"images"` // by tag, where they have one
+	Blobs     int      `json:"blobs"`
+	Snapshots int      `json:"snapshots"`
+}
+
+// Verify checks the store below root ("var/lib/containerd", or "lib/containerd"
+// on a disk mounted at /var): that databases, content and snapshot directories
+// agree, that every blob has its digest, that every image can be run and none
+// can be collected. It returns all problems at once. What it cannot check is
+// the content of unpacked files where the layers were discarded; the disk
+// image's own digest covers those.
+func Verify(f Files, root, snapshotter string) (*Summary, error) {
+	v := &verifier{Files: f, root: root, snapshotter: snapshotter}
+	state, err := v.read()
+	if err != nil {
+		return nil, fmt.Errorf("verifying the image store: %w", err)
+	}
+	v.state = state
+	v.blobs()
+	v.snapshots()
+	v.images()
+	v.strays()
+	if err := errors.Join(v.problems...); err != nil {
+		return nil, fmt.Errorf("verifying the image store: %w", err)
+	}
+	s := &Summary{Blobs: len(state.Blobs), Snapshots: len(state.Snapshots)}
+	for _, i := range state.Images {
+		if !strings.Contains(i.Name, "@") && !strings.HasPrefix(i.Name, "sha256:") {
+			s.Images = append(s.Images, i.Name)
+		}
+	}
+	return s, nil
+}
+
+type verifier struct {
+	Files
+	root, snapshotter string
+	state             *State
+	problems          []error
+
+	blobByDigest  map[string]*Blob
+	snapshotByKey map[string]*Snapshot
+}
+
+func (v *verifier) bad(format string, args ...any) {
+	v.problems = append(v.problems, fmt.Errorf(format, args...))
+}
+
+func (v *verifier) at(p string) string { return path.Join(v.root, p) }
+
+// read copies the databases out, since bbolt wants files.
+func (v *verifier) read() (_ *State, err error) {
+	dir, err := os.MkdirTemp("", "edgebake-store-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	meta, snaps := filepath.Join(dir, "meta.db"), filepath.Join(dir, "metadata.db")
+	for name, to := range map[string]string{MetaDB: meta, SnapshotterDB(v.snapshotter): snaps} {
+		if err := v.copyOut(v.at(name), to); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", name, err)
+		}
+	}
+	return Read(v.snapshotter, meta, snaps)
+}
+
+func (v *verifier) copyOut(name, to string) error {
+	r, err := v.Open(name)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+func (v *verifier) blobs() {
+	v.blobByDigest = map[string]*Blob{}
+	for i := range v.state.Blobs {
+		b := &v.state.Blobs[i]
+		v.blobByDigest[b.Digest] = b
+		h := sha256.New()
+		n, err := func() (int64, error) {
+			r, err := v.Open(v.at(BlobPath(b.Digest)))
+			if err != nil {
+				return 0, err
+			}
+			defer r.Close()
+			return io.Copy(h, r)
+		}()
+		switch got := "sha256:" + hex.EncodeToString(h.Sum(nil)); {
+		case err != nil:
+			v.bad("blob %s: %w", b.Digest, err)
+		case n != b.Size:
+			v.bad("blob %s has %d bytes, meta.db says %d", b.Digest, n, b.Size)
+		case got != b.Digest:
+			v.bad("blob %s has digest %s", b.Digest, got)
+		}
+	}
+}
+
+func (v *verifier) snapshots() {
+	v.snapshotByKey = map[string]*Snapshot{}
+	ids := map[uint64]string{}
+	for i := range v.state.Snapshots {
+		s := &v.state.Snapshots[i]
+		v.snapshotByKey[s.Key] = s
+		if other, ok := ids[s.ID]; ok {
+			v.bad("snapshots %s and %s share the directory %d", other, s.Key, s.ID)
+		}
+		ids[s.ID] = s.Key
+		if s.Kind != KindCommitted && !v.InUse {
+			v.bad("snapshot %s is not committed (kind %d)", s.Key, s.Kind)
+		}
+		fs := v.at(SnapshotDir(v.snapshotter, s.ID)) + "/fs"
+		if n, err := v.Stat(fs); err != nil {
+			v.bad("snapshot %s: %w", s.Key, err)
+		} else if !n.IsDir() {
+			v.bad("snapshot %s: %s is not a directory", s.Key, fs)
+		}
+	}
+}
+
+// images follows each record as containerd does when it starts a container.
+func (v *verifier) images() {
+	for i := range v.state.Images {
+		img := &v.state.Images[i]
+		baked := img.Labels[LabelBaked] != ""
+		if v.InUse && !baked {
+			continue // somebody else's: it may be half pulled
+		}
+		if err := v.image(img); err != nil {
+			v.bad("image %s: %w", img.Name, err)
+		}
+		if !baked {
+			v.bad("image %s lacks the label %s", img.Name, LabelBaked)
+		}
+		if img.Labels[LabelManaged] != "managed" {
+			v.bad("image %s lacks the label %s=managed: the kubelet would not see it", img.Name, LabelManaged)
+		}
+		if img.Labels[LabelPinned] != "pinned" && !v.InUse {
+			v.bad("image %s is not pinned: the kubelet would delete it when the disk is full", img.Name)
+		}
+	}
+}
+
+func (v *verifier) image(img *Image) error {
+	target := v.blobByDigest[img.Digest]
+	if target == nil {
+		return fmt.Errorf("its target %s is missing", img.Digest)
+	}
+	if target.Size != img.Size {
+		return fmt.Errorf("its target has %d bytes, the record says %d", target.Size, img.Size)
+	}
+	manifest := target
+	var doc struct {
+		Manifests []json.RawMessage `json:"manifests"`
+		Config    struct {
+			Digest string `json:"digest"`
+		} `json:"config"`
+		Layers []struct {
+			Digest string `json:"digest"`
+		} `json:"layers"`
+	}
+	if err := v.json(target.Digest, &doc); err != nil {
+		return err
+	}
+	if len(doc.Manifests) > 0 {
+		digest := ""
+		for k, d := range target.Labels {
+			if strings.HasPrefix(k, LabelGCManifest) && v.blobByDigest[d] != nil {
+				digest = d
+			}
+		}
+		if manifest = v.blobByDigest[digest]; manifest == nil {
+			return fmt.Errorf("no label of the index %s refers to a manifest that is there: it would be collected", target.Digest)
+		}
+		if err := v.json(digest, &doc); err != nil {
+			return err
+		}
+	}
+	if got := manifest.Labels[LabelGCConfig]; got != doc.Config.Digest {
+		return fmt.Errorf("manifest %s refers to the config %q by label, but to %s in fact: it would be collected", manifest.Digest, got, doc.Config.Digest)
+	}
+	config := v.blobByDigest[doc.Config.Digest]
+	if config == nil {
+		return fmt.Errorf("its config %s is missing", doc.Config.Digest)
+	}
+	var c struct {
+		RootFS struct {
+			DiffIDs []string `json:"diff_ids"`
+		} `json:"rootfs"`
+	}
+	if err := v.json(config.Digest, &c); err != nil {
+		return err
+	}
+	chain := ""
+	for n, diff := range c.RootFS.DiffIDs {
+		parent := chain
+		chain = ChainID(chain, diff)
+		s := v.snapshotByKey[chain]
+		if s == nil {
+			return fmt.Errorf("layer %d is not unpacked: snapshot %s is missing", n+1, chain)
+		}
+		if s.Parent != parent {
+			return fmt.Errorf("snapshot %s has parent %q, expected %q", chain, s.Parent, parent)
+		}
+		if s.Kind != KindCommitted {
+			return fmt.Errorf("snapshot %s is not committed", chain)
+		}
+	}
+	if got := config.Labels[LabelGCSnapshot+v.snapshotter]; got != chain {
+		return fmt.Errorf("config %s refers to the snapshot %q by label, its layers end at %s: they would be collected", config.Digest, got, chain)
+	}
+	for n, l := range doc.Layers {
+		label := manifest.Labels[LabelGCLayer+strconv.Itoa(n)]
+		if label != "" && (label != l.Digest || v.blobByDigest[label] == nil) {
+			return fmt.Errorf("manifest %s refers to the layer %s by label, which is missing or another", manifest.Digest, label)
+		}
+	}
+	return nil
+}
+
+func (v *verifier) json(digest string, doc any) error {
+	r, err := v.Open(v.at(BlobPath(digest)))
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	raw, err := io.ReadAll(io.LimitReader(r, 8<<20))
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, doc); err != nil {
+		return fmt.Errorf("reading %s: %w", digest, err)
+	}
+	return nil
+}
+
+// strays finds files that no database knows: the space they take is lost
+// until containerd collects them.
+func (v *verifier) strays() {
+	if v.InUse {
+		return
+	}
+	dir := v.at(SnapshotterDir(v.snapshotter) + "/snapshots")
+	names, err := v.ReadDir(dir)
+	if err != nil {
+		v.bad("%w", err)
+	}
+	for _, n := range names {
+		known := slices.ContainsFunc(v.state.Snapshots, func(s Snapshot) bool { return strconv.FormatUint(s.ID, 10) == n })
+		if !known {
+			v.bad("directory %s/%s belongs to no snapshot", dir, n)
+		}
+	}
+	dir = v.at(ContentDir + "/blobs/sha256")
+	if names, err = v.ReadDir(dir); err != nil {
+		v.bad("%w", err)
+	}
+	for _, n := range names {
+		if v.blobByDigest["sha256:"+n] == nil {
+			v.bad("file %s/%s belongs to no blob of meta.db", dir, n)
+		}
+	}
+}
