@@ -31,7 +31,7 @@ const maxNodes = 200_000
 // then validation. The error is Problems with everything found wrong.
 func ParseImage(name string, data []byte) (*Image, error) {
 	img := new(Image)
-	if err := parse(name, data, KindImage, img, func(*document) Problems { return img.Validate() }); err != nil {
+	if err := parseKind(name, data, KindImage, img, func(*document) Problems { return img.Validate() }); err != nil {
 		return nil, err
 	}
 	return img, nil
@@ -41,7 +41,7 @@ func ParseImage(name string, data []byte) (*Image, error) {
 // everything found wrong.
 func ParseSite(name string, data []byte) (*Site, error) {
 	site := new(Site)
-	if err := parse(name, data, KindSite, site, func(*document) Problems { return site.Validate() }); err != nil {
+	if err := parseKind(name, data, KindSite, site, func(*document) Problems { return site.Validate() }); err != nil {
 		return nil, err
 	}
 	return site, nil
@@ -51,7 +51,7 @@ func ParseSite(name string, data []byte) (*Site, error) {
 // been forgotten. It is as strict as ParseSite but asks for no credentials.
 func ParsePublicSite(name string, data []byte) (*Site, error) {
 	site := new(Site)
-	if err := parse(name, data, KindSite, site, func(*document) Problems { return site.validate(false) }); err != nil {
+	if err := parseKind(name, data, KindSite, site, func(*document) Problems { return site.validate(false) }); err != nil {
 		return nil, err
 	}
 	return site, nil
@@ -80,7 +80,7 @@ func parsed[T any](v *T, err error) (any, error) {
 	return v, nil
 }
 
-func parse(name string, data []byte, kind string, into any, validate func(*document) Problems) error {
+func parseKind(name string, data []byte, kind string, into any, validate func(*document) Problems) error {
 	doc, probs := readDocument(name, data)
 	if probs != nil {
 		return probs

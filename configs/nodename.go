@@ -2,8 +2,10 @@ package configs
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/template"
+	"text/template/parse"
 )
 
 // NameFacts is what a node name template can be made of. Empty: the machine
@@ -49,13 +51,15 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("reading the template %q: %s", tmpl, strings.TrimPrefix(err.Error(), "template: nodeName:"))
 	}
+	if len(t.Templates()) > 1 || loops(t.Root) {
+		return "", fmt.Errorf("reading the template %q: range, define, block and template have no place in a node name", tmpl)
+	}
 	data := struct {
 		Serial   factSerial
 		MAC      factMAC
 		UUID     factUUID
 		Hostname factHostname
 	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
-	// A template can loop; a name is short.
 	w := &limited{left: 1024}
 	if err := t.Execute(w, data); err != nil {
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
@@ -68,6 +72,24 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	return w.String(), nil
 }
 
+// loops reports whether a template could run for ever: only text, values and
+// conditions cannot.
+func loops(n parse.Node) bool {
+	list := func(l *parse.ListNode) bool { return l != nil && slices.ContainsFunc(l.Nodes, loops) }
+	switch n := n.(type) {
+	case nil, *parse.TextNode, *parse.ActionNode, *parse.CommentNode:
+		return false
+	case *parse.ListNode:
+		return list(n)
+	case *parse.IfNode:
+		return list(n.List) || list(n.ElseList)
+	case *parse.WithNode:
+		return list(n.List) || list(n.ElseList)
+	}
+	return true
+}
+
+// limited is for a name, which is short: printf can fill pages.
 type limited struct {
 	strings.Builder
 	left int
