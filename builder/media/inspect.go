@@ -17,9 +17,6 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// ESPSBOM is the path of the SPDX document inside the EFI system partition.
-const ESPSBOM = "edgebake/sbom.spdx.json"
-
 // Info is what an image says of itself. It holds no secret: of the slot's
 // files only names and sizes.
 type Info struct {
@@ -168,7 +165,7 @@ func (m *image) boot(i *Info) error {
 	if err != nil {
 		return err
 	}
-	b, err := fsys.ReadFile(ESPSBOM)
+	b, err := fsys.ReadFile(ondisk.ESPSBOM)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -182,7 +179,7 @@ func (m *image) boot(i *Info) error {
 		} `json:"packages"`
 	}
 	if err := json.Unmarshal(b, &sbom); err != nil {
-		return fmt.Errorf("reading %s: %w", ESPSBOM, err)
+		return fmt.Errorf("reading %s: %w", ondisk.ESPSBOM, err)
 	}
 	for _, p := range sbom.Packages {
 		i.Packages = append(i.Packages, Package{p.Name, p.Version})

@@ -84,7 +84,7 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 		Kubernetes: "v1.36.3", Images: []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:00", Size: 5}},
 	}
 	spec := disk.Spec{ID: info.Plan, Arch: info.Arch, SourceDate: built, Partitions: []disk.Partition{
-		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blob("linux", data/4), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
+		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blob("linux", min(data/4, 32<<20)), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
 		{Label: ondisk.LabelSlot, FS: disk.FAT16},
 		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: []tree.Node{dir("."), blob("data", data)}},
 		{Label: ondisk.LabelRootB},

@@ -148,9 +148,11 @@ func (m *image) put(f *os.File, p gpt.Partition, img []byte) error {
 			return fmt.Errorf("%w: its slot is compressed, so another program made this .zst: decompress it with zstd -d and stamp that", ErrNotOurs)
 		}
 	}
+	var frame []byte
 	for i := range n {
 		b := img[i*seekable.FrameSize:][:seekable.FrameSize]
-		if _, err := f.WriteAt(seekable.Raw(nil, b), m.z.Entry(first+i).Offset); err != nil {
+		frame = seekable.Raw(frame[:0], b)
+		if _, err := f.WriteAt(frame, m.z.Entry(first+i).Offset); err != nil {
 			return err
 		}
 		sum := seekable.Sum(b)

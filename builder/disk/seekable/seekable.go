@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"math/bits"
+	"slices"
 	"sync"
 
 	"github.com/cespare/xxhash/v2"
@@ -103,24 +104,34 @@ func RawSize(n int) int {
 
 // Raw appends a frame that holds content as it is.
 func Raw(dst, content []byte) []byte {
-	dst = le.AppendUint32(dst, magicFrame)
-	// Frame header: a content size of four bytes, a single segment, a
-	// checksum at the end.
-	dst = append(dst, 2<<6|1<<5|1<<2)
-	dst = le.AppendUint32(dst, uint32(len(content)))
+	dst = slices.Grow(dst, RawSize(len(content)))
+	dst = rawHeader(dst, len(content))
 	for rest := content; ; {
 		n := min(len(rest), maxBlock)
-		header := uint32(n) << 3 // block type 0: raw
-		if n == len(rest) {
-			header |= 1 // the last
-		}
-		dst = append(dst, byte(header), byte(header>>8), byte(header>>16))
+		dst = rawBlock(dst, n, n == len(rest))
 		dst = append(dst, rest[:n]...)
 		if rest = rest[n:]; len(rest) == 0 {
 			break
 		}
 	}
 	return le.AppendUint32(dst, Sum(content))
+}
+
+// rawHeader appends a frame's header: a content size of four bytes, a single
+// segment, a checksum at the end.
+func rawHeader(dst []byte, n int) []byte {
+	dst = le.AppendUint32(dst, magicFrame)
+	dst = append(dst, 2<<6|1<<5|1<<2)
+	return le.AppendUint32(dst, uint32(n))
+}
+
+// rawBlock appends the header of a raw block.
+func rawBlock(dst []byte, n int, last bool) []byte {
+	header := uint32(n) << 3 // block type 0: raw
+	if last {
+		header |= 1
+	}
+	return append(dst, byte(header), byte(header>>8), byte(header>>16))
 }
 
 // Sum is the checksum of a frame's content.
@@ -273,12 +284,13 @@ func (z *Reader) IsRaw(frame int) (bool, error) {
 	}
 	// What tells is the header; a compressed block could have this length
 	// by chance.
-	want := Raw(nil, make([]byte, e.Size))
-	got := make([]byte, 12)
+	first := int(min(e.Size, maxBlock))
+	want := rawBlock(rawHeader(nil, int(e.Size)), first, int64(first) == e.Size)
+	got := make([]byte, len(want))
 	if _, err := z.r.ReadAt(got, e.Offset); err != nil {
 		return false, fmt.Errorf("reading frame %d: %w", frame, err)
 	}
-	return bytes.Equal(got, want[:12]), nil
+	return bytes.Equal(got, want), nil
 }
 
 // Frame returns a frame's content. It must not be changed.

@@ -1,0 +1,113 @@
+package disk
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestFullAndReadOnlyDisks runs itself again where a small and a read-only
+// file system can be mounted: in namespaces of its own.
+func TestFullAndReadOnlyDisks(t *testing.T) {
+	if dir := os.Getenv("EDGEBAKE_TEST_SMALL_DISK"); dir != "" {
+		fullAndReadOnly(t, dir)
+		return
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec",
+		`mount -t tmpfs -o size=44m none "$0"; mkdir "$0/small" "$0/ro"; mount -t tmpfs -o ro none "$0/ro"; exec "$@"`,
+		dir, os.Args[0], "-test.run=^TestFullAndReadOnlyDisks$", "-test.v")
+	cmd.Env = append(os.Environ(), "EDGEBAKE_TEST_SMALL_DISK="+dir)
+	out, err := cmd.CombinedOutput()
+	if err == nil && strings.Contains(string(out), "--- PASS") {
+		return
+	}
+	if !strings.Contains(string(out), "=== RUN") {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("no namespaces to test in: %v\n%s", err, out)
+		}
+		t.Skipf("NOT TESTED, no namespaces here: %v %s", err, out)
+	}
+	t.Errorf("%v\n%s", err, out)
+}
+
+func fullAndReadOnly(t *testing.T, dir string) {
+	small := filepath.Join(dir, "small")
+	s, blobs := sample()
+	l, err := Compute(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(path string, zstd bool) error {
+		_, err := Write(t.Context(), path, s, l, blobs, WriteOptions{Slot: testSlot, Zstd: zstd})
+		return err
+	}
+	// The raw image fits, the compressed one beside it does not.
+	err = write(filepath.Join(small, "i.zst"), true)
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "is full; make room") {
+		t.Errorf("full while writing: %v", err)
+	}
+	// Too full from the beginning: said before anything is written.
+	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 30<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err = write(filepath.Join(small, "i"), false)
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "the image needs at least") {
+		t.Errorf("full before: %v", err)
+	}
+	if left := files(t, small); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	err = write(filepath.Join(dir, "ro", "i"), false)
+	if !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "cannot be written by this user") {
+		t.Errorf("read-only: %v", err)
+	}
+}
+
+// TestRepartGrowsDataAlone lets systemd-repart do what it does at first boot,
+// with the definition that images carry.
+func TestRepartGrowsDataAlone(t *testing.T) {
+	s, blobs := sample()
+	d := t.TempDir()
+	path := filepath.Join(d, "image.raw")
+	l, _ := build(t, path, s, blobs, WriteOptions{})
+	if err := os.Truncate(path, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	defs := filepath.Join(d, "defs")
+	if err := os.Mkdir(defs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(defs, "data.conf"), []byte("[Partition]\nType=var\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	oracle(t, "systemd-repart", "--definitions="+defs, "--dry-run=no", "--no-pager", path)
+	if out := oracle(t, "sgdisk", "-v", path); !strings.Contains(out, "No problems found") {
+		t.Errorf("sgdisk: %s", out)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	tab, err := gpt.Read(f, 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range tab.Partitions {
+		want := l.Parts[i]
+		if p.Name != want.Label || p.GUID != want.GUID || p.Start != want.Start {
+			t.Errorf("%+v was %+v", p, want)
+		}
+		if grown := p.Size > want.Size; grown != (p.Name == ondisk.LabelData) || p.Name == ondisk.LabelData && p.Attributes != gpt.NoAuto {
+			t.Errorf("%s has %d bytes, attributes %x; it had %d", p.Name, p.Size, p.Attributes, want.Size)
+		}
+	}
+}
