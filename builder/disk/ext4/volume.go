@@ -79,7 +79,6 @@ type volume struct {
 
 	geo     *geometry
 	data    *stream
-	journal int64 // stream number
 	resize  int64 // stream number of the resize inode's block
 	jblocks int64
 }
@@ -153,19 +152,22 @@ func (v *volume) build() error {
 	}
 	if lostNode == nil {
 		lostNode = &tree.Node{Path: lostFound, Inode: &tree.Inode{Mode: tree.ModeDir | 0o700, MTime: v.opts.Time}}
-		dirs[lostFound] = &dir{path: lostFound}
-		dirs["."].entries = append(dirs["."].entries, entry{name: lostFound, index: -1, dir: dirs[lostFound]})
 	}
 
 	v.fillDirs(dirs, &bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
+	root := dirs["."]
+	if dirs[lostFound] == nil {
+		e := entry{name: lostFound, index: -1, dir: &dir{path: lostFound}}
+		i, _ := slices.BinarySearchFunc(root.entries, e, byName)
+		root.entries = slices.Insert(root.entries, i, e)
+	}
 
 	v.inodes = make([]inode, firstInode, firstInode+len(v.nodes)+1)
 	v.special(journalInode, "journal")
 	v.special(resizeInode, "resize")
-	root := dirs["."]
 	v.start(rootInode, rootNode, root, rootInode)
 	shared := make(map[*tree.Inode]uint32, len(v.nodes))
 	v.number(root, lostNode, shared, &bad)
@@ -191,30 +193,32 @@ func describe(n *tree.Node) string {
 
 // fillDirs puts every node into its directory.
 func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
-	var last *dir // neighbours mostly share their directory
-	for i := range v.nodes {
-		n := &v.nodes[i]
-		if n.Path == "." {
-			continue
+	// Counted first, so that all entries share one piece of memory.
+	counts := make(map[*dir]int, len(dirs))
+	total := 0
+	v.eachChild(dirs, func(d *dir, name string, i int) {
+		if d == nil {
+			bad.add("%s: its folder %q is not in the tree, or is no folder", describe(&v.nodes[i]), path.Dir(v.nodes[i].Path))
+			return
 		}
-		parent, name := ".", n.Path
-		if slash := strings.LastIndexByte(n.Path, '/'); slash >= 0 {
-			parent, name = n.Path[:slash], n.Path[slash+1:]
-		}
-		d := last
-		if d == nil || d.path != parent {
-			if d = dirs[parent]; d == nil {
-				bad.add("%s: its folder %q is not in the tree, or is no folder", describe(n), parent)
-				continue
-			}
-			last = d
+		counts[d]++
+		total++
+	})
+	if len(bad.errs) > 0 {
+		return
+	}
+	room := make([]entry, total)
+	v.eachChild(dirs, func(d *dir, name string, i int) {
+		if d.entries == nil {
+			n := counts[d]
+			d.entries, room = room[:0:n], room[n:]
 		}
 		e := entry{name: name, index: int32(i)}
-		if n.IsDir() {
-			e.dir = dirs[n.Path]
+		if v.nodes[i].IsDir() {
+			e.dir = dirs[v.nodes[i].Path]
 		}
 		d.entries = append(d.entries, e)
-	}
+	})
 	// By path, so that messages do not depend on a map's order.
 	for _, p := range slices.Sorted(maps.Keys(dirs)) {
 		d := dirs[p]
@@ -228,6 +232,26 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 					describe(&v.nodes[b.index]), describe(&v.nodes[a.index]))
 			}
 		}
+	}
+}
+
+// eachChild calls f for every node but the root, with the directory it belongs
+// to, or nil.
+func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, index int)) {
+	var last *dir // neighbours mostly share their directory
+	for i := range v.nodes {
+		p := v.nodes[i].Path
+		if p == "." {
+			continue
+		}
+		parent, name := ".", p
+		if slash := strings.LastIndexByte(p, '/'); slash >= 0 {
+			parent, name = p[:slash], p[slash+1:]
+		}
+		if last == nil || last.path != parent {
+			last = dirs[parent]
+		}
+		f(last, name, i)
 	}
 }
 
