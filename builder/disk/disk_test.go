@@ -461,19 +461,35 @@ func TestFailuresLeaveNothing(t *testing.T) {
 
 // TestNamedTemporaryFile goes the way of systems that know no nameless files.
 func TestNamedTemporaryFile(t *testing.T) {
+	none := func(string, fs.FileMode) (*os.File, error) { return nil, errors.ErrUnsupported }
 	for _, force := range []bool{false, true} {
 		d := t.TempDir()
-		o := &Output{path: filepath.Join(d, "x"), force: force, temp: filepath.Join(d, ".x.tmp")}
-		var err error
-		if o.File, err = os.Create(o.temp); err != nil {
+		path := filepath.Join(d, "x")
+		a, err := create(path, 0o600, force, none)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := o.Commit(); err != nil {
+		b, err := create(path, 0o600, force, none) // Write has two when it compresses
+		if err != nil {
 			t.Fatal(err)
 		}
-		o.Discard()
+		if _, err := a.WriteString("a"); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		a.Discard()
+		if force {
+			b.Discard()
+		} else if err := b.Commit(); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("the second of two: %v", err)
+		}
 		if got := files(t, d); len(got) != 1 || got[0] != "x" {
 			t.Errorf("force=%v: %v", force, got)
+		}
+		if c, err := os.ReadFile(path); err != nil || string(c) != "a" {
+			t.Errorf("force=%v: %q %v", force, c, err)
 		}
 	}
 }

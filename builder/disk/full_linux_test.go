@@ -111,3 +111,36 @@ func TestRepartGrowsDataAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestKillLeavesNothing kills a process in the middle of writing.
+func TestKillLeavesNothing(t *testing.T) {
+	if dir := os.Getenv("EDGEBAKE_TEST_KILL"); dir != "" {
+		s, blobs := sample()
+		l, err := Compute(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		Write(t.Context(), filepath.Join(dir, "i.zst"), s, l, blobs, WriteOptions{Slot: testSlot, Zstd: true, Progress: func(d, n int64) {
+			if d > n/2 {
+				syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+		}})
+		t.Fatal("still alive")
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKillLeavesNothing$")
+	cmd.Env = append(os.Environ(), "EDGEBAKE_TEST_KILL="+dir)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the child was not killed: %v\n%s", err, out)
+	}
+	if f, err := openNameless(dir, 0o600); err != nil {
+		t.Skipf("NOT TESTED, this file system has no nameless files: %v", err)
+	} else {
+		f.Close()
+	}
+	if left := files(t, dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}

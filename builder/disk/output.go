@@ -24,6 +24,10 @@ type Output struct {
 // Create opens an output. A file that is there already is an error, now and
 // in Commit, unless force says to replace it.
 func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
+	return create(path, perm, force, openNameless)
+}
+
+func create(path string, perm fs.FileMode, force bool, nameless func(dir string, perm fs.FileMode) (*os.File, error)) (*Output, error) {
 	if st, err := os.Stat(path); err == nil {
 		switch {
 		case st.IsDir():
@@ -36,16 +40,33 @@ func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
 	}
 	o := &Output{path: path, force: force}
 	dir := filepath.Dir(path)
-	f, err := openNameless(dir, perm)
+	f, err := nameless(dir, perm)
 	if err != nil {
-		o.temp = filepath.Join(dir, fmt.Sprintf(".%s.%d.tmp", filepath.Base(path), os.Getpid()))
-		f, err = os.OpenFile(o.temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
+		err = o.tempName(func(name string) (err error) {
+			f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
+			return err
+		})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("creating %s: %w", path, Explain(err, dir))
 	}
 	o.File = f
 	return o, nil
+}
+
+// tempName finds a temporary name for which try does not say that it exists,
+// and keeps it.
+func (o *Output) tempName(try func(name string) error) error {
+	for i := 0; ; i++ {
+		name := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(o.path), os.Getpid(), i))
+		err := try(name)
+		if err == nil {
+			o.temp = name
+		}
+		if i == 100 || !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
 }
 
 // Commit gives the file its name.
@@ -83,11 +104,9 @@ func (o *Output) commit() error {
 		return os.Rename(o.temp, o.path)
 	}
 	if o.temp == "" {
-		temp := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d.tmp", filepath.Base(o.path), os.Getpid()))
-		if err := name(temp); err != nil {
+		if err := o.tempName(name); err != nil {
 			return err
 		}
-		o.temp = temp
 	}
 	return os.Rename(o.temp, o.path)
 }

@@ -264,6 +264,7 @@ type reader struct {
 	fat   *fat.Reader
 	files map[string][]byte
 	total int64
+	seen  int // directory entries so far
 }
 
 func (in *reader) read(e fat.Entry) ([]byte, error) {
@@ -280,8 +281,12 @@ func (in *reader) file(e fat.Entry, name string) error {
 	return err
 }
 
-// maxDepth of folders in files/ and pki/.
-const maxDepth = 8
+// What files/ and pki/ may have of folders inside folders and of entries in
+// all. A damaged directory that holds itself has more.
+const (
+	maxDepth   = 8
+	maxEntries = 10000
+)
 
 // dir takes everything in a folder, but for what systems put there
 // themselves.
@@ -292,6 +297,9 @@ func (in *reader) dir(at, name string, depth int) error {
 	list, err := in.fat.ReadDir(at)
 	if err != nil {
 		return err
+	}
+	if in.seen += len(list); in.seen > maxEntries {
+		return fmt.Errorf("reading %s: there are more than %d files: remove what does not belong there", at, maxEntries)
 	}
 	for _, e := range list {
 		base := e.Name()

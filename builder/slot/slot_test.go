@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -556,6 +557,36 @@ func (p patched) ReadAt(b []byte, off int64) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// TestFoldersInsideThemselves has a folder with many entries that all are the
+// folder itself.
+func TestFoldersInsideThemselves(t *testing.T) {
+	c := sample()
+	for i := range 100 {
+		c.Files[fmt.Sprintf("files/loop/D%d", i)] = nil
+	}
+	img := mustMake(t, c)
+	// The entry of the folder, then those in it.
+	top := bytes.Index(img, []byte("LOOP       \x10"))
+	if top < 0 {
+		t.Fatal("no folder to damage")
+	}
+	n := 0
+	for i := range 100 {
+		name := fmt.Appendf(nil, "%-11s\x20", fmt.Sprintf("D%d", i))
+		if at := bytes.Index(img, name); at >= 0 {
+			img[at+11] = 0x10
+			copy(img[at+26:at+28], img[top+26:top+28])
+			n++
+		}
+	}
+	if n != 100 {
+		t.Fatalf("%d entries damaged", n)
+	}
+	if _, err := Read(bytes.NewReader(img)); err == nil || !strings.Contains(err.Error(), "remove what does not belong") && !strings.Contains(err.Error(), "too deep") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // FuzzRead damages a good slot: its first sector, the allocation table, the
