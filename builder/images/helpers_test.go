@@ -6,6 +6,8 @@ import (
 	"io"
 	"iter"
 	"maps"
+
+	"github.com/edgebake/edgebake/builder/tree"
 )
 
 func sectionOf(b []byte) *io.SectionReader {
@@ -15,3 +17,5 @@ func sectionOf(b []byte) *io.SectionReader {
 func keysOf(m map[string]string) iter.Seq[string] { return maps.Keys(m) }
 
 func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
+
+type nodeType = tree.Node

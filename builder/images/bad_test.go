@@ -1,0 +1,626 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/klauspost/compress/zstd"
+)
+
+func wantError(t *testing.T, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, p := range parts {
+		if !strings.Contains(err.Error(), p) {
+			t.Errorf("error %q\nlacks %q", err, p)
+		}
+	}
+}
+
+// unpoisoned checks that every blob of the cache has the digest it is named
+// by, and that nothing unfinished was left.
+func unpoisoned(t *testing.T, c *fetch.Cache) {
+	t.Helper()
+	blobs := filepath.Dir(c.BlobPath("x"))
+	entries, err := os.ReadDir(blobs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(blobs, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != e.Name() {
+			t.Errorf("the cache has %d wrong bytes as %s", len(b), e.Name())
+		}
+	}
+	err = filepath.WalkDir(filepath.Join(blobs, "../tmp"), func(p string, d os.DirEntry, err error) error {
+		if err == nil && strings.HasPrefix(d.Name(), "blob-") {
+			t.Errorf("left unfinished: %s", p)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// layout is an OCI layout whose documents can be changed.
+type layout struct {
+	t    *testing.T
+	dir  string
+	imgs []configs.ContainerImage
+}
+
+func newLayout(t *testing.T, imgs ...imagetest.Image) *layout {
+	t.Helper()
+	dir, cs := writeLayout(t, imgs...)
+	return &layout{t, dir, cs}
+}
+
+func (l *layout) blob(digest string) string {
+	return filepath.Join(l.dir, "blobs/sha256", strings.TrimPrefix(digest, "sha256:"))
+}
+
+func (l *layout) read(digest string, doc any) {
+	l.t.Helper()
+	name := filepath.Join(l.dir, "index.json")
+	if digest != "" {
+		name = l.blob(digest)
+	}
+	raw, err := os.ReadFile(name)
+	if err == nil {
+		err = json.Unmarshal(raw, doc)
+	}
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// put stores a document and returns its descriptor's parts.
+func (l *layout) put(doc any) (string, int) {
+	l.t.Helper()
+	raw, err := json.Marshal(doc)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return l.putRaw(raw)
+}
+
+func (l *layout) putRaw(raw []byte) (string, int) {
+	l.t.Helper()
+	sum := sha256.Sum256(raw)
+	digest := "sha256:" + hex.EncodeToString(sum[:])
+	if err := os.WriteFile(l.blob(digest), raw, 0o644); err != nil {
+		l.t.Fatal(err)
+	}
+	return digest, len(raw)
+}
+
+type jsonDoc = map[string]any
+
+// change edits the first image's manifest, and its config, and makes the
+// index point at the result.
+func (l *layout) change(edit func(manifest, config jsonDoc)) {
+	l.t.Helper()
+	var index, manifest, config jsonDoc
+	l.read("", &index)
+	entry := index["manifests"].([]any)[0].(jsonDoc)
+	l.read(entry["digest"].(string), &manifest)
+	c := manifest["config"].(jsonDoc)
+	l.read(c["digest"].(string), &config)
+	edit(manifest, config)
+	c["digest"], c["size"] = l.put(config)
+	entry["digest"], entry["size"] = l.put(manifest)
+	if mt, ok := manifest["mediaType"]; ok {
+		entry["mediaType"] = mt
+	}
+	raw, err := json.Marshal(index)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(l.dir, "index.json"), raw, 0o644); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func layerOf(manifest jsonDoc, n int) jsonDoc { return manifest["layers"].([]any)[n].(jsonDoc) }
+
+func TestBadLayouts(t *testing.T) {
+	const ref = "edgebake.test/a:1"
+	cut := func(t *testing.T, l *layout, compression string) {
+		// A consistent manifest of a layer that was cut off when it was made.
+		var whole bytes.Buffer
+		raw := bytes.Repeat([]byte("data that compresses "), 10000)
+		if compression == "gzip" {
+			w := gzip.NewWriter(&whole)
+			w.Write(raw)
+			w.Close()
+		} else {
+			w, err := zstd.NewWriter(&whole)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Write(raw)
+			w.Close()
+		}
+		l.change(func(m, _ jsonDoc) {
+			d := layerOf(m, 1)
+			d["digest"], d["size"] = l.putRaw(whole.Bytes()[:whole.Len()-9])
+			d["mediaType"] = "application/vnd.oci.image.layer.v1.tar+" + compression
+		})
+	}
+	for _, tt := range []struct {
+		name string
+		do   func(t *testing.T, l *layout)
+		want []string
+	}{
+		{"blob is damaged", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) {
+				name := l.blob(layerOf(m, 1)["digest"].(string))
+				raw, err := os.ReadFile(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				raw[4] ^= 1 // gzip's time stamp: it still uncompresses
+				os.WriteFile(name, raw, 0o644)
+			})
+		}, []string{"layer 2 of 2", "expected", "fetch it again"}},
+		{"blob is cut off", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) {
+				name := l.blob(layerOf(m, 1)["digest"].(string))
+				st, err := os.Stat(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				os.Truncate(name, st.Size()-1)
+			})
+		}, []string{"layer 2 of 2", "unexpected EOF", "fetch it again"}},
+		{"blob is too long", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) {
+				f, err := os.OpenFile(l.blob(layerOf(m, 1)["digest"].(string)), os.O_APPEND|os.O_WRONLY, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.WriteString("more")
+				f.Close()
+			})
+		}, []string{"layer 2 of 2", "longer than"}},
+		{"diffID of another layer", func(t *testing.T, l *layout) {
+			l.change(func(_, c jsonDoc) {
+				diffs := c["rootfs"].(jsonDoc)["diff_ids"].([]any)
+				diffs[1] = "sha256:" + strings.Repeat("ab", 32)
+			})
+		}, []string{"layer 2 of 2", "not the diffID", "pushed again"}},
+		{"truncated gzip", func(t *testing.T, l *layout) { cut(t, l, "gzip") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short"}},
+		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short"}},
+		{"unknown layer type", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["mediaType"] = "application/vnd.oci.image.layer.v1.tar+lzma" })
+		}, []string{"layer 1 of 2", "tar+lzma", "known are"}},
+		{"unknown manifest type", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) { m["mediaType"] = "application/vnd.example.thing" })
+		}, []string{"manifest", "application/vnd.example.thing", "neither a manifest nor an index"}},
+		{"docker schema 1", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) { m["mediaType"] = "application/vnd.docker.distribution.manifest.v1+prettyjws" })
+		}, []string{"schema 1", "push the image again"}},
+		{"artifact", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) {
+				m["config"].(jsonDoc)["mediaType"] = "application/vnd.cncf.helm.config.v1+json"
+			})
+		}, []string{"helm.config", "another kind of artifact"}},
+		{"missing layer", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) { os.Remove(l.blob(layerOf(m, 1)["digest"].(string))) })
+		}, []string{"layer 2 of 2", "incomplete"}},
+		{"more layers than diffIDs", func(t *testing.T, l *layout) {
+			l.change(func(_, c jsonDoc) { c["rootfs"].(jsonDoc)["diff_ids"] = []any{} })
+		}, []string{"config", "lists 0 layers, the manifest 2"}},
+		{"digest that is a path", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["digest"] = "sha256:../../../../etc/passwd" })
+		}, []string{"layer 1 of 2", "64 hex digits"}},
+		{"layer that climbs out", func(t *testing.T, l *layout) {
+			var raw bytes.Buffer
+			tw := tar.NewWriter(&raw)
+			(&imagetest.Writer{Writer: tw}).Put(tar.Header{Name: "../../../etc/shadow"}, "root::")
+			tw.Close()
+			l.change(func(m, c jsonDoc) {
+				d := layerOf(m, 1)
+				d["digest"], d["size"] = l.putRaw(raw.Bytes())
+				d["mediaType"] = "application/vnd.oci.image.layer.v1.tar"
+				c["rootfs"].(jsonDoc)["diff_ids"].([]any)[1] = d["digest"]
+			})
+		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image"}},
+		{"layer that is no tar", func(t *testing.T, l *layout) {
+			l.change(func(m, c jsonDoc) {
+				d := layerOf(m, 1)
+				d["digest"], d["size"] = l.putRaw(bytes.Repeat([]byte("this is no tar. "), 100))
+				d["mediaType"] = "application/vnd.oci.image.layer.v1.tar"
+				c["rootfs"].(jsonDoc)["diff_ids"].([]any)[1] = d["digest"]
+			})
+		}, []string{"layer 2 of 2", "reading the tar", "built again"}},
+		{"not JSON", func(t *testing.T, l *layout) {
+			var index jsonDoc
+			l.read("", &index)
+			e := index["manifests"].([]any)[0].(jsonDoc)
+			e["digest"], e["size"] = l.putRaw([]byte("<html>"))
+			raw, _ := json.Marshal(index)
+			os.WriteFile(filepath.Join(l.dir, "index.json"), raw, 0o644)
+		}, []string{"manifest", "not JSON"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLayout(t, small(ref, "a"), small("edgebake.test/good:1", "good"))
+			tt.do(t, l)
+			c := newCache(t)
+			o := testOptions()
+			_, err := resolveAndBake(t, c, o, l.imgs)
+			wantError(t, err, append(tt.want, ref)...)
+			unpoisoned(t, c)
+			// What is wrong with one image is nothing to another.
+			if _, err := resolveAndBake(t, c, o, l.imgs[1:]); err != nil {
+				t.Errorf("the good image: %v", err)
+			}
+		})
+	}
+}
+
+func TestMissingPlatformSaysWhichExist(t *testing.T) {
+	img := small("edgebake.test/a:1", "a")
+	img.Others = []imagetest.Image{{Arch: "arm64"}, {Arch: "s390x"}}
+	l := newLayout(t, img)
+	o := testOptions()
+	o.Arch = "riscv64"
+	_, err := resolveAndBake(t, newCache(t), o, l.imgs)
+	wantError(t, err, "edgebake.test/a:1", "nothing for linux/riscv64", "linux/amd64", "linux/arm64", "linux/s390x")
+
+	l = newLayout(t, small("edgebake.test/b:1", "b"))
+	_, err = resolveAndBake(t, newCache(t), o, l.imgs)
+	wantError(t, err, "edgebake.test/b:1", "for linux/amd64, not for linux/riscv64")
+}
+
+func TestPlatformIsChosen(t *testing.T) {
+	for _, docker := range []bool{false, true} {
+		img := small("edgebake.test/a:1", "amd")
+		img.Docker = docker
+		img.Others = []imagetest.Image{{Arch: "arm64", Docker: docker, Layers: []imagetest.Layer{imagetest.Script(imagetest.File("arm", 0o644, 0, 0, "arm"))}}}
+		l := newLayout(t, img)
+		o := testOptions()
+		o.Arch = "arm64"
+		c := newCache(t)
+		r := mustBake(t, c, o, l.imgs)
+		found := slices.ContainsFunc(r.Nodes, func(n nodeType) bool { return strings.HasSuffix(n.Path, "/fs/arm") })
+		if !found {
+			t.Error("the arm64 layer is not there")
+		}
+		if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestOneTagTwoImages(t *testing.T) {
+	a := newLayout(t, small("edgebake.test/a:1", "one"))
+	b := newLayout(t, small("edgebake.test/a:1", "two"))
+	_, err := Resolve(t.Context(), newCache(t), append(a.imgs, b.imgs...), testOptions())
+	wantError(t, err, "edgebake.test/a:1", "two different images", a.dir, b.dir, "another tag")
+	p, err := Resolve(t.Context(), newCache(t), append(a.imgs, a.imgs...), testOptions())
+	if err != nil || len(p) != 1 {
+		t.Errorf("the same image twice: %d, %v", len(p), err)
+	}
+}
+
+func TestPinnedDigestIsKept(t *testing.T) {
+	l := newLayout(t, small("edgebake.test/a:1", "one"))
+	p, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.imgs[0].Digest = p[0].Target.Digest
+	if _, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions()); err != nil {
+		t.Error(err)
+	}
+	l.imgs[0].Digest = "sha256:" + strings.Repeat("1", 64)
+	_, err = Resolve(t.Context(), newCache(t), l.imgs, testOptions())
+	wantError(t, err, "edgebake.test/a:1", "pinned is sha256:111", p[0].Target.Digest)
+}
+
+func TestMissingNameSaysWhichExist(t *testing.T) {
+	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
+	l.imgs[0].Ref = "edgebake.test/c:1"
+	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
+	wantError(t, err, "edgebake.test/c:1", "edgebake.test/a:1, edgebake.test/b:1", "org.opencontainers.image.ref.name")
+}
+
+func TestAllProblemsAtOnce(t *testing.T) {
+	_, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{
+		{Ref: "edgebake.test/untagged"},
+		{Ref: "edgebake.test/a:1", Layout: "/nonexistent/layout"},
+		{Ref: "edgebake.test/b:1", Archive: "/nonexistent/archive.tar"},
+		{Ref: "edgebake.test/c:1", Layout: "x", Archive: "y"},
+	}, testOptions())
+	wantError(t, err, "untagged:1.2.3", "/nonexistent/layout", "/nonexistent/archive.tar", "keep one")
+}
+
+// server is a registry on loopback that serves a layout, and can fail.
+type server struct {
+	*httptest.Server
+	host string
+	auth string // user:password it wants
+	// fail answers for a path in place of the registry; false: it did not.
+	fail func(w http.ResponseWriter, r *http.Request) bool
+	gets atomic.Int64
+	mu   sync.Mutex
+	seen map[string]int
+}
+
+func serve(t *testing.T, l *layout, start func(http.Handler) *httptest.Server) *server {
+	t.Helper()
+	s := &server{seen: map[string]int{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v2/{$}", func(http.ResponseWriter, *http.Request) {})
+	blob := func(w http.ResponseWriter, digest string) {
+		raw, err := os.ReadFile(l.blob(digest))
+		if err != nil {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`)
+			return
+		}
+		w.Header().Set("Docker-Content-Digest", digest)
+		w.Write(raw)
+	}
+	mux.HandleFunc("GET /v2/{a}/manifests/{ref}", func(w http.ResponseWriter, r *http.Request) {
+		var index manifestDoc
+		l.read("", &index)
+		digest := r.PathValue("ref")
+		for _, d := range index.Manifests {
+			if d.Digest == digest || strings.HasSuffix(d.Annotations[annotationRefName], "/"+r.PathValue("a")+":"+digest) {
+				digest = d.Digest
+				w.Header().Set("Content-Type", d.MediaType)
+			}
+		}
+		if w.Header().Get("Content-Type") == "" {
+			w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+		}
+		blob(w, digest)
+	})
+	mux.HandleFunc("GET /v2/{a}/blobs/{digest}", func(w http.ResponseWriter, r *http.Request) { blob(w, r.PathValue("digest")) })
+	s.Server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.gets.Add(1)
+		s.mu.Lock()
+		s.seen[r.URL.Path]++
+		s.mu.Unlock()
+		if s.auth != "" {
+			if u, p, _ := r.BasicAuth(); u+":"+p != s.auth {
+				w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+		}
+		if s.fail != nil && s.fail(w, r) {
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	s.host = strings.TrimPrefix(strings.TrimPrefix(s.URL, "http://"), "https://")
+	return s
+}
+
+// fromRegistry bakes image a:1 from a server.
+func fromRegistry(t *testing.T, c *fetch.Cache, s *server, edit func(*Options)) (*Result, error) {
+	o := testOptions()
+	o.Stall = 300 * time.Millisecond
+	o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
+	if edit != nil {
+		edit(&o)
+	}
+	return resolveAndBake(t, c, o, []configs.ContainerImage{{Ref: s.host + "/a:1"}})
+}
+
+func TestRegistry(t *testing.T) {
+	l := newLayout(t, small("edgebake.test/a:1", "a"))
+	for name, start := range map[string]func(http.Handler) *httptest.Server{"http": httptest.NewServer, "tls": httptest.NewTLSServer} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, l, start)
+			c := newCache(t)
+			r, err := fromRegistry(t, c, s, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions()); err != nil {
+				t.Error(err)
+			}
+			// Insecure only when said.
+			_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
+			wantError(t, err, s.host, "a:1")
+			// All is in the cache now: only the tag is asked for again.
+			before := s.gets.Load()
+			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.Contains(r.URL.Path, "/blobs/") {
+					t.Errorf("asked for %s again", r.URL.Path)
+				}
+				return false
+			}
+			if _, err := fromRegistry(t, c, s, nil); err != nil || s.gets.Load() == before {
+				t.Errorf("%v after %d requests", err, s.gets.Load()-before)
+			}
+		})
+	}
+}
+
+func TestPlainHTTPIsRefused(t *testing.T) {
+	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
+	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
+	wantError(t, err, s.host+"/a:1", "insecure: true")
+	if s.gets.Load() > 0 {
+		t.Errorf("%d requests went out in plain text", s.gets.Load())
+	}
+}
+
+func TestRegistryFailures(t *testing.T) {
+	status := func(code int, match string) func(http.ResponseWriter, *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, match) {
+				return false
+			}
+			w.WriteHeader(code)
+			return true
+		}
+	}
+	hang := func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/manifests/") {
+			return false
+		}
+		<-r.Context().Done()
+		return true
+	}
+	stall := func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			return false
+		}
+		w.Header().Set("Content-Length", "100000")
+		w.Write([]byte("begun"))
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		return true
+	}
+	short := func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			return false
+		}
+		w.Write([]byte("not the blob"))
+		return true
+	}
+	for _, tt := range []struct {
+		name string
+		fail func(http.ResponseWriter, *http.Request) bool
+		want []string
+	}{
+		{"401", status(401, "/manifests/"), []string{"log in", "authFile"}},
+		{"403", status(403, "/manifests/"), []string{"log in", "authFile"}},
+		{"404", status(404, "/manifests/"), []string{"spelling"}},
+		{"404 blob", status(404, "/blobs/"), []string{"config sha256:", "spelling"}},
+		{"429", status(429, "/manifests/"), []string{"limits requests", "mirror"}},
+		{"500", status(500, "/manifests/"), []string{"failing", "mirror"}},
+		{"503 blob", status(503, "/blobs/"), []string{"config sha256:", "failing"}},
+		{"hangs", hang, []string{"silent for 300ms", "proxy", "mirror"}},
+		{"stalls", stall, []string{"no more data came", "proxy", "mirror"}},
+		{"wrong bytes", short, []string{"config sha256:"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
+			s.fail = tt.fail
+			c := newCache(t)
+			start := time.Now()
+			_, err := fromRegistry(t, c, s, nil)
+			wantError(t, err, append(tt.want, s.host+"/a:1")...)
+			unpoisoned(t, c)
+			if d := time.Since(start); d > 20*time.Second {
+				t.Errorf("it took %v to give up", d)
+			}
+			// The registry heals; the same cache serves.
+			s.fail = nil
+			if _, err := fromRegistry(t, c, s, nil); err != nil {
+				t.Errorf("once it answers again: %v", err)
+			}
+		})
+	}
+}
+
+// A registry that fails once is asked again.
+func TestRegistryIsRetried(t *testing.T) {
+	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
+	var once atomic.Bool
+	s.fail = func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/manifests/") && once.CompareAndSwap(false, true) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		}
+		return false
+	}
+	if _, err := fromRegistry(t, newCache(t), s, nil); err != nil || !once.Load() {
+		t.Error(err)
+	}
+}
+
+func TestMirrors(t *testing.T) {
+	l := newLayout(t, small("edgebake.test/a:1", "a"))
+	dead := serve(t, l, httptest.NewServer)
+	dead.fail = func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusNotFound); return true }
+	mirror := serve(t, l, httptest.NewServer)
+	o := testOptions()
+	o.Registries = []configs.Registry{
+		{Host: "registry.invalid", Mirrors: []string{dead.host, mirror.host}},
+		{Host: dead.host, Insecure: true}, {Host: mirror.host, Insecure: true},
+	}
+	r, err := resolveAndBake(t, newCache(t), o, []configs.ContainerImage{{Ref: "registry.invalid/a:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Images[0].Ref != "registry.invalid/a:1" || dead.gets.Load() == 0 || mirror.gets.Load() == 0 {
+		t.Errorf("%+v; requests %d and %d", r.Images, dead.gets.Load(), mirror.gets.Load())
+	}
+}
+
+func TestAuthFile(t *testing.T) {
+	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
+	s.auth = "robot:hunter2"
+	write := func(doc string) string {
+		name := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(name, []byte(doc), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	for _, tt := range []struct{ doc, want string }{
+		{`{"auths":{"` + s.host + `":{"username":"robot","password":"hunter2"}}}`, ""},
+		{`{"auths":{"` + s.host + `":{"auth":"cm9ib3Q6aHVudGVyMg=="}}}`, ""},
+		{`{"auths":{"` + s.host + `":{"auth":"wrong"}}}`, "base64"},
+		{`{"auths":{}}`, "log in"},
+		{`hunter2`, "not a docker config.json"},
+	} {
+		_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = write(tt.doc) })
+		if tt.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v", tt.doc, err)
+			}
+			continue
+		}
+		wantError(t, err, tt.want)
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("the password is in the message: %v", err)
+		}
+	}
+}
+
+func TestBlobErrorIsTyped(t *testing.T) {
+	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
+	s.fail = func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusNotFound); return true }
+	_, err := fromRegistry(t, newCache(t), s, nil)
+	var be *BlobError
+	if !errors.As(err, &be) || be.Ref != s.host+"/a:1" || be.What != "manifest" {
+		t.Errorf("%v", err)
+	}
+}
