@@ -114,7 +114,7 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 		probs.add("vip", "%s cannot stand for the masters; choose a private address that nothing in the site's networks uses", vip)
 	case s.IPVS.Disabled:
 	case vip.Is4() && v6 > 0 && v4 == 0:
-		probs.add("vip", "%s is IPv4 and the masters are IPv6; choose an IPv6 address, as fd00:edge::2", vip)
+		probs.add("vip", "%s is IPv4 and the masters are IPv6; choose an IPv6 address, as fd00:ed6e::2", vip)
 	case vip.Is6() && v4 > 0 && v6 == 0:
 		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, as 10.103.97.2", vip)
 	}

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"crypto/pbkdf2"
+	"crypto/sha1"
 	"encoding/hex"
 	"fmt"
 	"net"
@@ -19,7 +21,7 @@ const networkDir = "/etc/systemd/network/"
 // renderNetwork writes systemd-networkd's files, the ones of resolved and
 // timesyncd, and wpa_supplicant's. Their numbers come before those of the
 // image (85), so that what the site says of an interface is all that holds.
-func renderNetwork(cfg *types.Config, n *configs.Network) {
+func renderNetwork(cfg *types.Config, n *configs.Network) error {
 	ifaces := n.Interfaces
 	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
 		// The image's default, but with the site's servers instead of DHCP's.
@@ -39,7 +41,11 @@ func renderNetwork(cfg *types.Config, n *configs.Network) {
 			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
 		}
 		if f.WiFi != nil {
-			addFile(cfg, "/etc/wpa_supplicant/wpa_supplicant-"+f.Name+".conf", 0o600, wpaFile(f.WiFi))
+			wpa, err := wpaFile(f.WiFi)
+			if err != nil {
+				return fmt.Errorf("rendering the Wi-Fi of %s: %w", f.Name, err)
+			}
+			addFile(cfg, "/etc/wpa_supplicant/wpa_supplicant-"+f.Name+".conf", 0o600, wpa)
 			cfg.Systemd.Units = append(cfg.Systemd.Units, types.Unit{
 				Name: "wpa_supplicant@" + f.Name + ".service", Enabled: ptr(true),
 			})
@@ -60,6 +66,7 @@ func renderNetwork(cfg *types.Config, n *configs.Network) {
 		addFile(cfg, "/etc/systemd/timesyncd.conf.d/20-edgebake.conf", 0o644,
 			header+"[Time]\nNTP="+strings.Join(n.NTP, " ")+"\n")
 	}
+	return nil
 }
 
 // VLAN ids are unique in a site, so the id is enough of a name.
@@ -139,7 +146,7 @@ func dhcpSections(b *strings.Builder, n *configs.Network, dhcp bool) {
 
 // wpaFile is wpa_supplicant's configuration for one network. The SSID goes
 // in as hexadecimal digits, which need no quoting.
-func wpaFile(w *configs.WiFi) string {
+func wpaFile(w *configs.WiFi) (string, error) {
 	var b strings.Builder
 	b.WriteString(header + "ctrl_interface=/run/wpa_supplicant\n")
 	if w.Country != "" {
@@ -152,10 +159,15 @@ func wpaFile(w *configs.WiFi) string {
 	case len(psk) == 64: // the key itself, which WPA3 cannot use
 		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256\n\tpsk=%s\n", psk)
 	default:
-		// wpa_supplicant takes what stands between the first quote of the
-		// line and the last, so quotes inside are no matter.
-		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n\tieee80211w=1\n\tpsk=\"%s\"\n", psk)
+		// A quoted passphrase that holds " and # is cut off at the #, so the
+		// key goes in as it follows from the passphrase (IEEE 802.11, J.4),
+		// and for WPA3 the passphrase in hexadecimal digits.
+		key, err := pbkdf2.Key(sha1.New, psk, []byte(w.SSID), 4096, 32)
+		if err != nil {
+			return "", fmt.Errorf("deriving the key from the passphrase: %w", err)
+		}
+		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256 SAE\n\tieee80211w=1\n\tpsk=%x\n\tsae_password=%x\n", key, psk)
 	}
 	b.WriteString("}\n")
-	return b.String()
+	return b.String(), nil
 }

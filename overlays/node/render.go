@@ -30,7 +30,9 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	if name != "" {
 		addFile(&cfg, "/etc/hostname", 0o644, name+"\n")
 	}
-	renderNetwork(&cfg, &site.Network)
+	if err := renderNetwork(&cfg, &site.Network); err != nil {
+		return nil, err
+	}
 	renderProxy(&cfg, site)
 	for _, u := range site.Users {
 		cfg.Passwd.Users = append(cfg.Passwd.Users, renderUser(u))

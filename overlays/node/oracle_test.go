@@ -1,0 +1,238 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/vincent-petithory/dataurl"
+	"golang.org/x/tools/txtar"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// need skips the test where an oracle is missing; in CI that is a failure.
+func need(t *testing.T, ok bool, what string) {
+	t.Helper()
+	switch {
+	case ok:
+	case os.Getenv("CI") != "":
+		t.Fatalf("CI needs %s", what)
+	default:
+		t.Skipf("SKIPPED: this test needs %s", what)
+	}
+}
+
+// TestNetworkdReadsIt has systemd-networkd itself read every file that the
+// golden sites give, in namespaces of its own, and fails on any complaint.
+func TestNetworkdReadsIt(t *testing.T) {
+	const networkd = "/usr/lib/systemd/systemd-networkd"
+	_, err := os.Stat(networkd)
+	need(t, err == nil, networkd)
+	unshare, err := exec.LookPath("unshare")
+	need(t, err == nil, "unshare (util-linux)")
+	need(t, exec.Command(unshare, "--net", "--mount", "true").Run() == nil, "the right to make namespaces (root)")
+
+	dir := t.TempDir()
+	n := 0
+	cases, err := filepath.Glob("testdata/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range cases {
+		for name, text := range networkFiles(t, file) {
+			n++
+			name = strings.TrimSuffix(filepath.Base(file), ".txtar") + "-" + name
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n < 10 {
+		t.Fatalf("only %d files to read", n)
+	}
+	// One that must be complained about, so that silence means something.
+	if err := os.WriteFile(filepath.Join(dir, "99-bad.network"), []byte("[Match]\nName=x\n[Network]\nNoSuchKey=1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	script := `mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/network &&
+		cp "$1"/* /run/systemd/network/ && exec ` + networkd
+	cmd := exec.CommandContext(ctx, unshare, "--net", "--mount", "sh", "-c", script, "sh", dir)
+	cmd.Env = append(os.Environ(), "SYSTEMD_LOG_LEVEL=debug", "SYSTEMD_LOG_TARGET=console")
+	out, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout = cmd.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var log []string
+	complained, done := false, false
+	for lines := bufio.NewScanner(out); !done && lines.Scan(); {
+		line := lines.Text()
+		log = append(log, line)
+		switch {
+		case strings.Contains(line, "99-bad.network"):
+			complained = true
+		case strings.Contains(line, "/run/systemd/network/") && !strings.Contains(line, "Configuring with"):
+			t.Error(line)
+		case strings.Contains(line, "Enumeration completed"):
+			done = true
+		}
+	}
+	cancel()
+	_ = cmd.Wait() // killed, by us
+	if !done || !complained {
+		t.Errorf("networkd did not get that far:\n%s", strings.Join(log, "\n"))
+	}
+}
+
+// networkFiles renders a golden case and returns what goes to networkd.
+func networkFiles(t *testing.T, file string) map[string]string {
+	t.Helper()
+	ar, err := txtar.ParseFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	var site *configs.Site
+	for _, f := range ar.Files {
+		if f.Name == "site.yaml" {
+			if site, err = configs.ParseSite(f.Name, f.Data); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	raw, err := Render(site, Machine{MACs: []string{"52:54:00:12:34:56"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cfg types.Config
+	if err := json.Unmarshal(raw, &cfg); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range cfg.Storage.Files {
+		if rest, ok := strings.CutPrefix(f.Path, networkDir); ok {
+			u, err := dataurl.DecodeString(*f.Contents.Source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[rest] = string(u.Data)
+		}
+	}
+	return out
+}
+
+// TestZeroMachine: at a desk, without a machine, a name that needs one is
+// left out; a machine without the fact is an error.
+func TestZeroMachine(t *testing.T) {
+	site := &configs.Site{NodeName: "n-{{.Serial}}"}
+	raw, err := Render(site, Machine{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(raw), "/etc/hostname") {
+		t.Errorf("a host name out of nothing:\n%s", raw)
+	}
+	if _, err := Render(site, Machine{Serial: "Default string"}, nil); err == nil || !strings.Contains(err.Error(), "serial number") {
+		t.Errorf("a junk serial was taken: %v", err)
+	}
+	if raw, err = Render(&configs.Site{NodeName: "n1"}, Machine{}, nil); err != nil || !strings.Contains(string(raw), "/etc/hostname") {
+		t.Errorf("%v\n%s", err, raw)
+	}
+}
+
+// TestDiscoveryKubeconfig: what comes out, byte for byte.
+func TestDiscoveryKubeconfig(t *testing.T) {
+	got, err := DiscoveryKubeconfig("https://10.0.0.1:6443", "kubernetes", []byte("PEM"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `apiVersion: v1
+kind: Config
+clusters:
+  - name: kubernetes
+    cluster:
+      server: https://10.0.0.1:6443
+      tls-server-name: kubernetes
+      certificate-authority-data: UEVN
+contexts:
+  - name: discovery
+    context:
+      cluster: kubernetes
+      user: ""
+current-context: discovery
+`
+	if string(got) != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// FuzzRender: whatever the parser takes can be rendered, and the result is
+// what Ignition's library takes (Render asks it) and the same twice.
+func FuzzRender(f *testing.F) {
+	cases, err := filepath.Glob("testdata/*.txtar")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, file := range cases {
+		ar, err := txtar.ParseFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(ar.Files[0].Data)
+	}
+	f.Add(configs.ExampleSite())
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		site, err := configs.ParseSite("site.yaml", doc)
+		if err != nil {
+			return
+		}
+		m := Machine{Hostname: "h", Serial: "sn12345678", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", MACs: []string{"52:54:00:12:34:56"}}
+		raw, err := Render(site, m, nil)
+		if err != nil {
+			if !site.Ignition.IsZero() { // may conflict with the site
+				return
+			}
+			t.Fatalf("%v\n%s", err, doc)
+		}
+		again, err := Render(site, m, nil)
+		if err != nil || string(again) != string(raw) {
+			t.Fatalf("differs the second time: %v", err)
+		}
+		if _, err := JoinConfiguration(site, Join{NodeName: "n"}); err != nil {
+			t.Fatal(err)
+		}
+		IPVS(site)
+	})
+}
+
+// FuzzEditHosts: foreign lines stay, in order, and a second edit changes
+// nothing.
+func FuzzEditHosts(f *testing.F) {
+	f.Add([]byte("127.0.0.1 localhost\n# BEGIN a\nx\n# END a\ny"))
+	f.Add([]byte("# BEGIN a\n# BEGIN a\nx\n# END a\n"))
+	f.Fuzz(func(t *testing.T, hosts []byte) {
+		e := []HostsEntry{{"10.0.0.1", []string{"n"}}}
+		once := EditHosts(hosts, "a", e)
+		if twice := EditHosts(once, "a", e); string(twice) != string(once) {
+			t.Fatalf("a second edit changes it:\n%q\n%q\n%q", hosts, once, twice)
+		}
+		if !strings.Contains(string(hosts), "# BEGIN a") && !strings.Contains(string(hosts), "# END a") {
+			if got := EditHosts(once, "a", nil); string(got) != string(hosts) {
+				t.Fatalf("foreign lines changed:\n%q\n%q", hosts, got)
+			}
+		}
+	})
+}
