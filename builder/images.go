@@ -19,7 +19,8 @@ func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 }
 
 // resolveImages pins the container images to take on board. A digest in the
-// lock counts as if the Image gave it.
+// lock counts as if the Image gave it; for local sources only when locked,
+// since who makes an archive anew means it.
 func (b *build) resolveImages(ctx context.Context) error {
 	list, notes, err := images.List(b.img, b.Dir)
 	if err != nil {
@@ -38,7 +39,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if sha, ok := b.Lock.Pinned(imagePrefix+i.Ref, in); ok && i.Digest == "" {
+		if sha, ok := b.Lock.Pinned(imagePrefix+i.Ref, in); ok && i.Digest == "" && (b.Locked || i.Layout == "" && i.Archive == "") {
 			i.Digest = "sha256:" + sha
 		}
 		wanted[n] = i
@@ -47,7 +48,15 @@ func (b *build) resolveImages(ctx context.Context) error {
 	if b.pinned, err = images.Resolve(ctx, b.Cache, wanted, b.imageOptions()); err != nil {
 		return err
 	}
-	for _, p := range b.pinned {
+	for n := range b.pinned {
+		p := &b.pinned[n]
+		// On the node the image has the name the document gives it, whoever
+		// pinned it.
+		ref, err := images.ParseRef(p.Source.Ref)
+		if err != nil {
+			return err
+		}
+		p.Ref = ref.String()
 		in := origins[p.Source]
 		in.SHA256 = strings.TrimPrefix(p.Target.Digest, "sha256:")
 		b.add(imagePrefix+p.Source.Ref, in, nil, nil)

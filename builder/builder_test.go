@@ -1,0 +1,699 @@
+package builder
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/klauspost/compress/zstd"
+	spdxjson "github.com/spdx/tools-golang/json"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+// project is an Image document and what a build of it needs.
+type project struct {
+	dir   string
+	cache *fetch.Cache
+}
+
+func newProject(t *testing.T, base []buildtest.Entry, edit func(string) string) *project {
+	t.Helper()
+	p := &project{dir: t.TempDir()}
+	if err := buildtest.Write(p.dir, base, edit); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if p.cache, err = fetch.Open(filepath.Join(t.TempDir(), "cache")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.cache.Close() })
+	return p
+}
+
+func (p *project) image(t *testing.T) *configs.Image {
+	t.Helper()
+	name := filepath.Join(p.dir, "image.yaml")
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := configs.ParseImage("image.yaml", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+func (p *project) options(out string) Options {
+	return Options{Dir: p.dir, Cache: p.cache, Version: "test", Output: out}
+}
+
+func (p *project) build(t *testing.T, out string) (*Result, error) {
+	t.Helper()
+	return Build(t.Context(), p.image(t), p.options(out))
+}
+
+func TestPlanGolden(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	pl, err := Resolve(t.Context(), p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := pl.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(got, []byte(p.dir)) {
+		t.Error("the plan holds a path of this machine")
+	}
+	golden := filepath.Join("testdata", "plan.json")
+	if *update {
+		if err := os.WriteFile(golden, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("the plan is not testdata/plan.json (go test -update rewrites it):\n%s", got)
+	}
+}
+
+func TestBuild(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	out := filepath.Join(t.TempDir(), "tiny.raw")
+	res, err := p.build(t, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := media.Inspect(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Image.Plan != res.Report.Plan || info.Slot.Golden != res.Report.Golden || info.Slot.State != media.SlotGolden {
+		t.Errorf("image and report differ: %+v", info.Slot)
+	}
+	if info.Image.Kernel != buildtest.Kernel || len(info.Image.Images) != 1 {
+		t.Errorf("image.json: %+v", info.Image)
+	}
+	if err := media.Verify(t.Context(), out, nil); err != nil {
+		t.Error(err)
+	}
+	for _, part := range res.Report.Partitions {
+		switch part.Label {
+		case ondisk.LabelRootA:
+			if part.Free < minRootHead {
+				t.Errorf("ROOT-A has %d bytes free, promised are %d", part.Free, minRootHead)
+			}
+		case ondisk.LabelData:
+			if part.Free < minDataHead {
+				t.Errorf("DATA has %d bytes free, promised are %d", part.Free, minDataHead)
+			}
+		}
+	}
+	doc, err := spdxjson.Read(bytes.NewReader(res.SBOM))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, pkg := range doc.Packages {
+		names = append(names, pkg.PackageName+" "+pkg.PackageVersion)
+	}
+	for _, want := range []string{"systemd 257.1-1+b2", "kubelet ", "edgebake.test/pause:1 " + info.Image.Images[0].Digest} {
+		if !slices.Contains(names, want) {
+			t.Errorf("the SBOM lacks %q: %q", want, names)
+		}
+	}
+	if slices.Contains(names, "gone 1") {
+		t.Error("the SBOM has a package that was removed")
+	}
+}
+
+// TestTree looks at the merged tree through the same code that writes it.
+func TestTree(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	b, err := resolve(t.Context(), p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := b.plan.ID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := b.compose(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, n := range c.merged {
+		got = append(got, fmt.Sprintf("%s %o %d:%d", n.Path, n.Mode, n.UID, n.GID))
+	}
+	for _, want := range []string{
+		"usr/bin/kubelet 100755 0:0",
+		"usr/lib/firmware/blob 100644 0:0", // the overlay says lib/, a link
+		"usr/local/bin/tool 100755 0:0",
+		"tmp 41777 0:0", // an overlay has files in it and does not change it
+		"opt/site/notes 100600 0:0",
+		"usr/bin/su 104755 0:0",
+		"etc/machine-id 100444 0:0",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("the tree lacks %s", want)
+		}
+	}
+	for _, n := range c.merged {
+		switch n.Path {
+		case "etc/machine-id":
+			if n.Data.Size != 0 {
+				t.Error("the machine-id is not empty")
+			}
+		case "etc/motd":
+			if string(n.Data.Inline) != "tiny on amd64\n" {
+				t.Errorf("etc/motd is %q", n.Data.Inline)
+			}
+		case "etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub", "var/lib/systemd/random-seed", "var/lib/dbus/machine-id",
+			"var/log/dpkg.log", "var/cache/apt/pkgcache.bin", "etc/passwd-":
+			t.Errorf("%s is still there", n.Path)
+		}
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	without := func(name string) []buildtest.Entry {
+		return slices.DeleteFunc(buildtest.Base(), func(e buildtest.Entry) bool { return strings.HasPrefix(e.Name, "./"+name) })
+	}
+	with := func(name, body string) []buildtest.Entry {
+		return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, Body: body})
+	}
+	same := func(s string) string { return s }
+	replace := func(old, new string) func(string) string {
+		return func(s string) string { return strings.Replace(s, old, new, 1) }
+	}
+	tests := []struct {
+		name string
+		base []buildtest.Entry
+		edit func(string) string
+		prep func(dir string) error
+		want []string
+	}{
+		{name: "no kernel", base: without("boot/vmlinuz"), want: []string{"the base has no kernel"}},
+		{name: "two kernels", base: with("boot/vmlinuz-6.13", ""), want: []string{"several kernels"}},
+		{name: "no systemd, no initrd, no modules", base: slices.DeleteFunc(without("usr/lib/systemd/systemd"), func(e buildtest.Entry) bool {
+			return strings.Contains(e.Name, "initrd") || strings.Contains(e.Name, "modules")
+		}), want: []string{"the base has no systemd", "no initrd for it", "but not its modules"}},
+		{name: "another architecture", base: with("usr/bin/arm", buildtest.ELF(elf.EM_AARCH64)), want: []string{"usr/bin/arm is for arm64, the image for amd64"}},
+		{name: "up and out", base: with("../x", ""), want: []string{"layer base: ../x", "path leads out of the tree"}},
+		{name: "twice", base: with("usr/bin/su", ""), want: []string{"usr/bin/su: path occurs twice"}},
+		{name: "loop", base: append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "opt", Linkname: "opt"}}), want: []string{"opt/site/notes: symbolic links loop"}},
+		{name: "identities of the user", prep: func(dir string) error {
+			for _, f := range []string{"etc/machine-id", "etc/ssh/ssh_host_rsa_key", "var/lib/systemd/random-seed"} {
+				p := filepath.Join(dir, "overlay", f)
+				os.MkdirAll(filepath.Dir(p), 0o755)
+				if err := os.WriteFile(p, []byte("mine"), 0o600); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, edit: replace("- dir: overlay", "- dir: overlay\n    replace: true"), want: []string{
+			"etc/machine-id is one machine's identity", "ssh_host_rsa_key is one machine's identity", "random-seed is one machine's identity"}},
+		{name: "conflict", prep: func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "overlay/usr/local/bin/kubelet"), nil, 0o644)
+		}, edit: replace("path: /etc/motd", "path: /usr/bin/kubelet"), want: []string{"layer files: usr/bin/kubelet: layer kubelet has it already"}},
+		{name: "missing inputs, all of them", prep: func(dir string) error {
+			return errorsJoin(os.Remove(filepath.Join(dir, "programs/kubelet")), os.Remove(filepath.Join(dir, "programs/firstboot")),
+				os.Remove(filepath.Join(dir, "notes.txt")), os.RemoveAll(filepath.Join(dir, "overlay")), os.Remove(filepath.Join(dir, "base.tar")))
+		}, want: []string{"programs/kubelet", "agents.firstboot", "files[1].source", "overlays[0] (overlay)", "base.tar:"}},
+		{name: "wrong digest", edit: replace("file: base.tar", "file: base.tar\n    sha256: "+strings.Repeat("ab", 32)), want: []string{"base.tar:", "expected " + strings.Repeat("ab", 32)}},
+		{name: "archive cut short", prep: func(dir string) error {
+			return os.Truncate(filepath.Join(dir, "base.tar"), 5000)
+		}, want: []string{"layer base: the tar is cut short after ./"}},
+		{name: "archive is something else", prep: func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "base.tar"), bytes.Repeat([]byte("no tar "), 1000), 0o644)
+		}, want: []string{"layer base: reading the tar after its start"}},
+		{name: "disk too small", edit: func(s string) string { return s + "disk: {root: 64MiB}\n" }, want: []string{"ROOT-A"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.base == nil {
+				tt.base = buildtest.Base()
+			}
+			if tt.edit == nil {
+				tt.edit = same
+			}
+			p := newProject(t, tt.base, tt.edit)
+			if tt.prep != nil {
+				if err := tt.prep(p.dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			outDir := t.TempDir()
+			_, err := p.build(t, filepath.Join(outDir, "tiny.raw"))
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error lacks %q:\n%v", want, err)
+				}
+			}
+			if left, _ := os.ReadDir(outDir); len(left) > 0 {
+				t.Errorf("a failed build left %v", left)
+			}
+		})
+	}
+}
+
+func errorsJoin(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestOutput(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	dir := t.TempDir()
+	there := filepath.Join(dir, "there.raw")
+	if err := os.WriteFile(there, []byte("mine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for out, want := range map[string]string{
+		there:                               "exists; --force replaces it",
+		filepath.Join(dir, "x.img"):         "must end in .raw or .raw.zst",
+		filepath.Join(dir, "none", "x.raw"): "there is no folder",
+		"":                                  "no output is named",
+	} {
+		if _, err := p.build(t, out); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", out, err, want)
+		}
+	}
+	if b, err := os.ReadFile(there); err != nil || string(b) != "mine" {
+		t.Errorf("the file that was there is now %q, %v", b, err)
+	}
+	o := p.options(there)
+	o.Force = true
+	if _, err := Build(t.Context(), p.image(t), o); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := media.Inspect(there); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	o.Output = filepath.Join(dir, "cancelled.raw")
+	o.Events = func(e Event) {
+		if e.Step == "write" {
+			cancel()
+		}
+	}
+	if _, err := Build(ctx, p.image(t), o); err == nil {
+		t.Error("a cancelled build succeeded")
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 {
+		t.Errorf("a cancelled build left %v (%v)", left, err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	out := filepath.Join(t.TempDir(), "tiny.raw")
+	res, err := p.build(t, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := res.Plan.Lock().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := plan.DecodeLock(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := p.options(out)
+	o.Locked, o.Force = true, true
+	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "there is no lock") {
+		t.Errorf("without a lock: %v", err)
+	}
+	o.Lock = lock
+	again, err := Build(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.Report.Golden != res.Report.Golden || again.Report.Plan != res.Report.Plan {
+		t.Error("a locked build is another image")
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "programs/kubelet"), []byte(buildtest.ELF(elf.EM_X86_64)+"changed"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "overlay/new"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Build(t.Context(), p.image(t), o)
+	for _, want := range []string{"input kubelet has sha256", "input overlay 0 (overlay) has sha256"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("changed inputs: error lacks %q: %v", want, err)
+		}
+	}
+}
+
+func TestExportBase(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	file := filepath.Join(t.TempDir(), "base.tar")
+	if _, err := ExportBase(t.Context(), p.image(t), p.options(""), file); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(filepath.Join(p.dir, "base.tar"))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the exported base is not the base (%v)", err)
+	}
+}
+
+// TestLockedMadeBase is the archive that has moved on: what mmdebstrap made
+// once comes from the exported file.
+func TestLockedMadeBase(t *testing.T) {
+	toDebian := func(s string) string {
+		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
+	}
+	p := newProject(t, buildtest.Base(), toDebian)
+	img := p.image(t)
+	out := filepath.Join(t.TempDir(), "tiny.raw")
+	o := p.options(out)
+	o.Base = filepath.Join(p.dir, "base.tar")
+	first, err := Build(t.Context(), img, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Lock, o.Locked, o.Force = first.Plan.Lock(), true, true
+	// Another machine, an empty cache, the exported base (compressed by hand).
+	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	defer o.Cache.Close()
+	raw, err := os.ReadFile(o.Base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enc, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Base += ".zst"
+	if err := os.WriteFile(o.Base, enc.EncodeAll(raw, nil), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	second, err := Build(t.Context(), img, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Report.Golden != second.Report.Golden {
+		t.Error("not the same image")
+	}
+	other, err := buildtest.Tar(buildtest.Base()[:30])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(o.Base, other, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	defer o.Cache.Close()
+	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "give the base that was exported") {
+		t.Errorf("another base is accepted: %v", err)
+	}
+}
+
+// TestDoubleBuild builds the same plan in processes that differ in all that
+// must not matter.
+func TestDoubleBuild(t *testing.T) {
+	if dir := os.Getenv("EDGEBAKE_TEST_BUILD"); dir != "" {
+		buildChild(t, dir)
+		return
+	}
+	p := newProject(t, buildtest.Base(), nil)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	warm := t.TempDir()
+	variants := []struct {
+		name, umask, cache, cwd string
+		env                     []string
+		uid                     uint32
+	}{
+		{name: "plain", umask: "022", cache: warm, cwd: p.dir, env: []string{"TZ=UTC", "GOMAXPROCS=1"}},
+		{name: "warm cache, other zone", umask: "077", cache: warm, cwd: "/", env: []string{"TZ=Asia/Kathmandu", "GOMAXPROCS=7", "LC_ALL=tr_TR.UTF-8"}},
+		{name: "other user, cold cache", umask: "002", cwd: os.TempDir(), env: []string{"TZ=America/St_Johns", "GOMAXPROCS=3", "HOME=/nowhere"}, uid: 65534},
+	}
+	for _, ext := range []string{".raw", ".raw.zst"} {
+		var want string
+		for _, v := range variants {
+			out := t.TempDir()
+			if v.cache == "" {
+				v.cache = filepath.Join(out, "cache")
+			}
+			cmd := exec.Command("/bin/sh", "-c", "umask "+v.umask+`; exec "$0" -test.run '^TestDoubleBuild$' -test.v`, exe)
+			cmd.Dir = v.cwd
+			cmd.Env = append(os.Environ(), append(v.env, "EDGEBAKE_TEST_BUILD="+p.dir, "EDGEBAKE_TEST_OUT="+filepath.Join(out, "x"+ext), "EDGEBAKE_CACHE="+v.cache)...)
+			if os.Geteuid() == 0 && v.uid != 0 {
+				copied, dir := filepath.Join(out, "test"), t.TempDir()
+				for _, d := range []string{out, dir} {
+					if err := os.Chown(d, int(v.uid), int(v.uid)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				// The test program may lie where others cannot reach it.
+				if err := copyFile(exe, copied); err != nil {
+					t.Fatal(err)
+				}
+				cmd.Args[len(cmd.Args)-1] = copied
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: v.uid, Gid: v.uid}}
+				openUp(t, out, p.dir)
+			}
+			if said, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", v.name, err, said)
+			}
+			got := digestOf(t, filepath.Join(out, "x"+ext))
+			if want == "" {
+				want = got
+			}
+			if got != want {
+				t.Errorf("%s%s: %s, the first build gave %s", v.name, ext, got, want)
+			}
+		}
+	}
+}
+
+// buildChild is one build of TestDoubleBuild, in a process of its own.
+func buildChild(t *testing.T, dir string) {
+	cacheDir, err := fetch.DefaultDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache, err := fetch.Open(cacheDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	p := &project{dir: dir, cache: cache}
+	if _, err := p.build(t, os.Getenv("EDGEBAKE_TEST_OUT")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openUp lets other users into the folders of a test, and read what is in
+// the last one.
+func openUp(t *testing.T, paths ...string) {
+	t.Helper()
+	err := filepath.WalkDir(paths[len(paths)-1], func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		return os.Chmod(p, st.Mode().Perm()|0o044)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range paths {
+		for d := p; strings.HasPrefix(d, os.TempDir()+string(os.PathSeparator)); d = filepath.Dir(d) {
+			st, err := os.Stat(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(d, st.Mode().Perm()|0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func copyFile(from, to string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
+}
+
+// digestOf hashes a file's chunks that are not zero, and where they are.
+func digestOf(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	chunk, zero := make([]byte, 1<<20), make([]byte, 1<<20)
+	var at int64
+	for {
+		n, err := io.ReadFull(f, chunk)
+		if !bytes.Equal(chunk[:n], zero[:n]) {
+			fmt.Fprintf(h, "%d %d\n", at, n)
+			h.Write(chunk[:n])
+		}
+		at += int64(n)
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			fmt.Fprintf(h, "end %d\n", at)
+			return hex.EncodeToString(h.Sum(nil))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTwoBuildsAtOnce share a cache.
+func TestTwoBuildsAtOnce(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	dir := t.TempDir()
+	errs := make(chan error)
+	for i := range 2 {
+		go func() {
+			c, err := fetch.Open(filepath.Join(dir, "cache"))
+			if err != nil {
+				errs <- err
+				return
+			}
+			defer c.Close()
+			o := p.options(filepath.Join(dir, fmt.Sprintf("%d.raw", i)))
+			o.Cache = c
+			_, err = Build(context.Background(), p.image(t), o)
+			errs <- err
+		}()
+	}
+	for range 2 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if digestOf(t, filepath.Join(dir, "0.raw")) != digestOf(t, filepath.Join(dir, "1.raw")) {
+		t.Error("the two images differ")
+	}
+}
+
+func TestDpkgStatus(t *testing.T) {
+	var status string
+	for _, e := range buildtest.Base() {
+		if e.Name == "./"+dpkgStatusPath {
+			status = e.Body
+		}
+	}
+	got, err := parseDpkgStatus(strings.NewReader(status))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []dpkgPackage{
+		{Name: "containerd", Version: "1.7.24~ds1-6+b4", Arch: "amd64"},
+		{Name: "systemd", Version: "257.1-1+b2", Arch: "amd64", Source: "systemd (257.1-1)", Homepage: "https://systemd.io"},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %+v", got)
+	}
+	b := &build{img: &configs.Image{Containerd: configs.Containerd{Debian: true}}}
+	if v, err := b.containerdVersion(got); err != nil || v != "1.7.24" {
+		t.Errorf("containerd is %q, %v", v, err)
+	}
+}
+
+func TestDebianArguments(t *testing.T) {
+	img, err := configs.ParseImage("x", []byte(strings.Replace(buildtest.Document, "  tar:\n    file: base.tar\n",
+		"  debian:\n    suite: trixie\n    packages: [tcpdump]\n    run: [\"echo 'it'\"]\n", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := newDebianRecipe(img, img.SourceTime(), []string{"aa"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r debianRecipe
+	if err := json.Unmarshal(raw, &r); err != nil {
+		t.Fatal(err)
+	}
+	args := r.args([]string{"/keys/a.gpg"})
+	for _, want := range []string{"--variant=minbase", "--architectures=amd64", "--keyring=/keys/a.gpg", `--customize-hook=chroot "$1" /bin/sh -euc 'echo '\''it'\'''`, "trixie"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("arguments lack %s: %q", want, args)
+		}
+	}
+	if !slices.Contains(r.Packages, "tcpdump") || !slices.Contains(r.Packages, "systemd-sysv") || !slices.IsSorted(r.Packages) {
+		t.Errorf("packages: %q", r.Packages)
+	}
+}
+
+func TestMissingMmdebstrap(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	err := makeDebian(t.Context(), debianRecipe{}, nil, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestDebianHints(t *testing.T) {
+	for log, want := range map[string]string{
+		"E: Unable to locate package foo":                         "check base.debian.packages",
+		"The following signatures ... NO_PUBKEY 6ED0E7B82643E131": "debian-archive-keyring",
+		"Temporary failure resolving 'x'":                         "--base",
+		"all is well":                                             "",
+	} {
+		if got := debianHint(log); (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", log, got, want)
+		}
+	}
+}
