@@ -175,7 +175,7 @@ func (t *tree) libraries(bin []byte, into map[string][]byte) error {
 		}
 	}
 	for _, lib := range needed {
-		name := "lib64/" + lib
+		name := "lib/x86_64-linux-gnu/" + lib
 		if _, ok := into[name]; ok {
 			continue
 		}

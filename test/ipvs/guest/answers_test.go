@@ -1,0 +1,145 @@
+//go:build linux
+
+package guest
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestAnswers: what masters answer, and with which certificate.
+func TestAnswers(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.settle()
+	soon := 12 * time.Second // a request is due every 10 s
+	m1, m2 := l.masters[0], l.masters[1]
+
+	t.Run("503 takes a master out", func(t *testing.T) {
+		m2.mode("503")
+		n.expect("m1 m3", soon+slow*time.Second)
+		m2.mode("")
+		n.expect("m1 m2 m3", slow*3*time.Second)
+	})
+	t.Run("401, 403 and 429 mean alive", func(t *testing.T) {
+		for i, mode := range []string{"401", "403", "429"} {
+			l.masters[i].mode(mode)
+		}
+		n.stays("m1 m2 m3", soon)
+		for _, m := range l.masters {
+			m.mode("")
+		}
+	})
+	t.Run("draining: no new connections, no reset", func(t *testing.T) {
+		var watches []*watch
+		for range 6 {
+			watches = append(watches, n.watch())
+		}
+		m2.mode("drain")
+		n.expect("m1 m3", soon+slow*time.Second)
+		time.Sleep(time.Second)
+		mine := 0
+		for _, w := range watches {
+			if !w.brokenAt().IsZero() {
+				t.Errorf("a watch on %s broke", w.master)
+			}
+			if w.master == "m2" {
+				mine++
+			}
+			w.conn.Close()
+		}
+		if mine == 0 {
+			t.Error("no watch was on the draining master")
+		}
+		m2.mode("")
+		n.expect("m1 m2 m3", soon+slow*3*time.Second)
+	})
+	t.Run("a hanging request with a live connection", func(t *testing.T) {
+		m2.mode("hang")
+		n.expect("m1 m3", soon+slow*10*time.Second)
+		m2.mode("")
+		n.expect("m1 m2 m3", soon+slow*3*time.Second)
+	})
+	t.Run("the last one stays, and an alien never serves", func(t *testing.T) {
+		wrong := newAuthority("somebody-else")
+		m2.kill()
+		m2.certificate(wrong, epoch.Add(-time.Hour), epoch.AddDate(1, 0, 0))
+		n.expect("m1 m3", slow*time.Second)
+		m2.serve()
+		m2.awaitServing()
+		n.stays("m1 m3", 3*time.Second)
+		l.masters[2].kill()
+		n.expect("m1", slow*time.Second)
+		m1.kill()
+		n.stays("m1", 3*time.Second) // dead as it is, and not the alien
+		m1.certificate(wrong, epoch.Add(-time.Hour), epoch.AddDate(1, 0, 0))
+		m1.serve()
+		m1.awaitServing()
+		n.expect("", slow*3*time.Second) // an alien now: rather nobody
+		if _, _, err := n.ask(vip, time.Second); err == nil {
+			t.Error("an alien got a connection")
+		}
+		for _, m := range []*machine{m1, m2} {
+			m.kill()
+			m.certificate(l.ca, epoch.Add(-time.Hour), epoch.AddDate(10, 0, 0))
+			m.serve()
+			m.awaitServing()
+		}
+		l.masters[2].serve()
+		n.expect("m1 m2 m3", slow*6*time.Second)
+	})
+	t.Run("an expired certificate takes a master out", func(t *testing.T) {
+		m2.kill()
+		m2.certificate(l.ca, epoch.AddDate(0, -2, 0), epoch.AddDate(0, -1, 0))
+		m2.serve()
+		m2.awaitServing()
+		n.stays("m1 m3", 4*time.Second)
+		m2.kill()
+		m2.certificate(l.ca, epoch.Add(-time.Hour), epoch.AddDate(10, 0, 0))
+		m2.serve()
+		n.expect("m1 m2 m3", slow*6*time.Second)
+	})
+	t.Run("the clock at 1970 takes nobody out", func(t *testing.T) {
+		now := time.Now()
+		set := func(at time.Time) {
+			tv := unix.NsecToTimeval(at.UnixNano())
+			check(unix.Settimeofday(&tv))
+		}
+		set(time.Unix(1000, 0))
+		began := time.Now()
+		defer func() { set(now.Add(time.Since(began))) }()
+		n.stays("m1 m2 m3", 2*time.Second)
+		// A start in 1970 finds them all too.
+		n.stopProcess()
+		n.must("/bin/ipvsadm", "-C")
+		n.care()
+		n.expect("m1 m2 m3", slow*3*time.Second)
+		n.stays("m1 m2 m3", 2*time.Second)
+		if n.log.count("clock does not fit") != 3 {
+			t.Errorf("it should say of each master once that the clock does not fit:\n%s", n.log)
+		}
+	})
+}
+
+// TestFlapping: a master that comes and goes has to prove itself longer, and
+// does not fill the log.
+func TestFlapping(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.settle()
+	m := l.masters[1]
+	for range 6 {
+		m.kill()
+		time.Sleep(400 * time.Millisecond)
+		m.serve()
+		m.awaitServing()
+		time.Sleep(1200 * time.Millisecond)
+	}
+	if got := n.serving(); got != "m1 m3" && got != "m1 m2 m3" {
+		t.Errorf("serving: %q", got)
+	}
+	n.expect("m1 m2 m3", slow*20*time.Second)
+	if lines := n.log.count("master 10.103.0.12"); lines > 16 {
+		t.Errorf("%d lines about the flapping master:\n%s", lines, n.log)
+	}
+}

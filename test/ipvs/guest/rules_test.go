@@ -1,0 +1,515 @@
+//go:build linux
+
+package guest
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// TestRepair: whatever somebody else does to the rules, they are right again
+// within a second, and what is not ours is left alone.
+func TestRepair(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.settle()
+	// Somebody else's virtual server.
+	n.must("/bin/ipvsadm", "-A", "-t", "10.96.0.10:53", "-s", "wrr")
+	n.must("/bin/ipvsadm", "-a", "-t", "10.96.0.10:53", "-r", "10.244.0.5:53", "-m")
+	foreign := n.rules()
+	v := []string{"-t", vip}
+	for _, tt := range []struct {
+		name string
+		argv []string
+	}{
+		{"weight changed", append([]string{"/bin/ipvsadm", "-e", "-r", "10.103.0.11:6443", "-m", "-w", "7"}, v...)},
+		{"method changed", append([]string{"/bin/ipvsadm", "-e", "-r", "10.103.0.11:6443", "-g", "-w", "1"}, v...)},
+		{"real server removed", append([]string{"/bin/ipvsadm", "-d", "-r", "10.103.0.12:6443"}, v...)},
+		{"unknown real server", append([]string{"/bin/ipvsadm", "-a", "-r", "10.103.0.99:6443", "-m"}, v...)},
+		{"scheduler changed", append([]string{"/bin/ipvsadm", "-E", "-s", "sh"}, v...)},
+		{"made persistent", append([]string{"/bin/ipvsadm", "-E", "-s", "rr", "-p", "300"}, v...)},
+		{"virtual server removed", append([]string{"/bin/ipvsadm", "-D"}, v...)},
+		{"route deleted", []string{"/bin/ip", "route", "del", "local", "10.103.97.2", "table", "local"}},
+		{"route replaced", []string{"/bin/ip", "route", "replace", "local", "10.103.97.2", "dev", "lo", "table", "local", "src", "10.103.97.2"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			right := func() bool {
+				return n.rules() == foreign && strings.Contains(n.must("/bin/ip", "route", "get", "10.103.97.2"), "src 10.103.0.101")
+			}
+			if strings.HasPrefix(tt.name, "route replaced") {
+				n.must("/bin/ip", "addr", "add", "10.103.97.2/32", "dev", "lo")
+				defer n.must("/bin/ip", "addr", "del", "10.103.97.2/32", "dev", "lo")
+			}
+			if !right() {
+				t.Fatalf("not right before: %s", n.rules())
+			}
+			at := time.Now()
+			n.must(tt.argv...)
+			eventually(t, slow*time.Second, tt.name, right)
+			t.Logf("right again after %s", time.Since(at))
+		})
+	}
+	t.Run("everything flushed", func(t *testing.T) {
+		n.must("/bin/ipvsadm", "-C")
+		at := time.Now()
+		n.expect("m1 m2 m3", slow*time.Second)
+		t.Logf("right again after %s", time.Since(at))
+		if strings.Contains(n.rules(), "0A60000A") {
+			t.Error("another's virtual server was made again")
+		}
+	})
+	t.Run("sysctl", func(t *testing.T) {
+		read := func() (s string) {
+			n.in(func() {
+				b, _ := os.ReadFile("/proc/sys/net/ipv4/vs/expire_nodest_conn")
+				s = strings.TrimSpace(string(b))
+			})
+			return s
+		}
+		n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("0"), 0)) })
+		eventually(t, slow*time.Second, "expire_nodest_conn is 1 again", func() bool { return read() == "1" })
+	})
+	t.Run("hosts", func(t *testing.T) {
+		text := "127.0.0.1 localhost\n10.1.1.1 printer # mine\n"
+		check(os.WriteFile(n.dir+"/hosts", []byte(text), 0o644))
+		want := text + "10.103.97.2 apiserver.cluster.local # ipvscare\n"
+		eventually(t, slow*2*time.Second, "the line is back", func() bool {
+			b, _ := os.ReadFile(n.dir + "/hosts")
+			return string(b) == want
+		})
+	})
+	t.Run("address changed", func(t *testing.T) {
+		n.must("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
+		n.must("/bin/ip", "addr", "del", "10.103.0.101/24", "dev", "eth0")
+		// The kernel drops both addresses if the second is a secondary one.
+		n.output("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
+		eventually(t, slow*2*time.Second, "the route has the new source", func() bool {
+			out, _ := n.output("/bin/ip", "route", "get", "10.103.97.2")
+			return strings.Contains(out, "src 10.103.0.202")
+		})
+		n.expect("m1 m2 m3", slow*5*time.Second)
+		if _, _, err := n.ask(vip, 3*time.Second); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLife: restart, kill, upgrade, clean, and a second one.
+func TestLife(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.settle()
+	t.Run("a second one is refused", func(t *testing.T) {
+		before := n.rules()
+		out, err := n.output("/bin/ipvscare", "run", "--config", n.dir+"/ipvs.json", "--hosts", n.dir+"/hosts", "--run-dir", n.dir+"/run")
+		if err == nil || !strings.Contains(out, "already keeps 10.103.97.2:6443") {
+			t.Errorf("%v: %s", err, out)
+		}
+		if n.rules() != before {
+			t.Errorf("rules changed to %s", n.rules())
+		}
+	})
+	t.Run("status", func(t *testing.T) {
+		if out := n.must("/bin/ipvscare", "status"); strings.Count(out, " up ") != 3 {
+			t.Error(out)
+		}
+		if out := n.must("/bin/ipvscare", "status", "-o", "json"); strings.Count(out, `"state": "up"`) != 3 {
+			t.Error(out)
+		}
+	})
+	t.Run("metrics", func(t *testing.T) {
+		c, err := n.dial("127.0.0.1:10271", 3*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprint(c, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+		var b strings.Builder
+		buf := make([]byte, 4096)
+		for {
+			k, err := c.Read(buf)
+			b.Write(buf[:k])
+			if err != nil {
+				break
+			}
+		}
+		if !strings.Contains(b.String(), `ipvscare_real_server{vip="10.103.97.2:6443",master="10.103.0.11:6443"} 1`) {
+			t.Error(b.String())
+		}
+	})
+	t.Run("restarts lose no connection", func(t *testing.T) {
+		var watches []*watch
+		for range 6 {
+			watches = append(watches, n.watch())
+		}
+		h := n.hammer(50 * time.Millisecond)
+		began := time.Now()
+		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			check(n.cmd.Process.Signal(s))
+			n.cmd.Wait()
+			if got := n.serving(); got != "m1 m2 m3" {
+				t.Errorf("after %s serving: %q", s, got)
+			}
+			n.care()
+			time.Sleep(500 * time.Millisecond)
+		}
+		if _, failed, ok := h.end(began); failed > 0 || ok == 0 {
+			t.Errorf("%d connections failed, %d went well", failed, ok)
+		}
+		for _, w := range watches {
+			if !w.brokenAt().IsZero() {
+				t.Errorf("a watch on %s broke", w.master)
+			}
+			w.conn.Close()
+		}
+	})
+	t.Run("clean removes ours only", func(t *testing.T) {
+		n.must("/bin/ipvsadm", "-A", "-t", "10.96.0.10:53", "-s", "wrr")
+		clean := []string{"/bin/ipvscare", "clean", "--config", n.dir + "/ipvs.json", "--hosts", n.dir + "/hosts", "--run-dir", n.dir + "/run"}
+		if out, err := n.output(clean...); err == nil {
+			t.Errorf("clean worked under a running daemon: %s", out)
+		}
+		n.stopProcess()
+		n.must(clean...)
+		if got, want := n.rules(), "TCP 0A60000A:0035 wrr"; got != want {
+			t.Errorf("rules: %q, want %q", got, want)
+		}
+		if out, _ := n.output("/bin/ip", "route", "show", "table", "local", "10.103.97.2"); out != "" {
+			t.Errorf("a route is left: %s", out)
+		}
+		if b, _ := os.ReadFile(n.dir + "/hosts"); string(b) != "127.0.0.1 localhost\n" {
+			t.Errorf("hosts: %q", b)
+		}
+	})
+	t.Run("after a reboot", func(t *testing.T) { // nothing is there but files
+		n.care()
+		n.expect("m1 m2 m3", slow*3*time.Second)
+	})
+	t.Run("forgotten virtual servers go", func(t *testing.T) {
+		v := l.virtual()
+		v.VIP, v.Host = "10.103.97.3:6443", "other.cluster.local"
+		n.configure(v)
+		eventually(t, slow*5*time.Second, "the new one is there, the old one is not", func() bool {
+			r := n.rules()
+			return strings.Contains(r, "0A676103:192B") && !strings.Contains(r, "0A676102:192B") && strings.Count(r, "Masq 1") == 3
+		})
+		n.stopProcess()
+		n.configure(l.virtual())
+		n.care()
+		n.expect("m1 m2 m3", slow*3*time.Second)
+		if r := n.rules(); strings.Contains(r, "0A676103") {
+			t.Errorf("the forgotten one is left: %s", r)
+		}
+	})
+}
+
+// TestList: the list of masters follows its file.
+func TestList(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.nodes[0]
+	v := l.virtual()
+	all := v.Masters
+	v.Masters = all[:2]
+	n.configure(v)
+	n.care()
+	n.expect("m1 m2", slow*3*time.Second)
+	var watches []*watch
+	for range 4 {
+		watches = append(watches, n.watch())
+	}
+	v.Masters = all[1:]
+	n.configure(v)
+	n.expect("m2 m3", slow*3*time.Second)
+	for _, w := range watches {
+		if w.master == "m2" && !w.brokenAt().IsZero() {
+			t.Error("a watch on a master that stayed broke")
+		}
+		w.conn.Close()
+	}
+	for name, text := range map[string]string{
+		"half-written": `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["10.10`,
+		"no master":    `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":[]}]}`,
+		"the VIP":      `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["10.103.97.2:6443"]}]}`,
+		"no port":      `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["10.103.0.11"]}]}`,
+	} {
+		t.Run(name+" changes nothing", func(t *testing.T) {
+			said := n.log.count("keeping what was configured before")
+			check(os.WriteFile(n.dir+"/ipvs.json", []byte(text), 0o644))
+			eventually(t, slow*3*time.Second, "it says so", func() bool { return n.log.count("keeping what was configured before") > said })
+			n.stays("m2 m3", 500*time.Millisecond)
+		})
+	}
+	v.Masters = all
+	n.configure(v)
+	n.signal(syscall.SIGHUP)
+	n.expect("m1 m2 m3", slow*3*time.Second)
+	t.Run("a CA file that is none changes nothing", func(t *testing.T) {
+		check(os.WriteFile(v.CAFile, []byte("nonsense"), 0o644))
+		eventually(t, slow*3*time.Second, "it says so", func() bool { return n.log.count("going on as before") > 0 })
+		n.stays("m1 m2 m3", time.Second)
+		l.virtual() // writes it again
+	})
+	t.Run("nobody listed is there: the old ones serve on", func(t *testing.T) {
+		v.Masters = []string{"10.103.0.77:6443"}
+		n.configure(v)
+		n.stays("m1 m2 m3", 4*time.Second)
+		v.Masters = all
+		n.configure(v)
+		n.expect("m1 m2 m3", slow*3*time.Second)
+	})
+	t.Run("the CA comes later", func(t *testing.T) {
+		n.stopProcess()
+		n.must("/bin/ipvsadm", "-C")
+		check(os.Remove(v.CAFile))
+		n.care()
+		n.expect("m1 m2 m3", slow*3*time.Second)
+		check(os.WriteFile(v.CAFile, newAuthority("not ours").pem, 0o644))
+		n.expect("", slow*5*time.Second)
+		check(os.WriteFile(v.CAFile, l.ca.pem, 0o644))
+		n.expect("m1 m2 m3", slow*5*time.Second)
+	})
+}
+
+// TestLearn: the cluster's own list replaces the configured one, guarded.
+func TestLearn(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.nodes[0]
+	v := l.virtual()
+	all := v.Masters
+	v.LearnMasters = true
+	v.Masters = all[:1]
+	check(os.WriteFile(n.dir+"/client.pem", l.ca.issue(nil, epoch.Add(-time.Hour), epoch.AddDate(1, 0, 0)), 0o600))
+	args := []string{"--client-cert", n.dir + "/client.pem", "--learn-every", "300ms"}
+	list := func(masters ...string) {
+		text := fmt.Sprintf(`{"kind":"ConfigMap","apiVersion":"v1","data":{"masters":%q}}`, strings.Join(masters, "\n"))
+		check(os.WriteFile("/run/configmap.json.tmp", []byte(text), 0o644))
+		check(os.Rename("/run/configmap.json.tmp", "/run/configmap.json"))
+	}
+	list(all...)
+	n.configure(v)
+	n.care(args...)
+	n.expect("m1 m2 m3", slow*5*time.Second)
+	said := n.log.count("keeping the list")
+	list()
+	eventually(t, slow*3*time.Second, "an empty list is refused", func() bool { return n.log.count("keeping the list") > said })
+	list("10.103.0.88:6443")
+	eventually(t, slow*8*time.Second, "a list of nobody is refused", func() bool { return n.log.count("answers as one; keeping") > 0 })
+	n.stays("m1 m2 m3", time.Second)
+	list(all[1:]...)
+	n.expect("m2 m3", slow*5*time.Second)
+	// The learned list outlives a reboot, although m1 alone is configured.
+	n.stopProcess()
+	n.must("/bin/ipvsadm", "-C")
+	os.Remove("/run/configmap.json")
+	n.care(args...)
+	n.expect("m2 m3", slow*3*time.Second)
+}
+
+// TestModule: IP_VS goes and comes, and was never there.
+func TestModule(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.settle()
+	schedulers := []string{"ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh", "ip_vs"}
+	unload := func() {
+		check(os.WriteFile(noModprobe, nil, 0o644))
+		n.signal(syscall.SIGSTOP) // or it would make its rules again
+		n.must("/bin/ipvsadm", "-C")
+		for _, m := range schedulers {
+			eventually(t, 20*time.Second, m+" is unloaded", func() bool {
+				err := unix.DeleteModule(m, unix.O_NONBLOCK)
+				return err == nil || err == unix.ENOENT
+			})
+		}
+		n.signal(syscall.SIGCONT)
+	}
+	defer os.Remove(noModprobe)
+	unload()
+	master := func() string {
+		b, _ := os.ReadFile(n.dir + "/hosts")
+		for line := range strings.Lines(string(b)) {
+			if f := strings.Fields(line); len(f) > 1 && f[1] == "apiserver.cluster.local" {
+				return f[0]
+			}
+		}
+		return ""
+	}
+	byAddr := func(a string) *machine {
+		for _, m := range l.masters {
+			if m.addr.String() == a {
+				return m
+			}
+		}
+		return nil
+	}
+	eventually(t, slow*8*time.Second, "the hosts file names a master", func() bool { return byAddr(master()) != nil })
+	first := byAddr(master())
+	c, err := n.dial(first.addr.String()+":6443", 3*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	broke := make(chan struct{})
+	go func() { var b [1]byte; c.Read(b[:]); close(broke) }()
+	first.signal(syscall.SIGSTOP)
+	eventually(t, slow*8*time.Second, "the hosts file names another master", func() bool {
+		m := byAddr(master())
+		return m != nil && m != first
+	})
+	select {
+	case <-broke:
+	case <-time.After(slow * 2 * time.Second):
+		t.Error("the connection to the dead master stays")
+	}
+	first.signal(syscall.SIGCONT)
+	if out, err := n.output("/bin/ipvscare", "care", "--run-once", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443"); err == nil || !strings.Contains(out, "has no IP_VS") {
+		t.Errorf("--run-once without IP_VS: %v: %s", err, out)
+	}
+	if out := n.must("/bin/ipvscare", "status"); !strings.Contains(out, "no IP_VS") {
+		t.Error(out)
+	}
+	check(os.Remove(noModprobe))
+	modprobe([]string{"ip_vs"})
+	n.expect("m1 m2 m3", slow*10*time.Second)
+	eventually(t, slow*3*time.Second, "the hosts file names the VIP again", func() bool { return master() == "10.103.97.2" })
+	for _, m := range schedulers {
+		modprobe([]string{m})
+	}
+}
+
+// TestMany: 200 real servers, and 1,000 open connections.
+func TestMany(t *testing.T) {
+	l := newLab(t, 3, 1)
+	m := l.masters[2]
+	var addrs []string
+	m.in(func() {
+		link, err := netlink.LinkByName("eth0")
+		check(err)
+		for i := range 198 {
+			a := netip.AddrFrom4([4]byte{10, 103, 1, byte(i + 1)})
+			check(netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}}))
+			addrs = append(addrs, a.String()+":6443")
+		}
+	})
+	n := l.nodes[0]
+	n.must("/bin/ip", "route", "add", "10.103.1.0/24", "dev", "eth0")
+	v := l.virtual()
+	v.Masters = append(v.Masters[:2], addrs...)
+	n.configure(v)
+	began := time.Now()
+	n.careStart()
+	eventually(t, 90*time.Second, "200 real servers serve", func() bool { return strings.Count(n.rules(), "Masq 1") == 200 })
+	t.Logf("200 real servers after %s", time.Since(began))
+	n.must("/bin/ipvsadm", "-C")
+	at := time.Now()
+	eventually(t, slow*2*time.Second, "200 real servers are back", func() bool { return strings.Count(n.rules(), "Masq 1") == 200 })
+	t.Logf("back after a flush in %s", time.Since(at))
+	n.stopProcess()
+	n.must("/bin/ipvsadm", "-C")
+
+	n.configure(l.virtual())
+	n.care()
+	n.expect("m1 m2 m3", slow*5*time.Second)
+	var watches []*watch
+	for range 1000 {
+		watches = append(watches, n.watch())
+	}
+	at = time.Now()
+	l.masters[0].signal(syscall.SIGSTOP)
+	n.expect("m2 m3", slow*5*time.Second)
+	removed := time.Now()
+	time.Sleep(500 * time.Millisecond)
+	var worst time.Duration
+	moved := 0
+	for _, w := range watches {
+		b := w.brokenAt()
+		switch {
+		case w.master == "m1" && b.IsZero():
+			t.Fatal("a watch on the dead master did not break")
+		case w.master == "m1":
+			moved++
+			worst = max(worst, b.Sub(removed))
+		case !b.IsZero():
+			t.Fatalf("a watch on %s broke", w.master)
+		}
+		w.conn.Close()
+	}
+	t.Logf("of 1000 watches %d broke, the last %s after the removal, which came after %s", moved, worst, removed.Sub(at))
+}
+
+// TestIPv6: the same over IPv6.
+func TestIPv6(t *testing.T) {
+	l := newLab(t, 2, 1)
+	n := l.nodes[0]
+	for i, m := range append(l.masters, n) {
+		m.must("/bin/ip", "addr", "add", fmt.Sprintf("fd00::%d/64", i+1), "dev", "eth0", "nodad")
+	}
+	v := l.virtual()
+	v.VIP, v.Masters = "[fd00:97::2]:6443", []string{"[fd00::1]:6443", "[fd00::2]:6443"}
+	n.configure(v)
+	n.care()
+	eventually(t, slow*3*time.Second, "both serve", func() bool { return strings.Count(n.rules(), "Masq 1") == 2 })
+	var watches []*watch
+	for range 4 {
+		c, who, err := n.ask(v.VIP, 5*time.Second)
+		if err != nil {
+			t.Fatalf("%v\n%s\n%s", err, n.rules(), n.must("/bin/ip", "-6", "route", "get", "fd00:97::2"))
+		}
+		w := &watch{master: who, conn: c}
+		go func() {
+			var b [1]byte
+			c.Read(b[:])
+			w.mu.Lock()
+			w.broken = time.Now()
+			w.mu.Unlock()
+		}()
+		watches = append(watches, w)
+	}
+	l.masters[0].signal(syscall.SIGSTOP)
+	eventually(t, slow*5*time.Second, "one serves", func() bool { return strings.Count(n.rules(), "Masq 1") == 1 })
+	time.Sleep(500 * time.Millisecond)
+	for _, w := range watches {
+		if broken := !w.brokenAt().IsZero(); broken != (w.master == "m1") {
+			t.Errorf("a watch on %s: broken is %v", w.master, broken)
+		}
+		w.conn.Close()
+	}
+	n.must("/bin/ip", "-6", "route", "del", "local", "fd00:97::2", "table", "local")
+	eventually(t, slow*2*time.Second, "the route is back", func() bool {
+		return strings.Contains(n.must("/bin/ip", "-6", "route", "get", "fd00:97::2"), "src fd00::3")
+	})
+}
+
+// TestCare: lvscare's flags.
+func TestCare(t *testing.T) {
+	l := newLab(t, 3, 1)
+	n := l.nodes[0]
+	l.virtual() // writes the CA
+	n.log = &journal{since: l.began}
+	n.cmd = n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443", "--rs", "10.103.0.12:6443",
+		"--health-path", "/readyz", "--health-schem", "https", "--mode", "route", "--run-dir", n.dir+"/run")
+	n.cmd.Env = append(n.cmd.Env, "CARE_CA_FILE=/run/lab/ca.crt", "CARE_SCHEDULER=lc")
+	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
+	n.start(n.cmd)
+	n.expect("m1 m2", slow*5*time.Second)
+	if r := n.rules(); !strings.Contains(r, "TCP 0A676102:192B lc") {
+		t.Error(r)
+	}
+	l.masters[0].kill()
+	n.expect("m2", slow*3*time.Second)
+	n.stopProcess()
+	n.must("/bin/ipvscare", "care", "--clean", "--vs", vip, "--rs", "10.103.0.11:6443")
+	if r := n.rules(); r != "" {
+		t.Errorf("left: %s", r)
+	}
+	n.must("/bin/ipvscare", "care", "--run-once", "--vs", vip, "--rs", "10.103.0.12:6443", "--ca-file", "/run/lab/ca.crt", "--run-dir", n.dir+"/run")
+	if got := n.serving(); got != "m2" {
+		t.Errorf("after --run-once serving %q", got)
+	}
+}
