@@ -85,6 +85,9 @@ func readyPhase(site *configs.Site) Phase {
 				}
 				return Todo, nil
 			}
+			if !e.exists(readyMark) {
+				return Todo, nil
+			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -75,11 +76,12 @@ type Runner struct {
 
 	mu      sync.Mutex
 	state   ondisk.State
-	secrets []string
 	url     string // where reports go
 	device  string // the slot
 	lastErr map[string]string
 	posting sync.WaitGroup
+	// secrets has no lock: logging happens under mu too.
+	secrets atomic.Pointer[[]string]
 	busyTil time.Time // the watchdog is fed until then
 }
 
@@ -276,10 +278,10 @@ func (r *Runner) Alive(now time.Time) bool {
 
 // redact takes every secret of the site out of s.
 func (r *Runner) redact(s string) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, secret := range r.secrets {
-		s = strings.ReplaceAll(s, secret, configs.Mask)
+	if secrets := r.secrets.Load(); secrets != nil {
+		for _, secret := range *secrets {
+			s = strings.ReplaceAll(s, secret, configs.Mask)
+		}
 	}
 	return s
 }

@@ -81,7 +81,8 @@ func (r *Runner) adopt(t *Taken) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state.Node, r.state.NodeType, r.state.SiteMAC = t.Node, t.Site.NodeType, t.MAC
-	r.secrets = secretsOf(t.Site)
+	secrets := secretsOf(t.Site)
+	r.secrets.Store(&secrets)
 	r.url, r.device = t.Site.Report.URL, t.Device
 }
 
@@ -102,7 +103,9 @@ func (r *Runner) set(e *Env, name string, change func(*ondisk.PhaseState)) (ps o
 			}
 			p.Since = now
 		}
-		if changed = *p != old; changed {
+		// A check that finds all well wears no flash: the result is saved at
+		// the end.
+		if changed = *p != old; changed && (p.Status != ondisk.PhaseDone || p.Attempts > 0) {
 			r.save(e)
 		}
 		return *p, changed, fmt.Sprintf("[%d/%d]", i+1, len(r.state.Phases))

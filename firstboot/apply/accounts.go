@@ -246,6 +246,13 @@ func (a *accounts) addUser(u types.PasswdUser, added bool) error {
 	row := slices.Clone(passwd.find(u.Name))
 	if row == nil {
 		id := a.freeID(yes(u.System))
+		own := group.find(u.Name)
+		if own != nil && added && u.UID == nil {
+			// The group was written before the power went: stay with its id.
+			if gid, err := strconv.Atoi(own[2]); err == nil && a.nameOf("/etc/passwd", gid) == "" {
+				id = gid
+			}
+		}
 		if u.UID != nil {
 			id = *u.UID
 		}
@@ -255,14 +262,12 @@ func (a *accounts) addUser(u types.PasswdUser, added bool) error {
 		primary := str(u.PrimaryGroup)
 		if primary == "" && !yes(u.NoUserGroup) {
 			primary = u.Name
-			if group.find(primary) == nil {
-				var gid *int
-				if a.nameOf("/etc/group", id) == "" {
-					gid = &id
-				}
-				if err := a.addGroup(primary, gid, yes(u.System), ""); err != nil {
-					return err
-				}
+			var gid *int
+			if own == nil && a.nameOf("/etc/group", id) == "" {
+				gid = &id
+			}
+			if err := a.addGroup(primary, gid, yes(u.System), ""); err != nil {
+				return err
 			}
 		}
 		if primary == "" {

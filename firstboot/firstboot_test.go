@@ -1,0 +1,284 @@
+package firstboot
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const ownDev = "/dev/vda2"
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	p := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(p, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (go test -update writes it anew):\n%s", p, got)
+	}
+}
+
+// tree is what first boot left on the disk: every file, without what differs
+// from run to run by nature.
+func (w *world) tree() map[string]string {
+	w.t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(w.root, p)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if rel == "sys" || rel == "proc" || rel == "run" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if d.Type()&fs.ModeSymlink != 0 {
+			out[rel], err = os.Readlink(p)
+			return err
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		text := string(b)
+		switch {
+		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
+			text = "(differs from run to run)"
+		case strings.HasSuffix(rel, ".conf") && strings.Contains(text, "certificate-authority-data"):
+			a, _, _ := strings.Cut(text, "certificate-authority-data: ")
+			text = a + "(CA)"
+		}
+		text = strings.ReplaceAll(text, w.cluster.pin, "(pin)")
+		out[rel] = fmt.Sprintf("%v\n%s", st.Mode().Perm(), text)
+		return nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+func nativeWorld(t *testing.T, lines ...string) *world {
+	w := newWorld(t, "testdata/machine.txtar")
+	w.stamp(ownDev, w.site(append([]string{withToken}, lines...)...))
+	return w
+}
+
+func TestNativeJoinSaysWhatItDoes(t *testing.T) {
+	w := nativeWorld(t, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if s := w.state(); s.Result != ondisk.ResultDone || s.Node != "edge-sn0042" {
+		t.Errorf("state: result %s, node %s", s.Result, s.Node)
+	}
+	golden(t, "native.console", strings.Join(w.console, "\n")+"\n")
+	golden(t, "native.effects", strings.Join(w.names, "\n")+"\n")
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "native.again.console", strings.Join(w.console, "\n")+"\n")
+	golden(t, "native.again.effects", strings.Join(w.names, "\n")+"\n")
+	if w.joins != 1 {
+		t.Errorf("kubeadm ran %d times", w.joins)
+	}
+}
+
+// TestPowerCut takes the power away before each effect in turn; the next boot
+// must end as if it had never gone.
+func TestPowerCut(t *testing.T) {
+	lines := []string{"labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]"}
+	whole := nativeWorld(t, lines...)
+	if err := whole.boot(); err != nil {
+		t.Fatal(err)
+	}
+	want, count := whole.tree(), whole.effects
+	if count < 40 {
+		t.Fatalf("only %d effects were counted", count)
+	}
+	for _, kind := range []string{"power cut", "kill"} {
+		for n := 1; n <= count; n++ {
+			if kind == "kill" && n%3 != 0 {
+				continue // differs from a power cut in what /run keeps only
+			}
+			w := nativeWorld(t, lines...)
+			w.cutAt = n
+			// Of the last words (state, report) a failure stops nobody.
+			if err := w.boot(); err == nil && n < count-3 {
+				t.Fatalf("%s at %d of %d: it went on without power", kind, n, count)
+			}
+			at := w.names[len(w.names)-1]
+			if kind == "power cut" {
+				w.powerOn()
+			} else {
+				w.cutAt, w.effects = 0, 0
+			}
+			if err := w.boot(); err != nil {
+				t.Errorf("%s at %d (%s): %v\n%s", kind, n, at, err, strings.Join(w.console, "\n"))
+				continue
+			}
+			if s := w.state(); s.Result != ondisk.ResultDone {
+				t.Errorf("%s at %d (%s): result %s", kind, n, at, s.Result)
+			}
+			got := w.tree()
+			for p := range want {
+				if got[p] != want[p] {
+					t.Errorf("%s at %d (%s): %s is\n%s\nnot\n%s", kind, n, at, p, got[p], want[p])
+				}
+			}
+			for p := range got {
+				if _, ok := want[p]; !ok {
+					t.Errorf("%s at %d (%s): %s is left over", kind, n, at, p)
+				}
+			}
+			noSecret(t, w)
+			if t.Failed() {
+				return
+			}
+		}
+	}
+}
+
+// noSecret looks for the token everywhere it must not be once the node is
+// Ready.
+func noSecret(t *testing.T, w *world) {
+	t.Helper()
+	look := func(where string, b []byte) {
+		for _, s := range []string{testToken, testSecret} {
+			if bytes.Contains(b, []byte(s)) {
+				t.Errorf("%s holds the token: %.200q", where, b[max(0, bytes.Index(b, []byte(s))-80):])
+			}
+		}
+	}
+	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		look(p, b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dev, d := range w.slots {
+		look("slot "+dev, d.b)
+	}
+	look("log", w.log.Bytes())
+	look("console", []byte(strings.Join(w.console, "\n")))
+	for _, b := range w.posted {
+		look("posted report", b)
+	}
+}
+
+func TestSecretsNeverShowBeforeTheEndEither(t *testing.T) {
+	w := nativeWorld(t, "report: {url: 'https://report.example/'}")
+	w.joinError = func(n int) error {
+		if n < 3 {
+			return fmt.Errorf("couldn't use %s: Unauthorized", testToken)
+		}
+		return nil
+	}
+	var seen []string
+	e := w.env()
+	write := e.WriteFile
+	e.WriteFile = func(p string, b []byte, o Owner) error {
+		if bytes.Contains(b, []byte(testSecret)) && !strings.HasPrefix(p, ondisk.RunDir+"/") {
+			seen = append(seen, p)
+		}
+		return write(p, b, o)
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatal(err)
+	}
+	if len(seen) > 0 {
+		t.Errorf("the token was written to %v", seen)
+	}
+	if w.joins != 3 {
+		t.Errorf("kubeadm ran %d times, not 3", w.joins)
+	}
+	noSecret(t, w)
+	c, err := slot.Read(w.slots[ownDev])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(c.Report.Text), "result:  done") || len(w.posted) == 0 {
+		t.Errorf("report on the slot: %s; posted %d times", c.Report.Text, len(w.posted))
+	}
+}
+
+func TestPermanentFailuresNameTheirCure(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		prepare func(*world)
+		phase   string
+		words   string
+		cure    string
+	}{
+		{"wrong pin", func(w *world) {
+			w.stamp(ownDev, strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1))
+		}, "discovery", "is not the one that caCertHashes pins", "compare caCertHashes"},
+		{"expired token", func(w *world) { w.cluster.revoked = true }, "discovery", "unknown or expired", "kubeadm token create"},
+		{"name taken", func(w *world) { w.cluster.register("edge-sn0042", "", "another") }, "discovery", "name edge-sn0042 is taken", "edgebake cluster remove edge-sn0042"},
+		{"no token", func(w *world) { w.stamp(ownDev, w.site()) }, "discovery", "the site has no bootstrap token", "put a token"},
+		{"bad site", func(w *world) { w.stamp(ownDev, "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmaster: x\n") }, "site-config", "the site has problems", "correct site.yaml"},
+		{"wrong type", func(w *world) {
+			w.put(ondisk.ImageInfoFile, `{"version":1,"plan":"plan","nodeTypes":["edge"]}`)
+		}, "site-config", "asks for node type native, this image makes edge", "stamp a site"},
+		{"disks", func(w *world) {
+			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
+		}, "site-config", "storage.disks", "correct site.yaml"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := nativeWorld(t)
+			tc.prepare(w)
+			if err := w.boot(); err == nil {
+				t.Fatal("it went through")
+			}
+			s := w.state()
+			i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Status == ondisk.PhaseFailed })
+			if s.Result != ondisk.ResultFailed || i < 0 {
+				t.Fatalf("result %s, phases %+v\n%s", s.Result, s.Phases, strings.Join(w.console, "\n"))
+			}
+			p := s.Phases[i]
+			if p.Name != tc.phase || !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Cure, tc.cure) {
+				t.Errorf("%s: %s; cure: %s", p.Name, p.Error, p.Cure)
+			}
+			if !w.said("FAILED "+tc.phase) || !w.said("to go on: ") {
+				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			}
+			if bytes.Contains(w.log.Bytes(), []byte(testSecret)) {
+				t.Error("the log holds the token")
+			}
+		})
+	}
+}

@@ -1,0 +1,666 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/tools/txtar"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const (
+	testToken  = "abcdef.0123456789abcdef"
+	testSecret = "0123456789abcdef"
+)
+
+// world is a machine and its cluster, both made up: a folder, slots in
+// memory, and API servers on loopback. Every effect is counted, and the
+// machine can lose its power before any of them.
+type world struct {
+	t       *testing.T
+	root    string
+	slots   map[string]*memDevice
+	units   map[string]string
+	console []string
+	log     bytes.Buffer
+	posted  [][]byte
+	now     time.Time
+	randoms byte
+	cluster *fakeCluster
+	// joins counts kubeadm's runs; joinError, if set, is what it says.
+	joins     int
+	joinError func(n int) error
+	source    netip.Addr
+	offline   bool
+	synced    bool
+
+	mu      sync.Mutex
+	effects int
+	names   []string
+	cutAt   int // the effect that does not happen any more; 0: none
+	cut     bool
+	off     context.CancelFunc
+	// patience ends a run that waits for ever.
+	patience time.Duration
+}
+
+var errPower = errors.New("the power is gone")
+
+func newWorld(t *testing.T, files string) *world {
+	t.Helper()
+	w := &world{
+		t: t, root: t.TempDir(), units: map[string]string{},
+		slots: map[string]*memDevice{},
+		now:   time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
+		cluster: newFakeCluster(t), patience: 30 * time.Minute,
+	}
+	a, err := txtar.ParseFile(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range a.Files {
+		name, target, link := strings.Cut(f.Name, " -> ")
+		p := filepath.Join(w.root, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if link {
+			err = os.Symlink(target, p)
+		} else {
+			err = os.WriteFile(p, f.Data, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+// site returns the site of the tests, with lines added or taken away.
+func (w *world) site(lines ...string) string {
+	return strings.Join(append([]string{
+		"apiVersion: edgebake.io/v1alpha1", "kind: Site",
+		"masters: [192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443]",
+		"caCertHashes: ['" + w.cluster.pin + "']",
+		"nodeName: edge-{{.Serial}}",
+	}, lines...), "\n") + "\n"
+}
+
+const withToken = "credentials: {token: " + testToken + "}"
+
+// stamp puts a site into a slot.
+func (w *world) stamp(dev, site string) {
+	w.t.Helper()
+	files := map[string][]byte{}
+	if site != "" {
+		files[ondisk.SlotSite] = []byte(site)
+	}
+	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: 1767000000}, Files: files})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.slots[dev] = &memDevice{img}
+}
+
+type memDevice struct{ b []byte }
+
+func (m *memDevice) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || off+int64(len(p)) > int64(len(m.b)) {
+		return 0, errors.New("beyond the device")
+	}
+	return copy(p, m.b[off:]), nil
+}
+
+func (m *memDevice) WriteAt(p []byte, off int64) (int, error) { return copy(m.b[off:], p), nil }
+func (m *memDevice) Sync() error                              { return nil }
+
+// effect is where the power may go: the n-th one and all after it do nothing.
+func (w *world) effect(name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cut {
+		return errPower
+	}
+	w.effects++
+	w.names = append(w.names, name)
+	if w.cutAt != 0 && w.effects >= w.cutAt {
+		w.cut = true
+		w.off()
+		return errPower
+	}
+	return nil
+}
+
+// boot runs first boot until it is done, fails for good, or waits too long.
+func (w *world) boot() error {
+	return w.run(New(w.env()))
+}
+
+func (w *world) run(r *Runner) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w.off, w.cut = cancel, false
+	end := w.now.Add(w.patience)
+	sleep := r.Env.Sleep
+	r.Env.Sleep = func(ctx context.Context, d time.Duration) error {
+		if err := sleep(ctx, d); err != nil {
+			return err
+		}
+		if w.now.After(end) {
+			cancel()
+		}
+		return ctx.Err()
+	}
+	return r.Run(ctx)
+}
+
+// powerOn is the next boot: what was in memory is gone.
+func (w *world) powerOn() {
+	w.t.Helper()
+	if err := os.RemoveAll(filepath.Join(w.root, "run")); err != nil {
+		w.t.Fatal(err)
+	}
+	for u := range w.units {
+		w.units[u] = "inactive"
+	}
+	if _, err := os.Stat(filepath.Join(w.root, ondisk.IPVSConfig)); err == nil {
+		w.units[ondisk.UnitIPVSCare] = "active"
+	}
+	if _, err := os.Stat(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil {
+		w.units[ondisk.UnitKubelet] = "active"
+	}
+	name, err := os.ReadFile(filepath.Join(w.root, "etc/hostname"))
+	if err != nil {
+		name = []byte("localhost\n")
+	}
+	w.put("/proc/sys/kernel/hostname", string(name))
+	w.put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.effects))
+	w.cutAt, w.effects, w.names, w.console = 0, 0, nil, nil
+}
+
+func (w *world) put(path, data string) {
+	w.t.Helper()
+	p := filepath.Join(w.root, path)
+	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.WriteFile(p, []byte(data), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) get(path string) string {
+	w.t.Helper()
+	b, err := os.ReadFile(filepath.Join(w.root, path))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(b)
+}
+
+func (w *world) has(path string) bool {
+	_, err := os.Lstat(filepath.Join(w.root, path))
+	return err == nil
+}
+
+func (w *world) state() *ondisk.State {
+	w.t.Helper()
+	s, err := LoadState(w.root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s
+}
+
+func (w *world) said(words string) bool {
+	return slices.ContainsFunc(w.console, func(l string) bool { return strings.Contains(l, words) })
+}
+
+func (w *world) env() *Env {
+	e := &Env{
+		Root: w.root,
+		Log:  slog.New(slog.NewTextHandler(&w.log, nil)),
+		Now:  func() time.Time { return w.now },
+		Sleep: func(ctx context.Context, d time.Duration) error {
+			w.now = w.now.Add(d)
+			return ctx.Err()
+		},
+		Rand: func() float64 { return 0 },
+		Random: func(n int) []byte {
+			w.randoms++
+			return bytes.Repeat([]byte{w.randoms}, n)
+		},
+		WriteFile: func(p string, b []byte, o Owner) error {
+			if err := w.effect("write " + p); err != nil {
+				return err
+			}
+			full := filepath.Join(w.root, p)
+			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+				return err
+			}
+			if err := os.RemoveAll(full); err != nil { // never through a link
+				return err
+			}
+			if err := os.WriteFile(full, b, 0o600); err != nil {
+				return err
+			}
+			return os.Chmod(full, o.Mode)
+		},
+		Symlink: func(target, p string) error {
+			if err := w.effect("symlink " + p); err != nil {
+				return err
+			}
+			full := filepath.Join(w.root, p)
+			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Symlink(target, full))
+		},
+		Link: func(target, p string) error {
+			if err := w.effect("link " + p); err != nil {
+				return err
+			}
+			full := filepath.Join(w.root, p)
+			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.root, target), full))
+		},
+		Mkdir: func(p string, o Owner) error {
+			if err := w.effect("mkdir " + p); err != nil {
+				return err
+			}
+			full := filepath.Join(w.root, p)
+			return errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, o.Mode))
+		},
+		Remove: func(p string) error {
+			if !w.has(p) {
+				return nil
+			}
+			if err := w.effect("remove " + p); err != nil {
+				return err
+			}
+			if err := os.Remove(filepath.Join(w.root, p)); err != nil && !errors.Is(err, fs.ErrExist) {
+				return nil // a directory that is not empty stays
+			}
+			return nil
+		},
+		Run: w.exec,
+		Unit: func(_ context.Context, verb, unit string) error {
+			if err := w.effect(strings.TrimSpace(verb + " " + unit)); err != nil {
+				return err
+			}
+			switch verb {
+			case "start", "restart":
+				w.units[unit] = "active"
+			case "stop":
+				w.units[unit] = "inactive"
+			}
+			return nil
+		},
+		UnitState: func(_ context.Context, unit string) (string, error) {
+			if s, ok := w.units[unit]; ok {
+				return s, nil
+			}
+			return "inactive", nil
+		},
+		SetHostname: func(name string) error {
+			if err := w.effect("hostname " + name); err != nil {
+				return err
+			}
+			w.put("/proc/sys/kernel/hostname", name+"\n")
+			return nil
+		},
+		SetClock: func(t time.Time) error {
+			if err := w.effect("clock"); err != nil {
+				return err
+			}
+			w.now = t
+			return nil
+		},
+		ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
+		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if w.offline {
+				return nil, errors.New("network is unreachable")
+			}
+			return w.cluster.dial(ctx, addr)
+		},
+		Source: func(context.Context, string) (netip.Addr, error) {
+			if w.offline {
+				return netip.Addr{}, errors.New("network is unreachable")
+			}
+			return w.source, nil
+		},
+		Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
+			a, err := netip.ParseAddr(host)
+			return []netip.Addr{a}, err
+		},
+		Post: func(_ context.Context, url string, body []byte) error {
+			w.mu.Lock()
+			w.posted = append(w.posted, body)
+			w.mu.Unlock()
+			return nil
+		},
+		ReadSlot: func(dev string) (*slot.Contents, error) {
+			d, ok := w.slots[dev]
+			if !ok {
+				return nil, fs.ErrNotExist
+			}
+			return slot.Read(d)
+		},
+		WriteSlot: func(dev string, c *slot.Contents) error {
+			img, err := slot.Make(*c)
+			if err != nil {
+				return err
+			}
+			return w.writeSlot(dev, func(d *memDevice) error { return slot.WriteWhole(d, img) })
+		},
+		ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
+			return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })
+		},
+		ReportSlot: func(dev string, text, json []byte) error {
+			if err := w.effect("report " + dev); err != nil {
+				return err
+			}
+			return slot.WriteReport(w.slots[dev], slot.Report{Text: text, JSON: json})
+		},
+		FSUUID:  func(string) ([16]byte, error) { return [16]byte{}, errors.New("no device") },
+		FSSize:  func(string) (int64, error) { return 4 << 30, nil },
+		Console: func(line string) { w.console = append(w.console, line) },
+		Notify:  func(string) {},
+	}
+	return e
+}
+
+// writeSlot is two effects: the power may go between the zeroed first sector
+// and the rest.
+func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
+	if err := w.effect("blank " + dev); err != nil {
+		return err
+	}
+	d := w.slots[dev]
+	before := bytes.Clone(d.b)
+	clear(d.b[:512])
+	if err := w.effect("write slot " + dev); err != nil {
+		return err
+	}
+	d.b = before
+	return write(d)
+}
+
+// exec plays the programs.
+func (w *world) exec(ctx context.Context, c Cmd) error {
+	name := strings.Join(c.Args, " ")
+	if err := w.effect("run " + name); err != nil {
+		return err
+	}
+	if c.Args[0] != "kubeadm" || c.Args[1] != "join" {
+		return nil
+	}
+	return w.kubeadm(c)
+}
+
+// kubeadm does what kubeadm join and the kubelet it starts do to the disk,
+// with the power going at any of their files.
+func (w *world) kubeadm(c Cmd) error {
+	w.joins++
+	conf := w.get(c.Args[3])
+	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, bootstrapRun} {
+		if w.has(f) {
+			return fmt.Errorf("[ERROR FileAvailable-%s]: %s already exists", strings.ReplaceAll(f, "/", "-"), f)
+		}
+	}
+	disc, err := api.ParseKubeconfig([]byte(w.get(discoveryFile)))
+	if err != nil {
+		return err
+	}
+	u, err := disc.User()
+	if err != nil {
+		return err
+	}
+	write := func(p, data string) error {
+		if err := w.effect("kubeadm writes " + p); err != nil {
+			return err
+		}
+		if t, err := os.Readlink(filepath.Join(w.root, p)); err == nil {
+			p = t
+		}
+		w.put(p, data)
+		return nil
+	}
+	name := ""
+	for line := range strings.Lines(conf) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "name: "); ok && name == "" {
+			name = strings.Trim(v, `"`)
+		}
+	}
+	if err := write(bootstrapConf, "token: "+u.Token); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.Output, "[preflight] Running pre-flight checks\n[kubelet-start] token %s\n", u.Token)
+	if w.joinError != nil {
+		if err := w.joinError(w.joins); err != nil {
+			fmt.Fprintf(c.Output, "error: %v\n", err)
+			return errors.New("exit status 1")
+		}
+	}
+	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"\"\n")); err != nil {
+		return err
+	}
+	w.units[ondisk.UnitKubelet] = "active"
+	cl, err := disc.Cluster()
+	if err != nil {
+		return err
+	}
+	if err := write(clientCert, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0))); err != nil {
+		return err
+	}
+	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: clientCert, KeyFile: clientCert})
+	if err != nil {
+		return err
+	}
+	if err := write(ondisk.KubeletConf, string(kc)); err != nil {
+		return err
+	}
+	w.cluster.register(name, conf, strings.TrimSpace(w.get("/etc/machine-id")))
+	if err := w.effect("kubeadm ends"); err != nil {
+		return err
+	}
+	return os.Remove(filepath.Join(w.root, bootstrapConf))
+}
+
+// fakeCluster is a CA and API servers that all answer alike.
+type fakeCluster struct {
+	t      *testing.T
+	ca     *x509.Certificate
+	key    *ecdsa.PrivateKey
+	pem    []byte
+	pin    string
+	server *httptest.Server
+
+	mu       sync.Mutex
+	down     map[string]bool
+	unsigned bool
+	revoked  bool
+	names    []string
+	nodes    map[string]*api.Node
+	notReady bool
+	requests []string
+}
+
+func newFakeCluster(t *testing.T) *fakeCluster {
+	c := &fakeCluster{t: t, down: map[string]bool{}, nodes: map[string]*api.Node{}}
+	c.ca, c.key = newCA(t, "kubernetes")
+	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
+	c.pin = api.Pin(c.ca)
+	c.server = httptest.NewUnstartedServer(c)
+	cert := issue(t, c.ca, c.key, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: []string{"kubernetes"},
+		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12")},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		NotAfter:    time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+	})
+	pool := x509.NewCertPool()
+	pool.AddCert(c.ca)
+	c.server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
+	c.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	c.server.StartTLS()
+	t.Cleanup(c.server.Close)
+	return c
+}
+
+func newCA(t *testing.T, name string) (*x509.Certificate, *ecdsa.PrivateKey) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+		KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+func issue(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey, tmpl *x509.Certificate) tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl.SerialNumber = big.NewInt(2)
+	tmpl.NotBefore = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, ca, &key.PublicKey, caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// client makes kubelet's certificate and key, PEM in one file.
+func (c *fakeCluster) client(cn string, until time.Time) string {
+	cert := issue(c.t, c.ca, c.key, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, NotAfter: until,
+	})
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]})) +
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+}
+
+func (c *fakeCluster) dial(ctx context.Context, addr string) (net.Conn, error) {
+	c.mu.Lock()
+	down := c.down[addr]
+	c.mu.Unlock()
+	if down {
+		return nil, errors.New("connection refused")
+	}
+	if !strings.HasPrefix(addr, "192.0.2.") && !strings.HasPrefix(addr, "apiserver.cluster.local:") {
+		return nil, fmt.Errorf("no route to %s", addr)
+	}
+	return (&net.Dialer{}).DialContext(ctx, "tcp", c.server.Listener.Addr().String())
+}
+
+// register is kubelet's first POST.
+func (c *fakeCluster) register(name, joinConf, machineID string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.nodes[name] != nil {
+		return // it keeps what it had
+	}
+	n := &api.Node{}
+	n.Metadata.Name = name
+	n.Status.NodeInfo.MachineID = machineID
+	n.Metadata.Labels = map[string]string{}
+	if _, rest, ok := strings.Cut(joinConf, "- name: node-labels"); ok {
+		_, rest, _ = strings.Cut(rest, "value: ")
+		value, _, _ := strings.Cut(rest, "\n")
+		for pair := range strings.SplitSeq(strings.Trim(strings.TrimSpace(value), `"'`), ",") {
+			k, v, _ := strings.Cut(pair, "=")
+			n.Metadata.Labels[k] = v
+		}
+	}
+	n.Status.Conditions = []api.Condition{{Type: "Ready", Status: "True"}}
+	c.nodes[name] = n
+}
+
+func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requests = append(c.requests, r.URL.Path)
+	answer := func(v any) {
+		if err := json.NewEncoder(w).Encode(v); err != nil {
+			c.t.Error(err)
+		}
+	}
+	auth := r.Header.Get("Authorization")
+	if auth != "" && (auth != "Bearer "+testToken || c.revoked) {
+		http.Error(w, `{"message":"Unauthorized"}`, http.StatusUnauthorized)
+		return
+	}
+	switch {
+	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info":
+		kc := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://192.0.2.11:6443\n    certificate-authority-data: %s\n", base64.StdEncoding.EncodeToString(c.pem))
+		data := map[string]string{"kubeconfig": kc}
+		if !c.unsigned && !c.revoked {
+			data["jws-kubeconfig-abcdef"] = sign(kc, "abcdef", testSecret)
+		}
+		answer(map[string]any{"data": data})
+	case r.URL.Path == "/version":
+		answer(map[string]string{"gitVersion": "v1.36.3"})
+	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
+		n := c.nodes[strings.TrimPrefix(r.URL.Path, "/api/v1/nodes/")]
+		if n == nil {
+			http.Error(w, `{"message":"not found"}`, http.StatusNotFound)
+			return
+		}
+		copied := *n
+		if c.notReady {
+			copied.Status.Conditions = []api.Condition{{Type: "Ready", Status: "False", Reason: "KubeletNotReady", Message: "cni plugin not initialized"}}
+		}
+		answer(&copied)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func sign(payload, id, secret string) string {
+	header := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"` + id + `"}`))
+	m := hmac.New(sha256.New, []byte(secret))
+	m.Write([]byte(header + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))
+	return header + ".." + base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+}
