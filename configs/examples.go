@@ -2,7 +2,7 @@ package configs
 
 import _ "embed" // the examples
 
-//go:embed examples/quickstart.yaml
+//go:embed examples/image.yaml
 var exampleImage string
 
 //go:embed examples/site.yaml
