@@ -60,6 +60,8 @@ type target struct {
 	probe  Probe
 	roots  *roots // nil: nobody can be verified yet
 	client *tls.Certificate
+	// dial opens the connection; net.Dialer by default.
+	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
 
 // event is news from a link. Only one of the kinds is set.
@@ -98,9 +100,13 @@ var errNotTLS = errors.New("it does not speak TLS")
 
 // dialLink connects, shakes hands and verifies. The context bounds all of it.
 func dialLink(ctx context.Context, t target, limit int) (*link, error) {
-	var d net.Dialer
-	d.KeepAlive = -1 // PINGs do it
-	nc, err := d.DialContext(ctx, "tcp", t.addr.String())
+	if t.dial == nil {
+		t.dial = func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+			d := net.Dialer{KeepAlive: -1} // PINGs do it
+			return d.DialContext(ctx, "tcp", addr.String())
+		}
+	}
+	nc, err := t.dial(ctx, t.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +134,7 @@ func (l *link) handshake(ctx context.Context) error {
 	if t.probe.Plain {
 		return nil
 	}
+	var alien error // is worth more than what becomes of the handshake then
 	cfg := &tls.Config{
 		ServerName: t.sni,
 		NextProtos: []string{"h2", "http/1.1"},
@@ -140,9 +147,9 @@ func (l *link) handshake(ctx context.Context) error {
 			}
 			var err error
 			if l.skew, err = t.roots.verify(cs.PeerCertificates, t.names(), time.Now()); err != nil {
-				return &identityError{err}
+				alien = &identityError{err}
 			}
-			return nil
+			return alien
 		},
 		SessionTicketsDisabled: true,
 		MinVersion:             tls.VersionTLS12,
@@ -152,6 +159,9 @@ func (l *link) handshake(ctx context.Context) error {
 	}
 	tc := tls.Client(l.nc, cfg)
 	if err := tc.HandshakeContext(ctx); err != nil {
+		if alien != nil {
+			return alien
+		}
 		var rec tls.RecordHeaderError
 		if errors.As(err, &rec) {
 			return errors.Join(errNotTLS, err)

@@ -200,11 +200,15 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 					continue
 				}
 				asked, pinged = time.Time{}, false
-				_, doubted := w.observe(l.target.probe.judge(e, l.skew), nil)
+				state, doubted := w.observe(l.target.probe.judge(e, l.skew), nil)
 				now = time.Now()
-				readyDue = now.Add(jitter(p.Ready))
-				if doubted {
+				switch {
+				case doubted:
 					readyDue = now.Add(2 * p.Tick)
+				case state != Up: // it answers, so it may heal any time
+					readyDue = now.Add(jitter(p.Retry))
+				default:
+					readyDue = now.Add(jitter(p.Ready))
 				}
 				pingDue = now.Add(jitter(p.Ping))
 			}

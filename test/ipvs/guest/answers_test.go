@@ -16,13 +16,13 @@ func TestAnswers(t *testing.T) {
 	soon := 12 * time.Second // a request is due every 10 s
 	m1, m2 := l.masters[0], l.masters[1]
 
-	t.Run("503 takes a master out", func(t *testing.T) {
+	l.run("503 takes a master out", func(t *testing.T) {
 		m2.mode("503")
 		n.expect("m1 m3", soon+slow*time.Second)
 		m2.mode("")
 		n.expect("m1 m2 m3", slow*3*time.Second)
 	})
-	t.Run("401, 403 and 429 mean alive", func(t *testing.T) {
+	l.run("401, 403 and 429 mean alive", func(t *testing.T) {
 		for i, mode := range []string{"401", "403", "429"} {
 			l.masters[i].mode(mode)
 		}
@@ -31,7 +31,7 @@ func TestAnswers(t *testing.T) {
 			m.mode("")
 		}
 	})
-	t.Run("draining: no new connections, no reset", func(t *testing.T) {
+	l.run("draining: no new connections, no reset", func(t *testing.T) {
 		var watches []*watch
 		for range 6 {
 			watches = append(watches, n.watch())
@@ -55,13 +55,13 @@ func TestAnswers(t *testing.T) {
 		m2.mode("")
 		n.expect("m1 m2 m3", soon+slow*3*time.Second)
 	})
-	t.Run("a hanging request with a live connection", func(t *testing.T) {
+	l.run("a hanging request with a live connection", func(t *testing.T) {
 		m2.mode("hang")
 		n.expect("m1 m3", soon+slow*10*time.Second)
 		m2.mode("")
 		n.expect("m1 m2 m3", soon+slow*3*time.Second)
 	})
-	t.Run("the last one stays, and an alien never serves", func(t *testing.T) {
+	l.run("the last one stays, and an alien never serves", func(t *testing.T) {
 		wrong := newAuthority("somebody-else")
 		m2.kill()
 		m2.certificate(wrong, epoch.Add(-time.Hour), epoch.AddDate(1, 0, 0))
@@ -89,7 +89,7 @@ func TestAnswers(t *testing.T) {
 		l.masters[2].serve()
 		n.expect("m1 m2 m3", slow*6*time.Second)
 	})
-	t.Run("an expired certificate takes a master out", func(t *testing.T) {
+	l.run("an expired certificate takes a master out", func(t *testing.T) {
 		m2.kill()
 		m2.certificate(l.ca, epoch.AddDate(0, -2, 0), epoch.AddDate(0, -1, 0))
 		m2.serve()
@@ -100,7 +100,7 @@ func TestAnswers(t *testing.T) {
 		m2.serve()
 		n.expect("m1 m2 m3", slow*6*time.Second)
 	})
-	t.Run("the clock at 1970 takes nobody out", func(t *testing.T) {
+	l.run("the clock at 1970 takes nobody out", func(t *testing.T) {
 		now := time.Now()
 		set := func(at time.Time) {
 			tv := unix.NsecToTimeval(at.UnixNano())

@@ -201,6 +201,9 @@ func (l *lab) close() {
 		if l.t.Failed() && m.log != nil {
 			l.t.Logf("%s said:\n%s", m.name, m.log)
 		}
+		// A socket that a test left open would keep the namespace, and its
+		// rules the modules.
+		m.output("/bin/ipvsadm", "-C")
 		m.ns.Close()
 		if link, err := netlink.LinkByName(m.veth); err == nil {
 			netlink.LinkDel(link)
@@ -309,16 +312,23 @@ func (n *machine) rules() string {
 	if err != nil {
 		return err.Error()
 	}
-	var out []string
+	var out, dests []string
+	flush := func() {
+		slices.Sort(dests) // the kernel lists the newest first
+		out = append(out, dests...)
+		dests = nil
+	}
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
 		switch {
 		case len(f) >= 3 && f[0] == "TCP":
+			flush()
 			out = append(out, strings.Join(f, " "))
 		case len(f) >= 4 && f[0] == "->" && f[1] != "RemoteAddress:Port":
-			out = append(out, fmt.Sprintf("%s %s %s", f[1], f[2], f[3]))
+			dests = append(dests, fmt.Sprintf("%s %s %s", f[1], f[2], f[3]))
 		}
 	}
+	flush()
 	return strings.Join(out, "; ")
 }
 
@@ -326,6 +336,27 @@ func (n *machine) rules() string {
 func (n *machine) procFile(name string) (b []byte, err error) {
 	n.in(func() { b, err = os.ReadFile("/proc/thread-self/net/" + name) })
 	return b, err
+}
+
+// source returns the source address with which the node reaches dst.
+func (n *machine) source(dst string) (src string) {
+	n.in(func() {
+		routes, err := netlink.RouteGet(net.ParseIP(dst))
+		if err == nil && len(routes) > 0 {
+			src = routes[0].Src.String()
+		}
+	})
+	return src
+}
+
+// run is t.Run for a part of a test that shares its lab.
+func (l *lab) run(name string, f func(t *testing.T)) {
+	outer := l.t
+	outer.Run(name, func(t *testing.T) {
+		l.t = t
+		defer func() { l.t = outer }()
+		f(t)
+	})
 }
 
 func hexAddr(a netip.Addr) string {
@@ -345,7 +376,7 @@ func (n *machine) serving() string {
 	return strings.Join(names, " ")
 }
 
-// awaitServing waits until exactly these masters have weight 1 and returns
+// expect waits until exactly these masters have weight 1 and returns
 // how long it took.
 func (n *machine) expect(want string, within time.Duration) time.Duration {
 	n.l.t.Helper()

@@ -40,9 +40,9 @@ func TestRepair(t *testing.T) {
 		{"route deleted", []string{"/bin/ip", "route", "del", "local", "10.103.97.2", "table", "local"}},
 		{"route replaced", []string{"/bin/ip", "route", "replace", "local", "10.103.97.2", "dev", "lo", "table", "local", "src", "10.103.97.2"}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		l.run(tt.name, func(t *testing.T) {
 			right := func() bool {
-				return n.rules() == foreign && strings.Contains(n.must("/bin/ip", "route", "get", "10.103.97.2"), "src 10.103.0.101")
+				return n.rules() == foreign && n.source("10.103.97.2") == "10.103.0.101"
 			}
 			if strings.HasPrefix(tt.name, "route replaced") {
 				n.must("/bin/ip", "addr", "add", "10.103.97.2/32", "dev", "lo")
@@ -57,7 +57,7 @@ func TestRepair(t *testing.T) {
 			t.Logf("right again after %s", time.Since(at))
 		})
 	}
-	t.Run("everything flushed", func(t *testing.T) {
+	l.run("everything flushed", func(t *testing.T) {
 		n.must("/bin/ipvsadm", "-C")
 		at := time.Now()
 		n.expect("m1 m2 m3", slow*time.Second)
@@ -66,7 +66,7 @@ func TestRepair(t *testing.T) {
 			t.Error("another's virtual server was made again")
 		}
 	})
-	t.Run("sysctl", func(t *testing.T) {
+	l.run("sysctl", func(t *testing.T) {
 		read := func() (s string) {
 			n.in(func() {
 				b, _ := os.ReadFile("/proc/sys/net/ipv4/vs/expire_nodest_conn")
@@ -77,7 +77,7 @@ func TestRepair(t *testing.T) {
 		n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("0"), 0)) })
 		eventually(t, slow*time.Second, "expire_nodest_conn is 1 again", func() bool { return read() == "1" })
 	})
-	t.Run("hosts", func(t *testing.T) {
+	l.run("hosts", func(t *testing.T) {
 		text := "127.0.0.1 localhost\n10.1.1.1 printer # mine\n"
 		check(os.WriteFile(n.dir+"/hosts", []byte(text), 0o644))
 		want := text + "10.103.97.2 apiserver.cluster.local # ipvscare\n"
@@ -86,14 +86,13 @@ func TestRepair(t *testing.T) {
 			return string(b) == want
 		})
 	})
-	t.Run("address changed", func(t *testing.T) {
+	l.run("address changed", func(t *testing.T) {
 		n.must("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
 		n.must("/bin/ip", "addr", "del", "10.103.0.101/24", "dev", "eth0")
 		// The kernel drops both addresses if the second is a secondary one.
 		n.output("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
 		eventually(t, slow*2*time.Second, "the route has the new source", func() bool {
-			out, _ := n.output("/bin/ip", "route", "get", "10.103.97.2")
-			return strings.Contains(out, "src 10.103.0.202")
+			return n.source("10.103.97.2") == "10.103.0.202"
 		})
 		n.expect("m1 m2 m3", slow*5*time.Second)
 		if _, _, err := n.ask(vip, 3*time.Second); err != nil {
@@ -106,7 +105,7 @@ func TestRepair(t *testing.T) {
 func TestLife(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
-	t.Run("a second one is refused", func(t *testing.T) {
+	l.run("a second one is refused", func(t *testing.T) {
 		before := n.rules()
 		out, err := n.output("/bin/ipvscare", "run", "--config", n.dir+"/ipvs.json", "--hosts", n.dir+"/hosts", "--run-dir", n.dir+"/run")
 		if err == nil || !strings.Contains(out, "already keeps 10.103.97.2:6443") {
@@ -116,7 +115,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("rules changed to %s", n.rules())
 		}
 	})
-	t.Run("status", func(t *testing.T) {
+	l.run("status", func(t *testing.T) {
 		if out := n.must("/bin/ipvscare", "status"); strings.Count(out, " up ") != 3 {
 			t.Error(out)
 		}
@@ -124,7 +123,7 @@ func TestLife(t *testing.T) {
 			t.Error(out)
 		}
 	})
-	t.Run("metrics", func(t *testing.T) {
+	l.run("metrics", func(t *testing.T) {
 		c, err := n.dial("127.0.0.1:10271", 3*time.Second)
 		if err != nil {
 			t.Fatal(err)
@@ -144,7 +143,7 @@ func TestLife(t *testing.T) {
 			t.Error(b.String())
 		}
 	})
-	t.Run("restarts lose no connection", func(t *testing.T) {
+	l.run("restarts lose no connection", func(t *testing.T) {
 		var watches []*watch
 		for range 6 {
 			watches = append(watches, n.watch())
@@ -170,7 +169,7 @@ func TestLife(t *testing.T) {
 			w.conn.Close()
 		}
 	})
-	t.Run("clean removes ours only", func(t *testing.T) {
+	l.run("clean removes ours only", func(t *testing.T) {
 		n.must("/bin/ipvsadm", "-A", "-t", "10.96.0.10:53", "-s", "wrr")
 		clean := []string{"/bin/ipvscare", "clean", "--config", n.dir + "/ipvs.json", "--hosts", n.dir + "/hosts", "--run-dir", n.dir + "/run"}
 		if out, err := n.output(clean...); err == nil {
@@ -188,11 +187,11 @@ func TestLife(t *testing.T) {
 			t.Errorf("hosts: %q", b)
 		}
 	})
-	t.Run("after a reboot", func(t *testing.T) { // nothing is there but files
+	l.run("after a reboot", func(t *testing.T) { // nothing is there but files
 		n.care()
 		n.expect("m1 m2 m3", slow*3*time.Second)
 	})
-	t.Run("forgotten virtual servers go", func(t *testing.T) {
+	l.run("forgotten virtual servers go", func(t *testing.T) {
 		v := l.virtual()
 		v.VIP, v.Host = "10.103.97.3:6443", "other.cluster.local"
 		n.configure(v)
@@ -239,7 +238,7 @@ func TestList(t *testing.T) {
 		"the VIP":      `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["10.103.97.2:6443"]}]}`,
 		"no port":      `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["10.103.0.11"]}]}`,
 	} {
-		t.Run(name+" changes nothing", func(t *testing.T) {
+		l.run(name+" changes nothing", func(t *testing.T) {
 			said := n.log.count("keeping what was configured before")
 			check(os.WriteFile(n.dir+"/ipvs.json", []byte(text), 0o644))
 			eventually(t, slow*3*time.Second, "it says so", func() bool { return n.log.count("keeping what was configured before") > said })
@@ -250,13 +249,13 @@ func TestList(t *testing.T) {
 	n.configure(v)
 	n.signal(syscall.SIGHUP)
 	n.expect("m1 m2 m3", slow*3*time.Second)
-	t.Run("a CA file that is none changes nothing", func(t *testing.T) {
+	l.run("a CA file that is none changes nothing", func(t *testing.T) {
 		check(os.WriteFile(v.CAFile, []byte("nonsense"), 0o644))
 		eventually(t, slow*3*time.Second, "it says so", func() bool { return n.log.count("going on as before") > 0 })
 		n.stays("m1 m2 m3", time.Second)
 		l.virtual() // writes it again
 	})
-	t.Run("nobody listed is there: the old ones serve on", func(t *testing.T) {
+	l.run("nobody listed is there: the old ones serve on", func(t *testing.T) {
 		v.Masters = []string{"10.103.0.77:6443"}
 		n.configure(v)
 		n.stays("m1 m2 m3", 4*time.Second)
@@ -264,7 +263,7 @@ func TestList(t *testing.T) {
 		n.configure(v)
 		n.expect("m1 m2 m3", slow*3*time.Second)
 	})
-	t.Run("the CA comes later", func(t *testing.T) {
+	l.run("the CA comes later", func(t *testing.T) {
 		n.stopProcess()
 		n.must("/bin/ipvsadm", "-C")
 		check(os.Remove(v.CAFile))
@@ -482,7 +481,7 @@ func TestIPv6(t *testing.T) {
 	}
 	n.must("/bin/ip", "-6", "route", "del", "local", "fd00:97::2", "table", "local")
 	eventually(t, slow*2*time.Second, "the route is back", func() bool {
-		return strings.Contains(n.must("/bin/ip", "-6", "route", "get", "fd00:97::2"), "src fd00::3")
+		return n.source("fd00:97::2") == "fd00::3"
 	})
 }
 

@@ -1,0 +1,497 @@
+package ipvs
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	mrand "math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// ca is an authority of the tests.
+type ca struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newCA(t testing.TB, from, to time.Time) *ca {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"},
+		NotBefore: from, NotAfter: to, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, tpl, tpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &ca{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+}
+
+func (c *ca) issue(t testing.TB, from, to time.Time, names ...string) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tpl := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: from, NotAfter: to, DNSNames: names,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, tpl, c.cert, &key.PublicKey, c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func (c *ca) roots(t testing.TB) *roots {
+	t.Helper()
+	r, err := parseRoots("ca.crt", c.pem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// fakeMaster is net/http's HTTP/2 server behind pipes. It can be killed, hang
+// as a stopped process does, or vanish behind a network that drops packets.
+type fakeMaster struct {
+	t    testing.TB
+	mu   sync.Mutex
+	cert tls.Certificate
+	http http.Server
+	ln   pipeListener
+	date string // sent instead of the true one
+
+	status atomic.Int64
+	body   atomic.Pointer[string]
+	dead   atomic.Bool // refuses
+	hung   atomic.Bool // accepts, and does nothing more
+	gone   atomic.Bool // drops everything
+	plain  bool        // HTTP/1.1 only
+
+	conns   []*switchable
+	dials   atomic.Int64
+	asked   atomic.Int64
+	written atomic.Int64 // bytes both ways
+}
+
+type pipeListener struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (l pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+func (l pipeListener) Close() error   { return nil }
+func (l pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
+
+// switchable is the server's end of a pipe; while the master hangs, nothing
+// that it writes gets out.
+type switchable struct {
+	net.Conn
+	m *fakeMaster
+}
+
+func (c *switchable) Write(b []byte) (int, error) {
+	for c.m.hung.Load() || c.m.gone.Load() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	c.m.written.Add(int64(len(b)))
+	return c.Conn.Write(b)
+}
+
+func (c *switchable) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.m.written.Add(int64(n))
+	return n, err
+}
+
+func newFakeMaster(t testing.TB, cert tls.Certificate) *fakeMaster {
+	m := &fakeMaster{t: t, cert: cert, ln: pipeListener{make(chan net.Conn), make(chan struct{})}}
+	m.status.Store(200)
+	m.http.ErrorLog = log.New(io.Discard, "", 0)
+	m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.asked.Add(1)
+		if m.date != "" {
+			w.Header().Set("Date", m.date)
+		}
+		w.WriteHeader(int(m.status.Load()))
+		if b := m.body.Load(); b != nil {
+			io.WriteString(w, *b)
+		}
+	})
+	return m
+}
+
+func (m *fakeMaster) start() {
+	m.http.TLSConfig = &tls.Config{NextProtos: []string{"h2", "http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &m.cert, nil }}
+	if m.plain {
+		m.http.TLSConfig.NextProtos = []string{"http/1.1"}
+		m.http.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){}
+	}
+	go m.http.ServeTLS(m.ln, "", "")
+}
+
+func (m *fakeMaster) stop() {
+	m.hung.Store(false)
+	m.gone.Store(false)
+	close(m.ln.done)
+	m.kill()
+	m.http.Close()
+}
+
+// kill closes every connection and refuses new ones.
+func (m *fakeMaster) kill() {
+	m.dead.Store(true)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		c.Close()
+	}
+	m.conns = nil
+}
+
+func (m *fakeMaster) dial(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+	m.dials.Add(1)
+	switch {
+	case m.gone.Load():
+		<-ctx.Done()
+		return nil, context.DeadlineExceeded
+	case m.dead.Load():
+		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	}
+	client, server := net.Pipe()
+	s := &switchable{server, m}
+	m.mu.Lock()
+	m.conns = append(m.conns, s)
+	m.mu.Unlock()
+	m.ln.conns <- s
+	return client, nil
+}
+
+// sensed runs a watcher against the master and keeps what it believes.
+type sensed struct {
+	mu     sync.Mutex
+	health Health
+	events []string
+	pings  atomic.Int64
+	asks   atomic.Int64
+	at     time.Time // of the last change
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{})}
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1),
+		target: func() target {
+			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
+				probe: Probe{Method: "GET", Path: "/readyz"}, roots: r, dial: m.dial}
+		},
+		observe: func(c Class, err error) (State, bool) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.health.Observe(c, time.Now()) {
+				s.at = time.Now()
+				s.events = append(s.events, fmt.Sprintf("%s (%s)", s.health.State, c))
+			}
+			return s.health.State, s.health.Doubted()
+		},
+		count: func(c counter) {
+			switch c {
+			case countPing:
+				s.pings.Add(1)
+			case countRequest:
+				s.asks.Add(1)
+			}
+		},
+	}
+	go func() { w.run(ctx); close(s.done) }()
+	return s
+}
+
+func (s *sensed) stop(m *fakeMaster) {
+	s.cancel()
+	m.stop()
+	<-s.done
+	// net/http looks after closed pipes in its own time.
+	time.Sleep(time.Minute)
+}
+
+func (s *sensed) state() (State, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.health.State, s.at
+}
+
+// The bubble's clock starts in 2000.
+func bubbleCerts(t testing.TB) (*ca, tls.Certificate) {
+	from, to := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	c := newCA(t, from, to)
+	return c, c.issue(t, from, to, "kubernetes", "apiserver.cluster.local")
+}
+
+// TestSensing: how long until a fault is noticed, at any phase of the probe.
+func TestSensing(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, f := range []struct {
+		name   string
+		break_ func(*fakeMaster)
+		fix    func(*fakeMaster)
+		within time.Duration
+		class  string
+	}{
+		{"kill", (*fakeMaster).kill, func(m *fakeMaster) { m.dead.Store(false) }, 0, "connection refused"},
+		{"hang", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, 2300 * time.Millisecond, "no answer"},
+		{"drop", func(m *fakeMaster) { m.gone.Store(true) }, func(m *fakeMaster) { m.gone.Store(false) }, 2300 * time.Millisecond, "no answer"},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			var worst time.Duration
+			for range 25 {
+				synctest.Test(t, func(t *testing.T) {
+					m := newFakeMaster(t, cert)
+					m.start()
+					s := sense(t, m, LAN(), c.roots(t))
+					defer s.stop(m)
+					time.Sleep(40*time.Second + time.Duration(mrand.Int64N(int64(20*time.Second))))
+					if st, _ := s.state(); st != Up {
+						t.Fatalf("the master is %s", st)
+					}
+					broke := time.Now()
+					f.break_(m)
+					time.Sleep(10 * time.Second)
+					st, at := s.state()
+					if st != Down {
+						t.Fatalf("it is %s after 10 s: %v", st, s.events)
+					}
+					worst = max(worst, at.Sub(broke))
+					fixed := time.Now()
+					f.fix(m)
+					time.Sleep(10 * time.Second)
+					if st, at = s.state(); st != Up || at.Sub(fixed) > 5*time.Second {
+						t.Fatalf("it is %s, since %s after it healed: %v", st, at.Sub(fixed), s.events)
+					}
+					if want := []string{"up (ready)", "down (" + f.class + ")", "up (ready)"}; fmt.Sprint(s.events) != fmt.Sprint(want) {
+						t.Errorf("got %q, want %q", s.events, want)
+					}
+				})
+			}
+			t.Logf("worst of 25: %s", worst)
+			if worst > f.within {
+				t.Errorf("it took %s to notice, more than %s", worst, f.within)
+			}
+		})
+	}
+}
+
+// TestSteady: an hour of peace costs one connection, one PING a second and
+// one request every ten seconds, and nobody is doubted.
+func TestSteady(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, p := range []Profile{LAN(), Metered()} {
+		t.Run(p.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeMaster(t, cert)
+				m.start()
+				s := sense(t, m, p, c.roots(t))
+				defer s.stop(m)
+				time.Sleep(time.Minute)
+				p0, r0, b0 := s.pings.Load(), s.asks.Load(), m.written.Load()
+				time.Sleep(time.Hour)
+				pings, asks, bytes := s.pings.Load()-p0, s.asks.Load()-r0, m.written.Load()-b0
+				t.Logf("%s: %d pings, %d requests, %d bytes of TLS records an hour", p.Name, pings, asks, bytes)
+				if m.dials.Load() != 1 {
+					t.Errorf("%d connections, want 1", m.dials.Load())
+				}
+				if most := int64(time.Hour / (p.Ping * 4 / 5)); pings > most || pings < most/2 {
+					t.Errorf("%d pings, want at most %d", pings, most)
+				}
+				if most := int64(time.Hour / (p.Ready * 4 / 5)); asks > most || asks < most/2 {
+					t.Errorf("%d requests, want at most %d", asks, most)
+				}
+				if len(s.events) != 1 {
+					t.Errorf("%q", s.events)
+				}
+			})
+		})
+	}
+}
+
+// TestAnswersOfMasters: what the answers to the probe mean.
+func TestAnswersOfMasters(t *testing.T) {
+	from, to := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	c, good := bubbleCerts(t)
+	other := newCA(t, from, to)
+	early := c.issue(t, from.AddDate(10, 0, 0), to, "kubernetes")
+	expired := c.issue(t, from, from.AddDate(0, 6, 0), "kubernetes")
+	client := c.issue(t, from, to, "kubernetes")
+	drain := "[+]ping ok\n[-]shutdown failed: reason withheld\n"
+	for _, tt := range []struct {
+		name   string
+		status int64
+		body   string
+		cert   tls.Certificate
+		date   string
+		noCA   bool
+		plain  bool
+		want   State
+		class  Class
+	}{
+		{name: "ready", want: Up, class: OK},
+		{name: "ready over HTTP/1.1", plain: true, want: Up, class: OK},
+		{name: "unauthorized", status: 401, want: Up, class: Guarded},
+		{name: "forbidden", status: 403, want: Up, class: Guarded},
+		{name: "too many", status: 429, want: Up, class: Guarded},
+		{name: "unavailable", status: 503, want: Down, class: ServerError},
+		{name: "not found", status: 404, want: Down, class: ServerError},
+		{name: "draining", status: 500, body: drain, want: Draining, class: Draining503},
+		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: Identity},
+		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: Identity},
+		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, class: OK},
+		{name: "not valid yet", cert: early, want: Up, class: SkewedOK},
+		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: SkewedOK},
+		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, class: Expired},
+		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: Guarded},
+		{name: "another certificate of ours", cert: client, want: Up, class: OK},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if tt.cert.Certificate == nil {
+					tt.cert = good
+				}
+				m := newFakeMaster(t, tt.cert)
+				m.plain, m.date = tt.plain, tt.date
+				if tt.status != 0 {
+					m.status.Store(tt.status)
+				}
+				m.body.Store(&tt.body)
+				m.start()
+				r := c.roots(t)
+				if tt.noCA {
+					r = nil
+				}
+				s := sense(t, m, LAN(), r)
+				defer s.stop(m)
+				time.Sleep(10 * time.Second)
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if s.health.State != tt.want || s.health.Class != tt.class {
+					t.Errorf("got %s (%s), want %s (%s)", s.health.State, s.health.Class, tt.want, tt.class)
+				}
+			})
+		})
+	}
+}
+
+// TestHealth: the belief follows the outcomes.
+func TestHealth(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		in   []Class
+		want State
+	}{
+		{"nothing", nil, Unknown},
+		{"the first good one is enough", []Class{OK}, Up},
+		{"one bad one is not", []Class{OK, Timeout}, Up},
+		{"two in a row are", []Class{OK, Timeout, Refused}, Down},
+		{"two apart are not", []Class{OK, Timeout, OK, Timeout}, Up},
+		{"one good one does not heal", []Class{OK, Timeout, Timeout, OK}, Down},
+		{"two do", []Class{OK, Timeout, Timeout, OK, OK}, Up},
+		{"alive is good", []Class{OK, Timeout, Timeout, Guarded, SkewedOK}, Up},
+		{"an alien is one at once", []Class{OK, Identity}, Alien},
+		{"and remains one when it fails", []Class{OK, Identity, Refused, Refused}, Alien},
+		{"and when it drains", []Class{OK, Identity, Draining503}, Alien},
+		{"until it proves itself", []Class{OK, Identity, OK, OK}, Up},
+		{"draining counts at once", []Class{OK, Draining503}, Draining},
+		{"then it stops", []Class{OK, Draining503, Refused, Refused}, Down},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := Health{Rise: 2, Fall: 2}
+			for _, c := range tt.in {
+				h.Observe(c, time.Unix(0, 0))
+			}
+			if h.State != tt.want {
+				t.Errorf("got %s, want %s", h.State, tt.want)
+			}
+		})
+	}
+	t.Run("flapping takes longer each time", func(t *testing.T) {
+		h := Health{Rise: 2, Fall: 1}
+		now := time.Unix(0, 0)
+		var needed []int
+		h.Observe(OK, now)
+		for range 5 {
+			now = now.Add(time.Second)
+			h.Observe(Refused, now)
+			n := 0
+			for h.State != Up {
+				n++
+				h.Observe(OK, now)
+			}
+			needed = append(needed, n)
+		}
+		if got, want := fmt.Sprint(needed), "[2 4 8 16 16]"; got != want {
+			t.Errorf("good probes needed: %s, want %s", got, want)
+		}
+		h.Observe(OK, now.Add(time.Hour)) // a quiet hour forgives
+		h.Observe(Refused, now.Add(time.Hour))
+		h.Observe(OK, now.Add(time.Hour))
+		if h.Observe(OK, now.Add(time.Hour)); h.State != Up {
+			t.Error("it is not forgiven")
+		}
+	})
+}
+
+func TestClassify(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		noCA bool
+		want Class
+	}{
+		{&identityError{errors.New("x")}, false, Identity},
+		{errNotTLS, true, TCPOnly},
+		{errNotTLS, false, Identity},
+		{os.NewSyscallError("connect", syscall.ECONNREFUSED), false, Refused},
+		{os.NewSyscallError("connect", syscall.EHOSTUNREACH), false, Unreachable},
+		{context.DeadlineExceeded, false, Timeout},
+		{io.EOF, false, Closed},
+	} {
+		if got := classify(fmt.Errorf("dialling: %w", tt.err), tt.noCA); got != tt.want {
+			t.Errorf("%v: got %s, want %s", tt.err, got, tt.want)
+		}
+	}
+}
