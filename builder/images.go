@@ -66,7 +66,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 
 // resolveOCI takes a container image's root file system as the base.
 func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
-	i := configs.ContainerImage{Ref: src.Ref, Layout: src.Layout, Archive: src.Archive, Digest: src.Digest}
+	i := configs.ContainerImage(src)
 	if i.Ref == "" {
 		i.Ref = "base.invalid/base:latest" // a layout with one image needs no name
 	}

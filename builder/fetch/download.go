@@ -126,7 +126,7 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 		if err != nil {
 			return "", err
 		}
-		r, total = resp.Body, resp.ContentLength
+		total = resp.ContentLength
 		idle := time.AfterFunc(d.idle, cancel)
 		defer idle.Stop()
 		r = &idleReader{ReadCloser: resp.Body, timer: idle, limit: d.idle}
