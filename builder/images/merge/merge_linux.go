@@ -1,0 +1,379 @@
+package merge
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/images/store"
+	"golang.org/x/sys/unix"
+)
+
+// Merge brings the store in From into the one in Into. The caller makes sure
+// that no containerd runs; one that does is an error, since it holds the
+// databases.
+func Merge(ctx context.Context, o Options) (*Report, error) {
+	o.Snapshotter = cmp.Or(o.Snapshotter, "overlayfs")
+	r, err := merge(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("merging the image store %s into %s: %w", o.From, o.Into, err)
+	}
+	return r, nil
+}
+
+func merge(ctx context.Context, o Options) (_ *Report, err error) {
+	// A damaged source must not spoil a store that works.
+	if _, err := store.Verify(store.DirFiles(o.From), ".", o.Snapshotter); err != nil {
+		return nil, err
+	}
+	from, err := store.Read(o.Snapshotter, filepath.Join(o.From, store.MetaDB), filepath.Join(o.From, store.SnapshotterDB(o.Snapshotter)))
+	if err != nil {
+		return nil, err
+	}
+	m := &merger{ctx: ctx, o: o}
+	if err := m.makeDirs(); err != nil {
+		return nil, err
+	}
+	live, err := store.OpenLive(o.Snapshotter, m.into(store.MetaDB), m.into(store.SnapshotterDB(o.Snapshotter)))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, live.Close()) }()
+	into, err := live.Read()
+	if err != nil {
+		return nil, err
+	}
+	p, err := makePlan(from, into, o.Keep)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.sweep(live); err != nil {
+		return nil, err
+	}
+	r := &Report{Shared: p.shared, Snapshots: len(p.add), Released: p.change.RemoveImages}
+	for _, i := range p.change.Images {
+		r.Added = append(r.Added, i.Name)
+	}
+	for _, b := range p.change.Blobs {
+		added, err := m.blob(b)
+		if err != nil {
+			return nil, err
+		}
+		if added {
+			r.Blobs++
+		}
+	}
+	for _, s := range p.add {
+		if err := m.snapshot(s, p.from[s.Key]); err != nil {
+			return nil, fmt.Errorf("snapshot %s: %w", s.Key, err)
+		}
+	}
+	if err := m.sync(); err != nil {
+		return nil, err
+	}
+	if len(p.add) > 0 {
+		known := map[string]bool{}
+		for _, s := range into.Snapshots {
+			known[s.Backend] = true
+		}
+		if err := m.step("record snapshots"); err != nil {
+			return nil, err
+		}
+		if err := live.AddSnapshots(p.add, p.parents, p.sequence, known); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.step("record images"); err != nil {
+		return nil, err
+	}
+	if err := live.Apply(p.change); err != nil {
+		return nil, err
+	}
+	// Only now may directories go that a killed run had left behind records.
+	return r, m.sweep(live)
+}
+
+type merger struct {
+	ctx context.Context
+	o   Options
+}
+
+func (m *merger) into(p string) string { return filepath.Join(m.o.Into, p) }
+func (m *merger) from(p string) string { return filepath.Join(m.o.From, p) }
+
+// scratch holds what is not whole yet.
+func (m *merger) scratch() string { return m.into("edgebake-merge") }
+
+func (m *merger) step(format string, args ...any) error {
+	if err := m.ctx.Err(); err != nil {
+		return err
+	}
+	if m.o.Step == nil {
+		return nil
+	}
+	return m.o.Step(fmt.Sprintf(format, args...))
+}
+
+// makeDirs makes what a new store lacks, with the modes containerd gives.
+func (m *merger) makeDirs() error {
+	for _, d := range []struct {
+		path string
+		perm os.FileMode
+	}{
+		{".", 0o711},
+		{store.ContentDir, 0o755}, {store.ContentDir + "/blobs", 0o755}, {store.ContentDir + "/blobs/sha256", 0o755}, {store.ContentDir + "/ingest", 0o755},
+		{store.MetaDir, 0o711},
+		{store.SnapshotterDir(m.o.Snapshotter), 0o700}, {store.SnapshotterDir(m.o.Snapshotter) + "/snapshots", 0o700},
+	} {
+		if err := os.Mkdir(m.into(d.path), d.perm); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep removes what a killed run left: scratch files, and directories that
+// metadata.db does not know.
+func (m *merger) sweep(live *store.Live) error {
+	if _, err := os.Lstat(m.scratch()); err == nil {
+		if err := m.step("remove scratch"); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(m.scratch()); err != nil {
+			return err
+		}
+	}
+	known, err := live.Directories()
+	if err != nil {
+		return err
+	}
+	dir := m.into(store.SnapshotterDir(m.o.Snapshotter) + "/snapshots")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		id, err := strconv.ParseUint(e.Name(), 10, 64)
+		if err != nil || known[id] {
+			continue
+		}
+		if err := m.step("remove stray snapshot %d", id); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blob copies one file of the content store, unless it is there.
+func (m *merger) blob(b store.Blob) (added bool, err error) {
+	to := m.into(store.BlobPath(b.Digest))
+	if ok, err := hasDigest(to, b.Digest); err != nil || ok {
+		return false, err
+	}
+	if err := m.step("copy blob %s", b.Digest); err != nil {
+		return false, err
+	}
+	if err := os.MkdirAll(m.scratch(), 0o700); err != nil {
+		return false, err
+	}
+	tmp := filepath.Join(m.scratch(), "blob")
+	if err := copyFile(m.from(store.BlobPath(b.Digest)), tmp, 0o444); err != nil {
+		return false, err
+	}
+	if ok, err := hasDigest(tmp, b.Digest); err != nil || !ok {
+		return false, errors.Join(fmt.Errorf("blob %s was damaged while it was copied; run it again", b.Digest), err)
+	}
+	if err := m.step("place blob %s", b.Digest); err != nil {
+		return false, err
+	}
+	return true, os.Rename(tmp, to)
+}
+
+func hasDigest(name, digest string) (bool, error) {
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return false, err
+	}
+	return "sha256:"+hex.EncodeToString(h.Sum(nil)) == digest, nil
+}
+
+func copyFile(from, to string, perm os.FileMode) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, perm)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Sync(), out.Close())
+}
+
+// snapshot makes one snapshot's directory.
+func (m *merger) snapshot(s store.Snapshot, from uint64) error {
+	src, dst := m.from(store.SnapshotDir(m.o.Snapshotter, from)), m.into(store.SnapshotDir(m.o.Snapshotter, s.ID))
+	if err := m.step("copy snapshot %s", s.Key); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(m.scratch(), 0o700); err != nil {
+		return err
+	}
+	tmp := filepath.Join(m.scratch(), strconv.FormatUint(s.ID, 10))
+	c := copier{ctx: m.ctx, made: map[uint64]string{}}
+	if err := c.tree(src, tmp); err != nil {
+		return err
+	}
+	if err := m.step("place snapshot %s", s.Key); err != nil {
+		return err
+	}
+	return os.Rename(tmp, dst)
+}
+
+// sync makes all files durable before a database refers to them.
+func (m *merger) sync() error {
+	if err := m.step("sync"); err != nil {
+		return err
+	}
+	d, err := os.Open(m.o.Into)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return unix.Syncfs(int(d.Fd()))
+}
+
+// copier copies trees, by hard links where it can: a committed snapshot is
+// never written to, so sharing its files is safe.
+type copier struct {
+	ctx  context.Context
+	copy bool              // the stores are on different file systems
+	made map[uint64]string // inode of the source → first copy
+}
+
+func (c *copier) tree(src, dst string) error {
+	if err := c.ctx.Err(); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(src, &st); err != nil {
+		return &fs.PathError{Op: "lstat", Path: src, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return c.file(src, dst, &st)
+	}
+	if err := os.Mkdir(dst, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(src)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := c.tree(filepath.Join(src, e.Name()), filepath.Join(dst, e.Name())); err != nil {
+			return err
+		}
+	}
+	return metadata(src, dst, &st)
+}
+
+func (c *copier) file(src, dst string, st *unix.Stat_t) error {
+	if !c.copy {
+		err := os.Link(src, dst)
+		if !errors.Is(err, unix.EXDEV) && !errors.Is(err, unix.EMLINK) {
+			return err
+		}
+		c.copy = errors.Is(err, unix.EXDEV)
+	}
+	if first, ok := c.made[st.Ino]; ok {
+		return os.Link(first, dst)
+	}
+	c.made[st.Ino] = dst
+	var err error
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		err = copyContent(src, dst)
+	case unix.S_IFLNK:
+		var to string
+		if to, err = os.Readlink(src); err == nil {
+			err = os.Symlink(to, dst)
+		}
+	default:
+		err = unix.Mknod(dst, st.Mode, int(st.Rdev))
+	}
+	if err != nil {
+		return fmt.Errorf("copying %s: %w", src, err)
+	}
+	return metadata(src, dst, st)
+}
+
+// copyContent copies without a sync of its own: all files are synced at once.
+func copyContent(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+// metadata gives dst what src has: owner, mode, attributes, times, in the
+// order in which one does not undo the other.
+func metadata(src, dst string, st *unix.Stat_t) error {
+	fail := func(err error) error { return fmt.Errorf("copying the metadata of %s: %w", src, err) }
+	if err := unix.Lchown(dst, int(st.Uid), int(st.Gid)); err != nil {
+		return fail(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		if err := unix.Chmod(dst, st.Mode&0o7777); err != nil {
+			return fail(err)
+		}
+	}
+	buf := make([]byte, 64<<10) // the kernel's limit for both
+	n, err := unix.Llistxattr(src, buf)
+	if err != nil && !errors.Is(err, unix.ENOTSUP) {
+		return fail(err)
+	}
+	names := strings.Split(string(buf[:max(n, 0)]), "\x00")
+	for _, name := range slices.DeleteFunc(names, func(s string) bool { return s == "" }) {
+		n, err := unix.Lgetxattr(src, name, buf)
+		if err != nil {
+			return fail(err)
+		}
+		if err := unix.Lsetxattr(dst, name, buf[:n], 0); err != nil {
+			return fail(err)
+		}
+	}
+	times := []unix.Timespec{st.Mtim, st.Mtim}
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, dst, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fail(err)
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// Live is a store in use, its databases open and locked: no containerd can
+// start on it until Close.
+type Live struct {
+	meta, snaps *bolt.DB
+	snapshotter string
+}
+
+// OpenLive opens a store's databases for writing. They are made where the
+// store is new.
+func OpenLive(snapshotter, metaPath, snapshotsPath string) (*Live, error) {
+	o := &bolt.Options{Timeout: lockTimeout, NoFreelistSync: true} // as containerd does
+	meta, err := bolt.Open(metaPath, 0o644, o)
+	if err != nil {
+		return nil, openError(metaPath, err)
+	}
+	snaps, err := bolt.Open(snapshotsPath, 0o600, o)
+	if err != nil {
+		return nil, errors.Join(openError(snapshotsPath, err), meta.Close())
+	}
+	return &Live{meta, snaps, snapshotter}, nil
+}
+
+// Close lets go of the databases.
+func (l *Live) Close() error { return errors.Join(l.snaps.Close(), l.meta.Close()) }
+
+// Read says what the databases hold now.
+func (l *Live) Read() (*State, error) {
+	s := &State{}
+	err := l.meta.View(func(tx *bolt.Tx) error {
+		if tx.Bucket([]byte("v1")) == nil {
+			return nil // new
+		}
+		return s.readMeta(tx, l.snapshotter)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading meta.db: %w", err)
+	}
+	if err := l.snaps.View(s.readBackend); err != nil {
+		return nil, fmt.Errorf("reading metadata.db: %w", err)
+	}
+	s.Sort()
+	return s, nil
+}
+
+// Directories lists the numbers that metadata.db has given out, of every
+// namespace, in any state.
+func (l *Live) Directories() (map[uint64]bool, error) {
+	ids := map[uint64]bool{}
+	err := l.snaps.View(func(tx *bolt.Tx) error {
+		return eachBucket(descend(tx, "v1", "snapshots"), func(_ string, b *bolt.Bucket) error {
+			id, _ := binary.Uvarint(b.Get([]byte("id")))
+			ids[id] = true
+			return nil
+		})
+	})
+	return ids, err
+}
+
+// AddSnapshots records snapshots in metadata.db, whose directories must be
+// there and synced. It drops the records that an earlier, killed attempt left
+// for the same layers, which meta.db never learned of.
+func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequence uint64, known map[string]bool) error {
+	keys := map[string]bool{}
+	for _, s := range add {
+		keys[s.Key] = true
+	}
+	err := l.snaps.Update(func(tx *bolt.Tx) error {
+		snaps, err := makeBucket(tx, []string{"v1", "snapshots"})
+		if err != nil {
+			return err
+		}
+		if _, err := makeBucket(tx, []string{"v1", "parents"}); err != nil {
+			return err
+		}
+		if err := dropLeftovers(tx, snaps, keys, known); err != nil {
+			return err
+		}
+		for i := range add {
+			var parent *Snapshot
+			if p, ok := parents[add[i].Parent]; ok {
+				parent = &p
+			}
+			rs, err := add[i].backendRecords(parent)
+			if err != nil {
+				return err
+			}
+			if err := putRecords(tx, rs); err != nil {
+				return err
+			}
+		}
+		return snaps.SetSequence(max(sequence, snaps.Sequence()))
+	})
+	if err != nil {
+		return fmt.Errorf("adding %d snapshots to metadata.db: %w", len(add), err)
+	}
+	return nil
+}
+
+// dropLeftovers removes committed snapshots of our namespace that are about
+// to be added anew and that meta.db does not know, children first.
+func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool) error {
+	links := descend(tx, "v1", "parents")
+	for {
+		var drop []string
+		err := eachBucket(snaps, func(name string, b *bolt.Bucket) error {
+			parts := strings.SplitN(name, "/", 3)
+			if len(parts) != 3 || parts[0] != Namespace || !keys[parts[2]] || known[name] {
+				return nil
+			}
+			id, _ := binary.Uvarint(b.Get([]byte("id")))
+			prefix := append(binary.AppendUvarint(nil, id), 0)
+			if k, _ := links.Cursor().Seek(prefix); k != nil && strings.HasPrefix(string(k), string(prefix)) {
+				return nil // has children, which go first
+			}
+			drop = append(drop, name)
+			return nil
+		})
+		if err != nil || len(drop) == 0 {
+			return err
+		}
+		for _, name := range drop {
+			b := snaps.Bucket([]byte(name))
+			id, _ := binary.Uvarint(b.Get([]byte("id")))
+			if p := snaps.Bucket(b.Get([]byte("parent"))); p != nil {
+				pid, _ := binary.Uvarint(p.Get([]byte("id")))
+				if err := links.Delete(parentKey(pid, id)); err != nil {
+					return err
+				}
+			}
+			if err := snaps.DeleteBucket([]byte(name)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Change is one transaction on meta.db.
+type Change struct {
+	Images       []Image // put, in place of any of the same name
+	Blobs        []Blob  // put; labels of one that is there are united
+	Snapshots    []Snapshot
+	RemoveImages []string
+	Sequence     uint64
+	Schema       int64 // of a new database
+}
+
+// Apply makes the change, all of it or nothing.
+func (l *Live) Apply(c Change) error {
+	err := l.meta.Update(func(tx *bolt.Tx) error {
+		v1, err := makeBucket(tx, []string{"v1"})
+		if err != nil {
+			return err
+		}
+		if v1.Get([]byte("version")) == nil {
+			v := signed("version", c.Schema)
+			if err := v1.Put([]byte(v.key), v.value); err != nil {
+				return err
+			}
+		}
+		for i := range c.Blobs {
+			rs, err := c.Blobs[i].records(Namespace)
+			if err != nil {
+				return err
+			}
+			if descend(tx, "v1", Namespace, "content", "blob", c.Blobs[i].Digest) != nil {
+				rs = rs[1:] // its own times and size stay
+			}
+			if err := putRecords(tx, rs); err != nil {
+				return err
+			}
+		}
+		for i := range c.Snapshots {
+			rs, err := c.Snapshots[i].metaRecords(Namespace, l.snapshotter)
+			if err != nil {
+				return err
+			}
+			if err := putRecords(tx, rs); err != nil {
+				return err
+			}
+		}
+		if len(c.Snapshots) > 0 {
+			b, err := makeBucket(tx, []string{"v1", Namespace, "snapshots", l.snapshotter})
+			if err != nil {
+				return err
+			}
+			if err := b.SetSequence(max(c.Sequence, b.Sequence())); err != nil {
+				return err
+			}
+		}
+		images, err := makeBucket(tx, []string{"v1", Namespace, "images"})
+		if err != nil {
+			return err
+		}
+		replaced := slices.Clone(c.RemoveImages)
+		for _, i := range c.Images {
+			replaced = append(replaced, i.Name)
+		}
+		for _, name := range replaced {
+			if images.Bucket([]byte(name)) == nil {
+				continue
+			}
+			if err := images.DeleteBucket([]byte(name)); err != nil {
+				return err
+			}
+		}
+		for i := range c.Images {
+			rs, err := c.Images[i].records(Namespace)
+			if err != nil {
+				return err
+			}
+			if err := putRecords(tx, rs); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("changing meta.db: %w", err)
+	}
+	return nil
+}
+
+func putRecords(tx *bolt.Tx, rs []record) error {
+	for _, r := range rs {
+		b, err := makeBucket(tx, r.path)
+		if err != nil {
+			return err
+		}
+		for _, f := range r.fields {
+			if err := b.Put([]byte(f.key), f.value); err != nil {
+				return fmt.Errorf("putting %q: %w", f.key, err)
+			}
+		}
+	}
+	return nil
+}
