@@ -391,7 +391,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	t.Run("missing blob", func(t *testing.T) {
 		d := t.TempDir()
 		_, err := Write(t.Context(), filepath.Join(d, "i"), s, l, blobMap{}, WriteOptions{Slot: testSlot})
-		if !errors.Is(err, fs.ErrNotExist) || len(files(t, d)) > 0 {
+		if !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "folder") || len(files(t, d)) > 0 {
 			t.Errorf("%v, left behind: %v", err, files(t, d))
 		}
 	})
@@ -457,6 +457,22 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			t.Error("accepted")
 		}
 	})
+}
+
+func TestErrorsOfTheSystemComeWithACure(t *testing.T) {
+	for err, want := range map[error]string{
+		syscall.ENOSPC: "make room", syscall.EDQUOT: "make room",
+		syscall.EACCES: "cannot be written by this user", syscall.EPERM: "cannot be written by this user",
+		syscall.ENOENT: "make folder", syscall.EFBIG: "ulimit",
+	} {
+		got := explainOpen(&fs.PathError{Op: "open", Path: "x", Err: err}, "/some/folder")
+		if !errors.Is(got, err) || !strings.Contains(got.Error(), want) || !strings.Contains(got.Error(), "/some/folder") {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+	if err := errors.New("other"); Explain(err, "x") != err {
+		t.Error("an error that it does not know was changed")
+	}
 }
 
 // TestNamedTemporaryFile goes the way of systems that know no nameless files.

@@ -48,7 +48,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("creating %s: %w", path, Explain(err, dir))
+		return nil, fmt.Errorf("creating %s: %w", path, explainOpen(err, dir))
 	}
 	o.File = f
 	return o, nil
@@ -124,14 +124,21 @@ func Explain(err error, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("%w: folder %s is full; make room or write elsewhere", err, dir)
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w: folder %s cannot be written by this user; write elsewhere", err, dir)
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: make folder %s first", err, dir)
 	case errors.Is(err, syscall.EFBIG):
 		return fmt.Errorf("%w: the file system of folder %s cannot hold files of this size, or a limit (ulimit -f) forbids it; write elsewhere", err, dir)
 	}
 	return err
+}
+
+// explainOpen does the same for an error of making a file in dir.
+func explainOpen(err error, dir string) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("%w: folder %s cannot be written by this user; write elsewhere", err, dir)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: make folder %s first", err, dir)
+	}
+	return Explain(err, dir)
 }
 
 // checkSpace says early that n bytes will not fit.

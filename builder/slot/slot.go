@@ -61,6 +61,9 @@ var (
 	// ErrNoReport says that somebody removed the report, or replaced it with
 	// a file that is too small.
 	ErrNoReport = errors.New("no preallocated report in the slot")
+	// ErrForeign says that a file system is larger than a slot: somebody's
+	// stick, with other files on it, which a whole write would destroy.
+	ErrForeign = errors.New("not a slot but somebody's larger file system: remove the site from it by hand")
 )
 
 // Contents is what is in a slot.
@@ -442,8 +445,12 @@ func writeReport(f Device, r Report) error {
 // the report stay, with stars where they quote one of the secrets. A slot
 // that cannot be read, because the power went during an earlier Scrub or
 // somebody damaged it, is made from info and site alone: that no secret stays
-// matters more than what else was there.
+// matters more than what else was there. A file system larger than a slot is
+// left alone (ErrForeign).
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
+	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
+		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)
+	}
 	c, err := Read(f)
 	if err != nil && !errors.Is(err, ErrNoSite) {
 		c = &Contents{Info: info, Files: map[string][]byte{}}

@@ -526,6 +526,26 @@ func TestScrubOfADamagedSlot(t *testing.T) {
 	}
 }
 
+func TestScrubLeavesAPersonsStickAlone(t *testing.T) {
+	img := filepath.Join(t.TempDir(), "stick")
+	oracle(t, "truncate", "-s", "64M", img)
+	oracle(t, "mkfs.fat", "-F", "32", "-n", "EDGEBAKE", img)
+	l := &laptop{t, img, t.TempDir()}
+	l.put("site.yaml", token)
+	l.put("holiday.jpg", "precious")
+	before, err := os.ReadFile(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDevice(before)
+	if err := Scrub(d, ondisk.SlotInfo{}, nil, token); !errors.Is(err, ErrForeign) {
+		t.Errorf("got %v", err)
+	}
+	if !bytes.Equal(d.cache, before) {
+		t.Error("it was written to")
+	}
+}
+
 func TestScrubOfAnInventory(t *testing.T) {
 	c := sample()
 	c.Files["inventory.yaml"] = c.Files["site.yaml"]
