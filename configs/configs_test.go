@@ -354,6 +354,9 @@ func TestSecretsStayHidden(t *testing.T) {
 			t.Errorf("no mask in %s", b)
 		}
 	}
+	if NewSecret(secret) != s || NewSecret("other") == s || s == (Secret{}) {
+		t.Error("secrets do not compare by what they hide")
+	}
 	if s.Reveal() != secret {
 		t.Error("Reveal does not")
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"unique"
 )
 
 // Mask stands for every Secret that is printed.
@@ -11,31 +12,31 @@ const Mask = "***"
 
 // Secret is a string that never shows itself: printing, logging and encoding
 // give the mask. The one way out is Reveal, for the code that hands the
-// secret to where it belongs.
+// secret to where it belongs. Two are equal (==) if they hide the same.
 //
-// The string sits behind a pointer because package fmt cannot call the
+// The string sits behind a unique.Handle because package fmt cannot call the
 // methods of a value in an unexported field: such a Secret prints as an
 // address, not as what it hides.
-type Secret struct{ s *string }
+type Secret struct{ h unique.Handle[string] }
 
 // NewSecret hides s.
 func NewSecret(s string) Secret {
 	if s == "" {
 		return Secret{}
 	}
-	return Secret{&s}
+	return Secret{unique.Make(s)}
 }
 
 // Reveal returns what is hidden.
 func (s Secret) Reveal() string {
-	if s.s == nil {
+	if s.IsZero() {
 		return ""
 	}
-	return *s.s
+	return s.h.Value()
 }
 
 // IsZero reports whether there is nothing to hide.
-func (s Secret) IsZero() bool { return s.s == nil }
+func (s Secret) IsZero() bool { return s == Secret{} }
 
 func (s Secret) shown() string {
 	if s.IsZero() {
