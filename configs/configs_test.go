@@ -2,6 +2,8 @@ package configs
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -389,6 +391,45 @@ func TestParseSize(t *testing.T) {
 	for _, in := range []string{"", "3G", "3GB", "3", "-1MiB", "0MiB", "1.5GiB", "3 GiB", "3gib", "65TiB", "9999999999TiB", "99999999999MiB"} {
 		if got, err := ParseSize(in); err == nil {
 			t.Errorf("%q was taken: %d", in, got)
+		}
+	}
+}
+
+// TestKubeletMaySet: the verdicts of kubelet v1.36.3, asked with
+// --node-labels=KEY=1.
+func TestKubeletMaySet(t *testing.T) {
+	for key, want := range map[string]bool{
+		"x": true, "example.com/x": true, "notkubernetes.io/x": true,
+		"node.kubernetes.io/x": true, "sub.node.kubernetes.io/x": true, "node.kubernetes.io/instance-type": true,
+		"kubelet.kubernetes.io/x": true, "a.kubelet.kubernetes.io/x": true,
+		"kubernetes.io/hostname": true, "kubernetes.io/os": true,
+		"beta.kubernetes.io/arch": true, "beta.kubernetes.io/instance-type": true,
+		"topology.kubernetes.io/zone": true, "topology.kubernetes.io/region": true, "failure-domain.beta.kubernetes.io/zone": true,
+		"topology.kubernetes.io/rack": false, "node-role.kubernetes.io/worker": false,
+		"node-restriction.kubernetes.io/x": false, "x.node-restriction.kubernetes.io/y": false,
+		"a.k8s.io/x": false, "kubernetes.io/x": false,
+	} {
+		if got := kubeletMaySet(key); got != want {
+			t.Errorf("%s: %t, kubelet says %t", key, got, want)
+		}
+	}
+}
+
+// TestSSHKeys: the kinds that sshd takes, with options and without.
+func TestSSHKeys(t *testing.T) {
+	key := func(kind string) string {
+		blob := binary.BigEndian.AppendUint32(nil, uint32(len(kind)))
+		blob = append(blob, kind...)
+		blob = binary.BigEndian.AppendUint32(blob, 32)
+		return kind + " " + base64.StdEncoding.EncodeToString(append(blob, make([]byte, 32)...))
+	}
+	for _, good := range []string{
+		key("ssh-ed25519"), key("ssh-rsa") + " a comment", key("ecdsa-sha2-nistp256"),
+		key("sk-ssh-ed25519@openssh.com"), `from="10.0.0.0/8",no-pty ` + key("ssh-ed25519") + " x",
+		`command="echo ssh-rsa" ` + key("ssh-ed25519"),
+	} {
+		if bad := badSSHKey(good); bad != "" {
+			t.Errorf("%s: %s", good, bad)
 		}
 	}
 }

@@ -32,7 +32,7 @@ var (
 	ifaceName    = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
 	countryCode  = regexp.MustCompile(`^[A-Z]{2}$`)
 	pskHex       = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
-	packageSpec  = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?-?$`)
+	packageSpec  = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?$`)
 	moduleName   = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 	sysctlKey    = regexp.MustCompile(`^[A-Za-z0-9_*-]+([./][A-Za-z0-9_*-]+)+$`)
 	consoleForm  = regexp.MustCompile(`^(tty[A-Za-z0-9]*|hvc[0-9]+)(,[0-9]+[noe]?[78]?r?)?$`)
@@ -213,26 +213,36 @@ func badSSHKey(line string) string {
 	if strings.Contains(line, "PRIVATE KEY") {
 		return "is a private key; give the public one, the file that ends in .pub"
 	}
+	// Options in front may themselves hold words that look like a key's type:
+	// one whole key is enough.
 	fields := strings.Fields(line)
-	for i, f := range fields {
-		if !strings.HasPrefix(f, "ssh-") && !strings.HasPrefix(f, "ecdsa-") && !strings.HasPrefix(f, "sk-") || i+1 == len(fields) {
+	why := "is not a public key as authorized_keys holds it (ssh-ed25519 AAAA… comment)"
+	for i := range len(fields) - 1 {
+		kind := fields[i]
+		if !strings.HasPrefix(kind, "ssh-") && !strings.HasPrefix(kind, "ecdsa-") && !strings.HasPrefix(kind, "sk-") {
 			continue
 		}
-		blob, err := base64.StdEncoding.DecodeString(fields[i+1])
-		if err != nil || len(blob) < 4 {
-			return "is cut short or damaged: the key is not base64"
+		if why = badKeyBlob(kind, fields[i+1]); why == "" {
+			return ""
 		}
-		// The blob begins with its own type (RFC 4253, section 6.6).
-		n := binary.BigEndian.Uint32(blob)
-		if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != f {
-			return fmt.Sprintf("is damaged: it says %s, but its contents do not", f)
-		}
-		if int(n)+8 > len(blob) {
-			return "is cut short: there is nothing after the key's type"
-		}
-		return ""
 	}
-	return "is not a public key as authorized_keys holds it (ssh-ed25519 AAAA… comment)"
+	return why
+}
+
+func badKeyBlob(kind, encoded string) string {
+	blob, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil || len(blob) < 4 {
+		return "is cut short or damaged: the key is not base64"
+	}
+	// The blob begins with its own type (RFC 4253, section 6.6).
+	n := binary.BigEndian.Uint32(blob)
+	if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != kind {
+		return fmt.Sprintf("is damaged: it says %s, but its contents do not", kind)
+	}
+	if int(n)+8 > len(blob) {
+		return "is cut short: there is nothing after the key's type"
+	}
+	return ""
 }
 
 // badFilePath says what is wrong with p as the place of a file on the node.

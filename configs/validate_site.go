@@ -38,6 +38,7 @@ func (s *Site) validate(credentials bool) Problems {
 	s.validateIPVS(&probs)
 	s.Network.validate(&probs)
 	s.validateNames(&probs)
+	s.validateVIPUse(&probs)
 	s.validateUsers(&probs)
 	if s.Report.URL != "" {
 		if bad := badURL(s.Report.URL, "https"); bad != "" {
@@ -337,6 +338,44 @@ func (s *Site) validateIPVS(probs *Problems) {
 		if f.n < 1 || f.n > 100 {
 			probs.add(f.path, "must be from 1 to 100, not %d", f.n)
 		}
+	}
+}
+
+// validateVIPUse reports addresses of the network that are the VIP, which the
+// node keeps for itself.
+func (s *Site) validateVIPUse(probs *Problems) {
+	vip, err := netip.ParseAddr(s.VIP)
+	if err != nil || s.IPVS.Disabled {
+		return
+	}
+	taken := func(path, value string) {
+		addr, err := netip.ParseAddr(value)
+		if err != nil {
+			p, perr := netip.ParsePrefix(value)
+			addr, err = p.Addr(), perr
+		}
+		if err == nil && addr == vip {
+			probs.add(path, "%s is the VIP, which must be free; give the VIP another address (vip)", addr)
+		}
+	}
+	addressing := func(path string, addresses []string, gateway string) {
+		for i, a := range addresses {
+			taken(fmt.Sprintf("%s.addresses[%d]", path, i), a)
+		}
+		taken(path+".gateway", gateway)
+	}
+	for i, f := range s.Network.Interfaces {
+		path := fmt.Sprintf("network.interfaces[%d]", i)
+		addressing(path, f.Addresses, f.Gateway)
+		for j, v := range f.VLANs {
+			addressing(fmt.Sprintf("%s.vlans[%d]", path, j), v.Addresses, v.Gateway)
+		}
+	}
+	for i, d := range s.Network.DNS {
+		taken(fmt.Sprintf("network.dns[%d]", i), d)
+	}
+	for i, h := range s.Network.NTP {
+		taken(fmt.Sprintf("network.ntp[%d]", i), h)
 	}
 }
 
