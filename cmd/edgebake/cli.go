@@ -50,8 +50,7 @@ func run(ctx context.Context, args []string, s streams) int {
 		fmt.Fprintf(s.Err, "edgebake: %v\n", err)
 		return exitUsage
 	}
-	var problems configs.Problems
-	if errors.As(err, &problems) {
+	if problems, ok := err.(configs.Problems); ok {
 		// One a line and nothing before it, for editors to jump to.
 		fmt.Fprintln(s.Err, problems.Error())
 		return exitFailed

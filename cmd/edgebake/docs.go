@@ -26,21 +26,17 @@ FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written.`,
 		Args:    args(1, -1, "at least one document"),
 		RunE: func(c *cobra.Command, files []string) error {
 			var all configs.Problems
-			var errs []error
 			for _, name := range files {
 				err := validateFile(s, name)
 				var p configs.Problems
-				if errors.As(err, &p) {
-					all = append(all, p...)
-				} else {
-					errs = append(errs, err)
-				}
-				if err == nil {
+				switch {
+				case err == nil:
 					fmt.Fprintf(s.Out, "%s: ok\n", name)
+				case errors.As(err, &p):
+					all = append(all, p...)
+				default:
+					all = append(all, configs.Problem{File: name, Msg: err.Error()})
 				}
-			}
-			if err := errors.Join(errs...); err != nil {
-				return errors.Join(append(errs, all.Err())...)
 			}
 			return all.Err()
 		},

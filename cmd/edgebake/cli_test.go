@@ -1,0 +1,293 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/spf13/cobra"
+)
+
+// cli runs the program in a folder of its own.
+type cli struct {
+	t        *testing.T
+	dir      string
+	out, err string
+}
+
+func newCLI(t *testing.T) *cli {
+	t.Helper()
+	c := &cli{t: t, dir: t.TempDir()}
+	t.Setenv("EDGEBAKE_CACHE", filepath.Join(t.TempDir(), "cache"))
+	t.Chdir(c.dir)
+	return c
+}
+
+// run wants the exit code.
+func (c *cli) run(code int, args ...string) {
+	c.t.Helper()
+	c.runIn(c.t.Context(), "", code, args...)
+}
+
+func (c *cli) runIn(ctx context.Context, stdin string, code int, args ...string) {
+	c.t.Helper()
+	var out, err bytes.Buffer
+	got := run(ctx, args, streams{In: strings.NewReader(stdin), Out: &out, Err: &err})
+	c.out, c.err = out.String(), err.String()
+	if got != code {
+		c.t.Fatalf("edgebake %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), got, code, c.out, c.err)
+	}
+}
+
+func (c *cli) want(where string, parts ...string) {
+	c.t.Helper()
+	for _, p := range parts {
+		if !strings.Contains(where, p) {
+			c.t.Errorf("output lacks %q:\n%s", p, where)
+		}
+	}
+}
+
+func (c *cli) project(edit func(string) string) {
+	c.t.Helper()
+	if err := buildtest.Write(c.dir, buildtest.Base(), edit); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+const site = `apiVersion: edgebake.io/v1alpha1
+kind: Site
+masters: ["10.0.0.1:6443"]
+credentials:
+  token: abcdef.0123456789abcdef
+caCertHashes: ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
+nodeName: berlin-7
+`
+
+func (c *cli) file(name, body string) {
+	c.t.Helper()
+	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(body), 0o644); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func TestChain(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("site.yaml", site)
+	c.run(0, "validate", "image.yaml", "site.yaml")
+	c.want(c.out, "image.yaml: ok", "site.yaml: ok")
+	c.run(0, "plan", "image.yaml")
+	var plan struct{ ID string }
+	if err := json.Unmarshal([]byte(c.out), &plan); err != nil || len(plan.ID) != 64 {
+		t.Fatalf("plan: %v\n%s", err, c.out)
+	}
+	c.run(0, "build", "image.yaml")
+	c.want(c.out, "tiny.raw: amd64, Kubernetes v1.36.3", plan.ID, "Next: edgebake stamp")
+	c.want(c.err, "resolve: ", "write: done")
+	for _, f := range []string{"tiny.raw", "tiny.report.json", "tiny.sbom.spdx.json", "image.lock"} {
+		if _, err := os.Stat(f); err != nil {
+			t.Error(err)
+		}
+	}
+	c.run(1, "build", "image.yaml")
+	c.want(c.err, "tiny.raw exists; --force replaces it")
+	c.run(0, "build", "image.yaml", "--locked", "--output", "again.raw", "--json")
+	var last struct {
+		State, Output string
+		Report        struct{ Plan string }
+	}
+	lines := strings.Split(strings.TrimSpace(c.out), "\n")
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || last.State != "result" || last.Report.Plan != plan.ID {
+		t.Errorf("the last line of --json: %v\n%s", err, lines[len(lines)-1])
+	}
+	for _, l := range lines {
+		if !json.Valid([]byte(l)) {
+			t.Errorf("not JSON: %s", l)
+		}
+	}
+
+	c.run(0, "inspect", "tiny.raw", "--verify")
+	c.want(c.out, "slot        golden", "(verified)", "ROOT-A", "edgebake.test/pause:1", "v1.36.3", plan.ID)
+	c.run(0, "stamp", "tiny.raw", "site.yaml", "--output", "berlin.raw")
+	c.want(c.out, "stamped berlin.raw (tiny, Kubernetes v1.36.3) with site.yaml")
+	c.run(0, "stamp", "tiny.raw", "site.yaml")
+	c.run(0, "inspect", "tiny.raw", "--output", "json")
+	var info struct{ Slot struct{ State string } }
+	if err := json.Unmarshal([]byte(c.out), &info); err != nil || info.Slot.State != "site" {
+		t.Errorf("slot is %q, %v", info.Slot.State, err)
+	}
+	if strings.Contains(c.out, "0123456789abcdef\"") || strings.Contains(c.out, "abcdef.0123") {
+		t.Error("inspect shows the token")
+	}
+	c.run(0, "images", "image.yaml")
+	c.want(c.out, "edgebake.test/pause:1  sha256:")
+	c.run(0, "images", "image.yaml", "-o", "json")
+	if !json.Valid([]byte(c.out)) {
+		t.Errorf("not JSON: %s", c.out)
+	}
+	c.run(0, "render", "--ignition", "site.yaml")
+	c.want(c.out, `"version": "3.5.0"`, "/etc/hostname")
+	if strings.Contains(c.out, "abcdef.") {
+		t.Error("render shows the token")
+	}
+}
+
+func TestBadDocuments(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(s string) string { return strings.Replace(s, "name: tiny", "nmae: tiny", 1) + "disk: {root: 3}\n" })
+	c.file("site.yaml", strings.Replace(site, "10.0.0.1:6443", "10.0.0.1 :6443", 1))
+	for _, args := range [][]string{{"build", "image.yaml"}, {"plan", "image.yaml"}, {"images", "image.yaml"}, {"validate", "image.yaml", "site.yaml"}} {
+		c.run(1, args...)
+		c.want(c.err, "image.yaml:3:1: nmae: unknown field")
+		for _, l := range strings.Split(strings.TrimSpace(c.err), "\n") {
+			if !regexp.MustCompile(`^(image|site)\.yaml:\d+:\d+: `).MatchString(l) {
+				t.Errorf("%v: not FILE:LINE:COL: %q", args, l)
+			}
+		}
+	}
+	c.want(c.err, "site.yaml:3:")
+	c.run(1, "validate", "nowhere.yaml", "image.yaml")
+	c.want(c.err, "nowhere.yaml", "nmae")
+	c.runIn(t.Context(), site, 0, "validate", "-")
+}
+
+func TestBadImages(t *testing.T) {
+	c := newCLI(t)
+	c.file("site.yaml", site)
+	c.file("junk.raw", strings.Repeat("junk", 100000))
+	c.file("empty.raw", "")
+	for _, image := range []string{"junk.raw", "empty.raw", "nowhere.raw"} {
+		for _, args := range [][]string{{"inspect", image}, {"stamp", image, "site.yaml"}, {"boot", image}} {
+			before, _ := os.ReadFile(image)
+			c.run(1, args...)
+			c.want(c.err, image)
+			if after, _ := os.ReadFile(image); !bytes.Equal(before, after) {
+				t.Errorf("%v changed the file", args)
+			}
+		}
+	}
+	c.project(nil)
+	c.run(0, "build", "image.yaml")
+	c.file("edge.yaml", site+"nodeType: edge\nvip: 10.103.97.2\n")
+	c.run(1, "stamp", "tiny.raw", "edge.yaml")
+	c.want(c.err, "edge")
+	st, err := os.Stat("tiny.raw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate("tiny.raw", st.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "inspect", "tiny.raw")
+	c.want(c.err, "tiny.raw")
+	c.run(1, "stamp", "tiny.raw", "site.yaml")
+}
+
+func TestUsage(t *testing.T) {
+	c := newCLI(t)
+	for _, args := range [][]string{
+		{"bake"}, {"build"}, {"build", "a", "b"}, {"build", "--colour"}, {"stamp", "x.raw"}, {"inspect"},
+		{"render", "site.yaml"}, {"validate"}, {"init", "x"}, {"version", "-o", "xml"}, {"boot", "x.raw", "--forward", "22"},
+	} {
+		c.run(2, args...)
+		if c.err == "" {
+			t.Errorf("%v: no message", args)
+		}
+	}
+	c.run(0)
+	c.want(c.out, "build", "stamp", "completion")
+	c.run(0, "completion", "bash")
+	c.want(c.out, "edgebake")
+	c.run(0, "version")
+	c.want(c.out, "edgebake.io/v1alpha1")
+	c.run(0, "version", "--output", "json")
+	if !json.Valid([]byte(c.out)) {
+		t.Error(c.out)
+	}
+}
+
+// TestInit proves that what init writes is valid, and kept.
+func TestInit(t *testing.T) {
+	c := newCLI(t)
+	c.run(0, "init", "--dir", "new")
+	img, err := os.ReadFile("new/image.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := configs.ParseImage("image.yaml", img); err != nil {
+		t.Error(err)
+	}
+	c.run(0, "validate", "new/image.yaml", "new/site.yaml")
+	c.file("new/image.yaml", "mine")
+	c.run(1, "init", "--dir", "new")
+	c.want(c.err, filepath.Join("new", "image.yaml")+" exists", filepath.Join("new", "site.yaml")+" exists")
+	if b, _ := os.ReadFile("new/image.yaml"); string(b) != "mine" {
+		t.Error("init replaced a file")
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c.runIn(ctx, "", 1, "build", "image.yaml")
+	c.want(c.err, "interrupted; nothing was left behind")
+	for _, f := range []string{"tiny.raw", "tiny.report.json", "image.lock"} {
+		if _, err := os.Stat(f); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+}
+
+// TestExamples runs the flags of every example past the parser: an example
+// that does not work is worse than none.
+func TestExamples(t *testing.T) {
+	root := newRoot(streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+		if c.Name() == "help" || c.Name() == "completion" || c.Parent() != nil && c.Parent().Name() == "completion" {
+			return
+		}
+		if strings.TrimSpace(c.Example) == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Example) {
+			line, _, _ = strings.Cut(line, "#")
+			words := strings.Fields(line)
+			if len(words) == 0 {
+				continue
+			}
+			if words[0] != "edgebake" {
+				t.Errorf("%s: example %q", c.CommandPath(), line)
+				continue
+			}
+			target, rest, err := newRoot(streams{}).Find(words[1:])
+			if err != nil || target.Name() != words[1] {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
+				continue
+			}
+			if err := target.ParseFlags(rest); err != nil {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
+				continue
+			}
+			if err := target.ValidateArgs(target.Flags().Args()); err != nil {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
+			}
+		}
+	}
+	visit(root)
+}
