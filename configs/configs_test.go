@@ -432,6 +432,12 @@ func TestSSHKeys(t *testing.T) {
 			t.Errorf("%s: %s", good, bad)
 		}
 	}
+	whole := key("ssh-ed25519")
+	for _, bad := range []string{whole[:len(whole)-4], whole[:40], "ssh-ed25519", "ssh-dss " + strings.Fields(whole)[1]} {
+		if badSSHKey(bad) == "" {
+			t.Errorf("%s was taken", bad)
+		}
+	}
 }
 
 // FuzzParse: no document makes a parser panic, every problem has a place,

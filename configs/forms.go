@@ -239,8 +239,17 @@ func badKeyBlob(kind, encoded string) string {
 	if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != kind {
 		return fmt.Sprintf("is damaged: it says %s, but its contents do not", kind)
 	}
-	if int(n)+8 > len(blob) {
-		return "is cut short: there is nothing after the key's type"
+	// What follows is a row of fields, each with its length in front.
+	rest, fields := blob[4+n:], 0
+	for ; len(rest) >= 4; fields++ {
+		n := binary.BigEndian.Uint32(rest)
+		if uint64(n) > uint64(len(rest)-4) {
+			break
+		}
+		rest = rest[4+n:]
+	}
+	if fields == 0 || len(rest) > 0 {
+		return "is cut short: its contents end in the middle"
 	}
 	return ""
 }
