@@ -217,6 +217,26 @@ func TestScalarsAsTheyStand(t *testing.T) {
 	}
 }
 
+// TestEditors: what editors on other systems, and programs, make of YAML.
+func TestEditors(t *testing.T) {
+	want := mustSite(t, smallSite)
+	for name, doc := range map[string]string{
+		"byte order mark, CR LF": "\xef\xbb\xbf" + strings.ReplaceAll(smallSite, "\n", "\r\n"),
+		"JSON": `{"apiVersion":"edgebake.io/v1alpha1","kind":"Site","masters":["192.168.7.11:6443"],"credentials":{"token":"abcdef.0123456789abcdef"},
+			"caCertHashes":["sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"]}`,
+		"document start": "---\n" + smallSite + "...\n",
+	} {
+		if got := mustSite(t, doc); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: read differently", name)
+		}
+	}
+	for _, doc := range []string{"\x00\x01\x02", "\xff\xfea\x00", "\x1f\x8b\x08"} {
+		if _, err := ParseAny("a", []byte(doc)); err == nil {
+			t.Errorf("%q was taken", doc)
+		}
+	}
+}
+
 // TestAliases: anchors work, and cannot blow a document up.
 func TestAliases(t *testing.T) {
 	s := mustSite(t, smallSite+"taints: [&t {key: a, effect: NoSchedule}]\nlabels: {x: &v hello, y: *v}\n")
