@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/slot"
@@ -43,6 +45,8 @@ type Env struct {
 	// Remove removes a file, a link or an empty directory. Nothing there is
 	// no error, a directory that is not empty is left.
 	Remove func(path string) error
+	// RemoveAll removes a path and all below it.
+	RemoveAll func(path string) error
 
 	// Run runs a program to its end.
 	Run func(ctx context.Context, c Cmd) error
@@ -186,15 +190,27 @@ func (a *advised) Unwrap() error { return a.err }
 // nevertheless.
 func Advise(err error, advice string) error { return &advised{err, advice} }
 
+// advice gathers what the errors in err advise.
 func advice(err error) string {
-	if c, ok := Cure(err); ok {
-		return c
+	var all []string
+	var walk func(error)
+	walk = func(err error) {
+		switch x := err.(type) {
+		case *permanent:
+			all = append(all, x.cure)
+		case *advised:
+			all = append(all, x.advice)
+		case interface{ Unwrap() []error }:
+			for _, e := range x.Unwrap() {
+				walk(e)
+			}
+		case interface{ Unwrap() error }:
+			walk(x.Unwrap())
+		}
 	}
-	var a *advised
-	if errors.As(err, &a) {
-		return a.advice
-	}
-	return ""
+	walk(err)
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), "; ")
 }
 
 // secretsOf lists what must never be seen of a site.

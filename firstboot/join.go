@@ -219,7 +219,7 @@ func joinPhase(site *configs.Site) Phase {
 			if err != nil {
 				return Todo, err
 			}
-			if server != site.EndpointURL() {
+			if server != site.EndpointURL() || e.exists(kubeletRestart) {
 				return Todo, nil
 			}
 			return Done, nil
@@ -386,16 +386,14 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 	if err != nil {
 		return err
 	}
-	wrote, err := e.write(ondisk.KubeletConf, next, Mode(0o600))
-	if err != nil {
+	// A kill between the file and the restart must not lose the restart.
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
 		return fmt.Errorf("turning kubelet to the endpoint: %w", err)
 	}
-	if wrote {
-		if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
-			return fmt.Errorf("restarting kubelet: %w", err)
-		}
+	if _, err := e.write(ondisk.KubeletConf, next, Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet to the endpoint: %w", err)
 	}
-	return nil
+	return restartKubelet(ctx, e)
 }
 
 // sharedServerName is the name that every master's certificate has: the one

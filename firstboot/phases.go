@@ -29,6 +29,18 @@ func Phases(site *configs.Site) []Phase {
 			readyPhase(site),  // the cluster's own word, not ours
 			forgetPhase(site), // last: until Ready, the join may have to begin again
 		)
+	case configs.NodeEdge, configs.NodeCloud:
+		return append(before,
+			networkPhase(site),
+			clockPhase(),
+			ipvsPhase(site),
+			discoveryPhase(site),
+			joinPhase(site),     // straight to the masters: yurthub borrows the certificate that kubelet gets here
+			yurthubPhase(site),  // serves before anybody is sent to it
+			redirectPhase(site), // from here on kubelet lives with yurthub's cache
+			readyPhase(site),    // Ready through yurthub
+			forgetPhase(site),
+		)
 	}
 	return append(before, unservedPhase(site))
 }

@@ -47,22 +47,26 @@ const (
 // memory, and API servers on loopback. Every effect is counted, and the
 // machine can lose its power before any of them.
 type world struct {
-	t       *testing.T
-	root    string
-	slots   map[string]*memDevice
-	units   map[string]string
-	console []string
-	log     bytes.Buffer
-	posted  [][]byte
-	now     time.Time
-	randoms byte
-	cluster *fakeCluster
+	t         *testing.T
+	root      string
+	slots     map[string]*memDevice
+	units     map[string]string
+	console   []string
+	log       bytes.Buffer
+	posted    [][]byte
+	now       time.Time
+	deadlines map[time.Time]time.Time
+	randoms   byte
+	cluster   *fakeCluster
 	// joins counts kubeadm's runs; joinError, if set, is what it says.
 	joins     int
 	joinError func(n int) error
 	source    netip.Addr
+	hub       *httptest.Server
 	offline   bool
-	synced    bool
+	// kubeletBroken: it runs and does not get through.
+	kubeletBroken bool
+	synced        bool
 
 	mu      sync.Mutex
 	effects int
@@ -80,9 +84,15 @@ func newWorld(t *testing.T, files string) *world {
 	t.Helper()
 	w := &world{
 		t: t, root: t.TempDir(), units: map[string]string{},
-		slots: map[string]*memDevice{},
-		now:   time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
+		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
+		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t), patience: 30 * time.Minute,
+	}
+	w.cluster.renewed = func() time.Time {
+		if w.units[ondisk.UnitKubelet] == "active" && !w.kubeletBroken {
+			return w.now
+		}
+		return time.Time{}
 	}
 	a, err := txtar.ParseFile(files)
 	if err != nil {
@@ -184,6 +194,21 @@ func (w *world) run(r *Runner) error {
 	return r.Run(ctx)
 }
 
+// sleep passes time that is made up: a deadline counts from when it is first
+// seen.
+func (w *world) sleep(ctx context.Context, d time.Duration) error {
+	w.now = w.now.Add(d)
+	if end, ok := ctx.Deadline(); ok {
+		if w.deadlines[end].IsZero() {
+			w.deadlines[end] = w.now.Add(time.Until(end) - d)
+		}
+		if w.now.After(w.deadlines[end]) {
+			return context.DeadlineExceeded
+		}
+	}
+	return ctx.Err()
+}
+
 // powerOn is the next boot: what was in memory is gone.
 func (w *world) powerOn() {
 	w.t.Helper()
@@ -195,6 +220,9 @@ func (w *world) powerOn() {
 	}
 	if _, err := os.Stat(filepath.Join(w.root, ondisk.IPVSConfig)); err == nil {
 		w.units[ondisk.UnitIPVSCare] = "active"
+	}
+	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil {
+		w.units[ondisk.UnitYurthub] = "active"
 	}
 	if _, err := os.Stat(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil {
 		w.units[ondisk.UnitKubelet] = "active"
@@ -252,8 +280,7 @@ func (w *world) env() *Env {
 		Log:  slog.New(slog.NewTextHandler(&w.log, nil)),
 		Now:  func() time.Time { return w.now },
 		Sleep: func(ctx context.Context, d time.Duration) error {
-			w.now = w.now.Add(d)
-			return ctx.Err()
+			return w.sleep(ctx, d)
 		},
 		Rand: func() float64 { return 0 },
 		Random: func(n int) []byte {
@@ -309,6 +336,15 @@ func (w *world) env() *Env {
 			}
 			return nil
 		},
+		RemoveAll: func(p string) error {
+			if !w.has(p) {
+				return nil
+			}
+			if err := w.effect("remove all of " + p); err != nil {
+				return err
+			}
+			return os.RemoveAll(filepath.Join(w.root, p))
+		},
 		Run: w.exec,
 		Unit: func(_ context.Context, verb, unit string) error {
 			if err := w.effect(strings.TrimSpace(verb + " " + unit)); err != nil {
@@ -344,8 +380,11 @@ func (w *world) env() *Env {
 		},
 		ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if w.offline {
+			if w.offline && addr != yurthubHealth {
 				return nil, errors.New("network is unreachable")
+			}
+			if addr == yurthubHealth {
+				return w.dialHub(ctx)
 			}
 			return w.cluster.dial(ctx, addr)
 		},
@@ -412,6 +451,24 @@ func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
 	return write(d)
 }
 
+// dialHub reaches yurthub's health port while its unit runs.
+func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
+	if w.units[ondisk.UnitYurthub] != "active" {
+		return nil, errors.New("connection refused")
+	}
+	if w.hub == nil {
+		w.hub = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+			if w.cluster.hubTrouble() {
+				http.Error(rw, "error: caches not synced", http.StatusInternalServerError)
+				return
+			}
+			fmt.Fprint(rw, "OK")
+		}))
+		w.t.Cleanup(w.hub.Close)
+	}
+	return (&net.Dialer{}).DialContext(ctx, "tcp", w.hub.Listener.Addr().String())
+}
+
 // exec plays the programs.
 func (w *world) exec(ctx context.Context, c Cmd) error {
 	name := strings.Join(c.Args, " ")
@@ -468,7 +525,7 @@ func (w *world) kubeadm(c Cmd) error {
 			return errors.New("exit status 1")
 		}
 	}
-	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"\"\n")); err != nil {
+	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd/containerd.sock\"\n")); err != nil {
 		return err
 	}
 	w.units[ondisk.UnitKubelet] = "active"
@@ -509,7 +566,13 @@ type fakeCluster struct {
 	names    []string
 	nodes    map[string]*api.Node
 	notReady bool
-	requests []string
+	// csr is the state of yurthub's request: Approved, Denied or pending.
+	csr            string
+	noRBAC, noCRD  bool
+	endpointInCert bool
+	requests       []string
+	// renewed is when kubelet last reported.
+	renewed func() time.Time
 }
 
 func newFakeCluster(t *testing.T) *fakeCluster {
@@ -618,6 +681,13 @@ func (c *fakeCluster) register(name, joinConf, machineID string) {
 	c.nodes[name] = n
 }
 
+// hubTrouble reports whether yurthub lacks something of the cluster.
+func (c *fakeCluster) hubTrouble() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.noRBAC || c.noCRD || c.csr == "pending" || c.csr == "Denied"
+}
+
 func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -642,11 +712,50 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{"data": data})
 	case r.URL.Path == "/version":
 		answer(map[string]string{"gitVersion": "v1.36.3"})
+	case strings.Contains(r.URL.Path, "/leases/"):
+		answer(map[string]any{"spec": map[string]any{"renewTime": c.renewed().Format(time.RFC3339Nano)}})
+	case strings.HasPrefix(r.URL.Path, "/apis/certificates.k8s.io/"):
+		item := map[string]any{
+			"metadata": map[string]any{"name": "csr-hub01", "creationTimestamp": "2026-11-20T10:00:00Z"},
+			"spec":     map[string]any{"username": "system:node:edge-sn0042", "signerName": "kubernetes.io/kubelet-serving"},
+		}
+		if c.csr != "" && c.csr != "pending" {
+			item["status"] = map[string]any{"conditions": []any{map[string]any{"type": c.csr}}}
+		}
+		answer(map[string]any{"items": []any{item}})
+	case strings.HasSuffix(r.URL.Path, "/configmaps"), strings.HasSuffix(r.URL.Path, "/nodepools"):
+		if c.noRBAC {
+			http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
+			return
+		}
+		if c.noCRD && strings.HasSuffix(r.URL.Path, "/nodepools") {
+			http.NotFound(w, r)
+			return
+		}
+		answer(map[string]any{})
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
 		n := c.nodes[strings.TrimPrefix(r.URL.Path, "/api/v1/nodes/")]
 		if n == nil {
 			http.Error(w, `{"message":"not found"}`, http.StatusNotFound)
 			return
+		}
+		if r.Method == http.MethodPatch {
+			var p struct {
+				Metadata struct {
+					Labels map[string]*string `json:"labels"`
+				} `json:"metadata"`
+			}
+			if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			for k, v := range p.Metadata.Labels {
+				if v == nil {
+					delete(n.Metadata.Labels, k)
+				} else {
+					n.Metadata.Labels[k] = *v
+				}
+			}
 		}
 		copied := *n
 		if c.notReady {

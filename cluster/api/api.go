@@ -10,6 +10,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -72,18 +73,53 @@ func Code(err error) int {
 
 // Get reads path and decodes the JSON answer into out, which may be nil.
 func (c *Client) Get(ctx context.Context, path string, out any) error {
-	pool, err := Pool(c.CA)
+	conf, err := c.tls()
 	if err != nil {
 		return err
+	}
+	return get(ctx, c.Dial, conf, c.Server, path, c.Token, out)
+}
+
+func (c *Client) tls() (*tls.Config, error) {
+	pool, err := Pool(c.CA)
+	if err != nil {
+		return nil, err
 	}
 	conf := &tls.Config{RootCAs: pool, ServerName: c.ServerName, MinVersion: tls.VersionTLS12}
 	if c.Cert != nil {
 		conf.Certificates = []tls.Certificate{*c.Cert}
 	}
-	return get(ctx, c.Dial, conf, c.Server, path, c.Token, out)
+	return conf, nil
+}
+
+// MergePatch changes an object as RFC 7386 describes.
+func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
+	conf, err := c.tls()
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encoding the change of %s: %w", path, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPatch, c.Server+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("asking %s: %w", c.Server, err)
+	}
+	req.Header.Set("Content-Type", "application/merge-patch+json")
+	return do(req, c.Dial, conf, c.Token, nil)
 }
 
 func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, token string, out any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server+path, nil)
+	if err != nil {
+		return fmt.Errorf("asking %s: %w", server, err)
+	}
+	return do(req, dial, conf, token, out)
+}
+
+// do sends one request and decodes its answer.
+func do(req *http.Request, dial DialFunc, conf *tls.Config, token string, out any) error {
 	tr := &http.Transport{
 		DialContext:         dial,
 		TLSClientConfig:     conf,
@@ -91,10 +127,6 @@ func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, tok
 		DisableKeepAlives:   true, // one request, then seldom another
 	}
 	defer tr.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server+path, nil)
-	if err != nil {
-		return fmt.Errorf("asking %s: %w", server, err)
-	}
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "edgebake-firstboot")
 	if token != "" {
@@ -108,25 +140,26 @@ func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, tok
 		return err // names method, URL and cause already
 	}
 	defer res.Body.Close()
+	where := req.URL.Redacted()
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
 	if err != nil {
-		return fmt.Errorf("reading the answer of %s%s: %w", server, path, err)
+		return fmt.Errorf("reading the answer of %s: %w", where, err)
 	}
 	if len(body) > maxAnswer {
-		return fmt.Errorf("reading the answer of %s%s: longer than %d bytes", server, path, maxAnswer)
+		return fmt.Errorf("reading the answer of %s: longer than %d bytes", where, maxAnswer)
 	}
 	if res.StatusCode != http.StatusOK {
 		var status struct {
 			Message string `json:"message"`
 		}
 		_ = json.Unmarshal(body, &status) // a proxy's error page has none
-		return &StatusError{Code: res.StatusCode, Path: path, Message: status.Message}
+		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: status.Message}
 	}
 	if out == nil {
 		return nil
 	}
 	if err := json.Unmarshal(body, out); err != nil {
-		return fmt.Errorf("decoding the answer of %s%s: %w", server, path, err)
+		return fmt.Errorf("decoding the answer of %s: %w", where, err)
 	}
 	return nil
 }

@@ -49,6 +49,7 @@ func New(log io.Writer) *firstboot.Env {
 		Link:        f.Link,
 		Mkdir:       f.Mkdir,
 		Remove:      f.Remove,
+		RemoveAll:   f.RemoveAll,
 		Run:         run,
 		Unit:        unit,
 		UnitState:   unitState,
@@ -244,6 +245,18 @@ func (f Files) Remove(path string) error {
 		return nil
 	case err != nil:
 		return err
+	}
+	return syncDir(filepath.Dir(p))
+}
+
+// RemoveAll removes a path and all below it.
+func (f Files) RemoveAll(path string) error {
+	p := f.abs(path)
+	if err := os.RemoveAll(p); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Dir(p)); err != nil {
+		return nil
 	}
 	return syncDir(filepath.Dir(p))
 }

@@ -1,0 +1,617 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const (
+	yurthubProgram = "/usr/local/bin/yurthub"
+	yurthubUnit    = "/etc/systemd/system/" + ondisk.UnitYurthub
+	hubCache       = "/etc/kubernetes/cache"
+	manifests      = "/etc/kubernetes/manifests"
+)
+
+// hubUnit is the unit that images carry, for nodes that edgebake did not
+// build. A test holds the two against each other.
+const hubUnit = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
+# on up before kubelet at every boot, with or without a network, and restarted
+# for ever: yurthub itself gives up after four minutes without its identity.
+[Unit]
+Description=OpenYurt yurthub
+After=network.target ipvscare.service systemd-modules-load.service
+Before=kubelet.service
+RequiresMountsFor=/etc/kubernetes /var/lib/yurthub
+ConditionPathExists=/etc/edgebake/yurthub.env
+StartLimitIntervalSec=0
+
+[Service]
+Type=simple
+EnvironmentFile=/etc/edgebake/yurthub.env
+ExecStart=/usr/local/bin/yurthub $YURTHUB_ARGS
+Restart=always
+RestartSec=3
+OOMScoreAdjust=-900
+# yurthub ignores SIGTERM while it waits for its identity.
+TimeoutStopSec=10
+
+[Install]
+WantedBy=multi-user.target
+`
+
+// ConvertOptions say what kind of OpenYurt node a native one becomes.
+type ConvertOptions struct {
+	NodePool string
+	Cloud    bool
+	// Servers are the API servers for yurthub, URLs, the one that never
+	// changes first; empty: where kubelet goes now, and the site's masters.
+	Servers   []string
+	Namespace string // kube-system
+	LBMode    string // priority
+	OpenPort  bool
+	Extra     []string
+}
+
+// Step tells how a step of convert, revert or reset went.
+type Step struct {
+	Name, Status string // done, as it should be, failed, undone
+	Detail       string
+}
+
+// ErrAlready says that a node is what it was to become.
+var ErrAlready = errors.New("there is nothing to do")
+
+// Convert makes a running native node an OpenYurt node, pods kept. Every step
+// is checked; when one fails, those before it are undone. After a kill, run
+// again, it goes on; Revert takes it back.
+func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) error {
+	name, err := nativeNode(ctx, e)
+	if err != nil {
+		return err
+	}
+	h, err := hubForConvert(ctx, e, name, o)
+	if err != nil {
+		return err
+	}
+	steps := convertSteps(h)
+	if all, err := allDone(ctx, e, steps); err != nil {
+		return err
+	} else if all {
+		return fmt.Errorf("%s is an OpenYurt node already: %w", name, ErrAlready)
+	}
+	if err := readyNow(ctx, e, name); err != nil {
+		return fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err)
+	}
+	ev := newEvidence(e, "convert")
+	return ev.carryOut(ctx, steps, tell)
+}
+
+// Revert makes an OpenYurt node native again, pods kept.
+func Revert(ctx context.Context, e *Env, tell func(Step)) error {
+	name, err := nativeNode(ctx, e)
+	if err != nil {
+		return err
+	}
+	steps := revertSteps(name)
+	if all, err := allDone(ctx, e, steps); err != nil {
+		return err
+	} else if all {
+		return fmt.Errorf("%s is a native node already: %w", name, ErrAlready)
+	}
+	ev := newEvidence(e, "revert")
+	return ev.carryOut(ctx, steps, tell)
+}
+
+// nativeNode is the name of this worker node; a control plane is refused.
+func nativeNode(_ context.Context, e *Env) (string, error) {
+	if e.exists(manifests + "/kube-apiserver.yaml") {
+		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
+	}
+	if err := enrolled(e); err != nil {
+		return "", fmt.Errorf("this machine is no node that kubeadm joined: %w", err)
+	}
+	cert, err := kubeletCert(e)
+	if err != nil {
+		return "", err
+	}
+	name, ok := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
+	if !ok {
+		return "", fmt.Errorf("kubelet's certificate is for %q, which is no node", cert.Subject.CommonName)
+	}
+	return name, nil
+}
+
+// readyNow asks the API server as kubelet.conf says, past yurthub.
+func readyNow(ctx context.Context, e *Env, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	n, err := c.GetNode(ctx, name)
+	if err != nil {
+		return fmt.Errorf("reading Node %s: %w", name, err)
+	}
+	if ready, why := n.Ready(); !ready {
+		return fmt.Errorf("node %s is not Ready: %s", name, why)
+	}
+	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
+		return errors.Join(fmt.Errorf("kubelet is %s", state), err)
+	}
+	return nil
+}
+
+func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (hub, error) {
+	if o.NodePool == "" {
+		return hub{}, errors.New("no node pool is given: yurthub starts only with the name of one")
+	}
+	if !e.exists(yurthubProgram) {
+		return hub{}, fmt.Errorf("there is no %s: put yurthub's program there, of the release the cluster runs", yurthubProgram)
+	}
+	server, _, err := kubeletServer(e)
+	if err != nil {
+		return hub{}, err
+	}
+	servers := o.Servers
+	if len(servers) == 0 {
+		servers = append(servers, server)
+		if t, err := currentSite(ctx, e); err == nil {
+			for _, m := range t.Site.Masters {
+				servers = append(servers, "https://"+m)
+			}
+		}
+	}
+	ca, err := e.read(ondisk.KubeCA)
+	if err != nil {
+		return hub{}, fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	servers, err = usableServers(ctx, e, servers, ca)
+	if err != nil {
+		return hub{}, err
+	}
+	u, err := url.Parse(servers[0])
+	if err != nil {
+		return hub{}, fmt.Errorf("reading server %s: %w", servers[0], err)
+	}
+	// On the way to a VIP of its own a machine may have any source address.
+	address := nodeAddress(e)
+	if address == "" {
+		ip, err := e.Source(ctx, u.Host)
+		if err != nil {
+			return hub{}, fmt.Errorf("looking for this node's address on the way to %s: %w", u.Host, err)
+		}
+		address = ip.String()
+	}
+	var pins []string
+	certs, err := api.ParseCerts(ca)
+	if err != nil {
+		return hub{}, err
+	}
+	for _, c := range certs {
+		pins = append(pins, api.Pin(c))
+	}
+	h := hub{
+		node: name, pool: o.NodePool, nodeIP: address, cloud: o.Cloud, dummy: e.exists("/sys/module/dummy"),
+		servers: servers, namespace: o.Namespace, lbMode: o.LBMode, pins: pins, openPort: o.OpenPort, extra: o.Extra,
+	}
+	if h.namespace == "" {
+		h.namespace = "kube-system"
+	}
+	if h.lbMode == "" {
+		h.lbMode = "priority"
+	}
+	return h, nil
+}
+
+// usableServers are the servers whose certificate has their own name: yurthub
+// takes no tls-server-name. One that does not answer now stays in the list.
+func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]string, error) {
+	var out []string
+	var errs []error
+	for _, s := range servers {
+		u, err := url.Parse(s)
+		if err != nil || u.Scheme != "https" || u.Port() == "" {
+			return nil, fmt.Errorf("server %q is not of the form https://host:port", s)
+		}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
+		cancel()
+		if errors.Is(err, api.ErrServerName) {
+			e.Log.Warn("yurthub does not get this server", "server", s, "error", err)
+			errs = append(errs, err)
+			continue
+		}
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("yurthub can verify none of the servers: %w", errors.Join(errs...))
+	}
+	return out, nil
+}
+
+func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
+	for _, s := range steps {
+		if s.Name == readyStep {
+			continue // says how a change went, not whether there is one to make
+		}
+		v, err := s.Check(ctx, e)
+		if err != nil {
+			return false, fmt.Errorf("looking whether %s is done: %w", s.Name, err)
+		}
+		if v != Done {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// convertSteps in their order: nothing kubelet depends on is touched before
+// yurthub serves, and the labels come last, since the cluster acts on them.
+func convertSteps(h hub) []Phase {
+	return []Phase{
+		{
+			Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
+			Check: func(_ context.Context, e *Env) (Verdict, error) {
+				if e.exists("/usr/lib/systemd/system/"+ondisk.UnitYurthub) || string(first(e.read(yurthubUnit))) == hubUnit {
+					return Done, nil
+				}
+				return Todo, nil
+			},
+			Run: func(ctx context.Context, e *Env) error {
+				if err := e.WriteFile(yurthubUnit, []byte(hubUnit), Mode(0o644)); err != nil {
+					return fmt.Errorf("writing the unit of yurthub: %w", err)
+				}
+				if err := e.Mkdir(ondisk.YurthubRoot, Mode(0o755)); err != nil {
+					return fmt.Errorf("making %s: %w", ondisk.YurthubRoot, err)
+				}
+				return e.Unit(ctx, "daemon-reload", "")
+			},
+			Undo: removeUnit,
+		},
+		{
+			Name: "yurthub", Doc: "yurthub has its certificates and serves", Timeout: 6 * time.Minute,
+			Check: func(ctx context.Context, e *Env) (Verdict, error) {
+				if e.exists(hubRestart) || !hubInPlace(e, h) || hubReady(ctx, e) != nil {
+					return Todo, nil
+				}
+				return Done, nil
+			},
+			Run: func(ctx context.Context, e *Env) error {
+				if err := startHub(ctx, e, h); err != nil {
+					return err
+				}
+				return waitForHub(ctx, e, h)
+			},
+			Undo: removeHub,
+		},
+		redirectPhase(nil),
+		stillReady(h.node),
+		{
+			Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
+			Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, h.node, hubLabels(h)) },
+			Run: func(ctx context.Context, e *Env) error {
+				labels := map[string]any{}
+				for k, v := range hubLabels(h) {
+					labels[k] = v
+				}
+				return patchLabels(ctx, e, h.node, labels)
+			},
+			Undo: func(ctx context.Context, e *Env) error { return patchLabels(ctx, e, h.node, noLabels()) },
+		},
+	}
+}
+
+func revertSteps(name string) []Phase {
+	return []Phase{
+		{
+			// First: with a pool and without the other label the cluster
+			// would convert the node again.
+			Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
+			Check: func(ctx context.Context, e *Env) (Verdict, error) {
+				return checkLabels(ctx, e, name, map[string]string{configs.LabelEdgeWorker: "", configs.LabelNodePool: ""})
+			},
+			Run: func(ctx context.Context, e *Env) error { return patchLabels(ctx, e, name, noLabels()) },
+		},
+		{
+			Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
+			Check: func(_ context.Context, e *Env) (Verdict, error) {
+				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || strings.Contains(string(first(e.read(kubeadmFlags))), redirected) {
+					return Todo, nil
+				}
+				return Done, nil
+			},
+			Run:  direct,
+			Undo: redirect,
+		},
+		stillReady(name),
+		{
+			Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
+			Check: func(ctx context.Context, e *Env) (Verdict, error) {
+				state, err := e.UnitState(ctx, ondisk.UnitYurthub)
+				if err != nil {
+					return Todo, err
+				}
+				for _, p := range hubLeavings {
+					if e.exists(p) {
+						return Todo, nil
+					}
+				}
+				if state == "active" {
+					return Todo, nil
+				}
+				return Done, nil
+			},
+			Run: func(ctx context.Context, e *Env) error {
+				if err := removeHub(ctx, e); err != nil {
+					return err
+				}
+				return removeUnit(ctx, e)
+			},
+		},
+	}
+}
+
+func hubLabels(h hub) map[string]string {
+	edge := "true"
+	if h.cloud {
+		edge = "false"
+	}
+	return map[string]string{configs.LabelEdgeWorker: edge, configs.LabelNodePool: h.pool}
+}
+
+func noLabels() map[string]any {
+	return map[string]any{configs.LabelEdgeWorker: nil, configs.LabelNodePool: nil}
+}
+
+func checkLabels(ctx context.Context, e *Env, name string, want map[string]string) (Verdict, error) {
+	c, err := nodeClient(e)
+	if err != nil {
+		return Todo, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	n, err := c.GetNode(ctx, name)
+	if err != nil {
+		return Todo, fmt.Errorf("reading Node %s: %w", name, err)
+	}
+	for k, v := range want {
+		if n.Metadata.Labels[k] != v {
+			return Todo, nil
+		}
+	}
+	return Done, nil
+}
+
+func patchLabels(ctx context.Context, e *Env, name string, labels map[string]any) error {
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	patch := map[string]any{"metadata": map[string]any{"labels": labels}}
+	if err := c.MergePatch(ctx, "/api/v1/nodes/"+name, patch); err != nil {
+		return fmt.Errorf("labelling Node %s: %w", name, err)
+	}
+	return nil
+}
+
+const readyStep = "node-ready"
+
+// stillReady waits for the node to be Ready, and for kubelet to have said so
+// since: for the better part of a minute a Node looks as Ready as before.
+func stillReady(name string) Phase {
+	var since time.Time // of kubelet's own clock, which the lease has too
+	return Phase{
+		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
+		Check: func(context.Context, *Env) (Verdict, error) {
+			if since.IsZero() {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			start := e.Now()
+			var last error
+			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+				if last = renewedAfter(ctx, e, name, start); last == nil {
+					last = readyNow(ctx, e, name)
+				}
+				return last == nil, nil
+			})
+			if err != nil && last != nil {
+				return last
+			}
+			since = start
+			return err
+		},
+	}
+}
+
+func renewedAfter(ctx context.Context, e *Env, name string, start time.Time) error {
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var lease struct {
+		Spec struct {
+			RenewTime time.Time `json:"renewTime"`
+		} `json:"spec"`
+	}
+	if err := c.Get(ctx, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"+name, &lease); err != nil {
+		return fmt.Errorf("reading the lease of Node %s: %w", name, err)
+	}
+	if lease.Spec.RenewTime.Before(start) {
+		return fmt.Errorf("kubelet has not reported to the cluster since %s", start.UTC().Format(time.TimeOnly))
+	}
+	return nil
+}
+
+// hubLeavings is all that yurthub and we for it leave on the disk.
+var hubLeavings = []string{yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
+
+func removeHub(ctx context.Context, e *Env) error {
+	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {
+		return fmt.Errorf("stopping yurthub: %w", err)
+	}
+	if e.exists(yurthubNFT) {
+		if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", "inet", "edgebake_yurthub"}}); err != nil {
+			e.Log.Warn("opening port 10269", "error", err)
+		}
+	}
+	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, ondisk.YurthubConf, hubRestart} {
+		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("removing what yurthub had: %w", err)
+		}
+	}
+	// The folder itself may be baked; what is in it is yurthub's.
+	for _, p := range []string{hubCache, ondisk.YurthubRoot + "/pki", ondisk.YurthubRoot + "/autonomy", ondisk.YurthubRoot + "/yurthub.conf", ondisk.YurthubRoot + "/bootstrap-hub.conf"} {
+		if err := e.RemoveAll(p); err != nil {
+			return fmt.Errorf("removing what yurthub had: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeUnit removes the unit if it is the one we wrote; a baked one stays,
+// held by its condition.
+func removeUnit(ctx context.Context, e *Env) error {
+	if !e.exists(yurthubUnit) {
+		return nil
+	}
+	if err := e.Unit(ctx, "disable", ondisk.UnitYurthub); err != nil {
+		return fmt.Errorf("disabling yurthub: %w", err)
+	}
+	if err := e.Remove(yurthubUnit); err != nil {
+		return fmt.Errorf("removing the unit of yurthub: %w", err)
+	}
+	return e.Unit(ctx, "daemon-reload", "")
+}
+
+// evidence is what is kept of a convert, revert or reset: how each step went,
+// and what the files were before.
+type evidence struct {
+	e     *Env
+	dir   string
+	steps []Step
+}
+
+func newEvidence(e *Env, what string) *evidence {
+	return &evidence{e: e, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+}
+
+// carryOut runs steps in order. When one fails, it and those that this run
+// did are undone, the last first.
+func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)) error {
+	ev.copyFiles("before")
+	var did []Phase
+	for _, s := range steps {
+		err := ev.step(ctx, s, &did, tell)
+		if err == nil {
+			continue
+		}
+		ev.note(tell, Step{s.Name, "failed", oneLine(err)})
+		// Undone even when we are told to stop: half a node is worse.
+		undo := context.WithoutCancel(ctx)
+		for _, d := range slices.Backward(did) {
+			if d.Undo == nil {
+				continue
+			}
+			uctx, cancel := context.WithTimeout(undo, undoTimeout)
+			uerr := d.Undo(uctx, ev.e)
+			cancel()
+			if uerr != nil {
+				ev.note(tell, Step{d.Name, "failed", "undoing it: " + oneLine(uerr)})
+				err = errors.Join(err, fmt.Errorf("undoing %s: %w", d.Name, uerr))
+				continue
+			}
+			ev.note(tell, Step{d.Name, "undone", ""})
+		}
+		ev.finish(undo)
+		return fmt.Errorf("%s: %w (evidence is in %s)", s.Name, err, ev.dir)
+	}
+	ev.finish(ctx)
+	return nil
+}
+
+func (ev *evidence) step(ctx context.Context, s Phase, did *[]Phase, tell func(Step)) error {
+	v, err := s.Check(ctx, ev.e)
+	if err != nil {
+		return err
+	}
+	if v == Done {
+		ev.note(tell, Step{s.Name, "as it should be", s.Doc})
+		return nil
+	}
+	*did = append(*did, s)
+	run, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	if err := s.Run(run, ev.e); err != nil {
+		return err
+	}
+	if v, err = s.Check(ctx, ev.e); err != nil {
+		return err
+	}
+	if v != Done {
+		return errors.New("it came to its end, and its result does not show on the machine")
+	}
+	ev.note(tell, Step{s.Name, "done", s.Doc})
+	return nil
+}
+
+func (ev *evidence) note(tell func(Step), s Step) {
+	ev.steps = append(ev.steps, s)
+	tell(s)
+	b, err := json.MarshalIndent(ev.steps, "", "  ")
+	if err == nil {
+		err = ev.e.WriteFile(ev.dir+"/steps.json", append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		ev.e.Log.Warn("keeping evidence", "error", err)
+	}
+}
+
+// kept are the files worth comparing; none of them holds a secret.
+var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
+
+func (ev *evidence) copyFiles(when string) {
+	for _, p := range keptFiles {
+		b, err := ev.e.read(p)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = ev.e.WriteFile(ev.dir+"/"+when+p, b, Mode(0o600))
+		}
+		if err != nil {
+			ev.e.Log.Warn("keeping evidence", "file", p, "error", err)
+		}
+	}
+}
+
+func (ev *evidence) finish(ctx context.Context) {
+	ev.copyFiles("after")
+	var out strings.Builder
+	err := ev.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", ondisk.UnitYurthub, "-u", ondisk.UnitKubelet}, Output: &out})
+	if err == nil {
+		err = ev.e.WriteFile(ev.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
+	}
+	if err != nil {
+		ev.e.Log.Warn("keeping evidence", "error", err)
+	}
+}

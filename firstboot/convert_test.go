@@ -1,0 +1,239 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// readyNode is a native node, joined and Ready, with a yurthub to convert to.
+func readyNode(t *testing.T) *world {
+	t.Helper()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.put(yurthubProgram, "program")
+	return w
+}
+
+func (w *world) convert(o ConvertOptions) (steps []Step, err error) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w.off, w.cut = cancel, false
+	err = Convert(ctx, w.env(), o, func(s Step) { steps = append(steps, s) })
+	return steps, err
+}
+
+func (w *world) revert() (steps []Step, err error) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w.off, w.cut = cancel, false
+	err = Revert(ctx, w.env(), func(s Step) { steps = append(steps, s) })
+	return steps, err
+}
+
+// clean is the tree without evidence and state.
+func (w *world) clean() map[string]string {
+	t := w.tree()
+	for p := range t {
+		if strings.HasPrefix("/"+p, ondisk.LogDir) {
+			delete(t, p)
+		}
+	}
+	return t
+}
+
+func sameTree(t *testing.T, when string, got, want map[string]string) {
+	t.Helper()
+	for p := range want {
+		if got[p] != want[p] {
+			t.Errorf("%s: %s is\n%q\nnot\n%q", when, p, got[p], want[p])
+		}
+	}
+	for p := range got {
+		if _, ok := want[p]; !ok {
+			t.Errorf("%s: %s is left over", when, p)
+		}
+	}
+}
+
+var pool = ConvertOptions{NodePool: "shanghai"}
+
+func TestConvertRevertConvert(t *testing.T) {
+	w := readyNode(t)
+	native := w.clean()
+	if steps, err := w.convert(pool); err != nil {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	edge := w.clean()
+	if !strings.Contains(w.get(kubeadmFlags), redirected) || w.get(ondisk.YurthubConf) != hubKubeconfig {
+		t.Error("kubelet is not turned to yurthub")
+	}
+	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
+		t.Errorf("labels: %v", labels)
+	}
+	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
+		t.Errorf("converted twice: %v", err)
+	}
+	if steps, err := w.revert(); err != nil {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	sameTree(t, "after revert", w.clean(), native)
+	if len(labels) != 0 || w.units[ondisk.UnitYurthub] == "active" {
+		t.Errorf("after revert: labels %v, yurthub %s", labels, w.units[ondisk.UnitYurthub])
+	}
+	if _, err := w.revert(); !errors.Is(err, ErrAlready) {
+		t.Errorf("reverted twice: %v", err)
+	}
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	sameTree(t, "converted again", w.clean(), edge)
+}
+
+// TestConvertKilled kills convert before each effect: run again it goes on,
+// and so does a revert instead.
+func TestConvertKilled(t *testing.T) {
+	whole := readyNode(t)
+	native := whole.clean()
+	whole.effects, whole.names = 0, nil
+	if _, err := whole.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	want, count := whole.clean(), whole.effects
+	if count < 20 {
+		t.Fatalf("only %d effects were counted", count)
+	}
+	for n := 1; n <= count; n += 2 {
+		w := readyNode(t)
+		w.effects, w.names, w.cutAt = 0, nil, n
+		_, err := w.convert(pool)
+		at := w.names[len(w.names)-1]
+		w.cutAt = 0
+		if err == nil && n < count-8 { // the evidence of the end stops nobody
+			t.Fatalf("killed at %d (%s), it went on", n, at)
+		}
+		if n%4 == 1 {
+			if _, err := w.revert(); err != nil && !errors.Is(err, ErrAlready) {
+				t.Fatalf("killed at %d (%s), revert: %v", n, at, err)
+			}
+			sameTree(t, "killed at "+at+", reverted", w.clean(), native)
+			continue
+		}
+		if steps, err := w.convert(pool); err != nil && !errors.Is(err, ErrAlready) {
+			t.Fatalf("killed at %d (%s), again: %v\n%v", n, at, err, steps)
+		}
+		sameTree(t, "killed at "+at+", again", w.clean(), want)
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func TestConvertUndoesWhatFailed(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		lack  func(*world)
+		words string
+	}{
+		{"yurthub never ready", func(w *world) { w.cluster.csr = "pending" }, "is not approved yet"},
+		{"kubelet does not get through", func(w *world) { w.kubeletBroken = true }, "kubelet has not reported"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := readyNode(t)
+			native := w.clean()
+			tc.lack(w)
+			steps, err := w.convert(pool)
+			if err == nil || !strings.Contains(err.Error(), tc.words) {
+				t.Fatalf("convert: %v", err)
+			}
+			sameTree(t, "undone", w.clean(), native)
+			if steps[len(steps)-1].Status != "undone" {
+				t.Errorf("steps: %v", steps)
+			}
+			dirs, _ := filepath.Glob(filepath.Join(w.root, ondisk.LogDir, "convert-*", "steps.json"))
+			if len(dirs) == 0 {
+				t.Error("there is no evidence")
+			}
+		})
+	}
+}
+
+func TestConvertRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		prepare func(*world)
+		o       ConvertOptions
+		words   string
+	}{
+		{"control plane", func(w *world) { w.put(manifests+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
+		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
+		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
+		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, yurthubProgram)) }, pool, "there is no " + yurthubProgram},
+		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "no node that kubeadm joined"},
+		{"http", func(*world) {}, ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := readyNode(t)
+			tc.prepare(w)
+			before := w.clean()
+			if _, err := w.convert(tc.o); err == nil || !strings.Contains(err.Error(), tc.words) {
+				t.Errorf("convert: %v", err)
+			}
+			sameTree(t, "refused", w.clean(), before)
+		})
+	}
+}
+
+// TestResetThenJoinUnderAnotherName: a new site joins the machine again, and
+// what was baked is still there.
+func TestResetThenJoinUnderAnotherName(t *testing.T) {
+	w := edgeWorld(t)
+	w.put(manifests+"/baked.yaml", "kind: Pod\n")
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.off = cancel
+	name, err := Reset(ctx, w.env(), func(Step) {})
+	if err != nil || name != "edge-sn0042" {
+		t.Fatalf("%s, %v", name, err)
+	}
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, yurthubEnv, ondisk.YurthubConf, readyMark} {
+		if w.has(p) {
+			t.Errorf("%s is still there", p)
+		}
+	}
+	if w.get(manifests+"/baked.yaml") != "kind: Pod\n" {
+		t.Error("what was baked is gone")
+	}
+	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if s := w.state(); s.Node != "other" || s.Result != ondisk.ResultDone {
+		t.Errorf("state: %s %s", s.Node, s.Result)
+	}
+}
+
+func TestHubUnitIsTheBakedOne(t *testing.T) {
+	b, err := os.ReadFile("../overlays/files/yurthub/usr/lib/systemd/system/yurthub.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(b) != hubUnit {
+		t.Error("the unit that convert writes is not the one that images carry")
+	}
+}

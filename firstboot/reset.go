@@ -1,0 +1,131 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Reset takes a node out of its cluster: kubeadm's part, yurthub, the IPVS
+// rules and our own files. What was baked stays, the site's settings too, so
+// that the machine can still be reached; a new site joins it again. The
+// returned name is the Node that the cluster still has.
+func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error) {
+	node = "NODE"
+	if cert, err := kubeletCert(e); err == nil && len(cert.Subject.CommonName) > len("system:node:") {
+		node = cert.Subject.CommonName[len("system:node:"):]
+	} else if s, err := LoadState(e.Root); err == nil && s.Node != "" {
+		node = s.Node
+	}
+	if e.exists(manifests + "/kube-apiserver.yaml") {
+		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
+	}
+	ev := newEvidence(e, "reset")
+	ev.copyFiles("before")
+	for _, s := range []struct {
+		name string
+		run  func(context.Context, *Env) error
+	}{
+		{"firstboot", func(ctx context.Context, e *Env) error { return e.Unit(ctx, "stop", ondisk.UnitFirstboot) }},
+		{"kubeadm", resetKubeadm},
+		{"yurthub", func(ctx context.Context, e *Env) error {
+			if err := removeHub(ctx, e); err != nil {
+				return err
+			}
+			return removeUnit(ctx, e)
+		}},
+		{"ipvs", resetIPVS},
+		{"files", resetFiles}, // last: the state tells what went before
+	} {
+		run, cancel := context.WithTimeout(ctx, 5*time.Minute)
+		err := s.run(run, e)
+		cancel()
+		if err != nil {
+			ev.note(tell, Step{s.name, "failed", oneLine(err)})
+			return node, fmt.Errorf("%s: %w (run it again; it goes on)", s.name, err)
+		}
+		ev.note(tell, Step{s.name, "done", ""})
+	}
+	return node, nil
+}
+
+// resetKubeadm lets kubeadm take back its part, and puts back what it empties
+// and the image had put there.
+func resetKubeadm(ctx context.Context, e *Env) error {
+	baked := map[string][]byte{}
+	entries, err := os.ReadDir(e.path(manifests))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("reading %s: %w", manifests, err)
+	}
+	for _, en := range entries {
+		p := filepath.Join(manifests, en.Name())
+		if b, err := e.read(p); err == nil && en.Type().IsRegular() {
+			baked[p] = b
+			// A cut in the middle must not lose them.
+			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, Mode(0o600)); err != nil {
+				return fmt.Errorf("keeping %s: %w", p, err)
+			}
+		}
+	}
+	if e.exists(ondisk.KubeletConf) || e.exists(ondisk.KubeletConfig) {
+		cri := ondisk.CRISocket
+		if t, err := currentSite(ctx, e); err == nil && t.Site.CRISocket != "" {
+			cri = t.Site.CRISocket
+		}
+		if err := e.Run(ctx, Cmd{Args: []string{"kubeadm", "reset", "--force", "--cri-socket", cri}}); err != nil {
+			return err
+		}
+	}
+	if err := undoJoin(ctx, e); err != nil {
+		return err
+	}
+	if err := e.Remove(ondisk.KubeCA); err != nil {
+		return fmt.Errorf("removing the cluster's CA: %w", err)
+	}
+	kept, err := os.ReadDir(e.path(keptManifests))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("reading %s: %w", keptManifests, err)
+	}
+	for _, en := range kept {
+		b, err := e.read(keptManifests + "/" + en.Name())
+		if err == nil {
+			_, err = e.write(manifests+"/"+en.Name(), b, Mode(0o600))
+		}
+		if err != nil {
+			return fmt.Errorf("giving back %s/%s: %w", manifests, en.Name(), err)
+		}
+	}
+	return e.RemoveAll(keptManifests)
+}
+
+const keptManifests = ondisk.StateDir + "/manifests"
+
+func resetIPVS(ctx context.Context, e *Env) error {
+	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
+		return fmt.Errorf("stopping ipvscare: %w", err)
+	}
+	if e.exists(ondisk.IPVSConfig) {
+		// While the file still says what is ours.
+		if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
+			return err
+		}
+	}
+	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.setHosts(endpointOwner), e.setHosts(nodeOwner))
+}
+
+// resetFiles forgets the cluster. What was applied for the site is not taken
+// back: the next site's config does that, and until then the machine stays
+// reachable.
+func resetFiles(_ context.Context, e *Env) error {
+	for _, p := range []string{readyMark, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, kubeletRestart, ondisk.StateFile} {
+		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("forgetting the cluster: %w", err)
+		}
+	}
+	return e.RemoveAll(seenDir)
+}

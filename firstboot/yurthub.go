@@ -1,0 +1,562 @@
+package firstboot
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// What an OpenYurt node has beside a native one. openyurt's own paths are
+// kept, so that its tools find what they know.
+const (
+	yurthubEnv    = ondisk.EtcDir + "/yurthub.env"
+	yurthubNFT    = ondisk.EtcDir + "/yurthub.nft"
+	yurthubDropin = "/etc/systemd/system/yurthub.service.d/10-edgebake-port.conf"
+	yurthubSysctl = "/etc/sysctl.d/80-edgebake-yurthub.conf"
+	yurthubHealth = "127.0.0.1:10267"
+	yurthubProxy  = "http://127.0.0.1:10261"
+)
+
+// hub is what first boot decides of a yurthub.
+type hub struct {
+	node, pool, nodeIP string
+	cloud, dummy       bool
+	servers            []string
+	namespace, lbMode  string
+	pins               []string
+	openPort           bool
+	extra              []string
+}
+
+// args is yurthub's command line. The rules behind it are in the contract:
+// node-ip and nodepool-name always, https always, the server that never
+// changes first.
+func (h hub) args() []string {
+	mode := configs.NodeEdge
+	if h.cloud {
+		mode = configs.NodeCloud
+	}
+	out := []string{
+		"--v=2",
+		"--bind-address=127.0.0.1",
+		"--working-mode=" + mode,
+		"--bootstrap-mode=kubeletcertificate",
+		"--namespace=" + h.namespace,
+		"--node-name=" + h.node,
+		"--nodepool-name=" + h.pool,
+		"--node-ip=" + h.nodeIP,
+		"--server-addr=" + strings.Join(h.servers, ","),
+		"--lb-mode=" + h.lbMode,
+	}
+	for _, p := range h.pins {
+		out = append(out, "--discovery-token-ca-cert-hash="+p)
+	}
+	if len(h.pins) > 0 {
+		out = append(out, "--discovery-token-unsafe-skip-ca-verification=false")
+	}
+	if !h.dummy {
+		out = append(out, "--enable-dummy-if=false")
+	}
+	return append(out, h.extra...)
+}
+
+func (h hub) env() []byte {
+	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.args(), " ") + "\n")
+}
+
+// port closes yurthub's port for other nodes of the pool: it asks nobody who
+// he is and lends everybody the node's rights.
+const closedPort = `# Written by firstboot: yurthub lends this node's rights to whoever reaches :10269.
+table inet edgebake_yurthub
+delete table inet edgebake_yurthub
+table inet edgebake_yurthub {
+	chain input {
+		type filter hook input priority filter - 10; policy accept;
+		iifname "lo" accept
+		tcp dport 10269 drop
+	}
+}
+`
+
+const closePortDropin = `# Written by firstboot.
+[Service]
+ExecStartPre=-/usr/sbin/nft -f ` + yurthubNFT + `
+`
+
+// nonlocal lets yurthub listen on the node's address while the cable is out
+// and DHCP has taken the address away.
+const nonlocal = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind = 1\nnet.ipv6.ip_nonlocal_bind = 1\n"
+
+// hubOf puts together the hub of a site. withEndpoint says that the masters'
+// certificate has the endpoint's name.
+func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (hub, error) {
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return hub{}, err
+	}
+	info := imageInfo(e).Yurthub
+	if info == nil {
+		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
+	}
+	ip := nodeAddress(e)
+	if ip == "" {
+		return hub{}, errors.New("this node's address is not known yet")
+	}
+	h := hub{
+		node: t.Node, pool: site.NodePool, nodeIP: ip, cloud: site.NodeType == configs.NodeCloud,
+		dummy: e.exists("/sys/module/dummy"), namespace: site.Yurthub.Namespace, lbMode: info.LBMode,
+		pins: site.CACertHashes, openPort: site.Yurthub.OpenPort,
+		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
+	}
+	if h.lbMode == "" {
+		h.lbMode = "priority"
+	}
+	if withEndpoint {
+		h.servers = append(h.servers, site.EndpointURL())
+	}
+	for _, m := range site.Masters {
+		h.servers = append(h.servers, "https://"+m)
+	}
+	return h, nil
+}
+
+// nodeAddress is what the network phase wrote: it holds offline too.
+func nodeAddress(e *Env) string {
+	inside := false
+	for line := range strings.Lines(string(first(e.read("/etc/hosts")))) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "# BEGIN "+nodeOwner:
+			inside = true
+		case line == "# END "+nodeOwner:
+			inside = false
+		case inside:
+			if f := strings.Fields(line); len(f) > 1 {
+				return f[0]
+			}
+		}
+	}
+	return ""
+}
+
+// hubFiles is what lies on the disk for yurthub.
+func hubFiles(h hub) map[string][]byte {
+	files := map[string][]byte{yurthubEnv: h.env(), yurthubSysctl: []byte(nonlocal)}
+	if !h.openPort {
+		files[yurthubNFT] = []byte(closedPort)
+		files[yurthubDropin] = []byte(closePortDropin)
+	}
+	return files
+}
+
+func hubInPlace(e *Env, h hub) bool {
+	for p, b := range hubFiles(h) {
+		if string(first(e.read(p))) != string(b) {
+			return false
+		}
+	}
+	return !h.openPort || !e.exists(yurthubDropin)
+}
+
+// yurthubPhase has yurthub run with its identity and its first lists synced.
+func yurthubPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "yurthub", Doc: "yurthub has its certificates and serves", Timeout: 6 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if e.exists(hubRestart) {
+				return Todo, nil
+			}
+			// Which of the two it is was settled when it was written, by a
+			// look at the masters; offline the one that stands there holds.
+			for _, withEndpoint := range []bool{true, false} {
+				h, err := hubOf(ctx, e, site, withEndpoint)
+				if err != nil {
+					return Todo, err
+				}
+				if !hubInPlace(e, h) {
+					continue
+				}
+				if err := hubReady(ctx, e); err != nil {
+					return Todo, nil
+				}
+				return Done, nil
+			}
+			return Todo, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			withEndpoint, err := endpointInCert(ctx, e, site)
+			if err != nil {
+				return err
+			}
+			h, err := hubOf(ctx, e, site, withEndpoint)
+			if err != nil {
+				return err
+			}
+			if err := startHub(ctx, e, h); err != nil {
+				return err
+			}
+			return waitForHub(ctx, e, h)
+		},
+	}
+}
+
+// hubRestart says that yurthub has to be restarted for what was written. It
+// is on /run: a boot is a restart.
+const hubRestart = ondisk.RunDir + "/restart-yurthub"
+
+func startHub(ctx context.Context, e *Env, h hub) error {
+	if !h.dummy {
+		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at 169.254.2.1")
+	}
+	state, err := e.UnitState(ctx, ondisk.UnitYurthub)
+	if err != nil {
+		return err
+	}
+	if hubInPlace(e, h) && state == "active" && !e.exists(hubRestart) {
+		return nil // it runs as it should, and is waited for
+	}
+	if err := e.WriteFile(hubRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("preparing yurthub: %w", err)
+	}
+	files := hubFiles(h)
+	for _, p := range []string{yurthubSysctl, yurthubNFT, yurthubDropin, yurthubEnv} {
+		b, ok := files[p]
+		if !ok {
+			if err := e.Remove(p); err != nil {
+				return fmt.Errorf("preparing yurthub: %w", err)
+			}
+			continue
+		}
+		if _, err := e.write(p, b, Mode(0o644)); err != nil {
+			return fmt.Errorf("preparing yurthub: %w", err)
+		}
+	}
+	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", yurthubSysctl}}); err != nil {
+		e.Log.Warn("yurthub may not start without a network", "error", err)
+	}
+	if !h.openPort {
+		if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", yurthubNFT}}); err != nil {
+			e.Log.Error("port 10269 is open to the network, and lends this node's rights", "error", err)
+			e.Console("port 10269 of yurthub cannot be closed: " + oneLine(err))
+		}
+	}
+	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", ondisk.UnitYurthub}, {"restart", ondisk.UnitYurthub}} {
+		if err := e.Unit(ctx, step[0], step[1]); err != nil {
+			return fmt.Errorf("starting yurthub: %w", err)
+		}
+	}
+	return e.Remove(hubRestart)
+}
+
+// endpointInCert reports whether yurthub may verify the masters by the
+// endpoint's name. It takes no tls-server-name.
+func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
+	ca, err := e.read(ondisk.KubeCA)
+	if err != nil {
+		return false, fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	var errs []error
+	for _, m := range site.Masters {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_, err := api.ServerName(ctx, e.Dial, m, ca, []string{site.Endpoint})
+		cancel()
+		if err == nil {
+			return true, nil
+		}
+		if errors.Is(err, api.ErrServerName) {
+			e.Log.Warn("the masters' certificate lacks the endpoint: yurthub gets the masters alone", "endpoint", site.Endpoint)
+			return false, nil
+		}
+		errs = append(errs, err)
+	}
+	return false, fmt.Errorf("asking the masters for their certificates' names: %w", errors.Join(errs...))
+}
+
+// hubReady asks yurthub itself.
+func hubReady(ctx context.Context, e *Env) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	body, code, err := localGet(ctx, e, yurthubHealth, "/v1/readyz")
+	if err != nil {
+		return fmt.Errorf("asking yurthub whether it is ready: %w", err)
+	}
+	if code != http.StatusOK {
+		return fmt.Errorf("yurthub is not ready: %s", body)
+	}
+	return nil
+}
+
+// localGet asks a server on this node, without TLS.
+func localGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
+	conn, err := e.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return "", 0, err
+	}
+	defer conn.Close()
+	if end, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(end); err != nil {
+			return "", 0, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
+	if err != nil {
+		return "", 0, err
+	}
+	req.Close = true
+	if err := req.Write(conn); err != nil {
+		return "", 0, err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return "", 0, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(res.Body, 4096))
+	return strings.TrimSpace(string(b)), res.StatusCode, err
+}
+
+// waitForHub waits for readyz, and tells meanwhile what is missing in the
+// cluster: yurthub itself only ever says that it waits.
+func waitForHub(ctx context.Context, e *Env, h hub) error {
+	var last error
+	tries := 0
+	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+		if last = hubReady(ctx, e); last == nil {
+			return true, nil
+		}
+		// The first look after 20 s, then once in half a minute: thousands
+		// of nodes may be waiting for the same thing.
+		if tries++; tries%15 == 10 {
+			if missing := missingForHub(ctx, e, h); missing != nil {
+				last = missing
+				e.Waiting("%s", oneLine(missing))
+			}
+		} else if tries == 1 {
+			e.Waiting("yurthub to get its certificates and to sync")
+		}
+		return false, nil
+	})
+	if err == nil {
+		return nil
+	}
+	if missing := missingForHub(context.WithoutCancel(ctx), e, h); missing != nil {
+		return missing
+	}
+	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), "see `journalctl -u yurthub` on the machine")
+}
+
+// csrList is what we read of certificate requests.
+type csrList struct {
+	Items []struct {
+		Metadata struct {
+			Name              string `json:"name"`
+			CreationTimestamp string `json:"creationTimestamp"`
+		} `json:"metadata"`
+		Spec struct {
+			Username   string `json:"username"`
+			SignerName string `json:"signerName"`
+		} `json:"spec"`
+		Status struct {
+			Certificate string `json:"certificate"`
+			Conditions  []struct {
+				Type    string `json:"type"`
+				Message string `json:"message"`
+			} `json:"conditions"`
+		} `json:"status"`
+	} `json:"items"`
+}
+
+// missingForHub looks, with the node's own rights, at what yurthub needs of
+// the cluster, and returns what is not there; nil: nothing was found missing.
+func missingForHub(ctx context.Context, e *Env, h hub) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	const signer = "kubernetes.io/kubelet-serving"
+	var csrs csrList
+	if err := c.Get(ctx, "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=500&fieldSelector="+url.QueryEscape("spec.signerName="+signer), &csrs); err == nil {
+		if err := judgeCSRs(csrs, "system:node:"+h.node, signer); err != nil {
+			errs = append(errs, err)
+		}
+	} else if api.Code(err) == 0 {
+		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
+	}
+	const rbac = "install OpenYurt's yurthub chart (it grants system:nodes the ClusterRole yurt-hub), or run `edgebake cluster prepare`"
+	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.namespace+"/configmaps?limit=1", nil); api.Code(err) {
+	case 403:
+		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.namespace), rbac))
+	}
+	switch err := c.Get(ctx, "/apis/apps.openyurt.io/v1beta2/nodepools?limit=1", nil); api.Code(err) {
+	case 403:
+		errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
+	case 404:
+		errs = append(errs, Advise(errors.New("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)"), "install OpenYurt's yurt-manager chart"))
+	}
+	return errors.Join(errs...)
+}
+
+func judgeCSRs(csrs csrList, user, signer string) error {
+	newest, state, name := "", "", ""
+	for _, r := range csrs.Items {
+		if r.Spec.Username != user || r.Spec.SignerName != signer || r.Metadata.CreationTimestamp < newest {
+			continue
+		}
+		newest, name, state = r.Metadata.CreationTimestamp, r.Metadata.Name, "pending"
+		for _, cond := range r.Status.Conditions {
+			state = cond.Type
+		}
+	}
+	switch state {
+	case "pending":
+		return Advise(fmt.Errorf("yurthub's request for its server certificate (CSR %s, signer %s) is not approved yet", name, signer),
+			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+name)
+	case "Denied", "Failed":
+		return Advise(fmt.Errorf("yurthub's request for its server certificate (CSR %s, signer %s) was %s", name, signer, strings.ToLower(state)),
+			"kubectl delete csr "+name+"; yurthub asks again, and the new request must be approved")
+	}
+	return nil
+}
+
+// redirected is what makes kubelet talk to yurthub.
+const redirected = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
+
+const hubKubeconfig = `apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    server: ` + yurthubProxy + `
+  name: default-cluster
+contexts:
+- context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+  name: default-context
+current-context: default-context
+preferences: {}
+`
+
+var kubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
+
+// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub, in
+// the words OpenYurt's own tools use and look for.
+func redirectFlags(env []byte) ([]byte, error) {
+	env = directFlags(env)
+	if !kubeadmArgs.Match(env) {
+		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
+	}
+	return kubeadmArgs.ReplaceAll(env, []byte("${1}${2}"+redirected+"${3}")), nil
+}
+
+// directFlags takes it out again.
+func directFlags(env []byte) []byte {
+	return []byte(strings.ReplaceAll(string(env), redirected, ""))
+}
+
+// redirectPhase turns kubelet to yurthub.
+func redirectPhase(*configs.Site) Phase {
+	return Phase{
+		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			flags := string(first(e.read(kubeadmFlags)))
+			if e.exists(kubeletRestart) || string(first(e.read(ondisk.YurthubConf))) != hubKubeconfig || !strings.Contains(flags, redirected) {
+				return Todo, nil
+			}
+			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: redirect,
+		// Kubelet through a yurthub that does not serve would be cut off.
+		Undo: func(ctx context.Context, e *Env) error { return direct(ctx, e) },
+	}
+}
+
+// kubeletRestart says that kubelet has to be restarted for what was written.
+const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
+
+func redirect(ctx context.Context, e *Env) error {
+	flags, err := e.read(kubeadmFlags)
+	if err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	flags, err = redirectFlags(flags)
+	if err != nil {
+		return err
+	}
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	if _, err := e.write(ondisk.YurthubConf, []byte(hubKubeconfig), Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	return restartKubelet(ctx, e)
+}
+
+func direct(ctx context.Context, e *Env) error {
+	flags, err := e.read(kubeadmFlags)
+	if err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	if _, err := e.write(kubeadmFlags, directFlags(flags), Mode(0o644)); err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	if err := e.Remove(ondisk.YurthubConf); err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	return restartKubelet(ctx, e)
+}
+
+func restartKubelet(ctx context.Context, e *Env) error {
+	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
+		return fmt.Errorf("restarting kubelet: %w", err)
+	}
+	if err := e.Remove(kubeletRestart); err != nil {
+		return fmt.Errorf("restarting kubelet: %w", err)
+	}
+	return nil
+}
+
+// kubeletArgs is the command line of the kubelet that runs; nil: none does.
+func kubeletArgs(e *Env) []string {
+	entries, err := os.ReadDir(e.path("/proc"))
+	if err != nil {
+		return nil
+	}
+	for _, en := range entries {
+		if _, err := strconv.Atoi(en.Name()); err != nil {
+			continue
+		}
+		dir := filepath.Join("/proc", en.Name())
+		if strings.TrimSpace(string(first(e.read(dir+"/comm")))) == "kubelet" {
+			return strings.Split(strings.TrimRight(string(first(e.read(dir+"/cmdline"))), "\x00"), "\x00")
+		}
+	}
+	return nil
+}
