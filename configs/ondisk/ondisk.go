@@ -78,8 +78,9 @@ type SlotInfo struct {
 	Version int `json:"version"`
 	// Plan is the id of the plan the image was built from.
 	Plan string `json:"plan"`
-	// Golden is the SHA-256 over the bytes of all partitions but the slot,
-	// in table order, before first boot.
+	// Golden is the digest of all partitions but the slot, in table order,
+	// before first boot: SHA-256 over the SHA-256 of each 4 MiB of them
+	// (docs/decisions/0002-golden-digest.md).
 	Golden       string   `json:"golden"`
 	SiteVersions []string `json:"siteVersions"`
 	// Stamped is when the site was written, in seconds since the epoch; 0 in
