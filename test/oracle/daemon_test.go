@@ -104,13 +104,16 @@ func goBuild(t *testing.T, pkg, env string) string {
 
 // daemon is a running containerd.
 type daemon struct {
-	t    *testing.T
-	bin  string
-	dir  string // holds var/lib/containerd
-	cmd  *exec.Cmd
-	conn *grpc.ClientConn
-	img  cri.ImageServiceClient
-	rt   cri.RuntimeServiceClient
+	t   *testing.T
+	bin string
+	dir string // holds var/lib/containerd
+	// group is a control group's folder that containerd is put into; "": none.
+	group string
+	pods  []string
+	cmd   *exec.Cmd
+	conn  *grpc.ClientConn
+	img   cri.ImageServiceClient
+	rt    cri.RuntimeServiceClient
 }
 
 // start runs containerd on the store below dir.
@@ -152,6 +155,10 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt",
 	}
 	defer log.Close()
 	d.cmd = exec.Command(filepath.Join(d.bin, "containerd"), "-c", state+"/config.toml")
+	if d.group != "" {
+		d.cmd = exec.Command("sh", "-c", `echo $$ >"$1/cgroup.procs"; shift; exec "$@"`, "sh", d.group,
+			filepath.Join(d.bin, "containerd"), "-c", state+"/config.toml")
+	}
 	d.cmd.Env = append(os.Environ(), "PATH="+d.bin+":"+os.Getenv("PATH"))
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	if err := d.cmd.Start(); err != nil {
@@ -206,7 +213,11 @@ func (d *daemon) call() context.Context {
 func (d *daemon) ctr(args ...string) string {
 	d.t.Helper()
 	address := strings.TrimPrefix(d.conn.Target(), "unix://")
-	cmd := exec.CommandContext(d.t.Context(), filepath.Join(d.bin, "ctr"), append([]string{"-a", address, "-n", store.Namespace}, args...)...)
+	args = append([]string{filepath.Join(d.bin, "ctr"), "-a", address, "-n", store.Namespace}, args...)
+	if d.group != "" {
+		args = append([]string{"sh", "-c", `echo $$ >"$1/cgroup.procs"; shift; exec "$@"`, "sh", d.group}, args...)
+	}
+	cmd := exec.CommandContext(d.t.Context(), args[0], args[1:]...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -235,8 +246,8 @@ func (d *daemon) images() map[string]bool {
 	return m
 }
 
-// run starts a pod of one container, waits for its end and returns its log.
-func (d *daemon) run(image string, args ...string) string {
+// startPod starts a pod of one container and returns both ids.
+func (d *daemon) startPod(image, logs string, args ...string) (pod, container string) {
 	d.t.Helper()
 	status, err := d.img.ImageStatus(d.call(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
 	if err != nil {
@@ -247,26 +258,18 @@ func (d *daemon) run(image string, args ...string) string {
 	}
 	uid := fmt.Sprint(time.Now().UnixNano())
 	node := &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER, Ipc: cri.NamespaceMode_POD}
-	pod := &cri.PodSandboxConfig{
+	config := &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: "p" + uid, Uid: uid, Namespace: "default"},
-		LogDirectory: d.t.TempDir(),
+		LogDirectory: logs,
 		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: "/edgebake-oracle",
 			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: node}},
 	}
-	sandbox, err := d.rt.RunPodSandbox(d.call(), &cri.RunPodSandboxRequest{Config: pod})
+	sandbox, err := d.rt.RunPodSandbox(d.call(), &cri.RunPodSandboxRequest{Config: config})
 	if err != nil {
 		d.t.Fatalf("running the sandbox: %v", err)
 	}
-	defer func() {
-		id := sandbox.PodSandboxId
-		if _, err := d.rt.StopPodSandbox(d.call(), &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
-			d.t.Errorf("stopping the sandbox: %v", err)
-		}
-		if _, err := d.rt.RemovePodSandbox(d.call(), &cri.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
-			d.t.Errorf("removing the sandbox: %v", err)
-		}
-	}()
-	c, err := d.rt.CreateContainer(d.call(), &cri.CreateContainerRequest{PodSandboxId: sandbox.PodSandboxId, SandboxConfig: pod, Config: &cri.ContainerConfig{
+	d.pods = append(d.pods, sandbox.PodSandboxId)
+	c, err := d.rt.CreateContainer(d.call(), &cri.CreateContainerRequest{PodSandboxId: sandbox.PodSandboxId, SandboxConfig: config, Config: &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: "c"}, Image: &cri.ImageSpec{Image: image}, Args: args, LogPath: "c.log",
 		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: node}},
 	}})
@@ -276,13 +279,43 @@ func (d *daemon) run(image string, args ...string) string {
 	if _, err := d.rt.StartContainer(d.call(), &cri.StartContainerRequest{ContainerId: c.ContainerId}); err != nil {
 		d.t.Fatalf("starting a container of %s: %v", image, err)
 	}
+	return sandbox.PodSandboxId, c.ContainerId
+}
+
+// removePods takes all pods away.
+func (d *daemon) removePods() {
+	d.t.Helper()
+	for _, id := range d.pods {
+		if _, err := d.rt.StopPodSandbox(d.call(), &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+			d.t.Errorf("stopping the sandbox: %v", err)
+		}
+		if _, err := d.rt.RemovePodSandbox(d.call(), &cri.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+			d.t.Errorf("removing the sandbox: %v", err)
+		}
+	}
+	d.pods = nil
+}
+
+// timeToStart starts a container and returns the time since begun.
+func (d *daemon) timeToStart(begun time.Time, image string) time.Duration {
+	d.t.Helper()
+	d.startPod(image, d.t.TempDir())
+	return time.Since(begun)
+}
+
+// run starts a pod of one container, waits for its end and returns its log.
+func (d *daemon) run(image string, args ...string) string {
+	d.t.Helper()
+	logs := d.t.TempDir()
+	_, container := d.startPod(image, logs, args...)
+	defer d.removePods()
 	for {
-		s, err := d.rt.ContainerStatus(d.call(), &cri.ContainerStatusRequest{ContainerId: c.ContainerId})
+		s, err := d.rt.ContainerStatus(d.call(), &cri.ContainerStatusRequest{ContainerId: container})
 		if err != nil {
 			d.t.Fatal(err)
 		}
 		if s.Status.State == cri.ContainerState_CONTAINER_EXITED {
-			log, err := os.ReadFile(filepath.Join(pod.LogDirectory, "c.log"))
+			log, err := os.ReadFile(filepath.Join(logs, "c.log"))
 			if err != nil {
 				d.t.Fatal(err)
 			}

@@ -1,0 +1,524 @@
+package oracle
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	baker "github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+)
+
+// benchRuns is how often each way is measured.
+const benchRuns = 5
+
+// needBench runs a benchmark only where EDGEBAKE_BENCH names the folder for
+// its results.
+func needBench(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("EDGEBAKE_BENCH")
+	if dir == "" {
+		t.Skip("set EDGEBAKE_BENCH to a folder for the results to run this benchmark")
+	}
+	needRoot(t)
+	return dir
+}
+
+// benchImages are nine images of programs and source files that every machine
+// with Go has; three share a base. compression is that of the layers.
+func benchImages(t *testing.T, compression string) []imagetest.Image {
+	t.Helper()
+	goroot := strings.TrimSpace(output(t, "go", "env", "GOROOT"))
+	module := strings.TrimSpace(output(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2"))
+	layer := func(dirs ...string) imagetest.Layer {
+		return imagetest.Layer{Compression: compression, Tar: func(w *imagetest.Writer) error {
+			for i := 0; i < len(dirs); i += 2 {
+				if err := addTree(w, dirs[i], dirs[i+1]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}
+	say := imagetest.Script(imagetest.File("bin/hello", 0o755, 0, 0, hello(t)))
+	say.Compression = compression
+	entry := map[string]any{"Entrypoint": []string{"/bin/hello"}}
+	img := func(name string, layers ...imagetest.Layer) imagetest.Image {
+		return imagetest.Image{Ref: "edgebake.test/" + name + ":1", Config: entry, Layers: append(layers, say)}
+	}
+	base := layer(goroot+"/src", "usr/src/go")
+	pause := img("pause")
+	pause.Config = map[string]any{"Entrypoint": []string{"/bin/hello", "pause"}}
+	return []imagetest.Image{
+		pause, img("hello"),
+		img("go", base, layer(goroot+"/bin", "usr/bin")),
+		img("tools", base, layer(goroot+"/pkg/tool", "usr/lib/go/tool")),
+		img("src", base, layer(module, "usr/src/containerd")),
+		img("containerd", layer(programs(t, "2.2.9"), "usr/bin")),
+		img("containerd-1", layer(programs(t, "1.7.35"), "usr/bin")),
+		img("tests", layer(goroot+"/test", "usr/src/test", goroot+"/lib", "usr/lib/go", goroot+"/api", "usr/share/api")),
+		img("runc", layer(filepath.Dir(runc(t)), "usr/sbin")),
+	}
+}
+
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).Output()
+	if err != nil {
+		t.Fatalf("%s %q: %v", name, args, err)
+	}
+	return string(out)
+}
+
+// addTree adds a folder of the host's, with nothing of its times and owners.
+func addTree(w *imagetest.Writer, src, dst string) error {
+	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(src, p)
+		if err != nil {
+			return err
+		}
+		name := filepath.Join(dst, rel)
+		switch {
+		case d.IsDir():
+			return w.Put(tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755}, "")
+		case d.Type().IsRegular():
+			b, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			return w.Put(tar.Header{Name: name, Mode: 0o755}, string(b))
+		}
+		return nil
+	})
+}
+
+// disk is a loop-mounted ext4 whose writes are counted.
+type disk struct {
+	t     *testing.T
+	image string
+	mnt   string
+	dev   string
+}
+
+func newDisk(t *testing.T, dir string) *disk {
+	t.Helper()
+	d := &disk{t: t, image: filepath.Join(dir, "disk.img"), mnt: filepath.Join(dir, "mnt")}
+	if err := errors.Join(os.MkdirAll(d.mnt, 0o755), os.WriteFile(d.image, nil, 0o644), os.Truncate(d.image, 6<<30)); err != nil {
+		t.Fatal(err)
+	}
+	d.do("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", d.image)
+	return d
+}
+
+func (d *disk) do(name string, args ...string) string {
+	d.t.Helper()
+	out, err := exec.CommandContext(d.t.Context(), name, args...).CombinedOutput()
+	if err != nil {
+		d.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (d *disk) mount() {
+	d.t.Helper()
+	d.dev = d.do("losetup", "--find", "--show", "--direct-io=on", d.image)
+	d.do("mount", d.dev, d.mnt)
+}
+
+// unmount is lazy where a shim is slow to go.
+func (d *disk) unmount() {
+	if d.dev == "" {
+		return
+	}
+	unix.Sync()
+	for range 50 {
+		if unix.Unmount(d.mnt, 0) == nil {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	d.do("losetup", "--detach", d.dev)
+	d.dev = ""
+}
+
+// written is how many bytes went to the device since it was set up.
+func (d *disk) written() int64 {
+	d.t.Helper()
+	unix.Sync()
+	raw, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.dev), "stat"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	sectors, err := strconv.ParseInt(strings.Fields(string(raw))[6], 10, 64)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return sectors * 512
+}
+
+func (d *disk) used() int64 {
+	d.t.Helper()
+	var s unix.Statfs_t
+	if err := unix.Statfs(d.mnt, &s); err != nil {
+		d.t.Fatal(err)
+	}
+	return int64(s.Blocks-s.Bfree) * s.Bsize
+}
+
+// measured is one run's figures.
+type measured struct {
+	first   time.Duration // to the first container, once every image is there
+	early   time.Duration // to the first container, its image imported first
+	written int64
+	used    int64 // with what was imported
+	kept    int64 // once the archives are deleted
+}
+
+// way is one of the ways images get onto a node.
+type way struct {
+	name     string
+	archives []string // nil: prebaked
+}
+
+// TestBenchFirstContainer compares a baked store with importing archives.
+func TestBenchFirstContainer(t *testing.T) {
+	results := needBench(t)
+	work := t.TempDir()
+	imgs := benchImages(t, "gzip")
+	gz, plain := filepath.Join(work, "gzip"), filepath.Join(work, "plain")
+	var refs []string
+	for _, i := range imgs {
+		refs = append(refs, i.Ref)
+	}
+	if _, err := imagetest.WriteLayout(gz, imgs...); err != nil {
+		t.Fatal(err)
+	}
+	// As RKE2 and k3s ship them: uncompressed layers in a compressed archive.
+	ways := []way{{name: "prebaked"}, {name: "import of OCI tars"}, {name: "import of .tar.zst"}}
+	for n, i := range imgs {
+		one := filepath.Join(work, fmt.Sprint("one-", n))
+		if _, err := imagetest.WriteLayout(one, i); err != nil {
+			t.Fatal(err)
+		}
+		ways[1].archives = append(ways[1].archives, pack(t, one, filepath.Join(work, fmt.Sprintf("gz-%d.tar", n)), false))
+	}
+	for n, i := range benchImages(t, "none") {
+		one := filepath.Join(plain, fmt.Sprint(n))
+		if _, err := imagetest.WriteLayout(one, i); err != nil {
+			t.Fatal(err)
+		}
+		ways[2].archives = append(ways[2].archives, pack(t, one, filepath.Join(work, fmt.Sprintf("zst-%d.tar.zst", n)), true))
+		os.RemoveAll(one)
+	}
+
+	// One disk a way, filled once and copied for every run.
+	var size int64
+	masters := map[string]string{}
+	for n := range ways {
+		dir := filepath.Join(work, fmt.Sprint("master-", n))
+		d := newDisk(t, dir)
+		d.mount()
+		if ways[n].archives == nil {
+			size = bake(t, d.mnt, gz, options(), refs...).Report.Size
+		} else {
+			for _, a := range ways[n].archives {
+				copyProgram(t, a, filepath.Join(d.mnt, filepath.Base(a)))
+			}
+		}
+		d.unmount()
+		masters[ways[n].name] = d.image
+	}
+	if len(imgs) < 8 || size < 450<<20 {
+		t.Fatalf("%d images of %d MB: too little to compare", len(imgs), size>>20)
+	}
+
+	bin := programs(t, "2.2.9")
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "# First container: prebaked against importing\n\n%d images, %d MB unpacked, containerd 2.2.9, one loop-mounted ext4 with direct I/O for each run, caches dropped; %d interleaved runs, median. %d CPUs, load %s at the start, %s.\n",
+		len(imgs), size>>20, benchRuns, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format("2006-01-02"))
+	for _, quarter := range []bool{false, true} {
+		figures := map[string][]measured{}
+		for range benchRuns {
+			for _, w := range ways {
+				figures[w.name] = append(figures[w.name], measure(t, bin, masters[w.name], w, quarter))
+			}
+		}
+		title := "Whole machine"
+		if quarter {
+			title = "A quarter of one core"
+		}
+		fmt.Fprintf(&out, "\n## %s\n\n| | %s | %s | %s |\n|---|---|---|---|\n", title, ways[0].name, ways[1].name, ways[2].name)
+		row := func(name, format string, scale float64, f func(measured) float64) (ratio float64) {
+			fmt.Fprintf(&out, "| %s |", name)
+			var first float64
+			for n, w := range ways {
+				var all []float64
+				for _, m := range figures[w.name] {
+					all = append(all, f(m)/scale)
+				}
+				slices.Sort(all)
+				m := all[len(all)/2]
+				if n == 0 {
+					first = m
+					fmt.Fprintf(&out, " "+format+" |", m)
+					continue
+				}
+				if n == 1 {
+					ratio = m / first
+				}
+				fmt.Fprintf(&out, " "+format+" (%.2f ×) |", m, m/first)
+			}
+			fmt.Fprintln(&out)
+			return ratio
+		}
+		first := row("first container, all images there", "%.2f s", 1, func(m measured) float64 { return m.first.Seconds() })
+		row("first container, its image imported first", "%.2f s", 1, func(m measured) float64 { return m.early.Seconds() })
+		written := row("bytes written until then", "%.1f MB", 1e6, func(m measured) float64 { return float64(m.written) })
+		used := row("disk needed", "%.0f MB", 1e6, func(m measured) float64 { return float64(m.used) })
+		row("disk once the archives are deleted", "%.0f MB", 1e6, func(m measured) float64 { return float64(m.kept) })
+		t.Logf("quarter %v: first container %.1f × sooner, bytes %.0f × fewer, disk %.2f ×", quarter, first, written, 1/used)
+		if first < 10 || written < 50 || 1/used > 0.65 {
+			t.Errorf("quarter %v: below the goals of 10 × sooner, 50 × fewer bytes and 0.65 × the disk", quarter)
+		}
+	}
+	writeResult(t, results, "images-first-container.md", out.Bytes())
+}
+
+func writeResult(t *testing.T, dir, name string, text []byte) {
+	t.Helper()
+	t.Logf("\n%s", text)
+	if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func loadAverage() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	one, _, _ := strings.Cut(string(b), " ")
+	return one
+}
+
+// pack tars a layout, as one zstd stream where asked.
+func pack(t *testing.T, dir, to string, compress bool) string {
+	t.Helper()
+	in, err := os.Open(tarOf(t, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	defer os.Remove(in.Name())
+	out, err := os.Create(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w io.WriteCloser = out
+	if compress {
+		if w, err = zstd.NewWriter(out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = io.Copy(w, in)
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// measure boots, so to speak: starts containerd on a fresh disk with cold
+// caches and takes the time to the first container.
+func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "edgebake-bench-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	d := &disk{t: t, image: filepath.Join(dir, "disk.img"), mnt: filepath.Join(dir, "mnt")}
+	if err := os.Mkdir(d.mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.do("cp", "--sparse=always", master, d.image)
+	d.mount()
+	defer d.unmount()
+	unix.Sync()
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0); err != nil {
+		t.Log("caches cannot be dropped here: ", err)
+	}
+	before := d.written()
+	group := ""
+	if quarter {
+		group = quarterCore(t)
+	}
+	start := time.Now()
+	c := &daemon{t: t, bin: bin, dir: d.mnt, group: group}
+	c.start()
+	defer c.stop()
+	const image = "edgebake.test/hello:1"
+	for n, a := range w.archives {
+		c.ctr("images", "import", filepath.Join(d.mnt, filepath.Base(a)))
+		if n == 1 { // pause and hello are there
+			m.early = c.timeToStart(start, image)
+		}
+	}
+	if w.archives == nil {
+		m.first = c.timeToStart(start, image)
+		m.early = m.first
+	} else {
+		m.first = c.timeToStart(start, image)
+	}
+	m.written = d.written() - before
+	m.used = d.used()
+	for _, a := range w.archives {
+		if err := os.Remove(filepath.Join(d.mnt, filepath.Base(a))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unix.Sync()
+	m.kept = d.used()
+	c.removePods()
+	return m
+}
+
+// quarterCore makes a control group with a quarter of a core.
+func quarterCore(t *testing.T) string {
+	t.Helper()
+	name := fmt.Sprint("edgebake-bench-", time.Now().UnixNano())
+	if dir := filepath.Join("/sys/fs/cgroup/cpu", name); os.Mkdir(dir, 0o755) == nil {
+		t.Cleanup(func() { os.Remove(dir) })
+		write(t, dir+"/cpu.cfs_period_us", "100000")
+		write(t, dir+"/cpu.cfs_quota_us", "25000")
+		return dir
+	}
+	dir := filepath.Join("/sys/fs/cgroup", name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	write(t, dir+"/cpu.max", "25000 100000")
+	return dir
+}
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBenchBake compares the whole bake with uncompressing the layers alone.
+func TestBenchBake(t *testing.T) {
+	results := needBench(t)
+	work := t.TempDir()
+	imgs := benchImages(t, "gzip")
+	layout := filepath.Join(work, "layout")
+	if _, err := imagetest.WriteLayout(layout, imgs...); err != nil {
+		t.Fatal(err)
+	}
+	var list []configs.ContainerImage
+	for _, i := range imgs {
+		list = append(list, configs.ContainerImage{Ref: i.Ref, Layout: layout})
+	}
+	blobs, err := filepath.Glob(layout + "/blobs/sha256/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var alone, whole []time.Duration
+	var size int64
+	for run := range benchRuns {
+		begun := time.Now()
+		if size, err = uncompressAll(blobs); err != nil {
+			t.Fatal(err)
+		}
+		alone = append(alone, time.Since(begun))
+		begun = time.Now()
+		c, err := fetch.Open(filepath.Join(work, fmt.Sprint("cache-", run)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pinned, err := baker.Resolve(t.Context(), c, list, options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := baker.Bake(t.Context(), c, pinned, options()); err != nil {
+			t.Fatal(err)
+		}
+		whole = append(whole, time.Since(begun))
+		os.RemoveAll(filepath.Join(work, fmt.Sprint("cache-", run)))
+	}
+	slices.Sort(alone)
+	slices.Sort(whole)
+	a, w := alone[benchRuns/2], whole[benchRuns/2]
+	text := fmt.Sprintf("# Baking images, against uncompressing their layers alone\n\n%d images, %d MB of layer tars, %d interleaved runs, median; empty cache each time. %d CPUs, load %s, %s.\n\n| | time | throughput |\n|---|---|---|\n| uncompressing the layers to nowhere, as many at a time | %.2f s | %.0f MB/s |\n| resolve and bake: verified, indexed, in the cache and synced | %.2f s | %.0f MB/s (%.2f ×) |\n",
+		len(imgs), size>>20, benchRuns, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format("2006-01-02"),
+		a.Seconds(), float64(size)/1e6/a.Seconds(), w.Seconds(), float64(size)/1e6/w.Seconds(), a.Seconds()/w.Seconds())
+	writeResult(t, results, "images-bake.md", []byte(text))
+	if w > 2*a {
+		t.Errorf("baking has %.2f of the throughput of uncompressing; the goal is half", a.Seconds()/w.Seconds())
+	}
+}
+
+// uncompressAll reads every layer to its end, four at a time as a bake does.
+func uncompressAll(blobs []string) (int64, error) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var total int64
+	var errs []error
+	next := make(chan string)
+	for range max(4, runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for name := range next {
+				n, err := uncompress(name)
+				mu.Lock()
+				total += n
+				errs = append(errs, err)
+				mu.Unlock()
+			}
+		})
+	}
+	for _, b := range blobs {
+		next <- b
+	}
+	close(next)
+	wg.Wait()
+	return total, errors.Join(errs...)
+}
+
+func uncompress(name string) (int64, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if errors.Is(err, gzip.ErrHeader) {
+		return 0, nil // a manifest or config
+	}
+	if err != nil {
+		return 0, err
+	}
+	return io.Copy(io.Discard, z)
+}
