@@ -11,7 +11,7 @@
 //   - The same nodes and options give the same bytes, whatever the machine,
 //     the order of the nodes or the number of processors.
 //   - Blocks of zeros are never written, so the image stays sparse.
-//   - Memory grows with the number of entries (some 150 bytes each), not with
+//   - Memory grows with the number of entries (some 190 bytes each), not with
 //     their contents.
 //   - What is written is what mke2fs would have chosen in its features, so the
 //     kernel mounts it read-write and grows it online: journal, extents, 64bit,
