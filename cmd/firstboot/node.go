@@ -1,0 +1,140 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/host"
+)
+
+// printStep tells a person how one step went.
+func printStep(w io.Writer) func(firstboot.Step) {
+	return func(s firstboot.Step) {
+		if s.Detail != "" {
+			fmt.Fprintf(w, "%-16s %s: %s\n", s.Name, s.Status, s.Detail)
+			return
+		}
+		fmt.Fprintf(w, "%-16s %s\n", s.Name, s.Status)
+	}
+}
+
+func needRoot(what string) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("%s needs root: it changes this machine", what)
+	}
+	return nil
+}
+
+func newConvert(log io.Writer) *cobra.Command {
+	var o firstboot.ConvertOptions
+	var nodeType string
+	cmd := &cobra.Command{
+		Use: "convert", Short: "Turn this running native node into an OpenYurt node", Args: noArgs,
+		Long: `convert puts yurthub between kubelet and the API servers and labels the Node.
+Pods keep running; those that ask the API server find yurthub once they are
+made anew. Every step is checked. If one fails, those before it are undone;
+what was seen is kept in /var/log/edgebake. It works on any node that kubeadm
+joined, given yurthub's program at /usr/local/bin/yurthub.`,
+		Example: "  firstboot convert --nodepool-name shanghai\n  firstboot convert --nodepool-name core --node-type cloud --server-addr https://api.example:6443",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch nodeType {
+			case configs.NodeEdge, configs.NodeCloud:
+				o.Cloud = nodeType == configs.NodeCloud
+			default:
+				return usageError{fmt.Errorf("unknown node type %q: edge or cloud", nodeType)}
+			}
+			if o.NodePool == "" {
+				return usageError{errors.New("--nodepool-name is needed: yurthub starts only with the name of a node pool")}
+			}
+			if err := needRoot("convert"); err != nil {
+				return err
+			}
+			err := firstboot.Convert(cmd.Context(), host.New(log), o, printStep(cmd.OutOrStdout()))
+			if errors.Is(err, firstboot.ErrAlready) {
+				fmt.Fprintln(cmd.OutOrStdout(), err)
+				return nil
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "converted. If this machine has a site, say nodeType: %s and nodePool: %s in it.\n", nodeType, o.NodePool)
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.NodePool, "nodepool-name", "", "node pool the node belongs to")
+	f.StringVar(&nodeType, "node-type", configs.NodeEdge, "edge (autonomous) or cloud (always online)")
+	f.StringSliceVar(&o.Servers, "server-addr", nil, "API servers for yurthub, https://host:port, the one that never changes first (default: where kubelet goes now, and the site's masters)")
+	f.StringVar(&o.Namespace, "namespace", "kube-system", "namespace of yurthub's settings in the cluster")
+	f.StringVar(&o.LBMode, "lb-mode", "priority", "priority or rr")
+	f.BoolVar(&o.OpenPort, "open-port", false, "leave port 10269 reachable from outside the node")
+	f.StringArrayVar(&o.Extra, "yurthub-arg", nil, "further argument of yurthub, --name=value (may be repeated)")
+	return cmd
+}
+
+func newRevert(log io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot("revert"); err != nil {
+				return err
+			}
+			err := firstboot.Revert(cmd.Context(), host.New(log), printStep(cmd.OutOrStdout()))
+			if errors.Is(err, firstboot.ErrAlready) {
+				fmt.Fprintln(cmd.OutOrStdout(), err)
+				return nil
+			}
+			if err == nil {
+				fmt.Fprintln(cmd.OutOrStdout(), "reverted. If this machine has a site, say nodeType: native in it, without a nodePool.")
+			}
+			return err
+		},
+	}
+}
+
+func newReset(log io.Writer) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
+		Long: `reset takes back what joining did: kubeadm's part, yurthub, the IPVS rules and
+first boot's own files. What was baked into the image stays, and so do the
+settings of the site, so that the machine can still be reached. A new site,
+stamped into the slot or on a stick, joins the machine again.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !yes {
+				return usageError{errors.New("reset ends every pod on this machine; say --yes")}
+			}
+			if err := needRoot("reset"); err != nil {
+				return err
+			}
+			name, err := firstboot.Reset(cmd.Context(), host.New(log), printStep(cmd.OutOrStdout()))
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), `
+This machine has left the cluster. Its Node object it may not remove itself:
+
+  kubectl delete node %s
+
+To join again: put a site with a new token into the slot or on a stick, and
+restart the machine.
+`, name)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do it")
+	return cmd
+}
+
+// newMigrate is a help topic: `firstboot help migrate`.
+func newMigrate() *cobra.Command {
+	return &cobra.Command{
+		Use: "migrate", Short: "Which field stands for which flag of yurtadm, yurtctl and edgeadm",
+		Long: firstboot.MigrationText(),
+	}
+}
