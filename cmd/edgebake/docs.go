@@ -69,18 +69,10 @@ func renderSite(name string, site *configs.Site) ([]byte, error) {
 		}
 		var err error
 		if user, err = os.ReadFile(p); err != nil {
-			return nil, fmt.Errorf("%s: ignitionFile: %w", name, err)
+			return nil, fmt.Errorf("ignitionFile: %w", err)
 		}
 	}
-	return renderWith(name, site, user)
-}
-
-func renderWith(name string, site *configs.Site, user []byte) ([]byte, error) {
-	out, err := node.Render(site, node.Machine{}, user)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return out, nil
+	return node.Render(site, node.Machine{}, user)
 }
 
 func newRender(s streams) *cobra.Command {
@@ -109,7 +101,7 @@ join token.`,
 			}
 			out, err := renderSite(a[0], site)
 			if err != nil {
-				return err
+				return fmt.Errorf("%s: %w", a[0], err)
 			}
 			_, err = fmt.Fprintln(s.Out, strings.TrimRight(string(out), "\n"))
 			return err

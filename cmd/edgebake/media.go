@@ -10,6 +10,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
 )
 
@@ -78,8 +79,8 @@ func readSite(s streams, name, ignition string) (media.Site, error) {
 		out.Files[ondisk.SlotIgnition] = user
 	}
 	// What first boot would refuse is refused here, where somebody sees it.
-	if _, err := renderWith(name, site, user); err != nil {
-		return out, err
+	if _, err := node.Render(site, node.Machine{}, user); err != nil {
+		return out, fmt.Errorf("%s: %w", name, err)
 	}
 	// On the node the config lies in the slot.
 	site.IgnitionFile = ""
