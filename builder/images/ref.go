@@ -15,6 +15,9 @@ type Ref struct {
 	Digest string // "sha256:…"
 }
 
+// Sole stands for the one image of a layout or archive, whatever its name is.
+const Sole = "sole.invalid/image:only"
+
 // Repo is the reference without tag and digest.
 func (r Ref) Repo() string { return r.Domain + "/" + r.Path }
 

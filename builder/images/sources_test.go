@@ -1,0 +1,340 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/klauspost/compress/zstd"
+)
+
+// tarDir packs a folder.
+func tarDir(t *testing.T, dir string) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	if err := w.AddFS(os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// dockerSave makes what old `docker save` writes: layers by name, one of them
+// a link to another image's, and no digests.
+func dockerSave(t *testing.T, refs ...string) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	w := &imagetest.Writer{Writer: tar.NewWriter(&buf)}
+	layer := func(name, text string) string {
+		var l bytes.Buffer
+		lw := &imagetest.Writer{Writer: tar.NewWriter(&l)}
+		if err := lw.Put(tar.Header{Name: "etc/" + name, Mode: 0o644}, text); err != nil {
+			t.Fatal(err)
+		}
+		lw.Close()
+		return l.String()
+	}
+	base := layer("base", "base")
+	var list []dockerImage
+	for n, ref := range refs {
+		id := strings.Repeat(string(rune('a'+n)), 64)
+		own := layer("own", ref)
+		config, err := json.Marshal(map[string]any{"architecture": "amd64", "os": "linux", "rootfs": map[string]any{
+			"type": "layers", "diff_ids": []string{"sha256:" + sum(base), "sha256:" + sum(own)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		put := func(h tar.Header, body string) {
+			if err := w.Put(h, body); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put(tar.Header{Name: id + ".json", Mode: 0o644}, string(config))
+		if n == 0 {
+			put(tar.Header{Name: "base/layer.tar", Mode: 0o644}, base)
+		} else {
+			put(tar.Header{Name: id + "-base/layer.tar", Typeflag: tar.TypeSymlink, Linkname: "../base/layer.tar", Mode: 0o777}, "")
+		}
+		put(tar.Header{Name: id + "/layer.tar", Mode: 0o644}, own)
+		from := "base/layer.tar"
+		if n > 0 {
+			from = id + "-base/layer.tar"
+		}
+		list = append(list, dockerImage{Config: id + ".json", RepoTags: []string{ref}, Layers: []string{from, id + "/layer.tar"}})
+	}
+	raw, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Put(tar.Header{Name: "manifest.json", Mode: 0o644}, string(raw)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	return buf.Bytes()
+}
+
+func compressed(t *testing.T, b []byte, how string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	var w io.WriteCloser
+	var err error
+	switch how {
+	case "gzip":
+		w = gzip.NewWriter(&out)
+	case "zstd":
+		w, err = zstd.NewWriter(&out)
+	default:
+		return b
+	}
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestArchivesAsSources(t *testing.T) {
+	dir, _ := writeLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
+	for kind, raw := range map[string][]byte{
+		"oci":    tarDir(t, dir),
+		"docker": dockerSave(t, "edgebake.test/a:1", "edgebake.test/b:1"),
+	} {
+		var before string
+		for _, how := range []string{"", "gzip", "zstd"} {
+			t.Run(kind+how, func(t *testing.T) {
+				name := filepath.Join(t.TempDir(), "images.tar")
+				if err := os.WriteFile(name, compressed(t, raw, how), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				o := testOptions()
+				o.Dir = filepath.Dir(name)
+				c := newCache(t)
+				r := mustBake(t, c, o, []configs.ContainerImage{
+					{Ref: "edgebake.test/a:1", Archive: "images.tar"}, {Ref: "edgebake.test/b:1", Archive: "images.tar"}})
+				if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o); err != nil {
+					t.Error(err)
+				}
+				if r.Report.Layers != 3 {
+					t.Errorf("%d layers; one is shared, two are own", r.Report.Layers)
+				}
+				got := render(t, r)
+				if before != "" && got != before {
+					t.Error("the archive's compression changes the result")
+				}
+				before = got
+			})
+		}
+	}
+}
+
+func TestBadArchives(t *testing.T) {
+	dir, _ := writeLayout(t, small("edgebake.test/a:1", "a"))
+	whole := tarDir(t, dir)
+	for name, tt := range map[string]struct {
+		raw  []byte
+		want string
+	}{
+		"cut off":       {whole[:len(whole)/2], "cut short"},
+		"cut off, gzip": {compressed(t, whole, "gzip")[:200], "unexpected EOF"},
+		"cut off, zstd": {compressed(t, whole, "zstd")[:200], "unexpected EOF"},
+		"empty":         {nil, "docker save"},
+		"other tar":     {tarDir(t, filepath.Join(dir, "blobs")), "docker save"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "images.tar")
+			if err := os.WriteFile(file, tt.raw, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			c := newCache(t)
+			_, err := Resolve(t.Context(), c, []configs.ContainerImage{{Ref: "edgebake.test/a:1", Archive: file}}, testOptions())
+			wantError(t, err, "edgebake.test/a:1", file, tt.want)
+			unpoisoned(t, c)
+		})
+	}
+	file := filepath.Join(t.TempDir(), "saved.tar")
+	if err := os.WriteFile(file, dockerSave(t, "edgebake.test/a:1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{{Ref: "edgebake.test/z:1", Archive: file}}, testOptions())
+	wantError(t, err, "edgebake.test/z:1", "edgebake.test/a:1")
+}
+
+func TestModeImport(t *testing.T) {
+	_, imgs := writeLayout(t, small("edgebake.test/pause:1", "p"), small("edgebake.test/a:1", "a"))
+	c := newCache(t)
+	o := testOptions()
+	o.Sandbox = "edgebake.test/pause:1"
+	pinned, err := Resolve(t.Context(), c, imgs, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Archives(t.Context(), c, pinned, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := store.NodeFiles(r.Nodes, c)
+	dir := strings.TrimPrefix(ondisk.ImportImageDir, "/")
+	in, err := f.Open(dir + "/" + ondisk.ImportIndexFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index ondisk.ImportIndex
+	if err := json.NewDecoder(in).Decode(&index); err != nil || len(index.Archives) != 2 {
+		t.Fatalf("%+v, %v", index, err)
+	}
+	// What was made can be baked again: nothing is missing in it.
+	out := t.TempDir()
+	var again []configs.ContainerImage
+	for _, a := range index.Archives {
+		in, err := f.Open(dir + "/" + a.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := io.ReadAll(in)
+		if err != nil || int64(len(raw)) != a.Size || sum(string(raw)) != a.SHA256 || a.Platform != "linux/amd64" {
+			t.Errorf("%+v: %d bytes, %v", a, len(raw), err)
+		}
+		if a.Labels[store.LabelPinned] != "pinned" {
+			t.Errorf("labels %v", a.Labels)
+		}
+		if err := os.WriteFile(filepath.Join(out, a.File), raw, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		again = append(again, configs.ContainerImage{Ref: a.Ref, Archive: filepath.Join(out, a.File), Digest: a.Digest})
+	}
+	mustBake(t, newCache(t), o, again)
+	for _, n := range r.Nodes {
+		if !fs.ValidPath(n.Path) {
+			t.Errorf("path %q", n.Path)
+		}
+	}
+}
+
+const manifests = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: c}
+data: {image: "not/an:image"}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  template:
+    spec:
+      initContainers: [{name: i, image: edgebake.test/init:1}]
+      containers:
+      - name: c
+        image: edgebake.test/agent:1
+      - {name: d, image: edgebake.test/agent:1}
+---
+apiVersion: v1
+kind: List
+items:
+- kind: Pod
+  metadata: {name: p}
+  spec:
+    containers: [{image: pod:1}]
+    ephemeralContainers: [{image: edgebake.test/debug:1}]
+- kind: CronJob
+  metadata: {name: j}
+  spec: {jobTemplate: {spec: {template: {spec: {containers: [{image: edgebake.test/job:1}]}}}}}
+- kind: StatefulSet
+  spec: {template: {spec: {containers: [{image: edgebake.test/set:1}]}}}
+- kind: Job
+  spec: {template: {spec: {containers: [{image: edgebake.test/once:1}]}}}
+- {kind: Deployment, spec: {template: {spec: {containers: [{image: edgebake.test/web:1}]}}}}
+`
+
+func TestImagesFromManifests(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("all.yaml", manifests)
+	write("one.json", `{"kind":"Pod","metadata":{"name":"j"},"spec":{"containers":[{"image":"edgebake.test/json:1"}]}}`)
+	found, err := FromManifests(dir, []string{"*.yaml", "one.json", "all.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refs []string
+	for _, f := range found {
+		refs = append(refs, f.Ref)
+	}
+	want := []string{"docker.io/library/pod:1", "edgebake.test/agent:1", "edgebake.test/debug:1", "edgebake.test/init:1", "edgebake.test/job:1",
+		"edgebake.test/json:1", "edgebake.test/once:1", "edgebake.test/set:1", "edgebake.test/web:1"}
+	if !slices.Equal(refs, want) {
+		t.Errorf("got  %q\nwant %q", refs, want)
+	}
+	if found[1].Where != "all.yaml:16: DaemonSet agent" {
+		t.Errorf("where: %s", found[1].Where)
+	}
+
+	write("bad.yaml", "kind: Pod\nmetadata: {name: x}\nspec: {containers: [{image: untagged}, {image: 'A B'}]}\n")
+	write("broken.yaml", "kind: [")
+	_, err = FromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
+	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches")
+}
+
+func TestListAddsWhatIsNeeded(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "m.yaml"), []byte(manifests), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	img := &configs.Image{
+		Kubernetes: configs.Kubernetes{Version: "v1.36.3"},
+		Containerd: configs.Containerd{Sandbox: "edgebake.test/pause:1"},
+		Yurthub:    &configs.Yurthub{Form: "staticPod", Image: &configs.ContainerImage{Ref: "edgebake.test/yurthub:1", Layout: "y"}},
+		Images:     []configs.ContainerImage{{Ref: "edgebake.test/pause:1", Layout: "l"}, {Ref: "edgebake.test/web:1", Layout: "l"}},
+		ImagesFrom: []string{"m.yaml"},
+	}
+	list, notes, err := List(img, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := map[string]string{}
+	for _, i := range list {
+		sources[i.Ref] += i.Layout + ";"
+	}
+	if len(list) != 2+1+7 || sources["edgebake.test/pause:1"] != "l;" || sources["edgebake.test/web:1"] != "l;" || sources["edgebake.test/yurthub:1"] != "y;" {
+		t.Errorf("%v", sources)
+	}
+	if len(notes) != 1 || !strings.Contains(notes[0], "kube-proxy:v1.36.3") {
+		t.Errorf("notes %q", notes)
+	}
+}
+
+func FuzzImagesOf(f *testing.F) {
+	f.Add([]byte(manifests))
+	f.Add([]byte("a: &a [*a]"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		found, _ := ImagesOf("fuzz", b)
+		for _, i := range found {
+			if _, err := ParseRef(i.Ref); err != nil {
+				t.Errorf("%q: %v", i.Ref, err)
+			}
+		}
+	})
+}
