@@ -68,7 +68,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	i := configs.ContainerImage(src)
 	if i.Ref == "" {
-		i.Ref = "base.invalid/base:latest" // a layout with one image needs no name
+		i.Ref = images.Sole
 	}
 	pinned, err := images.Resolve(ctx, b.Cache, []configs.ContainerImage{i}, b.imageOptions())
 	if err != nil {

@@ -141,22 +141,25 @@ func (b *build) resolveURL(ctx context.Context, s programSet) error {
 		for _, p := range s.programs {
 			members[path.Join(s.inArchive, p.name)] = p.path
 		}
-		return b.resolveRelease(ctx, s.programs[0].name, base+"/"+s.archive, s.source.URL.SHA256, &plan.Layer{Members: members})
+		return b.resolveRelease(ctx, s.programs[0].name, base+"/"+s.archive, *s.source.URL, &plan.Layer{Members: members})
 	}
 	var errs []error
 	for _, p := range s.programs {
-		errs = append(errs, b.resolveRelease(ctx, p.name, base+"/"+p.name, s.source.URL.SHA256, p.layer()))
+		errs = append(errs, b.resolveRelease(ctx, p.name, base+"/"+p.name, *s.source.URL, p.layer()))
 	}
 	return errors.Join(errs...)
 }
 
 // resolveRelease pins one file of a release server: by the Image, else by the
 // lock, else by the digest that the server publishes beside the file.
-func (b *build) resolveRelease(ctx context.Context, name, url string, digests map[string]string, layer *plan.Layer) error {
-	in := plan.Input{Fetch: []string{url}, SHA256: digests[path.Base(url)]}
+func (b *build) resolveRelease(ctx context.Context, name, url string, src configs.URLSource, layer *plan.Layer) error {
+	in := plan.Input{Fetch: []string{url}, SHA256: src.SHA256[path.Base(url)]}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
-		if b.Locked {
+		switch {
+		case b.Locked:
 			return fmt.Errorf("%s is not in the lock", fetch.Redact(url))
+		case !src.SHA256FromServer:
+			return fmt.Errorf("no digest is known for %s: give it under sha256 (%s: <hex>), or say sha256FromServer: true", fetch.Redact(url), path.Base(url))
 		}
 		sha, err := b.publishedDigest(ctx, url)
 		if err != nil {

@@ -219,7 +219,7 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 		}
 	}
 	// A layout of one image without a name is that image.
-	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (ref.String() == Sole || m[0].Annotations[annotationImageName] == "" && m[0].Annotations[annotationRefName] == "") {
+	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (ref.Repo()+":"+ref.Tag == Sole || m[0].Annotations[annotationImageName] == "" && m[0].Annotations[annotationRefName] == "") {
 		found = m
 	}
 	if len(found) == 0 {
@@ -296,7 +296,7 @@ func (f *dockerFiles) root(ctx context.Context, ref Ref) (Descriptor, error) {
 func (f *dockerFiles) find(ctx context.Context, ref Ref) (Descriptor, error) {
 	var have []string
 	for _, img := range f.images {
-		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || ref.String() == Sole)
+		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || ref.Repo()+":"+ref.Tag == Sole)
 		for _, tag := range img.RepoTags {
 			have = append(have, tag)
 			match = match || sameRef(tag, ref)

@@ -1,0 +1,303 @@
+package builder
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"debug/elf"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// merged resolves, makes and merges, as Build does before it writes.
+func (p *project) merged(t *testing.T) (*build, map[string]tree.Node) {
+	t.Helper()
+	b, err := resolve(t.Context(), p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.make(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	id, err := b.plan.ID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := b.compose(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]tree.Node{}
+	for _, n := range c.merged {
+		by[n.Path] = n
+	}
+	return b, by
+}
+
+// TestOCIBase takes a base out of a container image of two layers.
+func TestOCIBase(t *testing.T) {
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  oci:\n    layout: base\n", 1)
+	})
+	put := func(entries []buildtest.Entry) imagetest.Layer {
+		return imagetest.Layer{Tar: func(w *imagetest.Writer) error {
+			for _, e := range entries {
+				if err := w.Put(e.Header, e.Body); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}
+	reg := func(name, body string) buildtest.Entry {
+		return buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, Body: body}
+	}
+	_, err := imagetest.WriteLayout(filepath.Join(p.dir, "base"), imagetest.Image{Ref: "example.test/base:1", Layers: []imagetest.Layer{
+		put(append(buildtest.Base(), reg("etc/old", "1"), reg("etc/both", "1"))),
+		put([]buildtest.Entry{reg("etc/.wh.old", ""), reg("etc/both", "2"), reg("lib/new", "2")}),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, by := p.merged(t)
+	if _, ok := by["etc/old"]; ok {
+		t.Error("a file that the second layer removed is there")
+	}
+	if _, ok := by["usr/lib/new"]; !ok {
+		t.Error("a file below a link of the first layer is not where the link points")
+	}
+	if got, err := tree.ReadContent(by["etc/both"].Data, b.Cache, 100); err != nil || string(got) != "2" {
+		t.Errorf("etc/both is %q, %v", got, err)
+	}
+	if by["usr/bin/ping"].Xattrs["security.capability"] == "" || by["usr/bin/ping"].Inode != by["usr/bin/ping4"].Inode {
+		t.Error("capability or hard link got lost")
+	}
+	first := b.input(inputBase)
+	if first.SHA256 == "" || first.Make != "oci" {
+		t.Errorf("input base: %+v", first)
+	}
+	// Resolved again, the digest is known without making it.
+	pl, err := Resolve(t.Context(), p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pl.Inputs[inputBase].SHA256 != first.SHA256 {
+		t.Error("the made base is not remembered")
+	}
+}
+
+// server is a release server in memory.
+type server struct {
+	*httptest.Server
+	mu    sync.Mutex
+	files map[string]string
+	asked []string
+}
+
+func newServer(t *testing.T) *server {
+	s := &server{files: map[string]string{}}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.asked = append(s.asked, r.URL.Path)
+		body, ok := s.files[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		w.Write([]byte(body))
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := s.asked
+	s.asked = nil
+	return got
+}
+
+func TestReleaseServer(t *testing.T) {
+	s := newServer(t)
+	program := buildtest.ELF(elf.EM_X86_64)
+	sha := func(body string) string {
+		f := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(f, []byte(body), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		d, err := fileDigest(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for _, name := range []string{"kubelet", "kubeadm"} {
+		s.files["/k8s/v1.36.3/bin/linux/amd64/"+name] = program + name
+		s.files["/k8s/v1.36.3/bin/linux/amd64/"+name+".sha256"] = sha(program + name)
+	}
+	raw, err := buildtest.Tar([]buildtest.Entry{
+		{Header: tar.Header{Typeflag: tar.TypeDir, Name: "bin/", Mode: 0o755, Uid: 1001}},
+		{Header: tar.Header{Typeflag: tar.TypeReg, Name: "bin/containerd", Mode: 0o700, Uid: 1001}, Body: program},
+		{Header: tar.Header{Typeflag: tar.TypeReg, Name: "bin/containerd-shim-runc-v2", Mode: 0o755}, Body: program},
+		{Header: tar.Header{Typeflag: tar.TypeReg, Name: "bin/ctr", Mode: 0o755}, Body: program},
+		{Header: tar.Header{Typeflag: tar.TypeReg, Name: "bin/containerd-stress", Mode: 0o755}, Body: program},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	w.Write(raw)
+	w.Close()
+	archive := "containerd-2.2.9-linux-amd64.tar.gz"
+	s.files["/ctd/v2.2.9/"+archive] = z.String()
+	s.files["/ctd/v2.2.9/"+archive+".sha256sum"] = sha(z.String()) + "  " + archive + "\n"
+
+	fromServer := func(doc string) string {
+		doc = strings.Replace(doc, "file: {dir: programs}", fmt.Sprintf("url: {base: %s/k8s, sha256: {kubelet: %s, kubeadm: %s}}",
+			s.URL, sha(program+"kubelet"), sha(program+"kubeadm")), 1)
+		return strings.Replace(doc, "file: {dir: programs}", fmt.Sprintf("url: {base: %s/ctd/, sha256: {%s: %s}}", s.URL, archive, sha(z.String())), 1)
+	}
+	p := newProject(t, buildtest.Base(), fromServer)
+	b, by := p.merged(t)
+	if n := by["usr/bin/containerd"]; n.Inode == nil || n.Mode != tree.ModeRegular|0o755 || n.UID != 0 {
+		t.Errorf("usr/bin/containerd: %+v", n.Inode)
+	}
+	if _, ok := by["usr/bin/containerd-stress"]; ok {
+		t.Error("a program that nobody asked for is on board")
+	}
+	if got, err := tree.ReadContent(by["usr/bin/kubelet"].Data, b.Cache, 1000); err != nil || string(got) != program+"kubelet" {
+		t.Errorf("kubelet: %v", err)
+	}
+
+	// With the lock, and the cache, no server is needed.
+	s.requests()
+	o := p.options("")
+	o.Lock, o.Locked = b.plan.Lock(), true
+	again, err := resolve(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.make(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if asked := s.requests(); len(asked) != 0 {
+		t.Errorf("a locked build asked for %q", asked)
+	}
+
+	// A server whose file has changed since.
+	s.mu.Lock()
+	s.files["/k8s/v1.36.3/bin/linux/amd64/kubelet"] = "changed"
+	s.mu.Unlock()
+	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	defer o.Cache.Close()
+	again, err = resolve(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.make(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "not the one that was asked for") {
+		t.Errorf("a changed file: %v", err)
+	}
+
+}
+
+// TestPublishedDigest takes digests from the server, once; then the lock has
+// them.
+func TestPublishedDigest(t *testing.T) {
+	s := newServer(t)
+	sum := strings.Repeat("ab", 32)
+	s.files["/plain.sha256"] = sum + "\n"
+	s.files["/named.sha256sum"] = sum + "  named\n"
+	s.files["/junk.sha256"] = "<html>not found</html>"
+	p := newProject(t, buildtest.Base(), nil)
+	b, err := newBuild(p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
+	src := configs.URLSource{Base: s.URL, SHA256FromServer: true}
+	for _, name := range []string{"plain", "named"} {
+		if err := b.resolveRelease(t.Context(), name, s.URL+"/"+name, src, &plan.Layer{}); err != nil || b.input(name).SHA256 != sum {
+			t.Errorf("%s: %+v, %v", name, b.input(name), err)
+		}
+	}
+	for name, want := range map[string]string{"junk": "holds no SHA-256", "none": "404"} {
+		err := b.resolveRelease(t.Context(), name, s.URL+"/"+name, src, &plan.Layer{})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name+": <hex>") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	src.SHA256FromServer = false
+	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "sha256FromServer") {
+		t.Errorf("a digest nobody asked for: %v", err)
+	}
+	src.SHA256FromServer = true
+	b.Lock = b.plan.Lock()
+	s.requests()
+	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err != nil || len(s.requests()) != 0 {
+		t.Errorf("the lock's digest is not taken: %v", err)
+	}
+	b.Lock, b.Locked = &plan.Lock{Version: plan.LockVersion}, true
+	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "is not in the lock") {
+		t.Errorf("an empty lock: %v", err)
+	}
+}
+
+func TestArchiveLacksProgram(t *testing.T) {
+	s := newServer(t)
+	raw, err := buildtest.Tar([]buildtest.Entry{{Header: tar.Header{Typeflag: tar.TypeReg, Name: "bin/containerd", Mode: 0o755}, Body: buildtest.ELF(elf.EM_X86_64)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive := "containerd-2.2.9-linux-amd64.tar.gz"
+	s.files["/v2.2.9/"+archive] = string(raw)
+	p := newProject(t, buildtest.Base(), func(doc string) string {
+		at := strings.LastIndex(doc, "file: {dir: programs}")
+		f := filepath.Join(t.TempDir(), "x")
+		if err := os.WriteFile(f, raw, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		d, err := fileDigest(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return doc[:at] + fmt.Sprintf("url: {base: %s, sha256: {%s: %s}}", s.URL, archive, d) + doc[at+len("file: {dir: programs}"):]
+	})
+	_, err = p.build(t, filepath.Join(t.TempDir(), "x.raw"))
+	for _, want := range []string{"the archive has no file bin/ctr", "the archive has no file bin/containerd-shim-runc-v2"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+}
+
+func TestAgentsAreCompiled(t *testing.T) {
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)
+	})
+	// Outside of the source tree, and with nothing beside the program.
+	t.Chdir(t.TempDir())
+	_, err := Resolve(t.Context(), p.image(t), p.options(""))
+	for _, want := range []string{"no firstboot for amd64 beside edgebake", "no ipvscare for amd64"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+}
