@@ -36,7 +36,7 @@ func lowerAlnum(s string) bool {
 	return true
 }
 
-// verifyJWS checks the detached signature (RFC 7797's compact form, HS256) of
+// verifyJWS checks the detached signature (RFC 7515, appendix F; HS256) of
 // payload with the secret of the token named id, as the cluster's
 // bootstrapsigner made it.
 func verifyJWS(sig, payload, id, secret string) error {

@@ -1,0 +1,414 @@
+package api
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	token  = "abcdef.0123456789abcdef"
+	secret = "0123456789abcdef"
+)
+
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+}
+
+func (a *authority) serving(t *testing.T, names ...string) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, n := range names {
+		if ip := net.ParseIP(n); ip != nil {
+			tmpl.IPAddresses = append(tmpl.IPAddresses, ip)
+		} else {
+			tmpl.DNSNames = append(tmpl.DNSNames, n)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// master is an API server that publishes cluster-info.
+type master struct {
+	ca       []byte // what it publishes
+	sig      func(payload string) map[string]string
+	revoked  bool
+	anon     int // status for anonymous readers, 0: fine
+	bearers  []string
+	requests int
+}
+
+func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	m.requests++
+	if b := r.Header.Get("Authorization"); b != "" {
+		m.bearers = append(m.bearers, b)
+		if m.revoked || b != "Bearer "+token {
+			http.Error(w, `{"message":"Unauthorized"}`, http.StatusUnauthorized)
+			return
+		}
+	}
+	switch r.URL.Path {
+	case clusterInfoPath:
+		if m.anon != 0 {
+			http.Error(w, `{"message":"no"}`, m.anon)
+			return
+		}
+		kc := "apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://x:6443\n    certificate-authority-data: " + base64.StdEncoding.EncodeToString(m.ca) + "\n"
+		data := map[string]string{"kubeconfig": kc}
+		for k, v := range m.sig(kc) {
+			data[k] = v
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"data": data})
+	case "/version":
+		fmt.Fprint(w, `{"gitVersion":"v1.36.3"}`)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func jws(payload, id, secret string) map[string]string {
+	h := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"` + id + `"}`))
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte(h + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))
+	return map[string]string{"jws-kubeconfig-" + id: h + ".." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))}
+}
+
+func signed(payload string) map[string]string { return jws(payload, "abcdef", secret) }
+func unsigned(string) map[string]string       { return nil }
+
+func serve(t *testing.T, m *master, cert tls.Certificate) string {
+	t.Helper()
+	s := httptest.NewUnstartedServer(m)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+func discovery(ca *authority, masters ...string) Discovery {
+	return Discovery{
+		Masters: masters, Token: token, Pins: []string{Pin(ca.cert)}, Names: []string{"kubernetes", "apiserver.cluster.local"},
+		Dial: (&net.Dialer{}).DialContext, Timeout: 5 * time.Second,
+	}
+}
+
+// deadPort is an address where nobody listens.
+func deadPort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestDiscoverFirstDead(t *testing.T) {
+	ca := newAuthority(t)
+	m := &master{ca: ca.pem, sig: signed}
+	live := serve(t, m, ca.serving(t, "127.0.0.1", "kubernetes"))
+	start := time.Now()
+	f, err := Discover(t.Context(), discovery(ca, deadPort(t), live))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Master != live || f.ServerName != "" || string(f.CA) != string(ca.pem) {
+		t.Errorf("found %+v", f)
+	}
+	if d := time.Since(start); d > 4*time.Second {
+		t.Errorf("a dead master cost %v", d)
+	}
+	if m.requests > 2 {
+		t.Errorf("one node made %d requests", m.requests)
+	}
+}
+
+func TestDiscoverSilentMasterDoesNotHoldUpTheOthers(t *testing.T) {
+	ca := newAuthority(t)
+	live := serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1"))
+	l, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := discovery(ca, l.Addr().String(), live)
+	d.Timeout = 30 * time.Second
+	start := time.Now()
+	if _, err := Discover(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestDiscoverByASharedName(t *testing.T) {
+	ca := newAuthority(t)
+	live := serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "kubernetes", "10.9.9.9"))
+	f, err := Discover(t.Context(), discovery(ca, live))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.ServerName != "kubernetes" {
+		t.Errorf("server name %q", f.ServerName)
+	}
+	if err := f.Client(discovery(ca, live)).Get(t.Context(), "/version", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDiscoverRefuses(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	for _, tc := range []struct {
+		name string
+		m    master
+		cert tls.Certificate
+		d    func(*Discovery)
+		want error
+	}{
+		{"wrong CA", master{ca: other.pem, sig: signed}, other.serving(t, "127.0.0.1"), nil, ErrPin},
+		{"wrong secret", master{ca: ca.pem, sig: func(p string) map[string]string { return jws(p, "abcdef", "aaaaaaaaaaaaaaaa") }}, ca.serving(t, "127.0.0.1"), nil, ErrSignature},
+		{"unsigned", master{ca: ca.pem, sig: unsigned}, ca.serving(t, "127.0.0.1"), nil, ErrUnsigned},
+		{"unsigned, no pin", master{ca: ca.pem, sig: unsigned}, ca.serving(t, "127.0.0.1"), func(d *Discovery) { d.Pins, d.SkipPins = nil, true }, ErrUnsigned},
+		{"expired token", master{ca: ca.pem, sig: unsigned, revoked: true}, ca.serving(t, "127.0.0.1"), nil, ErrToken},
+		{"revoked but still signed", master{ca: ca.pem, sig: signed, revoked: true}, ca.serving(t, "127.0.0.1"), nil, ErrToken},
+		{"no cluster-info", master{ca: ca.pem, sig: signed, anon: 404}, ca.serving(t, "127.0.0.1"), nil, ErrNoClusterInfo},
+		{"anonymous forbidden", master{ca: ca.pem, sig: signed, anon: 403}, ca.serving(t, "127.0.0.1"), nil, ErrNoClusterInfo},
+		{"name", master{ca: ca.pem, sig: signed}, ca.serving(t, "elsewhere"), nil, ErrServerName},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := discovery(ca, serve(t, &tc.m, tc.cert))
+			if tc.d != nil {
+				tc.d(&d)
+			}
+			_, err := Discover(t.Context(), d)
+			if !errors.Is(err, tc.want) {
+				t.Fatalf("%v", err)
+			}
+			if strings.Contains(err.Error(), secret) {
+				t.Error("the error holds the secret")
+			}
+			if (tc.want == ErrPin || d.SkipPins) && len(tc.m.bearers) > 0 {
+				t.Error("the token was shown to a server that nothing vouches for")
+			}
+		})
+	}
+}
+
+// TestTokenIsNotShownToANeighbourOfThePinnedCA: a man in the middle may
+// publish the true CA beside his own; without a signature only the pinned one
+// counts.
+func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
+	ca, evil := newAuthority(t), newAuthority(t)
+	m := &master{ca: append(append([]byte(nil), ca.pem...), evil.pem...), sig: unsigned}
+	_, err := Discover(t.Context(), discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1"))))
+	if err == nil {
+		t.Fatal("it was believed")
+	}
+	if len(m.bearers) > 0 {
+		t.Error("the token was shown")
+	}
+}
+
+func TestDiscoverBadInput(t *testing.T) {
+	ca := newAuthority(t)
+	for _, tc := range []struct {
+		change func(*Discovery)
+		words  string
+	}{
+		{func(d *Discovery) { d.Token = "short" }, "not of the form"},
+		{func(d *Discovery) { d.Pins = nil }, "no CA pin"},
+		{func(d *Discovery) { d.Masters = nil }, "no masters"},
+	} {
+		d := discovery(ca, "127.0.0.1:1")
+		tc.change(&d)
+		if _, err := Discover(t.Context(), d); err == nil || !strings.Contains(err.Error(), tc.words) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	ca := newAuthority(t)
+	var seen []string
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen = append(seen, r.URL.Path)
+		http.Redirect(w, r, "/elsewhere", http.StatusFound)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.serving(t, "127.0.0.1")}}
+	s.StartTLS()
+	defer s.Close()
+	c := &Client{Server: s.URL, CA: ca.pem, Token: token, Dial: (&net.Dialer{}).DialContext}
+	if err := c.Get(t.Context(), "/version", nil); Code(err) != http.StatusFound || len(seen) != 1 {
+		t.Errorf("%v, %v", err, seen)
+	}
+}
+
+func TestAnswersAreBounded(t *testing.T) {
+	ca := newAuthority(t)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.CopyN(w, endless{}, 64<<20)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.serving(t, "127.0.0.1")}}
+	s.StartTLS()
+	defer s.Close()
+	c := &Client{Server: s.URL, CA: ca.pem, Dial: (&net.Dialer{}).DialContext}
+	if err := c.Get(t.Context(), "/x", nil); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("%v", err)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func TestSetServer(t *testing.T) {
+	const before = `apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    certificate-authority: /etc/kubernetes/pki/ca.crt # kept
+    server: https://192.0.2.11:6443
+    tls-server-name: old
+  name: default-cluster
+users:
+- name: default-auth
+  user:
+    client-certificate: /var/lib/kubelet/pki/kubelet-client-current.pem
+`
+	out, err := SetServer([]byte(before), "https://apiserver.cluster.local:6443", "kubernetes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := ParseKubeconfig(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := k.Cluster()
+	if err != nil || c.Server != "https://apiserver.cluster.local:6443" || c.TLSServerName != "kubernetes" || c.CAFile != "/etc/kubernetes/pki/ca.crt" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	again, err := SetServer(out, "https://apiserver.cluster.local:6443", "kubernetes")
+	if err != nil || string(again) != string(out) {
+		t.Errorf("a second run changes it:\n%s\n%s", out, again)
+	}
+	gone, err := SetServer(out, "https://apiserver.cluster.local:6443", "")
+	if err != nil || strings.Contains(string(gone), "tls-server-name") {
+		t.Errorf("%s, %v", gone, err)
+	}
+	for _, bad := range []string{"", "clusters: []", "clusters: [{name: x}]", "- a", "\x00", "a: [", "clusters: {a: b}"} {
+		if _, err := SetServer([]byte(bad), "https://x:1", ""); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+func TestContextEndsARequest(t *testing.T) {
+	ca := newAuthority(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Discover(ctx, discovery(ca, deadPort(t))); err == nil {
+		t.Error("it went on")
+	}
+}
+
+func FuzzKubeconfig(f *testing.F) {
+	f.Add([]byte("clusters:\n- name: a\n  cluster: {server: 'https://x:6443'}\n"))
+	f.Add([]byte("clusters: [{cluster: {server: 1}}]\ncontexts: [{}]\ncurrent-context: x"))
+	f.Add([]byte("a: &a [*a]"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if k, err := ParseKubeconfig(data); err == nil {
+			if c, err := k.Cluster(); err == nil {
+				_, _ = c.CA(t.TempDir())
+			}
+			_, _ = k.User()
+		}
+		out, err := SetServer(data, "https://name:6443", "kubernetes")
+		if err != nil {
+			return
+		}
+		k, err := ParseKubeconfig(out)
+		if err != nil {
+			return // what it kept may still be nothing we read
+		}
+		for _, c := range k.Clusters {
+			if c.Cluster.Server != "https://name:6443" {
+				t.Errorf("server %q", c.Cluster.Server)
+			}
+		}
+	})
+}
+
+func FuzzJWS(f *testing.F) {
+	f.Add(signed("payload")["jws-kubeconfig-abcdef"], "payload")
+	f.Add("a..b", "payload")
+	f.Add("eyJhbGciOiJub25lIn0..", "payload")
+	f.Fuzz(func(t *testing.T, sig, payload string) {
+		if verifyJWS(sig, payload, "abcdef", secret) != nil {
+			return
+		}
+		// What passes is the true signature of this very payload, under
+		// whatever header with our algorithm and key.
+		h, _, _ := strings.Cut(sig, ".")
+		mac := hmac.New(sha256.New, []byte(secret))
+		mac.Write([]byte(h + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))
+		if want := base64.RawURLEncoding.EncodeToString(mac.Sum(nil)); !strings.HasPrefix(sig, h+"..") || sig[len(h)+2:] != want {
+			t.Errorf("%q passed for %q", sig, payload)
+		}
+	})
+}
