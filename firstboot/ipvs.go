@@ -43,6 +43,9 @@ func ipvsPhase(site *configs.Site) Phase {
 			if have != string(doc) || state != "active" {
 				return Todo, nil
 			}
+			if endpointAnswers(ctx, e, site) != nil {
+				return Todo, nil
+			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
@@ -63,19 +66,58 @@ func ipvsPhase(site *configs.Site) Phase {
 			if err != nil {
 				return err
 			}
-			if _, err := e.write(ondisk.IPVSConfig, doc, Mode(0o644)); err != nil {
+			wrote, err := e.write(ondisk.IPVSConfig, doc, Mode(0o644))
+			if err != nil {
 				return fmt.Errorf("writing the list of masters: %w", err)
 			}
 			e.Waiting("ipvscare to serve")
+			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
+			if err != nil {
+				return err
+			}
 			// The unit is Type=notify: its start is over when it serves, or
-			// has said that this kernel has no IP_VS and keeps /etc/hosts. It
-			// follows the file by itself when it runs already.
-			if err := e.Unit(ctx, "start", ondisk.UnitIPVSCare); err != nil {
+			// has said that this kernel has no IP_VS and keeps /etc/hosts. One
+			// that runs follows the file by itself.
+			verb := "start"
+			if state == "active" && !wrote {
+				verb = "restart" // it runs, and does not serve
+			}
+			if err := e.Unit(ctx, verb, ondisk.UnitIPVSCare); err != nil {
 				return fmt.Errorf("starting %s: %w", ondisk.UnitIPVSCare, err)
+			}
+			end := e.Now().Add(servePatience)
+			var last error
+			if err := e.poll(ctx, time.Second, func() (bool, error) {
+				last = endpointAnswers(ctx, e, site)
+				return last == nil || e.Now().After(end), nil
+			}); err != nil {
+				return err
+			}
+			if last != nil {
+				return Advise(last, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; a master whose certificate is of another CA gets no traffic")
 			}
 			return nil
 		},
 	}
+}
+
+// servePatience is how long ipvscare may take to serve.
+const servePatience = 30 * time.Second
+
+// endpointAnswers tells a way to the masters that is broken on this machine
+// from masters that are out of reach: only the first is an error.
+func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
+	master, err := reach(ctx, e, site.Masters)
+	if err != nil {
+		return nil // nothing to be told offline
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := e.Dial(ctx, "tcp", site.EndpointHostPort())
+	if err != nil {
+		return fmt.Errorf("the endpoint %s does not answer, and master %s does: %w", site.EndpointHostPort(), master, plainNet(err))
+	}
+	return conn.Close()
 }
 
 // setEndpointHosts keeps the endpoint's name on one master where no IPVS
