@@ -45,7 +45,7 @@ func List(img *configs.Image, dir string) (list []configs.ContainerImage, notes 
 	if s := img.Containerd.Sandbox; s != "" {
 		add(configs.ContainerImage{Ref: s}, "containerd.sandbox")
 	}
-	if y := img.Yurthub; y != nil && y.Image != nil && y.Form == "staticPod" {
+	if y := img.Yurthub; y != nil && y.Image != nil {
 		add(*y.Image, "yurthub.image")
 	}
 	found, err := FromManifests(dir, img.ImagesFrom)
@@ -129,7 +129,7 @@ func ImagesOf(name string, raw []byte) ([]Found, error) {
 			break
 		}
 		if len(doc.Content) == 1 {
-			object(name, doc.Content[0], &found, &errs)
+			object(name, doc.Content[0], 0, &found, &errs)
 		}
 	}
 	return found, errors.Join(errs...)
@@ -154,12 +154,19 @@ func podSpecs() map[string][]string {
 	}
 }
 
-func object(name string, n *yaml.Node, found *[]Found, errs *[]error) {
+// maxNesting bounds Lists in Lists, which YAML aliases can make endless.
+const maxNesting = 3
+
+func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]error) {
 	kind := text(field(n, "kind"))
 	if strings.HasSuffix(kind, "List") {
+		if nesting == maxNesting {
+			*errs = append(*errs, fmt.Errorf("%s:%d: Lists in Lists, more than %d deep", name, n.Line, maxNesting))
+			return
+		}
 		if items := field(n, "items"); items != nil {
 			for _, i := range items.Content {
-				object(name, i, found, errs)
+				object(name, i, nesting+1, found, errs)
 			}
 		}
 		return

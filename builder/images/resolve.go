@@ -89,6 +89,8 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if err != nil {
 		return nil, err
 	}
+	// The name on the node is the document's, whoever pinned its digest.
+	named := ref.String()
 	if img.Digest != "" {
 		if _, err := shaOf(img.Digest); err != nil {
 			return nil, fmt.Errorf("image %s: %w", ref, err)
@@ -103,7 +105,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
 	defer src.Close()
-	p := &Pinned{Ref: ref.String(), Source: img}
+	p := &Pinned{Ref: named, Source: img}
 	root, err := src.root(ctx, ref)
 	if err != nil {
 		return nil, blobError("manifest", Descriptor{}, ref, src, err)

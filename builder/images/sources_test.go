@@ -294,8 +294,9 @@ func TestImagesFromManifests(t *testing.T) {
 
 	write("bad.yaml", "kind: Pod\nmetadata: {name: x}\nspec: {containers: [{image: untagged}, {image: 'A B'}]}\n")
 	write("broken.yaml", "kind: [")
+	write("bomb.yaml", "kind: List\nitems: &x [{kind: List, items: *x}]\n")
 	_, err = FromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
-	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches")
+	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml:2: Lists in Lists")
 }
 
 func TestListAddsWhatIsNeeded(t *testing.T) {
