@@ -26,7 +26,7 @@ func newDisplay(s streams, asJSON bool) display {
 		return &jsonLines{json.NewEncoder(s.Out)}
 	}
 	if f, ok := s.Err.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return &bars{p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
+		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
 	return &plainLines{w: s.Err, last: map[string]time.Time{}}
 }
@@ -69,10 +69,13 @@ func (p *plainLines) event(e builder.Event) {
 
 func (p *plainLines) close() {}
 
-// bars has one line a step, rewritten in place.
+// bars has one line a step, rewritten in place. Warnings follow when all is
+// drawn, so that they stay.
 type bars struct {
-	p   *mpb.Progress
-	all map[string]*bar
+	w        io.Writer
+	p        *mpb.Progress
+	all      map[string]*bar
+	warnings []string
 }
 
 type bar struct {
@@ -97,6 +100,10 @@ func (b *bar) said(decor.Statistics) string {
 }
 
 func (b *bars) event(e builder.Event) {
+	if e.State == builder.StateWarning {
+		b.warnings = append(b.warnings, fmt.Sprintf("%s: WARNING: %s", e.Step, e.Text))
+		return
+	}
 	at, ok := b.all[e.Step]
 	if !ok || e.State == builder.StateStart {
 		at = &bar{text: e.Text}
@@ -109,8 +116,6 @@ func (b *bars) event(e builder.Event) {
 	switch e.State {
 	case builder.StateLog:
 		at.say(e.Text)
-	case builder.StateWarning:
-		fmt.Fprintf(b.p, "%s: WARNING: %s\n", e.Step, e.Text)
 	case builder.StateProgress:
 		at.SetTotal(e.Total, false)
 		at.SetCurrent(e.Done)
@@ -129,4 +134,7 @@ func (b *bars) close() {
 		}
 	}
 	b.p.Wait()
+	for _, w := range b.warnings {
+		fmt.Fprintln(b.w, w)
+	}
 }
