@@ -59,7 +59,8 @@ type Options struct {
 	// Time is the file system's own time: creation, inode change times, and
 	// the times of what is not in the tree.
 	Time time.Time
-	// FreeBytes and FreeInodes are the headroom that Size adds.
+	// FreeBytes and FreeInodes are the headroom that Size adds. Write makes
+	// sure that it is there.
 	FreeBytes, FreeInodes int64
 	// JournalSize in bytes; 0 takes what mke2fs would for this Size. Set it
 	// for a file system that is written small and grown later.
@@ -119,8 +120,12 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats
 		return Stats{}, err
 	}
 	if missing > 0 {
-		return Stats{}, fmt.Errorf("laying out file system %q: %d MiB is too small for the tree, at least %d MiB more is needed: raise its size",
-			o.Label, o.Size/mebi, roundUp(missing*blockSize, mebi)/mebi)
+		what := "the tree"
+		if o.FreeBytes > 0 || o.FreeInodes > 0 {
+			what = fmt.Sprintf("the tree and headroom of %d MiB and %d inodes", o.FreeBytes/mebi, o.FreeInodes)
+		}
+		return Stats{}, fmt.Errorf("laying out file system %q: %d MiB is too small for %s, at least %d MiB more is needed: raise its size",
+			o.Label, o.Size/mebi, what, roundUp(missing*blockSize, mebi)/mebi)
 	}
 	e := newEmitter(w)
 	src := &source{blobs: blobs}
@@ -156,6 +161,9 @@ func (o Options) check() error {
 	}
 	if o.FreeBytes < 0 || o.FreeInodes < 0 || o.JournalSize < 0 || o.GrowTo < 0 || o.Size < 0 {
 		bad("sizes must not be negative")
+	}
+	if o.FreeBytes > maxBlocks*blockSize || o.FreeInodes > maxBlocks {
+		bad("headroom of %d bytes and %d inodes is more than an ext4 file system of 16 TiB has", o.FreeBytes, o.FreeInodes)
 	}
 	if o.JournalSize != 0 && (o.JournalSize < minJournalBlocks*blockSize || o.JournalSize > maxJournalBlocks*blockSize) {
 		bad("journal of %d bytes: between %d MiB and %d MiB is possible", o.JournalSize,

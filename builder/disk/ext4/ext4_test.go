@@ -581,6 +581,16 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+func TestTooLargeForAnySize(t *testing.T) {
+	var nodes []tree.Node
+	for i := range 20 {
+		nodes = append(nodes, node(fmt.Sprint(i), tree.ModeRegular, func(in *tree.Inode) { in.Data = tree.Content{Blob: "b", Size: 1 << 43} }))
+	}
+	if _, err := ext4.Size(nodes, options(0)); err == nil || !strings.Contains(err.Error(), "16 TiB") {
+		t.Errorf("error: %v", err)
+	}
+}
+
 func TestManyProblemsAreCounted(t *testing.T) {
 	var nodes []tree.Node
 	for i := range 100 {
@@ -601,6 +611,7 @@ func TestRefusedOptions(t *testing.T) {
 		"negative": func(o *ext4.Options) { o.FreeBytes = -1 },
 		"journal":  func(o *ext4.Options) { o.JournalSize = 4096 },
 		"16 TiB":   func(o *ext4.Options) { o.Size = 1 << 44 },
+		"headroom": func(o *ext4.Options) { o.FreeBytes = 1 << 62 },
 		"small":    func(o *ext4.Options) { o.Size = 0 },
 	} {
 		o := options(64 << 20)

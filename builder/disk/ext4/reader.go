@@ -20,7 +20,8 @@ import (
 // and damage is an error that names the place, never a panic. Features that
 // Write does not use are refused.
 //
-// A Reader is a tree.Blobs for the nodes it returns, so that a tree can be
+// A Reader may be used by several goroutines if what it reads from may. It is a
+// tree.Blobs for the nodes it returns, so that a tree can be
 // written again as it was read. Of a file system that was not unmounted
 // cleanly it shows what is in place, without the journal: see Info.
 type Reader struct {

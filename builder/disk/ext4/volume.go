@@ -75,7 +75,7 @@ type volume struct {
 	seed  uint32
 
 	inodes []inode // of number i+1
-	dirs   []*dir  // in the order of their inodes' numbers
+	dirs   []*dir  // in the order they were numbered
 
 	geo     *geometry
 	data    *stream
@@ -445,6 +445,7 @@ func (v *volume) sizeAtLeast() int64 {
 		}
 	}
 	blocks += ceilDiv(int64(len(v.inodes))+v.opts.FreeInodes, inodesPerBlock)
+	blocks = min(blocks, maxBlocks+1) // too many in any case; the layout says so
 	return roundUp(blocks*blockSize+v.opts.FreeBytes, mebi)
 }
 
