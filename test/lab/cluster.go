@@ -332,7 +332,11 @@ func (c *Cluster) startAPIServers(ctx context.Context) error {
 func (c *Cluster) StartAPIServer(n int) error {
 	host, guest := c.net.Master(n)
 	pki := func(name string) string { return filepath.Join(c.dir, "pki", name) }
-	p, err := c.start("apiserver"+strconv.Itoa(n+1), c.progs.APIServer,
+	audit, err := c.auditArgs(n)
+	if err != nil {
+		return err
+	}
+	p, err := c.start("apiserver"+strconv.Itoa(n+1), append([]string{c.progs.APIServer,
 		"--bind-address", host.Addr().String(), "--advertise-address", guest.Addr().String(), "--secure-port", strconv.Itoa(int(host.Port())),
 		"--etcd-servers", c.etcd,
 		"--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction", "--enable-bootstrap-token-auth",
@@ -344,7 +348,7 @@ func (c *Cluster) StartAPIServer(n int) error {
 		"--requestheader-client-ca-file", pki("front-proxy-ca.crt"), "--requestheader-allowed-names", "front-proxy-client",
 		"--requestheader-extra-headers-prefix", "X-Remote-Extra-", "--requestheader-group-headers", "X-Remote-Group",
 		"--requestheader-username-headers", "X-Remote-User",
-		"--profiling=false", "--v=1")
+		"--profiling=false", "--v=1"}, audit...)...)
 	if err != nil {
 		return err
 	}

@@ -98,6 +98,8 @@ type Site struct {
 	Gateway string
 	Masters []string // empty: all of the cluster's
 	Token   string   // empty: the cluster's
+	// NodeType and NodePool make it an OpenYurt node; empty: a native one.
+	NodeType, NodePool string
 }
 
 var siteYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
@@ -113,6 +115,10 @@ credentials:
 caCertHashes:
   - {{.Cluster.CAHash}}
 nodeName: {{.NodeName}}
+{{- if .NodeType}}
+nodeType: {{.NodeType}}
+nodePool: {{.NodePool}}
+{{- end}}
 labels:
   edgebake.test/lab: "yes"
 {{- if .Address}}

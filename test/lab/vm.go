@@ -132,7 +132,10 @@ func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_
 func (vm *VM) Running() bool { return vm.proc.ended() == nil }
 
 // command sends one command to QEMU.
-func (vm *VM) command(ctx context.Context, name string) error {
+func (vm *VM) command(ctx context.Context, name string) error { return vm.commandWith(ctx, name, nil) }
+
+// commandWith is command, with arguments.
+func (vm *VM) commandWith(ctx context.Context, name string, arguments map[string]any) error {
 	var d net.Dialer
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -150,8 +153,12 @@ func (vm *VM) command(ctx context.Context, name string) error {
 	if err := in.Decode(&greeting); err != nil {
 		return fmt.Errorf("sending %s to QEMU: %w", name, err)
 	}
-	for _, c := range []string{"qmp_capabilities", name} {
-		if err := json.NewEncoder(conn).Encode(map[string]string{"execute": c}); err != nil {
+	ask := map[string]any{"execute": name}
+	if arguments != nil {
+		ask["arguments"] = arguments
+	}
+	for _, c := range []map[string]any{{"execute": "qmp_capabilities"}, ask} {
+		if err := json.NewEncoder(conn).Encode(c); err != nil {
 			return fmt.Errorf("sending %s to QEMU: %w", name, err)
 		}
 		for {

@@ -1,0 +1,561 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// pool is the node pool of the edge nodes here.
+const pool = "hangzhou"
+
+// OpenYurt's programs, where a desk has real ones: CI has neither, and runs
+// the stand-in of test/yurthub and the lab's own approver.
+const (
+	envYurthub     = "EDGEBAKE_YURTHUB"
+	envYurtManager = "EDGEBAKE_YURT_MANAGER"
+)
+
+// madeEdge is the quickstart image with yurthub on board.
+var madeEdge = sync.OnceValues(func() (string, error) {
+	p, err := made()
+	if err != nil {
+		return "", err
+	}
+	hub := os.Getenv(envYurthub)
+	if hub == "" {
+		hub = filepath.Join(p.root, "build", "e2e", "yurthub")
+		if err := p.run(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", hub, "./test/yurthub"); err != nil {
+			return "", err
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
+	if err != nil {
+		return "", err
+	}
+	doc := strings.Replace(string(b), "name: quickstart\n", "name: edge\n", 1)
+	doc += fmt.Sprintf("yurthub:\n  version: v1.7.0\n  binary: {file: %q}\n", hub)
+	// As deep below the root as the examples, whose paths it keeps.
+	image := filepath.Join(p.root, "build", "e2e", "edge.yaml")
+	if err := os.WriteFile(image, []byte(doc), 0o644); err != nil {
+		return "", err
+	}
+	golden := filepath.Join(p.root, "build", "e2e", "edge.raw")
+	start := time.Now()
+	err = p.run(context.Background(), p.bin, "build", image, "--output", golden, "--force", "--lock", "build/e2e/edge.lock")
+	fmt.Printf("%6.1f s  edgebake build, with yurthub %s\n", time.Since(start).Seconds(), hub)
+	return golden, err
+})
+
+// edgeWorld is a world whose cluster is OpenYurt's.
+type edgeWorld struct {
+	*world
+	approver *lab.Approver // nil: a real yurt-manager runs
+	scripts  int
+}
+
+// newBareEdgeWorld has the image, and a cluster that knows nothing of
+// OpenYurt.
+func newBareEdgeWorld(t *testing.T, masters int) *edgeWorld {
+	t.Helper()
+	w := &edgeWorld{world: newWorld(t, masters)}
+	golden, err := madeEdge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := *w.parts
+	parts.golden = golden
+	w.parts = &parts
+	return w
+}
+
+func newEdgeWorld(t *testing.T, masters int, v lab.Verdict) *edgeWorld {
+	t.Helper()
+	w := newBareEdgeWorld(t, masters)
+	for _, step := range []func(context.Context) error{
+		w.c.GrantHub, w.c.LetLogsBeRead,
+		func(ctx context.Context) error { return w.c.AddNodePools(ctx, pool) },
+	} {
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if program := os.Getenv(envYurtManager); program != "" {
+		if _, err := w.c.StartYurtManager(program); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		w.approver = w.c.StartApprover(v)
+	}
+	return w
+}
+
+func (w *edgeWorld) bootEdge(name string) *lab.VM {
+	w.t.Helper()
+	return w.boot(0, lab.Site{NodeName: name, NodeType: "edge", NodePool: pool})
+}
+
+// onNode runs a script on the node and returns what it printed.
+func (w *edgeWorld) onNode(vm *lab.VM, script string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 8*time.Minute, errors.New("8 minutes have passed"))
+	defer cancel()
+	w.scripts++
+	return w.c.OnNode(ctx, vm, fmt.Sprintf("script-%d", w.scripts), helloImage, script)
+}
+
+func (w *edgeWorld) mustOnNode(vm *lab.VM, script string) string {
+	w.t.Helper()
+	out, err := w.onNode(vm, script)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// greeter has a pod run that greets on the console.
+func (w *edgeWorld) greeter(vm *lab.VM) *lab.Object {
+	w.t.Helper()
+	if err := w.c.Greeter(w.t.Context(), "greeter", helloImage, vm.Name); err != nil {
+		w.t.Fatal(err)
+	}
+	w.podRuns(vm, "greeter")
+	return w.pod("greeter")
+}
+
+func (w *edgeWorld) pod(name string) *lab.Object {
+	w.t.Helper()
+	var pod lab.Object
+	if err := w.c.Get(w.t.Context(), "/api/v1/namespaces/default/pods/"+name, &pod); err != nil {
+		w.t.Fatal(err)
+	}
+	if len(pod.Status.ContainerStatuses) != 1 {
+		w.t.Fatalf("pod %s has %d containers", name, len(pod.Status.ContainerStatuses))
+	}
+	return &pod
+}
+
+// expect waits for a line on the console.
+func (w *edgeWorld) expect(vm *lab.VM, from int, line string) int {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	defer cancel()
+	l, mark, err := vm.Serial.Expect(ctx, from, regexp.MustCompile(line))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("%6.1f s from power-on: %s", l.At.Seconds(), l.Text)
+	return mark
+}
+
+// readyAfter waits until the node is Ready in another boot than before.
+func (w *edgeWorld) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	defer cancel()
+	node, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
+		if o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
+			return false, "the cluster has not heard of this boot yet"
+		}
+		return lab.Ready(o)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("%6.1f s from power-on: Ready again", vm.Serial.Note("").At.Seconds())
+	return node
+}
+
+// firstPost checks that the very first request that made this Node carried
+// both labels: a controller of OpenYurt's acts on a Node that has one alone.
+func (w *edgeWorld) firstPost(name, edgeWorker string) {
+	w.t.Helper()
+	posts, err := w.c.NodePosts()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	i := slices.IndexFunc(posts, func(p lab.NodePost) bool { return p.Name == name })
+	if i < 0 {
+		w.t.Fatalf("no API server was asked to make Node %s: %+v", name, posts)
+	}
+	w.t.Logf("first POST of Node %s: at %s, by %s (%s), answered with %d, labels %v",
+		name, posts[i].At.Format(time.TimeOnly), posts[i].User, posts[i].Client, posts[i].Code, posts[i].Labels)
+	for label, want := range map[string]string{lab.LabelEdgeWorker: edgeWorker, lab.LabelNodePool: pool} {
+		if got := posts[i].Labels[label]; got != want {
+			w.t.Errorf("the first POST of Node %s has %s=%q, want %q", name, label, got, want)
+		}
+	}
+}
+
+// behindHub prints what tells whether kubelet goes through yurthub. Each line
+// begins with what it is about.
+const behindHub = `
+echo "flags: $(cat /var/lib/kubelet/kubeadm-flags.env)"
+echo "server: $(grep server: /var/lib/openyurt/kubelet.conf)"
+ss -Htnp state established '( dport = :10261 )' | sed 's/^/to-hub: /'
+ss -Htnp state established '( dport = :6443 )' | sed 's/^/to-master: /'
+exec 3<>/dev/tcp/127.0.0.1/10267
+printf 'GET /v1/readyz HTTP/1.0\r\n\r\n' >&3
+echo "readyz: $(head -1 <&3)"
+exec 4<>/dev/tcp/$NODE/10269 && echo "port: open on the node itself"
+echo "boot: $(systemctl is-enabled yurthub.service) $(systemctl is-active yurthub.service)"
+`
+
+// throughHub checks on the node and from outside it that kubelet talks to
+// yurthub, and that yurthub's port for others is closed.
+func (w *edgeWorld) throughHub(vm *lab.VM) {
+	w.t.Helper()
+	addr := w.net.GuestAddr(0).String()
+	out := w.mustOnNode(vm, "NODE="+addr+"\n"+behindHub)
+	w.t.Logf("on %s:\n%s", vm.Name, out)
+	for _, want := range []string{
+		`(?m)^flags: .*--kubeconfig=/var/lib/openyurt/kubelet.conf`,
+		`(?m)^server: .*http://127\.0\.0\.1:10261$`,
+		`(?m)^to-hub: .*"kubelet"`,
+		`(?m)^readyz: HTTP/1\.\d 200`,
+		`(?m)^port: open`,
+		`(?m)^boot: enabled active$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			w.t.Errorf("the node does not say %s", want)
+		}
+	}
+	if regexp.MustCompile(`(?m)^to-master: .*"kubelet"`).MatchString(out) {
+		w.t.Error("kubelet has a connection to a master, past yurthub")
+	}
+	// Port 10250 shows that the way is open; 10269 lends the node's rights to
+	// whoever reaches it.
+	dial := func(port string) error {
+		ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
+		defer cancel()
+		conn, err := w.net.Dial(ctx, "tcp", net.JoinHostPort(addr, port))
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
+	if err := dial("10250"); err != nil {
+		w.t.Errorf("kubelet's port is not reached from outside the node: %v", err)
+	}
+	if err := dial("10269"); err == nil {
+		w.t.Error("port 10269 of yurthub is open to other machines")
+	}
+}
+
+// The way of an edge node: it joins with the first of three masters dead and
+// is Ready through yurthub; the link goes, the power goes, and the pod runs
+// again all the same; the link comes back, and so does the node.
+func TestEdgeNodeLivesWithoutTheLink(t *testing.T) {
+	w := newEdgeWorld(t, 3, lab.Approve)
+	w.c.APIServers[0].Kill()
+	vm := w.bootEdge("edge1")
+	node := w.ready(vm, nil)
+	w.firstPost("edge1", "true")
+	if w.approver != nil {
+		judged := w.approver.Judged()
+		if len(judged) == 0 || slices.ContainsFunc(judged, func(j lab.Judged) bool { return j.CommonName != "system:node:edge1" }) {
+			t.Errorf("requests approved: %+v", judged)
+		}
+	}
+	w.throughHub(vm)
+	pod := w.greeter(vm)
+
+	w.offlineReboot(vm, node, pod, 0)
+
+	w.off(vm)
+	disk := w.disk(vm)
+	w.noSecret(vm, disk)
+	w.hubCached(disk)
+}
+
+// offlineReboot pulls the cable, waits that long, presses the reset button,
+// waits until the pod runs, and plugs the cable in again.
+func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Duration) {
+	w.t.Helper()
+	link := func(up bool) {
+		if err := vm.SetLink(w.t.Context(), up); err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Logf("%6.1f s from power-on: cable in: %v", vm.Serial.Note("").At.Seconds(), up)
+	}
+	link(false)
+	mark := w.expect(vm, vm.Serial.Mark(), "hello from "+vm.Name)
+	if cut > 0 {
+		w.waitNotReady(vm)
+		for end := time.Now().Add(cut); time.Now().Before(end); {
+			mark = w.expect(vm, mark, "hello from "+vm.Name)
+		}
+	}
+	mark = vm.Serial.Mark()
+	if err := vm.Reset(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	mark = w.expect(vm, mark, "BdsDxe: starting Boot")
+	mark = w.expect(vm, mark, "hello from "+vm.Name)
+	w.expect(vm, mark, "hello from "+vm.Name)
+	link(true)
+	after := w.readyAfter(vm, node)
+	if after.Metadata.UID != node.Metadata.UID {
+		w.t.Error("after the reboot it is another Node: it has enrolled anew")
+	}
+	w.podRuns(vm, "greeter")
+	again := w.pod("greeter")
+	if again.Metadata.UID != pod.Metadata.UID {
+		w.t.Error("after the reboot it is another pod")
+	}
+	if n := again.Status.ContainerStatuses[0].RestartCount - pod.Status.ContainerStatuses[0].RestartCount; n != 1 {
+		w.t.Errorf("the pod was started %d times since the link was cut, want once", n)
+	}
+}
+
+func (w *edgeWorld) waitNotReady(vm *lab.VM) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	defer cancel()
+	if _, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
+		ready, why := lab.Ready(o)
+		return !ready, "it is Ready still: " + why
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("%6.1f s from power-on: the cluster takes the node for lost", vm.Serial.Note("").At.Seconds())
+}
+
+// hubCached checks on the disk of a machine that is off that yurthub has kept
+// what kubelet asked, which is what the node lives on without the link.
+func (w *edgeWorld) hubCached(disk string) {
+	w.t.Helper()
+	f, err := os.Open(disk)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	table, err := gpt.Read(f, fi.Size())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	i := slices.IndexFunc(table.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelData })
+	if i < 0 {
+		w.t.Fatalf("the disk has no partition %s", ondisk.LabelData)
+	}
+	p := table.Partitions[i]
+	data, err := ext4.Open(io.NewSectionReader(f, p.Start, p.Size))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	const cache = "lib/edgebake/persist/kubernetes/cache/kubelet"
+	kept, err := data.ReadDir(cache)
+	if err != nil || len(kept) == 0 {
+		w.t.Errorf("yurthub has kept nothing of what kubelet asked: %v, %v", kept, err)
+	}
+	w.t.Logf("kept for kubelet: %v", kept)
+}
+
+func nightly(t *testing.T) {
+	t.Helper()
+	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
+		t.Skip("a long run: `make nightly`")
+	}
+}
+
+// Ten minutes without the link, then a reboot.
+func TestEdgeNodeCutForTenMinutes(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 3, lab.Approve)
+	vm := w.bootEdge("edge1")
+	node := w.ready(vm, nil)
+	w.offlineReboot(vm, node, w.greeter(vm), 10*time.Minute)
+}
+
+// A cloud node goes through yurthub as well, and says what it is.
+func TestCloudNode(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 1, lab.Approve)
+	vm := w.boot(0, lab.Site{NodeName: "cloud1", NodeType: "cloud", NodePool: pool})
+	w.ready(vm, nil)
+	w.firstPost("cloud1", "false")
+	w.throughHub(vm)
+}
+
+// Nobody approves what yurthub asks for: first boot says which request hangs,
+// then that it was denied, and goes on once a new one is approved.
+func TestRequestsDenied(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 1, lab.Hold)
+	if w.approver == nil {
+		t.Skip("a yurt-manager does not deny: unset " + envYurtManager)
+	}
+	vm := w.bootEdge("edge1")
+	const request = `yurthub's request for its server certificate \(CSR \S+, signer kubernetes.io/kubelet-serving\) `
+	w.expect(vm, 0, request+"is not approved yet")
+	w.approver.Set(lab.Deny)
+	w.expect(vm, 0, request+"was denied")
+	w.approver.Set(lab.Approve)
+	w.ready(vm, nil)
+	w.throughHub(vm)
+}
+
+// What the cluster lacks for yurthub is named until it is there.
+func TestClusterNotPrepared(t *testing.T) {
+	nightly(t)
+	w := newBareEdgeWorld(t, 1)
+	w.approver = w.c.StartApprover(lab.Approve)
+	vm := w.bootEdge("edge1")
+	w.expect(vm, 0, "nodes may not list ConfigMaps in kube-system.*nodes may not list NodePools")
+	if err := w.c.GrantHub(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(vm, 0, "the cluster has no NodePool CRD")
+	if err := w.c.AddNodePools(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	w.ready(vm, nil)
+}
+
+// A Node of the same name that an earlier machine left keeps its labels,
+// whatever kubelet registers with: that is said, with the cure.
+func TestStaleNode(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 1, lab.Approve)
+	if err := w.c.Create(t.Context(), "/api/v1/nodes", map[string]any{
+		"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "edge1"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	vm := w.bootEdge("edge1")
+	w.expect(vm, 0, "kubectl (label|delete) node edge1")
+	w.expect(vm, 0, "Node edge1 lacks labels of the site: .*"+regexp.QuoteMeta(lab.LabelNodePool+"="+pool))
+	if err := w.c.Patch(t.Context(), "/api/v1/nodes/edge1", map[string]any{"metadata": map[string]any{"labels": map[string]string{
+		lab.LabelEdgeWorker: "true", lab.LabelNodePool: pool, "edgebake.test/lab": "yes"}}}); err != nil {
+		t.Fatal(err)
+	}
+	w.ready(vm, nil)
+}
+
+const (
+	convert = "firstboot convert --nodepool-name " + pool
+	// killAt runs convert and kills it as soon as it has said that a step is
+	// over.
+	killAt = `rm -f /run/convert.log
+` + convert + ` >/run/convert.log 2>&1 & pid=$!
+until grep -q '^%s ' /run/convert.log; do kill -0 $pid 2>/dev/null || { cat /run/convert.log; exit 1; }; done
+kill -9 $pid
+cat /run/convert.log
+`
+)
+
+// A native node becomes an edge node, a native one again, and an edge node
+// once more, and its pod runs on; a convert that is killed after any of its
+// steps is taken up by the next.
+func TestConvertAndRevert(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 1, lab.Approve)
+	vm := w.boot(0, lab.Site{NodeName: "edge1"})
+	w.ready(vm, nil)
+	pod := w.greeter(vm)
+
+	check := func(edge bool) {
+		t.Helper()
+		node, err := w.c.Node(t.Context(), "edge1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := node.Metadata.Labels[lab.LabelNodePool]; (got == pool) != edge {
+			t.Errorf("node pool label is %q, edge node: %v", got, edge)
+		}
+		if ok, why := lab.Ready(node); !ok {
+			t.Errorf("not Ready: %s", why)
+		}
+		if edge {
+			w.throughHub(vm)
+		} else if out := w.mustOnNode(vm, "cat /var/lib/kubelet/kubeadm-flags.env; systemctl is-active yurthub.service || true; ls /etc/kubernetes"); strings.Contains(out, "openyurt") ||
+			strings.Contains(out, "\nactive") || strings.Contains(out, "cache") {
+			t.Errorf("after revert:\n%s", out)
+		}
+		if now := w.pod("greeter"); now.Metadata.UID != pod.Metadata.UID || now.Status.ContainerStatuses[0].RestartCount != pod.Status.ContainerStatuses[0].RestartCount {
+			t.Error("the pod did not run on")
+		}
+	}
+	for _, step := range []string{"", "unit", "yurthub", "kubelet-redirect", "node-ready", ""} {
+		if step != "" {
+			t.Logf("killed after %s:\n%s", step, w.mustOnNode(vm, fmt.Sprintf(killAt, step)))
+		}
+		start := time.Now()
+		t.Logf("convert:\n%s", w.mustOnNode(vm, convert))
+		t.Logf("converted in %.1f s", time.Since(start).Seconds())
+		check(true)
+		start = time.Now()
+		t.Logf("revert:\n%s", w.mustOnNode(vm, "firstboot revert"))
+		t.Logf("reverted in %.1f s", time.Since(start).Seconds())
+		check(false)
+	}
+	if out, err := w.onNode(vm, "firstboot revert"); err != nil || !strings.Contains(out, "already") {
+		t.Errorf("reverting a native node: %v\n%s", err, out)
+	}
+}
+
+// resetAndRename takes the node out of the cluster and puts another site into
+// the slot, as a person would from a laptop.
+const resetAndRename = `cat >/run/again.sh <<'END'
+set -e
+firstboot reset --yes
+mkdir -p /run/slot
+mount -t vfat /dev/disk/by-partlabel/EDGEBAKE /run/slot
+cat >/run/slot/site.yaml <<'SITE'
+%s
+SITE
+umount /run/slot
+sync
+END
+systemd-run --unit again --collect -p StandardOutput=tty -p StandardError=tty -p TTYPath=/dev/ttyS0 /bin/bash -c '/bin/bash /run/again.sh && systemctl reboot'
+`
+
+// A node is reset, gets another site, and joins under another name, without
+// being written anew.
+func TestResetAndJoinAgain(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 1, lab.Approve)
+	vm := w.bootEdge("edge1")
+	w.ready(vm, nil)
+	site := lab.Site{Cluster: w.c, NodeName: "edge2", NodeType: "edge", NodePool: pool,
+		Address: fmt.Sprintf("%s/%d", w.net.GuestAddr(0), lab.GuestsCIDR), Gateway: lab.Gateway}
+	text, err := site.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mustOnNode(vm, fmt.Sprintf(resetAndRename, text))
+	mark := w.expect(vm, 0, "kubectl delete node edge1")
+	if err := w.c.Delete(t.Context(), "/api/v1/nodes/edge1"); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(vm, mark, "edgebake: node edge2 is Ready")
+	ctx, cancel := context.WithTimeout(t.Context(), bootLimit)
+	defer cancel()
+	if _, err := w.c.WaitNode(ctx, vm, "edge2", lab.Ready); err != nil {
+		t.Fatal(err)
+	}
+	w.firstPost("edge2", "true")
+	if _, err := w.c.Node(t.Context(), "edge1"); !lab.NotFound(err) {
+		t.Errorf("Node edge1 is back: %v", err)
+	}
+	w.off(vm)
+	w.noSecret(vm, w.disk(vm))
+}

@@ -1,0 +1,372 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// What OpenYurt calls a node of its own.
+const (
+	LabelEdgeWorker = "openyurt.io/is-edge-worker"
+	LabelNodePool   = "apps.openyurt.io/nodepool"
+)
+
+// nodePoolCRD is as much of the real one as a yurthub asks for: it lists and
+// watches node pools, and reads nothing of an edge pool that a default would
+// not give.
+var nodePoolCRD = map[string]any{
+	"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+	"metadata": map[string]any{"name": "nodepools.apps.openyurt.io"},
+	"spec": map[string]any{
+		"group": "apps.openyurt.io", "scope": "Cluster",
+		"names": map[string]any{"kind": "NodePool", "listKind": "NodePoolList", "plural": "nodepools", "singular": "nodepool"},
+		"versions": []any{map[string]any{
+			"name": "v1beta2", "served": true, "storage": true,
+			"subresources": map[string]any{"status": map[string]any{}},
+			"schema": map[string]any{"openAPIV3Schema": map[string]any{
+				"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+			}},
+		}},
+	},
+}
+
+// hubRole is what OpenYurt's yurthub chart grants every node.
+var hubRole = map[string]any{
+	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+	"metadata": map[string]any{"name": "yurt-hub"},
+	"rules": []any{
+		map[string]any{"apiGroups": []string{""}, "resources": []string{"configmaps"}, "verbs": []string{"get", "list", "watch"}},
+		map[string]any{"apiGroups": []string{"apps.openyurt.io"}, "resources": []string{"nodepools"}, "verbs": []string{"list", "watch"}},
+	},
+}
+
+var hubBinding = map[string]any{
+	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+	"metadata": map[string]any{"name": "yurt-hub"},
+	"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "yurt-hub"},
+	"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}},
+}
+
+const (
+	crdPath     = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	poolsPath   = "/apis/apps.openyurt.io/v1beta2/nodepools"
+	rolesPath   = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+	bindingPath = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+	csrsPath    = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+)
+
+// GrantHub gives nodes the rights that yurthub needs.
+func (c *Cluster) GrantHub(ctx context.Context) error {
+	if err := c.Create(ctx, rolesPath, hubRole); err != nil {
+		return err
+	}
+	return c.Create(ctx, bindingPath, hubBinding)
+}
+
+// AddNodePools makes the kind NodePool and edge pools of these names.
+func (c *Cluster) AddNodePools(ctx context.Context, names ...string) error {
+	if err := c.Create(ctx, crdPath, nodePoolCRD); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	for _, name := range names {
+		// The kind is served some moments after it was made.
+		err := poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
+			err := c.Create(ctx, poolsPath, map[string]any{
+				"apiVersion": "apps.openyurt.io/v1beta2", "kind": "NodePool",
+				"metadata": map[string]any{"name": name}, "spec": map[string]any{"type": "Edge"},
+			})
+			return err == nil, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Verdict is what an Approver does with the requests it knows.
+type Verdict string
+
+// An Approver approves, denies, or leaves requests alone.
+const (
+	Approve Verdict = "approve"
+	Deny    Verdict = "deny"
+	Hold    Verdict = "hold"
+)
+
+// Approver stands in for the certificate approver of OpenYurt's yurt-manager:
+// it approves what yurthub asks for, and nothing else. The controller manager
+// approves neither of yurthub's requests, so without it no yurthub gets ready.
+type Approver struct {
+	c    *Cluster
+	stop context.CancelFunc
+	done chan struct{}
+
+	mu      sync.Mutex
+	verdict Verdict
+	judged  []Judged
+}
+
+// Judged is a request that an Approver has dealt with.
+type Judged struct {
+	Name, Signer, User, CommonName string
+	Verdict                        Verdict
+}
+
+// StartApprover runs an approver until the lab closes.
+func (c *Cluster) StartApprover(v Verdict) *Approver {
+	ctx, cancel := context.WithCancel(context.Background())
+	a := &Approver{c: c, stop: cancel, done: make(chan struct{}), verdict: v}
+	go a.run(ctx)
+	c.lab.onClose(func() error { a.Stop(); return nil })
+	return a
+}
+
+// Stop ends the approver.
+func (a *Approver) Stop() { a.stop(); <-a.done }
+
+// Set changes what happens to requests from now on.
+func (a *Approver) Set(v Verdict) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.verdict = v
+}
+
+// Judged returns the requests dealt with so far.
+func (a *Approver) Judged() []Judged {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.judged)
+}
+
+func (a *Approver) run(ctx context.Context) {
+	defer close(a.done)
+	last := ""
+	for {
+		a.mu.Lock()
+		v := a.verdict
+		a.mu.Unlock()
+		// Masters come and go in tests; what goes wrong is said once.
+		if err := a.judge(ctx, v); err != nil && ctx.Err() == nil && err.Error() != last {
+			last = err.Error()
+			a.c.lab.say("approver: %v", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// csr is the part of a request that is looked at.
+type csr struct {
+	Metadata struct{ Name string }
+	Spec     struct {
+		Request    []byte
+		SignerName string
+		Usages     []string
+		Username   string
+	}
+	Status struct {
+		Conditions []struct{ Type string }
+	}
+}
+
+func (a *Approver) judge(ctx context.Context, v Verdict) error {
+	if v == Hold {
+		return nil
+	}
+	var list struct{ Items []json.RawMessage }
+	if err := a.c.Get(ctx, csrsPath, &list); err != nil {
+		return err
+	}
+	var errs []error
+	for _, raw := range list.Items {
+		var r csr
+		if err := json.Unmarshal(raw, &r); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if len(r.Status.Conditions) > 0 {
+			continue
+		}
+		cn, ours := hubRequest(r.Spec.Request, r.Spec.SignerName, r.Spec.Usages)
+		if !ours {
+			continue
+		}
+		if err := a.decide(ctx, raw, r.Metadata.Name, v); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		a.mu.Lock()
+		a.judged = append(a.judged, Judged{r.Metadata.Name, r.Spec.SignerName, r.Spec.Username, cn, v})
+		a.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+func (a *Approver) decide(ctx context.Context, raw json.RawMessage, name string, v Verdict) error {
+	var whole map[string]any
+	if err := json.Unmarshal(raw, &whole); err != nil {
+		return err
+	}
+	condition := map[Verdict]string{Approve: "Approved", Deny: "Denied"}[v]
+	whole["status"] = map[string]any{"conditions": []any{map[string]any{
+		"type": condition, "status": "True", "reason": "Lab", "message": "by the lab's approver",
+	}}}
+	return a.c.do(ctx, http.MethodPut, csrsPath+"/"+name+"/approval", "application/json", whole, nil)
+}
+
+// hubRequest tells whether a request is one of the two that yurt-manager
+// approves for yurthub: its client certificate (of the token form alone) and
+// its server certificate. The rules are those of yurt-manager 1.7.0: exactly
+// these usages, and no organization but these.
+func hubRequest(request []byte, signer string, usages []string) (commonName string, ours bool) {
+	block, _ := pem.Decode(request)
+	if block == nil {
+		return "", false
+	}
+	r, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil || !strings.HasPrefix(r.Subject.CommonName, "system:node:") {
+		return "", false
+	}
+	orgs := r.Subject.Organization
+	purpose := ""
+	switch signer {
+	case "kubernetes.io/kube-apiserver-client":
+		purpose = "client auth"
+		for _, o := range orgs {
+			if o != "openyurt:yurthub" && o != "system:nodes" && !strings.HasPrefix(o, "openyurt:tenant:") {
+				return "", false
+			}
+		}
+		ours = len(orgs) >= 2
+	case "kubernetes.io/kubelet-serving":
+		purpose = "server auth"
+		ours = len(orgs) == 1 && orgs[0] == "system:nodes" && len(r.DNSNames)+len(r.IPAddresses) > 0
+	}
+	want := []string{"digital signature", "key encipherment", purpose}
+	usages = slices.Sorted(slices.Values(usages))
+	slices.Sort(want)
+	return r.Subject.CommonName, ours && slices.Equal(slices.Compact(usages), want)
+}
+
+// StartYurtManager runs a real yurt-manager, for its certificate approver
+// alone, in place of an Approver. For desks that have one; CI has none.
+func (c *Cluster) StartYurtManager(program string) (*Process, error) {
+	p, err := c.start("yurt-manager", program, "--controllers=csrapprover", "--disable-independent-webhooks=*",
+		"--leader-elect=false", "--kubeconfig="+c.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	c.other = append(c.other, p)
+	return p, nil
+}
+
+// auditPolicy keeps how nodes came to be, and nothing else.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Request
+  verbs: [create]
+  resources:
+  - {group: "", resources: [nodes]}
+- level: None
+`
+
+func (c *Cluster) auditLog(n int) string {
+	return filepath.Join(c.dir, fmt.Sprintf("audit%d.json", n+1))
+}
+
+// auditArgs has the nth API server write down every creation of a Node.
+func (c *Cluster) auditArgs(n int) ([]string, error) {
+	policy := filepath.Join(c.dir, "audit-policy.yaml")
+	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+		return nil, fmt.Errorf("writing the audit policy: %w", err)
+	}
+	return []string{"--audit-policy-file", policy, "--audit-log-path", c.auditLog(n)}, nil
+}
+
+// NodePost is one request to create a Node, as an API server saw it.
+type NodePost struct {
+	At           time.Time
+	Master       int // index in Masters
+	User, Client string
+	Name         string
+	Labels       map[string]string
+	Code         int // of the answer
+}
+
+// NodePosts returns all requests to create a Node, the first one first.
+func (c *Cluster) NodePosts() ([]NodePost, error) {
+	var posts []NodePost
+	for n := range c.hosts {
+		b, err := os.ReadFile(c.auditLog(n))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading what API server %d was asked: %w", n+1, err)
+		}
+		some, err := nodePosts(b, n)
+		if err != nil {
+			return nil, fmt.Errorf("reading what API server %d was asked: %w", n+1, err)
+		}
+		posts = append(posts, some...)
+	}
+	slices.SortFunc(posts, func(a, b NodePost) int { return a.At.Compare(b.At) })
+	return posts, nil
+}
+
+func nodePosts(log []byte, master int) ([]NodePost, error) {
+	var posts []NodePost
+	in := bufio.NewScanner(bytes.NewReader(log))
+	in.Buffer(nil, 4<<20)
+	for in.Scan() {
+		var e struct {
+			RequestReceivedTimestamp time.Time
+			User                     struct{ Username string }
+			UserAgent                string
+			ObjectRef                struct{ Subresource string }
+			RequestObject            struct {
+				Metadata struct {
+					Name   string
+					Labels map[string]string
+				}
+			}
+			ResponseStatus struct{ Code int }
+		}
+		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
+			return nil, err
+		}
+		if e.ObjectRef.Subresource != "" {
+			continue
+		}
+		m := e.RequestObject.Metadata
+		posts = append(posts, NodePost{e.RequestReceivedTimestamp, master, e.User.Username, e.UserAgent, m.Name, m.Labels, e.ResponseStatus.Code})
+	}
+	return posts, in.Err()
+}
+
+// SetLink plugs the machine's network cable in, or pulls it: the guest loses
+// the carrier. It outlasts Reset, but not a new On.
+func (vm *VM) SetLink(ctx context.Context, up bool) error {
+	return vm.commandWith(ctx, "set_link", map[string]any{"name": "net0", "up": up})
+}

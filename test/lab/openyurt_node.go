@@ -1,0 +1,100 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+const podsPath = "/api/v1/namespaces/default/pods"
+
+// LetLogsBeRead lets API servers ask kubelets for what pods printed, which in
+// a whole cluster a later phase of `kubeadm init` does.
+func (c *Cluster) LetLogsBeRead(ctx context.Context) error {
+	return c.Create(ctx, bindingPath, map[string]any{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+		"metadata": map[string]any{"name": "kubeadm:cluster-admins"},
+		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+		"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "kubeadm:cluster-admins"}},
+	})
+}
+
+// Greeter makes a pod of the hello image that uses the node's network and
+// says on the node's console, every few seconds, for how long it has been
+// running: so that it is seen to live while the node is cut off.
+func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
+	return c.Create(ctx, podsPath, map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": name},
+		"spec": map[string]any{
+			"nodeName": node, "terminationGracePeriodSeconds": 1, "hostNetwork": true, "automountServiceAccountToken": false,
+			"containers": []any{map[string]any{
+				"name": name, "image": image, "imagePullPolicy": "Never", "args": []string{"/dev/ttyS0"},
+				"securityContext": map[string]any{"privileged": true, "runAsUser": 0},
+			}},
+		},
+	})
+}
+
+// OnNode runs a shell script on the node, as root, and returns what it
+// printed. It goes the way OpenYurt's own tools go: a privileged pod enters
+// the node's namespaces, here with the node's own programs, since the pod's
+// image (any that is on board) has none. The script ends when its pod does;
+// what must outlive that is for systemd-run.
+func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string) (string, error) {
+	err := c.Create(ctx, podsPath, map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": name},
+		"spec": map[string]any{
+			"nodeName": vm.Name, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+			"hostNetwork": true, "hostPID": true, "automountServiceAccountToken": false,
+			"volumes": []any{map[string]any{"name": "node", "hostPath": map[string]any{"path": "/"}}},
+			"containers": []any{map[string]any{
+				"name": name, "image": image, "imagePullPolicy": "Never",
+				"command": []string{"/node/usr/lib64/ld-linux-x86-64.so.2", "--library-path", "/node/usr/lib/x86_64-linux-gnu",
+					"/node/usr/bin/nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--pid", "--",
+					"/usr/bin/env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME=/root", "/bin/bash", "-c", script},
+				"securityContext": map[string]any{"privileged": true, "runAsUser": 0},
+				"volumeMounts":    []any{map[string]any{"name": "node", "mountPath": "/node"}},
+			}},
+		},
+	})
+	if err != nil {
+		return "", fmt.Errorf("running %s on %s: %w", name, vm.Name, err)
+	}
+	phase := ""
+	err = c.pollGuest(ctx, vm, "the script "+name+" on "+vm.Name, func(ctx context.Context) (bool, error) {
+		var pod Object
+		if err := c.Get(ctx, podsPath+"/"+name, &pod); err != nil {
+			return false, err
+		}
+		phase = pod.Status.Phase
+		why := "its pod is " + phase
+		for _, cs := range pod.Status.ContainerStatuses {
+			for state, s := range cs.State {
+				why += fmt.Sprintf("; %s %s %s", state, s.Reason, s.Message)
+			}
+		}
+		return phase == "Succeeded" || phase == "Failed", errors.New(why)
+	})
+	if err != nil {
+		return "", err
+	}
+	var out string
+	logs, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	err = poll(logs, "what "+name+" printed", c.other, func(ctx context.Context) (bool, error) {
+		var err error
+		out, err = c.Kubectl(ctx, "logs", name)
+		return err == nil, err
+	})
+	if err != nil {
+		return "", err
+	}
+	if phase == "Failed" {
+		return out, fmt.Errorf("the script %s on %s failed:\n%s", name, vm.Name, strings.TrimSpace(out))
+	}
+	return out, c.Delete(ctx, podsPath+"/"+name)
+}
