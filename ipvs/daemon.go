@@ -57,6 +57,7 @@ type Daemon struct {
 	started time.Time
 	absent  atomic.Bool // the kernel has no IP_VS
 	learnMu sync.Mutex
+	slots   chan struct{}
 
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
@@ -72,7 +73,8 @@ type running struct {
 
 // NewDaemon returns a daemon that has not done anything yet.
 func NewDaemon(opt Options) *Daemon {
-	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), said: make(map[string]string)}
+	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), said: make(map[string]string),
+		slots: make(chan struct{}, handshakes)}
 }
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }

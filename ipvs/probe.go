@@ -45,9 +45,15 @@ type watcher struct {
 	observe func(Class, error) (s State, doubted bool)
 	// renew tells the watcher to dial anew.
 	renew chan struct{}
+	// slots bounds how many handshakes go on at once, over all masters: two
+	// hundred of them together would time each other out on a small machine.
+	slots chan struct{}
 	// count is told of what goes over the wire.
 	count func(what counter)
 }
+
+// handshakes is how many slots there are.
+const handshakes = 12
 
 // counter is one of the events that metrics count.
 type counter int
@@ -127,6 +133,12 @@ func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 
 // dial connects and classes a failure.
 func (w *watcher) dial(ctx context.Context, timeout time.Duration) (*link, Class, error) {
+	select {
+	case w.slots <- struct{}{}:
+		defer func() { <-w.slots }()
+	case <-ctx.Done():
+		return nil, Timeout, ctx.Err()
+	}
 	w.count(countDial)
 	t := w.target()
 	dctx, cancel := context.WithTimeout(ctx, timeout)

@@ -217,7 +217,7 @@ func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{})}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1),
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes),
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
 				probe: Probe{Method: "GET", Path: "/readyz"}, roots: r, dial: m.dial}

@@ -4,9 +4,14 @@ package guest
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -493,6 +498,7 @@ func (h *hammer) end(since time.Time) (last time.Duration, failed, ok int) {
 type watch struct {
 	master string
 	conn   net.Conn
+	end    func() // of an HTTP/2 one
 	mu     sync.Mutex
 	broken time.Time
 }
@@ -504,14 +510,57 @@ func (n *machine) watch() *watch {
 		n.l.t.Fatalf("%s: opening a watch: %v; rules: %s", n.name, err, n.rules())
 	}
 	w := &watch{master: master, conn: c}
-	go func() {
-		var b [1]byte
-		c.Read(b[:])
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.broken = time.Now()
-	}()
+	go w.await(c)
 	return w
+}
+
+// watchHTTP2 opens a watch as client-go does: TLS, HTTP/2, a response without
+// an end.
+func (n *machine) watchHTTP2(pings bool) *watch {
+	n.l.t.Helper()
+	roots := x509.NewCertPool()
+	roots.AddCert(n.l.ca.cert)
+	tr := &http.Transport{ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{},
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "apiserver.cluster.local"},
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			return n.dial(addr, 10*time.Second)
+		}}
+	if pings {
+		tr.HTTP2.SendPingTimeout, tr.HTTP2.PingTimeout = 30*time.Second, 15*time.Second // client-go's
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	req, err := http.NewRequestWithContext(ctx, "GET", "https://"+vip+"/watch", nil)
+	check(err)
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		n.l.t.Fatalf("opening a watch: %v", err)
+	}
+	if resp.ProtoMajor != 2 {
+		n.l.t.Fatalf("the watch is %s", resp.Proto)
+	}
+	var b [16]byte
+	k, err := resp.Body.Read(b[:])
+	check(err)
+	w := &watch{master: strings.TrimSpace(string(b[:k])), end: func() { cancel(); tr.CloseIdleConnections() }}
+	go w.await(resp.Body)
+	return w
+}
+
+// await notes when the watch ends.
+func (w *watch) await(r io.Reader) {
+	var b [1]byte
+	r.Read(b[:])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.broken = time.Now()
+}
+
+func (w *watch) close() {
+	if w.end != nil {
+		w.end()
+		return
+	}
+	w.conn.Close()
 }
 
 func (w *watch) brokenAt() time.Time {

@@ -4,6 +4,7 @@ package guest
 
 import (
 	"os"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -18,6 +19,18 @@ func during(t *testing.T, key string, short time.Duration) time.Duration {
 		return d
 	}
 	return short
+}
+
+// number is how often something is done: few times in CI, from the environment
+// at night.
+func number(t *testing.T, key string, few int) int {
+	t.Helper()
+	if v := os.Getenv(key); v != "" {
+		n, err := strconv.Atoi(v)
+		check(err)
+		return n
+	}
+	return few
 }
 
 // TestLoss: a bad network alone removes nobody.

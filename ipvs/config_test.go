@@ -1,0 +1,101 @@
+package ipvs
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestParseConfigRefuses(t *testing.T) {
+	for _, tt := range []struct{ name, json, want string }{
+		{"half a file", `{"version":1,"serv`, "unexpected EOF"},
+		{"two documents", `{"version":1,"servers":[{"vip":"10.1.1.1:1","masters":["10.0.0.1:1"]}]}{}`, "more text follows"},
+		{"unknown field", `{"version":1,"sevrers":[]}`, `unknown field "sevrers"`},
+		{"version", `{"version":2}`, "version is 2, this ipvscare knows 1 only"},
+		{"no server", `{"version":1}`, "servers is empty"},
+		{"no master", `{"version":1,"servers":[{"vip":"10.1.1.1:1"}]}`, "servers[0]: masters: the list is empty"},
+		{"duplicate", `{"version":1,"servers":[{"masters":["10.0.0.1:6443","10.0.0.1:6443"]}]}`, "masters[1]: 10.0.0.1:6443 is the same as masters[0]"},
+		{"duplicate after mapping", `{"version":1,"servers":[{"masters":["10.0.0.1:6443","[::ffff:10.0.0.1]:6443"]}]}`, "is the same as masters[0]"},
+		{"VIP among the masters", `{"version":1,"servers":[{"masters":["10.103.97.2:6443"]}]}`, "10.103.97.2:6443 is the virtual address itself"},
+		{"port missing", `{"version":1,"servers":[{"masters":["10.0.0.1"]}]}`, `"10.0.0.1" has no port: write host:port`},
+		{"port missing, IPv6", `{"version":1,"servers":[{"vip":"[fd00::9]:1","masters":["fd00::1"]}]}`, "IPv6 as [address]:port"},
+		{"port 0", `{"version":1,"servers":[{"masters":["10.0.0.1:0"]}]}`, `"0" is not a port`},
+		{"mixed families", `{"version":1,"servers":[{"masters":["10.0.0.1:1","[fd00::1]:1"]}]}`, "of different families"},
+		{"VIP without port", `{"version":1,"servers":[{"vip":"10.9.9.9","masters":["10.0.0.1:1"]}]}`, "has no port: write 10.9.9.9:6443"},
+		{"VIP on loopback", `{"version":1,"servers":[{"vip":"127.0.0.1:6443","masters":["10.0.0.1:1"]}]}`, "cannot be a virtual address"},
+		{"loopback master", `{"version":1,"servers":[{"masters":["127.0.0.1:1"]}]}`, "cannot be reached through IPVS"},
+		{"slip in an address", `{"version":1,"servers":[{"masters":["10.0.0.300:1"]}]}`, "neither an address nor a DNS name"},
+		{"scheduler", `{"version":1,"servers":[{"scheduler":"best","masters":["10.0.0.1:1"]}]}`, `"best" is none of rr lc dh sh wrr wlc`},
+		{"profile", `{"version":1,"servers":[{"profile":"wan","masters":["10.0.0.1:1"]}]}`, "neither lan nor metered"},
+		{"host", `{"version":1,"servers":[{"host":"a b","masters":["10.0.0.1:1"]}]}`, "is not a domain name"},
+		{"path", `{"version":1,"servers":[{"probePath":"readyz","masters":["10.0.0.1:1"]}]}`, "is not an absolute path"},
+		{"rise", `{"version":1,"servers":[{"rise":-1,"masters":["10.0.0.1:1"]}]}`, "rise: -1"},
+		{"same VIP twice", `{"version":1,"servers":[{"masters":["10.0.0.1:1"]},{"masters":["10.0.0.2:1"]}]}`, "is already used by servers[0]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			servers, err := ParseConfig("ipvs.json", []byte(tt.json))
+			if err == nil {
+				t.Fatalf("accepted as %+v", servers)
+			}
+			if !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %q, want it to contain %q", err, tt.want)
+			}
+		})
+	}
+	t.Run("all problems at once", func(t *testing.T) {
+		_, err := ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"vip":"x","masters":["y","10.0.0.1:0"],"scheduler":"z","fall":-1}]}`))
+		for _, want := range []string{"vip:", "masters[0]", "masters[1]", "scheduler:", "fall:"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v does not mention %s", err, want)
+			}
+		}
+	})
+}
+
+func TestParseConfigDefaults(t *testing.T) {
+	servers, err := ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"masters":["10.0.0.1:6443","Master-2.example:6443"]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := servers[0]
+	if s.VIP != netip.MustParseAddrPort(DefaultVIP) || s.Scheduler != "rr" || s.Rise != 2 || s.Fall != 2 || s.Probe.Path != "/readyz" || s.Profile != LAN() {
+		t.Errorf("%+v", s)
+	}
+	if s.Masters[1] != (Master{"master-2.example", 6443}) {
+		t.Errorf("%+v", s.Masters)
+	}
+}
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"version":1,"servers":[{"vip":"[fd00::9]:1","masters":["[fd00::1]:2","a.b:3"]}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		servers, err := ParseConfig("x", data)
+		if err != nil {
+			return
+		}
+		for _, s := range servers {
+			if !s.VIP.IsValid() || len(s.Masters) == 0 || s.Rise < 1 || s.Fall < 1 {
+				t.Fatalf("accepted %+v", s)
+			}
+			for _, m := range s.Masters {
+				if a, ok := m.addr(); ok && (a.Addr() == s.VIP.Addr() || a.Addr().Is4() != s.VIP.Addr().Is4()) {
+					t.Fatalf("accepted master %s behind %s", m, s.VIP)
+				}
+			}
+		}
+	})
+}
+
+func TestParseConfigMap(t *testing.T) {
+	body := `{"kind":"ConfigMap","data":{"masters":"10.0.0.1:6443 # first\n\n# 10.0.0.9:6443\n10.0.0.2:6443"}}`
+	masters, err := parseConfigMap(testVIP, []byte(body))
+	if err != nil || len(masters) != 2 || masters[1].Host != "10.0.0.2" {
+		t.Errorf("%v, %v", masters, err)
+	}
+	for _, bad := range []string{``, `{}`, `{"kind":"Status"}`, `{"kind":"ConfigMap"}`, `{"kind":"ConfigMap","data":{"masters":"\n#x"}}`,
+		`{"kind":"ConfigMap","data":{"masters":"10.103.97.2:6443"}}`} {
+		if masters, err := parseConfigMap(testVIP, []byte(bad)); err == nil {
+			t.Errorf("%s: accepted as %v", bad, masters)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package ipvs
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestHosts(t *testing.T) {
+	const name = "apiserver.cluster.local"
+	vip := netip.MustParseAddr("10.103.97.2")
+	const ours = "10.103.97.2 apiserver.cluster.local # ipvscare\n"
+	for _, tt := range []struct {
+		name, in, want string
+		addr           netip.Addr
+	}{
+		{"empty", "", ours, vip},
+		{"appended", "127.0.0.1 localhost\n", "127.0.0.1 localhost\n" + ours, vip},
+		{"no newline at the end", "127.0.0.1 localhost", "127.0.0.1 localhost\n" + ours, vip},
+		{"kept", "# a\n" + ours + "\n::1 x\n", "# a\n" + ours + "\n::1 x\n", vip},
+		{"another address before", "10.103.97.9 apiserver.cluster.local # ipvscare\n::1 x\n", ours + "::1 x\n", vip},
+		{"doubled", ours + "::1 x\n" + ours, ours + "::1 x\n", vip},
+		{"somebody else's says the same", "10.103.97.2\tapiserver.cluster.local apiserver # lvscare\n", "10.103.97.2\tapiserver.cluster.local apiserver # lvscare\n", vip},
+		{"somebody else's says otherwise", "::1 x\n10.0.0.1 apiserver.cluster.local\n", "::1 x\n" + ours + "10.0.0.1 apiserver.cluster.local\n", vip},
+		{"the same name in another case", "10.0.0.1 APISERVER.cluster.local\n", ours + "10.0.0.1 APISERVER.cluster.local\n", vip},
+		{"another name that ends alike", "10.0.0.1 my-apiserver.cluster.local\n", "10.0.0.1 my-apiserver.cluster.local\n" + ours, vip},
+		{"commented out", "#10.0.0.1 apiserver.cluster.local\n", "#10.0.0.1 apiserver.cluster.local\n" + ours, vip},
+		{"Windows line ends", "127.0.0.1 localhost\r\n", "127.0.0.1 localhost\r\n" + ours, vip},
+		{"removed", "::1 x\n" + ours + "# end", "::1 x\n# end", netip.Addr{}},
+		{"somebody else's is not removed", "10.103.97.2 apiserver.cluster.local\n", "10.103.97.2 apiserver.cluster.local\n", netip.Addr{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := string(hostsWith([]byte(tt.in), name, tt.addr))
+			if got != tt.want {
+				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
+			}
+			if again := string(hostsWith([]byte(got), name, tt.addr)); again != got {
+				t.Errorf("a second time it is\n%s", again)
+			}
+		})
+	}
+}
+
+func TestKeepHosts(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "hosts")
+	if err := os.WriteFile(file, []byte("::1 x\n"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	vip := netip.MustParseAddr("10.103.97.2")
+	for i, want := range []bool{true, false} {
+		if changed, err := keepHosts(file, "a.b", vip); changed != want || err != nil {
+			t.Errorf("call %d: %v, %v", i, changed, err)
+		}
+	}
+	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o640 {
+		t.Errorf("%v %v", st.Mode(), err)
+	}
+	entries, err := os.ReadDir(filepath.Dir(file))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v %v", entries, err)
+	}
+}
+
+func FuzzHosts(f *testing.F) {
+	f.Add([]byte("10.0.0.1 a.b # ipvscare\n\n10.0.0.2 a.b"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		vip := netip.MustParseAddr("10.103.97.2")
+		once := hostsWith(in, "a.b", vip)
+		if string(hostsWith(once, "a.b", vip)) != string(once) {
+			t.Fatalf("%q becomes %q, which is not stable", in, once)
+		}
+	})
+}

@@ -1,0 +1,403 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// memKernel is a kernel in memory. It checks what it is told as a kernel
+// does, and writes down the steps.
+type memKernel struct {
+	t        *testing.T
+	mu       sync.Mutex
+	absent   bool
+	services []Service
+	conns    []Conn
+	routes   map[netip.Addr]netip.Addr
+	source   netip.Addr
+	steps    []string
+	severed  []Conn
+	remotes  []netip.AddrPort
+	wake     func()
+	nodeArp  bool
+}
+
+func newMemKernel(t *testing.T) *memKernel {
+	return &memKernel{t: t, routes: make(map[netip.Addr]netip.Addr), source: netip.MustParseAddr("10.0.0.100"), nodeArp: true}
+}
+
+func (k *memKernel) Ready() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.absent {
+		return ErrNoIPVS
+	}
+	return nil
+}
+
+func (k *memKernel) Services() ([]Service, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.absent {
+		return nil, ErrNoIPVS
+	}
+	var all []Service
+	for _, s := range k.services {
+		s.Dests = slices.Clone(s.Dests)
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func (k *memKernel) Apply(op Op) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.absent {
+		return ErrNoIPVS
+	}
+	k.steps = append(k.steps, op.String())
+	s := find(k.services, op.Service.VIP)
+	after := perform(k.t, s, op)
+	switch {
+	case s == nil && after != nil:
+		k.services = append(k.services, *after)
+	case after == nil:
+		k.services = slices.DeleteFunc(k.services, func(s Service) bool { return s.VIP == op.Service.VIP })
+	default:
+		*s = *after
+	}
+	return nil
+}
+
+func (k *memKernel) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var mine []Conn
+	for _, c := range k.conns {
+		if c.Virtual == vip && c.Dest == dest {
+			mine = append(mine, c)
+		}
+	}
+	return mine, nil
+}
+
+func (k *memKernel) Sever(conns []Conn) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.severed = append(k.severed, conns...)
+	return len(conns), nil
+}
+
+func (k *memKernel) SeverRemote(a netip.AddrPort) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.remotes = append(k.remotes, a)
+	return 1, nil
+}
+
+func (k *memKernel) Source(netip.Addr) (netip.Addr, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.source, nil
+}
+
+func (k *memKernel) Route(vip netip.Addr) (netip.Addr, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	src, ok := k.routes[vip]
+	return src, ok, nil
+}
+
+func (k *memKernel) SetRoute(vip, src netip.Addr) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.routes[vip] = src
+	return nil
+}
+
+func (k *memKernel) DelRoute(vip netip.Addr) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.routes, vip)
+	return nil
+}
+
+func (k *memKernel) Steady(want []Service) (bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range want {
+		if !equalService(&want[i], find(k.services, want[i].VIP)) {
+			return false, nil
+		}
+	}
+	return !k.absent, nil
+}
+
+func (k *memKernel) Settings() ([]string, error) { return nil, nil }
+
+func (k *memKernel) Watch(_ context.Context, wake func()) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.wake = wake
+	return nil
+}
+
+// change does something behind the keeper's back.
+func (k *memKernel) change(f func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f()
+}
+
+func (k *memKernel) text() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var s []string
+	for _, svc := range k.services {
+		s = append(s, fmt.Sprintf("%s %s", svc.VIP, svc.Scheduler))
+		for _, d := range sorted(svc.Dests) {
+			s = append(s, fmt.Sprintf("%s=%d", d.Addr.Addr(), d.Weight))
+		}
+	}
+	return strings.Join(s, " ")
+}
+
+// world is a daemon over a kernel in memory, with masters that are real
+// listeners of this process: 127.0.0.x cannot be masters by configuration, so
+// their addresses are given as checked values.
+type world struct {
+	t       *testing.T
+	kernel  *memKernel
+	daemon  *Daemon
+	hosts   string
+	mu      sync.Mutex
+	lines   []string
+	cancel  context.CancelFunc
+	done    chan error
+	masters []*loopMaster
+}
+
+func (w *world) log(line string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lines = append(w.lines, line)
+}
+
+func (w *world) said(text string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, l := range w.lines {
+		if strings.Contains(l, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// eventually waits for what other goroutines do over real sockets.
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.t.Fatalf("never: %s\nkernel: %s\n%s", what, w.kernel.text(), strings.Join(w.lines, "\n"))
+		}
+	}
+}
+
+func newWorld(t *testing.T, masters int) *world {
+	w := &world{t: t, kernel: newMemKernel(t), hosts: filepath.Join(t.TempDir(), "hosts")}
+	if err := os.WriteFile(w.hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range masters {
+		w.masters = append(w.masters, newLoopMaster(t))
+	}
+	return w
+}
+
+// vipNumber keeps the daemons of parallel tests from each other's locks.
+func testServer(t *testing.T, last byte) Server {
+	t.Helper()
+	s := Server{VIP: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 103, 97, last}), 6443), Host: "apiserver.cluster.local",
+		Scheduler: "rr", Profile: LAN(), Rise: 2, Fall: 2, Probe: Probe{Method: "GET", Path: "/readyz"}}
+	s.Profile.Retry, s.Profile.Ready = 50*time.Millisecond, 100*time.Millisecond
+	return s
+}
+
+func (w *world) start(servers ...Server) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel, w.done = cancel, make(chan error, 1)
+	ready := make(chan struct{})
+	w.daemon = NewDaemon(Options{Servers: servers, HostsFile: w.hosts, RunDir: w.t.TempDir(), Kernel: w.kernel, Log: w.log,
+		Ready: func() { close(ready) }})
+	go func() { w.done <- w.daemon.Run(ctx) }()
+	w.t.Cleanup(func() { w.stop() })
+	select {
+	case <-ready:
+	case err := <-w.done:
+		w.t.Fatalf("it ended: %v", err)
+	case <-time.After(20 * time.Second):
+		w.t.Fatal("never ready")
+	}
+}
+
+func (w *world) stop() error {
+	if w.cancel == nil {
+		return nil
+	}
+	w.cancel()
+	w.cancel = nil
+	return <-w.done
+}
+
+func TestDaemon(t *testing.T) {
+	w := newWorld(t, 2)
+	s := testServer(t, 200)
+	for _, m := range w.masters {
+		s.Masters = append(s.Masters, m.master())
+	}
+	a, b := w.masters[0], w.masters[1]
+	both := fmt.Sprintf("%s rr %s=1 %s=1", s.VIP, a.addr.Addr(), b.addr.Addr())
+	onlyB := fmt.Sprintf("%s rr %s=1", s.VIP, b.addr.Addr())
+	w.start(s)
+	w.eventually("both serve", func() bool { return w.kernel.text() == both })
+	if src := w.kernel.routes[s.VIP.Addr()]; src != w.kernel.source {
+		t.Errorf("the route's source is %v", src)
+	}
+	hosts := func(want string) func() bool {
+		return func() bool {
+			got, _ := os.ReadFile(w.hosts)
+			return string(got) == "127.0.0.1 localhost\n"+want
+		}
+	}
+	w.eventually("the hosts line is there", hosts(s.VIP.Addr().String()+" apiserver.cluster.local # ipvscare\n"))
+
+	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: a.addr}
+	other := Conn{Client: netip.MustParseAddrPort("10.0.0.100:2"), Virtual: s.VIP, Dest: b.addr}
+	w.kernel.change(func() { w.kernel.conns = []Conn{mine, other} })
+	a.stop()
+	w.eventually("one is out", func() bool { return w.kernel.text() == onlyB })
+	w.kernel.change(func() {
+		if !slices.Equal(w.kernel.severed, []Conn{mine}) {
+			t.Errorf("severed %v", w.kernel.severed)
+		}
+		last := w.kernel.steps[len(w.kernel.steps)-2:]
+		if !strings.HasPrefix(last[0], "update-dest") || !strings.Contains(last[0], "weight 0") || !strings.HasPrefix(last[1], "del-dest") {
+			t.Errorf("it went by %q", last)
+		}
+	})
+	b.stop()
+	w.eventually("the other is seen to be down", func() bool { return w.said("is down, it was up") == 2 })
+	time.Sleep(50 * time.Millisecond)
+	if got := w.kernel.text(); got != onlyB {
+		t.Errorf("the last one went: %s", got)
+	}
+	a.start()
+	w.eventually("the healed one serves alone", func() bool {
+		return w.kernel.text() == fmt.Sprintf("%s rr %s=1", s.VIP, a.addr.Addr())
+	})
+
+	w.kernel.change(func() { w.kernel.services = nil })
+	w.eventually("a flush is repaired", func() bool { return strings.Contains(w.kernel.text(), "=1") })
+	w.kernel.change(func() { clear(w.kernel.routes); w.kernel.wake() })
+	w.eventually("the route is repaired", func() bool {
+		w.kernel.mu.Lock()
+		defer w.kernel.mu.Unlock()
+		return w.kernel.routes[s.VIP.Addr()] == w.kernel.source
+	})
+	before := w.kernel.text()
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+	if got := w.kernel.text(); got != before {
+		t.Errorf("stopping changed the rules to %s", got)
+	}
+
+	// A new life takes over what stands, without a step.
+	steps := len(w.kernel.steps)
+	w.start(s)
+	if len(w.kernel.steps) != steps {
+		t.Errorf("the restart did %v", w.kernel.steps[steps:])
+	}
+	m := string(w.daemon.Metrics())
+	for _, want := range []string{"ipvscare_ipvs 1\n", fmt.Sprintf("ipvscare_real_server{vip=%q,master=%q} 1\n", s.VIP, a.addr),
+		fmt.Sprintf("ipvscare_master_state{vip=%q,master=%q,state=\"down\"} 1\n", s.VIP, b.addr)} {
+		if !strings.Contains(m, want) {
+			t.Errorf("metrics lack %q:\n%s", want, m)
+		}
+	}
+}
+
+func TestDaemonWithoutIPVS(t *testing.T) {
+	w := newWorld(t, 2)
+	s := testServer(t, 201)
+	for _, m := range w.masters {
+		s.Masters = append(s.Masters, m.master())
+	}
+	s.VIP = netip.AddrPortFrom(s.VIP.Addr(), w.masters[0].addr.Port())
+	w.kernel.absent = true
+	w.start(s)
+	named := func() *loopMaster {
+		b, _ := os.ReadFile(w.hosts)
+		for _, m := range w.masters {
+			if strings.Contains(string(b), m.addr.Addr().String()+" apiserver.cluster.local") {
+				return m
+			}
+		}
+		return nil
+	}
+	w.eventually("the hosts file names a master", func() bool { return named() != nil })
+	first := named()
+	first.stop()
+	w.eventually("the hosts file names the other", func() bool { return named() != nil && named() != first })
+	w.eventually("connections to the dead one are closed", func() bool {
+		w.kernel.mu.Lock()
+		defer w.kernel.mu.Unlock()
+		return slices.Equal(w.kernel.remotes, []netip.AddrPort{first.addr})
+	})
+	w.kernel.change(func() { w.kernel.absent = false })
+	select {
+	case err := <-w.done:
+		if err != ErrRestart {
+			t.Errorf("it ended with %v", err)
+		}
+		w.cancel = nil
+	case <-time.After(20 * time.Second):
+		t.Error("it did not notice that IP_VS came")
+	}
+}
+
+func TestSecondDaemonIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root's lock counts")
+	}
+	w := newWorld(t, 1)
+	s := testServer(t, 202)
+	s.Masters = []Master{w.masters[0].master()}
+	w.start(s)
+	before := w.kernel.text()
+	second := NewDaemon(Options{Servers: []Server{s}, Kernel: w.kernel, Log: w.log})
+	err := second.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) already keeps %s", os.Getpid(), s.VIP)) {
+		t.Errorf("got %v", err)
+	}
+	if w.kernel.text() != before {
+		t.Error("it changed the rules")
+	}
+	all, err := ReadStatus()
+	if err != nil || !slices.ContainsFunc(all, func(st Status) bool { return st.PID == os.Getpid() }) {
+		t.Errorf("status: %+v, %v", all, err)
+	}
+}
