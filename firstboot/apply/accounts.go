@@ -116,7 +116,7 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 	}
 	for _, name := range slices.Sorted(maps.Keys(old.Users)) {
 		was := old.Users[name]
-		a.leaveGroups(name, was.Added)
+		a.leaveGroups(name, was)
 		if was.Added {
 			if !named[name] {
 				passwd.drop(name)
@@ -162,7 +162,7 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 		if !named[u.Name] {
 			passwd.drop(u.Name)
 			shadow.drop(u.Name)
-			a.leaveGroups(u.Name, true)
+			a.leaveGroups(u.Name, account{Added: true})
 			continue
 		}
 		rec, known := old.Users[u.Name]
@@ -174,6 +174,13 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 				if s := shadow.find(u.Name); s != nil {
 					rec.Shadow = strings.Join(s, ":")
 				}
+			}
+		}
+		// After what we did before was taken back, what is left is its own.
+		rec.Groups = nil
+		for _, g := range u.Groups {
+			if !rec.Added && !a.member(u.Name, string(g)) {
+				rec.Groups = append(rec.Groups, string(g))
 			}
 		}
 		next.Users[u.Name] = rec
@@ -188,15 +195,12 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 	return a, nil
 }
 
-// leaveGroups takes a user out of the groups we put it in. Those of a user
-// that was there before stay: they may be its own.
-func (a *accounts) leaveGroups(name string, added bool) {
-	if !added {
-		return
-	}
+// leaveGroups takes a user out of the groups we put it in. Other groups of a
+// user that was there before are its own.
+func (a *accounts) leaveGroups(name string, was account) {
 	for _, f := range []string{"/etc/group", "/etc/gshadow"} {
 		for _, r := range a.db[f].rows {
-			if len(r) != 4 {
+			if len(r) != 4 || !was.Added && !slices.Contains(was.Groups, r[0]) {
 				continue
 			}
 			members := split(r[3])
@@ -207,6 +211,12 @@ func (a *accounts) leaveGroups(name string, added bool) {
 			}
 		}
 	}
+}
+
+// member reports whether a user is in a group.
+func (a *accounts) member(user, group string) bool {
+	r := a.db["/etc/group"].find(group)
+	return len(r) == 4 && slices.Contains(split(r[3]), user)
 }
 
 func split(s string) []string {

@@ -130,6 +130,8 @@ type account struct {
 	Added  bool   `json:"added,omitempty"`
 	Passwd string `json:"passwd,omitempty"`
 	Shadow string `json:"shadow,omitempty"`
+	// Groups that we put a user into who was there before.
+	Groups []string `json:"groups,omitempty"`
 }
 
 const manifestVersion = 1
@@ -719,9 +721,15 @@ func union(old, next manifest) manifest {
 		}
 	}
 	for n, a := range old.Users {
-		if _, ok := u.Users[n]; !ok {
-			u.Users[n] = a
+		if now, ok := u.Users[n]; ok {
+			a = now
+			for _, g := range old.Users[n].Groups {
+				if !slices.Contains(a.Groups, g) {
+					a.Groups = append(slices.Clone(a.Groups), g)
+				}
+			}
 		}
+		u.Users[n] = a
 	}
 	for n := range old.Groups {
 		u.Groups[n] = true
