@@ -532,6 +532,12 @@ func buildChild(t *testing.T, dir string) {
 	if _, err := p.build(t, os.Getenv("EDGEBAKE_TEST_OUT")); err != nil {
 		t.Fatal(err)
 	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	fmt.Println("VmHWM:", strings.Fields(peak)[0])
 }
 
 // openUp lets other users into the folders of a test, and read what is in
