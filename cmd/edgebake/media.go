@@ -90,7 +90,7 @@ func readSite(s streams, name, ignition string) (media.Site, error) {
 
 func newInspect(s streams) *cobra.Command {
 	var output string
-	var verify, packages bool
+	var verify, packages, checkImages bool
 	c := &cobra.Command{
 		Use:   "inspect IMAGE",
 		Short: "Tell what is in an image, without mounting it",
@@ -98,7 +98,8 @@ func newInspect(s streams) *cobra.Command {
 the state of its slot. It prints no secret.`,
 		Example: `  edgebake inspect quickstart.raw
   edgebake inspect quickstart.raw.zst --output json
-  edgebake inspect quickstart.raw --verify`,
+  edgebake inspect quickstart.raw --verify
+  edgebake inspect quickstart.raw --images`,
 		Args: args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			info, err := media.Inspect(a[0])
@@ -110,12 +111,18 @@ the state of its slot. It prints no secret.`,
 					return err
 				}
 			}
+			if checkImages {
+				if _, err := media.VerifyImages(a[0]); err != nil {
+					return err
+				}
+			}
 			return printAs(s, output, info, func() { printInfo(s, info, verify, packages) })
 		},
 	}
 	outputFlag(c, &output)
 	c.Flags().BoolVar(&verify, "verify", false, "also read it all and compare with the golden digest")
 	c.Flags().BoolVar(&packages, "packages", false, "list the packages too")
+	c.Flags().BoolVar(&checkImages, "images", false, "also check that every container image on board can run without a registry")
 	return c
 }
 

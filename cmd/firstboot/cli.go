@@ -60,7 +60,7 @@ waits for is in "firstboot status".`,
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(errOut), newStatus(), newConvert(errOut), newRevert(errOut), newReset(errOut), newMigrate(), newVersion())
+	root.AddCommand(newRun(errOut), newStatus(), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
 	return root
 }
 

@@ -246,16 +246,28 @@ func (d *daemon) images() map[string]bool {
 	return m
 }
 
+// waitImage waits until the CRI plugin knows an image: it learns of imported
+// ones by an event.
+func (d *daemon) waitImage(image string) {
+	d.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		status, err := d.img.ImageStatus(d.call(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		if status.Image != nil {
+			return
+		}
+		if time.Now().After(end) {
+			d.t.Fatalf("%s is not there", image)
+		}
+	}
+}
+
 // startPod starts a pod of one container and returns both ids.
 func (d *daemon) startPod(image, logs string, args ...string) (pod, container string) {
 	d.t.Helper()
-	status, err := d.img.ImageStatus(d.call(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	if status.Image == nil {
-		d.t.Fatalf("%s is not there", image)
-	}
+	d.waitImage(image)
 	uid := fmt.Sprint(time.Now().UnixNano())
 	node := &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER, Ipc: cri.NamespaceMode_POD}
 	config := &cri.PodSandboxConfig{

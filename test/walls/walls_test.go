@@ -16,27 +16,32 @@ const self = "github.com/edgebake/edgebake"
 // rooms lists, for each package of ours, what it may import of ours. A name
 // that ends in /... stands for all below it too.
 var rooms = map[string][]string{
-	"configs":          {"configs/ondisk"},
-	"configs/ondisk":   {},
-	"builder/plan":     {},
-	"builder/tree":     {},
-	"builder/fetch":    {"builder/plan", "builder/tree"},
-	"builder/images":   {"builder/plan", "builder/tree", "builder/fetch", "configs", "configs/ondisk"},
-	"builder/disk/...": {"builder/tree", "configs/ondisk"},
-	"builder/disk":     {"builder/plan", "builder/tree", "builder/disk/...", "configs/ondisk"},
-	"builder/slot":     {"configs/ondisk", "builder/disk/fat", "builder/tree"},
-	"builder/media":    {"builder/slot", "builder/disk/...", "builder/tree", "configs", "configs/ondisk"},
-	"builder/qemu":     {},
-	"builder":          {"builder/...", "overlays/...", "configs/..."},
-	"overlays":         {"configs/...", "overlays/node", "builder/tree"},
-	"overlays/node":    {"configs/..."},
-	"firstboot":        {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
-	"firstboot/...":    {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
-	"ipvs":             {"configs/ondisk"},
-	"cluster/api":      {},
-	"cluster":          {"configs/...", "cluster/api"},
-	"cmd/...":          {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
-	"test/...":         {"..."},
+	"configs":        {"configs/ondisk"},
+	"configs/ondisk": {},
+	"builder/plan":   {},
+	"builder/tree":   {},
+	"builder/fetch":  {"builder/plan", "builder/tree"},
+	"builder/images": {"builder/plan", "builder/tree", "builder/fetch", "builder/images/store", "configs", "configs/ondisk"},
+	// Apart from builder/images, so that a program on the node carries no
+	// registry client.
+	"builder/images/store":     {"builder/tree"},
+	"builder/images/merge":     {"builder/images/store"},
+	"builder/images/imagetest": {"builder/tree"},
+	"builder/disk/...":         {"builder/tree", "configs/ondisk"},
+	"builder/disk":             {"builder/plan", "builder/tree", "builder/disk/...", "configs/ondisk"},
+	"builder/slot":             {"configs/ondisk", "builder/disk/fat", "builder/tree"},
+	"builder/media":            {"builder/slot", "builder/disk/...", "builder/images/store", "builder/tree", "configs", "configs/ondisk"},
+	"builder/qemu":             {},
+	"builder":                  {"builder/...", "overlays/...", "configs/..."},
+	"overlays":                 {"configs/...", "overlays/node", "builder/tree"},
+	"overlays/node":            {"configs/..."},
+	"firstboot":                {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
+	"firstboot/...":            {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
+	"ipvs":                     {"configs/ondisk"},
+	"cluster/api":              {},
+	"cluster":                  {"configs/...", "cluster/api"},
+	"cmd/...":                  {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
+	"test/...":                 {"..."},
 }
 
 // doors lists foreign modules and the only packages of ours that may import
@@ -44,7 +49,7 @@ var rooms = map[string][]string{
 var doors = map[string][]string{
 	"github.com/spf13/cobra":                {"cmd/..."},
 	"github.com/diskfs/go-diskfs":           {"builder/disk/gpt"},
-	"go.etcd.io/bbolt":                      {"builder/images"},
+	"go.etcd.io/bbolt":                      {"builder/images/store"},
 	"github.com/coreos/go-systemd/v22/unit": {"overlays/..."},
 	"github.com/coreos/go-systemd/v22/dbus": {"firstboot/host", "cmd/ipvscare"},
 	"github.com/moby/ipvs":                  {"ipvs"},
@@ -55,7 +60,7 @@ var doors = map[string][]string{
 
 // burdens are modules that a binary must not even carry indirectly.
 var burdens = map[string][]string{
-	"cmd/firstboot": {"k8s.io/client-go", "github.com/diskfs/go-diskfs", "go.etcd.io/bbolt", "github.com/google/go-containerregistry"},
+	"cmd/firstboot": {"k8s.io/client-go", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/ipvscare":  {"k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }
 

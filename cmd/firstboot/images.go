@@ -1,0 +1,91 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/images/merge"
+	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/spf13/cobra"
+)
+
+// containerdRoot is the store of this machine.
+const containerdRoot = "/" + store.Root
+
+func newImages() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "images", Short: "Look after the container images that came with the disk image",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q: merge or verify", args[0])}
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newImagesMerge(), newImagesVerify())
+	return cmd
+}
+
+func newImagesMerge() *cobra.Command {
+	var o merge.Options
+	var output string
+	cmd := &cobra.Command{
+		Use: "merge --from DIR", Short: "Add the images of a new system to the store in use", Args: noArgs,
+		Long: `Merge adds the images of the baked store in DIR to this machine's, and releases
+baked images that DIR lacks. It works while containerd is stopped. Killed at any
+moment, it is simply run again. DIR is not changed: remove it afterwards.`,
+		Example: `  firstboot images merge --from /mnt/var/lib/containerd
+  firstboot images merge --from /mnt/var/lib/containerd --keep registry.k8s.io/pause:3.10`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.From == "" {
+				return usageError{errors.New("--from is needed: the containerd folder that brings the images")}
+			}
+			if output != "text" && output != "json" {
+				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
+			}
+			if os.Geteuid() != 0 {
+				return errors.New("merge needs root: it copies files of any owner")
+			}
+			r, err := merge.Merge(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d image records added, %d released, %d layers added, %d shared\n",
+				len(r.Added), len(r.Released), r.Snapshots, r.Shared)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&o.From, "from", "", "containerd folder that brings the images")
+	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd folder in use")
+	cmd.Flags().StringSliceVar(&o.Keep, "keep", nil, "references of baked images that stay though DIR lacks them")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func newImagesVerify() *cobra.Command {
+	root := containerdRoot
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Check that every baked image can run without a registry", Args: noArgs,
+		Long: `Verify checks databases, blobs and layer folders against each other. It works
+while containerd is stopped.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f := store.DirFiles(root)
+			f.InUse = true
+			s, err := store.Verify(f, ".", "overlayfs")
+			if err != nil {
+				return fmt.Errorf("%s: %w", filepath.Clean(root), err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d images, %d layers: sound\n%s\n", len(s.Images), s.Snapshots, strings.Join(s.Images, "\n"))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&root, "root", root, "containerd folder")
+	return cmd
+}
