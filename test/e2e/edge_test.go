@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -339,25 +339,20 @@ func (w *edgeWorld) waitNotReady(vm *lab.VM) {
 // what kubelet asked, which is what the node lives on without the link.
 func (w *edgeWorld) hubCached(disk string) {
 	w.t.Helper()
+	info, err := media.Inspect(disk)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	i := slices.IndexFunc(info.Partitions, func(p media.Partition) bool { return p.Label == ondisk.LabelData })
+	if i < 0 {
+		w.t.Fatalf("the disk has no partition %s", ondisk.LabelData)
+	}
 	f, err := os.Open(disk)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	table, err := gpt.Read(f, fi.Size())
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	i := slices.IndexFunc(table.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelData })
-	if i < 0 {
-		w.t.Fatalf("the disk has no partition %s", ondisk.LabelData)
-	}
-	p := table.Partitions[i]
-	data, err := ext4.Open(io.NewSectionReader(f, p.Start, p.Size))
+	data, err := ext4.Open(io.NewSectionReader(f, info.Partitions[i].Start, info.Partitions[i].Size))
 	if err != nil {
 		w.t.Fatal(err)
 	}
