@@ -140,6 +140,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	releases := make(map[netip.AddrPort]func())
+	defer func() { // before returning: whoever comes next may come at once
+		for _, r := range d.all() {
+			r.release()
+		}
+		for _, release := range releases {
+			release()
+		}
+	}()
 	for _, s := range servers {
 		release, err := d.claim(ctx, s.VIP)
 		if err != nil {

@@ -247,6 +247,7 @@ func (w *world) start(servers ...Server) {
 	select {
 	case <-ready:
 	case err := <-w.done:
+		w.cancel = nil
 		w.t.Fatalf("it ended: %v", err)
 	case <-time.After(20 * time.Second):
 		w.t.Fatal("never ready")

@@ -152,13 +152,11 @@ func watchdog(lines *log.Logger) func() {
 }
 
 // tuneMemory trades a little processor time, of which ipvscare uses next to
-// none, for a small heap. GOGC and GOMEMLIMIT in the environment win.
+// none, for a small heap. There is no hard limit: with hundreds of masters it
+// would have the collector run without end. GOGC in the environment wins.
 func tuneMemory() {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(20)
-	}
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(8 << 20)
+		debug.SetGCPercent(25)
 	}
 }
 
