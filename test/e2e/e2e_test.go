@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -77,12 +78,14 @@ func makeParts() (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Another document serves to look closer at something on the node.
+	image := cmp.Or(os.Getenv("EDGEBAKE_E2E_IMAGE"), "configs/examples/quickstart.yaml")
 	p := &parts{root: root, bin: filepath.Join(root, "bin", "edgebake"), golden: filepath.Join(root, "build", "e2e", "golden.raw")}
 	for _, step := range [][]string{
 		{"go", "build", "-trimpath", "-o", "bin/", "./cmd/..."},
 		{"go", "run", "./test/images", "-o", "build/images"},
 		{"mkdir", "-p", "build/e2e"},
-		{p.bin, "build", "configs/examples/quickstart.yaml", "--output", p.golden, "--force", "--lock", "build/e2e/quickstart.lock"},
+		{p.bin, "build", image, "--output", p.golden, "--force", "--lock", "build/e2e/quickstart.lock"},
 	} {
 		start := time.Now()
 		if err := p.run(ctx, step...); err != nil {

@@ -46,7 +46,9 @@ type Cluster struct {
 	CAFile string
 	// Kubeconfig is an administrator's.
 	Kubeconfig string
-	// APIServers, in the order of Masters. A test may kill or stop them.
+	// APIServers, in the order of Masters. A test may kill or stop all but
+	// the last, which serves the controller manager and the scheduler; a
+	// cluster with leader election would lose 15 seconds more.
 	APIServers []*Process
 
 	lab   *Lab
@@ -243,7 +245,7 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 			return err
 		}
 		// They name the endpoint, which this host does not resolve.
-		if err := replaceServer(filepath.Join(c.dir, k+".conf"), "https://"+c.hosts[0]); err != nil {
+		if err := replaceServer(filepath.Join(c.dir, k+".conf"), c.admin()); err != nil {
 			return err
 		}
 	}
@@ -271,6 +273,9 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 		TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}}}
 	return nil
 }
+
+// admin is the API server that this host's own clients talk to.
+func (c *Cluster) admin() string { return "https://" + c.hosts[len(c.hosts)-1] }
 
 func replaceServer(file, url string) error {
 	b, err := os.ReadFile(file)
@@ -408,9 +413,9 @@ func (c *Cluster) openToNodes(ctx context.Context) error {
 		return err
 	}
 	_, guest := c.net.Master(0)
-	fixed := strings.Replace(info.Data["kubeconfig"], "https://"+c.hosts[0], fmt.Sprintf("https://%s:%d", Endpoint, guest.Port()), 1)
+	fixed := strings.Replace(info.Data["kubeconfig"], c.admin(), fmt.Sprintf("https://%s:%d", Endpoint, guest.Port()), 1)
 	if fixed == info.Data["kubeconfig"] {
-		return fmt.Errorf("cluster-info does not name %s:\n%s", c.hosts[0], fixed)
+		return fmt.Errorf("cluster-info does not name %s:\n%s", c.admin(), fixed)
 	}
 	if err := c.Patch(ctx, path, map[string]any{"data": map[string]string{"kubeconfig": fixed}}); err != nil {
 		return err
