@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 	"builder/slot":             {"configs/ondisk", "builder/disk/fat", "builder/tree"},
 	"builder/media":            {"builder/slot", "builder/disk/...", "builder/images/store", "builder/tree", "configs", "configs/ondisk"},
 	"builder/qemu":             {},
+	"builder/buildtest":        {"builder/...", "configs/..."}, // inputs for tests of other packages
 	"builder":                  {"builder/...", "overlays/...", "configs/..."},
 	"overlays":                 {"configs/...", "overlays/node", "builder/tree"},
 	"overlays/node":            {"configs/..."},
