@@ -125,7 +125,9 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		for {
 			c, err := ln.Accept()
 			if err != nil {
@@ -139,7 +141,11 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		}
 	}()
 	stop := context.AfterFunc(ctx, func() { ln.Close() })
-	return func() { stop(); ln.Close() }, nil
+	return func() {
+		stop()
+		ln.Close()
+		<-done // the name is free only when nobody accepts any more
+	}, nil
 }
 
 // Locked reports whether an ipvscare keeps the virtual server.
