@@ -37,7 +37,8 @@ type Machine struct {
 
 	Disks []Disk
 	NICs  []NIC
-	// Serial is the console: "stdio" (default) or a file's path.
+	// Serial is the console: "stdio" (default), "terminal" (stdio where
+	// Ctrl-A X ends QEMU), or a file's path.
 	Serial string
 	// QMP is the path of a socket for commands to QEMU; empty: none.
 	QMP string
@@ -177,9 +178,12 @@ func (m Machine) Args(v Version) ([]string, error) {
 	}
 	// Entropy from the host: a guest without it waits at its first keys.
 	args = append(args, "-device", "virtio-rng-pci")
-	if s := or(m.Serial, "stdio"); s == "stdio" {
+	switch s := or(m.Serial, "stdio"); s {
+	case "stdio":
 		args = append(args, "-serial", "stdio")
-	} else {
+	case "terminal":
+		args = append(args, "-serial", "mon:stdio")
+	default:
 		args = append(args, "-serial", "file:"+s)
 	}
 	if m.QMP != "" {

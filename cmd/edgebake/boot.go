@@ -113,7 +113,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 		return err
 	}
 	m.Disks = []qemu.Disk{{Path: overlay}}
-	m.Serial = "stdio"
+	m.Serial = "terminal"
 	argv, err := m.Args(prog.Version)
 	if err != nil {
 		return err
