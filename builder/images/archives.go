@@ -42,6 +42,10 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 		if err != nil {
 			return nil, fmt.Errorf("image %s: making its archive: %w", p.Ref, err)
 		}
+		ref, err := ParseRef(p.Ref)
+		if err != nil {
+			return nil, err
+		}
 		name := fmt.Sprintf("%03d-%s.tar", n, fileName(p.Ref))
 		t.file(dir+"/"+name, 0o644, data)
 		var size int64
@@ -51,6 +55,7 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 		index.Archives = append(index.Archives, ondisk.ImportArchive{
 			File: name, Ref: p.Ref, Digest: p.Target.Digest, Size: data.Size, SHA256: data.Blob,
 			Platform: "linux/" + o.Arch,
+			Names:    []string{ref.Repo() + "@" + p.Target.Digest},
 			Labels:   map[string]string{store.LabelManaged: "managed", store.LabelPinned: "pinned", store.LabelBaked: "true"},
 		})
 		r.Images = append(r.Images, ondisk.ImageRef{Ref: p.Ref, Digest: p.Target.Digest, Size: size})

@@ -214,6 +214,9 @@ func TestModeImport(t *testing.T) {
 		if err != nil || int64(len(raw)) != a.Size || sum(string(raw)) != a.SHA256 || a.Platform != "linux/amd64" {
 			t.Errorf("%+v: %d bytes, %v", a, len(raw), err)
 		}
+		if len(a.Names) != 1 || a.Names[0] != strings.TrimSuffix(a.Ref, ":1")+"@"+a.Digest {
+			t.Errorf("names %q", a.Names)
+		}
 		if a.Labels[store.LabelPinned] != "pinned" {
 			t.Errorf("labels %v", a.Labels)
 		}

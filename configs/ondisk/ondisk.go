@@ -233,11 +233,14 @@ type ImportIndex struct {
 
 // ImportArchive is one OCI archive, holding one image under its whole name.
 type ImportArchive struct {
-	File     string            `json:"file"` // in ImportImageDir
-	Ref      string            `json:"ref"`
-	Digest   string            `json:"digest"` // of the image
-	SHA256   string            `json:"sha256"` // of the file, hex
-	Size     int64             `json:"size"`   // of the file
-	Platform string            `json:"platform"`
-	Labels   map[string]string `json:"labels"` // for the image, once imported
+	File     string `json:"file"` // in ImportImageDir
+	Ref      string `json:"ref"`
+	Digest   string `json:"digest"` // of the image
+	SHA256   string `json:"sha256"` // of the file, hex
+	Size     int64  `json:"size"`   // of the file
+	Platform string `json:"platform"`
+	// Names are to be given to the image beside Ref, once imported: the CRI
+	// plugin finds a repository's digest by such a name.
+	Names  []string          `json:"names"`
+	Labels map[string]string `json:"labels"` // for the image under each of its names
 }

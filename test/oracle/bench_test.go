@@ -133,7 +133,8 @@ func newDisk(t *testing.T, dir string) *disk {
 
 func (d *disk) do(name string, args ...string) string {
 	d.t.Helper()
-	out, err := exec.CommandContext(d.t.Context(), name, args...).CombinedOutput()
+	// Not with the test's context: unmounting is done after its end.
+	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
 	}
