@@ -3,7 +3,9 @@ package builder
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/images"
@@ -45,7 +47,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		wanted[n] = i
 		origins[i] = in
 	}
-	if b.pinned, err = images.Resolve(ctx, b.Cache, wanted, b.imageOptions()); err != nil {
+	if b.pinned, err = b.pinImages(ctx, wanted); err != nil {
 		return err
 	}
 	for n := range b.pinned {
@@ -62,6 +64,40 @@ func (b *build) resolveImages(ctx context.Context) error {
 		b.add(imagePrefix+p.Source.Ref, in, nil, nil)
 	}
 	return nil
+}
+
+// pinImages asks where the images come from what they are. The answer for
+// images that all have a digest never changes: it is kept, so that a locked
+// build whose inputs are cached needs no network.
+func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
+	for _, i := range wanted {
+		if i.Digest == "" {
+			return images.Resolve(ctx, b.Cache, wanted, b.imageOptions())
+		}
+	}
+	key, err := canonical(wanted)
+	if err != nil {
+		return nil, err
+	}
+	sha, err := b.Cache.Make(ctx, "pinned images 1 "+b.img.Arch+" "+string(key), func(ctx context.Context, w io.Writer) error {
+		pinned, err := images.Resolve(ctx, b.Cache, wanted, b.imageOptions())
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(w).Encode(pinned)
+	})
+	if err != nil {
+		return nil, err
+	}
+	raw, err := os.ReadFile(b.Cache.BlobPath(sha))
+	if err != nil {
+		return nil, err
+	}
+	var pinned []images.Pinned
+	if err := json.Unmarshal(raw, &pinned); err != nil {
+		return nil, fmt.Errorf("reading what is known of the container images: %w", err)
+	}
+	return pinned, nil
 }
 
 // resolveOCI takes a container image's root file system as the base.

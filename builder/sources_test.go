@@ -301,3 +301,30 @@ func TestAgentsAreCompiled(t *testing.T) {
 		}
 	}
 }
+
+// TestLockedImagesOffline takes away the folder that container images came
+// from: a locked build has all it needs in the cache.
+func TestLockedImagesOffline(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	dir := t.TempDir()
+	first, err := p.build(t, filepath.Join(dir, "1.raw"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := p.options(filepath.Join(dir, "2.raw"))
+	o.Lock, o.Locked = first.Plan.Lock(), true
+	if _, err := Build(t.Context(), p.image(t), o); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(p.dir, "images")); err != nil {
+		t.Fatal(err)
+	}
+	o.Output = filepath.Join(dir, "3.raw")
+	third, err := Build(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if third.Report.Golden != first.Report.Golden {
+		t.Error("not the same image")
+	}
+}
