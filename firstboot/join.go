@@ -143,12 +143,14 @@ func discoveryPhase(site *configs.Site) Phase {
 	}
 }
 
-// judgeDiscovery tells what time can heal from what a person must. A master
-// that says no counts only if no other one is merely unreachable for now,
-// but a wrong cluster is a wrong cluster.
+// judgeDiscovery tells what time can heal from what a person must. One
+// address that belongs to another cluster may be a slip of the pen while the
+// right masters are out of reach for now: it stops the run only when all do.
 func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) error {
 	var expired x509.CertificateInvalidError
 	switch {
+	case errors.Is(err, api.ErrPin) && !every(err, api.ErrPin):
+		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
 		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the masters' addresses")
 	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature):
@@ -165,6 +167,20 @@ func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) 
 		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
 	}
 	return Advise(err, "check that these masters are the cluster's API servers ("+strings.Join(site.Masters, ", ")+") and that port and firewall let this node through")
+}
+
+// every reports whether all the errors joined in err are target.
+func every(err, target error) bool {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return errors.Is(err, target)
+	}
+	for _, e := range joined.Unwrap() {
+		if !errors.Is(e, target) {
+			return false
+		}
+	}
+	return true
 }
 
 // nameIsFree looks, where the token's rights allow, whether the cluster has a

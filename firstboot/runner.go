@@ -79,6 +79,7 @@ type Runner struct {
 	url     string // where reports go
 	device  string // the slot
 	lastErr map[string]string
+	refused string // why the slot's site is not the one we go by
 	posting sync.WaitGroup
 	// secrets has no lock: logging happens under mu too.
 	secrets atomic.Pointer[[]string]
@@ -129,7 +130,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	if err != nil {
 		return fmt.Errorf("reading the site that was just taken: %w", err)
 	}
-	r.adopt(taken)
+	r.adopt(e, taken)
 	all := r.Phases(taken.Site)
 	r.show(all)
 	if err := step(all[len(first):]); err != nil {

@@ -257,9 +257,6 @@ func sitePhase() Phase {
 			if err != nil {
 				return Todo, err
 			}
-			if t.Note != "" {
-				e.Log.Warn("the slot's site is not taken, the former one stays", "error", t.Note)
-			}
 			if strings.TrimSpace(string(first(e.read(appliedFile)))) != t.MAC {
 				return Todo, nil
 			}

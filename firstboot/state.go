@@ -77,7 +77,11 @@ func (r *Runner) show(phases []Phase) {
 }
 
 // adopt makes the site known to what is said from now on.
-func (r *Runner) adopt(t *Taken) {
+func (r *Runner) adopt(e *Env, t *Taken) {
+	if note := oneLine(errors.New(t.Note)); note != "" && note != r.refused {
+		r.refused = note
+		r.say(e, "the slot's site is not taken, the former one stays: "+note)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state.Node, r.state.NodeType, r.state.SiteMAC = t.Node, t.Site.NodeType, t.MAC

@@ -66,7 +66,9 @@ type world struct {
 	offline   bool
 	// kubeletBroken: it runs and does not get through.
 	kubeletBroken bool
-	synced        bool
+	// link reports whether the settings in place make a network; nil: they do.
+	link   func() bool
+	synced bool
 
 	mu      sync.Mutex
 	effects int
@@ -180,13 +182,13 @@ func (w *world) run(r *Runner) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.off, w.cut = cancel, false
-	end := w.now.Add(w.patience)
+	left := w.patience
 	sleep := r.Env.Sleep
 	r.Env.Sleep = func(ctx context.Context, d time.Duration) error {
 		if err := sleep(ctx, d); err != nil {
 			return err
 		}
-		if w.now.After(end) {
+		if left -= d; left < 0 {
 			cancel()
 		}
 		return ctx.Err()
@@ -380,7 +382,7 @@ func (w *world) env() *Env {
 		},
 		ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if w.offline && addr != yurthubHealth {
+			if (w.offline || w.link != nil && !w.link()) && addr != yurthubHealth {
 				return nil, errors.New("network is unreachable")
 			}
 			if addr == yurthubHealth {
@@ -389,7 +391,7 @@ func (w *world) env() *Env {
 			return w.cluster.dial(ctx, addr)
 		},
 		Source: func(context.Context, string) (netip.Addr, error) {
-			if w.offline {
+			if w.offline || w.link != nil && !w.link() {
 				return netip.Addr{}, errors.New("network is unreachable")
 			}
 			return w.source, nil
@@ -567,7 +569,9 @@ type fakeCluster struct {
 	nodes    map[string]*api.Node
 	notReady bool
 	// csr is the state of yurthub's request: Approved, Denied or pending.
-	csr            string
+	csr string
+	// revive: a Node that was there turns Ready with its kubelet.
+	revive         bool
 	noRBAC, noCRD  bool
 	endpointInCert bool
 	requests       []string
@@ -662,8 +666,11 @@ func (c *fakeCluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 func (c *fakeCluster) register(name, joinConf, machineID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.nodes[name] != nil {
-		return // it keeps what it had
+	if n := c.nodes[name]; n != nil {
+		if c.revive {
+			n.Status.Conditions[0].Status = "True"
+		}
+		return // it keeps its labels
 	}
 	n := &api.Node{}
 	n.Metadata.Name = name

@@ -400,7 +400,7 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	} else if api.Code(err) == 0 {
 		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
 	}
-	const rbac = "install OpenYurt's yurthub chart (it grants system:nodes the ClusterRole yurt-hub), or run `edgebake cluster prepare`"
+	const rbac = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub"
 	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.namespace+"/configmaps?limit=1", nil); api.Code(err) {
 	case 403:
 		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.namespace), rbac))

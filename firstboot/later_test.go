@@ -1,0 +1,354 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const stickDev = "/dev/sdb1"
+
+// plug puts a USB stick with an EDGEBAKE slot into the machine.
+func (w *world) plug(site string) {
+	w.t.Helper()
+	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
+	w.put(disk+"/size", "131072\n")
+	w.put(disk+"/removable", "1\n")
+	w.put(disk+"/sdb1/partition", "1\n")
+	w.put(disk+"/sdb1/start", "2048\n")
+	w.put(disk+"/sdb1/size", "32768\n")
+	w.put(disk+"/sdb1/uevent", "PARTNAME=EDGEBAKE\n")
+	link := filepath.Join(w.root, "sys/block/sdb")
+	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+		w.t.Fatal(err)
+	}
+	if err := os.Symlink("../devices/pci0/usb1/1-1/block/sdb", link); err != nil {
+		w.t.Fatal(err)
+	}
+	w.stamp(stickDev, site)
+}
+
+func (w *world) unplug() {
+	w.t.Helper()
+	if err := os.Remove(filepath.Join(w.root, "sys/block/sdb")); err != nil {
+		w.t.Fatal(err)
+	}
+	delete(w.slots, stickDev)
+}
+
+func (w *world) slotSite(dev string) string {
+	w.t.Helper()
+	c, err := slot.Read(w.slots[dev])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(c.Files[ondisk.SlotSite])
+}
+
+func TestWaitsForASiteAndTakesAStick(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	w.stamp(ownDev, "")
+	if err := w.boot(); err == nil {
+		t.Fatal("it went on without a site")
+	}
+	if s := w.state(); s.Result != ondisk.ResultWaiting || !w.said("waiting for a site: stamp one") {
+		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.console, "\n"))
+	}
+	w.plug(w.site(withToken))
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if strings.Contains(w.slotSite(ownDev), testToken) {
+		t.Error("the own slot still holds the token")
+	}
+	// The stick may stay, or go: its site is taken once.
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if w.said("took the site of stick") {
+		t.Error("the stick was taken twice")
+	}
+	w.unplug()
+	w.powerOn()
+	if err := w.boot(); err != nil || w.joins != 1 {
+		t.Errorf("without the stick: %v, %d joins", err, w.joins)
+	}
+}
+
+// TestStickCorrectsAStoppedMachine: a permanent failure goes on by itself
+// when a corrected site is brought.
+func TestStickCorrectsAStoppedMachine(t *testing.T) {
+	w := nativeWorld(t)
+	w.stamp(ownDev, strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1))
+	e := w.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if w.said("FAILED discovery") && !w.has("/sys/block/sdb") {
+			w.plug(w.site(withToken))
+		}
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("another site was found") || w.state().Result != ondisk.ResultDone {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, "kind: Site\nmasters: nonsense\n")
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.slotSite(ownDev) != "kind: Site\nmasters: nonsense\n" {
+		t.Error("the person's file was written over")
+	}
+	if !w.said("the slot's site is not taken, the former one stays: the site has problems") {
+		t.Error("nothing was said")
+	}
+}
+
+func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	clear(w.slots[ownDev].b[:512])
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !strings.Contains(w.slotSite(ownDev), "192.0.2.11:6443") {
+		t.Error("the slot was not made again")
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range w.names {
+		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") {
+			t.Errorf("then it did %s", n)
+		}
+	}
+}
+
+func TestMastersChanged(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, strings.Replace(w.site(), "192.0.2.13", "192.0.2.14", 1))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.14:6443") || w.joins != 1 {
+		t.Errorf("%d joins, %s", w.joins, w.get(ondisk.IPVSConfig))
+	}
+}
+
+func TestCertificateExpiredOffline(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	w.now = w.now.AddDate(2, 0, 0)
+	if err := w.boot(); err == nil {
+		t.Fatal("it went on with an expired certificate")
+	}
+	if !w.said("this node's certificate has expired") || !w.said("put a new token into site.yaml") {
+		t.Fatalf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.plug(w.site(withToken))
+	w.powerOn()
+	w.cluster.revive = true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.joins != 2 {
+		t.Errorf("%d joins", w.joins)
+	}
+}
+
+// TestNetworkRollsBack: the corrected settings reach no master, the former
+// ones do.
+func TestNetworkRollsBack(t *testing.T) {
+	settings := func(addr string) string {
+		return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
+	}
+	w := nativeWorld(t, settings("192.0.2.50"))
+	// The link is up only with the first address.
+	w.link = func() bool {
+		files, _ := filepath.Glob(filepath.Join(w.root, "etc/systemd/network/*.network"))
+		for _, f := range files {
+			if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), "192.0.2.50/24") {
+				return true
+			}
+		}
+		return false
+	}
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w.stamp(ownDev, w.site(settings("192.0.3.50")))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("the former ones are back") || !w.link() {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	// It is not tried again at the next boot.
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if w.said("the former ones are back") {
+		t.Error("the bad settings were tried again")
+	}
+}
+
+func TestClockBehind(t *testing.T) {
+	w := nativeWorld(t)
+	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if floor := time.Unix(1767225600, 0); w.now.Before(floor) {
+		t.Errorf("the clock says %s", w.now)
+	}
+	if !strings.Contains(w.log.String(), "no time server answers") {
+		t.Error("a time server was not even tried")
+	}
+}
+
+func TestFirstMasterDead(t *testing.T) {
+	w := nativeWorld(t)
+	w.cluster.down["192.0.2.11:6443"] = true
+	w.cluster.down["192.0.2.13:6443"] = true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
+		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
+	}
+}
+
+func TestAddressChanged(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.source = netip.MustParseAddr("192.0.2.77")
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if hosts := w.get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.77\tedge-sn0042") || strings.Contains(hosts, "192.0.2.50") || !strings.Contains(hosts, "localhost") {
+		t.Errorf("hosts:\n%s", hosts)
+	}
+}
+
+func TestNodeRenamedByTheSite(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+func TestStaleNodeKeepsItsLabels(t *testing.T) {
+	w := nativeWorld(t, "labels: {zone: north}")
+	w.cluster.register("edge-sn0042", "", "another")
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	if err := w.boot(); err == nil {
+		t.Fatal("it was said to be done without its label")
+	}
+	s := w.state()
+	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north") || !strings.Contains(p.Cure, "edgebake cluster remove edge-sn0042") {
+		t.Errorf("%+v", p)
+	}
+	if !w.said("the cluster has a stale Node edge-sn0042") {
+		t.Error("the stale Node was not said")
+	}
+}
+
+// TestBackoff passes real time, made up by synctest.
+func TestBackoff(t *testing.T) {
+	e := newWorld(t, "testdata/machine.txtar").env() // its API servers live outside the bubble
+	synctest.Test(t, func(t *testing.T) {
+		var tried []time.Duration
+		start := time.Now()
+		e.Now = time.Now
+		e.Sleep = func(ctx context.Context, d time.Duration) error {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(d):
+				return nil
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+		defer cancel()
+		r := &Runner{Env: e, Site: currentSite, Brought: func(*Env) string { return "" }}
+		r.Phases = func(*configs.Site) []Phase {
+			return []Phase{{
+				Name: "never", Doc: "never done", Timeout: 10 * time.Second,
+				Check: func(context.Context, *Env) (Verdict, error) { return Todo, nil },
+				Run: func(ctx context.Context, e *Env) error {
+					tried = append(tried, time.Since(start))
+					<-ctx.Done() // hangs until its deadline
+					return ctx.Err()
+				},
+			}}
+		}
+		if err := r.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		if n := len(tried); n < 20 || n > 60 {
+			t.Errorf("%d attempts in 20 minutes", n)
+		}
+		for i := 1; i < len(tried); i++ {
+			pause := tried[i] - tried[i-1] - 10*time.Second
+			want := Backoff(i, 0)
+			if pause != want {
+				t.Errorf("pause %d is %v, not %v", i, pause, want)
+			}
+		}
+		if !r.Alive(time.Now().Add(-time.Minute)) {
+			t.Error("the watchdog would have bitten")
+		}
+	})
+	for n := 1; n < 40; n++ {
+		low, high := Backoff(n, 0), Backoff(n, 0.999)
+		if low <= 0 || high > backoffMax || high < low || high > 2*low {
+			t.Errorf("attempt %d: %v to %v", n, low, high)
+		}
+	}
+}
