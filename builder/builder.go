@@ -38,6 +38,9 @@ type Options struct {
 	// lock does not have.
 	Lock   *plan.Lock
 	Locked bool
+	// Update makes a base anew instead of taking the one in the cache: the
+	// archive may have newer packages by now. Lock must be nil.
+	Update bool
 	// Base is an exported base, used instead of making it.
 	Base string
 	// Output is the image to write, .raw or .raw.zst. Force replaces it.

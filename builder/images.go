@@ -106,31 +106,52 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	if i.Ref == "" {
 		i.Ref = images.Sole
 	}
-	pinned, err := images.Resolve(ctx, b.Cache, []configs.ContainerImage{i}, b.imageOptions())
-	if err != nil {
-		return err
-	}
-	p := pinned[0]
-	raw, err := canonical(struct {
-		Manifest string `json:"manifest"`
-	}{p.Manifest.Digest})
+	raw, err := canonical(src)
 	if err != nil {
 		return err
 	}
 	in := plan.Input{Make: "oci", Recipe: raw}
-	if sha, ok := b.Cache.Lookup(ociKey(raw)); ok && b.Base == "" {
+	if sha, ok := b.Lock.Pinned(inputBase, in); ok {
+		// The tag may have moved on; what the lock has is still meant.
+		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
+		if i.Digest == "" {
+			i.Digest = in.Digest
+		}
+		b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+			p, err := b.pinOCI(ctx, i)
+			if err != nil {
+				return "", err
+			}
+			return b.makeOCI(ctx, p)
+		})
+		return nil
+	}
+	p, err := b.pinOCI(ctx, i)
+	if err != nil {
+		return err
+	}
+	in.Digest = p.Target.Digest
+	if sha, ok := b.Cache.Lookup(ociKey(p)); ok && b.Base == "" {
 		in.SHA256 = sha
 	}
 	b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
-		return b.makeOCI(ctx, raw, p)
+		return b.makeOCI(ctx, p)
 	})
 	return nil
 }
 
-func ociKey(recipe json.RawMessage) string { return "oci root 1 " + string(recipe) }
+func (b *build) pinOCI(ctx context.Context, i configs.ContainerImage) (images.Pinned, error) {
+	pinned, err := images.Resolve(ctx, b.Cache, []configs.ContainerImage{i}, b.imageOptions())
+	if err != nil {
+		return images.Pinned{}, fmt.Errorf("base.oci: %w", err)
+	}
+	return pinned[0], nil
+}
+
+func ociKey(p images.Pinned) string { return "oci root 1 " + p.Manifest.Digest }
 
 // makeOCI flattens the image's layers into one tar.
-func (b *build) makeOCI(ctx context.Context, recipe json.RawMessage, p images.Pinned) (string, error) {
+func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
 	blobs, err := images.Layers(ctx, b.Cache, p, b.imageOptions())
 	if err != nil {
 		return "", err
@@ -147,7 +168,7 @@ func (b *build) makeOCI(ctx context.Context, recipe json.RawMessage, p images.Pi
 	if err != nil {
 		return "", err
 	}
-	return b.Cache.Make(ctx, ociKey(recipe), func(_ context.Context, w io.Writer) error {
+	return b.Cache.Make(ctx, ociKey(p), func(_ context.Context, w io.Writer) error {
 		return tree.WriteTar(w, flat, b.Cache)
 	})
 }

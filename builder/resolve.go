@@ -119,13 +119,19 @@ func (b *build) resolveBase(ctx context.Context) error {
 			return err
 		}
 		in := plan.Input{Make: "mmdebstrap", Recipe: raw}
-		if sha, ok := b.Cache.Lookup(in.Make + " " + string(raw)); ok && b.Base == "" {
+		key := in.Make + " " + string(raw)
+		if b.Update {
+			if err := b.Cache.Forget(key); err != nil {
+				return err
+			}
+		}
+		if sha, ok := b.Cache.Lookup(key); ok && b.Base == "" {
 			if _, locked := b.Lock.Pinned(inputBase, in); !locked {
 				in.SHA256 = sha
 			}
 		}
 		b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
-			return b.Cache.Make(ctx, in.Make+" "+string(raw), func(ctx context.Context, w io.Writer) error {
+			return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
 				return makeDebian(ctx, r, paths, w, s.log)
 			})
 		})

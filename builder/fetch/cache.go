@@ -202,14 +202,15 @@ func (c *Cache) Lookup(key string) (sha string, ok bool) {
 	return c.lookup(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
 }
 
-// Alias lets key lead to a blob that is there already: a made input that was
-// imported instead of made.
-func (c *Cache) Alias(key, sha string) error {
-	if !c.Has(sha) {
-		return fmt.Errorf("the cache has no blob %s", sha)
-	}
+// Forget makes the next Make of key carry out its recipe again. The blob stays
+// for who has it by its digest.
+func (c *Cache) Forget(key string) error {
 	sum := sha256.Sum256([]byte(key))
-	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
+	err := os.Remove(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("forgetting a made input: %w", err)
+	}
+	return nil
 }
 
 func (c *Cache) setKey(keyPath, sha string) error {

@@ -55,6 +55,9 @@ type Input struct {
 	// Recipe is its canonical JSON.
 	Make   string          `json:"make,omitempty"`
 	Recipe json.RawMessage `json:"recipe,omitempty"`
+	// Digest is what a name in Recipe meant when it was looked up: a container
+	// image's manifest, "sha256:…".
+	Digest string `json:"digest,omitempty"`
 	// SHA256 is the digest of the bytes, in hex. A made input has none until
 	// it was made once; the lock keeps it from then on.
 	SHA256 string `json:"sha256,omitempty"`

@@ -66,21 +66,30 @@ func newBuild(s streams) *cobra.Command {
 		Long: `Build bakes the golden image that an Image document describes. Beside the image
 it leaves NAME.report.json (what went in, how full it is, where the time went)
 and NAME.sbom.spdx.json, and beside the document its lock, which pins every
-input: with --locked a later build uses exactly these or fails.
+input. A later build uses what is locked, and renews the lock where the
+document asks for something else; with --locked it uses exactly these inputs
+or fails, with --update it takes the newest.
 
 What was fetched or made once comes from the cache. A name that ends in
 .raw.zst is written compressed (zstd, seekable).`,
 		Example: `  edgebake build image.yaml
   edgebake build image.yaml --output node.raw.zst --locked
+  edgebake build image.yaml --update --force         # with today's packages
   edgebake build image.yaml --export-base base.tar   # keep the made base ...
   edgebake build image.yaml --locked --base base.tar # ... and build from it`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
+			if o.Update && (src.locked || o.Base != "") {
+				return usageError{errors.New("--update makes inputs anew, --locked and --base keep them: choose one")}
+			}
 			img, opts, err := src.open(s, args[0])
 			if err != nil {
 				return err
 			}
 			defer opts.Cache.Close()
+			if o.Update {
+				opts.Lock, opts.Update = nil, true
+			}
 			opts.Base, opts.Output, opts.Force = o.Base, o.Output, o.Force
 			if opts.Output == "" {
 				opts.Output = img.Name + ".raw"
@@ -105,6 +114,7 @@ What was fetched or made once comes from the cache. A name that ends in
 	f := c.Flags()
 	f.StringVarP(&o.Output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
 	f.BoolVarP(&o.Force, "force", "f", false, "replace an image that is there")
+	f.BoolVar(&o.Update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&o.Base, "base", "", "use this exported base instead of making one")
 	f.StringVar(&exportBase, "export-base", "", "also copy the made base to this file, for --base")
 	f.BoolVar(&asJSON, "json", false, "print events and the report as JSON, one object a line")

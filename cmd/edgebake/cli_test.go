@@ -196,7 +196,7 @@ func TestBadImages(t *testing.T) {
 func TestUsage(t *testing.T) {
 	c := newCLI(t)
 	for _, args := range [][]string{
-		{"bake"}, {"build"}, {"build", "a", "b"}, {"build", "--colour"}, {"stamp", "x.raw"}, {"inspect"},
+		{"bake"}, {"build"}, {"build", "a", "b"}, {"build", "--colour"}, {"build", "image.yaml", "--update", "--locked"}, {"stamp", "x.raw"}, {"inspect"},
 		{"render", "site.yaml"}, {"validate"}, {"init", "x"}, {"version", "-o", "xml"}, {"boot", "x.raw", "--forward", "22"},
 	} {
 		c.run(2, args...)

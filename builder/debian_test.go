@@ -1,0 +1,179 @@
+package builder
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/buildtest"
+)
+
+// standIn puts a mmdebstrap first on PATH that gives the base it is told to,
+// counts its runs, and fails or hangs where a file says so.
+func standIn(t *testing.T, p *project) {
+	t.Helper()
+	dir := t.TempDir()
+	script := `#!/bin/sh
+echo "$SOURCE_DATE_EPOCH $PWD $*" >> runs
+`
+	script = strings.ReplaceAll(script, "runs", filepath.Join(p.dir, "runs")) + `
+echo "I: making it" >&2
+if [ -e "` + p.dir + `/fail" ]; then echo "E: Unable to locate package nonsense" >&2; exit 25; fi
+if [ -e "` + p.dir + `/hang" ]; then trap 'echo cleaned >> "` + p.dir + `/runs"; exit 1' INT; head -c 4096 "` + p.dir + `/base.tar"; while :; do sleep 0.05; done; fi
+cat "` + p.dir + `/base.tar"
+`
+	for name, body := range map[string]string{"mmdebstrap": script, "newuidmap": "#!/bin/sh\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+func (p *project) runs(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.dir, "runs"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func toDebian(s string) string {
+	return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie, packages: [tcpdump]}\n", 1)
+}
+
+func TestDebianBase(t *testing.T) {
+	p := newProject(t, buildtest.Base(), toDebian)
+	standIn(t, p)
+	out := filepath.Join(t.TempDir(), "x.raw")
+	var said []string
+	o := p.options(out)
+	o.Force = true
+	o.Events = func(e Event) { said = append(said, e.Step+" "+e.State+" "+e.Text) }
+	first, err := Build(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := p.runs(t)
+	if !strings.HasPrefix(runs, "1767225600 / ") || !strings.Contains(runs, "tcpdump") || strings.Count(runs, "\n") != 1 {
+		t.Errorf("mmdebstrap ran as: %s", runs)
+	}
+	if all := strings.Join(said, "\n"); !strings.Contains(all, "base log I: making it") {
+		t.Errorf("its words are not passed on:\n%s", all)
+	}
+	// The archive is gone. With a lock, or a cache, nobody misses it.
+	if err := os.WriteFile(filepath.Join(p.dir, "fail"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o.Lock = first.Plan.Lock()
+	if _, err := Build(t.Context(), p.image(t), o); err != nil || p.runs(t) != runs {
+		t.Errorf("built from the lock: %v, runs %q", err, p.runs(t))
+	}
+}
+
+// TestUpdate makes the base anew though the cache has one.
+func TestUpdate(t *testing.T) {
+	p := newProject(t, buildtest.Base(), toDebian)
+	standIn(t, p)
+	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
+	o.Force = true
+	first, err := Build(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := buildtest.Base()
+	for i := range newer {
+		if newer[i].Name == "./var/lib/dpkg/status" {
+			newer[i].Body += "\nPackage: new\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2\n"
+		}
+	}
+	packed, err := buildtest.Tar(newer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "base.tar"), packed, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	same, err := Build(t.Context(), p.image(t), o)
+	if err != nil || same.Report.Golden != first.Report.Golden {
+		t.Errorf("the cache's base is not used: %v", err)
+	}
+	o.Update = true
+	updated, err := Build(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if updated.Report.Packages != first.Report.Packages+1 || updated.Report.Plan == first.Report.Plan {
+		t.Errorf("not updated: %d packages, before %d", updated.Report.Packages, first.Report.Packages)
+	}
+	// Locked, in a cache that has neither: the archive's is refused, and the
+	// cure named.
+	o.Update, o.Locked, o.Lock = false, true, first.Plan.Lock()
+	o.Cache = newProject(t, buildtest.Base(), nil).cache
+	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "the Debian archive has moved on") {
+		t.Errorf("locked: %v", err)
+	}
+	// Not locked, the lock is renewed, and that is said.
+	var warned string
+	o.Locked = false
+	o.Cache = newProject(t, buildtest.Base(), nil).cache
+	o.Events = func(e Event) {
+		if e.State == StateWarning && e.Step == "base" {
+			warned = e.Text
+		}
+	}
+	renewed, err := Build(t.Context(), p.image(t), o)
+	if err != nil || renewed.Report.Golden != updated.Report.Golden || !strings.Contains(warned, "differs from the lock") {
+		t.Errorf("renewed: %v, warning %q", err, warned)
+	}
+}
+
+func TestDebianFails(t *testing.T) {
+	p := newProject(t, buildtest.Base(), toDebian)
+	standIn(t, p)
+	if err := os.WriteFile(filepath.Join(p.dir, "fail"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	_, err := p.build(t, filepath.Join(dir, "x.raw"))
+	for _, want := range []string{"input base: ", "exit status 25", "Unable to locate package nonsense", "check base.debian.packages"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+	// A run that failed is not remembered.
+	if err := os.Remove(filepath.Join(p.dir, "fail")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.build(t, filepath.Join(dir, "x.raw")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDebianInterrupted sees that mmdebstrap is told, and can clean up.
+func TestDebianInterrupted(t *testing.T) {
+	p := newProject(t, buildtest.Base(), toDebian)
+	standIn(t, p)
+	if err := os.WriteFile(filepath.Join(p.dir, "hang"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
+	o.Events = func(e Event) {
+		if e.Step == "base" && e.State == StateLog {
+			time.AfterFunc(200*time.Millisecond, cancel)
+		}
+	}
+	if _, err := Build(ctx, p.image(t), o); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if !strings.Contains(p.runs(t), "cleaned") {
+		t.Errorf("mmdebstrap was not asked to end: %q", p.runs(t))
+	}
+}
