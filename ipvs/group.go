@@ -2,12 +2,14 @@ package ipvs
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -30,6 +32,9 @@ type group struct {
 	names   map[string][]netip.Addr // last good answers of DNS
 	last    []netip.AddrPort        // real servers with weight, as they stand
 	hostsAt netip.Addr              // what the hosts file says
+	// cert is the node's own, as it was at certTime.
+	cert     *tls.Certificate
+	certTime time.Time
 
 	changed chan struct{} // something was observed
 	renew   chan struct{} // the list of masters may have changed
@@ -277,7 +282,34 @@ func (g *group) target(a netip.AddrPort, name string) target {
 	if sni == "" {
 		sni = certName
 	}
-	return target{addr: a, name: name, sni: sni, probe: g.server.Probe, roots: g.roots.Load()}
+	t := target{addr: a, name: name, sni: sni, probe: g.server.Probe, roots: g.roots.Load()}
+	if t.roots != nil && !t.probe.Plain {
+		t.client = g.client()
+	}
+	return t
+}
+
+// client is the node's certificate, nil until it has joined. With it a
+// kube-apiserver lets the connection stand; without, it hangs up after every
+// answer (its mitigation of CVE-2023-44487). g.mu is held.
+func (g *group) client() *tls.Certificate {
+	file := g.d.opt.ClientCert
+	if file == "" {
+		file = kubeletCert
+	}
+	st, err := os.Stat(file)
+	if err != nil {
+		return nil
+	}
+	if g.cert != nil && st.ModTime().Equal(g.certTime) {
+		return g.cert
+	}
+	cert, err := tls.LoadX509KeyPair(file, file)
+	if err != nil {
+		return g.cert // kubelet is just exchanging it
+	}
+	g.cert, g.certTime = &cert, st.ModTime()
+	return g.cert
 }
 
 // enlist starts watchers for new masters and stops those of old ones.
@@ -344,7 +376,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 	}
 	if skewed := c == SkewedOK; skewed != m.skewed {
 		m.skewed = skewed
-		if skewed {
+		if skewed && !changed { // or the line below says it
 			g.d.logf("%s: master %s: %s", g.vip, a, c)
 		}
 	}

@@ -50,6 +50,10 @@ type watcher struct {
 	slots chan struct{}
 	// count is told of what goes over the wire.
 	count func(what counter)
+	// readyDue is when the next request is due, across connections: a
+	// kube-apiserver hangs up after every answer to somebody it does not
+	// know. Zero: at once.
+	readyDue time.Time
 }
 
 // handshakes is how many slots there are.
@@ -80,6 +84,7 @@ func (w *watcher) run(ctx context.Context) {
 			}
 			if err != nil {
 				_, doubted := w.observe(class, err)
+				w.readyDue = time.Time{}
 				w.sleep(ctx, w.pause(doubted))
 				continue
 			}
@@ -180,8 +185,14 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 	now := time.Now()
 	pingDue := now.Add(jitter(p.Ping))
 	readyDue := now
-	var asked time.Time // when the outstanding request was sent; zero if none
-	var pinged bool     // a PING is outstanding
+	if w.readyDue.After(now) {
+		readyDue = w.readyDue
+	}
+	w.readyDue = time.Time{}
+	var asked time.Time    // when the outstanding request was sent; zero if none
+	var answered time.Time // when the last answer came; zero if none did
+	leaving := false       // the server hangs up after the outstanding answer
+	var pinged bool        // a PING is outstanding
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -202,7 +213,16 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 				}
 			case evGoAway:
 				// The server moves its clients, often because it is about to
-				// stop. That is no fault: ask it anew.
+				// stop. That is no fault: ask it anew. But around an answer it
+				// is how kube-apiserver treats whoever did not show a
+				// certificate: then nothing is new until the next one is due.
+				if !asked.IsZero() {
+					leaving = true
+					continue
+				}
+				if !answered.IsZero() && time.Since(answered) < w.profile.Ping {
+					w.readyDue = readyDue
+				}
 				return nil
 			case evClosed:
 				w.observe(Closed, e.err)
@@ -223,6 +243,11 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 					readyDue = now.Add(jitter(p.Ready))
 				}
 				pingDue = now.Add(jitter(p.Ping))
+				answered = now
+				if leaving {
+					w.readyDue = readyDue
+					return nil
+				}
 			}
 		case <-timer.C:
 		}

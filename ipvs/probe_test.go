@@ -93,6 +93,9 @@ type fakeMaster struct {
 	hung   atomic.Bool // accepts, and does nothing more
 	gone   atomic.Bool // drops everything
 	plain  bool        // HTTP/1.1 only
+	// strangers are hung up on after each answer, as kube-apiserver does
+	// with whoever shows no certificate over HTTP/2.
+	strangers bool
 
 	conns   []*switchable
 	dials   atomic.Int64
@@ -143,6 +146,9 @@ func newFakeMaster(t testing.TB, cert tls.Certificate) *fakeMaster {
 	m.http.ErrorLog = log.New(io.Discard, "", 0)
 	m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.asked.Add(1)
+		if m.strangers {
+			w.Header().Set("Connection", "close")
+		}
 		if m.date != "" {
 			w.Header().Set("Date", m.date)
 		}
@@ -316,6 +322,38 @@ func TestSensing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestStranger: a kube-apiserver hangs up after every answer to a node that
+// has not joined yet. That is no fault, costs one connection for each request,
+// and between requests a kill is noticed at once.
+func TestStranger(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	synctest.Test(t, func(t *testing.T) {
+		m := newFakeMaster(t, cert)
+		m.strangers = true
+		m.start()
+		s := sense(t, m, LAN(), c.roots(t))
+		defer s.stop(m)
+		time.Sleep(10*time.Minute + 3*time.Second)
+		if got := fmt.Sprint(s.events); got != "[up (ready)]" {
+			t.Errorf("it believed %s", got)
+		}
+		if dials, asks := m.dials.Load(), s.asks.Load(); asks < 55 || asks > 80 || dials > asks+2 {
+			t.Errorf("%d requests over %d connections in ten minutes", asks, dials)
+		}
+		broke := time.Now()
+		m.kill()
+		time.Sleep(5 * time.Second)
+		if st, at := s.state(); st != Down || at.Sub(broke) > 300*time.Millisecond {
+			t.Errorf("it is %s, %s after the kill", st, at.Sub(broke))
+		}
+		m.dead.Store(false)
+		time.Sleep(10 * time.Second)
+		if st, _ := s.state(); st != Up {
+			t.Errorf("it is %s after it healed: %v", st, s.events)
+		}
+	})
 }
 
 // TestSteady: an hour of peace costs one connection, one PING a second and

@@ -24,9 +24,10 @@ import (
 )
 
 // A master stands for a kube-apiserver: TLS and HTTP/2 with the certificate
-// it is given, /readyz as its mode file says. So that clients can be cheap
-// under emulation, a connection that does not begin with a TLS record is
-// served one line in clear: the master's name, then silence.
+// it is given, /readyz as its mode file says. The same without TLS, for
+// lvscare's --health-schem=http. So that clients can be cheap under emulation,
+// any other connection is served one line in clear: the master's name, then
+// silence.
 
 // masterMain is the program. GUEST_MASTER is its folder.
 func masterMain() {
@@ -81,7 +82,9 @@ func masterMain() {
 	}
 	srv := &http.Server{Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}}
 	tlsLn := &sniffer{Listener: ln, name: name, conns: make(chan net.Conn)}
-	go tlsLn.run()
+	plainLn := &sniffer{Listener: ln, conns: make(chan net.Conn)}
+	go tlsLn.run(plainLn.conns)
+	go (&http.Server{Handler: mux}).Serve(plainLn)
 	os.WriteFile(dir+"/up", nil, 0o644)
 	fmt.Println("master:", srv.ServeTLS(tlsLn, "", ""))
 	os.Exit(1)
@@ -103,7 +106,7 @@ func (c *sniffed) Read(b []byte) (int, error) { return c.r.Read(b) }
 
 func (s *sniffer) Accept() (net.Conn, error) { return <-s.conns, nil }
 
-func (s *sniffer) run() {
+func (s *sniffer) run(plain chan<- net.Conn) {
 	for {
 		c, err := s.Listener.Accept()
 		if err != nil {
@@ -119,6 +122,10 @@ func (s *sniffer) run() {
 			}
 			if b[0] == 0x16 {
 				s.conns <- &sniffed{c, br}
+				return
+			}
+			if b[0] == 'G' { // HTTP without TLS
+				plain <- &sniffed{c, br}
 				return
 			}
 			fmt.Fprintln(c, s.name)
