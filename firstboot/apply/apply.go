@@ -12,7 +12,7 @@
 //     naming too much, never too little;
 //   - what it does not apply, it refuses by name, before anything is written.
 //
-// docs/decisions/0003 has the comparison, and the tests hold the result
+// docs/decisions/0006 has the comparison, and the tests hold the result
 // against that of the real program.
 package apply
 

@@ -1,0 +1,157 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot"
+)
+
+func TestWriteFile(t *testing.T) {
+	f := Files{Root: t.TempDir()}
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	if err := f.WriteFile("/a/b/c", []byte("one"), firstboot.Mode(0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for p, want := range map[string]os.FileMode{"a": 0o755, "a/b": 0o755, "a/b/c": 0o644} {
+		st, err := os.Stat(filepath.Join(f.Root, p))
+		if err != nil || st.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", p, st.Mode(), err)
+		}
+	}
+	// What a cut left is written over, and a link is replaced, not followed.
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("mine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(f.Root, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(f.Root, ".link.edgebake-new"), []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.WriteFile("/link", []byte("two"), firstboot.Mode(0o4755)); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(outside); string(b) != "mine" {
+		t.Errorf("the link was followed: %s", b)
+	}
+	entries, err := os.ReadDir(f.Root)
+	if err != nil || len(entries) != 2 {
+		t.Errorf("left over: %v, %v", entries, err)
+	}
+	// A temporary that is a link to elsewhere is refused, not written through.
+	if err := os.Symlink(outside, filepath.Join(f.Root, ".x.edgebake-new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.WriteFile("/x", []byte("three"), firstboot.Mode(0o600)); err == nil {
+		t.Error("a planted link was followed")
+	}
+}
+
+func TestLinksAndRemove(t *testing.T) {
+	f := Files{Root: t.TempDir()}
+	if err := f.WriteFile("/file", []byte("x"), firstboot.Mode(0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // twice: the second finds the first
+		if err := f.Symlink("/file", "/sub/link"); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Link("/file", "/hard"); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Mkdir("/dir", firstboot.Mode(0o750)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if to, err := os.Readlink(filepath.Join(f.Root, "sub/link")); err != nil || to != "/file" {
+		t.Errorf("%s, %v", to, err)
+	}
+	if err := f.WriteFile("/dir/in", nil, firstboot.Mode(0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{"/dir", "/nowhere", "/file/below", "/hard", "/sub/link"} {
+		if err := f.Remove(p); err != nil {
+			t.Errorf("removing %s: %v", p, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(f.Root, "dir/in")); err != nil {
+		t.Error("a directory that was not empty is gone")
+	}
+	if err := f.RemoveAll("/dir"); err != nil {
+		t.Error(err)
+	}
+	if err := f.RemoveAll("/no/where"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRun(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), firstboot.Cmd{Args: []string{"sh", "-c", "echo $A; echo err >&2"}, Env: []string{"A=b"}, Output: &out}); err != nil || out.String() != "b\nerr\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	err := run(t.Context(), firstboot.Cmd{Args: []string{"sh", "-c", "echo why >&2; exit 3"}})
+	if err == nil || !strings.Contains(err.Error(), "exit status 3: why") {
+		t.Errorf("%v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := run(ctx, firstboot.Cmd{Args: []string{"sleep", "60"}}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestConsole(t *testing.T) {
+	dir := t.TempDir()
+	active := filepath.Join(dir, "active")
+	if err := os.WriteFile(active, []byte("tty0 ttyS0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tty := range []string{"tty0", "ttyS0"} {
+		if err := os.WriteFile(filepath.Join(dir, tty), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	console(active, dir, "hello")
+	for _, tty := range []string{"tty0", "ttyS0"} {
+		if b, _ := os.ReadFile(filepath.Join(dir, tty)); string(b) != "edgebake: hello\r\n" {
+			t.Errorf("%s has %q", tty, b)
+		}
+	}
+	console(filepath.Join(dir, "nothing"), dir, "no console is no trouble")
+}
+
+func TestFSUUID(t *testing.T) {
+	img := make([]byte, 4096)
+	img[1024+0x38], img[1024+0x39] = 0x53, 0xef
+	copy(img[1024+0x68:], "0123456789abcdef")
+	p := filepath.Join(t.TempDir(), "fs")
+	if err := os.WriteFile(p, img, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := fsUUID(p); err != nil || string(u[:]) != "0123456789abcdef" {
+		t.Errorf("%q, %v", u, err)
+	}
+	if err := os.WriteFile(p, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fsUUID(p); err == nil {
+		t.Error("zeros are an ext4 file system")
+	}
+}
+
+func TestPostRefusesPlainHTTP(t *testing.T) {
+	if err := post(t.Context(), "http://127.0.0.1:1/", nil); err == nil || !strings.Contains(err.Error(), "only https") {
+		t.Errorf("%v", err)
+	}
+}
