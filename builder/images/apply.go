@@ -129,7 +129,7 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 		if old == nil || !old.IsDir() {
 			e = newDir(date)
 		}
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeGNUSparse:
 		e = &entry{Inode: &tree.Inode{Mode: tree.ModeRegular}}
 		if e.Data, err = contentOf(ctx, c, tr, h, s.blob, off); err != nil {
 			return err

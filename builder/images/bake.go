@@ -63,7 +63,7 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; add it to images:", want)
+	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; list it in images", want)
 }
 
 // fetchLayers brings every layer into the cache, each once, several at a
@@ -121,7 +121,6 @@ type baker struct {
 	order       []*snapshot
 	blobs       map[string]*store.Blob // by digest
 	state       store.State
-	reports     []ImageReport
 }
 
 // image adds one image's snapshots, blobs and records.

@@ -228,7 +228,7 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 	}
 	for _, d := range found[1:] {
 		if d.Digest != found[0].Digest {
-			return Descriptor{}, fmt.Errorf("it has two different images of that name, %s and %s; pin one with digest:", found[0].Digest, d.Digest)
+			return Descriptor{}, fmt.Errorf("it has two different images of that name, %s and %s; pin one by its digest", found[0].Digest, d.Digest)
 		}
 	}
 	d := found[0]

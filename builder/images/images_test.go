@@ -306,7 +306,7 @@ func TestSandboxMustBeThere(t *testing.T) {
 	_, imgs := writeLayout(t, small("edgebake.test/pause:1", "p"))
 	o := testOptions()
 	o.Sandbox = "edgebake.test/pause:2"
-	if _, err := resolveAndBake(t, newCache(t), o, imgs); err == nil || !strings.Contains(err.Error(), "edgebake.test/pause:2") || !strings.Contains(err.Error(), "images:") {
+	if _, err := resolveAndBake(t, newCache(t), o, imgs); err == nil || !strings.Contains(err.Error(), "edgebake.test/pause:2") || !strings.Contains(err.Error(), "list it in images") {
 		t.Errorf("error %v", err)
 	}
 	o.Sandbox = "edgebake.test/pause:1"

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 )
 
 // Read says what the two databases hold. It opens them read-only; a daemon
@@ -50,7 +51,7 @@ func view(path string, f func(*bolt.Tx) error) (err error) {
 const lockTimeout = 2 * time.Second
 
 func openError(path string, err error) error {
-	if errors.Is(err, bolt.ErrTimeout) {
+	if errors.Is(err, berrors.ErrTimeout) {
 		return fmt.Errorf("opening database %s: another program has it open; stop containerd first", path)
 	}
 	return fmt.Errorf("opening database %s: %w", path, err)
