@@ -169,7 +169,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if first != second {
 		t.Errorf("digests differ with the caller's settings: %s, %s", first, second)
 	}
-	left, err := os.ReadDir(filepath.Join(c.dir, "tmp"))
+	left, err := os.ReadDir(c.session)
 	if err != nil {
 		t.Fatal(err)
 	}
