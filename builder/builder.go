@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -184,8 +183,7 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return "", fmt.Errorf("%s is not a file", path)
 	}
 	var sha string
-	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		key := fmt.Sprintf("file %d %d %d %d %v", st.Dev, st.Ino, fi.Size(), fi.ModTime().UnixNano(), st.Ctim)
+	if key := statKey(fi); key != "" {
 		sha, err = b.Cache.Make(ctx, key, func(_ context.Context, w io.Writer) error {
 			_, err := io.Copy(w, f)
 			return err
