@@ -565,6 +565,33 @@ func TestRegistryIsRetried(t *testing.T) {
 	}
 }
 
+// A transfer that breaks off in the middle is begun again.
+func TestBrokenTransferIsRepeated(t *testing.T) {
+	l := newLayout(t, small("edgebake.test/a:1", "a"))
+	s := serve(t, l, httptest.NewServer)
+	var broken sync.Map
+	var count atomic.Int64
+	s.fail = func(w http.ResponseWriter, r *http.Request) bool {
+		_, digest, ok := strings.Cut(r.URL.Path, "/blobs/")
+		raw, err := os.ReadFile(l.blob(digest))
+		if !ok || err != nil || raw[0] == '{' {
+			return false // layers only
+		}
+		if _, before := broken.LoadOrStore(digest, true); before {
+			return false
+		}
+		count.Add(1)
+		w.Header().Set("Content-Length", fmt.Sprint(len(raw)))
+		w.Write(raw[:len(raw)/2])
+		return true
+	}
+	c := newCache(t)
+	if _, err := fromRegistry(t, c, s, nil); err != nil || count.Load() != 2 {
+		t.Errorf("%d transfers broken: %v", count.Load(), err)
+	}
+	unpoisoned(t, c)
+}
+
 func TestMirrors(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	dead := serve(t, l, httptest.NewServer)

@@ -24,8 +24,10 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	}
 	pinned := make([]*Pinned, len(imgs))
 	errs := make([]error, len(imgs))
+	sources := newSources(c, &o)
+	defer sources.close()
 	parallel(len(imgs), func(i int) {
-		pinned[i], errs[i] = resolveOne(ctx, c, imgs[i], &o)
+		pinned[i], errs[i] = resolveOne(ctx, c, imgs[i], &o, sources)
 	})
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -84,7 +86,7 @@ func parallel(n int, f func(i int)) {
 	wg.Wait()
 }
 
-func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage, o *Options) (*Pinned, error) {
+func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage, o *Options, sources *sources) (*Pinned, error) {
 	ref, err := ParseRef(img.Ref)
 	if err != nil {
 		return nil, err
@@ -100,11 +102,10 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		}
 		ref.Digest = img.Digest
 	}
-	src, err := openSource(ctx, c, img, o)
+	src, err := sources.get(ctx, img)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	defer src.Close()
 	p := &Pinned{Ref: named, Source: img}
 	root, err := src.root(ctx, ref)
 	if err != nil {

@@ -2,8 +2,12 @@ package images
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
@@ -26,9 +30,6 @@ func newSources(c *fetch.Cache, o *Options) *sources {
 func (s *sources) get(ctx context.Context, img configs.ContainerImage) (source, error) {
 	// What distinguishes sources is where, not which image.
 	key := configs.ContainerImage{Layout: img.Layout, Archive: img.Archive}
-	if img.Archive != "" {
-		key.Ref = img.Ref // a docker archive's blobs are found by image
-	}
 	s.mu.Lock()
 	open := s.open[key]
 	if open == nil {
@@ -45,6 +46,15 @@ func (s *sources) close() {
 			src.Close()
 		}
 	}
+}
+
+// attempts is how often a layer is asked for whose transfer breaks off.
+const attempts = 3
+
+// isBroken reports whether a transfer broke off, as opposed to having been
+// refused or having brought wrong bytes.
+func isBroken(err error) bool {
+	return isTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // fetch brings layer j of an image into the cache. Nothing is opened where
@@ -64,7 +74,20 @@ func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool) error 
 	if err != nil {
 		return fmt.Errorf("image %s: %w", p.Ref, err)
 	}
-	if err := fetchLayer(ctx, s.cache, src, ref, l, keep); err != nil {
+	for attempt := 1; ; attempt++ {
+		err = fetchLayer(ctx, s.cache, src, ref, l, keep)
+		r, remote := src.(*registry)
+		if err == nil || !remote || attempt == attempts || !isBroken(err) || ctx.Err() != nil {
+			break
+		}
+		// The client library repeats requests; a transfer that broke off in
+		// the middle is ours to repeat.
+		select {
+		case <-ctx.Done():
+		case <-time.After(r.wait * time.Duration(attempt)):
+		}
+	}
+	if err != nil {
 		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, ref, src, err)
 	}
 	return nil
