@@ -463,7 +463,7 @@ func renewedAfter(ctx context.Context, e *Env, name string, start time.Time) err
 }
 
 // hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
+var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
 
 func removeHub(ctx context.Context, e *Env) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {
@@ -474,7 +474,7 @@ func removeHub(ctx context.Context, e *Env) error {
 			e.Log.Warn("opening port 10269", "error", err)
 		}
 	}
-	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, ondisk.YurthubConf, hubRestart} {
+	for _, p := range []string{hubManifest, yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, ondisk.YurthubConf, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}

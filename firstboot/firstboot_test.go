@@ -155,6 +155,32 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	}
 }
 
+func TestStaticPodForm(t *testing.T) {
+	w := edgeWorld(t)
+	w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.get(hubManifest), w.cluster.pin, "(pin)"))
+	if w.has(yurthubEnv) || w.units[ondisk.UnitYurthub] == "active" {
+		t.Error("the unit was used too")
+	}
+	if !strings.Contains(w.get(kubeadmFlags), redirected) {
+		t.Error("kubelet is not turned to yurthub")
+	}
+	noSecret(t, w)
+	w.powerOn()
+	w.offline = true
+	if err := w.boot(); err == nil {
+		t.Fatal("offline, and done")
+	}
+	for _, n := range w.names {
+		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") {
+			t.Errorf("offline it did: %s", n)
+		}
+	}
+}
+
 // TestHubSaysWhatTheClusterLacks: yurthub only ever waits.
 func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	for _, tc := range []struct {

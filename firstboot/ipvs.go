@@ -31,7 +31,9 @@ func ipvsPhase(site *configs.Site) Phase {
 			}
 			have := string(first(e.read(ondisk.IPVSConfig)))
 			if site.IPVS.Disabled {
-				if have != "" || state == "active" {
+				// The endpoint's name stands for one master; when that one is
+				// gone and another is there, it is time to move.
+				if have != "" || state == "active" || enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
 					return Todo, nil
 				}
 				return Done, nil
@@ -53,14 +55,19 @@ func ipvsPhase(site *configs.Site) Phase {
 				if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 					return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
 				}
-				// While it still knows what is its own.
-				if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
-					e.Log.Warn("removing IPVS rules", "error", err)
+				if e.exists(ondisk.IPVSConfig) { // while it says what is ours
+					if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
+						e.Log.Warn("removing IPVS rules", "error", err)
+					}
 				}
 				if err := e.Remove(ondisk.IPVSConfig); err != nil {
 					return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
 				}
-				return nil
+				master, err := reach(ctx, e, site.Masters)
+				if err != nil {
+					return err
+				}
+				return setEndpointHosts(ctx, e, site, master)
 			}
 			doc, err := want()
 			if err != nil {

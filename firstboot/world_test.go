@@ -455,7 +455,8 @@ func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
 
 // dialHub reaches yurthub's health port while its unit runs.
 func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
-	if w.units[ondisk.UnitYurthub] != "active" {
+	// A static pod runs while kubelet does.
+	if w.units[ondisk.UnitYurthub] != "active" && !(w.has(hubManifest) && w.units[ondisk.UnitKubelet] == "active") {
 		return nil, errors.New("connection refused")
 	}
 	if w.hub == nil {

@@ -41,6 +41,8 @@ type hub struct {
 	pins               []string
 	openPort           bool
 	extra              []string
+	// image is set where yurthub runs as a static pod.
+	image string
 }
 
 // args is yurthub's command line. The rules behind it are in the contract:
@@ -59,9 +61,11 @@ func (h hub) args() []string {
 		"--namespace=" + h.namespace,
 		"--node-name=" + h.node,
 		"--nodepool-name=" + h.pool,
-		"--node-ip=" + h.nodeIP,
 		"--server-addr=" + strings.Join(h.servers, ","),
 		"--lb-mode=" + h.lbMode,
+	}
+	if h.image == "" { // 1.7 and later; 1.6 knows no such flag
+		out = append(out, "--node-ip="+h.nodeIP)
 	}
 	for _, p := range h.pins {
 		out = append(out, "--discovery-token-ca-cert-hash="+p)
@@ -78,6 +82,64 @@ func (h hub) args() []string {
 func (h hub) env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.args(), " ") + "\n")
 }
+
+const hubManifest = manifests + "/yurthub.yaml"
+
+// pod is yurthub as a static pod, for versions before 1.7. It borrows
+// kubelet's certificate as the unit does, so that no second token is needed
+// and none is on a disk.
+func (h hub) pod() []byte {
+	var args strings.Builder
+	for _, a := range h.args() {
+		fmt.Fprintf(&args, "    - %q\n", a)
+	}
+	return fmt.Appendf(nil, hubPod, h.image, args.String())
+}
+
+const hubPod = `# Written by firstboot from the site.
+apiVersion: v1
+kind: Pod
+metadata:
+  name: yurt-hub
+  namespace: kube-system
+  labels:
+    k8s-app: yurt-hub
+spec:
+  hostNetwork: true
+  priorityClassName: system-node-critical
+  priority: 2000001000
+  containers:
+  - name: yurt-hub
+    image: %q
+    imagePullPolicy: IfNotPresent
+    command:
+    - yurthub
+%s    livenessProbe:
+      httpGet:
+        host: 127.0.0.1
+        path: /v1/healthz
+        port: 10267
+      initialDelaySeconds: 300
+      periodSeconds: 5
+      failureThreshold: 3
+    resources:
+      requests:
+        cpu: 150m
+        memory: 150Mi
+      limits:
+        memory: 300Mi
+    securityContext:
+      capabilities:
+        add: ["NET_ADMIN", "NET_RAW"]
+    volumeMounts:
+    - {name: kubernetes, mountPath: /etc/kubernetes}
+    - {name: pki, mountPath: /var/lib/kubelet/pki, readOnly: true}
+    - {name: hub, mountPath: /var/lib/yurthub}
+  volumes:
+  - {name: kubernetes, hostPath: {path: /etc/kubernetes, type: Directory}}
+  - {name: pki, hostPath: {path: /var/lib/kubelet/pki, type: Directory}}
+  - {name: hub, hostPath: {path: /var/lib/yurthub, type: DirectoryOrCreate}}
+`
 
 // port closes yurthub's port for other nodes of the pool: it asks nobody who
 // he is and lends everybody the node's rights.
@@ -123,6 +185,11 @@ func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (
 		pins: site.CACertHashes, openPort: site.Yurthub.OpenPort,
 		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
 	}
+	if info.Form == "staticPod" {
+		if h.image = info.Image; h.image == "" {
+			return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image anew, with yurthub.image")
+		}
+	}
 	if h.lbMode == "" {
 		h.lbMode = "priority"
 	}
@@ -156,6 +223,10 @@ func nodeAddress(e *Env) string {
 
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
+	if h.image != "" {
+		// Without port 10269, which came with 1.7.
+		return map[string][]byte{hubManifest: h.pod()}
+	}
 	files := map[string][]byte{yurthubEnv: h.env(), yurthubSysctl: []byte(nonlocal)}
 	if !h.openPort {
 		files[yurthubNFT] = []byte(closedPort)
@@ -170,7 +241,7 @@ func hubInPlace(e *Env, h hub) bool {
 			return false
 		}
 	}
-	return !h.openPort || !e.exists(yurthubDropin)
+	return h.image != "" || !h.openPort || !e.exists(yurthubDropin)
 }
 
 // yurthubPhase has yurthub run with its identity and its first lists synced.
@@ -222,6 +293,13 @@ const hubRestart = ondisk.RunDir + "/restart-yurthub"
 func startHub(ctx context.Context, e *Env, h hub) error {
 	if !h.dummy {
 		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at 169.254.2.1")
+	}
+	if h.image != "" {
+		// kubelet watches the folder, and makes the pod anew when it changes.
+		if _, err := e.write(hubManifest, h.pod(), Mode(0o600)); err != nil {
+			return fmt.Errorf("writing yurthub's pod: %w", err)
+		}
+		return nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitYurthub)
 	if err != nil {

@@ -154,7 +154,11 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 		if group.find(g.Name) == nil || old.Groups[g.Name] {
 			next.Groups[g.Name] = true
 		}
-		if err := a.addGroup(g.Name, g.Gid, yes(g.System), str(g.PasswordHash)); err != nil {
+		hash := str(g.PasswordHash)
+		if hash == "" && gshadow.find(g.Name) == nil {
+			hash = "*" // as Ignition has it
+		}
+		if err := a.addGroup(g.Name, g.Gid, yes(g.System), hash); err != nil {
 			errs = append(errs, err)
 		}
 	}

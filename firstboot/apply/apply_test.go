@@ -50,13 +50,14 @@ func newSystem(t *testing.T, files map[string]string) *system {
 
 // base is a small system with accounts as Debian has them.
 var base = map[string]string{
-	"etc/passwd":      "root:x:0:0:root:/root:/bin/bash\nold:x:1000:1000::/home/old:/bin/sh\n",
-	"etc/shadow":      "root:*:20000:0:99999:7:::\nold:!:20000:0:99999:7:::\n",
-	"etc/group":       "root:x:0:\nsudo:x:27:\nold:x:1000:\n",
-	"etc/gshadow":     "root:*::\nsudo:*::\nold:!::\n",
-	"etc/baked.conf":  "baked\n",
-	"etc/append.conf": "baked\n",
-	"root/.bashrc":    "x\n",
+	"etc/passwd":        "root:x:0:0:root:/root:/bin/bash\nold:x:1000:1000::/home/old:/bin/sh\n",
+	"etc/shadow":        "root:*:20000:0:99999:7:::\nold:!:20000:0:99999:7:::\n",
+	"etc/group":         "root:x:0:\nsudo:x:27:\nold:x:1000:\n",
+	"etc/gshadow":       "root:*::\nsudo:*::\nold:!::\n",
+	"etc/baked.conf":    "baked\n",
+	"etc/append.conf":   "baked\n",
+	"root/.bashrc":      "x\n",
+	"home/old/.profile": "x\n",
 }
 
 func (s *system) step() error {
