@@ -276,7 +276,7 @@ func contentSum(t *testing.T, n tree.Node, b tree.Blobs) string {
 		r = f
 	}
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli)) // fast enough for 5 GiB
-	size, err := io.CopyBuffer(h, io.NewSectionReader(r, n.Data.Off, n.Data.Size), make([]byte, 1<<20))
+	size, err := io.CopyBuffer(h, io.NewSectionReader(r, n.Data.Off, n.Data.Size), make([]byte, min(n.Data.Size, 1<<20)+1))
 	if err != nil {
 		t.Fatalf("reading %s: %v", n.Path, err)
 	}

@@ -93,7 +93,7 @@ func fromKernel(t *testing.T, dir string) []tree.Node {
 
 func kernelXattrs(t *testing.T, path string) map[string]string {
 	t.Helper()
-	list := make([]byte, 64<<10)
+	list := make([]byte, 4<<10)
 	n, err := unix.Llistxattr(path, list)
 	if err != nil {
 		t.Fatalf("listing extended attributes of %q: %v", path, err)
