@@ -10,7 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/semver"
 )
 
 // modulePath is ours.
@@ -24,6 +27,10 @@ func (b *build) resolveAgents(ctx context.Context) error {
 		{"ipvscare", b.img.Agents.IPVSCare},
 	} {
 		sha, err := b.agent(ctx, a.name, a.given)
+		if recipe, ok := agentRecipe(b.Version, a.name, b.img.Arch); ok && errors.Is(err, errNoAgent) {
+			errs = append(errs, b.addGo(program{a.name, "usr/bin/" + a.name}, recipe))
+			continue
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -32,6 +39,19 @@ func (b *build) resolveAgents(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
+
+// agentRecipe compiles one of our programs from the module proxy, in the
+// running edgebake's version, where that is a published one.
+func agentRecipe(version, name, arch string) (fetch.GoRecipe, bool) {
+	v := "v" + version
+	if !semver.IsValid(v) || semver.Build(v) != "" || semver.Canonical(v) != v || module.IsPseudoVersion(v) {
+		return fetch.GoRecipe{}, false // "(devel)", or a commit that nobody else may have
+	}
+	return fetch.GoRecipe{Module: modulePath, Version: v, Packages: []string{modulePath + "/cmd/" + name}, Arch: arch, LDFlags: "-s -w"}, true
+}
+
+// errNoAgent is wrapped where a program of ours is nowhere to be found.
+var errNoAgent = errors.New("put it there, name it under agents, or run inside the source tree")
 
 // agent brings one of our programs into the cache: from the path given, else
 // from beside the running edgebake, else compiled from the source tree we
@@ -62,8 +82,7 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 			return b.importFile(ctx, p, "")
 		}
 	}
-	return "", fmt.Errorf("no %s for %s beside edgebake (%s): put %s-linux-%s there, name it under agents.%s, or run inside the source tree",
-		name, b.img.Arch, filepath.Dir(exe), name, b.img.Arch, name)
+	return "", fmt.Errorf("there is no %s-linux-%s beside edgebake (in %s): %w", name, b.img.Arch, filepath.Dir(exe), errNoAgent)
 }
 
 // sourceTree finds our own module around the current folder.

@@ -118,15 +118,23 @@ func (b *build) resolveGo(s programSet) error {
 	for i, p := range s.programs {
 		one := r
 		one.Packages = r.Packages[i : i+1]
-		raw, err := canonical(one)
-		if err != nil {
+		if err := b.addGo(p, one); err != nil {
 			return err
 		}
-		b.add(p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, st *step) (string, error) {
-			made, err := fetch.GoBuild(ctx, b.Cache, one, st)
-			return made[one.Packages[0]], err
-		})
 	}
+	return nil
+}
+
+// addGo enters a program that is compiled from the module proxy.
+func (b *build) addGo(p program, r fetch.GoRecipe) error {
+	raw, err := canonical(r)
+	if err != nil {
+		return err
+	}
+	b.add(p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, s *step) (string, error) {
+		made, err := fetch.GoBuild(ctx, b.Cache, r, s)
+		return made[r.Packages[0]], err
+	})
 	return nil
 }
 

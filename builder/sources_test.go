@@ -288,16 +288,32 @@ func TestArchiveLacksProgram(t *testing.T) {
 	}
 }
 
-func TestAgentsAreCompiled(t *testing.T) {
+func TestAgents(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)
 	})
 	// Outside of the source tree, and with nothing beside the program.
 	t.Chdir(t.TempDir())
 	_, err := Resolve(t.Context(), p.image(t), p.options(""))
-	for _, want := range []string{"no firstboot for amd64 beside edgebake", "no ipvscare for amd64"} {
+	for _, want := range []string{"there is no firstboot-linux-amd64 beside edgebake", "there is no ipvscare-linux-amd64", "name it under agents"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+	// A published edgebake knows where its programs are.
+	o := p.options("")
+	o.Version = "0.1.0"
+	pl, err := Resolve(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := pl.Inputs["firstboot"]
+	if in.Make != "go" || !strings.Contains(string(in.Recipe), `"github.com/edgebake/edgebake/cmd/firstboot"`) || !strings.Contains(string(in.Recipe), `"v0.1.0"`) {
+		t.Errorf("firstboot: %+v", in)
+	}
+	for _, v := range []string{"(devel)", "0.1.0+dirty", "0.0.0-20260101000000-abcdefabcdef", "0.1", "test"} {
+		if _, ok := agentRecipe(v, "firstboot", "amd64"); ok {
+			t.Errorf("version %s is taken for a published one", v)
 		}
 	}
 }
