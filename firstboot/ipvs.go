@@ -114,15 +114,14 @@ const servePatience = 30 * time.Second
 // endpointAnswers tells a way to the masters that is broken on this machine
 // from masters that are out of reach: only the first is an error.
 func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
-	master, err := reach(ctx, e, site.Masters)
-	if err != nil {
+	if _, err := reach(ctx, e, site.Masters); err != nil {
 		return nil // nothing to be told offline
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	conn, err := e.Dial(ctx, "tcp", site.EndpointHostPort())
 	if err != nil {
-		return fmt.Errorf("the endpoint %s does not answer, and master %s does: %w", site.EndpointHostPort(), master, plainNet(err))
+		return fmt.Errorf("the endpoint %s does not answer on this machine, and the masters do: %w", site.EndpointHostPort(), plainNet(err))
 	}
 	return conn.Close()
 }

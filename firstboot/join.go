@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -450,13 +449,4 @@ func kubeletServer(e *Env) (server, tlsServerName string, err error) {
 		return "", "", err
 	}
 	return c.Server, c.TLSServerName, nil
-}
-
-// hostOf is the host of "host:port".
-func hostOf(hostport string) string {
-	h, _, err := net.SplitHostPort(hostport)
-	if err != nil {
-		return hostport
-	}
-	return h
 }

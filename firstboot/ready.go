@@ -66,10 +66,10 @@ func readyPhase(site *configs.Site) Phase {
 		if missing := missingLabels(site, n); len(missing) > 0 {
 			cure := fmt.Sprintf("the Node was there before this join and kept its labels: edgebake cluster remove %s, or kubectl label node %s %s",
 				t.Node, t.Node, strings.Join(missing, " "))
-			return Advise(fmt.Errorf("Node %s lacks labels of the site: %s", t.Node, strings.Join(missing, ", ")), cure)
+			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", t.Node, strings.Join(missing, ", ")), cure)
 		}
 		if ready, why := n.Ready(); !ready {
-			return Advise(fmt.Errorf("Node %s is not Ready: %s", t.Node, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
+			return Advise(fmt.Errorf("the Node %s is not Ready: %s", t.Node, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 		}
 		if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 			return errors.Join(fmt.Errorf("kubelet is %s", state), err)

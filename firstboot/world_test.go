@@ -566,16 +566,14 @@ type fakeCluster struct {
 	down     map[string]bool
 	unsigned bool
 	revoked  bool
-	names    []string
 	nodes    map[string]*api.Node
 	notReady bool
 	// csr is the state of yurthub's request: Approved, Denied or pending.
 	csr string
 	// revive: a Node that was there turns Ready with its kubelet.
-	revive         bool
-	noRBAC, noCRD  bool
-	endpointInCert bool
-	requests       []string
+	revive        bool
+	noRBAC, noCRD bool
+	requests      []string
 	// renewed is when kubelet last reported.
 	renewed func() time.Time
 }

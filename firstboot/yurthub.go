@@ -8,11 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -277,6 +274,9 @@ func yurthubPhase(site *configs.Site) Phase {
 			h, err := hubOf(ctx, e, site, withEndpoint)
 			if err != nil {
 				return err
+			}
+			if len(site.Organizations) > 0 {
+				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(site.Organizations, ","))
 			}
 			if err := startHub(ctx, e, h); err != nil {
 				return err
@@ -617,24 +617,6 @@ func restartKubelet(ctx context.Context, e *Env) error {
 	}
 	if err := e.Remove(kubeletRestart); err != nil {
 		return fmt.Errorf("restarting kubelet: %w", err)
-	}
-	return nil
-}
-
-// kubeletArgs is the command line of the kubelet that runs; nil: none does.
-func kubeletArgs(e *Env) []string {
-	entries, err := os.ReadDir(e.path("/proc"))
-	if err != nil {
-		return nil
-	}
-	for _, en := range entries {
-		if _, err := strconv.Atoi(en.Name()); err != nil {
-			continue
-		}
-		dir := filepath.Join("/proc", en.Name())
-		if strings.TrimSpace(string(first(e.read(dir+"/comm")))) == "kubelet" {
-			return strings.Split(strings.TrimRight(string(first(e.read(dir+"/cmdline"))), "\x00"), "\x00")
-		}
 	}
 	return nil
 }

@@ -407,7 +407,7 @@ func (a *accounts) lookup(file, what, name string) (int, error) {
 		return 0, nil
 	}
 	r := a.db[file].find(name)
-	if r == nil || len(r) < 3 {
+	if len(r) < 3 {
 		return 0, fmt.Errorf("there is no %s %s", what, name)
 	}
 	id, err := strconv.Atoi(r[2])
