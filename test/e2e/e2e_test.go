@@ -122,6 +122,8 @@ type world struct {
 	lab *lab.Lab
 	net *lab.Namespace
 	c   *lab.Cluster
+
+	record bool // what machines hand to their disks
 }
 
 func newWorld(t *testing.T, masters int) *world {
@@ -174,7 +176,7 @@ func (w *world) boot(guest int, site lab.Site) *lab.VM {
 	}
 	w.t.Logf("stamped in %.2f s", time.Since(start).Seconds())
 	vm, err := w.lab.StartVM(w.t.Context(), lab.VMConfig{Name: site.NodeName, Image: image, Disk: 8 << 30,
-		Net: w.net, Guest: guest, Accel: os.Getenv("EDGEBAKE_ACCEL")})
+		Net: w.net, Guest: guest, Accel: os.Getenv("EDGEBAKE_ACCEL"), Record: w.record})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -346,6 +348,7 @@ func TestPowerCuts(t *testing.T) {
 	t.Logf("EDGEBAKE_SEED=%d repeats these moments", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	w := newWorld(t, 3)
+	w.record = true
 	rounds := 10
 	if s := os.Getenv("EDGEBAKE_ROUNDS"); s != "" {
 		var err error
@@ -357,7 +360,7 @@ func TestPowerCuts(t *testing.T) {
 		name := fmt.Sprintf("cut%d", round+1)
 		vm := w.boot(0, lab.Site{NodeName: name})
 		for range 1 + r.IntN(3) {
-			w.cutDuringFirstBoot(vm, time.Duration(r.Int64N(int64(60*time.Second))))
+			w.cutDuringFirstBoot(vm, time.Duration(r.Int64N(int64(60*time.Second))), func() bool { return r.IntN(2) == 0 })
 		}
 		w.ready(vm, nil)
 		w.off(vm)
@@ -368,8 +371,9 @@ func TestPowerCuts(t *testing.T) {
 var firstBootStarts = regexp.MustCompile(`edgebake: \[1/`)
 
 // cutDuringFirstBoot waits until first boot has begun, and after that long
-// takes the power away and gives it back.
-func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration) {
+// takes the power away and gives it back. Of what the disk had not promised
+// to keep, it loses the writes that lose picks.
+func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() bool) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), bootLimit)
 	defer cancel()
@@ -378,7 +382,11 @@ func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration) {
 	}
 	time.Sleep(after)
 	w.t.Logf("%s: cut %.1f s after power-on, after:\n%s", vm.Name, vm.Serial.Note("").At.Seconds(), vm.Serial.Tail(2))
-	vm.Cut()
+	loss, err := vm.CutPower(lose)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("%s: the disk kept %d writes, lost %d, and %d more stayed by chance", vm.Name, loss.Kept, loss.Dropped, loss.Chance)
 	if err := vm.On(); err != nil {
 		w.t.Fatal(err)
 	}

@@ -34,6 +34,9 @@ type VMConfig struct {
 	Clock        string // as in qemu.Machine
 	// EachLine is called with every line of the console.
 	EachLine func(Line)
+	// Record writes down what the machine hands to its disk, so that
+	// CutPower can lose what a disk's cache would.
+	Record bool
 }
 
 // VM is a machine with its own copy-on-write disk. It can be switched off and
@@ -68,13 +71,20 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	if err := os.Remove(vm.Overlay); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("starting %s: %w", cfg.Name, err)
 	}
-	if err := qemu.Overlay(ctx, cfg.Image, vm.Overlay, cfg.Disk); err != nil {
+	if cfg.Record {
+		if err := vm.ownDisk(ctx); err != nil {
+			return nil, err
+		}
+	} else if err := qemu.Overlay(ctx, cfg.Image, vm.Overlay, cfg.Disk); err != nil {
 		return nil, err
 	}
 	vm.mach = qemu.Machine{
 		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
+	}
+	if cfg.Record {
+		vm.mach.Disks[0].Log = vm.writes()
 	}
 	if vm.log, err = os.OpenFile(vm.SerialLog(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", cfg.Name, err)
@@ -95,6 +105,11 @@ func (vm *VM) On() error {
 	if err := os.Remove(vm.mach.QMP); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("starting %s: %w", vm.Name, err)
 	}
+	if vm.cfg.Record {
+		if err := vm.freshRun(); err != nil {
+			return fmt.Errorf("starting %s: %w", vm.Name, err)
+		}
+	}
 	vm.Serial = newSerial(vm.log, vm.cfg.EachLine)
 	vm.proc, err = vm.lab.start(vm.Name, vm.cfg.Net.Wrap(append([]string{vm.prog.Path}, args...)), vm.Serial)
 	if err != nil {
@@ -107,9 +122,8 @@ func (vm *VM) On() error {
 	return nil
 }
 
-// Cut takes the power away. What the guest had handed to its disk stays; use
-// it for what a guest loses in memory, not for what a disk loses in its
-// cache.
+// Cut ends the machine at once. What the guest had handed to its disk stays,
+// which is more than a power cut leaves; CutPower is stricter.
 func (vm *VM) Cut() { vm.proc.Kill() }
 
 // Off presses the power button and waits until the machine is off.

@@ -1,0 +1,171 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/edgebake/edgebake/builder/qemu"
+)
+
+// A disk answers a write once the bytes are in its cache, and promises them
+// only with the next flush. Killing QEMU loses nothing of that, since this
+// host goes on living. So a recorded machine runs on an overlay over the
+// settled state of its disk, beside a record of its writes and flushes; when
+// the power is cut, the overlay is thrown away, and the settled state takes
+// what was flushed, and of the rest whatever chance lets through, in no
+// order.
+
+// settled is the raw disk as it would be found with the power off.
+func (vm *VM) settled() string { return filepath.Join(vm.lab.Dir, vm.Name+".settled.raw") }
+
+// writes is the record of the present run.
+func (vm *VM) writes() string { return filepath.Join(vm.lab.Dir, vm.Name+".writes") }
+
+// ownDisk copies the image, for a disk that takes writes.
+func (vm *VM) ownDisk(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", vm.cfg.Image, vm.settled()).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("copying %s: cp: %w: %s", vm.cfg.Image, err, out)
+	}
+	if vm.cfg.Disk > 0 {
+		return os.Truncate(vm.settled(), vm.cfg.Disk)
+	}
+	return nil
+}
+
+// freshRun takes over what the last run left, if it ended in an orderly way,
+// and begins an empty overlay and record.
+func (vm *VM) freshRun() error {
+	if _, err := os.Stat(vm.writes()); err == nil {
+		if _, err := vm.settle(func() bool { return false }); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(vm.writes(), nil, 0o600); err != nil {
+		return err
+	}
+	return qemu.Overlay(context.Background(), vm.settled(), vm.Overlay, 0)
+}
+
+// Loss is what a power cut did to a disk.
+type Loss struct {
+	Kept    int // writes that a flush had promised
+	Chance  int // unpromised writes that made it
+	Dropped int // unpromised writes that did not
+}
+
+// CutPower takes the power away from a recorded machine. Each write since the
+// last flush is lost where lose says so.
+func (vm *VM) CutPower(lose func() bool) (Loss, error) {
+	if !vm.cfg.Record {
+		return Loss{}, fmt.Errorf("cutting the power of %s: its writes are not recorded", vm.Name)
+	}
+	vm.Cut()
+	loss, err := vm.settle(lose)
+	if err != nil {
+		return loss, fmt.Errorf("cutting the power of %s: %w", vm.Name, err)
+	}
+	return loss, os.Remove(vm.writes())
+}
+
+func (vm *VM) settle(lose func() bool) (Loss, error) {
+	disk, err := os.OpenFile(vm.settled(), os.O_RDWR, 0)
+	if err != nil {
+		return Loss{}, err
+	}
+	defer disk.Close()
+	log, err := os.Open(vm.writes())
+	if err != nil {
+		return Loss{}, err
+	}
+	defer log.Close()
+	return replay(log, disk, lose)
+}
+
+// The record's format: Documentation/admin-guide/device-mapper/log-writes.rst
+// of the Linux kernel. All numbers are little-endian.
+const (
+	logMagic   = 0x6a736677736872
+	logFlush   = 1
+	logFUA     = 2
+	logDiscard = 4
+	logMark    = 8
+)
+
+// replay writes what survives a power cut to disk: all that came before the
+// last flush, and of the rest what lose lets through. With FUA a write is
+// durable by itself. The record may end in the middle of an entry.
+func replay(log interface {
+	io.ReaderAt
+	Stat() (os.FileInfo, error)
+}, disk io.WriterAt, lose func() bool) (Loss, error) {
+	var loss Loss
+	fi, err := log.Stat()
+	if err != nil {
+		return loss, err
+	}
+	if fi.Size() == 0 {
+		return loss, nil // not a single write
+	}
+	head := make([]byte, 32)
+	if _, err := log.ReadAt(head, 0); err != nil {
+		return loss, fmt.Errorf("reading the record of writes: %w", err)
+	}
+	le := binary.LittleEndian
+	sector := int64(le.Uint32(head[24:]))
+	if le.Uint64(head) != logMagic || sector < 512 || sector > 4096 {
+		return loss, errors.New("reading the record of writes: it is not one")
+	}
+	type entry struct{ at, to, n int64 } // at: in the record; to: on the disk
+	var entries []entry
+	promised := 0 // entries before the last flush
+	fua := map[int]bool{}
+	for pos := sector; ; {
+		if _, err := log.ReadAt(head, pos); err != nil {
+			break // the end, or a header cut short
+		}
+		to, n, flags := int64(le.Uint64(head)), int64(le.Uint64(head[8:])), le.Uint64(head[16:])
+		if n == 0 && flags == 0 {
+			break // the place of an entry that was under way
+		}
+		pos += sector
+		if flags&(logDiscard|logMark) != 0 {
+			continue // discarded bytes may keep their old values
+		}
+		if pos+n*sector > fi.Size() {
+			break
+		}
+		if n > 0 {
+			fua[len(entries)] = flags&logFUA != 0
+			entries = append(entries, entry{pos, to * sector, n * sector})
+		}
+		if flags&logFlush != 0 {
+			promised = len(entries)
+			if n > 0 {
+				promised-- // a flush that carries a write comes before it
+			}
+		}
+		pos += n * sector
+	}
+	for i, e := range entries {
+		switch {
+		case i < promised || fua[i]:
+			loss.Kept++
+		case lose():
+			loss.Dropped++
+			continue
+		default:
+			loss.Chance++
+		}
+		if _, err := io.Copy(io.NewOffsetWriter(disk, e.to), io.NewSectionReader(log, e.at, e.n)); err != nil {
+			return loss, fmt.Errorf("replaying a write: %w", err)
+		}
+	}
+	return loss, nil
+}
