@@ -87,6 +87,29 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 }
 
+func TestBadSiteOnAStickIsSaid(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	w.stamp(ownDev, "")
+	w.plug("kind: Site\nmasters: nonsense\n")
+	if err := w.boot(); err == nil {
+		t.Fatal("it went on")
+	}
+	if !w.said("the one on stick /dev/sdb1 is not taken") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+func TestWithoutIPVS(t *testing.T) {
+	w := nativeWorld(t, "ipvs: {disabled: true}")
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	hosts := w.get("/etc/hosts")
+	if w.has(ondisk.IPVSConfig) || w.units[ondisk.UnitIPVSCare] == "active" || !strings.Contains(hosts, "\tapiserver.cluster.local") {
+		t.Errorf("ipvscare %s, hosts:\n%s", w.units[ondisk.UnitIPVSCare], hosts)
+	}
+}
+
 // TestStickCorrectsAStoppedMachine: a permanent failure goes on by itself
 // when a corrected site is brought.
 func TestStickCorrectsAStoppedMachine(t *testing.T) {

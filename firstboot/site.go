@@ -285,7 +285,9 @@ func sitePhase() Phase {
 func waitForSite(ctx context.Context, e *Env) error {
 	e.Waiting("a site: stamp one onto this disk, or plug in a stick with an EDGEBAKE slot that holds site.yaml")
 	err := e.poll(ctx, standstill, func() (bool, error) {
-		if _, c, err := fromStick(e); err == nil && c != nil {
+		if dev, c, err := fromStick(e); err != nil {
+			e.Waiting("a site: the one on stick %s is not taken: %s", dev, oneLine(err))
+		} else if c != nil {
 			return true, takeFromStick(e)
 		}
 		_, err := currentSite(ctx, e)
