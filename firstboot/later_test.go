@@ -2,7 +2,9 @@ package firstboot
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -373,5 +375,38 @@ func TestBackoff(t *testing.T) {
 		if low <= 0 || high > backoffMax || high < low || high > 2*low {
 			t.Errorf("attempt %d: %v to %v", n, low, high)
 		}
+	}
+}
+
+func TestImagesAreImportedOnce(t *testing.T) {
+	w := nativeWorld(t)
+	w.put(ondisk.ImportImageDir+"/000-pause.tar", "archive")
+	w.put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1",
+"sha256":"`+fmt.Sprintf("%x", sha256.Sum256([]byte("archive")))+`","platform":"linux/amd64","names":["example.com/pause@sha256:0"],"labels":{"a":"b"}}]}`)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	var ran []string
+	for _, n := range w.names {
+		if c, ok := strings.CutPrefix(n, "run ctr --namespace k8s.io images "); ok {
+			ran = append(ran, strings.ReplaceAll(c, w.root, ""))
+		}
+	}
+	want := []string{
+		"import --platform linux/amd64 " + ondisk.ImportImageDir + "/000-pause.tar",
+		"tag --force example.com/pause:1 example.com/pause@sha256:0",
+		"label example.com/pause:1 a=b", "label example.com/pause@sha256:0 a=b",
+	}
+	if !slices.Equal(ran, want) {
+		t.Errorf("ran %q", ran)
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, "ctr") }) {
+		t.Errorf("%v, %v", err, w.names)
+	}
+	w.put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("FAILED images") {
+		t.Errorf("a damaged archive: %v", err)
 	}
 }

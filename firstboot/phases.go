@@ -25,6 +25,7 @@ func Phases(site *configs.Site) []Phase {
 			clockPhase(),         // before the first certificate is judged
 			ipvsPhase(site),      // the first request already survives a dead master
 			discoveryPhase(site), // the CA, before anything trusts a master
+			imagesPhase(),        // long, so after all that may fail early; before kubelet wants them
 			joinPhase(site),
 			readyPhase(site),  // the cluster's own word, not ours
 			forgetPhase(site), // last: until Ready, the join may have to begin again
@@ -35,6 +36,7 @@ func Phases(site *configs.Site) []Phase {
 			clockPhase(),
 			ipvsPhase(site),
 			discoveryPhase(site),
+			imagesPhase(),
 			joinPhase(site),     // straight to the masters: yurthub borrows the certificate that kubelet gets here
 			yurthubPhase(site),  // serves before anybody is sent to it
 			redirectPhase(site), // from here on kubelet lives with yurthub's cache

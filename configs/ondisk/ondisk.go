@@ -44,7 +44,7 @@ const (
 	IPVSConfig     = "/etc/edgebake/ipvs.json"        // IPVS; firstboot writes, ipvscare reads
 	StateDir       = "/var/lib/edgebake"              // firstboot's own, on DATA
 	StateFile      = "/var/lib/edgebake/state.json"   // State
-	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the site last taken, without its secrets, 0600
+	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the site last taken, without its token, 0600
 	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA
 	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own

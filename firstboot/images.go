@@ -1,0 +1,113 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// imagesPhase imports the container images of an Image with imageStore.mode
+// import. The usual images lie in containerd's store already; then there is
+// nothing here to do.
+func imagesPhase() Phase {
+	return Phase{
+		Name: "images", Doc: "the container images on board are in containerd's store", Timeout: time.Hour,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			left, err := archivesLeft(e)
+			if err != nil || len(left) > 0 {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			left, err := archivesLeft(e)
+			if err != nil {
+				return err
+			}
+			for i, a := range left {
+				e.Waiting("image %d of %d, %s, to be imported", i+1, len(left), a.Ref)
+				if err := importArchive(ctx, e, a); err != nil {
+					return fmt.Errorf("importing image %s: %w", a.Ref, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// archivesLeft are the archives that are not imported yet: a file that is
+// gone was.
+func archivesLeft(e *Env) ([]ondisk.ImportArchive, error) {
+	b, err := e.read(ondisk.ImportImageDir + "/" + ondisk.ImportIndexFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var index ondisk.ImportIndex
+	if err == nil {
+		err = json.Unmarshal(b, &index)
+	}
+	if err == nil && index.Version != ondisk.ImportIndexVersion {
+		err = fmt.Errorf("it has version %d, this program knows %d", index.Version, ondisk.ImportIndexVersion)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the list of image archives: %w", err)
+	}
+	return slices.DeleteFunc(index.Archives, func(a ondisk.ImportArchive) bool {
+		return !e.exists(ondisk.ImportImageDir + "/" + a.File)
+	}), nil
+}
+
+func importArchive(ctx context.Context, e *Env, a ondisk.ImportArchive) error {
+	path := ondisk.ImportImageDir + "/" + a.File
+	sum, err := e.digest(path)
+	if err != nil {
+		return err
+	}
+	if sum != a.SHA256 {
+		return Permanent(fmt.Errorf("the image archive %s is damaged: it has %s, expected %s", path, sum, a.SHA256),
+			"write the disk image to the device again; the device may be failing")
+	}
+	ctr := func(args ...string) error {
+		return e.Run(ctx, Cmd{Args: append([]string{"ctr", "--namespace", "k8s.io", "images"}, args...)})
+	}
+	if err := ctr("import", "--platform", a.Platform, e.path(path)); err != nil {
+		return err
+	}
+	for _, name := range a.Names {
+		if err := ctr("tag", "--force", a.Ref, name); err != nil {
+			return err
+		}
+	}
+	for _, name := range append([]string{a.Ref}, a.Names...) {
+		for _, k := range slices.Sorted(maps.Keys(a.Labels)) {
+			if err := ctr("label", name, k+"="+a.Labels[k]); err != nil {
+				return err
+			}
+		}
+	}
+	return e.Remove(path) // last: its absence says that it was imported
+}
+
+func (e *Env) digest(path string) (string, error) {
+	f, err := os.Open(e.path(path))
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("reading %s: %w", path, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
