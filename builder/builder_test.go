@@ -666,6 +666,19 @@ func TestDpkgStatus(t *testing.T) {
 	}
 }
 
+func FuzzDpkgStatus(f *testing.F) {
+	f.Add("Package: a\nStatus: install ok installed\nVersion: 1\n\n")
+	f.Add("Package: a\n b: c\nStatus:")
+	f.Fuzz(func(t *testing.T, s string) {
+		packages, err := parseDpkgStatus(strings.NewReader(s))
+		for _, p := range packages {
+			if err == nil && p.Name == "" {
+				t.Errorf("a package without a name: %+v", p)
+			}
+		}
+	})
+}
+
 func TestDebianArguments(t *testing.T) {
 	img, err := configs.ParseImage("x", []byte(strings.Replace(buildtest.Document, "  tar:\n    file: base.tar\n",
 		"  debian:\n    suite: trixie\n    packages: [tcpdump]\n    run: [\"echo 'it'\"]\n", 1)))
