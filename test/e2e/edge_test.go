@@ -96,7 +96,7 @@ func newEdgeWorld(t *testing.T, masters int, v lab.Verdict) *edgeWorld {
 		}
 	}
 	if program := os.Getenv(envYurtManager); program != "" {
-		if _, err := w.c.StartYurtManager(program); err != nil {
+		if _, err := w.c.StartYurtManager(t.Context(), program); err != nil {
 			t.Fatal(err)
 		}
 	} else {

@@ -267,9 +267,37 @@ func hubRequest(request []byte, signer string, usages []string) (commonName stri
 	return r.Subject.CommonName, ours && slices.Equal(slices.Compact(usages), want)
 }
 
+// managerRole is what yurt-manager's chart grants its approver, which works
+// under a service account of its own.
+var managerRole = map[string]any{
+	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+	"metadata": map[string]any{"name": managerAccount},
+	"rules": []any{
+		map[string]any{"apiGroups": []string{"certificates.k8s.io"}, "resources": []string{"certificatesigningrequests"}, "verbs": []string{"get", "list", "watch"}},
+		map[string]any{"apiGroups": []string{"certificates.k8s.io"}, "resources": []string{"certificatesigningrequests/approval"}, "verbs": []string{"update"}},
+		map[string]any{"apiGroups": []string{"certificates.k8s.io"}, "resources": []string{"signers"}, "verbs": []string{"approve"},
+			"resourceNames": []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving"}},
+	},
+}
+
+var managerBinding = map[string]any{
+	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+	"metadata": map[string]any{"name": managerAccount},
+	"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": managerAccount},
+	"subjects": []any{map[string]any{"kind": "ServiceAccount", "namespace": "kube-system", "name": managerAccount}},
+}
+
+const managerAccount = "yurt-manager-csr-approver-controller"
+
 // StartYurtManager runs a real yurt-manager, for its certificate approver
 // alone, in place of an Approver. For desks that have one; CI has none.
-func (c *Cluster) StartYurtManager(program string) (*Process, error) {
+func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Process, error) {
+	if err := c.Create(ctx, rolesPath, managerRole); err != nil {
+		return nil, err
+	}
+	if err := c.Create(ctx, bindingPath, managerBinding); err != nil {
+		return nil, err
+	}
 	p, err := c.start("yurt-manager", program, "--controllers=csrapprover", "--disable-independent-webhooks=*",
 		"--leader-elect=false", "--kubeconfig="+c.Kubeconfig)
 	if err != nil {
