@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -105,7 +106,10 @@ func keep(ctx context.Context, opt ipvs.Options, stderr io.Writer) error {
 	opt.Kernel = kernel
 	opt.Log = func(line string) { lines.Print(line) }
 	opt.Reload = reload
-	opt.Ready = func() { notify(lines, daemon.SdNotifyReady) }
+	opt.Ready = func() {
+		notify(lines, daemon.SdNotifyReady)
+		debug.FreeOSMemory() // what starting took
+	}
 	opt.Alive = watchdog(lines)
 	err = ipvs.NewDaemon(opt).Run(ctx)
 	if errors.Is(err, ipvs.ErrRestart) {
@@ -155,8 +159,12 @@ func watchdog(lines *log.Logger) func() {
 // none, for a small heap. There is no hard limit: with hundreds of masters it
 // would have the collector run without end. GOGC in the environment wins.
 func tuneMemory() {
+	smallPages()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(25)
+	}
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1) // each processor has caches of its own
 	}
 }
 

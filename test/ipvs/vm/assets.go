@@ -39,6 +39,9 @@ func programs() []string {
 	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft"}
 }
 
+// buildOptions is a file without which keepalived complains.
+const buildOptions = "etc/keepalived/keepalived.config-opts"
+
 // modules are loaded by the guest; what they depend on comes along.
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
@@ -110,7 +113,7 @@ func readTree(file string) (*tree, error) {
 		}
 		name := path.Clean(h.Name)
 		wanted := strings.HasPrefix(name, "boot/vmlinuz") || strings.Contains(name, "/modules/") ||
-			strings.Contains(name, ".so") || slices.Contains(programs(), name)
+			strings.Contains(name, ".so") || slices.Contains(programs(), name) || name == buildOptions
 		switch {
 		case h.Typeflag == tar.TypeSymlink:
 			target := h.Linkname
@@ -275,6 +278,9 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 		if err := t.libraries(b, files); err != nil {
 			return fmt.Errorf("libraries of %s: %w", p, err)
 		}
+	}
+	if files[buildOptions], err = t.open(buildOptions); err != nil {
+		return err
 	}
 	order, mods, err := t.moduleSet()
 	if err != nil {
