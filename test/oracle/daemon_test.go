@@ -23,8 +23,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// versions are one release of each series that KnownContainerd lists.
+// versions are one release of each series that KnownContainerd lists, or the
+// programs in the folder that EDGEBAKE_CONTAINERD names: a distribution's own.
 func versions() []string {
+	if dir := os.Getenv("EDGEBAKE_CONTAINERD"); dir != "" {
+		return []string{dir}
+	}
 	if os.Getenv("EDGEBAKE_MATRIX") == "all" {
 		return []string{"1.7.35", "2.0.14", "2.1.9", "2.2.9", "2.3.7", "2.4.2"}
 	}
@@ -35,6 +39,14 @@ func versions() []string {
 // runc, into one folder.
 func programs(t *testing.T, version string) string {
 	t.Helper()
+	bin := t.TempDir()
+	copyProgram(t, runc(t), filepath.Join(bin, "runc"))
+	if filepath.IsAbs(version) {
+		for _, p := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+			copyProgram(t, filepath.Join(version, p), filepath.Join(bin, p))
+		}
+		return bin
+	}
 	dir, err := fetch.DefaultDir()
 	if err != nil {
 		t.Fatal(err)
@@ -56,11 +68,9 @@ func programs(t *testing.T, version string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := t.TempDir()
 	for pkg, sha := range blobs {
 		copyProgram(t, c.BlobPath(sha), filepath.Join(bin, filepath.Base(pkg)))
 	}
-	copyProgram(t, runc(t), filepath.Join(bin, "runc"))
 	return bin
 }
 

@@ -7,5 +7,9 @@
 //
 // EDGEBAKE_MATRIX=all starts every series of containerd that a baked store is
 // said to work with, instead of 1.7 and the one our images carry; compiling
-// them takes some ten minutes once.
+// them takes some ten minutes once. EDGEBAKE_CONTAINERD=/usr/bin takes the
+// programs of that folder instead: a distribution's own.
+//
+// EDGEBAKE_BENCH=FOLDER runs the benchmarks and writes their results there:
+// go test -run Bench -v -timeout 60m .
 package oracle
