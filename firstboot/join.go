@@ -127,8 +127,14 @@ func discoveryPhase(site *configs.Site) Phase {
 			if err := setEndpointHosts(ctx, e, site, found.Master); err != nil {
 				return err
 			}
+			server, name := "https://"+found.Master, found.ServerName
+			if everyMasterIsNamed(ctx, e, site, found.CA) && endpointAnswers(ctx, e, site) == nil {
+				// The join itself survives a dead master then, and kubelet
+				// need not be turned and restarted afterwards.
+				server, name = site.EndpointURL(), ""
+			}
 			conf, err := api.NewKubeconfig(api.Cluster{
-				Server: "https://" + found.Master, TLSServerName: found.ServerName,
+				Server: server, TLSServerName: name,
 				CAData: base64.StdEncoding.EncodeToString(found.CA),
 			}, api.User{Token: site.Credentials.Token.Reveal()})
 			if err != nil {
@@ -140,6 +146,28 @@ func discoveryPhase(site *configs.Site) Phase {
 			return nil
 		},
 	}
+}
+
+// everyMasterIsNamed reports whether the certificate of every master that
+// answers has the endpoint's name. kubelet drops tls-server-name when it
+// writes its kubeconfig, so only then may it begin with the endpoint.
+func everyMasterIsNamed(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	errs := make([]error, len(site.Masters))
+	var wg sync.WaitGroup
+	for i, m := range site.Masters {
+		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{site.Endpoint}) })
+	}
+	wg.Wait()
+	named := false
+	for _, err := range errs {
+		if errors.Is(err, api.ErrServerName) {
+			return false
+		}
+		named = named || err == nil
+	}
+	return named
 }
 
 // judgeDiscovery tells what time can heal from what a person must. One
@@ -385,6 +413,9 @@ var joinFiles = []string{
 // toEndpoint turns kubelet.conf from the one master it joined through to the
 // endpoint, which outlives any of them.
 func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
+	if server, _, err := kubeletServer(e); err == nil && server == site.EndpointURL() && !e.exists(kubeletRestart) {
+		return nil // it joined through the endpoint
+	}
 	conf, err := e.read(ondisk.KubeletConf)
 	if err != nil {
 		return fmt.Errorf("reading kubelet's credentials: %w", err)

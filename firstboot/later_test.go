@@ -279,6 +279,42 @@ func TestFirstMasterDead(t *testing.T) {
 	}
 }
 
+// TestHealedInTheCluster: nobody comes to the machine when the stale Node was
+// removed.
+func TestHealedInTheCluster(t *testing.T) {
+	w := nativeWorld(t)
+	w.cluster.register("edge-sn0042", "", "another")
+	e := w.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if w.said("FAILED discovery") {
+			w.cluster.mu.Lock()
+			delete(w.cluster.nodes, "edge-sn0042")
+			w.cluster.mu.Unlock()
+		}
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err != nil || w.state().Result != ondisk.ResultDone {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestJoinsThroughTheEndpoint: where the certificate has its name, kubelet
+// need not be restarted after the join.
+func TestJoinsThroughTheEndpoint(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w.stamp(ownDev, w.site(withToken))
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
+		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
+	}
+	if slices.Contains(w.names, "restart kubelet.service") {
+		t.Error("kubelet was restarted for nothing")
+	}
+}
+
 func TestAddressChanged(t *testing.T) {
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {

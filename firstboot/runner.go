@@ -48,7 +48,8 @@ const (
 	undoTimeout  = 2 * time.Minute
 	// standstill is how often a stopped run looks for a corrected site.
 	standstill = 10 * time.Second
-	// repeat is how often it says again what is wrong.
+	// repeat is how often it looks, and says, whether it is still so: the cure
+	// may have been one in the cluster.
 	repeat = 10 * time.Minute
 )
 
@@ -219,12 +220,13 @@ func (r *Runner) check(ctx context.Context, e *Env, p Phase) (Verdict, error) {
 	return p.Check(ctx, e)
 }
 
-// stop stays after a permanent failure, visible, until there is another site.
+// stop stays after a permanent failure, visible, until there is another site
+// or it is time to look whether the cluster was healed.
 func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e, true)
-	said, brought := e.Now(), r.Brought(e)
+	since, brought := e.Now(), r.Brought(e)
 	for {
 		if err := r.pause(ctx, e, standstill); err != nil {
 			return err
@@ -235,9 +237,8 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 			clear(attempts)
 			return errRestart
 		}
-		if e.Now().Sub(said) >= repeat {
-			said = e.Now()
-			r.sayFailure(e, p, err)
+		if e.Now().Sub(since) >= repeat+time.Duration(e.Rand()*float64(repeat)/4) {
+			return errRestart
 		}
 	}
 }

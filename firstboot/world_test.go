@@ -82,13 +82,13 @@ type world struct {
 
 var errPower = errors.New("the power is gone")
 
-func newWorld(t *testing.T, files string) *world {
+func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, root: t.TempDir(), units: map[string]string{},
 		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
-		cluster: newFakeCluster(t), patience: 30 * time.Minute,
+		cluster: newFakeCluster(t, names...), patience: 30 * time.Minute,
 	}
 	w.cluster.renewed = func() time.Time {
 		if w.units[ondisk.UnitKubelet] == "active" && !w.kubeletBroken {
@@ -578,14 +578,15 @@ type fakeCluster struct {
 	renewed func() time.Time
 }
 
-func newFakeCluster(t *testing.T) *fakeCluster {
+// newFakeCluster makes one whose certificate has kubernetes and names.
+func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
 	c := &fakeCluster{t: t, down: map[string]bool{}, nodes: map[string]*api.Node{}}
 	c.ca, c.key = newCA(t, "kubernetes")
 	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
 	c.pin = api.Pin(c.ca)
 	c.server = httptest.NewUnstartedServer(c)
 	cert := issue(t, c.ca, c.key, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: []string{"kubernetes"},
+		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: append([]string{"kubernetes"}, names...),
 		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12")},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		NotAfter:    time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
