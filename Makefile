@@ -47,6 +47,7 @@ e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
 
 bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 60m -run '^$$' -bench . ./test/bench/...
+	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
 nightly: deps ## the long runs: power cuts at random moments
 	@EDGEBAKE_NIGHTLY=1 go test -count=1 -v -timeout 8h ./test/e2e
