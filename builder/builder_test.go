@@ -717,6 +717,7 @@ func TestDebianHints(t *testing.T) {
 		"E: Unable to locate package foo":                         "check base.debian.packages",
 		"The following signatures ... NO_PUBKEY 6ED0E7B82643E131": "debian-archive-keyring",
 		"Temporary failure resolving 'x'":                         "--base",
+		"cp: No space left on device":                             "set TMPDIR",
 		"all is well":                                             "",
 	} {
 		if got := debianHint(log); (want == "") != (got == "") || !strings.Contains(got, want) {

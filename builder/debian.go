@@ -124,6 +124,8 @@ func debianHint(log string) string {
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
+	case has("No space left on device"):
+		return "\nThe folder for temporary files is full: set TMPDIR to one with 2 GB of room that every user may enter."
 	case has("newuidmap") || has("subuid"):
 		return "\nUser namespaces need a range of ids: apt-get install uidmap, then usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER."
 	case has("unshare") && has("permitted"):

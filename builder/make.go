@@ -45,8 +45,14 @@ func (b *build) make(ctx context.Context) error {
 func (b *build) makeOne(ctx context.Context, name string) error {
 	in := b.input(name)
 	what := "fetching"
-	if in.Make != "" {
-		what = "making (" + in.Make + ")"
+	switch in.Make {
+	case "":
+	case "mmdebstrap":
+		what = "making it with mmdebstrap: a minute, more on a slow line"
+	case "go":
+		what = "compiling: up to 3 minutes where Go never did it before"
+	default:
+		what = "making it (" + in.Make + ")"
 	}
 	s := b.step(name, what)
 	var sha string

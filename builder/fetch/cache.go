@@ -140,6 +140,9 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 		if err != nil {
 			os.Remove(f.Name())
 		}
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			err = fmt.Errorf("%w: the cache %s has no room left; remove it, or choose another with --cache", err, c.dir)
+		}
 	}()
 	h := sha256.New()
 	size, err = io.Copy(io.MultiWriter(f, h), &ctxReader{ctx, r})

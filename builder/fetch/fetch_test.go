@@ -434,3 +434,11 @@ func TestUncompressed(t *testing.T) {
 		}
 	}
 }
+
+func TestCacheFull(t *testing.T) {
+	c := open(t, t.TempDir())
+	_, _, err := c.Put(t.Context(), "", errReader{syscall.ENOSPC})
+	if err == nil || !strings.Contains(err.Error(), "--cache") {
+		t.Errorf("%v", err)
+	}
+}
