@@ -9,6 +9,7 @@ package ipvs_test
 import (
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -25,7 +26,7 @@ var (
 	pings    = flag.Int("bench.pings", 1800, "requests to each master before the memory is measured")
 	defaults = flag.Bool("bench.defaults", false, "give keepalived lvscare's periods instead of one second")
 	raw      = flag.String("bench.raw", "", "make the table of this file of RESULT lines, without measuring")
-	keep     = flag.String("bench.keep", "", "write the RESULT lines to this file too")
+	keep     = flag.String("bench.keep", "", "write what the guest says to this file too")
 	out      = flag.String("bench.o", "../results/ipvs.md", "file to write")
 )
 
@@ -58,13 +59,22 @@ func BenchmarkIPVS(b *testing.B) {
 			env = append(env, "GUEST_FAILOVERS=1000", "GUEST_LOSS=10m")
 			tests += "|Failovers|Loss"
 		}
+		var log io.Writer
+		if *keep != "" {
+			f, err := os.Create(*keep)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer f.Close()
+			log = f
+		}
 		failed := false
 		dir := b.TempDir()
 		for b.Loop() {
 			if len(lines) > 0 {
 				break // once is long enough
 			}
-			err := vm.Run(b.Context(), vm.Options{Run: tests + ")$", Env: env, Timeout: 7 * time.Hour, Dir: dir}, func(line string) {
+			err := vm.Run(b.Context(), vm.Options{Run: tests + ")$", Env: env, Timeout: 7 * time.Hour, Dir: dir, Log: log}, func(line string) {
 				lines = append(lines, line)
 				failed = failed || strings.Contains(line, "--- FAIL")
 				if strings.Contains(line, "RESULT") {
@@ -79,16 +89,14 @@ func BenchmarkIPVS(b *testing.B) {
 			b.Errorf("a measurement failed in the guest:\n%s", strings.Join(lines, "\n"))
 		}
 	}
-	if *keep != "" {
-		if err := os.WriteFile(*keep, []byte(strings.Join(lines, "\n")), 0o644); err != nil {
-			b.Error(err)
-		}
-	}
 	all := parse(lines)
 	if len(all) == 0 {
 		b.Fatal("nothing was measured")
 	}
-	for _, tool := range []string{"ipvscare", "keepalived-1s"} {
+	for _, tool := range []string{"ipvscare", "keepalived-1s", "keepalived-5s-10s"} {
+		if len(values(all, tool, "kill", "last_ms")) == 0 {
+			continue
+		}
 		for _, fault := range []string{"kill", "stop", "drop"} {
 			median, worst := spread(values(all, tool, fault, "last_ms"))
 			b.ReportMetric(median/1000, tool+"-"+fault+"-median-s")
