@@ -23,18 +23,26 @@ func (c *Cluster) LetLogsBeRead(ctx context.Context) error {
 
 // Greeter makes a pod of the hello image that uses the node's network and
 // says on the node's console, every few seconds, for how long it has been
-// running: so that it is seen to live while the node is cut off.
+// running: so that it is seen to live while the node is cut off. Like most
+// pods it has a service account's token, which kubelet must get from somewhere
+// when the pod starts again.
 func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
-	return c.Create(ctx, podsPath, map[string]any{
-		"apiVersion": "v1", "kind": "Pod",
-		"metadata": map[string]any{"name": name},
-		"spec": map[string]any{
-			"nodeName": node, "terminationGracePeriodSeconds": 1, "hostNetwork": true, "automountServiceAccountToken": false,
-			"containers": []any{map[string]any{
-				"name": name, "image": image, "imagePullPolicy": "Never", "args": []string{"/dev/ttyS0"},
-				"securityContext": map[string]any{"privileged": true, "runAsUser": 0},
-			}},
-		},
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	// Refused until the controller manager has made the service account.
+	return poll(ctx, "pod "+name+" to be taken", c.other, func(ctx context.Context) (bool, error) {
+		err := c.Create(ctx, podsPath, map[string]any{
+			"apiVersion": "v1", "kind": "Pod",
+			"metadata": map[string]any{"name": name},
+			"spec": map[string]any{
+				"nodeName": node, "terminationGracePeriodSeconds": 1, "hostNetwork": true,
+				"containers": []any{map[string]any{
+					"name": name, "image": image, "imagePullPolicy": "Never", "args": []string{"/dev/ttyS0"},
+					"securityContext": map[string]any{"privileged": true, "runAsUser": 0},
+				}},
+			},
+		})
+		return err == nil, err
 	})
 }
 
