@@ -247,11 +247,22 @@ func (b *build) spec(id string, c *composed) disk.Spec {
 			d.FreeBytes = max(minRootHead, contentSize(c.root)/8)
 		case ondisk.LabelData:
 			d.Nodes = c.data
-			d.FreeBytes = minDataHead
+			d.FreeBytes = b.dataHeadroom(c)
 		}
 		spec.Partitions = append(spec.Partitions, d)
 	}
 	return spec
+}
+
+// dataHeadroom keeps a node alive on a device no larger than the image:
+// kubelet evicts pods and removes images when less than 15 % is free. Images
+// to be imported need their place twice more, packed and unpacked.
+func (b *build) dataHeadroom(c *composed) int64 {
+	used := contentSize(c.data)
+	if b.img.ImageStore.Mode == "import" {
+		return minDataHead + used/2 + 4*c.imgReport.Size
+	}
+	return max(minDataHead, used/2)
 }
 
 func contentSize(nodes []tree.Node) (n int64) {
