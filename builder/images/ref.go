@@ -9,7 +9,7 @@ import (
 // Ref is an image reference in its full form, as containerd and the kubelet
 // write it: "pause" has become docker.io/library/pause.
 type Ref struct {
-	Domain string // "registry.k8s.io", "localhost:5000"
+	Domain string // "registry.example.com", "localhost:5000"
 	Path   string // "pause", "library/nginx"
 	Tag    string
 	Digest string // "sha256:…"

@@ -39,7 +39,7 @@ func newImagesMerge() *cobra.Command {
 baked images that DIR lacks. It works while containerd is stopped. Killed at any
 moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 		Example: `  firstboot images merge --from /mnt/var/lib/containerd
-  firstboot images merge --from /mnt/var/lib/containerd --keep registry.k8s.io/pause:3.10`,
+  firstboot images merge --from /mnt/var/lib/containerd --keep registry.example.com/pause:3.10`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.From == "" {
 				return usageError{errors.New("--from is needed: the containerd folder that brings the images")}

@@ -35,7 +35,7 @@ type Options struct {
 	From, Into string
 	// Snapshotter of both; empty: overlayfs.
 	Snapshotter string
-	// Keep lists references ("registry.k8s.io/pause:3.10") of baked images
+	// Keep lists references ("registry.example.com/pause:3.10") of baked images
 	// that stay although From lacks them: those of the system one may have
 	// to go back to.
 	Keep []string
