@@ -1,10 +1,12 @@
 package media
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/images/store"
@@ -27,11 +29,8 @@ func VerifyImages(path string) (*store.Summary, error) {
 }
 
 func (m *image) verifyImages() (*store.Summary, error) {
-	if m.info.Snapshotter == "" {
-		if len(m.info.Images) == 0 {
-			return &store.Summary{}, nil
-		}
-		return nil, errors.New("its container images are archives to be imported at first boot, not a store")
+	if len(m.info.Images) == 0 {
+		return &store.Summary{}, nil
 	}
 	p, err := m.partition(ondisk.LabelData)
 	if err != nil {
@@ -41,7 +40,18 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
+	index := strings.TrimPrefix(ondisk.ImportImageDir, "/var/") + "/" + ondisk.ImportIndexFile
+	if _, err := fs.Stat(index); err == nil {
+		return nil, errors.New("its container images are archives to be imported at first boot (imageStore.mode: import), not a store")
+	}
+	// A machine that has booted wrote its report; its containerd has worked
+	// on the store since.
+	var seen Info
+	if err := m.slot(&seen); err != nil {
+		return nil, err
+	}
 	s, err := store.Verify(store.Files{
+		InUse:   seen.Slot.Report != "",
 		Stat:    fs.Stat,
 		ReadDir: fs.ReadDir,
 		Open: func(name string) (io.ReadCloser, error) {
@@ -51,12 +61,12 @@ func (m *image) verifyImages() (*store.Summary, error) {
 			}
 			return io.NopCloser(io.NewSectionReader(f, 0, f.Size())), nil
 		},
-	}, dataRoot, m.info.Snapshotter)
+	}, dataRoot, cmp.Or(m.info.Snapshotter, "overlayfs"))
 	if err != nil {
 		return nil, err
 	}
 	// The list on board and the store must name the same images.
-	if len(s.Images) != len(m.info.Images) {
+	if seen.Slot.Report == "" && len(s.Images) != len(m.info.Images) {
 		return nil, fmt.Errorf("%s lists %d container images, the store has %d", ondisk.ESPImageInfo, len(m.info.Images), len(s.Images))
 	}
 	return s, nil
