@@ -390,6 +390,10 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 			if bytes.Contains(w.log.Bytes(), []byte(testSecret)) {
 				t.Error("the log holds the token")
 			}
+			c, err := slot.Read(w.slots[ownDev])
+			if err != nil || !strings.Contains(string(c.Report.Text), "result:  failed") || !strings.Contains(string(c.Report.Text), tc.cure) {
+				t.Errorf("the report on the slot, %v: %s", err, c.Report.Text)
+			}
 		})
 	}
 }

@@ -151,6 +151,11 @@ func setNetwork(ctx context.Context, e *Env, files map[string]netFile) error {
 	if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}}); err != nil {
 		return fmt.Errorf("loading the network settings: %w", err)
 	}
+	for _, u := range wpaUnits(slices.Sorted(maps.Keys(files))) {
+		if err := e.Unit(ctx, "try-restart", u); err != nil {
+			return fmt.Errorf("loading the Wi-Fi settings: %w", err)
+		}
+	}
 	if slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(p string) bool { return strings.Contains(p, "resolved.conf.d") }) {
 		if err := e.Unit(ctx, "restart", "systemd-resolved.service"); err != nil {
 			return fmt.Errorf("loading the DNS settings: %w", err)

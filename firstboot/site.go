@@ -421,9 +421,8 @@ func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
 		{"/etc/sysctl.d/", "systemd-sysctl.service"},
 		{"/etc/systemd/resolved.conf.d/", "systemd-resolved.service"},
 		{"/etc/systemd/timesyncd.conf.d/", "systemd-timesyncd.service"},
-		{"/etc/wpa_supplicant/", "wpa_supplicant@*.service"},
 	} {
-		if !under(r.dir) || strings.Contains(r.unit, "*") {
+		if !under(r.dir) {
 			continue
 		}
 		if err := e.Unit(ctx, "restart", r.unit); err != nil {
@@ -433,6 +432,11 @@ func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
 	if under("/etc/systemd/network/") {
 		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}}); err != nil {
 			e.Log.Warn("network settings take effect at the next boot only", "error", err)
+		}
+	}
+	for _, u := range wpaUnits(c.Paths) {
+		if err := e.Unit(ctx, "try-restart", u); err != nil {
+			e.Log.Warn("Wi-Fi settings take effect at the next boot only", "unit", u, "error", err)
 		}
 	}
 	for _, u := range c.Units {
@@ -457,6 +461,17 @@ func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 	}
 	return nil
+}
+
+// wpaUnits are the units that read the Wi-Fi settings among paths.
+func wpaUnits(paths []string) []string {
+	var out []string
+	for _, p := range paths {
+		if name, ok := strings.CutPrefix(p, "/etc/wpa_supplicant/wpa_supplicant-"); ok {
+			out = append(out, "wpa_supplicant@"+strings.TrimSuffix(name, ".conf")+".service")
+		}
+	}
+	return out
 }
 
 // setHosts keeps the owner's lines in /etc/hosts, and leaves all others.

@@ -29,6 +29,9 @@ func (r *Runner) begin(e *Env) {
 		r.state.Started = old.Started // restarted within one boot
 	}
 	r.busyTil = now.Add(time.Minute)
+	if dev, err := ownSlot(e); err == nil {
+		r.device = dev // where to say that its site is no good
+	}
 }
 
 func first(b []byte, err error) []byte { return b }
@@ -87,7 +90,7 @@ func (r *Runner) adopt(e *Env, t *Taken) {
 	r.state.Node, r.state.NodeType, r.state.SiteMAC = t.Node, t.Site.NodeType, t.MAC
 	secrets := secretsOf(t.Site)
 	r.secrets.Store(&secrets)
-	r.url, r.device = t.Site.Report.URL, t.Device
+	r.url = t.Site.Report.URL
 }
 
 // set changes what the state says of one phase and saves it.
