@@ -338,7 +338,7 @@ func TestParseRef(t *testing.T) {
 	for in, want := range map[string]string{
 		"pause:3.10":                          "docker.io/library/pause:3.10",
 		"a/b:1":                               "docker.io/a/b:1",
-		"registry.example.com/pause:3.10":          "registry.example.com/pause:3.10",
+		"registry.example.com/pause:3.10":     "registry.example.com/pause:3.10",
 		"localhost/x:1":                       "localhost/x:1",
 		"host:5000/x/y:v1.2":                  "host:5000/x/y:v1.2",
 		"index.docker.io/library/x:1":         "docker.io/library/x:1",

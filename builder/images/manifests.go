@@ -57,7 +57,7 @@ func List(img *configs.Image, dir string) (list []configs.ContainerImage, notes 
 		r, err := ParseRef(i.Ref)
 		return err == nil && strings.HasSuffix("/"+r.Path, "/kube-proxy")
 	}) {
-		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add registry.example.com/kube-proxy:%s to images:", v))
+		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images:", v))
 	}
 	return list, notes, errors.Join(errs...)
 }
