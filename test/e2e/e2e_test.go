@@ -24,6 +24,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -143,6 +144,9 @@ func newWorld(t *testing.T, masters int) *world {
 		}
 		if err := w.lab.Close(); err != nil {
 			t.Error(err)
+		}
+		if !t.Failed() {
+			os.RemoveAll(dir)
 		}
 	})
 	if w.net, err = w.lab.NewNamespace(t.Context()); err != nil {
@@ -318,17 +322,39 @@ func (w *world) podRuns(vm *lab.VM, name string) {
 }
 
 // checkDisk looks at the disk of a machine that was switched off: a sound
-// partition table, DATA grown to the device, and a report on the slot.
+// partition table and sound file systems, DATA grown to the device, and first
+// boot's report on the slot.
 func (w *world) checkDisk(disk string) {
 	w.t.Helper()
-	if out, err := exec.Command("sgdisk", "-v", disk).CombinedOutput(); err != nil || !bytes.Contains(out, []byte("No problems found")) {
-		w.t.Errorf("sgdisk -v: %v\n%s", err, out)
-	}
+	w.oracle("No problems found", "sgdisk", "-v", disk)
 	info, err := media.Inspect(disk)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Logf("the disk after first boot: %+v", info)
+	for _, p := range info.Partitions {
+		if p.FS == "ext4" {
+			w.oracle("", "e2fsck", "-fn", fmt.Sprintf("%s?offset=%d", disk, p.Start))
+		}
+		if p.Label == ondisk.LabelData && p.Start+p.Size < info.Size-4<<20 {
+			w.t.Errorf("DATA ends at %d of a disk of %d bytes: it was not grown", p.Start+p.Size, info.Size)
+		}
+	}
+	if !regexp.MustCompile(`(?m)^result: +done$`).MatchString(info.Slot.Report) {
+		w.t.Errorf("the report on the slot does not say that first boot is done:\n%s", info.Slot.Report)
+	}
+}
+
+// oracle runs a program that judges the disk.
+func (w *world) oracle(want string, argv ...string) {
+	w.t.Helper()
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) && os.Getenv("CI") == "" {
+		w.t.Logf("NOT JUDGED BY %s: it is not installed", argv[0])
+		return
+	}
+	if err != nil || !bytes.Contains(out, []byte(want)) {
+		w.t.Errorf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+	}
 }
 
 // What comes is decided by where the power went away: always a node that is
