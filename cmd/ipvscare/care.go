@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -121,21 +121,23 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	return s, nil
 }
 
-func careCommand(stderr io.Writer) *cobra.Command {
+func careCommand(stderr io.Writer) *command {
 	c := &careFlags{}
-	cmd := &cobra.Command{
-		Use:   "care",
-		Short: "Keep one virtual server, by lvscare's flags and environment",
-		Long: `Keep one virtual server, by lvscare's flags and environment (CARE_VS,
+	f := newFlags("care")
+	c.register(f)
+	return &command{
+		name:  "care",
+		short: "Keep one virtual server, by lvscare's flags and environment",
+		long: `Keep one virtual server, by lvscare's flags and environment (CARE_VS,
 CARE_RS, CARE_HEALTH_PATH and so on). Unlike lvscare it verifies certificates,
 asks /readyz, keeps the last real server, removes unknown ones, and puts back
 what others change. docs/ipvscare.md lists the differences.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+		flags: f,
+		run: func(ctx context.Context) error {
+			if err := fromEnvironment(f, os.LookupEnv); err != nil {
 				return usageError{err}
 			}
-			s, err := c.server(cmd.Flags().Changed)
+			s, err := c.server(f.Changed)
 			if err != nil {
 				return usageError{err}
 			}
@@ -150,12 +152,10 @@ what others change. docs/ipvscare.md lists the differences.`,
 				}
 				return ipvs.Clean(kernel, []ipvs.Server{s}, hosts, "", func(line string) { fmt.Fprintln(stderr, line) })
 			}
-			return keep(cmd.Context(), ipvs.Options{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
+			return keep(ctx, ipvs.Options{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
 				Metrics: c.metrics, Once: c.runOnce}, stderr)
 		},
 	}
-	c.register(cmd.Flags())
-	return cmd
 }
 
 // fromEnvironment sets the flags that were not given from CARE_ variables:
@@ -176,17 +176,21 @@ func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error
 	return errors.Join(errs...)
 }
 
-func staticPodCommand() *cobra.Command {
+func staticPodCommand(stdout io.Writer) *command {
 	c := &careFlags{}
 	var image, name string
-	cmd := &cobra.Command{
-		Use:   "static-pod",
-		Short: "Print a static pod that runs ipvscare care, for sealos-style clusters",
-		Long: `Print a static pod that runs ipvscare care. Write it to
+	f := newFlags("static-pod")
+	c.register(f)
+	f.StringVar(&image, "image", "", "container image that holds /usr/bin/ipvscare")
+	f.StringVar(&name, "name", "kube-sealos-lvscare", "name of the pod")
+	return &command{
+		name:  "static-pod",
+		short: "Print a static pod that runs ipvscare care, for sealos-style clusters",
+		long: `Print a static pod that runs ipvscare care. Write it to
 /etc/kubernetes/manifests/kube-sealos-lvscare.yaml to take lvscare's place.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := c.server(cmd.Flags().Changed)
+		flags: f,
+		run: func(context.Context) error {
+			s, err := c.server(f.Changed)
 			if err != nil {
 				return usageError{err}
 			}
@@ -197,19 +201,15 @@ func staticPodCommand() *cobra.Command {
 			for _, m := range s.Masters {
 				args = append(args, "--rs", m.String())
 			}
-			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Changed && !slices.Contains([]string{"vs", "rs", "image", "name", "run-once", "clean"}, f.Name) {
-					args = append(args, "--"+f.Name+"="+strings.Trim(f.Value.String(), "[]"))
+			f.VisitAll(func(flag *pflag.Flag) {
+				if flag.Changed && !slices.Contains([]string{"vs", "rs", "image", "name", "run-once", "clean"}, flag.Name) {
+					args = append(args, "--"+flag.Name+"="+strings.Trim(flag.Value.String(), "[]"))
 				}
 			})
-			_, err = io.WriteString(cmd.OutOrStdout(), staticPod(name, image, args, c.caFile, c.host != ""))
+			_, err = io.WriteString(stdout, staticPod(name, image, args, c.caFile, c.host != ""))
 			return err
 		},
 	}
-	c.register(cmd.Flags())
-	cmd.Flags().StringVar(&image, "image", "", "container image that holds /usr/bin/ipvscare")
-	cmd.Flags().StringVar(&name, "name", "kube-sealos-lvscare", "name of the pod")
-	return cmd
 }
 
 // staticPod writes the manifest. Strings are quoted as JSON is, which YAML

@@ -10,11 +10,13 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
@@ -39,48 +41,80 @@ func exitCode(err error) int {
 	return 1
 }
 
-// run is the whole program but for signals and the exit.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	root := &cobra.Command{
-		Use:   "ipvscare",
-		Short: "Keep the way from this node to the masters open",
-		Long: `ipvscare balances one virtual address to the kube-apiservers of a cluster,
-by IPVS in this node's kernel. Masters that die are taken out within seconds,
-their connections are reset, and nothing that others do to the rules lasts
-longer than a second.`,
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		Args:              cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return cmd.Help()
-		},
-	}
-	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(stderr), statusCommand(), cleanCommand(stderr), careCommand(stderr), staticPodCommand())
-	if cmd, _, err := root.Find(args); err != nil || cmd == root && len(args) > 0 && args[0][0] != '-' {
-		return usageError{fmt.Errorf("unknown command %q: see ipvscare --help", args[0])}
-	}
-	return root.ExecuteContext(ctx)
+// command is one of the program's. Its flags are parsed before run is called.
+// There is no command framework: it would cost a tenth of the memory that
+// ipvscare may use.
+type command struct {
+	name, short, long string
+	flags             *pflag.FlagSet
+	run               func(ctx context.Context) error
 }
 
-func runCommand(stderr io.Writer) *cobra.Command {
-	opt := ipvs.Options{}
-	cmd := &cobra.Command{
-		Use:   "run",
-		Short: "Keep the virtual servers of the configuration file until told to stop",
-		Long: `Keep the virtual servers of the configuration file until told to stop.
-The file is followed; on SIGHUP everything is read anew. On SIGTERM the rules
-stay, so that a restart or an upgrade costs no connection.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return keep(cmd.Context(), opt, stderr)
-		},
+func commands(stdout, stderr io.Writer) []*command {
+	return []*command{
+		runCommand(stderr),
+		statusCommand(stdout),
+		cleanCommand(stderr),
+		careCommand(stderr),
+		staticPodCommand(stdout),
 	}
-	f := cmd.Flags()
+}
+
+// run is the whole program but for signals and the exit.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	all := commands(stdout, stderr)
+	if len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) {
+		fmt.Fprint(stdout, overview(all))
+		return nil
+	}
+	i := slices.IndexFunc(all, func(c *command) bool { return c.name == args[0] })
+	if i < 0 {
+		return usageError{fmt.Errorf("unknown command %q: see ipvscare --help", args[0])}
+	}
+	c := all[i]
+	c.flags.SortFlags = false
+	c.flags.Usage = func() {
+		fmt.Fprintf(stdout, "%s\n\nUsage:\n  ipvscare %s [flags]\n\nFlags:\n%s", c.long, c.name, c.flags.FlagUsages())
+	}
+	err := c.flags.Parse(args[1:])
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return nil
+	case err != nil:
+		return usageError{fmt.Errorf("%w: see ipvscare %s --help", err, c.name)}
+	case c.flags.NArg() > 0:
+		return usageError{fmt.Errorf("%q is too much: ipvscare %s takes flags only", c.flags.Arg(0), c.name)}
+	}
+	return c.run(ctx)
+}
+
+func overview(all []*command) string {
+	var b strings.Builder
+	b.WriteString(`ipvscare balances one virtual address to the kube-apiservers of a cluster,
+by IPVS in this node's kernel. Masters that die are taken out within seconds,
+their connections are reset, and nothing that others do to the rules lasts
+longer than a second.
+
+Usage:
+  ipvscare COMMAND [flags]
+
+Commands:
+`)
+	for _, c := range all {
+		fmt.Fprintf(&b, "  %-11s %s\n", c.name, c.short)
+	}
+	b.WriteString("\nipvscare COMMAND --help says more.\n")
+	return b.String()
+}
+
+// newFlags is a set of flags whose mistakes are returned, not printed.
+func newFlags(name string) *pflag.FlagSet {
+	return pflag.NewFlagSet(name, pflag.ContinueOnError)
+}
+
+func runCommand(stderr io.Writer) *command {
+	opt := ipvs.Options{}
+	f := newFlags("run")
 	f.StringVar(&opt.ConfigFile, "config", ondisk.IPVSConfig, "configuration file")
 	f.StringVar(&opt.HostsFile, "hosts", hostsFile, "file in which the endpoint's line is kept; empty: none")
 	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "folder for the list learned from the cluster")
@@ -89,7 +123,15 @@ stay, so that a restart or an upgrade costs no connection.`,
 	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key with which the cluster's list is read (default kubelet's)")
 	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "pause between readings of the cluster's list (default by profile)")
 	f.BoolVar(&opt.Once, "run-once", false, "put everything right once and return")
-	return cmd
+	return &command{
+		name:  "run",
+		short: "Keep the virtual servers of the configuration file until told to stop",
+		long: `Keep the virtual servers of the configuration file until told to stop.
+The file is followed; on SIGHUP everything is read anew. On SIGTERM the rules
+stay, so that a restart or an upgrade costs no connection.`,
+		flags: f,
+		run:   func(ctx context.Context) error { return keep(ctx, opt, stderr) },
+	}
 }
 
 // keep runs the daemon under systemd or by itself.
@@ -168,13 +210,19 @@ func tuneMemory() {
 	}
 }
 
-func cleanCommand(stderr io.Writer) *cobra.Command {
+func cleanCommand(stderr io.Writer) *command {
 	var config, hosts, run string
-	cmd := &cobra.Command{
-		Use:   "clean",
-		Short: "Remove what ipvscare made, and nothing else",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+	f := newFlags("clean")
+	f.StringVar(&config, "config", ondisk.IPVSConfig, "configuration file")
+	f.StringVar(&hosts, "hosts", hostsFile, "file with the endpoint's line; empty: none")
+	f.StringVar(&run, "run-dir", runDir, "folder in which is noted what was made")
+	return &command{
+		name:  "clean",
+		short: "Remove what ipvscare made, and nothing else",
+		long: `Remove what ipvscare made, and nothing else: virtual servers, routes, lines of
+the hosts file. Stop ipvscare first.`,
+		flags: f,
+		run: func(context.Context) error {
 			kernel, err := ipvs.OpenKernel()
 			if err != nil {
 				return err
@@ -186,8 +234,4 @@ func cleanCommand(stderr io.Writer) *cobra.Command {
 			return ipvs.Clean(kernel, servers, hosts, run, func(line string) { fmt.Fprintln(stderr, line) })
 		},
 	}
-	cmd.Flags().StringVar(&config, "config", ondisk.IPVSConfig, "configuration file")
-	cmd.Flags().StringVar(&hosts, "hosts", hostsFile, "file with the endpoint's line; empty: none")
-	cmd.Flags().StringVar(&run, "run-dir", runDir, "folder in which is noted what was made")
-	return cmd
 }

@@ -1,48 +1,47 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"text/tabwriter"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/edgebake/edgebake/ipvs"
 )
 
-func statusCommand() *cobra.Command {
+func statusCommand(stdout io.Writer) *command {
 	var output string
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Say what is kept and what is believed of the masters",
-		Long: `Say what is kept and what is believed of the masters. The exit code is 1 if
+	f := newFlags("status")
+	f.StringVarP(&output, "output", "o", "text", "text or json")
+	return &command{
+		name:  "status",
+		short: "Say what is kept and what is believed of the masters",
+		long: `Say what is kept and what is believed of the masters. The exit code is 1 if
 no ipvscare runs, or if no master is up.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "" && output != "json" && output != "text" {
+		flags: f,
+		run: func(context.Context) error {
+			if output != "json" && output != "text" {
 				return usageError{fmt.Errorf("-o %s: it can be text or json", output)}
 			}
 			all, err := ipvs.ReadStatus()
 			if err != nil {
 				return err
 			}
-			w := cmd.OutOrStdout()
 			if output == "json" {
-				enc := json.NewEncoder(w)
+				enc := json.NewEncoder(stdout)
 				enc.SetIndent("", "  ")
-				if err := enc.Encode(all); err != nil {
-					return err
-				}
-			} else if err := printStatus(w, all, time.Now()); err != nil {
+				err = enc.Encode(all)
+			} else {
+				err = printStatus(stdout, all, time.Now())
+			}
+			if err != nil {
 				return err
 			}
 			return verdict(all)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	return cmd
 }
 
 // verdict is an error for a virtual server of which no master is up.

@@ -47,13 +47,13 @@ func masterMain() {
 		case "":
 			io.WriteString(w, "ok")
 		case "401":
-			http.Error(w, "Unauthorized", 401)
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 		case "403":
-			http.Error(w, "Forbidden", 403)
+			http.Error(w, "Forbidden", http.StatusForbidden)
 		case "429":
-			http.Error(w, "Too Many Requests", 429)
+			http.Error(w, "Too Many Requests", http.StatusTooManyRequests)
 		case "503":
-			http.Error(w, "unavailable", 503)
+			http.Error(w, "unavailable", http.StatusServiceUnavailable)
 		case "drain":
 			http.Error(w, "[+]ping ok\n[-]shutdown failed: reason withheld\nreadyz check failed", 500)
 		case "hang":

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/ipvs"
+)
+
+func TestUsage(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		want []string // parts of the error
+	}{
+		{"unknown command", []string{"bogus"}, []string{`unknown command "bogus"`}},
+		{"unknown flag", []string{"run", "--foo"}, []string{"--foo", "ipvscare run --help"}},
+		{"an argument", []string{"status", "x"}, []string{`"x" is too much`}},
+		{"output", []string{"status", "-o", "xml"}, []string{"-o xml: it can be text or json"}},
+		{"care without anything", []string{"care"}, []string{"--vs is missing", "--rs is missing"}},
+		{"care with bad values", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--mode", "x", "--health-schem", "ftp", "--ip", "y"},
+			[]string{"--mode x", "--health-schem ftp", "--ip y"}},
+		{"care with the VIP as a real server", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.1.1.1:1"}, []string{"is the virtual address itself"}},
+		{"care with a bad scheduler", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--scheduler", "best"}, []string{`"best" is none of`}},
+		{"static-pod without an image", []string{"static-pod", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1"}, []string{"--image is missing"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out bytes.Buffer
+			err := run(t.Context(), tt.args, &out, &out)
+			if err == nil || exitCode(err) != 2 {
+				t.Fatalf("got %v, which is no mistake in usage", err)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not contain %q", err, want)
+				}
+			}
+		})
+	}
+	if exitCode(errors.New("x")) != 1 {
+		t.Error("a failure is not 1")
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{nil, {"--help"}, {"run", "--help"}, {"status", "-h"}, {"clean", "-h"}, {"care", "-h"}, {"static-pod", "-h"}} {
+		var out bytes.Buffer
+		if err := run(t.Context(), args, &out, &out); err != nil || !strings.Contains(out.String(), "Usage:") {
+			t.Errorf("%v: %v: %s", args, err, &out)
+		}
+	}
+}
+
+// TestLvscareFlags: every flag of lvscare's is taken, and every variable.
+func TestLvscareFlags(t *testing.T) {
+	line := `--vs 10.103.97.2:6443 --rs 10.0.0.1:6443 --rs 10.0.0.2:6443 --scheduler wlc -i lvscare --logger INFO --mode link
+		--interval 7s --ip 10.0.0.9 --masqueradebit 14 --health-path /healthz --health-schem https --health-req-method HEAD
+		--health-req-headers a=b --health-req-body x --health-status 200,204 --health-insecure-skip-verify --health-timeout 3s`
+	c := &careFlags{}
+	f := pflag.NewFlagSet("care", pflag.ContinueOnError)
+	c.register(f)
+	if err := f.Parse(strings.Fields(line)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.server(f.Changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, got, want any) {
+		t.Helper()
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s is %v, want %v", what, got, want)
+		}
+	}
+	check("VIP", s.VIP, "10.103.97.2:6443")
+	check("masters", s.Masters, "[10.0.0.1:6443 10.0.0.2:6443]")
+	check("scheduler", s.Scheduler, "wlc")
+	check("source", s.Source, "10.0.0.9")
+	check("interval", s.Profile.Ready, 7*time.Second)
+	check("timeout", s.Profile.ReadyTimeout, 3*time.Second)
+	check("probe", s.Probe, ipvs.Probe{CAFile: "/etc/kubernetes/pki/ca.crt", Unsafe: true, Method: "HEAD", Path: "/healthz",
+		Headers: map[string]string{"a": "b"}, Body: "x", Status: []int{200, 204}})
+
+	env := map[string]string{"CARE_VS": "10.1.1.1:1", "CARE_RS": "10.0.0.1:1,10.0.0.2:1", "CARE_HEALTH_PATH": "/livez",
+		"CARE_RUN_ONCE": "true", "CARE_SCHEDULER": "lc"}
+	c = &careFlags{}
+	f = pflag.NewFlagSet("care", pflag.ContinueOnError)
+	c.register(f)
+	if err := f.Parse([]string{"--scheduler", "sh"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fromEnvironment(f, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = c.server(f.Changed); err != nil {
+		t.Fatal(err)
+	}
+	check("masters", s.Masters, "[10.0.0.1:1 10.0.0.2:1]")
+	check("path", s.Probe.Path, "/livez")
+	check("run once", c.runOnce, true)
+	check("scheduler", s.Scheduler, "sh") // a flag is worth more
+	check("verified", s.Probe.Unsafe, false)
+	env = map[string]string{"CARE_INTERVAL": "soon"}
+	if err := fromEnvironment(f, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err == nil || !strings.Contains(err.Error(), "CARE_INTERVAL=soon") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestStaticPod(t *testing.T) {
+	var out bytes.Buffer
+	err := run(t.Context(), []string{"static-pod", "--image", "a/b:1", "--vs", "10.103.97.2:6443", "--rs", "10.0.0.1:6443,10.0.0.2:6443",
+		"--host", "apiserver.cluster.local", "--interval", "5s", "--health-req-headers", `x="y"`}, &out, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pod struct {
+		Kind string
+		Spec struct {
+			HostNetwork bool   `yaml:"hostNetwork"`
+			Priority    string `yaml:"priorityClassName"`
+			Containers  []struct {
+				Image    string
+				Args     []string
+				Security struct{ Privileged bool } `yaml:"securityContext"`
+				Mounts   []struct {
+					Name, Path string
+					ReadOnly   bool `yaml:"readOnly"`
+				} `yaml:"volumeMounts"`
+			}
+			Volumes []struct{ Name string }
+		}
+	}
+	if err := yaml.Unmarshal(out.Bytes(), &pod); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	if pod.Kind != "Pod" || !pod.Spec.HostNetwork || pod.Spec.Priority != "system-node-critical" || len(pod.Spec.Containers) != 1 {
+		t.Fatalf("%+v", pod)
+	}
+	c := pod.Spec.Containers[0]
+	if c.Image != "a/b:1" || !c.Security.Privileged || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 4 {
+		t.Errorf("%+v", c)
+	}
+	// What it says is understood by care.
+	flags := &careFlags{}
+	f := pflag.NewFlagSet("care", pflag.ContinueOnError)
+	flags.register(f)
+	if err := f.Parse(c.Args[1:]); err != nil {
+		t.Fatal(err)
+	}
+	s, err := flags.server(f.Changed)
+	if err != nil || len(s.Masters) != 2 || s.Host != "apiserver.cluster.local" || s.Profile.Ready != 5*time.Second {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestPrintStatus(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	all := []ipvs.Status{{IPVS: true, Problems: []string{"x: y"}, Servers: []ipvs.ServerStatus{{VIP: "10.1.1.1:1", Host: "a.b", Scheduler: "rr", Profile: "lan", Verified: true,
+		Masters: []ipvs.MasterStatus{
+			{Addr: "10.0.0.1:1", State: "up", Serving: true, Since: now.Add(-90 * time.Second), Last: "ready"},
+			{Addr: "10.0.0.2:1", Name: "m2", State: "down", Since: now.Add(-2 * time.Second), Last: "connection refused", Error: "dial"}}}}}}
+	var b bytes.Buffer
+	if err := printStatus(&b, all, now); err != nil {
+		t.Fatal(err)
+	}
+	want := `10.1.1.1:1 a.b (rr, lan)
+  MASTER         STATE  SINCE  SERVES  LAST PROBE
+  10.0.0.1:1     up     1m30s  yes     ready
+  10.0.0.2:1 m2  down   2s     no      connection refused: dial
+problem: x: y
+`
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", &b, want)
+	}
+	if err := verdict(all); err != nil {
+		t.Error(err)
+	}
+	all[0].Servers[0].Masters[0].State = "down"
+	if err := verdict(all); err == nil {
+		t.Error("nobody is up, and that is no failure")
+	}
+	if _, err := json.Marshal(all); err != nil {
+		t.Error(err)
+	}
+}
