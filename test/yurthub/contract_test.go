@@ -355,12 +355,11 @@ type api struct {
 	pool   *x509.CertPool
 	server *http.Server
 
-	mu       sync.Mutex
-	csrs     []csr
-	approved []bool
-	rights   map[string]bool
-	subject  string
-	leases   map[string]any
+	mu      sync.Mutex
+	csrs    []csr
+	rights  map[string]bool
+	subject string
+	leases  map[string]any
 }
 
 func newAPI(t *testing.T) *api {
