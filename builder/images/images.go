@@ -124,9 +124,6 @@ type Report struct {
 	// of distinct layers.
 	Size   int64 `json:"size"`
 	Layers int   `json:"layers"`
-	// Notes are things a person should know, such as an image the cluster
-	// will probably want and that is not on board.
-	Notes []string `json:"notes,omitempty"`
 }
 
 // ImageReport is one image's part of Report.
@@ -152,9 +149,6 @@ func (r Report) Text() string {
 		fmt.Fprintf(&b, "%-*s  %-19.19s  %10s  %10s\n", width, i.Ref, i.Digest, humanSize(i.Size), humanSize(i.Shared))
 	}
 	fmt.Fprintf(&b, "%d images, %d layers, %s unpacked\n", len(r.Images), r.Layers, humanSize(r.Size))
-	for _, n := range r.Notes {
-		fmt.Fprintf(&b, "note: %s\n", n)
-	}
 	return b.String()
 }
 

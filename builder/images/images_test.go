@@ -106,6 +106,35 @@ func TestBakedStoreVerifies(t *testing.T) {
 	}
 }
 
+// An image may be named by its digest alone.
+func TestNamesOfImages(t *testing.T) {
+	dir, imgs := writeLayout(t, small("edgebake.test/a:1", "a"))
+	pinned, err := Resolve(t.Context(), newCache(t), imgs, testOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := pinned[0].Target.Digest
+	for name, tt := range map[string]struct {
+		refs, names []string
+	}{
+		"digest":         {[]string{"edgebake.test/a@" + digest}, []string{"edgebake.test/a@" + digest}},
+		"tag and digest": {[]string{"edgebake.test/a:1@" + digest}, []string{"edgebake.test/a:1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var list []configs.ContainerImage
+			for _, r := range tt.refs {
+				list = append(list, configs.ContainerImage{Ref: r, Layout: dir})
+			}
+			c := newCache(t)
+			r := mustBake(t, c, testOptions(), list)
+			s, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions())
+			if err != nil || !slices.Equal(s.Images, tt.names) || len(s.Images) != len(r.Images) {
+				t.Errorf("%+v, %v; report %+v", s, err, r.Images)
+			}
+		})
+	}
+}
+
 // Parents come before children and no path twice, as the file system writers
 // need it.
 func TestNodesAreATree(t *testing.T) {

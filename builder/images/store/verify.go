@@ -31,7 +31,7 @@ type Files struct {
 
 // Summary is what a verified store holds.
 type Summary struct {
-	Images    []string `json:"images"` // by tag, where they have one
+	Images    []string `json:"images"` // as Names gives them
 	Blobs     int      `json:"blobs"`
 	Snapshots int      `json:"snapshots"`
 }
@@ -57,12 +57,29 @@ func Verify(f Files, root, snapshotter string) (*Summary, error) {
 		return nil, fmt.Errorf("verifying the image store: %w", err)
 	}
 	s := &Summary{Blobs: len(state.Blobs), Snapshots: len(state.Snapshots)}
-	for _, i := range state.Images {
+	s.Images = state.Names()
+	return s, nil
+}
+
+// Names lists the images by the names people use: by tag, and by digest those
+// that have none. An image with two tags is listed twice.
+func (s *State) Names() []string {
+	var names []string
+	tagged := map[string]bool{} // repo@digest
+	for _, i := range s.Images {
 		if !strings.Contains(i.Name, "@") && !strings.HasPrefix(i.Name, "sha256:") {
-			s.Images = append(s.Images, i.Name)
+			names = append(names, i.Name)
+			repo := i.Name[:max(0, strings.LastIndexByte(i.Name, ':'))]
+			tagged[repo+"@"+i.Digest] = true
 		}
 	}
-	return s, nil
+	for _, i := range s.Images {
+		if strings.Contains(i.Name, "@") && !tagged[i.Name] {
+			names = append(names, i.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 type verifier struct {
