@@ -23,7 +23,8 @@ build: ## compile edgebake, firstboot and ipvscare into bin/
 demo: ## bake an image, boot it, watch it join a small real cluster
 	@test/deps/install.sh demo
 	@$(MAKE) --no-print-directory build
-	@go run ./test/demo
+	@go build -o bin/ ./test/demo
+	@bin/demo
 
 test: deps check oracle e2e ## everything: check, the oracles' own module, boot and join
 

@@ -136,7 +136,7 @@ func run(ctx context.Context, out io.Writer, keep bool) (err error) {
 		fmt.Fprintf(out, "\nIn another terminal:\n  export KUBECONFIG=%s\n  %s get nodes\nCtrl-C ends it all.\n", cluster.Kubeconfig, progs.Kubectl)
 		<-ctx.Done()
 	} else {
-		fmt.Fprintln(out, "`go run ./test/demo -keep` leaves cluster and node running until Ctrl-C.")
+		fmt.Fprintln(out, "`bin/demo -keep` leaves cluster and node running until Ctrl-C.")
 	}
 	return nil
 }
