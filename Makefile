@@ -5,8 +5,9 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-# The end-to-end tests boot machines; `make check` leaves them out.
-UNIT = $$(go list ./... | grep -v '/test/e2e$$')
+# These boot machines; `make check` leaves them out.
+GUESTS := ./test/ipvs ./test/e2e
+UNIT = $$(go list ./... | grep -vE '/test/(ipvs|e2e)$$')
 
 .PHONY: help deps build demo test check lint unit oracle e2e bench nightly clean
 
@@ -44,14 +45,14 @@ oracle:
 	@cd test/oracle && go test ./...
 
 e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
-	@go test -count=1 -v -timeout 50m ./test/e2e
+	@go test -count=1 -v -p 1 -timeout 50m $(GUESTS)
 
 bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 60m -run '^$$' -bench . ./test/bench/...
 	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
 nightly: deps ## the long runs: power cuts at random moments
-	@EDGEBAKE_NIGHTLY=1 go test -count=1 -v -timeout 8h ./test/e2e
+	@EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h $(GUESTS)
 
 clean: ## remove what was made here (the cache of inputs stays)
 	rm -rf bin build
