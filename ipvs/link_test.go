@@ -1,0 +1,193 @@
+package ipvs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// scripted is a connection that says what it was given, and hears nothing.
+type scripted struct {
+	io.Reader
+	wrote bytes.Buffer
+}
+
+func (c *scripted) Write(b []byte) (int, error)      { return c.wrote.Write(b) }
+func (c *scripted) Close() error                     { return nil }
+func (c *scripted) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *scripted) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *scripted) SetDeadline(time.Time) error      { return nil }
+func (c *scripted) SetReadDeadline(time.Time) error  { return nil }
+func (c *scripted) SetWriteDeadline(time.Time) error { return nil }
+
+// hear runs the reader over the bytes and returns its events.
+func hear(data []byte, h2 bool) ([]event, *scripted) {
+	c := &scripted{Reader: bytes.NewReader(data)}
+	l := &link{nc: c, h2: h2, events: make(chan event, 1), done: make(chan struct{})}
+	if h2 {
+		go l.readHTTP2(bodyLimit)
+	} else {
+		go l.readHTTP1(bodyLimit)
+	}
+	var all []event
+	for e := range l.events {
+		all = append(all, e)
+		if e.kind == evClosed || e.kind == evGoAway && !h2 {
+			return all, c
+		}
+	}
+	return all, c
+}
+
+func FuzzHTTP2(f *testing.F) {
+	var b bytes.Buffer
+	fr := http2.NewFramer(&b, nil)
+	fr.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 14})
+	fr.WritePing(true, [8]byte{})
+	fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x88}, EndHeaders: true, PadLength: 3})
+	fr.WriteDataPadded(1, true, []byte("ok"), []byte{0})
+	fr.WriteGoAway(1, 0, nil)
+	f.Add(b.Bytes())
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, _ := hear(data, true)
+		for _, e := range all {
+			if len(e.body) > bodyLimit {
+				t.Fatalf("%d bytes of body", len(e.body))
+			}
+		}
+	})
+}
+
+func FuzzHTTP1(f *testing.F) {
+	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.0 503 No\r\n\r\nno"))
+	f.Add([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, _ := hear(data, false)
+		for _, e := range all {
+			if len(e.body) > bodyLimit {
+				t.Fatalf("%d bytes of body", len(e.body))
+			}
+		}
+	})
+}
+
+// TestFrames: what golang.org/x/net writes is understood, and the other way
+// round.
+func TestFrames(t *testing.T) {
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	for _, h := range [][2]string{{":status", "500"}, {"date", "Sat, 01 Jan 2000 00:00:05 GMT"}, {"x", strings.Repeat("y", 100)}} {
+		enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	var b bytes.Buffer
+	fr := http2.NewFramer(&b, nil)
+	fr.WriteSettings()
+	fr.WritePing(false, [8]byte{1, 2, 3, 4, 5, 6, 7, 8})
+	fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes()[:10], PadLength: 7,
+		Priority: http2.PriorityParam{StreamDep: 3, Weight: 9}})
+	fr.WriteContinuation(1, true, block.Bytes()[10:])
+	fr.WriteDataPadded(1, false, []byte("[-]shut"), make([]byte, 9))
+	fr.WriteData(1, true, []byte("down failed"))
+	fr.WritePing(true, [8]byte{})
+	fr.WriteRSTStream(3, http2.ErrCodeInternal)
+	fr.WriteGoAway(1, http2.ErrCodeNo, []byte("bye"))
+	all, c := hear(b.Bytes(), true)
+	var kinds []eventKind
+	for _, e := range all {
+		kinds = append(kinds, e.kind)
+	}
+	if want := []eventKind{evResponse, evPong, evResponse, evGoAway, evClosed}; len(kinds) != len(want) {
+		t.Fatalf("got %v, want %v", kinds, want)
+	}
+	if e := all[0]; e.status != 500 || string(e.body) != "[-]shutdown failed" || e.date != "Sat, 01 Jan 2000 00:00:05 GMT" {
+		t.Errorf("%+v", e)
+	}
+	if c := (&Probe{}).judge(all[0], skew{}); c != Draining503 {
+		t.Errorf("it is judged %s", c)
+	}
+	if c := (&Probe{}).judge(all[2], skew{}); c != ServerError {
+		t.Errorf("a reset stream is judged %s", c)
+	}
+	// The answers: SETTINGS and PING are acknowledged.
+	r := http2.NewFramer(nil, &c.wrote)
+	if f, err := r.ReadFrame(); err != nil || !f.(*http2.SettingsFrame).IsAck() {
+		t.Errorf("%v %v", f, err)
+	}
+	if f, err := r.ReadFrame(); err != nil || !f.(*http2.PingFrame).IsAck() || f.(*http2.PingFrame).Data != [8]byte{1, 2, 3, 4, 5, 6, 7, 8} {
+		t.Errorf("%v %v", f, err)
+	}
+
+	// What we write is read by x/net.
+	c = &scripted{}
+	l := &link{nc: c, h2: true, target: target{addr: addrAt(1), probe: Probe{Method: "GET", Path: "/readyz", Headers: map[string]string{"X-A": "b"}}}}
+	l.encodeRequest("GET", "/readyz")
+	if err := l.preface(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := l.ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.ping(); err != nil {
+		t.Fatal(err)
+	}
+	preface := make([]byte, len(http2.ClientPreface))
+	if io.ReadFull(&c.wrote, preface); string(preface) != http2.ClientPreface {
+		t.Fatalf("the preface is %q", preface)
+	}
+	r = http2.NewFramer(nil, &c.wrote)
+	r.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	var got []string
+	for {
+		f, err := r.ReadFrame()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch f := f.(type) {
+		case *http2.MetaHeadersFrame:
+			got = append(got, "GET "+f.PseudoValue("path")+" "+f.PseudoValue("authority"))
+			if f.StreamID != uint32(len(got)*2-5) || !f.StreamEnded() || len(f.RegularFields()) != 2 {
+				t.Errorf("%v", f)
+			}
+		case *http2.SettingsFrame:
+			if v, ok := f.Value(http2.SettingEnablePush); !ok || v != 0 {
+				t.Error("push is not off")
+			}
+			got = append(got, "SETTINGS")
+		case *http2.WindowUpdateFrame:
+			got = append(got, "WINDOW")
+		case *http2.PingFrame:
+			if binary.BigEndian.Uint64(f.Data[:]) != 1 {
+				t.Errorf("%v", f.Data)
+			}
+			got = append(got, "PING")
+		}
+	}
+	if want := "SETTINGS,WINDOW,GET /readyz 10.0.0.1:6443,GET /readyz 10.0.0.1:6443,PING"; strings.Join(got, ",") != want {
+		t.Errorf("got %s, want %s", strings.Join(got, ","), want)
+	}
+}
+
+// TestSteadyLink: a PING makes no garbage.
+func TestSteadyLink(t *testing.T) {
+	c := &scripted{}
+	c.wrote.Grow(1 << 20)
+	l := &link{nc: c, h2: true}
+	if err := l.ping(); err != nil {
+		t.Fatal(err)
+	}
+	if n := testing.AllocsPerRun(100, func() { l.ping() }); n != 0 {
+		t.Errorf("%v allocations for a PING", n)
+	}
+}
