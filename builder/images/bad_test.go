@@ -371,12 +371,11 @@ type server struct {
 	fail func(w http.ResponseWriter, r *http.Request) bool
 	gets atomic.Int64
 	mu   sync.Mutex
-	seen map[string]int
 }
 
 func serve(t *testing.T, l *layout, start func(http.Handler) *httptest.Server) *server {
 	t.Helper()
-	s := &server{seen: map[string]int{}}
+	s := &server{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v2/{$}", func(http.ResponseWriter, *http.Request) {})
 	blob := func(w http.ResponseWriter, digest string) {
@@ -408,7 +407,7 @@ func serve(t *testing.T, l *layout, start func(http.Handler) *httptest.Server) *
 	s.Server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.gets.Add(1)
 		s.mu.Lock()
-		s.seen[r.URL.Path]++
+		fail := s.fail
 		s.mu.Unlock()
 		if s.auth != "" {
 			if u, p, _ := r.BasicAuth(); u+":"+p != s.auth {
@@ -417,7 +416,7 @@ func serve(t *testing.T, l *layout, start func(http.Handler) *httptest.Server) *
 				return
 			}
 		}
-		if s.fail != nil && s.fail(w, r) {
+		if fail != nil && fail(w, r) {
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -541,7 +540,9 @@ func TestRegistryFailures(t *testing.T) {
 				t.Errorf("it took %v to give up", d)
 			}
 			// The registry heals; the same cache serves.
+			s.mu.Lock()
 			s.fail = nil
+			s.mu.Unlock()
 			if _, err := fromRegistry(t, c, s, nil); err != nil {
 				t.Errorf("once it answers again: %v", err)
 			}
