@@ -148,10 +148,7 @@ func readyNow(ctx context.Context, e *Env, name string) error {
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", name, why)
 	}
-	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-		return errors.Join(fmt.Errorf("kubelet is %s", state), err)
-	}
-	return nil
+	return reported(ctx, e, n)
 }
 
 func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (hub, error) {
@@ -411,55 +408,31 @@ func patchLabels(ctx context.Context, e *Env, name string, labels map[string]any
 
 const readyStep = "node-ready"
 
-// stillReady waits for the node to be Ready, and for kubelet to have said so
-// since: for the better part of a minute a Node looks as Ready as before.
+// stillReady waits for the node to be Ready by the word of the kubelet that
+// runs now.
 func stillReady(name string) Phase {
-	var since time.Time // of kubelet's own clock, which the lease has too
+	seen := false // by this run
 	return Phase{
 		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
 		Check: func(context.Context, *Env) (Verdict, error) {
-			if since.IsZero() {
+			if !seen {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			start := e.Now()
 			var last error
 			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-				if last = renewedAfter(ctx, e, name, start); last == nil {
-					last = readyNow(ctx, e, name)
-				}
+				last = readyNow(ctx, e, name)
 				return last == nil, nil
 			})
 			if err != nil && last != nil {
 				return last
 			}
-			since = start
+			seen = err == nil
 			return err
 		},
 	}
-}
-
-func renewedAfter(ctx context.Context, e *Env, name string, start time.Time) error {
-	c, err := nodeClient(e)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	var lease struct {
-		Spec struct {
-			RenewTime time.Time `json:"renewTime"`
-		} `json:"spec"`
-	}
-	if err := c.Get(ctx, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"+name, &lease); err != nil {
-		return fmt.Errorf("reading the lease of Node %s: %w", name, err)
-	}
-	if lease.Spec.RenewTime.Before(start) {
-		return fmt.Errorf("kubelet has not reported to the cluster since %s", start.UTC().Format(time.TimeOnly))
-	}
-	return nil
 }
 
 // hubLeavings is all that yurthub and we for it leave on the disk.

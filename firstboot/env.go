@@ -57,6 +57,9 @@ type Env struct {
 	// failed.
 	UnitState func(ctx context.Context, unit string) (string, error)
 
+	// UnitSince is when an active unit was started, by the clock of now.
+	UnitSince func(ctx context.Context, unit string) (time.Time, error)
+
 	SetHostname func(name string) error
 	SetClock    func(t time.Time) error
 	// ClockSynced reports whether the clock follows a time server.

@@ -71,10 +71,7 @@ func readyPhase(site *configs.Site) Phase {
 		if ready, why := n.Ready(); !ready {
 			return Advise(fmt.Errorf("the Node %s is not Ready: %s", t.Node, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 		}
-		if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-			return errors.Join(fmt.Errorf("kubelet is %s", state), err)
-		}
-		return nil
+		return reported(ctx, e, n)
 	}
 	return Phase{
 		Name: "node-ready", Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
@@ -107,6 +104,24 @@ func readyPhase(site *configs.Site) Phase {
 			return err
 		},
 	}
+}
+
+// reported makes sure that kubelet runs, and that what the cluster shows is
+// what kubelet has said since it was started: for the better part of a minute
+// a Node looks as Ready as it was before.
+func reported(ctx context.Context, e *Env, n *api.Node) error {
+	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
+		return Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
+	}
+	since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
+	if err != nil {
+		return err
+	}
+	if n.Heartbeat().Before(since.Truncate(time.Second)) {
+		return Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.UTC().Format(time.TimeOnly)),
+			"it does within a minute; else see `journalctl -u kubelet` on the machine")
+	}
+	return nil
 }
 
 // readyMark says that the cluster has seen this enrolment Ready once, which

@@ -51,6 +51,7 @@ type world struct {
 	root      string
 	slots     map[string]*memDevice
 	units     map[string]string
+	started   map[string]time.Time
 	console   []string
 	log       bytes.Buffer
 	posted    [][]byte
@@ -64,7 +65,7 @@ type world struct {
 	source    netip.Addr
 	hub       *httptest.Server
 	offline   bool
-	// kubeletBroken: it runs and does not get through.
+	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
@@ -85,16 +86,17 @@ var errPower = errors.New("the power is gone")
 func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
-		t: t, root: t.TempDir(), units: map[string]string{},
+		t: t, root: t.TempDir(), units: map[string]string{}, started: map[string]time.Time{},
 		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 30 * time.Minute,
 	}
 	w.cluster.renewed = func() time.Time {
-		if w.units[ondisk.UnitKubelet] == "active" && !w.kubeletBroken {
-			return w.now
+		flags, _ := os.ReadFile(filepath.Join(w.root, kubeadmFlags))
+		if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), redirected) {
+			return time.Time{}
 		}
-		return time.Time{}
+		return w.now
 	}
 	a, err := txtar.ParseFile(files)
 	if err != nil {
@@ -228,6 +230,7 @@ func (w *world) powerOn() {
 	}
 	if _, err := os.Stat(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil {
 		w.units[ondisk.UnitKubelet] = "active"
+		w.started[ondisk.UnitKubelet] = w.now
 	}
 	name, err := os.ReadFile(filepath.Join(w.root, "etc/hostname"))
 	if err != nil {
@@ -355,6 +358,7 @@ func (w *world) env() *Env {
 			switch verb {
 			case "start", "restart":
 				w.units[unit] = "active"
+				w.started[unit] = w.now
 			case "stop":
 				w.units[unit] = "inactive"
 			}
@@ -366,6 +370,7 @@ func (w *world) env() *Env {
 			}
 			return "inactive", nil
 		},
+		UnitSince: func(_ context.Context, unit string) (time.Time, error) { return w.started[unit], nil },
 		SetHostname: func(name string) error {
 			if err := w.effect("hostname " + name); err != nil {
 				return err
@@ -719,8 +724,6 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]any{"data": data})
 	case r.URL.Path == "/version":
 		answer(map[string]string{"gitVersion": "v1.36.3"})
-	case strings.Contains(r.URL.Path, "/leases/"):
-		answer(map[string]any{"spec": map[string]any{"renewTime": c.renewed().Format(time.RFC3339Nano)}})
 	case strings.HasPrefix(r.URL.Path, "/apis/certificates.k8s.io/"):
 		item := map[string]any{
 			"metadata": map[string]any{"name": "csr-hub01", "creationTimestamp": "2026-11-20T10:00:00Z"},
@@ -765,6 +768,10 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		copied := *n
+		copied.Status.Conditions = slices.Clone(n.Status.Conditions)
+		for i := range copied.Status.Conditions {
+			copied.Status.Conditions[i].LastHeartbeatTime = c.renewed()
+		}
 		if c.notReady {
 			copied.Status.Conditions = []api.Condition{{Type: "Ready", Status: "False", Reason: "KubeletNotReady", Message: "cni plugin not initialized"}}
 		}

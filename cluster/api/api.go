@@ -230,6 +230,8 @@ type Condition struct {
 	Status  string `json:"status"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
+	// LastHeartbeatTime is when kubelet last said so, by its own clock.
+	LastHeartbeatTime time.Time `json:"lastHeartbeatTime,omitzero"`
 }
 
 // Ready returns the Ready condition.
@@ -240,6 +242,16 @@ func (n *Node) Ready() (ready bool, why string) {
 		}
 	}
 	return false, "kubelet has not reported yet"
+}
+
+// Heartbeat is when kubelet last reported, by its own clock, in whole seconds.
+func (n *Node) Heartbeat() time.Time {
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.LastHeartbeatTime
+		}
+	}
+	return time.Time{}
 }
 
 // GetNode reads one Node.

@@ -53,6 +53,7 @@ func New(log io.Writer) *firstboot.Env {
 		Run:         run,
 		Unit:        unit,
 		UnitState:   unitState,
+		UnitSince:   unitSince,
 		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
 		SetClock:    setClock,
 		ClockSynced: clockSynced,
@@ -356,6 +357,28 @@ func unitState(ctx context.Context, name string) (string, error) {
 		return "inactive", nil
 	}
 	return units[i].ActiveState, nil
+}
+
+// unitSince goes by the clock that nobody sets, and translates.
+func unitSince(ctx context.Context, name string) (time.Time, error) {
+	conn, err := dbus.NewSystemConnectionContext(ctx)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("talking to systemd: %w", err)
+	}
+	defer conn.Close()
+	p, err := conn.GetUnitPropertyContext(ctx, name, "ActiveEnterTimestampMonotonic")
+	if err != nil {
+		return time.Time{}, fmt.Errorf("asking when %s was started: %w", name, err)
+	}
+	usec, ok := p.Value.Value().(uint64)
+	if !ok {
+		return time.Time{}, fmt.Errorf("asking when %s was started: the answer is %s", name, p.Value)
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return time.Time{}, fmt.Errorf("reading the clock: %w", err)
+	}
+	return time.Now().Add(time.Duration(usec)*time.Microsecond - time.Duration(now.Nano())), nil
 }
 
 func setClock(t time.Time) error {
