@@ -27,11 +27,10 @@ type memKernel struct {
 	severed  []Conn
 	remotes  []netip.AddrPort
 	wake     func()
-	nodeArp  bool
 }
 
 func newMemKernel(t *testing.T) *memKernel {
-	return &memKernel{t: t, routes: make(map[netip.Addr]netip.Addr), source: netip.MustParseAddr("10.0.0.100"), nodeArp: true}
+	return &memKernel{t: t, routes: make(map[netip.Addr]netip.Addr), source: netip.MustParseAddr("10.0.0.100")}
 }
 
 func (k *memKernel) Ready() error {
@@ -226,7 +225,8 @@ func newWorld(t *testing.T, masters int) *world {
 	return w
 }
 
-// vipNumber keeps the daemons of parallel tests from each other's locks.
+// testServer is a virtual server at an address of its own, so that tests do
+// not meet in each other's locks.
 func testServer(t *testing.T, last byte) Server {
 	t.Helper()
 	s := Server{VIP: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 103, 97, last}), 6443), Host: "apiserver.cluster.local",
