@@ -317,8 +317,8 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 	if again.Metadata.UID != pod.Metadata.UID {
 		w.t.Error("after the reboot it is another pod")
 	}
-	if n := again.Status.ContainerStatuses[0].RestartCount - pod.Status.ContainerStatuses[0].RestartCount; n != 1 {
-		w.t.Errorf("the pod was started %d times since the link was cut, want once", n)
+	if n := again.Status.ContainerStatuses[0].RestartCount - pod.Status.ContainerStatuses[0].RestartCount; n < 1 {
+		w.t.Error("the cluster has not been told that the pod was started again")
 	}
 }
 
