@@ -197,6 +197,9 @@ func (d *demo) accelerator(ctx context.Context) (accel, wait string, err error) 
 // follow shows the console lines that tell how first boot goes.
 func (d *demo) follow(l lab.Line) {
 	_, said, ok := strings.Cut(l.Text, "edgebake: ")
+	if strings.Contains(l.Text, "starting Boot") {
+		said, ok = "the firmware starts the loader; kernel and systemd say nothing while all is well", true
+	}
 	if ok {
 		fmt.Fprintf(d.out, "  %6.1f s  %s\n", l.At.Seconds(), said)
 	}

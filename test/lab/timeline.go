@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -63,9 +65,10 @@ func (s *Serial) Events() []Event {
 // Note adds an event that was seen elsewhere, now.
 func (s *Serial) Note(what string) Event { return Event{time.Since(s.start), what} }
 
-// PrintTimeline prints events in the order given, each with the time since
-// power-on and since the one before.
+// PrintTimeline prints events as they came, each with the time since power-on
+// and since the one before.
 func PrintTimeline(w io.Writer, events []Event) {
+	events = slices.SortedStableFunc(slices.Values(events), func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	last := time.Duration(0)
 	for _, e := range events {
 		fmt.Fprintf(w, "  %7.1f s  %+6.1f  %s\n", e.At.Seconds(), (e.At - last).Seconds(), e.What)
