@@ -432,7 +432,11 @@ func (w *world) env() *Env {
 			if err := w.effect("report " + dev); err != nil {
 				return err
 			}
-			return slot.WriteReport(w.slots[dev], slot.Report{Text: text, JSON: json})
+			d, ok := w.slots[dev]
+			if !ok {
+				return fmt.Errorf("there is no slot %s", dev)
+			}
+			return slot.WriteReport(d, slot.Report{Text: text, JSON: json})
 		},
 		FSUUID:  func(string) ([16]byte, error) { return [16]byte{}, errors.New("no device") },
 		FSSize:  func(string) (int64, error) { return 4 << 30, nil },
