@@ -39,10 +39,10 @@ lint:
 	@go run $(STATICCHECK) ./...
 
 unit:
-	@go test $(UNIT)
+	@go test -timeout 20m $(UNIT)
 
 oracle:
-	@cd test/oracle && go test ./...
+	@cd test/oracle && go test -timeout 30m ./...
 
 e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
 	@go test -count=1 -v -p 1 -timeout 50m $(GUESTS)
