@@ -353,6 +353,7 @@ func (c *Cluster) StartAPIServer(n int) error {
 		"--requestheader-client-ca-file", pki("front-proxy-ca.crt"), "--requestheader-allowed-names", "front-proxy-client",
 		"--requestheader-extra-headers-prefix", "X-Remote-Extra-", "--requestheader-group-headers", "X-Remote-Group",
 		"--requestheader-username-headers", "X-Remote-User",
+		"--kubelet-preferred-address-types", "InternalIP",
 		"--profiling=false", "--allow-privileged", "--v=1"}, audit...)...)
 	if err != nil {
 		return err
