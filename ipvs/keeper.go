@@ -55,7 +55,7 @@ type Kernel interface {
 const (
 	// keepTick is the pause between looks at the kernel's table: half of the
 	// second within which things are right again.
-	keepTick = 400 * time.Millisecond
+	keepTick = 450 * time.Millisecond
 	// keepFull is the pause between complete comparisons.
 	keepFull = time.Minute
 	// keepGather lets a burst of route changes pass before looking.
