@@ -106,7 +106,8 @@ func (v *verifier) read() (_ *State, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	meta, snaps := filepath.Join(dir, "meta.db"), filepath.Join(dir, "metadata.db")
-	for name, to := range map[string]string{MetaDB: meta, SnapshotterDB(v.snapshotter): snaps} {
+	for _, db := range [][2]string{{MetaDB, meta}, {SnapshotterDB(v.snapshotter), snaps}} {
+		name, to := db[0], db[1]
 		if err := v.copyOut(v.at(name), to); err != nil {
 			return nil, fmt.Errorf("reading %s: %w", name, err)
 		}
