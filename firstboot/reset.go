@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -76,11 +77,14 @@ func resetKubeadm(ctx context.Context, e *Env) error {
 		}
 	}
 	if e.exists(ondisk.KubeletConf) || e.exists(ondisk.KubeletConfig) {
-		cri := ondisk.CRISocket
-		if t, err := currentSite(ctx, e); err == nil && t.Site.CRISocket != "" {
-			cri = t.Site.CRISocket
+		args := []string{"kubeadm", "reset", "--force", "--cri-socket", ondisk.CRISocket}
+		if t, err := currentSite(ctx, e); err == nil {
+			args[len(args)-1] = t.Site.CRISocket
+			if ignore := t.Site.IgnorePreflightErrors; len(ignore) > 0 {
+				args = append(args, "--ignore-preflight-errors", strings.Join(ignore, ","))
+			}
 		}
-		if err := e.Run(ctx, Cmd{Args: []string{"kubeadm", "reset", "--force", "--cri-socket", cri}}); err != nil {
+		if err := e.Run(ctx, Cmd{Args: args}); err != nil {
 			return err
 		}
 	}

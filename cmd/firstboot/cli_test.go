@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/configs"
 )
 
 func call(t *testing.T, args ...string) (code int, out, errOut string) {
@@ -40,32 +40,29 @@ func TestUsage(t *testing.T) {
 
 func TestHelpMigrate(t *testing.T) {
 	_, out, _ := call(t, "help", "migrate")
-	if !strings.Contains(out, strings.TrimSpace(firstboot.MigrationText())) {
-		t.Errorf("help migrate says:\n%s", out)
+	for _, f := range configs.Flags() {
+		if !strings.Contains(out, "  "+f.Flag+" ") || !strings.Contains(out, f.Note) {
+			t.Errorf("help migrate does not show %s %s", f.Tool, f.Flag)
+		}
 	}
 }
 
-// TestMigrationNamesOurFlags: what the table says of firstboot exists.
-func TestMigrationNamesOurFlags(t *testing.T) {
+// TestMigrationNamesOurCommands: what the table says of firstboot exists.
+func TestMigrationNamesOurCommands(t *testing.T) {
 	root := newRoot(&bytes.Buffer{}, &bytes.Buffer{})
 	found := 0
-	for line := range strings.Lines(firstboot.MigrationText()) {
-		_, rest, ok := strings.Cut(line, " firstboot ")
-		if !ok || !strings.HasPrefix(strings.TrimSpace(line), "--") {
+	for _, f := range configs.Flags() {
+		_, rest, ok := strings.Cut(f.Note, "`firstboot ")
+		if !ok {
 			continue
 		}
-		words := strings.Fields(rest)
-		cmd, _, err := root.Find(words[:1])
-		if err != nil || cmd == root {
-			t.Errorf("there is no command %q", words[0])
-			continue
-		}
-		if cmd.Flags().Lookup(strings.TrimPrefix(words[1], "--")) == nil {
-			t.Errorf("firstboot %s has no flag %s", words[0], words[1])
+		name, _, _ := strings.Cut(rest, "`")
+		if cmd, _, err := root.Find([]string{name}); err != nil || cmd == root {
+			t.Errorf("%s %s: there is no command firstboot %s", f.Tool, f.Flag, name)
 		}
 		found++
 	}
 	if found == 0 {
-		t.Error("the table names no flag of firstboot")
+		t.Error("the table names no command of firstboot")
 	}
 }

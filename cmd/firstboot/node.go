@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -135,6 +136,26 @@ restart the machine.
 func newMigrate() *cobra.Command {
 	return &cobra.Command{
 		Use: "migrate", Short: "Which field stands for which flag of yurtadm, yurtctl and edgeadm",
-		Long: firstboot.MigrationText(),
+		Long: migration(),
 	}
+}
+
+// migration is docs/migrate.md's table for a terminal.
+func migration() string {
+	var b strings.Builder
+	b.WriteString("What stands for each flag of yurtadm v1.7.0, yurtctl v0.6.1 and edgeadm v0.7.0:\n" +
+		"a field of the Image, which is baked, or of the Site, which is stamped.\n")
+	tool := ""
+	for _, f := range configs.Flags() {
+		if f.Tool != tool {
+			tool = f.Tool
+			fmt.Fprintf(&b, "\n%s\n", tool)
+		}
+		ours := strings.Join(f.Fields, ", ")
+		if ours == "" {
+			ours = "-"
+		}
+		b.WriteString(strings.TrimRight(fmt.Sprintf("  %-46s %-34s %s", f.Flag, ours, f.Note), " ") + "\n")
+	}
+	return strings.TrimRight(b.String(), "\n")
 }
