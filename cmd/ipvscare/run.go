@@ -150,7 +150,7 @@ func keep(ctx context.Context, opt ipvs.Options, stderr io.Writer) error {
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)
-		debug.FreeOSMemory() // what starting took
+		letGo()
 	}
 	opt.Alive = watchdog(lines)
 	err = ipvs.NewDaemon(opt).Run(ctx)
