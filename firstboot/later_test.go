@@ -446,3 +446,34 @@ func TestImagesAreImportedOnce(t *testing.T) {
 		t.Errorf("a damaged archive: %v", err)
 	}
 }
+
+// TestOfflineHubIsWaitedFor: yurthub takes a while to serve from its cache,
+// and no master can be asked about certificates meanwhile.
+func TestOfflineHubIsWaitedFor(t *testing.T) {
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	w.offline = true
+	w.cluster.csr = "pending" // it is not ready
+	e := w.env()
+	sleep, naps := e.Sleep, 0
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if naps++; naps == 4 {
+			w.cluster.mu.Lock()
+			w.cluster.csr = "Approved"
+			w.cluster.mu.Unlock()
+		}
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err == nil {
+		t.Fatal("offline, and done")
+	}
+	if w.said("will be tried again") || !w.said("yurthub: done in") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+		t.Error("a yurthub that was starting was restarted")
+	}
+}

@@ -249,30 +249,22 @@ func yurthubPhase(site *configs.Site) Phase {
 			if e.exists(hubRestart) {
 				return Todo, nil
 			}
-			// Which of the two it is was settled when it was written, by a
-			// look at the masters; offline the one that stands there holds.
-			for _, withEndpoint := range []bool{true, false} {
-				h, err := hubOf(ctx, e, site, withEndpoint)
-				if err != nil {
-					return Todo, err
-				}
-				if !hubInPlace(e, h) {
-					continue
-				}
-				if err := hubReady(ctx, e); err != nil {
-					return Todo, nil
-				}
-				return Done, nil
+			_, settled, err := settledHub(ctx, e, site)
+			if err != nil || !settled || hubReady(ctx, e) != nil {
+				return Todo, err
 			}
-			return Todo, nil
+			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			withEndpoint, err := endpointInCert(ctx, e, site)
+			h, settled, err := settledHub(ctx, e, site)
 			if err != nil {
 				return err
 			}
-			h, err := hubOf(ctx, e, site, withEndpoint)
-			if err != nil {
+			if withEndpoint, err := endpointInCert(ctx, e, site); err == nil {
+				if h, err = hubOf(ctx, e, site, withEndpoint); err != nil {
+					return err
+				}
+			} else if !settled {
 				return err
 			}
 			if len(site.Organizations) > 0 {
@@ -284,6 +276,21 @@ func yurthubPhase(site *configs.Site) Phase {
 			return waitForHub(ctx, e, h)
 		},
 	}
+}
+
+// settledHub is the hub that the disk holds. Whether the endpoint is in its
+// list was settled by a look at the masters when it was written; offline, what
+// was written holds.
+func settledHub(ctx context.Context, e *Env, site *configs.Site) (h hub, settled bool, err error) {
+	for _, withEndpoint := range []bool{true, false} {
+		if h, err = hubOf(ctx, e, site, withEndpoint); err != nil {
+			return hub{}, false, err
+		}
+		if hubInPlace(e, h) {
+			return h, true, nil
+		}
+	}
+	return hub{}, false, nil
 }
 
 // hubRestart says that yurthub has to be restarted for what was written. It
