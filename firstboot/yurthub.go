@@ -521,8 +521,15 @@ func judgeCSRs(csrs csrList, user, signer string) error {
 	return nil
 }
 
-// redirected is what makes kubelet talk to yurthub.
-const redirected = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
+// redirected is what makes kubelet talk to yurthub: openyurt's own words, and
+// lists the way that yurthub can serve them offline. Kubelet 1.35 and later
+// asks for lists as watches; of these yurthub 1.7 without a server sends
+// nothing at all, so that kubelet would not even find its Node and run no pod.
+const (
+	redirected = plainLists + hubWords
+	plainLists = " --feature-gates=WatchListClient=false"
+	hubWords   = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
+)
 
 const hubKubeconfig = `apiVersion: v1
 kind: Config
@@ -554,7 +561,8 @@ func redirectFlags(env []byte) ([]byte, error) {
 
 // directFlags takes it out again.
 func directFlags(env []byte) []byte {
-	return []byte(strings.ReplaceAll(string(env), redirected, ""))
+	// Openyurt's own tools may have written their part alone.
+	return []byte(strings.NewReplacer(redirected, "", hubWords, "", plainLists, "").Replace(string(env)))
 }
 
 // redirectPhase turns kubelet to yurthub.

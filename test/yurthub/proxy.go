@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -318,25 +317,13 @@ func (p *proxy) cached(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// hold keeps a watch open, silent, until a server is back; a watch that asks
-// for the state first gets it from the cache.
+// hold keeps a watch open, silent, until a server is back. The real program
+// sends nothing either to a client that wants the state first
+// (sendInitialEvents): a kubelet that asks for lists that way gets none.
 func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	online := p.health.online()
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
-	out := bufio.NewWriter(w)
-	if r.URL.Query().Get("sendInitialEvents") == "true" {
-		l, ok, err := p.cache.items(p.cache.collection(component(r), r.URL))
-		if err != nil || !ok {
-			return
-		}
-		for _, item := range l.Items {
-			fmt.Fprintf(out, `{"type":"ADDED","object":%s}`+"\n", item)
-		}
-		fmt.Fprintf(out, `{"type":"BOOKMARK","object":{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":%q,"annotations":{"k8s.io/initial-events-end":"true"}}}}`+"\n",
-			strings.TrimSuffix(l.Kind, "List"), l.APIVersion, l.Metadata.ResourceVersion)
-	}
-	out.Flush()
 	if f, ok := w.(http.Flusher); ok {
 		f.Flush()
 	}
