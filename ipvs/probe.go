@@ -57,7 +57,7 @@ type watcher struct {
 }
 
 // handshakes is how many slots there are.
-const handshakes = 12
+const handshakes = 24
 
 // counter is one of the events that metrics count.
 type counter int
@@ -308,7 +308,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 
 // doubt decides between a slow master and a dead one: PINGs go on over the
 // held connection, where each new packet also helps TCP to recover lost ones,
-// and every round tries a fresh connection. Each round without any sign of
+// and every tick tries a fresh connection. Each round without any sign of
 // life counts as one failed probe. ok is false when the master has to be
 // dialled anew.
 func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
@@ -319,7 +319,7 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	fresh := make(chan outcome, w.fall)
+	fresh := make(chan outcome, w.fall*w.profile.Ticks)
 	pending := 0
 	defer func() { // whoever comes too late is closed
 		cancel()
@@ -334,14 +334,16 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	tick := time.NewTicker(w.profile.Tick)
 	defer tick.Stop()
 	for range w.fall {
-		pending++
-		go func() {
-			l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond))
-			fresh <- outcome{l, class, err}
-		}()
 		class, cause := Timeout, error(nil)
 	round:
 		for range w.profile.Ticks - 1 {
+			// One in each tick: where a fifth of all packets is lost, a single
+			// one does not get through in time often enough.
+			pending++
+			go func() {
+				l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond))
+				fresh <- outcome{l, class, err}
+			}()
 			if l.h2 {
 				w.count(countPing)
 				if err := l.ping(); err != nil {
