@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -24,37 +23,10 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 var date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
-
-func oracle(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("oracle %s is missing", name)
-		}
-		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
-	}
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
-
-type blobMap map[string][]byte
-
-func (m blobMap) OpenBlob(name string) (tree.BlobFile, error) {
-	b, ok := m[name]
-	if !ok {
-		return nil, fmt.Errorf("blob %s: %w", name, fs.ErrNotExist)
-	}
-	return struct {
-		io.ReaderAt
-		io.Closer
-	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
-}
 
 func dir(p string) tree.Node {
 	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: date}}
@@ -70,7 +42,7 @@ func inline(p, s string) tree.Node {
 
 // sample is a small image with all five partitions. The blob is half noise,
 // half text, so that compression has both.
-func sample() (Spec, blobMap) {
+func sample() (Spec, disktest.Blobs) {
 	blob := bytes.Repeat([]byte("edgebake "), 3<<20)
 	rand.NewChaCha8([32]byte{1}).Read(blob[:12<<20])
 	root := []tree.Node{dir("."), dir("usr"), blobFile("usr/big", 100, 20<<20), inline("usr/small", "x")}
@@ -86,7 +58,7 @@ func sample() (Spec, blobMap) {
 			{Label: ondisk.LabelRootB},
 			{Label: ondisk.LabelData, FS: Ext4, Nodes: []tree.Node{dir("."), dir("lib")}, FreeBytes: 8 << 20},
 		},
-	}, blobMap{"b": blob}
+	}, disktest.Blobs{"b": blob}
 }
 
 // testSlot is a slot that shows which digest it was given. It is not a file
@@ -206,7 +178,7 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 	if last != total || total == 0 {
 		t.Errorf("progress ended at %d of %d", last, total)
 	}
-	if out := oracle(t, "sgdisk", "-v", path); !strings.Contains(out, "No problems found") {
+	if out := disktest.Oracle(t, "sgdisk", "-v", path); !strings.Contains(out, "No problems found") {
 		t.Errorf("sgdisk: %s", out)
 	}
 	f, err := os.Open(path)
@@ -228,15 +200,15 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 		}
 		// The oracles want a file of the partition's own.
 		part := filepath.Join(t.TempDir(), p.Name)
-		oracle(t, "dd", "if="+path, "of="+part, "bs=4M", fmt.Sprintf("skip=%d", p.Start/Align), fmt.Sprintf("count=%d", p.Size/Align), "conv=sparse", "status=none")
+		disktest.Oracle(t, "dd", "if="+path, "of="+part, "bs=4M", fmt.Sprintf("skip=%d", p.Start/Align), fmt.Sprintf("count=%d", p.Size/Align), "conv=sparse", "status=none")
 		switch want.FS {
 		case Ext4:
-			oracle(t, "e2fsck", "-fn", part)
-			if out := oracle(t, "dumpe2fs", "-h", part); !strings.Contains(out, FilesystemUUID(s.ID, p.Name)) {
+			disktest.Oracle(t, "e2fsck", "-fn", part)
+			if out := disktest.Oracle(t, "dumpe2fs", "-h", part); !strings.Contains(out, FilesystemUUID(s.ID, p.Name)) {
 				t.Errorf("%s: dumpe2fs does not see UUID %s", p.Name, FilesystemUUID(s.ID, p.Name))
 			}
 		case FAT32:
-			oracle(t, "fsck.fat", "-n", part)
+			disktest.Oracle(t, "fsck.fat", "-n", part)
 		}
 	}
 	for i, p := range r.Parts {
@@ -335,8 +307,8 @@ func TestCompressedImageIsTheRawOne(t *testing.T) {
 	if last != total {
 		t.Errorf("progress ended at %d of %d", last, total)
 	}
-	oracle(t, "zstd", "-q", "-t", packed)
-	oracle(t, "zstd", "-q", "-d", packed, "-o", packed+".out")
+	disktest.Oracle(t, "zstd", "-q", "-t", packed)
+	disktest.Oracle(t, "zstd", "-q", "-d", packed, "-o", packed+".out")
 	if sum(t, raw) != sum(t, packed+".out") {
 		t.Error("zstd -d gives another image")
 	}
@@ -390,7 +362,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	})
 	t.Run("missing blob", func(t *testing.T) {
 		d := t.TempDir()
-		_, err := Write(t.Context(), filepath.Join(d, "i"), s, l, blobMap{}, WriteOptions{Slot: testSlot})
+		_, err := Write(t.Context(), filepath.Join(d, "i"), s, l, disktest.Blobs{}, WriteOptions{Slot: testSlot})
 		if !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "folder") || len(files(t, d)) > 0 {
 			t.Errorf("%v, left behind: %v", err, files(t, d))
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // TestFullAndReadOnlyDisks runs itself again where a small and a read-only
@@ -88,8 +89,8 @@ func TestRepartGrowsDataAlone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(defs, "data.conf"), []byte("[Partition]\nType=var\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	oracle(t, "systemd-repart", "--definitions="+defs, "--dry-run=no", "--no-pager", path)
-	if out := oracle(t, "sgdisk", "-v", path); !strings.Contains(out, "No problems found") {
+	disktest.Oracle(t, "systemd-repart", "--definitions="+defs, "--dry-run=no", "--no-pager", path)
+	if out := disktest.Oracle(t, "sgdisk", "-v", path); !strings.Contains(out, "No problems found") {
 		t.Errorf("sgdisk: %s", out)
 	}
 	f, err := os.Open(path)

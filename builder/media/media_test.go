@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,40 +23,13 @@ import (
 	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 var (
 	built = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
 	now   = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 )
-
-func oracle(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("oracle %s is missing", name)
-		}
-		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
-	}
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
-
-type blobMap map[string][]byte
-
-func (m blobMap) OpenBlob(name string) (tree.BlobFile, error) {
-	b, ok := m[name]
-	if !ok {
-		return nil, fs.ErrNotExist
-	}
-	return struct {
-		io.ReaderAt
-		io.Closer
-	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
-}
 
 func dir(p string) tree.Node {
 	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: built}}
@@ -100,7 +72,7 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 		t.Fatal(err)
 	}
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, inline("edgebake/image.json", b))
-	r, err := disk.Write(t.Context(), path, spec, l, blobMap{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(g string) ([]byte, error) {
+	r, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(g string) ([]byte, error) {
 		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: g, SiteVersions: info.SiteVersions}, Time: built})
 	}})
 	if err != nil {
@@ -171,8 +143,8 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 		t.Errorf("the compressed image's size changed: %v", err)
 	}
 	for _, name := range []string{"new", "g"} {
-		oracle(t, "zstd", "-q", "-t", at(name+".raw.zst"))
-		oracle(t, "zstd", "-q", "-d", at(name+".raw.zst"), "-o", at(name+".out"))
+		disktest.Oracle(t, "zstd", "-q", "-t", at(name+".raw.zst"))
+		disktest.Oracle(t, "zstd", "-q", "-d", at(name+".raw.zst"), "-o", at(name+".out"))
 	}
 	want := sum(t, at("g.raw"))
 	if want == before {
@@ -193,7 +165,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if out := oracle(t, "sgdisk", "-v", at("new.raw")); !strings.Contains(out, "No problems found") {
+	if out := disktest.Oracle(t, "sgdisk", "-v", at("new.raw")); !strings.Contains(out, "No problems found") {
 		t.Errorf("sgdisk: %s", out)
 	}
 	// Stamped once more, nothing of the first site is left.
@@ -323,7 +295,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		clearLong(nameless[i-32 : i])
 	}
 	plain := filepath.Join(d, "plain.zst")
-	oracle(t, "zstd", "-q", raw, "-o", plain)
+	disktest.Oracle(t, "zstd", "-q", raw, "-o", plain)
 
 	for name, tc := range map[string]struct {
 		content []byte

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -18,22 +17,8 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/fat"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/disktest"
 )
-
-func oracle(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("oracle %s is missing", name)
-		}
-		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
-	}
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
 
 const token = "abcdef.0123456789abcdef"
 
@@ -80,11 +65,11 @@ func TestMakeAndRead(t *testing.T) {
 	if err := os.WriteFile(name, img, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	oracle(t, "fsck.fat", "-n", name)
-	if out := oracle(t, "mtype", "-i", name, "::site.yaml"); out != string(want.Files["site.yaml"]) {
+	disktest.Oracle(t, "fsck.fat", "-n", name)
+	if out := disktest.Oracle(t, "mtype", "-i", name, "::site.yaml"); out != string(want.Files["site.yaml"]) {
 		t.Errorf("mtype: %q", out)
 	}
-	if out := oracle(t, "mdir", "-i", name); !strings.Contains(out, "Volume in drive : is EDGEBAKE") || !strings.Contains(out, "2026-01-01") {
+	if out := disktest.Oracle(t, "mdir", "-i", name); !strings.Contains(out, "Volume in drive : is EDGEBAKE") || !strings.Contains(out, "2026-01-01") {
 		t.Errorf("mdir: %s", out)
 	}
 	// The reports are whole and in one piece.
@@ -157,7 +142,7 @@ func (l *laptop) put(name, content string) {
 	if err := os.WriteFile(p, []byte(content), 0o644); err != nil {
 		l.t.Fatal(err)
 	}
-	oracle(l.t, "mcopy", "-o", "-i", l.img, p, "::"+name)
+	disktest.Oracle(l.t, "mcopy", "-o", "-i", l.img, p, "::"+name)
 }
 
 func (l *laptop) read() (*Contents, error) {
@@ -177,7 +162,7 @@ func TestWhatLaptopsDo(t *testing.T) {
 		l.put("site.yaml", "\xef\xbb\xbfapiVersion: x\r\n")
 		l.put("._site.yaml", "mac")
 		l.put(".DS_Store", "mac")
-		oracle(t, "mmd", "-i", l.img, "::System Volume Information")
+		disktest.Oracle(t, "mmd", "-i", l.img, "::System Volume Information")
 		l.put("System Volume Information/IndexerVolumeGuid", "windows")
 		l.put("files/._x", "mac")
 		l.put("files/Thumbs.db", "windows")
@@ -192,7 +177,7 @@ func TestWhatLaptopsDo(t *testing.T) {
 		if got := string(c.Files["site.yaml"]); got != "apiVersion: x\r\n" {
 			t.Errorf("site is %q", got)
 		}
-		oracle(t, "fsck.fat", "-n", l.img)
+		disktest.Oracle(t, "fsck.fat", "-n", l.img)
 	})
 	t.Run("capital letters", func(t *testing.T) {
 		l := newLaptop(t, mustMake(t, golden))
@@ -205,8 +190,8 @@ func TestWhatLaptopsDo(t *testing.T) {
 	t.Run("an editor replaced the site", func(t *testing.T) {
 		l := newLaptop(t, mustMake(t, sample()))
 		l.put("site.tmp", "new")
-		oracle(t, "mdel", "-i", l.img, "::site.yaml")
-		oracle(t, "mren", "-i", l.img, "::site.tmp", "site.yaml")
+		disktest.Oracle(t, "mdel", "-i", l.img, "::site.yaml")
+		disktest.Oracle(t, "mren", "-i", l.img, "::site.tmp", "site.yaml")
 		c, err := l.read()
 		if err != nil || string(c.Files["site.yaml"]) != "new" {
 			t.Errorf("%v %v", c, err)
@@ -246,8 +231,8 @@ func TestWhatLaptopsDo(t *testing.T) {
 	})
 	t.Run("a stick of one's own", func(t *testing.T) {
 		img := filepath.Join(t.TempDir(), "stick")
-		oracle(t, "truncate", "-s", "64M", img)
-		oracle(t, "mkfs.fat", "-F", "32", "-n", "EDGEBAKE", img)
+		disktest.Oracle(t, "truncate", "-s", "64M", img)
+		disktest.Oracle(t, "mkfs.fat", "-F", "32", "-n", "EDGEBAKE", img)
 		l := &laptop{t, img, t.TempDir()}
 		l.put("site.yaml", "s")
 		c, err := l.read()
@@ -261,8 +246,8 @@ func TestWhatLaptopsDo(t *testing.T) {
 	})
 	t.Run("too much", func(t *testing.T) {
 		img := filepath.Join(t.TempDir(), "stick")
-		oracle(t, "truncate", "-s", "64M", img)
-		oracle(t, "mkfs.fat", "-F", "32", img)
+		disktest.Oracle(t, "truncate", "-s", "64M", img)
+		disktest.Oracle(t, "mkfs.fat", "-F", "32", img)
 		l := &laptop{t, img, t.TempDir()}
 		l.put("site.yaml", strings.Repeat("x", 17<<20))
 		if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "remove what does not belong") {
@@ -423,7 +408,7 @@ func TestReportInPlace(t *testing.T) {
 
 func TestReportFilesGone(t *testing.T) {
 	l := newLaptop(t, mustMake(t, sample()))
-	oracle(t, "mdel", "-i", l.img, "::report.txt")
+	disktest.Oracle(t, "mdel", "-i", l.img, "::report.txt")
 	l.put("report.json", "{}") // replaced by something small
 	f, err := os.OpenFile(l.img, os.O_RDWR, 0)
 	if err != nil {
@@ -434,7 +419,7 @@ func TestReportFilesGone(t *testing.T) {
 	if !errors.Is(err, ErrNoReport) || !strings.Contains(err.Error(), "report.txt") || !strings.Contains(err.Error(), "report.json") {
 		t.Errorf("got %v", err)
 	}
-	oracle(t, "fsck.fat", "-n", l.img)
+	disktest.Oracle(t, "fsck.fat", "-n", l.img)
 }
 
 func TestScrubLeavesNoSecret(t *testing.T) {
@@ -442,7 +427,7 @@ func TestScrubLeavesNoSecret(t *testing.T) {
 	// The token is in a deleted file, a backup of an editor, the slack of a
 	// shortened file, the user's own config and a report.
 	l.put("old.txt", strings.Repeat(token+"\n", 1000))
-	oracle(t, "mdel", "-i", l.img, "::old.txt")
+	disktest.Oracle(t, "mdel", "-i", l.img, "::old.txt")
 	l.put("site.yaml~", "token: "+token)
 	l.put("config.ign", `{"x":"`+token+`"}`)
 	l.put("pki/admin.key", token)
@@ -528,8 +513,8 @@ func TestScrubOfADamagedSlot(t *testing.T) {
 
 func TestScrubLeavesAPersonsStickAlone(t *testing.T) {
 	img := filepath.Join(t.TempDir(), "stick")
-	oracle(t, "truncate", "-s", "64M", img)
-	oracle(t, "mkfs.fat", "-F", "32", "-n", "EDGEBAKE", img)
+	disktest.Oracle(t, "truncate", "-s", "64M", img)
+	disktest.Oracle(t, "mkfs.fat", "-F", "32", "-n", "EDGEBAKE", img)
 	l := &laptop{t, img, t.TempDir()}
 	l.put("site.yaml", token)
 	l.put("holiday.jpg", "precious")

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"strings"
@@ -16,39 +15,10 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 var date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
-
-// oracle runs a program that judges our work; without it the test is skipped
-// at a desk and fails in CI.
-func oracle(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("oracle %s is missing", name)
-		}
-		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
-	}
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
-
-type blobMap map[string][]byte
-
-func (m blobMap) OpenBlob(name string) (tree.BlobFile, error) {
-	b, ok := m[name]
-	if !ok {
-		return nil, fs.ErrNotExist
-	}
-	return struct {
-		io.ReaderAt
-		io.Closer
-	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
-}
 
 func folder(p string) tree.Node {
 	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: date}}
@@ -59,11 +29,11 @@ func regular(p string, b []byte) tree.Node {
 }
 
 // sample has names of every kind and contents from inline bytes and blobs.
-func sample() ([]tree.Node, blobMap) {
+func sample() ([]tree.Node, disktest.Blobs) {
 	rnd := rand.NewChaCha8([32]byte{1})
 	blob := make([]byte, 3<<20)
 	rnd.Read(blob)
-	blobs := blobMap{"b": blob}
+	blobs := disktest.Blobs{"b": blob}
 	nodes := []tree.Node{
 		folder("."), folder("EFI"), folder("EFI/BOOT"), folder("empty"),
 		regular("EFI/BOOT/BOOTX64.EFI", []byte("loader")),
@@ -82,7 +52,7 @@ func sample() ([]tree.Node, blobMap) {
 	return nodes, blobs
 }
 
-func content(n tree.Node, blobs blobMap) []byte {
+func content(n tree.Node, blobs disktest.Blobs) []byte {
 	if n.Data.Blob == "" {
 		return n.Data.Inline
 	}
@@ -173,13 +143,13 @@ func TestWriteIsCleanAndReadable(t *testing.T) {
 				t.Errorf("case matters: %v %v", e, err)
 			}
 
-			out := oracle(t, "fsck.fat", "-n", "-v", name)
+			out := disktest.Oracle(t, "fsck.fat", "-n", "-v", name)
 			if strings.Contains(out, "differ") || strings.Contains(out, "wrong") {
 				t.Errorf("fsck.fat: %s", out)
 			}
 			// mtools as a second reader.
 			got := t.TempDir()
-			oracle(t, "mcopy", "-s", "-n", "-i", name, "::/", got)
+			disktest.Oracle(t, "mcopy", "-s", "-n", "-i", name, "::/", got)
 			for _, n := range nodes {
 				if n.IsDir() || strings.ContainsAny(n.Path, "Ü文") { // needs a UTF-8 locale
 					continue
@@ -267,7 +237,7 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 		"odd size":       {nil, Options{Type: 16, Size: 16<<20 + 1}, []string{"size of"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := Write(refuser{t}, tc.nodes, blobMap{}, tc.o)
+			err := Write(refuser{t}, tc.nodes, disktest.Blobs{}, tc.o)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -282,7 +252,7 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 
 func TestContentCutShort(t *testing.T) {
 	n := tree.Node{Path: "x", Inode: &tree.Inode{Mode: tree.ModeRegular, Data: tree.Content{Blob: "b", Off: 10, Size: 100}}}
-	err := Write(make(memory, 16<<20), []tree.Node{n}, blobMap{"b": make([]byte, 50)}, kinds[0])
+	err := Write(make(memory, 16<<20), []tree.Node{n}, disktest.Blobs{"b": make([]byte, 50)}, kinds[0])
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v", err)
 	}
@@ -299,25 +269,25 @@ func TestReadsWhatOthersWrite(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			d := t.TempDir()
 			img := filepath.Join(d, "img")
-			oracle(t, "truncate", "-s", size, img)
-			oracle(t, "mkfs.fat", "-F", kind, "-n", "STICK", img)
+			disktest.Oracle(t, "truncate", "-s", size, img)
+			disktest.Oracle(t, "mkfs.fat", "-F", kind, "-n", "STICK", img)
 			put := func(name string, b []byte) {
 				t.Helper()
 				p := filepath.Join(d, "src")
 				if err := os.WriteFile(p, b, 0o644); err != nil {
 					t.Fatal(err)
 				}
-				oracle(t, "mcopy", "-o", "-i", img, p, "::"+name)
+				disktest.Oracle(t, "mcopy", "-o", "-i", img, p, "::"+name)
 			}
 			put("SITE.YAM", []byte("x"))
 			put("site.yaml", []byte("apiVersion: v1\n"))
-			oracle(t, "mmd", "-i", img, "::files")
+			disktest.Oracle(t, "mmd", "-i", img, "::files")
 			// Gaps between small files make the large one fragmented.
 			for i := range 40 {
 				put(fmt.Sprintf("gap%d", i), make([]byte, 5000))
 			}
 			for i := range 20 {
-				oracle(t, "mdel", "-i", img, fmt.Sprintf("::gap%d", 2*i))
+				disktest.Oracle(t, "mdel", "-i", img, fmt.Sprintf("::gap%d", 2*i))
 			}
 			big := make([]byte, 400_000)
 			rand.NewChaCha8([32]byte{2}).Read(big)
@@ -370,7 +340,7 @@ func TestOtherFileSystemsAreNamed(t *testing.T) {
 
 func TestLoopsEnd(t *testing.T) {
 	m := make(memory, 16<<20)
-	if err := Write(m, []tree.Node{regular("a/b", make([]byte, 5000))}, blobMap{}, kinds[0]); err != nil {
+	if err := Write(m, []tree.Node{regular("a/b", make([]byte, 5000))}, disktest.Blobs{}, kinds[0]); err != nil {
 		t.Fatal(err)
 	}
 	r, err := Open(bytes.NewReader(m))
@@ -404,7 +374,7 @@ func FuzzReader(f *testing.F) {
 	for _, o := range []Options{kinds[0], {Type: 32, Label: "X", Size: 34 << 20, Time: date}} {
 		m := make(memory, o.Size)
 		nodes := []tree.Node{regular("site.yaml", []byte("a: b\n")), regular("files/a rather long name", make([]byte, 9000))}
-		if err := Write(m, nodes, blobMap{}, o); err != nil {
+		if err := Write(m, nodes, disktest.Blobs{}, o); err != nil {
 			f.Fatal(err)
 		}
 		f.Add([]byte(m[:256<<10]))

@@ -6,27 +6,13 @@ import (
 	"errors"
 	"hash/crc32"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-)
 
-func oracle(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("oracle %s is missing", name)
-		}
-		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
-	}
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
+	"github.com/edgebake/edgebake/test/disktest"
+)
 
 func sample(size int64) Table {
 	return Table{
@@ -71,10 +57,10 @@ func TestRoundTripAndOracle(t *testing.T) {
 	if err := os.WriteFile(name, b, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out := oracle(t, "sgdisk", "-v", name); !strings.Contains(out, "No problems found") {
+	if out := disktest.Oracle(t, "sgdisk", "-v", name); !strings.Contains(out, "No problems found") {
 		t.Errorf("sgdisk: %s", out)
 	}
-	out := strings.ToLower(oracle(t, "sgdisk", "-i", "2", name))
+	out := strings.ToLower(disktest.Oracle(t, "sgdisk", "-i", "2", name))
 	for _, s := range []string{TypeVar, "bbbbbbbb-2222-4333-8444-555555555555", "8000000000000000", "'data'"} {
 		if !strings.Contains(out, s) {
 			t.Errorf("sgdisk does not see %s: %s", s, out)

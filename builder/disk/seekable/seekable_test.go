@@ -6,30 +6,15 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	rival "github.com/SaveTheRbtz/zstd-seekable-format-go/pkg"
+	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/klauspost/compress/zstd"
 )
-
-func oracle(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("oracle %s is missing", name)
-		}
-		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
-	}
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
 
 // sample is four frames: text, zeros, noise, and a short last one.
 func sample() []byte {
@@ -99,8 +84,8 @@ func TestRoundTrip(t *testing.T) {
 	if err := os.WriteFile(name, file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	oracle(t, "zstd", "-t", name)
-	oracle(t, "zstd", "-d", "-q", name, "-o", name+".out")
+	disktest.Oracle(t, "zstd", "-t", name)
+	disktest.Oracle(t, "zstd", "-d", "-q", name, "-o", name+".out")
 	if got, err := os.ReadFile(name + ".out"); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("zstd -d gives something else: %v", err)
 	}

@@ -1,0 +1,47 @@
+// Package disktest is what the tests of disk formats share: the programs of
+// others that judge our bytes, and blobs in memory. For tests only.
+package disktest
+
+import (
+	"bytes"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/tree"
+)
+
+// Oracle runs a program that judges our work and returns what it prints.
+// Without the program the test is skipped at a desk, and fails in CI.
+func Oracle(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("oracle %s is missing", name)
+		}
+		t.Skipf("ORACLE MISSING, NOT TESTED: %s", name)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// Blobs are blobs in memory, by name.
+type Blobs map[string][]byte
+
+// OpenBlob makes Blobs a tree.Blobs.
+func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
+	b, ok := m[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return struct {
+		io.ReaderAt
+		io.Closer
+	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
+}
