@@ -506,6 +506,10 @@ type watch struct {
 func (n *machine) watch() *watch {
 	n.l.t.Helper()
 	c, master, err := n.ask(vip, 10*time.Second)
+	if err != nil { // as client-go would
+		n.l.t.Logf("%s: opening a watch, tried again: %v", n.name, err)
+		c, master, err = n.ask(vip, 10*time.Second)
+	}
 	if err != nil {
 		n.l.t.Fatalf("%s: opening a watch: %v; rules: %s", n.name, err, n.rules())
 	}
