@@ -359,7 +359,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 			w.stamp(ownDev, strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1))
 		}, "discovery", "is not the one that caCertHashes pins", "compare caCertHashes"},
 		{"expired token", func(w *world) { w.cluster.revoked = true }, "discovery", "unknown or expired", "kubeadm token create"},
-		{"name taken", func(w *world) { w.cluster.register("edge-sn0042", "", "another") }, "discovery", "name edge-sn0042 is taken", "edgebake cluster remove edge-sn0042"},
+		{"name taken", func(w *world) { w.cluster.register("edge-sn0042", "", "another") }, "discovery", "name edge-sn0042 is taken", "kubectl delete node edge-sn0042"},
 		{"no token", func(w *world) { w.stamp(ownDev, w.site()) }, "discovery", "the site has no bootstrap token", "put a token"},
 		{"bad site", func(w *world) { w.stamp(ownDev, "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmaster: x\n") }, "site-config", "the site has problems", "correct site.yaml"},
 		{"wrong type", func(w *world) {

@@ -222,7 +222,7 @@ func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
 	if uuid := e.facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
 		ours = true
 	}
-	cure := fmt.Sprintf("if the old machine is gone: edgebake cluster remove %s (or kubectl delete node %s); else give this one another nodeName in site.yaml", name, name)
+	cure := otherName(name)
 	switch {
 	case ready && ours:
 		return Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), cure)
@@ -232,6 +232,11 @@ func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
 	e.Log.Warn("the cluster has a stale Node of this name, which keeps its old labels and taints", "node", name, "cure", cure)
 	e.Console(fmt.Sprintf("the cluster has a stale Node %s, which keeps its old labels and taints: %s", name, cure))
 	return nil
+}
+
+// otherName is the cure of a name that the cluster knows already.
+func otherName(name string) string {
+	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }
 
 // joinPatience is how long kubeadm waits for kubelet to enrol.
@@ -322,7 +327,7 @@ func judgeJoin(name string, err error) error {
 	msg := err.Error()
 	switch {
 	case strings.Contains(msg, "already exists in the cluster"):
-		return Advise(err, fmt.Sprintf("if the old machine is gone: edgebake cluster remove %s (or kubectl delete node %s); else give this one another nodeName in site.yaml", name, name))
+		return Advise(err, otherName(name))
 	case strings.Contains(msg, "Unauthorized"):
 		return Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
 	case strings.Contains(msg, "TLS bootstrap"), strings.Contains(msg, "kubelet-check"):

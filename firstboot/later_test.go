@@ -352,7 +352,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	s := w.state()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
-	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north") || !strings.Contains(p.Cure, "edgebake cluster remove edge-sn0042") {
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north") || !strings.Contains(p.Cure, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
 	if !w.said("the cluster has a stale Node edge-sn0042") {

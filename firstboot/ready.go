@@ -64,7 +64,7 @@ func readyPhase(site *configs.Site) Phase {
 			return err
 		}
 		if missing := missingLabels(site, n); len(missing) > 0 {
-			cure := fmt.Sprintf("the Node was there before this join and kept its labels: edgebake cluster remove %s, or kubectl label node %s %s",
+			cure := fmt.Sprintf("the Node was there before this join and kept its labels: kubectl delete node %s and restart the machine, or kubectl label node %s %s",
 				t.Node, t.Node, strings.Join(missing, " "))
 			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", t.Node, strings.Join(missing, ", ")), cure)
 		}
