@@ -84,20 +84,6 @@ func build(t testing.TB, path string, s Spec, blobs tree.Blobs, o WriteOptions) 
 	return l, r
 }
 
-func sum(t testing.TB, path string) string {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
-	return hex.EncodeToString(h.Sum(nil))
-}
-
 func TestCompute(t *testing.T) {
 	s, _ := sample()
 	l, err := Compute(s)
@@ -282,7 +268,7 @@ func TestSameBytesEverywhere(t *testing.T) {
 		for _, z := range []bool{false, true} {
 			path := filepath.Join(t.TempDir(), "another name")
 			_, r := build(t, path, s, blobs, WriteOptions{Zstd: z})
-			if got := sum(t, path); want[z] == "" {
+			if got := disktest.Sum(t, path); want[z] == "" {
 				want[z] = got
 			} else if got != want[z] {
 				t.Errorf("GOMAXPROCS=%d zstd=%v: other bytes", procs, z)
@@ -309,7 +295,7 @@ func TestCompressedImageIsTheRawOne(t *testing.T) {
 	}
 	disktest.Oracle(t, "zstd", "-q", "-t", packed)
 	disktest.Oracle(t, "zstd", "-q", "-d", packed, "-o", packed+".out")
-	if sum(t, raw) != sum(t, packed+".out") {
+	if disktest.Sum(t, raw) != disktest.Sum(t, packed+".out") {
 		t.Error("zstd -d gives another image")
 	}
 	// Holes are nearly free: 12 MiB of noise, used three times in part, the

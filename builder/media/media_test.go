@@ -3,12 +3,9 @@ package media
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -90,20 +87,6 @@ func site() Site {
 	}
 }
 
-func sum(t testing.TB, path string) string {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
-	return hex.EncodeToString(h.Sum(nil))
-}
-
 func stamp(t testing.TB, path string, o StampOptions) *Stamped {
 	t.Helper()
 	o.Now = now
@@ -121,8 +104,8 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	at := func(name string) string { return filepath.Join(d, name) }
 	r := golden(t, at("g.raw"), 8<<20, false)
 	golden(t, at("g.raw.zst"), 8<<20, true)
-	before := sum(t, at("g.raw"))
-	beforeZ := sum(t, at("g.raw.zst"))
+	before := disktest.Sum(t, at("g.raw"))
+	beforeZ := disktest.Sum(t, at("g.raw.zst"))
 
 	got := stamp(t, at("g.raw"), StampOptions{Output: at("new.raw")})
 	if got.Path != at("new.raw") || got.Slot.Golden != r.Golden || got.Slot.Plan != "aa11" || got.Slot.Stamped != now.Unix() {
@@ -130,7 +113,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	}
 	stamp(t, at("g.raw.zst"), StampOptions{Output: at("new.raw.zst")})
 	stamp(t, at("g.raw.zst"), StampOptions{Output: at("unpacked.raw")})
-	if sum(t, at("g.raw")) != before || sum(t, at("g.raw.zst")) != beforeZ {
+	if disktest.Sum(t, at("g.raw")) != before || disktest.Sum(t, at("g.raw.zst")) != beforeZ {
 		t.Error("the golden image changed")
 	}
 	size, err := os.Stat(at("g.raw.zst"))
@@ -146,12 +129,12 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 		disktest.Oracle(t, "zstd", "-q", "-t", at(name+".raw.zst"))
 		disktest.Oracle(t, "zstd", "-q", "-d", at(name+".raw.zst"), "-o", at(name+".out"))
 	}
-	want := sum(t, at("g.raw"))
+	want := disktest.Sum(t, at("g.raw"))
 	if want == before {
 		t.Error("stamping changed nothing")
 	}
 	for _, name := range []string{"new.raw", "unpacked.raw", "new.out", "g.out"} {
-		if sum(t, at(name)) != want {
+		if disktest.Sum(t, at(name)) != want {
 			t.Errorf("%s is another disk", name)
 		}
 	}
@@ -231,7 +214,7 @@ func TestInspect(t *testing.T) {
 func TestSitesThatTheImageCannotServe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, path, 1<<20, false)
-	before := sum(t, path)
+	before := disktest.Sum(t, path)
 	out := filepath.Join(t.TempDir(), "out")
 	for name, tc := range map[string]struct {
 		change func(*Site)
@@ -261,7 +244,7 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 			}
 		})
 	}
-	if sum(t, path) != before {
+	if disktest.Sum(t, path) != before {
 		t.Error("the image changed")
 	}
 	if _, err := os.Stat(out); err == nil {
@@ -317,7 +300,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			if err := os.WriteFile(p, tc.content, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			before := sum(t, p)
+			before := disktest.Sum(t, p)
 			_, errInspect := Inspect(p)
 			_, errStamp := Stamp(t.Context(), p, site(), StampOptions{Now: now})
 			errVerify := Verify(t.Context(), p, nil)
@@ -326,7 +309,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 			}
-			if sum(t, p) != before {
+			if disktest.Sum(t, p) != before {
 				t.Error("the file was changed")
 			}
 		})

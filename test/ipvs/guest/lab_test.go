@@ -505,17 +505,21 @@ type watch struct {
 
 func (n *machine) watch() *watch {
 	n.l.t.Helper()
-	c, master, err := n.ask(vip, 10*time.Second)
-	if err != nil { // as client-go would
-		n.l.t.Logf("%s: opening a watch, tried again: %v", n.name, err)
-		c, master, err = n.ask(vip, 10*time.Second)
-	}
+	w, err := n.tryWatch()
 	if err != nil {
 		n.l.t.Fatalf("%s: opening a watch: %v; rules: %s", n.name, err, n.rules())
 	}
+	return w
+}
+
+func (n *machine) tryWatch() (*watch, error) {
+	c, master, err := n.ask(vip, 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
 	w := &watch{master: master, conn: c}
 	go w.await(c)
-	return w
+	return w, nil
 }
 
 // watchHTTP2 opens a watch as client-go does: TLS, HTTP/2, a response without
