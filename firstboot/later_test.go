@@ -14,7 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/disk/fat"
 	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -40,6 +42,50 @@ func (w *world) plug(site string) {
 	}
 	w.stamp(stickDev, site)
 }
+
+// TestStickFromALaptop: what laptops make of a stick is a FAT file system
+// with a label, in a partition without a name or on the whole device.
+func TestStickFromALaptop(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		whole bool
+		label string
+		taken bool
+	}{
+		{"a partition", false, ondisk.LabelSlot, true},
+		{"the whole device", true, ondisk.LabelSlot, true},
+		{"somebody's pictures", false, "PICTURES", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "testdata/machine.txtar")
+			w.stamp(ownDev, "")
+			w.plug("")
+			img := make(memImage, 40<<20)
+			site := tree.Node{Path: "SITE.YAML", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(w.site(withToken)))}}
+			if err := fat.Write(img, []tree.Node{site}, nil, fat.Options{Type: 32, Label: c.label, Size: int64(len(img))}); err != nil {
+				t.Fatal(err)
+			}
+			disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
+			delete(w.slots, stickDev)
+			if c.whole {
+				if err := os.RemoveAll(filepath.Join(w.root, disk, "sdb1")); err != nil {
+					t.Fatal(err)
+				}
+				w.slots["/dev/sdb"] = &memDevice{img}
+			} else {
+				w.put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
+				w.slots[stickDev] = &memDevice{img}
+			}
+			if err := w.boot(); (err == nil) != c.taken || w.said("took the site of stick") != c.taken {
+				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+type memImage []byte
+
+func (m memImage) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
 func (w *world) unplug() {
 	w.t.Helper()

@@ -144,7 +144,9 @@ func (e *Env) sectors(path string) int64 {
 	return n * 512
 }
 
-// removableSlots lists partitions named EDGEBAKE on USB sticks and cards.
+// removableSlots lists what may hold a site on USB sticks and cards:
+// partitions named EDGEBAKE, and FAT file systems with that label, in a
+// partition or on the whole device. Labels are what a laptop can give.
 func (e *Env) removableSlots() []string {
 	entries, err := os.ReadDir(e.path("/sys/block"))
 	if err != nil {
@@ -169,14 +171,25 @@ func (e *Env) removableSlots() []string {
 			continue
 		}
 		d, err := e.readDisk(dir)
-		if err != nil {
-			continue // pulled out while we looked
+		if err != nil || d.Size == 0 {
+			continue // pulled out while we looked, or an empty card reader
 		}
-		for _, p := range d.Parts {
-			if p.Label == ondisk.LabelSlot {
-				out = append(out, "/dev/"+p.Name)
+		parts := d.Parts
+		if len(parts) == 0 {
+			parts = []device{{Name: d.Name}}
+		}
+		for _, p := range parts {
+			if dev := "/dev/" + p.Name; p.Label == ondisk.LabelSlot || e.labelled(dev) {
+				out = append(out, dev)
 			}
 		}
 	}
 	return out
+}
+
+// labelled reports whether a device has a FAT file system with the slot's
+// label.
+func (e *Env) labelled(dev string) bool {
+	c, _ := e.ReadSlot(dev) // mostly it has another file system
+	return c != nil && c.Label == ondisk.LabelSlot
 }

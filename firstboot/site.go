@@ -283,7 +283,7 @@ func sitePhase() Phase {
 
 // waitForSite waits, within its attempt, for somebody to bring a site.
 func waitForSite(ctx context.Context, e *Env) error {
-	e.Waiting("a site: stamp one onto this disk, or plug in a stick with an EDGEBAKE slot that holds site.yaml")
+	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml")
 	err := e.poll(ctx, standstill, func() (bool, error) {
 		if dev, c, err := fromStick(e); err != nil {
 			e.Waiting("a site: the one on stick %s is not taken: %s", dev, oneLine(err))
@@ -294,7 +294,7 @@ func waitForSite(ctx context.Context, e *Env) error {
 		return !errors.Is(err, errNoSite), nil
 	})
 	if err != nil {
-		return Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick with an EDGEBAKE slot that holds site.yaml")
+		return Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml")
 	}
 	t, err := currentSite(ctx, e)
 	if err != nil {

@@ -68,6 +68,8 @@ var (
 
 // Contents is what is in a slot.
 type Contents struct {
+	// Label is the file system's own label, as Read found it.
+	Label string
 	// Info is edgebake.json. It is zero where a laptop made the file system,
 	// as on a USB stick.
 	Info ondisk.SlotInfo
@@ -198,7 +200,11 @@ func read(r io.ReaderAt) (*Contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Contents{Files: map[string][]byte{}}
+	label, err := f.Label()
+	if err != nil {
+		return nil, err
+	}
+	c := &Contents{Label: label, Files: map[string][]byte{}}
 	in := &reader{fat: f, files: c.Files}
 	var near []string
 	for _, e := range top {

@@ -57,6 +57,7 @@ func TestMakeAndRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	want.Label = ondisk.LabelSlot
 	if !reflect.DeepEqual(*got, want) {
 		t.Errorf("read %+v, made %+v", *got, want)
 	}
