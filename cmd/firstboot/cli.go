@@ -60,7 +60,7 @@ waits for is in "firstboot status".`,
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(errOut), newStatus(), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
+	root.AddCommand(newRun(errOut), newStatus("/"), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
 	return root
 }
 
@@ -105,13 +105,14 @@ func watch(ctx context.Context, e *firstboot.Env, r *firstboot.Runner) (stop fun
 	return stop
 }
 
-func newStatus() *cobra.Command {
+// newStatus shows the state below root.
+func newStatus(root string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show how first boot goes", Args: noArgs,
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := firstboot.LoadState("/")
+			s, err := firstboot.LoadState(root)
 			if err != nil {
 				return err
 			}

@@ -2,10 +2,18 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 func call(t *testing.T, args ...string) (code int, out, errOut string) {
@@ -35,6 +43,80 @@ func TestUsage(t *testing.T) {
 	}
 	if code, out, _ := call(t, "version"); code != exitOK || !strings.HasPrefix(out, "firstboot ") {
 		t.Errorf("version: %d, %s", code, out)
+	}
+}
+
+// TestStatus shows a state as a person and as a program asks for it.
+func TestStatus(t *testing.T) {
+	root := t.TempDir()
+	status := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		cmd := newStatus(root)
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		cmd.SilenceUsage, cmd.SilenceErrors = true, true
+		cmd.SetArgs(args)
+		err := cmd.Execute()
+		return out.String(), err
+	}
+	if _, err := status(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("before first boot: %v", err)
+	}
+	want := ondisk.State{
+		Version: ondisk.StateVersion, Node: "edge1", NodeType: "native", Result: ondisk.ResultFailed,
+		Started: time.Unix(1767225600, 0).UTC(), Updated: time.Unix(1767225700, 0).UTC(),
+		Phases: []ondisk.PhaseState{
+			{Name: "network", Status: ondisk.PhaseDone, Attempts: 3, Seconds: 4.25},
+			{Name: "discovery", Status: ondisk.PhaseFailed, Attempts: 1, Error: "the token is unknown", Cure: "make a new token"},
+			{Name: "join", Status: ondisk.PhasePending},
+		},
+	}
+	write := func() {
+		b, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(root, ondisk.StateFile)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	text, err := status()
+	if err == nil || !strings.Contains(err.Error(), "first boot has failed") {
+		t.Errorf("a failure is no error: %v", err)
+	}
+	const shown = `edgebake first boot
+node:    edge1
+type:    native
+result:  failed
+started: 2026-01-01T00:00:00Z
+updated: 2026-01-01T00:01:40Z
+
+network          done        4.2 s  3 attempts
+discovery        failed  
+    error: the token is unknown
+    cure: make a new token
+join             pending 
+`
+	if text != shown {
+		t.Errorf("it shows\n%s\nnot\n%s", text, shown)
+	}
+	out, err := status("-o", "json")
+	var got ondisk.State
+	if jerr := json.Unmarshal([]byte(out), &got); jerr != nil || err == nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("as JSON, %v, %v: %s", jerr, err, out)
+	}
+	if _, err := status("-o", "xml"); !errors.As(err, &usageError{}) {
+		t.Errorf("as XML: %v", err)
+	}
+	want.Result = ondisk.ResultDone
+	write()
+	if _, err := status(); err != nil {
+		t.Errorf("done: %v", err)
 	}
 }
 

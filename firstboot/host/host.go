@@ -62,7 +62,9 @@ func New(log io.Writer) *firstboot.Env {
 		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},
-		Post:       post,
+		Post: func(ctx context.Context, url string, body []byte) error {
+			return post(ctx, http.Client{}, url, body)
+		},
 		ReadSlot:   readSlot,
 		WriteSlot:  writeSlot,
 		ScrubSlot:  scrubSlot,
@@ -411,16 +413,29 @@ func source(ctx context.Context, addr string) (netip.Addr, error) {
 	return ap.Addr().Unmap().WithZone(""), nil
 }
 
-func post(ctx context.Context, url string, body []byte) error {
+// errPlain refuses to send what a machine says of itself in the clear.
+var errPlain = errors.New("only https is used")
+
+func post(ctx context.Context, c http.Client, url string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	if req.URL.Scheme != "https" {
-		return fmt.Errorf("sending to %s: only https is used", url)
+		return fmt.Errorf("sending to %s: %w", url, errPlain)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	res, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
+	c.Timeout = 10 * time.Second
+	c.CheckRedirect = func(req *http.Request, via []*http.Request) error {
+		if req.URL.Scheme != "https" {
+			return errPlain
+		}
+		if len(via) >= 10 {
+			return errors.New("it leads from one address to the next")
+		}
+		return nil
+	}
+	res, err := c.Do(req)
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -150,8 +155,49 @@ func TestFSUUID(t *testing.T) {
 	}
 }
 
-func TestPostRefusesPlainHTTP(t *testing.T) {
-	if err := post(t.Context(), "http://127.0.0.1:1/", nil); err == nil || !strings.Contains(err.Error(), "only https") {
-		t.Errorf("%v", err)
+// TestPost sends reports to a server on loopback as first boot does.
+func TestPost(t *testing.T) {
+	var got []string
+	mux := http.NewServeMux()
+	srv := httptest.NewTLSServer(mux)
+	defer srv.Close()
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	mux.HandleFunc("POST /nodes", func(_ http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		got = append(got, r.Header.Get("Content-Type")+" "+string(b))
+	})
+	mux.Handle("/moved", http.RedirectHandler("/nodes", http.StatusTemporaryRedirect))
+	mux.Handle("/plain", http.RedirectHandler("http://127.0.0.1:1/nodes", http.StatusTemporaryRedirect))
+	mux.Handle("/round", http.RedirectHandler("/round", http.StatusTemporaryRedirect))
+	mux.HandleFunc("/broken", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusInternalServerError) })
+
+	body := []byte(`{"result":"done"}`)
+	for _, c := range []struct {
+		name, url string
+		client    *http.Client
+		want      string // of the error; empty: it arrives
+	}{
+		{"it arrives", srv.URL + "/nodes", srv.Client(), ""},
+		{"the server has moved", srv.URL + "/moved", srv.Client(), ""},
+		{"the server is broken", srv.URL + "/broken", srv.Client(), "it answered 500"},
+		{"in the clear", "http://127.0.0.1:1/", srv.Client(), "only https"},
+		{"led into the clear", srv.URL + "/plain", srv.Client(), "only https"},
+		{"led in a circle", srv.URL + "/round", srv.Client(), "from one address to the next"},
+		{"a stranger's certificate", srv.URL + "/nodes", &http.Client{}, "certificate"},
+	} {
+		got = nil
+		err := post(t.Context(), *c.client, c.url, body)
+		if c.want != "" {
+			if err == nil || !strings.Contains(err.Error(), c.want) || len(got) > 0 {
+				t.Errorf("%s: %v, the server got %q", c.name, err, got)
+			}
+			continue
+		}
+		if err != nil || !slices.Equal(got, []string{"application/json " + string(body)}) {
+			t.Errorf("%s: %v, the server got %q", c.name, err, got)
+		}
 	}
 }
