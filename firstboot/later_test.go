@@ -313,6 +313,79 @@ func TestClockBehind(t *testing.T) {
 	}
 }
 
+// allDown switches every master off or on.
+func (c *fakeCluster) allDown(down bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"} {
+		c.down[m] = down
+	}
+}
+
+// TestMastersComeLate: nobody answers when the machine is switched on, for
+// longer than kubeadm or any phase would wait.
+func TestMastersComeLate(t *testing.T) {
+	w := nativeWorld(t)
+	w.cluster.allDown(true)
+	e := w.env()
+	on, sleep := w.now, e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		err := sleep(ctx, d)
+		if w.now.Sub(on) > 17*time.Minute {
+			w.cluster.allDown(false)
+		}
+		return err
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if took := w.now.Sub(on); w.joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
+		t.Errorf("%d joins, Ready after %s", w.joins, took)
+	}
+	if !w.said("network: will be tried again: no master answers") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestMastersGoDuringTheJoin: kubeadm is left waiting, and killed when its
+// time is up.
+func TestMastersGoDuringTheJoin(t *testing.T) {
+	w := nativeWorld(t)
+	e := w.env()
+	gone, back := time.Time{}, time.Time{}
+	e.Run = func(ctx context.Context, c Cmd) error {
+		if c.Args[0] != "kubeadm" || !gone.IsZero() {
+			return w.exec(ctx, c)
+		}
+		w.cluster.allDown(true)
+		gone = w.now
+		for {
+			if err := w.sleep(ctx, 10*time.Second); err != nil {
+				back = w.now.Add(7 * time.Minute)
+				return err
+			}
+		}
+	}
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		err := sleep(ctx, d)
+		if !back.IsZero() && w.now.After(back) {
+			w.cluster.allDown(false)
+		}
+		return err
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("join: will be tried again: context deadline exceeded") || w.joins != 1 {
+		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+	if late := w.now.Sub(back); late > 3*time.Minute {
+		t.Errorf("Ready %s after the masters were back", late)
+	}
+	noSecret(t, w)
+}
+
 func TestFirstMasterDead(t *testing.T) {
 	w := nativeWorld(t)
 	w.cluster.down["192.0.2.11:6443"] = true
