@@ -137,18 +137,50 @@ type ImageReport struct {
 	Layers int   `json:"layers"`
 }
 
-// Text renders the report as a table.
-func (r Report) Text() string {
-	width := len("IMAGE")
+// Summary is the report on images none of whose layers was fetched yet: sizes
+// are those of the layers as they are shipped.
+func Summary(pinned []Pinned) Report {
+	users, sizes := map[string]int{}, map[string]int64{}
+	own := make([]map[string]bool, len(pinned)) // an image may have one layer twice
+	for n, p := range pinned {
+		own[n] = map[string]bool{}
+		for _, l := range p.Layers {
+			if !own[n][l.Digest] {
+				own[n][l.Digest] = true
+				users[l.Digest]++
+				sizes[l.Digest] = l.Size
+			}
+		}
+	}
+	r := Report{Layers: len(sizes)}
+	for _, size := range sizes {
+		r.Size += size
+	}
+	for n, p := range pinned {
+		ir := ImageReport{Ref: p.Ref, Digest: p.Target.Digest, Layers: len(p.Layers)}
+		for digest := range own[n] {
+			ir.Size += sizes[digest]
+			if users[digest] > 1 {
+				ir.Shared += sizes[digest]
+			}
+		}
+		r.Images = append(r.Images, ir)
+	}
+	return r
+}
+
+// Text renders the report as a table. What says what its sizes are of.
+func (r Report) Text(what string) string {
+	ref, digest := len("IMAGE"), len("DIGEST")
 	for _, i := range r.Images {
-		width = max(width, len(i.Ref))
+		ref, digest = max(ref, len(i.Ref)), max(digest, len(i.Digest))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-*s  %-19s  %10s  %10s\n", width, "IMAGE", "DIGEST", "SIZE", "SHARED")
+	fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, "IMAGE", digest, "DIGEST", "SIZE", "SHARED")
 	for _, i := range r.Images {
-		fmt.Fprintf(&b, "%-*s  %-19.19s  %10s  %10s\n", width, i.Ref, i.Digest, humanSize(i.Size), humanSize(i.Shared))
+		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, humanSize(i.Size), humanSize(i.Shared))
 	}
-	fmt.Fprintf(&b, "%d images, %d layers, %s unpacked\n", len(r.Images), r.Layers, humanSize(r.Size))
+	fmt.Fprintf(&b, "%d images, %d layers, %s %s\n", len(r.Images), r.Layers, humanSize(r.Size), what)
 	return b.String()
 }
 

@@ -106,6 +106,31 @@ func TestBakedStoreVerifies(t *testing.T) {
 	}
 }
 
+// What the layers' sizes add up to, before any was fetched.
+func TestSummary(t *testing.T) {
+	a, b := small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b")
+	b.Layers = append(b.Layers, b.Layers[1])
+	_, imgs := writeLayout(t, a, b)
+	pinned, err := Resolve(t.Context(), newCache(t), imgs, testOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, own := pinned[0].Layers[0].Size, pinned[1].Layers[1].Size
+	r := Summary(pinned)
+	if r.Layers != 3 || r.Size != base+own+pinned[0].Layers[1].Size {
+		t.Errorf("%d layers of %d bytes", r.Layers, r.Size)
+	}
+	if i := r.Images[1]; i.Size != base+own || i.Shared != base || i.Layers != 3 {
+		t.Errorf("%+v; the base has %d bytes, the image's own layer, which it has twice, %d", i, base, own)
+	}
+	text := r.Text("as they are shipped")
+	for _, want := range []string{"IMAGE", "SHARED", "edgebake.test/b:1  " + pinned[1].Target.Digest, "2 images, 3 layers", "as they are shipped"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the table lacks %q:\n%s", want, text)
+		}
+	}
+}
+
 // An image may be named by its digest alone.
 func TestNamesOfImages(t *testing.T) {
 	dir, imgs := writeLayout(t, small("edgebake.test/a:1", "a"))

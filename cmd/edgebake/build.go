@@ -168,7 +168,11 @@ func printReport(s streams, out string, r *builder.Report) {
 		}
 		fmt.Fprintln(s.Out)
 	}
-	fmt.Fprintf(s.Out, "  %d packages, %d container images\n", r.Packages, len(r.Info.Images))
+	fmt.Fprintf(s.Out, "  %d packages, %d container images", r.Packages, len(r.Info.Images))
+	if len(r.Info.Images) > 0 {
+		fmt.Fprintf(s.Out, " of %s in %d layers", humanSize(r.Images.Size), r.Images.Layers)
+	}
+	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)
 	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml\n", out)
 }

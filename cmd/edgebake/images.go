@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/images"
 	"github.com/spf13/cobra"
 )
 
@@ -15,7 +16,9 @@ func newImages(s streams) *cobra.Command {
 		Short: "List the container images an Image takes on board",
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and the ones its node types need. Registries are asked
-for digests; no layer is fetched.`,
+for digests; no layer is fetched, so sizes are those of the layers as they are
+shipped. SHARED is the part that other images of the list have too. What the
+images take unpacked is in NAME.report.json, beside a built image.`,
 		Example: `  edgebake images image.yaml
   edgebake images image.yaml --output json`,
 		Args: args(1, 1, "one Image document"),
@@ -30,13 +33,7 @@ for digests; no layer is fetched.`,
 				return err
 			}
 			return printAs(s, output, list, func() {
-				for _, p := range list {
-					var size int64
-					for _, l := range p.Layers {
-						size += l.Size
-					}
-					fmt.Fprintf(s.Out, "%s  %s  %d layers, %s to fetch\n", p.Ref, p.Manifest.Digest, len(p.Layers), humanSize(size))
-				}
+				fmt.Fprint(s.Out, images.Summary(list).Text("as they are shipped"))
 			})
 		},
 	}
