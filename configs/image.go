@@ -233,7 +233,8 @@ type ImageStore struct {
 type Registry struct {
 	// Host is the registry, as references name it: HOST or HOST:PORT.
 	Host string `yaml:"host" json:"host"`
-	// Mirrors are asked first, in order: HOST, HOST:PORT or a URL.
+	// Mirrors are asked first, in order: HOST, HOST:PORT, either with a path
+	// below which repositories lie, or the same as a URL.
 	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty"`
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool `yaml:"insecure,omitempty" json:"insecure,omitempty"`

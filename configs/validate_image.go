@@ -52,6 +52,7 @@ var (
 	crictlVersion     = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
 	yurthubVersion    = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-[0-9A-Za-z.]+)?$`)
 	suiteName         = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+	mirrorForm        = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)*/?$`)
 	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
 	repoPath          = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
 	imageTag          = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
@@ -422,8 +423,8 @@ func (i *Image) validateImages(probs *Problems) {
 			probs.add(p+".host", "%q is listed twice", shorten(r.Host))
 		}
 		for m, mirror := range r.Mirrors {
-			if !hostForm.MatchString(mirror) && badURL(mirror, "https", "http") != "" {
-				probs.add(fmt.Sprintf("%s.mirrors[%d]", p, m), "%q is not host, host:port or a URL", shorten(mirror))
+			if !mirrorForm.MatchString(mirror) && badURL(mirror, "https", "http") != "" {
+				probs.add(fmt.Sprintf("%s.mirrors[%d]", p, m), "%q is not host, host:port, host/path or a URL", shorten(mirror))
 			}
 		}
 	}

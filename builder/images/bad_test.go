@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -452,7 +453,7 @@ func TestRegistry(t *testing.T) {
 			}
 			// Insecure only when said.
 			_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
-			wantError(t, err, s.host, "a:1")
+			wantError(t, err, s.host, "a:1", "insecure: true for this host")
 			// All is in the cache now: only the tag is asked for again.
 			before := s.gets.Load()
 			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
@@ -610,6 +611,17 @@ func TestMirrors(t *testing.T) {
 	if r.Images[0].Ref != "registry.invalid/a:1" || dead.gets.Load() == 0 || mirror.gets.Load() == 0 {
 		t.Errorf("%+v; requests %d and %d", r.Images, dead.gets.Load(), mirror.gets.Load())
 	}
+	// With a path, as a URL, and both.
+	mirror.fail = func(_ http.ResponseWriter, r *http.Request) bool {
+		r.URL.Path = strings.Replace(r.URL.Path, "/copies/of/", "/", 1)
+		return false
+	}
+	for _, form := range []string{mirror.host + "/copies/of", "http://" + mirror.host, "https://" + mirror.host + "/copies/of/"} {
+		o.Registries[0].Mirrors = []string{form}
+		if _, err := resolveAndBake(t, newCache(t), o, []configs.ContainerImage{{Ref: "registry.invalid/a:1"}}); err != nil {
+			t.Errorf("%s: %v", form, err)
+		}
+	}
 }
 
 func TestAuthFile(t *testing.T) {
@@ -640,6 +652,26 @@ func TestAuthFile(t *testing.T) {
 		if strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("the password is in the message: %v", err)
 		}
+	}
+	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "/nonexistent/auth.json" })
+	wantError(t, err, "/nonexistent/auth.json", "correct authFile")
+}
+
+// A registry that is not there at all.
+func TestUnreachableRegistry(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := ln.Addr().String()
+	ln.Close()
+	o := testOptions()
+	o.Registries = []configs.Registry{{Host: free, Insecure: true}}
+	for ref, want := range map[string]string{free + "/a:1": "check the network", "registry.invalid/a:1": "registry.invalid"} {
+		c := newCache(t)
+		_, err := Resolve(t.Context(), c, []configs.ContainerImage{{Ref: ref}}, o)
+		wantError(t, err, ref, want, "name a mirror")
+		unpoisoned(t, c)
 	}
 }
 

@@ -62,6 +62,9 @@ type endpoint struct {
 func (r *registry) endpoints(ref Ref) []endpoint {
 	var es []endpoint
 	for _, m := range r.config[ref.Domain].Mirrors {
+		// A URL's scheme decides nothing: plain HTTP is for hosts that are
+		// said to be insecure.
+		m = strings.TrimPrefix(strings.TrimPrefix(m, "https://"), "http://")
 		host, prefix, _ := strings.Cut(strings.Trim(m, "/"), "/")
 		repo := ref.Path
 		if prefix != "" {
@@ -273,7 +276,12 @@ func (s *stallReader) Close() error {
 func cureOf(err error) string {
 	var te *transport.Error
 	var de *fetch.DigestError
+	var unknown *net.DNSError
+	var refused *net.OpError
+	var untrusted *tls.CertificateVerificationError
 	switch {
+	case errors.Is(err, errAuthFile):
+		return "correct authFile in registries:, or the file"
 	case errors.As(err, &te):
 		switch {
 		case te.StatusCode == http.StatusUnauthorized || te.StatusCode == http.StatusForbidden:
@@ -289,7 +297,11 @@ func cureOf(err error) string {
 		return "set insecure: true for this host in registries: if plain HTTP is meant"
 	case errors.Is(err, context.Canceled):
 		return ""
-	case isTimeout(err):
+	case errors.As(err, &untrusted):
+		return "have this machine trust the registry's CA; or, where that does not matter, set insecure: true for this host in registries:"
+	case errors.As(err, &unknown) && unknown.IsNotFound:
+		return "check the registry's name for spelling, and the network; or name a mirror in registries:"
+	case isTimeout(err) || errors.As(err, &refused):
 		return "check the network and the proxy settings, or name a mirror in registries:"
 	case errors.As(err, &de):
 		return "the source is damaged or was changed on its way; fetch it again or use another source"
@@ -310,17 +322,19 @@ type authFile map[string]struct {
 	RegistryToken string `json:"registrytoken"`
 }
 
+var errAuthFile = errors.New("reading authFile")
+
 func readAuthFile(path string) (authFile, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading authFile: %w", err)
+		return nil, fmt.Errorf("%w: %w", errAuthFile, err)
 	}
 	var doc struct {
 		Auths authFile `json:"auths"`
 	}
 	if err := json.Unmarshal(raw, &doc); err != nil {
 		// The decoder's message may quote the file, which holds secrets.
-		return nil, fmt.Errorf("reading authFile %s: it is not a docker config.json", path)
+		return nil, fmt.Errorf("%w %s: it is not a docker config.json", errAuthFile, path)
 	}
 	return doc.Auths, nil
 }
@@ -341,7 +355,7 @@ func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
 			raw, err := base64.StdEncoding.DecodeString(c.Auth)
 			user, password, ok := strings.Cut(string(raw), ":")
 			if err != nil || !ok {
-				return nil, fmt.Errorf("authFile: the auth entry of %s is not base64 of user:password", key)
+				return nil, fmt.Errorf("%w: the auth entry of %s is not base64 of user:password", errAuthFile, key)
 			}
 			c.Username, c.Password = user, password
 		}
