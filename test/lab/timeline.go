@@ -103,6 +103,8 @@ type Site struct {
 	Token   string   // empty: the cluster's
 	// NodeType and NodePool make it an OpenYurt node; empty: a native one.
 	NodeType, NodePool string
+	// KubeletArgs are further flags of the node's kubelet, without dashes.
+	KubeletArgs map[string]string
 }
 
 var siteYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
@@ -124,6 +126,12 @@ nodePool: {{.NodePool}}
 {{- end}}
 labels:
   edgebake.test/lab: "yes"
+{{- with .KubeletArgs}}
+kubeletExtraArgs:
+{{- range $name, $value := .}}
+  {{$name}}: {{printf "%q" $value}}
+{{- end}}
+{{- end}}
 {{- if .Address}}
 network:
   interfaces:
