@@ -24,6 +24,12 @@ const (
 	TCG = "tcg" // emulation: right everywhere, 10 to 30 times slower
 )
 
+// Buses for removable drives.
+const (
+	USB  = "usb"
+	SCSI = "scsi"
+)
+
 // Machine is one virtual machine.
 type Machine struct {
 	Arch  string // amd64 (default) or arm64
@@ -37,6 +43,11 @@ type Machine struct {
 
 	Disks []Disk
 	NICs  []NIC
+	// Sticks is the bus that removable drives are plugged into while the
+	// machine runs: USB, or SCSI for kernels that know no USB; empty: none.
+	Sticks string
+	// Watchdog is a hardware watchdog that resets a machine that hangs.
+	Watchdog bool
 	// Serial is the console: "stdio" (default), "terminal" (stdio where
 	// Ctrl-A X ends QEMU), or a file's path.
 	Serial string
@@ -190,6 +201,18 @@ func (m Machine) Args(v Version) ([]string, error) {
 		}
 		// Without a boot ROM the firmware does not try the network.
 		args = append(args, "-netdev", netdev, "-device", dev+",romfile=")
+	}
+	switch m.Sticks {
+	case "":
+	case USB:
+		args = append(args, "-device", "qemu-xhci")
+	case SCSI:
+		args = append(args, "-device", "virtio-scsi-pci")
+	default:
+		bad("bus %q for removable drives: want usb or scsi", m.Sticks)
+	}
+	if m.Watchdog {
+		args = append(args, "-device", "i6300esb")
 	}
 	// Entropy from the host: a guest without it waits at its first keys.
 	args = append(args, "-device", "virtio-rng-pci")

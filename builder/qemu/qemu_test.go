@@ -27,6 +27,7 @@ func TestArgsGolden(t *testing.T) {
 		{"tap", Machine{Firmware: fw, Accel: KVM, NICs: []NIC{{Tap: "tap1"}}, Disks: []Disk{{Path: "d.raw", Format: "raw", Sync: true}}}, Version{7, 2}},
 		{"logged", Machine{Firmware: fw, Disks: []Disk{{Path: "d.qcow2", Log: "d,log"}}}, Version{7, 2}},
 		{"secure", Machine{Firmware: Firmware{fw.Code, fw.Vars, true}}, Version{7, 2}},
+		{"sticks", Machine{Firmware: fw, Sticks: USB, Watchdog: true}, Version{10, 0}},
 		{"arm64", Machine{Arch: "arm64", Firmware: fw, Disks: []Disk{{Path: "d.qcow2"}}, NICs: []NIC{{}}}, Version{7, 2}},
 		{"arm64-kvm", Machine{Arch: "arm64", Accel: KVM, Firmware: fw}, Version{8, 0}},
 		{"kernel", Machine{Kernel: "vmlinuz", Initrd: "initrd", KernelArgs: "console=ttyS0 root=/dev/vda", NoReboot: true, Serial: "terminal"}, Version{8, 1}},
@@ -64,12 +65,12 @@ func TestArgsGolden(t *testing.T) {
 }
 
 func TestArgsTellsAllThatIsWrong(t *testing.T) {
-	_, err := Machine{Arch: "mips", Accel: "magic", Disks: []Disk{{}},
+	_, err := Machine{Arch: "mips", Accel: "magic", Disks: []Disk{{}}, Sticks: "floppy",
 		NICs: []NIC{{Tap: "tap0", Forwards: []Forward{{0, 22}}}}}.Args(Version{8, 0})
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "tap0", "port 0"} {
+	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "floppy", "tap0", "port 0"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing about %q in: %v", want, err)
 		}

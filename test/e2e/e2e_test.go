@@ -116,6 +116,13 @@ func (p *parts) run(ctx context.Context, argv ...string) error {
 	return nil
 }
 
+func nightly(t *testing.T) {
+	t.Helper()
+	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
+		t.Skip("a long run: `make nightly`")
+	}
+}
+
 // world is one test's cluster and network.
 type world struct {
 	*parts
@@ -124,7 +131,8 @@ type world struct {
 	net *lab.Namespace
 	c   *lab.Cluster
 
-	record bool // what machines hand to their disks
+	record  bool // what machines hand to their disks
+	scripts int  // that have run on nodes
 }
 
 func newWorld(t *testing.T, masters int) *world {
@@ -162,29 +170,46 @@ func newWorld(t *testing.T, masters int) *world {
 // with it on.
 func (w *world) boot(guest int, site lab.Site) *lab.VM {
 	w.t.Helper()
-	site.Cluster = w.c
-	site.Address = w.net.GuestAddr(guest).String() + "/" + strconv.Itoa(lab.GuestsCIDR)
-	site.Gateway = lab.Gateway
-	text, err := site.YAML()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	file := filepath.Join(w.lab.Dir, site.NodeName+".yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
 	image := filepath.Join(w.lab.Dir, site.NodeName+".raw")
+	file := w.site(guest, site)
 	start := time.Now()
 	if err := w.run(w.t.Context(), w.bin, "stamp", w.golden, file, "--output", image); err != nil {
 		w.t.Fatal(err)
 	}
 	w.t.Logf("stamped in %.2f s", time.Since(start).Seconds())
-	vm, err := w.lab.StartVM(w.t.Context(), lab.VMConfig{Name: site.NodeName, Image: image, Disk: 8 << 30,
-		Net: w.net, Guest: guest, Accel: os.Getenv("EDGEBAKE_ACCEL"), Record: w.record})
+	return w.start(lab.VMConfig{Name: site.NodeName, Image: image, Guest: guest})
+}
+
+// start switches a machine on, in the test's network.
+func (w *world) start(cfg lab.VMConfig) *lab.VM {
+	w.t.Helper()
+	cfg.Net, cfg.Disk, cfg.Accel, cfg.Record = w.net, 8<<30, os.Getenv("EDGEBAKE_ACCEL"), w.record
+	vm, err := w.lab.StartVM(w.t.Context(), cfg)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return vm
+}
+
+// site writes the site of the machine that is number guest in the network,
+// with an address of its own where it names none.
+func (w *world) site(guest int, site lab.Site, more ...string) (file string) {
+	w.t.Helper()
+	site.Cluster = w.c
+	if site.Address == "" {
+		site.Address = w.net.GuestAddr(guest).String() + "/" + strconv.Itoa(lab.GuestsCIDR)
+		site.Gateway = lab.Gateway
+	}
+	text, err := site.YAML()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	text += strings.Join(append(more, ""), "\n")
+	file = filepath.Join(w.lab.Dir, site.NodeName+".yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return file
 }
 
 // ready waits until the machine's node is Ready, in this boot of it, and
@@ -232,6 +257,36 @@ func (w *world) disk(vm *lab.VM) string {
 	return path
 }
 
+// onNode runs a script on the node and returns what it printed.
+func (w *world) onNode(vm *lab.VM, script string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 8*time.Minute, errors.New("8 minutes have passed"))
+	defer cancel()
+	w.scripts++
+	return w.c.OnNode(ctx, vm, fmt.Sprintf("script-%d", w.scripts), helloImage, script)
+}
+
+func (w *world) mustOnNode(vm *lab.VM, script string) string {
+	w.t.Helper()
+	out, err := w.onNode(vm, script)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// expect waits for a line on the console.
+func (w *world) expect(vm *lab.VM, from int, line string) int {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	defer cancel()
+	l, mark, err := vm.Serial.Expect(ctx, from, regexp.MustCompile(line))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("%6.1f s from power-on: %s", l.At.Seconds(), l.Text)
+	return mark
+}
+
 // secretForms are the ways in which a secret may lie on a disk.
 func secretForms(secret string) map[string][]byte {
 	forms := map[string][]byte{"as it is": []byte(secret)}
@@ -263,13 +318,19 @@ func (w *world) noSecret(vm *lab.VM, disk string) {
 	}
 }
 
-// The way of a node: it joins with the first of three masters dead, runs a
-// pod from an image on board, forgets its token, and comes back after a
-// reboot with another master dead.
+// The way of a node: it joins with the first of three masters dead and its
+// power cut while kubeadm runs, runs a pod from an image on board, forgets its
+// token, comes back after a reboot with another master dead, and loses none of
+// its images to a full disk.
 func TestNodeJoinsAndComesBack(t *testing.T) {
 	w := newWorld(t, 3)
+	w.record = true
 	w.c.APIServers[0].Kill()
-	vm := w.boot(0, lab.Site{NodeName: "edge1"})
+	vm := w.boot(0, lab.Site{NodeName: "edge1", KubeletArgs: quickGC})
+	w.expect(vm, 0, `edgebake: .* waiting for kubeadm join`)
+	time.Sleep(2 * time.Second) // into the middle of it
+	odd := false
+	w.cut(vm, func() bool { odd = !odd; return odd })
 	node := w.ready(vm, nil)
 
 	if got := node.Status.NodeInfo.KubeletVersion; got != lab.KubernetesVersion {
@@ -288,6 +349,7 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.podRuns(vm, "hello")
+	w.podOf(vm, "if-not-present", "IfNotPresent")
 
 	w.off(vm)
 	disk := w.disk(vm)
@@ -309,6 +371,8 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 		t.Error("after the reboot it is another Node: it has enrolled anew")
 	}
 	w.podRuns(vm, "hello")
+	w.podRuns(vm, "if-not-present")
+	w.underDiskPressure(vm)
 }
 
 func (w *world) podRuns(vm *lab.VM, name string) {
@@ -361,9 +425,7 @@ func (w *world) oracle(want string, argv ...string) {
 // Ready in the end. Each round cuts at a moment drawn from first boot's
 // length, several times over.
 func TestPowerCuts(t *testing.T) {
-	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
-		t.Skip("power cuts at random moments take hours: `make nightly`")
-	}
+	nightly(t)
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("EDGEBAKE_SEED"); s != "" {
 		var err error
@@ -396,9 +458,8 @@ func TestPowerCuts(t *testing.T) {
 
 var firstBootStarts = regexp.MustCompile(`edgebake: \[1/`)
 
-// cutDuringFirstBoot waits until first boot has begun, and after that long
-// takes the power away and gives it back. Of what the disk had not promised
-// to keep, it loses the writes that lose picks.
+// cutDuringFirstBoot cuts the power that long after first boot has begun. Of
+// what the disk had not promised to keep, it loses the writes that lose picks.
 func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() bool) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), bootLimit)
@@ -407,6 +468,12 @@ func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() 
 		w.t.Fatal(err)
 	}
 	time.Sleep(after)
+	w.cut(vm, lose)
+}
+
+// cut takes the power away and gives it back.
+func (w *world) cut(vm *lab.VM, lose func() bool) {
+	w.t.Helper()
 	w.t.Logf("%s: cut %.1f s after power-on, after:\n%s", vm.Name, vm.Serial.Note("").At.Seconds(), vm.Serial.Tail(2))
 	loss, err := vm.CutPower(lose)
 	if err != nil {

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -66,7 +65,6 @@ var madeEdge = sync.OnceValues(func() (string, error) {
 type edgeWorld struct {
 	*world
 	approver *lab.Approver // nil: a real yurt-manager runs
-	scripts  int
 }
 
 // newBareEdgeWorld has the image, and a cluster that knows nothing of
@@ -110,23 +108,6 @@ func (w *edgeWorld) bootEdge(name string) *lab.VM {
 	return w.boot(0, lab.Site{NodeName: name, NodeType: "edge", NodePool: pool})
 }
 
-// onNode runs a script on the node and returns what it printed.
-func (w *edgeWorld) onNode(vm *lab.VM, script string) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 8*time.Minute, errors.New("8 minutes have passed"))
-	defer cancel()
-	w.scripts++
-	return w.c.OnNode(ctx, vm, fmt.Sprintf("script-%d", w.scripts), helloImage, script)
-}
-
-func (w *edgeWorld) mustOnNode(vm *lab.VM, script string) string {
-	w.t.Helper()
-	out, err := w.onNode(vm, script)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return out
-}
-
 // greeter has a pod run that greets on the console.
 func (w *edgeWorld) greeter(vm *lab.VM) *lab.Object {
 	w.t.Helper()
@@ -147,19 +128,6 @@ func (w *edgeWorld) pod(name string) *lab.Object {
 		w.t.Fatalf("pod %s has %d containers", name, len(pod.Status.ContainerStatuses))
 	}
 	return &pod
-}
-
-// expect waits for a line on the console.
-func (w *edgeWorld) expect(vm *lab.VM, from int, line string) int {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
-	defer cancel()
-	l, mark, err := vm.Serial.Expect(ctx, from, regexp.MustCompile(line))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Logf("%6.1f s from power-on: %s", l.At.Seconds(), l.Text)
-	return mark
 }
 
 // readyAfter waits until the node is Ready in another boot than before.
@@ -366,13 +334,6 @@ func (w *edgeWorld) hubCached(disk string) {
 	w.t.Logf("kept for kubelet: %v", kept)
 }
 
-func nightly(t *testing.T) {
-	t.Helper()
-	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
-		t.Skip("a long run: `make nightly`")
-	}
-}
-
 // Ten minutes without the link, then a reboot.
 func TestEdgeNodeCutForTenMinutes(t *testing.T) {
 	nightly(t)
@@ -538,7 +499,10 @@ func TestResetAndJoinAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.mustOnNode(vm, fmt.Sprintf(resetAndRename, text))
+	// Not waited for: the kubelet that would report its end is reset.
+	if err := w.c.SetOff(t.Context(), vm, "reset", helloImage, fmt.Sprintf(resetAndRename, text)); err != nil {
+		t.Fatal(err)
+	}
 	mark := w.expect(vm, 0, "kubectl delete node edge1")
 	if err := w.c.Delete(t.Context(), "/api/v1/nodes/edge1"); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func newSerial(raw io.Writer, each func(Line)) *Serial {
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>c78])`)
 
 // fatal marks a console after which nothing comes.
-var fatal = regexp.MustCompile(`Kernel panic - not syncing|You are in emergency mode|No bootable option or device was found`)
+var fatal = regexp.MustCompile(`Kernel panic - not syncing|You are in emergency mode|edgebake: this boot failed|No bootable option or device was found`)
 
 // Write takes what the machine prints.
 func (s *Serial) Write(p []byte) (int, error) {

@@ -32,6 +32,8 @@ type VMConfig struct {
 	Secure       bool   // Secure Boot switched on
 	SerialNumber string // what SMBIOS says
 	Clock        string // as in qemu.Machine
+	Sticks       string // as in qemu.Machine; what Plug plugs into
+	Watchdog     bool   // a hardware watchdog
 	// EachLine is called with every line of the console.
 	EachLine func(Line)
 	// Record writes down what the machine hands to its disk, so that
@@ -82,6 +84,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
+		Sticks: cfg.Sticks, Watchdog: cfg.Watchdog,
 	}
 	if cfg.Record {
 		vm.mach.Disks[0].Log = vm.writes()
@@ -141,6 +144,25 @@ func (vm *VM) Off(ctx context.Context) error {
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }
+
+// Plug plugs a removable drive into the running machine, until it is switched
+// off.
+func (vm *VM) Plug(ctx context.Context, image string) error {
+	driver := map[string]string{qemu.USB: "usb-storage", qemu.SCSI: "scsi-hd"}[vm.cfg.Sticks]
+	if driver == "" {
+		return fmt.Errorf("plugging %s into %s: it has no place for sticks", image, vm.Name)
+	}
+	path, err := filepath.Abs(image)
+	if err != nil {
+		return err
+	}
+	if err := vm.commandWith(ctx, "blockdev-add", map[string]any{
+		"driver": "raw", "node-name": "stick", "file": map[string]any{"driver": "file", "filename": path},
+	}); err != nil {
+		return err
+	}
+	return vm.commandWith(ctx, "device_add", map[string]any{"driver": driver, "id": "stick0", "drive": "stick", "removable": true})
+}
 
 // Running tells whether the machine is on.
 func (vm *VM) Running() bool { return vm.proc.ended() == nil }

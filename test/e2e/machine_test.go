@@ -1,0 +1,305 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/disk/fat"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// What people get wrong in a site, and how they put it right. A token that
+// the cluster does not know stops first boot with the cure; a stick with
+// another site is taken while the machine stands, here with a wrong pin; the
+// machine's own report is read off its disk; stamped anew, it joins. At last
+// it is told an address that leads nowhere, and goes back to the one that did.
+func TestCorrectedSite(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	const name = "edge1"
+	image := filepath.Join(w.lab.Dir, name+".raw")
+	w.must(w.bin, "stamp", w.golden, w.site(0, lab.Site{NodeName: name, Token: "abcdef.0123456789abcdef"}), "--output", image)
+	vm := w.start(lab.VMConfig{Name: name, Image: image, Sticks: qemu.SCSI})
+	mark := w.expect(vm, 0, `edgebake: FAILED discovery: .*token`)
+	mark = w.expect(vm, mark, `edgebake: +to go on: .*kubeadm token create`)
+
+	pin := w.c.CAHash
+	w.c.CAHash = "sha256:" + strings.Repeat("0", 64)
+	stick := w.stick(w.site(0, lab.Site{NodeName: name}))
+	w.c.CAHash = pin
+	if err := vm.Plug(t.Context(), stick); err != nil {
+		t.Fatal(err)
+	}
+	mark = w.expect(vm, mark, `edgebake: another site was found`)
+	mark = w.expect(vm, mark, `edgebake: took the site of stick /dev/sd`)
+	w.expect(vm, mark, `edgebake: FAILED discovery: .*caCertHashes`)
+	w.off(vm)
+
+	// The disk goes to a desk and comes back.
+	disk := w.disk(vm)
+	report := w.must(w.bin, "inspect", disk)
+	for _, want := range []string{"result:  failed", "discovery        failed", "cure: compare caCertHashes in site.yaml"} {
+		if !strings.Contains(report, want) {
+			t.Errorf("edgebake inspect does not show %q of the machine's report:\n%s", want, report)
+		}
+	}
+	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: name}))
+	vm = w.start(lab.VMConfig{Name: name, Image: disk})
+	node := w.ready(vm, nil)
+	w.off(vm)
+	joined := w.disk(vm)
+	w.noSecret(vm, joined)
+	w.checkDisk(joined)
+
+	w.must(w.bin, "stamp", joined, w.site(0, lab.Site{NodeName: name, Address: "192.0.2.77/24", Gateway: "192.0.2.1"}))
+	vm = w.start(lab.VMConfig{Name: name, Image: joined})
+	w.expect(vm, 0, `edgebake: the new network settings reach no master: the former ones are back`)
+	again := w.ready(vm, node)
+	if again.Metadata.UID != node.Metadata.UID || again.Status.Addresses[0].Address != w.net.GuestAddr(0).String() {
+		t.Errorf("it is Node %s at %v, was %s", again.Metadata.UID, again.Status.Addresses, node.Metadata.UID)
+	}
+	w.off(vm)
+	w.noSecret(vm, w.disk(vm))
+}
+
+// must runs one of the commands that a person types.
+func (w *world) must(argv ...string) string {
+	w.t.Helper()
+	out, err := w.output(argv...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+func (w *world) output(argv ...string) (string, error) {
+	cmd := exec.CommandContext(w.t.Context(), argv[0], argv[1:]...)
+	cmd.Dir = w.root
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// stick makes a USB stick as shops sell them, with one FAT32 partition in a
+// table of the old kind, and puts a site on it under the name that a laptop
+// gives.
+func (w *world) stick(site string) string {
+	w.t.Helper()
+	const start, size = 1 << 20, 64 << 20
+	text, err := os.ReadFile(site)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	path := filepath.Join(w.lab.Dir, "stick.raw")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	mbr := make([]byte, 512)
+	entry := mbr[446:]
+	entry[4] = 0x0c // FAT32 with LBA
+	binary.LittleEndian.PutUint32(entry[8:], start/512)
+	binary.LittleEndian.PutUint32(entry[12:], size/512)
+	mbr[510], mbr[511] = 0x55, 0xaa
+	nodes := []tree.Node{{Path: "site.yaml", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(text)}}}
+	_, err = f.WriteAt(mbr, 0)
+	err = errors.Join(err, f.Truncate(start+size),
+		fat.Write(offset{f, start}, nodes, nil, fat.Options{Type: 32, Label: ondisk.LabelSlot, Size: size}))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return path
+}
+
+// offset writes into a part of a file.
+type offset struct {
+	*os.File
+	start int64
+}
+
+func (o offset) WriteAt(p []byte, at int64) (int, error) { return o.File.WriteAt(p, o.start+at) }
+
+// partition returns where a partition of a disk begins.
+func (w *world) partition(disk, label string) int64 {
+	w.t.Helper()
+	info, err := media.Inspect(disk)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range info.Partitions {
+		if p.Label == label {
+			return p.Start
+		}
+	}
+	w.t.Fatalf("%s has no partition %s", disk, label)
+	return 0
+}
+
+// An image for real hardware under firmware that enforces Secure Boot: the
+// golden image as it was baked, which waits for a site, and a USB stick.
+func TestSecureBoot(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	if err := w.c.LetLogsBeRead(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	golden := filepath.Join(w.lab.Dir, "generic.raw")
+	w.must(w.bin, "build", "test/e2e/testdata/generic.yaml", "--output", golden, "--lock", filepath.Join(w.lab.Dir, "generic.lock"))
+	vm := w.start(lab.VMConfig{Name: "box1", Image: golden, Secure: true, Sticks: qemu.USB})
+	w.expect(vm, 0, `edgebake: .*waiting for a site: stamp one onto this disk, or plug in a stick`)
+	if err := vm.Plug(t.Context(), w.stick(w.site(0, lab.Site{NodeName: "box1"}))); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(vm, 0, `edgebake: took the site of stick /dev/sd`)
+	w.ready(vm, nil)
+	seen := w.mustOnNode(vm, "bootctl status --no-pager 2>&1; journalctl -k -b --no-pager | grep -iE 'secure ?boot|locked ?down'; cat /sys/kernel/security/lockdown")
+	t.Logf("on %s:\n%s", vm.Name, seen)
+	for _, want := range []string{`Secure Boot: enabled`, `(?i)secure boot enabled`, `\[integrity\]|\[confidentiality\]`} {
+		if !regexp.MustCompile(want).MatchString(seen) {
+			t.Errorf("nothing like %q", want)
+		}
+	}
+	w.off(vm)
+	w.noSecret(vm, w.disk(vm))
+
+	// What nobody has signed does not start.
+	spoilt := filepath.Join(w.lab.Dir, "spoilt.raw")
+	w.must("cp", "--sparse=always", golden, spoilt)
+	w.spoilKernel(spoilt)
+	vm = w.start(lab.VMConfig{Name: "box2", Image: spoilt, Secure: true})
+	w.expect(vm, 0, `(?i)bad shim signature|security violation|security policy violation|access denied`)
+	if out := vm.Serial.Tail(1000); strings.Contains(out, "edgebake: ") {
+		t.Errorf("it booted a kernel that was changed:\n%s", out)
+	}
+	vm.Cut()
+}
+
+// spoilKernel changes one bit of the kernel on the ESP.
+func (w *world) spoilKernel(image string) {
+	w.t.Helper()
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	start := w.partition(image, ondisk.LabelESP)
+	esp, err := fat.Open(io.NewSectionReader(f, start, 1<<40))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	spoilt := false
+	err = esp.Walk(func(e fat.Entry) error {
+		if e.Name() != "linux" {
+			return nil
+		}
+		ext, err := esp.Extents(e.Path)
+		if err != nil {
+			return err
+		}
+		at := start + ext[0].Off + ext[0].Len/2
+		b := make([]byte, 1)
+		if _, err := f.ReadAt(b, at); err != nil {
+			return err
+		}
+		b[0] ^= 1
+		_, err = f.WriteAt(b, at)
+		spoilt = true
+		return err
+	})
+	if err != nil || !spoilt {
+		w.t.Fatalf("changing the kernel of %s (found: %v): %v", image, spoilt, err)
+	}
+}
+
+// A machine that hangs is reset by its watchdog, and file systems with faults
+// are repaired at boot: both without a person, and without the emergency
+// shell's place being taken.
+func TestComesUpByItself(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	if err := w.c.LetLogsBeRead(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(w.lab.Dir, "edge1.raw")
+	w.must(w.bin, "stamp", w.golden, w.site(0, lab.Site{NodeName: "edge1"}), "--output", image)
+	vm := w.start(lab.VMConfig{Name: "edge1", Image: image, Watchdog: true})
+	node := w.ready(vm, nil)
+	t.Logf("watchdog: %s", w.mustOnNode(vm, "journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog"))
+	mark := vm.Serial.Mark()
+	// Without systemd nobody feeds the watchdog.
+	w.mustOnNode(vm, "systemd-run --collect /bin/sh -c 'sleep 20; echo 1 >/sys/fs/cgroup/init.scope/cgroup.freeze'")
+	w.expect(vm, mark, `BdsDxe: starting Boot`)
+	node = w.readyAgain(vm, mark, node)
+	w.off(vm)
+
+	disk := w.disk(vm)
+	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
+		w.damage(disk, label)
+	}
+	vm = w.start(lab.VMConfig{Name: "edge1", Image: disk})
+	w.readyAgain(vm, 0, node)
+	t.Logf("what was repaired:\n%s", w.mustOnNode(vm, "cat /run/initramfs/fsck.log 2>/dev/null; journalctl -b --no-pager -o cat -u 'systemd-fsck*'"))
+	w.off(vm)
+	w.checkDisk(w.disk(vm))
+}
+
+// readyAgain is ready for a later boot, which began at that mark of the
+// console.
+func (w *world) readyAgain(vm *lab.VM, mark int, before *lab.Object) *lab.Object {
+	w.t.Helper()
+	w.expect(vm, mark, lab.FirstBootDone.String())
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	defer cancel()
+	node, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
+		if o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
+			return false, "the cluster has not heard of this boot yet"
+		}
+		return lab.Ready(o)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return node
+}
+
+// damage makes a file system wrong in what a fault of the disk or the kernel
+// leaves: counts, bitmaps, a group descriptor's checksum, an inode's link
+// count.
+func (w *world) damage(disk, label string) {
+	w.t.Helper()
+	fs := fmt.Sprintf("%s?offset=%d", disk, w.partition(disk, label))
+	cmd := exec.Command("debugfs", "-w", "-f", "-", fs)
+	cmd.Stdin = strings.NewReader(`set_super_value free_blocks_count 7
+set_super_value free_inodes_count 7
+set_super_value state 2
+freeb 5000 200
+set_bg 1 free_blocks_count 3
+set_bg 1 checksum 0xbad
+set_inode_field / links_count 1
+`)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.t.Fatalf("debugfs %s: %v\n%s", fs, err, out)
+	}
+	out, err := exec.Command("e2fsck", "-fn", fs).CombinedOutput()
+	if err == nil || !bytes.Contains(out, []byte("Free blocks count wrong")) {
+		w.t.Fatalf("%s was not damaged: %v\n%s", label, err, out)
+	}
+	w.t.Logf("%s is damaged:\n%s", label, out)
+}
