@@ -46,12 +46,12 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	})
 }
 
-// OnNode runs a shell script on the node, as root, and returns what it
-// printed. It goes the way OpenYurt's own tools go: a privileged pod enters
-// the node's namespaces, here with the node's own programs, since the pod's
-// image (any that is on board) has none. The script ends when its pod does;
-// what must outlive that is for systemd-run.
-func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string) (string, error) {
+// SetOff has the node run a shell script, as root, and does not wait for it:
+// the script may take the node out of the cluster. It goes the way OpenYurt's
+// own tools go: a privileged pod enters the node's namespaces, here with the
+// node's own programs, since the pod's image (any that is on board) has none.
+// The script ends when its pod does; what must outlive that is for systemd-run.
+func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string) error {
 	err := c.Create(ctx, podsPath, map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
@@ -70,10 +70,18 @@ func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string
 		},
 	})
 	if err != nil {
-		return "", fmt.Errorf("running %s on %s: %w", name, vm.Name, err)
+		return fmt.Errorf("running %s on %s: %w", name, vm.Name, err)
+	}
+	return nil
+}
+
+// OnNode is SetOff, and returns what the script printed.
+func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string) (string, error) {
+	if err := c.SetOff(ctx, vm, name, image, script); err != nil {
+		return "", err
 	}
 	phase := ""
-	err = c.pollGuest(ctx, vm, "the script "+name+" on "+vm.Name, func(ctx context.Context) (bool, error) {
+	err := c.pollGuest(ctx, vm, "the script "+name+" on "+vm.Name, func(ctx context.Context) (bool, error) {
 		var pod Object
 		if err := c.Get(ctx, podsPath+"/"+name, &pod); err != nil {
 			return false, err
