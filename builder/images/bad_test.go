@@ -462,8 +462,20 @@ func TestRegistry(t *testing.T) {
 				}
 				return false
 			}
-			if _, err := fromRegistry(t, c, s, nil); err != nil || s.gets.Load() == before {
-				t.Errorf("%v after %d requests", err, s.gets.Load()-before)
+			again, err := fromRegistry(t, c, s, nil)
+			if err != nil || s.gets.Load() == before {
+				t.Fatalf("%v after %d requests", err, s.gets.Load()-before)
+			}
+			// And with its digest pinned, nothing at all.
+			before = s.gets.Load()
+			o := testOptions()
+			o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
+			locked, err := resolveAndBake(t, c, o, []configs.ContainerImage{{Ref: s.host + "/a:1", Digest: again.Images[0].Digest}})
+			if err != nil || s.gets.Load() != before {
+				t.Fatalf("%v after %d requests, with the digest pinned", err, s.gets.Load()-before)
+			}
+			if render(t, locked) != render(t, again) {
+				t.Error("what the cache gives differs from what the registry gave")
 			}
 		})
 	}

@@ -198,18 +198,20 @@ func humanSize(n int64) string {
 
 // Media types, by what they are.
 func isIndex(mediaType string) bool {
-	return mediaType == "application/vnd.oci.image.index.v1+json" ||
+	return mediaType == ociIndex ||
 		mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"
 }
 
 const (
+	ociIndex       = "application/vnd.oci.image.index.v1+json"
+	ociManifest    = "application/vnd.oci.image.manifest.v1+json"
 	dockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
 	dockerConfig   = "application/vnd.docker.container.image.v1+json"
 	dockerLayer    = "application/vnd.docker.image.rootfs.diff.tar"
 )
 
 func isManifest(mediaType string) bool {
-	return mediaType == "application/vnd.oci.image.manifest.v1+json" || mediaType == dockerManifest
+	return mediaType == ociManifest || mediaType == dockerManifest
 }
 
 func isConfig(mediaType string) bool {

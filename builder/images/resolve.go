@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -107,7 +108,10 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
 	p := &Pinned{Ref: named, Source: img}
-	root, err := src.root(ctx, ref)
+	root, known, err := cachedRoot(c, img, ref)
+	if !known && err == nil {
+		root, err = src.root(ctx, ref)
+	}
 	if err != nil {
 		return nil, blobError("manifest", Descriptor{}, ref, src, err)
 	}
@@ -146,6 +150,34 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, fmt.Errorf("image %s from %s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", ref, src.name(), p.Target.Digest, ref.Digest)
 	}
 	return p, p.readConfig(ctx, c, src, ref, doc, o.Arch)
+}
+
+// cachedRoot is what a registry would answer for a digest, when the cache has
+// that already: a build whose lock pins everything needs no network then.
+func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descriptor, known bool, err error) {
+	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
+		return d, false, nil
+	}
+	sha, err := shaOf(ref.Digest)
+	if err != nil || !c.Has(sha) {
+		return d, false, err
+	}
+	raw, err := os.ReadFile(c.BlobPath(sha))
+	if err != nil {
+		return d, false, err
+	}
+	doc, err := parseDoc[manifestDoc](raw)
+	if err != nil {
+		return d, false, fmt.Errorf("it is not JSON of a manifest: %w", err)
+	}
+	d = Descriptor{MediaType: doc.MediaType, Digest: ref.Digest, Size: int64(len(raw))}
+	if d.MediaType == "" { // which OCI allows
+		d.MediaType = ociManifest
+		if len(doc.Manifests) > 0 {
+			d.MediaType = ociIndex
+		}
+	}
+	return d, true, nil
 }
 
 // parse reads an index or manifest and settles its media type: what the

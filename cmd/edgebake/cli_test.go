@@ -116,6 +116,8 @@ func TestChain(t *testing.T) {
 		}
 	}
 
+	c.run(0, "inspect", "tiny.raw", "--images")
+	c.want(c.out, "container images: 1 (verified)")
 	c.run(0, "inspect", "tiny.raw", "--verify")
 	c.want(c.out, "slot        golden", "(verified)", "ROOT-A", "edgebake.test/pause:1", "v1.36.3", plan.ID)
 	c.run(0, "stamp", "tiny.raw", "site.yaml", "--output", "berlin.raw")

@@ -28,6 +28,11 @@ images take unpacked is in NAME.report.json, beside a built image.`,
 				return err
 			}
 			defer o.Cache.Close()
+			o.Events = func(e builder.Event) {
+				if e.State == builder.StateWarning {
+					fmt.Fprintf(s.Err, "WARNING: %s\n", e.Text)
+				}
+			}
 			list, err := builder.Images(c.Context(), img, o)
 			if err != nil {
 				return err

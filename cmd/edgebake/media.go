@@ -116,7 +116,7 @@ the state of its slot. It prints no secret.`,
 					return err
 				}
 			}
-			return printAs(s, output, info, func() { printInfo(s, info, verify, packages) })
+			return printAs(s, output, info, func() { printInfo(s, info, verify, checkImages, packages) })
 		},
 	}
 	outputFlag(c, &output)
@@ -126,7 +126,7 @@ the state of its slot. It prints no secret.`,
 	return c
 }
 
-func printInfo(s streams, i *media.Info, verified, packages bool) {
+func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
 	w := s.Out
 	m := i.Image
 	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, humanSize(i.Size), humanSize(i.Stored))
@@ -161,7 +161,11 @@ func printInfo(s streams, i *media.Info, verified, packages bool) {
 		}
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "container images: %d\n", len(m.Images))
+	fmt.Fprintf(w, "container images: %d", len(m.Images))
+	if imagesVerified {
+		fmt.Fprint(w, " (verified)")
+	}
+	fmt.Fprintln(w)
 	for _, c := range m.Images {
 		fmt.Fprintf(w, "  %s  %.19s  %s\n", c.Ref, c.Digest, humanSize(c.Size))
 	}
