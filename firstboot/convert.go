@@ -119,6 +119,9 @@ func nativeNode(_ context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
+	if conf, err := e.read(ondisk.KubeletConf); err == nil && behindHub(conf) {
+		return "", errors.New("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before 1.7, a static pod), so that it cannot be turned in place: `firstboot reset`, then join it again as what it shall be")
+	}
 	if err := enrolled(e); err != nil {
 		return "", fmt.Errorf("this machine is no node that kubeadm joined: %w", err)
 	}
@@ -296,7 +299,7 @@ func convertSteps(h hub) []Phase {
 			},
 			Undo: removeHub,
 		},
-		redirectPhase(nil),
+		redirectPhase(),
 		stillReady(h.node),
 		{
 			Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
@@ -327,7 +330,7 @@ func revertSteps(name string) []Phase {
 		{
 			Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
-				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || strings.Contains(string(first(e.read(kubeadmFlags))), redirected) {
+				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || strings.Contains(string(first(e.read(kubeadmFlags))), ondisk.YurthubConf) {
 					return Todo, nil
 				}
 				return Done, nil
@@ -447,13 +450,23 @@ func removeHub(ctx context.Context, e *Env) error {
 			e.Log.Warn("opening port 10269", "error", err)
 		}
 	}
-	for _, p := range []string{hubManifest, yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, ondisk.YurthubConf, hubRestart} {
+	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
+		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("removing what yurthub had: %w", err)
+		}
+	}
+	return forgetHub(e)
+}
+
+// forgetHub removes yurthub's identity, its cache, and the ways to it.
+func forgetHub(e *Env) error {
+	for _, p := range []string{hubManifest, hubBootstrap, ondisk.YurthubConf} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
 	}
 	// The folder itself may be baked; what is in it is yurthub's.
-	for _, p := range []string{hubCache, ondisk.YurthubRoot + "/pki", ondisk.YurthubRoot + "/autonomy", ondisk.YurthubRoot + "/yurthub.conf", ondisk.YurthubRoot + "/bootstrap-hub.conf"} {
+	for _, p := range []string{hubCache, ondisk.YurthubRoot + "/pki", ondisk.YurthubRoot + "/autonomy", hubIdentity, ondisk.YurthubRoot + "/bootstrap-hub.conf"} {
 		if err := e.RemoveAll(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}

@@ -75,7 +75,7 @@ func TestConvertRevertConvert(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	edge := w.clean()
-	if !strings.Contains(w.get(kubeadmFlags), redirected) || w.get(ondisk.YurthubConf) != hubKubeconfig {
+	if !strings.Contains(w.get(kubeadmFlags), listPlainly+hubWords) || w.get(ondisk.YurthubConf) != hubKubeconfig {
 		t.Error("kubelet is not turned to yurthub")
 	}
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels

@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"bytes"
+	"context"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -155,18 +157,30 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	}
 }
 
-func TestStaticPodForm(t *testing.T) {
+// podWorld is a machine whose image runs yurthub as a static pod.
+func podWorld(t *testing.T) *world {
 	w := edgeWorld(t)
 	w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
+	return w
+}
+
+func TestStaticPodForm(t *testing.T) {
+	w := podWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.get(hubManifest), w.cluster.pin, "(pin)"))
+	golden(t, "pod.effects", strings.Join(w.names, "\n")+"\n")
 	if w.has(yurthubEnv) || w.units[ondisk.UnitYurthub] == "active" {
 		t.Error("the unit was used too")
 	}
-	if !strings.Contains(w.get(kubeadmFlags), redirected) {
-		t.Error("kubelet is not turned to yurthub")
+	if slices.Contains(w.names, "restart kubelet.service") {
+		t.Error("kubelet was restarted: it went elsewhere at first")
+	}
+	golden(t, "pod.env", w.get(kubeadmFlags))
+	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if labels["openyurt.io/is-edge-worker"] != "true" || labels["apps.openyurt.io/nodepool"] != "shanghai" {
+		t.Errorf("labels of the first POST: %v", labels)
 	}
 	noSecret(t, w)
 	w.powerOn()
@@ -177,6 +191,111 @@ func TestStaticPodForm(t *testing.T) {
 	for _, n := range w.names {
 		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") {
 			t.Errorf("offline it did: %s", n)
+		}
+	}
+}
+
+// TestStaticPodKilled takes the power away before each effect of a static
+// pod's way: the next boot goes on, and ends where an undisturbed one does.
+func TestStaticPodKilled(t *testing.T) {
+	whole := podWorld(t)
+	if err := whole.boot(); err != nil {
+		t.Fatal(err)
+	}
+	want, count := whole.tree(), whole.effects
+	for n := 1; n <= count; n++ {
+		w := podWorld(t)
+		w.cutAt = n
+		if err := w.boot(); err == nil && n < count-3 { // the reports of the end stop nobody
+			t.Fatalf("cut at %d of %d, it went on", n, count)
+		}
+		at := w.names[len(w.names)-1]
+		w.powerOn()
+		if err := w.boot(); err != nil {
+			t.Fatalf("cut at %d (%s): %v\n%s", n, at, err, strings.Join(w.console, "\n"))
+		}
+		noSecret(t, w)
+		got := w.tree()
+		for _, p := range []string{"etc/kubernetes/manifests/yurthub.yaml", "etc/kubernetes/kubelet.conf", "var/lib/openyurt/kubelet.conf", "var/lib/kubelet/kubeadm-flags.env"} {
+			if got[p] != want[p] || want[p] == "" {
+				t.Errorf("cut at %d (%s): %s is\n%q\nnot\n%q", n, at, p, got[p], want[p])
+			}
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestStaticPodWaits: without its first certificate there is no Node, and
+// nobody but first boot can say why.
+func TestStaticPodWaits(t *testing.T) {
+	w := podWorld(t)
+	w.cluster.clientCSR = "pending"
+	e := w.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		w.cluster.mu.Lock()
+		switch {
+		case w.said("client certificate (CSR csr-hub00, signer kubernetes.io/kube-apiserver-client) was denied"):
+			w.cluster.clientCSR = ""
+		case w.said("client certificate (CSR csr-hub00, signer kubernetes.io/kube-apiserver-client) is not approved yet"):
+			w.cluster.clientCSR = "Denied"
+		}
+		w.cluster.mu.Unlock()
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("is not approved yet") || !w.said("was denied") || w.joins != 1 {
+		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestStaticPodKeepsItsServer: a list without the server of yurthub.conf
+// would have yurthub wipe its identity.
+func TestStaticPodKeepsItsServer(t *testing.T) {
+	w := podWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.get(hubIdentity); !strings.Contains(got, "server: https://192.0.2.11:6443") {
+		t.Fatalf("yurthub.conf:\n%s", got)
+	}
+	w.stamp(ownDev, strings.Replace(w.site("nodeType: edge", "nodePool: shanghai"), "192.0.2.11", "192.0.2.14", 1))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if want := "--server-addr=https://192.0.2.14:6443,https://192.0.2.12:6443,https://192.0.2.13:6443,https://192.0.2.11:6443"; !strings.Contains(w.get(hubManifest), want) {
+		t.Errorf("the manifest lacks %s:\n%s", want, w.get(hubManifest))
+	}
+}
+
+// TestStaticPodIsNotTurned: kubelet has no certificate to go on with.
+func TestStaticPodIsNotTurned(t *testing.T) {
+	w := podWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.put(yurthubProgram, "program")
+	_, convert := w.convert(pool)
+	_, revert := w.revert()
+	for _, err := range []error{convert, revert} {
+		if err == nil || !strings.Contains(err.Error(), "`firstboot reset`") {
+			t.Errorf("%v", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.off = cancel
+	if name, err := Reset(ctx, w.env(), func(Step) {}); err != nil || name != "edge-sn0042" {
+		t.Fatalf("%s, %v", name, err)
+	}
+	for _, p := range []string{hubManifest, hubIdentity, ondisk.KubeletConf, ondisk.YurthubConf} {
+		if w.has(p) {
+			t.Errorf("%s is still there", p)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -41,7 +42,7 @@ var (
 	errExpired     = errors.New("this node's certificate has expired")
 )
 
-// enrolled reports whether kubelet has credentials of the cluster: nil, or
+// enrolled reports whether the node has credentials of the cluster: nil, or
 // what is wrong with them. It looks at files alone, so it can tell offline.
 func enrolled(e *Env) error {
 	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA} {
@@ -60,7 +61,7 @@ func enrolled(e *Env) error {
 }
 
 func kubeletCert(e *Env) (*x509.Certificate, error) {
-	conf, err := e.read(ondisk.KubeletConf)
+	conf, err := credentials(e)
 	if err != nil {
 		return nil, err
 	}
@@ -250,18 +251,8 @@ func joinPhase(site *configs.Site) Phase {
 			if err := enrolled(e); err != nil {
 				return Todo, nil
 			}
-			t, err := currentSite(ctx, e)
-			if err != nil {
+			if err := errors.Join(otherForm(e, false), sameName(ctx, e)); err != nil {
 				return Todo, err
-			}
-			cert, err := kubeletCert(e)
-			if err != nil {
-				return Todo, err
-			}
-			if cert.Subject.CommonName != "system:node:"+t.Node {
-				return Todo, Permanent(fmt.Errorf("this machine is enrolled as %s, the site calls it %s",
-					strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), t.Node),
-					"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
 			}
 			server, _, err := kubeletServer(e)
 			if err != nil {
@@ -290,19 +281,44 @@ func joinPhase(site *configs.Site) Phase {
 	}
 }
 
-func join(ctx context.Context, e *Env, site *configs.Site) error {
-	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
-		return err
-	}
+// sameName makes sure that the site means the node that this machine is.
+func sameName(ctx context.Context, e *Env) error {
 	t, err := currentSite(ctx, e)
 	if err != nil {
 		return err
 	}
-	s := *site
+	cert, err := kubeletCert(e)
+	if err != nil {
+		return err
+	}
+	if cert.Subject.CommonName != "system:node:"+t.Node {
+		return Permanent(fmt.Errorf("this machine is enrolled as %s, the site calls it %s",
+			strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), t.Node),
+			"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
+	}
+	return nil
+}
+
+func join(ctx context.Context, e *Env, site *configs.Site) error {
+	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
+		return err
+	}
+	return kubeadmJoin(ctx, e, *site)
+}
+
+// kubeadmJoin runs `kubeadm join` with the discovery file; ignore are checks
+// of its that fail since firstboot was there before.
+func kubeadmJoin(ctx context.Context, e *Env, s configs.Site, ignore ...string) error {
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return err
+	}
 	// The discovery file carries the token itself: only so kubeadm keeps the
 	// file's tls-server-name. We have written the CA that kubeadm would.
 	s.Credentials = configs.Credentials{}
-	s.IgnorePreflightErrors = append(append([]string(nil), site.IgnorePreflightErrors...), "FileAvailable--etc-kubernetes-pki-ca.crt")
+	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // which kubeadm wants alone
+		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
+	}
 	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: t.Node, Discovery: discoveryFile, Timeout: joinPatience})
 	if err != nil {
 		return err
@@ -315,7 +331,7 @@ func join(ctx context.Context, e *Env, site *configs.Site) error {
 	}
 	e.Waiting("kubeadm join")
 	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
-	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: node.ProxyEnv(site), Output: out}
+	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: node.ProxyEnv(&s), Output: out}
 	if err := e.Run(ctx, cmd); err != nil {
 		return judgeJoin(t.Node, fmt.Errorf("%w: %s", err, out.last()))
 	}

@@ -8,8 +8,8 @@ import (
 )
 
 // Phases is the way from a booted machine to a node. Of a nil site it is the
-// part that needs none.
-func Phases(site *configs.Site) []Phase {
+// part that needs none. hubForm is how yurthub runs on this image.
+func Phases(site *configs.Site, hubForm string) []Phase {
 	before := []Phase{
 		identityPhase(), // first: everything later may log, and logs carry the machine id
 		diskPhase(),     // before anything fills DATA
@@ -31,16 +31,27 @@ func Phases(site *configs.Site) []Phase {
 			forgetPhase(site), // last: until Ready, the join may have to begin again
 		)
 	case configs.NodeEdge, configs.NodeCloud:
-		return append(before,
+		all := append(before,
 			networkPhase(site),
 			clockPhase(),
 			ipvsPhase(site),
 			discoveryPhase(site),
 			imagesPhase(),
-			joinPhase(site),     // straight to the masters: yurthub borrows the certificate that kubelet gets here
-			yurthubPhase(site),  // serves before anybody is sent to it
-			redirectPhase(site), // from here on kubelet lives with yurthub's cache
-			readyPhase(site),    // Ready through yurthub
+		)
+		if hubForm == formStaticPod {
+			all = append(all,
+				podJoinPhase(site), // kubelet runs yurthub, and has no other way
+				yurthubPhase(site), // its two certificates, with the token and then with the first
+			)
+		} else {
+			all = append(all,
+				joinPhase(site),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
+				yurthubPhase(site), // serves before anybody is sent to it
+				redirectPhase(),    // from here on kubelet lives with yurthub's cache
+			)
+		}
+		return append(all,
+			readyPhase(site), // Ready through yurthub
 			forgetPhase(site),
 		)
 	}
@@ -60,5 +71,15 @@ func unservedPhase(site *configs.Site) Phase {
 
 // New returns the Runner that a node has.
 func New(e *Env) *Runner {
-	return &Runner{Env: e, Phases: Phases, Site: currentSite, Brought: brought}
+	phases := func(site *configs.Site) []Phase { return Phases(site, hubForm(e)) }
+	return &Runner{Env: e, Phases: phases, Site: currentSite, Brought: brought}
+}
+
+const formStaticPod = "staticPod"
+
+func hubForm(e *Env) string {
+	if y := imageInfo(e).Yurthub; y != nil {
+		return y.Form
+	}
+	return ""
 }

@@ -33,11 +33,12 @@ func kubeletKeys(e *Env) []string {
 	return out
 }
 
-// nodeClient reads with the kubelet's own certificate, through the endpoint.
+// nodeClient reads with the node's own certificate, through the endpoint and
+// past yurthub.
 func nodeClient(e *Env) (*api.Client, error) {
-	conf, err := e.read(ondisk.KubeletConf)
+	conf, err := credentials(e)
 	if err != nil {
-		return nil, fmt.Errorf("reading kubelet's credentials: %w", err)
+		return nil, err
 	}
 	return api.ClientFromKubeconfig(conf, e.Root, e.Dial)
 }
@@ -195,7 +196,7 @@ func forgetPhase(site *configs.Site) Phase {
 }
 
 // tokenFiles may hold the token, or point to where it was.
-var tokenFiles = []string{discoveryFile, joinFile, bootstrapRun, bootstrapConf}
+var tokenFiles = []string{discoveryFile, joinFile, bootstrapRun, bootstrapConf, hubBootstrap}
 
 func hasPKI(c *slot.Contents) bool {
 	for name := range c.Files {

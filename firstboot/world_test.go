@@ -16,6 +16,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"math/big"
@@ -65,6 +66,9 @@ type world struct {
 	source    netip.Addr
 	hub       *httptest.Server
 	offline   bool
+	// kubelet is what it says of its version; podConf is the JoinConfiguration
+	// of a kubelet that goes through yurthub.
+	kubelet, podConf string
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
 	// link reports whether the settings in place make a network; nil: they do.
@@ -89,11 +93,11 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 		t: t, root: t.TempDir(), units: map[string]string{}, started: map[string]time.Time{},
 		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
-		cluster: newFakeCluster(t, names...), patience: 30 * time.Minute,
+		cluster: newFakeCluster(t, names...), patience: 30 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
 	w.cluster.renewed = func() time.Time {
 		flags, _ := os.ReadFile(filepath.Join(w.root, kubeadmFlags))
-		if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), redirected) {
+		if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), ondisk.YurthubConf) {
 			return time.Time{}
 		}
 		return w.now
@@ -468,6 +472,9 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 	if w.units[ondisk.UnitYurthub] != "active" && !(w.has(hubManifest) && w.units[ondisk.UnitKubelet] == "active") {
 		return nil, errors.New("connection refused")
 	}
+	if w.has(hubManifest) && !w.has(hubIdentity) && !w.enrolHub() {
+		return nil, errors.New("connection refused") // nothing listens without certificates
+	}
 	if w.hub == nil {
 		w.hub = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			if w.cluster.hubTrouble() {
@@ -481,16 +488,59 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "tcp", w.hub.Listener.Addr().String())
 }
 
+// enrolHub is yurthub as a static pod asking for its identity with the token,
+// and the kubelet behind it that registers its Node then.
+func (w *world) enrolHub() bool {
+	if w.cluster.clientCSR != "" {
+		return false
+	}
+	boot, err := api.ParseKubeconfig([]byte(w.get(hubBootstrap)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	u, err := boot.User()
+	if err != nil || u.Token != testToken {
+		w.t.Fatalf("yurthub's token is %q, %v", u.Token, err)
+	}
+	cl, err := boot.Cluster()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	name := nodeNameOf(w.podConf)
+	pem := ondisk.YurthubRoot + "/pki/yurthub-current.pem"
+	w.put(pem, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0)))
+	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: pem, KeyFile: pem})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.put(hubIdentity, string(kc))
+	w.cluster.register(name, w.podConf, strings.TrimSpace(w.get("/etc/machine-id")))
+	return true
+}
+
+func nodeNameOf(joinConf string) string {
+	for line := range strings.Lines(joinConf) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "name: "); ok {
+			return strings.Trim(v, `"`)
+		}
+	}
+	return ""
+}
+
 // exec plays the programs.
 func (w *world) exec(ctx context.Context, c Cmd) error {
 	name := strings.Join(c.Args, " ")
 	if err := w.effect("run " + name); err != nil {
 		return err
 	}
-	if c.Args[0] != "kubeadm" || c.Args[1] != "join" {
-		return nil
+	switch {
+	case name == "kubelet --version":
+		_, err := io.WriteString(c.Output, w.kubelet)
+		return err
+	case strings.HasPrefix(name, "kubeadm join"):
+		return w.kubeadm(c)
 	}
-	return w.kubeadm(c)
+	return nil
 }
 
 // kubeadm does what kubeadm join and the kubelet it starts do to the disk,
@@ -498,8 +548,9 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 func (w *world) kubeadm(c Cmd) error {
 	w.joins++
 	conf := w.get(c.Args[3])
-	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, bootstrapRun} {
-		if w.has(f) {
+	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, bootstrapRun, ondisk.KubeCA} {
+		ignored := strings.Contains(conf, "FileAvailable-"+strings.ReplaceAll(f, "/", "-"))
+		if w.has(f) && !ignored {
 			return fmt.Errorf("[ERROR FileAvailable-%s]: %s already exists", strings.ReplaceAll(f, "/", "-"), f)
 		}
 	}
@@ -521,12 +572,7 @@ func (w *world) kubeadm(c Cmd) error {
 		w.put(p, data)
 		return nil
 	}
-	name := ""
-	for line := range strings.Lines(conf) {
-		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "name: "); ok && name == "" {
-			name = strings.Trim(v, `"`)
-		}
-	}
+	name := nodeNameOf(conf)
 	if err := write(bootstrapConf, "token: "+u.Token); err != nil {
 		return err
 	}
@@ -537,10 +583,22 @@ func (w *world) kubeadm(c Cmd) error {
 			return errors.New("exit status 1")
 		}
 	}
-	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd/containerd.sock\"\n")); err != nil {
+	args := "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"
+	through := strings.Contains(conf, "- name: kubeconfig")
+	if through {
+		args = extraArgs(conf)
+	}
+	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
 		return err
 	}
 	w.units[ondisk.UnitKubelet] = "active"
+	if through {
+		w.podConf = conf
+		if err := w.effect("kubeadm ends"); err != nil {
+			return err
+		}
+		return os.Remove(filepath.Join(w.root, bootstrapConf))
+	}
 	cl, err := disc.Cluster()
 	if err != nil {
 		return err
@@ -562,6 +620,23 @@ func (w *world) kubeadm(c Cmd) error {
 	return os.Remove(filepath.Join(w.root, bootstrapConf))
 }
 
+// extraArgs are the flags of kubelet in a JoinConfiguration, as kubeadm writes
+// them.
+func extraArgs(joinConf string) string {
+	var args []string
+	_, rest, _ := strings.Cut(joinConf, "kubeletExtraArgs:\n")
+	name := ""
+	for line := range strings.Lines(rest) {
+		line = strings.TrimSpace(line)
+		if n, ok := strings.CutPrefix(line, "- name: "); ok {
+			name = n
+		} else if v, ok := strings.CutPrefix(line, "value: "); ok {
+			args = append(args, "--"+name+"="+strings.Trim(v, `"'`))
+		}
+	}
+	return strings.Join(args, " ")
+}
+
 // fakeCluster is a CA and API servers that all answer alike.
 type fakeCluster struct {
 	t      *testing.T
@@ -579,6 +654,8 @@ type fakeCluster struct {
 	notReady bool
 	// csr is the state of yurthub's request: Approved, Denied or pending.
 	csr string
+	// clientCSR is that of the one it makes with the token; "": approved.
+	clientCSR string
 	// revive: a Node that was there turns Ready with its kubelet.
 	revive        bool
 	noRBAC, noCRD bool
@@ -658,6 +735,15 @@ func (c *fakeCluster) client(cn string, until time.Time) string {
 		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
 }
 
+// request makes a certificate request.
+func (c *fakeCluster) request(cn string) []byte {
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn}}, c.key)
+	if err != nil {
+		c.t.Error(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
 func (c *fakeCluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 	c.mu.Lock()
 	down := c.down[addr]
@@ -729,12 +815,17 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/version":
 		answer(map[string]string{"gitVersion": "v1.36.3"})
 	case strings.HasPrefix(r.URL.Path, "/apis/certificates.k8s.io/"):
-		item := map[string]any{
-			"metadata": map[string]any{"name": "csr-hub01", "creationTimestamp": "2026-11-20T10:00:00Z"},
-			"spec":     map[string]any{"username": "system:node:edge-sn0042", "signerName": "kubernetes.io/kubelet-serving"},
+		signer := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "spec.signerName=")
+		name, user, state, request := "csr-hub01", "system:node:edge-sn0042", c.csr, []byte(nil)
+		if signer == "kubernetes.io/kube-apiserver-client" {
+			name, user, state, request = "csr-hub00", "system:bootstrap:abcdef", c.clientCSR, c.request("system:node:edge-sn0042")
 		}
-		if c.csr != "" && c.csr != "pending" {
-			item["status"] = map[string]any{"conditions": []any{map[string]any{"type": c.csr}}}
+		item := map[string]any{
+			"metadata": map[string]any{"name": name, "creationTimestamp": "2026-11-20T10:00:00Z"},
+			"spec":     map[string]any{"username": user, "signerName": signer, "request": request},
+		}
+		if state != "" && state != "pending" {
+			item["status"] = map[string]any{"conditions": []any{map[string]any{"type": state}}}
 		}
 		answer(map[string]any{"items": []any{item}})
 	case strings.HasSuffix(r.URL.Path, "/configmaps"), strings.HasSuffix(r.URL.Path, "/nodepools"):

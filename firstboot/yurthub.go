@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,7 +38,7 @@ type hub struct {
 	namespace, lbMode  string
 	pins               []string
 	openPort           bool
-	extra              []string
+	extra, orgs        []string
 	// image is set where yurthub runs as a static pod.
 	image string
 }
@@ -54,15 +55,19 @@ func (h hub) args() []string {
 		"--v=2",
 		"--bind-address=127.0.0.1",
 		"--working-mode=" + mode,
-		"--bootstrap-mode=kubeletcertificate",
 		"--namespace=" + h.namespace,
 		"--node-name=" + h.node,
 		"--nodepool-name=" + h.pool,
 		"--server-addr=" + strings.Join(h.servers, ","),
 		"--lb-mode=" + h.lbMode,
 	}
-	if h.image == "" { // 1.7 and later; 1.6 knows no such flag
-		out = append(out, "--node-ip="+h.nodeIP)
+	if h.image == "" {
+		out = append(out, "--bootstrap-mode=kubeletcertificate", "--node-ip="+h.nodeIP)
+	} else { // before 1.7, which knows no --node-ip
+		out = append(out, "--bootstrap-file="+hubBootstrap)
+		if len(h.orgs) > 0 {
+			out = append(out, "--hub-cert-organizations="+strings.Join(h.orgs, ","))
+		}
 	}
 	for _, p := range h.pins {
 		out = append(out, "--discovery-token-ca-cert-hash="+p)
@@ -79,64 +84,6 @@ func (h hub) args() []string {
 func (h hub) env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.args(), " ") + "\n")
 }
-
-const hubManifest = manifests + "/yurthub.yaml"
-
-// pod is yurthub as a static pod, for versions before 1.7. It borrows
-// kubelet's certificate as the unit does, so that no second token is needed
-// and none is on a disk.
-func (h hub) pod() []byte {
-	var args strings.Builder
-	for _, a := range h.args() {
-		fmt.Fprintf(&args, "    - %q\n", a)
-	}
-	return fmt.Appendf(nil, hubPod, h.image, args.String())
-}
-
-const hubPod = `# Written by firstboot from the site.
-apiVersion: v1
-kind: Pod
-metadata:
-  name: yurt-hub
-  namespace: kube-system
-  labels:
-    k8s-app: yurt-hub
-spec:
-  hostNetwork: true
-  priorityClassName: system-node-critical
-  priority: 2000001000
-  containers:
-  - name: yurt-hub
-    image: %q
-    imagePullPolicy: IfNotPresent
-    command:
-    - yurthub
-%s    livenessProbe:
-      httpGet:
-        host: 127.0.0.1
-        path: /v1/healthz
-        port: 10267
-      initialDelaySeconds: 300
-      periodSeconds: 5
-      failureThreshold: 3
-    resources:
-      requests:
-        cpu: 150m
-        memory: 150Mi
-      limits:
-        memory: 300Mi
-    securityContext:
-      capabilities:
-        add: ["NET_ADMIN", "NET_RAW"]
-    volumeMounts:
-    - {name: kubernetes, mountPath: /etc/kubernetes}
-    - {name: pki, mountPath: /var/lib/kubelet/pki, readOnly: true}
-    - {name: hub, mountPath: /var/lib/yurthub}
-  volumes:
-  - {name: kubernetes, hostPath: {path: /etc/kubernetes, type: Directory}}
-  - {name: pki, hostPath: {path: /var/lib/kubelet/pki, type: Directory}}
-  - {name: hub, hostPath: {path: /var/lib/yurthub, type: DirectoryOrCreate}}
-`
 
 // port closes yurthub's port for other nodes of the pool: it asks nobody who
 // he is and lends everybody the node's rights.
@@ -180,9 +127,9 @@ func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (
 		node: t.Node, pool: site.NodePool, nodeIP: ip, cloud: site.NodeType == configs.NodeCloud,
 		dummy: e.exists("/sys/module/dummy"), namespace: site.Yurthub.Namespace, lbMode: info.LBMode,
 		pins: site.CACertHashes, openPort: site.Yurthub.OpenPort,
-		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
+		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs), orgs: site.Organizations,
 	}
-	if info.Form == "staticPod" {
+	if info.Form == formStaticPod {
 		if h.image = info.Image; h.image == "" {
 			return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image anew, with yurthub.image")
 		}
@@ -196,7 +143,22 @@ func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (
 	for _, m := range site.Masters {
 		h.servers = append(h.servers, "https://"+m)
 	}
+	if h.image != "" {
+		h.keepServer(e)
+	}
 	return h, nil
+}
+
+// keepServer leaves the server of yurthub.conf in the list: without it
+// yurthub would wipe its identity, and the token is long gone.
+func (h *hub) keepServer(e *Env) {
+	k, err := api.ParseKubeconfig(first(e.read(hubIdentity)))
+	if err != nil {
+		return // it has none yet
+	}
+	if c, err := k.Cluster(); err == nil && !slices.Contains(h.servers, c.Server) {
+		h.servers = append(h.servers, c.Server)
+	}
 }
 
 // nodeAddress is what the network phase wrote: it holds offline too.
@@ -250,7 +212,7 @@ func yurthubPhase(site *configs.Site) Phase {
 				return Todo, nil
 			}
 			_, settled, err := settledHub(ctx, e, site)
-			if err != nil || !settled || hubReady(ctx, e) != nil {
+			if err != nil || !settled || enrolled(e) != nil || hubReady(ctx, e) != nil {
 				return Todo, err
 			}
 			return Done, nil
@@ -267,7 +229,7 @@ func yurthubPhase(site *configs.Site) Phase {
 			} else if !settled {
 				return err
 			}
-			if len(site.Organizations) > 0 {
+			if len(site.Organizations) > 0 && h.image == "" {
 				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(site.Organizations, ","))
 			}
 			if err := startHub(ctx, e, h); err != nil {
@@ -442,28 +404,35 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 	if missing := missingForHub(context.WithoutCancel(ctx), e, h); missing != nil {
 		return missing
 	}
-	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), "see `journalctl -u yurthub` on the machine")
+	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), hubLogs(h))
 }
 
 // csrList is what we read of certificate requests.
 type csrList struct {
-	Items []struct {
-		Metadata struct {
-			Name              string `json:"name"`
-			CreationTimestamp string `json:"creationTimestamp"`
-		} `json:"metadata"`
-		Spec struct {
-			Username   string `json:"username"`
-			SignerName string `json:"signerName"`
-		} `json:"spec"`
-		Status struct {
-			Certificate string `json:"certificate"`
-			Conditions  []struct {
-				Type    string `json:"type"`
-				Message string `json:"message"`
-			} `json:"conditions"`
-		} `json:"status"`
-	} `json:"items"`
+	Items []csr `json:"items"`
+}
+
+type csr struct {
+	Metadata struct {
+		Name              string `json:"name"`
+		CreationTimestamp string `json:"creationTimestamp"`
+	} `json:"metadata"`
+	Spec struct {
+		Username   string `json:"username"`
+		SignerName string `json:"signerName"`
+		Request    []byte `json:"request"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []struct {
+			Type    string `json:"type"`
+			Message string `json:"message"`
+		} `json:"conditions"`
+	} `json:"status"`
+}
+
+// csrsOf is where the requests to a signer are read.
+func csrsOf(signer string) string {
+	return "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=500&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
 }
 
 // missingForHub looks, with the node's own rights, at what yurthub needs of
@@ -471,6 +440,9 @@ type csrList struct {
 func missingForHub(ctx context.Context, e *Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
+	if h.image != "" && enrolled(e) != nil {
+		return missingIdentity(ctx, e, h) // nobody to ask the rest as
+	}
 	c, err := nodeClient(e)
 	if err != nil {
 		return err
@@ -478,8 +450,9 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	var errs []error
 	const signer = "kubernetes.io/kubelet-serving"
 	var csrs csrList
-	if err := c.Get(ctx, "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=500&fieldSelector="+url.QueryEscape("spec.signerName="+signer), &csrs); err == nil {
-		if err := judgeCSRs(csrs, "system:node:"+h.node, signer); err != nil {
+	if err := c.Get(ctx, csrsOf(signer), &csrs); err == nil {
+		err := judgeCSRs(csrs, "server", signer, func(r csr) bool { return r.Spec.Username == "system:node:"+h.node })
+		if err != nil {
 			errs = append(errs, err)
 		}
 	} else if api.Code(err) == 0 {
@@ -499,10 +472,12 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	return errors.Join(errs...)
 }
 
-func judgeCSRs(csrs csrList, user, signer string) error {
+// judgeCSRs says what became of the newest of yurthub's requests for a
+// certificate of this kind.
+func judgeCSRs(csrs csrList, kind, signer string, mine func(csr) bool) error {
 	newest, state, name := "", "", ""
 	for _, r := range csrs.Items {
-		if r.Spec.Username != user || r.Spec.SignerName != signer || r.Metadata.CreationTimestamp < newest {
+		if r.Spec.SignerName != signer || r.Metadata.CreationTimestamp < newest || !mine(r) {
 			continue
 		}
 		newest, name, state = r.Metadata.CreationTimestamp, r.Metadata.Name, "pending"
@@ -512,24 +487,48 @@ func judgeCSRs(csrs csrList, user, signer string) error {
 	}
 	switch state {
 	case "pending":
-		return Advise(fmt.Errorf("yurthub's request for its server certificate (CSR %s, signer %s) is not approved yet", name, signer),
+		return Advise(fmt.Errorf("yurthub's request for its %s certificate (CSR %s, signer %s) is not approved yet", kind, name, signer),
 			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+name)
 	case "Denied", "Failed":
-		return Advise(fmt.Errorf("yurthub's request for its server certificate (CSR %s, signer %s) was %s", name, signer, strings.ToLower(state)),
+		return Advise(fmt.Errorf("yurthub's request for its %s certificate (CSR %s, signer %s) was %s", kind, name, signer, strings.ToLower(state)),
 			"kubectl delete csr "+name+"; yurthub asks again, and the new request must be approved")
 	}
 	return nil
 }
 
-// redirected is what makes kubelet talk to yurthub: openyurt's own words, and
-// lists the way that yurthub can serve them offline. Kubelet 1.35 and later
-// asks for lists as watches; of these yurthub 1.7 without a server sends
-// nothing at all, so that kubelet would not even find its Node and run no pod.
-const (
-	redirected = plainLists + hubWords
-	plainLists = " --feature-gates=WatchListClient=false"
-	hubWords   = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
-)
+// hubWords turn kubelet to yurthub, in the words that OpenYurt's own tools use
+// and look for.
+const hubWords = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
+
+// listPlainly has kubelet list in a way that yurthub can serve offline.
+// Kubelet 1.35 and later asks for lists as watches; of these yurthub 1.7
+// without a server sends nothing at all, so that kubelet would not even find
+// its Node and run no pod.
+const listPlainly = " --feature-gates=WatchListClient=false"
+
+// plainLists is listPlainly where this node's kubelet needs it. Before 1.30 it
+// would not start with a gate it does not know, and until 1.35 it lists
+// plainly by itself.
+func plainLists(ctx context.Context, e *Env) (string, error) {
+	version := imageInfo(e).Kubernetes
+	if version == "" { // a node that edgebake did not build
+		var out strings.Builder
+		if err := e.Run(ctx, Cmd{Args: []string{"kubelet", "--version"}, Output: &out}); err != nil {
+			return "", fmt.Errorf("asking kubelet for its version: %w", err)
+		}
+		version = out.String()
+	}
+	m := kubeletVersion.FindStringSubmatch(version)
+	if m == nil {
+		return "", fmt.Errorf("asking kubelet for its version: it says %q", strings.TrimSpace(version))
+	}
+	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 35 {
+		return "", err
+	}
+	return listPlainly, nil
+}
+
+var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
 
 const hubKubeconfig = `apiVersion: v1
 kind: Config
@@ -549,30 +548,33 @@ preferences: {}
 
 var kubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 
-// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub, in
-// the words OpenYurt's own tools use and look for.
-func redirectFlags(env []byte) ([]byte, error) {
+// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
+func redirectFlags(env []byte, gate string) ([]byte, error) {
 	env = directFlags(env)
 	if !kubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
 	}
-	return kubeadmArgs.ReplaceAll(env, []byte("${1}${2}"+redirected+"${3}")), nil
+	return kubeadmArgs.ReplaceAll(env, []byte("${1}${2}"+gate+hubWords+"${3}")), nil
 }
 
 // directFlags takes it out again.
 func directFlags(env []byte) []byte {
 	// Openyurt's own tools may have written their part alone.
-	return []byte(strings.NewReplacer(redirected, "", hubWords, "", plainLists, "").Replace(string(env)))
+	return []byte(strings.NewReplacer(listPlainly+hubWords, "", hubWords, "", listPlainly, "").Replace(string(env)))
 }
 
 // redirectPhase turns kubelet to yurthub.
-func redirectPhase(*configs.Site) Phase {
+func redirectPhase() Phase {
 	return Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			flags := string(first(e.read(kubeadmFlags)))
-			if e.exists(kubeletRestart) || string(first(e.read(ondisk.YurthubConf))) != hubKubeconfig || !strings.Contains(flags, redirected) {
+			if e.exists(kubeletRestart) || string(first(e.read(ondisk.YurthubConf))) != hubKubeconfig || !strings.Contains(flags, hubWords) {
 				return Todo, nil
+			}
+			gate, err := plainLists(ctx, e)
+			if err != nil || !strings.Contains(flags, gate) {
+				return Todo, err
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 				return Todo, err
@@ -581,7 +583,7 @@ func redirectPhase(*configs.Site) Phase {
 		},
 		Run: redirect,
 		// Kubelet through a yurthub that does not serve would be cut off.
-		Undo: func(ctx context.Context, e *Env) error { return direct(ctx, e) },
+		Undo: direct,
 	}
 }
 
@@ -593,7 +595,11 @@ func redirect(ctx context.Context, e *Env) error {
 	if err != nil {
 		return fmt.Errorf("turning kubelet to yurthub: %w", err)
 	}
-	flags, err = redirectFlags(flags)
+	gate, err := plainLists(ctx, e)
+	if err != nil {
+		return err
+	}
+	flags, err = redirectFlags(flags, gate)
 	if err != nil {
 		return err
 	}

@@ -25,10 +25,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// images are the programs beside this one, and what their images are called.
-var images = []struct{ program, ref, user string }{
-	{"pause", "edgebake.test/pause:1", "65535:65535"},
-	{"hello", "edgebake.test/hello:1", "65534:65534"},
+// images are programs, each with its place in its image and what that image
+// is called.
+var images = []struct {
+	pkg, program, ref, user string
+	env                     []string
+}{
+	{"images/pause", "pause", "edgebake.test/pause:1", "65535:65535", nil},
+	{"images/hello", "hello", "edgebake.test/hello:1", "65534:65534", nil},
+	// Where yurthub's own image has it, since its pod calls it by name.
+	{"yurthub", "usr/local/bin/yurthub", "edgebake.test/yurthub:v1.6.1", "0:0", []string{"YURTHUB_STAND_IN=v1.6.1"}},
 }
 
 // sourceDate stamps everything in the images.
@@ -64,11 +70,11 @@ func run(ctx context.Context, out, arch string, log io.Writer) error {
 		return fmt.Errorf("making %s: %w", out, err)
 	}
 	for _, im := range images {
-		program, err := compile(ctx, im.program, arch)
+		program, err := compile(ctx, im.pkg, arch)
 		if err != nil {
 			return err
 		}
-		img, err := image(im.program, im.user, arch, program)
+		img, err := image(im.program, im.user, arch, program, im.env)
 		if err != nil {
 			return fmt.Errorf("making image %s: %w", im.ref, err)
 		}
@@ -92,27 +98,32 @@ func run(ctx context.Context, out, arch string, log io.Writer) error {
 }
 
 // compile builds one of the programs, static.
-func compile(ctx context.Context, program, arch string) ([]byte, error) {
+func compile(ctx context.Context, pkg, arch string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "edgebake-images-")
 	if err != nil {
-		return nil, fmt.Errorf("compiling %s: %w", program, err)
+		return nil, fmt.Errorf("compiling %s: %w", pkg, err)
 	}
 	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, program)
-	pkg := "github.com/edgebake/edgebake/test/images/" + program
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, pkg)
+	file := filepath.Join(dir, "program")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, "github.com/edgebake/edgebake/test/"+pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if said, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("compiling %s: %w\n%s", program, err, said)
+		return nil, fmt.Errorf("compiling %s: %w\n%s", pkg, err, said)
 	}
 	return os.ReadFile(file)
 }
 
 // image wraps a program as the only file of an image.
-func image(name, user, arch string, program []byte) (v1.Image, error) {
+func image(name, user, arch string, program []byte, env []string) (v1.Image, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(program)), ModTime: sourceDate, Format: tar.FormatPAX})
+	var err error
+	for i, c := range name {
+		if c == '/' {
+			err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name[:i+1], Mode: 0o755, ModTime: sourceDate, Format: tar.FormatPAX}))
+		}
+	}
+	err = errors.Join(err, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(program)), ModTime: sourceDate, Format: tar.FormatPAX}))
 	_, werr := w.Write(program)
 	if err := errors.Join(err, werr, w.Close()); err != nil {
 		return nil, err
@@ -136,6 +147,6 @@ func image(name, user, arch string, program []byte) (v1.Image, error) {
 	cf = cf.DeepCopy()
 	cf.OS, cf.Architecture = "linux", arch
 	cf.Created = v1.Time{Time: sourceDate}
-	cf.Config = v1.Config{Entrypoint: []string{"/" + name}, User: user}
+	cf.Config = v1.Config{Entrypoint: []string{"/" + name}, User: user, Env: env}
 	return mutate.ConfigFile(img, cf)
 }

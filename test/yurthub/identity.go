@@ -166,6 +166,10 @@ func (id *identity) addCA(b []byte, path string) error {
 // there.
 func (id *identity) obtain(ctx context.Context) error {
 	if id.client == nil {
+		// Before there is a certificate, as the real one does.
+		if err := id.saveHubConf(); err != nil {
+			return err
+		}
 		cert, err := id.request(ctx, id.requester(), signerClient, &x509.CertificateRequest{
 			Subject: pkix.Name{CommonName: "system:node:" + id.o.nodeName, Organization: append([]string{"system:nodes", "openyurt:yurthub"}, id.o.orgs...)},
 		}, []string{"key encipherment", "digital signature", "client auth"}, "yurthub")
@@ -173,9 +177,6 @@ func (id *identity) obtain(ctx context.Context) error {
 			return err
 		}
 		id.client = cert
-		if err := id.saveHubConf(); err != nil {
-			return err
-		}
 	}
 	if pair := id.o.pki("yurthub-server-current.pem"); fileExists(pair) {
 		cert, err := tls.LoadX509KeyPair(pair, pair)
@@ -197,6 +198,9 @@ func (id *identity) obtain(ctx context.Context) error {
 
 // saveHubConf remembers the identity, as yurthub.conf and pki/ca.crt.
 func (id *identity) saveHubConf() error {
+	if err := os.MkdirAll(id.o.pki(""), 0o700); err != nil {
+		return err
+	}
 	conf := fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: default, cluster: {server: %q, certificate-authority: %q}}]

@@ -14,6 +14,11 @@
 //   - requests go to a healthy API server with the node's certificate, and
 //     without one kubelet is served from a cache on disk.
 //
+// With YURTHUB_STAND_IN=v1.6.1 in its environment, as the container image of
+// test/images has it, it is one of before 1.7: no --node-ip, no port 10269, and
+// no node pool asked for. Where there is no program ip, as in that image, it
+// makes no dummy interface and serves pods on the loopback address.
+//
 // A node whose Autonomy condition was never set through a server gets 500 for
 // its own Node from the real program while offline; this one serves the cache.
 //
@@ -23,6 +28,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -55,16 +61,16 @@ type options struct {
 	poolPort                       int
 	etc, kubeletDir                string
 	giveUp                         time.Duration
+	before17                       bool
 }
 
 // parse reads and checks the command line; it reports the first problem, as
 // yurthub does.
-func parse(args []string) (*options, error) {
-	o := &options{}
+func parse(args []string, version string) (*options, error) {
+	o := &options{before17: strings.HasPrefix(version, "v1.6.")}
 	fs := flag.NewFlagSet("yurthub", flag.ContinueOnError)
 	fs.StringVar(&o.nodeName, "node-name", "", "")
 	fs.StringVar(&o.nodePool, "nodepool-name", "", "")
-	fs.StringVar(&o.nodeIP, "node-ip", "", "")
 	serverAddr := fs.String("server-addr", "", "")
 	fs.StringVar(&o.bind, "bind-address", "127.0.0.1", "")
 	fs.StringVar(&o.bindProxy, "bind-proxy-address", "127.0.0.1", "")
@@ -87,7 +93,12 @@ func parse(args []string) (*options, error) {
 	fs.IntVar(&o.healthPort, "serve-port", 10267, "")
 	fs.IntVar(&o.proxyPort, "proxy-port", 10261, "")
 	fs.IntVar(&o.tlsPort, "proxy-secure-port", 10268, "")
-	fs.IntVar(&o.poolPort, "multiplexer-port", 10269, "")
+	if o.before17 {
+		o.dummyName = "yurthub-dummy0"
+	} else {
+		fs.StringVar(&o.nodeIP, "node-ip", "", "")
+		fs.IntVar(&o.poolPort, "multiplexer-port", 10269, "")
+	}
 	for _, name := range []string{
 		"v", "discovery-token-ca-cert-hash", "gc-frequency", "max-requests-in-flight", "kubelet-health-grace-period",
 		"min-request-timeout", "disabled-resource-filters", "join-token",
@@ -123,7 +134,7 @@ func parse(args []string) (*options, error) {
 		return nil, errors.New("neither a bootstrap file nor kubelet's certificate is given")
 	case o.lbMode != "rr" && o.lbMode != "priority":
 		return nil, fmt.Errorf("lb mode (%s) is not supported", o.lbMode)
-	case o.nodePool == "":
+	case o.nodePool == "" && !o.before17:
 		return nil, errors.New("node pool name is empty")
 	case len(o.dummyName) > 15:
 		return nil, fmt.Errorf("dummy interface name %s is longer than 15", o.dummyName)
@@ -142,7 +153,7 @@ func parse(args []string) (*options, error) {
 		}
 		o.servers = append(o.servers, &url.URL{Scheme: u.Scheme, Host: u.Host})
 	}
-	if o.nodeIP == "" {
+	if o.nodeIP == "" && !o.before17 {
 		ip, err := defaultAddress()
 		if err != nil {
 			return nil, err
@@ -165,11 +176,12 @@ func defaultAddress() (string, error) {
 func main() {
 	log.SetFlags(log.Ltime)
 	log.SetPrefix("stand-in yurthub: ")
+	version := cmp.Or(os.Getenv("YURTHUB_STAND_IN"), "v1.7.0")
 	if slices.Contains(os.Args[1:], "--version") {
-		fmt.Println("yurthub: v1.7.0-stand-in")
+		fmt.Println("yurthub: " + version + "-stand-in")
 		return
 	}
-	o, err := parse(os.Args[1:])
+	o, err := parse(os.Args[1:], version)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -99,21 +100,26 @@ func (p *proxy) serve(ctx context.Context) error {
 	tlsConfig := &tls.Config{Certificates: []tls.Certificate{*p.id.server}, ClientAuth: tls.RequestClientCert}
 	addr := func(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 	podAddress := p.o.bindProxy
-	if p.o.dummy {
+	if _, err := exec.LookPath("ip"); p.o.dummy && p.o.before17 && err != nil {
+		log.Printf("no dummy interface: %v", err)
+	} else if p.o.dummy {
 		if err := dummyInterface(p.o.dummyName, p.o.dummyIP); err != nil {
 			return err
 		}
 		podAddress = p.o.dummyIP
 	}
-	servers := []struct {
+	type server struct {
 		addr    string
 		handler http.Handler
 		tls     *tls.Config
-	}{
+	}
+	servers := []server{
 		{addr(podAddress, p.o.tlsPort), p, tlsConfig},
 		{addr(p.o.bind, p.o.healthPort), ready, nil},
 		{addr(p.o.bindProxy, p.o.proxyPort), p, nil},
-		{addr(p.o.nodeIP, p.o.poolPort), p, tlsConfig},
+	}
+	if !p.o.before17 {
+		servers = append(servers, server{addr(p.o.nodeIP, p.o.poolPort), p, tlsConfig})
 	}
 	failed := make(chan error, len(servers))
 	for _, s := range servers {

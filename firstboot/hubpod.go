@@ -1,0 +1,351 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Yurthub before 1.7 is a static pod with an identity of its own, got with
+// the bootstrap token. Kubelet has none and goes through yurthub from its
+// first start, so that nothing is left to turn around afterwards.
+
+const (
+	hubManifest = manifests + "/yurthub.yaml"
+	// hubIdentity is where yurthub keeps its way to the API server.
+	hubIdentity = ondisk.YurthubRoot + "/yurthub.conf"
+	// The token is on /run, gone with the power; as long as it is needed it
+	// comes from the slot again.
+	hubBootstrapDir = ondisk.RunDir + "/yurthub"
+	hubBootstrap    = hubBootstrapDir + "/bootstrap-hub.conf"
+)
+
+// pod is yurthub as a static pod.
+func (h hub) pod() []byte {
+	var args strings.Builder
+	for _, a := range h.args() {
+		fmt.Fprintf(&args, "    - %q\n", a)
+	}
+	return fmt.Appendf(nil, hubPod, h.image, args.String(), hubBootstrapDir, hubBootstrapDir)
+}
+
+const hubPod = `# Written by firstboot from the site.
+apiVersion: v1
+kind: Pod
+metadata:
+  name: yurt-hub
+  namespace: kube-system
+  labels:
+    k8s-app: yurt-hub
+spec:
+  hostNetwork: true
+  priorityClassName: system-node-critical
+  priority: 2000001000
+  containers:
+  - name: yurt-hub
+    image: %q
+    imagePullPolicy: IfNotPresent
+    command:
+    - yurthub
+%s    livenessProbe:
+      httpGet:
+        host: 127.0.0.1
+        path: /v1/healthz
+        port: 10267
+      initialDelaySeconds: 300
+      periodSeconds: 5
+      failureThreshold: 3
+    resources:
+      requests:
+        cpu: 150m
+        memory: 150Mi
+      limits:
+        memory: 300Mi
+    securityContext:
+      capabilities:
+        add: ["NET_ADMIN", "NET_RAW"]
+    volumeMounts:
+    - {name: kubernetes, mountPath: /etc/kubernetes}
+    - {name: hub, mountPath: /var/lib/yurthub}
+    - {name: bootstrap, mountPath: %s, readOnly: true}
+  volumes:
+  - {name: kubernetes, hostPath: {path: /etc/kubernetes, type: Directory}}
+  - {name: hub, hostPath: {path: /var/lib/yurthub, type: DirectoryOrCreate}}
+  - {name: bootstrap, hostPath: {path: %s, type: DirectoryOrCreate}}
+`
+
+// behindHub reports whether kubelet.conf, or what stands in its place, leads
+// to yurthub: then the node's own certificate is yurthub's.
+func behindHub(kubeletConf []byte) bool {
+	k, err := api.ParseKubeconfig(kubeletConf)
+	if err != nil {
+		return false
+	}
+	c, err := k.Cluster()
+	return err == nil && c.Server == yurthubProxy
+}
+
+// credentials is the kubeconfig with this node's own certificate.
+func credentials(e *Env) ([]byte, error) {
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil {
+		return nil, fmt.Errorf("reading kubelet's credentials: %w", err)
+	}
+	if !behindHub(conf) {
+		return conf, nil
+	}
+	if conf, err = e.read(hubIdentity); err != nil {
+		return nil, fmt.Errorf("reading yurthub's credentials: %w", err)
+	}
+	return conf, nil
+}
+
+// otherForm is what an enrolled node meets whose image was replaced by one
+// with the other form of yurthub.
+func otherForm(e *Env, pod bool) error {
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil || behindHub(conf) == pod {
+		return nil
+	}
+	return Permanent(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
+		"run `firstboot reset` on the machine, and join it again with a new token")
+}
+
+// podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
+// which knows no other way to the cluster.
+func podJoinPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if err := otherForm(e, true); err != nil {
+				return Todo, err
+			}
+			if enrolled(e) == nil {
+				if err := sameName(ctx, e); err != nil {
+					return Todo, err
+				}
+				return Done, nil
+			}
+			done, err := podJoined(ctx, e, site)
+			if err != nil || !done {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error { return podJoin(ctx, e, site) },
+		Undo: func(ctx context.Context, e *Env) error {
+			if done, err := podJoined(ctx, e, site); err != nil || done {
+				return err
+			}
+			return errors.Join(undoPodJoin(ctx, e), e.Remove(discoveryFile))
+		},
+	}
+}
+
+// podJoined reports whether kubeadm's part is over and yurthub has all it
+// needs to ask for its identity.
+func podJoined(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, hubManifest} {
+		if !e.exists(p) {
+			return false, nil
+		}
+	}
+	conf, err := e.read(hubBootstrap)
+	if err != nil || !strings.Contains(string(conf), site.Credentials.Token.Reveal()) {
+		return false, nil // another boot, or another token
+	}
+	if !strings.Contains(string(first(e.read(kubeadmFlags))), "--kubeconfig="+ondisk.YurthubConf) {
+		return false, nil
+	}
+	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
+	return state == "active", err
+}
+
+func podJoin(ctx context.Context, e *Env, site *configs.Site) error {
+	if err := undoPodJoin(ctx, e); err != nil { // of a try that was cut off
+		return err
+	}
+	withEndpoint, err := endpointInCert(ctx, e, site)
+	if err != nil {
+		return err
+	}
+	h, err := hubOf(ctx, e, site, withEndpoint)
+	if err != nil {
+		return err
+	}
+	ca, err := e.read(ondisk.KubeCA)
+	if err != nil {
+		return fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	server, err := hubServer(ctx, e, h.servers, ca)
+	if err != nil {
+		return err
+	}
+	boot, err := api.NewKubeconfig(api.Cluster{Server: server, CAData: base64.StdEncoding.EncodeToString(ca)},
+		api.User{Token: site.Credentials.Token.Reveal()})
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		path string
+		data []byte
+	}{
+		{hubBootstrap, boot},
+		{ondisk.YurthubConf, []byte(hubKubeconfig)},
+		// For kubeadm, which waits until kubelet has one.
+		{ondisk.KubeletConf, []byte(hubKubeconfig)},
+		{hubManifest, h.pod()},
+	} {
+		if err := e.WriteFile(f.path, f.data, Mode(0o600)); err != nil {
+			return fmt.Errorf("preparing yurthub: %w", err)
+		}
+	}
+	gate, err := plainLists(ctx, e)
+	if err != nil {
+		return err
+	}
+	s := *site
+	s.KubeletExtraArgs = maps.Clone(site.KubeletExtraArgs)
+	if s.KubeletExtraArgs == nil {
+		s.KubeletExtraArgs = map[string]string{}
+	}
+	maps.Copy(s.KubeletExtraArgs, map[string]string{
+		"kubeconfig":           ondisk.YurthubConf,
+		"bootstrap-kubeconfig": "",
+		"rotate-certificates":  "false", // it has none
+	})
+	if gate != "" {
+		_, gate, _ = strings.Cut(gate, "=")
+		if given := s.KubeletExtraArgs["feature-gates"]; given != "" {
+			gate = given + "," + gate
+		}
+		s.KubeletExtraArgs["feature-gates"] = gate
+	}
+	return kubeadmJoin(ctx, e, s, "FileAvailable--etc-kubernetes-kubelet.conf")
+}
+
+// hubServer is the one server that yurthub.conf will name for good: the first
+// that answers with a certificate for its own name, since yurthub keeps no
+// tls-server-name.
+func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string, error) {
+	var errs []error
+	for _, s := range servers {
+		u, err := url.Parse(s)
+		if err != nil {
+			return "", fmt.Errorf("reading server %s: %w", s, err)
+		}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
+		cancel()
+		if err == nil {
+			return s, nil
+		}
+		errs = append(errs, err)
+	}
+	return "", Advise(fmt.Errorf("yurthub can use none of the masters: %w", errors.Join(errs...)),
+		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
+}
+
+// undoPodJoin takes back what podJoin, and what it started, wrote.
+func undoPodJoin(ctx context.Context, e *Env) error {
+	ran := e.exists(hubManifest)
+	if err := undoJoin(ctx, e); err != nil {
+		return err
+	}
+	if ran {
+		// Kubelet leaves its pods alone when it is stopped, and takes over
+		// what it finds: yurthub would go on with what it began with.
+		if err := removeHubPod(ctx, e); err != nil {
+			return err
+		}
+	}
+	return forgetHub(e)
+}
+
+var podID = regexp.MustCompile(`(?m)^[0-9a-f]{64}$`)
+
+func removeHubPod(ctx context.Context, e *Env) error {
+	socket := ondisk.CRISocket
+	if t, err := currentSite(ctx, e); err == nil {
+		socket = t.Site.CRISocket
+	}
+	crictl := []string{"crictl", "--runtime-endpoint", socket}
+	var out strings.Builder
+	err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "pods", "--quiet", "--namespace", "kube-system", "--name", "yurt-hub"), Output: &out})
+	if err != nil {
+		return fmt.Errorf("looking for yurthub's pod: %w: %s", err, strings.TrimSpace(out.String()))
+	}
+	for _, id := range podID.FindAllString(out.String(), -1) {
+		if err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "rmp", "--force", id)}); err != nil {
+			return fmt.Errorf("removing yurthub's pod: %w", err)
+		}
+	}
+	return nil
+}
+
+// missingIdentity looks, with the bootstrap token, where yurthub's first
+// request is.
+func missingIdentity(ctx context.Context, e *Env, h hub) error {
+	conf, err := e.read(hubBootstrap)
+	if err != nil {
+		return fmt.Errorf("reading yurthub's bootstrap file: %w", err)
+	}
+	c, err := api.ClientFromKubeconfig(conf, e.Root, e.Dial)
+	if err != nil {
+		return err
+	}
+	const signer = "kubernetes.io/kube-apiserver-client"
+	var csrs csrList
+	switch err := c.Get(ctx, csrsOf(signer), &csrs); {
+	case api.Code(err) == 401:
+		return Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
+			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
+	case api.Code(err) == 0 && err != nil:
+		return Advise(fmt.Errorf("no master answers: %w", err), "check the way from the node to the masters")
+	case err != nil:
+		return fmt.Errorf("looking for yurthub's request for its client certificate: %w", err)
+	}
+	asked := false
+	err = judgeCSRs(csrs, "client", signer, func(r csr) bool {
+		mine := commonName(r.Spec.Request) == "system:node:"+h.node
+		asked = asked || mine
+		return mine
+	})
+	if err != nil || asked {
+		return err
+	}
+	return Advise(errors.New("yurthub has not asked for its client certificate yet"), hubLogs(h))
+}
+
+// commonName of a certificate request, "" if it is none.
+func commonName(request []byte) string {
+	block, _ := pem.Decode(request)
+	if block == nil {
+		return ""
+	}
+	r, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return ""
+	}
+	return r.Subject.CommonName
+}
+
+// hubLogs says where to look.
+func hubLogs(h hub) string {
+	if h.image != "" {
+		return "see `journalctl -u kubelet` and /var/log/pods/kube-system_yurt-hub* on the machine"
+	}
+	return "see `journalctl -u yurthub` on the machine"
+}

@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// An OCI layout with a real yurthub before 1.7 in it, for desks that have one,
+// and what its image is called.
+const (
+	envHubLayout = "EDGEBAKE_YURTHUB_LAYOUT"
+	hubImage     = "edgebake.test/yurthub:v1.6.1"
+)
+
+// madePod is the quickstart image with yurthub on board as a container image.
+var madePod = sync.OnceValues(func() (string, error) {
+	p, err := made()
+	if err != nil {
+		return "", err
+	}
+	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
+	if err != nil {
+		return "", err
+	}
+	layout := cmp.Or(os.Getenv(envHubLayout), filepath.Join(p.root, "build", "images"))
+	doc := strings.Replace(string(b), "name: quickstart\n", "name: pod\n", 1)
+	doc += fmt.Sprintf("yurthub:\n  version: v1.6.1\n  image: {ref: %q, layout: %q}\n", hubImage, layout)
+	image := filepath.Join(p.root, "build", "e2e", "pod.yaml")
+	if err := os.WriteFile(image, []byte(doc), 0o644); err != nil {
+		return "", err
+	}
+	golden := filepath.Join(p.root, "build", "e2e", "pod.raw")
+	start := time.Now()
+	err = p.run(context.Background(), p.bin, "build", image, "--output", golden, "--force", "--lock", "build/e2e/pod.lock")
+	fmt.Printf("%6.1f s  edgebake build, with yurthub's image of %s\n", time.Since(start).Seconds(), layout)
+	return golden, err
+})
+
+// A node with yurthub before 1.7, a static pod: yurthub gets its identity with
+// the token, kubelet goes through it from its first start, and without the
+// link the node's pod runs again after a reboot.
+func TestStaticPodNode(t *testing.T) {
+	nightly(t)
+	w := newEdgeWorld(t, 3, lab.Hold)
+	golden, err := madePod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := *w.parts
+	parts.golden = golden
+	w.parts = &parts
+	w.c.APIServers[0].Kill()
+	vm := w.bootEdge("edge1")
+	if w.approver != nil {
+		// No Node is there yet that could tell what is amiss.
+		w.expect(vm, 0, `yurthub's request for its client certificate \(CSR \S+, signer kubernetes.io/kube-apiserver-client\) is not approved yet`)
+		w.approver.Set(lab.Approve)
+	}
+	node := w.ready(vm, nil)
+	w.firstPost("edge1", "true")
+	w.postedAs("edge1", "system:node:edge1")
+	if w.approver != nil {
+		var signers []string
+		for _, j := range w.approver.Judged() {
+			signers = append(signers, j.Signer)
+		}
+		slices.Sort(signers)
+		if !slices.Equal(slices.Compact(signers), []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kubelet-serving"}) {
+			t.Errorf("requests approved: %v", signers)
+		}
+	}
+	out := w.mustOnNode(vm, `
+echo "flags: $(cat /var/lib/kubelet/kubeadm-flags.env)"
+echo "kubelet.conf: $(grep server: /etc/kubernetes/kubelet.conf)"
+echo "yurthub.conf: $(grep server: /var/lib/yurthub/yurthub.conf)"
+echo "starts of kubelet: $(journalctl -b -o cat -u kubelet | grep -c '^Started kubelet')"
+ss -Htnp state established '( dport = :10261 )' | sed 's/^/to-hub: /'
+ss -Htnp state established '( dport = :6443 )' | sed 's/^/to-master: /'
+ls /run/edgebake/yurthub /var/lib/kubelet/pki | sed 's/^/left: /'
+`)
+	t.Logf("on %s:\n%s", vm.Name, out)
+	for _, want := range []string{
+		`(?m)^flags: .*--bootstrap-kubeconfig= .*--kubeconfig=/var/lib/openyurt/kubelet.conf.* --rotate-certificates=false`,
+		`(?m)^kubelet.conf: .*http://127\.0\.0\.1:10261$`,
+		`(?m)^yurthub.conf: .*https://`,
+		`(?m)^to-hub: .*"kubelet"`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("the node does not say %s", want)
+		}
+	}
+	for _, bad := range []string{`(?m)^to-master: .*"kubelet"`, `(?m)^left: .*(bootstrap|kubelet-client)`} {
+		if regexp.MustCompile(bad).MatchString(out) {
+			t.Errorf("the node says %s", bad)
+		}
+	}
+	pod := w.greeter(vm)
+	w.offlineReboot(vm, node, pod, 0)
+	w.off(vm)
+	disk := w.disk(vm)
+	w.noSecret(vm, disk)
+	w.hubCached(disk)
+}
+
+// postedAs checks who made the Node.
+func (w *edgeWorld) postedAs(name, user string) {
+	w.t.Helper()
+	posts, err := w.c.NodePosts()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range posts {
+		if p.Name == name && p.User != user {
+			w.t.Errorf("Node %s was posted by %s, not %s", name, p.User, user)
+		}
+	}
+}
