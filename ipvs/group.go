@@ -27,20 +27,24 @@ type group struct {
 	mu      sync.Mutex
 	server  Server
 	learned []Master // the cluster's own list, instead of server.Masters
-	dark    bool     // nobody is up for long: try every master ever named
-	members map[netip.AddrPort]*member
-	names   map[string][]netip.Addr // last good answers of DNS
-	last    []netip.AddrPort        // real servers with weight, as they stand
-	hostsAt netip.Addr              // what the hosts file says
+	// unstored says that learned is not on the disk, as it should be.
+	unstored bool
+	teacher  netip.AddrPort // the master that the list is read from
+	dark     bool           // nobody is up for long: try every master ever named
+	members  map[netip.AddrPort]*member
+	names    map[string][]netip.Addr // last good answers of DNS
+	last     []netip.AddrPort        // real servers with weight, as they stand
+	hostsAt  netip.Addr              // what the hosts file says
 	// cert is the node's own, as it was at certTime.
 	cert     *tls.Certificate
 	certTime time.Time
 
-	changed chan struct{} // something was observed
-	renew   chan struct{} // the list of masters may have changed
-	settled chan struct{} // closed when every master had its first verdict
-	once    sync.Once
-	wg      sync.WaitGroup
+	changed  chan struct{} // something was observed
+	renew    chan struct{} // the list of masters may have changed
+	learnNow chan struct{} // the cluster's list is wanted soon
+	settled  chan struct{} // closed when every master had its first verdict
+	once     sync.Once
+	wg       sync.WaitGroup
 }
 
 // member is one real server's watcher and what is believed of it.
@@ -59,7 +63,7 @@ const darkAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
 	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
-		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), settled: make(chan struct{})}
+		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), learnNow: make(chan struct{}, 1), settled: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
@@ -72,9 +76,7 @@ func (g *group) run(ctx context.Context) {
 	if g.resolve(ctx) {
 		g.enlist(ctx)
 	}
-	if g.server.Learn {
-		g.wg.Go(func() { g.learner(ctx) })
-	}
+	g.wg.Go(func() { g.learner(ctx) })
 	resolve := time.NewTimer(jitter(g.server.Profile.Resolve))
 	defer resolve.Stop()
 	lit := time.Now() // when somebody was up last
@@ -150,6 +152,9 @@ func (g *group) update(s Server) {
 	g.server = s
 	if !slices.Equal(old.Masters, s.Masters) || !s.Learn {
 		g.learned = nil // a person who writes a list means it
+	}
+	if s.Learn {
+		poke(g.learnNow)
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host {
 		for _, m := range g.members {

@@ -152,9 +152,13 @@ func (g *group) learner(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-g.learnNow:
 		case <-time.After(jitter(wait)):
 		}
 		wait = g.profile().Learn
+		if !g.learns() {
+			continue
+		}
 		if err := g.learn(ctx); err != nil {
 			if !errors.Is(err, fs.ErrNotExist) { // not joined yet
 				g.d.say(fmt.Sprintf("%s: the cluster's list of masters", g.vip), err)
@@ -172,6 +176,13 @@ func (g *group) learner(ctx context.Context) {
 	}
 }
 
+// learns reports whether the cluster's list is wanted.
+func (g *group) learns() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.server.Learn
+}
+
 // learn reads the list once and takes it if it passes the guard.
 func (g *group) learn(ctx context.Context) error {
 	file := g.d.opt.ClientCert
@@ -184,11 +195,20 @@ func (g *group) learn(ctx context.Context) error {
 	}
 	g.mu.Lock()
 	s := g.server
-	var from target
-	for a, m := range g.members {
-		if m.health.State == Up {
-			from = g.target(a, m.name)
+	// The same one as long as it is up: a fault that all of them have is then
+	// said once.
+	if m := g.members[g.teacher]; m == nil || m.health.State != Up {
+		g.teacher = netip.AddrPort{}
+		for a, m := range g.members {
+			if m.health.State == Up {
+				g.teacher = a
+				break
+			}
 		}
+	}
+	var from target
+	if m := g.members[g.teacher]; m != nil {
+		from = g.target(g.teacher, m.name)
 	}
 	g.mu.Unlock()
 	if !from.addr.IsValid() || from.roots == nil {
@@ -203,7 +223,7 @@ func (g *group) learn(ctx context.Context) error {
 	switch e.status {
 	case 200:
 	case 404:
-		return fmt.Errorf("%s has no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list", from.addr)
+		return errors.New("there is no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list")
 	default:
 		return fmt.Errorf("%s answered with status %d to %s; keeping the list", from.addr, e.status, learnPath)
 	}
@@ -217,23 +237,37 @@ func (g *group) learn(ctx context.Context) error {
 		present = s.Masters
 	}
 	same := slices.Equal(present, masters)
+	stored := !g.unstored
 	safe := g.anyUp(masters)
 	g.mu.Unlock()
-	if same {
+	if same && stored {
 		return nil
 	}
 	if !safe && !g.provable(ctx, masters) {
 		return fmt.Errorf("none of the masters that the cluster lists (%v) answers as one; keeping the list", masters)
 	}
-	g.mu.Lock()
-	g.learned = masters
-	g.mu.Unlock()
-	g.d.logf("%s: the cluster's list of masters is now %v", g.vip, masters)
-	poke(g.renew)
-	if g.d.opt.StateDir == "" {
-		return nil
+	// First to the disk: whoever sees the new list served finds it after a
+	// power cut too. A full disk is no reason to stay with the old masters; it
+	// is tried again with the next reading.
+	if g.d.opt.StateDir != "" {
+		err = g.d.storeLearned(learnedServer{VIP: g.vip.String(), Configured: texts(s.Masters), Masters: texts(masters)})
+		if err != nil {
+			err = fmt.Errorf("storing the learned list in %s: %w", g.d.learnedPath(), err)
+		}
 	}
-	return g.d.storeLearned(learnedServer{VIP: g.vip.String(), Configured: texts(s.Masters), Masters: texts(masters)})
+	g.mu.Lock()
+	g.unstored = err != nil
+	// Unless the configuration changed meanwhile.
+	taken := !same && g.server.Learn && slices.Equal(g.server.Masters, s.Masters)
+	if taken {
+		g.learned = masters
+	}
+	g.mu.Unlock()
+	if taken {
+		g.d.logf("%s: the cluster's list of masters is now %v", g.vip, masters)
+		poke(g.renew)
+	}
+	return err
 }
 
 // anyUp reports whether one of the masters is known to be up. g.mu is held.

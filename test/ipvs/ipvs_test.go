@@ -4,6 +4,7 @@ package ipvs_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -18,8 +19,69 @@ var (
 	guestTimeout = flag.Duration("guest.timeout", 20*time.Minute, "how long the guest may take")
 )
 
-// result is what go test says of each test.
-var result = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+)`)
+// What go test says: whose output follows, and how a test ended.
+var (
+	current = regexp.MustCompile(`^=== (?:RUN|NAME|CONT)\s+(\S+)`)
+	result  = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+)`)
+	where   = regexp.MustCompile(`^\s+\w+_test\.go:\d+: `)
+)
+
+// outputs collects what each of the guest's tests says, to show it where the
+// test is reported. What a part of a test says belongs to the whole too.
+type outputs struct {
+	now   string
+	lines map[string][]string
+}
+
+func (o *outputs) add(line string) {
+	if m := current.FindStringSubmatch(line); m != nil {
+		o.now = m[1]
+		return
+	}
+	for name := o.now; name != ""; {
+		o.lines[name] = append(o.lines[name], line)
+		i := strings.LastIndexByte(name, '/')
+		name = name[:max(i, 0)]
+	}
+}
+
+// tail is the end of what a test said. Of what came before, it keeps what the
+// test itself said, since a long journal of ipvscare may follow the reason.
+func (o *outputs) tail(name string) string {
+	const most = 50
+	lines := o.lines[name]
+	from := max(len(lines)-most, 0)
+	var kept []string
+	for _, line := range lines[:from] {
+		if where.MatchString(line) {
+			kept = append(kept, line)
+		}
+	}
+	kept = kept[max(len(kept)-most, 0):]
+	return strings.Join(append(kept, lines[from:]...), "\n")
+}
+
+func TestOutputs(t *testing.T) {
+	o := outputs{lines: make(map[string][]string)}
+	for _, line := range []string{"=== RUN   TestA", "    a_test.go:1: the reason", "=== RUN   TestA/part", "    a_test.go:2: of the part"} {
+		o.add(line)
+	}
+	for i := range 60 {
+		o.add(fmt.Sprintf("journal %d", i))
+	}
+	o.add("=== NAME  TestB")
+	o.add("    b_test.go:1: of another")
+	got := o.tail("TestA")
+	if !strings.HasPrefix(got, "    a_test.go:1: the reason\n    a_test.go:2: of the part\njournal 10\n") || !strings.HasSuffix(got, "journal 59") {
+		t.Error(got)
+	}
+	if got := o.tail("TestA/part"); !strings.HasPrefix(got, "    a_test.go:2: of the part\njournal 10\n") {
+		t.Error(got)
+	}
+	if got := o.tail("TestB"); got != "    b_test.go:1: of another" {
+		t.Error(got)
+	}
+}
 
 func TestGuest(t *testing.T) {
 	if err := vm.Missing(); err != nil {
@@ -53,8 +115,10 @@ func TestGuest(t *testing.T) {
 	verdicts := map[string]string{}
 	var order []string
 	var text strings.Builder
+	said := outputs{lines: make(map[string][]string)}
 	err := vm.Run(t.Context(), vm.Options{Run: run, Env: env, Timeout: timeout, Dir: dir}, func(line string) {
 		text.WriteString(line + "\n")
+		said.add(line)
 		if m := result.FindStringSubmatch(line); m != nil {
 			verdicts[m[2]] = m[1]
 			order = append(order, m[2])
@@ -69,19 +133,14 @@ func TestGuest(t *testing.T) {
 	if len(order) == 0 {
 		t.Fatalf("the guest ran no test\n%s", text.String())
 	}
-	failed := false
 	for _, name := range order {
 		t.Run(name, func(t *testing.T) {
 			switch verdicts[name] {
 			case "FAIL":
-				failed = true
-				t.Error("failed in the guest")
+				t.Errorf("failed in the guest; it said last:\n%s", said.tail(name))
 			case "SKIP":
 				t.Skip("skipped in the guest")
 			}
 		})
-	}
-	if failed && !testing.Verbose() {
-		t.Log(text.String())
 	}
 }

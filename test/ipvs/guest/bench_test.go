@@ -49,11 +49,8 @@ func (n *machine) keepalived(tuned bool) {
 	check(os.WriteFile(conf, []byte(b.String()), 0o644))
 	n.must("/bin/ip", "route", "add", "local", "10.103.97.2", "dev", "lo", "table", "local", "src", n.addr.String())
 	n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("1"), 0)) })
-	n.log = &journal{since: n.l.began}
-	n.cmd = n.command("/bin/keepalived", "-C", "-n", "-l", "-f", conf, "-p", n.dir+"/k.pid", "-c", n.dir+"/kc.pid")
-	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
-	n.start(n.cmd)
-	n.expect("m1 m2 m3", slow*10*time.Second)
+	n.journalled(n.command("/bin/keepalived", "-C", "-n", "-l", "-f", conf, "-p", n.dir+"/k.pid", "-c", n.dir+"/kc.pid"))
+	n.expect("m1 m2 m3")
 }
 
 // family returns a process and its children.
@@ -120,7 +117,7 @@ func (n *machine) wire() (bytes uint64) {
 }
 
 func (n *machine) metric(name string) int64 {
-	c, err := n.dial("127.0.0.1:10271", 3*time.Second)
+	c, err := n.dial("127.0.0.1:10271", 30*time.Second)
 	if err != nil {
 		n.l.t.Fatal(err)
 	}
@@ -155,17 +152,16 @@ func TestBench(t *testing.T) {
 	n, rival := l.nodes[0], l.nodes[1]
 	n.configure(l.virtual())
 	n.care()
-	n.expect("m1 m2 m3", slow*5*time.Second)
+	n.expect("m1 m2 m3")
 	tuned := os.Getenv("GUEST_RIVAL") != "defaults"
 	name := "keepalived-1s"
 	if !tuned {
 		name = "keepalived-5s-10s"
 	}
 	rival.keepalived(tuned)
-	patience := 30 * time.Second
 	settle := 5 * time.Second
 	if !tuned {
-		patience, settle = 120*time.Second, 12*time.Second
+		settle = 12 * time.Second
 	}
 	sets := []string{"m2 m3", "m1 m3", "m1 m2"}
 	tools := []struct {
@@ -195,7 +191,7 @@ func TestBench(t *testing.T) {
 			case "drop":
 				m.netem(100, 0)
 			}
-			eventually(t, patience, "both took the master out", func() bool {
+			eventually(t, "both took the master out", func() bool {
 				return n.serving() == sets[k] && rival.serving() == sets[k]
 			})
 			time.Sleep(time.Second)
@@ -224,7 +220,7 @@ func TestBench(t *testing.T) {
 				m.netem(0, 0)
 			}
 			for _, tool := range tools {
-				tool.n.expect("m1 m2 m3", patience)
+				tool.n.expect("m1 m2 m3")
 			}
 		}
 	}
@@ -277,13 +273,10 @@ func TestMemory(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
 	l.virtual() // writes the CA
-	n.log = &journal{since: l.began}
 	every := 25 * time.Millisecond
-	n.cmd = n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443,10.103.0.12:6443,10.103.0.13:6443",
-		"--ca-file", "/run/lab/ca.crt", "--interval", every.String(), "--run-dir", n.dir+"/run", "--metrics", "127.0.0.1:10271")
-	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
-	n.start(n.cmd)
-	n.expect("m1 m2 m3", slow*5*time.Second)
+	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443,10.103.0.12:6443,10.103.0.13:6443",
+		"--ca-file", "/run/lab/ca.crt", "--interval", every.String(), "--run-dir", n.dir+"/run", "--metrics", "127.0.0.1:10271"))
+	n.expect("m1 m2 m3")
 	total := number(t, "GUEST_PINGS", 1200) // requests of each master
 	var sizes, anons []int
 	for range 4 {

@@ -17,7 +17,7 @@ func (l *lab) settle() *machine {
 	n := l.nodes[0]
 	n.configure(l.virtual())
 	n.care()
-	n.expect("m1 m2 m3", slow*3*time.Second)
+	n.expect("m1 m2 m3")
 	return n
 }
 
@@ -27,11 +27,10 @@ func TestFaults(t *testing.T) {
 	for _, f := range []struct {
 		name        string
 		break_, fix func(*machine)
-		fails       time.Duration // on real hardware
 	}{
-		{"kill", (*machine).kill, func(m *machine) { m.serve(); m.awaitServing() }, 300 * time.Millisecond},
-		{"stop", func(m *machine) { m.signal(syscall.SIGSTOP) }, func(m *machine) { m.signal(syscall.SIGCONT) }, 2500 * time.Millisecond},
-		{"drop", func(m *machine) { m.netem(100, 0) }, func(m *machine) { m.netem(0, 0) }, 2500 * time.Millisecond},
+		{"kill", (*machine).kill, func(m *machine) { m.serve(); m.awaitServing() }},
+		{"stop", func(m *machine) { m.signal(syscall.SIGSTOP) }, func(m *machine) { m.signal(syscall.SIGCONT) }},
+		{"drop", func(m *machine) { m.netem(100, 0) }, func(m *machine) { m.netem(0, 0) }},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			l := newLab(t, 3, 1)
@@ -44,31 +43,27 @@ func TestFaults(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			at := time.Now()
 			f.break_(l.masters[1])
-			n.expect("m1 m3", slow*5*time.Second)
+			n.expect("m1 m3")
 			removed := time.Now()
 			time.Sleep(time.Second)
 			last, failed, ok := h.end(at)
 			t.Logf("removed after %s, last failing connection after %s, %d failed, %d went well", removed.Sub(at), last, failed, ok)
-			if limit := slow * f.fails; last > limit {
-				t.Errorf("new connections failed for %s, longer than %s", last, limit)
+			if last > removed.Sub(at) {
+				t.Errorf("a new connection failed %s after the removal", last-removed.Sub(at))
 			}
 			if ok == 0 {
 				t.Error("no connection went well")
 			}
 			for _, w := range watches {
-				broken := w.brokenAt()
-				switch {
-				case w.master != "m2" && !broken.IsZero():
-					t.Errorf("a watch on the live master %s broke", w.master)
-				case w.master == "m2" && broken.IsZero():
-					t.Error("a watch on the dead master never broke")
-				case w.master == "m2":
-					t.Logf("a watch on the dead master broke %s after its removal", broken.Sub(removed))
+				if w.master == "m2" {
+					t.Logf("a watch on the dead master broke %s after its removal", n.breaks(w).Sub(removed))
+				} else {
+					n.unbroken(w)
 				}
 				w.conn.Close()
 			}
 			f.fix(l.masters[1])
-			n.expect("m1 m2 m3", slow*5*time.Second)
+			n.expect("m1 m2 m3")
 		})
 	}
 }
@@ -85,20 +80,15 @@ func TestHTTP2Watches(t *testing.T) {
 			watches = append(watches, n.watchHTTP2(pings))
 		}
 		l.masters[0].signal(syscall.SIGSTOP)
-		n.expect("m2 m3", slow*5*time.Second)
+		n.expect("m2 m3")
 		removed := time.Now()
-		time.Sleep(slow * 500 * time.Millisecond)
 		mine := 0
 		for _, w := range watches {
-			broken := w.brokenAt()
-			switch {
-			case w.master != "m1" && !broken.IsZero():
-				t.Errorf("client pings %v: a watch on the live master %s broke", pings, w.master)
-			case w.master == "m1" && broken.IsZero():
-				t.Errorf("client pings %v: a watch on the dead master did not break within %s", pings, time.Since(removed))
-			case w.master == "m1":
+			if w.master != "m1" {
+				n.unbroken(w)
+			} else {
 				mine++
-				t.Logf("client pings %v: broke %s after the removal", pings, broken.Sub(removed))
+				t.Logf("RESULT watch pings=%v after_ms=%d", pings, n.breaks(w).Sub(removed).Milliseconds())
 			}
 			w.close()
 		}
@@ -106,7 +96,7 @@ func TestHTTP2Watches(t *testing.T) {
 			t.Errorf("client pings %v: no watch was on the dead master", pings)
 		}
 		l.masters[0].signal(syscall.SIGCONT)
-		n.expect("m1 m2 m3", slow*5*time.Second)
+		n.expect("m1 m2 m3")
 	}
 }
 
@@ -152,18 +142,18 @@ func TestFailovers(t *testing.T) {
 		switch i % 3 {
 		case 0:
 			m.kill()
-			n.expect(all[k], slow*5*time.Second)
+			n.expect(all[k])
 			m.serve()
 		case 1:
 			m.signal(syscall.SIGSTOP)
-			n.expect(all[k], slow*5*time.Second)
+			n.expect(all[k])
 			m.signal(syscall.SIGCONT)
 		case 2:
 			m.netem(100, 0)
-			n.expect(all[k], slow*5*time.Second)
+			n.expect(all[k])
 			m.netem(0, 0)
 		}
-		n.expect("m1 m2 m3", slow*20*time.Second)
+		n.expect("m1 m2 m3")
 	}
 	close(stop)
 	wg.Wait()

@@ -54,7 +54,13 @@ func boot() {
 			env = append(env, word)
 		}
 	}
-	cmd := exec.Command("/init", "-test.v", "-test.run", run, "-test.timeout", "24h")
+	argv := []string{"-test.v", "-test.run", run, "-test.timeout", "24h"}
+	for _, kv := range env {
+		if n, ok := strings.CutPrefix(kv, "GUEST_COUNT="); ok {
+			argv = append(argv, "-test.count", n)
+		}
+	}
+	cmd := exec.Command("/init", argv...)
 	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
 	if err := cmd.Start(); err != nil {
