@@ -178,7 +178,7 @@ func checkName(name string) error {
 		case element == "" || element == ".":
 		case element == "..":
 			if depth--; depth < 0 {
-				return errors.New("path leads out of the image; the image is damaged or hostile, do not use it")
+				return errors.New("path leads out of the image; it may be hostile, do not use it")
 			}
 		case len(element) > maxName:
 			return fmt.Errorf("name of %d bytes; at most %d are possible", len(element), maxName)

@@ -209,7 +209,7 @@ func TestBadLayouts(t *testing.T) {
 				f.WriteString("more")
 				f.Close()
 			})
-		}, []string{"layer 2 of 2", "longer than"}},
+		}, []string{"layer 2 of 2", "longer than", "use another"}},
 		{"diffID of another layer", func(t *testing.T, l *layout) {
 			l.change(func(_, c jsonDoc) {
 				diffs := c["rootfs"].(jsonDoc)["diff_ids"].([]any)
@@ -220,10 +220,10 @@ func TestBadLayouts(t *testing.T) {
 		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short"}},
 		{"unknown layer type", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["mediaType"] = "application/vnd.oci.image.layer.v1.tar+lzma" })
-		}, []string{"layer 1 of 2", "tar+lzma", "known are"}},
+		}, []string{"layer 1 of 2", "tar+lzma", "known are", "pushed again"}},
 		{"unknown manifest type", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { m["mediaType"] = "application/vnd.example.thing" })
-		}, []string{"manifest", "application/vnd.example.thing", "neither a manifest nor an index"}},
+		}, []string{"manifest", "application/vnd.example.thing", "neither a manifest nor an index", "name an image"}},
 		{"docker schema 1", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { m["mediaType"] = "application/vnd.docker.distribution.manifest.v1+prettyjws" })
 		}, []string{"schema 1", "push the image again"}},
@@ -231,16 +231,16 @@ func TestBadLayouts(t *testing.T) {
 			l.change(func(m, _ jsonDoc) {
 				m["config"].(jsonDoc)["mediaType"] = "application/vnd.cncf.helm.config.v1+json"
 			})
-		}, []string{"helm.config", "another kind of artifact"}},
+		}, []string{"helm.config", "another kind of artifact", "name an image"}},
 		{"missing layer", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { os.Remove(l.blob(layerOf(m, 1)["digest"].(string))) })
 		}, []string{"layer 2 of 2", "incomplete"}},
 		{"more layers than diffIDs", func(t *testing.T, l *layout) {
 			l.change(func(_, c jsonDoc) { c["rootfs"].(jsonDoc)["diff_ids"] = []any{} })
-		}, []string{"config", "lists 0 layers, the manifest 2"}},
+		}, []string{"config", "lists 0 layers, the manifest 2", "pushed again"}},
 		{"digest that is a path", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["digest"] = "sha256:../../../../etc/passwd" })
-		}, []string{"layer 1 of 2", "64 hex digits"}},
+		}, []string{"layer 1 of 2", "64 hex digits", "use another"}},
 		{"layer that climbs out", func(t *testing.T, l *layout) {
 			var raw bytes.Buffer
 			tw := tar.NewWriter(&raw)
@@ -252,7 +252,7 @@ func TestBadLayouts(t *testing.T) {
 				d["mediaType"] = "application/vnd.oci.image.layer.v1.tar"
 				c["rootfs"].(jsonDoc)["diff_ids"].([]any)[1] = d["digest"]
 			})
-		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image"}},
+		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image", "do not use it"}},
 		{"layer that is no tar", func(t *testing.T, l *layout) {
 			l.change(func(m, c jsonDoc) {
 				d := layerOf(m, 1)
@@ -268,7 +268,7 @@ func TestBadLayouts(t *testing.T) {
 			e["digest"], e["size"] = l.putRaw([]byte("<html>"))
 			raw, _ := json.Marshal(index)
 			os.WriteFile(filepath.Join(l.dir, "index.json"), raw, 0o644)
-		}, []string{"manifest", "not JSON"}},
+		}, []string{"manifest", "not JSON", "use another"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLayout(t, small(ref, "a"), small("edgebake.test/good:1", "good"))
@@ -538,7 +538,7 @@ func TestRegistryFailures(t *testing.T) {
 		{"503 blob", status(503, "/blobs/"), []string{"config sha256:", "failing"}},
 		{"hangs", hang, []string{"silent for 300ms", "proxy", "mirror"}},
 		{"stalls", stall, []string{"no more data came", "proxy", "mirror"}},
-		{"wrong bytes", short, []string{"config sha256:"}},
+		{"wrong bytes", short, []string{"config sha256:", "use another source"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -211,7 +211,7 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	}
 	s, err := applyLayer(ctx, b.cache, io.NewSectionReader(f, 0, st.Size()), diff, parent, b.options.SourceDate)
 	if err != nil {
-		return nil, fmt.Errorf("%w; the image is damaged, have it built again", err)
+		return nil, fmt.Errorf("%w; the image is broken, have it built again", err)
 	}
 	s.chainID, s.diffID = chainID, l.DiffID
 	s.id = uint64(len(b.order) + 1)

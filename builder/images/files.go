@@ -90,7 +90,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string) (sour
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("uncompressing: %w", err)
+			return nil, fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
 		}
 		if file, err = os.Open(c.BlobPath(sha)); err != nil {
 			return nil, err

@@ -111,7 +111,7 @@ func newLayerReader(r io.Reader, l Layer) (*layerReader, error) {
 	}
 	compression, ok := compressionOf(l.MediaType)
 	if !ok {
-		return nil, fmt.Errorf("its media type %q is none of a container image's layer; known are tar, tar+gzip and tar+zstd", l.MediaType)
+		return nil, fmt.Errorf("its media type %q is none of a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", l.MediaType)
 	}
 	raw := newDigestReader(r, sha, l.Size)
 	un, err := decompress(raw, compression)

@@ -303,8 +303,10 @@ func cureOf(err error) string {
 		return "check the registry's name for spelling, and the network; or name a mirror in registries:"
 	case isTimeout(err) || errors.As(err, &refused):
 		return "check the network and the proxy settings, or name a mirror in registries:"
-	case errors.As(err, &de):
+	case errors.As(err, &de), strings.Contains(err.Error(), "error verifying sha256 checksum"): // the client's, whose type is internal
 		return "the source is damaged or was changed on its way; fetch it again or use another source"
+	case errors.Is(err, errDigestForm):
+		return "the source is damaged; use another"
 	case errors.Is(err, fs.ErrNotExist):
 		return "the layout or archive is incomplete; make it again, with this platform"
 	case errors.Is(err, io.ErrUnexpectedEOF):

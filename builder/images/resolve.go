@@ -168,7 +168,7 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descript
 	}
 	doc, err := parseDoc[manifestDoc](raw)
 	if err != nil {
-		return d, false, fmt.Errorf("it is not JSON of a manifest: %w", err)
+		return d, false, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", err)
 	}
 	d = Descriptor{MediaType: doc.MediaType, Digest: ref.Digest, Size: int64(len(raw))}
 	if d.MediaType == "" { // which OCI allows
@@ -185,7 +185,7 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descript
 func (p *Pinned) parse(raw []byte, d *Descriptor) (manifestDoc, error) {
 	doc, err := parseDoc[manifestDoc](raw)
 	if err != nil {
-		return doc, fmt.Errorf("it is not JSON of a manifest: %w", err)
+		return doc, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", err)
 	}
 	if doc.MediaType != "" && d.MediaType != "" && doc.MediaType != d.MediaType {
 		return doc, fmt.Errorf("it calls itself %s, its descriptor calls it %s; have the image pushed again", doc.MediaType, d.MediaType)
@@ -203,7 +203,7 @@ func (p *Pinned) parse(raw []byte, d *Descriptor) (manifestDoc, error) {
 	case strings.HasPrefix(d.MediaType, "application/vnd.docker.distribution.manifest.v1"):
 		return doc, errors.New("it is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
 	default:
-		return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image", d.MediaType)
+		return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", d.MediaType)
 	}
 	return doc, nil
 }
@@ -282,7 +282,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	p.Config = doc.Config
 	p.Config.Annotations, p.Config.Platform = nil, nil
 	if !isConfig(p.Config.MediaType) {
-		return blobError("config", p.Config, ref, src, fmt.Errorf("its media type %q is not a container image's config; this is another kind of artifact and cannot be run", p.Config.MediaType))
+		return blobError("config", p.Config, ref, src, fmt.Errorf("its media type %q is not a container image's config; this is another kind of artifact and cannot be run; name an image", p.Config.MediaType))
 	}
 	raw, err := readDoc(ctx, c, src, ref, "config", p.Config)
 	if err != nil {
@@ -290,7 +290,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	config, err := parseDoc[configDoc](raw)
 	if err != nil {
-		return blobError("config", p.Config, ref, src, fmt.Errorf("it is not JSON of an image config: %w", err))
+		return blobError("config", p.Config, ref, src, fmt.Errorf("it is not JSON of an image config: %w; have the image pushed again", err))
 	}
 	fail := func(format string, args ...any) error {
 		return blobError("config", p.Config, ref, src, fmt.Errorf(format, args...))
@@ -307,7 +307,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 		l.Annotations, l.Platform = nil, nil
 		what := fmt.Sprintf("layer %d of %d", i+1, len(doc.Layers))
 		if _, ok := compressionOf(l.MediaType); !ok {
-			errs = append(errs, blobError(what, l, ref, src, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd", l.MediaType)))
+			errs = append(errs, blobError(what, l, ref, src, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", l.MediaType)))
 		}
 		_, err1 := shaOf(l.Digest)
 		_, err2 := shaOf(config.RootFS.DiffIDs[i])

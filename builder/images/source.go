@@ -3,6 +3,7 @@ package images
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -82,10 +83,12 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref Ref, what stri
 	return b, nil
 }
 
+var errDigestForm = errors.New("is not sha256: and 64 hex digits")
+
 func shaOf(digest string) (string, error) {
 	const prefix = "sha256:"
 	if len(digest) != len(prefix)+64 || digest[:len(prefix)] != prefix || !isHex(digest[len(prefix):]) {
-		return "", fmt.Errorf("digest %q is not sha256: and 64 hex digits", digest)
+		return "", fmt.Errorf("digest %q %w", digest, errDigestForm)
 	}
 	return digest[len(prefix):], nil
 }

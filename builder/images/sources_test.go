@@ -155,7 +155,7 @@ func TestBadArchives(t *testing.T) {
 		want string
 	}{
 		"cut off":       {whole[:len(whole)/2], "cut short"},
-		"cut off, gzip": {compressed(t, whole, "gzip")[:200], "unexpected EOF"},
+		"cut off, gzip": {compressed(t, whole, "gzip")[:200], "unexpected EOF; the archive is cut short"},
 		"cut off, zstd": {compressed(t, whole, "zstd")[:200], "unexpected EOF"},
 		"empty":         {nil, "docker save"},
 		"other tar":     {tarDir(t, filepath.Join(dir, "blobs")), "docker save"},
