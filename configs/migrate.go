@@ -33,7 +33,7 @@ func Flags() []Flag {
 		{"yurtadm join", "--nodepool-name", []string{"Site.nodePool"}, "required for edge and cloud, as yurthub 1.7 requires it"},
 		{"yurtadm join", "--namespace", []string{"Site.yurthub.namespace"}, ""},
 		{"yurtadm join", "--cri-socket", []string{"Site.criSocket"}, "containerd's, not dockershim's, is the default"},
-		{"yurtadm join", "--organizations", []string{"Site.organizations"}, "a list"},
+		{"yurtadm join", "--organizations", []string{"Site.organizations"}, "a list; for yurthub before 1.7, which has a certificate of its own (yurtadm 1.7 takes the flag and does nothing with it), refused when stamping another image"},
 		{"yurtadm join", "--pause-image", []string{"Image.containerd.sandbox", "Image.images"}, "on board"},
 		{"yurtadm join", "--yurthub-image", []string{"Image.yurthub.image"}, "for form staticPod"},
 		{"yurtadm join", "--yurthub-binary-url", []string{"Image.yurthub.binary.url"}, "fetched and verified while baking, never at the join"},

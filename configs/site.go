@@ -37,6 +37,9 @@ type Site struct {
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub,
 	// works on without the cluster) or cloud (behind yurthub, always online).
 	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,default=native"`
+	// Arch is the machine's processor architecture: stamping refuses an image
+	// of another. Empty: whatever the image is for.
+	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`
 	// NodePool is OpenYurt's pool of the node; required for edge and cloud,
 	// refused for native.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty"`
@@ -45,7 +48,10 @@ type Site struct {
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Taints that kubelet registers the node with.
 	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty"`
-	// Organizations are added to yurthub's certificate (edge and cloud).
+	// Organizations are added to yurthub's certificate (edge and cloud). Only
+	// yurthub before 1.7, form staticPod, has one of its own: stamping refuses
+	// them for other images. OpenYurt's approver takes openyurt:tenant:NAME
+	// alone.
 	Organizations []string `yaml:"organizations,omitempty" json:"organizations,omitempty"`
 	// CRISocket is the container runtime's socket.
 	CRISocket string `yaml:"criSocket,omitempty" json:"criSocket,omitempty" jsonschema:"default=unix:///run/containerd/containerd.sock"`

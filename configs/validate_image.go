@@ -350,6 +350,9 @@ func (y *Yurthub) validate(probs *Problems) {
 			probs.add("yurthub.image", "is for form staticPod; form unit runs binary")
 		}
 	case "staticPod":
+		if ok && minor >= 7 {
+			probs.add("yurthub.form", "staticPod is for v1.6, as OpenYurt runs it; %s runs as unit", y.Version)
+		}
 		if y.Image == nil {
 			probs.add("yurthub.image", "is required for form staticPod")
 		}
@@ -363,7 +366,11 @@ func (y *Yurthub) validate(probs *Problems) {
 	if y.Image != nil {
 		y.Image.validate("yurthub.image", probs)
 	}
-	validateYurthubArgs("yurthub.extraArgs", y.ExtraArgs, probs)
+	version := y.Version
+	if !ok {
+		version = ""
+	}
+	validateYurthubArgs("yurthub.extraArgs", y.ExtraArgs, version, probs)
 }
 
 // badImageRef says what is wrong with ref as a whole image reference. Short

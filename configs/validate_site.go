@@ -219,7 +219,7 @@ func (s *Site) validateNode(probs *Problems) {
 	if !isDNSName(s.Yurthub.Namespace) || strings.Contains(s.Yurthub.Namespace, ".") {
 		probs.add("yurthub.namespace", "%q is not the name of a namespace", shorten(s.Yurthub.Namespace))
 	}
-	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, probs)
+	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, "", probs)
 	if !openYurt && len(s.Yurthub.ExtraArgs) > 0 {
 		probs.add("yurthub.extraArgs", "needs nodeType edge or cloud; a native node runs no yurthub")
 	}
@@ -305,8 +305,44 @@ func (s *Site) validateNode(probs *Problems) {
 	}
 }
 
-// validateYurthubArgs checks extra arguments of yurthub, "--name=value".
-func validateYurthubArgs(path string, args []string, probs *Problems) {
+// yurthubFlags are those that yurthub v1.6.0, v1.6.1 and v1.7.0 have in common,
+// as its source has them; with one that it does not know it never starts.
+var yurthubFlags = strings.Fields(`
+	bind-address bind-proxy-address bootstrap-file bootstrap-mode disabled-resource-filters
+	discovery-token-ca-cert-hash discovery-token-unsafe-skip-ca-verification disk-cache-path dummy-if-ip
+	dummy-if-name enable-dummy-if enable-iptables enable-node-pool enable-pool-service-topology
+	enable-resource-filter gc-frequency heartbeat-failed-retry heartbeat-healthy-threshold
+	heartbeat-interval-seconds heartbeat-timeout-seconds host-control-plane-address hub-cert-organizations
+	join-token kubelet-health-grace-period lb-mode max-requests-in-flight min-request-timeout namespace
+	node-name nodepool-name profiling proxy-port proxy-secure-port root-dir serve-port server-addr
+	working-mode v vmodule`)
+
+// yurthubFlagsOf are the ones that only some versions have.
+var yurthubFlagsOf = map[string][]string{
+	"multiplexer-port":     {"v1.7."},
+	"node-ip":              {"v1.7."},
+	"pool-scope-resources": {"v1.6.1", "v1.7."},
+}
+
+// badYurthubFlag says that no yurthub, or not that of version, has a flag.
+// version may be empty.
+func badYurthubFlag(name, version string) string {
+	if slices.Contains(yurthubFlags, name) {
+		return ""
+	}
+	have, some := yurthubFlagsOf[name]
+	switch {
+	case !some:
+		return "is no flag of yurthub that this edgebake knows, and one that yurthub does not know keeps it from starting"
+	case version == "" || slices.ContainsFunc(have, func(v string) bool { return strings.HasPrefix(version, v) }):
+		return ""
+	}
+	return "is no flag of yurthub " + version
+}
+
+// validateYurthubArgs checks extra arguments of yurthub, "--name=value", for
+// that version of it, "" for any.
+func validateYurthubArgs(path string, args []string, version string, probs *Problems) {
 	// What first boot sets, by the rules of a node that survives (one URL
 	// where yurthub takes one, the endpoint first, the CA pinned).
 	managed := []string{"server-addr", "node-name", "node-ip", "nodepool-name", "working-mode", "bootstrap-mode", "bootstrap-file",
@@ -322,6 +358,8 @@ func validateYurthubArgs(path string, args []string, probs *Problems) {
 			probs.add(sub, "contains a space or control character; write --name=value as one word")
 		case slices.Contains(managed, name):
 			probs.add(sub, "--%s is set by first boot", name)
+		case badYurthubFlag(name, version) != "":
+			probs.add(sub, "--%s %s", name, badYurthubFlag(name, version))
 		}
 	}
 }

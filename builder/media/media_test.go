@@ -51,6 +51,7 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 		Version: 1, Name: "test", Plan: "aa11", Arch: "amd64", SourceDate: built.Unix(),
 		NodeTypes: []string{"edge", "native"}, SiteVersions: []string{"v1alpha1"},
 		Kubernetes: "v1.36.3", Images: []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:00", Size: 5}},
+		Yurthub: &ondisk.YurthubInfo{Version: "v1.7.0", Form: "unit"},
 	}
 	spec := disk.Spec{ID: info.Plan, Arch: info.Arch, SourceDate: built, Partitions: []disk.Partition{
 		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blob("linux", min(data/4, 32<<20)), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
@@ -223,10 +224,11 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 		"everything": {func(s *Site) {
 			s.Arch, s.NodeTypes, s.Version = "arm64", []string{"edge", "cloud"}, "v2"
 		}, []string{"the site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
-		"none":      {func(s *Site) { s.Files = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
-		"both":      {func(s *Site) { s.Files["inventory.yaml"] = nil }, []string{"are both there"}},
-		"odd file":  {func(s *Site) { s.Files["x"] = nil }, []string{"x has no place"}},
-		"too large": {func(s *Site) { s.Files["files/x"] = make([]byte, 20<<20) }, []string{"room"}},
+		"organizations": {func(s *Site) { s.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
+		"none":          {func(s *Site) { s.Files = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
+		"both":          {func(s *Site) { s.Files["inventory.yaml"] = nil }, []string{"are both there"}},
+		"odd file":      {func(s *Site) { s.Files["x"] = nil }, []string{"x has no place"}},
+		"too large":     {func(s *Site) { s.Files["files/x"] = make([]byte, 20<<20) }, []string{"room"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := site()

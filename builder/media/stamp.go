@@ -27,6 +27,8 @@ type Site struct {
 	Version string
 	// NodeTypes that the site, or the sites of an inventory, ask for.
 	NodeTypes []string
+	// Organizations that yurthub shall ask its certificate for.
+	Organizations []string
 	// Arch, where set, is the architecture the machine must have.
 	Arch string
 }
@@ -125,6 +127,9 @@ func (m *image) serves(s Site) error {
 		if !slices.Contains(m.info.NodeTypes, t) {
 			bad("the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", t, strings.Join(m.info.NodeTypes, ", "))
 		}
+	}
+	if y := m.info.Yurthub; len(s.Organizations) > 0 && y != nil && y.Form == "unit" {
+		bad("organizations would have no effect: yurthub %s of this image goes by kubelet's certificate and asks for none of its own: take organizations out", y.Version)
 	}
 	if !slices.Contains(m.info.SiteVersions, s.Version) {
 		bad("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), s.Version)
