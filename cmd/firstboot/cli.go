@@ -85,6 +85,10 @@ func newRun(errOut io.Writer) *cobra.Command {
 			// Ready at once: what is ordered after us must not wait for the
 			// cluster.
 			e.Notify("READY=1\nSTATUS=starting")
+			if up := host.Boot(cmd.Context()); up != "" {
+				e.Console(up)
+				e.Log.Info(up)
+			}
 			stop := watch(cmd.Context(), e, r)
 			defer stop()
 			return r.Run(cmd.Context())

@@ -136,6 +136,26 @@ func TestConsole(t *testing.T) {
 	console(filepath.Join(dir, "nothing"), dir, "no console is no trouble")
 }
 
+func TestBoot(t *testing.T) {
+	if at := initRecord("6,339,5140900,-;Run /init as init process\n"); at != 5.1409 {
+		t.Errorf("it was run at %v", at)
+	}
+	for _, other := range []string{"6,340,5140900,-;Run /init\n", "6;Run /init as init process", "", "6,1,x,-;Run /init as init process"} {
+		if at := initRecord(other); at != 0 {
+			t.Errorf("%q: %v", other, at)
+		}
+	}
+	if at := kernelReady(filepath.Join(t.TempDir(), "none")); at != 0 {
+		t.Errorf("without a log: %v", at)
+	}
+	if got := boot(24.1, 4, 6.1); got != "up for 24.1 s (kernel 4.0, initrd 2.1, system 18.0)" {
+		t.Error(got)
+	}
+	if got := boot(24.1, 0, 6.1); got != "up for 24.1 s" {
+		t.Error(got)
+	}
+}
+
 func TestFSUUID(t *testing.T) {
 	img := make([]byte, 4096)
 	img[1024+0x38], img[1024+0x39] = 0x53, 0xef

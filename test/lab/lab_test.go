@@ -72,6 +72,7 @@ func TestExpectFailsAtOnce(t *testing.T) {
 func TestEvents(t *testing.T) {
 	s := newSerial(io.Discard, nil)
 	io.WriteString(s, `BdsDxe: starting Boot0001 "UEFI Misc Device"
+edgebake: up for 24.1 s (kernel 4.0, initrd 2.1, system 18.0)
 edgebake: [1/10] identity: who this machine is
 edgebake: [1/10] identity: done in 0.1 s
 edgebake: [8/10] join: waiting for a master
@@ -83,7 +84,7 @@ edgebake: node edge1 is Ready
 	for _, e := range s.Events() {
 		got = append(got, e.What)
 	}
-	want := "firmware starts the loader|first boot starts|identity: done in 0.1 s|join: done in 7.3 s|node-ready: as it should be|first boot is done"
+	want := "firmware starts the loader|since the kernel started: kernel 4.0, initrd 2.1, system 18.0|first boot starts|identity: done in 0.1 s|join: done in 7.3 s|node-ready: as it should be|first boot is done"
 	if strings.Join(got, "|") != want {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, "|"), want)
 	}

@@ -30,6 +30,7 @@ var milestones = []struct {
 	{regexp.MustCompile(`Linux version `), "kernel"},
 	{regexp.MustCompile(`Welcome to `), "systemd"},
 	{regexp.MustCompile(`edgebake: \[?1/\d+\]? `), "first boot starts"},
+	{regexp.MustCompile(`edgebake: up for .*\((.*)\)`), "since the kernel started: %s"},
 	{FirstBootDone, "first boot is done"},
 }
 
@@ -51,7 +52,9 @@ func (s *Serial) Events() []Event {
 	}
 	for _, l := range s.Lines(0) {
 		for _, m := range milestones {
-			if m.line.MatchString(l.Text) {
+			if found := m.line.FindStringSubmatch(l.Text); len(found) > 1 {
+				add(l.At, fmt.Sprintf(m.what, found[1]))
+			} else if found != nil {
 				add(l.At, m.what)
 			}
 		}
