@@ -179,7 +179,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt",
 		d.t.Fatal(err)
 	}
 	d.img, d.rt = cri.NewImageServiceClient(d.conn), cri.NewRuntimeServiceClient(d.conn)
-	deadline := time.Now().Add(2 * time.Minute)
+	deadline := time.Now().Add(5 * time.Minute)
 	for {
 		ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Second)
 		_, err := d.rt.Status(ctx, &cri.StatusRequest{}, grpc.WaitForReady(true))
@@ -214,7 +214,7 @@ func (d *daemon) stop() {
 }
 
 func (d *daemon) call() context.Context {
-	ctx, cancel := context.WithTimeout(d.t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Minute)
 	d.t.Cleanup(cancel)
 	return ctx
 }
@@ -260,7 +260,7 @@ func (d *daemon) images() map[string]bool {
 // ones by an event.
 func (d *daemon) waitImage(image string) {
 	d.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		status, err := d.img.ImageStatus(d.call(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
 		if err != nil {
 			d.t.Fatal(err)
@@ -496,9 +496,9 @@ func TestContainerdRunsBakedStore(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Errorf("waited a minute: %s", what)
+			t.Errorf("waited five minutes: %s", what)
 			return
 		}
 	}
