@@ -135,6 +135,29 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 }
 
+// TestSlowStick: it appears when the phase that would take it is over.
+func TestSlowStick(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	e := w.env()
+	say := e.Console
+	e.Console = func(line string) {
+		say(line)
+		if strings.Contains(line, "node-ready") && !w.has("/sys/block/sdb") {
+			w.plug(w.site("report: {url: 'https://report.example/'}"))
+		}
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("took the site of stick") || !strings.Contains(w.slotSite(ownDev), "report.example") || w.joins != 1 {
+		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+}
+
 func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")

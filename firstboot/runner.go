@@ -146,6 +146,12 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		}
 		return errRestart
 	}
+	// A stick may have been slower to appear than the first phases were.
+	for _, p := range first {
+		if v, err := r.check(ctx, e, p); err == nil && v == Todo {
+			return errRestart
+		}
+	}
 	r.result(e, ondisk.ResultDone)
 	r.publish(ctx, e, true)
 	return nil
