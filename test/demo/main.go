@@ -50,6 +50,16 @@ func run(ctx context.Context, out io.Writer, keep bool) (err error) {
 		return errors.New("run it from the root of the repository, as `make demo` does")
 	}
 
+	// A KVM that hangs takes a while to be found out; meanwhile there is
+	// enough to do.
+	ctx, cancel := context.WithCancel(ctx)
+	kvm := d.probe(ctx)
+	defer func() {
+		cancel()
+		for range kvm { // until it has ended its guest
+		}
+	}()
+
 	d.step("Making the container images pause and hello", "a few seconds")
 	if err := d.command(ctx, "go", "run", "./test/images", "-o", "build/images"); err != nil {
 		return err
@@ -106,12 +116,19 @@ func run(ctx context.Context, out io.Writer, keep bool) (err error) {
 		return err
 	}
 
-	accel, wait, err := d.accelerator(ctx)
-	if err != nil {
-		return err
+	a := <-kvm
+	if a.err != nil {
+		return a.err
+	}
+	if a.why != "" {
+		fmt.Fprintf(out, "\nNo KVM here (%s): QEMU emulates the processor.\n", a.why)
+	}
+	wait := "Ready in a minute on a quiet computer, in a few on a busy one"
+	if a.accel == qemu.KVM {
+		wait = "Ready in about 20 seconds"
 	}
 	d.step("Switching the machine on", wait)
-	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Disk: 8 << 30, Net: network, Accel: accel,
+	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Disk: 8 << 30, Net: network, Accel: a.accel,
 		EachLine: d.follow})
 	if err != nil {
 		return err
@@ -171,27 +188,37 @@ func (d *demo) command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// accelerator chooses KVM where it works, or what EDGEBAKE_ACCEL says.
-func (d *demo) accelerator(ctx context.Context) (accel, wait string, err error) {
-	accel = os.Getenv("EDGEBAKE_ACCEL")
-	if accel == "" {
+// accelerator is how the processor is had, and why not by KVM.
+type accelerator struct {
+	accel, why string
+	err        error
+}
+
+// probe finds out whether KVM works, or takes what EDGEBAKE_ACCEL says. The
+// channel has one answer and is closed when nothing runs any more.
+func (d *demo) probe(ctx context.Context) <-chan accelerator {
+	found := make(chan accelerator, 1)
+	if accel := os.Getenv("EDGEBAKE_ACCEL"); accel != "" {
+		found <- accelerator{accel: accel}
+		close(found)
+		return found
+	}
+	go func() {
+		defer close(found)
 		prog, err := qemu.Find(ctx, "amd64")
 		if err != nil {
-			return "", "", err
+			found <- accelerator{err: err}
+			return
 		}
 		fw, err := qemu.FindFirmware(qemu.ShareDirs(), "amd64", false)
 		if err != nil {
-			return "", "", err
+			found <- accelerator{err: err}
+			return
 		}
-		var why string
-		if accel, why = qemu.Probe(ctx, prog, fw, "amd64", qemu.ProbeLimit); why != "" {
-			fmt.Fprintf(d.out, "\nNo KVM here (%s): QEMU emulates the processor.\n", why)
-		}
-	}
-	if accel == qemu.KVM {
-		return accel, "Ready in about 20 seconds", nil
-	}
-	return accel, "Ready in a minute on a quiet computer, in a few on a busy one", nil
+		accel, why := qemu.Probe(ctx, prog, fw, "amd64", qemu.ProbeLimit)
+		found <- accelerator{accel: accel, why: why}
+	}()
+	return found
 }
 
 // follow shows the console lines that tell how first boot goes.
