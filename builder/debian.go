@@ -43,12 +43,17 @@ var pathFilters = []string{
 	"path-include=/usr/share/doc/*/copyright",
 }
 
+// initrdSettings is what Debian reads off a machine's fstab when it makes an
+// initrd, and a base has none: the root file system is ext4, so the tools that
+// repair it come along, and there is no swap to resume from.
+const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
+
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) (json.RawMessage, error) {
 	b := img.Base.Debian
 	pk := append(overlays.Packages(img), b.Packages...)
 	slices.Sort(pk)
 	return json.Marshal(debianRecipe{
-		Version: 1, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
+		Version: 2, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
 		Components: overlays.Components(img), Keyrings: keyrings,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
 	})
@@ -101,6 +106,8 @@ func (r debianRecipe) args(keyrings []string) []string {
 		// Safe: the tar is synced as a whole once it is complete.
 		"--dpkgopt=force-unsafe-io",
 	}
+	// Before the kernel's package comes, which makes the initrd.
+	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
 	for _, f := range pathFilters {
 		args = append(args, "--dpkgopt="+f)
 	}
