@@ -203,6 +203,12 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	for _, c := range certs {
 		pins = append(pins, api.Pin(c))
 	}
+	if !e.exists("/sys/module/dummy") {
+		// On a node that edgebake did not build nobody may have loaded it yet.
+		if err := e.Run(ctx, Cmd{Args: []string{"modprobe", "dummy"}}); err != nil {
+			e.Log.Info("this kernel has no dummy interface", "error", err)
+		}
+	}
 	h := hub{
 		node: name, pool: o.NodePool, nodeIP: address, cloud: o.Cloud, dummy: e.exists("/sys/module/dummy"),
 		servers: servers, namespace: o.Namespace, lbMode: o.LBMode, pins: pins, openPort: o.OpenPort, extra: o.Extra,

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -102,7 +104,7 @@ func TestConvertRevertConvert(t *testing.T) {
 }
 
 // TestConvertKilled kills convert before each effect: run again it goes on,
-// and so does a revert instead.
+// and a revert takes it back.
 func TestConvertKilled(t *testing.T) {
 	whole := readyNode(t)
 	native := whole.clean()
@@ -110,34 +112,143 @@ func TestConvertKilled(t *testing.T) {
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
-	want, count := whole.clean(), whole.effects
-	if count < 20 {
-		t.Fatalf("only %d effects were counted", count)
+	killEach(t, whole, killed{
+		prepare: func(*world) {}, run: func(w *world) error { _, err := w.convert(pool); return err },
+		again: func(w *world) error { _, err := w.convert(pool); return err }, want: whole.clean(),
+		back: func(w *world) error { _, err := w.revert(); return err }, before: native,
+	})
+}
+
+// TestRevertKilled is the same for revert.
+func TestRevertKilled(t *testing.T) {
+	whole := readyNode(t)
+	if _, err := whole.convert(pool); err != nil {
+		t.Fatal(err)
 	}
-	for n := 1; n <= count; n += 2 {
-		w := readyNode(t)
-		w.effects, w.names, w.cutAt = 0, nil, n
-		_, err := w.convert(pool)
-		at := w.names[len(w.names)-1]
-		w.cutAt = 0
-		if err == nil && n < count-8 { // the evidence of the end stops nobody
-			t.Fatalf("killed at %d (%s), it went on", n, at)
-		}
-		if n%4 == 1 {
-			if _, err := w.revert(); err != nil && !errors.Is(err, ErrAlready) {
-				t.Fatalf("killed at %d (%s), revert: %v", n, at, err)
+	edge := whole.clean()
+	whole.effects, whole.names = 0, nil
+	if _, err := whole.revert(); err != nil {
+		t.Fatal(err)
+	}
+	killEach(t, whole, killed{
+		prepare: func(w *world) {
+			if _, err := w.convert(pool); err != nil {
+				t.Fatal(err)
 			}
-			sameTree(t, "killed at "+at+", reverted", w.clean(), native)
-			continue
-		}
-		if steps, err := w.convert(pool); err != nil && !errors.Is(err, ErrAlready) {
-			t.Fatalf("killed at %d (%s), again: %v\n%v", n, at, err, steps)
-		}
-		sameTree(t, "killed at "+at+", again", w.clean(), want)
-		if t.Failed() {
-			return
+		},
+		run:   func(w *world) error { _, err := w.revert(); return err },
+		again: func(w *world) error { _, err := w.revert(); return err }, want: whole.clean(),
+		back: func(w *world) error { _, err := w.convert(pool); return err }, before: edge,
+	})
+}
+
+// killed is a change that is killed, and the two ways on.
+type killed struct {
+	prepare          func(*world)
+	run, again, back func(*world) error
+	want, before     map[string]string // the trees that again and back end in
+}
+
+// killEach kills the change before each of the effects that whole counted.
+func killEach(t *testing.T, whole *world, k killed) {
+	t.Helper()
+	if whole.effects < 15 {
+		t.Fatalf("only %d effects were counted", whole.effects)
+	}
+	for n := 1; n <= whole.effects; n++ {
+		for _, way := range []struct {
+			name string
+			run  func(*world) error
+			want map[string]string
+		}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
+			w := readyNode(t)
+			k.prepare(w)
+			w.effects, w.names, w.cutAt = 0, nil, n
+			err := k.run(w)
+			at := w.names[len(w.names)-1]
+			w.cutAt = 0
+			if err == nil && slices.ContainsFunc(whole.names[n-1:], func(e string) bool {
+				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // evidence stops nobody
+			}) {
+				t.Fatalf("killed at %d (%s), it went on", n, at)
+			}
+			if err := way.run(w); err != nil && !errors.Is(err, ErrAlready) {
+				t.Fatalf("killed at %d (%s), %s: %v", n, at, way.name, err)
+			}
+			sameTree(t, "killed at "+at+", "+way.name, w.clean(), way.want)
+			if t.Failed() {
+				return
+			}
 		}
 	}
+}
+
+// foreignNode is a node that kubeadm joined without edgebake: no image.json,
+// no slot, no site, no ipvscare, and kubelet goes to a master.
+func foreignNode(t *testing.T) *world {
+	w := readyNode(t)
+	for _, p := range []string{ondisk.ImageInfoFile, ondisk.StateDir, "/etc/edgebake", "/etc/hosts", "/sys/module/dummy"} {
+		if err := os.RemoveAll(filepath.Join(w.root, p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.slots = nil
+	conf, err := api.SetServer([]byte(w.get(ondisk.KubeletConf)), "https://192.0.2.11:6443", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.put(ondisk.KubeletConf, string(conf))
+	w.put(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.example/pause:3.9\"\n")
+	return w
+}
+
+func TestConvertForeignNode(t *testing.T) {
+	w := foreignNode(t)
+	native := w.clean()
+	if steps, err := w.convert(pool); err != nil {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	for _, want := range []string{"--server-addr=https://192.0.2.11:6443 ", "--node-ip=192.0.2.50 ", "--nodepool-name=shanghai "} {
+		if !strings.Contains(w.get(yurthubEnv), want) {
+			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(yurthubEnv))
+		}
+	}
+	if w.get(yurthubUnit) != hubUnit || !slices.Contains(w.names, "enable "+ondisk.UnitYurthub) || !slices.Contains(w.names, "run modprobe dummy") {
+		t.Errorf("the unit was not made to last: %v", w.names)
+	}
+	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
+		t.Errorf("converted twice: %v", err)
+	}
+	if steps, err := w.revert(); err != nil {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	sameTree(t, "after revert", w.clean(), native)
+}
+
+// TestGateFitsKubelet: a gate that kubelet does not know would keep it from
+// starting, on a node that worked before.
+func TestGateFitsKubelet(t *testing.T) {
+	for version, want := range map[string]string{
+		"Kubernetes v1.24.17\n": "", "Kubernetes v1.29.15\n": "", "Kubernetes v1.30.0\n": "", "Kubernetes v1.34.2\n": "",
+		"Kubernetes v1.35.0\n": listPlainly, "Kubernetes v1.36.3\n": listPlainly, "Kubernetes v1.36.3-rc.0+abc\n": listPlainly,
+	} {
+		w := foreignNode(t)
+		w.kubelet = version
+		if _, err := w.convert(pool); err != nil {
+			t.Fatal(err)
+		}
+		flags := w.get(kubeadmFlags)
+		if !strings.Contains(flags, want+hubWords) || strings.Contains(flags, "feature-gates") != (want != "") {
+			t.Errorf("%q: %s", version, flags)
+		}
+	}
+	w := foreignNode(t)
+	native := w.clean()
+	w.kubelet = "kubelet: command not understood\n"
+	if _, err := w.convert(pool); err == nil || !strings.Contains(err.Error(), "asking kubelet for its version") {
+		t.Errorf("no version: %v", err)
+	}
+	sameTree(t, "undone", w.clean(), native)
 }
 
 func TestConvertUndoesWhatFailed(t *testing.T) {
