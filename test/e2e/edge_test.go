@@ -410,19 +410,44 @@ func TestStaleNode(t *testing.T) {
 
 const (
 	convert = "firstboot convert --nodepool-name " + pool
-	// killAt runs convert and kills it as soon as it has said that a step is
-	// over.
+	// killAt runs convert, kills it as soon as it has said that a step is
+	// over, and runs it again.
 	killAt = `rm -f /run/convert.log
 ` + convert + ` >/run/convert.log 2>&1 & pid=$!
 until grep -q '^%s ' /run/convert.log; do kill -0 $pid 2>/dev/null || { cat /run/convert.log; exit 1; }; done
 kill -9 $pid
 cat /run/convert.log
+echo killed
+` + convert + "\n"
+	revert = `firstboot revert
+echo flags: $(cat /var/lib/kubelet/kubeadm-flags.env)
+systemctl is-active yurthub.service || true
+ls /etc/kubernetes
+`
+	// forget makes the node one that kubeadm joined and edgebake knows nothing
+	// of: kubelet goes to the master itself, as after a plain kubeadm join.
+	forget = `set -e
+systemctl stop firstboot.service ipvscare.service
+ipvscare clean
+mkdir /root/off
+for f in /var/lib/edgebake/*; do [ $f = /var/lib/edgebake/persist ] || mv $f /root/off/; done
+dd if=/dev/zero of=/dev/disk/by-partlabel/EDGEBAKE bs=512 count=1 conv=fsync status=none
+mv /usr/share/edgebake /root/off/share
+mv /etc/edgebake /root/off/etc
+mv /usr/lib/systemd/system/yurthub.service /root/off/
+rm -f /etc/systemd/system/multi-user.target.wants/yurthub.service
+sed -i '/^# BEGIN/,/^# END/d' /etc/hosts
+sed -i 's|server: .*|server: https://%s|; /tls-server-name/d' /etc/kubernetes/kubelet.conf
+rmmod dummy || true
+systemctl daemon-reload
+systemctl restart kubelet.service
 `
 )
 
 // A native node becomes an edge node, a native one again, and an edge node
 // once more, and its pod runs on; a convert that is killed after any of its
-// steps is taken up by the next.
+// steps is taken up by the next. At last the same on a node that edgebake did
+// not build.
 func TestConvertAndRevert(t *testing.T) {
 	nightly(t)
 	w := newEdgeWorld(t, 1, lab.Approve)
@@ -444,30 +469,36 @@ func TestConvertAndRevert(t *testing.T) {
 		}
 		if edge {
 			w.throughHub(vm)
-		} else if out := w.mustOnNode(vm, "cat /var/lib/kubelet/kubeadm-flags.env; systemctl is-active yurthub.service || true; ls /etc/kubernetes"); strings.Contains(out, "openyurt") ||
-			strings.Contains(out, "\nactive") || strings.Contains(out, "cache") {
-			t.Errorf("after revert:\n%s", out)
 		}
 		if now := w.pod("greeter"); now.Metadata.UID != pod.Metadata.UID || now.Status.ContainerStatuses[0].RestartCount != pod.Status.ContainerStatuses[0].RestartCount {
 			t.Error("the pod did not run on")
 		}
 	}
-	for _, step := range []string{"", "unit", "yurthub", "kubelet-redirect", "node-ready", ""} {
-		if step != "" {
-			t.Logf("killed after %s:\n%s", step, w.mustOnNode(vm, fmt.Sprintf(killAt, step)))
-		}
+	thereAndBack := func(script string) {
+		t.Helper()
 		start := time.Now()
-		t.Logf("convert:\n%s", w.mustOnNode(vm, convert))
+		t.Logf("convert:\n%s", w.mustOnNode(vm, script))
 		t.Logf("converted in %.1f s", time.Since(start).Seconds())
 		check(true)
 		start = time.Now()
-		t.Logf("revert:\n%s", w.mustOnNode(vm, "firstboot revert"))
+		out := w.mustOnNode(vm, revert)
+		t.Logf("revert:\n%s", out)
 		t.Logf("reverted in %.1f s", time.Since(start).Seconds())
+		if regexp.MustCompile(`(?m)^flags: .*openyurt|^active$|^cache$`).MatchString(out) {
+			t.Error("the revert has left something")
+		}
 		check(false)
+	}
+	thereAndBack(convert)
+	for _, step := range []string{"unit", "yurthub", "kubelet-redirect", "node-ready"} {
+		t.Logf("killed after %s", step)
+		thereAndBack(fmt.Sprintf(killAt, step))
 	}
 	if out, err := w.onNode(vm, "firstboot revert"); err != nil || !strings.Contains(out, "already") {
 		t.Errorf("reverting a native node: %v\n%s", err, out)
 	}
+	t.Logf("as another's node:\n%s", w.mustOnNode(vm, fmt.Sprintf(forget, w.c.Masters[0])))
+	thereAndBack(convert)
 }
 
 // resetAndRename takes the node out of the cluster and puts another site into
