@@ -234,7 +234,7 @@ func (d *demo) follow(l lab.Line) {
 
 // watch waits for the node and its pod.
 func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM) ([]lab.Event, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 20*time.Minute, errors.New("20 minutes have passed"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 40*time.Minute, errors.New("40 minutes have passed"))
 	defer cancel()
 	var events []lab.Event
 	note := func(what string) {

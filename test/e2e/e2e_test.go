@@ -31,9 +31,9 @@ import (
 const (
 	pauseImage = "edgebake.test/pause:1"
 	helloImage = "edgebake.test/hello:1"
-	// bootLimit is some ten times what power-on to Ready takes on a quiet
-	// machine without KVM.
-	bootLimit = 10 * time.Minute
+	// bootLimit is some thirty times what power-on to Ready takes on a quiet
+	// machine without KVM. A machine that gives up fails its test at once.
+	bootLimit = 25 * time.Minute
 )
 
 // parts are what the tests of this package share: made once, never changed.
@@ -239,7 +239,7 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 
 func (w *world) off(vm *lab.VM) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 4*time.Minute, errors.New("4 minutes have passed"))
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 10*time.Minute, errors.New("10 minutes have passed"))
 	defer cancel()
 	if err := vm.Off(ctx); err != nil {
 		w.t.Fatal(err)
@@ -259,7 +259,7 @@ func (w *world) disk(vm *lab.VM) string {
 
 // onNode runs a script on the node and returns what it printed.
 func (w *world) onNode(vm *lab.VM, script string) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 8*time.Minute, errors.New("8 minutes have passed"))
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 20*time.Minute, errors.New("20 minutes have passed"))
 	defer cancel()
 	w.scripts++
 	return w.c.OnNode(ctx, vm, fmt.Sprintf("script-%d", w.scripts), helloImage, script)
@@ -377,7 +377,7 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 
 func (w *world) podRuns(vm *lab.VM, name string) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 5*time.Minute, errors.New("5 minutes have passed"))
+	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 15*time.Minute, errors.New("15 minutes have passed"))
 	defer cancel()
 	if _, err := w.c.WaitPod(ctx, vm, name); err != nil {
 		w.t.Fatal(err)
