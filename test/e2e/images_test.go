@@ -51,17 +51,6 @@ func (w *world) podOf(vm *lab.VM, name, policy string) {
 	w.podRuns(vm, name)
 }
 
-func (w *world) script(vm *lab.VM, name, text string) string {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 8*time.Minute, errors.New("8 minutes have passed"))
-	defer cancel()
-	out, err := w.c.OnNode(ctx, vm, name, helloImage, text)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return out
-}
-
 // spareArchive is the spare image as an OCI archive.
 func spareArchive(t *testing.T) []byte {
 	t.Helper()
@@ -78,14 +67,14 @@ func spareArchive(t *testing.T) []byte {
 	return out
 }
 
-// fillScript fills DATA once its own pod is gone, waits until kubelet has
+// fillScript fills DATA once the pod that started it is gone, waits until kubelet has
 // collected the spare image, has evicted every pod, so that no image is in
 // use, and has then looked for images to collect twice more; and makes room
 // again. Its steps are told on the console.
 const fillScript = `
 say() { printf '\nedgebake-test: %%s\n' "$*" >/dev/ttyS0; }
 passes() { journalctl -u kubelet -b --no-pager -o cat | grep -c 'Attempting to delete unused images'; }
-until [ -z "$(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"==fill')" ]; do sleep 1; done
+until [ -z "$(ctr -n k8s.io containers ls -q 'labels."io.kubernetes.pod.name"~="^script-"')" ]; do sleep 1; done
 set -- $(df -B1 --output=size,avail /var | tail -n 1)
 fallocate -l $(($2 - $1 / 50)) /var/filler
 say "disk is full: $(df -h --output=pcent /var | tail -n 1)"
@@ -107,9 +96,9 @@ func (w *world) underDiskPressure(vm *lab.VM) {
 	w.t.Helper()
 	// The spare image has three names, as all have; before holds those of
 	// the baked ones.
-	before := strings.Fields(w.script(vm, "before", "ctr -n k8s.io images ls -q"))
+	before := strings.Fields(w.mustOnNode(vm, "ctr -n k8s.io images ls -q"))
 	mark := vm.Serial.Mark()
-	w.script(vm, "fill", fmt.Sprintf(`set -eu
+	w.mustOnNode(vm, fmt.Sprintf(`set -eu
 base64 -d >/run/spare.tar <<'END'
 %s
 END
@@ -139,7 +128,7 @@ systemd-run --unit=fill bash /run/fill.sh
 	w.podOf(vm, "never-after-pressure", "Never")
 	w.podOf(vm, "if-not-present-after-pressure", "IfNotPresent")
 
-	told := w.script(vm, "after", `cat /run/images-after
+	told := w.mustOnNode(vm, `cat /run/images-after
 journalctl -u kubelet -b --no-pager -o cat | grep -E 'delete unused images|Removing image|must evict|evicted pod' | cut -c -200 | sed 's/^/kubelet: /'`)
 	var after, kubelet []string
 	for line := range strings.Lines(told) {
@@ -176,8 +165,8 @@ type modeRun struct {
 // timelines, side by side.
 func TestFirstBootOfBothModes(t *testing.T) {
 	results := os.Getenv("EDGEBAKE_BENCH")
-	if os.Getenv("EDGEBAKE_NIGHTLY") == "" && results == "" {
-		t.Skip("two first boots with half a gigabyte of images: `make nightly`")
+	if results == "" {
+		nightly(t)
 	}
 	w := newWorld(t, 1)
 	refs := w.writeManyImages()
@@ -210,7 +199,7 @@ func TestFirstBootOfBothModes(t *testing.T) {
 				}
 			}
 		}
-		told := strings.Fields(w.script(vm, "disk-of-"+mode, `
+		told := strings.Fields(w.mustOnNode(vm, `
 df -B1 --output=used /var | tail -n 1
 while read -r _ _ dev _ _ _ _ _ _ sectors _; do case $dev in vda) echo $((sectors * 512)); esac; done </proc/diskstats
 ctr -n k8s.io images ls -q`))
