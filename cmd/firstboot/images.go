@@ -50,6 +50,9 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 			if os.Geteuid() != 0 {
 				return errors.New("merge needs root: it copies files of any owner")
 			}
+			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); err != nil {
+				return fmt.Errorf("%w; --from is the var/lib/containerd of a disk image's DATA partition", err)
+			}
 			r, err := merge.Merge(cmd.Context(), o)
 			if err != nil {
 				return err

@@ -14,7 +14,7 @@ func TestImagesCommand(t *testing.T) {
 		{"images merge", exitUsage, "--from is needed"},
 		{"images merge --from x -o yaml", exitUsage, "text or json"},
 		{"images nonsense", exitUsage, "merge or verify"},
-		{"images merge --from /nonexistent/store", exitFailed, ""},
+		{"images merge --from /nonexistent/store", exitFailed, "DATA partition"},
 		{"images verify --root /nonexistent/store", exitFailed, "/nonexistent/store"},
 	} {
 		code, _, errOut := call(t, strings.Fields(tc.args)...)

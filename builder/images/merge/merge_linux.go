@@ -60,7 +60,7 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := m.sweep(live); err != nil {
 		return nil, err
 	}
-	r := &Report{Shared: p.shared, Snapshots: len(p.add), Released: p.change.RemoveImages}
+	r := &Report{Shared: p.shared, Snapshots: len(p.add), Added: []string{}, Released: append([]string{}, p.change.RemoveImages...)}
 	for _, i := range p.change.Images {
 		r.Added = append(r.Added, i.Name)
 	}
