@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,11 +48,11 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 			if output != "text" && output != "json" {
 				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
 			}
+			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w; --from is the var/lib/containerd of a disk image's DATA partition", err)
+			}
 			if os.Geteuid() != 0 {
 				return errors.New("merge needs root: it copies files of any owner")
-			}
-			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); err != nil {
-				return fmt.Errorf("%w; --from is the var/lib/containerd of a disk image's DATA partition", err)
 			}
 			r, err := merge.Merge(cmd.Context(), o)
 			if err != nil {
