@@ -60,11 +60,18 @@ func (c *cache) single(component string, u *url.URL) string {
 	return filepath.Join(c.dir, component, "get-"+hex.EncodeToString(sum[:8])+".json")
 }
 
+// write replaces a file, and does not leave it to the next minute whether it
+// is on the disk: the tests press the reset button.
 func write(path string, b []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+	f, err := os.Create(path + ".tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(path+".tmp", path)
