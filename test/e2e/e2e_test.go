@@ -133,6 +133,7 @@ type world struct {
 
 	record  bool // what machines hand to their disks
 	scripts int  // that have run on nodes
+	disks   int  // that were read
 }
 
 func newWorld(t *testing.T, masters int) *world {
@@ -249,7 +250,8 @@ func (w *world) off(vm *lab.VM) {
 // disk is the machine's disk, as it left it, for as long as the test runs.
 func (w *world) disk(vm *lab.VM) string {
 	w.t.Helper()
-	path := filepath.Join(w.lab.Dir, vm.Name+".disk.raw")
+	w.disks++ // a machine may run on a disk that was read before
+	path := filepath.Join(w.lab.Dir, fmt.Sprintf("%s.disk%d.raw", vm.Name, w.disks))
 	if err := vm.RawDisk(w.t.Context(), path); err != nil {
 		w.t.Fatal(err)
 	}
