@@ -41,7 +41,8 @@ func CommandLine(img *configs.Image, f Facts) (string, error) {
 		return "", err
 	}
 	args := []string{
-		"root=PARTUUID=" + root, "ro", "rootwait",
+		// The initrd looks for the root that many seconds; slow disks take theirs.
+		"root=PARTUUID=" + root, "ro", "rootwait", "rootdelay=180",
 		// Nobody is there to answer: repair, and restart after a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
 		// Partitions are named in fstab; two edgebake disks in one machine

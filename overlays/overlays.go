@@ -240,10 +240,11 @@ func (b *layer) fstab(f Facts) error {
 		return err
 	}
 	// A file system with errors ends in a restart and a check, never in a
-	// machine that half works.
+	// machine that half works. DATA is on the disk that root was found on:
+	// waiting for it is better than starting over.
 	b.file("etc/fstab", 0o644, fmt.Appendf(nil,
 		"PARTUUID=%s / ext4 rw,noatime,errors=panic 0 1\n"+
-			"PARTUUID=%s /var ext4 rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=90s 0 2\n", root, data))
+			"PARTUUID=%s /var ext4 rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=15min 0 2\n", root, data))
 	return nil
 }
 
