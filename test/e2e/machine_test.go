@@ -241,6 +241,7 @@ func TestComesUpByItself(t *testing.T) {
 	w.must(w.bin, "stamp", w.golden, w.site(0, lab.Site{NodeName: "edge1"}), "--output", image)
 	vm := w.start(lab.VMConfig{Name: "edge1", Image: image, Watchdog: true})
 	node := w.ready(vm, nil)
+	w.tellsEverywhere(vm)
 	t.Logf("watchdog: %s", w.mustOnNode(vm, "journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog"))
 	mark := vm.Serial.Mark()
 	// Without systemd nobody feeds the watchdog.
@@ -258,6 +259,24 @@ func TestComesUpByItself(t *testing.T) {
 	t.Logf("what was repaired:\n%s", w.mustOnNode(vm, "cat /run/initramfs/fsck.log 2>/dev/null; journalctl -b --no-pager -o cat -u 'systemd-fsck*'"))
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
+}
+
+// tellsEverywhere looks at the places on the machine where first boot says how
+// it went; the serial console has been read already.
+func (w *world) tellsEverywhere(vm *lab.VM) {
+	w.t.Helper()
+	for _, place := range []struct{ name, script, want string }{
+		{"firstboot status", "firstboot status", `(?m)^result: +done$`},
+		{"firstboot status -o json", "firstboot status -o json", `"result": "done"`},
+		{"the journal", "journalctl --no-pager -o cat -u firstboot.service", `node edge1 is Ready`},
+		{"systemd's status", "systemctl show -P Result -P ExecMainStatus firstboot.service", `success\n0`},
+		{"the screen", "fold -w $(stty -F /dev/tty1 size | cut -d' ' -f2) /dev/vcs1", `edgebake: node edge1 is Ready`},
+	} {
+		out := w.mustOnNode(vm, place.script)
+		if !regexp.MustCompile(place.want).MatchString(out) {
+			w.t.Errorf("%s does not have %q:\n%s", place.name, place.want, out)
+		}
+	}
 }
 
 // readyAgain is ready for a later boot, which began at that mark of the
