@@ -56,7 +56,7 @@ type Probe struct {
 	Path    string
 	Headers map[string]string
 	Body    string
-	// Status, when set, are the only statuses that count as healthy.
+	// Status are more statuses that count as healthy.
 	Status []int
 }
 

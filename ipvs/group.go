@@ -33,6 +33,7 @@ type group struct {
 	dark     bool           // nobody is up for long: try every master ever named
 	members  map[netip.AddrPort]*member
 	names    map[string][]netip.Addr // last good answers of DNS
+	looked   bool                    // every name was looked up once
 	last     []netip.AddrPort        // real servers with weight, as they stand
 	hostsAt  netip.Addr              // what the hosts file says
 	// cert is the node's own, as it was at certTime.
@@ -42,6 +43,7 @@ type group struct {
 	changed  chan struct{} // something was observed
 	renew    chan struct{} // the list of masters may have changed
 	learnNow chan struct{} // the cluster's list is wanted soon
+	lookNow  chan struct{} // names are to be looked up soon
 	settled  chan struct{} // closed when every master had its first verdict
 	once     sync.Once
 	wg       sync.WaitGroup
@@ -63,7 +65,8 @@ const darkAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
 	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
-		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), learnNow: make(chan struct{}, 1), settled: make(chan struct{})}
+		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), learnNow: make(chan struct{}, 1),
+		lookNow: make(chan struct{}, 1), settled: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
@@ -73,12 +76,10 @@ func (g *group) run(ctx context.Context) {
 	g.loadCA()
 	g.loadLearned()
 	g.enlist(ctx)
-	if g.resolve(ctx) {
-		g.enlist(ctx)
-	}
+	g.wg.Go(func() { g.resolver(ctx) })
 	g.wg.Go(func() { g.learner(ctx) })
-	resolve := time.NewTimer(jitter(g.server.Profile.Resolve))
-	defer resolve.Stop()
+	look := time.NewTicker(darkAfter / 2)
+	defer look.Stop()
 	lit := time.Now() // when somebody was up last
 	for {
 		g.apply(ctx)
@@ -87,22 +88,47 @@ func (g *group) run(ctx context.Context) {
 			return
 		case <-g.changed:
 		case <-g.renew:
-			g.resolve(ctx)
 			g.enlist(ctx)
-		case <-resolve.C:
-			resolve.Reset(jitter(g.profile().Resolve))
-			changed := g.resolve(ctx)
+			poke(g.lookNow)
+		case <-look.C:
 			g.mu.Lock()
 			if g.count(Up) > 0 {
 				lit = time.Now()
 			}
 			dark := g.learned != nil && time.Since(lit) > darkAfter
-			changed = changed || dark != g.dark
+			changed := dark != g.dark
 			g.dark = dark
 			g.mu.Unlock()
 			if changed {
-				g.enlist(ctx)
+				poke(g.renew)
 			}
+		}
+	}
+}
+
+// resolver looks names up, at once, then now and then, when the list changed
+// and when a named master went down. It is beside run, since a look-up may take
+// long when the network is just what fails.
+func (g *group) resolver(ctx context.Context) {
+	for {
+		if g.resolve(ctx) {
+			g.enlist(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		g.mu.Lock()
+		first := !g.looked
+		g.looked = true
+		g.mu.Unlock()
+		if first {
+			poke(g.changed)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.lookNow:
+		case <-time.After(jitter(g.profile().Resolve)):
 		}
 	}
 }
@@ -393,6 +419,9 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 		}
 		g.d.logf("%s: master %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
 		poke(g.changed)
+		if named := m.name != a.Addr().String(); named && before == Up {
+			poke(g.lookNow) // its name may be somewhere else by now
+		}
 	}
 	return m.health.State, m.health.Doubted()
 }
@@ -407,7 +436,7 @@ func (g *group) apply(ctx context.Context) {
 		candidates = append(candidates, Candidate{a, m.health.State})
 		via = append(via, a.Addr())
 	}
-	settled := len(candidates) > 0 && g.count(Unknown) == 0
+	settled := g.looked && len(candidates) > 0 && g.count(Unknown) == 0
 	slices.SortFunc(candidates, func(a, b Candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := Choose(candidates, g.last)

@@ -23,8 +23,11 @@ const (
 	learnPath = "/api/v1/namespaces/kube-public/configmaps/edgebake-masters"
 	learnKey  = "masters"
 	// kubeletCert is the node's own client certificate and key.
-	kubeletCert = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+	kubeletCert = KubeletPKI + "/kubelet-client-current.pem"
 )
+
+// KubeletPKI is where kubelet keeps its certificates.
+const KubeletPKI = "/var/lib/kubelet/pki"
 
 // learnedVersion is the version of learnedFile.
 const learnedVersion = 1

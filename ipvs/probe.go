@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -78,7 +79,7 @@ func (w *watcher) run(ctx context.Context) {
 		if l == nil {
 			var class Class
 			var err error
-			l, class, err = w.dial(ctx, w.dialTimeout())
+			l, class, err = w.dial(ctx, w.dialTimeout(), nil)
 			if ctx.Err() != nil {
 				break
 			}
@@ -136,8 +137,9 @@ func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// dial connects and classes a failure.
-func (w *watcher) dial(ctx context.Context, timeout time.Duration) (*link, Class, error) {
+// dial connects and classes a failure. heard, if given, is set as soon as the
+// master's program says anything.
+func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic.Bool) (*link, Class, error) {
 	select {
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
@@ -146,6 +148,7 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration) (*link, Class
 	}
 	w.count(countDial)
 	t := w.target()
+	t.heard = heard
 	dctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	l, err := dialLink(dctx, t, bodyLimit)
@@ -192,7 +195,8 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 	var asked time.Time    // when the outstanding request was sent; zero if none
 	var answered time.Time // when the last answer came; zero if none did
 	leaving := false       // the server hangs up after the outstanding answer
-	var pinged bool        // a PING is outstanding
+	var pinged time.Time   // when the outstanding PING was sent; zero if none
+	wait := 2 * p.Tick     // for the answer to a PING
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -204,9 +208,12 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 		case e := <-l.events:
 			switch e.kind {
 			case evPong:
-				if pinged {
-					pinged = false
-					pingDue = time.Now().Add(jitter(p.Ping))
+				if !pinged.IsZero() {
+					now = time.Now()
+					// Near masters are doubted sooner than far ones.
+					wait = min(max(4*now.Sub(pinged), p.Tick), 2*p.Tick)
+					pinged = time.Time{}
+					pingDue = now.Add(jitter(p.Ping))
 				}
 				if asked.IsZero() && readyDue.After(time.Now()) {
 					continue
@@ -231,7 +238,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 				if asked.IsZero() {
 					continue
 				}
-				asked, pinged = time.Time{}, false
+				asked, pinged = time.Time{}, time.Time{}
 				state, doubted := w.observe(l.target.probe.judge(e, l.skew), nil)
 				now = time.Now()
 				switch {
@@ -255,12 +262,13 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 		switch {
 		case l.exhausted():
 			return nil
-		case pinged && !now.Before(pingDue):
+		case !pinged.IsZero() && !now.Before(pingDue):
 			next, ok := w.doubt(ctx, l)
 			if !ok || next != l {
 				return next
 			}
-			pinged = false
+			pinged = time.Time{}
+			wait = 2 * p.Tick
 			now = time.Now()
 			pingDue = now.Add(jitter(p.Ping))
 			readyDue = now // clears what the rounds counted
@@ -282,17 +290,17 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 			}
 			asked = now
 		}
-		if !pinged && !now.Before(pingDue) && (l.h2 || asked.IsZero()) {
+		if pinged.IsZero() && !now.Before(pingDue) && (l.h2 || asked.IsZero()) {
 			w.count(countPing)
 			if err := l.ping(); err != nil {
 				w.observe(Closed, err)
 				return nil
 			}
-			pinged = true
+			pinged = now
 			if !l.h2 {
 				asked = now
 			}
-			pingDue = now.Add(2 * p.Tick)
+			pingDue = now.Add(wait)
 		}
 		wake := pingDue
 		if asked.IsZero() {
@@ -309,8 +317,9 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 // doubt decides between a slow master and a dead one: PINGs go on over the
 // held connection, where each new packet also helps TCP to recover lost ones,
 // and every tick tries a fresh connection. Each round without any sign of
-// life counts as one failed probe. ok is false when the master has to be
-// dialled anew.
+// life counts as one failed probe; a fresh connection on which the master
+// began to answer excuses one round, as many times as it takes to fall. ok is
+// false when the master has to be dialled anew.
 func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	type outcome struct {
 		l     *link
@@ -319,8 +328,9 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	fresh := make(chan outcome, w.fall*w.profile.Ticks)
+	fresh := make(chan outcome, 2*w.fall*w.profile.Ticks)
 	pending := 0
+	var heard []*atomic.Bool
 	defer func() { // whoever comes too late is closed
 		cancel()
 		go func(n int) {
@@ -333,15 +343,17 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	}()
 	tick := time.NewTicker(w.profile.Tick)
 	defer tick.Stop()
-	for range w.fall {
+	for failed, excused := 0, 0; failed < w.fall; {
 		class, cause := Timeout, error(nil)
 	round:
 		for range w.profile.Ticks - 1 {
 			// One in each tick: where a fifth of all packets is lost, a single
 			// one does not get through in time often enough.
 			pending++
+			sign := new(atomic.Bool)
+			heard = append(heard, sign)
 			go func() {
-				l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond))
+				l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond), sign)
 				fresh <- outcome{l, class, err}
 			}()
 			if l.h2 {
@@ -386,6 +398,12 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 				break
 			}
 		}
+		if i := slices.IndexFunc(heard, (*atomic.Bool).Load); i >= 0 && class == Timeout && excused < w.fall {
+			heard = slices.Delete(heard, i, i+1)
+			excused++
+			continue
+		}
+		failed++
 		if s, _ := w.observe(class, cause); s == Down {
 			return nil, false
 		}
@@ -401,10 +419,7 @@ const shutdownMark = "[-]shutdown"
 func (p *Probe) judge(e event, skew skew) Class {
 	alive := OK
 	switch {
-	case len(p.Status) > 0:
-		if !slices.Contains(p.Status, e.status) {
-			return ServerError
-		}
+	case slices.Contains(p.Status, e.status):
 	case e.status == 401 || e.status == 403 || e.status == 429:
 		alive = Guarded
 	case e.status >= 200 && e.status < 400:

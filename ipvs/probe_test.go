@@ -221,12 +221,17 @@ type sensed struct {
 
 func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
 	t.Helper()
+	return senseBy(t, m, p, r, Probe{Method: "GET", Path: "/readyz"})
+}
+
+func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sensed {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{})}
 	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes),
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
-				probe: Probe{Method: "GET", Path: "/readyz"}, roots: r, dial: m.dial}
+				probe: probe, roots: r, dial: m.dial}
 		},
 		observe: func(c Class, err error) (State, bool) {
 			s.mu.Lock()
@@ -282,8 +287,8 @@ func TestSensing(t *testing.T) {
 		class  string
 	}{
 		{"kill", (*fakeMaster).kill, func(m *fakeMaster) { m.dead.Store(false) }, 0, "connection refused"},
-		{"hang", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, 2300 * time.Millisecond, "no answer"},
-		{"drop", func(m *fakeMaster) { m.gone.Store(true) }, func(m *fakeMaster) { m.gone.Store(false) }, 2300 * time.Millisecond, "no answer"},
+		{"hang", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, 2200 * time.Millisecond, "no answer"},
+		{"drop", func(m *fakeMaster) { m.gone.Store(true) }, func(m *fakeMaster) { m.gone.Store(false) }, 2200 * time.Millisecond, "no answer"},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			var worst time.Duration
@@ -406,6 +411,7 @@ func TestAnswersOfMasters(t *testing.T) {
 		date   string
 		noCA   bool
 		plain  bool
+		extra  int // --health-status
 		want   State
 		class  Class
 	}{
@@ -416,6 +422,8 @@ func TestAnswersOfMasters(t *testing.T) {
 		{name: "too many", status: 429, want: Up, class: Guarded},
 		{name: "unavailable", status: 503, want: Down, class: ServerError},
 		{name: "not found", status: 404, want: Down, class: ServerError},
+		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, class: OK},
+		{name: "ready, beside what else is healthy", extra: 503, want: Up, class: OK},
 		{name: "draining", status: 500, body: drain, want: Draining, class: Draining503},
 		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: Identity},
 		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: Identity},
@@ -442,7 +450,11 @@ func TestAnswersOfMasters(t *testing.T) {
 				if tt.noCA {
 					r = nil
 				}
-				s := sense(t, m, LAN(), r)
+				probe := Probe{Method: "GET", Path: "/readyz"}
+				if tt.extra != 0 {
+					probe.Status = []int{tt.extra}
+				}
+				s := senseBy(t, m, LAN(), r, probe)
 				defer s.stop(m)
 				time.Sleep(10 * time.Second)
 				s.mu.Lock()

@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,7 +46,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.mode, "mode", "route", "route or link; both give a local route")
 	f.BoolVar(&c.runOnce, "run-once", false, "put everything right once and return")
 	f.BoolVarP(&c.clean, "clean", "C", false, "remove the virtual server and return")
-	f.DurationVar(&c.interval, "interval", 0, "pause between health requests (default by profile)")
+	f.Var((*seconds)(&c.interval), "interval", "pause between health requests, such as 5s; a bare number is seconds (default by profile)")
 	f.StringVar(&c.ip, "ip", "", "source address of the local route (default: the one that reaches the masters)")
 	f.StringVar(&c.mark, "masqueradebit", "0", "accepted and not needed: nothing has to be masqueraded")
 	f.StringVar(&c.path, "health-path", ipvs.DefaultPath, "path of the health request")
@@ -52,7 +54,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.method, "health-req-method", "GET", "method of the health request")
 	f.StringToStringVar(&c.headers, "health-req-headers", nil, "headers of the health request")
 	f.StringVar(&c.body, "health-req-body", "", "body of the health request")
-	f.IntSliceVar(&c.status, "health-status", nil, "statuses that count as healthy (default: below 400, and 401, 403, 429)")
+	f.IntSliceVar(&c.status, "health-status", nil, "more statuses that count as healthy, besides those below 400 and 401, 403, 429")
 	f.BoolVar(&c.insecure, "health-insecure-skip-verify", false, "unsafe: send traffic to masters whose certificate is not verified")
 	f.DurationVar(&c.timeout, "health-timeout", 0, "how long the answer to a health request may take (default by profile)")
 	f.StringVar(&c.caFile, "ca-file", ondisk.KubeCA, "the cluster's CA; until it exists masters are not verified")
@@ -62,6 +64,29 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.metrics, "metrics", "", "loopback address for Prometheus; empty: none")
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
 }
+
+// seconds is a duration that may be written as lvscare takes it, as a bare
+// number of seconds.
+type seconds time.Duration
+
+func (s *seconds) Set(text string) error {
+	if n, err := strconv.Atoi(text); err == nil {
+		*s = seconds(time.Duration(n) * time.Second)
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	*s = seconds(d)
+	return err
+}
+
+func (s *seconds) String() string {
+	if *s == 0 {
+		return "" // no default to be shown
+	}
+	return time.Duration(*s).String()
+}
+
+func (*seconds) Type() string { return "duration" }
 
 // server makes the virtual server of the flags. All problems come at once.
 func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
@@ -206,7 +231,7 @@ func staticPodCommand(stdout io.Writer) *command {
 					args = append(args, "--"+flag.Name+"="+strings.Trim(flag.Value.String(), "[]"))
 				}
 			})
-			_, err = io.WriteString(stdout, staticPod(name, image, args, c.caFile, c.host != ""))
+			_, err = io.WriteString(stdout, staticPod(name, image, args, c))
 			return err
 		},
 	}
@@ -214,7 +239,7 @@ func staticPodCommand(stdout io.Writer) *command {
 
 // staticPod writes the manifest. Strings are quoted as JSON is, which YAML
 // understands.
-func staticPod(name, image string, args []string, caFile string, hosts bool) string {
+func staticPod(name, image string, args []string, c *careFlags) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1
 kind: Pod
@@ -240,11 +265,14 @@ spec:
 	}
 	mounts := []mount{
 		{"modules", "/lib/modules", "Directory", true},
-		{"ca", caFile[:max(strings.LastIndexByte(caFile, '/'), 1)], "DirectoryOrCreate", true},
-		{"run", runDir, "DirectoryOrCreate", false},
+		{"ca", filepath.Dir(c.caFile), "DirectoryOrCreate", true},
+		// kubelet's certificate: whoever shows none is hung up on by a
+		// kube-apiserver after every answer.
+		{"kubelet", ipvs.KubeletPKI, "DirectoryOrCreate", true},
+		{"run", c.run, "DirectoryOrCreate", false},
 	}
-	if hosts {
-		mounts = append(mounts, mount{"hosts", hostsFile, "File", false})
+	if c.host != "" {
+		mounts = append(mounts, mount{"hosts", c.hosts, "File", false})
 	}
 	b.WriteString("    securityContext:\n      privileged: true\n    volumeMounts:\n")
 	for _, m := range mounts {

@@ -120,7 +120,7 @@ func runCommand(stderr io.Writer) *command {
 	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "folder for the list learned from the cluster")
 	f.StringVar(&opt.RunDir, "run-dir", runDir, "folder in which is noted what was made")
 	f.StringVar(&opt.Metrics, "metrics", metricsAddr, "loopback address for Prometheus; empty: none")
-	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key with which the cluster's list is read (default kubelet's)")
+	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key that are shown to masters (default kubelet's)")
 	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "pause between readings of the cluster's list (default by profile)")
 	f.BoolVar(&opt.Once, "run-once", false, "put everything right once and return")
 	return &command{

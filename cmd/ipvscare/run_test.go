@@ -108,6 +108,11 @@ func TestLvscareFlags(t *testing.T) {
 	check("run once", c.runOnce, true)
 	check("scheduler", s.Scheduler, "sh") // a flag is worth more
 	check("verified", s.Probe.Unsafe, false)
+	env = map[string]string{"CARE_INTERVAL": "7"} // as lvscare takes it, too
+	if err := fromEnvironment(f, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err != nil || c.interval != 7*time.Second {
+		t.Errorf("interval %s, %v", c.interval, err)
+	}
+	f.Lookup("interval").Changed = false
 	env = map[string]string{"CARE_INTERVAL": "soon"}
 	if err := fromEnvironment(f, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err == nil || !strings.Contains(err.Error(), "CARE_INTERVAL=soon") {
 		t.Errorf("got %v", err)
@@ -145,7 +150,7 @@ func TestStaticPod(t *testing.T) {
 		t.Fatalf("%+v", pod)
 	}
 	c := pod.Spec.Containers[0]
-	if c.Image != "a/b:1" || !c.Security.Privileged || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 4 {
+	if c.Image != "a/b:1" || !c.Security.Privileged || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 5 {
 		t.Errorf("%+v", c)
 	}
 	// What it says is understood by care.

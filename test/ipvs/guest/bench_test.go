@@ -7,8 +7,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,15 +21,67 @@ import (
 // The measurements print lines that begin with RESULT; test/bench/ipvs makes
 // a table of them. They run when GUEST_BENCH names how many runs.
 
-// keepalived starts the rival on the node, with the same local route, and
-// returns when all masters serve. The values of the checker are lvscare's
-// defaults or tuned to one second.
-func (n *machine) keepalived(tuned bool) {
-	n.l.t.Helper()
-	delay, timeout, retry := 5, 10, "retry 0"
-	if tuned {
-		delay, timeout, retry = 1, 1, "retry 1\n      delay_before_retry 0.5"
+// tool is one of those that are compared, on a node of its own.
+type tool struct {
+	name  string
+	start func(n *machine)
+	n     *machine
+	// probes is how many requests a day it makes to each master by its
+	// configuration; 0 where they are counted.
+	probes int
+}
+
+// care and metered are ipvscare's profiles.
+func care(n *machine) {
+	n.configure(n.l.virtual())
+	n.care()
+}
+
+func metered(n *machine) {
+	v := n.l.virtual()
+	v.Profile = "metered"
+	n.configure(v)
+	n.care()
+}
+
+// rivals are those that GUEST_RIVALS names.
+func rivals() []tool {
+	var chosen []tool
+	for _, r := range []tool{
+		{name: "keepalived-1s", start: func(n *machine) { n.keepalived(1, 1, "retry 1\n      delay_before_retry 0.5") }, probes: 86400},
+		{name: "keepalived-5s-10s", start: func(n *machine) { n.keepalived(5, 10, "retry 0") }, probes: 86400 / 5},
+		{name: "lvscare-1s", start: func(n *machine) { n.lvscare("1s", "1s") }, probes: 86400},
+		{name: "lvscare-5s-10s", start: func(n *machine) { n.lvscare("5s", "10s") }, probes: 86400 / 5},
+	} {
+		if slices.Contains(strings.Split(os.Getenv("GUEST_RIVALS"), ","), r.name) {
+			chosen = append(chosen, r)
+		}
 	}
+	return chosen
+}
+
+// settings are those that the rivals expect of somebody else.
+func (n *machine) settings() {
+	n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("1"), 0)) })
+}
+
+// lvscare starts it in route mode, its default; the sealos clusters that it
+// comes from give it the node's own address.
+func (n *machine) lvscare(interval, timeout string) {
+	n.l.t.Helper()
+	n.settings()
+	argv := []string{"/bin/lvscare", "care", "--vs", vip, "--mode", "route", "--ip", n.addr.String(), "--interval", interval, "--health-timeout", timeout}
+	for _, m := range n.l.masters {
+		argv = append(argv, "--rs", m.addr.String()+":6443")
+	}
+	n.journalled(n.command(argv...))
+	n.expect("m1 m2 m3")
+}
+
+// keepalived starts it with the same local route as ours, and returns when all
+// masters serve.
+func (n *machine) keepalived(delay, timeout int, retry string) {
+	n.l.t.Helper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "global_defs {\n  lvs_flush\n}\nvirtual_server 10.103.97.2 6443 {\n  delay_loop %d\n  lvs_sched rr\n  lvs_method NAT\n  protocol TCP\n", delay)
 	for _, m := range n.l.masters {
@@ -48,7 +102,7 @@ func (n *machine) keepalived(tuned bool) {
 	conf := n.dir + "/keepalived.conf"
 	check(os.WriteFile(conf, []byte(b.String()), 0o644))
 	n.must("/bin/ip", "route", "add", "local", "10.103.97.2", "dev", "lo", "table", "local", "src", n.addr.String())
-	n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("1"), 0)) })
+	n.settings()
 	n.journalled(n.command("/bin/keepalived", "-C", "-n", "-l", "-f", conf, "-p", n.dir+"/k.pid", "-c", n.dir+"/kc.pid"))
 	n.expect("m1 m2 m3")
 }
@@ -142,44 +196,40 @@ func (n *machine) metric(name string) int64 {
 	return 0
 }
 
+// compared starts the tools, each on a node of its own.
+func (l *lab) compared(tools []tool) {
+	for i := range tools {
+		tools[i].n = l.nodes[i]
+		tools[i].start(tools[i].n)
+	}
+	for _, t := range tools {
+		t.n.expect("m1 m2 m3")
+	}
+}
+
 // TestBench: the rivals side by side under the same fault.
 func TestBench(t *testing.T) {
 	runs := number(t, "GUEST_BENCH", 0)
 	if runs == 0 {
 		t.Skip("GUEST_BENCH is not set")
 	}
-	l := newLab(t, 3, 2)
-	n, rival := l.nodes[0], l.nodes[1]
-	n.configure(l.virtual())
-	n.care()
-	n.expect("m1 m2 m3")
-	tuned := os.Getenv("GUEST_RIVAL") != "defaults"
-	name := "keepalived-1s"
-	if !tuned {
-		name = "keepalived-5s-10s"
-	}
-	rival.keepalived(tuned)
-	settle := 5 * time.Second
-	if !tuned {
-		settle = 12 * time.Second
-	}
+	tools := append([]tool{{name: "ipvscare", start: care}}, rivals()...)
+	l := newLab(t, 3, len(tools))
+	l.compared(tools)
 	sets := []string{"m2 m3", "m1 m3", "m1 m2"}
-	tools := []struct {
-		name string
-		n    *machine
-	}{{"ipvscare", n}, {name, rival}}
 	for run := range runs {
 		for _, fault := range []string{"kill", "stop", "drop"} {
 			k := rand.IntN(3)
 			m := l.masters[k]
-			time.Sleep(time.Duration(rand.Int64N(int64(settle) / 2)))
+			// At any phase of anybody's period, five seconds at most.
+			time.Sleep(time.Duration(rand.Int64N(int64(5 * time.Second))))
 			var hammers []*hammer
 			watches := make([][]*watch, len(tools))
 			for i, tool := range tools {
 				for range 4 {
 					watches[i] = append(watches[i], tool.n.watch())
 				}
-				hammers = append(hammers, tool.n.hammer(40*time.Millisecond))
+				hammers = append(hammers, tool.n.hammer(40*time.Millisecond, 3*time.Second))
 			}
 			time.Sleep(300 * time.Millisecond)
 			at := time.Now()
@@ -191,25 +241,30 @@ func TestBench(t *testing.T) {
 			case "drop":
 				m.netem(100, 0)
 			}
-			eventually(t, "both took the master out", func() bool {
-				return n.serving() == sets[k] && rival.serving() == sets[k]
-			})
-			time.Sleep(time.Second)
+			var wg sync.WaitGroup
 			for i, tool := range tools {
-				last, failed, ok := hammers[i].end(at)
-				wrong, broke := 0, -time.Millisecond // never
-				for _, w := range watches[i] {
-					switch b := w.brokenAt(); {
-					case w.master != m.name && !b.IsZero():
-						wrong++
-					case w.master == m.name && !b.IsZero():
-						broke = max(broke, b.Sub(at))
+				wg.Go(func() {
+					for end := at.Add(patience); tool.n.serving() != sets[k] && time.Now().Before(end); {
+						time.Sleep(10 * time.Millisecond)
 					}
-					w.close()
-				}
-				t.Logf("RESULT fault run=%d tool=%s fault=%s last_ms=%d failed=%d ok=%d watch_ms=%d wrong=%d",
-					run, tool.name, fault, last.Milliseconds(), failed, ok, broke.Milliseconds(), wrong)
+					removed := time.Since(at)
+					time.Sleep(time.Second)
+					last, failed, ok := hammers[i].end(at)
+					wrong, broke := 0, -time.Millisecond // never
+					for _, w := range watches[i] {
+						switch b := w.brokenAt(); {
+						case w.master != m.name && !b.IsZero():
+							wrong++
+						case w.master == m.name && !b.IsZero():
+							broke = max(broke, b.Sub(at))
+						}
+						w.close()
+					}
+					t.Logf("RESULT fault run=%d tool=%s fault=%s removed_ms=%d last_ms=%d failed=%d ok=%d watch_ms=%d wrong=%d",
+						run, tool.name, fault, removed.Milliseconds(), last.Milliseconds(), failed, ok, broke.Milliseconds(), wrong)
+				})
 			}
+			wg.Wait()
 			switch fault {
 			case "kill":
 				m.serve()
@@ -226,44 +281,49 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestCost: what peace costs, side by side: processor, memory, wire.
+// TestCost: what peace costs, side by side at the same time: processor,
+// memory, wire.
 func TestCost(t *testing.T) {
 	secs := number(t, "GUEST_COST", 0)
 	if secs == 0 {
 		t.Skip("GUEST_COST is not set")
 	}
-	d := time.Duration(secs) * time.Second
-	l := newLab(t, 3, 3)
-	lan, metered, rival := l.nodes[0], l.nodes[1], l.nodes[2]
-	lan.configure(l.virtual())
-	lan.care()
-	v := l.virtual()
-	v.Profile = "metered"
-	metered.configure(v)
-	metered.care()
-	rival.keepalived(true)
-	time.Sleep(10 * time.Second)
-	for _, tool := range []struct {
-		name string
-		n    *machine
-	}{{"ipvscare-lan", lan}, {"ipvscare-metered", metered}, {"keepalived-1s", rival}} {
-		pids := family(tool.n.cmd.Process.Pid)
-		care := strings.HasPrefix(tool.name, "ipvscare")
-		var asked, pinged, dialled int64
-		if care {
-			asked, pinged, dialled = tool.n.metric("requests_total"), tool.n.metric("pings_total"), tool.n.metric("dials_total")
+	tools := append([]tool{{name: "ipvscare-lan", start: care}, {name: "ipvscare-metered", start: metered}}, rivals()...)
+	l := newLab(t, 3, len(tools))
+	l.compared(tools)
+	time.Sleep(20 * time.Second)
+	type sample struct {
+		wire                   uint64
+		cpu                    time.Duration
+		at                     time.Time
+		asked, pinged, dialled int64
+	}
+	take := func(tool tool) (s sample) {
+		if tool.probes == 0 {
+			s.asked, s.pinged, s.dialled = tool.n.metric("requests_total"), tool.n.metric("pings_total"), tool.n.metric("dials_total")
 		}
-		w0, c0, began := tool.n.wire(), cpu(pids), time.Now()
-		time.Sleep(d)
-		took := time.Since(began)
-		w, c := tool.n.wire()-w0, cpu(pids)-c0
-		if care {
-			asked, pinged, dialled = tool.n.metric("requests_total")-asked, tool.n.metric("pings_total")-pinged, tool.n.metric("dials_total")-dialled
+		s.wire, s.cpu, s.at = tool.n.wire(), cpu(family(tool.n.cmd.Process.Pid)), time.Now()
+		return s
+	}
+	var before []sample
+	for _, tool := range tools {
+		before = append(before, take(tool))
+	}
+	time.Sleep(time.Duration(secs) * time.Second)
+	for i, tool := range tools {
+		b, a := before[i], take(tool)
+		took := a.at.Sub(b.at)
+		perDay := func(x float64) int64 {
+			return int64(x / float64(len(l.masters)) * float64(24*time.Hour) / float64(took))
 		}
-		resident, _ := rss(pids)
-		perDay := func(x float64) int64 { return int64(x / 3 * float64(24*time.Hour) / float64(took)) }
+		requests := int64(tool.probes)
+		if requests == 0 {
+			requests = perDay(float64(a.asked - b.asked))
+		}
+		resident, _ := rss(family(tool.n.cmd.Process.Pid))
 		t.Logf("RESULT cost tool=%s seconds=%.0f cpu_ppm=%d rss_kb=%d bytes_day=%d requests_day=%d pings_day=%d dials=%d",
-			tool.name, took.Seconds(), c.Microseconds()*1000000/took.Microseconds(), resident, perDay(float64(w)), perDay(float64(asked)), perDay(float64(pinged)), dialled)
+			tool.name, took.Seconds(), (a.cpu-b.cpu).Microseconds()*1000000/took.Microseconds(), resident, perDay(float64(a.wire-b.wire)),
+			requests, perDay(float64(a.pinged-b.pinged)), a.dialled-b.dialled)
 	}
 }
 

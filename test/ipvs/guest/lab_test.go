@@ -498,7 +498,7 @@ type hammer struct {
 	wg     sync.WaitGroup
 }
 
-func (n *machine) hammer(every time.Duration) *hammer {
+func (n *machine) hammer(every, timeout time.Duration) *hammer {
 	h := &hammer{stop: make(chan struct{})}
 	h.wg.Go(func() {
 		tick := time.NewTicker(every)
@@ -511,7 +511,7 @@ func (n *machine) hammer(every time.Duration) *hammer {
 			}
 			h.wg.Go(func() {
 				began := time.Now()
-				c, _, err := n.ask(vip, 30*time.Second)
+				c, _, err := n.ask(vip, timeout)
 				if c != nil {
 					c.Close()
 				}

@@ -4,6 +4,7 @@ package guest
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -33,26 +34,45 @@ func number(t *testing.T, key string, few int) int {
 	return few
 }
 
-// TestLoss: a bad network alone removes nobody.
+// TestLoss: a bad network alone removes nobody. A second node has a good one:
+// what both of them remove at once, the emulated machine held up.
 func TestLoss(t *testing.T) {
-	l := newLab(t, 3, 1)
-	n := l.settle()
-	for _, m := range l.masters {
-		m.netem(20, 20*time.Millisecond) // each way
+	l := newLab(t, 3, 2)
+	bad, good := l.nodes[0], l.nodes[1]
+	for _, n := range l.nodes {
+		n.configure(l.virtual())
+		n.care()
 	}
+	for _, n := range l.nodes {
+		n.expect("m1 m2 m3")
+	}
+	bad.netem(20, 20*time.Millisecond) // each way
 	d := during(t, "GUEST_LOSS", 20*time.Second)
-	removed := 0
-	serving := "m1 m2 m3"
+	removals := map[*machine][]time.Time{}
+	serving := map[*machine]string{bad: "m1 m2 m3", good: "m1 m2 m3"}
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if got := n.serving(); got != serving {
-			t.Logf("serving %q", got)
-			if len(got) < len(serving) {
-				removed++
+		for _, n := range l.nodes {
+			got := n.serving()
+			if got == serving[n] {
+				continue
 			}
-			serving = got
+			t.Logf("%s serves %q", n.name, got)
+			if len(got) < len(serving[n]) {
+				removals[n] = append(removals[n], time.Now())
+			}
+			serving[n] = got
 		}
 	}
-	t.Logf("RESULT loss20 minutes=%.1f removed=%d", d.Minutes(), removed)
+	removed, heldUp := 0, 0
+	for _, at := range removals[bad] {
+		if slices.ContainsFunc(removals[good], func(o time.Time) bool { return at.Sub(o).Abs() < 5*time.Second }) {
+			heldUp++
+		} else {
+			removed++
+		}
+	}
+	t.Logf("RESULT loss20 minutes=%.1f removed=%d held_up=%d pings=%d dials=%d", d.Minutes(), removed, heldUp,
+		bad.metric("pings_total"), bad.metric("dials_total"))
 	if removed > 0 {
 		t.Errorf("%d false removals in %s", removed, d)
 	}

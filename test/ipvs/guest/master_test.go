@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -40,7 +41,7 @@ func masterMain() {
 	}
 	var requests atomic.Int64
 	mux := http.NewServeMux()
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+	readyz := func(w http.ResponseWriter, r *http.Request) {
 		requests.Add(1)
 		mode, _ := os.ReadFile(dir + "/mode")
 		switch m := strings.TrimSpace(string(mode)); m {
@@ -59,7 +60,9 @@ func masterMain() {
 		case "hang":
 			<-r.Context().Done()
 		}
-	})
+	}
+	mux.HandleFunc("/readyz", readyz)
+	mux.HandleFunc("/healthz", readyz) // which lvscare asks for
 	mux.HandleFunc("/watch", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, name)
 		w.(http.Flusher).Flush()
@@ -80,11 +83,12 @@ func masterMain() {
 		fmt.Println("master:", err)
 		os.Exit(1)
 	}
-	srv := &http.Server{Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}}
+	quiet := log.New(io.Discard, "", 0) // of handshakes that ipvscare gave up
+	srv := &http.Server{Handler: mux, ErrorLog: quiet, TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}}
 	tlsLn := &sniffer{Listener: ln, name: name, conns: make(chan net.Conn)}
 	plainLn := &sniffer{Listener: ln, conns: make(chan net.Conn)}
 	go tlsLn.run(plainLn.conns)
-	go (&http.Server{Handler: mux}).Serve(plainLn)
+	go (&http.Server{Handler: mux, ErrorLog: quiet}).Serve(plainLn)
 	os.WriteFile(dir+"/up", nil, 0o644)
 	fmt.Println("master:", srv.ServeTLS(tlsLn, "", ""))
 	os.Exit(1)

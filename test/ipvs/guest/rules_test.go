@@ -147,7 +147,7 @@ func TestLife(t *testing.T) {
 		for range 6 {
 			watches = append(watches, n.watch())
 		}
-		h := n.hammer(50 * time.Millisecond)
+		h := n.hammer(50*time.Millisecond, time.Minute)
 		began := time.Now()
 		for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			check(n.cmd.Process.Signal(s))

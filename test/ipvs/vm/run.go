@@ -23,6 +23,8 @@ type Options struct {
 	Timeout time.Duration
 	// Log gets everything that the guest says; may be nil.
 	Log io.Writer
+	// Extra are more programs for the guest's /bin, by name.
+	Extra map[string]string
 	// Dir holds what is built; it may be used again for the same binaries.
 	Dir string
 }
@@ -40,6 +42,9 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 	extra := map[string]string{
 		"init":         filepath.Join(o.Dir, "guest.test"),
 		"bin/ipvscare": filepath.Join(o.Dir, "ipvscare"),
+	}
+	for name, file := range o.Extra {
+		extra["bin/"+name] = file
 	}
 	for _, argv := range [][]string{
 		{"go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", extra["init"], "github.com/edgebake/edgebake/test/ipvs/guest"},
