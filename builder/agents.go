@@ -60,7 +60,7 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 	if given != "" {
 		sha, err := b.importFile(ctx, b.path(given), "")
 		if err != nil {
-			return "", fmt.Errorf("agents.%s: %w", name, err)
+			return "", fieldError("agents."+name, err)
 		}
 		return sha, nil
 	}
@@ -103,6 +103,10 @@ func sourceTree() (string, bool) {
 	}
 }
 
+// agentEnv are the settings that decide what compiling one of our programs
+// gives.
+var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
+
 func (b *build) compileAgent(ctx context.Context, name, src string) (string, error) {
 	s := b.step(name, "compiling from the source tree")
 	defer s.done()
@@ -112,9 +116,11 @@ func (b *build) compileAgent(ctx context.Context, name, src string) (string, err
 	}
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
+	// The Makefile's AGENT says the same: the programs beside edgebake and
+	// those compiled here must be the same bytes.
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
 	cmd.Dir = src
-	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+b.img.Arch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+	cmd.Env = append(append(os.Environ(), "GOARCH="+b.img.Arch), agentEnv...)
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said)
 	}

@@ -89,12 +89,10 @@ func checkOutput(out string, force bool) error {
 	if _, err := os.Lstat(out); err == nil && !force {
 		return fmt.Errorf("output %s exists; --force replaces it", out)
 	}
-	probe, err := os.CreateTemp(dir, ".edgebake-*")
-	if err != nil {
+	if err := disk.Writable(dir); err != nil {
 		return fmt.Errorf("output %s: %w", out, err)
 	}
-	probe.Close()
-	return os.Remove(probe.Name())
+	return nil
 }
 
 // composed is everything that will be on the disk.
@@ -137,6 +135,9 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	}
 	kernel, err := overlays.KernelVersion(base[0].Nodes)
 	if err != nil {
+		// Without a kernel nothing can be rendered; what else the base lacks
+		// is said now all the same.
+		_, err := checkTree(base[0].Nodes, b.Cache, b.img.Arch)
 		return nil, err
 	}
 	store, err := b.bakeImages(ctx, containerd)

@@ -195,7 +195,7 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return "", fmt.Errorf("reading %s: %w", path, err)
 	}
 	if want != "" && sha != want {
-		return "", fmt.Errorf("reading %s: %w", path, &fetch.DigestError{Want: want, Got: sha, Size: fi.Size()})
+		return "", fmt.Errorf("reading %s: %w; put the file there that is meant, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: fi.Size()})
 	}
 	return sha, nil
 }

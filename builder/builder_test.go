@@ -248,7 +248,7 @@ func TestBuildRefuses(t *testing.T) {
 		{name: "missing inputs, all of them", prep: func(dir string) error {
 			return errorsJoin(os.Remove(filepath.Join(dir, "programs/kubelet")), os.Remove(filepath.Join(dir, "programs/firstboot")),
 				os.Remove(filepath.Join(dir, "notes.txt")), os.RemoveAll(filepath.Join(dir, "overlay")), os.Remove(filepath.Join(dir, "base.tar")))
-		}, want: []string{"programs/kubelet", "agents.firstboot", "files[1].source", "overlays[0] (overlay)", "base.tar:"}},
+		}, want: []string{"programs/kubelet", "agents.firstboot", "files[1].source", "overlays[0].dir: ", "base.tar:"}},
 		{name: "wrong digest", edit: replace("file: base.tar", "file: base.tar\n    sha256: "+strings.Repeat("ab", 32)), want: []string{"base.tar:", "expected " + strings.Repeat("ab", 32)}},
 		{name: "archive cut short", prep: func(dir string) error {
 			return os.Truncate(filepath.Join(dir, "base.tar"), 5000)

@@ -231,14 +231,14 @@ func parseDpkgStatus(r io.Reader) ([]dpkgPackage, error) {
 	return out, nil
 }
 
-// keyringDigests returns the SHA-256 of each keyring and its absolute path.
+// keyrings returns the SHA-256 of each keyring and its absolute path.
 func (b *build) keyrings() (digests, paths []string, err error) {
 	var errs []error
 	for i, k := range b.img.Base.Debian.Keyrings {
 		p := b.path(k)
 		sum, err := fileDigest(p)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("base.debian.keyrings[%d]: %w", i, err))
+			errs = append(errs, fieldError(fmt.Sprintf("base.debian.keyrings[%d]", i), err))
 			continue
 		}
 		abs, err := filepath.Abs(p)

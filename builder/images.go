@@ -143,7 +143,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 func (b *build) pinOCI(ctx context.Context, i configs.ContainerImage) (images.Pinned, error) {
 	pinned, err := images.Resolve(ctx, b.Cache, []configs.ContainerImage{i}, b.imageOptions())
 	if err != nil {
-		return images.Pinned{}, fmt.Errorf("base.oci: %w", err)
+		return images.Pinned{}, fieldError("base.oci", err)
 	}
 	return pinned[0], nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/edgebake/edgebake/builder/disk"
@@ -50,7 +51,7 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 	case "mmdebstrap":
 		what = "making it with mmdebstrap: a minute, more on a slow line"
 	case "go":
-		what = "compiling: up to 3 minutes where Go never did it before"
+		what = "compiled by Go: up to 3 minutes the first time, then from the cache"
 	default:
 		what = "making it (" + in.Make + ")"
 	}
@@ -109,6 +110,21 @@ func (b *build) exportBase(path string) error {
 		return fmt.Errorf("exporting the base: %w", err)
 	}
 	return out.Commit()
+}
+
+// CheckFile tells, before long work begins, why a file could not be written
+// at its end: it is there already and must not be replaced, or its folder is
+// not to be written to.
+func CheckFile(path string, replace bool) error {
+	if fi, err := os.Lstat(path); err == nil {
+		switch {
+		case fi.IsDir():
+			return fmt.Errorf("%s is a folder; name a file", path)
+		case !replace:
+			return fmt.Errorf("%s exists; --force replaces it", path)
+		}
+	}
+	return disk.Writable(filepath.Dir(path))
 }
 
 // WriteFile writes a small file that appears under its name only when it is

@@ -83,7 +83,7 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 	var errs []error
 	for _, s := range sets {
 		if err := b.resolveSet(ctx, s); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", s.field, err))
+			errs = append(errs, fieldError(s.field, err))
 		}
 	}
 	if y := img.Yurthub; y != nil && y.Binary != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"syscall"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
@@ -63,7 +64,11 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	for _, part := range []func(context.Context) error{
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveImages, b.resolveOverlays, b.resolveFiles,
 	} {
-		errs = append(errs, part(ctx))
+		err := part(ctx)
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return nil, err // what follows would only say so again
+		}
+		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -149,14 +154,14 @@ func (b *build) fileSource(ctx context.Context, name, field string, src configs.
 	if src.File != "" {
 		sha, err := b.importFile(ctx, b.path(src.File), src.SHA256)
 		if err != nil {
-			return fmt.Errorf("%s: %w", field, err)
+			return fieldError(field, err)
 		}
 		b.add(name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
 		return nil
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
-		return fmt.Errorf("%s: %s has no sha256; give it, so that nobody can slip in another file", field, fetch.Redact(src.URL))
+		return fieldError(field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
 	}
 	b.add(name, in, layer, b.fetcher(name))
 	return nil
@@ -185,7 +190,7 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 		sha, _, err := b.Cache.Put(ctx, "", pr)
 		pr.CloseWithError(err)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("overlays[%d] (%s): %w", i, o.Dir, err))
+			errs = append(errs, fieldError(fmt.Sprintf("overlays[%d].dir", i), err))
 			continue
 		}
 		name := fmt.Sprintf("%s%d (%s)", overlayPrefix, i, o.Dir)
@@ -203,7 +208,7 @@ func (b *build) resolveFiles(ctx context.Context) error {
 		}
 		sha, err := b.importFile(ctx, b.path(f.Source), "")
 		if err != nil {
-			errs = append(errs, fmt.Errorf("files[%d].source: %w", i, err))
+			errs = append(errs, fieldError(fmt.Sprintf("files[%d].source", i), err))
 			continue
 		}
 		b.add(fileSrcPrefix+f.Source, plan.Input{File: f.Source, SHA256: sha}, nil, nil)
@@ -237,7 +242,7 @@ func diskSize(field, s string) (int64, error) {
 	}
 	n, err := configs.ParseSize(s)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", field, err)
+		return 0, fieldError(field, err)
 	}
 	const mib = 1 << 20
 	return (n + mib - 1) / mib * mib, nil

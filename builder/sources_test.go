@@ -288,6 +288,19 @@ func TestArchiveLacksProgram(t *testing.T) {
 	}
 }
 
+// TestAgentsAreCompiledAlike holds the Makefile to what compileAgent does: the
+// folder that edgebake is called in must not decide about the image.
+func TestAgentsAreCompiledAlike(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "AGENT := " + strings.Join(agentEnv, " ") + " go build -trimpath -buildvcs=false -ldflags='-s -w'\n"
+	if !strings.Contains(string(makefile), want) {
+		t.Errorf("the Makefile lacks %q", want)
+	}
+}
+
 func TestAgents(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)

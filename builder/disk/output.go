@@ -141,6 +141,15 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
+// Writable tells, before long work begins, whether a file can be made in dir.
+func Writable(dir string) error {
+	f, err := os.CreateTemp(dir, ".edgebake-*")
+	if err != nil {
+		return explainOpen(err, dir)
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
 // checkSpace says early that n bytes will not fit.
 func checkSpace(dir string, n int64) error {
 	var st unix.Statfs_t

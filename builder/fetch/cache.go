@@ -13,9 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/tree"
 	"golang.org/x/sys/unix"
@@ -30,11 +32,13 @@ import (
 //
 // A session's folder is locked for as long as its process lives; folders
 // that killed processes left behind are removed by whoever opens the cache
-// next.
+// next. A blob's modification time is when it was used last, exact to one
+// session: Prune goes by it.
 type Cache struct {
 	dir     string
 	session string
-	held    *os.File // the lock on session
+	held    *os.File  // the lock on session
+	started time.Time // when the session began, by the file system's clock
 }
 
 // Open makes the cache's folders below dir, where they are missing. Close
@@ -47,24 +51,25 @@ func Open(dir string) (*Cache, error) {
 		}
 	}
 	if err := c.newSession(); err != nil {
-		return nil, fmt.Errorf("opening cache %s: %w", dir, err)
+		return nil, fmt.Errorf("opening cache %s (--cache or EDGEBAKE_CACHE choose another): %w", dir, err)
 	}
 	return c, nil
 }
+
+// startedFile lies in a session's folder; its modification time is when the
+// session began.
+const startedFile = "started"
 
 // newSession sweeps what dead sessions left and makes a folder for this one.
 // The lock on tmp itself keeps a sweeper from taking a folder for dead that
 // is just being made.
 func (c *Cache) newSession() error {
 	tmp := filepath.Join(c.dir, "tmp")
-	all, err := os.Open(tmp)
+	unlock, err := lockDir(tmp, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
-	defer all.Close()
-	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("locking %s: %w", tmp, err)
-	}
+	defer unlock()
 	old, err := os.ReadDir(tmp)
 	if err != nil {
 		return err
@@ -86,7 +91,32 @@ func (c *Cache) newSession() error {
 	if c.held, err = os.Open(c.session); err != nil {
 		return err
 	}
-	return unix.Flock(int(c.held.Fd()), unix.LOCK_EX)
+	if err := unix.Flock(int(c.held.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	name := filepath.Join(c.session, startedFile)
+	if err := os.WriteFile(name, nil, 0o644); err != nil {
+		return err
+	}
+	fi, err := os.Stat(name)
+	if err != nil {
+		return err
+	}
+	c.started = fi.ModTime()
+	return nil
+}
+
+// lockDir takes a lock on a folder of the cache itself.
+func lockDir(dir string, how int) (func(), error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), how); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("locking %s: %w", dir, err)
+	}
+	return func() { f.Close() }, nil
 }
 
 // Close removes what is unfinished. Blobs stay.
@@ -106,17 +136,46 @@ func DefaultDir() (string, error) {
 	return filepath.Join(d, "edgebake"), nil
 }
 
+// Dir is the cache's folder.
+func (c *Cache) Dir() string { return c.dir }
+
 // BlobPath is where the blob with that SHA-256 (hex) is or would be.
 func (c *Cache) BlobPath(sha string) string { return filepath.Join(c.dir, "blobs", sha) }
 
-// Has reports whether the blob is there, complete.
+// Has reports whether the blob is there, complete. If it is, it stays for as
+// long as this session lasts.
 func (c *Cache) Has(sha string) bool {
-	_, err := os.Stat(c.BlobPath(sha))
-	return err == nil
+	p := c.BlobPath(sha)
+	fi, err := os.Stat(p)
+	if err != nil {
+		return false
+	}
+	if !fi.ModTime().Before(c.started) {
+		return true
+	}
+	// Used for the first time in this session: nobody may prune it between
+	// the look and the mark. Where marking is not ours to do, as with a blob
+	// that root put there, Prune knows by its owner.
+	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
+	if err != nil {
+		return false
+	}
+	defer unlock()
+	return !errors.Is(os.Chtimes(p, time.Time{}, c.markTime()), fs.ErrNotExist)
+}
+
+// markTime is the current time, and never one before the session began,
+// whatever the clock does: no byte of an image depends on it.
+func (c *Cache) markTime() time.Time {
+	if now := time.Now(); now.After(c.started) {
+		return now
+	}
+	return c.started
 }
 
 // OpenBlob opens a blob for reading.
 func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
+	c.Has(sha)
 	f, err := os.Open(c.BlobPath(sha))
 	if err != nil {
 		return nil, fmt.Errorf("opening cached blob %s: %w", sha, err)
@@ -141,7 +200,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 			os.Remove(f.Name())
 		}
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			err = fmt.Errorf("%w: the cache %s has no room left; remove it, or choose another with --cache", err, c.dir)
+			err = fmt.Errorf("%w: the cache %s has no room left; make some with `edgebake cache prune`, or choose another with --cache", err, c.dir)
 		}
 	}()
 	h := sha256.New()

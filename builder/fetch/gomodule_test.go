@@ -173,7 +173,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(left) > 0 {
+	if len(left) != 1 || left[0].Name() != startedFile {
 		t.Errorf("scratch files left: %v", left)
 	}
 	prog := filepath.Join(t.TempDir(), "hello")

@@ -219,6 +219,9 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 }
 
 // checkPath says what is wrong with a node's path.
+// packInside is the cure for paths that leave the tree.
+const packInside = "pack it again from inside its folder (tar -C FOLDER -cf FILE .)"
+
 func checkPath(p string) error {
 	switch {
 	case p == "":
@@ -226,11 +229,11 @@ func checkPath(p string) error {
 	case strings.ContainsRune(p, 0):
 		return fmt.Errorf("%q: name holds a zero byte", p)
 	case strings.HasPrefix(p, "/"):
-		return fmt.Errorf("%q: absolute path", p)
+		return fmt.Errorf("%q: absolute path; %s", p, packInside)
 	}
 	for c := range strings.SplitSeq(p, "/") {
 		if c == ".." {
-			return fmt.Errorf("%q: path leads out of the tree (..)", p)
+			return fmt.Errorf("%q: path leads out of the tree (..); %s", p, packInside)
 		}
 		if len(c) > 255 {
 			return fmt.Errorf("%q: name longer than 255 bytes", p)

@@ -208,7 +208,7 @@ func hasSparse(pax map[string]string) bool {
 func entryPath(name string) (string, error) {
 	p := strings.TrimRight(name, "/")
 	if p == "" && name != "" {
-		return "", fmt.Errorf("%q: absolute path", name)
+		return "", fmt.Errorf("%q: absolute path; %s", name, packInside)
 	}
 	for strings.HasPrefix(p, "./") {
 		p = strings.TrimLeft(p[2:], "/")

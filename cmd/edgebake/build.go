@@ -20,6 +20,8 @@ type source struct {
 	cache  string
 	lock   string
 	locked bool
+	name   string // of the Image document
+	data   []byte
 }
 
 func (f *source) flags(c *cobra.Command) {
@@ -30,14 +32,19 @@ func (f *source) flags(c *cobra.Command) {
 
 // open reads the Image and its lock, and opens the cache.
 func (f *source) open(s streams, image string) (*configs.Image, builder.Options, error) {
-	img, dir, err := readImage(s, image)
+	var err error
+	if f.data, err = readInput(s, image); err != nil {
+		return nil, builder.Options{}, err
+	}
+	f.name = image
+	img, err := configs.ParseImage(image, f.data)
 	if err != nil {
 		return nil, builder.Options{}, err
 	}
 	if f.lock == "" && image != "-" {
 		f.lock = strings.TrimSuffix(strings.TrimSuffix(image, ".yaml"), ".yml") + ".lock"
 	}
-	o := builder.Options{Dir: dir, Version: version(), Locked: f.locked}
+	o := builder.Options{Dir: dirOf(image), Version: version(), Locked: f.locked}
 	if f.lock != "" {
 		data, err := os.ReadFile(f.lock)
 		switch {
@@ -51,6 +58,37 @@ func (f *source) open(s streams, image string) (*configs.Image, builder.Options,
 	}
 	o.Cache, err = openCache(f.cache)
 	return img, o, err
+}
+
+// explain gives problems of what the Image names their place in it.
+func (f *source) explain(err error) error {
+	var out []error
+	for _, e := range builder.Each(err) {
+		var field *builder.FieldError
+		if errors.As(e, &field) {
+			p := configs.Problem{File: f.name, Path: field.Path, Msg: field.Err.Error()}
+			p.Line, p.Col = configs.Locate(f.name, f.data, field.Path)
+			e = configs.Problems{p}
+		}
+		out = append(out, e)
+	}
+	return errors.Join(out...)
+}
+
+// checkFiles finds out before a build what would go wrong at its end.
+func (f *source) checkFiles(exportBase string, force bool) error {
+	var errs []error
+	if f.lock != "" && !f.locked {
+		if err := builder.CheckFile(f.lock, true); err != nil {
+			errs = append(errs, fmt.Errorf("lock %s: %w (--lock names another place)", f.lock, err))
+		}
+	}
+	if exportBase != "" {
+		if err := builder.CheckFile(exportBase, force); err != nil {
+			errs = append(errs, fmt.Errorf("--export-base: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func newBuild(s streams) *cobra.Command {
@@ -94,12 +132,15 @@ What was fetched or made once comes from the cache. A name that ends in
 			if opts.Output == "" {
 				opts.Output = img.Name + ".raw"
 			}
+			if err := src.checkFiles(exportBase, o.Force); err != nil {
+				return err
+			}
 			show := newDisplay(s, asJSON)
 			opts.Events = show.event
 			res, err := builder.Build(c.Context(), img, opts)
 			show.close()
 			if err != nil {
-				return err
+				return src.explain(err)
 			}
 			if exportBase != "" {
 				opts.Events = nil
@@ -197,7 +238,7 @@ image, byte for byte.`,
 			defer o.Cache.Close()
 			p, err := builder.Resolve(c.Context(), img, o)
 			if err != nil {
-				return err
+				return src.explain(err)
 			}
 			out, err := p.Encode()
 			if err != nil {

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 
+	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
@@ -50,12 +51,14 @@ func run(ctx context.Context, args []string, s streams) int {
 		fmt.Fprintf(s.Err, "edgebake: %v\n", err)
 		return exitUsage
 	}
-	if problems, ok := err.(configs.Problems); ok {
-		// One a line and nothing before it, for editors to jump to.
-		fmt.Fprintln(s.Err, problems.Error())
-		return exitFailed
+	for _, e := range builder.Each(err) {
+		if problems, ok := e.(configs.Problems); ok {
+			// One a line and nothing before it, for editors to jump to.
+			fmt.Fprintln(s.Err, problems.Error())
+		} else {
+			fmt.Fprintf(s.Err, "edgebake: %v\n", e)
+		}
 	}
-	fmt.Fprintf(s.Err, "edgebake: %v\n", err)
 	return exitFailed
 }
 
@@ -88,7 +91,7 @@ that boots such an image joins the site's cluster by itself.`,
 	})
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newValidate(s), newInspect(s), newRender(s),
-		newBoot(s), newImages(s), newInit(s), newVersion(s),
+		newBoot(s), newImages(s), newInit(s), newCacheCommand(s), newVersion(s),
 	)
 	root.InitDefaultCompletionCmd()
 	return root
@@ -104,9 +107,11 @@ func args(low, high int, what string) cobra.PositionalArgs {
 	}
 }
 
+const cacheUsage = "folder of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache folder)"
+
 // cacheFlag adds --cache.
 func cacheFlag(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "cache", "", "folder of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache folder)")
+	c.Flags().StringVar(dir, "cache", "", cacheUsage)
 }
 
 func openCache(dir string) (*fetch.Cache, error) {
@@ -119,17 +124,8 @@ func openCache(dir string) (*fetch.Cache, error) {
 	return fetch.Open(dir)
 }
 
-// readImage reads an Image document; "-" is standard input, whose relative
-// paths start in the current folder.
-func readImage(s streams, name string) (img *configs.Image, dir string, err error) {
-	data, err := readInput(s, name)
-	if err != nil {
-		return nil, "", err
-	}
-	img, err = configs.ParseImage(name, data)
-	return img, dirOf(name), err
-}
-
+// dirOf is where a document's relative paths start; "-" is standard input,
+// whose paths start in the current folder.
 func dirOf(name string) string {
 	if name == "-" {
 		return "."

@@ -14,7 +14,6 @@ import (
 
 	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/spf13/cobra"
 )
 
 // cli runs the program in a folder of its own.
@@ -180,9 +179,12 @@ func TestBadImages(t *testing.T) {
 	}
 	c.project(nil)
 	c.run(0, "build", "image.yaml")
-	c.file("edge.yaml", site+"nodeType: edge\nvip: 10.103.97.2\n")
+	c.file("edge.yaml", site+"nodeType: edge\nnodePool: shops\narch: arm64\n")
 	c.run(1, "stamp", "tiny.raw", "edge.yaml")
-	c.want(c.err, "edge")
+	c.want(c.err, `cannot make a node of type "edge", only native`, "the site is for arm64, the image for amd64")
+	c.file("later.yaml", strings.Replace(site, "v1alpha1", "v2", 1))
+	c.run(1, "stamp", "tiny.raw", "later.yaml")
+	c.want(c.err, `later.yaml:1:13: apiVersion: "edgebake.io/v2" is not known`)
 	st, err := os.Stat("tiny.raw")
 	if err != nil {
 		t.Fatal(err)
@@ -250,46 +252,4 @@ func TestInterrupted(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-}
-
-// TestExamples runs the flags of every example past the parser: an example
-// that does not work is worse than none.
-func TestExamples(t *testing.T) {
-	root := newRoot(streams{In: strings.NewReader(""), Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
-	var visit func(*cobra.Command)
-	visit = func(c *cobra.Command) {
-		for _, sub := range c.Commands() {
-			visit(sub)
-		}
-		if c.Name() == "help" || c.Name() == "completion" || c.Parent() != nil && c.Parent().Name() == "completion" {
-			return
-		}
-		if strings.TrimSpace(c.Example) == "" {
-			t.Errorf("%s has no example", c.CommandPath())
-		}
-		for line := range strings.Lines(c.Example) {
-			line, _, _ = strings.Cut(line, "#")
-			words := strings.Fields(line)
-			if len(words) == 0 {
-				continue
-			}
-			if words[0] != "edgebake" {
-				t.Errorf("%s: example %q", c.CommandPath(), line)
-				continue
-			}
-			target, rest, err := newRoot(streams{}).Find(words[1:])
-			if err != nil || target.Name() != words[1] {
-				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
-				continue
-			}
-			if err := target.ParseFlags(rest); err != nil {
-				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
-				continue
-			}
-			if err := target.ValidateArgs(target.Flags().Args()); err != nil {
-				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
-			}
-		}
-	}
-	visit(root)
 }

@@ -35,7 +35,7 @@ FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written.`,
 				case errors.As(err, &p):
 					all = append(all, p...)
 				default:
-					all = append(all, configs.Problem{File: name, Msg: err.Error()})
+					all = append(all, configs.Problem{Msg: err.Error()})
 				}
 			}
 			return all.Err()
@@ -53,26 +53,39 @@ func validateFile(s streams, name string) error {
 		return err
 	}
 	if site, ok := doc.(*configs.Site); ok {
-		_, err = renderSite(name, site)
+		_, _, err = renderSite(name, data, site, "")
 	}
 	return err
 }
 
-// renderSite renders a Site for no machine in particular, with the Ignition
-// config it names.
-func renderSite(name string, site *configs.Site) ([]byte, error) {
-	var user []byte
-	if site.IgnitionFile != "" {
-		p := site.IgnitionFile
-		if !filepath.IsAbs(p) {
+// renderSite renders a Site for no machine in particular, together with the
+// Ignition config given, else the one that the Site names.
+func renderSite(name string, data []byte, site *configs.Site, ignition string) (rendered, user []byte, err error) {
+	p := ignition
+	if p == "" && site.IgnitionFile != "" {
+		if p = site.IgnitionFile; !filepath.IsAbs(p) {
 			p = filepath.Join(dirOf(name), p)
 		}
-		var err error
-		if user, err = os.ReadFile(p); err != nil {
-			return nil, fmt.Errorf("ignitionFile: %w", err)
+	}
+	if p != "" {
+		user, err = os.ReadFile(p)
+		switch {
+		case err != nil && ignition != "":
+			return nil, nil, fmt.Errorf("--ignition: %w", err)
+		case err != nil:
+			line, col := configs.Locate(name, data, "ignitionFile")
+			return nil, nil, configs.Problems{{File: name, Line: line, Col: col, Path: "ignitionFile", Msg: err.Error()}}
+		}
+		// Judged here under the name that the person knows it by; on the node
+		// it is config.ign.
+		if _, problems := configs.ParseIgnition(p, user); problems != nil {
+			return nil, nil, problems
 		}
 	}
-	return node.Render(site, node.Machine{}, user)
+	if rendered, err = node.Render(site, node.Machine{}, user); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return rendered, user, nil
 }
 
 func newRender(s streams) *cobra.Command {
@@ -99,9 +112,9 @@ join token.`,
 			if err != nil {
 				return err
 			}
-			out, err := renderSite(a[0], site)
+			out, _, err := renderSite(a[0], data, site, "")
 			if err != nil {
-				return fmt.Errorf("%s: %w", a[0], err)
+				return err
 			}
 			_, err = fmt.Fprintln(s.Out, strings.TrimRight(string(out), "\n"))
 			return err

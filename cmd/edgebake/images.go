@@ -35,7 +35,7 @@ images take unpacked is in NAME.report.json, beside a built image.`,
 			}
 			list, err := builder.Images(c.Context(), img, o)
 			if err != nil {
-				return err
+				return src.explain(err)
 			}
 			return printAs(s, output, list, func() {
 				fmt.Fprint(s.Out, images.Summary(list).Text("as they are shipped"))

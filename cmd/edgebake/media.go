@@ -2,15 +2,12 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
 )
 
@@ -60,27 +57,18 @@ func readSite(s streams, name, ignition string) (media.Site, error) {
 	if err != nil {
 		return media.Site{}, err
 	}
-	if ignition == "" && site.IgnitionFile != "" {
-		ignition = site.IgnitionFile
-		if !filepath.IsAbs(ignition) {
-			ignition = filepath.Join(dirOf(name), ignition)
-		}
-	}
 	out := media.Site{
 		Files:     map[string][]byte{},
 		Version:   strings.TrimPrefix(configs.APIVersion, "edgebake.io/"),
-		NodeTypes: []string{site.NodeType}, Organizations: site.Organizations,
-	}
-	var user []byte
-	if ignition != "" {
-		if user, err = os.ReadFile(ignition); err != nil {
-			return out, fmt.Errorf("reading the Ignition config: %w", err)
-		}
-		out.Files[ondisk.SlotIgnition] = user
+		NodeTypes: []string{site.NodeType}, Organizations: site.Organizations, Arch: site.Arch,
 	}
 	// What first boot would refuse is refused here, where somebody sees it.
-	if _, err := node.Render(site, node.Machine{}, user); err != nil {
-		return out, fmt.Errorf("%s: %w", name, err)
+	_, user, err := renderSite(name, data, site, ignition)
+	if err != nil {
+		return out, err
+	}
+	if user != nil {
+		out.Files[ondisk.SlotIgnition] = user
 	}
 	// On the node the config lies in the slot.
 	site.IgnitionFile = ""

@@ -1,0 +1,185 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// aged puts a blob that was used so long ago, and returns its name.
+func aged(t *testing.T, c *Cache, text string, ago time.Duration) string {
+	t.Helper()
+	sha, err := c.Make(t.Context(), text, func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	age(t, c, sha, ago)
+	return sha
+}
+
+func age(t *testing.T, c *Cache, sha string, ago time.Duration) {
+	t.Helper()
+	at := time.Now().Add(-ago)
+	if err := os.Chtimes(c.BlobPath(sha), at, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func prune(t *testing.T, c *Cache, l Limits) Pruned {
+	t.Helper()
+	p, err := c.Prune(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// there is what Has says without leaving the mark of a use.
+func there(c *Cache, sha string) bool {
+	_, err := os.Stat(c.BlobPath(sha))
+	return err == nil
+}
+
+func TestPrune(t *testing.T) {
+	const day = 24 * time.Hour
+	keep := func(n int64) *int64 { return &n }
+	// Blobs of 4, 3, 3 and 3 bytes, used ever longer ago.
+	for _, tt := range []struct {
+		name   string
+		limits Limits
+		want   string // blobs left
+	}{
+		{"no limit", Limits{}, "0123"},
+		{"age", Limits{UsedSince: time.Now().Add(-25 * day)}, "01"},
+		{"size", Limits{Keep: keep(10)}, "012"},
+		{"size, all fit", Limits{Keep: keep(13)}, "0123"},
+		{"size, nothing fits", Limits{Keep: keep(0)}, ""},
+		{"age and size", Limits{UsedSince: time.Now().Add(-25 * day), Keep: keep(4)}, "0"},
+		{"dry run", Limits{Keep: keep(0), DryRun: true}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			maker, err := Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var shas []string
+			for i, text := range []string{"four", "one", "two", "six"} {
+				shas = append(shas, aged(t, maker, text, time.Duration(i)*20*day))
+			}
+			if err := maker.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c := open(t, dir)
+			list, err := c.List()
+			if err != nil || len(list) != 4 || list[0].SHA256 != shas[0] || list[0].Size != 4 || list[3].SHA256 != shas[3] {
+				t.Fatalf("List: %+v, %v", list, err)
+			}
+			p := prune(t, c, tt.limits)
+			left := ""
+			for i, sha := range shas {
+				if there(c, sha) != (tt.limits.DryRun || strings.Contains(tt.want, fmt.Sprint(i))) {
+					t.Errorf("blob %d: there is %v", i, there(c, sha))
+				}
+				if _, err := os.Stat(filepath.Join(dir, "keys", sum([]byte([]string{"four", "one", "two", "six"}[i])))); (err == nil) != there(c, sha) {
+					t.Errorf("blob %d and its key: %v", i, err)
+				}
+				if strings.Contains(tt.want, fmt.Sprint(i)) {
+					left += fmt.Sprint(i)
+				}
+			}
+			if p.Left.Blobs != len(left) || p.Freed.Blobs != 4-len(left) || p.Left.Bytes+p.Freed.Bytes != 13 || p.InUse.Blobs != 0 {
+				t.Errorf("reported %+v", p)
+			}
+		})
+	}
+}
+
+// TestPruneBesideABuild prunes while another session is alive: what that one
+// has used stays, what it has not come to yet may go and is made again.
+func TestPruneBesideABuild(t *testing.T) {
+	dir := t.TempDir()
+	c := open(t, dir)
+	used, opened, idle := aged(t, c, "used", time.Hour), aged(t, c, "opened", time.Hour), aged(t, c, "idle", time.Hour)
+	running := open(t, dir)
+	if _, ok := running.Lookup("used"); !ok {
+		t.Fatal("a blob is not there")
+	}
+	f, err := running.OpenBlob(opened)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	none := int64(0)
+	p := prune(t, c, Limits{Keep: &none})
+	if p.InUse != (Amount{2, 10}) || p.Freed != (Amount{1, 4}) || !there(c, used) || !there(c, opened) || there(c, idle) {
+		t.Errorf("%+v", p)
+	}
+	if sha, err := running.Make(t.Context(), "idle", func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, "idle")
+		return err
+	}); err != nil || sha != idle || !there(c, idle) {
+		t.Errorf("made again: %s, %v", sha, err)
+	}
+	// Another user's session leaves no mark on this one's blobs.
+	other := session{started: time.Now().Add(time.Hour), owner: 12345}
+	if !other.mayUse(Stored{owner: 54321}) || other.mayUse(Stored{owner: 12345}) {
+		t.Error("the owner does not count")
+	}
+	if err := running.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if p := prune(t, c, Limits{Keep: &none}); p.Left.Blobs != 0 || p.Freed.Blobs != 3 {
+		t.Errorf("once the build has ended: %+v", p)
+	}
+}
+
+// TestPruneRaces has builds look for blobs while others prune: what Has
+// promised is there until the end.
+func TestPruneRaces(t *testing.T) {
+	dir := t.TempDir()
+	maker := open(t, dir)
+	var shas []string
+	for i := range 200 {
+		shas = append(shas, aged(t, maker, fmt.Sprint("blob ", i), time.Hour))
+	}
+	var wg sync.WaitGroup
+	begin := make(chan bool)
+	for i := range 4 {
+		c := open(t, dir)
+		wg.Go(func() {
+			<-begin
+			for n := range shas {
+				sha := shas[(n*(2*i+1))%len(shas)]
+				if !c.Has(sha) {
+					continue
+				}
+				if f, err := c.OpenBlob(sha); err != nil {
+					t.Errorf("promised and gone: %v", err)
+				} else {
+					f.Close()
+				}
+			}
+		})
+	}
+	pruner := open(t, dir)
+	wg.Go(func() {
+		<-begin
+		for _, keep := range []int64{1500, 1000, 500, 0} {
+			if _, err := pruner.Prune(Limits{Keep: &keep}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	close(begin)
+	wg.Wait()
+}

@@ -1,0 +1,52 @@
+package builder
+
+import (
+	"errors"
+	"strings"
+)
+
+// FieldError is a problem with what a field of the Image names. Path is the
+// field's, as configs.Problem has it, so that whoever has the document can
+// tell the line.
+type FieldError struct {
+	Path string
+	Err  error
+}
+
+func (e *FieldError) Error() string { return e.Path + ": " + e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// fieldError ties err to a field; where several errors are joined, each of
+// them.
+func fieldError(path string, err error) error {
+	var errs []error
+	for _, e := range Each(err) {
+		errs = append(errs, &FieldError{path, e})
+	}
+	return errors.Join(errs...)
+}
+
+// Each takes joined errors apart.
+func Each(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		if err == nil {
+			return nil
+		}
+		return []error{err}
+	}
+	parts := joined.Unwrap()
+	text := make([]string, len(parts))
+	for i, p := range parts {
+		text[i] = p.Error()
+	}
+	if strings.Join(text, "\n") != err.Error() {
+		return []error{err} // it has words of its own
+	}
+	var out []error
+	for _, p := range parts {
+		out = append(out, Each(p)...)
+	}
+	return out
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"archive/tar"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/buildtest"
+)
+
+// names lists a folder.
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+// TestBadInputsOfABuild wants each problem named with its place and its cure,
+// all of them at once, and nothing written.
+func TestBadInputsOfABuild(t *testing.T) {
+	without := func(parts ...string) []buildtest.Entry {
+		return slices.DeleteFunc(buildtest.Base(), func(e buildtest.Entry) bool {
+			return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(e.Name, p) })
+		})
+	}
+	for _, tt := range []struct {
+		name string
+		base []buildtest.Entry
+		edit func(string) string
+		prep func(t *testing.T, c *cli)
+		args []string
+		want []string
+	}{
+		{name: "files that are not there", prep: func(t *testing.T, c *cli) {
+			for _, f := range []string{"base.tar", "programs/kubelet", "programs/kubeadm", "programs/ipvscare", "notes.txt"} {
+				if err := os.Remove(f); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, want: []string{"image.yaml:6:5: base.tar: open base.tar: no such file", "image.yaml:10:5: kubernetes.source: open programs/kubelet",
+			"image.yaml:10:5: kubernetes.source: open programs/kubeadm", "agents.ipvscare: open programs/ipvscare", "files[1].source: open notes.txt"}},
+		{name: "a wrong digest", edit: func(s string) string {
+			return strings.Replace(s, "file: base.tar", "file: base.tar\n    sha256: "+strings.Repeat("ab", 32), 1)
+		}, want: []string{"image.yaml:6:5: base.tar: ", "expected " + strings.Repeat("ab", 32), "correct its sha256"}},
+		{name: "a base without kernel and systemd", base: without("vmlinuz", "systemd/systemd"),
+			want: []string{"the base has no kernel", "linux-image", "the base has no systemd", "systemd-sysv"}},
+		{name: "an archive that leads out", base: append(buildtest.Base(),
+			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "../up"}}, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "/abs"}}),
+			want: []string{`"../up": path leads out of the tree`, `"/abs": absolute path`, "tar -C FOLDER"}},
+		{name: "outputs that are there", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "mine") },
+			args: []string{"--export-base", "kept.tar"}, want: []string{"--export-base: kept.tar exists; --force replaces it"}},
+		{name: "no place for the lock", args: []string{"--lock", "no/where.lock", "--export-base", "no/base.tar"},
+			want: []string{"lock no/where.lock: ", "make folder no first", "--lock names another place", "--export-base: "}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCLI(t)
+			if tt.base == nil {
+				tt.base = buildtest.Base()
+			}
+			if err := buildtest.Write(c.dir, tt.base, tt.edit); err != nil {
+				t.Fatal(err)
+			}
+			if tt.prep != nil {
+				tt.prep(t, c)
+			}
+			before := names(t, c.dir)
+			c.run(1, append([]string{"build", "image.yaml"}, tt.args...)...)
+			c.want(c.err, tt.want...)
+			if after := names(t, c.dir); !slices.Equal(before, after) {
+				t.Errorf("there is %q now, there was %q", after, before)
+			}
+			if b, err := os.ReadFile("kept.tar"); err == nil && string(b) != "mine" {
+				t.Error("a file was replaced")
+			}
+		})
+	}
+}
+
+// TestBadIgnition wants an Ignition config's problems under the name that the
+// person gave it, from every command that reads a Site.
+func TestBadIgnition(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "build", "image.yaml")
+	c.file("site.yaml", site+"ignitionFile: mine.ign\n")
+	before := names(t, c.dir)
+	commands := [][]string{{"validate", "site.yaml"}, {"render", "--ignition", "site.yaml"}, {"stamp", "tiny.raw", "site.yaml"}}
+	for _, args := range commands {
+		c.run(1, args...)
+		c.want(c.err, "site.yaml:8:15: ignitionFile: open mine.ign: no such file")
+	}
+	for body, want := range map[string]string{
+		"{": "mine.ign: ",
+		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"etc/x"}]}}`:                                         "storage.files.0.path: path not absolute",
+		`{"ignition":{"version":"9.0.0"}}`:                                                                                "mine.ign: ignition.version must be one of 3.0.0 to 3.5.0",
+		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/x","contents":{"source":"http://127.0.0.1/y"}}]}}`: "must be inline (data:)",
+	} {
+		c.file("mine.ign", body)
+		for _, args := range append(commands, []string{"stamp", "tiny.raw", "site.yaml", "--ignition", "mine.ign", "--output", "new.raw"}) {
+			c.run(1, args...)
+			c.want(c.err, want, "mine.ign:")
+		}
+	}
+	if err := os.Remove("mine.ign"); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "stamp", "tiny.raw", "site.yaml", "--ignition", "mine.ign")
+	c.want(c.err, "--ignition: open mine.ign")
+	if after := names(t, c.dir); !slices.Equal(before, after) {
+		t.Errorf("there is %q now, there was %q", after, before)
+	}
+	c.run(0, "inspect", "tiny.raw")
+	c.want(c.out, "slot        golden")
+}
+
+// TestNoPermission is an ordinary user in folders of others.
+func TestNoPermission(t *testing.T) {
+	if dir := os.Getenv("EDGEBAKE_TEST_USER"); dir != "" {
+		asUser(t, dir)
+		return
+	}
+	c := newCLI(t)
+	c.project(nil)
+	c.file("site.yaml", site)
+	c.run(0, "build", "image.yaml", "--output", "other.raw", "--lock", "other.lock")
+	for _, d := range []string{"ro", "mine"} {
+		if err := os.Mkdir(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exe := filepath.Join(c.dir, "test")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("test", string(data))
+	// Everything can be read and nothing but "mine" written.
+	err = filepath.WalkDir(c.dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chmod(p, 0o555)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d := filepath.Dir(c.dir); d != filepath.Clean(os.TempDir()) && len(d) > 1; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod("mine", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Chmod(c.dir, 0o755); os.Chmod("ro", 0o755) })
+	before := names(t, c.dir)
+	cmd := exec.Command(exe, "-test.run", "^TestNoPermission$", "-test.v")
+	cmd.Env = append(os.Environ(), "EDGEBAKE_TEST_USER="+c.dir, "HOME=/nowhere")
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	if said, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	if after := names(t, c.dir); !slices.Equal(before, after) || len(names(t, "ro")) > 0 {
+		t.Errorf("there is %q now, there was %q", after, before)
+	}
+}
+
+// asUser is the part of TestNoPermission that runs as an ordinary user.
+func asUser(t *testing.T, dir string) {
+	c := &cli{t: t, dir: dir}
+	t.Chdir(dir)
+	cache := filepath.Join(dir, "mine", "cache")
+	build := func(args ...string) []string { return append([]string{"build", "image.yaml"}, args...) }
+	for _, tt := range []struct {
+		args  []string
+		cache string
+		want  []string
+	}{
+		{build("--output", "ro/x.raw", "--lock", "mine/lock"), cache, []string{"output ro/x.raw: ", "folder ro cannot be written by this user; write elsewhere"}},
+		{build("--output", "mine/x.raw"), cache, []string{"lock image.lock: ", "folder . cannot be written by this user", "--lock names another place"}},
+		{build("--output", "mine/x.raw", "--lock", "mine/lock", "--export-base", "ro/base.tar"), cache, []string{"--export-base: ", "folder ro cannot be written"}},
+		{build("--output", "mine/x.raw", "--lock", "mine/lock"), filepath.Join(dir, "ro", "cache"), []string{"opening cache", "--cache or EDGEBAKE_CACHE choose another"}},
+		{[]string{"stamp", "other.raw", "site.yaml"}, cache, []string{"other.raw: permission denied: stamping in place needs write permission; or name an output"}},
+		{[]string{"stamp", "other.raw", "site.yaml", "--output", "ro/new.raw"}, cache, []string{"folder ro cannot be written by this user"}},
+		{[]string{"init", "--dir", "ro"}, cache, []string{"folder ro cannot be written by this user"}},
+	} {
+		t.Setenv("EDGEBAKE_CACHE", tt.cache)
+		c.run(1, tt.args...)
+		c.want(c.err, tt.want...)
+	}
+	if got := fmt.Sprint(names(t, "mine")); got != "[cache]" {
+		t.Errorf("in the user's own folder there is %s", got)
+	}
+}

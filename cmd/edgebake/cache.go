@@ -1,0 +1,140 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/spf13/cobra"
+)
+
+func newCacheCommand(s streams) *cobra.Command {
+	var dir, output string
+	c := &cobra.Command{
+		Use:   "cache",
+		Short: "Tell how much the cache of inputs holds, and make room",
+		Long: `Cache tells how much fetched and made inputs take, and how long ago builds used
+them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`,
+		Example: `  edgebake cache
+  edgebake cache --output json
+  edgebake cache prune --older-than 720h`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cache, err := openCache(dir)
+			if err != nil {
+				return err
+			}
+			defer cache.Close()
+			blobs, err := cache.List()
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Dir   string         `json:"dir"`
+				Bytes int64          `json:"bytes"`
+				Blobs []fetch.Stored `json:"blobs"`
+			}{Dir: cache.Dir(), Blobs: blobs}
+			for _, b := range blobs {
+				v.Bytes += b.Size
+			}
+			return printAs(s, output, v, func() {
+				fmt.Fprintf(s.Out, "%s: %s in %d inputs\n", v.Dir, humanSize(v.Bytes), len(blobs))
+				printAges(s, blobs, time.Now())
+			})
+		},
+	}
+	c.PersistentFlags().StringVar(&dir, "cache", "", cacheUsage)
+	outputFlag(c, &output)
+	c.AddCommand(newPrune(s, &dir))
+	return c
+}
+
+// printAges sums blobs up by when they were used last.
+func printAges(s streams, blobs []fetch.Stored, now time.Time) {
+	const day = 24 * time.Hour
+	from := time.Duration(0)
+	for _, to := range []struct {
+		name string
+		age  time.Duration
+	}{{"in the last day", day}, {"in the last week", 7 * day}, {"in the last 30 days", 30 * day}, {"longer ago", 1<<63 - 1}} {
+		n, size := 0, int64(0)
+		for _, b := range blobs {
+			if age := max(0, now.Sub(b.Used)); age >= from && age < to.age {
+				n++
+				size += b.Size
+			}
+		}
+		if n > 0 {
+			fmt.Fprintf(s.Out, "  used %-20s %9s in %d\n", to.name, humanSize(size), n)
+		}
+		from = to.age
+	}
+}
+
+func newPrune(s streams, dir *string) *cobra.Command {
+	var (
+		olderThan time.Duration
+		keep      string
+		limits    fetch.Limits
+	)
+	c := &cobra.Command{
+		Use:   "prune",
+		Short: "Take what was not used lately out of the cache",
+		Long: `Prune takes inputs out of the cache that no build has used for some time, or
+those used longest ago until the rest fits a size; with both, whatever either
+says. It may run beside builds: what they are using stays. What is gone is
+fetched or made again when a build asks for it.
+
+A base that Debian's archive would make differently by now cannot be made
+again: export it first (edgebake build --export-base) where a lock pins it.`,
+		Example: `  edgebake cache prune --older-than 720h     # not used for 30 days
+  edgebake cache prune --keep 10GiB
+  edgebake cache prune --keep 10GiB --dry-run`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			given := c.Flags().Changed
+			if !given("older-than") && !given("keep") {
+				return usageError{errors.New("say what may go: --older-than TIME (as 720h), --keep SIZE (as 10GiB), or both")}
+			}
+			if given("older-than") {
+				if olderThan < 0 {
+					return usageError{fmt.Errorf("--older-than %s: want a time that has passed, as 720h", olderThan)}
+				}
+				limits.UsedSince = time.Now().Add(-olderThan)
+			}
+			if given("keep") {
+				n, err := configs.ParseSize(keep)
+				if keep == "0" {
+					n, err = 0, nil
+				}
+				if err != nil {
+					return usageError{fmt.Errorf("--keep: %w", err)}
+				}
+				limits.Keep = &n
+			}
+			cache, err := openCache(*dir)
+			if err != nil {
+				return err
+			}
+			defer cache.Close()
+			p, err := cache.Prune(limits)
+			verb := "freed"
+			if limits.DryRun {
+				verb = "would free"
+			}
+			fmt.Fprintf(s.Out, "%s %s in %d inputs; %s in %d stay in %s\n", verb,
+				humanSize(p.Freed.Bytes), p.Freed.Blobs, humanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
+			if p.InUse.Blobs > 0 {
+				fmt.Fprintf(s.Out, "%s in %d of them should go, but a build that is running may need them\n", humanSize(p.InUse.Bytes), p.InUse.Blobs)
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.DurationVar(&olderThan, "older-than", 0, "take away what no build has used for so long, as 720h")
+	f.StringVar(&keep, "keep", "", "keep no more than this, as 10GiB (0: nothing); what was used longest ago goes first")
+	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
+	return c
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/spf13/cobra"
+)
+
+// examples calls do with each line of each command's examples, in words.
+func examples(t *testing.T, do func(path string, words []string)) {
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+		if c.Name() == "help" || c.Name() == "completion" || c.Parent() != nil && c.Parent().Name() == "completion" {
+			return
+		}
+		if strings.TrimSpace(c.Example) == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Example) {
+			line, _, _ = strings.Cut(line, "#")
+			words := strings.Fields(line)
+			if len(words) == 0 {
+				continue
+			}
+			if words[0] != "edgebake" {
+				t.Errorf("%s: example %q", c.CommandPath(), line)
+				continue
+			}
+			do(c.CommandPath(), words[1:])
+		}
+	}
+	visit(newRoot(streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}))
+}
+
+// TestExamples carries every example out, each in a folder that has what it
+// names: an example that does not work is worse than none. Only a machine is
+// not booted here; test/e2e does that.
+func TestExamples(t *testing.T) {
+	c := newCLI(t)
+	const name = "quickstart"
+	err := buildtest.Write(c.dir, buildtest.Base(), func(s string) string {
+		s = strings.Replace(s, "name: tiny", "name: "+name, 1)
+		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("site.yaml", site)
+	// What mmdebstrap makes is the small base.
+	bin := t.TempDir()
+	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\nexec cat '" + filepath.Join(c.dir, "base.tar") + "'\n", "newuidmap": "#!/bin/sh\n"} {
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	c.run(0, "build", "image.yaml")
+	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst")
+
+	done := 0
+	examples(t, func(path string, words []string) {
+		target, rest, err := newRoot(streams{}).Find(words)
+		if err != nil || !strings.HasPrefix(target.CommandPath(), path) {
+			t.Errorf("%s: example %q: %v", path, words, err)
+			return
+		}
+		if target.Name() == "boot" {
+			if err := target.ParseFlags(rest); err != nil {
+				t.Errorf("%s: example %q: %v", path, words, err)
+			} else if err := target.ValidateArgs(target.Flags().Args()); err != nil {
+				t.Errorf("%s: example %q: %v", path, words, err)
+			}
+			return
+		}
+		line := strings.Join(words, " ")
+		here := t.TempDir()
+		if words[0] != "init" {
+			if said, err := exec.Command("cp", "-a", "--sparse=always", c.dir+"/.", here).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, said)
+			}
+		}
+		// What an example makes is not there before.
+		gone := []string{}
+		if words[0] == "build" {
+			gone = append(gone, name+".raw")
+		}
+		if strings.Contains(line, "--export-base base.tar") {
+			gone = append(gone, "base.tar")
+		}
+		for _, f := range gone {
+			if err := os.Remove(filepath.Join(here, f)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Chdir(here)
+		var out, said bytes.Buffer
+		if code := run(t.Context(), words, streams{In: strings.NewReader(""), Out: &out, Err: &said}); code != 0 {
+			t.Errorf("%s: example %q ends with %d\n%s%s", path, line, code, out.String(), said.String())
+		}
+		t.Chdir(c.dir)
+		if err := os.RemoveAll(here); err != nil {
+			t.Fatal(err)
+		}
+		done++
+	})
+	if done < 20 {
+		t.Errorf("only %d examples", done)
+	}
+}
+
+func TestCacheCommand(t *testing.T) {
+	c := newCLI(t)
+	c.run(0, "cache")
+	c.want(c.out, "0 B in 0 inputs")
+	c.project(nil)
+	c.run(0, "build", "image.yaml")
+	c.run(0, "cache")
+	c.want(c.out, os.Getenv("EDGEBAKE_CACHE")+": ", "used in the last day")
+	c.run(0, "cache", "--output", "json")
+	c.want(c.out, `"sha256"`, `"used"`, `"bytes"`)
+	c.run(0, "cache", "prune", "--older-than", "1h")
+	c.want(c.out, "freed 0 B in 0 inputs")
+	c.run(0, "cache", "prune", "--keep", "0", "-n")
+	c.want(c.out, "would free", "; 0 B in 0 stay")
+	c.run(0, "cache", "prune", "--keep", "0")
+	c.want(c.out, "freed ", "; 0 B in 0 stay")
+	c.run(0, "build", "image.yaml", "--locked", "--force")
+	for _, args := range [][]string{{"prune"}, {"prune", "--keep", "3"}, {"prune", "--keep", "-1GiB"}, {"prune", "--older-than", "-1h"}, {"prune", "--older-than", "3d"}, {"prune", "x"}, {"x"}} {
+		c.run(2, append([]string{"cache"}, args...)...)
+		if c.err == "" {
+			t.Errorf("%v: no message", args)
+		}
+	}
+}
