@@ -18,7 +18,7 @@ import (
 func (i *Image) setDefaults() {
 	if y := i.Yurthub; y != nil && y.Form == "" {
 		y.Form = "unit"
-		if minor, ok := yurthubMinor(y.Version); ok && minor < 7 {
+		if minor, ok := yurthubMinor(y.Version); ok && minor >= oldestYurthub && minor < 7 {
 			y.Form = "staticPod"
 		}
 	}
@@ -340,7 +340,7 @@ func (y *Yurthub) validate(probs *Problems) {
 	}
 	switch y.Form {
 	case "unit":
-		if ok && minor < 7 {
+		if ok && minor >= oldestYurthub && minor < 7 {
 			probs.add("yurthub.form", "unit needs v1.7 or later, where yurthub can use kubelet's certificate; %s runs as staticPod", y.Version)
 		}
 		if y.Binary == nil {

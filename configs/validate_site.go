@@ -213,10 +213,10 @@ func (s *Site) validateNode(probs *Problems) {
 		probs.add("nodePool", "is required for nodeType %s: yurthub starts only with the name of a node pool", s.NodeType)
 	case s.NodeType == NodeNative && s.NodePool != "":
 		probs.add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
-	case s.NodePool != "" && (!isDNSName(s.NodePool) || len(s.NodePool) > 63):
-		probs.add("nodePool", "%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", shorten(s.NodePool))
+	case badNodePool(s.NodePool) != "":
+		probs.add("nodePool", "%s", badNodePool(s.NodePool))
 	}
-	if !isDNSName(s.Yurthub.Namespace) || strings.Contains(s.Yurthub.Namespace, ".") {
+	if !isNamespace(s.Yurthub.Namespace) {
 		probs.add("yurthub.namespace", "%q is not the name of a namespace", shorten(s.Yurthub.Namespace))
 	}
 	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, "", probs)
@@ -303,6 +303,33 @@ func (s *Site) validateNode(probs *Problems) {
 			probs.add(path, "%s", bad)
 		}
 	}
+}
+
+// badNodePool says what is wrong with the name of a node pool, if one is given.
+func badNodePool(name string) string {
+	if name == "" || isDNSName(name) && len(name) <= 63 {
+		return ""
+	}
+	return fmt.Sprintf("%q is not the name of a node pool: lower-case letters, digits, - and ., at most 63", shorten(name))
+}
+
+func isNamespace(name string) bool { return isDNSName(name) && !strings.Contains(name, ".") }
+
+// CheckHub finds what is wrong with settings of yurthub that came by the flags
+// of `firstboot convert`, which it names. Empty ones are left out.
+func CheckHub(nodePool, namespace, lbMode string, extraArgs []string) error {
+	var probs Problems
+	if bad := badNodePool(nodePool); bad != "" {
+		probs.add("--nodepool-name", "%s", bad)
+	}
+	if namespace != "" && !isNamespace(namespace) {
+		probs.add("--namespace", "%q is not the name of a namespace", shorten(namespace))
+	}
+	if lbMode != "" && lbMode != "priority" && lbMode != "rr" {
+		probs.add("--lb-mode", "%q is not one of priority, rr", shorten(lbMode))
+	}
+	validateYurthubArgs("--yurthub-arg", extraArgs, "", &probs)
+	return probs.Err()
 }
 
 // yurthubFlags are those that yurthub v1.6.0, v1.6.1 and v1.7.0 have in common,

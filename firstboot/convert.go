@@ -8,7 +8,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -161,6 +163,9 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	if !e.exists(yurthubProgram) {
 		return hub{}, fmt.Errorf("there is no %s: put yurthub's program there, of the release the cluster runs", yurthubProgram)
 	}
+	if err := hubFits(ctx, e); err != nil {
+		return hub{}, err
+	}
 	server, _, err := kubeletServer(e)
 	if err != nil {
 		return hub{}, err
@@ -221,6 +226,24 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	}
 	return h, nil
 }
+
+// hubFits runs yurthub's program to see that it can run here, and as a unit.
+func hubFits(ctx context.Context, e *Env) error {
+	var out strings.Builder
+	if err := e.Run(ctx, Cmd{Args: []string{yurthubProgram, "--version"}, Output: &out}); err != nil {
+		return fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", yurthubProgram, err)
+	}
+	m := hubVersion.FindStringSubmatch(out.String())
+	if m == nil {
+		return nil // built by hand, without a version
+	}
+	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 7 {
+		return fmt.Errorf("%s is v1.%s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", yurthubProgram, m[1])
+	}
+	return nil
+}
+
+var hubVersion = regexp.MustCompile(`\bv1\.(\d{1,3})\.\d`)
 
 // usableServers are the servers whose certificate has their own name: yurthub
 // takes no tls-server-name. One that does not answer now stays in the list.

@@ -21,7 +21,7 @@ func readyNode(t *testing.T) *world {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.put(yurthubProgram, "program")
+	w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.7.0", GoVersion:"go1.24.1"}`)
 	return w
 }
 
@@ -291,6 +291,8 @@ func TestConvertRefuses(t *testing.T) {
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, yurthubProgram)) }, pool, "there is no " + yurthubProgram},
+		{"another processor", func(w *world) { w.put(yurthubProgram, "for another processor") }, pool, "exec format error: it must be the program itself, for this machine's processor"},
+		{"older yurthub", func(w *world) { w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
 		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "no node that kubeadm joined"},
 		{"http", func(*world) {}, ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
 	} {

@@ -537,6 +537,13 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 	case name == "kubelet --version":
 		_, err := io.WriteString(c.Output, w.kubelet)
 		return err
+	case name == yurthubProgram+" --version":
+		said := w.get(yurthubProgram)
+		if said == "for another processor" {
+			return errors.New("exec format error")
+		}
+		_, err := io.WriteString(c.Output, said)
+		return err
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadm(c)
 	}

@@ -35,6 +35,9 @@ func TestUsage(t *testing.T) {
 		{"reset", exitUsage, "say --yes"},
 		{"convert", exitUsage, "--nodepool-name is needed"},
 		{"convert --nodepool-name p --node-type local", exitUsage, "unknown node type"},
+		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--nodepool-name: "P_" is not the name of a node pool`},
+		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--lb-mode: "round-robin" is not one of priority, rr`},
+		{"convert --nodepool-name p --yurthub-arg --gc-frequencies=1", exitUsage, "--yurthub-arg[0]: --gc-frequencies is no flag of yurthub"},
 	} {
 		code, _, errOut := call(t, strings.Fields(tc.args)...)
 		if code != tc.code || !strings.Contains(errOut, tc.words) {

@@ -44,14 +44,19 @@ what was seen is kept in /var/log/edgebake. It works on any node that kubeadm
 joined, given yurthub's program at /usr/local/bin/yurthub.`,
 		Example: "  firstboot convert --nodepool-name shanghai\n  firstboot convert --nodepool-name core --node-type cloud --server-addr https://api.example:6443",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var errs []error
 			switch nodeType {
 			case configs.NodeEdge, configs.NodeCloud:
 				o.Cloud = nodeType == configs.NodeCloud
 			default:
-				return usageError{fmt.Errorf("unknown node type %q: edge or cloud", nodeType)}
+				errs = append(errs, fmt.Errorf("unknown node type %q: edge or cloud", nodeType))
 			}
 			if o.NodePool == "" {
-				return usageError{errors.New("--nodepool-name is needed: yurthub starts only with the name of a node pool")}
+				errs = append(errs, errors.New("--nodepool-name is needed: yurthub starts only with the name of a node pool"))
+			}
+			errs = append(errs, configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
+			if err := errors.Join(errs...); err != nil {
+				return usageError{err}
 			}
 			if err := needRoot("convert"); err != nil {
 				return err

@@ -343,14 +343,18 @@ func TestEdgeNodeCutForTenMinutes(t *testing.T) {
 	w.offlineReboot(vm, node, w.greeter(vm), 10*time.Minute)
 }
 
-// A cloud node goes through yurthub as well, and says what it is.
+// A cloud node goes through yurthub as well, and says what it is; the first of
+// three masters is dead.
 func TestCloudNode(t *testing.T) {
 	nightly(t)
-	w := newEdgeWorld(t, 1, lab.Approve)
+	w := newEdgeWorld(t, 3, lab.Approve)
+	w.c.APIServers[0].Kill()
 	vm := w.boot(0, lab.Site{NodeName: "cloud1", NodeType: "cloud", NodePool: pool})
 	w.ready(vm, nil)
 	w.firstPost("cloud1", "false")
 	w.throughHub(vm)
+	w.off(vm)
+	w.noSecret(vm, w.disk(vm))
 }
 
 // Nobody approves what yurthub asks for: first boot says which request hangs,
