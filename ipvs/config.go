@@ -149,7 +149,8 @@ func FromConfig(doc ondisk.IPVS) ([]Server, error) {
 	for i, v := range doc.Servers {
 		s, err := fromVirtual(v)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("servers[%d]: %w", i, err))
+			where := fmt.Sprintf("servers[%d]: ", i)
+			errs = append(errs, errors.New(where+strings.ReplaceAll(err.Error(), "\n", "\n"+where)))
 			continue
 		}
 		for j, other := range servers {

@@ -1,9 +1,11 @@
 package ipvs
 
 import (
+	"encoding/pem"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestParseConfigRefuses(t *testing.T) {
@@ -44,7 +46,7 @@ func TestParseConfigRefuses(t *testing.T) {
 	}
 	t.Run("all problems at once", func(t *testing.T) {
 		_, err := ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"vip":"x","masters":["y","10.0.0.1:0"],"scheduler":"z","fall":-1}]}`))
-		for _, want := range []string{"vip:", "masters[0]", "masters[1]", "scheduler:", "fall:"} {
+		for _, want := range []string{"servers[0]: vip:", "servers[0]: masters[0]", "servers[0]: masters[1]", "servers[0]: scheduler:", "servers[0]: fall:"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v does not mention %s", err, want)
 			}
@@ -63,6 +65,30 @@ func TestParseConfigDefaults(t *testing.T) {
 	}
 	if s.Masters[1] != (Master{"master-2.example", 6443}) {
 		t.Errorf("%+v", s.Masters)
+	}
+}
+
+func TestCAFile(t *testing.T) {
+	now := time.Now()
+	c := newCA(t, now.Add(-time.Hour), now.Add(time.Hour))
+	leaf := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.issue(t, now.Add(-time.Hour), now.Add(time.Hour), "kubernetes").Certificate[0]})
+	if r, err := parseRoots("ca.crt", append([]byte("# the old and the new\n"), append(c.pem, c.pem...)...)); err != nil || len(r.certs) != 2 {
+		t.Errorf("a bundle: %v", err)
+	}
+	for _, tt := range []struct {
+		name string
+		data []byte
+		want string
+	}{
+		{"empty", nil, "it holds no PEM certificate"},
+		{"a key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}), "it holds no PEM certificate"},
+		{"half a certificate", c.pem[:len(c.pem)/2], "it holds no PEM certificate"},
+		{"no certificate inside", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}), "x509"},
+		{"a master's own certificate", leaf, "is not an authority; give the cluster's ca.crt"},
+	} {
+		if _, err := parseRoots("ca.crt", tt.data); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "ca.crt") {
+			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
+		}
 	}
 }
 

@@ -256,7 +256,7 @@ type Conn struct {
 // parseConns reads /proc/net/ip_vs_conn and returns the TCP connections that
 // pass accept. Lines that are not understood are skipped: it is a table of
 // everybody's connections.
-func parseConns(text []byte, accept func(Conn) bool) []Conn {
+func parseConns(text []byte, accept func(c Conn, state []byte) bool) []Conn {
 	var conns []Conn
 	for line := range bytes.Lines(text) {
 		proto, rest := field(bytes.TrimRight(line, "\n"))
@@ -274,14 +274,17 @@ func parseConns(text []byte, accept func(Conn) bool) []Conn {
 			*to = netip.AddrPortFrom(addr, uint16(port))
 			ok = ok && aok && pok
 		}
-		if ok && accept(c) {
+		state, _ := field(rest)
+		if ok && accept(c, state) {
 			conns = append(conns, c)
 		}
 	}
 	return conns
 }
 
-// readConns returns the connections to vip that are mapped to dest.
+// readConns returns the connections to vip that are mapped to dest. Those that
+// are still being opened are left out: their next SYN goes to another real
+// server once this one is gone, so whoever waits for them gets through.
 func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -290,7 +293,10 @@ func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 		}
 		return nil, fmt.Errorf("reading the table of connections: %w", err)
 	}
-	return parseConns(text, func(c Conn) bool { return c.Virtual == vip && c.Dest == dest }), nil
+	return parseConns(text, func(c Conn, state []byte) bool {
+		opening := string(state) == "SYN_RECV" || string(state) == "SYN_SENT"
+		return c.Virtual == vip && c.Dest == dest && !opening
+	}), nil
 }
 
 // sysctl is one kernel setting that must have at least a value.

@@ -76,19 +76,20 @@ func TestParseConns(t *testing.T) {
 	text := []byte(`Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
 TCP 0A670065 D2F0 0A676102 192B 0A67000B 192B ESTABLISHED     899
 TCP 0A670065 D2F1 0A676102 192B 0A67000C 192B SYN_RECV         12
+TCP 0A670065 D2F3 0A676102 192B 0A67000B 192B SYN_RECV         12
 TCP 0A670065 D2F2 0A60000A 192B 0A67000B 192B ESTABLISHED     899
 UDP 0A670065 D2F3 0A676102 192B 0A67000B 192B UDP             899
 TCP FD00:0000:0000:0000:0000:0000:0000:0003 D2F4 FD00:0097:0000:0000:0000:0000:0000:0002 192B FD00:0000:0000:0000:0000:0000:0000:0001 192B ESTABLISHED     899
 TCP nonsense
 `)
-	all := parseConns(text, func(Conn) bool { return true })
-	if len(all) != 4 {
+	all := parseConns(text, func(Conn, []byte) bool { return true })
+	if len(all) != 5 {
 		t.Fatalf("%d connections: %v", len(all), all)
 	}
 	if got, want := fmt.Sprint(all[0]), "{10.103.0.101:54000 10.103.97.2:6443 10.103.0.11:6443}"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if got, want := fmt.Sprint(all[3]), "{[fd00::3]:54004 [fd00:97::2]:6443 [fd00::1]:6443}"; got != want {
+	if got, want := fmt.Sprint(all[4]), "{[fd00::3]:54004 [fd00:97::2]:6443 [fd00::1]:6443}"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	file := filepath.Join(t.TempDir(), "conns")
@@ -107,7 +108,7 @@ func FuzzProc(f *testing.F) {
 		var s steady
 		want := Service{VIP: testVIP, Scheduler: "rr", Dests: []Dest{{addrAt(1), 1, Masq}}}
 		s.match(text, &want)
-		parseConns(text, func(Conn) bool { return true })
+		parseConns(text, func(Conn, []byte) bool { return true })
 	})
 }
 

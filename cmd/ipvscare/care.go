@@ -127,8 +127,8 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	servers, err := ipvs.FromConfig(ondisk.IPVS{Version: ondisk.IPVSVersion, Servers: []ondisk.IPVSVirtual{{
 		VIP: c.vs, Masters: masters, Host: c.host, Scheduler: c.scheduler, CAFile: c.caFile, ProbePath: c.path, Profile: c.profile,
 	}}})
-	if err != nil {
-		return ipvs.Server{}, err
+	if err != nil { // there is no document that it could speak of
+		return ipvs.Server{}, errors.New(strings.ReplaceAll(err.Error(), "servers[0]: ", ""))
 	}
 	s := servers[0]
 	s.Source = source

@@ -112,6 +112,34 @@ func TestLife(t *testing.T) {
 			t.Errorf("rules changed to %s", n.rules())
 		}
 	})
+	l.run("somebody else than root is refused", func(t *testing.T) {
+		before := n.rules()
+		for _, argv := range [][]string{{"run", "--config", n.dir + "/ipvs.json"}, {"clean"},
+			{"care", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443"}} {
+			cmd := n.command(append([]string{"/bin/ipvscare"}, argv...)...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+			var out strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &out
+			n.start(cmd)
+			if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "must run as root") {
+				t.Errorf("%v: %v: %s", argv, err, out.String())
+			}
+		}
+		if n.rules() != before {
+			t.Errorf("rules changed to %s", n.rules())
+		}
+	})
+	l.run("a CA file that is none is refused at the start", func(t *testing.T) {
+		before := n.rules()
+		check(os.WriteFile("/run/lab/bad.crt", []byte("nonsense"), 0o644))
+		out, err := n.output("/bin/ipvscare", "care", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443", "--ca-file", "/run/lab/bad.crt")
+		if err == nil || !strings.Contains(out, "holds no PEM certificate") {
+			t.Errorf("%v: %s", err, out)
+		}
+		if n.rules() != before {
+			t.Errorf("rules changed to %s", n.rules())
+		}
+	})
 	l.run("status", func(t *testing.T) {
 		eventually(t, "status says that three are up", func() bool {
 			out, _ := n.output("/bin/ipvscare", "status")
