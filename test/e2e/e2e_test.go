@@ -350,8 +350,9 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Name); err != nil {
 		t.Fatal(err)
 	}
-	w.podRuns(vm, "hello")
 	w.podOf(vm, "if-not-present", "IfNotPresent")
+	w.podRuns(vm, "hello")
+	w.podRuns(vm, "if-not-present")
 
 	w.off(vm)
 	disk := w.disk(vm)

@@ -35,7 +35,7 @@ var quickGC = map[string]string{
 // it has is not pinned.
 const spareImage = "edgebake.test/spare:1"
 
-// podOf has a pod of the hello image run under a pull policy.
+// podOf makes a pod of the hello image under a pull policy.
 func (w *world) podOf(vm *lab.VM, name, policy string) {
 	w.t.Helper()
 	if err := w.c.Create(w.t.Context(), "/api/v1/namespaces/default/pods", map[string]any{
@@ -48,7 +48,6 @@ func (w *world) podOf(vm *lab.VM, name, policy string) {
 	}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.podRuns(vm, name)
 }
 
 // spareArchive is the spare image as an OCI archive.
@@ -94,20 +93,21 @@ say there is room again
 // not, and pods run from it afterwards. The machine was booted with quickGC.
 func (w *world) underDiskPressure(vm *lab.VM) {
 	w.t.Helper()
-	// The spare image has three names, as all have; before holds those of
-	// the baked ones.
-	before := strings.Fields(w.mustOnNode(vm, "ctr -n k8s.io images ls -q"))
 	mark := vm.Serial.Mark()
-	w.mustOnNode(vm, fmt.Sprintf(`set -eu
+	told := w.mustOnNode(vm, fmt.Sprintf(`set -eu
+ctr -n k8s.io images ls -q
+echo --
 base64 -d >/run/spare.tar <<'END'
 %s
 END
-ctr -n k8s.io images import /run/spare.tar
+ctr -n k8s.io images import /run/spare.tar >/dev/null
 cat >/run/fill.sh <<'END'
 %s
 END
-systemd-run --unit=fill bash /run/fill.sh
+systemd-run --quiet --unit=fill bash /run/fill.sh
 `, base64.StdEncoding.EncodeToString(spareArchive(w.t)), fmt.Sprintf(fillScript, spareImage)))
+	baked, _, _ := strings.Cut(told, "--\n")
+	before := strings.Fields(baked)
 
 	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 15*time.Minute, errors.New("15 minutes have passed"))
 	defer cancel()
@@ -125,10 +125,12 @@ systemd-run --unit=fill bash /run/fill.sh
 	}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.podOf(vm, "never-after-pressure", "Never")
-	w.podOf(vm, "if-not-present-after-pressure", "IfNotPresent")
+	w.podOf(vm, "never-again", "Never")
+	w.podOf(vm, "if-not-present-again", "IfNotPresent")
+	w.podRuns(vm, "never-again")
+	w.podRuns(vm, "if-not-present-again")
 
-	told := w.mustOnNode(vm, `cat /run/images-after
+	told = w.mustOnNode(vm, `cat /run/images-after
 journalctl -u kubelet -b --no-pager -o cat | grep -E 'delete unused images|Removing image|must evict|evicted pod' | cut -c -200 | sed 's/^/kubelet: /'`)
 	var after, kubelet []string
 	for line := range strings.Lines(told) {
@@ -188,6 +190,7 @@ func TestFirstBootOfBothModes(t *testing.T) {
 		}
 		w.ready(vm, nil)
 		w.podOf(vm, "pod-of-"+mode, "Never")
+		w.podRuns(vm, "pod-of-"+mode)
 		events := append(vm.Serial.Events(), vm.Serial.Note("a pod runs"))
 		run := modeRun{at: map[string]time.Duration{}}
 		for _, e := range events {
