@@ -63,7 +63,7 @@ e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
 	@go test -count=1 -v -p 1 -timeout 2h $(GUESTS)
 
 bench: ## speed and size, as ratios against rivals in the same run
-	@go test -count=1 -v -timeout 60m -run '^$$' -bench . ./test/bench/...
+	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
 	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
 nightly: deps ## the long runs: power cuts at random moments

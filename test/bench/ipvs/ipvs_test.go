@@ -1,11 +1,11 @@
 // Package ipvs_test measures ipvscare beside its rivals, in one guest under the
 // same faults, and writes the table of test/bench/results/ipvs.md.
 //
-// The rivals are Debian's keepalived, tuned to one second and, with
-// -bench.defaults, with lvscare's periods (5 s, 10 s), and lvscare itself where
-// EDGEBAKE_LVSCARE names a static binary of it: its module is not on the module
-// proxy, so the project cannot build one. Without it the table has the figures
-// of the study that preceded the project, one run each.
+// The rivals are Debian's keepalived, tuned to one second and with lvscare's
+// periods (5 s, 10 s), and lvscare itself, both ways, where EDGEBAKE_LVSCARE
+// names a static binary of it: its module is not on the module proxy, so the
+// project cannot build one. Without it the table has the figures of the study
+// that preceded the project, one run each.
 package ipvs_test
 
 import (
@@ -26,7 +26,7 @@ var (
 	runs     = flag.Int("bench.runs", 20, "runs of each fault")
 	cost     = flag.Int("bench.cost", 600, "seconds for which peace is measured")
 	pings    = flag.Int("bench.pings", 1800, "requests to each master before the memory is measured")
-	defaults = flag.Bool("bench.defaults", false, "compare with keepalived at lvscare's periods too")
+	defaults = flag.Bool("bench.defaults", true, "compare with keepalived at lvscare's periods too")
 	only     = flag.String("bench.only", "", "tests of the guest to run instead of all")
 	raw      = flag.String("bench.raw", "", "make the table of this file of RESULT lines, without measuring")
 	keep     = flag.String("bench.keep", "", "write what the guest says to this file too")
