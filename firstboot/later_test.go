@@ -322,6 +322,42 @@ func TestNetworkRollsBack(t *testing.T) {
 	}
 }
 
+// TestReportIsSentAgain: the server is away when the node is done.
+func TestReportIsSentAgain(t *testing.T) {
+	w := nativeWorld(t, "report: {url: 'https://report.example/'}")
+	e := w.env()
+	post, away := e.Post, 3
+	e.Post = func(ctx context.Context, url string, body []byte) error {
+		if url != "https://report.example/" {
+			t.Errorf("sent to %s", url)
+		}
+		if away--; away >= 0 {
+			return errors.New("connection refused")
+		}
+		return post(ctx, url, body)
+	}
+	before := w.now
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if len(w.posted) != 1 || !strings.Contains(string(w.posted[0]), `"result": "done"`) {
+		t.Errorf("sent: %s", w.posted)
+	}
+	if took := w.now.Sub(before); took > time.Minute {
+		t.Errorf("it took %s", took)
+	}
+	noSecret(t, w)
+
+	// One that stays away is given up.
+	w.powerOn()
+	e = w.env()
+	tries := 0
+	e.Post = func(context.Context, string, []byte) error { tries++; return errors.New("connection refused") }
+	if err := w.run(New(e)); err != nil || tries != reportTries {
+		t.Errorf("%d tries, %v", tries, err)
+	}
+}
+
 func TestClockBehind(t *testing.T) {
 	w := nativeWorld(t)
 	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)

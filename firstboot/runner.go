@@ -82,6 +82,7 @@ type Runner struct {
 	lastErr map[string]string
 	refused string // why the slot's site is not the one we go by
 	posting sync.WaitGroup
+	reports atomic.Int64 // sent to url so far
 	// secrets has no lock: logging happens under mu too.
 	secrets atomic.Pointer[[]string]
 	busyTil time.Time // the watchdog is fed until then

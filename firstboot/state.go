@@ -271,14 +271,30 @@ func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
 	if url == "" {
 		return
 	}
+	report := r.reports.Add(1)
+	final := state.Result == ondisk.ResultDone || state.Result == ondisk.ResultFailed
 	r.posting.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		if err := e.Post(ctx, url, body); err != nil && !errors.Is(err, context.Canceled) {
+		for n := 1; ; n++ {
+			post, cancel := context.WithTimeout(ctx, 10*time.Second)
+			err := e.Post(post, url, body)
+			cancel()
+			if err == nil || ctx.Err() != nil {
+				return
+			}
 			e.Log.Warn("sending the report", "url", url, "error", err)
+			// The last word is worth some patience, until there is a later one.
+			if !final || n == reportTries || r.reports.Load() != report {
+				return
+			}
+			if e.Sleep(ctx, Backoff(n, e.Rand())) != nil {
+				return
+			}
 		}
 	})
 }
+
+// reportTries is how often a final report is sent: for about a minute.
+const reportTries = 6
 
 // ReportText is the state for people.
 func ReportText(s *ondisk.State) string {
