@@ -441,6 +441,7 @@ func quarterCore(t *testing.T) string {
 		t.Cleanup(func() { os.Remove(dir) })
 		write(t, dir+"/cpu.cfs_period_us", "100000")
 		write(t, dir+"/cpu.cfs_quota_us", "25000")
+		write(t, dir+"/cpu.shares", "262144") // the quota decides, not who else works
 		return dir
 	}
 	dir := filepath.Join("/sys/fs/cgroup", name)
@@ -449,6 +450,7 @@ func quarterCore(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.Remove(dir) })
 	write(t, dir+"/cpu.max", "25000 100000")
+	write(t, dir+"/cpu.weight", "10000") // the quota decides, not who else works
 	return dir
 }
 
