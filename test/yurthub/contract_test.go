@@ -29,41 +29,39 @@ import (
 	"time"
 )
 
-const transcript = "testdata/transcripts/yurthub-v1.7.0.txt"
-
 // TestContract drives the stand-in through bootstrap, service, loss of every
 // server, and a restart without any, and holds what it answers against the
-// transcript of the real program. To record one, name the real binary in
-// YURTHUB_BINARY.
+// transcript of the real program of each version. To record one, name the real
+// binary in YURTHUB_BINARY and its version in YURTHUB_STAND_IN.
 func TestContract(t *testing.T) {
-	bin := os.Getenv("YURTHUB_BINARY")
-	record := bin != ""
-	if !record {
-		bin = filepath.Join(t.TempDir(), "yurthub")
-		if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-			t.Fatalf("building the stand-in: %v\n%s", err, out)
-		}
-	}
-	got := drive(t, bin)
-	if record {
-		if err := os.MkdirAll(filepath.Dir(transcript), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(transcript, []byte(got), 0o644); err != nil {
+	transcript := func(version string) string { return "testdata/transcripts/yurthub-" + version + ".txt" }
+	if bin := os.Getenv("YURTHUB_BINARY"); bin != "" {
+		version := os.Getenv("YURTHUB_STAND_IN")
+		if err := os.WriteFile(transcript(version), []byte(drive(t, bin, version)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	want, err := os.ReadFile(transcript)
-	if err != nil {
-		t.Fatal(err)
+	bin := filepath.Join(t.TempDir(), "yurthub")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("building the stand-in: %v\n%s", err, out)
 	}
-	if got != string(want) {
-		t.Errorf("the stand-in differs from the real program.\nreal:\n%s\nstand-in:\n%s", want, got)
+	for _, version := range []string{"v1.6.1", "v1.7.0"} {
+		t.Run(version, func(t *testing.T) {
+			want, err := os.ReadFile(transcript(version))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := drive(t, bin, version); got != string(want) {
+				t.Errorf("the stand-in differs from the real program.\nreal:\n%s\nstand-in:\n%s", want, got)
+			}
+		})
 	}
 }
 
-func drive(t *testing.T, bin string) string {
+func drive(t *testing.T, bin, version string) string {
+	t.Setenv("YURTHUB_STAND_IN", version)
+	before17 := strings.HasPrefix(version, "v1.6.")
 	var out strings.Builder
 	say := func(format string, args ...any) {
 		fmt.Fprintf(&out, format+"\n", args...)
@@ -72,34 +70,42 @@ func drive(t *testing.T, bin string) string {
 
 	// What is refused at once.
 	good := []string{"--node-name=edge1", "--nodepool-name=shops", "--node-ip=127.0.0.1", "--server-addr=https://127.0.0.1:1", "--bootstrap-file=/nonexistent/bootstrap"}
-	for _, c := range []struct {
+	type start struct {
 		name string
 		args []string
-	}{
-		{"no node name", good[1:]},
-		{"no node pool", slices.Concat(good[:1], good[2:])},
-		{"no server", slices.Concat(good[:3], good[4:])},
-		{"http server", slices.Concat(good, []string{"--server-addr=http://127.0.0.1:1"})},
-		{"no bootstrap file", good[:4]},
-		{"lb-mode round-robin", slices.Concat(good, []string{"--lb-mode=round-robin"})},
-		{"working-mode far", slices.Concat(good, []string{"--working-mode=far"})},
-		{"dummy address outside link-local", slices.Concat(good, []string{"--dummy-if-ip=10.0.0.1"})},
-		{"dummy name too long", slices.Concat(good, []string{"--dummy-if-name=a-very-long-name"})},
-	} {
+	}
+	without := func(flag string) []string {
+		return slices.DeleteFunc(slices.Clone(good), func(a string) bool { return strings.HasPrefix(a, flag+"=") })
+	}
+	refused := []start{{"no node pool", without("--nodepool-name")}}
+	if before17 {
+		refused = []start{{"a node address", good}}
+		good = without("--node-ip")
+	}
+	for _, c := range append(refused,
+		start{"no node name", without("--node-name")},
+		start{"no server", without("--server-addr")},
+		start{"http server", append(slices.Clone(good), "--server-addr=http://127.0.0.1:1")},
+		start{"no bootstrap file", without("--bootstrap-file")},
+		start{"lb-mode round-robin", append(slices.Clone(good), "--lb-mode=round-robin")},
+		start{"working-mode far", append(slices.Clone(good), "--working-mode=far")},
+		start{"dummy address outside link-local", append(slices.Clone(good), "--dummy-if-ip=10.0.0.1")},
+		start{"dummy name too long", append(slices.Clone(good), "--dummy-if-name=a-very-long-name")},
+	) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		cmd := exec.CommandContext(ctx, bin, append(c.args, "--enable-dummy-if=false", "--root-dir="+t.TempDir())...)
 		b, err := cmd.CombinedOutput()
-		refused := err != nil && ctx.Err() == nil
+		no := err != nil && ctx.Err() == nil
 		cancel()
-		say("refused at start, %s: %v", c.name, refused)
-		if !refused {
+		say("refused at start, %s: %v", c.name, no)
+		if !no {
 			t.Logf("%s", b)
 		}
 	}
 
 	api := newAPI(t)
 	root := t.TempDir()
-	h := &hub{t: t, bin: bin, root: root, api: api}
+	h := &hub{t: t, bin: bin, root: root, api: api, before17: before17}
 	h.ports()
 	h.start(api.addr)
 	defer h.stop()
@@ -140,7 +146,10 @@ func drive(t *testing.T, bin string) string {
 	say("another client gets the node: %s", h.get("curl/8", "/api/v1/nodes/edge1"))
 	say("the API server sees the client as: %s", api.lastSubject())
 	say("HTTPS asks for no client certificate: %s", h.getTLS("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
-	say("kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/edge1", lease))
+	for end := time.Now().Add(time.Minute); h.send("kubelet/v1.36.3", "PUT", leasePath, lease) != "200 edge1" && time.Now().Before(end); {
+		time.Sleep(200 * time.Millisecond) // until the health prober has renewed it once
+	}
+	say("kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", leasePath, lease))
 
 	// Every server gone.
 	time.Sleep(time.Second)
@@ -153,11 +162,12 @@ func drive(t *testing.T, bin string) string {
 	say("offline, kubelet deletes a pod: %s", h.send("kubelet/v1.36.3", "DELETE", "/api/v1/namespaces/default/pods/p", ""))
 	say("offline, kubelet posts an event: %s", h.send("kubelet/v1.36.3", "POST", "/api/v1/namespaces/default/events", `{"apiVersion":"v1","kind":"Event","metadata":{"name":"e","namespace":"default"},"involvedObject":{}}`))
 	say("offline, kubelet asks a token: %s", h.send("kubelet/v1.36.3", "POST", "/api/v1/namespaces/default/serviceaccounts/default/token", `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"audiences":[],"expirationSeconds":600}}`))
-	say("offline, kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/edge1", lease))
+	say("offline, kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", leasePath, lease))
 	say("offline, a watch: %s", h.watch("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&timeoutSeconds=300&resourceVersion=10"))
 
-	// Restart without any server.
+	// Restart without any server, and without the token.
 	h.stop()
+	h.noToken = true
 	h.start(api.addr)
 	h.until("/v1/readyz", "200 OK")
 	say("restarted offline, ready: %s", h.health("/v1/readyz"))
@@ -176,12 +186,16 @@ func drive(t *testing.T, bin string) string {
 	return out.String()
 }
 
+const leasePath = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/edge1"
+
 const lease = `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"edge1","namespace":"kube-node-lease"},"spec":{"holderIdentity":"edge1","leaseDurationSeconds":40}}`
 
 // hub runs the program under test.
 type hub struct {
 	t         *testing.T
 	bin, root string
+	before17  bool
+	noToken   bool // the bootstrap file is gone
 	api       *api
 	port      [4]int
 	cmd       *exec.Cmd
@@ -208,17 +222,24 @@ users: [{name: u, user: {token: abcdef.0123456789abcdef}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `, server, base64.StdEncoding.EncodeToString(h.api.caPEM))
-	if err := os.WriteFile(boot, []byte(conf), 0o600); err != nil {
-		h.t.Fatal(err)
+	if !h.noToken {
+		if err := os.WriteFile(boot, []byte(conf), 0o600); err != nil {
+			h.t.Fatal(err)
+		}
 	}
-	h.cmd = exec.Command(h.bin,
-		"--node-name=edge1", "--nodepool-name=shops", "--node-ip=127.0.0.1", "--bind-address=127.0.0.1",
-		"--server-addr=https://"+server, "--bootstrap-file="+boot, "--bootstrap-mode=token", "--working-mode=edge",
-		"--root-dir="+h.root, "--disk-cache-path="+filepath.Join(h.root, "cache-of-test"), "--enable-dummy-if=false",
+	args := []string{
+		"--node-name=edge1", "--nodepool-name=shops", "--bind-address=127.0.0.1",
+		"--server-addr=https://" + server, "--bootstrap-file=" + boot, "--bootstrap-mode=token", "--working-mode=edge",
+		"--root-dir=" + h.root, "--disk-cache-path=" + filepath.Join(h.root, "cache-of-test"), "--enable-dummy-if=false",
 		"--heartbeat-interval-seconds=1", "--heartbeat-timeout-seconds=1", "--lb-mode=priority",
 		"--discovery-token-unsafe-skip-ca-verification=true", "--enable-resource-filter=false",
 		fmt.Sprintf("--serve-port=%d", h.port[0]), fmt.Sprintf("--proxy-port=%d", h.port[1]),
-		fmt.Sprintf("--proxy-secure-port=%d", h.port[2]), fmt.Sprintf("--multiplexer-port=%d", h.port[3]), "--v=2")
+		fmt.Sprintf("--proxy-secure-port=%d", h.port[2]), "--v=2",
+	}
+	if !h.before17 {
+		args = append(args, "--node-ip=127.0.0.1", fmt.Sprintf("--multiplexer-port=%d", h.port[3]))
+	}
+	h.cmd = exec.Command(h.bin, args...)
 	h.cmd.Stdout, h.cmd.Stderr = &h.log, &h.log
 	// Child and grandchildren end with the test.
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -288,7 +309,11 @@ func (h *hub) send(agent, method, path, body string) string {
 
 func (h *hub) getTLS(agent, path string) string {
 	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: h.api.pool, ServerName: "kubernetes"}}}
-	return h.do(c, agent, "GET", fmt.Sprintf("https://127.0.0.1:%d%s", h.port[3], path), "")
+	port := h.port[3]
+	if h.before17 {
+		port = h.port[2]
+	}
+	return h.do(c, agent, "GET", fmt.Sprintf("https://127.0.0.1:%d%s", port, path), "")
 }
 
 // do sums an answer up: the status, and the name of an object or the names in
