@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"net"
@@ -506,13 +509,15 @@ func TestConvertAndRevert(t *testing.T) {
 }
 
 // resetAndRename takes the node out of the cluster and puts another site into
-// the slot, as a person would from a laptop.
+// the slot, as a person would from a laptop. The site comes packed, since what
+// this script's own pod leaves of the token on the disk is not what is looked
+// for there.
 const resetAndRename = `cat >/run/again.sh <<'END'
 set -e
 firstboot reset --yes
 mkdir -p /run/slot
 mount -t vfat /dev/disk/by-partlabel/EDGEBAKE /run/slot
-cat >/run/slot/site.yaml <<'SITE'
+base64 -d <<'SITE' | gunzip >/run/slot/site.yaml
 %s
 SITE
 umount /run/slot
@@ -534,8 +539,16 @@ func TestResetAndJoinAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := io.WriteString(z, text); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
 	// Not waited for: the kubelet that would report its end is reset.
-	if err := w.c.SetOff(t.Context(), vm, "reset", helloImage, fmt.Sprintf(resetAndRename, text)); err != nil {
+	if err := w.c.SetOff(t.Context(), vm, "reset", helloImage, fmt.Sprintf(resetAndRename, base64.StdEncoding.EncodeToString(packed.Bytes()))); err != nil {
 		t.Fatal(err)
 	}
 	mark := w.expect(vm, 0, "kubectl delete node edge1")
