@@ -270,6 +270,14 @@ func TestList(t *testing.T) {
 			n.stays("m2 m3", 500*time.Millisecond)
 		})
 	}
+	l.run("a list that cannot be read changes nothing", func(t *testing.T) {
+		check(os.Remove(n.dir + "/ipvs.json"))
+		eventually(t, "it says so", func() bool { return n.log.count("no such file") > 0 })
+		check(os.Mkdir(n.dir+"/ipvs.json", 0o755))
+		eventually(t, "it says so", func() bool { return n.log.count("is a directory") > 0 })
+		n.stays("m2 m3", 500*time.Millisecond)
+		check(os.Remove(n.dir + "/ipvs.json"))
+	})
 	v.Masters = all
 	n.configure(v)
 	n.signal(syscall.SIGHUP)
