@@ -66,7 +66,7 @@ bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
 	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
-nightly: deps ## the long runs: power cuts at random moments
+nightly: deps ## the long runs: power cuts, Secure Boot, damaged disks
 	@EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h $(GUESTS)
 
 clean: ## remove what was made here (the cache of inputs stays)
