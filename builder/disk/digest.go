@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"hash"
 	"io"
 	"runtime"
 	"sync"
@@ -129,92 +130,159 @@ func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	return nil
 }
 
-// tracker hashes chunks of the image while it is being written. A chunk is
-// hashed once the writer has gone on to another one; if it comes back, that
-// digest is thrown away and the chunk hashed again at the end.
+// tracker notes what is written and, where it is told to, hashes each chunk
+// from the writer's own buffers, beside the writing. That works for a chunk
+// that is written from its beginning to its end, with holes or without; one
+// that the writer comes back to is read and hashed again at the end.
 type tracker struct {
 	f      io.ReaderAt
+	size   int64
+	mu     sync.Mutex // one write at a time
 	chunks []tracked
-	queue  chan int
-	wg     sync.WaitGroup
-	fail   error // of the queue's worker; valid once wg is done
+
+	// The chunk being hashed: h has its bytes up to pos, from so many writes.
+	h      hash.Hash // nil: only note what is written
+	at     int       // -1: none
+	pos    int64
+	writes uint32
+	hole   []byte // of zeros
+
+	pieces chan piece
+	hashed chan struct{} // a piece is done with
 }
 
-// tracked counts the writes to one chunk. A digest is good if no write was
-// under way when its bytes were read, and none has begun since.
+// tracked is one chunk: the digest is that of its first sumOf writes.
 type tracked struct {
-	begun, ended atomic.Uint32
-	sum          [32]byte
-	at           uint32 // value of begun that sum belongs to; 0: none
+	writes, sumOf uint32
+	sum           [32]byte
 }
 
-// newTracker returns a tracker that hashes in the background, or, without
-// hashing, only notes what is written.
+// piece is what is written at once.
+type piece struct {
+	b   []byte
+	off int64
+}
+
+// hashFirst is the most that is hashed before it is written instead of at the
+// same time: two goroutines that meet cost more than that.
+const hashFirst = 64 << 10
+
+// newTracker returns a tracker that hashes, or only notes what is written.
 func newTracker(f io.ReaderAt, size int64, hashing bool) *tracker {
-	if !hashing {
-		return &tracker{f: f, chunks: make([]tracked, (size+Align-1)/Align)}
-	}
-	queue := make(chan int, 64)
-	t := &tracker{f: f, chunks: make([]tracked, (size+Align-1)/Align), queue: queue}
-	t.wg.Go(func() {
-		buf := make([]byte, Align)
-		for i := range queue {
-			if t.fail == nil {
-				t.fail = t.hash(i, buf)
+	t := &tracker{f: f, size: size, chunks: make([]tracked, (size+Align-1)/Align), at: -1}
+	if hashing {
+		t.h, t.hole = sha256.New(), make([]byte, 64<<10)
+		t.pieces, t.hashed = make(chan piece), make(chan struct{})
+		go func(pieces <-chan piece) {
+			for p := range pieces {
+				t.add(p.b, p.off)
+				t.hashed <- struct{}{}
 			}
-		}
-	})
+		}(t.pieces)
+	}
 	return t
 }
 
-// offer has a chunk hashed when there is time. Where there is none it waits
-// for finish.
-func (t *tracker) offer(i int) {
-	select {
-	case t.queue <- i:
-	default:
+// write carries out a write of b at off, and hashes b meanwhile.
+func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pieces == nil || len(b) <= hashFirst {
+		t.add(b, off)
+		return do()
+	}
+	t.pieces <- piece{b, off}
+	n, err := do()
+	<-t.hashed
+	return n, err
+}
+
+// add takes the bytes of one write in.
+func (t *tracker) add(b []byte, off int64) {
+	for len(b) > 0 {
+		i := int(off / Align)
+		n := int(min(int64(len(b)), int64(i+1)*Align-off))
+		t.addTo(i, b[:n], off)
+		b, off = b[n:], off+int64(n)
 	}
 }
 
-func (t *tracker) hash(i int, buf []byte) error {
+func (t *tracker) addTo(i int, b []byte, off int64) {
 	c := &t.chunks[i]
-	begun := c.begun.Load()
-	if begun == 0 || begun == c.at || c.ended.Load() != begun {
+	c.writes++
+	if t.h == nil {
+		return
+	}
+	if i != t.at {
+		t.leave()
+		if c.writes > 1 {
+			return
+		}
+		t.at, t.pos, t.writes = i, int64(i)*Align, 0
+		t.h.Reset()
+	}
+	if off < t.pos {
+		t.at = -1 // the writer went back
+		return
+	}
+	t.zeros(off - t.pos)
+	t.h.Write(b)
+	t.pos = off + int64(len(b))
+	t.writes++
+}
+
+// leave completes the digest of the chunk being hashed.
+func (t *tracker) leave() {
+	if t.at < 0 {
+		return
+	}
+	t.zeros(min(int64(t.at+1)*Align, t.size) - t.pos)
+	c := &t.chunks[t.at]
+	t.h.Sum(c.sum[:0])
+	c.sumOf = t.writes
+	t.at = -1
+}
+
+// zeros hashes a hole.
+func (t *tracker) zeros(n int64) {
+	for ; n > 0; n -= int64(len(t.hole)) {
+		t.h.Write(t.hole[:min(n, int64(len(t.hole)))])
+	}
+}
+
+// rehash hashes a chunk that has no good digest.
+func (t *tracker) rehash(i int, buf []byte) error {
+	c := &t.chunks[i]
+	if c.writes == c.sumOf {
 		return nil
 	}
 	n, err := t.f.ReadAt(buf, int64(i)*Align)
 	if err != nil && err != io.EOF {
 		return fmt.Errorf("hashing the image: %w", err)
 	}
-	sum := sha256.Sum256(buf[:n])
-	if c.begun.Load() == begun {
-		c.sum, c.at = sum, begun
-	}
+	c.sum, c.sumOf = sha256.Sum256(buf[:n]), c.writes
 	return nil
 }
 
 // written reports whether anything was written to a chunk; the others are
 // holes.
-func (t *tracker) written(i int) bool { return t.chunks[i].begun.Load() > 0 }
+func (t *tracker) written(i int) bool { return t.chunks[i].writes > 0 }
 
-// stop ends the hashing in the background.
+// stop ends the hashing.
 func (t *tracker) stop() {
-	if t.queue != nil {
-		close(t.queue)
-		t.queue = nil
+	if t.pieces != nil {
+		close(t.pieces)
+		t.pieces = nil
 	}
-	t.wg.Wait()
 }
 
 // finish hashes what is left, after the last write.
 func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (string, error) {
 	t.stop()
-	if t.fail != nil {
-		return "", t.fail
-	}
+	t.leave()
 	err := Parallel(ctx, len(t.chunks), func() func(int) error {
 		buf := make([]byte, Align)
-		return func(i int) error { return t.hash(i, buf) }
+		return func(i int) error { return t.rehash(i, buf) }
 	})
 	if err != nil {
 		return "", err

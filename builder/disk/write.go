@@ -195,7 +195,7 @@ func (w *writer) slot() ([]byte, int64, error) {
 }
 
 func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
-	r := &region{w: w, name: "partition " + p.Label, start: i.Start, size: i.Size, last: -1}
+	r := &region{w: w, name: "partition " + p.Label, start: i.Start, size: i.Size}
 	result := PartResult{Label: p.Label, Size: i.Size}
 	switch {
 	case p.Label == ondisk.LabelSlot, p.FS == "":
@@ -219,7 +219,6 @@ func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
 			return err
 		}
 	}
-	r.leave()
 	result.Written = r.written
 	w.result.Parts = append(w.result.Parts, result)
 	return nil
@@ -231,7 +230,6 @@ type region struct {
 	w           *writer
 	name        string
 	start, size int64
-	last        int // the chunk written last; -1: none
 	written     int64
 }
 
@@ -246,31 +244,10 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 		return 0, fmt.Errorf("BUG: %d bytes at %d are beyond the end of %s (%d bytes)", len(p), off, r.name, r.size)
 	}
 	off += r.start
-	first, last := int(off/Align), int((off+int64(len(p))-1)/Align)
-	for i := first; i <= last; i++ {
-		r.w.track.chunks[i].begun.Add(1)
-	}
-	n, err := r.w.raw.WriteAt(p, off)
-	for i := first; i <= last; i++ {
-		r.w.track.chunks[i].ended.Add(1)
-	}
-	if last != r.last {
-		r.leave()
-		for i := first; i < last; i++ {
-			r.w.track.offer(i)
-		}
-		r.last = last
-	}
+	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
 	r.w.progress(int64(n), r.w.total)
 	return n, err
-}
-
-// leave has the chunk written last hashed.
-func (r *region) leave() {
-	if r.last >= 0 {
-		r.w.track.offer(r.last)
-	}
 }
 
 func isZero(b []byte) bool {

@@ -46,6 +46,8 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "write":
 		err = childWrite(os.Args[1], os.Args[2])
+	case "image":
+		err = childImage(os.Args[1], os.Args[2])
 	case "scale":
 		err = childScale(os.Args[1], os.Args[2])
 	}
@@ -371,6 +373,19 @@ type writer struct {
 	peak         int64
 }
 
+// runs is how often each writer runs.
+func runs(b *testing.B) int {
+	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
+	if s == "" {
+		return 5
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		b.Fatalf("EDGEBAKE_BENCH_RUNS=%q: want a number of at least 1", s)
+	}
+	return n
+}
+
 // BenchmarkExt4 is one run, however many the framework asks for: it takes
 // minutes, and repeats what it measures by itself.
 func BenchmarkExt4(b *testing.B) {
@@ -387,12 +402,7 @@ func BenchmarkExt4(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	runs := 5
-	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
-		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
-			b.Fatalf("EDGEBAKE_BENCH_RUNS=%q: want a number of at least 1", s)
-		}
-	}
+	runs := runs(b)
 	dir, kind := scratch(b)
 	version, _ := exec.Command(mke2fs, "-V").CombinedOutput()
 	firstLine, _, _ := strings.Cut(string(version), "\n")
