@@ -11,7 +11,7 @@ UNIT = $$(go list ./... | grep -vE '/test/(ipvs|e2e)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder
 # that edgebake was called in.
-AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS= GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
+AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
 .PHONY: help deps build demo test check lint tidy unit oracle e2e bench nightly clean
 

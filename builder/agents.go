@@ -104,8 +104,9 @@ func sourceTree() (string, bool) {
 }
 
 // agentEnv are the settings that decide what compiling one of our programs
-// gives.
-var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
+// gives. A person can set GOFLAGS in go's own file, which an empty one would let
+// through.
+var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *build) compileAgent(ctx context.Context, name, src string) (string, error) {
 	s := b.step(name, "compiling from the source tree")
