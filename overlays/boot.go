@@ -41,8 +41,8 @@ func CommandLine(img *configs.Image, f Facts) (string, error) {
 		return "", err
 	}
 	args := []string{
-		// The initrd looks for the root that many seconds; slow disks take theirs.
-		"root=PARTUUID=" + root, "ro", "rootwait", "rootdelay=180",
+		// No rootdelay: the initrd would sleep for all of it, at every boot.
+		"root=PARTUUID=" + root, "ro", "rootwait",
 		// Nobody is there to answer: repair, and restart after a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
 		// Partitions are named in fstab; two edgebake disks in one machine
