@@ -313,7 +313,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 }
 
 // freshMost bounds the fresh connections of one doubt that stand.
-const freshMost = 2
+const freshMost = 4
 
 // doubt decides between a slow master and a dead one: PINGs go on over the
 // held connection, where each new packet also helps TCP to recover lost ones,

@@ -339,6 +339,7 @@ func TestSlowMaster(t *testing.T) {
 		down  bool
 	}{
 		{250 * time.Millisecond, 0, false}, // not even one
+		{500 * time.Millisecond, 2, false},
 		{900 * time.Millisecond, freshMost, false},
 		{10 * time.Second, freshMost + 1, true}, // and one to see when it heals
 	} {
