@@ -61,15 +61,12 @@ type target struct {
 	probe  Probe
 	roots  *roots // nil: nobody can be verified yet
 	client *tls.Certificate
-	signs  *signs // of life, if somebody wants them
+	// heard, if set, becomes true with the first byte from the master. Its
+	// kernel alone shakes hands over TCP, even for a stopped program; bytes
+	// come from the program.
+	heard *atomic.Bool
 	// dial opens the connection; net.Dialer by default.
 	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
-}
-
-// signs are signs of life of a master that is being dialled. Its kernel alone
-// connects, even for a stopped program; bytes come from the program.
-type signs struct {
-	connected, heard atomic.Bool
 }
 
 // event is news from a link. Only one of the kinds is set.
@@ -118,9 +115,8 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.signs != nil {
-		t.signs.connected.Store(true)
-		nc = &hearing{nc, t.signs}
+	if t.heard != nil {
+		nc = &hearing{nc, t.heard}
 	}
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
 	l := &link{nc: nc, target: t, events: make(chan event, 16), done: make(chan struct{})}
@@ -144,13 +140,13 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 // hearing notes that something was read.
 type hearing struct {
 	net.Conn
-	signs *signs
+	heard *atomic.Bool
 }
 
 func (c *hearing) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
-		c.signs.heard.Store(true)
+		c.heard.Store(true)
 	}
 	return n, err
 }

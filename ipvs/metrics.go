@@ -87,7 +87,7 @@ func (d *Daemon) serveMetrics(ctx context.Context, addr string) error {
 			if err != nil {
 				return
 			}
-			c.SetDeadline(time.Now().Add(2 * time.Second))
+			c.SetDeadline(time.Now().Add(5 * time.Second))
 			d.answer(c)
 			c.Close()
 		}
@@ -111,6 +111,6 @@ func (d *Daemon) answer(c io.ReadWriter) {
 	if f := strings.Fields(line); len(f) == 3 && f[0] == "GET" && strings.HasPrefix(f[1]+"?", "/metrics?") {
 		status, body = "200 OK", d.Metrics()
 	}
-	fmt.Fprintf(c, "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n", status, len(body))
-	c.Write(body)
+	// In one piece, so that a scraper gets all of it or nothing.
+	c.Write(fmt.Appendf(nil, "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body))
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -136,8 +137,9 @@ func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// dial connects and classes a failure.
-func (w *watcher) dial(ctx context.Context, timeout time.Duration, s *signs) (*link, Class, error) {
+// dial connects and classes a failure. heard, if given, is set as soon as the
+// master's program says anything.
+func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic.Bool) (*link, Class, error) {
 	select {
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
@@ -146,7 +148,7 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, s *signs) (*l
 	}
 	w.count(countDial)
 	t := w.target()
-	t.signs = s
+	t.heard = heard
 	dctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	l, err := dialLink(dctx, t, bodyLimit)
@@ -312,21 +314,14 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 	}
 }
 
-// freshMost bounds the fresh connections of one doubt that stand.
-const freshMost = 4
-
 // doubt decides between a slow master and a dead one: PINGs go on over the
 // held connection, where each new packet also helps TCP to recover lost ones,
-// and from the second tick on each tick tries a fresh connection. Each round
-// without any sign of life counts as one failed probe; a fresh connection on
-// which the master began to answer excuses one round, as many times as it takes
-// to fall. ok is false when the master has to be dialled anew.
-//
-// No more than freshMost connections that stand wait for the master's program:
-// it may be slow because thousands of nodes ask it for a handshake.
+// and every tick tries a fresh connection. Each round without any sign of
+// life counts as one failed probe; a fresh connection on which the master
+// began to answer excuses one round, as many times as it takes to fall. ok is
+// false when the master has to be dialled anew.
 func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	type outcome struct {
-		signs *signs
 		l     *link
 		class Class
 		err   error
@@ -335,7 +330,7 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	defer cancel()
 	fresh := make(chan outcome, 2*w.fall*w.profile.Ticks)
 	pending := 0
-	var trying, heard []*signs
+	var heard []*atomic.Bool
 	defer func() { // whoever comes too late is closed
 		cancel()
 		go func(n int) {
@@ -348,29 +343,19 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	}()
 	tick := time.NewTicker(w.profile.Tick)
 	defer tick.Stop()
-	first := true
 	for failed, excused := 0, 0; failed < w.fall; {
 		class, cause := Timeout, error(nil)
 	round:
 		for range w.profile.Ticks - 1 {
-			// Where a fifth of all packets is lost, a single one does not get
-			// through in time often enough.
-			stand := 0
-			for _, s := range trying {
-				if s.connected.Load() {
-					stand++
-				}
-			}
-			if !first && stand < freshMost {
-				pending++
-				s := new(signs)
-				trying, heard = append(trying, s), append(heard, s)
-				go func() {
-					l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond), s)
-					fresh <- outcome{s, l, class, err}
-				}()
-			}
-			first = false
+			// One in each tick: where a fifth of all packets is lost, a single
+			// one does not get through in time often enough.
+			pending++
+			sign := new(atomic.Bool)
+			heard = append(heard, sign)
+			go func() {
+				l, class, err := w.dial(ctx, max(2*w.round(), 1500*time.Millisecond), sign)
+				fresh <- outcome{l, class, err}
+			}()
 			if l.h2 {
 				w.count(countPing)
 				if err := l.ping(); err != nil {
@@ -393,7 +378,6 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 					return nil, false
 				case o := <-fresh:
 					pending--
-					trying = slices.DeleteFunc(trying, func(s *signs) bool { return s == o.signs })
 					if o.l != nil {
 						return o.l, true
 					}
@@ -414,7 +398,7 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 				break
 			}
 		}
-		if i := slices.IndexFunc(heard, func(s *signs) bool { return s.heard.Load() }); i >= 0 && class == Timeout && excused < w.fall {
+		if i := slices.IndexFunc(heard, (*atomic.Bool).Load); i >= 0 && class == Timeout && excused < w.fall {
 			heard = slices.Delete(heard, i, i+1)
 			excused++
 			continue

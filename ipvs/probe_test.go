@@ -329,49 +329,6 @@ func TestSensing(t *testing.T) {
 	}
 }
 
-// TestSlowMaster: a master that answers slowly, because thousands of nodes ask
-// it, is not asked for many handshakes more, and stays.
-func TestSlowMaster(t *testing.T) {
-	c, cert := bubbleCerts(t)
-	for _, tt := range []struct {
-		slow  time.Duration
-		dials int64
-		down  bool
-	}{
-		{250 * time.Millisecond, 0, false}, // not even one
-		{500 * time.Millisecond, 2, false},
-		{900 * time.Millisecond, freshMost, false},
-		{10 * time.Second, freshMost + 1, true}, // and one to see when it heals
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			m := newFakeMaster(t, cert)
-			m.start()
-			s := sense(t, m, LAN(), c.roots(t))
-			defer s.stop(m)
-			time.Sleep(41 * time.Second)
-			before, pings := m.dials.Load(), s.pings.Load()
-			for s.pings.Load() == pings {
-				time.Sleep(time.Millisecond)
-			}
-			m.hung.Store(true)
-			hung := time.Now()
-			for st := Up; time.Since(hung) < tt.slow && st == Up; st, _ = s.state() {
-				time.Sleep(time.Millisecond)
-			}
-			dials := m.dials.Load() - before
-			st, _ := s.state()
-			m.hung.Store(false)
-			if dials > tt.dials || (st == Down) != tt.down {
-				t.Errorf("slow by %s: %d more connections, it is %s", tt.slow, dials, st)
-			}
-			time.Sleep(10 * time.Second)
-			if st, _ := s.state(); st != Up {
-				t.Errorf("slow by %s: it is %s afterwards: %v", tt.slow, st, s.events)
-			}
-		})
-	}
-}
-
 // TestStranger: a kube-apiserver hangs up after every answer to a node that
 // has not joined yet. That is no fault, costs one connection for each request,
 // and between requests a kill is noticed at once.

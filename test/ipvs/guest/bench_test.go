@@ -170,10 +170,19 @@ func (n *machine) wire() (bytes uint64) {
 	return bytes
 }
 
-func (n *machine) metric(name string) int64 {
+func (n *machine) metric(name string) (v int64) {
+	n.l.t.Helper()
+	eventually(n.l.t, "there is a metric "+name, func() (ok bool) {
+		v, ok = n.tryMetric(name)
+		return ok
+	})
+	return v
+}
+
+func (n *machine) tryMetric(name string) (int64, bool) {
 	c, err := n.dial("127.0.0.1:10271", 30*time.Second)
 	if err != nil {
-		n.l.t.Fatal(err)
+		return 0, false
 	}
 	defer c.Close()
 	fmt.Fprint(c, "GET /metrics HTTP/1.1\r\n\r\n")
@@ -188,12 +197,11 @@ func (n *machine) metric(name string) int64 {
 	}
 	for line := range strings.Lines(b.String()) {
 		if v, ok := strings.CutPrefix(line, "ipvscare_"+name+" "); ok {
-			x, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
-			return x
+			x, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+			return x, err == nil
 		}
 	}
-	n.l.t.Fatalf("no metric %s in %s", name, b.String())
-	return 0
+	return 0, false
 }
 
 // compared starts the tools, each on a node of its own.
