@@ -93,7 +93,9 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	} else if all {
 		return fmt.Errorf("%s is an OpenYurt node already: %w", name, ErrAlready)
 	}
-	if err := readyNow(ctx, e, name); err != nil {
+	// Once kubelet is turned, by a convert that was killed, it may not have
+	// reported yet; the steps left wait for that.
+	if err := readyNow(ctx, e, name); err != nil && !e.exists(ondisk.YurthubConf) {
 		return fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err)
 	}
 	ev := newEvidence(e, "convert")

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
@@ -117,6 +118,33 @@ func TestConvertKilled(t *testing.T) {
 		again: func(w *world) error { _, err := w.convert(pool); return err }, want: whole.clean(),
 		back: func(w *world) error { _, err := w.revert(); return err }, before: native,
 	})
+}
+
+// TestConvertGoesOnWithoutAReport: a convert that was killed when it had just
+// restarted kubelet does not take the node for one that is not Ready.
+func TestConvertGoesOnWithoutAReport(t *testing.T) {
+	w := readyNode(t)
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []string{configs.LabelEdgeWorker, configs.LabelNodePool} {
+		delete(w.cluster.nodes["edge-sn0042"].Metadata.Labels, l)
+	}
+	w.kubeletBroken = true
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.off = cancel
+	e := w.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		w.cluster.mu.Lock()
+		w.kubeletBroken = false
+		w.cluster.mu.Unlock()
+		return sleep(ctx, d)
+	}
+	if err := Convert(ctx, e, pool, func(Step) {}); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestRevertKilled is the same for revert.
