@@ -86,11 +86,8 @@ func checkOutput(out string, force bool) error {
 	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
 		return fmt.Errorf("output %s: there is no folder %s", out, dir)
 	}
-	if _, err := os.Lstat(out); err == nil && !force {
-		return fmt.Errorf("output %s exists; --force replaces it", out)
-	}
-	if err := disk.Writable(dir); err != nil {
-		return fmt.Errorf("output %s: %w", out, err)
+	if err := CheckFile(out, force); err != nil {
+		return fmt.Errorf("output %w", err)
 	}
 	return nil
 }
@@ -137,8 +134,7 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	if err != nil {
 		// Without a kernel nothing can be rendered; what else the base lacks
 		// is said now all the same.
-		_, err := checkTree(base[0].Nodes, b.Cache, b.img.Arch)
-		return nil, err
+		return nil, checkTree(base[0].Nodes, b.Cache, b.img.Arch)
 	}
 	store, err := b.bakeImages(ctx, containerd)
 	if err != nil {
@@ -159,7 +155,7 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	if c.merged, err = tree.Merge(layers, b.date); err != nil {
 		return nil, err
 	}
-	if _, err := checkTree(c.merged, b.Cache, b.img.Arch); err != nil {
+	if err := checkTree(c.merged, b.Cache, b.img.Arch); err != nil {
 		return nil, err
 	}
 	c.root, c.data = overlays.Split(c.merged)

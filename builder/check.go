@@ -86,9 +86,9 @@ func isLeftover(p string) bool {
 
 // checkTree refuses a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
-func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) (kernel string, err error) {
+func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) error {
 	var errs []error
-	kernel, err = overlays.KernelVersion(nodes)
+	kernel, err := overlays.KernelVersion(nodes)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -113,7 +113,7 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) (kernel string,
 		}
 	}
 	errs = append(errs, checkArch(nodes, blobs, arch)...)
-	return kernel, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // programDirs are where the machine's own processor finds what it runs.

@@ -124,7 +124,10 @@ func CheckFile(path string, replace bool) error {
 			return fmt.Errorf("%s exists; --force replaces it", path)
 		}
 	}
-	return disk.Writable(filepath.Dir(path))
+	if err := disk.Writable(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
 }
 
 // WriteFile writes a small file that appears under its name only when it is

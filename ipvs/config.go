@@ -147,7 +147,7 @@ func FromConfig(doc ondisk.IPVS) ([]Server, error) {
 	var servers []Server
 	var errs []error
 	for i, v := range doc.Servers {
-		s, err := fromVirtual(v)
+		s, err := FromVirtual(v)
 		if err != nil {
 			where := fmt.Sprintf("servers[%d]: ", i)
 			errs = append(errs, errors.New(where+strings.ReplaceAll(err.Error(), "\n", "\n"+where)))
@@ -169,7 +169,9 @@ func FromConfig(doc ondisk.IPVS) ([]Server, error) {
 	return servers, nil
 }
 
-func fromVirtual(v ondisk.IPVSVirtual) (Server, error) {
+// FromVirtual checks one virtual server and fills in defaults. Its problems are
+// joined, one a line.
+func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	s := Server{
 		Host: v.Host, Scheduler: v.Scheduler, Rise: v.Rise, Fall: v.Fall, Learn: v.LearnMasters,
 		Probe: Probe{CAFile: v.CAFile, Path: v.ProbePath},

@@ -219,7 +219,7 @@ func isConfig(mediaType string) bool {
 }
 
 // compressionOf says how a layer is compressed: "", "gzip" or "zstd".
-func compressionOf(mediaType string) (string, bool) {
+func compressionOf(mediaType string) (string, error) {
 	for _, base := range []string{
 		"application/vnd.oci.image.layer.v1.tar",
 		"application/vnd.oci.image.layer.nondistributable.v1.tar",
@@ -232,14 +232,14 @@ func compressionOf(mediaType string) (string, bool) {
 		}
 		switch rest {
 		case "":
-			return "", true
+			return "", nil
 		case "+gzip", ".gzip":
-			return "gzip", true
+			return "gzip", nil
 		case "+zstd", ".zstd":
-			return "zstd", true
+			return "zstd", nil
 		}
 	}
-	return "", false
+	return "", fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", mediaType)
 }
 
 // Snapshotters whose store we can write.

@@ -109,9 +109,9 @@ func newLayerReader(r io.Reader, l Layer) (*layerReader, error) {
 	if err != nil {
 		return nil, err
 	}
-	compression, ok := compressionOf(l.MediaType)
-	if !ok {
-		return nil, fmt.Errorf("its media type %q is none of a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", l.MediaType)
+	compression, err := compressionOf(l.MediaType)
+	if err != nil {
+		return nil, err
 	}
 	raw := newDigestReader(r, sha, l.Size)
 	un, err := decompress(raw, compression)

@@ -166,9 +166,9 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descript
 	if err != nil {
 		return d, false, err
 	}
-	doc, err := parseDoc[manifestDoc](raw)
+	doc, err := parseManifest(raw)
 	if err != nil {
-		return d, false, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", err)
+		return d, false, err
 	}
 	d = Descriptor{MediaType: doc.MediaType, Digest: ref.Digest, Size: int64(len(raw))}
 	if d.MediaType == "" { // which OCI allows
@@ -180,12 +180,20 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descript
 	return d, true, nil
 }
 
-// parse reads an index or manifest and settles its media type: what the
-// descriptor says and what the document says must agree.
-func (p *Pinned) parse(raw []byte, d *Descriptor) (manifestDoc, error) {
+func parseManifest(raw []byte) (manifestDoc, error) {
 	doc, err := parseDoc[manifestDoc](raw)
 	if err != nil {
 		return doc, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", err)
+	}
+	return doc, nil
+}
+
+// parse reads an index or manifest and settles its media type: what the
+// descriptor says and what the document says must agree.
+func (p *Pinned) parse(raw []byte, d *Descriptor) (manifestDoc, error) {
+	doc, err := parseManifest(raw)
+	if err != nil {
+		return doc, err
 	}
 	if doc.MediaType != "" && d.MediaType != "" && doc.MediaType != d.MediaType {
 		return doc, fmt.Errorf("it calls itself %s, its descriptor calls it %s; have the image pushed again", doc.MediaType, d.MediaType)
@@ -306,8 +314,8 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	for i, l := range doc.Layers {
 		l.Annotations, l.Platform = nil, nil
 		what := fmt.Sprintf("layer %d of %d", i+1, len(doc.Layers))
-		if _, ok := compressionOf(l.MediaType); !ok {
-			errs = append(errs, blobError(what, l, ref, src, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", l.MediaType)))
+		if _, err := compressionOf(l.MediaType); err != nil {
+			errs = append(errs, blobError(what, l, ref, src, err))
 		}
 		_, err1 := shaOf(l.Digest)
 		_, err2 := shaOf(config.RootFS.DiffIDs[i])

@@ -218,10 +218,10 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 	return at, nil
 }
 
-// checkPath says what is wrong with a node's path.
 // packInside is the cure for paths that leave the tree.
 const packInside = "pack it again from inside its folder (tar -C FOLDER -cf FILE .)"
 
+// checkPath says what is wrong with a node's path.
 func checkPath(p string) error {
 	switch {
 	case p == "":

@@ -80,7 +80,7 @@ func (f *source) checkFiles(exportBase string, force bool) error {
 	var errs []error
 	if f.lock != "" && !f.locked {
 		if err := builder.CheckFile(f.lock, true); err != nil {
-			errs = append(errs, fmt.Errorf("lock %s: %w (--lock names another place)", f.lock, err))
+			errs = append(errs, fmt.Errorf("lock %w (--lock names another place)", err))
 		}
 	}
 	if exportBase != "" {

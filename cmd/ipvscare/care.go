@@ -124,13 +124,12 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 		vip, err := netip.ParseAddrPort(c.vs)
 		return ipvs.Server{VIP: vip, Host: c.host}, err
 	}
-	servers, err := ipvs.FromConfig(ondisk.IPVS{Version: ondisk.IPVSVersion, Servers: []ondisk.IPVSVirtual{{
+	s, err := ipvs.FromVirtual(ondisk.IPVSVirtual{
 		VIP: c.vs, Masters: masters, Host: c.host, Scheduler: c.scheduler, CAFile: c.caFile, ProbePath: c.path, Profile: c.profile,
-	}}})
-	if err != nil { // there is no document that it could speak of
-		return ipvs.Server{}, errors.New(strings.ReplaceAll(err.Error(), "servers[0]: ", ""))
+	})
+	if err != nil {
+		return ipvs.Server{}, err
 	}
-	s := servers[0]
 	s.Source = source
 	s.Probe.Unsafe = c.insecure
 	s.Probe.Plain = c.scheme == "http"

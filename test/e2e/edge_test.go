@@ -46,23 +46,27 @@ var madeEdge = sync.OnceValues(func() (string, error) {
 			return "", err
 		}
 	}
+	return p.bakeHub("edge", fmt.Sprintf("  version: v1.7.0\n  binary: {file: %q}\n", hub), "yurthub "+hub)
+})
+
+// bakeHub bakes the quickstart image under another name, with yurthub as the
+// Image's field has it.
+func (p *parts) bakeHub(name, yurthub, what string) (golden string, err error) {
 	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
 	if err != nil {
 		return "", err
 	}
-	doc := strings.Replace(string(b), "name: quickstart\n", "name: edge\n", 1)
-	doc += fmt.Sprintf("yurthub:\n  version: v1.7.0\n  binary: {file: %q}\n", hub)
+	doc := strings.Replace(string(b), "name: quickstart\n", "name: "+name+"\n", 1) + "yurthub:\n" + yurthub
 	// As deep below the root as the examples, whose paths it keeps.
-	image := filepath.Join(p.root, "build", "e2e", "edge.yaml")
-	if err := os.WriteFile(image, []byte(doc), 0o644); err != nil {
+	base := filepath.Join(p.root, "build", "e2e", name)
+	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {
 		return "", err
 	}
-	golden := filepath.Join(p.root, "build", "e2e", "edge.raw")
 	start := time.Now()
-	err = p.run(context.Background(), p.bin, "build", image, "--output", golden, "--force", "--lock", "build/e2e/edge.lock")
-	fmt.Printf("%6.1f s  edgebake build, with yurthub %s\n", time.Since(start).Seconds(), hub)
-	return golden, err
-})
+	err = p.run(context.Background(), p.bin, "build", base+".yaml", "--output", base+".raw", "--force", "--lock", base+".lock")
+	fmt.Printf("%6.1f s  edgebake build, with %s\n", time.Since(start).Seconds(), what)
+	return base + ".raw", err
+}
 
 // edgeWorld is a world whose cluster is OpenYurt's.
 type edgeWorld struct {
@@ -131,24 +135,6 @@ func (w *edgeWorld) pod(name string) *lab.Object {
 		w.t.Fatalf("pod %s has %d containers", name, len(pod.Status.ContainerStatuses))
 	}
 	return &pod
-}
-
-// readyAfter waits until the node is Ready in another boot than before.
-func (w *edgeWorld) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
-	defer cancel()
-	node, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
-		if o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
-			return false, "the cluster has not heard of this boot yet"
-		}
-		return lab.Ready(o)
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Logf("%6.1f s from power-on: Ready again", vm.Serial.Note("").At.Seconds())
-	return node
 }
 
 // firstPost checks that the very first request that made this Node carried

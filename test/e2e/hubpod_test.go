@@ -2,16 +2,13 @@ package e2e
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -29,22 +26,8 @@ var madePod = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
-	if err != nil {
-		return "", err
-	}
 	layout := cmp.Or(os.Getenv(envHubLayout), filepath.Join(p.root, "build", "images"))
-	doc := strings.Replace(string(b), "name: quickstart\n", "name: pod\n", 1)
-	doc += fmt.Sprintf("yurthub:\n  version: v1.6.1\n  image: {ref: %q, layout: %q}\n", hubImage, layout)
-	image := filepath.Join(p.root, "build", "e2e", "pod.yaml")
-	if err := os.WriteFile(image, []byte(doc), 0o644); err != nil {
-		return "", err
-	}
-	golden := filepath.Join(p.root, "build", "e2e", "pod.raw")
-	start := time.Now()
-	err = p.run(context.Background(), p.bin, "build", image, "--output", golden, "--force", "--lock", "build/e2e/pod.lock")
-	fmt.Printf("%6.1f s  edgebake build, with yurthub's image of %s\n", time.Since(start).Seconds(), layout)
-	return golden, err
+	return p.bakeHub("pod", fmt.Sprintf("  version: v1.6.1\n  image: {ref: %q, layout: %q}\n", hubImage, layout), "yurthub's image of "+layout)
 })
 
 // A node with yurthub before 1.7, a static pod: yurthub gets its identity with

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/base64"
@@ -315,29 +314,7 @@ func (w *world) writeManyImages() []string {
 
 // layerOf is a file or a folder of this machine's as a layer.
 func layerOf(from, to string) imagetest.Layer {
-	return imagetest.Layer{Tar: func(w *imagetest.Writer) error {
-		return filepath.WalkDir(from, func(path string, d os.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			rel, err := filepath.Rel(from, path)
-			if err != nil {
-				return err
-			}
-			name := filepath.Join(to, rel)
-			switch {
-			case d.IsDir():
-				return w.Put(tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755}, "")
-			case d.Type().IsRegular():
-				b, err := os.ReadFile(path)
-				if err != nil {
-					return err
-				}
-				return w.Put(tar.Header{Name: name, Mode: 0o755}, string(b))
-			}
-			return nil
-		})
-	}}
+	return imagetest.Layer{Tar: func(w *imagetest.Writer) error { return w.Tree(from, to) }}
 }
 
 // buildMode bakes the quickstart image with these images on board, as the

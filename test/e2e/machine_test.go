@@ -288,6 +288,12 @@ func (w *world) tellsEverywhere(vm *lab.VM) {
 func (w *world) readyAgain(vm *lab.VM, mark int, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	w.expect(vm, mark, lab.FirstBootDone.String())
+	return w.readyAfter(vm, before)
+}
+
+// readyAfter waits until the node is Ready in another boot than before.
+func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
+	w.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
 	defer cancel()
 	node, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
@@ -299,6 +305,7 @@ func (w *world) readyAgain(vm *lab.VM, mark int, before *lab.Object) *lab.Object
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.t.Logf("%6.1f s from power-on: Ready again", vm.Serial.Note("").At.Seconds())
 	return node
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -53,7 +52,7 @@ func benchImages(t *testing.T, compression string) []imagetest.Image {
 	layer := func(dirs ...string) imagetest.Layer {
 		return imagetest.Layer{Compression: compression, Tar: func(w *imagetest.Writer) error {
 			for i := 0; i < len(dirs); i += 2 {
-				if err := addTree(w, dirs[i], dirs[i+1]); err != nil {
+				if err := w.Tree(dirs[i], dirs[i+1]); err != nil {
 					return err
 				}
 			}
@@ -88,31 +87,6 @@ func output(t *testing.T, name string, args ...string) string {
 		t.Fatalf("%s %q: %v", name, args, err)
 	}
 	return string(out)
-}
-
-// addTree adds a folder of the host's, with nothing of its times and owners.
-func addTree(w *imagetest.Writer, src, dst string) error {
-	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(src, p)
-		if err != nil {
-			return err
-		}
-		name := filepath.Join(dst, rel)
-		switch {
-		case d.IsDir():
-			return w.Put(tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755}, "")
-		case d.Type().IsRegular():
-			b, err := os.ReadFile(p)
-			if err != nil {
-				return err
-			}
-			return w.Put(tar.Header{Name: name, Mode: 0o755}, string(b))
-		}
-		return nil
-	})
 }
 
 // disk is a loop-mounted ext4 whose writes are counted.

@@ -2,7 +2,6 @@ package ext4_test
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 var sourceDate = time.Unix(1767225600, 123456789)
@@ -313,7 +313,7 @@ func TestTreeInEqualsTreeOut(t *testing.T) {
 
 	// What was read can be written again, and gives the same bytes.
 	o := options(r.Info().Size)
-	if again := write(t, got, r, o); sum(t, again) != sum(t, image) {
+	if again := write(t, got, r, o); disktest.Sum(t, again) != disktest.Sum(t, image) {
 		t.Error("an image written from what was read of an image differs from it")
 	}
 }
@@ -412,27 +412,13 @@ func TestFileOfMoreThan4GiB(t *testing.T) {
 	compare(t, flat(t, nodes, zeros{size}), flat(t, got, r))
 }
 
-func sum(t *testing.T, image string) string {
-	t.Helper()
-	f, err := os.Open(image)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("%x", h.Sum(nil))
-}
-
 func TestReproducible(t *testing.T) {
 	nodes, b := nasty()
-	want := sum(t, write(t, nodes, b, options(0)))
+	want := disktest.Sum(t, write(t, nodes, b, options(0)))
 	for i, procs := range []int{1, 2, 8} {
 		old := runtime.GOMAXPROCS(procs)
 		rand.New(rand.NewPCG(1, uint64(i))).Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-		got := sum(t, write(t, nodes, b, options(0)))
+		got := disktest.Sum(t, write(t, nodes, b, options(0)))
 		runtime.GOMAXPROCS(old)
 		if got != want {
 			t.Errorf("GOMAXPROCS %d and nodes in another order: other bytes", procs)

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -58,6 +59,32 @@ type Descriptor struct {
 
 // Writer writes tar entries, with fewer words.
 type Writer struct{ *tar.Writer }
+
+// Tree writes a file or folder of this machine's, with nothing of its times
+// and owners; all is executable.
+func (w *Writer) Tree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		name := filepath.Join(to, rel)
+		switch {
+		case d.IsDir():
+			return w.Put(tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755}, "")
+		case d.Type().IsRegular():
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return w.Put(tar.Header{Name: name, Mode: 0o755}, string(b))
+		}
+		return nil
+	})
+}
 
 // Put writes an entry; a regular file where h.Typeflag is not set.
 func (w *Writer) Put(h tar.Header, body string) error {

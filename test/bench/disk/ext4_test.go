@@ -82,26 +82,33 @@ type tarBlob string
 
 func (b tarBlob) OpenBlob(string) (tree.BlobFile, error) { return os.Open(string(b)) }
 
-// childWrite makes image from a tar.
-func childWrite(tarPath, image string) error {
-	f, err := os.Open(tarPath)
+// readTar indexes a tar and merges it, as a build does.
+func readTar(path string) (nodes []tree.Node, size int64, r report, err error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return err
+		return nil, 0, r, err
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
-		return err
+		return nil, 0, r, err
 	}
 	start := time.Now()
-	nodes, err := tree.FromTar(f, st.Size(), "tar", "tar")
+	if nodes, err = tree.FromTar(f, st.Size(), "tar", "tar"); err != nil {
+		return nil, 0, r, err
+	}
+	if nodes, err = tree.Merge([]tree.Layer{{Name: "tar", Nodes: nodes}}, mtime); err != nil {
+		return nil, 0, r, err
+	}
+	return nodes, st.Size(), report{Index: time.Since(start).Seconds(), Entries: len(nodes)}, nil
+}
+
+// childWrite makes image from a tar.
+func childWrite(tarPath, image string) error {
+	nodes, _, r, err := readTar(tarPath)
 	if err != nil {
 		return err
 	}
-	if nodes, err = tree.Merge([]tree.Layer{{Name: "tar", Nodes: nodes}}, options.Time); err != nil {
-		return err
-	}
-	r := report{Index: time.Since(start).Seconds(), Entries: len(nodes)}
 	return write(r, nodes, tarBlob(tarPath), image)
 }
 

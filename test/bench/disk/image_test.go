@@ -27,29 +27,14 @@ const promised = 2.0
 // childImage makes a golden image out of a tar: five partitions, the golden
 // digest, the slot.
 func childImage(tarPath, image string) error {
-	f, err := os.Open(tarPath)
+	nodes, size, r, err := readTar(tarPath)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	begun := time.Now()
-	nodes, err := tree.FromTar(f, st.Size(), "tar", "tar")
-	if err != nil {
-		return err
-	}
-	if nodes, err = tree.Merge([]tree.Layer{{Name: "tar", Nodes: nodes}}, mtime); err != nil {
-		return err
-	}
-	r := report{Index: time.Since(begun).Seconds(), Entries: len(nodes)}
-
 	start, cpu := time.Now(), processorTime()
 	root := tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: mtime}}
 	// A kernel and its initrd, as large as Debian's.
-	boot := tree.Node{Path: "linux", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: mtime, Data: tree.Content{Blob: "tar", Size: min(st.Size(), 40<<20)}}}
+	boot := tree.Node{Path: "linux", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: mtime, Data: tree.Content{Blob: "tar", Size: min(size, 40<<20)}}}
 	spec := disk.Spec{ID: "bench", Arch: "amd64", SourceDate: mtime, Partitions: []disk.Partition{
 		{Label: ondisk.LabelESP, FS: disk.FAT32, Nodes: []tree.Node{root, boot}},
 		{Label: ondisk.LabelSlot, FS: disk.FAT16},
