@@ -161,6 +161,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 func podWorld(t *testing.T) *world {
 	w := edgeWorld(t)
 	w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
+	w.cluster.pools = "v1beta1"
 	return w
 }
 
@@ -310,7 +311,9 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 		{"pending", func(c *fakeCluster) { c.csr = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
 		{"denied", func(c *fakeCluster) { c.csr = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied", "kubectl delete csr csr-hub01"},
 		{"rbac", func(c *fakeCluster) { c.csr, c.noRBAC = "Approved", true }, "nodes may not list ConfigMaps in kube-system", "yurt-hub"},
-		{"crd", func(c *fakeCluster) { c.csr, c.noCRD = "Approved", true }, "has no NodePool CRD", "yurt-manager"},
+		{"crd", func(c *fakeCluster) { c.csr, c.pools = "Approved", "" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
+		{"crd of before 1.7", func(c *fakeCluster) { c.csr, c.pools = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of the release"},
+		{"webhook", func(c *fakeCluster) { c.csr, c.noWebhook = "Approved", true }, "fails to list NodePools (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := edgeWorld(t)
@@ -327,12 +330,51 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 				t.Errorf("result %s: the cluster can be healed while we wait", s.Result)
 			}
 			w.cluster.mu.Lock()
-			w.cluster.csr, w.cluster.noRBAC, w.cluster.noCRD = "Approved", false, false
+			w.cluster.csr, w.cluster.noRBAC, w.cluster.noWebhook, w.cluster.pools = "Approved", false, false, "v1beta2"
 			w.cluster.mu.Unlock()
 			if err := w.boot(); err != nil {
 				t.Errorf("healed: %v", err)
 			}
 		})
+	}
+}
+
+// TestStaticPodAsksForItsOwnVersion: yurthub before 1.7 lists NodePools of
+// v1beta1, and never becomes ready without.
+func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
+	w := podWorld(t)
+	w.cluster.pools = "v1beta2"
+	if err := w.boot(); err == nil {
+		t.Fatal("it went through")
+	}
+	if !w.said("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta1)") {
+		t.Errorf("it said\n%s", strings.Join(w.console, "\n"))
+	}
+	w.cluster.mu.Lock()
+	w.cluster.pools = "v1beta1"
+	w.cluster.mu.Unlock()
+	if err := w.boot(); err != nil {
+		t.Errorf("healed: %v", err)
+	}
+}
+
+func TestPoolKind(t *testing.T) {
+	for _, tc := range []struct {
+		image, extra, want string
+	}{
+		{"", "", "NodePool v1beta2"},
+		{"openyurt/yurthub:v1.6.1", "", "NodePool v1beta1"},
+		{"", "--enable-node-pool=false", " "},
+		{"", "--enable-node-pool", "NodePool v1beta2"},
+		{"", "--enable-resource-filter=false", " "},
+		{"", "--enable-pool-service-topology", "NodeBucket v1alpha1"},
+		{"openyurt/yurthub:v1.6.1", "--enable-pool-service-topology=true", "NodeBucket v1alpha1"},
+		{"", "--enable-pool-service-topology=false", "NodePool v1beta2"},
+	} {
+		kind, version := hub{image: tc.image, extra: []string{tc.extra}}.poolKind()
+		if got := kind + " " + version; got != tc.want {
+			t.Errorf("image %q, %q: %q, want %q", tc.image, tc.extra, got, tc.want)
+		}
 	}
 }
 

@@ -477,7 +477,7 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 	}
 	if w.hub == nil {
 		w.hub = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-			if w.cluster.hubTrouble() {
+			if w.cluster.hubTrouble(w.has(hubManifest)) {
 				http.Error(rw, "error: caches not synced", http.StatusInternalServerError)
 				return
 			}
@@ -664,16 +664,18 @@ type fakeCluster struct {
 	// clientCSR is that of the one it makes with the token; "": approved.
 	clientCSR string
 	// revive: a Node that was there turns Ready with its kubelet.
-	revive        bool
-	noRBAC, noCRD bool
-	requests      []string
+	revive    bool
+	noRBAC    bool
+	pools     string // version of NodePools that is served
+	noWebhook bool   // that turns NodePools from one version into another
+	requests  []string
 	// renewed is when kubelet last reported.
 	renewed func() time.Time
 }
 
 // newFakeCluster makes one whose certificate has kubernetes and names.
 func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
-	c := &fakeCluster{t: t, down: map[string]bool{}, nodes: map[string]*api.Node{}}
+	c := &fakeCluster{t: t, down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2"}
 	c.ca, c.key = newCA(t, "kubernetes")
 	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
 	c.pin = api.Pin(c.ca)
@@ -791,10 +793,14 @@ func (c *fakeCluster) register(name, joinConf, machineID string) {
 }
 
 // hubTrouble reports whether yurthub lacks something of the cluster.
-func (c *fakeCluster) hubTrouble() bool {
+func (c *fakeCluster) hubTrouble(before17 bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.noRBAC || c.noCRD || c.csr == "pending" || c.csr == "Denied"
+	pools := "v1beta2"
+	if before17 {
+		pools = "v1beta1"
+	}
+	return c.noRBAC || c.pools != pools || c.noWebhook || c.csr == "pending" || c.csr == "Denied"
 }
 
 func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -840,8 +846,12 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
 			return
 		}
-		if c.noCRD && strings.HasSuffix(r.URL.Path, "/nodepools") {
+		if strings.HasSuffix(r.URL.Path, "/nodepools") && r.URL.Path != "/apis/apps.openyurt.io/"+c.pools+"/nodepools" {
 			http.NotFound(w, r)
+			return
+		}
+		if c.noWebhook && strings.HasSuffix(r.URL.Path, "/nodepools") {
+			http.Error(w, `{"message":"conversion webhook for apps.openyurt.io/v1beta1, Kind=NodePool failed"}`, http.StatusInternalServerError)
 			return
 		}
 		answer(map[string]any{})

@@ -340,10 +340,10 @@ func hubReady(ctx context.Context, e *Env) error {
 	defer cancel()
 	body, code, err := localGet(ctx, e, yurthubHealth, "/v1/readyz")
 	if err != nil {
-		return fmt.Errorf("asking yurthub whether it is ready: %w", err)
+		return fmt.Errorf("it does not answer: %w", err)
 	}
 	if code != http.StatusOK {
-		return fmt.Errorf("yurthub is not ready: %s", body)
+		return fmt.Errorf("it says: %s", body)
 	}
 	return nil
 }
@@ -390,8 +390,9 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 		// of nodes may be waiting for the same thing.
 		if tries++; tries%15 == 10 {
 			if missing := missingForHub(ctx, e, h); missing != nil {
-				last = missing
 				e.Waiting("%s", oneLine(missing))
+			} else {
+				e.Waiting("yurthub to be ready: %s", oneLine(last))
 			}
 		} else if tries == 1 {
 			e.Waiting("yurthub to get its certificates and to sync")
@@ -405,6 +406,30 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 		return missing
 	}
 	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), hubLogs(h))
+}
+
+// poolKind is what yurthub lists to know its pool before it is ready, in the
+// version it asks for; no kind: nothing.
+func (h hub) poolKind() (kind, version string) {
+	on := func(name string, is bool) bool {
+		for _, a := range h.extra {
+			if flag, value, given := strings.Cut(a, "="); flag == "--"+name {
+				is = !given || value != "false"
+			}
+		}
+		return is
+	}
+	switch {
+	case !on("enable-resource-filter", true):
+		return "", ""
+	case on("enable-pool-service-topology", false):
+		return "NodeBucket", "v1alpha1"
+	case !on("enable-node-pool", true):
+		return "", ""
+	case h.image != "": // before 1.7
+		return "NodePool", "v1beta1"
+	}
+	return "NodePool", "v1beta2"
 }
 
 // csrList is what we read of certificate requests.
@@ -463,11 +488,21 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	case 403:
 		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.namespace), rbac))
 	}
-	switch err := c.Get(ctx, "/apis/apps.openyurt.io/v1beta2/nodepools?limit=1", nil); api.Code(err) {
-	case 403:
-		errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
-	case 404:
-		errs = append(errs, Advise(errors.New("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)"), "install OpenYurt's yurt-manager chart"))
+	if kind, version := h.poolKind(); kind != "" {
+		resource := strings.ToLower(kind) + "s"
+		switch err := c.Get(ctx, "/apis/apps.openyurt.io/"+version+"/"+resource+"?limit=1", nil); {
+		case api.Code(err) == 403 && kind == "NodePool":
+			errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
+		case api.Code(err) == 403:
+			errs = append(errs, Advise(errors.New("nodes may not list NodeBuckets, which yurthub needs with --enable-pool-service-topology"),
+				"OpenYurt's charts do not grant it: give system:nodes list and watch of nodebuckets.apps.openyurt.io, or take the flag out"))
+		case api.Code(err) == 404:
+			errs = append(errs, Advise(fmt.Errorf("the cluster has no %s CRD (%s.apps.openyurt.io/%s)", kind, resource, version),
+				"install OpenYurt's yurt-manager chart, of the release that yurthub is of: another may lack "+version))
+		case api.Code(err) >= 500:
+			errs = append(errs, Advise(fmt.Errorf("the API server fails to list %ss (%s.apps.openyurt.io/%s), which yurthub needs: %w", kind, resource, version, err),
+				"look whether yurt-manager runs: its webhook turns one version of a NodePool into another"))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -91,10 +91,17 @@ func newBareEdgeWorld(t *testing.T, masters int) *edgeWorld {
 
 func newEdgeWorld(t *testing.T, masters int, v lab.Verdict) *edgeWorld {
 	t.Helper()
+	return newOpenYurt(t, masters, v, lab.NodePools)
+}
+
+// newOpenYurt has a cluster of the release of OpenYurt whose yurthub lists
+// NodePools in this version.
+func newOpenYurt(t *testing.T, masters int, v lab.Verdict, pools string) *edgeWorld {
+	t.Helper()
 	w := newBareEdgeWorld(t, masters)
 	for _, step := range []func(context.Context) error{
 		w.c.GrantHub, w.c.LetLogsBeRead,
-		func(ctx context.Context) error { return w.c.AddNodePools(ctx, pool) },
+		func(ctx context.Context) error { return w.c.AddNodePools(ctx, pools, pool) },
 	} {
 		if err := step(t.Context()); err != nil {
 			t.Fatal(err)
@@ -375,7 +382,7 @@ func TestClusterNotPrepared(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.expect(vm, 0, "the cluster has no NodePool CRD")
-	if err := w.c.AddNodePools(t.Context(), pool); err != nil {
+	if err := w.c.AddNodePools(t.Context(), lab.NodePools, pool); err != nil {
 		t.Fatal(err)
 	}
 	w.ready(vm, nil)

@@ -35,7 +35,7 @@ var madePod = sync.OnceValues(func() (string, error) {
 // link the node's pod runs again after a reboot.
 func TestStaticPodNode(t *testing.T) {
 	nightly(t)
-	w := newEdgeWorld(t, 3, lab.Hold)
+	w := newOpenYurt(t, 3, lab.Hold, lab.NodePoolsBefore17)
 	golden, err := madePod()
 	if err != nil {
 		t.Fatal(err)

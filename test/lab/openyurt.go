@@ -24,32 +24,42 @@ const (
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
+// The versions of NodePools that yurthub lists, each release one of them.
+const (
+	NodePools         = "v1beta2"
+	NodePoolsBefore17 = "v1beta1"
+)
+
 // nodePoolCRD is as much of the real one as a yurthub asks for: it lists and
 // watches node pools, and reads nothing of an edge pool that a default would
 // not give.
-var nodePoolCRD = map[string]any{
-	"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-	"metadata": map[string]any{"name": "nodepools.apps.openyurt.io"},
-	"spec": map[string]any{
-		"group": "apps.openyurt.io", "scope": "Cluster",
-		"names": map[string]any{"kind": "NodePool", "listKind": "NodePoolList", "plural": "nodepools", "singular": "nodepool"},
-		"versions": []any{map[string]any{
-			"name": "v1beta2", "served": true, "storage": true,
-			"subresources": map[string]any{"status": map[string]any{}},
-			"schema": map[string]any{"openAPIV3Schema": map[string]any{
-				"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+func nodePoolCRD(version string) map[string]any {
+	return map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "nodepools.apps.openyurt.io"},
+		"spec": map[string]any{
+			"group": "apps.openyurt.io", "scope": "Cluster",
+			"names": map[string]any{"kind": "NodePool", "listKind": "NodePoolList", "plural": "nodepools", "singular": "nodepool"},
+			"versions": []any{map[string]any{
+				"name": version, "served": true, "storage": true,
+				"subresources": map[string]any{"status": map[string]any{}},
+				"schema": map[string]any{"openAPIV3Schema": map[string]any{
+					"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+				}},
 			}},
-		}},
-	},
+		},
+	}
 }
 
-// hubRole is what OpenYurt's yurthub chart grants every node.
+// hubRole is what docs/openyurt.md has every node granted, the part of
+// OpenYurt's yurthub chart that yurthub works with.
 var hubRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": "yurt-hub"},
 	"rules": []any{
 		map[string]any{"apiGroups": []string{""}, "resources": []string{"configmaps"}, "verbs": []string{"get", "list", "watch"}},
 		map[string]any{"apiGroups": []string{"apps.openyurt.io"}, "resources": []string{"nodepools"}, "verbs": []string{"list", "watch"}},
+		map[string]any{"apiGroups": []string{"discovery.k8s.io"}, "resources": []string{"endpointslices"}, "verbs": []string{"list", "watch"}},
 	},
 }
 
@@ -62,7 +72,6 @@ var hubBinding = map[string]any{
 
 const (
 	crdPath     = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-	poolsPath   = "/apis/apps.openyurt.io/v1beta2/nodepools"
 	rolesPath   = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 	bindingPath = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 	csrsPath    = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -76,9 +85,10 @@ func (c *Cluster) GrantHub(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, hubBinding)
 }
 
-// AddNodePools makes the kind NodePool and edge pools of these names.
-func (c *Cluster) AddNodePools(ctx context.Context, names ...string) error {
-	if err := c.Create(ctx, crdPath, nodePoolCRD); err != nil {
+// AddNodePools makes the kind NodePool, served in this version alone, and edge
+// pools of these names.
+func (c *Cluster) AddNodePools(ctx context.Context, version string, names ...string) error {
+	if err := c.Create(ctx, crdPath, nodePoolCRD(version)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -86,8 +96,8 @@ func (c *Cluster) AddNodePools(ctx context.Context, names ...string) error {
 	for _, name := range names {
 		// The kind is served some moments after it was made.
 		err := poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
-			err := c.Create(ctx, poolsPath, map[string]any{
-				"apiVersion": "apps.openyurt.io/v1beta2", "kind": "NodePool",
+			err := c.Create(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools", map[string]any{
+				"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool",
 				"metadata": map[string]any{"name": name}, "spec": map[string]any{"type": "Edge"},
 			})
 			return err == nil, err

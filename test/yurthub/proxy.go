@@ -48,8 +48,12 @@ func (p *proxy) sync(ctx context.Context) {
 	need := []struct{ path, missing string }{
 		{"/api/v1/namespaces/" + p.o.namespace + "/configmaps", "yurt-hub-cfg configmap is not synced"},
 	}
+	pools := "v1beta2"
+	if p.o.before17 {
+		pools = "v1beta1"
+	}
 	if p.o.enableNodePool {
-		need = append(need, struct{ path, missing string }{"/apis/apps.openyurt.io/v1beta2/nodepools", "resources needed by filters are not synced"})
+		need = append(need, struct{ path, missing string }{"/apis/apps.openyurt.io/" + pools + "/nodepools", "resources needed by filters are not synced"})
 	}
 	for _, n := range need {
 		p.ready.Store(&n.missing)
