@@ -2,6 +2,7 @@ package configs
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"text/template"
@@ -44,6 +45,9 @@ func (e *MissingFactError) Error() string {
 	return fmt.Sprintf("the node name %q needs the machine's %s, and it has none that is of use; write nodeName out, or use what it has, as in {{or .Serial .MAC}}", e.Template, e.What)
 }
 
+// unknownFact finds in the words of text/template what it did not find.
+var unknownFact = regexp.MustCompile(`can't evaluate field (\w+) in type struct`)
+
 // ExpandNodeName carries out a node name template. The result is not yet a
 // name: lower-case and check it.
 func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
@@ -62,6 +66,9 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
 	w := &limited{left: 1024}
 	if err := t.Execute(w, data); err != nil {
+		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
+			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], didYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
+		}
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
 		return "", fmt.Errorf("carrying out the template %q (it knows .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)
 	}

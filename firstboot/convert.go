@@ -127,7 +127,7 @@ func nativeNode(_ context.Context, e *Env) (string, error) {
 		return "", errors.New("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before 1.7, a static pod), so that it cannot be turned in place: `firstboot reset`, then join it again as what it shall be")
 	}
 	if err := enrolled(e); err != nil {
-		return "", fmt.Errorf("this machine is no node that kubeadm joined: %w", err)
+		return "", fmt.Errorf("only a node that kubeadm joined can be turned, and %w", err)
 	}
 	cert, err := kubeletCert(e)
 	if err != nil {
@@ -247,15 +247,30 @@ func hubFits(ctx context.Context, e *Env) error {
 
 var hubVersion = regexp.MustCompile(`\bv1\.(\d{1,3})\.\d`)
 
+// CheckServers reports all that are not URLs of API servers as yurthub takes
+// them.
+func CheckServers(servers []string) error {
+	var errs []error
+	for _, s := range servers {
+		if u, err := url.Parse(s); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.Port() == "" {
+			errs = append(errs, fmt.Errorf("server %q is not of the form https://host:port", s))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // usableServers are the servers whose certificate has their own name: yurthub
 // takes no tls-server-name. One that does not answer now stays in the list.
 func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error
+	if err := CheckServers(servers); err != nil {
+		return nil, err
+	}
 	for _, s := range servers {
 		u, err := url.Parse(s)
-		if err != nil || u.Scheme != "https" || u.Port() == "" {
-			return nil, fmt.Errorf("server %q is not of the form https://host:port", s)
+		if err != nil {
+			return nil, fmt.Errorf("reading server %s: %w", s, err)
 		}
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})

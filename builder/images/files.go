@@ -34,8 +34,15 @@ type bundle struct {
 
 func openLayout(dir string) (source, error) {
 	root, err := os.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no OCI layout %s: make it, or correct the image's layout, a folder as seen from the Image's file", dir)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("opening OCI layout %s: %w", dir, err)
+	}
+	if _, err := root.Stat("index.json"); errors.Is(err, fs.ErrNotExist) {
+		root.Close()
+		return nil, fmt.Errorf("%s is not an OCI layout: it has no index.json; name the folder that has it", dir)
 	}
 	return openOCI(&bundle{
 		label: "OCI layout " + dir,
@@ -54,8 +61,15 @@ func openLayout(dir string) (source, error) {
 // may be compressed with gzip or zstd.
 func openArchive(ctx context.Context, c *fetch.Cache, name string) (source, error) {
 	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no archive %s: make it, or correct the image's archive, a file as seen from the Image's file", name)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("opening image archive: %w", err)
+	}
+	if fi, err := f.Stat(); err == nil && fi.IsDir() {
+		f.Close()
+		return nil, fmt.Errorf("image archive %s is a folder; where that is an OCI layout, name it as layout", name)
 	}
 	src, err := openTar(ctx, c, f, name)
 	if err != nil {
@@ -82,15 +96,17 @@ func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string) (sour
 		key := "image archive, uncompressed\n" + hex.EncodeToString(h.Sum(nil))
 		sha, err := c.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
 			r, err := decompress(io.NewSectionReader(f, 0, 1<<62), compression)
-			if err != nil {
-				return err
+			if err == nil {
+				defer r.Close()
+				_, err = io.Copy(w, r)
 			}
-			defer r.Close()
-			_, err = io.Copy(w, r)
+			if err != nil && !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
+			}
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
+			return nil, err
 		}
 		if file, err = os.Open(c.BlobPath(sha)); err != nil {
 			return nil, err
@@ -143,7 +159,7 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 			break
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; is the file complete?", position(sr), err)
+			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; it is cut short, damaged, or no tar: copy or make it again", position(sr), err)
 		}
 		name := path.Clean(h.Name)
 		switch h.Typeflag {
@@ -198,7 +214,7 @@ func openOCI(b *bundle) (source, error) {
 			return &ociFiles{b, doc}, nil
 		}
 	}
-	return nil, errors.Join(fmt.Errorf("reading index.json of %s: %w", b.label, err), b.close())
+	return nil, errors.Join(fmt.Errorf("reading index.json of %s: %w; it is damaged, make it again", b.label, err), b.close())
 }
 
 func (f *ociFiles) name() string { return f.label }
@@ -209,7 +225,11 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 	have := map[string]bool{}
 	for _, d := range f.index.Manifests {
 		full, tag := d.Annotations[annotationImageName], d.Annotations[annotationRefName]
-		for _, n := range []string{full, tag, d.Digest} {
+		names := []string{full, tag}
+		if full == "" && tag == "" || ref.Tag == "" {
+			names = []string{d.Digest}
+		}
+		for _, n := range names {
 			if n != "" {
 				have[n] = true
 			}
@@ -223,8 +243,8 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 		found = m
 	}
 	if len(found) == 0 {
-		return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; the names are the annotations %s in index.json",
-			strings.Join(slices.Sorted(maps.Keys(have)), ", "), annotationRefName)
+		return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or name the image so (%s in index.json)",
+			orNone(slices.Sorted(maps.Keys(have))), annotationRefName)
 	}
 	for _, d := range found[1:] {
 		if d.Digest != found[0].Digest {
@@ -234,6 +254,13 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 	d := found[0]
 	d.Annotations, d.Platform = nil, nil
 	return d, nil
+}
+
+func orNone(names []string) string {
+	if len(names) == 0 {
+		return "none at all"
+	}
+	return strings.Join(names, ", ")
 }
 
 // sameRef reports whether name is the reference, both in full form.
@@ -279,7 +306,7 @@ func openDocker(b *bundle) (source, error) {
 	}
 	images, err := parseDoc[[]dockerImage](raw)
 	if err != nil {
-		return nil, fmt.Errorf("reading manifest.json: %w", err)
+		return nil, fmt.Errorf("reading manifest.json: %w; it is damaged, make it again", err)
 	}
 	return &dockerFiles{bundle: b, images: images, names: map[string]string{}, manifests: map[string][]byte{}}, nil
 }
@@ -306,7 +333,7 @@ func (f *dockerFiles) find(ctx context.Context, ref Ref) (Descriptor, error) {
 		}
 	}
 	slices.Sort(have)
-	return Descriptor{}, fmt.Errorf("it has no image of that name, but %s", strings.Join(have, ", "))
+	return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or tag the image so before docker save", orNone(have))
 }
 
 func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor, error) {

@@ -37,6 +37,7 @@ func TestUsage(t *testing.T) {
 		{"convert --nodepool-name p --node-type local", exitUsage, "unknown node type"},
 		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--nodepool-name: "P_" is not the name of a node pool`},
 		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--lb-mode: "round-robin" is not one of priority, rr`},
+		{"convert --nodepool-name p --server-addr http://192.0.2.1:6443,https://192.0.2.2:6443", exitUsage, `server "http://192.0.2.1:6443" is not of the form https://host:port`},
 		{"convert --nodepool-name p --yurthub-arg --gc-frequencies=1", exitUsage, "--yurthub-arg[0]: --gc-frequencies is no flag of yurthub"},
 	} {
 		code, _, errOut := call(t, strings.Fields(tc.args)...)
@@ -125,8 +126,14 @@ join             pending
 
 func TestHelpMigrate(t *testing.T) {
 	_, out, _ := call(t, "help", "migrate")
+	flat := strings.Join(strings.Fields(out), " ")
+	for line := range strings.Lines(out) {
+		if len(strings.TrimSpace(line)) > 0 && len(strings.TrimRight(line, "\n")) > 110 {
+			t.Errorf("%d letters in a line: %s", len(line), line)
+		}
+	}
 	for _, f := range configs.Flags() {
-		if !strings.Contains(out, "  "+f.Flag+" ") || !strings.Contains(out, f.Note) {
+		if !strings.Contains(out, "  "+f.Flag+" ") || !strings.Contains(flat, strings.Join(strings.Fields(f.Note), " ")) {
 			t.Errorf("help migrate does not show %s %s", f.Tool, f.Flag)
 		}
 	}

@@ -54,7 +54,7 @@ joined, given yurthub's program at /usr/local/bin/yurthub.`,
 			if o.NodePool == "" {
 				errs = append(errs, errors.New("--nodepool-name is needed: yurthub starts only with the name of a node pool"))
 			}
-			errs = append(errs, configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
+			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}
 			}
@@ -86,6 +86,11 @@ joined, given yurthub's program at /usr/local/bin/yurthub.`,
 func newRevert(log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
+		Long: `revert turns kubelet straight to the API servers, stops yurthub and takes back
+what convert wrote and the labels of the Node. Pods keep running. Every step is
+checked. If one fails, those before it are undone; what was seen is kept in
+/var/log/edgebake. A node whose yurthub is a static pod (before 1.7) has no
+certificate to go on with, and cannot be turned: reset it and join it again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("revert"); err != nil {
 				return err
@@ -108,7 +113,7 @@ func newReset(log io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
 		Long: `reset takes back what joining did: kubeadm's part, yurthub, the IPVS rules and
-first boot's own files. What was baked into the image stays, and so do the
+first boot's own files. Every pod on the machine ends. What was baked into the image stays, and so do the
 settings of the site, so that the machine can still be reached. A new site,
 stamped into the slot or on a stick, joins the machine again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -160,7 +165,30 @@ func migration() string {
 		if ours == "" {
 			ours = "-"
 		}
-		b.WriteString(strings.TrimRight(fmt.Sprintf("  %-46s %-34s %s", f.Flag, ours, f.Note), " ") + "\n")
+		fmt.Fprintf(&b, "  %-46s %s\n", f.Flag, ours)
+		b.WriteString(wrap(f.Note, "      ", 79))
 	}
 	return strings.TrimRight(b.String(), "\n")
+}
+
+// wrap breaks a text into lines of at most width letters, where words are no
+// longer.
+func wrap(text, indent string, width int) string {
+	var b strings.Builder
+	line := indent
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == indent:
+			line += word
+		case len(line)+1+len(word) > width:
+			b.WriteString(line + "\n")
+			line = indent + word
+		default:
+			line += " " + word
+		}
+	}
+	if line != indent {
+		b.WriteString(line + "\n")
+	}
+	return b.String()
 }
