@@ -204,7 +204,11 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 		}
 	}()
 	h := sha256.New()
-	size, err = io.Copy(io.MultiWriter(f, h), &ctxReader{ctx, r})
+	in := &ctxReader{ctx: ctx, r: r}
+	size, err = io.Copy(io.MultiWriter(f, h), in)
+	if in.err != nil {
+		return "", 0, in.err // the source's, whose words say what is wrong
+	}
 	if err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
@@ -331,11 +335,15 @@ func lock(ctx context.Context, path string) (func(), error) {
 type ctxReader struct {
 	ctx context.Context
 	r   io.Reader
+	err error // with which reading ended; nil at the end of r
 }
 
-func (c *ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
+func (c *ctxReader) Read(p []byte) (n int, err error) {
+	if err = c.ctx.Err(); err == nil {
+		n, err = c.r.Read(p)
 	}
-	return c.r.Read(p)
+	if err != nil && err != io.EOF {
+		c.err = err
+	}
+	return n, err
 }

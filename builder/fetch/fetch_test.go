@@ -442,3 +442,12 @@ func TestCacheFull(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestCacheSourceFails: where the source is at fault, its words stand alone.
+func TestCacheSourceFails(t *testing.T) {
+	c := open(t, t.TempDir())
+	want := errors.New("the source says why")
+	if _, _, err := c.Put(t.Context(), "", errReader{want}); err != want {
+		t.Errorf("%v", err)
+	}
+}
