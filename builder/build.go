@@ -172,14 +172,19 @@ func (b *build) bakeImages(ctx context.Context, containerd string) (*images.Resu
 		return &images.Result{}, nil
 	}
 	s := b.step("images", fmt.Sprintf("%d container images", len(b.pinned)))
-	defer s.done()
 	o := b.imageOptions()
 	o.ContainerdVersion = containerd
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
+	lay := images.Bake
 	if b.img.ImageStore.Mode == "import" {
-		return images.Archives(ctx, b.Cache, b.pinned, o)
+		lay = images.Archives
 	}
-	return images.Bake(ctx, b.Cache, b.pinned, o)
+	store, err := lay(ctx, b.Cache, b.pinned, o)
+	if err != nil {
+		return nil, placeImages(b.wanted, err)
+	}
+	s.done()
+	return store, nil
 }
 
 func (b *build) imageOptions() images.Options {

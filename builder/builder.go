@@ -81,6 +81,7 @@ type build struct {
 	plan *plan.Plan
 	// pinned are the container images to take on board.
 	pinned []images.Pinned
+	wanted []images.Wanted     // the same, and who wants them
 	makes  map[string]makeFunc // how inputs without bytes get them
 	mu     sync.Mutex          // guards Events, plan.Inputs and steps
 	steps  []StepTime

@@ -3,9 +3,12 @@ package builder
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/images"
@@ -24,19 +27,17 @@ func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 // lock counts as if the Image gave it; for local sources only when locked,
 // since who makes an archive anew means it.
 func (b *build) resolveImages(ctx context.Context) error {
-	list, notes, err := images.List(b.img, b.Dir)
-	if err != nil {
-		return err
-	}
+	list, notes, listErr := images.List(b.img, b.Dir)
 	for _, n := range notes {
 		b.event(Event{Step: "images", State: StateWarning, Text: n})
 	}
 	if len(list) == 0 {
-		return nil
+		return placeImages(nil, listErr)
 	}
 	wanted := make([]configs.ContainerImage, len(list))
 	origins := map[configs.ContainerImage]plan.Input{}
-	for n, i := range list {
+	for n, w := range list {
+		i := w.ContainerImage
 		in, err := imageOrigin(i)
 		if err != nil {
 			return err
@@ -47,7 +48,17 @@ func (b *build) resolveImages(ctx context.Context) error {
 		wanted[n] = i
 		origins[i] = in
 	}
-	if b.pinned, err = b.pinImages(ctx, wanted); err != nil {
+	var versionErr error
+	if b.img.ImageStore.Mode != "import" && !b.img.Containerd.Debian {
+		// Found out now, not after compiling.
+		if versionErr = images.CheckContainerd(b.img.Containerd.Version); versionErr != nil {
+			versionErr = fieldError("containerd.version", versionErr)
+		}
+	}
+	b.wanted = list
+	var pinErr error
+	b.pinned, pinErr = b.pinImages(ctx, wanted)
+	if err := errors.Join(versionErr, placeImages(list, errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range b.pinned {
@@ -64,6 +75,32 @@ func (b *build) resolveImages(ctx context.Context) error {
 		b.add(imagePrefix+p.Source.Ref, in, nil, nil)
 	}
 	return nil
+}
+
+// placeImages ties what is wrong with images to who wants them.
+func placeImages(list []images.Wanted, err error) error {
+	var errs []error
+	for _, e := range Each(err) {
+		var ie *images.ImageError
+		var ge *images.GlobError
+		if errors.As(e, &ge) {
+			e = fieldError(fmt.Sprintf("imagesFrom[%d]", ge.Index), e)
+		}
+		if errors.As(e, &ie) {
+			n := slices.IndexFunc(list, func(w images.Wanted) bool {
+				return w.Ref == ie.Image.Ref && w.Layout == ie.Image.Layout && w.Archive == ie.Image.Archive
+			})
+			switch {
+			case n < 0:
+			case list[n].Manifest != "":
+				e = fmt.Errorf("%s: %w", list[n].Manifest, e)
+			default:
+				e = fieldError(list[n].Field, e)
+			}
+		}
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
 }
 
 // pinImages asks where the images come from what they are. The answer for
@@ -181,8 +218,18 @@ func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned
 		return nil, err
 	}
 	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
+	if o.Locked && o.Lock == nil {
+		return nil, errNoLock
+	}
 	if err := b.resolveImages(ctx); err != nil {
 		return nil, err
+	}
+	if o.Locked {
+		locked := &plan.Lock{Inputs: maps.Clone(o.Lock.Inputs)}
+		maps.DeleteFunc(locked.Inputs, func(name string, _ plan.Input) bool { return !strings.HasPrefix(name, imagePrefix) })
+		if err := checkLock(locked, b.plan); err != nil {
+			return nil, err
+		}
 	}
 	return b.pinned, nil
 }

@@ -81,14 +81,23 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	}
 	if o.Locked {
 		if o.Lock == nil {
-			return nil, errors.New("--locked: there is no lock beside the Image; build once without --locked to make one")
+			return nil, errNoLock
 		}
-		if err := o.Lock.Check(b.plan); err != nil {
-			return nil, fmt.Errorf("--locked: the lock and the Image differ; build without --locked to renew it:\n%w", err)
+		if err := checkLock(o.Lock, b.plan); err != nil {
+			return nil, err
 		}
 	}
 	s.done()
 	return b, nil
+}
+
+var errNoLock = errors.New("--locked: there is no lock beside the Image; build once without --locked to make one")
+
+func checkLock(l *plan.Lock, p *plan.Plan) error {
+	if err := l.Check(p); err != nil {
+		return fmt.Errorf("--locked: the lock and the Image differ; build without --locked to renew it:\n%w", err)
+	}
+	return nil
 }
 
 // add enters an input and, unless layer is nil, how it enters the tree. The

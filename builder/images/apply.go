@@ -163,6 +163,8 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 	return nil
 }
 
+var errHostile = errors.New("path leads out of the image")
+
 // checkName refuses names that would leave the image's root, and those no
 // file system can hold.
 func checkName(name string) error {
@@ -178,7 +180,7 @@ func checkName(name string) error {
 		case element == "" || element == ".":
 		case element == "..":
 			if depth--; depth < 0 {
-				return errors.New("path leads out of the image; it may be hostile, do not use it")
+				return errHostile
 			}
 		case len(element) > maxName:
 			return fmt.Errorf("name of %d bytes; at most %d are possible", len(element), maxName)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -96,21 +97,33 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 	errs := make([]error, len(jobs))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	var full atomic.Pointer[error]
 	parallel(len(jobs), func(n int) {
 		p, j := &pinned[jobs[n].image], jobs[n].layer
-		if errs[n] = sources.fetch(ctx, p, j, keep); errs[n] != nil {
-			if !errors.Is(errs[n], context.Canceled) {
-				return // the others go on, so that all problems show at once
+		if err := sources.fetch(ctx, p, j, keep); err != nil {
+			errs[n] = &ImageError{p.Source, err}
+			switch {
+			case noRoom(err):
+				full.CompareAndSwap(nil, &err)
+				cancel()
+			case errors.Is(err, context.Canceled):
+				cancel()
 			}
-			cancel()
+			// After any other the rest go on, so that all problems show at once.
 			return
 		}
 		if o.Progress != nil {
 			o.Progress(Progress{Ref: p.Ref, Blob: p.Layers[j].Digest, Done: int(done.Add(1)), Total: len(jobs)})
 		}
 	})
+	if err := full.Load(); err != nil {
+		return *err // the others could only say so again
+	}
 	return errors.Join(errs...)
 }
+
+// noRoom reports whether the cache's disk is full.
+func noRoom(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // baker collects the store.
 type baker struct {
@@ -132,7 +145,7 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 	var top *snapshot
 	for i, l := range p.Layers {
 		if top, err = b.layer(ctx, l, top); err != nil {
-			return fmt.Errorf("image %s: unpacking layer %d of %d (%s): %w", p.Ref, i+1, len(p.Layers), l.Digest, err)
+			return &ImageError{p.Source, fmt.Errorf("image %s: unpacking layer %d of %d (%s): %w", p.Ref, i+1, len(p.Layers), l.Digest, err)}
 		}
 		if top.label == "" {
 			top.label = p.Ref
@@ -210,7 +223,12 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 		return nil, err
 	}
 	s, err := applyLayer(ctx, b.cache, io.NewSectionReader(f, 0, st.Size()), diff, parent, b.options.SourceDate)
-	if err != nil {
+	switch {
+	case errors.Is(err, errHostile):
+		return nil, fmt.Errorf("%w; it may be hostile: do not use it", err)
+	case noRoom(err), errors.Is(err, context.Canceled):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("%w; the image is broken, have it built again", err)
 	}
 	s.chainID, s.diffID = chainID, l.DiffID

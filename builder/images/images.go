@@ -176,12 +176,22 @@ func (r Report) Text(what string) string {
 		ref, digest = max(ref, len(i.Ref)), max(digest, len(i.Digest))
 	}
 	var b strings.Builder
+	if len(r.Images) == 0 {
+		return "no container images\n"
+	}
 	fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, "IMAGE", digest, "DIGEST", "SIZE", "SHARED")
 	for _, i := range r.Images {
 		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, humanSize(i.Size), humanSize(i.Shared))
 	}
-	fmt.Fprintf(&b, "%d images, %d layers, %s %s\n", len(r.Images), r.Layers, humanSize(r.Size), what)
+	fmt.Fprintf(&b, "%s, %s, %s %s\n", count(len(r.Images), "image"), count(r.Layers, "layer"), humanSize(r.Size), what)
 	return b.String()
+}
+
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 func humanSize(n int64) string {

@@ -65,20 +65,28 @@ type digestReader struct {
 	n    int64
 	sha  string // expected, hex
 	size int64  // expected
+	err  error  // with which reading ended
 }
+
+var errTooLong = errors.New("the source is damaged, fetch it again or use another")
 
 func newDigestReader(r io.Reader, sha string, size int64) *digestReader {
 	return &digestReader{r: r, h: sha256.New(), sha: sha, size: size}
 }
 
-func (d *digestReader) Read(p []byte) (int, error) {
-	n, err := d.r.Read(p)
+func (d *digestReader) Read(p []byte) (n int, err error) {
+	defer func() {
+		if err != nil {
+			d.err = err
+		}
+	}()
+	n, err = d.r.Read(p)
 	d.h.Write(p[:n])
 	d.n += int64(n)
 	if d.n > d.size {
-		return n, fmt.Errorf("it is longer than the %d bytes the manifest says; the source is damaged, fetch it again or use another", d.size)
+		return n, fmt.Errorf("it is longer than the %d bytes the manifest says; %w", d.size, errTooLong)
 	}
-	if err == io.EOF {
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
 		if verr := d.verify(); verr != nil {
 			return n, verr
 		}
@@ -88,7 +96,7 @@ func (d *digestReader) Read(p []byte) (int, error) {
 
 func (d *digestReader) verify() error {
 	if d.n != d.size {
-		return fmt.Errorf("it ends after %d of %d bytes: %w; fetch it again", d.n, d.size, io.ErrUnexpectedEOF)
+		return fmt.Errorf("it ends after %d of %d bytes: %w", d.n, d.size, io.ErrUnexpectedEOF)
 	}
 	if got := hex.EncodeToString(d.h.Sum(nil)); got != d.sha {
 		return &fetch.DigestError{Want: d.sha, Got: got, Size: d.n}
@@ -116,7 +124,7 @@ func newLayerReader(r io.Reader, l Layer) (*layerReader, error) {
 	raw := newDigestReader(r, sha, l.Size)
 	un, err := decompress(raw, compression)
 	if err != nil {
-		return nil, damaged(compression, err)
+		return nil, raw.explain(err)
 	}
 	return &layerReader{raw: raw, un: un}, nil
 }
@@ -134,19 +142,25 @@ func (l *layerReader) Read(p []byte) (int, error) {
 		l.done = true
 	}
 	if err != nil && err != io.EOF {
-		err = damaged("layer", err)
+		err = l.raw.explain(err)
 	}
 	return n, err
 }
 
 func (l *layerReader) Close() error { return l.un.Close() }
 
-func damaged(what string, err error) error {
-	var de *fetch.DigestError
-	if errors.As(err, &de) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
+// explain finds out why the blob could not be uncompressed: because it could
+// not be read, because it is not what was promised, or because what was
+// promised is no good.
+func (d *digestReader) explain(err error) error {
+	if d.err == nil {
+		io.Copy(io.Discard, d) // to the digest at its end
 	}
-	return fmt.Errorf("uncompressing %s: %w", what, err)
+	if d.err != nil && d.err != io.EOF {
+		return d.err
+	}
+	// The bytes are right: fetching them again would not help.
+	return fmt.Errorf("uncompressing it: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
 }
 
 // fetchLayer brings a layer into the cache, uncompressed under its diffID,

@@ -15,15 +15,23 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// Wanted is an image to take on board, and who wants it: a field of the Image
+// ("images[2]"), or a manifest ("manifests/app.yaml:12: Deployment web").
+type Wanted struct {
+	configs.ContainerImage
+	Field, Manifest string
+}
+
 // List is everything an image file wants on board: what it names itself, what
 // its manifests run, the sandbox and, where yurthub is a static pod, yurthub.
 // An image named in images: keeps the source given there. Notes are for the
-// report. Paths are relative to dir.
-func List(img *configs.Image, dir string) (list []configs.ContainerImage, notes []string, err error) {
-	list = slices.Clone(img.Images)
+// report. Paths are relative to dir. What could be read is listed in spite of
+// an error.
+func List(img *configs.Image, dir string) (list []Wanted, notes []string, err error) {
 	have := map[string]bool{}
 	var errs []error
-	for _, i := range list {
+	for n, i := range img.Images {
+		list = append(list, Wanted{ContainerImage: i, Field: fmt.Sprintf("images[%d]", n)})
 		r, err := ParseRef(i.Ref)
 		if err != nil {
 			errs = append(errs, err)
@@ -31,29 +39,29 @@ func List(img *configs.Image, dir string) (list []configs.ContainerImage, notes 
 		}
 		have[r.String()] = true
 	}
-	add := func(i configs.ContainerImage, why string) {
-		r, err := ParseRef(i.Ref)
+	add := func(w Wanted) {
+		r, err := ParseRef(w.Ref)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", why, err))
+			errs = append(errs, fmt.Errorf("%s%s: %w", w.Field, w.Manifest, err))
 			return
 		}
 		if !have[r.String()] {
 			have[r.String()] = true
-			list = append(list, i)
+			list = append(list, w)
 		}
 	}
 	if s := img.Containerd.Sandbox; s != "" {
-		add(configs.ContainerImage{Ref: s}, "containerd.sandbox")
+		add(Wanted{ContainerImage: configs.ContainerImage{Ref: s}, Field: "containerd.sandbox"})
 	}
 	if y := img.Yurthub; y != nil && y.Image != nil {
-		add(*y.Image, "yurthub.image")
+		add(Wanted{ContainerImage: *y.Image, Field: "yurthub.image"})
 	}
 	found, err := FromManifests(dir, img.ImagesFrom)
 	errs = append(errs, err)
 	for _, f := range found {
-		add(configs.ContainerImage{Ref: f.Ref}, f.Where)
+		add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref}, Manifest: f.Where})
 	}
-	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(i configs.ContainerImage) bool {
+	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(i Wanted) bool {
 		r, err := ParseRef(i.Ref)
 		return err == nil && strings.HasSuffix("/"+r.Path, "/kube-proxy")
 	}) {
@@ -61,6 +69,15 @@ func List(img *configs.Image, dir string) (list []configs.ContainerImage, notes 
 	}
 	return list, notes, errors.Join(errs...)
 }
+
+// GlobError is a problem with one of the patterns given.
+type GlobError struct {
+	Index int // the pattern's
+	Err   error
+}
+
+func (e *GlobError) Error() string { return e.Err.Error() }
+func (e *GlobError) Unwrap() error { return e.Err }
 
 // Found is an image that a manifest runs.
 type Found struct {
@@ -73,21 +90,23 @@ type Found struct {
 // expects images from it.
 func FromManifests(dir string, globs []string) ([]Found, error) {
 	var files []string
+	from := map[string]int{} // file: its pattern
 	var errs []error
-	for _, g := range globs {
+	for at, g := range globs {
 		pattern := g
 		if !filepath.IsAbs(g) {
 			pattern = filepath.Join(dir, g)
 		}
 		names, err := filepath.Glob(pattern)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("imagesFrom %q: %w", g, err))
+			errs = append(errs, &GlobError{at, fmt.Errorf("%q: %w", g, err)})
 		} else if len(names) == 0 {
-			errs = append(errs, fmt.Errorf("imagesFrom %q: no file matches", g))
+			errs = append(errs, &GlobError{at, fmt.Errorf("%q: no file matches; correct the pattern, or take it out", g)})
 		}
 		for _, n := range names {
 			if !slices.Contains(files, n) {
 				files = append(files, n)
+				from[n] = at
 			}
 		}
 	}
@@ -95,7 +114,7 @@ func FromManifests(dir string, globs []string) ([]Found, error) {
 	for _, name := range files {
 		raw, err := os.ReadFile(name)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("imagesFrom: %w", err))
+			errs = append(errs, &GlobError{from[name], fmt.Errorf("%w; correct the pattern, or that file", err)})
 			continue
 		}
 		rel, err := filepath.Rel(dir, name)
@@ -125,7 +144,7 @@ func ImagesOf(name string, raw []byte) ([]Found, error) {
 			break
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("reading manifest %s: %w", name, err))
+			errs = append(errs, fmt.Errorf("reading manifest %s: %w; correct it, or have imagesFrom pass it over", name, err))
 			break
 		}
 		if len(doc.Content) == 1 {

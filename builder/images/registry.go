@@ -12,9 +12,12 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -33,6 +36,16 @@ type registry struct {
 
 	mu      sync.Mutex
 	pullers map[string]*remote.Puller // by host
+	tries   map[string]*tries         // by digest
+	silent  map[string]int            // how often a host was
+}
+
+// tries is what became of the attempts to fetch one blob.
+type tries struct {
+	at    string                    // the host that was asked last
+	count map[string]int            // failures, by host
+	errs  map[string]*endpointError // the last failure, by host
+	total int                       // transfers that failed
 }
 
 func newRegistry(o *Options, at func(string) string) *registry {
@@ -42,6 +55,8 @@ func newRegistry(o *Options, at func(string) string) *registry {
 		at:      at,
 		config:  map[string]configs.Registry{},
 		pullers: map[string]*remote.Puller{},
+		tries:   map[string]*tries{},
+		silent:  map[string]int{},
 	}
 	for _, c := range o.Registries {
 		r.config[c.Host] = c
@@ -49,7 +64,8 @@ func newRegistry(o *Options, at func(string) string) *registry {
 	return r
 }
 
-func (r *registry) name() string { return "registry" }
+// name is empty: the reference says which registry, errors which mirror.
+func (r *registry) name() string { return "" }
 func (r *registry) Close() error { return nil }
 
 // endpoint is one place to ask for a repository.
@@ -93,10 +109,11 @@ func (r *registry) puller(host string) (*remote.Puller, error) {
 		ForceAttemptHTTP2:     true,
 		MaxIdleConnsPerHost:   8,
 	}
-	var rt http.RoundTripper = tlsOnly{base}
+	var rt http.RoundTripper = impatient{base, r.stall}
 	if config.Insecure {
 		base.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the user said so, for this host
-		rt = base
+	} else {
+		rt = tlsOnly{rt}
 	}
 	keys := authn.Keychain(authn.DefaultKeychain)
 	if config.AuthFile != "" {
@@ -140,10 +157,19 @@ func (r *registry) repository(e endpoint) (name.Repository, error) {
 	return name.NewRepository(e.host+"/"+e.repo, opts...)
 }
 
-// each asks the endpoints in turn until one has it.
-func (r *registry) each(ref Ref, f func(*remote.Puller, name.Repository) error) error {
-	var errs []error
-	for _, e := range r.endpoints(ref) {
+// each asks the endpoints in turn until one has it. Those that spoiled the blob
+// before are asked last, and those that were silent, which may take long;
+// digest is empty for what is asked by name.
+func (r *registry) each(ref Ref, digest string, f func(*remote.Puller, name.Repository) error) error {
+	es := r.endpoints(ref)
+	t := r.triesOf(digest)
+	r.mu.Lock()
+	slices.SortStableFunc(es, func(a, b endpoint) int {
+		return cmp.Compare(t.count[a.host]+r.silent[a.host], t.count[b.host]+r.silent[b.host])
+	})
+	r.mu.Unlock()
+	var errs endpointErrors
+	for _, e := range es {
 		err := func() error {
 			p, err := r.puller(e.host)
 			if err != nil {
@@ -156,40 +182,205 @@ func (r *registry) each(ref Ref, f func(*remote.Puller, name.Repository) error) 
 			return f(p, repo)
 		}()
 		if err == nil {
+			r.mu.Lock()
+			t.at = e.host
+			r.mu.Unlock()
 			return nil
 		}
-		errs = append(errs, &endpointError{e.host, r.stall, err})
+		failed := &endpointError{e.host, digest, r.stall, err}
+		errs = append(errs, failed)
+		r.failed(t, failed)
 	}
-	return errors.Join(errs...)
+	return errs.join()
+}
+
+// failed takes down what a host did wrong.
+func (r *registry) failed(t *tries, e *endpointError) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.count[e.host]++
+	t.errs[e.host] = e
+	if isTimeout(e.err) {
+		r.silent[e.host]++
+	}
+}
+
+func (r *registry) triesOf(digest string) *tries {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t := r.tries[digest]; t != nil {
+		return t
+	}
+	t := &tries{count: map[string]int{}, errs: map[string]*endpointError{}}
+	if digest != "" {
+		r.tries[digest] = t
+	}
+	return t
+}
+
+// attempts is how often a blob is asked for whose transfer breaks off.
+const attempts = 3
+
+// spoiled notes that the transfer of a blob failed after it had begun, and
+// tells how long to wait before it is asked for again, or what to say instead.
+func (r *registry) spoiled(ref Ref, digest string, err error) (time.Duration, error) {
+	t := r.triesOf(digest)
+	es := r.endpoints(ref)
+	r.failed(t, &endpointError{t.at, digest, r.stall, err})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.total++
+	fresh := slices.ContainsFunc(es, func(e endpoint) bool { return t.count[e.host] == 0 })
+	switch {
+	case fresh:
+		return 0, nil
+	// Who sends wrong bytes will send them again.
+	case isBroken(err) && t.total < attempts+len(es)-1:
+		return r.wait * time.Duration(t.total), nil
+	}
+	var errs endpointErrors
+	for _, e := range es {
+		if failed := t.errs[e.host]; failed != nil {
+			errs = append(errs, failed)
+		}
+	}
+	return 0, errs.join()
+}
+
+// isBroken reports whether a transfer broke off, as opposed to having been
+// refused or having brought wrong bytes.
+func isBroken(err error) bool {
+	return isTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// again calls f, which fetches a blob, until that succeeds or there is no
+// hope. The client library repeats requests; a transfer that broke off in the
+// middle is ours to repeat, and bytes that one mirror spoiled are asked of the
+// next.
+func again(ctx context.Context, src source, ref Ref, digest string, f func() error) error {
+	for {
+		err := f()
+		r, remote := src.(*registry)
+		if err == nil || !remote || ctx.Err() != nil {
+			return err
+		}
+		var unopened *endpointError
+		var wrong *fetch.DigestError
+		switch {
+		case errors.As(err, &unopened):
+			return err
+		case isBroken(err), errors.Is(err, errTooLong), errors.As(err, &wrong) && "sha256:"+wrong.Want == digest:
+		default:
+			return err // not the registry's doing
+		}
+		wait, err := r.spoiled(ref, digest, err)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
 }
 
 // endpointError is what one registry or mirror answered.
 type endpointError struct {
-	host  string
-	stall time.Duration
-	err   error
+	host   string
+	digest string // of the blob that was asked for; empty for a name
+	stall  time.Duration
+	err    error
 }
 
+// Error puts into plain words what the client library tells with requests and
+// pages of HTML.
 func (e *endpointError) Error() string {
-	if isTimeout(e.err) {
+	var te *transport.Error
+	var untrusted *tls.CertificateVerificationError
+	var unknown *net.DNSError
+	var op *net.OpError
+	var ue *url.Error
+	switch {
+	case isTimeout(e.err):
 		return fmt.Sprintf("%s was silent for %v", e.host, e.stall)
+	case errors.As(e.err, &te):
+		who := e.host
+		if te.Request != nil && te.Request.URL.Host != e.host {
+			who += " (" + te.Request.URL.Host + ")" // where it sends those who log in, or fetch blobs
+		}
+		s := fmt.Sprintf("%s answered %d %s", who, te.StatusCode, http.StatusText(te.StatusCode))
+		for _, d := range te.Errors {
+			if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
+				s += ": " + said[:min(len(said), 200)]
+			}
+		}
+		return s
+	case errors.As(e.err, &untrusted):
+		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", e.host, untrusted.Err)
+	case errors.Is(e.err, http.ErrSchemeMismatch):
+		return e.host + " speaks plain HTTP, not HTTPS"
+	case errors.As(e.err, &unknown) && unknown.IsNotFound:
+		return e.host + " is not known to the name server"
+	case errors.As(e.err, &op) && op.Op == "dial":
+		return fmt.Sprintf("%s cannot be reached: %v", e.host, op.Err)
+	case e.err == io.ErrUnexpectedEOF:
+		return e.host + " broke off in the middle"
+	case errors.As(e.err, &ue):
+		return fmt.Sprintf("%s: %v", e.host, ue.Err)
 	}
 	return fmt.Sprintf("%s: %v", e.host, e.err)
 }
 
 func (e *endpointError) Unwrap() error { return e.err }
 
+// endpointErrors is what a registry and its mirrors answered, each with its
+// own cure.
+type endpointErrors []*endpointError
+
+func (es endpointErrors) join() error {
+	if len(es) == 1 {
+		return es[0]
+	}
+	return es
+}
+
+func (es endpointErrors) Error() string {
+	var b strings.Builder
+	b.WriteString("neither a mirror nor the registry gives it:")
+	for _, e := range es {
+		b.WriteString("\n  " + e.Error())
+		if c := cureOf(e); c != "" {
+			b.WriteString("; " + c)
+		}
+	}
+	return b.String()
+}
+
+func (es endpointErrors) Unwrap() []error {
+	var out []error
+	for _, e := range es {
+		out = append(out, e)
+	}
+	return out
+}
+
 func isTimeout(err error) bool {
 	var ne net.Error
-	return errors.Is(err, errStalled) || errors.As(err, &ne) && ne.Timeout()
+	return errors.Is(err, errStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
+
+var errNoManifest = errors.New("which is no manifest")
 
 func (r *registry) root(ctx context.Context, ref Ref) (Descriptor, error) {
 	var d Descriptor
-	err := r.each(ref, func(p *remote.Puller, repo name.Repository) error {
+	err := r.each(ref, "", func(p *remote.Puller, repo name.Repository) error {
 		got, err := p.Get(ctx, r.reference(repo, ref))
 		if err != nil {
 			return err
+		}
+		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
+			return fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), errNoManifest)
 		}
 		d = Descriptor{MediaType: string(got.MediaType), Digest: got.Digest.String(), Size: got.Size}
 		return nil
@@ -206,7 +397,7 @@ func (r *registry) reference(repo name.Repository, ref Ref) name.Reference {
 
 func (r *registry) open(ctx context.Context, ref Ref, d Descriptor) (io.ReadCloser, error) {
 	var body io.ReadCloser
-	err := r.each(ref, func(p *remote.Puller, repo name.Repository) error {
+	err := r.each(ref, d.Digest, func(p *remote.Puller, repo name.Repository) error {
 		if isIndex(d.MediaType) || isManifest(d.MediaType) {
 			got, err := p.Get(ctx, repo.Digest(d.Digest))
 			if err != nil {
@@ -215,27 +406,50 @@ func (r *registry) open(ctx context.Context, ref Ref, d Descriptor) (io.ReadClos
 			body = io.NopCloser(strings.NewReader(string(got.Manifest)))
 			return nil
 		}
-		ctx, cancel := context.WithCancelCause(ctx)
 		l, err := p.Layer(ctx, repo.Digest(d.Digest))
 		if err != nil {
-			cancel(nil)
 			return err
 		}
-		b, err := l.Compressed()
-		if err != nil {
-			cancel(nil)
-			return err
+		if body, err = l.Compressed(); err == nil {
+			body = unverified{body}
 		}
-		body = watchStall(ctx, b, cancel, r.stall)
-		return nil
+		return err
 	})
 	return body, err
 }
 
+// unverified makes what the client library finds wrong with a blob's digest an
+// ordinary end: who reads a source verifies it, and can tell more.
+type unverified struct{ io.ReadCloser }
+
+func (u unverified) Read(p []byte) (int, error) {
+	n, err := u.ReadCloser.Read(p)
+	if err != nil && strings.Contains(err.Error(), "error verifying") { // its type is internal
+		err = io.EOF
+	}
+	return n, err
+}
+
+// impatient ends answers that yield nothing for too long. One that is merely
+// slow goes on.
+type impatient struct {
+	base  http.RoundTripper
+	limit time.Duration
+}
+
+func (i impatient) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(req.Context())
+	resp, err := i.base.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = watchStall(ctx, resp.Body, cancel, i.limit)
+	return resp, nil
+}
+
 var errStalled = errors.New("no more data came")
 
-// stallReader ends a transfer that yields nothing for too long. A transfer
-// that is merely slow goes on.
 type stallReader struct {
 	ctx    context.Context
 	body   io.ReadCloser
@@ -283,9 +497,12 @@ func cureOf(err error) string {
 	case errors.Is(err, errAuthFile):
 		return "correct authFile in registries:, or the file"
 	case errors.As(err, &te):
+		var asked *endpointError
 		switch {
 		case te.StatusCode == http.StatusUnauthorized || te.StatusCode == http.StatusForbidden:
 			return "log in to the registry, or name a file with credentials as authFile in registries: (registries also answer so when the image does not exist)"
+		case te.StatusCode == http.StatusNotFound && errors.As(err, &asked) && asked.digest != "":
+			return "it lacks a part of the image: have the image pushed again, or name a mirror in registries:"
 		case te.StatusCode == http.StatusNotFound:
 			return "check repository, tag and digest for spelling"
 		case te.StatusCode == http.StatusTooManyRequests:
@@ -293,24 +510,28 @@ func cureOf(err error) string {
 		case te.StatusCode >= 500:
 			return "the registry is failing: try later, or name a mirror in registries:"
 		}
-	case errors.Is(err, errPlainHTTP):
-		return "set insecure: true for this host in registries: if plain HTTP is meant"
 	case errors.Is(err, context.Canceled):
 		return ""
+	case isTimeout(err):
+		return "check the network and the proxy settings, or name a mirror in registries:"
 	case errors.As(err, &untrusted):
 		return "have this machine trust the registry's CA; or, where that does not matter, set insecure: true for this host in registries:"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "set insecure: true for this host in registries: if plain HTTP is meant"
+	case errors.Is(err, errNoManifest):
+		return "it is no registry, or a proxy or login page answers in its place: check its name and the network"
 	case errors.As(err, &unknown) && unknown.IsNotFound:
 		return "check the registry's name for spelling, and the network; or name a mirror in registries:"
-	case isTimeout(err) || errors.As(err, &refused):
+	case errors.As(err, &refused):
 		return "check the network and the proxy settings, or name a mirror in registries:"
-	case errors.As(err, &de), strings.Contains(err.Error(), "error verifying sha256 checksum"): // the client's, whose type is internal
+	case errors.As(err, &de):
 		return "the source is damaged or was changed on its way; fetch it again or use another source"
 	case errors.Is(err, errDigestForm):
 		return "the source is damaged; use another"
 	case errors.Is(err, fs.ErrNotExist):
 		return "the layout or archive is incomplete; make it again, with this platform"
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return "the blob is cut short; fetch it again or use another source"
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return "fetch it again, or use another source"
 	}
 	return ""
 }

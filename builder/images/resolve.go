@@ -28,11 +28,15 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	sources := newSources(c, &o)
 	defer sources.close()
 	parallel(len(imgs), func(i int) {
-		pinned[i], errs[i] = resolveOne(ctx, c, imgs[i], &o, sources)
+		var err error
+		if pinned[i], err = resolveOne(ctx, c, imgs[i], &o, sources); err != nil {
+			errs[i] = wrapEach(imgs[i], err)
+		}
 	})
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
+	if i := slices.IndexFunc(errs, noRoom); i >= 0 {
+		return nil, errs[i] // the others could only say so again
 	}
+	pinned = slices.DeleteFunc(pinned, func(p *Pinned) bool { return p == nil })
 	slices.SortFunc(pinned, func(a, b *Pinned) int { return cmp.Compare(a.Ref, b.Ref) })
 	var out []Pinned
 	byTag := map[string]*Pinned{}
@@ -47,15 +51,41 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 		}
 		if other := byTag[key]; other != nil {
 			if other.Target.Digest != p.Target.Digest {
-				errs = append(errs, fmt.Errorf("image %s is listed twice and means two different images: %s (%s) and %s (%s); keep one, or give one another tag",
-					key, other.Target.Digest, sourceOf(other.Source), p.Target.Digest, sourceOf(p.Source)))
+				errs = append(errs, &ImageError{p.Source, fmt.Errorf("image %s is listed twice and means two different images: %s (%s) and %s (%s); keep one, or give one another tag",
+					key, other.Target.Digest, sourceOf(other.Source), p.Target.Digest, sourceOf(p.Source))})
 			}
 			continue
 		}
 		byTag[key] = p
 		out = append(out, *p)
 	}
-	return out, errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ImageError is what is wrong with one image of those that were asked for, so
+// that whoever has the list can tell its line.
+type ImageError struct {
+	Image configs.ContainerImage
+	Err   error
+}
+
+func (e *ImageError) Error() string { return e.Err.Error() }
+func (e *ImageError) Unwrap() error { return e.Err }
+
+// wrapEach ties all that is wrong with an image to it.
+func wrapEach(img configs.ContainerImage, err error) error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return &ImageError{img, err}
+	}
+	var errs []error
+	for _, e := range joined.Unwrap() {
+		errs = append(errs, wrapEach(img, e))
+	}
+	return errors.Join(errs...)
 }
 
 func sourceOf(img configs.ContainerImage) string {
@@ -105,15 +135,18 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	}
 	src, err := sources.get(ctx, img)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
+		return nil, fmt.Errorf("image %s: %w", named, err)
 	}
 	p := &Pinned{Ref: named, Source: img}
 	root, known, err := cachedRoot(c, img, ref)
 	if !known && err == nil {
 		root, err = src.root(ctx, ref)
 	}
-	if err != nil {
+	if _, remote := src.(*registry); err != nil && remote {
 		return nil, blobError("manifest", Descriptor{}, ref, src, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %s: %w", ref, src.name(), err)
 	}
 	p.Target = root
 	raw, err := readDoc(ctx, c, src, ref, "manifest", root)
@@ -123,7 +156,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	p.Target.Size = int64(len(raw))
 	doc, err := p.parse(raw, &p.Target)
 	if err != nil {
-		return nil, blobError("manifest", p.Target, ref, src, err)
+		return nil, badBlob("manifest", p.Target, ref, src, err)
 	}
 	// The digest may pin the index, or the manifest in it.
 	pinsTarget := ref.Digest == "" || ref.Digest == p.Target.Digest
@@ -140,16 +173,19 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 			return nil, err
 		}
 		if doc, err = p.parse(raw, &p.Manifest); err != nil {
-			return nil, blobError("manifest", p.Manifest, ref, src, err)
+			return nil, badBlob("manifest", p.Manifest, ref, src, err)
 		}
 		if !isManifest(p.Manifest.MediaType) {
-			return nil, blobError("manifest", p.Manifest, ref, src, fmt.Errorf("it is an index inside an index, which containerd does not run either"))
+			return nil, badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it is an index inside an index, which containerd does not run either"))
 		}
 	}
 	if !pinsTarget {
-		return nil, fmt.Errorf("image %s from %s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", ref, src.name(), p.Target.Digest, ref.Digest)
+		return nil, fmt.Errorf("image %s%s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", named, from(src.name()), p.Target.Digest, ref.Digest)
 	}
-	return p, p.readConfig(ctx, c, src, ref, doc, o.Arch)
+	if err := p.readConfig(ctx, c, src, ref, doc, o.Arch); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // cachedRoot is what a registry would answer for a digest, when the cache has
@@ -239,7 +275,7 @@ func (p *Pinned) choose(ctx context.Context, c *fetch.Cache, src source, ref Ref
 		}
 	}
 	if best == nil {
-		return Descriptor{}, blobError("manifest", p.Target, ref, src,
+		return Descriptor{}, badBlob("manifest", p.Target, ref, src,
 			fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", arch, strings.Join(have, ", ")))
 	}
 	d := *best
@@ -269,7 +305,7 @@ func (p *Pinned) platformOf(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	doc, err := p.parse(raw, &d)
 	if err != nil {
-		return nil, blobError("manifest", d, ref, src, err)
+		return nil, badBlob("manifest", d, ref, src, err)
 	}
 	if !isManifest(d.MediaType) || !isConfig(doc.Config.MediaType) {
 		return &Platform{OS: "unknown", Architecture: "unknown"}, nil
@@ -280,7 +316,7 @@ func (p *Pinned) platformOf(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	config, err := parseDoc[configDoc](raw)
 	if err != nil {
-		return nil, blobError("config", doc.Config, ref, src, err)
+		return nil, badBlob("config", doc.Config, ref, src, err)
 	}
 	return &Platform{OS: config.OS, Architecture: config.Architecture, Variant: config.Variant}, nil
 }
@@ -290,7 +326,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	p.Config = doc.Config
 	p.Config.Annotations, p.Config.Platform = nil, nil
 	if !isConfig(p.Config.MediaType) {
-		return blobError("config", p.Config, ref, src, fmt.Errorf("its media type %q is not a container image's config; this is another kind of artifact and cannot be run; name an image", p.Config.MediaType))
+		return badBlob("config", p.Config, ref, src, fmt.Errorf("its media type %q is not a container image's config; this is another kind of artifact and cannot be run; name an image", p.Config.MediaType))
 	}
 	raw, err := readDoc(ctx, c, src, ref, "config", p.Config)
 	if err != nil {
@@ -298,10 +334,10 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	config, err := parseDoc[configDoc](raw)
 	if err != nil {
-		return blobError("config", p.Config, ref, src, fmt.Errorf("it is not JSON of an image config: %w; have the image pushed again", err))
+		return badBlob("config", p.Config, ref, src, fmt.Errorf("it is not JSON of an image config: %w; have the image pushed again", err))
 	}
 	fail := func(format string, args ...any) error {
-		return blobError("config", p.Config, ref, src, fmt.Errorf(format, args...))
+		return badBlob("config", p.Config, ref, src, fmt.Errorf(format, args...))
 	}
 	platform := Platform{Architecture: config.Architecture, OS: config.OS, Variant: config.Variant}
 	if platformRank(platform, arch) == 0 {
@@ -315,12 +351,12 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 		l.Annotations, l.Platform = nil, nil
 		what := fmt.Sprintf("layer %d of %d", i+1, len(doc.Layers))
 		if _, err := compressionOf(l.MediaType); err != nil {
-			errs = append(errs, blobError(what, l, ref, src, err))
+			errs = append(errs, badBlob(what, l, ref, src, err))
 		}
 		_, err1 := shaOf(l.Digest)
 		_, err2 := shaOf(config.RootFS.DiffIDs[i])
 		if err := errors.Join(err1, err2); err != nil {
-			errs = append(errs, blobError(what, l, ref, src, err))
+			errs = append(errs, badBlob(what, l, ref, src, err))
 		}
 		p.Layers = append(p.Layers, Layer{l, config.RootFS.DiffIDs[i]})
 	}

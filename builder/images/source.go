@@ -58,12 +58,15 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref Ref, what stri
 		return fail(fmt.Errorf("it claims %d bytes; at most %d are sensible", d.Size, maxDoc))
 	}
 	if !c.Has(sha) {
-		r, err := src.open(ctx, ref, d)
-		if err != nil {
-			return fail(err)
-		}
-		_, _, err = c.Put(ctx, sha, io.LimitReader(r, maxDoc+1))
-		r.Close()
+		err := again(ctx, src, ref, d.Digest, func() error {
+			r, err := src.open(ctx, ref, d)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			_, _, err = c.Put(ctx, sha, io.LimitReader(r, maxDoc+1))
+			return err
+		})
 		if err != nil {
 			return fail(err)
 		}
@@ -108,8 +111,14 @@ func blobError(what string, d Descriptor, ref Ref, src source, err error) error 
 	return &BlobError{What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// BlobError is a failure to fetch or unpack one blob of an image.
+// badBlob says what is wrong with a blob that could be had.
+func badBlob(what string, d Descriptor, ref Ref, src source, err error) error {
+	return &BlobError{Read: true, What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
+}
+
+// BlobError is a failure to fetch, or to make sense of, one blob of an image.
 type BlobError struct {
+	Read      bool   // it was fetched
 	What      string // "layer 3", "config", "manifest"
 	Digest    string
 	MediaType string
@@ -119,15 +128,27 @@ type BlobError struct {
 }
 
 func (e *BlobError) Error() string {
-	s := fmt.Sprintf("image %s from %s: fetching %s", e.Ref, e.Source, e.What)
+	s := "image " + e.Ref + from(e.Source) + ": "
+	if !e.Read {
+		s += "fetching "
+	}
+	s += e.What
 	if e.Digest != "" {
 		s += " " + e.Digest
 	}
 	s += ": " + e.Err.Error()
-	if c := cureOf(e.Err); c != "" {
+	var several endpointErrors // have their cures
+	if c := cureOf(e.Err); c != "" && !errors.As(e.Err, &several) {
 		s += "; " + c
 	}
 	return s
+}
+
+func from(source string) string {
+	if source == "" {
+		return ""
+	}
+	return " from " + source
 }
 
 func (e *BlobError) Unwrap() error { return e.Err }

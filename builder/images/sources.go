@@ -2,12 +2,8 @@ package images
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
@@ -48,15 +44,6 @@ func (s *sources) close() {
 	}
 }
 
-// attempts is how often a layer is asked for whose transfer breaks off.
-const attempts = 3
-
-// isBroken reports whether a transfer broke off, as opposed to having been
-// refused or having brought wrong bytes.
-func isBroken(err error) bool {
-	return isTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
-}
-
 // fetch brings layer j of an image into the cache. Nothing is opened where
 // the cache has it already.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool) error {
@@ -74,19 +61,7 @@ func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool) error 
 	if err != nil {
 		return fmt.Errorf("image %s: %w", p.Ref, err)
 	}
-	for attempt := 1; ; attempt++ {
-		err = fetchLayer(ctx, s.cache, src, ref, l, keep)
-		r, remote := src.(*registry)
-		if err == nil || !remote || attempt == attempts || !isBroken(err) || ctx.Err() != nil {
-			break
-		}
-		// The client library repeats requests; a transfer that broke off in
-		// the middle is ours to repeat.
-		select {
-		case <-ctx.Done():
-		case <-time.After(r.wait * time.Duration(attempt)):
-		}
-	}
+	err = again(ctx, src, ref, l.Digest, func() error { return fetchLayer(ctx, s.cache, src, ref, l, keep) })
 	if err != nil {
 		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, ref, src, err)
 	}

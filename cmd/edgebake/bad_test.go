@@ -90,6 +90,82 @@ func TestBadInputsOfABuild(t *testing.T) {
 	}
 }
 
+// TestBadContainerImages wants every problem with container images at once,
+// each with its line and its cure, before anything is compiled or written.
+func TestBadContainerImages(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(s string) string {
+		s = strings.Replace(s, "version: 2.2.9", "version: 2.99.0", 1)
+		s = strings.Replace(s, "images:\n", `images:
+  - {ref: "edgebake.test/gone:1", layout: gone}
+  - {ref: "edgebake.test/gone:2", archive: gone.tar}
+  - {ref: "edgebake.test/other:1", layout: images}
+  - {ref: "edgebake.test/none:1", layout: overlay}
+  - {ref: "edgebake.test/folder:1", archive: overlay}
+`, 1)
+		return s + "imagesFrom: [pods.yaml, more/*.yaml]\n"
+	})
+	c.file("pods.yaml", `kind: Pod
+metadata: {name: web}
+spec:
+  containers:
+  - image: 127.0.0.1:1/web:1
+  - image: edgebake.test/web
+`)
+	before := names(t, c.dir)
+	for _, command := range []string{"build", "plan", "images"} {
+		c.run(1, command, "image.yaml")
+		c.want(c.err,
+			`image.yaml:12:12: containerd.version: containerd "2.99.0": its store is not known to this edgebake, which knows 1.7, 2.0, 2.1, 2.2, 2.3, 2.4; choose one of these versions, or imageStore.mode: import`,
+			"image.yaml:19:5: images[0]: image edgebake.test/gone:1: there is no OCI layout gone: make it",
+			"image.yaml:20:5: images[1]: image edgebake.test/gone:2: there is no archive gone.tar: make it",
+			"image.yaml:21:5: images[2]: image edgebake.test/other:1: OCI layout images: it has no image of that name, but edgebake.test/pause:1; write one of these as ref",
+			"image.yaml:22:5: images[3]: image edgebake.test/none:1: overlay is not an OCI layout: it has no index.json",
+			"image.yaml:23:5: images[4]: image edgebake.test/folder:1: image archive overlay is a folder; where that is an OCI layout, name it as layout",
+			"pods.yaml:5: Pod web: image 127.0.0.1:1/web:1: fetching manifest: ",
+			`pods.yaml:6: Pod web: image reference "edgebake.test/web" has no tag`,
+			`: imagesFrom[1]: "more/*.yaml": no file matches`)
+		if strings.Contains(c.err, "done") {
+			t.Errorf("%s says that something was done:\n%s", command, c.err)
+		}
+		if after := names(t, c.dir); !slices.Equal(before, after) {
+			t.Errorf("there is %q now, there was %q", after, before)
+		}
+	}
+}
+
+// TestImagesCommand is the list as text and JSON, and what a lock refuses.
+func TestImagesCommand(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "images", "image.yaml")
+	c.want(c.out, "edgebake.test/pause:1", "SHARED", "1 image, 1 layer, ")
+	c.run(0, "images", "image.yaml", "-o", "json")
+	c.want(c.out, `"ref": "edgebake.test/pause:1"`, `"size": `, `"shared": 0`)
+	c.run(1, "images", "image.yaml", "--locked")
+	c.want(c.err, "there is no lock")
+	c.run(0, "build", "image.yaml")
+	c.run(0, "images", "image.yaml", "--locked")
+	c.project(func(s string) string { return strings.Replace(s, "layout: images", "layout: ./images", 1) })
+	c.run(1, "images", "image.yaml", "--locked")
+	c.want(c.err, "--locked: the lock and the Image differ", "input image edgebake.test/pause:1 is described otherwise")
+	c.project(func(s string) string {
+		s = strings.Replace(s, "  sandbox: edgebake.test/pause:1\n", "", 1)
+		return strings.Replace(s, "images:\n  - ref: edgebake.test/pause:1\n    layout: images\n", "", 1)
+	})
+	c.run(0, "images", "image.yaml")
+	c.want(c.out, "no container images")
+	c.run(0, "images", "image.yaml", "-o", "json")
+	if strings.TrimSpace(c.out) != "[]" {
+		t.Errorf("no images as JSON: %s", c.out)
+	}
+	// A slip in a flag is told before anything is asked for.
+	for _, args := range [][]string{{"images", "nowhere.yaml"}, {"inspect", "nowhere.raw"}, {"cache"}} {
+		c.run(2, append(args, "-o", "yaml")...)
+		c.want(c.err, "text or json")
+	}
+}
+
 // TestBadIgnition wants an Ignition config's problems under the name that the
 // person gave it, from every command that reads a Site.
 func TestBadIgnition(t *testing.T) {

@@ -193,20 +193,32 @@ func newVersion(s streams) *cobra.Command {
 }
 
 func outputFlag(c *cobra.Command, output *string) {
-	c.Flags().StringVarP(output, "output", "o", "text", "form of the output: text or json")
+	*output = "text"
+	c.Flags().VarP((*outputForm)(output), "output", "o", "form of the output: text or json")
+}
+
+// outputForm is refused before any work is done.
+type outputForm string
+
+func (o *outputForm) String() string { return string(*o) }
+func (o *outputForm) Type() string   { return "string" }
+
+func (o *outputForm) Set(s string) error {
+	if s != "text" && s != "json" {
+		return errors.New("text or json")
+	}
+	*o = outputForm(s)
+	return nil
 }
 
 // printAs prints v as JSON, or calls text.
 func printAs(s streams, output string, v any, text func()) error {
-	switch output {
-	case "text":
+	if output == "text" {
 		text()
 		return nil
-	case "json":
-		e := json.NewEncoder(s.Out)
-		e.SetEscapeHTML(false)
-		e.SetIndent("", "  ")
-		return e.Encode(v)
 	}
-	return usageError{fmt.Errorf("--output %s: text or json", output)}
+	e := json.NewEncoder(s.Out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
 }

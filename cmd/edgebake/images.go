@@ -8,6 +8,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// listedImage is an image and what the table says of it.
+type listedImage struct {
+	images.Pinned
+	Size   int64 `json:"size"` // as it is shipped
+	Shared int64 `json:"shared"`
+}
+
 func newImages(s streams) *cobra.Command {
 	var src source
 	var output string
@@ -37,9 +44,12 @@ images take unpacked is in NAME.report.json, beside a built image.`,
 			if err != nil {
 				return src.explain(err)
 			}
-			return printAs(s, output, list, func() {
-				fmt.Fprint(s.Out, images.Summary(list).Text("as they are shipped"))
-			})
+			sum := images.Summary(list)
+			listed := []listedImage{}
+			for n, p := range list {
+				listed = append(listed, listedImage{p, sum.Images[n].Size, sum.Images[n].Shared})
+			}
+			return printAs(s, output, listed, func() { fmt.Fprint(s.Out, sum.Text("as they are shipped")) })
 		},
 	}
 	src.flags(c)
