@@ -2,13 +2,18 @@ package media
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	iofs "io/fs"
 	"os"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images/store"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -23,7 +28,7 @@ func VerifyImages(path string) (*store.Summary, error) {
 	defer m.close()
 	s, err := m.verifyImages()
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", path, err)
+		return nil, fmt.Errorf("image %s is damaged, build or copy it again: %w", path, err)
 	}
 	return s, nil
 }
@@ -40,15 +45,14 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	index := strings.TrimPrefix(ondisk.ImportImageDir, "/var/") + "/" + ondisk.ImportIndexFile
-	if _, err := fs.Stat(index); err == nil {
-		return nil, errors.New("its container images are archives to be imported at first boot (imageStore.mode: import), not a store")
-	}
 	// A machine that has booted wrote its report; its containerd has worked
 	// on the store since.
 	var seen Info
 	if err := m.slot(&seen); err != nil {
 		return nil, err
+	}
+	if _, err := fs.Stat(importFile(ondisk.ImportIndexFile)); err == nil {
+		return verifyArchives(fs, len(m.info.Images), seen.Slot.Report != "")
 	}
 	s, err := store.Verify(store.Files{
 		InUse:   seen.Slot.Report != "",
@@ -70,6 +74,47 @@ func (m *image) verifyImages() (*store.Summary, error) {
 		return nil, fmt.Errorf("%s lists %d container images, the store has %d", ondisk.ESPImageInfo, len(m.info.Images), len(s.Images))
 	}
 	return s, nil
+}
+
+// importFile is the path on DATA of a file that mode import leaves.
+func importFile(name string) string {
+	return strings.TrimPrefix(ondisk.ImportImageDir, "/var/") + "/" + name
+}
+
+// verifyArchives checks the archives of mode import, which first boot imports
+// and removes.
+func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, error) {
+	raw, err := fs.ReadFile(importFile(ondisk.ImportIndexFile))
+	if err != nil {
+		return nil, err
+	}
+	var index ondisk.ImportIndex
+	if err := json.Unmarshal(raw, &index); err != nil {
+		return nil, fmt.Errorf("reading the list of image archives: %w", err)
+	}
+	if len(index.Archives) != listed {
+		return nil, fmt.Errorf("%s lists %d container images, %d are to be imported", ondisk.ESPImageInfo, listed, len(index.Archives))
+	}
+	s := &store.Summary{}
+	var errs []error
+	for _, a := range index.Archives {
+		s.Images = append(s.Images, a.Ref)
+		f, err := fs.OpenFile(importFile(a.File))
+		if booted && errors.Is(err, iofs.ErrNotExist) {
+			continue // imported
+		}
+		h := sha256.New()
+		if err == nil {
+			_, err = io.Copy(h, io.NewSectionReader(f, 0, f.Size()))
+		}
+		if got := hex.EncodeToString(h.Sum(nil)); err == nil && got != a.SHA256 {
+			err = &fetch.DigestError{Want: a.SHA256, Got: got, Size: f.Size()}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("archive %s of image %s: %w", a.File, a.Ref, err))
+		}
+	}
+	return s, errors.Join(errs...)
 }
 
 // dataRoot is containerd's root on DATA, which is mounted on /var.

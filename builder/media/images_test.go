@@ -79,11 +79,23 @@ func TestVerifyImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := VerifyImages(withData(t, c, baked.Images, baked.Nodes))
-	if err != nil || len(s.Images) != 1 || s.Images[0] != img.Ref {
-		t.Errorf("sound image: %+v, %v", s, err)
+	for what, r := range map[string]*images.Result{"prebaked": baked, "import": archives} {
+		s, err := VerifyImages(withData(t, c, r.Images, r.Nodes))
+		if err != nil || len(s.Images) != 1 || s.Images[0] != img.Ref {
+			t.Errorf("sound image, %s: %+v, %v", what, s, err)
+		}
 	}
-	var holed []tree.Node
+	var holed, gone, spoiled []tree.Node
+	for _, n := range archives.Nodes {
+		if !strings.HasSuffix(n.Path, ".tar") {
+			gone, spoiled = append(gone, n), append(spoiled, n)
+			continue
+		}
+		other := *n.Inode
+		other.Data = tree.Bytes([]byte("another archive"))
+		n.Inode = &other
+		spoiled = append(spoiled, n)
+	}
 	for _, n := range baked.Nodes {
 		if n.Path != store.Root+"/"+store.BlobPath(pinned[0].Config.Digest) {
 			holed = append(holed, n)
@@ -95,7 +107,9 @@ func TestVerifyImages(t *testing.T) {
 		want  string
 	}{
 		"blob missing":    {baked.Images, holed, pinned[0].Config.Digest},
-		"archives":        {archives.Images, archives.Nodes, "mode: import"},
+		"archive missing": {archives.Images, gone, "000-edgebake.test_a_1.tar of image edgebake.test/a:1: "},
+		"archive spoiled": {archives.Images, spoiled, "is damaged, build or copy it again: archive 000-edgebake.test_a_1.tar of image edgebake.test/a:1: sha256 is "},
+		"archive of more": {append(archives.Images, archives.Images...), archives.Nodes, "lists 2 container images, 1 are to be imported"},
 		"another list":    {append(baked.Images, baked.Images...), baked.Nodes, "lists 2 container images, the store has 1"},
 		"no store at all": {baked.Images, nil, store.MetaDB},
 	} {

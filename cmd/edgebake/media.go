@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -94,15 +95,16 @@ the state of its slot. It prints no secret.`,
 			if err != nil {
 				return err
 			}
+			var errs []error
 			if verify {
-				if err := media.Verify(c.Context(), a[0], nil); err != nil {
-					return err
-				}
+				errs = append(errs, media.Verify(c.Context(), a[0], nil))
 			}
 			if checkImages {
-				if _, err := media.VerifyImages(a[0]); err != nil {
-					return err
-				}
+				_, err := media.VerifyImages(a[0])
+				errs = append(errs, err)
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
 			}
 			return printAs(s, output, info, func() { printInfo(s, info, verify, checkImages, packages) })
 		},
@@ -154,8 +156,12 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		fmt.Fprint(w, " (verified)")
 	}
 	fmt.Fprintln(w)
+	wide := 0
 	for _, c := range m.Images {
-		fmt.Fprintf(w, "  %s  %.19s  %s\n", c.Ref, c.Digest, humanSize(c.Size))
+		wide = max(wide, len(c.Ref))
+	}
+	for _, c := range m.Images {
+		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, humanSize(c.Size))
 	}
 	fmt.Fprintf(w, "packages: %d\n", len(i.Packages))
 	if packages {

@@ -49,7 +49,7 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
 			}
 			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%w; --from is the var/lib/containerd of a disk image's DATA partition", err)
+				return fmt.Errorf("%s is no baked store: %w; --from names lib/containerd of a disk image's DATA partition", o.From, err)
 			}
 			if os.Geteuid() != 0 {
 				return errors.New("merge needs root: it copies files of any owner")
@@ -78,12 +78,18 @@ func newImagesVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check that every baked image can run without a registry", Args: noArgs,
 		Long: `Verify checks databases, blobs and layer folders against each other. It works
-while containerd is stopped.`,
+while containerd is stopped. Where an image is damaged, bring it anew with
+firstboot images merge, or write the machine's disk again.`,
+		Example: `  firstboot images verify
+  firstboot images verify --root /mnt/var/lib/containerd`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := store.DirFiles(root)
 			f.InUse = true
 			s, err := store.Verify(f, ".", "overlayfs")
 			if err != nil {
+				if _, gone := os.Stat(filepath.Join(root, store.MetaDB)); errors.Is(gone, fs.ErrNotExist) {
+					return fmt.Errorf("there is no containerd store in %s: name containerd's folder with --root", filepath.Clean(root))
+				}
 				return fmt.Errorf("%s: %w", filepath.Clean(root), err)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d images, %d layers: sound\n%s\n", len(s.Images), s.Snapshots, strings.Join(s.Images, "\n"))

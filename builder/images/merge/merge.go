@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/images/store"
 )
@@ -114,6 +115,9 @@ func makePlan(from, into *store.State, keep []string) (*plan, error) {
 	for _, ref := range keep {
 		if i, ok := now[ref]; ok {
 			kept[i.Digest] = true
+		} else if !stay[ref] {
+			// A slip of the pen would release what somebody wants to keep.
+			return nil, fmt.Errorf("%s is to be kept, but the store in use has no such image, only %s; correct the name", ref, strings.Join(into.Names(), ", "))
 		}
 	}
 	for _, i := range into.Images {

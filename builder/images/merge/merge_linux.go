@@ -34,7 +34,7 @@ func Merge(ctx context.Context, o Options) (*Report, error) {
 func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	// A damaged source must not spoil a store that works.
 	if _, err := store.Verify(store.DirFiles(o.From), ".", o.Snapshotter); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the store to be merged is damaged, copy it again: %w", err)
 	}
 	from, err := store.Read(o.Snapshotter, filepath.Join(o.From, store.MetaDB), filepath.Join(o.From, store.SnapshotterDB(o.Snapshotter)))
 	if err != nil {

@@ -111,6 +111,11 @@ func check(t *testing.T, root string) []string {
 func TestMerge(t *testing.T) {
 	needRoot(t)
 	oldRoot, newRoot := stores(t)
+	before := check(t, oldRoot)
+	_, err := Merge(t.Context(), Options{From: newRoot, Into: oldRoot, Keep: []string{"edgebake.test/app:1", "edgebake.test/ap:1"}})
+	if err == nil || !strings.Contains(err.Error(), "edgebake.test/ap:1 is to be kept, but the store in use has no such image, only edgebake.test/app:1, ") || !slices.Equal(before, check(t, oldRoot)) {
+		t.Errorf("a name misspelt: %v", err)
+	}
 	r, err := Merge(t.Context(), Options{From: newRoot, Into: oldRoot, Keep: []string{"edgebake.test/app:1"}})
 	if err != nil {
 		t.Fatal(err)

@@ -53,13 +53,31 @@ func Verify(f Files, root, snapshotter string) (*Summary, error) {
 	v.snapshots()
 	v.images()
 	v.strays()
-	if err := errors.Join(v.problems...); err != nil {
-		return nil, fmt.Errorf("verifying the image store: %w", err)
+	switch len(v.problems) {
+	case 0:
+	case 1:
+		return nil, fmt.Errorf("verifying the image store: %w", v.problems[0])
+	default:
+		return nil, problems(v.problems)
 	}
 	s := &Summary{Blobs: len(state.Blobs), Snapshots: len(state.Snapshots)}
 	s.Images = state.Names()
 	return s, nil
 }
+
+// problems are several; each gets a line.
+type problems []error
+
+func (p problems) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "verifying the image store: %d problems:", len(p))
+	for _, e := range p {
+		b.WriteString("\n  " + e.Error())
+	}
+	return b.String()
+}
+
+func (p problems) Unwrap() []error { return p }
 
 // Names lists the images by the names people use: by tag, and by digest those
 // that have none. An image with two tags is listed twice.
