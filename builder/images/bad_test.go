@@ -294,6 +294,9 @@ func TestBadLayouts(t *testing.T) {
 			o := testOptions()
 			_, err := resolveAndBake(t, c, o, l.imgs)
 			wantError(t, err, append(tt.want, ref)...)
+			if cures := strings.Count(err.Error(), "again"); cures > 1 {
+				t.Errorf("%d cures: %v", cures, err)
+			}
 			unpoisoned(t, c)
 			// What is wrong with one image is nothing to another.
 			if _, err := resolveAndBake(t, c, o, l.imgs[1:]); err != nil {

@@ -210,7 +210,7 @@ func fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Laye
 	_, _, err = c.Put(ctx, diff, r)
 	var de *fetch.DigestError
 	if errors.As(err, &de) && de.Want == diff {
-		return fmt.Errorf("uncompressed it is not the diffID of the image's config: %w; the image is inconsistent, have it pushed again", err)
+		return fmt.Errorf("uncompressed it is not the diffID of the image's config: %v; the image is inconsistent, have it pushed again", err)
 	}
 	return err
 }

@@ -145,6 +145,7 @@ func TestImagesCommand(t *testing.T) {
 	c.run(1, "images", "image.yaml", "--locked")
 	c.want(c.err, "there is no lock")
 	c.run(0, "build", "image.yaml")
+	c.want(c.out, "2 Debian packages, 1 container image of 8 KiB in 1 layer\n")
 	c.run(0, "images", "image.yaml", "--locked")
 	c.project(func(s string) string { return strings.Replace(s, "layout: images", "layout: ./images", 1) })
 	c.run(1, "images", "image.yaml", "--locked")

@@ -200,6 +200,13 @@ func finishBuild(s streams, out string, src source, res *builder.Result, asJSON 
 	return nil
 }
 
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
 func printReport(s streams, out string, r *builder.Report) {
 	fmt.Fprintf(s.Out, "%s: %s, Kubernetes %s, containerd %s, Linux %s\n", out, r.Info.Arch, r.Info.Kubernetes, r.Info.Containerd, r.Info.Kernel)
 	for _, p := range r.Partitions {
@@ -209,9 +216,9 @@ func printReport(s streams, out string, r *builder.Report) {
 		}
 		fmt.Fprintln(s.Out)
 	}
-	fmt.Fprintf(s.Out, "  %d packages, %d container images", r.Packages, len(r.Info.Images))
+	fmt.Fprintf(s.Out, "  %s, %s", count(r.Packages, "Debian package"), count(len(r.Info.Images), "container image"))
 	if len(r.Info.Images) > 0 {
-		fmt.Fprintf(s.Out, " of %s in %d layers", humanSize(r.Images.Size), r.Images.Layers)
+		fmt.Fprintf(s.Out, " of %s in %s", humanSize(r.Images.Size), count(r.Images.Layers, "layer"))
 	}
 	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)

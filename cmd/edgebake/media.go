@@ -163,7 +163,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 	for _, c := range m.Images {
 		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, humanSize(c.Size))
 	}
-	fmt.Fprintf(w, "packages: %d\n", len(i.Packages))
+	fmt.Fprintf(w, "packages: %d (Debian's, programs and the modules in them)\n", len(i.Packages))
 	if packages {
 		for _, p := range i.Packages {
 			fmt.Fprintf(w, "  %s %s\n", p.Name, p.Version)
