@@ -22,7 +22,12 @@ const (
 
 func withHub(t *testing.T, yurthub, program string) *project {
 	t.Helper()
-	p := newProject(t, buildtest.Base(), func(doc string) string { return doc + yurthub })
+	p := newProject(t, buildtest.Base(), func(doc string) string {
+		if yurthub == hubPod { // what yurthub 1.6 can serve
+			doc = strings.Replace(doc, "v1.36.3", "v1.30.3", 1)
+		}
+		return doc + yurthub
+	})
 	if err := os.WriteFile(filepath.Join(p.dir, "programs/yurthub"), []byte(program), 0o644); err != nil {
 		t.Fatal(err)
 	}

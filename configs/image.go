@@ -146,7 +146,7 @@ type DirSource struct {
 
 // Kubernetes on board.
 type Kubernetes struct {
-	// Version, as v1.36.3; v1.31 or later.
+	// Version, as v1.36.3; v1.30 or later, and v1.30 itself with yurthub 1.6.
 	Version string `yaml:"version" json:"version"`
 	// Source is where kubelet and kubeadm come from.
 	Source Source `yaml:"source" json:"source"`

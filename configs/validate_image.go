@@ -60,10 +60,21 @@ var (
 
 // Oldest and newest minor releases whose contracts were tried.
 const (
-	oldestKubernetes = 31 // kubeadm.k8s.io/v1beta4, which joins are written in
+	oldestKubernetes = 30
 	oldestYurthub    = 6
 	newestYurthub    = 7
 )
+
+// KubernetesBefore reports whether a version of Kubernetes is one before
+// v1.minor.
+func KubernetesBefore(version string, minor int) bool {
+	m := k8sVersion.FindStringSubmatch(version)
+	if m == nil {
+		return false
+	}
+	n, err := strconv.Atoi(m[1])
+	return err == nil && n < minor
+}
 
 func yurthubMinor(version string) (int, bool) {
 	m := yurthubVersion.FindStringSubmatch(version)
@@ -262,7 +273,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 			probs.add("kubernetes.version", "%q is not a version as v1.36.3%s", shorten(k.Version), missingV(k.Version, k8sVersion))
 		}
 	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
-		probs.add("kubernetes.version", "%s is too old: joins are written as kubeadm.k8s.io/v1beta4, which v1.%d and later read", k.Version, oldestKubernetes)
+		probs.add("kubernetes.version", "%s is too old: v1.%d and later are served", k.Version, oldestKubernetes)
 	}
 	files := []string{"kubelet", "kubeadm"}
 	if k.Kubectl {
@@ -308,6 +319,11 @@ func (i *Image) validatePrograms(probs *Problems) {
 	}
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)
+		// OpenYurt's issue 2379: kubelet lists Services by spec.clusterIP, of
+		// which yurthub 1.6 knows nothing, and starts no pod without the list.
+		if minor, ok := yurthubMinor(y.Version); ok && minor >= oldestYurthub && minor < 7 && k8sVersion.MatchString(k.Version) && !KubernetesBefore(k.Version, 31) {
+			probs.add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.31 and later when it asks for Services; take yurthub v1.7, or Kubernetes v1.30", k.Version, y.Version)
+		}
 	}
 }
 

@@ -161,6 +161,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 func podWorld(t *testing.T) *world {
 	w := edgeWorld(t)
 	w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
+	w.put(ondisk.ImageInfoFile, strings.Replace(w.get(ondisk.ImageInfoFile), "v1.36.3", "v1.30.3", 1))
 	w.cluster.pools = "v1beta1"
 	return w
 }
@@ -251,6 +252,10 @@ func TestStaticPodWaits(t *testing.T) {
 	}
 	if !w.said("is not approved yet") || !w.said("was denied") || w.joins != 1 {
 		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+	// Which kubeadm had to leave undone.
+	if got := w.cluster.nodes["edge-sn0042"].Metadata.Annotations[socketNote]; got != ondisk.CRISocket {
+		t.Errorf("the Node's container runtime is noted as %q", got)
 	}
 }
 

@@ -233,7 +233,44 @@ func podJoin(ctx context.Context, e *Env, site *configs.Site) error {
 		}
 		s.KubeletExtraArgs["feature-gates"] = gate
 	}
-	return kubeadmJoin(ctx, e, s, "FileAvailable--etc-kubernetes-kubelet.conf")
+	err = kubeadmJoin(ctx, e, s, "FileAvailable--etc-kubernetes-kubelet.conf")
+	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
+		// The last thing kubeadm does, and through yurthub, for which it waits
+		// a minute: longer than that somebody may take to approve what yurthub
+		// asks for. The next phase says what is missing.
+		if done, perr := podJoined(ctx, e, site); done && perr == nil {
+			e.Log.Info("kubeadm has joined but for the Node's annotation, which is made up for", "error", err)
+			return nil
+		}
+	}
+	return err
+}
+
+// socketNote is where kubeadm before 1.34 reads, when it upgrades a node, which
+// container runtime it has.
+const socketNote = "kubeadm.alpha.kubernetes.io/cri-socket"
+
+// noteSocket makes up for what kubeadm could not do at the end of its join.
+func noteSocket(ctx context.Context, e *Env, site *configs.Site) error {
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return err
+	}
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	n, err := c.GetNode(ctx, t.Node)
+	if err != nil || n.Metadata.Annotations[socketNote] != "" {
+		return err
+	}
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketNote: site.CRISocket}}}
+	if err := c.MergePatch(ctx, "/api/v1/nodes/"+t.Node, patch); err != nil {
+		return fmt.Errorf("annotating Node %s with its container runtime: %w", t.Node, err)
+	}
+	return nil
 }
 
 // hubServer is the one server that yurthub.conf will name for good: the first

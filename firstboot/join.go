@@ -319,7 +319,7 @@ func kubeadmJoin(ctx context.Context, e *Env, s configs.Site, ignore ...string) 
 	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // which kubeadm wants alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
-	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: t.Node, Discovery: discoveryFile, Timeout: joinPatience})
+	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: t.Node, Discovery: discoveryFile, Timeout: joinPatience, Kubernetes: imageInfo(e).Kubernetes})
 	if err != nil {
 		return err
 	}

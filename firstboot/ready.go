@@ -99,6 +99,9 @@ func readyPhase(site *configs.Site) Phase {
 			if err != nil && last != nil {
 				return last
 			}
+			if y := imageInfo(e).Yurthub; err == nil && site.OpenYurt() && y != nil && y.Form == formStaticPod {
+				err = noteSocket(ctx, e, site)
+			}
 			if err == nil {
 				_, err = e.write(readyMark, nil, Mode(0o600))
 			}

@@ -19,6 +19,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
@@ -32,6 +33,7 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/builder/slot"
@@ -545,14 +547,14 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		_, err := io.WriteString(c.Output, said)
 		return err
 	case strings.HasPrefix(name, "kubeadm join"):
-		return w.kubeadm(c)
+		return w.kubeadm(ctx, c)
 	}
 	return nil
 }
 
 // kubeadm does what kubeadm join and the kubelet it starts do to the disk,
 // with the power going at any of their files.
-func (w *world) kubeadm(c Cmd) error {
+func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 	w.joins++
 	conf := w.get(c.Args[3])
 	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, bootstrapRun, ondisk.KubeCA} {
@@ -591,9 +593,14 @@ func (w *world) kubeadm(c Cmd) error {
 		}
 	}
 	args := "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"
-	through := strings.Contains(conf, "- name: kubeconfig")
+	given := kubeletArgs(w.t, conf)
+	through := given["kubeconfig"] != ""
 	if through {
-		args = extraArgs(conf)
+		args = ""
+		for _, k := range slices.Sorted(maps.Keys(given)) {
+			args += " --" + k + "=" + given[k]
+		}
+		args = strings.TrimSpace(args)
 	}
 	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
 		return err
@@ -604,7 +611,19 @@ func (w *world) kubeadm(c Cmd) error {
 		if err := w.effect("kubeadm ends"); err != nil {
 			return err
 		}
-		return os.Remove(filepath.Join(w.root, bootstrapConf))
+		if err := os.Remove(filepath.Join(w.root, bootstrapConf)); err != nil {
+			return err
+		}
+		// Through yurthub.
+		conn, err := w.dialHub(ctx)
+		if err != nil || w.cluster.hubTrouble(true) {
+			fmt.Fprintf(c.Output, "error: error execution phase kubelet-start: error uploading crisocket: %v\n", err)
+			return errors.New("exit status 1")
+		}
+		w.cluster.mu.Lock()
+		defer w.cluster.mu.Unlock()
+		w.cluster.nodes[name].Metadata.Annotations = map[string]string{socketNote: ondisk.CRISocket}
+		return conn.Close()
 	}
 	cl, err := disc.Cluster()
 	if err != nil {
@@ -627,21 +646,36 @@ func (w *world) kubeadm(c Cmd) error {
 	return os.Remove(filepath.Join(w.root, bootstrapConf))
 }
 
-// extraArgs are the flags of kubelet in a JoinConfiguration, as kubeadm writes
-// them.
-func extraArgs(joinConf string) string {
-	var args []string
-	_, rest, _ := strings.Cut(joinConf, "kubeletExtraArgs:\n")
-	name := ""
-	for line := range strings.Lines(rest) {
-		line = strings.TrimSpace(line)
-		if n, ok := strings.CutPrefix(line, "- name: "); ok {
-			name = n
-		} else if v, ok := strings.CutPrefix(line, "value: "); ok {
-			args = append(args, "--"+name+"="+strings.Trim(v, `"'`))
+// kubeletArgs are the flags of kubelet in a JoinConfiguration of either
+// version.
+func kubeletArgs(t *testing.T, joinConf string) map[string]string {
+	var c struct {
+		APIVersion       string `yaml:"apiVersion"`
+		NodeRegistration struct {
+			KubeletExtraArgs yaml.Node `yaml:"kubeletExtraArgs"`
+		} `yaml:"nodeRegistration"`
+	}
+	if err := yaml.Unmarshal([]byte(joinConf), &c); err != nil {
+		t.Fatal(err)
+	}
+	args := map[string]string{}
+	n := &c.NodeRegistration.KubeletExtraArgs
+	switch {
+	case n.IsZero():
+	case c.APIVersion == "kubeadm.k8s.io/v1beta3":
+		if err := n.Decode(&args); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		var list []struct{ Name, Value string }
+		if err := n.Decode(&list); err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range list {
+			args[a.Name] = a.Value
 		}
 	}
-	return strings.Join(args, " ")
+	return args
 }
 
 // fakeCluster is a CA and API servers that all answer alike.
@@ -780,11 +814,8 @@ func (c *fakeCluster) register(name, joinConf, machineID string) {
 	n.Metadata.Name = name
 	n.Status.NodeInfo.MachineID = machineID
 	n.Metadata.Labels = map[string]string{}
-	if _, rest, ok := strings.Cut(joinConf, "- name: node-labels"); ok {
-		_, rest, _ = strings.Cut(rest, "value: ")
-		value, _, _ := strings.Cut(rest, "\n")
-		for pair := range strings.SplitSeq(strings.Trim(strings.TrimSpace(value), `"'`), ",") {
-			k, v, _ := strings.Cut(pair, "=")
+	for pair := range strings.SplitSeq(kubeletArgs(c.t, joinConf)["node-labels"], ",") {
+		if k, v, ok := strings.Cut(pair, "="); ok {
 			n.Metadata.Labels[k] = v
 		}
 	}
@@ -864,12 +895,16 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPatch {
 			var p struct {
 				Metadata struct {
-					Labels map[string]*string `json:"labels"`
+					Labels      map[string]*string `json:"labels"`
+					Annotations map[string]string  `json:"annotations"`
 				} `json:"metadata"`
 			}
 			if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
 				return
+			}
+			if len(p.Metadata.Annotations) > 0 {
+				n.Metadata.Annotations = p.Metadata.Annotations
 			}
 			for k, v := range p.Metadata.Labels {
 				if v == nil {

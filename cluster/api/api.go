@@ -206,6 +206,7 @@ type Node struct {
 		Name              string            `json:"name"`
 		UID               string            `json:"uid"`
 		Labels            map[string]string `json:"labels"`
+		Annotations       map[string]string `json:"annotations"`
 		CreationTimestamp string            `json:"creationTimestamp"`
 	} `json:"metadata"`
 	Spec struct {

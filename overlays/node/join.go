@@ -25,9 +25,12 @@ type Join struct {
 	// Timeout is how long kubeadm waits for kubelet to get its certificate
 	// and to be healthy; 0: kubeadm's own.
 	Timeout time.Duration
+	// Kubernetes is kubeadm's version, as v1.36.3.
+	Kubernetes string
 }
 
-// joinConfiguration is the part of kubeadm.k8s.io/v1beta4 that nodes need.
+// joinConfiguration is the part of kubeadm.k8s.io/v1beta4 that nodes need, and
+// of v1beta3, which is all that kubeadm before 1.31 reads.
 type joinConfiguration struct {
 	APIVersion       string           `yaml:"apiVersion"`
 	Kind             string           `yaml:"kind"`
@@ -40,6 +43,7 @@ type joinConfiguration struct {
 type discovery struct {
 	File              fileDiscovery `yaml:"file"`
 	TLSBootstrapToken string        `yaml:"tlsBootstrapToken"`
+	Timeout           string        `yaml:"timeout,omitempty"` // v1beta3
 }
 
 type fileDiscovery struct {
@@ -51,7 +55,8 @@ type nodeRegistration struct {
 	CRISocket             string          `yaml:"criSocket"`
 	Taints                []configs.Taint `yaml:"taints"` // never null: that means kubeadm's own
 	IgnorePreflightErrors []string        `yaml:"ignorePreflightErrors,omitempty"`
-	KubeletExtraArgs      []arg           `yaml:"kubeletExtraArgs,omitempty"`
+	// KubeletExtraArgs are a list of arg, in v1beta3 a map.
+	KubeletExtraArgs any `yaml:"kubeletExtraArgs,omitempty"`
 }
 
 type arg struct {
@@ -84,7 +89,7 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	c := joinConfiguration{
 		APIVersion: "kubeadm.k8s.io/v1beta4",
 		Kind:       "JoinConfiguration",
-		Discovery:  discovery{fileDiscovery{j.Discovery}, site.Credentials.Token.Reveal()},
+		Discovery:  discovery{File: fileDiscovery{j.Discovery}, TLSBootstrapToken: site.Credentials.Token.Reveal()},
 		NodeRegistration: nodeRegistration{
 			Name:                  j.NodeName,
 			CRISocket:             site.CRISocket,
@@ -93,8 +98,22 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 		},
 		SkipPhases: site.SkipPhases,
 	}
+	if configs.KubernetesBefore(j.Kubernetes, 31) {
+		c.APIVersion = "kubeadm.k8s.io/v1beta3"
+		if len(args) > 0 {
+			c.NodeRegistration.KubeletExtraArgs = args
+		}
+		if j.Timeout > 0 {
+			c.Discovery.Timeout = j.Timeout.String()
+		}
+		return toYAML("the JoinConfiguration", c)
+	}
+	var list []arg
 	for _, k := range slices.Sorted(maps.Keys(args)) {
-		c.NodeRegistration.KubeletExtraArgs = append(c.NodeRegistration.KubeletExtraArgs, arg{k, args[k]})
+		list = append(list, arg{k, args[k]})
+	}
+	if list != nil {
+		c.NodeRegistration.KubeletExtraArgs = list
 	}
 	if j.Timeout > 0 {
 		c.Timeouts = &timeouts{j.Timeout.String(), j.Timeout.String()}

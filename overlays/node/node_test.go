@@ -228,3 +228,54 @@ func TestEditHosts(t *testing.T) {
 		}
 	}
 }
+
+// kubeadm before 1.31 reads v1beta3, whose flags are a map.
+func TestJoinOfOlderKubeadm(t *testing.T) {
+	site, err := configs.ParseSite("site.yaml", configs.ExampleSite())
+	if err != nil {
+		t.Fatal(err)
+	}
+	site.KubeletExtraArgs = map[string]string{"max-pods": "50"}
+	site.Labels, site.Taints, site.SkipPhases = map[string]string{"zone": "north"}, nil, nil
+	for version, want := range map[string]string{
+		"v1.30.3": `apiVersion: kubeadm.k8s.io/v1beta3
+kind: JoinConfiguration
+discovery:
+  file:
+    kubeConfigPath: /run/d
+  tlsBootstrapToken: ` + site.Credentials.Token.Reveal() + `
+  timeout: 1m30s
+nodeRegistration:
+  name: n1
+  criSocket: unix:///run/containerd/containerd.sock
+  taints: []
+  kubeletExtraArgs:
+    max-pods: "50"
+    node-labels: zone=north
+`,
+		"v1.31.0": `apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+discovery:
+  file:
+    kubeConfigPath: /run/d
+  tlsBootstrapToken: ` + site.Credentials.Token.Reveal() + `
+nodeRegistration:
+  name: n1
+  criSocket: unix:///run/containerd/containerd.sock
+  taints: []
+  kubeletExtraArgs:
+    - name: max-pods
+      value: "50"
+    - name: node-labels
+      value: zone=north
+timeouts:
+  tlsBootstrap: 1m30s
+  kubeletHealthCheck: 1m30s
+`,
+	} {
+		got, err := JoinConfiguration(site, Join{NodeName: "n1", Discovery: "/run/d", Timeout: 90 * time.Second, Kubernetes: version})
+		if err != nil || string(got) != want {
+			t.Errorf("%s: %v\n%s\nwant\n%s", version, err, got, want)
+		}
+	}
+}

@@ -94,16 +94,20 @@ func makeParts() (*parts, error) {
 		}
 		fmt.Printf("%6.1f s  %s\n", time.Since(start).Seconds(), strings.Join(step[:2], " "))
 	}
-	cacheDir, err := fetch.DefaultDir()
-	if err != nil {
-		return nil, err
-	}
-	cache, err := fetch.Open(cacheDir)
-	if err != nil {
-		return nil, err
-	}
-	p.progs, err = lab.BuildPrograms(ctx, cache, filepath.Join(cacheDir, "programs"), os.Stdout)
+	p.progs, err = controlPlane(ctx, lab.KubernetesVersion)
 	return p, err
+}
+
+func controlPlane(ctx context.Context, version string) (*lab.Programs, error) {
+	dir, err := fetch.DefaultDir()
+	if err != nil {
+		return nil, err
+	}
+	cache, err := fetch.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	return lab.BuildPrograms(ctx, cache, version, filepath.Join(dir, "programs"), os.Stdout)
 }
 
 func (p *parts) run(ctx context.Context, argv ...string) error {
@@ -138,7 +142,12 @@ type world struct {
 
 func newWorld(t *testing.T, masters int) *world {
 	t.Helper()
-	w := &world{parts: need(t), t: t}
+	return newWorldOf(t, need(t), masters)
+}
+
+func newWorldOf(t *testing.T, p *parts, masters int) *world {
+	t.Helper()
+	w := &world{parts: p, t: t}
 	dir := filepath.Join(w.root, "build", "e2e", t.Name())
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)

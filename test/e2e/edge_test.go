@@ -46,17 +46,17 @@ var madeEdge = sync.OnceValues(func() (string, error) {
 			return "", err
 		}
 	}
-	return p.bakeHub("edge", fmt.Sprintf("  version: v1.7.0\n  binary: {file: %q}\n", hub), "yurthub "+hub)
+	return p.bakeHub("edge", lab.KubernetesVersion, fmt.Sprintf("  version: v1.7.0\n  binary: {file: %q}\n", hub), "yurthub "+hub)
 })
 
-// bakeHub bakes the quickstart image under another name, with yurthub as the
-// Image's field has it.
-func (p *parts) bakeHub(name, yurthub, what string) (golden string, err error) {
+// bakeHub bakes the quickstart image under another name, with this version of
+// Kubernetes and yurthub as the Image's field has it.
+func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, err error) {
 	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
 	if err != nil {
 		return "", err
 	}
-	doc := strings.Replace(string(b), "name: quickstart\n", "name: "+name+"\n", 1) + "yurthub:\n" + yurthub
+	doc := strings.NewReplacer("name: quickstart\n", "name: "+name+"\n", lab.KubernetesVersion, kubernetes).Replace(string(b)) + "yurthub:\n" + yurthub
 	// As deep below the root as the examples, whose paths it keeps.
 	base := filepath.Join(p.root, "build", "e2e", name)
 	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {
@@ -91,30 +91,30 @@ func newBareEdgeWorld(t *testing.T, masters int) *edgeWorld {
 
 func newEdgeWorld(t *testing.T, masters int, v lab.Verdict) *edgeWorld {
 	t.Helper()
-	return newOpenYurt(t, masters, v, lab.NodePools)
+	w := newBareEdgeWorld(t, masters)
+	w.openYurt(v, lab.NodePools)
+	return w
 }
 
-// newOpenYurt has a cluster of the release of OpenYurt whose yurthub lists
-// NodePools in this version.
-func newOpenYurt(t *testing.T, masters int, v lab.Verdict, pools string) *edgeWorld {
-	t.Helper()
-	w := newBareEdgeWorld(t, masters)
+// openYurt gives the cluster what yurthub needs, with NodePools in the version
+// that it lists.
+func (w *edgeWorld) openYurt(v lab.Verdict, pools string) {
+	w.t.Helper()
 	for _, step := range []func(context.Context) error{
 		w.c.GrantHub, w.c.LetLogsBeRead,
 		func(ctx context.Context) error { return w.c.AddNodePools(ctx, pools, pool) },
 	} {
-		if err := step(t.Context()); err != nil {
-			t.Fatal(err)
+		if err := step(w.t.Context()); err != nil {
+			w.t.Fatal(err)
 		}
 	}
 	if program := os.Getenv(envYurtManager); program != "" {
-		if _, err := w.c.StartYurtManager(t.Context(), program); err != nil {
-			t.Fatal(err)
+		if _, err := w.c.StartYurtManager(w.t.Context(), program); err != nil {
+			w.t.Fatal(err)
 		}
 	} else {
 		w.approver = w.c.StartApprover(v)
 	}
-	return w
 }
 
 func (w *edgeWorld) bootEdge(name string) *lab.VM {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,14 +21,21 @@ const (
 	hubImage     = "edgebake.test/yurthub:v1.6.1"
 )
 
-// madePod is the quickstart image with yurthub on board as a container image.
-var madePod = sync.OnceValues(func() (string, error) {
-	p, err := made()
+// madePod is the quickstart image with yurthub on board as a container image,
+// and with the newest Kubernetes that this yurthub can serve, which the
+// cluster has too.
+var madePod = sync.OnceValues(func() (*parts, error) {
+	first, err := made()
 	if err != nil {
-		return "", err
+		return nil, err
+	}
+	p := *first
+	if p.progs, err = controlPlane(context.Background(), lab.KubernetesBeforeHub17); err != nil {
+		return nil, err
 	}
 	layout := cmp.Or(os.Getenv(envHubLayout), filepath.Join(p.root, "build", "images"))
-	return p.bakeHub("pod", fmt.Sprintf("  version: v1.6.1\n  image: {ref: %q, layout: %q}\n", hubImage, layout), "yurthub's image of "+layout)
+	p.golden, err = p.bakeHub("pod", lab.KubernetesBeforeHub17, fmt.Sprintf("  version: v1.6.1\n  image: {ref: %q, layout: %q}\n", hubImage, layout), "yurthub's image of "+layout)
+	return &p, err
 })
 
 // A node with yurthub before 1.7, a static pod: yurthub gets its identity with
@@ -35,14 +43,13 @@ var madePod = sync.OnceValues(func() (string, error) {
 // link the node's pod runs again after a reboot.
 func TestStaticPodNode(t *testing.T) {
 	nightly(t)
-	w := newOpenYurt(t, 3, lab.Hold, lab.NodePoolsBefore17)
-	golden, err := madePod()
+	need(t)
+	parts, err := madePod()
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts := *w.parts
-	parts.golden = golden
-	w.parts = &parts
+	w := &edgeWorld{world: newWorldOf(t, parts, 3)}
+	w.openYurt(lab.Hold, lab.NodePoolsBefore17)
 	w.c.APIServers[0].Kill()
 	vm := w.bootEdge("edge1")
 	if w.approver != nil {

@@ -25,6 +25,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/configs"
 )
 
 // What a Site says of the clusters made here.
@@ -67,7 +69,7 @@ type Cluster struct {
 // kubeadmConfig makes the PKI and what joining nodes read from the cluster.
 // The API servers' certificate is good for every way to them: each master,
 // the VIP, and the host as QEMU's user-mode network shows it.
-var kubeadmConfig = template.Must(template.New("").Parse(`apiVersion: kubeadm.k8s.io/v1beta4
+var kubeadmConfig = template.Must(template.New("").Parse(`apiVersion: kubeadm.k8s.io/{{.API}}
 kind: InitConfiguration
 localAPIEndpoint:
   advertiseAddress: {{.Advertise}}
@@ -81,7 +83,7 @@ bootstrapTokens:
   usages: [signing, authentication]
   groups: ["system:bootstrappers:kubeadm:default-node-token"]
 ---
-apiVersion: kubeadm.k8s.io/v1beta4
+apiVersion: kubeadm.k8s.io/{{.API}}
 kind: ClusterConfiguration
 kubernetesVersion: {{.Version}}
 controlPlaneEndpoint: {{.Endpoint}}:{{.Port}}
@@ -226,9 +228,13 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 		_, guest := c.net.Master(n)
 		addrs = append(addrs, guest.Addr().String())
 	}
+	format := "v1beta4"
+	if configs.KubernetesBefore(c.progs.Version, 31) {
+		format = "v1beta3"
+	}
 	var b bytes.Buffer
 	if err := kubeadmConfig.Execute(&b, map[string]any{
-		"Advertise": advertise.Addr(), "Port": advertise.Port(), "Token": c.Token, "Version": KubernetesVersion,
+		"API": format, "Advertise": advertise.Addr(), "Port": advertise.Port(), "Token": c.Token, "Version": c.progs.Version,
 		"Endpoint": Endpoint, "VIP": VIP, "PKI": filepath.Join(c.dir, "pki"), "Etcd": c.etcd, "Addrs": addrs,
 	}); err != nil {
 		return err

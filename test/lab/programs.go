@@ -14,18 +14,22 @@ import (
 // Versions of the control plane.
 const (
 	KubernetesVersion = "v1.36.3"
-	EtcdVersion       = "v3.6.8"
+	// KubernetesBeforeHub17 is what nodes with yurthub before 1.7 belong to.
+	KubernetesBeforeHub17 = "v1.30.3"
+	EtcdVersion           = "v3.6.8"
 )
 
 // Programs are the paths of what a control plane runs.
 type Programs struct {
+	Version                                                         string // of Kubernetes
 	APIServer, ControllerManager, Scheduler, Kubectl, Kubeadm, Etcd string
 }
 
-// BuildPrograms compiles a control plane from the Go module proxy, or takes
-// it from the cache, and lays the programs into dir.
-func BuildPrograms(ctx context.Context, c *fetch.Cache, dir string, log io.Writer) (*Programs, error) {
-	var p Programs
+// BuildPrograms compiles a control plane of this version of Kubernetes from
+// the Go module proxy, or takes it from the cache, and lays the programs into
+// dir.
+func BuildPrograms(ctx context.Context, c *fetch.Cache, version, dir string, log io.Writer) (*Programs, error) {
+	p := Programs{Version: version}
 	paths := map[string]*string{
 		"kube-apiserver":          &p.APIServer,
 		"kube-controller-manager": &p.ControllerManager,
@@ -34,7 +38,7 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, dir string, log io.Write
 		"kubeadm":                 &p.Kubeadm,
 		"server":                  &p.Etcd,
 	}
-	k8s, err := fetch.KubernetesRecipe(KubernetesVersion, runtime.GOARCH,
+	k8s, err := fetch.KubernetesRecipe(version, runtime.GOARCH,
 		"kubeadm", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 	if err != nil {
 		return nil, err

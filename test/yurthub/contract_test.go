@@ -157,6 +157,8 @@ func drive(t *testing.T, bin, version string) string {
 	say("kubelet gets its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	say("kubelet lists its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes?fieldSelector=metadata.name%3Dedge1&limit=500&resourceVersion=0"))
 	say("kubelet lists its pods: %s", h.get("kubelet/v1.36.3", "/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&limit=500&resourceVersion=0"))
+	say("kubelet 1.30 lists services: %s", h.get("kubelet/v1.30.3", "/api/v1/services?limit=500&resourceVersion=0"))
+	say("kubelet 1.31 lists services: %s", h.get("kubelet/v1.36.3", "/api/v1/services?fieldSelector=spec.clusterIP%21%3DNone&limit=500&resourceVersion=0"))
 	say("another client gets the node: %s", h.get("curl/8", "/api/v1/nodes/edge1"))
 	say("the API server sees the client as: %s", api.lastSubject())
 	say("HTTPS asks for no client certificate: %s", h.getTLS("kubelet/v1.36.3", "/api/v1/nodes/edge1"))

@@ -190,6 +190,12 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		echo(w, r, http.StatusOK)
 		return
 	}
+	// Before 1.7 it answers lists of Services itself, and selects by name
+	// alone: kubelet 1.31 and later never gets the list it waits for.
+	if r.URL.Path == "/api/v1/services" && p.o.before17 && strings.Contains(r.URL.Query().Get("fieldSelector"), "spec.") {
+		status(w, http.StatusInternalServerError, "InternalError", "spec.clusterIP is not a known field selector")
+		return
+	}
 	s := p.health.pick()
 	if s == nil {
 		p.local(w, r)
