@@ -170,7 +170,7 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 				more++
 				continue
 			}
-			errs = append(errs, fmt.Errorf("layer %s: %s %w", n.Layer, n.Path, err))
+			errs = append(errs, ofField(n, fmt.Errorf("%s %w", n.Path, err)))
 		}
 	}
 	if more > 0 {
@@ -180,7 +180,21 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 }
 
 func notProgram(n tree.Node) error {
-	return fmt.Errorf("layer %s: %s is not a program for Linux (ELF); name the program itself, not an archive that holds it", n.Layer, n.Path)
+	return ofField(n, fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", n.Path))
+}
+
+// ofField ties what is wrong with a program to the field of the Image that
+// names it, where there is one.
+func ofField(n tree.Node, err error) error {
+	switch n.Layer {
+	case "kubelet", "kubeadm":
+		return fieldError("kubernetes.source", err)
+	case "containerd":
+		return fieldError("containerd.source", err)
+	case "yurthub":
+		return fieldError("yurthub.binary", err)
+	}
+	return fmt.Errorf("layer %s: %w", n.Layer, err)
 }
 
 func inProgramDir(p string) bool {

@@ -123,7 +123,7 @@ func TestYurthubStaticPod(t *testing.T) {
 // What is not yurthub's program for this machine is refused while building.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
-		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "usr/local/bin/yurthub is for arm64, the image for amd64"},
+		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: usr/local/bin/yurthub is for arm64, the image for amd64"},
 		"an archive":           {"\x1f\x8b" + strings.Repeat("gz", 100), "usr/local/bin/yurthub is not a program"},
 		"empty":                {"", "usr/local/bin/yurthub is not a program"},
 	} {

@@ -285,8 +285,16 @@ func (w *world) mustOnNode(vm *lab.VM, script string) string {
 	return out
 }
 
-// expect waits for a line on the console.
+// expect waits for a line on the console, and tells when it came.
 func (w *world) expect(vm *lab.VM, from int, line string) int {
+	w.t.Helper()
+	l, mark := w.hear(vm, from, line)
+	w.t.Logf("%6.1f s from power-on: %s", l.At.Seconds(), l.Text)
+	return mark
+}
+
+// hear waits for a line on the console.
+func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
 	defer cancel()
@@ -294,8 +302,7 @@ func (w *world) expect(vm *lab.VM, from int, line string) int {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Logf("%6.1f s from power-on: %s", l.At.Seconds(), l.Text)
-	return mark
+	return l, mark
 }
 
 // secretForms are the ways in which a secret may lie on a disk.

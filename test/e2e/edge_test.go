@@ -263,7 +263,7 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 	if cut > 0 {
 		w.waitNotReady(vm)
 		for end := time.Now().Add(cut); time.Now().Before(end); {
-			mark = w.expect(vm, mark, "hello from "+vm.Name)
+			_, mark = w.hear(vm, mark, "hello from "+vm.Name)
 		}
 	}
 	mark = vm.Serial.Mark()
