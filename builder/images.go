@@ -159,7 +159,8 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 			if err != nil {
 				return "", err
 			}
-			return b.makeOCI(ctx, p)
+			sha, err := b.makeOCI(ctx, p)
+			return sha, fieldError("base.oci", err)
 		})
 		return nil
 	}
@@ -172,7 +173,8 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 		in.SHA256 = sha
 	}
 	b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
-		return b.makeOCI(ctx, p)
+		sha, err := b.makeOCI(ctx, p)
+		return sha, fieldError("base.oci", err)
 	})
 	return nil
 }

@@ -2,6 +2,7 @@ package builder
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -65,6 +66,9 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 		}
 	} else {
 		sha, err = b.makes[name](ctx, s)
+	}
+	if field := (*FieldError)(nil); errors.As(err, &field) {
+		return err // it knows its place
 	}
 	if err != nil {
 		return fmt.Errorf("input %s: %w", name, err)

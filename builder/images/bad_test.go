@@ -373,6 +373,24 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	wantError(t, err, "edgebake.test/c:1", "it has no image of that name, but edgebake.test/a:1, edgebake.test/b:1; write one of these as ref", "org.opencontainers.image.ref.name")
 }
 
+// Who wants the one image of a layout or archive that has several is told how
+// to say which.
+func TestSoleImageOfSeveral(t *testing.T) {
+	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
+	sole := configs.ContainerImage{Ref: Sole, Layout: l.dir}
+	_, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions())
+	wantError(t, err, "the image: OCI layout ", "must hold one image and has 2: edgebake.test/a:1 sha256:", ", edgebake.test/b:1 sha256:", "say which by digest")
+	var index manifestDoc
+	l.read("", &index)
+	sole.Digest = index.Manifests[1].Digest
+	if p, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions()); err != nil || p[0].Target.Digest != sole.Digest {
+		t.Errorf("%+v, %v", p, err)
+	}
+	sole.Digest = "sha256:" + strings.Repeat("1", 64)
+	_, err = Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions())
+	wantError(t, err, "it has no image sha256:111", "edgebake.test/b:1 sha256:", "correct the digest")
+}
+
 func TestAllProblemsAtOnce(t *testing.T) {
 	_, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{
 		{Ref: "edgebake.test/untagged"},

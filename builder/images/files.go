@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -242,6 +243,16 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (ref.Repo()+":"+ref.Tag == Sole || m[0].Annotations[annotationImageName] == "" && m[0].Annotations[annotationRefName] == "") {
 		found = m
 	}
+	if len(found) == 0 && ref.Repo()+":"+ref.Tag == Sole {
+		var each []string
+		for _, d := range f.index.Manifests {
+			each = append(each, strings.TrimSpace(cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])+" "+d.Digest))
+		}
+		if ref.Digest != "" {
+			return Descriptor{}, fmt.Errorf("it has no image %s, but %s; correct the digest", ref.Digest, orNone(each))
+		}
+		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; say which by digest", len(each), orNone(each))
+	}
 	if len(found) == 0 {
 		return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or name the image so (%s in index.json)",
 			orNone(slices.Sorted(maps.Keys(have))), annotationRefName)
@@ -333,6 +344,9 @@ func (f *dockerFiles) find(ctx context.Context, ref Ref) (Descriptor, error) {
 		}
 	}
 	slices.Sort(have)
+	if ref.Repo()+":"+ref.Tag == Sole {
+		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; save the one that is meant alone", len(f.images), orNone(have))
+	}
 	return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or tag the image so before docker save", orNone(have))
 }
 

@@ -126,16 +126,16 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	named := ref.String()
 	if img.Digest != "" {
 		if _, err := shaOf(img.Digest); err != nil {
-			return nil, fmt.Errorf("image %s: %w", ref, err)
+			return nil, fmt.Errorf("%s: %w", label(named), err)
 		}
 		if ref.Digest != "" && ref.Digest != img.Digest {
-			return nil, fmt.Errorf("image %s: its reference and its digest: %s disagree; keep one", ref, img.Digest)
+			return nil, fmt.Errorf("%s: its reference and its digest: %s disagree; keep one", label(named), img.Digest)
 		}
 		ref.Digest = img.Digest
 	}
 	src, err := sources.get(ctx, img)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", named, err)
+		return nil, fmt.Errorf("%s: %w", label(named), err)
 	}
 	p := &Pinned{Ref: named, Source: img}
 	root, known, err := cachedRoot(c, img, ref)
@@ -146,7 +146,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, blobError("manifest", Descriptor{}, ref, src, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %s: %w", ref, src.name(), err)
+		return nil, fmt.Errorf("%s: %s: %w", label(named), src.name(), err)
 	}
 	p.Target = root
 	raw, err := readDoc(ctx, c, src, ref, "manifest", root)
@@ -180,7 +180,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		}
 	}
 	if !pinsTarget {
-		return nil, fmt.Errorf("image %s%s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", named, from(src.name()), p.Target.Digest, ref.Digest)
+		return nil, fmt.Errorf("%s%s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", label(named), from(src.name()), p.Target.Digest, ref.Digest)
 	}
 	if err := p.readConfig(ctx, c, src, ref, doc, o.Arch); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
@@ -128,7 +129,7 @@ type BlobError struct {
 }
 
 func (e *BlobError) Error() string {
-	s := "image " + e.Ref + from(e.Source) + ": "
+	s := label(e.Ref) + from(e.Source) + ": "
 	if !e.Read {
 		s += "fetching "
 	}
@@ -142,6 +143,14 @@ func (e *BlobError) Error() string {
 		s += "; " + c
 	}
 	return s
+}
+
+// label is how messages call an image.
+func label(ref string) string {
+	if strings.HasPrefix(ref, Sole) {
+		return "the image"
+	}
+	return "image " + ref
 }
 
 func from(source string) string {

@@ -61,6 +61,25 @@ func TestBadInputsOfABuild(t *testing.T) {
 		{name: "an archive that leads out", base: append(buildtest.Base(),
 			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "../up"}}, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "/abs"}}),
 			want: []string{`"../up": path leads out of the tree`, `"/abs": absolute path`, "tar -C FOLDER"}},
+		{name: "an OCI base that is not there", edit: func(s string) string { return strings.Replace(s, "tar:\n    file: base.tar", "oci: {layout: gone}", 1) },
+			want: []string{"image.yaml:5:8: base.oci: the image: there is no OCI layout gone: make it"}},
+		{name: "an OCI base with a broken layer", edit: func(s string) string {
+			return strings.Replace(s, "tar:\n    file: base.tar", "oci: {layout: images}", 1)
+		},
+			prep: func(t *testing.T, c *cli) {
+				blobs, err := filepath.Glob("images/blobs/sha256/*")
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, b := range blobs {
+					if raw, err := os.ReadFile(b); err != nil || raw[0] == '{' {
+						continue
+					}
+					if err := os.Truncate(b, 20); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}, want: []string{"image.yaml:5:8: base.oci: the image from OCI layout images: fetching layer 1 of 1 sha256:", "it ends after 20 of "}},
 		{name: "outputs that are there", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "mine") },
 			args: []string{"--export-base", "kept.tar"}, want: []string{"--export-base: kept.tar exists; --force replaces it"}},
 		{name: "no place for the lock", args: []string{"--lock", "no/where.lock", "--export-base", "no/base.tar"},
