@@ -490,7 +490,8 @@ func TestRegistry(t *testing.T) {
 			}
 			// Insecure only when said.
 			_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
-			wantError(t, err, s.host, "a:1", "insecure: true for this host")
+			why := map[string]string{"http": " speaks plain HTTP, not HTTPS; ", "tls": " has a certificate that cannot be verified: "}
+			wantError(t, err, s.host+"/a:1", s.host+why[name], "insecure: true for this host")
 			// All is in the cache now: only the tag is asked for again.
 			before := s.gets.Load()
 			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
@@ -546,6 +547,13 @@ func TestRegistryFailures(t *testing.T) {
 		fmt.Fprint(w, `{"errors":[{"code":"DENIED","message":"not on\n Sundays"}]}`)
 		return true
 	}
+	realm := func(url string) func(http.ResponseWriter, *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+url+`"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return true
+		}
+	}
 	page := func(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprint(w, "<html>please log in to this hotel's network</html>")
@@ -598,6 +606,7 @@ func TestRegistryFailures(t *testing.T) {
 		{"stalls", stall("/blobs/"), briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
 		{"stalls in a manifest", stall("/manifests/"), briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
 		{"wrong bytes", short, 0, []string{"config sha256:", "expected", "use another source"}},
+		{"login server by address", realm("http://10.1.2.3/token"), 0, []string{"10.1.2.3", "by a host name"}},
 		{"a page", page, 0, []string{"it answered with text/html", "login page"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -301,38 +301,55 @@ func (e *endpointError) Error() string {
 	var unknown *net.DNSError
 	var op *net.OpError
 	var ue *url.Error
+	// Those who log in or fetch blobs may be sent elsewhere.
+	who, sentTo := e.host, ""
+	if errors.As(e.err, &te) && te.Request != nil {
+		sentTo = te.Request.URL.Host
+	} else if errors.As(e.err, &ue) {
+		sentTo = urlHost(ue.URL)
+	}
+	if sentTo != "" && sentTo != e.host {
+		who += " (" + sentTo + ")"
+	}
 	switch {
 	case isTimeout(e.err):
-		return fmt.Sprintf("%s was silent for %v", e.host, e.stall)
+		return fmt.Sprintf("%s was silent for %v", who, e.stall)
 	case errors.As(e.err, &te):
-		who := e.host
-		if te.Request != nil && te.Request.URL.Host != e.host {
-			who += " (" + te.Request.URL.Host + ")" // where it sends those who log in, or fetch blobs
-		}
 		s := fmt.Sprintf("%s answered %d %s", who, te.StatusCode, http.StatusText(te.StatusCode))
 		for _, d := range te.Errors {
 			if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
-				s += ": " + said[:min(len(said), 200)]
+				s += ": " + strings.ToValidUTF8(said[:min(len(said), 200)], "")
 			}
 		}
 		return s
 	case errors.As(e.err, &untrusted):
-		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", e.host, untrusted.Err)
+		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.err, http.ErrSchemeMismatch):
-		return e.host + " speaks plain HTTP, not HTTPS"
+		return who + " speaks plain HTTP, not HTTPS"
+	case errors.Is(e.err, errPlainHTTP) && sentTo != "":
+		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is refused", e.host, sentTo)
 	case errors.As(e.err, &unknown) && unknown.IsNotFound:
-		return e.host + " is not known to the name server"
+		return who + " is not known to the name server"
 	case errors.As(e.err, &op) && op.Op == "dial":
-		return fmt.Sprintf("%s cannot be reached: %v", e.host, op.Err)
+		return fmt.Sprintf("%s cannot be reached: %v", who, op.Err)
 	case e.err == io.ErrUnexpectedEOF:
 		return e.host + " broke off in the middle"
 	case errors.As(e.err, &ue):
-		return fmt.Sprintf("%s: %v", e.host, ue.Err)
+		return fmt.Sprintf("%s: %v", who, ue.Err)
 	}
 	return fmt.Sprintf("%s: %v", e.host, e.err)
 }
 
 func (e *endpointError) Unwrap() error { return e.err }
+
+// urlHost leaves out what a URL may tell beside: paths and tokens.
+func urlHost(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "another place"
+	}
+	return u.Host
+}
 
 // endpointErrors is what a registry and its mirrors answered, each with its
 // own cure.
@@ -516,7 +533,7 @@ func cureOf(err error) string {
 		return "check the network and the proxy settings, or name a mirror in registries:"
 	case errors.As(err, &untrusted):
 		return "have this machine trust the registry's CA; or, where that does not matter, set insecure: true for this host in registries:"
-	case errors.Is(err, http.ErrSchemeMismatch):
+	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errPlainHTTP):
 		return "set insecure: true for this host in registries: if plain HTTP is meant"
 	case errors.Is(err, errNoManifest):
 		return "it is no registry, or a proxy or login page answers in its place: check its name and the network"
@@ -524,6 +541,8 @@ func cureOf(err error) string {
 		return "check the registry's name for spelling, and the network; or name a mirror in registries:"
 	case errors.As(err, &refused):
 		return "check the network and the proxy settings, or name a mirror in registries:"
+	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // the client's, which has no type for it
+		return "the registry must send to its login server (realm) by a host name, and by https unless insecure is set"
 	case errors.As(err, &de):
 		return "the source is damaged or was changed on its way; fetch it again or use another source"
 	case errors.Is(err, errDigestForm):
