@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"io"
 	"os"
@@ -42,6 +43,45 @@ func examples(t *testing.T, do func(path string, words []string)) {
 	visit(newRoot(streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}))
 }
 
+// debianOf has mmdebstrap make this base.
+func debianOf(t *testing.T, base string) {
+	t.Helper()
+	bin := t.TempDir()
+	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\nexec cat '" + base + "'\n", "newuidmap": "#!/bin/sh\n"} {
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// TestInitBuilds is a newcomer's first build: what init writes, as it is, on a
+// base that has what Debian's has. Only the compiler is left out.
+func TestInitBuilds(t *testing.T) {
+	c := newCLI(t)
+	base := append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./etc/motd", Mode: 0o644}, Body: "Debian\n"})
+	if err := buildtest.Write(c.dir, base, nil); err != nil {
+		t.Fatal(err)
+	}
+	debianOf(t, filepath.Join(c.dir, "base.tar"))
+	c.run(0, "init", "--force")
+	doc, err := os.ReadFile("image.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const compiled = "goModule: {}"
+	if !strings.Contains(string(doc), compiled) {
+		t.Fatalf("nothing is compiled:\n%s", doc)
+	}
+	c.file("image.yaml", strings.ReplaceAll(string(doc), compiled, "file: {dir: programs}")+
+		"agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n")
+	c.run(0, "validate", "image.yaml", "site.yaml")
+	c.run(0, "build", "image.yaml")
+	c.run(0, "stamp", "my-edge.raw", "site.yaml")
+	c.run(0, "inspect", "my-edge.raw")
+	c.want(c.out, "slot        site")
+}
+
 // TestExamples carries every example out, each in a folder that has what it
 // names: an example that does not work is worse than none. Only a machine is
 // not booted here; test/e2e does that.
@@ -56,14 +96,7 @@ func TestExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.file("site.yaml", site)
-	// What mmdebstrap makes is the small base.
-	bin := t.TempDir()
-	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\nexec cat '" + filepath.Join(c.dir, "base.tar") + "'\n", "newuidmap": "#!/bin/sh\n"} {
-		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	debianOf(t, filepath.Join(c.dir, "base.tar"))
 	c.run(0, "build", "image.yaml")
 	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst")
 
