@@ -195,6 +195,7 @@ func (b *build) imageOptions() images.Options {
 		Registries: b.img.Registries,
 		Dir:        b.Dir,
 		SourceDate: b.date,
+		Warn:       func(text string) { b.event(Event{Step: "images", State: StateWarning, Text: text}) },
 	}
 }
 

@@ -677,8 +677,19 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 			}
 			wanted := []configs.ContainerImage{{Ref: "127.0.0.1:1/a:1"}}
 			c := newCache(t)
+			var mu sync.Mutex
+			var warnings []string
+			o.Warn = func(text string) {
+				mu.Lock()
+				defer mu.Unlock()
+				warnings = append(warnings, text)
+			}
 			if _, err := resolveAndBake(t, c, o, wanted); err != nil || spoiled.Load() != 3 {
 				t.Errorf("%d blobs spoiled, wanted one config and two layers: %v", spoiled.Load(), err)
+			}
+			// Once by each of the two steps.
+			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; asking the next") {
+				t.Errorf("warnings: %q", warnings)
 			}
 			unpoisoned(t, c)
 			// When all fail, all are named, each with its cure.

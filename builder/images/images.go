@@ -56,6 +56,9 @@ type Options struct {
 	// Progress, if set, is told what was done; calls may come from several
 	// goroutines.
 	Progress func(Progress)
+	// Warn, if set, is told why fetching takes longer: of a mirror that was
+	// silent, of a transfer that is begun again. From several goroutines.
+	Warn func(text string)
 }
 
 // Progress is one step of fetching.

@@ -38,6 +38,8 @@ type registry struct {
 	pullers map[string]*remote.Puller // by host
 	tries   map[string]*tries         // by digest
 	silent  map[string]int            // how often a host was
+	warn    func(text string)
+	warned  map[string]bool // of this host
 }
 
 // tries is what became of the attempts to fetch one blob.
@@ -57,6 +59,8 @@ func newRegistry(o *Options, at func(string) string) *registry {
 		pullers: map[string]*remote.Puller{},
 		tries:   map[string]*tries{},
 		silent:  map[string]int{},
+		warn:    o.Warn,
+		warned:  map[string]bool{},
 	}
 	for _, c := range o.Registries {
 		r.config[c.Host] = c
@@ -169,7 +173,7 @@ func (r *registry) each(ref Ref, digest string, f func(*remote.Puller, name.Repo
 	})
 	r.mu.Unlock()
 	var errs endpointErrors
-	for _, e := range es {
+	for n, e := range es {
 		err := func() error {
 			p, err := r.puller(e.host)
 			if err != nil {
@@ -189,15 +193,26 @@ func (r *registry) each(ref Ref, digest string, f func(*remote.Puller, name.Repo
 		}
 		failed := &endpointError{e.host, digest, r.stall, err}
 		errs = append(errs, failed)
+		r.mu.Lock()
 		r.failed(t, failed)
+		if n < len(es)-1 && isTimeout(err) {
+			r.warnOnce(failed, "asking the next, and this one last from now on")
+		}
+		r.mu.Unlock()
 	}
 	return errs.join()
 }
 
-// failed takes down what a host did wrong.
+// warnOnce tells what costs time though it may end well. r.mu is held.
+func (r *registry) warnOnce(e *endpointError, goOn string) {
+	if r.warn != nil && !r.warned[e.host] {
+		r.warn(e.Error() + "; " + goOn)
+	}
+	r.warned[e.host] = true
+}
+
+// failed takes down what a host did wrong. r.mu is held.
 func (r *registry) failed(t *tries, e *endpointError) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	t.count[e.host]++
 	t.errs[e.host] = e
 	if isTimeout(e.err) {
@@ -226,16 +241,18 @@ const attempts = 3
 func (r *registry) spoiled(ref Ref, digest string, err error) (time.Duration, error) {
 	t := r.triesOf(digest)
 	es := r.endpoints(ref)
-	r.failed(t, &endpointError{t.at, digest, r.stall, err})
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	failed := &endpointError{t.at, digest, r.stall, err}
+	r.failed(t, failed)
 	t.total++
-	fresh := slices.ContainsFunc(es, func(e endpoint) bool { return t.count[e.host] == 0 })
 	switch {
-	case fresh:
+	case slices.ContainsFunc(es, func(e endpoint) bool { return t.count[e.host] == 0 }):
+		r.warnOnce(failed, "asking the next")
 		return 0, nil
 	// Who sends wrong bytes will send them again.
 	case isBroken(err) && t.total < attempts+len(es)-1:
+		r.warnOnce(failed, "asking again")
 		return r.wait * time.Duration(t.total), nil
 	}
 	var errs endpointErrors
