@@ -24,11 +24,14 @@ func withHub(t *testing.T, yurthub, program string) *project {
 	t.Helper()
 	p := newProject(t, buildtest.Base(), func(doc string) string {
 		if yurthub == hubPod { // what yurthub 1.6 can serve
-			doc = strings.Replace(doc, "v1.36.3", "v1.30.3", 1)
+			doc = strings.NewReplacer("v1.36.3", "v1.30.3", "cni:", "  crictl: {version: v1.36.0, source: {file: {dir: programs}}}\ncni:").Replace(doc)
 		}
 		return doc + yurthub
 	})
 	if err := os.WriteFile(filepath.Join(p.dir, "programs/yurthub"), []byte(program), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "programs/crictl"), []byte(buildtest.ELF(elf.EM_X86_64)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -183,7 +183,7 @@ func TestDefaults(t *testing.T) {
 	}
 	for version, form := range map[string]string{"v1.6.1": "staticPod", "v1.7.0": "unit"} {
 		part := map[string]string{"staticPod": "image: {ref: 'example.com/yurthub:1'}", "unit": "binary: {file: yurthub}"}[form]
-		i, err := ParseImage("image.yaml", fmt.Appendf(nil, "%syurthub: {version: %s, %s}\n", strings.Replace(smallImage, "v1.36.3", "v1.30.3", 1), version, part))
+		i, err := ParseImage("image.yaml", fmt.Appendf(nil, "%syurthub: {version: %s, %s}\n", strings.NewReplacer("v1.36.3", "v1.30.3", "goModule: }", "goModule: }, crictl: {version: v1.36.0, source: {goModule: }}").Replace(smallImage), version, part))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -165,7 +165,7 @@ type Containerd struct {
 	// Sandbox is the reference of the pause image, which every pod starts
 	// with. List it in images too.
 	Sandbox string `yaml:"sandbox,omitempty" json:"sandbox,omitempty"`
-	// Crictl takes crictl on board.
+	// Crictl takes crictl on board. Kubernetes v1.30 needs it.
 	Crictl *Crictl `yaml:"crictl,omitempty" json:"crictl,omitempty"`
 }
 

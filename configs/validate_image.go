@@ -309,6 +309,8 @@ func (i *Image) validatePrograms(probs *Problems) {
 			probs.add("containerd.crictl.version", "%q is not a version as v1.36.0%s", shorten(t.Version), missingV(t.Version, crictlVersion))
 		}
 		t.Source.validate("containerd.crictl.source", []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
+	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {
+		probs.add("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
 	}
 
 	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err != nil || p != p.Masked() {

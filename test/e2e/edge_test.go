@@ -19,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -57,6 +58,9 @@ func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, 
 		return "", err
 	}
 	doc := strings.NewReplacer("name: quickstart\n", "name: "+name+"\n", lab.KubernetesVersion, kubernetes).Replace(string(b)) + "yurthub:\n" + yurthub
+	if configs.KubernetesBefore(kubernetes, 31) {
+		doc = strings.Replace(doc, "containerd:\n", "containerd:\n  crictl: {version: v1.36.0, source: {goModule: {}}}\n", 1)
+	}
 	// As deep below the root as the examples, whose paths it keeps.
 	base := filepath.Join(p.root, "build", "e2e", name)
 	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {

@@ -406,7 +406,19 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 
 // openToNodes uploads what `kubeadm join` reads and waits until cluster-info
 // is signed with the token.
-func (c *Cluster) openToNodes(ctx context.Context) error {
+func (c *Cluster) openToNodes(ctx context.Context) (err error) {
+	if configs.KubernetesBefore(c.progs.Version, 36) {
+		// Older kubeadms annotate the master's Node here, and no kubelet has
+		// registered one.
+		const nodes, name = "/api/v1/nodes", "master1"
+		if err := c.Create(ctx, nodes, map[string]any{
+			"apiVersion": "v1", "kind": "Node",
+			"metadata": map[string]any{"name": name, "labels": map[string]string{"kubernetes.io/hostname": name}},
+		}); err != nil {
+			return err
+		}
+		defer func(ctx context.Context) { err = errors.Join(err, c.Delete(ctx, nodes+"/"+name)) }(ctx)
+	}
 	for _, phase := range [][]string{{"upload-config", "all"}, {"bootstrap-token"}} {
 		if err := c.kubeadm(ctx, append(phase, "--kubeconfig", c.Kubeconfig)...); err != nil {
 			return err
