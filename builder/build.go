@@ -134,7 +134,7 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	if err != nil {
 		// Without a kernel nothing can be rendered; what else the base lacks
 		// is said now all the same.
-		return nil, checkTree(base[0].Nodes, b.Cache, b.img.Arch)
+		return nil, b.place(checkTree(base[0].Nodes, b.Cache, b.img.Arch))
 	}
 	store, err := b.bakeImages(ctx, containerd)
 	if err != nil {
@@ -153,10 +153,10 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	}
 	layers := slices.Concat(base, []tree.Layer{{Name: "images", Nodes: store.Nodes}, own}, user, files)
 	if c.merged, err = tree.Merge(layers, b.date); err != nil {
-		return nil, err
+		return nil, b.place(err)
 	}
 	if err := checkTree(c.merged, b.Cache, b.img.Arch); err != nil {
-		return nil, err
+		return nil, b.place(err)
 	}
 	c.root, c.data = overlays.Split(c.merged)
 	if c.sbom, err = b.makeSBOM(id, c); err != nil {

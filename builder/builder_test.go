@@ -228,7 +228,7 @@ func TestBuildRefuses(t *testing.T) {
 			return strings.Contains(e.Name, "initrd") || strings.Contains(e.Name, "modules")
 		}), want: []string{"the base has no systemd", "no initrd for it", "but not its modules"}},
 		{name: "another architecture", base: with("usr/bin/arm", buildtest.ELF(elf.EM_AARCH64)), want: []string{"usr/bin/arm is for arm64, the image for amd64"}},
-		{name: "up and out", base: with("../x", ""), want: []string{"layer base: ../x", "path leads out of the tree"}},
+		{name: "up and out", base: with("../x", ""), want: []string{"base.tar: ../x", "path leads out of the tree"}},
 		{name: "twice", base: with("usr/bin/su", ""), want: []string{"usr/bin/su: path occurs twice"}},
 		{name: "loop", base: append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "opt", Linkname: "opt"}}), want: []string{"opt/site/notes: symbolic links loop"}},
 		{name: "identities of the user", prep: func(dir string) error {
@@ -244,7 +244,7 @@ func TestBuildRefuses(t *testing.T) {
 			"etc/machine-id is one machine's identity", "ssh_host_rsa_key is one machine's identity", "random-seed is one machine's identity"}},
 		{name: "conflict", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "overlay/usr/local/bin/kubelet"), nil, 0o644)
-		}, edit: replace("path: /etc/motd", "path: /usr/bin/kubelet"), want: []string{"layer files: usr/bin/kubelet: layer kubelet has it already"}},
+		}, edit: replace("path: /etc/motd", "path: /usr/bin/kubelet"), want: []string{"files[0].path: usr/bin/kubelet: layer kubelet has it already"}},
 		{name: "missing inputs, all of them", prep: func(dir string) error {
 			return errorsJoin(os.Remove(filepath.Join(dir, "programs/kubelet")), os.Remove(filepath.Join(dir, "programs/firstboot")),
 				os.Remove(filepath.Join(dir, "notes.txt")), os.RemoveAll(filepath.Join(dir, "overlay")), os.Remove(filepath.Join(dir, "base.tar")))
@@ -252,10 +252,10 @@ func TestBuildRefuses(t *testing.T) {
 		{name: "wrong digest", edit: replace("file: base.tar", "file: base.tar\n    sha256: "+strings.Repeat("ab", 32)), want: []string{"base.tar:", "expected " + strings.Repeat("ab", 32)}},
 		{name: "archive cut short", prep: func(dir string) error {
 			return os.Truncate(filepath.Join(dir, "base.tar"), 5000)
-		}, want: []string{"layer base: the tar is cut short after ./"}},
+		}, want: []string{"base.tar: the tar is cut short after ./"}},
 		{name: "archive is something else", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "base.tar"), bytes.Repeat([]byte("no tar "), 1000), 0o644)
-		}, want: []string{"layer base: reading the tar after its start"}},
+		}, want: []string{"base.tar: this is no tar archive"}},
 		{name: "disk too small", edit: func(s string) string { return s + "disk: {root: 64MiB}\n" }, want: []string{"ROOT-A"}},
 	}
 	for _, tt := range tests {

@@ -88,28 +88,29 @@ func isLeftover(p string) bool {
 // for, or that would make them all alike.
 func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) error {
 	var errs []error
+	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
 	kernel, err := overlays.KernelVersion(nodes)
 	if err != nil {
-		errs = append(errs, err)
+		bad(err)
 	}
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {
 		by[n.Path] = n
 	}
 	if _, ok := by["usr/lib/systemd/systemd"]; !ok {
-		errs = append(errs, errors.New("the base has no systemd: usr/lib/systemd/systemd is missing; add the package systemd-sysv"))
+		bad(errors.New("the base has no systemd: usr/lib/systemd/systemd is missing; add the package systemd-sysv"))
 	}
 	if kernel != "" {
 		if _, ok := by["usr/lib/modules/"+kernel]; !ok {
-			errs = append(errs, fmt.Errorf("the base has kernel %s but not its modules: usr/lib/modules/%s is missing", kernel, kernel))
+			bad(fmt.Errorf("the base has kernel %s but not its modules: usr/lib/modules/%s is missing; take both from one linux-image package", kernel, kernel))
 		}
 		if _, ok := by["boot/initrd.img-"+kernel]; !ok {
-			errs = append(errs, fmt.Errorf("the base has kernel %s but no initrd for it: boot/initrd.img-%s is missing; install initramfs-tools in the base", kernel, kernel))
+			bad(fmt.Errorf("the base has kernel %s but no initrd for it: boot/initrd.img-%s is missing; install initramfs-tools in the base", kernel, kernel))
 		}
 	}
 	for _, n := range nodes {
 		if isIdentity(n) {
-			errs = append(errs, fmt.Errorf("layer %s: %s is one machine's identity and must not be in an image for many: take it out", n.Layer, n.Path))
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: take it out", n.Path)})
 		}
 	}
 	errs = append(errs, checkArch(nodes, blobs, arch)...)
@@ -170,7 +171,7 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 				more++
 				continue
 			}
-			errs = append(errs, ofField(n, fmt.Errorf("%s %w", n.Path, err)))
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s %w", n.Path, err)})
 		}
 	}
 	if more > 0 {
@@ -180,21 +181,7 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 }
 
 func notProgram(n tree.Node) error {
-	return ofField(n, fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", n.Path))
-}
-
-// ofField ties what is wrong with a program to the field of the Image that
-// names it, where there is one.
-func ofField(n tree.Node, err error) error {
-	switch n.Layer {
-	case "kubelet", "kubeadm":
-		return fieldError("kubernetes.source", err)
-	case "containerd":
-		return fieldError("containerd.source", err)
-	case "yurthub":
-		return fieldError("yurthub.binary", err)
-	}
-	return fmt.Errorf("layer %s: %w", n.Layer, err)
+	return &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", n.Path)}
 }
 
 func inProgramDir(p string) bool {
@@ -227,7 +214,7 @@ func checkELF(head [20]byte, arch string) error {
 	if arch == "amd64" && machine == elf.EM_386 {
 		return nil // runs there too
 	}
-	return fmt.Errorf("is for %s, the image for %s", machineName(machine), arch)
+	return fmt.Errorf("is for %s, the image for %s; give one for %s", machineName(machine), arch, arch)
 }
 
 func machineName(m elf.Machine) string {

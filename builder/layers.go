@@ -13,16 +13,81 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/overlays"
 )
 
 // layer turns a layer of the plan into nodes.
 func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
+	out, err := b.nodes(ctx, l)
+	return out, b.place(err)
+}
+
+// place ties what is wrong with layers to the fields of the Image, or the
+// flag, that they come from.
+func (b *build) place(err error) error {
+	var errs []error
+	for _, e := range Each(err) {
+		var l *tree.LayerError
+		switch {
+		case !errors.As(e, &l):
+		case l.Layer == inputBase && b.Base != "":
+			e = fmt.Errorf("--base %s: %w", b.Base, e)
+		default:
+			field := b.layerField(l.Layer, l.Path)
+			if field == "" {
+				break
+			}
+			// The field says which layer it is.
+			if e = l.Err; l.Path != "" {
+				e = fmt.Errorf("%s: %w", l.Path, l.Err)
+			}
+			e = &FieldError{field, e}
+		}
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
+}
+
+// layerField is the field that says what a layer is, empty where none does.
+func (b *build) layerField(layer, path string) string {
+	var i int
+	switch img := b.img; {
+	case layer == inputBase && img.Base.Debian != nil:
+		return "base.debian"
+	case layer == inputBase && img.Base.Tar != nil:
+		return "base.tar"
+	case layer == inputBase:
+		return "base.oci"
+	case strings.HasPrefix(layer, layerFiles):
+		i = slices.IndexFunc(img.Files, func(f configs.File) bool { return f.Path == "/"+path })
+		if i >= 0 {
+			return fmt.Sprintf("files[%d].path", i)
+		}
+	case strings.HasPrefix(layer, overlayPrefix):
+		if _, err := fmt.Sscanf(layer, overlayPrefix+"%d", &i); err == nil {
+			return fmt.Sprintf("overlays[%d].dir", i)
+		}
+	}
+	switch layer {
+	case "kubelet", "kubeadm", "kubectl":
+		return "kubernetes.source"
+	case "containerd", "containerd-shim-runc-v2", "ctr":
+		return "containerd.source"
+	case "crictl":
+		return "containerd.crictl.source"
+	case "yurthub":
+		return "yurthub.binary"
+	}
+	return ""
+}
+
+func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	sha := b.input(l.Input).SHA256
 	if l.Path != "" {
 		fi, err := os.Stat(b.Cache.BlobPath(sha))
 		if err != nil {
-			return tree.Layer{}, fmt.Errorf("layer %s: %w", l.Name, err)
+			return tree.Layer{}, &tree.LayerError{Layer: l.Name, Err: err}
 		}
 		n := tree.Node{Path: l.Path, Layer: l.Name, Inode: &tree.Inode{Mode: l.Mode, MTime: b.date,
 			Data: tree.Content{Blob: sha, Size: fi.Size()}}}
@@ -30,7 +95,7 @@ func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	}
 	sha, err := fetch.Uncompressed(ctx, b.Cache, sha)
 	if err != nil {
-		return tree.Layer{}, fmt.Errorf("layer %s: %w", l.Name, err)
+		return tree.Layer{}, &tree.LayerError{Layer: l.Name, Err: err}
 	}
 	nodes, err := b.index(sha, l.Name)
 	if err != nil {
@@ -51,12 +116,12 @@ func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 func (b *build) index(sha, layer string) ([]tree.Node, error) {
 	f, err := os.Open(b.Cache.BlobPath(sha))
 	if err != nil {
-		return nil, fmt.Errorf("layer %s: %w", layer, err)
+		return nil, &tree.LayerError{Layer: layer, Err: err}
 	}
 	defer f.Close()
 	fi, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("layer %s: %w", layer, err)
+		return nil, &tree.LayerError{Layer: layer, Err: err}
 	}
 	return tree.FromTar(f, fi.Size(), sha, layer)
 }
@@ -73,7 +138,7 @@ func (b *build) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	for _, from := range slices.Sorted(maps.Keys(l.Members)) {
 		n, ok := by[from]
 		if !ok || !n.IsRegular() {
-			errs = append(errs, fmt.Errorf("layer %s: the archive has no file %s", l.Name, from))
+			errs = append(errs, &tree.LayerError{Layer: l.Name, Err: fmt.Errorf("the archive has no file %s", from)})
 			continue
 		}
 		out = append(out, tree.Node{Path: l.Members[from], Layer: l.Name, Inode: &tree.Inode{

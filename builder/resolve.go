@@ -23,6 +23,7 @@ const (
 	overlayPrefix  = "overlay "
 	fileSrcPrefix  = "file "
 	layerEdgebake  = "edgebake"
+	layerFiles     = "files"   // and "files (replace)", of package overlays
 	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
 	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
 	espSize        = 512 << 20

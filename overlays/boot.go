@@ -101,7 +101,7 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 				return
 			}
 		}
-		errs = append(errs, fmt.Errorf("the base lacks %s, needed to boot", strings.Join(from, " or ")))
+		errs = append(errs, fmt.Errorf("the base lacks %s, needed to boot; install systemd-boot-efi, and beside shim-signed systemd-boot-efi-%s-signed", strings.Join(from, " or "), img.Arch))
 	}
 	sdboot := "usr/lib/systemd/boot/efi/" + efi.sdboot
 	if _, ok := byPath["usr/lib/shim/"+efi.shim]; ok {

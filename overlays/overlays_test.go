@@ -203,7 +203,7 @@ func TestESP(t *testing.T) {
 	}{
 		"no kernel":   {nil, "boot/vmlinuz-* is missing"},
 		"two kernels": {append(base, reg("boot/vmlinuz-6.1", 1)), "several kernels"},
-		"no loader":   {base[:2], "the base lacks usr/lib/systemd/boot/efi/systemd-bootx64.efi"},
+		"no loader":   {base[:2], "systemd-bootx64.efi, needed to boot; install systemd-boot-efi"},
 	} {
 		if _, err := ESP(testImage(), testFacts(), test.nodes); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v does not say %q", name, err, test.want)

@@ -6,6 +6,7 @@ import (
 	"compress/bzip2"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -61,6 +62,9 @@ func Uncompressed(ctx context.Context, c *Cache, sha string) (string, error) {
 			_, err = io.Copy(w, r)
 			return err
 		})
+		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+			return "", fmt.Errorf("uncompressing (%s): %w: it is cut short; fetch it again", z.name, err)
+		}
 		if err != nil {
 			return "", fmt.Errorf("uncompressing (%s): %w", z.name, err)
 		}

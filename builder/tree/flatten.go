@@ -38,14 +38,14 @@ func (m *merger) flatten(l Layer) {
 		}
 		where, err := m.resolve(path.Clean(dir), nil)
 		if err != nil {
-			m.errorf("layer %s: %s: %w", l.Name, n.Path, err)
+			m.errorf(l.Name, n.Path, "%w", err)
 			continue
 		}
 		switch {
 		case base == opaque:
 			m.drop(where, false)
 		case name == "" || strings.HasPrefix(name, whiteout):
-			m.errorf("layer %s: %s: unknown whiteout", l.Name, n.Path)
+			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
 			m.drop(path.Join(where, name), true)
 		}
@@ -54,12 +54,12 @@ func (m *merger) flatten(l Layer) {
 	seen := map[string]string{}
 	for _, n := range plain {
 		if err := checkPath(n.Path); err != nil {
-			m.errorf("layer %s: %w", l.Name, err)
+			m.errorf(l.Name, "", "%w", err)
 			continue
 		}
 		where, err := m.place(n, seen)
 		if err != nil {
-			m.errorf("layer %s: %s: %w", l.Name, n.Path, err)
+			m.errorf(l.Name, n.Path, "%w", err)
 			continue
 		}
 		if other, ok := seen[where]; ok && other != n.Path {

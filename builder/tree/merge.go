@@ -54,8 +54,23 @@ func (m *merger) list() []Node {
 
 func (m *merger) dir() *Inode { return &Inode{Mode: ModeDir | 0o755, MTime: m.now} }
 
-func (m *merger) errorf(format string, args ...any) {
-	m.errs = append(m.errs, fmt.Errorf(format, args...))
+// LayerError is a problem with a layer, or with one path of it.
+type LayerError struct {
+	Layer, Path string // Path may be empty
+	Err         error
+}
+
+func (e *LayerError) Error() string {
+	if e.Path == "" {
+		return "layer " + e.Layer + ": " + e.Err.Error()
+	}
+	return "layer " + e.Layer + ": " + e.Path + ": " + e.Err.Error()
+}
+
+func (e *LayerError) Unwrap() error { return e.Err }
+
+func (m *merger) errorf(layer, path, format string, args ...any) {
+	m.errs = append(m.errs, &LayerError{layer, path, fmt.Errorf(format, args...)})
 }
 
 func (m *merger) add(l Layer) {
@@ -66,20 +81,20 @@ func (m *merger) add(l Layer) {
 	for _, n := range nodes {
 		n.Layer = l.Name
 		if err := checkPath(n.Path); err != nil {
-			m.errorf("layer %s: %w", l.Name, err)
+			m.errorf(l.Name, "", "%w", err)
 			continue
 		}
 		where, err := m.place(n, seen)
 		if err != nil {
-			m.errorf("layer %s: %s: %w", l.Name, n.Path, err)
+			m.errorf(l.Name, n.Path, "%w", err)
 			continue
 		}
 		if other, ok := seen[where]; ok {
 			if old := m.nodes[where]; !n.IsDir() || !old.IsDir() {
 				if other == n.Path {
-					m.errorf("layer %s: %s: twice in this layer", l.Name, n.Path)
+					m.errorf(l.Name, n.Path, "twice in this layer")
 				} else {
-					m.errorf("layer %s: %s: is the same file as %s of this layer, through a symbolic link", l.Name, n.Path, other)
+					m.errorf(l.Name, n.Path, "is the same file as %s of this layer, through a symbolic link; keep one of them", other)
 				}
 				continue
 			}
@@ -98,13 +113,13 @@ func (m *merger) put(n Node, replace bool) {
 		m.nodes[n.Path] = n
 	case old.IsDir() && n.IsDir():
 	case old.IsDir():
-		m.errorf("layer %s: %s: is a directory in layer %s and %s here; remove it there first", n.Layer, n.Path, old.layer(), n.kind())
+		m.errorf(n.Layer, n.Path, "is a directory in layer %s and %s here; remove one of them", old.layer(), n.kind())
 	case n.IsDir():
-		m.errorf("layer %s: %s: is a directory here and %s in layer %s; remove it there first", n.Layer, n.Path, old.kind(), old.layer())
+		m.errorf(n.Layer, n.Path, "is a directory here and %s in layer %s; remove one of them", old.kind(), old.layer())
 	case replace:
 		m.nodes[n.Path] = n
 	default:
-		m.errorf("layer %s: %s: layer %s has it already; say `replace: true` where this one shall win", n.Layer, n.Path, old.layer())
+		m.errorf(n.Layer, n.Path, "layer %s has it already; say `replace: true` where this one shall win", old.layer())
 	}
 }
 
@@ -112,12 +127,12 @@ func (m *merger) put(n Node, replace bool) {
 func (m *merger) remove(l Layer) {
 	for _, p := range l.Remove {
 		if err := checkPath(p); err != nil || p == "." {
-			m.errorf("layer %s: removing %q: not a clean relative path", l.Name, p)
+			m.errorf(l.Name, "", "removing %q: not a clean relative path", p)
 			continue
 		}
 		where, err := m.resolve(path.Dir(p), nil)
 		if err != nil {
-			m.errorf("layer %s: removing %s: %w", l.Name, p, err)
+			m.errorf(l.Name, "", "removing %s: %w", p, err)
 			continue
 		}
 		where = path.Join(where, path.Base(p))
@@ -202,17 +217,17 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 			at = next
 		case n.IsSymlink():
 			if _, mine := seen[next]; mine {
-				return "", fmt.Errorf("lies below %s, a symbolic link of the same layer", next)
+				return "", fmt.Errorf("lies below %s, a symbolic link of the same layer; take one of them out", next)
 			}
 			if links++; links > maxLinks {
-				return "", fmt.Errorf("symbolic links loop at %s (of layer %s)", next, n.layer())
+				return "", fmt.Errorf("symbolic links loop at %s (of layer %s); correct where they point", next, n.layer())
 			}
 			if strings.HasPrefix(n.Target, "/") {
 				at = "."
 			}
 			rest = append(strings.Split(n.Target, "/"), rest...)
 		default:
-			return "", fmt.Errorf("lies below %s, which is %s (of layer %s)", next, n.kind(), n.layer())
+			return "", fmt.Errorf("lies below %s, which is %s (of layer %s); take one of them out", next, n.kind(), n.layer())
 		}
 	}
 	return at, nil

@@ -35,27 +35,34 @@ func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 			break
 		}
 		if err != nil {
-			what := fmt.Errorf("layer %s: reading the tar after %s: %w", layer, x.last(), err)
-			if errors.Is(err, io.ErrUnexpectedEOF) {
-				what = fmt.Errorf("layer %s: the tar is cut short after %s (%d bytes); fetch it again", layer, x.last(), size)
+			cut := errors.Is(err, io.ErrUnexpectedEOF)
+			switch {
+			case x.name == "" && (cut || errors.Is(err, tar.ErrHeader)):
+				x.errorf("this is no tar archive (%d bytes); name one, as tar -C FOLDER -cf FILE . makes it", size)
+			case cut:
+				x.errorf("the tar is cut short after %s (%d bytes); fetch it again", x.name, size)
+			default:
+				x.errorf("reading the tar after %s: %w; it is damaged, fetch it again", x.last(), err)
 			}
-			x.errs = append(x.errs, what)
 			return nil, joinErrors(x.errs)
 		}
 		off, err := sr.Seek(0, io.SeekCurrent)
 		if err != nil {
-			return nil, fmt.Errorf("layer %s: reading the tar: %w", layer, err)
+			return nil, &LayerError{layer, "", fmt.Errorf("reading the tar: %w", err)}
 		}
 		end = off
 		if h.Typeflag == tar.TypeReg {
 			end += (h.Size + 511) &^ 511
 		}
 		if err := x.add(h, off); err != nil {
-			x.errs = append(x.errs, fmt.Errorf("layer %s: %s: %w", layer, h.Name, err))
+			x.errs = append(x.errs, &LayerError{layer, h.Name, err})
 		}
 	}
-	if end+512 > size {
-		x.errs = append(x.errs, fmt.Errorf("layer %s: the tar is cut short after %s: its end mark is missing; fetch it again", layer, x.last()))
+	switch {
+	case size == 0:
+		x.errorf("this is no tar archive: it is empty; fetch it again")
+	case end+512 > size:
+		x.errorf("the tar is cut short after %s: its end mark is missing; fetch it again", x.last())
 	}
 	if len(x.errs) > 0 {
 		return nil, joinErrors(x.errs)
@@ -70,6 +77,10 @@ type tarIndex struct {
 	byPath      map[string]int // -> index into nodes
 	name        string         // of the last entry
 	errs        []error
+}
+
+func (x *tarIndex) errorf(format string, args ...any) {
+	x.errs = append(x.errs, &LayerError{x.layer, "", fmt.Errorf(format, args...)})
 }
 
 func (x *tarIndex) last() string {
@@ -101,7 +112,7 @@ func (x *tarIndex) add(h *tar.Header, off int64) error {
 	}
 	if i, ok := x.byPath[p]; ok {
 		if !in.IsDir() || !x.nodes[i].IsDir() {
-			return errors.New("path occurs twice in the archive")
+			return errTwice
 		}
 		x.nodes[i].Inode = in // a directory may be listed again; the last word counts
 		return nil
@@ -123,16 +134,19 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 	i, ok := x.byPath[t]
 	switch {
 	case !ok:
-		return fmt.Errorf("hard link to %s, which does not come before it in the archive", h.Linkname)
+		return fmt.Errorf("hard link to %s, which does not come before it in the archive; pack both together", h.Linkname)
 	case x.nodes[i].IsDir():
 		return fmt.Errorf("hard link to the directory %s", h.Linkname)
 	}
 	if _, ok := x.byPath[p]; ok {
-		return errors.New("path occurs twice in the archive")
+		return errTwice
 	}
 	x.put(p, x.nodes[i].Inode)
 	return nil
 }
+
+// errTwice has a cure: tar keeps both where a file is appended (tar -r).
+var errTwice = errors.New("path occurs twice in the archive; pack it again from a folder")
 
 // maxID is the largest owner that file systems hold.
 const maxID = 1<<32 - 1

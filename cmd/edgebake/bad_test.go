@@ -2,6 +2,8 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"fmt"
 	"io/fs"
 	"os"
@@ -80,6 +82,36 @@ func TestBadInputsOfABuild(t *testing.T) {
 					}
 				}
 			}, want: []string{"image.yaml:5:8: base.oci: the image from OCI layout images: fetching layer 1 of 1 sha256:", "it ends after 20 of "}},
+		{name: "a compressed archive that is cut short", prep: func(t *testing.T, c *cli) {
+			var b bytes.Buffer
+			z := gzip.NewWriter(&b)
+			if _, err := z.Write(bytes.Repeat([]byte("much of the same "), 1000)); err != nil {
+				t.Fatal(err)
+			}
+			if err := z.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c.file("base.tar", b.String()[:b.Len()-10])
+		}, want: []string{"image.yaml:6:5: base.tar: uncompressing (gzip): unexpected EOF: it is cut short; fetch it again"}},
+		{name: "no archive", prep: func(t *testing.T, c *cli) { c.file("base.tar", "hello") },
+			want: []string{"image.yaml:6:5: base.tar: this is no tar archive (5 bytes); name one"}},
+		{name: "what two layers have", prep: func(t *testing.T, c *cli) {
+			for _, f := range []string{"overlay/usr/bin/su", "overlay/etc/machine-id"} {
+				if err := os.MkdirAll(filepath.Dir(f), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				c.file(f, "mine")
+			}
+		}, edit: func(s string) string { return strings.Replace(s, "path: /etc/motd", "path: /usr/bin", 1) },
+			want: []string{"image.yaml:22:10: overlays[0].dir: usr/bin/su: layer base has it already; say `replace: true`",
+				"image.yaml:24:11: files[0].path: usr/bin: is a directory in layer base and a file here; remove one of them"}},
+		{name: "a link that leads round", base: append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "./a", Linkname: "b"}},
+			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "./b", Linkname: "a"}}),
+			edit: func(s string) string { return strings.Replace(s, "path: /etc/motd", "path: /a/motd", 1) },
+			want: []string{"image.yaml:24:11: files[0].path: a/motd: symbolic links loop at ", "(of layer base); correct where they point"}},
+		{name: "an exported base that is none", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "hello") },
+			edit: func(s string) string { return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {}\n", 1) },
+			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: layer base: this is no tar archive"}},
 		{name: "outputs that are there", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "mine") },
 			args: []string{"--export-base", "kept.tar"}, want: []string{"--export-base: kept.tar exists; --force replaces it"}},
 		{name: "no place for the lock", args: []string{"--lock", "no/where.lock", "--export-base", "no/base.tar"},
@@ -102,7 +134,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			if after := names(t, c.dir); !slices.Equal(before, after) {
 				t.Errorf("there is %q now, there was %q", after, before)
 			}
-			if b, err := os.ReadFile("kept.tar"); err == nil && string(b) != "mine" {
+			if b, err := os.ReadFile("kept.tar"); err == nil && string(b) != "mine" && string(b) != "hello" {
 				t.Error("a file was replaced")
 			}
 		})
