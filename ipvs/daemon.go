@@ -34,7 +34,7 @@ type Options struct {
 	Log func(string)
 	// Ready is called once, when the rules stand on first verdicts.
 	Ready func()
-	// Alive is called every second while all is well.
+	// Alive is called every few seconds while all is well.
 	Alive func()
 	// Reload, when it delivers, has all files read anew.
 	Reload <-chan os.Signal
@@ -45,8 +45,9 @@ type Options struct {
 const (
 	// settleTime bounds the wait for first verdicts before Ready.
 	settleTime = 3 * time.Second
-	// lookTime is the pause between looks at the files that are followed.
-	lookTime = time.Second
+	// lookTime is the pause between looks at the files that are followed. It is
+	// on the beat.
+	lookTime = 2 * keepTick
 )
 
 // Daemon keeps virtual servers until it is told to stop.
@@ -168,6 +169,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		cancel(ErrRestart)
 	})
 	d.keeper.absent = d.absent.Load()
+	newAlarm, closeAlarms := quietAlarms()
+	defer closeAlarms()
+	d.keeper.beat, d.keeper.alarms = beat{d.started}, newAlarm
 	var wg sync.WaitGroup
 	wg.Go(func() { d.keeper.run(ctx) })
 	defer wg.Wait()
@@ -206,14 +210,15 @@ func (d *Daemon) all() []*running {
 	return slices.Collect(maps.Values(d.groups))
 }
 
-// follow looks at the files once a second, and at all of them when told to.
+// follow looks at the files every lookTime, and at all of them when told to.
 func (d *Daemon) follow(ctx context.Context) {
 	config, hosts := &watchedFile{path: d.opt.ConfigFile}, &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
 	config.changed()
 	hosts.changed()
-	tick := time.NewTicker(lookTime)
-	defer tick.Stop()
+	tick := d.keeper.alarms()
+	defer tick.stop()
+	tick.set(d.keeper.beat.after(0))
 	for {
 		all := false
 		select {
@@ -223,6 +228,7 @@ func (d *Daemon) follow(ctx context.Context) {
 			all = true
 			d.logf("reading all files anew")
 		case <-tick.C:
+			tick.set(d.keeper.beat.after(lookTime - keepTick))
 		}
 		if (config.changed() || all) && d.opt.Servers == nil {
 			d.reload(ctx)

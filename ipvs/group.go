@@ -378,7 +378,7 @@ func (g *group) enlist(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, slots: g.d.slots,
+			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, slots: g.d.slots, beat: g.d.keeper.beat, alarms: g.d.keeper.alarms,
 			target: func() target {
 				g.mu.Lock()
 				defer g.mu.Unlock()

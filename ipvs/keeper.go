@@ -53,9 +53,10 @@ type Kernel interface {
 
 // Periods of the keeper.
 const (
-	// keepTick is the pause between looks at the kernel's table: half of the
-	// second within which things are right again.
-	keepTick = 450 * time.Millisecond
+	// keepTick is the pause between looks at the kernel's table. Things have
+	// to be right again within a second, and PINGs, which are due 0.8 s to 1 s
+	// after the last answer, go out at the same time.
+	keepTick = 920 * time.Millisecond
 	// keepFull is the pause between complete comparisons.
 	keepFull = time.Minute
 	// keepGather lets a burst of route changes pass before looking.
@@ -77,6 +78,8 @@ type keeper struct {
 	wake   chan struct{}
 	turned func(error) // IP_VS went or came
 	stats  *stats
+	beat   beat
+	alarms alarms
 
 	want []Service
 	via  map[netip.AddrPort]ways
@@ -104,8 +107,9 @@ func (k *keeper) run(ctx context.Context) {
 	if err != nil {
 		k.log("cannot hear of changed routes, looking every %s instead: %v", keepFull, err)
 	}
-	tick := time.NewTicker(keepTick)
-	defer tick.Stop()
+	tick := k.alarms()
+	defer tick.stop()
+	tick.set(k.beat.after(0))
 	gather := time.NewTimer(time.Hour)
 	gather.Stop()
 	defer gather.Stop()
@@ -123,6 +127,7 @@ func (k *keeper) run(ctx context.Context) {
 				k.say(k.routes())
 			}
 		case <-tick.C:
+			tick.set(k.beat.after(0))
 			if !k.absent && time.Since(last) >= keepFull {
 				last = time.Now()
 				k.say(errors.Join(k.reconcile(true), k.routes()))

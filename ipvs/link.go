@@ -30,7 +30,10 @@ import (
 // One goroutine owns the link; another, started by dialLink, reads and
 // delivers events.
 type link struct {
-	nc     net.Conn
+	nc net.Conn
+	// quiet is the connection under nc, if it is such a one.
+	quiet *quietConn
+
 	h2     bool
 	skew   skew
 	target target
@@ -115,11 +118,15 @@ func dialLink(ctx context.Context, t target, limit int) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
+	q := quiet(nc)
+	if q != nil {
+		nc = q
+	}
 	if t.heard != nil {
 		nc = &hearing{nc, t.heard}
 	}
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	l := &link{nc: nc, target: t, events: make(chan event, 16), done: make(chan struct{})}
+	l := &link{nc: nc, quiet: q, target: t, events: make(chan event, 16), done: make(chan struct{})}
 	err = l.handshake(ctx)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
@@ -344,9 +351,14 @@ func (l *link) ping() error {
 	return l.write(l.wbuf)
 }
 
-// write never waits long: a full socket buffer is as good as no answer.
+// writeTime is how long a write may wait: a full socket buffer is as good as no
+// answer.
+const writeTime = 2 * time.Second
+
 func (l *link) write(b []byte) error {
-	l.nc.SetWriteDeadline(time.Now().Add(2 * time.Second))
+	if l.quiet == nil { // which keeps to writeTime by itself, without a timer
+		l.nc.SetWriteDeadline(time.Now().Add(writeTime))
+	}
 	_, err := l.nc.Write(b)
 	return err
 }

@@ -51,6 +51,9 @@ type watcher struct {
 	slots chan struct{}
 	// count is told of what goes over the wire.
 	count func(what counter)
+	// beat is when this process is awake anyway.
+	beat   beat
+	alarms alarms // Go's timers if not set
 	// readyDue is when the next request is due, across connections: a
 	// kube-apiserver hangs up after every answer to somebody it does not
 	// know. Zero: at once.
@@ -127,6 +130,34 @@ func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/5+1))
 }
 
+// beat is the moments at which this process looks at the kernel's table,
+// keepTick apart since it was started. What has room in time is done then, for
+// all masters together: an idle process that wakes up costs more than what it
+// then does. Nodes do not stay together, since each has a start of its own.
+type beat struct{ started time.Time }
+
+// within returns a moment of the beat among those that jitter could choose,
+// and what jitter chooses if there is none.
+func (b beat) within(now time.Time, d time.Duration) time.Time {
+	latest := now.Add(d).Sub(b.started)
+	last := latest / keepTick
+	first := (latest - d/5 + keepTick - 1) / keepTick
+	if b.started.IsZero() || first > last {
+		return now.Add(jitter(d))
+	}
+	return b.started.Add((first + time.Duration(rand.Int64N(int64(last-first)+1))) * keepTick)
+}
+
+// after is how long it is from now to the first moment of the beat that is
+// later than d. Without a beat it is keepTick more than d.
+func (b beat) after(d time.Duration) time.Duration {
+	if b.started.IsZero() {
+		return d + keepTick
+	}
+	past := time.Since(b.started)
+	return ((past+d)/keepTick+1)*keepTick - past
+}
+
 func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -181,12 +212,12 @@ func classify(err error, noCA bool) Class {
 // hold senses over one connection until it breaks. It returns the connection
 // to go on with, if one proved itself meanwhile.
 //
-// The loop has one timer. A PING goes out when it is due and nothing is
+// The loop has one alarm. A PING goes out when it is due and nothing is
 // outstanding; if there is no sign of life within a tick, doubt decides.
 func (w *watcher) hold(ctx context.Context, l *link) *link {
 	p := &w.profile
 	now := time.Now()
-	pingDue := now.Add(jitter(p.Ping))
+	pingDue := w.beat.within(now, p.Ping)
 	readyDue := now
 	if w.readyDue.After(now) {
 		readyDue = w.readyDue
@@ -197,8 +228,13 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 	leaving := false       // the server hangs up after the outstanding answer
 	var pinged time.Time   // when the outstanding PING was sent; zero if none
 	wait := 2 * p.Tick     // for the answer to a PING
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	newAlarm := w.alarms
+	if newAlarm == nil {
+		newAlarm = runtimeAlarm
+	}
+	due := newAlarm()
+	defer due.stop()
+	due.set(0)
 	for {
 		select {
 		case <-ctx.Done():
@@ -212,8 +248,8 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 					now = time.Now()
 					// Near masters are doubted sooner than far ones.
 					wait = min(max(4*now.Sub(pinged), p.Tick), 2*p.Tick)
+					pingDue = w.beat.within(pinged, p.Ping)
 					pinged = time.Time{}
-					pingDue = now.Add(jitter(p.Ping))
 				}
 				if asked.IsZero() && readyDue.After(time.Now()) {
 					continue
@@ -247,16 +283,16 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 				case state != Up: // it answers, so it may heal any time
 					readyDue = now.Add(jitter(p.Retry))
 				default:
-					readyDue = now.Add(jitter(p.Ready))
+					readyDue = w.beat.within(now, p.Ready)
 				}
-				pingDue = now.Add(jitter(p.Ping))
+				pingDue = w.beat.within(now, p.Ping)
 				answered = now
 				if leaving {
 					w.readyDue = readyDue
 					return nil
 				}
 			}
-		case <-timer.C:
+		case <-due.C:
 		}
 		now = time.Now()
 		switch {
@@ -270,7 +306,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 			pinged = time.Time{}
 			wait = 2 * p.Tick
 			now = time.Now()
-			pingDue = now.Add(jitter(p.Ping))
+			pingDue = w.beat.within(now, p.Ping)
 			readyDue = now // clears what the rounds counted
 		case !asked.IsZero() && now.Sub(asked) >= p.ReadyTimeout:
 			w.observe(Timeout, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, p.ReadyTimeout))
@@ -310,7 +346,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 		} else if d := asked.Add(p.ReadyTimeout); d.Before(wake) {
 			wake = d
 		}
-		timer.Reset(time.Until(wake))
+		due.set(time.Until(wake))
 	}
 }
 

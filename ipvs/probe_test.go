@@ -228,7 +228,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sen
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{})}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes),
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
 				probe: probe, roots: r, dial: m.dial}
@@ -543,5 +543,40 @@ func TestClassify(t *testing.T) {
 		if got := classify(fmt.Errorf("dialling: %w", tt.err), tt.noCA); got != tt.want {
 			t.Errorf("%v: got %s, want %s", tt.err, got, tt.want)
 		}
+	}
+}
+
+// TestBeat: what has room in time is done on the beat, never before four
+// fifths of its period and never after it.
+func TestBeat(t *testing.T) {
+	start := time.Now()
+	b := beat{start}
+	for i := range 2000 {
+		now := start.Add(time.Duration(i) * 7 * time.Millisecond)
+		for _, d := range []time.Duration{300 * time.Millisecond, time.Second, 15 * time.Second} {
+			at := b.within(now, d)
+			if wait := at.Sub(now); wait < d-d/5 || wait > d {
+				t.Fatalf("%s after the start, %s ahead: in %s", now.Sub(start), d, wait)
+			}
+			if on := at.Sub(start)%keepTick == 0; !on && d/5 >= keepTick {
+				t.Fatalf("%s after the start, %s ahead: off the beat", now.Sub(start), d)
+			}
+		}
+	}
+	// Right after the answer to the last one, it is the next moment.
+	if at := b.within(start.Add(5*time.Millisecond), time.Second); at != start.Add(keepTick) {
+		t.Errorf("a PING is due %s after the last", at.Sub(start))
+	}
+	if at := (beat{}).within(start, time.Second).Sub(start); at < 800*time.Millisecond || at > time.Second {
+		t.Errorf("without a beat: in %s", at)
+	}
+	if d := b.after(0); d <= 0 || d > keepTick {
+		t.Errorf("the next moment is %s ahead", d)
+	}
+	if d := b.after(keepTick); d <= keepTick || d > 2*keepTick {
+		t.Errorf("the one after it is %s ahead", d)
+	}
+	if d := (beat{}).after(0); d != keepTick {
+		t.Errorf("without a beat: %s ahead", d)
 	}
 }

@@ -18,7 +18,7 @@ const (
 )
 
 // steady compares /proc/net/ip_vs with what should stand there, without
-// allocating: it is done twice a second for ever, and asking by netlink would
+// allocating: it is done every second for ever, and asking by netlink would
 // make garbage each time. It only notices that something is off; what to do
 // about it is found out by netlink.
 type steady struct {
@@ -54,12 +54,12 @@ func (s *steady) read(path string) ([]byte, error) {
 	}
 	n := 0
 	for {
-		m, err := s.file.ReadAt(s.buf[n:], int64(n))
+		m, err := pread(s.file, s.buf[n:], int64(n))
 		n += m
 		switch {
-		case err == io.EOF && n < len(s.buf):
+		case err == io.EOF:
 			return s.buf[:n], nil
-		case err != nil && err != io.EOF:
+		case err != nil:
 			s.close()
 			return nil, err
 		case n == len(s.buf):
@@ -315,7 +315,7 @@ func (s *sysctl) value(buf []byte) (int, error) {
 		}
 		s.file = f
 	}
-	n, err := s.file.ReadAt(buf, 0)
+	n, err := pread(s.file, buf, 0)
 	if err != nil && err != io.EOF {
 		return 0, err
 	}
