@@ -111,7 +111,7 @@ func (b *build) exportBase(path string) error {
 	}
 	defer out.Discard()
 	if _, err := out.ReadFrom(src); err != nil {
-		return fmt.Errorf("exporting the base: %w", err)
+		return fmt.Errorf("exporting the base to %s: %w", path, disk.Explain(err, filepath.Dir(path)))
 	}
 	return out.Commit()
 }
@@ -143,7 +143,7 @@ func WriteFile(path string, data []byte) error {
 	}
 	defer out.Discard()
 	if _, err := out.Write(data); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("writing %s: %w", path, disk.Explain(err, filepath.Dir(path)))
 	}
 	return out.Commit()
 }

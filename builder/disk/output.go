@@ -35,7 +35,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 		case !st.Mode().IsRegular():
 			return nil, fmt.Errorf("creating %s: it is a device; write a file, then copy or flash that", path)
 		case !force:
-			return nil, fmt.Errorf("creating %s: %w: choose another name, or say that it may be replaced", path, fs.ErrExist)
+			return nil, fmt.Errorf("creating %s: %w: choose another name, or --force to replace it", path, fs.ErrExist)
 		}
 	}
 	o := &Output{path: path, force: force}
@@ -130,8 +130,12 @@ func Explain(err error, dir string) error {
 	return err
 }
 
-// explainOpen does the same for an error of making a file in dir.
+// explainOpen does the same for an error of making a file in dir. The
+// temporary name that was tried is nothing to the person.
 func explainOpen(err error, dir string) error {
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
 	switch {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("%w: folder %s cannot be written by this user; write elsewhere", err, dir)

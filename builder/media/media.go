@@ -50,7 +50,7 @@ func open(path string, flag int) (*image, error) {
 	f, err := os.OpenFile(path, flag, 0)
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) && flag != os.O_RDONLY {
-			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or name an output", err)
+			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or have a copy stamped (--output)", err)
 		}
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
@@ -112,7 +112,9 @@ func (m *image) read() error {
 		}
 		m.size = m.z.Size()
 	}
-	if m.table, err = gpt.Read(m, m.size); err != nil {
+	if m.table, err = gpt.Read(m, m.size); errors.Is(err, gpt.ErrNoTable) {
+		return fmt.Errorf("%w: %w; name one that edgebake build made", ErrNotOurs, err)
+	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotOurs, err)
 	}
 	return m.readInfo()

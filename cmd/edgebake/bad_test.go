@@ -328,7 +328,7 @@ func asUser(t *testing.T, dir string) {
 		{build("--output", "mine/x.raw"), cache, []string{"lock image.lock: ", "folder . cannot be written by this user", "--lock names another place"}},
 		{build("--output", "mine/x.raw", "--lock", "mine/lock", "--export-base", "ro/base.tar"), cache, []string{"--export-base: ", "folder ro cannot be written"}},
 		{build("--output", "mine/x.raw", "--lock", "mine/lock"), filepath.Join(dir, "ro", "cache"), []string{"opening cache", "--cache or EDGEBAKE_CACHE choose another"}},
-		{[]string{"stamp", "other.raw", "site.yaml"}, cache, []string{"other.raw: permission denied: stamping in place needs write permission; or name an output"}},
+		{[]string{"stamp", "other.raw", "site.yaml"}, cache, []string{"other.raw: permission denied: stamping in place needs write permission; or have a copy stamped (--output)"}},
 		{[]string{"stamp", "other.raw", "site.yaml", "--output", "ro/new.raw"}, cache, []string{"folder ro cannot be written by this user"}},
 		{[]string{"init", "--dir", "ro"}, cache, []string{"folder ro cannot be written by this user"}},
 	} {

@@ -31,8 +31,8 @@ func newBoot(s streams) *cobra.Command {
 (Ctrl-C ends it). All that the machine writes is thrown away at the end; the
 image stays as it is. Through QEMU's network the machine reaches this one's
 loopback as 10.0.2.2. KVM is used when a short try shows that it works.`,
-		Example: `  edgebake boot quickstart.raw
-  edgebake boot quickstart.raw --memory 1024 --forward 2222:22`,
+		Example: `  edgebake boot my-edge.raw
+  edgebake boot my-edge.raw --memory 1024 --forward 2222:22`,
 		Args: args(1, 1, "one image (.raw)"),
 		RunE: func(c *cobra.Command, a []string) error {
 			var errs []error
@@ -63,8 +63,8 @@ func parseForward(s string) (qemu.Forward, error) {
 	h, g, ok := strings.Cut(s, ":")
 	host, err1 := strconv.Atoi(h)
 	guest, err2 := strconv.Atoi(g)
-	if !ok || err1 != nil || err2 != nil {
-		return qemu.Forward{}, fmt.Errorf("--forward %s: want HOST:GUEST, like 2222:22", s)
+	if port := func(n int) bool { return n > 0 && n < 1<<16 }; !ok || err1 != nil || err2 != nil || !port(host) || !port(guest) {
+		return qemu.Forward{}, fmt.Errorf("--forward %s: want HOST:GUEST, two ports, like 2222:22", s)
 	}
 	return qemu.Forward{Host: host, Guest: guest}, nil
 }
@@ -74,8 +74,8 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if err != nil {
 		return err
 	}
-	if strings.HasSuffix(image, ".zst") {
-		return fmt.Errorf("booting %s: it is compressed; zstd -d %s first", image, image)
+	if info.Format != media.FormatRaw {
+		return fmt.Errorf("booting %s: it is compressed; zstd -d %s -o NAME.raw first", image, image)
 	}
 	m.Arch = info.Image.Arch
 	prog, err := qemu.Find(ctx, m.Arch)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -142,13 +141,19 @@ What was fetched or made once comes from the cache. A name that ends in
 			if err != nil {
 				return src.explain(err)
 			}
-			if exportBase != "" {
-				opts.Events = nil
-				if err := exportTo(c.Context(), img, opts, exportBase); err != nil {
-					return err
-				}
+			// The image first, with all that belongs to it.
+			if err := finishBuild(s, opts.Output, src, res, asJSON); err != nil {
+				return err
 			}
-			return finishBuild(s, opts.Output, src, res, asJSON)
+			if exportBase == "" {
+				return nil
+			}
+			// The base that is in the image, not one made anew.
+			opts.Events, opts.Update, opts.Lock = nil, false, res.Plan.Lock()
+			if _, err := builder.ExportBase(c.Context(), img, opts, exportBase); err != nil {
+				return fmt.Errorf("the image is complete, its base is not exported: %w", err)
+			}
+			return nil
 		},
 	}
 	src.flags(c)
@@ -160,11 +165,6 @@ What was fetched or made once comes from the cache. A name that ends in
 	f.StringVar(&exportBase, "export-base", "", "also copy the made base to this file, for --base")
 	f.BoolVar(&asJSON, "json", false, "print events and the report as JSON, one object a line")
 	return c
-}
-
-func exportTo(ctx context.Context, img *configs.Image, o builder.Options, path string) error {
-	_, err := builder.ExportBase(ctx, img, o, path)
-	return err
 }
 
 // finishBuild writes what goes beside the image and the lock, and sums up.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -71,17 +72,12 @@ nothing of any site, and stamps a Site document onto copies of it. A machine
 that boots such an image joins the site's cluster by itself.`,
 		Example: `  edgebake init                               # writes image.yaml and site.yaml
   edgebake build image.yaml                   # bakes the golden image
-  edgebake stamp quickstart.raw site.yaml     # makes it one site's
-  edgebake boot quickstart.raw                # tries it in QEMU`,
+  edgebake stamp my-edge.raw site.yaml        # makes it one site's
+  edgebake boot my-edge.raw                   # tries it in QEMU`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("there is no command %q; edgebake --help lists them", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args:          subcommand,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
@@ -94,7 +90,30 @@ that boots such an image joins the site's cluster by itself.`,
 		newBoot(s), newImages(s), newInit(s), newCacheCommand(s), newVersion(s),
 	)
 	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "completion":
+			c.Args, c.RunE = subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error {
+				found, rest, err := root.Find(args)
+				if err != nil || len(rest) > 0 {
+					return subcommand(found, args)
+				}
+				return nil
+			}
+		}
+	}
 	return root
+}
+
+// subcommand refuses words that are no command below c.
+func subcommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return usageError{fmt.Errorf("there is no command %q; %s --help lists them", strings.Join(args, " "), c.CommandPath())}
 }
 
 // args checks the number of arguments and says which are wanted.
@@ -137,7 +156,11 @@ func readInput(s streams, name string) ([]byte, error) {
 	if name == "-" {
 		return io.ReadAll(s.In)
 	}
-	return os.ReadFile(name)
+	data, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from", err)
+	}
+	return data, err
 }
 
 // version is what the Go tool stamped into the program.

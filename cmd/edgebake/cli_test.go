@@ -158,7 +158,7 @@ func TestBadDocuments(t *testing.T) {
 	}
 	c.want(c.err, "site.yaml:3:")
 	c.run(1, "validate", "nowhere.yaml", "image.yaml")
-	c.want(c.err, "nowhere.yaml", "nmae")
+	c.want(c.err, "nowhere.yaml: no such file or directory; `edgebake init` writes", "nmae")
 	c.runIn(t.Context(), site, 0, "validate", "-")
 }
 
@@ -172,6 +172,9 @@ func TestBadImages(t *testing.T) {
 			before, _ := os.ReadFile(image)
 			c.run(1, args...)
 			c.want(c.err, image)
+			if image != "nowhere.raw" {
+				c.want(c.err, "not an edgebake image", "name one that edgebake build made")
+			}
 			if after, _ := os.ReadFile(image); !bytes.Equal(before, after) {
 				t.Errorf("%v changed the file", args)
 			}
@@ -179,6 +182,16 @@ func TestBadImages(t *testing.T) {
 	}
 	c.project(nil)
 	c.run(0, "build", "image.yaml")
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw.zst")
+	if err := os.Rename("tiny.raw.zst", "packed.raw"); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "boot", "packed.raw")
+	c.want(c.err, "booting packed.raw: it is compressed; zstd -d packed.raw -o")
+	c.run(1, "stamp", "tiny.raw", "site.yaml", "--output", "packed.raw")
+	c.want(c.err, "packed.raw: file already exists: choose another name, or --force to replace it")
+	c.run(1, "stamp", "tiny.raw", "site.yaml", "--output", "no/where.raw")
+	c.want(c.err, "creating no/where.raw: no such file or directory: make folder no first")
 	c.file("edge.yaml", site+"nodeType: edge\nnodePool: shops\narch: arm64\n")
 	c.run(1, "stamp", "tiny.raw", "edge.yaml")
 	c.want(c.err, `cannot make a node of type "edge", only native`, "the site is for arm64, the image for amd64")
@@ -202,11 +215,20 @@ func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{"bake"}, {"build"}, {"build", "a", "b"}, {"build", "--colour"}, {"build", "image.yaml", "--update", "--locked"}, {"stamp", "x.raw"}, {"inspect"},
 		{"render", "site.yaml"}, {"validate"}, {"init", "x"}, {"version", "-o", "xml"}, {"boot", "x.raw", "--forward", "22"},
+		{"boot", "x.raw", "--forward", "70000:22"},
 	} {
 		c.run(2, args...)
 		if c.err == "" {
 			t.Errorf("%v: no message", args)
 		}
+	}
+	for _, args := range [][]string{{"bake"}, {"help", "bake"}, {"help", "cache", "bake"}, {"completion", "bake"}} {
+		c.run(2, args...)
+		c.want(c.err, "edgebake: there is no command ", "bake", "--help lists them")
+	}
+	for _, args := range [][]string{{"help"}, {"help", "build"}, {"help", "cache", "prune"}, {"completion"}} {
+		c.run(0, args...)
+		c.want(c.out, "Usage:")
 	}
 	c.run(0)
 	c.want(c.out, "build", "stamp", "completion")

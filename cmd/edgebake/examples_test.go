@@ -43,11 +43,11 @@ func examples(t *testing.T, do func(path string, words []string)) {
 	visit(newRoot(streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}))
 }
 
-// debianOf has mmdebstrap make this base.
+// debianOf has mmdebstrap make this base, and count how often in base.made.
 func debianOf(t *testing.T, base string) {
 	t.Helper()
 	bin := t.TempDir()
-	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\nexec cat '" + base + "'\n", "newuidmap": "#!/bin/sh\n"} {
+	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\necho >>'" + base + ".made'\nexec cat '" + base + "'\n", "newuidmap": "#!/bin/sh\n"} {
 		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -80,6 +80,12 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "stamp", "my-edge.raw", "site.yaml")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
+	// What is exported is the base in the image, not one more.
+	c.run(0, "build", "image.yaml", "--update", "--force", "--export-base", "kept.tar")
+	if made, err := os.ReadFile("base.tar.made"); err != nil || len(made) != 2 {
+		t.Errorf("two builds made %d bases, %v", len(made), err)
+	}
+	c.run(0, "build", "image.yaml", "--locked", "--base", "kept.tar", "--output", "again.raw")
 }
 
 // TestExamples carries every example out, each in a folder that has what it
@@ -87,7 +93,7 @@ func TestInitBuilds(t *testing.T) {
 // not booted here; test/e2e does that.
 func TestExamples(t *testing.T) {
 	c := newCLI(t)
-	const name = "quickstart"
+	const name = "my-edge"
 	err := buildtest.Write(c.dir, buildtest.Base(), func(s string) string {
 		s = strings.Replace(s, "name: tiny", "name: "+name, 1)
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)

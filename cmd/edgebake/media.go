@@ -24,8 +24,8 @@ slot stay as they are. A Site that the image cannot serve is refused.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready.`,
-		Example: `  edgebake stamp quickstart.raw site.yaml
-  edgebake stamp quickstart.raw.zst site.yaml --output berlin-7.raw.zst`,
+		Example: `  edgebake stamp my-edge.raw site.yaml
+  edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst`,
 		Args: args(2, 2, "an image and a Site document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			site, err := readSite(s, a[1], ignition)
@@ -85,10 +85,10 @@ func newInspect(s streams) *cobra.Command {
 		Short: "Tell what is in an image, without mounting it",
 		Long: `Inspect reads an image's partitions, versions, container images, packages and
 the state of its slot. It prints no secret.`,
-		Example: `  edgebake inspect quickstart.raw
-  edgebake inspect quickstart.raw.zst --output json
-  edgebake inspect quickstart.raw --verify
-  edgebake inspect quickstart.raw --images`,
+		Example: `  edgebake inspect my-edge.raw
+  edgebake inspect my-edge.raw.zst --output json
+  edgebake inspect my-edge.raw --verify
+  edgebake inspect my-edge.raw --images`,
 		Args: args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			info, err := media.Inspect(a[0])
