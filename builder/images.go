@@ -31,6 +31,9 @@ func (b *build) resolveImages(ctx context.Context) error {
 	for _, n := range notes {
 		b.event(Event{Step: "images", State: StateWarning, Text: n})
 	}
+	if b.img.Containerd.Sandbox == "" {
+		b.event(Event{Step: "images", State: StateWarning, Text: "no pause image on board: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images: and name it in containerd.sandbox"})
+	}
 	if len(list) == 0 {
 		return placeImages(nil, listErr)
 	}

@@ -114,6 +114,9 @@ func TestChain(t *testing.T) {
 			t.Errorf("not JSON: %s", l)
 		}
 	}
+	if n := strings.Count(c.out, `"state":"progress"`); n > 20 {
+		t.Errorf("%d lines of progress for an instant", n)
+	}
 
 	c.run(0, "inspect", "tiny.raw", "--images")
 	c.want(c.out, "container images: 1 (verified)")

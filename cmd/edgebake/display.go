@@ -23,7 +23,7 @@ type display interface {
 
 func newDisplay(s streams, asJSON bool) display {
 	if asJSON {
-		return &jsonLines{json.NewEncoder(s.Out)}
+		return &jsonLines{json.NewEncoder(s.Out), map[string]time.Time{}}
 	}
 	if f, ok := s.Err.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
@@ -31,10 +31,23 @@ func newDisplay(s streams, asJSON bool) display {
 	return &plainLines{w: s.Err, last: map[string]time.Time{}}
 }
 
-type jsonLines struct{ e *json.Encoder }
+// jsonLines prints every event, of progress one a second for each step.
+type jsonLines struct {
+	e    *json.Encoder
+	last map[string]time.Time
+}
 
-func (j *jsonLines) event(e builder.Event) { j.e.Encode(e) }
-func (j *jsonLines) close()                {}
+func (j *jsonLines) event(e builder.Event) {
+	if e.State == builder.StateProgress {
+		if time.Since(j.last[e.Step]) < time.Second {
+			return
+		}
+		j.last[e.Step] = time.Now()
+	}
+	j.e.Encode(e)
+}
+
+func (j *jsonLines) close() {}
 
 // plainLines prints a line for each thing that happened, and of long
 // transfers one every ten seconds.
