@@ -79,6 +79,7 @@ func makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Wri
 	// An interrupt lets mmdebstrap unmount and remove what it made.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second
+	ownMounts(cmd)
 	cmd.Stdout = w
 	log := &lineTail{say: say}
 	cmd.Stderr = log

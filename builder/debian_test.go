@@ -22,6 +22,7 @@ echo "$SOURCE_DATE_EPOCH $PWD $*" >> runs
 `
 	script = strings.ReplaceAll(script, "runs", filepath.Join(p.dir, "runs")) + `
 echo "I: making it" >&2
+if [ -e "` + p.dir + `/mount" ]; then mount -t tmpfs none "` + p.dir + `/mount" && touch "` + p.dir + `/mount/inside" && echo mounted >> "` + p.dir + `/runs"; fi
 if [ -e "` + p.dir + `/fail" ]; then echo "E: Unable to locate package nonsense" >&2; exit 25; fi
 if [ -e "` + p.dir + `/hang" ]; then trap 'echo cleaned >> "` + p.dir + `/runs"; exit 1' INT; head -c 4096 "` + p.dir + `/base.tar"; while :; do sleep 0.05; done; fi
 cat "` + p.dir + `/base.tar"
@@ -152,6 +153,28 @@ func TestDebianFails(t *testing.T) {
 	}
 	if _, err := p.build(t, filepath.Join(dir, "x.raw")); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDebianMounts: what mmdebstrap mounts and leaves behind nobody else sees.
+func TestDebianMounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: an ordinary user's mmdebstrap has a namespace of its own")
+	}
+	p := newProject(t, buildtest.Base(), toDebian)
+	standIn(t, p)
+	point := filepath.Join(p.dir, "mount")
+	if err := os.Mkdir(point, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Build(t.Context(), p.image(t), p.options(filepath.Join(t.TempDir(), "x.raw"))); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(p.runs(t), "mounted") {
+		t.Skip("SKIPPED: root may not mount here")
+	}
+	if _, err := os.Stat(filepath.Join(point, "inside")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its mount is seen from outside: %v", err)
 	}
 }
 
