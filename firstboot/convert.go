@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -96,6 +97,9 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	// Once kubelet is turned, by a convert that was killed, it may not have
 	// reported yet; the steps left wait for that.
 	if err := readyNow(ctx, e, name); err != nil && !e.exists(ondisk.YurthubConf) {
+		if errors.Is(err, errUnread) {
+			return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
+		}
 		return fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err)
 	}
 	ev := newEvidence(e, "convert")
@@ -140,6 +144,9 @@ func nativeNode(_ context.Context, e *Env) (string, error) {
 	return name, nil
 }
 
+// errUnread says that nothing could be told about the Node.
+var errUnread = errors.New("its Node cannot be read")
+
 // readyNow asks the API server as kubelet.conf says, past yurthub.
 func readyNow(ctx context.Context, e *Env, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
@@ -150,7 +157,7 @@ func readyNow(ctx context.Context, e *Env, name string) error {
 	}
 	n, err := c.GetNode(ctx, name)
 	if err != nil {
-		return fmt.Errorf("reading Node %s: %w", name, err)
+		return fmt.Errorf("%w: %w", errUnread, err)
 	}
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", name, why)
@@ -233,6 +240,10 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 func hubFits(ctx context.Context, e *Env) error {
 	var out strings.Builder
 	if err := e.Run(ctx, Cmd{Args: []string{yurthubProgram, "--version"}, Output: &out}); err != nil {
+		var start *fs.PathError
+		if errors.As(err, &start) {
+			err = start.Err // the rest names the program once more
+		}
 		return fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", yurthubProgram, err)
 	}
 	m := hubVersion.FindStringSubmatch(out.String())
@@ -297,7 +308,7 @@ func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
 		}
 		v, err := s.Check(ctx, e)
 		if err != nil {
-			return false, fmt.Errorf("looking whether %s is done: %w", s.Name, err)
+			return false, fmt.Errorf("looking whether the step %s is done: %w", s.Name, err)
 		}
 		if v != Done {
 			return false, nil

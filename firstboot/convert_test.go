@@ -316,6 +316,7 @@ func TestConvertRefuses(t *testing.T) {
 		words   string
 	}{
 		{"control plane", func(w *world) { w.put(manifests+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
+		{"no answer", func(w *world) { w.offline = true }, pool, "convert needs the cluster, to label the Node and to see whether all goes well: its Node cannot be read: "},
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, yurthubProgram)) }, pool, "there is no " + yurthubProgram},
