@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays"
 )
 
 // Input names that other code asks for.
@@ -210,6 +211,7 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 }
 
 // resolveFiles pins the sources of single files; overlays makes their layers.
+// Templates are tried now: nobody should wait for a compiler to hear of them.
 func (b *build) resolveFiles(ctx context.Context) error {
 	var errs []error
 	for i, f := range b.img.Files {
@@ -222,6 +224,16 @@ func (b *build) resolveFiles(ctx context.Context) error {
 			continue
 		}
 		b.add(fileSrcPrefix+f.Source, plan.Input{File: f.Source, SHA256: sha}, nil, nil)
+	}
+	if len(errs) == 0 {
+		_, err := b.userFiles(overlays.Facts{SourceDate: b.date})
+		for _, e := range Each(err) {
+			var f *overlays.FileError
+			if errors.As(e, &f) {
+				e = &FieldError{fmt.Sprintf("files[%d]", f.Index), f.Err}
+			}
+			errs = append(errs, e)
+		}
 	}
 	return errors.Join(errs...)
 }

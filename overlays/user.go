@@ -13,6 +13,17 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
+// FileError is a problem with Image.files[Index].
+type FileError struct {
+	Index int
+	Path  string
+	Err   error
+}
+
+func (e *FileError) Error() string { return fmt.Sprintf("files[%d] (%s): %v", e.Index, e.Path, e.Err) }
+
+func (e *FileError) Unwrap() error { return e.Err }
+
 // Files makes the layers of Image.files: those that may only add, and those
 // that may replace. Source opens a file that stands beside the Image document;
 // load puts its bytes where the tree can refer to them.
@@ -23,7 +34,7 @@ func Files(img *configs.Image, f Facts, load func(source string) (tree.Content, 
 	for i, file := range img.Files {
 		inode, err := fileInode(img, file, load, open)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("files[%d] (%s): %w", i, file.Path, err))
+			errs = append(errs, &FileError{i, file.Path, err})
 			continue
 		}
 		b := add
@@ -91,7 +102,7 @@ func fileInode(img *configs.Image, file configs.File, load func(string) (tree.Co
 		}
 		var out bytes.Buffer
 		if err := t.Execute(&out, img); err != nil {
-			return i, fmt.Errorf("rendering template: %w", err)
+			return i, fmt.Errorf("rendering template: %w; its data is the Image, as {{.Name}} or {{.Kubernetes.Version}}", err)
 		}
 		text = out.String()
 	}

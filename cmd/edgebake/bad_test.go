@@ -109,6 +109,9 @@ func TestBadInputsOfABuild(t *testing.T) {
 			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "./b", Linkname: "a"}}),
 			edit: func(s string) string { return strings.Replace(s, "path: /etc/motd", "path: /a/motd", 1) },
 			want: []string{"image.yaml:24:11: files[0].path: a/motd: symbolic links loop at ", "(of layer base); correct where they point"}},
+		{name: "templates that cannot be", edit: func(s string) string {
+			return strings.Replace(s, "{{.Name}} on", "{{.Nme}} on", 1) + "  - path: /etc/half\n    contents: \"{{.Name\"\n    template: true\n"
+		}, want: []string{"image.yaml:24:5: files[0]: rendering template: ", "Nme", "its data is the Image, as {{.Name}}", "image.yaml:30:5: files[2]: parsing template: "}},
 		{name: "an exported base that is none", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "hello") },
 			edit: func(s string) string { return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {}\n", 1) },
 			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: layer base: this is no tar archive"}},

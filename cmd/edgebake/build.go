@@ -111,9 +111,9 @@ What was fetched or made once comes from the cache. A name that ends in
 .raw.zst is written compressed (zstd, seekable).`,
 		Example: `  edgebake build image.yaml
   edgebake build image.yaml --output node.raw.zst --locked
-  edgebake build image.yaml --update --force         # with today's packages
-  edgebake build image.yaml --export-base base.tar   # keep the made base ...
-  edgebake build image.yaml --locked --base base.tar # ... and build from it`,
+  edgebake build image.yaml --force --update                 # with today's packages
+  edgebake build image.yaml --force --export-base base.tar   # keep the made base ...
+  edgebake build image.yaml --force --locked --base base.tar # ... and build from it`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if o.Update && (src.locked || o.Base != "") {
