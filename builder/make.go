@@ -45,6 +45,24 @@ func (b *build) make(ctx context.Context) error {
 }
 
 func (b *build) makeOne(ctx context.Context, name string) error {
+	err := b.makeInput(ctx, name)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if field := (*FieldError)(nil); errors.As(err, &field) {
+		return err // it knows its place
+	}
+	if name == inputBase && b.Base != "" {
+		return fmt.Errorf("--base %s: %w", b.Base, err)
+	}
+	err = fmt.Errorf("input %s: %w", name, err)
+	if field := b.layerField(name, ""); field != "" {
+		return &FieldError{field, err}
+	}
+	return err
+}
+
+func (b *build) makeInput(ctx context.Context, name string) error {
 	in := b.input(name)
 	what := "fetching"
 	switch in.Make {
@@ -67,15 +85,12 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 	} else {
 		sha, err = b.makes[name](ctx, s)
 	}
-	if field := (*FieldError)(nil); errors.As(err, &field) {
-		return err // it knows its place
-	}
 	if err != nil {
-		return fmt.Errorf("input %s: %w", name, err)
+		return err
 	}
 	if in.SHA256 != "" && sha != in.SHA256 {
 		if b.Locked || in.Make == "" {
-			return fmt.Errorf("input %s: made %s, locked is %s%s", name, sha, in.SHA256, lockedHint(in.Make))
+			return fmt.Errorf("made %s, locked is %s%s", sha, in.SHA256, lockedHint(in.Make))
 		}
 		s.warn("differs from the lock, which is renewed (%.12s, was %.12s)", sha, in.SHA256)
 	}

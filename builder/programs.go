@@ -185,6 +185,9 @@ func (b *build) publishedDigest(ctx context.Context, url string) (string, error)
 	var errs []error
 	for _, ext := range sidecars {
 		sha, err := fetch.Download(ctx, b.Cache, []string{url + ext}, "", nil)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("asking for a digest: %w", err) // nor would the next name be answered
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -244,6 +244,10 @@ func TestPublishedDigest(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// A server that gives no answer is asked once, not for each name.
+	if err := b.resolveRelease(t.Context(), "plain", "ftp://host/plain", src, &plan.Layer{}); err == nil || strings.Count(err.Error(), "fetching") != 1 || strings.Contains(err.Error(), "no digest is known") {
+		t.Errorf("no answer: %v", err)
+	}
 	src.SHA256FromServer = false
 	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "sha256FromServer") {
 		t.Errorf("a digest nobody asked for: %v", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -100,6 +101,11 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	return "", errors.Join(errs...)
 }
 
+// missing is fs.ErrNotExist in a server's words.
+type missing struct{ error }
+
+func (missing) Is(target error) bool { return target == fs.ErrNotExist }
+
 // once tries one mirror once.
 func (d downloader) once(ctx context.Context, c *Cache, from, want string, progress func(done, total int64)) (string, error) {
 	u, err := url.Parse(from)
@@ -137,7 +143,7 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 	sha, _, err := c.Put(ctx, want, &meter{r: r, total: total, tell: progress})
 	var wrong *DigestError
 	if errors.As(err, &wrong) && want != "" {
-		return "", fmt.Errorf("%w; the file there is not the one that was asked for", err)
+		return "", fmt.Errorf("%w; the file there is not the one that was asked for: correct the URL, or its sha256", err)
 	}
 	return sha, err
 }
@@ -154,6 +160,9 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		if ue := (*url.Error)(nil); errors.As(err, &ue) {
 			err = ue.Err
 		}
+		if ne := (*net.DNSError)(nil); errors.As(err, &ne) && ne.IsNotFound {
+			err = fmt.Errorf("%s is not known to the name server; check its spelling, and the network", ne.Name)
+		}
 		return nil, passing{error: err}
 	}
 	if resp.StatusCode == http.StatusOK {
@@ -165,7 +174,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden || code == http.StatusProxyAuthRequired:
 		return nil, fmt.Errorf("%w: it wants other credentials (user:password@ in the URL)", err)
 	case code == http.StatusNotFound || code == http.StatusGone:
-		return nil, fmt.Errorf("%w: check version, name and architecture", err)
+		return nil, missing{fmt.Errorf("%w: check version, name and architecture", err)}
 	case code == http.StatusTooManyRequests || code == http.StatusRequestTimeout || code >= 500:
 		after, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
 		return nil, passing{err, time.Duration(after) * time.Second}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -449,5 +450,25 @@ func TestCacheSourceFails(t *testing.T) {
 	want := errors.New("the source says why")
 	if _, _, err := c.Put(t.Context(), "", errReader{want}); err != want {
 		t.Errorf("%v", err)
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestUnknownHost wants the host's name and no resolver's.
+func TestUnknownHost(t *testing.T) {
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	d := downloader{rounds: 1, client: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: r.URL.Hostname(), Server: "192.0.2.53:53", IsNotFound: true}}
+	})}}
+	_, err = d.fetch(t.Context(), c, []string{"https://mirror.example.com/file"}, "", func(int64, int64) {})
+	if want := "fetching https://mirror.example.com/file: mirror.example.com is not known to the name server; check its spelling, and the network"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +36,8 @@ func names(t *testing.T, dir string) []string {
 // TestBadInputsOfABuild wants each problem named with its place and its cure,
 // all of them at once, and nothing written.
 func TestBadInputsOfABuild(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "something else") }))
+	t.Cleanup(server.Close)
 	without := func(parts ...string) []buildtest.Entry {
 		return slices.DeleteFunc(buildtest.Base(), func(e buildtest.Entry) bool {
 			return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(e.Name, p) })
@@ -112,6 +116,11 @@ func TestBadInputsOfABuild(t *testing.T) {
 		{name: "templates that cannot be", edit: func(s string) string {
 			return strings.Replace(s, "{{.Name}} on", "{{.Nme}} on", 1) + "  - path: /etc/half\n    contents: \"{{.Name\"\n    template: true\n"
 		}, want: []string{"image.yaml:24:5: files[0]: rendering template: ", "Nme", "its data is the Image, as {{.Name}}", "image.yaml:30:5: files[2]: parsing template: "}},
+		{name: "a download of something else", edit: func(s string) string {
+			return strings.Replace(s, "file: base.tar", "url: "+server.URL+"/base.tar\n    sha256: "+strings.Repeat("ab", 32), 1)
+		}, want: []string{"image.yaml:6:5: base.tar: input base: fetching " + server.URL, "expected abab", "correct the URL, or its sha256"}},
+		{name: "an exported base that is not there", edit: func(s string) string { return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {}\n", 1) },
+			args: []string{"--base", "gone.tar"}, want: []string{"edgebake: --base gone.tar: open gone.tar: no such file"}},
 		{name: "an exported base that is none", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "hello") },
 			edit: func(s string) string { return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {}\n", 1) },
 			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: layer base: this is no tar archive"}},
