@@ -153,7 +153,7 @@ func (m *image) readInfo() error {
 	}
 	b, err := m.espFile(ondisk.ESPImageInfo)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNotOurs, err)
+		return fmt.Errorf("%w: %w; it is damaged, copy or build it again", ErrNotOurs, err)
 	}
 	if err := json.Unmarshal(b, &m.info); err != nil {
 		return fmt.Errorf("%w: reading %s: %w", ErrNotOurs, ondisk.ESPImageInfo, err)

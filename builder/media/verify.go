@@ -36,17 +36,19 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	if err != nil {
 		return err
 	}
-	if _, err := slot.Read(m.section(p)); err != nil && !errors.Is(err, slot.ErrNoSite) {
-		bad(err)
+	_, slotErr := slot.Read(m.section(p))
+	if errors.Is(slotErr, slot.ErrNoSite) {
+		slotErr = nil
 	}
 	meta, err := slot.ReadInfo(m.section(p))
 	switch {
 	case err != nil:
-		bad(fmt.Errorf("there is no golden digest to compare with: %w", err))
+		bad(fmt.Errorf("%w; stamp it again. The golden digest to compare with was there too: take the golden image to verify the rest", err))
+		slotErr = nil
 	case meta.Plan != m.info.Plan:
 		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
 	case meta.Golden == "":
-		bad(errors.New("there is no golden digest to compare with: the slot was damaged when it was stamped"))
+		bad(errors.New("there is no golden digest to compare with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again"))
 	default:
 		got, err := disk.Golden(ctx, disk.Source{Read: m.chunk, Progress: progress}, m.parts())
 		if ctx.Err() != nil {
@@ -56,6 +58,9 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 			err = fmt.Errorf("its golden digest is %s, it was built with %s: the image is damaged, or has booted", got, meta.Golden)
 		}
 		bad(err)
+	}
+	if slotErr != nil {
+		bad(fmt.Errorf("%w; stamp it again", slotErr))
 	}
 	return errors.Join(errs...)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 )
 
@@ -195,6 +196,43 @@ func TestBadImages(t *testing.T) {
 	c.want(c.err, "packed.raw: file already exists: choose another name, or --force to replace it")
 	c.run(1, "stamp", "tiny.raw", "site.yaml", "--output", "no/where.raw")
 	c.want(c.err, "creating no/where.raw: no such file or directory: make folder no first")
+	// Damage: the slot is healed by stamping, a file system by nothing.
+	c.run(0, "build", "image.yaml", "--output", "hurt.raw")
+	hurt := func(label string) {
+		c.run(0, "inspect", "hurt.raw", "--output", "json")
+		var info media.Info
+		if err := json.Unmarshal([]byte(c.out), &info); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile("hurt.raw", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for _, p := range info.Partitions {
+			if p.Label == label {
+				if _, err := f.WriteAt(bytes.Repeat([]byte("junk"), 1<<10), p.Start); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	hurt("EDGEBAKE")
+	c.run(0, "inspect", "hurt.raw")
+	c.want(c.out, "slot        damaged: ", "; stamp it again\n")
+	c.run(1, "inspect", "hurt.raw", "--verify")
+	c.want(c.err, "stamp it again. The golden digest to compare with was there too")
+	c.run(0, "stamp", "hurt.raw", "site.yaml")
+	c.run(1, "inspect", "hurt.raw", "--verify")
+	c.want(c.err, "take a copy of the golden image, or build it again")
+	hurt("ROOT-A")
+	c.run(0, "inspect", "hurt.raw")
+	c.want(c.out, "slot        site", "  damaged: opening ext4 file system")
+	hurt("ESP")
+	for _, args := range [][]string{{"inspect", "hurt.raw"}, {"stamp", "hurt.raw", "site.yaml"}, {"boot", "hurt.raw"}} {
+		c.run(1, args...)
+		c.want(c.err, "hurt.raw: not an edgebake image: reading partition ESP: ", "it is damaged, copy or build it again")
+	}
 	c.file("edge.yaml", site+"nodeType: edge\nnodePool: shops\narch: arm64\n")
 	c.run(1, "stamp", "tiny.raw", "edge.yaml")
 	c.want(c.err, `cannot make a node of type "edge", only native`, "the site is for arm64, the image for amd64")

@@ -133,7 +133,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		fmt.Fprintf(w, ", stamped %s", i.Slot.Stamped.Format(time.RFC3339))
 	}
 	if i.Slot.Error != "" {
-		fmt.Fprintf(w, ": %s", i.Slot.Error)
+		fmt.Fprintf(w, ": %s; stamp it again", i.Slot.Error)
 	}
 	fmt.Fprintf(w, "\ngolden      %s", i.Slot.Golden)
 	if verified {
@@ -142,12 +142,17 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 	fmt.Fprintln(w, "\npartitions")
 	for _, p := range i.Partitions {
 		fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
-		if p.FS != "" {
+		switch {
+		case p.Error != "":
+			fmt.Fprintf(w, "  %9s     ", "?")
+		case p.FS != "":
 			fmt.Fprintf(w, "  %9s free", humanSize(p.Free))
+		default:
+			fmt.Fprintf(w, "  %9s     ", "")
 		}
 		fmt.Fprintf(w, "  %s", p.GUID)
 		if p.Error != "" {
-			fmt.Fprintf(w, "  %s", p.Error)
+			fmt.Fprintf(w, "  damaged: %s", p.Error)
 		}
 		fmt.Fprintln(w)
 	}
