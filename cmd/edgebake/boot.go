@@ -42,6 +42,12 @@ loopback as 10.0.2.2. KVM is used when a short try shows that it works.`,
 				errs = append(errs, err)
 				nic.Forwards = append(nic.Forwards, fw)
 			}
+			if accel != "" && accel != qemu.KVM && accel != qemu.TCG {
+				errs = append(errs, fmt.Errorf("--accel %s: want kvm or tcg", accel))
+			}
+			if m.CPUs < 1 || m.Memory < 1 || size < 0 {
+				errs = append(errs, fmt.Errorf("--cpus %d --memory %d --disk %d: a machine has a processor and memory at least, and no less than no disk", m.CPUs, m.Memory, size))
+			}
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}
 			}
@@ -94,7 +100,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if accel == "" {
 		var why string
 		if accel, why = qemu.Probe(ctx, prog, fw, m.Arch, qemu.ProbeLimit); why != "" {
-			fmt.Fprintf(s.Err, "Without KVM (%s): expect a minute or two to the first login.\n", why)
+			fmt.Fprintf(s.Err, "Without KVM (%s; --accel tcg does not try it): expect a minute or two to the first login.\n", why)
 		}
 	}
 	m.Accel = accel
