@@ -3,6 +3,7 @@ package builder
 import (
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -21,5 +22,23 @@ func ownMounts(cmd *exec.Cmd) {
 	if unix.Capget(&header, &caps[0]) != nil || caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		return // then it cannot mount either
 	}
+	if !rootIsMount() {
+		return // as in a chroot, where a namespace cannot be kept apart
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+}
+
+// rootIsMount reports whether / is where a file system is mounted.
+func rootIsMount() bool {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(mounts)) {
+		// 36 35 98:0 /root /mountpoint options …, see proc_pid_mountinfo(5)
+		if f := strings.Fields(line); len(f) > 4 && f[4] == "/" {
+			return true
+		}
+	}
+	return false
 }
