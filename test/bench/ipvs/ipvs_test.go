@@ -125,6 +125,24 @@ func BenchmarkIPVS(b *testing.B) {
 	}
 }
 
+// processorRatios compares the lan profile with the rivals that look once a
+// second too.
+func processorRatios(all []record) string {
+	spent := map[string]float64{}
+	for _, r := range all {
+		if r.kind == "cost" {
+			spent[r.fields["tool"]] = r.number("cpu_ppm")
+		}
+	}
+	var ratios []string
+	for _, rival := range []string{"lvscare-1s", "keepalived-1s"} {
+		if spent[rival] > 0 && spent["ipvscare-lan"] > 0 {
+			ratios = append(ratios, fmt.Sprintf("%.2f × that of %s", spent["ipvscare-lan"]/spent[rival], rival))
+		}
+	}
+	return strings.Join(ratios, ", ")
+}
+
 // values are one figure of all runs of a tool under a fault.
 func values(all []record, tool, fault, key string) []float64 {
 	var v []float64
@@ -298,6 +316,9 @@ magnitude), for lvscare, which was not at hand here:
 		}
 		fmt.Fprintf(&b, "| %s | %s | %.0f | %.1f | %.0f | %s | %s | %s |\n", r.fields["tool"], r.fields["seconds"], r.number("cpu_ppm"),
 			r.number("rss_kb")/1024, r.number("bytes_day"), r.fields["requests_day"], pinged, dials)
+	}
+	if ratios := processorRatios(all); ratios != "" {
+		fmt.Fprintf(&b, "\nProcessor time of ipvscare-lan: %s.\n", ratios)
 	}
 	b.WriteString(`
 All at the same time. Bytes are those on the wire, with Ethernet, TCP and ACKs.
