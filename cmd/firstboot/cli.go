@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -61,6 +62,17 @@ waits for is in "firstboot status".`,
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newRun(errOut), newStatus("/"), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return usageError{fmt.Errorf("there is no command %q; firstboot --help lists them", strings.Join(args, " "))}
+				}
+				return nil
+			}
+		}
+	}
 	return root
 }
 
@@ -117,6 +129,9 @@ func newStatus(root string) *cobra.Command {
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := firstboot.LoadState(root)
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w; first boot has not begun here: it runs as firstboot.service on machines booted from an edgebake image", err)
+			}
 			if err != nil {
 				return err
 			}

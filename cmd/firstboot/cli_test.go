@@ -30,6 +30,7 @@ func TestUsage(t *testing.T) {
 		words string
 	}{
 		{"nonsense", exitUsage, "unknown command"},
+		{"help nonsense", exitUsage, "there is no command \"nonsense\""},
 		{"run extra", exitUsage, "unexpected argument"},
 		{"status --nonsense", exitUsage, "unknown flag"},
 		{"reset", exitUsage, "say --yes"},

@@ -86,6 +86,7 @@ joined, given yurthub's program at /usr/local/bin/yurthub.`,
 func newRevert(log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
+		Example: "  firstboot revert",
 		Long: `revert turns kubelet straight to the API servers, stops yurthub and takes back
 what convert wrote and the labels of the Node. Pods keep running. Every step is
 checked. If one fails, those before it are undone; what was seen is kept in
@@ -112,6 +113,7 @@ func newReset(log io.Writer) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
+		Example: "  firstboot reset --yes",
 		Long: `reset takes back what joining did: kubeadm's part, yurthub, the IPVS rules and
 first boot's own files. Every pod on the machine ends. What was baked into the image stays, and so do the
 settings of the site, so that the machine can still be reached. A new site,

@@ -63,9 +63,12 @@ func commands(stdout, stderr io.Writer) []*command {
 // run is the whole program but for signals and the exit.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	all := commands(stdout, stderr)
-	if len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) {
+	switch {
+	case len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) && len(args) == 1:
 		fmt.Fprint(stdout, overview(all))
 		return nil
+	case args[0] == "help":
+		args = []string{args[1], "--help"}
 	}
 	i := slices.IndexFunc(all, func(c *command) bool { return c.name == args[0] })
 	if i < 0 {

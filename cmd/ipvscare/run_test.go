@@ -51,11 +51,17 @@ func TestUsage(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"--help"}, {"run", "--help"}, {"status", "-h"}, {"clean", "-h"}, {"care", "-h"}, {"static-pod", "-h"}} {
+	for _, args := range [][]string{nil, {"--help"}, {"run", "--help"}, {"status", "-h"}, {"clean", "-h"}, {"care", "-h"}, {"static-pod", "-h"}, {"help"}, {"help", "care"}} {
 		var out bytes.Buffer
 		if err := run(t.Context(), args, &out, &out); err != nil || !strings.Contains(out.String(), "Usage:") {
 			t.Errorf("%v: %v: %s", args, err, &out)
 		}
+		if len(args) == 2 && args[0] == "help" && !strings.Contains(out.String(), "ipvscare care [flags]") {
+			t.Errorf("%v: %s", args, &out)
+		}
+	}
+	if err := run(t.Context(), []string{"help", "nonsense"}, &bytes.Buffer{}, &bytes.Buffer{}); exitCode(err) != 2 {
+		t.Errorf("help for no command: %v", err)
 	}
 }
 
