@@ -48,6 +48,9 @@ func CommandLine(img *configs.Image, f Facts) (string, error) {
 		// Partitions are named in fstab; two edgebake disks in one machine
 		// must not be mixed by a generator.
 		"systemd.gpt_auto=0",
+		// sshd listens where the Image says, not on a hypervisor's socket too,
+		// whose lack its generator puts on every console.
+		"systemd.ssh_auto=no",
 		"quiet", "loglevel=4", "systemd.show_status=auto",
 	}
 	for _, c := range img.Kernel.Consoles {
