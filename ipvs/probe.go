@@ -32,7 +32,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 		certs = append(certs, c)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("it holds no PEM certificate")
+		return nil, errors.New("it holds no PEM certificate; give the cluster's ca.crt")
 	}
 	return certs, nil
 }

@@ -71,7 +71,11 @@ func printStatus(out io.Writer, all []ipvs.Status, now time.Time) error {
 				fmt.Fprintf(w, " %s", v.Host)
 			}
 			fmt.Fprintf(w, " (%s, %s", v.Scheduler, v.Profile)
-			if !s.IPVS {
+			switch {
+			case s.IPVS:
+			case v.HostAddr == "":
+				fmt.Fprint(w, ", no IP_VS in this kernel, and no master for the hosts file to name")
+			default:
 				fmt.Fprintf(w, ", no IP_VS in this kernel: the hosts file says %s", v.HostAddr)
 			}
 			if !v.Verified {
