@@ -115,9 +115,10 @@ func newReset(log io.Writer) *cobra.Command {
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
 		Example: "  firstboot reset --yes",
 		Long: `reset takes back what joining did: kubeadm's part, yurthub, the IPVS rules and
-first boot's own files. Every pod on the machine ends. What was baked into the image stays, and so do the
-settings of the site, so that the machine can still be reached. A new site,
-stamped into the slot or on a stick, joins the machine again.`,
+first boot's own files. Every pod on the machine ends. What was baked into the
+image stays, and so do the settings of the site, so that the machine can still
+be reached. A new site, stamped into the slot or on a stick, joins the machine
+again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !yes {
 				return usageError{errors.New("reset ends every pod on this machine; say --yes")}
