@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images/store"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -108,7 +107,7 @@ func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, e
 			_, err = io.Copy(h, io.NewSectionReader(f, 0, f.Size()))
 		}
 		if got := hex.EncodeToString(h.Sum(nil)); err == nil && got != a.SHA256 {
-			err = &fetch.DigestError{Want: a.SHA256, Got: got, Size: f.Size()}
+			err = fmt.Errorf("sha256 is %s (%d bytes), expected %s", got, f.Size(), a.SHA256)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("archive %s of image %s: %w", a.File, a.Ref, err))
