@@ -131,7 +131,7 @@ func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 }
 
 // tracker notes what is written and, where it is told to, hashes each chunk
-// from the writer's own buffers, beside the writing. That works for a chunk
+// from a copy, beside the writing. That works for a chunk
 // that is written from its beginning to its end, with holes or without; one
 // that the writer comes back to is read and hashed again at the end.
 type tracker struct {
@@ -147,8 +147,9 @@ type tracker struct {
 	writes uint32
 	hole   []byte // of zeros
 
-	pieces chan piece
-	hashed chan struct{} // a piece is done with
+	pieces chan piece    // copies of what is written, to be hashed
+	free   chan []byte   // what they were copied into
+	ended  chan struct{} // all are hashed
 }
 
 // tracked is one chunk: the digest is that of its first sumOf writes.
@@ -163,20 +164,28 @@ type piece struct {
 	off int64
 }
 
-// hashFirst is the most that is hashed before it is written instead of at the
-// same time: two goroutines that meet cost more than that.
-const hashFirst = 64 << 10
+// The hashing may lag behind by this many pieces of this size at most. What is
+// written is copied for it, which costs a tenth of hashing and lets the writer
+// read and write on meanwhile.
+const (
+	hashLag   = 8
+	hashPiece = 1 << 20
+)
 
 // newTracker returns a tracker that hashes, or only notes what is written.
 func newTracker(f io.ReaderAt, size int64, hashing bool) *tracker {
 	t := &tracker{f: f, size: size, chunks: make([]tracked, (size+Align-1)/Align), at: -1}
 	if hashing {
 		t.h, t.hole = sha256.New(), make([]byte, 64<<10)
-		t.pieces, t.hashed = make(chan piece), make(chan struct{})
+		t.pieces, t.free, t.ended = make(chan piece, hashLag), make(chan []byte, hashLag), make(chan struct{})
+		for range hashLag {
+			t.free <- nil
+		}
 		go func(pieces <-chan piece) {
+			defer close(t.ended)
 			for p := range pieces {
 				t.add(p.b, p.off)
-				t.hashed <- struct{}{}
+				t.free <- p.b
 			}
 		}(t.pieces)
 	}
@@ -187,14 +196,16 @@ func newTracker(f io.ReaderAt, size int64, hashing bool) *tracker {
 func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.pieces == nil || len(b) <= hashFirst {
+	if t.pieces == nil {
 		t.add(b, off)
 		return do()
 	}
-	t.pieces <- piece{b, off}
-	n, err := do()
-	<-t.hashed
-	return n, err
+	for rest, at := b, off; len(rest) > 0; {
+		buf := append((<-t.free)[:0], rest[:min(len(rest), hashPiece)]...)
+		t.pieces <- piece{buf, at}
+		rest, at = rest[len(buf):], at+int64(len(buf))
+	}
+	return do()
 }
 
 // add takes the bytes of one write in.
@@ -273,6 +284,7 @@ func (t *tracker) stop() {
 	if t.pieces != nil {
 		close(t.pieces)
 		t.pieces = nil
+		<-t.ended
 	}
 }
 

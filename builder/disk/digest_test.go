@@ -32,7 +32,7 @@ func TestTracker(t *testing.T) {
 			n := 1 + rnd.IntN(len(data)-1)
 			switch rnd.IntN(6) {
 			case 0:
-				n = 1 + rnd.IntN(hashFirst) // not handed over
+				n = 1 + rnd.IntN(hashPiece/16)
 			case 1:
 				off = rnd.Int64N(size) // anywhere
 			case 2:
@@ -47,6 +47,7 @@ func TestTracker(t *testing.T) {
 			}
 			off += int64(len(b))
 		}
+		tr.stop()
 		tr.leave()
 		for i := range tr.chunks {
 			if c := tr.chunks[i]; c.writes > 0 && c.writes == c.sumOf {
