@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"syscall"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
@@ -67,7 +66,7 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveImages, b.resolveOverlays, b.resolveFiles,
 	} {
 		err := part(ctx)
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		if fetch.NoRoom(err) {
 			return nil, err // what follows would only say so again
 		}
 		errs = append(errs, err)

@@ -187,6 +187,9 @@ func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 // removes it.
 func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-") }
 
+// NoRoom reports whether a disk, or somebody's share of it, is full.
+func NoRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
 // Put stores what r yields. With want set, bytes of any other SHA-256 are
 // refused with a *DigestError and nothing is stored.
 func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, size int64, err error) {
@@ -199,7 +202,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 		if err != nil {
 			os.Remove(f.Name())
 		}
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		if NoRoom(err) {
 			err = fmt.Errorf("%w: the cache %s has no room left; make some with `edgebake cache prune`, or choose another with --cache", err, c.dir)
 		}
 	}()

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -103,7 +102,7 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 		if err := sources.fetch(ctx, p, j, keep); err != nil {
 			errs[n] = &ImageError{p.Source, err}
 			switch {
-			case noRoom(err):
+			case fetch.NoRoom(err):
 				full.CompareAndSwap(nil, &err)
 				cancel()
 			case errors.Is(err, context.Canceled):
@@ -121,9 +120,6 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 	}
 	return errors.Join(errs...)
 }
-
-// noRoom reports whether the cache's disk is full.
-func noRoom(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // baker collects the store.
 type baker struct {
@@ -226,7 +222,7 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	switch {
 	case errors.Is(err, errHostile):
 		return nil, fmt.Errorf("%w; it may be hostile: do not use it", err)
-	case noRoom(err), errors.Is(err, context.Canceled):
+	case fetch.NoRoom(err), errors.Is(err, context.Canceled):
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("%w; the image is broken, have it built again", err)

@@ -33,7 +33,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 			errs[i] = wrapEach(imgs[i], err)
 		}
 	})
-	if i := slices.IndexFunc(errs, noRoom); i >= 0 {
+	if i := slices.IndexFunc(errs, fetch.NoRoom); i >= 0 {
 		return nil, errs[i] // the others could only say so again
 	}
 	pinned = slices.DeleteFunc(pinned, func(p *Pinned) bool { return p == nil })
