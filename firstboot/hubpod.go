@@ -252,23 +252,15 @@ const socketNote = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 // noteSocket makes up for what kubeadm could not do at the end of its join.
 func noteSocket(ctx context.Context, e *Env, site *configs.Site) error {
-	t, err := currentSite(ctx, e)
-	if err != nil {
-		return err
-	}
-	c, err := nodeClient(e)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	n, err := c.GetNode(ctx, t.Node)
+	c, n, err := ownNode(ctx, e)
 	if err != nil || n.Metadata.Annotations[socketNote] != "" {
 		return err
 	}
 	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketNote: site.CRISocket}}}
-	if err := c.MergePatch(ctx, "/api/v1/nodes/"+t.Node, patch); err != nil {
-		return fmt.Errorf("annotating Node %s with its container runtime: %w", t.Node, err)
+	if err := c.MergePatch(ctx, "/api/v1/nodes/"+n.Metadata.Name, patch); err != nil {
+		return fmt.Errorf("annotating Node %s with its container runtime: %w", n.Metadata.Name, err)
 	}
 	return nil
 }

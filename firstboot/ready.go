@@ -43,34 +43,41 @@ func nodeClient(e *Env) (*api.Client, error) {
 	return api.ClientFromKubeconfig(conf, e.Root, e.Dial)
 }
 
+// ownNode is this machine's Node as the cluster has it, and the client that
+// asked for it.
+func ownNode(ctx context.Context, e *Env) (*api.Client, *api.Node, error) {
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := nodeClient(e)
+	if err != nil {
+		return nil, nil, err
+	}
+	n, err := c.GetNode(ctx, t.Node)
+	if api.Code(err) == 404 {
+		err = Advise(fmt.Errorf("the cluster has no Node %s yet", t.Node), "see `journalctl -u kubelet` on the machine")
+	}
+	return c, n, err
+}
+
 // readyPhase sees the node as the cluster sees it.
 func readyPhase(site *configs.Site) Phase {
 	// look returns nil when all is well, else what is missing.
 	look := func(ctx context.Context, e *Env) error {
-		t, err := currentSite(ctx, e)
-		if err != nil {
-			return err
-		}
-		c, err := nodeClient(e)
-		if err != nil {
-			return err
-		}
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		n, err := c.GetNode(ctx, t.Node)
+		_, n, err := ownNode(ctx, e)
 		if err != nil {
-			if api.Code(err) == 404 {
-				return Advise(fmt.Errorf("the cluster has no Node %s yet", t.Node), "see `journalctl -u kubelet` on the machine")
-			}
 			return err
 		}
 		if missing := missingLabels(site, n); len(missing) > 0 {
 			cure := fmt.Sprintf("the Node was there before this join and kept its labels: kubectl delete node %s and restart the machine, or kubectl label node %s %s",
-				t.Node, t.Node, strings.Join(missing, " "))
-			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", t.Node, strings.Join(missing, ", ")), cure)
+				n.Metadata.Name, n.Metadata.Name, strings.Join(missing, " "))
+			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, strings.Join(missing, ", ")), cure)
 		}
 		if ready, why := n.Ready(); !ready {
-			return Advise(fmt.Errorf("the Node %s is not Ready: %s", t.Node, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
+			return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 		}
 		return reported(ctx, e, n)
 	}
