@@ -1,6 +1,9 @@
 package ipvs
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // alarm tells one goroutine that a time has come. Setting it again forgets the
 // time before; C may still deliver that one, so whoever hears it looks at the
@@ -19,4 +22,32 @@ func runtimeAlarm() alarm {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
 	return alarm{C: t.C, set: func(d time.Duration) { t.Reset(d) }, stop: func() { t.Stop() }}
+}
+
+// beat is the moments at which this process looks at the kernel's table,
+// keepTick apart since it was started. What has room in time is done then, for
+// all masters together: an idle process that wakes up costs more than what it
+// then does. Nodes do not stay together, since each has a start of its own.
+type beat struct{ started time.Time }
+
+// within returns a moment of the beat among those that jitter could choose,
+// and what jitter chooses if there is none.
+func (b beat) within(now time.Time, d time.Duration) time.Time {
+	latest := now.Add(d).Sub(b.started)
+	last := latest / keepTick
+	first := (latest - d/5 + keepTick - 1) / keepTick
+	if b.started.IsZero() || first > last {
+		return now.Add(jitter(d))
+	}
+	return b.started.Add((first + time.Duration(rand.Int64N(int64(last-first)+1))) * keepTick)
+}
+
+// after is how long it is from now to the first moment of the beat that is
+// later than d. Without a beat it is keepTick more than d.
+func (b beat) after(d time.Duration) time.Duration {
+	if b.started.IsZero() {
+		return d + keepTick
+	}
+	past := time.Since(b.started)
+	return ((past+d)/keepTick+1)*keepTick - past
 }

@@ -49,14 +49,13 @@ func (c *clock) close() { c.file.Close() }
 
 // run delivers until the clock is closed.
 func (c *clock) run() {
-	times := make([]byte, 8)
+	x := exchange{b: make([]byte, 8)}
 	for {
-		var errno syscall.Errno
 		err := c.raw.Read(func(fd uintptr) bool {
-			_, _, errno = unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&times[0])), uintptr(len(times)))
-			return errno != unix.EAGAIN && errno != unix.EINTR
+			x.do(unix.SYS_READ, fd)
+			return x.errno != unix.EAGAIN
 		})
-		if err != nil || errno != 0 {
+		if err != nil || x.errno != 0 {
 			return
 		}
 		c.deliver(time.Now())

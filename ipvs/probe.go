@@ -53,7 +53,7 @@ type watcher struct {
 	count func(what counter)
 	// beat is when this process is awake anyway.
 	beat   beat
-	alarms alarms // Go's timers if not set
+	alarms alarms
 	// readyDue is when the next request is due, across connections: a
 	// kube-apiserver hangs up after every answer to somebody it does not
 	// know. Zero: at once.
@@ -130,34 +130,6 @@ func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/5+1))
 }
 
-// beat is the moments at which this process looks at the kernel's table,
-// keepTick apart since it was started. What has room in time is done then, for
-// all masters together: an idle process that wakes up costs more than what it
-// then does. Nodes do not stay together, since each has a start of its own.
-type beat struct{ started time.Time }
-
-// within returns a moment of the beat among those that jitter could choose,
-// and what jitter chooses if there is none.
-func (b beat) within(now time.Time, d time.Duration) time.Time {
-	latest := now.Add(d).Sub(b.started)
-	last := latest / keepTick
-	first := (latest - d/5 + keepTick - 1) / keepTick
-	if b.started.IsZero() || first > last {
-		return now.Add(jitter(d))
-	}
-	return b.started.Add((first + time.Duration(rand.Int64N(int64(last-first)+1))) * keepTick)
-}
-
-// after is how long it is from now to the first moment of the beat that is
-// later than d. Without a beat it is keepTick more than d.
-func (b beat) after(d time.Duration) time.Duration {
-	if b.started.IsZero() {
-		return d + keepTick
-	}
-	past := time.Since(b.started)
-	return ((past+d)/keepTick+1)*keepTick - past
-}
-
 func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -228,11 +200,7 @@ func (w *watcher) hold(ctx context.Context, l *link) *link {
 	leaving := false       // the server hangs up after the outstanding answer
 	var pinged time.Time   // when the outstanding PING was sent; zero if none
 	wait := 2 * p.Tick     // for the answer to a PING
-	newAlarm := w.alarms
-	if newAlarm == nil {
-		newAlarm = runtimeAlarm
-	}
-	due := newAlarm()
+	due := w.alarms()
 	defer due.stop()
 	due.set(0)
 	for {

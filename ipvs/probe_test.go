@@ -228,7 +228,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sen
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{})}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes), beat: beat{time.Now()}, alarms: runtimeAlarm,
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
 				probe: probe, roots: r, dial: m.dial}
