@@ -69,7 +69,7 @@ type ConvertOptions struct {
 
 // Step tells how a step of convert, revert or reset went.
 type Step struct {
-	Name, Status string // done, as it should be, failed, undone
+	Name, Status string // waiting, done, as it should be, failed, undone
 	Detail       string
 }
 
@@ -84,26 +84,86 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	if err != nil {
 		return err
 	}
+	if now, err := hubNode(ctx, e, name); err != nil {
+		return unread(err)
+	} else if now != nil {
+		return alreadyHub(ctx, e, name, now, o)
+	}
 	h, err := hubForConvert(ctx, e, name, o)
 	if err != nil {
 		return err
-	}
-	steps := convertSteps(h)
-	if all, err := allDone(ctx, e, steps); err != nil {
-		return err
-	} else if all {
-		return fmt.Errorf("%s is an OpenYurt node already: %w", name, ErrAlready)
 	}
 	// Once kubelet is turned, by a convert that was killed, it may not have
 	// reported yet; the steps left wait for that.
 	if err := readyNow(ctx, e, name); err != nil && !e.exists(ondisk.YurthubConf) {
 		if errors.Is(err, errUnread) {
-			return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
+			return unread(err)
 		}
-		return fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err)
+		return Advise(fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err),
+			"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 	}
 	ev := newEvidence(e, "convert")
-	return ev.carryOut(ctx, steps, tell)
+	ev.whole = true
+	return ev.carryOut(ctx, convertSteps(h), tell)
+}
+
+func unread(err error) error {
+	return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
+}
+
+// hubNode returns the Node's labels where this is an OpenYurt node, whole:
+// kubelet goes through yurthub and both labels are there. A convert that was
+// killed, and goes on when it is run again, has left less; then it is nil.
+func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error) {
+	if !behindYurthub(e) {
+		return nil, nil
+	}
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return nil, err
+	}
+	if l := n.Metadata.Labels; l[configs.LabelEdgeWorker] != "" && l[configs.LabelNodePool] != "" {
+		return l, nil
+	}
+	return nil, nil
+}
+
+// behindYurthub reports whether kubelet is told to go through yurthub.
+func behindYurthub(e *Env) bool {
+	return strings.Contains(string(first(e.read(kubeadmFlags))), ondisk.YurthubConf)
+}
+
+// alreadyHub says what an OpenYurt node is that was to be converted. Nothing
+// of it is touched: a change that failed on the way could only be undone by
+// making the node native, which nobody asked for.
+func alreadyHub(ctx context.Context, e *Env, name string, labels map[string]string, o ConvertOptions) error {
+	kind := configs.NodeEdge
+	if labels[configs.LabelEdgeWorker] != "true" {
+		kind = configs.NodeCloud
+	}
+	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[configs.LabelNodePool])
+	cure := "`firstboot revert` makes it native; convert can then give it other settings"
+	t, err := currentSite(ctx, e)
+	bySite := err == nil && t.Site.NodeType != configs.NodeNative
+	if bySite {
+		cure = "its site made it one; nodeType, nodePool and yurthub are changed there"
+	}
+	if labels[configs.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
+		return Advise(errors.New(is), cure)
+	}
+	if !bySite {
+		h, err := hubForConvert(ctx, e, name, o)
+		if err != nil {
+			return err
+		}
+		if !hubInPlace(e, h) {
+			return Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, yurthubEnv), cure)
+		}
+	}
+	if err := hubReady(ctx, e); err != nil {
+		return Advise(fmt.Errorf("%s, but yurthub is not ready: %w", is, err), "see `journalctl -u yurthub` on the machine")
+	}
+	return fmt.Errorf("%s: %w", is, ErrAlready)
 }
 
 // Revert makes an OpenYurt node native again, pods kept.
@@ -147,17 +207,27 @@ func nativeNode(_ context.Context, e *Env) (string, error) {
 // errUnread says that nothing could be told about the Node.
 var errUnread = errors.New("its Node cannot be read")
 
-// readyNow asks the API server as kubelet.conf says, past yurthub.
-func readyNow(ctx context.Context, e *Env, name string) error {
+// readNode asks the API server as kubelet.conf says, past yurthub.
+func readNode(ctx context.Context, e *Env, name string) (*api.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	c, err := nodeClient(e)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	n, err := c.GetNode(ctx, name)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errUnread, err)
+		return nil, fmt.Errorf("%w: %w", errUnread, err)
+	}
+	return n, nil
+}
+
+func readyNow(ctx context.Context, e *Env, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return err
 	}
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", name, why)
@@ -354,7 +424,16 @@ func convertSteps(h hub) []Phase {
 				}
 				return waitForHub(ctx, e, h)
 			},
-			Undo: removeHub,
+			// A convert that was killed may have turned kubelet before this one
+			// began, and no yurthub means no cluster for it then.
+			Undo: func(ctx context.Context, e *Env) error {
+				if behindYurthub(e) || e.exists(kubeletRestart) {
+					if err := direct(ctx, e); err != nil {
+						return err
+					}
+				}
+				return removeHub(ctx, e)
+			},
 		},
 		redirectPhase(),
 		stillReady(h.node),
@@ -374,6 +453,7 @@ func convertSteps(h hub) []Phase {
 }
 
 func revertSteps(name string) []Phase {
+	var were map[string]any // the labels that this run took away
 	return []Phase{
 		{
 			// First: with a pool and without the other label the cluster
@@ -382,12 +462,30 @@ func revertSteps(name string) []Phase {
 			Check: func(ctx context.Context, e *Env) (Verdict, error) {
 				return checkLabels(ctx, e, name, map[string]string{configs.LabelEdgeWorker: "", configs.LabelNodePool: ""})
 			},
-			Run: func(ctx context.Context, e *Env) error { return patchLabels(ctx, e, name, noLabels()) },
+			Run: func(ctx context.Context, e *Env) error {
+				n, err := readNode(ctx, e, name)
+				if err != nil {
+					return err
+				}
+				were = map[string]any{}
+				for k := range noLabels() {
+					if v, ok := n.Metadata.Labels[k]; ok {
+						were[k] = v
+					}
+				}
+				return patchLabels(ctx, e, name, noLabels())
+			},
+			Undo: func(ctx context.Context, e *Env) error {
+				if len(were) == 0 {
+					return nil
+				}
+				return patchLabels(ctx, e, name, were)
+			},
 		},
 		{
 			Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
-				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || strings.Contains(string(first(e.read(kubeadmFlags))), ondisk.YurthubConf) {
+				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) {
 					return Todo, nil
 				}
 				return Done, nil
@@ -436,15 +534,9 @@ func noLabels() map[string]any {
 }
 
 func checkLabels(ctx context.Context, e *Env, name string, want map[string]string) (Verdict, error) {
-	c, err := nodeClient(e)
+	n, err := readNode(ctx, e, name)
 	if err != nil {
 		return Todo, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	n, err := c.GetNode(ctx, name)
-	if err != nil {
-		return Todo, fmt.Errorf("reading Node %s: %w", name, err)
 	}
 	for k, v := range want {
 		if n.Metadata.Labels[k] != v {
@@ -552,14 +644,16 @@ type evidence struct {
 	e     *Env
 	dir   string
 	steps []Step
+	whole bool // undo the steps of an earlier run as well, which was killed
 }
 
 func newEvidence(e *Env, what string) *evidence {
-	return &evidence{e: e, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+	own := *e // whose waiting is told here
+	return &evidence{e: &own, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
-// carryOut runs steps in order. When one fails, it and those that this run
-// did are undone, the last first.
+// carryOut runs steps in order. When one fails, it and those before it are
+// undone, the last first.
 func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)) error {
 	ev.copyFiles("before")
 	var did []Phase
@@ -599,11 +693,22 @@ func (ev *evidence) step(ctx context.Context, s Phase, did *[]Phase, tell func(S
 	}
 	if v == Done {
 		ev.note(tell, Step{s.Name, "as it should be", s.Doc})
+		if ev.whole {
+			*did = append(*did, s)
+		}
 		return nil
 	}
 	*did = append(*did, s)
 	run, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
+	last := ""
+	ev.e.waiting = func(what string) {
+		if what != last {
+			last = what
+			tell(Step{s.Name, "waiting", what})
+		}
+	}
+	defer func() { ev.e.waiting = nil }()
 	if err := s.Run(run, ev.e); err != nil {
 		return err
 	}
@@ -629,7 +734,7 @@ func (ev *evidence) note(tell func(Step), s Step) {
 	}
 }
 
-// kept are the files worth comparing; none of them holds a secret.
+// keptFiles are the files worth comparing; none of them holds a secret.
 var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
 
 func (ev *evidence) copyFiles(when string) {

@@ -337,6 +337,109 @@ func TestConvertRefuses(t *testing.T) {
 	}
 }
 
+// TestConvertLeavesOpenYurtNodesAlone: what goes through yurthub already is not
+// touched, whatever it is to become, since only a native node could be put back.
+func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
+	converted := func(t *testing.T) *world {
+		w := readyNode(t)
+		if _, err := w.convert(pool); err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	bySite := func(t *testing.T) *world {
+		w := edgeWorld(t)
+		if err := w.boot(); err != nil {
+			t.Fatal(err)
+		}
+		w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.7.0", GoVersion:"go1.24.1"}`)
+		return w
+	}
+	const is = "edge-sn0042 is an OpenYurt node already, of type edge in node pool shanghai"
+	for _, tc := range []struct {
+		name   string
+		node   func(*testing.T) *world
+		lack   func(*world)
+		o      ConvertOptions
+		words  string
+		advice string
+	}{
+		{"another pool", converted, nil, ConvertOptions{NodePool: "beijing"}, is, "`firstboot revert`"},
+		{"another type", converted, nil, ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
+		{"other arguments", converted, nil, ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
+		{"yurthub is down", converted, func(w *world) { w.units[ondisk.UnitYurthub] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
+		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert needs the cluster", ""},
+		{"by its site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its site made it one"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := tc.node(t)
+			if tc.lack != nil {
+				tc.lack(w)
+			}
+			before := w.clean()
+			steps, err := w.convert(tc.o)
+			if err == nil || errors.Is(err, ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(Advice(err), tc.advice) {
+				t.Errorf("convert: %v\n%s", err, Advice(err))
+			}
+			if len(steps) > 0 {
+				t.Errorf("it began: %v", steps)
+			}
+			sameTree(t, "refused", w.clean(), before)
+		})
+	}
+	w := bySite(t)
+	now := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if _, err := w.convert(ConvertOptions{NodePool: now[configs.LabelNodePool]}); !errors.Is(err, ErrAlready) {
+		t.Errorf("what its site made it: %v", err)
+	}
+}
+
+// TestConvertKilledThenFails: a convert that was killed once kubelet was
+// turned, and whose next run cannot get yurthub ready, leaves a native node,
+// not one behind a yurthub that is gone.
+func TestConvertKilledThenFails(t *testing.T) {
+	w := readyNode(t)
+	native := w.clean()
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []string{configs.LabelEdgeWorker, configs.LabelNodePool} {
+		delete(w.cluster.nodes["edge-sn0042"].Metadata.Labels, l)
+	}
+	w.cluster.csr = "pending"
+	w.powerOn()
+	for p := range w.clean() {
+		if strings.HasPrefix("/"+p, ondisk.YurthubRoot) {
+			if err := os.Remove(filepath.Join(w.root, p)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := w.convert(ConvertOptions{NodePool: "beijing"}); err == nil || !strings.Contains(Advice(err), "kubectl certificate approve") {
+		t.Fatalf("convert: %v", err)
+	}
+	sameTree(t, "undone", w.clean(), native)
+}
+
+// TestRevertGivesLabelsBack: a revert that fails leaves the OpenYurt node that
+// it found.
+func TestRevertGivesLabelsBack(t *testing.T) {
+	w := readyNode(t)
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	edge := w.clean()
+	w.cluster.notReady = true
+	if _, err := w.revert(); err == nil {
+		t.Fatal("it takes a node that does not report for Ready")
+	}
+	sameTree(t, "undone", w.clean(), edge)
+	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
+		t.Errorf("labels: %v", labels)
+	}
+}
+
 // TestResetThenJoinUnderAnotherName: a new site joins the machine again, and
 // what was baked is still there.
 func TestResetThenJoinUnderAnotherName(t *testing.T) {

@@ -193,8 +193,8 @@ func (a *advised) Unwrap() error { return a.err }
 // nevertheless.
 func Advise(err error, advice string) error { return &advised{err, advice} }
 
-// advice gathers what the errors in err advise.
-func advice(err error) string {
+// Advice gathers what the errors in err say that a person can do; "": nothing.
+func Advice(err error) string {
 	var all []string
 	var walk func(error)
 	walk = func(err error) {

@@ -85,7 +85,7 @@ func readyPhase(site *configs.Site) Phase {
 		Name: "node-ready", Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if err := look(ctx, e); err != nil {
-				if api.Code(err) == 0 && advice(err) == "" && e.exists(readyMark) {
+				if api.Code(err) == 0 && Advice(err) == "" && e.exists(readyMark) {
 					return Unknown, nil // nobody answers: a node that was Ready goes on
 				}
 				return Todo, nil

@@ -170,7 +170,7 @@ func (r *Runner) done(e *Env, p Phase, attempts int) {
 // note records a failed attempt, and says it once for each new reason.
 func (r *Runner) note(e *Env, p Phase, attempts int, err error) {
 	what := r.redact(oneLine(err))
-	cure := r.redact(advice(err))
+	cure := r.redact(Advice(err))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Error, ps.Cure = ondisk.PhaseWaiting, attempts, what, cure
 	})
@@ -195,6 +195,14 @@ func (r *Runner) sayFailure(e *Env, p Phase, err error) {
 	cure, _ := Cure(err)
 	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.redact(oneLine(err))))
 	r.say(e, "    to go on: "+r.redact(cure))
+}
+
+// withAdvice is oneLine, and what a person can do about it.
+func withAdvice(err error) string {
+	if a := Advice(err); a != "" {
+		return oneLine(err) + " (" + a + ")"
+	}
+	return oneLine(err)
 }
 
 // oneLine makes of a joined error one line.

@@ -38,10 +38,10 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return exitOK // systemd asked us to stop; the next run goes on
-	}
 	fmt.Fprintln(errOut, "firstboot:", err)
+	if advice := firstboot.Advice(err); advice != "" {
+		fmt.Fprintln(errOut, "    to go on:", advice)
+	}
 	if u := (usageError{}); errors.As(err, &u) || strings.HasPrefix(err.Error(), "unknown command") {
 		return exitUsage
 	}
@@ -103,7 +103,11 @@ func newRun(errOut io.Writer) *cobra.Command {
 			}
 			stop := watch(cmd.Context(), e, r)
 			defer stop()
-			return r.Run(cmd.Context())
+			err := r.Run(cmd.Context())
+			if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
+				return nil // systemd asked us to stop; the next run goes on
+			}
+			return err
 		},
 	}
 }
