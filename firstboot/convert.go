@@ -245,6 +245,11 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	if err := hubFits(ctx, e); err != nil {
 		return hub{}, err
 	}
+	if !o.OpenPort {
+		if err := portClosable(ctx, e); err != nil {
+			return hub{}, err
+		}
+	}
 	server, _, err := kubeletServer(e)
 	if err != nil {
 		return hub{}, err
@@ -304,6 +309,21 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 		h.lbMode = "priority"
 	}
 	return h, nil
+}
+
+// portClosable has nft check the rules that close yurthub's port, which asks
+// the kernel for what they need and changes nothing.
+func portClosable(ctx context.Context, e *Env) error {
+	var out strings.Builder
+	err := e.Run(ctx, Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(closedPort), Output: &out})
+	if err == nil {
+		return nil
+	}
+	if said := strings.TrimSpace(out.String()); said != "" {
+		err = fmt.Errorf("%w: %s", err, said)
+	}
+	return Advise(fmt.Errorf("port 10269 of yurthub, which lends this node's rights to whoever reaches it, could not be closed: %w", err),
+		"install nftables; or leave the port open with --open-port, where something else keeps others from it")
 }
 
 // hubFits runs yurthub's program to see that it can run here, and as a unit.

@@ -73,6 +73,7 @@ type world struct {
 	kubelet, podConf string
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
+	noNFT         bool // it is not installed
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
 	synced bool
@@ -546,6 +547,8 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		}
 		_, err := io.WriteString(c.Output, said)
 		return err
+	case strings.HasPrefix(name, "nft ") && w.noNFT:
+		return errors.New(`exec: "nft": executable file not found in $PATH`)
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadm(ctx, c)
 	}
