@@ -361,10 +361,12 @@ func CheckServers(servers []string) error {
 }
 
 // usableServers are the servers whose certificate has their own name: yurthub
-// takes no tls-server-name. One that does not answer now stays in the list.
+// takes no tls-server-name. One that does not answer now stays in the list, if
+// another does.
 func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error
+	answers := false
 	if err := CheckServers(servers); err != nil {
 		return nil, err
 	}
@@ -376,17 +378,21 @@ func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
 		cancel()
+		if err == nil {
+			answers = true
+		} else {
+			errs = append(errs, err)
+		}
 		if errors.Is(err, api.ErrServerName) {
 			e.Log.Warn("yurthub does not get this server", "server", s, "error", err)
-			errs = append(errs, err)
 			continue
 		}
 		if !slices.Contains(out, s) {
 			out = append(out, s)
 		}
 	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("yurthub can verify none of the servers: %w", errors.Join(errs...))
+	if !answers {
+		return nil, fmt.Errorf("yurthub can use none of the servers: %w", errors.Join(errs...))
 	}
 	return out, nil
 }
