@@ -89,10 +89,6 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	} else if now != nil {
 		return alreadyHub(ctx, e, name, now, o)
 	}
-	h, err := hubForConvert(ctx, e, name, o)
-	if err != nil {
-		return err
-	}
 	// Once kubelet is turned, by a convert that was killed, it may not have
 	// reported yet; the steps left wait for that.
 	if err := readyNow(ctx, e, name); err != nil && !e.exists(ondisk.YurthubConf) {
@@ -101,6 +97,10 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 		}
 		return Advise(fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err),
 			"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
+	}
+	h, err := hubForConvert(ctx, e, name, o)
+	if err != nil {
+		return err
 	}
 	ev := newEvidence(e, "convert")
 	ev.whole = true
