@@ -625,12 +625,36 @@ func removeHub(ctx context.Context, e *Env) error {
 			e.Log.Warn("opening port 10269", "error", err)
 		}
 	}
+	if err := removeDummy(ctx, e); err != nil {
+		return err
+	}
 	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
 	}
 	return forgetHub(e)
+}
+
+// dummyName finds the interface that yurthub's arguments name.
+var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
+
+// removeDummy removes yurthub's interface, with the address at which pods look
+// for it: yurthub leaves it behind when it is killed.
+func removeDummy(ctx context.Context, e *Env) error {
+	names := []string{"hub-dummy0", "yurthub-dummy0"} // from 1.7, and before
+	if m := dummyName.FindSubmatch(first(e.read(yurthubEnv))); m != nil {
+		names = append(names, string(m[1]))
+	}
+	for _, n := range names {
+		if !e.exists("/sys/class/net/" + n) {
+			continue
+		}
+		if err := e.Run(ctx, Cmd{Args: []string{"ip", "link", "delete", n}}); err != nil {
+			return fmt.Errorf("removing yurthub's interface %s: %w", n, err)
+		}
+	}
+	return nil
 }
 
 // forgetHub removes yurthub's identity, its cache, and the ways to it.

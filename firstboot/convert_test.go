@@ -88,6 +88,7 @@ func TestConvertRevertConvert(t *testing.T) {
 	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
 		t.Errorf("converted twice: %v", err)
 	}
+	w.put("/sys/class/net/hub-dummy0", "") // yurthub was killed
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
@@ -461,6 +462,8 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
+	w.put(yurthubEnv, strings.Replace(w.get(yurthubEnv), "--v=2", "--v=2 --dummy-if-name=mine", 1))
+	w.put("/sys/class/net/mine", "")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	w.off = cancel
@@ -473,8 +476,14 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 			t.Errorf("%s is still there", p)
 		}
 	}
+	if w.has("/sys/class/net/mine") {
+		t.Error("yurthub's interface is still there")
+	}
 	if w.get(manifests+"/baked.yaml") != "kind: Pod\n" {
 		t.Error("what was baked is gone")
+	}
+	if name, err := Reset(ctx, w.env(), func(Step) {}); err != nil || name != "" {
+		t.Errorf("reset again: %q, %v", name, err)
 	}
 	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
 	w.powerOn()

@@ -15,9 +15,9 @@ import (
 // Reset takes a node out of its cluster: kubeadm's part, yurthub, the IPVS
 // rules and our own files. What was baked stays, the site's settings too, so
 // that the machine can still be reached; a new site joins it again. The
-// returned name is the Node that the cluster still has.
+// returned name is the Node that the cluster still has, "" where the machine
+// does not know any more that it was one.
 func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error) {
-	node = "NODE"
 	if cert, err := kubeletCert(e); err == nil && len(cert.Subject.CommonName) > len("system:node:") {
 		node = cert.Subject.CommonName[len("system:node:"):]
 	} else if s, err := LoadState(e.Root); err == nil && s.Node != "" {

@@ -547,6 +547,8 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		}
 		_, err := io.WriteString(c.Output, said)
 		return err
+	case strings.HasPrefix(name, "ip link delete "):
+		return os.Remove(filepath.Join(w.root, "/sys/class/net", c.Args[3]))
 	case strings.HasPrefix(name, "nft ") && w.noNFT:
 		return errors.New(`exec: "nft": executable file not found in $PATH`)
 	case strings.HasPrefix(name, "kubeadm join"):

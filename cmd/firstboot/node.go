@@ -130,14 +130,19 @@ again.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), `
+			if name == "" {
+				fmt.Fprint(cmd.OutOrStdout(), "\nThis machine is in no cluster.\n")
+			} else {
+				fmt.Fprintf(cmd.OutOrStdout(), `
 This machine has left the cluster. Its Node object it may not remove itself:
 
   kubectl delete node %s
-
+`, name)
+			}
+			fmt.Fprint(cmd.OutOrStdout(), `
 To join again: put a site with a new token into the slot or on a stick, and
 restart the machine.
-`, name)
+`)
 			return nil
 		},
 	}
