@@ -314,7 +314,9 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 		words, cure string
 	}{
 		{"pending", func(c *fakeCluster) { c.csr = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
-		{"denied", func(c *fakeCluster) { c.csr = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied", "kubectl delete csr csr-hub01"},
+		{"denied", func(c *fakeCluster) { c.csr = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub asks again by itself"},
+		{"denied, and asked again", func(c *fakeCluster) { c.csr = "Denied, pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver; the one after it (CSR csr-hub01-again) is not approved yet", "kubectl certificate approve csr-hub01-again"},
+		{"denied twice", func(c *fakeCluster) { c.csr = "Denied, Denied" }, "(CSR csr-hub01-again, signer kubernetes.io/kubelet-serving) was denied", "yurthub asks again by itself"},
 		{"rbac", func(c *fakeCluster) { c.csr, c.noRBAC = "Approved", true }, "nodes may not list ConfigMaps in kube-system", "yurt-hub"},
 		{"crd", func(c *fakeCluster) { c.csr, c.pools = "Approved", "" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
 		{"crd of before 1.7", func(c *fakeCluster) { c.csr, c.pools = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of the release"},

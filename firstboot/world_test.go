@@ -698,7 +698,8 @@ type fakeCluster struct {
 	revoked  bool
 	nodes    map[string]*api.Node
 	notReady bool
-	// csr is the state of yurthub's request: Approved, Denied or pending.
+	// csr is the state of yurthub's request: Approved, Denied or pending; or
+	// those of several, the oldest first, with ", " between.
 	csr string
 	// clientCSR is that of the one it makes with the token; "": approved.
 	clientCSR string
@@ -836,7 +837,7 @@ func (c *fakeCluster) hubTrouble(before17 bool) bool {
 	if before17 {
 		pools = "v1beta1"
 	}
-	return c.noRBAC || c.pools != pools || c.noWebhook || c.csr == "pending" || c.csr == "Denied"
+	return c.noRBAC || c.pools != pools || c.noWebhook || strings.HasSuffix(c.csr, "pending") || strings.HasSuffix(c.csr, "Denied")
 }
 
 func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -869,14 +870,21 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if signer == "kubernetes.io/kube-apiserver-client" {
 			name, user, state, request = "csr-hub00", "system:bootstrap:abcdef", c.clientCSR, c.request("system:node:edge-sn0042")
 		}
-		item := map[string]any{
-			"metadata": map[string]any{"name": name, "creationTimestamp": "2026-11-20T10:00:00Z"},
-			"spec":     map[string]any{"username": user, "signerName": signer, "request": request},
+		var items []any
+		for i, state := range strings.Split(state, ", ") {
+			if i > 0 {
+				name += "-again"
+			}
+			item := map[string]any{
+				"metadata": map[string]any{"name": name, "creationTimestamp": fmt.Sprintf("2026-11-20T10:00:%02dZ", i)},
+				"spec":     map[string]any{"username": user, "signerName": signer, "request": request},
+			}
+			if state != "" && state != "pending" {
+				item["status"] = map[string]any{"conditions": []any{map[string]any{"type": state, "message": "said by the approver"}}}
+			}
+			items = append(items, item)
 		}
-		if state != "" && state != "pending" {
-			item["status"] = map[string]any{"conditions": []any{map[string]any{"type": state}}}
-		}
-		answer(map[string]any{"items": []any{item}})
+		answer(map[string]any{"items": items})
 	case strings.HasSuffix(r.URL.Path, "/configmaps"), strings.HasSuffix(r.URL.Path, "/nodepools"):
 		if c.noRBAC {
 			http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)

@@ -507,28 +507,55 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	return errors.Join(errs...)
 }
 
-// judgeCSRs says what became of the newest of yurthub's requests for a
-// certificate of this kind.
+// judgeCSRs says what became of yurthub's requests for a certificate of this
+// kind. Denied, yurthub soon makes another.
 func judgeCSRs(csrs csrList, kind, signer string, mine func(csr) bool) error {
-	newest, state, name := "", "", ""
+	var newest, denied csr
 	for _, r := range csrs.Items {
-		if r.Spec.SignerName != signer || r.Metadata.CreationTimestamp < newest || !mine(r) {
+		if r.Spec.SignerName != signer || !mine(r) {
 			continue
 		}
-		newest, name, state = r.Metadata.CreationTimestamp, r.Metadata.Name, "pending"
-		for _, cond := range r.Status.Conditions {
-			state = cond.Type
+		if !r.before(newest) {
+			newest = r
+		}
+		if state, _ := r.state(); (state == "Denied" || state == "Failed") && !r.before(denied) {
+			denied = r
 		}
 	}
-	switch state {
-	case "pending":
-		return Advise(fmt.Errorf("yurthub's request for its %s certificate (CSR %s, signer %s) is not approved yet", kind, name, signer),
-			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+name)
-	case "Denied", "Failed":
-		return Advise(fmt.Errorf("yurthub's request for its %s certificate (CSR %s, signer %s) was %s", kind, name, signer, strings.ToLower(state)),
-			"kubectl delete csr "+name+"; yurthub asks again, and the new request must be approved")
+	what := func(r csr) string {
+		return fmt.Sprintf("yurthub's request for its %s certificate (CSR %s, signer %s)", kind, r.Metadata.Name, signer)
 	}
-	return nil
+	state, _ := newest.state()
+	switch {
+	case newest.Metadata.Name == "", state == "Approved":
+		return nil
+	case denied.Metadata.Name == "":
+		return Advise(errors.New(what(newest)+" is not approved yet"),
+			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+newest.Metadata.Name)
+	}
+	state, why := denied.state()
+	if why != "" {
+		why = ": " + oneLine(errors.New(why))
+	}
+	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
+	if newest.Metadata.Name == denied.Metadata.Name {
+		return Advise(err, "find out who denies it; yurthub asks again by itself, and that request must be approved")
+	}
+	return Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
+		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
+}
+
+// state is "pending", or the last that was decided, with the words of who did.
+func (r csr) state() (state, why string) {
+	state = "pending"
+	for _, cond := range r.Status.Conditions {
+		state, why = cond.Type, cond.Message
+	}
+	return state, why
+}
+
+func (r csr) before(o csr) bool {
+	return r.Metadata.CreationTimestamp < o.Metadata.CreationTimestamp
 }
 
 // hubWords turn kubelet to yurthub, in the words that OpenYurt's own tools use
