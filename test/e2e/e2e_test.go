@@ -120,9 +120,11 @@ func (p *parts) run(ctx context.Context, argv ...string) error {
 	return nil
 }
 
+func isNight() bool { return os.Getenv("EDGEBAKE_NIGHTLY") != "" }
+
 func nightly(t *testing.T) {
 	t.Helper()
-	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
+	if !isNight() {
 		t.Skip("a long run: `make nightly`")
 	}
 }
@@ -228,7 +230,7 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
 	defer cancel()
-	node, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
+	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		if before != nil && o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
 			return false, "the cluster has not heard of this boot yet"
 		}
@@ -243,7 +245,7 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	}
 	var b strings.Builder
 	lab.PrintTimeline(&b, append(events, vm.Serial.Note("first boot done")))
-	w.t.Logf("%s, from power-on:\n%s", vm.Name, b.String())
+	w.t.Logf("%s, from power-on:\n%s", vm.Node, b.String())
 	return node
 }
 
@@ -363,7 +365,7 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 	if a := node.Status.Addresses; len(a) == 0 || a[0].Address != w.net.GuestAddr(0).String() {
 		t.Errorf("addresses %v, want %v", a, w.net.GuestAddr(0))
 	}
-	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Name); err != nil {
+	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
 		t.Fatal(err)
 	}
 	w.podOf(vm, "if-not-present", "IfNotPresent")

@@ -79,7 +79,7 @@ ss -Htnp state established '( dport = :10261 )' | sed 's/^/to-hub: /'
 ss -Htnp state established '( dport = :6443 )' | sed 's/^/to-master: /'
 ls /run/edgebake/yurthub /var/lib/kubelet/pki | sed 's/^/left: /'
 `)
-	t.Logf("on %s:\n%s", vm.Name, out)
+	t.Logf("on %s:\n%s", vm.Node, out)
 	for _, want := range []string{
 		`(?m)^flags: .*--bootstrap-kubeconfig= .*--kubeconfig=/var/lib/openyurt/kubelet.conf.* --rotate-certificates=false`,
 		`(?m)^kubelet.conf: .*http://127\.0\.0\.1:10261$`,

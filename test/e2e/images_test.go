@@ -41,7 +41,7 @@ func (w *world) podOf(vm *lab.VM, name, policy string) {
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
-			"nodeName": vm.Name, "terminationGracePeriodSeconds": 1,
+			"nodeName": vm.Node, "terminationGracePeriodSeconds": 1,
 			"containers": []any{map[string]any{"name": name, "image": helloImage, "imagePullPolicy": policy}},
 		},
 	}); err != nil {
@@ -118,7 +118,7 @@ systemd-run --quiet --unit=fill bash /run/fill.sh
 		w.t.Logf("%6.1f s from power-on: %s", line.At.Seconds(), line.Text)
 		mark = next
 	}
-	if _, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
+	if _, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		status, why := o.Condition("DiskPressure")
 		return status == "False", why
 	}); err != nil {

@@ -170,7 +170,7 @@ func TestSecureBoot(t *testing.T) {
 	w.expect(vm, 0, `edgebake: took the site of stick /dev/sd`)
 	w.ready(vm, nil)
 	seen := w.mustOnNode(vm, secureBootSeen)
-	t.Logf("on %s:\n%s", vm.Name, seen)
+	t.Logf("on %s:\n%s", vm.Node, seen)
 	for _, want := range []string{`(?m)^SecureBoot: +6 +0 +0 +0 +1$`, `(?i)secure boot enabled`, `\[integrity\]|\[confidentiality\]`} {
 		if !regexp.MustCompile(want).MatchString(seen) {
 			t.Errorf("nothing like %q", want)
@@ -251,7 +251,7 @@ func TestComesUpByItself(t *testing.T) {
 	vm := w.start(lab.VMConfig{Name: "edge1", Image: image, Watchdog: true})
 	node := w.ready(vm, nil)
 	w.tellsEverywhere(vm)
-	t.Logf("on %s:\n%s", vm.Name, w.mustOnNode(vm, `cat /run/initramfs/fsck.log
+	t.Logf("on %s:\n%s", vm.Node, w.mustOnNode(vm, `cat /run/initramfs/fsck.log
 journalctl -b --no-pager -o cat -u 'systemd-fsck*'
 journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog
 systemd-analyze blame --no-pager | head -n 20`))
@@ -296,7 +296,7 @@ func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
 	defer cancel()
-	node, err := w.c.WaitNode(ctx, vm, vm.Name, func(o *lab.Object) (bool, string) {
+	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		if o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
 			return false, "the cluster has not heard of this boot yet"
 		}

@@ -59,7 +59,7 @@ func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
-			"nodeName": vm.Name, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+			"nodeName": vm.Node, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
 			"hostNetwork": true, "hostPID": true, "automountServiceAccountToken": false,
 			"volumes": []any{map[string]any{"name": "node", "hostPath": map[string]any{"path": "/"}}},
 			"containers": []any{map[string]any{
@@ -73,7 +73,7 @@ func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("running %s on %s: %w", name, vm.Name, err)
+		return fmt.Errorf("running %s on %s: %w", name, vm.Node, err)
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string
 		return "", err
 	}
 	phase := ""
-	err := c.pollGuest(ctx, vm, "the script "+name+" on "+vm.Name, func(ctx context.Context) (bool, error) {
+	err := c.pollGuest(ctx, vm, "the script "+name+" on "+vm.Node, func(ctx context.Context) (bool, error) {
 		var pod Object
 		if err := c.Get(ctx, podsPath+"/"+name, &pod); err != nil {
 			return false, err
@@ -113,7 +113,7 @@ func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string
 		return "", err
 	}
 	if phase == "Failed" {
-		return out, fmt.Errorf("the script %s on %s failed:\n%s", name, vm.Name, strings.TrimSpace(out))
+		return out, fmt.Errorf("the script %s on %s failed:\n%s", name, vm.Node, strings.TrimSpace(out))
 	}
 	return out, c.Delete(ctx, podsPath+"/"+name)
 }

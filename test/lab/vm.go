@@ -44,7 +44,8 @@ type VMConfig struct {
 // VM is a machine with its own copy-on-write disk. It can be switched off and
 // on again.
 type VM struct {
-	Name    string
+	Name    string // of its files
+	Node    string // what the cluster calls it now: Name, until it joins under another
 	Overlay string // qcow2
 	Serial  *Serial
 
@@ -69,7 +70,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	if fw, err = fw.OwnVars(filepath.Join(l.Dir, cfg.Name+".vars")); err != nil {
 		return nil, err
 	}
-	vm := &VM{Name: cfg.Name, Overlay: filepath.Join(l.Dir, cfg.Name+".qcow2"), lab: l, cfg: cfg, prog: prog}
+	vm := &VM{Name: cfg.Name, Node: cfg.Name, Overlay: filepath.Join(l.Dir, cfg.Name+".qcow2"), lab: l, cfg: cfg, prog: prog}
 	if err := os.Remove(vm.Overlay); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("starting %s: %w", cfg.Name, err)
 	}
