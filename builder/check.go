@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"strings"
@@ -146,7 +147,7 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 		program := slices.Contains(programs, n.Path)
 		if n.Data.Blob == "" || n.Data.Size < 64 {
 			if program {
-				errs = append(errs, notProgram(n))
+				errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: notProgram(n.Path)})
 			}
 			continue
 		}
@@ -163,7 +164,7 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 			return append(errs, fmt.Errorf("reading %s: %w", n.Path, err))
 		}
 		if program && string(head[:4]) != elf.ELFMAG {
-			errs = append(errs, notProgram(n))
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: notProgram(n.Path)})
 			continue
 		}
 		if err := checkELF(head, arch); err != nil {
@@ -180,8 +181,32 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 	return errs
 }
 
-func notProgram(n tree.Node) error {
-	return &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", n.Path)}
+func notProgram(path string) error {
+	return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", path)
+}
+
+// checkProgram is checkArch for one file that is to become the program at path.
+// What lies on this machine is looked at before anything is compiled for it.
+func (b *build) checkProgram(sha, path string) error {
+	if !slices.Contains(programs, path) {
+		return nil
+	}
+	f, err := b.Cache.OpenBlob(sha)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var head [20]byte
+	if _, err := f.ReadAt(head[:], 0); err != nil && err != io.EOF {
+		return fmt.Errorf("reading %s: %w", path, err)
+	}
+	if string(head[:4]) != elf.ELFMAG {
+		return notProgram(path)
+	}
+	if err := checkELF(head, b.img.Arch); err != nil {
+		return fmt.Errorf("%s %w", path, err)
+	}
+	return nil
 }
 
 func inProgramDir(p string) bool {

@@ -223,6 +223,7 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 			continue
 		}
 		b.add(p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
+		errs = append(errs, b.checkProgram(sha, p.path))
 	}
 	return errors.Join(errs...)
 }

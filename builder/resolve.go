@@ -167,7 +167,7 @@ func (b *build) fileSource(ctx context.Context, name, field string, src configs.
 			return fieldError(field, err)
 		}
 		b.add(name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
-		return nil
+		return fieldError(field, b.checkProgram(sha, layer.Path))
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {

@@ -123,7 +123,8 @@ func TestYurthubStaticPod(t *testing.T) {
 	}
 }
 
-// What is not yurthub's program for this machine is refused while building.
+// What is not yurthub's program for this machine is refused, and before
+// anything is compiled: while the inputs are pinned.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
 		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: usr/local/bin/yurthub is for arm64, the image for amd64"},
@@ -132,7 +133,7 @@ func TestYurthubRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := withHub(t, hubUnit, tt.program)
-			_, err := p.build(t, filepath.Join(t.TempDir(), "tiny.raw"))
+			_, err := Resolve(t.Context(), p.image(t), p.options(""))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}

@@ -51,6 +51,7 @@ var (
 	containerdVersion = regexp.MustCompile(`^([0-9]+)\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
 	crictlVersion     = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
 	yurthubVersion    = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-[0-9A-Za-z.]+)?$`)
+	releaseVersion    = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
 	suiteName         = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 	mirrorForm        = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)*/?$`)
 	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
@@ -349,6 +350,8 @@ func (y *Yurthub) validate(probs *Problems) {
 	minor, ok := yurthubMinor(y.Version)
 	switch {
 	case y.Version == "":
+	case !ok && releaseVersion.MatchString(y.Version):
+		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, oldestYurthub, newestYurthub)
 	case !ok:
 		probs.add("yurthub.version", "%q is not a version as v1.7.0%s", shorten(y.Version), missingV(y.Version, yurthubVersion))
 	case minor < oldestYurthub:
