@@ -148,17 +148,17 @@ func (w *edgeWorld) pod(name string) *lab.Object {
 	return &pod
 }
 
-// firstPost checks that the very first request that made this Node carried
-// both labels: a controller of OpenYurt's acts on a Node that has one alone.
+// firstPost checks that the very first request of a machine to make its Node
+// carried both labels: a controller of OpenYurt's acts on a Node that has one alone.
 func (w *edgeWorld) firstPost(name, edgeWorker string) {
 	w.t.Helper()
 	posts, err := w.c.NodePosts()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	i := slices.IndexFunc(posts, func(p lab.NodePost) bool { return p.Name == name })
+	i := slices.IndexFunc(posts, func(p lab.NodePost) bool { return p.Name == name && p.User == "system:node:"+name })
 	if i < 0 {
-		w.t.Fatalf("no API server was asked to make Node %s: %+v", name, posts)
+		w.t.Fatalf("no API server was asked by the node to make Node %s: %+v", name, posts)
 	}
 	w.t.Logf("first POST of Node %s: at %s, by %s (%s), answered with %d, labels %v",
 		name, posts[i].At.Format(time.TimeOnly), posts[i].User, posts[i].Client, posts[i].Code, posts[i].Labels)
