@@ -182,8 +182,26 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 	return ev.carryOut(ctx, steps, tell)
 }
 
-// nativeNode is the name of this worker node; a control plane is refused.
-func nativeNode(_ context.Context, e *Env) (string, error) {
+// atWork is an error while first boot is on its way to what the site says: the
+// two would undo each other's work.
+func atWork(ctx context.Context, e *Env) error {
+	s, err := LoadState(e.Root)
+	if err != nil || s.Result == ondisk.ResultDone {
+		return nil // not here, or it only sends its report
+	}
+	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
+	case err != nil:
+		return err
+	case state == "active", state == "activating", state == "reloading":
+		return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", s.Result),
+			"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
+	}
+	return nil
+}
+
+// nativeNode is the name of this worker node; a control plane is refused, and
+// one that first boot is still making.
+func nativeNode(ctx context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
@@ -192,6 +210,9 @@ func nativeNode(_ context.Context, e *Env) (string, error) {
 	}
 	if err := enrolled(e); err != nil {
 		return "", fmt.Errorf("only a node that kubeadm joined can be turned, and %w", err)
+	}
+	if err := atWork(ctx, e); err != nil {
+		return "", err
 	}
 	cert, err := kubeletCert(e)
 	if err != nil {

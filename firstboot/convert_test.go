@@ -323,6 +323,10 @@ func TestConvertRefuses(t *testing.T) {
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, yurthubProgram)) }, pool, "there is no " + yurthubProgram},
 		{"another processor", func(w *world) { w.put(yurthubProgram, "for another processor") }, pool, "exec format error: it must be the program itself, for this machine's processor"},
 		{"older yurthub", func(w *world) { w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
+		{"first boot at work", func(w *world) {
+			w.put(ondisk.StateFile, strings.Replace(w.get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
+			w.units[ondisk.UnitFirstboot] = "active"
+		}, pool, "first boot is at work on this machine, and not done (waiting)"},
 		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to master 192.0.2.99:6443"},
 		{"no nftables", func(w *world) { w.noNFT = true }, pool, "port 10269 of yurthub, which lends this node's rights to whoever reaches it, could not be closed: exec"},
 		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be turned, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
