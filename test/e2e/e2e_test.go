@@ -120,11 +120,9 @@ func (p *parts) run(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-func isNight() bool { return os.Getenv("EDGEBAKE_NIGHTLY") != "" }
-
 func nightly(t *testing.T) {
 	t.Helper()
-	if !isNight() {
+	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
 		t.Skip("a long run: `make nightly`")
 	}
 }

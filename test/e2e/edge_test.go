@@ -413,9 +413,9 @@ systemctl restart kubelet.service
 )
 
 // A native node becomes an edge node, a native one again, and an edge node
-// once more, and its pod runs on, at last as a node that edgebake did not build.
-// At night a convert is killed after each of its steps too, and taken up by the
-// next.
+// once more, and its pod runs on; a convert that is killed after any of its
+// steps is taken up by the next. At last the same on a node that edgebake did
+// not build.
 func TestConvertAndRevert(t *testing.T) {
 	w := newEdgeWorld(t, 1, lab.Approve)
 	vm := w.boot(0, lab.Site{NodeName: "edge1"})
@@ -457,11 +457,7 @@ func TestConvertAndRevert(t *testing.T) {
 		check(false)
 	}
 	thereAndBack(convert)
-	steps := []string{"kubelet-redirect"} // the one that leaves a node in between
-	if isNight() {
-		steps = []string{"unit", "yurthub", "kubelet-redirect", "node-ready"}
-	}
-	for _, step := range steps {
+	for _, step := range []string{"unit", "yurthub", "kubelet-redirect", "node-ready"} {
 		t.Logf("killed after %s", step)
 		thereAndBack(fmt.Sprintf(killAt, step))
 	}
