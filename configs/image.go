@@ -201,7 +201,7 @@ type Yurthub struct {
 	// healthy one, rr goes round.
 	LBMode string `yaml:"lbMode,omitempty" json:"lbMode,omitempty" jsonschema:"enum=priority,enum=rr,default=priority"`
 	// ExtraArgs are further arguments, each --name=value. Those that first
-	// boot sets are refused.
+	// boot sets or counts on are refused, and those that version has not.
 	ExtraArgs []string `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
 }
 

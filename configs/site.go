@@ -130,6 +130,8 @@ type SiteYurthub struct {
 	// anybody who reaches it acts with the node's rights.
 	OpenPort bool `yaml:"openPort,omitempty" json:"openPort,omitempty"`
 	// ExtraArgs are further arguments, each --name=value, after the Image's.
+	// Those that first boot sets or counts on are refused; stamping refuses
+	// those that the image's yurthub has not.
 	ExtraArgs []string `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
 }
 

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"golang.org/x/mod/semver"
 )
 
 // Labels of OpenYurt that follow from nodeType and nodePool.
@@ -344,12 +346,9 @@ var yurthubFlags = strings.Fields(`
 	node-name nodepool-name profiling proxy-port proxy-secure-port root-dir serve-port server-addr
 	working-mode v vmodule`)
 
-// yurthubFlagsOf are the ones that only some versions have.
-var yurthubFlagsOf = map[string][]string{
-	"multiplexer-port":     {"v1.7."},
-	"node-ip":              {"v1.7."},
-	"pool-scope-resources": {"v1.6.1", "v1.7."},
-}
+// yurthubFlagsSince are those that came later and may be given, and with
+// which version they came.
+var yurthubFlagsSince = map[string]string{"pool-scope-resources": "v1.6.1"}
 
 // badYurthubFlag says that no yurthub, or not that of version, has a flag.
 // version may be empty.
@@ -357,23 +356,45 @@ func badYurthubFlag(name, version string) string {
 	if slices.Contains(yurthubFlags, name) {
 		return ""
 	}
-	have, some := yurthubFlagsOf[name]
-	switch {
-	case !some:
+	since, some := yurthubFlagsSince[name]
+	if !some {
 		return "is no flag of yurthub that this edgebake knows, and one that yurthub does not know keeps it from starting"
-	case version == "" || slices.ContainsFunc(have, func(v string) bool { return strings.HasPrefix(version, v) }):
+	}
+	// What goes before a release, or somebody built of it, has its flags.
+	release, _, _ := strings.Cut(version, "-")
+	if !semver.IsValid(release) || semver.Compare(release, since) >= 0 {
 		return ""
 	}
-	return "is no flag of yurthub " + version
+	return fmt.Sprintf("is no flag of yurthub %s and keeps it from starting; take it out, or build the Image with yurthub %s or later", version, since)
+}
+
+// managedYurthubArgs are what first boot sets, by the rules of a node that
+// survives (one URL where yurthub takes one, the endpoint first, the CA
+// pinned, an identity that is not asked for twice).
+var managedYurthubArgs = []string{"server-addr", "node-name", "node-ip", "nodepool-name", "working-mode", "bootstrap-mode", "bootstrap-file",
+	"join-token", "lb-mode", "namespace", "bind-address", "hub-cert-organizations", "discovery-token-ca-cert-hash", "discovery-token-unsafe-skip-ca-verification"}
+
+// fixedYurthubArgs have values of yurthub's own that others count on, and who.
+var fixedYurthubArgs = map[string]string{
+	"proxy-port":         "kubelet asks it at 127.0.0.1:10261",
+	"bind-proxy-address": "kubelet asks it at 127.0.0.1:10261",
+	"serve-port":         "first boot asks it at 127.0.0.1:10267 whether it is ready",
+	"multiplexer-port":   "it lends the node's rights there, and the firewall closes port 10269 alone",
+	"disk-cache-path":    "its cache is in /etc/kubernetes/cache, which lasts, and which reset and revert clear",
+	"root-dir":           "its identity is in /var/lib/yurthub, where first boot looks for it",
+}
+
+// CheckSiteYurthubArgs finds what is wrong with yurthub.extraArgs of a Site
+// for an image with that version of yurthub, which the Site does not say.
+func CheckSiteYurthubArgs(args []string, version string) Problems {
+	var probs Problems
+	validateYurthubArgs("yurthub.extraArgs", args, version, &probs)
+	return probs
 }
 
 // validateYurthubArgs checks extra arguments of yurthub, "--name=value", for
 // that version of it, "" for any.
 func validateYurthubArgs(path string, args []string, version string, probs *Problems) {
-	// What first boot sets, by the rules of a node that survives (one URL
-	// where yurthub takes one, the endpoint first, the CA pinned).
-	managed := []string{"server-addr", "node-name", "node-ip", "nodepool-name", "working-mode", "bootstrap-mode", "bootstrap-file",
-		"join-token", "lb-mode", "namespace", "root-dir", "hub-cert-organizations", "discovery-token-ca-cert-hash", "discovery-token-unsafe-skip-ca-verification"}
 	for i, a := range args {
 		sub := fmt.Sprintf("%s[%d]", path, i)
 		name, isFlag := strings.CutPrefix(a, "--")
@@ -383,8 +404,10 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 			probs.add(sub, "%q is not of the form --name=value", shorten(a))
 		case strings.ContainsFunc(a, unicode.IsSpace) || badText(a) != "":
 			probs.add(sub, "contains a space or control character; write --name=value as one word")
-		case slices.Contains(managed, name):
+		case slices.Contains(managedYurthubArgs, name):
 			probs.add(sub, "--%s is set by first boot", name)
+		case fixedYurthubArgs[name] != "":
+			probs.add(sub, "--%s must keep yurthub's own value: %s; take it out", name, fixedYurthubArgs[name])
 		case badYurthubFlag(name, version) != "":
 			probs.add(sub, "--%s %s", name, badYurthubFlag(name, version))
 		}

@@ -1,0 +1,45 @@
+package configs
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What kubelet, first boot and the firewall count on stays as it is, wherever
+// arguments of yurthub may be given.
+func TestYurthubArgsThatOthersCountOn(t *testing.T) {
+	for _, name := range []string{"proxy-port", "bind-proxy-address", "serve-port", "bind-address", "multiplexer-port", "disk-cache-path",
+		"root-dir", "bootstrap-file", "bootstrap-mode", "join-token"} {
+		arg := "--" + name + "=1"
+		for _, version := range []string{"", "v1.6.1", "v1.7.0"} {
+			if probs := CheckSiteYurthubArgs([]string{"--v=4", arg}, version); len(probs) != 1 || probs[0].Path != "yurthub.extraArgs[1]" || !strings.HasPrefix(probs[0].Msg, "--"+name+" ") {
+				t.Errorf("%s in a Site for yurthub %q: %v", arg, version, probs)
+			}
+		}
+		if err := CheckHub("", "", "", []string{arg}); err == nil || !strings.HasPrefix(err.Error(), "--yurthub-arg[0]: --"+name+" ") {
+			t.Errorf("%s of firstboot convert: %v", arg, err)
+		}
+	}
+	for name := range fixedYurthubArgs {
+		if slices.Contains(managedYurthubArgs, name) {
+			t.Errorf("%s is managed and fixed: only the first is ever said", name)
+		}
+	}
+}
+
+// A Site does not say which yurthub it meets; stamping knows.
+func TestYurthubArgsOfAVersion(t *testing.T) {
+	for version, fits := range map[string]bool{
+		"": true, "v1.6.0": false, "v1.6.0-rc.1": false, "v1.6.1": true, "v1.6.2": true, "v1.7.0": true, "v1.7.0-shop.3": true, "v1.8.0": true, "shop": true,
+	} {
+		probs := CheckSiteYurthubArgs([]string{"--pool-scope-resources=a", "--proxy-secure-port=10300", "--gc-frequency=3"}, version)
+		want := "yurthub.extraArgs[0]: --pool-scope-resources is no flag of yurthub " + version + " and keeps it from starting; take it out, or build the Image with yurthub v1.6.1 or later"
+		switch {
+		case fits && len(probs) > 0:
+			t.Errorf("yurthub %q: %v", version, probs)
+		case !fits && (len(probs) != 1 || probs[0].Error() != want):
+			t.Errorf("yurthub %q: %v, want %q", version, probs, want)
+		}
+	}
+}
