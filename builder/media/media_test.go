@@ -254,6 +254,35 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}
 }
 
+// Arguments of yurthub that its version on the image does not know would keep
+// it from starting, on every machine.
+func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
+	at := func(version string) *ondisk.YurthubInfo { return &ondisk.YurthubInfo{Version: version} }
+	for name, tc := range map[string]struct {
+		yurthub *ondisk.YurthubInfo
+		want    string
+	}{
+		"before the flag":  {at("v1.6.0"), "yurthub.extraArgs[1]: --pool-scope-resources is no flag of yurthub v1.6.0 and keeps it from starting; take it out, or build the Image with yurthub v1.6.1 or later"},
+		"with the flag":    {at("v1.6.1"), ""},
+		"after it":         {at("v1.7.0"), ""},
+		"a later edgebake": {at("v1.9.0"), ""},
+		"no yurthub":       {nil, ""}, // the node type says it all
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"edge"}, SiteVersions: []string{"v1alpha1"}, Yurthub: tc.yurthub}}
+			s := site()
+			s.YurthubArgs = []string{"--v=4", "--pool-scope-resources=services"}
+			got := ""
+			if err := m.serves(s); err != nil {
+				got = err.Error()
+			}
+			if got != tc.want {
+				t.Errorf("says %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestFilesThatAreNoImage(t *testing.T) {
 	d := t.TempDir()
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -29,6 +30,8 @@ type Site struct {
 	NodeTypes []string
 	// Organizations that yurthub shall ask its certificate for.
 	Organizations []string
+	// YurthubArgs are the Site's further arguments of yurthub.
+	YurthubArgs []string
 	// Arch, where set, is the architecture the machine must have.
 	Arch string
 }
@@ -130,6 +133,11 @@ func (m *image) serves(s Site) error {
 	}
 	if y := m.info.Yurthub; len(s.Organizations) > 0 && y != nil && y.Form == "unit" {
 		bad("organizations would have no effect: yurthub %s of this image goes by kubelet's certificate and asks for none of its own: take organizations out", y.Version)
+	}
+	if y := m.info.Yurthub; y != nil {
+		for _, p := range configs.CheckSiteYurthubArgs(s.YurthubArgs, y.Version) {
+			errs = append(errs, p)
+		}
 	}
 	if !slices.Contains(m.info.SiteVersions, s.Version) {
 		bad("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), s.Version)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"debug/elf"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -249,6 +250,23 @@ func TestBadImages(t *testing.T) {
 	c.run(1, "inspect", "tiny.raw")
 	c.want(c.err, "tiny.raw")
 	c.run(1, "stamp", "tiny.raw", "site.yaml")
+}
+
+// What the Site gives yurthub is held against the yurthub of the image.
+func TestStampYurthubArgs(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(doc string) string {
+		doc = strings.NewReplacer("v1.36.3", "v1.30.3", "cni:", "  crictl: {version: v1.36.0, source: {file: {dir: programs}}}\ncni:").Replace(doc)
+		return doc + "yurthub: {version: v1.6.0, image: {ref: \"edgebake.test/pause:1\", layout: images}}\n"
+	})
+	c.file("programs/crictl", buildtest.ELF(elf.EM_X86_64))
+	c.run(0, "build", "image.yaml")
+	edge := site + "nodeType: edge\nnodePool: shops\nyurthub: {extraArgs: [--v=4, --pool-scope-resources=services]}\n"
+	c.file("edge.yaml", edge)
+	c.run(1, "stamp", "tiny.raw", "edge.yaml")
+	c.want(c.err, "stamping image tiny.raw: yurthub.extraArgs[1]: --pool-scope-resources is no flag of yurthub v1.6.0", "take it out, or build the Image with yurthub v1.6.1 or later")
+	c.file("edge.yaml", strings.Replace(edge, "pool-scope-resources=services", "gc-frequency=5", 1))
+	c.run(0, "stamp", "tiny.raw", "edge.yaml")
 }
 
 func TestUsage(t *testing.T) {

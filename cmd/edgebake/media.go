@@ -61,7 +61,8 @@ func readSite(s streams, name, ignition string) (media.Site, error) {
 	out := media.Site{
 		Files:     map[string][]byte{},
 		Version:   strings.TrimPrefix(configs.APIVersion, "edgebake.io/"),
-		NodeTypes: []string{site.NodeType}, Organizations: site.Organizations, Arch: site.Arch,
+		NodeTypes: []string{site.NodeType}, Arch: site.Arch,
+		Organizations: site.Organizations, YurthubArgs: site.Yurthub.ExtraArgs,
 	}
 	// What first boot would refuse is refused here, where somebody sees it.
 	_, user, err := renderSite(name, data, site, ignition)
