@@ -134,7 +134,7 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	if err != nil {
 		// Without a kernel nothing can be rendered; what else the base lacks
 		// is said now all the same.
-		return nil, b.place(checkTree(base[0].Nodes, b.Cache, b.img.Arch))
+		return nil, b.place(checkTree(base[0].Nodes, b.Cache, b.img))
 	}
 	store, err := b.bakeImages(ctx, containerd)
 	if err != nil {
@@ -155,7 +155,7 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	if c.merged, err = tree.Merge(layers, b.date); err != nil {
 		return nil, b.place(err)
 	}
-	if err := checkTree(c.merged, b.Cache, b.img.Arch); err != nil {
+	if err := checkTree(c.merged, b.Cache, b.img); err != nil {
 		return nil, b.place(err)
 	}
 	c.root, c.data = overlays.Split(c.merged)

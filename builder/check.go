@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/overlays"
 )
 
@@ -87,7 +88,7 @@ func isLeftover(p string) bool {
 
 // checkTree refuses a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
-func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) error {
+func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 	var errs []error
 	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
 	kernel, err := overlays.KernelVersion(nodes)
@@ -114,7 +115,7 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, arch string) error {
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: take it out", n.Path)})
 		}
 	}
-	errs = append(errs, checkArch(nodes, blobs, arch)...)
+	errs = append(errs, checkPrograms(nodes, blobs, img)...)
 	return errors.Join(errs...)
 }
 
@@ -125,13 +126,15 @@ var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", 
 // programs are what a node is made with. Each comes as one file, and what was
 // given in its place by mistake (the archive it is released in, a server's
 // page of regret) must not be found out by four hundred machines.
-var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", "usr/local/bin/yurthub"}
+var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", yurthubPath}
 
 // maxArchErrors bounds the list: a base of the wrong architecture is wrong in
 // every file.
 const maxArchErrors = 5
 
-func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
+// checkPrograms refuses programs for another machine, and what is not the
+// program that its name says.
+func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []error {
 	open := map[string]tree.BlobFile{}
 	defer func() {
 		for _, f := range open {
@@ -167,12 +170,18 @@ func checkArch(nodes []tree.Node, blobs tree.Blobs, arch string) []error {
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: notProgram(n.Path)})
 			continue
 		}
-		if err := checkELF(head, arch); err != nil {
+		if err := checkELF(head, img.Arch); err != nil {
 			if len(errs) == maxArchErrors {
 				more++
 				continue
 			}
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s %w", n.Path, err)})
+			continue
+		}
+		if n.Path == yurthubPath {
+			if err := checkYurthub(io.NewSectionReader(f, n.Data.Off, n.Data.Size), img.Yurthub); err != nil {
+				errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s %w", n.Path, err)})
+			}
 		}
 	}
 	if more > 0 {
@@ -185,7 +194,8 @@ func notProgram(path string) error {
 	return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", path)
 }
 
-// checkProgram is checkArch for one file that is to become the program at path.
+// checkProgram is checkPrograms for one file that is to become the program at
+// path.
 // What lies on this machine is looked at before anything is compiled for it.
 func (b *build) checkProgram(sha, path string) error {
 	if !slices.Contains(programs, path) {
@@ -205,6 +215,11 @@ func (b *build) checkProgram(sha, path string) error {
 	}
 	if err := checkELF(head, b.img.Arch); err != nil {
 		return fmt.Errorf("%s %w", path, err)
+	}
+	if path == yurthubPath {
+		if err := checkYurthub(f, b.img.Yurthub); err != nil {
+			return fmt.Errorf("%s %w", path, err)
+		}
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 		}
 	}
 	if y := img.Yurthub; y != nil && y.Binary != nil {
-		errs = append(errs, b.fileSource(ctx, "yurthub", "yurthub.binary", *y.Binary, &plan.Layer{Path: "usr/local/bin/yurthub", Mode: tree.ModeRegular | 0o755}))
+		errs = append(errs, b.fileSource(ctx, "yurthub", "yurthub.binary", *y.Binary, &plan.Layer{Path: yurthubPath, Mode: tree.ModeRegular | 0o755}))
 	}
 	return errors.Join(errs...)
 }

@@ -1,10 +1,14 @@
 package builder
 
 import (
+	"crypto/sha256"
 	"debug/elf"
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -138,5 +142,123 @@ func TestYurthubRefused(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// openYurt links a program as OpenYurt's make does, with further flags of go
+// build.
+func openYurt(t *testing.T, gitVersion string, flags ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, body := range map[string]string{
+		"go.mod":                     "module " + yurthubModule + "\n\ngo 1.22\n",
+		"cmd/yurthub/main.go":        "package main\n\nimport \"" + yurthubModule + "/pkg/projectinfo\"\n\nfunc main() { println(projectinfo.Version()) }\n",
+		"pkg/projectinfo/project.go": "package projectinfo\n\nvar gitVersion = \"v0.0.0\"\n\nfunc Version() string { return gitVersion }\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info := yurthubModule + "/pkg/projectinfo."
+	cmd := exec.Command("go", slices.Concat([]string{"build", "-o", "yurthub", "-buildvcs=false",
+		"-ldflags", "-s -w -X " + info + "projectPrefix=yurt -X " + info + "gitVersion=" + gitVersion + " -X " + info + "gitCommit=0a1b2c3"}, flags, []string{"./cmd/yurthub"})...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=", "GOWORK=off", "GOTOOLCHAIN=local")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "yurthub"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// A program of another version than the Image says would die of its arguments
+// on every machine.
+func TestYurthubOfAnotherVersion(t *testing.T) {
+	const want = "yurthub.binary: usr/local/bin/yurthub is v1.6.1, the Image says v1.7.0; give the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster's OpenYurt is that"
+	other := openYurt(t, "v1.6.1")
+	check := func(t *testing.T, err error, want string) {
+		t.Helper()
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("error %q, want %q", got, want)
+		}
+	}
+	for name, tt := range map[string]struct{ program, want string }{
+		"another":           {other, want},
+		"that one":          {openYurt(t, "v1.7.0"), ""},
+		"a later patch":     {openYurt(t, "v1.7.3"), ""},
+		"after a tag":       {openYurt(t, "v1.6.1-0a1b2c3"), ""},
+		"which hides it":    {openYurt(t, "v1.6.1", "-trimpath"), ""},
+		"which has no info": {buildtest.ELF(elf.EM_X86_64), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := withHub(t, hubUnit, tt.program)
+			_, err := Resolve(t.Context(), p.image(t), p.options(""))
+			check(t, err, tt.want)
+		})
+	}
+
+	t.Run("by URL", func(t *testing.T) {
+		s := newServer(t)
+		s.files["/yurthub"] = other
+		unit := fmt.Sprintf("yurthub: {version: v1.7.0, binary: {url: %s/yurthub, sha256: %x}}\n", s.URL, sha256.Sum256([]byte(other)))
+		p := withHub(t, unit, "")
+		_, err := p.build(t, filepath.Join(t.TempDir(), "x.raw"))
+		check(t, err, want)
+	})
+	t.Run("by a folder of the user's", func(t *testing.T) {
+		p := withHub(t, hubUnit, openYurt(t, "v1.7.0"))
+		if err := os.WriteFile(filepath.Join(p.dir, "overlay", yurthubPath), []byte(other), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		doc, err := os.ReadFile(filepath.Join(p.dir, "image.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		replace := strings.Replace(string(doc), "- dir: overlay", "- dir: overlay\n    replace: true", 1)
+		if err := os.WriteFile(filepath.Join(p.dir, "image.yaml"), []byte(replace), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.build(t, filepath.Join(t.TempDir(), "x.raw"))
+		check(t, err, strings.Replace(want, "yurthub.binary", "overlays[0].dir", 1))
+	})
+}
+
+// Only a tagged version of OpenYurt itself is taken for one.
+func TestOpenYurtVersion(t *testing.T) {
+	const flag = "-s -w -X github.com/openyurtio/openyurt/pkg/projectinfo.gitVersion="
+	for _, tt := range []struct{ path, module, flags, want string }{
+		{yurthubModule, "(devel)", flag + "v1.7.0 -X a.b=c", "v1.7.0"}, // its releases, by Go before 1.24
+		{yurthubModule, "v1.7.0", flag + "v1.7.0", "v1.7.0"},           // and since
+		{yurthubModule, "v1.7.0+dirty", flag + "v1.7.0", "v1.7.0"},
+		{yurthubModule, "v1.6.1+dirty", "", "v1.6.1"},
+		{yurthubModule, "", "-X '" + strings.TrimPrefix(flag, "-s -w -X ") + "v1.6.1'", "v1.6.1"},
+		{yurthubModule, "(devel)", flag + "v1.6.0 " + flag + "v1.7.0", "v1.7.0"},
+		{yurthubModule, "(devel)", "", ""},
+		{yurthubModule, "(devel)", flag + "v1.6.1-0a1b2c3", ""},
+		{yurthubModule, "(devel)", flag + "v1.7.0-shop", ""},
+		{yurthubModule, "(devel)", flag, ""},
+		{yurthubModule, "(devel)", flag + "v2.3.0", ""}, // somebody's own count
+		{yurthubModule, "(devel)", "-X example.com/x" + strings.TrimPrefix(flag, "-s -w -X github.com") + "v1.6.1", ""},
+		{yurthubModule, "v1.6.2-0.20260601000000-0a1b2c3d4e5f", flag + "v1.6.1", ""}, // on the way to 1.7
+		{yurthubModule, "v1.6.1", flag + "v1.7.0", ""},
+		{"example.com/yurthub", "v1.6.1", flag + "v1.6.1", ""},
+	} {
+		info := &debug.BuildInfo{Main: debug.Module{Path: tt.path, Version: tt.module}}
+		if tt.flags != "" {
+			info.Settings = []debug.BuildSetting{{Key: "-compiler", Value: "gc"}, {Key: "-ldflags", Value: tt.flags}}
+		}
+		if got := openYurtVersion(info); got != tt.want {
+			t.Errorf("%s %s with %q: %q, want %q", tt.path, tt.module, tt.flags, got, tt.want)
+		}
 	}
 }
