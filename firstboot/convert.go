@@ -102,6 +102,15 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	if err != nil {
 		return err
 	}
+	if err := poolFits(ctx, e, h); err != nil {
+		return err
+	}
+	if n, err := readNode(ctx, e, name); err == nil {
+		if now := n.Metadata.Labels[configs.LabelNodePool]; now != "" && now != h.pool {
+			return Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", name, now),
+				"convert it with --nodepool-name "+now+", or: kubectl label node "+name+" "+configs.LabelNodePool+"-")
+		}
+	}
 	ev := newEvidence(e, "convert")
 	ev.whole = true
 	return ev.carryOut(ctx, convertSteps(h), tell)
@@ -178,7 +187,12 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 	} else if all {
 		return fmt.Errorf("%s is a native node already: %w", name, ErrAlready)
 	}
+	if t, err := currentSite(ctx, e); err == nil && t.Site.OpenYurt() {
+		return Advise(fmt.Errorf("this machine's site says nodeType: %s, which first boot would make it again at the next boot", t.Site.NodeType),
+			"say nodeType: native, without a nodePool, in site.yaml, in the slot or on a stick; then revert")
+	}
 	ev := newEvidence(e, "revert")
+	ev.settled = readyStep
 	return ev.carryOut(ctx, steps, tell)
 }
 
@@ -266,6 +280,9 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	if err := hubFits(ctx, e); err != nil {
 		return hub{}, err
 	}
+	if !e.exists(clientCert) {
+		return hub{}, fmt.Errorf("there is no %s, the certificate that yurthub borrows: kubelet must run with rotateCertificates: true, as kubeadm has it", clientCert)
+	}
 	if !o.OpenPort {
 		if err := portClosable(ctx, e); err != nil {
 			return hub{}, err
@@ -298,6 +315,12 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	}
 	// On the way to a VIP of its own a machine may have any source address.
 	address := nodeAddress(e)
+	if address == "" {
+		address, err = internalIP(ctx, e, name)
+		if err != nil {
+			return hub{}, err
+		}
+	}
 	if address == "" {
 		ip, err := e.Source(ctx, u.Host)
 		if err != nil {
@@ -332,6 +355,21 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	return h, nil
 }
 
+// internalIP is the address that the cluster knows the node by. Towards a
+// balancer on the node itself the way has another.
+func internalIP(ctx context.Context, e *Env, name string) (string, error) {
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return "", err
+	}
+	for _, a := range n.Status.Addresses {
+		if a.Type == "InternalIP" {
+			return a.Address, nil
+		}
+	}
+	return "", nil
+}
+
 // portClosable has nft check the rules that close yurthub's port, which asks
 // the kernel for what they need and changes nothing.
 func portClosable(ctx context.Context, e *Env) error {
@@ -347,27 +385,36 @@ func portClosable(ctx context.Context, e *Env) error {
 		"install nftables; or leave the port open with --open-port, where something else keeps others from it")
 }
 
-// hubFits runs yurthub's program to see that it can run here, and as a unit.
+// hubFits sees that yurthub's program can run here, and as a unit.
 func hubFits(ctx context.Context, e *Env) error {
+	version, err := hubProgram(ctx, e)
+	if err != nil || version == "" {
+		return err
+	}
+	if minor, err := strconv.Atoi(strings.TrimPrefix(version, "v1.")); err != nil || minor < 7 {
+		return fmt.Errorf("%s is %s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", yurthubProgram, version)
+	}
+	return nil
+}
+
+// hubProgram asks yurthub's program for its version, as v1.7; "": it was built
+// by hand, without one.
+func hubProgram(ctx context.Context, e *Env) (version string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, Cmd{Args: []string{yurthubProgram, "--version"}, Output: &out}); err != nil {
 		var start *fs.PathError
 		if errors.As(err, &start) {
 			err = start.Err // the rest names the program once more
 		}
-		return fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", yurthubProgram, err)
+		return "", fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", yurthubProgram, err)
 	}
-	m := hubVersion.FindStringSubmatch(out.String())
-	if m == nil {
-		return nil // built by hand, without a version
+	if m := hubVersion.FindStringSubmatch(out.String()); m != nil {
+		version = m[1]
 	}
-	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 7 {
-		return fmt.Errorf("%s is v1.%s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", yurthubProgram, m[1])
-	}
-	return nil
+	return version, nil
 }
 
-var hubVersion = regexp.MustCompile(`\bv1\.(\d{1,3})\.\d`)
+var hubVersion = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
 
 // CheckServers reports all that are not URLs of API servers as yurthub takes
 // them.
@@ -437,6 +484,10 @@ func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
 // convertSteps in their order: nothing kubelet depends on is touched before
 // yurthub serves, and the labels come last, since the cluster acts on them.
 func convertSteps(h hub) []Phase {
+	labels := openYurtLabels(h.pool, h.cloud)
+	turn := redirectPhase(labels)
+	turn.Undo = func(ctx context.Context, e *Env) error { return direct(ctx, e, nil) }
+	var were map[string]any // the Node's labels of OpenYurt's, before
 	return []Phase{
 		{
 			Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
@@ -475,32 +526,37 @@ func convertSteps(h hub) []Phase {
 			// began, and no yurthub means no cluster for it then.
 			Undo: func(ctx context.Context, e *Env) error {
 				if behindYurthub(e) || e.exists(kubeletRestart) {
-					if err := direct(ctx, e); err != nil {
+					if err := direct(ctx, e, nil); err != nil {
 						return err
 					}
 				}
 				return removeHub(ctx, e)
 			},
 		},
-		redirectPhase(),
-		stillReady(h.node),
+		turn,
+		stillReady(h.node, true),
 		{
 			Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
-			Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, h.node, hubLabels(h)) },
-			Run: func(ctx context.Context, e *Env) error {
-				labels := map[string]any{}
-				for k, v := range hubLabels(h) {
-					labels[k] = v
+			Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, h.node, labels) },
+			Run: func(ctx context.Context, e *Env) (err error) {
+				if were, err = hubLabels(ctx, e, h.node); err != nil {
+					return err
 				}
-				return patchLabels(ctx, e, h.node, labels)
+				return patchLabels(ctx, e, h.node, anyOf(labels))
 			},
-			Undo: func(ctx context.Context, e *Env) error { return patchLabels(ctx, e, h.node, noLabels()) },
+			Undo: func(ctx context.Context, e *Env) error {
+				if were == nil {
+					return nil // they were not read, and so not changed
+				}
+				return patchLabels(ctx, e, h.node, were)
+			},
 		},
 	}
 }
 
 func revertSteps(name string) []Phase {
-	var were map[string]any // the labels that this run took away
+	var were map[string]any  // the Node's labels of OpenYurt's, before
+	var as map[string]string // what kubelet registers as, before
 	return []Phase{
 		{
 			// First: with a pool and without the other label the cluster
@@ -509,22 +565,15 @@ func revertSteps(name string) []Phase {
 			Check: func(ctx context.Context, e *Env) (Verdict, error) {
 				return checkLabels(ctx, e, name, map[string]string{configs.LabelEdgeWorker: "", configs.LabelNodePool: ""})
 			},
-			Run: func(ctx context.Context, e *Env) error {
-				n, err := readNode(ctx, e, name)
-				if err != nil {
+			Run: func(ctx context.Context, e *Env) (err error) {
+				if were, err = hubLabels(ctx, e, name); err != nil {
 					return err
-				}
-				were = map[string]any{}
-				for k := range noLabels() {
-					if v, ok := n.Metadata.Labels[k]; ok {
-						were[k] = v
-					}
 				}
 				return patchLabels(ctx, e, name, noLabels())
 			},
 			Undo: func(ctx context.Context, e *Env) error {
-				if len(were) == 0 {
-					return nil
+				if were == nil || !behindYurthub(e) {
+					return nil // a native node it stays, and carries none
 				}
 				return patchLabels(ctx, e, name, were)
 			},
@@ -532,15 +581,26 @@ func revertSteps(name string) []Phase {
 		{
 			Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
-				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) {
+				flags := first(e.read(kubeadmFlags))
+				native := eachArgs(flags, func(args string) string { return registerFlags(args, nil) })
+				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) || string(native) != string(flags) {
 					return Todo, nil
 				}
 				return Done, nil
 			},
-			Run:  direct,
-			Undo: redirect,
+			Run: func(ctx context.Context, e *Env) error {
+				as = registeredAs(first(e.read(kubeadmFlags)))
+				return direct(ctx, e, nil)
+			},
+			Undo: func(ctx context.Context, e *Env) error {
+				if err := hubReady(ctx, e); err != nil {
+					e.Log.Warn("kubelet stays where it is, since yurthub does not serve", "error", err)
+					return nil
+				}
+				return redirect(ctx, e, as)
+			},
 		},
-		stillReady(name),
+		stillReady(name, false),
 		{
 			Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
 			Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -568,12 +628,37 @@ func revertSteps(name string) []Phase {
 	}
 }
 
-func hubLabels(h hub) map[string]string {
+// openYurtLabels are the two that make a Node OpenYurt's.
+func openYurtLabels(pool string, cloud bool) map[string]string {
 	edge := "true"
-	if h.cloud {
+	if cloud {
 		edge = "false"
 	}
-	return map[string]string{configs.LabelEdgeWorker: edge, configs.LabelNodePool: h.pool}
+	return map[string]string{configs.LabelEdgeWorker: edge, configs.LabelNodePool: pool}
+}
+
+// hubLabels is a change that makes the Node's labels of OpenYurt's what they
+// are now.
+func hubLabels(ctx context.Context, e *Env, name string) (map[string]any, error) {
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return nil, err
+	}
+	out := noLabels()
+	for k := range out {
+		if v, ok := n.Metadata.Labels[k]; ok {
+			out[k] = v
+		}
+	}
+	return out, nil
+}
+
+func anyOf(labels map[string]string) map[string]any {
+	out := map[string]any{}
+	for k, v := range labels {
+		out[k] = v
+	}
+	return out
 }
 
 func noLabels() map[string]any {
@@ -609,7 +694,7 @@ const readyStep = "node-ready"
 
 // stillReady waits for the node to be Ready by the word of the kubelet that
 // runs now.
-func stillReady(name string) Phase {
+func stillReady(name string, through bool) Phase {
 	seen := false // by this run
 	return Phase{
 		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
@@ -628,14 +713,41 @@ func stillReady(name string) Phase {
 			if err != nil && last != nil {
 				return last
 			}
+			if err == nil {
+				err = kubeletGoes(ctx, e, through)
+			}
 			seen = err == nil
 			return err
 		},
 	}
 }
 
+// kubeletGoes makes sure that kubelet runs with what was written for it: on a
+// node that edgebake did not build its unit may read its flags elsewhere.
+func kubeletGoes(ctx context.Context, e *Env, through bool) error {
+	var out strings.Builder
+	if err := e.Run(ctx, Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
+		return fmt.Errorf("looking for kubelet: %w", err)
+	}
+	args, err := e.read("/proc/" + strings.TrimSpace(out.String()) + "/cmdline")
+	if err != nil {
+		return fmt.Errorf("looking how kubelet was started: %w", err)
+	}
+	conf := ""
+	for arg := range strings.SplitSeq(string(args), "\x00") {
+		if v, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {
+			conf = v // the last one holds
+		}
+	}
+	if (conf == ondisk.YurthubConf) == through {
+		return nil
+	}
+	return Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, kubeadmFlags),
+		"see `systemctl cat kubelet`: its unit must pass $KUBELET_KUBEADM_ARGS on, and KUBELET_EXTRA_ARGS (/etc/default/kubelet, /etc/sysconfig/kubelet) must not set --kubeconfig")
+}
+
 // hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
+var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
 
 func removeHub(ctx context.Context, e *Env) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {
@@ -649,7 +761,7 @@ func removeHub(ctx context.Context, e *Env) error {
 	if err := removeDummy(ctx, e); err != nil {
 		return err
 	}
-	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
+	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -716,6 +828,9 @@ type evidence struct {
 	dir   string
 	steps []Step
 	whole bool // undo the steps of an earlier run as well, which was killed
+	// settled is the step after which nothing is undone any more: the node is
+	// what it was to become, and what is left to do is tidying up.
+	settled string
 }
 
 func newEvidence(e *Env, what string) *evidence {
@@ -728,10 +843,21 @@ func newEvidence(e *Env, what string) *evidence {
 func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)) error {
 	ev.copyFiles("before")
 	var did []Phase
+	settled := false
 	for _, s := range steps {
 		err := ev.step(ctx, s, &did, tell)
 		if err == nil {
+			if s.Name == ev.settled {
+				did = nil
+				settled = true
+			}
 			continue
+		}
+		if settled {
+			ev.note(tell, Step{s.Name, "failed", oneLine(err)})
+			ev.finish(context.WithoutCancel(ctx))
+			return Advise(fmt.Errorf("%s: %w (evidence is in %s)", s.Name, err, ev.dir),
+				"the node is what it was to become; run the same command again, and it does the rest")
 		}
 		ev.note(tell, Step{s.Name, "failed", oneLine(err)})
 		// Undone even when we are told to stop: half a node is worse.

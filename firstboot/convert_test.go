@@ -22,7 +22,6 @@ func readyNode(t *testing.T) *world {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.7.0", GoVersion:"go1.24.1"}`)
 	return w
 }
 
@@ -288,6 +287,7 @@ func TestConvertUndoesWhatFailed(t *testing.T) {
 	}{
 		{"yurthub never ready", func(w *world) { w.cluster.csr = "pending" }, "is not approved yet"},
 		{"kubelet does not get through", func(w *world) { w.kubeletBroken = true }, "kubelet has not reported"},
+		{"kubelet does not heed its flags", func(w *world) { w.deafKubelet = true }, "kubelet runs with --kubeconfig=" + ondisk.KubeletConf},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := readyNode(t)
@@ -328,6 +328,17 @@ func TestConvertRefuses(t *testing.T) {
 			w.units[ondisk.UnitFirstboot] = "active"
 		}, pool, "first boot is at work on this machine, and not done (waiting)"},
 		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to master 192.0.2.99:6443"},
+		{"no such pool", func(w *world) { w.cluster.noPool = true }, pool, "the cluster has no NodePool shanghai"},
+		{"cloud in an edge pool", func(*world) {}, ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
+		{"in another pool", func(w *world) {
+			w.cluster.nodes["edge-sn0042"].Metadata.Labels = map[string]string{configs.LabelNodePool: "beijing"}
+		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
+		{"no certificate that rotates", func(w *world) {
+			b := w.get(clientCert)
+			os.Remove(filepath.Join(w.root, clientCert))
+			w.put("/etc/kubernetes/own.pem", b)
+			w.put(ondisk.KubeletConf, strings.ReplaceAll(w.get(ondisk.KubeletConf), clientCert, "/etc/kubernetes/own.pem"))
+		}, pool, "there is no " + clientCert},
 		{"no nftables", func(w *world) { w.noNFT = true }, pool, "port 10269 of yurthub, which lends this node's rights to whoever reaches it, could not be closed: exec"},
 		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be turned, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
 		{"http", func(*world) {}, ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
@@ -370,7 +381,6 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatal(err)
 		}
-		w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.7.0", GoVersion:"go1.24.1"}`)
 		return w
 	}
 	const is = "edge-sn0042 is an OpenYurt node already, of type edge in node pool shanghai"
@@ -455,6 +465,95 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
 	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
+	}
+}
+
+// TestRevertFailsAtItsEnd: a node that is Ready as a native one is not sent back
+// to a yurthub that is gone.
+func TestRevertFailsAtItsEnd(t *testing.T) {
+	w := readyNode(t)
+	native := w.clean()
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	stuck := "/sys/class/net/hub-dummy0/stuck"
+	w.put(stuck, "")
+	steps, err := w.revert()
+	if err == nil || !strings.Contains(Advice(err), "run the same command again") {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; behindYurthub(w.env()) || len(labels) != 0 {
+		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.get(kubeadmFlags))
+	}
+	if err := os.Remove(filepath.Join(w.root, stuck)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.revert(); err != nil {
+		t.Fatal(err)
+	}
+	sameTree(t, "reverted in two goes", w.clean(), native)
+}
+
+// TestRevertLeavesKubeletWhereItIs: turned back, it would talk to nobody.
+func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
+	w := readyNode(t)
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	w.units[ondisk.UnitYurthub] = "failed"
+	w.cluster.notReady = true
+	if _, err := w.revert(); err == nil {
+		t.Fatal("it takes a node that is not Ready for one")
+	}
+	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; behindYurthub(w.env()) || len(labels) != 0 {
+		t.Errorf("labels %v, kubelet's flags %s", labels, w.get(kubeadmFlags))
+	}
+}
+
+// TestResetForgetsTheToken: a join that did not come to its end is not taken up
+// at the next boot.
+func TestResetForgetsTheToken(t *testing.T) {
+	w := edgeWorld(t)
+	w.cluster.csr = "pending"
+	if err := w.boot(); err == nil {
+		t.Fatal("done, and nobody approved")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.off = cancel
+	if _, err := Reset(ctx, w.env(), func(Step) {}); err != nil {
+		t.Fatal(err)
+	}
+	noSecret(t, w)
+	w.cluster.csr = "Approved"
+	joins := w.joins
+	w.powerOn()
+	if err := w.boot(); err == nil || w.joins != joins || !w.said("the site has no bootstrap token") {
+		t.Errorf("%v, joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	}
+}
+
+func TestRegisterFlags(t *testing.T) {
+	edge := openYurtLabels("shanghai", false)
+	const both = configs.LabelNodePool + "=shanghai," + configs.LabelEdgeWorker + "=true"
+	for _, tc := range []struct {
+		args   string
+		labels map[string]string
+		want   string
+	}{
+		{"", edge, " --node-labels=" + both},
+		{"--a=b ", edge, "--a=b --node-labels=" + both},
+		{"--a=b --node-labels=zone=north --c=d", edge, "--a=b --node-labels=zone=north," + both + " --c=d"},
+		{"--node-labels=" + both + ",zone=north --c=d", edge, "--node-labels=" + both + ",zone=north --c=d"},
+		{"--node-labels=" + configs.LabelNodePool + "=beijing,zone=north", edge, "--node-labels=zone=north," + both},
+		{"--a=b --node-labels=" + both + " --c=d", nil, "--a=b --c=d"},
+		{"--node-labels=zone=north," + both, nil, "--node-labels=zone=north"},
+		{"--a=b --node-labels=zone=north", nil, "--a=b --node-labels=zone=north"},
+		{"--a=b", nil, "--a=b"},
+	} {
+		if got := registerFlags(tc.args, tc.labels); got != tc.want {
+			t.Errorf("%q, %v: %q, want %q", tc.args, tc.labels, got, tc.want)
+		}
 	}
 }
 

@@ -2,9 +2,7 @@ package firstboot
 
 import (
 	"context"
-	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
@@ -336,8 +334,8 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 		return err
 	}
 	const signer = "kubernetes.io/kube-apiserver-client"
-	var csrs csrList
-	switch err := c.Get(ctx, csrsOf(signer), &csrs); {
+	csrs, err := listCSRs(ctx, c, signer)
+	switch {
 	case api.Code(err) == 401:
 		return Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
 			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
@@ -348,7 +346,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	}
 	asked := false
 	err = judgeCSRs(csrs, "client", signer, func(r csr) bool {
-		mine := commonName(r.Spec.Request) == "system:node:"+h.node
+		mine := requestOf(r).Subject.CommonName == "system:node:"+h.node
 		asked = asked || mine
 		return mine
 	})
@@ -356,19 +354,6 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 		return err
 	}
 	return Advise(errors.New("yurthub has not asked for its client certificate yet"), hubLogs(h))
-}
-
-// commonName of a certificate request, "" if it is none.
-func commonName(request []byte) string {
-	block, _ := pem.Decode(request)
-	if block == nil {
-		return ""
-	}
-	r, err := x509.ParseCertificateRequest(block.Bytes)
-	if err != nil {
-		return ""
-	}
-	return r.Subject.CommonName
 }
 
 // hubLogs says where to look.

@@ -525,6 +525,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	w.cluster.register("edge-sn0042", "", "another")
 	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.cluster.revive = true
+	w.cluster.labelsKept = true
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done without its label")
 	}
@@ -535,6 +536,106 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	if !w.said("the cluster has a stale Node edge-sn0042") {
 		t.Error("the stale Node was not said")
+	}
+	w.cluster.labelsKept = false
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if !w.said("the Node edge-sn0042 lacks labels of the site, and gets them: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+		t.Errorf("it did not label its Node:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestStaleEdgeNodeGetsItsLabels: as the administrator OpenYurt's webhook would
+// refuse it.
+func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
+	w := edgeWorld(t)
+	w.cluster.register("edge-sn0042", "", "another")
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
+		t.Errorf("labels: %v", labels)
+	}
+}
+
+// TestPoolChanged: what kubelet registers with follows the site, so that the
+// cure that is said is one.
+func TestPoolChanged(t *testing.T) {
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.labelsKept = true
+	w.stamp(ownDev, strings.Replace(w.site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Fatal("it was said to be done in its old pool")
+	}
+	if !w.said("lacks labels of the site: "+configs.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
+		t.Errorf("%s", strings.Join(w.console, "\n"))
+	}
+	if flags := w.get(kubeadmFlags); !strings.Contains(flags, configs.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
+		t.Errorf("kubelet registers with %s", flags)
+	}
+}
+
+// TestPoolOfTheCluster: what OpenYurt would refuse or undo is named.
+func TestPoolOfTheCluster(t *testing.T) {
+	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
+	if err := w.boot(); err == nil || !w.said("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w = nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
+	w.cluster.poolType = "Cloud"
+	if err := w.boot(); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w = edgeWorld(t)
+	w.cluster.noPool, w.cluster.csr = true, "Denied" // which it also says
+	if err := w.boot(); err == nil || !w.said("the cluster has no NodePool shanghai, and OpenYurt's webhook lets no Node be of a pool that is not there") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestAnotherYurthub: a program of another release gets flags that it does not
+// know.
+func TestAnotherYurthub(t *testing.T) {
+	w := edgeWorld(t)
+	w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
+	if err := w.boot(); err == nil || !w.said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestSiteTurnedNative: first boot does not turn a node back, and says that
+// nobody looks after its yurthub.
+func TestSiteTurnedNative(t *testing.T) {
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's site says nodeType: edge") {
+		t.Errorf("revert against the site: %v", err)
+	}
+	w.stamp(ownDev, w.site())
+	w.powerOn()
+	if err := w.boot(); err != nil || !w.said("this node goes through yurthub, and its site says nodeType: native") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if _, err := w.revert(); err != nil {
+		t.Fatal(err)
+	}
+	if flags := w.get(kubeadmFlags); strings.Contains(flags, "openyurt") {
+		t.Errorf("kubelet registers with %s", flags)
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil || w.said("goes through yurthub") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }
 

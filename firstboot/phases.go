@@ -47,7 +47,7 @@ func Phases(site *configs.Site, hubForm string) []Phase {
 			all = append(all,
 				joinPhase(site),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
 				yurthubPhase(site), // serves before anybody is sent to it
-				redirectPhase(),    // from here on kubelet lives with yurthub's cache
+				redirectPhase(openYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 			)
 		}
 		return append(all,

@@ -68,13 +68,20 @@ func readyPhase(site *configs.Site) Phase {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		_, n, err := ownNode(ctx, e)
+		if api.Code(err) == 404 && site.OpenYurt() {
+			if h, herr := hubOf(ctx, e, site, false); herr == nil {
+				if perr := poolFits(ctx, e, h); perr != nil {
+					return perr
+				}
+			}
+		}
 		if err != nil {
 			return err
 		}
 		if missing := missingLabels(site, n); len(missing) > 0 {
-			cure := fmt.Sprintf("the Node was there before this join and kept its labels: kubectl delete node %s and restart the machine, or kubectl label node %s %s",
-				n.Metadata.Name, n.Metadata.Name, strings.Join(missing, " "))
-			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, strings.Join(missing, ", ")), cure)
+			// Kubelet labels only the Node that it makes itself.
+			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, strings.Join(missing, ", ")),
+				fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 		}
 		if ready, why := n.Ready(); !ready {
 			return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
@@ -97,7 +104,11 @@ func readyPhase(site *configs.Site) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			var last error
+			labelled := false
 			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+				if !labelled {
+					labelled = labelOwn(ctx, e, site)
+				}
 				if last = look(ctx, e); last != nil {
 					e.Waiting("%s", oneLine(last))
 				}
@@ -115,6 +126,44 @@ func readyPhase(site *configs.Site) Phase {
 			return err
 		},
 	}
+}
+
+// labelOwn gives the Node the labels of the site that it lacks, as far as the
+// cluster lets a node do that, and reports whether it has tried: a Node that was
+// there before, of a machine of the same name, keeps what it had.
+func labelOwn(ctx context.Context, e *Env, site *configs.Site) bool {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_, n, err := ownNode(ctx, e)
+	if err != nil {
+		return false
+	}
+	missing := missingLabels(site, n)
+	if len(missing) == 0 {
+		return true
+	}
+	e.Console(fmt.Sprintf("the Node %s lacks labels of the site, and gets them: %s", n.Metadata.Name, strings.Join(missing, ", ")))
+	// OpenYurt's two go together: the cluster acts on one without the other.
+	pair, rest := map[string]any{}, map[string]any{}
+	for k, v := range node.KubeletLabels(site) {
+		if have, ok := n.Metadata.Labels[k]; ok && have == v {
+			continue
+		}
+		if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
+			pair[k] = v
+		} else {
+			rest[k] = v
+		}
+	}
+	for _, labels := range []map[string]any{pair, rest} {
+		if len(labels) == 0 {
+			continue
+		}
+		if err := patchLabels(ctx, e, n.Metadata.Name, labels); err != nil {
+			e.Log.Warn("labelling the Node", "error", err)
+		}
+	}
+	return true
 }
 
 // reported makes sure that kubelet runs, and that what the cluster shows is
@@ -188,21 +237,26 @@ func forgetPhase(site *configs.Site) Phase {
 			if err != nil {
 				return err
 			}
-			doc, err := withoutToken(t.Site)
-			if err != nil {
-				return err
-			}
-			var secrets []string
-			if token := t.Site.Credentials.Token.Reveal(); token != "" {
-				secrets = append(secrets, token)
-			}
-			info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: imageInfo(e).Plan}
-			if err := e.ScrubSlot(t.Device, info, doc, secrets); err != nil {
-				return fmt.Errorf("forgetting the token: %w", err)
-			}
-			return nil
+			return forgetToken(e, t)
 		},
 	}
+}
+
+// forgetToken leaves the site in the slot, and no secret.
+func forgetToken(e *Env, t *Taken) error {
+	doc, err := withoutToken(t.Site)
+	if err != nil {
+		return err
+	}
+	var secrets []string
+	if token := t.Site.Credentials.Token.Reveal(); token != "" {
+		secrets = append(secrets, token)
+	}
+	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: imageInfo(e).Plan}
+	if err := e.ScrubSlot(t.Device, info, doc, secrets); err != nil {
+		return fmt.Errorf("forgetting the token: %w", err)
+	}
+	return nil
 }
 
 // tokenFiles may hold the token, or point to where it was.

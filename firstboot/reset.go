@@ -128,7 +128,14 @@ func resetIPVS(ctx context.Context, e *Env) error {
 // resetFiles forgets the cluster. What was applied for the site is not taken
 // back: the next site's config does that, and until then the machine stays
 // reachable.
-func resetFiles(_ context.Context, e *Env) error {
+func resetFiles(ctx context.Context, e *Env) error {
+	// Else the machine would join again with the token of a join that did not
+	// come to its end.
+	if t, err := currentSite(ctx, e); err == nil && t.Device != "" && t.Note == "" {
+		if err := forgetToken(e, t); err != nil {
+			return err
+		}
+	}
 	for _, p := range []string{readyMark, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)

@@ -153,6 +153,10 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 			return errRestart
 		}
 	}
+	if taken.Site.NodeType == configs.NodeNative && behindYurthub(e) {
+		// By a convert, or by the site of before: nobody looks after yurthub.
+		r.say(e, "this node goes through yurthub, and its site says nodeType: native: say edge or cloud there, or run `firstboot revert`")
+	}
 	r.result(e, ondisk.ResultDone)
 	r.publish(ctx, e, true)
 	return nil

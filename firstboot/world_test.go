@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -74,6 +75,7 @@ type world struct {
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
 	noNFT         bool // it is not installed
+	deafKubelet   bool // its unit does not read kubeadm-flags.env
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
 	synced bool
@@ -547,8 +549,16 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		}
 		_, err := io.WriteString(c.Output, said)
 		return err
+	case strings.HasPrefix(name, "systemctl show --property MainPID"):
+		conf := ondisk.KubeletConf
+		if strings.Contains(w.get(kubeadmFlags), ondisk.YurthubConf) && !w.deafKubelet {
+			conf = ondisk.YurthubConf
+		}
+		w.put("/proc/700/cmdline", "/usr/bin/kubelet\x00--kubeconfig="+ondisk.KubeletConf+"\x00--kubeconfig="+conf+"\x00")
+		_, err := io.WriteString(c.Output, "700\n")
+		return err
 	case strings.HasPrefix(name, "ip link delete "):
-		return os.Remove(filepath.Join(w.root, "/sys/class/net", c.Args[3]))
+		return os.Remove(filepath.Join(w.root, "/sys/class/net", c.Args[3])) // fails where something is below it
 	case strings.HasPrefix(name, "nft ") && w.noNFT:
 		return errors.New(`exec: "nft": executable file not found in $PATH`)
 	case strings.HasPrefix(name, "kubeadm join"):
@@ -704,11 +714,16 @@ type fakeCluster struct {
 	// clientCSR is that of the one it makes with the token; "": approved.
 	clientCSR string
 	// revive: a Node that was there turns Ready with its kubelet.
-	revive    bool
-	noRBAC    bool
-	pools     string // version of NodePools that is served
-	noWebhook bool   // that turns NodePools from one version into another
-	requests  []string
+	revive bool
+	noRBAC bool
+	// noPool: there is no NodePool; poolType is its type, "": Edge.
+	noPool   bool
+	poolType string
+	// labelsKept: a webhook lets nobody change a Node's labels.
+	labelsKept bool
+	pools      string // version of NodePools that is served
+	noWebhook  bool   // that turns NodePools from one version into another
+	requests   []string
 	// renewed is when kubelet last reported.
 	renewed func() time.Time
 }
@@ -785,8 +800,8 @@ func (c *fakeCluster) client(cn string, until time.Time) string {
 }
 
 // request makes a certificate request.
-func (c *fakeCluster) request(cn string) []byte {
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn}}, c.key)
+func (c *fakeCluster) request(cn string, names ...string) []byte {
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn}, DNSNames: names}, c.key)
 	if err != nil {
 		c.t.Error(err)
 	}
@@ -866,7 +881,7 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(map[string]string{"gitVersion": "v1.36.3"})
 	case strings.HasPrefix(r.URL.Path, "/apis/certificates.k8s.io/"):
 		signer := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "spec.signerName=")
-		name, user, state, request := "csr-hub01", "system:node:edge-sn0042", c.csr, []byte(nil)
+		name, user, state, request := "csr-hub01", "system:node:edge-sn0042", c.csr, c.request("system:node:edge-sn0042", "kubernetes", "kubernetes.default")
 		if signer == "kubernetes.io/kube-apiserver-client" {
 			name, user, state, request = "csr-hub00", "system:bootstrap:abcdef", c.clientCSR, c.request("system:node:edge-sn0042")
 		}
@@ -884,6 +899,15 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 			items = append(items, item)
 		}
+		// Kubelet's own is none of yurthub's, and the last page is not the first.
+		own := map[string]any{
+			"metadata": map[string]any{"name": "csr-kubelet", "creationTimestamp": "2026-11-20T11:00:00Z"},
+			"spec":     map[string]any{"username": user, "signerName": signer, "request": c.request("system:node:edge-sn0042-other", "edge-sn0042")},
+		}
+		if r.URL.Query().Get("continue") == "" {
+			answer(map[string]any{"metadata": map[string]any{"continue": "more"}, "items": []any{own}})
+			return
+		}
 		answer(map[string]any{"items": items})
 	case strings.HasSuffix(r.URL.Path, "/configmaps"), strings.HasSuffix(r.URL.Path, "/nodepools"):
 		if c.noRBAC {
@@ -898,11 +922,19 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, `{"message":"conversion webhook for apps.openyurt.io/v1beta1, Kind=NodePool failed"}`, http.StatusInternalServerError)
 			return
 		}
+		if strings.HasSuffix(r.URL.Path, "/nodepools") && !c.noPool {
+			answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"type": cmp.Or(c.poolType, "Edge")}}}})
+			return
+		}
 		answer(map[string]any{})
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
 		n := c.nodes[strings.TrimPrefix(r.URL.Path, "/api/v1/nodes/")]
 		if n == nil {
 			http.Error(w, `{"message":"not found"}`, http.StatusNotFound)
+			return
+		}
+		if r.Method == http.MethodPatch && c.labelsKept {
+			http.Error(w, `{"message":"admission webhook denied the request"}`, http.StatusForbidden)
 			return
 		}
 		if r.Method == http.MethodPatch {

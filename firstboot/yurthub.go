@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -25,9 +22,12 @@ const (
 	yurthubEnv    = ondisk.EtcDir + "/yurthub.env"
 	yurthubNFT    = ondisk.EtcDir + "/yurthub.nft"
 	yurthubDropin = "/etc/systemd/system/yurthub.service.d/10-edgebake-port.conf"
-	yurthubSysctl = "/etc/sysctl.d/80-edgebake-yurthub.conf"
-	yurthubHealth = "127.0.0.1:10267"
-	yurthubProxy  = "http://127.0.0.1:10261"
+	// openYurtDropin is where yurtadm and OpenYurt's own convert write the
+	// arguments; it would win over ours.
+	openYurtDropin = "/etc/systemd/system/yurthub.service.d/10-yurthub.conf"
+	yurthubSysctl  = "/etc/sysctl.d/80-edgebake-yurthub.conf"
+	yurthubHealth  = "127.0.0.1:10267"
+	yurthubProxy   = "http://127.0.0.1:10261"
 )
 
 // hub is what first boot decides of a yurthub.
@@ -219,8 +219,22 @@ func yurthubPhase(site *configs.Site) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			h, settled, err := settledHub(ctx, e, site)
+			if err == nil && !settled {
+				h, err = hubOf(ctx, e, site, false)
+			}
 			if err != nil {
 				return err
+			}
+			if err := hubAsSaid(ctx, e); err != nil {
+				return err
+			}
+			if err := poolFits(ctx, e, h); err != nil {
+				if _, permanent := Cure(err); permanent {
+					return err
+				}
+				// Without OpenYurt's webhooks the node gets along; with them
+				// there is no Node yet, and the last phase says why.
+				e.Log.Warn("the node's pool", "error", err)
 			}
 			if withEndpoint, err := endpointInCert(ctx, e, site); err == nil {
 				if h, err = hubOf(ctx, e, site, withEndpoint); err != nil {
@@ -238,6 +252,24 @@ func yurthubPhase(site *configs.Site) Phase {
 			return waitForHub(ctx, e, h)
 		},
 	}
+}
+
+// hubAsSaid makes sure that the program on board is of the release that the
+// Image named, whose flags it gets.
+func hubAsSaid(ctx context.Context, e *Env) error {
+	info := imageInfo(e).Yurthub
+	if info == nil || info.Form == formStaticPod {
+		return nil
+	}
+	version, err := hubProgram(ctx, e)
+	if err != nil {
+		return Permanent(err, "build the Image with yurthub's program for this machine")
+	}
+	if version != "" && !strings.HasPrefix(info.Version, version+".") {
+		return Permanent(fmt.Errorf("yurthub on board is of %s, the Image says %s, which has other flags", version, info.Version),
+			"build the Image with the version that its yurthub.binary is of")
+	}
+	return nil
 }
 
 // settledHub is the hub that the disk holds. Whether the endpoint is in its
@@ -296,7 +328,12 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", yurthubSysctl}}); err != nil {
 		e.Log.Warn("yurthub may not start without a network", "error", err)
 	}
-	if !h.openPort {
+	if h.openPort {
+		// The rules of before may be in force still; mostly there are none.
+		if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", "inet", "edgebake_yurthub"}}); err != nil {
+			e.Log.Debug("opening port 10269", "error", err)
+		}
+	} else {
 		if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", yurthubNFT}}); err != nil {
 			e.Log.Error("port 10269 is open to the network, and lends this node's rights", "error", err)
 			e.Console("port 10269 of yurthub cannot be closed: " + oneLine(err))
@@ -318,18 +355,23 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 		return false, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
 	var errs []error
+	has := false
 	for _, m := range site.Masters {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_, err := api.ServerName(ctx, e.Dial, m, ca, []string{site.Endpoint})
 		cancel()
-		if err == nil {
-			return true, nil
-		}
-		if errors.Is(err, api.ErrServerName) {
-			e.Log.Warn("the masters' certificate lacks the endpoint: yurthub gets the masters alone", "endpoint", site.Endpoint)
+		switch {
+		case err == nil:
+			has = true
+		case errors.Is(err, api.ErrServerName): // one without is enough: ipvs may lead to any
+			e.Log.Warn("the certificate of a master lacks the endpoint: yurthub gets the masters alone", "master", m, "endpoint", site.Endpoint)
 			return false, nil
+		default:
+			errs = append(errs, err)
 		}
-		errs = append(errs, err)
+	}
+	if has {
+		return true, nil
 	}
 	return false, fmt.Errorf("asking the masters for their certificates' names: %w", errors.Join(errs...))
 }
@@ -406,300 +448,4 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 		return missing
 	}
 	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), hubLogs(h))
-}
-
-// poolKind is what yurthub lists to know its pool before it is ready, in the
-// version it asks for; no kind: nothing.
-func (h hub) poolKind() (kind, version string) {
-	on := func(name string, is bool) bool {
-		for _, a := range h.extra {
-			if flag, value, given := strings.Cut(a, "="); flag == "--"+name {
-				is = !given || value != "false"
-			}
-		}
-		return is
-	}
-	switch {
-	case !on("enable-resource-filter", true):
-		return "", ""
-	case on("enable-pool-service-topology", false):
-		return "NodeBucket", "v1alpha1"
-	case !on("enable-node-pool", true):
-		return "", ""
-	case h.image != "": // before 1.7
-		return "NodePool", "v1beta1"
-	}
-	return "NodePool", "v1beta2"
-}
-
-// csrList is what we read of certificate requests.
-type csrList struct {
-	Items []csr `json:"items"`
-}
-
-type csr struct {
-	Metadata struct {
-		Name              string `json:"name"`
-		CreationTimestamp string `json:"creationTimestamp"`
-	} `json:"metadata"`
-	Spec struct {
-		Username   string `json:"username"`
-		SignerName string `json:"signerName"`
-		Request    []byte `json:"request"`
-	} `json:"spec"`
-	Status struct {
-		Conditions []struct {
-			Type    string `json:"type"`
-			Message string `json:"message"`
-		} `json:"conditions"`
-	} `json:"status"`
-}
-
-// csrsOf is where the requests to a signer are read.
-func csrsOf(signer string) string {
-	return "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=500&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
-}
-
-// missingForHub looks, with the node's own rights, at what yurthub needs of
-// the cluster, and returns what is not there; nil: nothing was found missing.
-func missingForHub(ctx context.Context, e *Env, h hub) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	if h.image != "" && enrolled(e) != nil {
-		return missingIdentity(ctx, e, h) // nobody to ask the rest as
-	}
-	c, err := nodeClient(e)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	const signer = "kubernetes.io/kubelet-serving"
-	var csrs csrList
-	if err := c.Get(ctx, csrsOf(signer), &csrs); err == nil {
-		err := judgeCSRs(csrs, "server", signer, func(r csr) bool { return r.Spec.Username == "system:node:"+h.node })
-		if err != nil {
-			errs = append(errs, err)
-		}
-	} else if api.Code(err) == 0 {
-		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
-	}
-	const rbac = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub"
-	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.namespace+"/configmaps?limit=1", nil); api.Code(err) {
-	case 403:
-		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.namespace), rbac))
-	}
-	if kind, version := h.poolKind(); kind != "" {
-		resource := strings.ToLower(kind) + "s"
-		switch err := c.Get(ctx, "/apis/apps.openyurt.io/"+version+"/"+resource+"?limit=1", nil); {
-		case api.Code(err) == 403 && kind == "NodePool":
-			errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
-		case api.Code(err) == 403:
-			errs = append(errs, Advise(errors.New("nodes may not list NodeBuckets, which yurthub needs with --enable-pool-service-topology"),
-				"OpenYurt's charts do not grant it: give system:nodes list and watch of nodebuckets.apps.openyurt.io, or take the flag out"))
-		case api.Code(err) == 404:
-			errs = append(errs, Advise(fmt.Errorf("the cluster has no %s CRD (%s.apps.openyurt.io/%s)", kind, resource, version),
-				"install OpenYurt's yurt-manager chart, of the release that yurthub is of: another may lack "+version))
-		case api.Code(err) >= 500:
-			errs = append(errs, Advise(fmt.Errorf("the API server fails to list %ss (%s.apps.openyurt.io/%s), which yurthub needs: %w", kind, resource, version, err),
-				"look whether yurt-manager runs: its webhook turns one version of a NodePool into another"))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// judgeCSRs says what became of yurthub's requests for a certificate of this
-// kind. Denied, yurthub soon makes another.
-func judgeCSRs(csrs csrList, kind, signer string, mine func(csr) bool) error {
-	var newest, denied csr
-	for _, r := range csrs.Items {
-		if r.Spec.SignerName != signer || !mine(r) {
-			continue
-		}
-		if !r.before(newest) {
-			newest = r
-		}
-		if state, _ := r.state(); (state == "Denied" || state == "Failed") && !r.before(denied) {
-			denied = r
-		}
-	}
-	what := func(r csr) string {
-		return fmt.Sprintf("yurthub's request for its %s certificate (CSR %s, signer %s)", kind, r.Metadata.Name, signer)
-	}
-	state, _ := newest.state()
-	switch {
-	case newest.Metadata.Name == "", state == "Approved":
-		return nil
-	case denied.Metadata.Name == "":
-		return Advise(errors.New(what(newest)+" is not approved yet"),
-			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+newest.Metadata.Name)
-	}
-	state, why := denied.state()
-	if why != "" {
-		why = ": " + oneLine(errors.New(why))
-	}
-	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
-	if newest.Metadata.Name == denied.Metadata.Name {
-		return Advise(err, "find out who denies it; yurthub asks again by itself, and that request must be approved")
-	}
-	return Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
-		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
-}
-
-// state is "pending", or the last that was decided, with the words of who did.
-func (r csr) state() (state, why string) {
-	state = "pending"
-	for _, cond := range r.Status.Conditions {
-		state, why = cond.Type, cond.Message
-	}
-	return state, why
-}
-
-func (r csr) before(o csr) bool {
-	return r.Metadata.CreationTimestamp < o.Metadata.CreationTimestamp
-}
-
-// hubWords turn kubelet to yurthub, in the words that OpenYurt's own tools use
-// and look for.
-const hubWords = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
-
-// listPlainly has kubelet list in a way that yurthub can serve offline.
-// Kubelet 1.35 and later asks for lists as watches; of these yurthub 1.7
-// without a server sends nothing at all, so that kubelet would not even find
-// its Node and run no pod.
-const listPlainly = " --feature-gates=WatchListClient=false"
-
-// plainLists is listPlainly where this node's kubelet needs it. Before 1.30 it
-// would not start with a gate it does not know, and until 1.35 it lists
-// plainly by itself.
-func plainLists(ctx context.Context, e *Env) (string, error) {
-	version := imageInfo(e).Kubernetes
-	if version == "" { // a node that edgebake did not build
-		var out strings.Builder
-		if err := e.Run(ctx, Cmd{Args: []string{"kubelet", "--version"}, Output: &out}); err != nil {
-			return "", fmt.Errorf("asking kubelet for its version: %w", err)
-		}
-		version = out.String()
-	}
-	m := kubeletVersion.FindStringSubmatch(version)
-	if m == nil {
-		return "", fmt.Errorf("asking kubelet for its version: it says %q", strings.TrimSpace(version))
-	}
-	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 35 {
-		return "", err
-	}
-	return listPlainly, nil
-}
-
-var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
-
-const hubKubeconfig = `apiVersion: v1
-kind: Config
-clusters:
-- cluster:
-    server: ` + yurthubProxy + `
-  name: default-cluster
-contexts:
-- context:
-    cluster: default-cluster
-    namespace: default
-    user: default-auth
-  name: default-context
-current-context: default-context
-preferences: {}
-`
-
-var kubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
-
-// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
-func redirectFlags(env []byte, gate string) ([]byte, error) {
-	env = directFlags(env)
-	if !kubeadmArgs.Match(env) {
-		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
-	}
-	return kubeadmArgs.ReplaceAll(env, []byte("${1}${2}"+gate+hubWords+"${3}")), nil
-}
-
-// directFlags takes it out again.
-func directFlags(env []byte) []byte {
-	// Openyurt's own tools may have written their part alone.
-	return []byte(strings.NewReplacer(listPlainly+hubWords, "", hubWords, "", listPlainly, "").Replace(string(env)))
-}
-
-// redirectPhase turns kubelet to yurthub.
-func redirectPhase() Phase {
-	return Phase{
-		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			flags := string(first(e.read(kubeadmFlags)))
-			if e.exists(kubeletRestart) || string(first(e.read(ondisk.YurthubConf))) != hubKubeconfig || !strings.Contains(flags, hubWords) {
-				return Todo, nil
-			}
-			gate, err := plainLists(ctx, e)
-			if err != nil || !strings.Contains(flags, gate) {
-				return Todo, err
-			}
-			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-				return Todo, err
-			}
-			return Done, nil
-		},
-		Run: redirect,
-		// Kubelet through a yurthub that does not serve would be cut off.
-		Undo: direct,
-	}
-}
-
-// kubeletRestart says that kubelet has to be restarted for what was written.
-const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
-
-func redirect(ctx context.Context, e *Env) error {
-	flags, err := e.read(kubeadmFlags)
-	if err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	gate, err := plainLists(ctx, e)
-	if err != nil {
-		return err
-	}
-	flags, err = redirectFlags(flags, gate)
-	if err != nil {
-		return err
-	}
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	if _, err := e.write(ondisk.YurthubConf, []byte(hubKubeconfig), Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	return restartKubelet(ctx, e)
-}
-
-func direct(ctx context.Context, e *Env) error {
-	flags, err := e.read(kubeadmFlags)
-	if err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	if _, err := e.write(kubeadmFlags, directFlags(flags), Mode(0o644)); err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	if err := e.Remove(ondisk.YurthubConf); err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	return restartKubelet(ctx, e)
-}
-
-func restartKubelet(ctx context.Context, e *Env) error {
-	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
-		return fmt.Errorf("restarting kubelet: %w", err)
-	}
-	if err := e.Remove(kubeletRestart); err != nil {
-		return fmt.Errorf("restarting kubelet: %w", err)
-	}
-	return nil
 }

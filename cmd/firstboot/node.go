@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -29,6 +31,8 @@ func needRoot(what string) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%s needs root: it changes this machine", what)
 	}
+	// A terminal that goes away does not stop what is half done.
+	signal.Ignore(syscall.SIGHUP)
 	return nil
 }
 

@@ -1,0 +1,240 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+)
+
+// What yurthub needs of the cluster, and says nothing of itself: it only waits.
+
+// poolKind is what yurthub lists to know its pool before it is ready, in the
+// version it asks for; no kind: nothing.
+func (h hub) poolKind() (kind, version string) {
+	on := func(name string, is bool) bool {
+		for _, a := range h.extra {
+			if flag, value, given := strings.Cut(a, "="); flag == "--"+name {
+				is = !given || value != "false"
+			}
+		}
+		return is
+	}
+	switch {
+	case !on("enable-resource-filter", true):
+		return "", ""
+	case on("enable-pool-service-topology", false):
+		return "NodeBucket", "v1alpha1"
+	case !on("enable-node-pool", true):
+		return "", ""
+	case h.image != "": // before 1.7
+		return "NodePool", "v1beta1"
+	}
+	return "NodePool", "v1beta2"
+}
+
+// csrList is what we read of certificate requests.
+type csrList struct {
+	Metadata struct {
+		Continue string `json:"continue"`
+	} `json:"metadata"`
+	Items []csr `json:"items"`
+}
+
+type csr struct {
+	Metadata struct {
+		Name              string `json:"name"`
+		CreationTimestamp string `json:"creationTimestamp"`
+	} `json:"metadata"`
+	Spec struct {
+		Username   string `json:"username"`
+		SignerName string `json:"signerName"`
+		Request    []byte `json:"request"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []struct {
+			Type    string `json:"type"`
+			Message string `json:"message"`
+		} `json:"conditions"`
+	} `json:"status"`
+}
+
+// maxCSRPages bounds a list: one that is not approved asks every four minutes,
+// and the cluster keeps a request for a day.
+const maxCSRPages = 50
+
+// listCSRs reads the requests to a signer.
+func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) {
+	path := "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=200&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
+	var all []csr
+	next := ""
+	for range maxCSRPages {
+		var page csrList
+		if err := c.Get(ctx, path+next, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Items...)
+		if page.Metadata.Continue == "" {
+			break
+		}
+		next = "&continue=" + url.QueryEscape(page.Metadata.Continue)
+	}
+	return all, nil
+}
+
+// nodePool is what we read of a NodePool.
+type nodePool struct {
+	Spec struct {
+		Type string `json:"type"` // Edge or Cloud
+	} `json:"spec"`
+}
+
+// poolFits looks, with the node's own rights, whether the node may be of its
+// pool; nil also where that cannot be told.
+func poolFits(ctx context.Context, e *Env, h hub) error {
+	c, err := nodeClient(e)
+	if err != nil {
+		return nil // yurthub's own identity is still to come
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	version := "v1beta2"
+	if h.image != "" { // before 1.7
+		version = "v1beta1"
+	}
+	var pools struct {
+		Items []nodePool `json:"items"`
+	}
+	if err := c.Get(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools?fieldSelector="+url.QueryEscape("metadata.name="+h.pool), &pools); err != nil {
+		return nil // why not is said by who waits for it
+	}
+	switch {
+	case len(pools.Items) == 0:
+		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook lets no Node be of a pool that is not there", h.pool),
+			"make it (kubectl get nodepools lists those that are), or correct nodePool")
+	case h.cloud && pools.Items[0].Spec.Type == "Edge":
+		return Permanent(fmt.Errorf("NodePool %s is of type Edge, and OpenYurt would turn this cloud node into an edge node", h.pool),
+			"choose a node pool of type Cloud, or node type edge")
+	}
+	return nil
+}
+
+// missingForHub looks, with the node's own rights, at what yurthub needs of
+// the cluster, and returns what is not there; nil: nothing was found missing.
+func missingForHub(ctx context.Context, e *Env, h hub) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	if h.image != "" && enrolled(e) != nil {
+		return missingIdentity(ctx, e, h) // nobody to ask the rest as
+	}
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	const signer = "kubernetes.io/kubelet-serving"
+	if csrs, err := listCSRs(ctx, c, signer); err == nil {
+		// Kubelet may ask for one of its own, with the machine's name.
+		err := judgeCSRs(csrs, "server", signer, func(r csr) bool {
+			return r.Spec.Username == "system:node:"+h.node && slices.Contains(requestOf(r).DNSNames, "kubernetes")
+		})
+		if err != nil {
+			errs = append(errs, err)
+		}
+	} else if api.Code(err) == 0 {
+		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
+	}
+	const rbac = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub"
+	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.namespace+"/configmaps?limit=1", nil); api.Code(err) {
+	case 403:
+		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.namespace), rbac))
+	}
+	if kind, version := h.poolKind(); kind != "" {
+		resource := strings.ToLower(kind) + "s"
+		switch err := c.Get(ctx, "/apis/apps.openyurt.io/"+version+"/"+resource+"?limit=1", nil); {
+		case api.Code(err) == 403 && kind == "NodePool":
+			errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
+		case api.Code(err) == 403:
+			errs = append(errs, Advise(errors.New("nodes may not list NodeBuckets, which yurthub needs with --enable-pool-service-topology"),
+				"OpenYurt's charts do not grant it: give system:nodes list and watch of nodebuckets.apps.openyurt.io, or take the flag out"))
+		case api.Code(err) == 404:
+			errs = append(errs, Advise(fmt.Errorf("the cluster has no %s CRD (%s.apps.openyurt.io/%s)", kind, resource, version),
+				"install OpenYurt's yurt-manager chart, of the release that yurthub is of: another may lack "+version))
+		case api.Code(err) >= 500:
+			errs = append(errs, Advise(fmt.Errorf("the API server fails to list %ss (%s.apps.openyurt.io/%s), which yurthub needs: %w", kind, resource, version, err),
+				"look whether yurt-manager runs: its webhook turns one version of a NodePool into another"))
+		}
+	}
+	if err := poolFits(ctx, e, h); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// judgeCSRs says what became of yurthub's requests for a certificate of this
+// kind. Denied, yurthub soon makes another.
+func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
+	var newest, denied csr
+	for _, r := range csrs {
+		if r.Spec.SignerName != signer || !mine(r) {
+			continue
+		}
+		if !r.before(newest) {
+			newest = r
+		}
+		if state, _ := r.state(); (state == "Denied" || state == "Failed") && !r.before(denied) {
+			denied = r
+		}
+	}
+	what := func(r csr) string {
+		return fmt.Sprintf("yurthub's request for its %s certificate (CSR %s, signer %s)", kind, r.Metadata.Name, signer)
+	}
+	state, _ := newest.state()
+	switch {
+	case newest.Metadata.Name == "", state == "Approved":
+		return nil
+	case denied.Metadata.Name == "":
+		return Advise(errors.New(what(newest)+" is not approved yet"),
+			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+newest.Metadata.Name)
+	}
+	state, why := denied.state()
+	if why != "" {
+		why = ": " + oneLine(errors.New(why))
+	}
+	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
+	if newest.Metadata.Name == denied.Metadata.Name {
+		return Advise(err, "find out who denies it; yurthub asks again by itself, and that request must be approved")
+	}
+	return Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
+		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
+}
+
+// requestOf is what is asked for; empty if it is no request.
+func requestOf(r csr) *x509.CertificateRequest {
+	if block, _ := pem.Decode(r.Spec.Request); block != nil {
+		if req, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
+			return req
+		}
+	}
+	return &x509.CertificateRequest{}
+}
+
+// state is "pending", or the last that was decided, with the words of who did.
+func (r csr) state() (state, why string) {
+	state = "pending"
+	for _, cond := range r.Status.Conditions {
+		state, why = cond.Type, cond.Message
+	}
+	return state, why
+}
+
+func (r csr) before(o csr) bool {
+	return r.Metadata.CreationTimestamp < o.Metadata.CreationTimestamp
+}

@@ -1,0 +1,232 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// hubWords turn kubelet to yurthub, in the words that OpenYurt's own tools use
+// and look for.
+const hubWords = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
+
+// listPlainly has kubelet list in a way that yurthub can serve offline.
+// Kubelet 1.35 and later asks for lists as watches; of these yurthub 1.7
+// without a server sends nothing at all, so that kubelet would not even find
+// its Node and run no pod.
+const listPlainly = " --feature-gates=WatchListClient=false"
+
+// plainLists is listPlainly where this node's kubelet needs it. Before 1.30 it
+// would not start with a gate it does not know, and until 1.35 it lists
+// plainly by itself.
+func plainLists(ctx context.Context, e *Env) (string, error) {
+	version := imageInfo(e).Kubernetes
+	if version == "" { // a node that edgebake did not build
+		var out strings.Builder
+		if err := e.Run(ctx, Cmd{Args: []string{"kubelet", "--version"}, Output: &out}); err != nil {
+			return "", fmt.Errorf("asking kubelet for its version: %w", err)
+		}
+		version = out.String()
+	}
+	m := kubeletVersion.FindStringSubmatch(version)
+	if m == nil {
+		return "", fmt.Errorf("asking kubelet for its version: it says %q", strings.TrimSpace(version))
+	}
+	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 35 {
+		return "", err
+	}
+	return listPlainly, nil
+}
+
+var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
+
+const hubKubeconfig = `apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    server: ` + yurthubProxy + `
+  name: default-cluster
+contexts:
+- context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+  name: default-context
+current-context: default-context
+preferences: {}
+`
+
+var kubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
+
+// redirectFlags adds to kubeadm-flags.env what turns kubelet to yurthub.
+func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
+	env = directFlags(env)
+	if !kubeadmArgs.Match(env) {
+		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
+	}
+	return eachArgs(env, func(args string) string { return registerFlags(args, labels) + gate + hubWords }), nil
+}
+
+// eachArgs changes kubelet's arguments in kubeadm-flags.env.
+func eachArgs(env []byte, change func(args string) string) []byte {
+	return kubeadmArgs.ReplaceAllFunc(env, func(line []byte) []byte {
+		m := kubeadmArgs.FindSubmatch(line)
+		return []byte(string(m[1]) + change(string(m[2])) + string(m[3]))
+	})
+}
+
+// directFlags takes it out again.
+func directFlags(env []byte) []byte {
+	// Openyurt's own tools may have written their part alone.
+	return []byte(strings.NewReplacer(listPlainly+hubWords, "", hubWords, "", listPlainly, "").Replace(string(env)))
+}
+
+var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
+
+// registerFlags has kubelet register its Node with these labels of OpenYurt's,
+// or with neither: they hold when the Node was deleted, and only then. Kubeadm
+// wrote down those of the day of the join.
+func registerFlags(args string, labels map[string]string) string {
+	var have []string
+	m := nodeLabels.FindStringSubmatch(args)
+	if m != nil && m[2] != "" {
+		have = strings.Split(m[2], ",")
+	}
+	found := 0
+	kept := have[:0:0]
+	for _, l := range have {
+		k, v, _ := strings.Cut(l, "=")
+		if k != configs.LabelEdgeWorker && k != configs.LabelNodePool {
+			kept = append(kept, l)
+		} else if want, ok := labels[k]; ok && want == v {
+			found++
+		}
+	}
+	if found == len(labels) && len(have) == len(kept)+found {
+		return args // as it should be, in any order
+	}
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		kept = append(kept, k+"="+labels[k])
+	}
+	flag := ""
+	if len(kept) > 0 {
+		flag = "--node-labels=" + strings.Join(kept, ",")
+	}
+	switch {
+	case m == nil:
+		return strings.TrimRight(args, " ") + " " + flag
+	case flag == "":
+		return nodeLabels.ReplaceAllLiteralString(args, "")
+	}
+	return nodeLabels.ReplaceAllLiteralString(args, m[1]+flag)
+}
+
+// redirectPhase turns kubelet to yurthub, and has it register as what labels
+// say.
+func redirectPhase(labels map[string]string) Phase {
+	return Phase{
+		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			flags := first(e.read(kubeadmFlags))
+			if e.exists(kubeletRestart) || string(first(e.read(ondisk.YurthubConf))) != hubKubeconfig {
+				return Todo, nil
+			}
+			gate, err := plainLists(ctx, e)
+			if err != nil {
+				return Todo, err
+			}
+			if want, err := redirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
+				return Todo, nil // what is wrong with them is said when they are written
+			}
+			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error { return redirect(ctx, e, labels) },
+		// Kubelet through a yurthub that does not serve would be cut off.
+		Undo: func(ctx context.Context, e *Env) error { return direct(ctx, e, labels) },
+	}
+}
+
+// kubeletRestart says that kubelet has to be restarted for what was written.
+const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
+
+func redirect(ctx context.Context, e *Env, labels map[string]string) error {
+	flags, err := e.read(kubeadmFlags)
+	if err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	gate, err := plainLists(ctx, e)
+	if err != nil {
+		return err
+	}
+	flags, err = redirectFlags(flags, gate, labels)
+	if err != nil {
+		return err
+	}
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	if _, err := e.write(ondisk.YurthubConf, []byte(hubKubeconfig), Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
+		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+	}
+	return restartKubelet(ctx, e)
+}
+
+// direct turns kubelet from yurthub, and has it register with these labels of
+// OpenYurt's; nil: as a native node.
+func direct(ctx context.Context, e *Env, labels map[string]string) error {
+	flags, err := e.read(kubeadmFlags)
+	if err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	flags = eachArgs(directFlags(flags), func(args string) string { return registerFlags(args, labels) })
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	if err := e.Remove(ondisk.YurthubConf); err != nil {
+		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+	}
+	return restartKubelet(ctx, e)
+}
+
+func restartKubelet(ctx context.Context, e *Env) error {
+	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
+		return fmt.Errorf("restarting kubelet: %w", err)
+	}
+	if err := e.Remove(kubeletRestart); err != nil {
+		return fmt.Errorf("restarting kubelet: %w", err)
+	}
+	return nil
+}
+
+// registeredAs are the labels of OpenYurt's that kubelet registers with.
+func registeredAs(env []byte) map[string]string {
+	out := map[string]string{}
+	m := nodeLabels.FindSubmatch(env)
+	if m == nil {
+		return out
+	}
+	for l := range strings.SplitSeq(strings.Trim(string(m[2]), `"`), ",") {
+		k, v, _ := strings.Cut(l, "=")
+		if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
+			out[k] = v
+		}
+	}
+	return out
+}
