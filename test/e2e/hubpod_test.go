@@ -58,7 +58,7 @@ func TestStaticPodNode(t *testing.T) {
 		w.approver.Set(lab.Approve)
 	}
 	node := w.ready(vm, nil)
-	w.firstPost("edge1", "true")
+	w.firstPost("edge1", "true", pool)
 	w.postedAs("edge1", "system:node:edge1")
 	if w.approver != nil {
 		var signers []string

@@ -85,20 +85,72 @@ func (c *Cluster) GrantHub(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, hubBinding)
 }
 
-// AddNodePools makes the kind NodePool, served in this version alone, and edge
-// pools of these names.
-func (c *Cluster) AddNodePools(ctx context.Context, version string, names ...string) error {
+// nodeRules stands in for what OpenYurt's webhook lets nobody do to a Node's
+// labels: change a pool in place, and, but for nodes themselves, say who is an
+// edge worker.
+var nodeRules = map[string]any{
+	"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+	"metadata": map[string]any{"name": "openyurt-nodes"},
+	"spec": map[string]any{
+		"failurePolicy": "Fail",
+		"matchConstraints": map[string]any{"resourceRules": []any{map[string]any{
+			"apiGroups": []string{""}, "apiVersions": []string{"v1"}, "resources": []string{"nodes"}, "operations": []string{"UPDATE"},
+		}}},
+		"variables": []any{
+			labelVariable("wasPool", "oldObject", LabelNodePool), labelVariable("pool", "object", LabelNodePool),
+			labelVariable("wasEdge", "oldObject", LabelEdgeWorker), labelVariable("edge", "object", LabelEdgeWorker),
+		},
+		"validations": []any{
+			map[string]any{
+				"expression": "variables.wasPool == '' || variables.pool == '' || variables.wasPool == variables.pool",
+				"message":    LabelNodePool + " can only be added or removed",
+			},
+			map[string]any{
+				"expression": "variables.wasEdge == variables.edge || request.userInfo.username.startsWith('system:node:')",
+				"message":    LabelEdgeWorker + " is changed by nodes alone",
+			},
+		},
+	},
+}
+
+func labelVariable(name, object, label string) map[string]any {
+	labels := object + ".metadata.labels"
+	return map[string]any{"name": name, "expression": fmt.Sprintf("has(%s) && '%s' in %s ? %s['%s'] : ''", labels, label, labels, labels, label)}
+}
+
+var nodeRulesBinding = map[string]any{
+	"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+	"metadata": map[string]any{"name": "openyurt-nodes"},
+	"spec":     map[string]any{"policyName": "openyurt-nodes", "validationActions": []string{"Deny"}},
+}
+
+// GuardNodes has the API servers refuse what OpenYurt's webhook would.
+func (c *Cluster) GuardNodes(ctx context.Context) error {
+	const path = "/apis/admissionregistration.k8s.io/v1/"
+	if err := c.Create(ctx, path+"validatingadmissionpolicies", nodeRules); err != nil {
+		return err
+	}
+	return c.Create(ctx, path+"validatingadmissionpolicybindings", nodeRulesBinding)
+}
+
+// NodePool is one of OpenYurt's.
+type NodePool struct {
+	Name, Type string // Edge or Cloud
+}
+
+// AddNodePools makes the kind NodePool, served in this version alone, and these.
+func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...NodePool) error {
 	if err := c.Create(ctx, crdPath, nodePoolCRD(version)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	for _, name := range names {
+	for _, pool := range pools {
 		// The kind is served some moments after it was made.
 		err := poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
 			err := c.Create(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools", map[string]any{
 				"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool",
-				"metadata": map[string]any{"name": name}, "spec": map[string]any{"type": "Edge"},
+				"metadata": map[string]any{"name": pool.Name}, "spec": map[string]any{"type": pool.Type},
 			})
 			return err == nil, err
 		})
