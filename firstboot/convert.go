@@ -23,6 +23,7 @@ import (
 const (
 	yurthubProgram = "/usr/local/bin/yurthub"
 	yurthubUnit    = "/etc/systemd/system/" + ondisk.UnitYurthub
+	bakedHubUnit   = "/usr/lib/systemd/system/" + ondisk.UnitYurthub
 	hubCache       = "/etc/kubernetes/cache"
 	manifests      = "/etc/kubernetes/manifests"
 )
@@ -492,14 +493,19 @@ func convertSteps(h hub) []Phase {
 		{
 			Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
-				if e.exists("/usr/lib/systemd/system/"+ondisk.UnitYurthub) || string(first(e.read(yurthubUnit))) == hubUnit {
+				if !e.exists(openYurtDropin) && (e.exists(bakedHubUnit) || string(first(e.read(yurthubUnit))) == hubUnit) {
 					return Done, nil
 				}
 				return Todo, nil
 			},
 			Run: func(ctx context.Context, e *Env) error {
-				if err := e.WriteFile(yurthubUnit, []byte(hubUnit), Mode(0o644)); err != nil {
+				if err := e.Remove(openYurtDropin); err != nil {
 					return fmt.Errorf("writing the unit of yurthub: %w", err)
+				}
+				if !e.exists(bakedHubUnit) {
+					if err := e.WriteFile(yurthubUnit, []byte(hubUnit), Mode(0o644)); err != nil {
+						return fmt.Errorf("writing the unit of yurthub: %w", err)
+					}
 				}
 				if err := e.Mkdir(ondisk.YurthubRoot, Mode(0o755)); err != nil {
 					return fmt.Errorf("making %s: %w", ondisk.YurthubRoot, err)
@@ -932,7 +938,7 @@ func (ev *evidence) note(tell func(Step), s Step) {
 }
 
 // keptFiles are the files worth comparing; none of them holds a secret.
-var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
+var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, openYurtDropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
 
 func (ev *evidence) copyFiles(when string) {
 	for _, p := range keptFiles {

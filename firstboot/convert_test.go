@@ -253,6 +253,27 @@ func TestConvertForeignNode(t *testing.T) {
 	sameTree(t, "after revert", w.clean(), native)
 }
 
+// TestConvertAfterYurtadm: what yurtadm left beside its unit would win over our
+// arguments.
+func TestConvertAfterYurtadm(t *testing.T) {
+	w := foreignNode(t)
+	w.put(yurthubUnit, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
+	w.put(openYurtDropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
+	if steps, err := w.convert(pool); err != nil {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	if w.has(openYurtDropin) || w.get(yurthubUnit) != hubUnit {
+		t.Error("yurthub would start as yurtadm had it")
+	}
+	w.put(openYurtDropin, "[Service]\n")
+	if steps, err := w.revert(); err != nil {
+		t.Fatalf("%v\n%v", err, steps)
+	}
+	if w.has(openYurtDropin) || w.has(yurthubUnit) {
+		t.Error("something of yurtadm's is left")
+	}
+}
+
 // TestGateFitsKubelet: a gate that kubelet does not know would keep it from
 // starting, on a node that worked before.
 func TestGateFitsKubelet(t *testing.T) {
@@ -605,5 +626,15 @@ func TestHubUnitIsTheBakedOne(t *testing.T) {
 	}
 	if string(b) != hubUnit {
 		t.Error("the unit that convert writes is not the one that images carry")
+	}
+}
+
+func TestHubArgsOfTheUser(t *testing.T) {
+	h := hub{extra: []string{"--enable-dummy-if=true", "--enable-resource-filter=0"}}
+	if args := h.args(); args[len(args)-1] != "--enable-dummy-if=false" {
+		t.Errorf("a kernel without dummy gets %v", args)
+	}
+	if kind, _ := h.poolKind(); kind != "" {
+		t.Errorf("without the filters it waits for %s", kind)
 	}
 }

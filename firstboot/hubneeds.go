@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,7 +23,8 @@ func (h hub) poolKind() (kind, version string) {
 	on := func(name string, is bool) bool {
 		for _, a := range h.extra {
 			if flag, value, given := strings.Cut(a, "="); flag == "--"+name {
-				is = !given || value != "false"
+				b, err := strconv.ParseBool(value)
+				is = !given || err != nil || b
 			}
 		}
 		return is

@@ -75,10 +75,11 @@ func (h hub) args() []string {
 	if len(h.pins) > 0 {
 		out = append(out, "--discovery-token-unsafe-skip-ca-verification=false")
 	}
-	if !h.dummy {
+	out = append(out, h.extra...)
+	if !h.dummy { // last, for the last one holds: with it yurthub would not start here
 		out = append(out, "--enable-dummy-if=false")
 	}
-	return append(out, h.extra...)
+	return out
 }
 
 func (h hub) env() []byte {
