@@ -156,7 +156,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, labels map[string]stri
 	t, err := currentSite(ctx, e)
 	bySite := err == nil && t.Site.NodeType != configs.NodeNative
 	if bySite {
-		cure = "its site made it one; nodeType, nodePool and yurthub are changed there"
+		cure = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
 	if labels[configs.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
 		return Advise(errors.New(is), cure)
