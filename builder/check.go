@@ -195,8 +195,7 @@ func notProgram(path string) error {
 }
 
 // checkProgram is checkPrograms for one file that is to become the program at
-// path.
-// What lies on this machine is looked at before anything is compiled for it.
+// path: what lies on this machine is looked at before anything is compiled.
 func (b *build) checkProgram(sha, path string) error {
 	if !slices.Contains(programs, path) {
 		return nil
