@@ -120,7 +120,7 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 	switch {
 	case len(pools.Items) == 0:
 		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook lets no Node be of a pool that is not there", h.pool),
-			"make it (kubectl get nodepools lists those that are), or correct nodePool")
+			"make it, or take one that is there (kubectl get nodepools)")
 	case h.cloud && pools.Items[0].Spec.Type == "Edge":
 		return Permanent(fmt.Errorf("NodePool %s is of type Edge, and OpenYurt would turn this cloud node into an edge node", h.pool),
 			"choose a node pool of type Cloud, or node type edge")

@@ -110,7 +110,7 @@ func readyPhase(site *configs.Site) Phase {
 					labelled = labelOwn(ctx, e, site)
 				}
 				if last = look(ctx, e); last != nil {
-					e.Waiting("%s", oneLine(last))
+					e.Waiting("the Node to be Ready: %s", oneLine(last))
 				}
 				return last == nil, nil
 			})

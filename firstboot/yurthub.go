@@ -433,7 +433,7 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 		// of nodes may be waiting for the same thing.
 		if tries++; tries%15 == 10 {
 			if missing := missingForHub(ctx, e, h); missing != nil {
-				e.Waiting("%s", withAdvice(missing))
+				e.Waiting("yurthub to be ready: %s", withAdvice(missing))
 			} else {
 				e.Waiting("yurthub to be ready: %s", oneLine(last))
 			}

@@ -106,7 +106,7 @@ certificate to go on with, and cannot be turned: reset it and join it again.`,
 				return nil
 			}
 			if err == nil {
-				fmt.Fprintln(cmd.OutOrStdout(), "reverted. If this machine has a site, say nodeType: native in it, without a nodePool.")
+				fmt.Fprintln(cmd.OutOrStdout(), "reverted.")
 			}
 			return err
 		},
