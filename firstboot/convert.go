@@ -588,8 +588,7 @@ func revertSteps(name string) []Phase {
 			Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
 				flags := first(e.read(kubeadmFlags))
-				native := eachArgs(flags, func(args string) string { return registerFlags(args, nil) })
-				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) || string(native) != string(flags) {
+				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) || string(registering(flags, nil)) != string(flags) {
 					return Todo, nil
 				}
 				return Done, nil
@@ -739,10 +738,13 @@ func kubeletGoes(ctx context.Context, e *Env, through bool) error {
 	if err != nil {
 		return fmt.Errorf("looking how kubelet was started: %w", err)
 	}
-	conf := ""
-	for arg := range strings.SplitSeq(string(args), "\x00") {
+	conf := "" // of several the last holds
+	words := strings.Split(string(args), "\x00")
+	for i, arg := range words {
 		if v, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {
-			conf = v // the last one holds
+			conf = v
+		} else if arg == "--kubeconfig" && i+1 < len(words) {
+			conf = words[i+1]
 		}
 	}
 	if (conf == ondisk.YurthubConf) == through {
@@ -782,8 +784,12 @@ var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 // for it: yurthub leaves it behind when it is killed.
 func removeDummy(ctx context.Context, e *Env) error {
 	names := []string{"hub-dummy0", "yurthub-dummy0"} // from 1.7, and before
-	if m := dummyName.FindSubmatch(first(e.read(yurthubEnv))); m != nil {
-		names = append(names, string(m[1]))
+	args := string(first(e.read(yurthubEnv)))
+	if y := imageInfo(e).Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
+		args += " " + strings.Join(y.ExtraArgs, " ")
+	}
+	for _, m := range dummyName.FindAllStringSubmatch(args, -1) {
+		names = append(names, m[1])
 	}
 	for _, n := range names {
 		if !e.exists("/sys/class/net/" + n) {
@@ -862,7 +868,7 @@ func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)
 		if settled {
 			ev.note(tell, Step{s.Name, "failed", oneLine(err)})
 			ev.finish(context.WithoutCancel(ctx))
-			return Advise(fmt.Errorf("%s: %w (evidence is in %s)", s.Name, err, ev.dir),
+			return Advise(fmt.Errorf("%s: %w (the node is turned; evidence is in %s)", s.Name, err, ev.dir),
 				"the node is what it was to become; run the same command again, and it does the rest")
 		}
 		ev.note(tell, Step{s.Name, "failed", oneLine(err)})
@@ -883,7 +889,7 @@ func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)
 			ev.note(tell, Step{d.Name, "undone", ""})
 		}
 		ev.finish(undo)
-		return fmt.Errorf("%s: %w (evidence is in %s)", s.Name, err, ev.dir)
+		return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, ev.dir)
 	}
 	ev.finish(ctx)
 	return nil

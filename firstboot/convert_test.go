@@ -554,6 +554,96 @@ func TestResetForgetsTheToken(t *testing.T) {
 	}
 }
 
+// TestResetKeepsTheNextSite: its token is not that of the join that is left.
+func TestResetKeepsTheNextSite(t *testing.T) {
+	for name, next := range map[string]func(w *world) string{
+		"another name":  func(w *world) string { return strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1) },
+		"the same name": func(w *world) string { return w.site(withToken) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := edgeWorld(t)
+			if err := w.boot(); err != nil {
+				t.Fatal(err)
+			}
+			w.stamp(ownDev, next(w))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			w.off = cancel
+			if _, err := Reset(ctx, w.env(), func(Step) {}); err != nil {
+				t.Fatal(err)
+			}
+			delete(w.cluster.nodes, "edge-sn0042") // kubectl delete node
+			joins := w.joins
+			w.powerOn()
+			if err := w.boot(); err != nil || w.joins != joins+1 {
+				t.Errorf("%v, joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+			}
+		})
+	}
+	// First boot has seen it, and asked for the reset.
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Fatal("it goes by two names")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.off = cancel
+	if _, err := Reset(ctx, w.env(), func(Step) {}); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil || w.state().Node != "other" {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestResetKilled cuts the power before each effect of a reset in the middle of
+// a join: run again it forgets the token and keeps the site.
+func TestResetKilled(t *testing.T) {
+	begun := func() *world {
+		w := edgeWorld(t)
+		w.cluster.csr = "pending"
+		if err := w.boot(); err == nil {
+			t.Fatal("done, and nobody approved")
+		}
+		w.effects, w.names = 0, nil
+		return w
+	}
+	reset := func(w *world) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		w.off, w.cut = cancel, false
+		_, err := Reset(ctx, w.env(), func(Step) {})
+		return err
+	}
+	whole := begun()
+	if err := reset(whole); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n <= whole.effects; n++ {
+		w := begun()
+		w.cutAt = n
+		err := reset(w)
+		at := w.names[len(w.names)-1]
+		w.cutAt = 0
+		if again := reset(w); again != nil {
+			t.Fatalf("cut at %s (%v), again: %v", at, err, again)
+		}
+		noSecret(t, w)
+		if !strings.Contains(w.slotSite(ownDev), "nodePool") {
+			t.Errorf("cut at %s: the site is lost", at)
+		}
+		if t.Failed() {
+			t.Fatalf("cut at %s", at)
+		}
+	}
+}
+
 func TestRegisterFlags(t *testing.T) {
 	edge := openYurtLabels("shanghai", false)
 	const both = configs.LabelNodePool + "=shanghai," + configs.LabelEdgeWorker + "=true"
@@ -569,6 +659,9 @@ func TestRegisterFlags(t *testing.T) {
 		{"--node-labels=" + configs.LabelNodePool + "=beijing,zone=north", edge, "--node-labels=zone=north," + both},
 		{"--a=b --node-labels=" + both + " --c=d", nil, "--a=b --c=d"},
 		{"--node-labels=zone=north," + both, nil, "--node-labels=zone=north"},
+		{"--node-labels=zone=north --a=b --node-labels=rack=7", edge, "--node-labels=zone=north,rack=7," + both + " --a=b"},
+		{"--node-labels=" + configs.LabelNodePool + "=shanghai," + configs.LabelNodePool + "=shanghai", edge, "--node-labels=" + both},
+		{"--a=b --node-labels=" + configs.LabelNodePool + "=shanghai --node-labels=" + configs.LabelEdgeWorker + "=true --c=d", nil, "--a=b --c=d"},
 		{"--a=b --node-labels=zone=north", nil, "--a=b --node-labels=zone=north"},
 		{"--a=b", nil, "--a=b"},
 	} {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -226,6 +227,29 @@ func TestStaticPodKilled(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+	}
+}
+
+// TestStaticPodPoolChanged: kubelet registers with what the site says now, as in
+// the other form.
+func TestStaticPodPoolChanged(t *testing.T) {
+	w := podWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	for _, pool := range []string{"shanghai", "beijing"} {
+		w.stamp(ownDev, w.site("nodeType: edge", "nodePool: "+pool))
+		w.powerOn()
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		if flags := w.get(kubeadmFlags); !strings.Contains(flags, configs.LabelNodePool+"="+pool) || w.joins != 1 {
+			t.Errorf("kubelet registers with %s, kubeadm ran %d times", flags, w.joins)
+		}
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil || slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+		t.Errorf("%v, and it did %v", err, w.names)
 	}
 }
 

@@ -124,6 +124,7 @@ func otherForm(e *Env, pod bool) error {
 // podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
 func podJoinPhase(site *configs.Site) Phase {
+	labels := openYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -134,6 +135,10 @@ func podJoinPhase(site *configs.Site) Phase {
 				if err := sameName(ctx, e); err != nil {
 					return Todo, err
 				}
+				flags := first(e.read(kubeadmFlags))
+				if e.exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
+					return Todo, nil // the site names another pool since
+				}
 				return Done, nil
 			}
 			done, err := podJoined(ctx, e, site)
@@ -142,8 +147,16 @@ func podJoinPhase(site *configs.Site) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error { return podJoin(ctx, e, site) },
+		Run: func(ctx context.Context, e *Env) error {
+			if enrolled(e) == nil {
+				return register(ctx, e, labels)
+			}
+			return podJoin(ctx, e, site)
+		},
 		Undo: func(ctx context.Context, e *Env) error {
+			if enrolled(e) == nil {
+				return nil
+			}
 			if done, err := podJoined(ctx, e, site); err != nil || done {
 				return err
 			}

@@ -531,7 +531,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	s := w.state()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
-	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north") || !strings.Contains(p.Cure, "kubectl delete node edge-sn0042") {
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Cure, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
 	if !w.said("the cluster has a stale Node edge-sn0042") {
@@ -542,7 +542,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if !w.said("the Node edge-sn0042 lacks labels of the site, and gets them: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+	if !w.said("the Node edge-sn0042 lacked labels of the site, and has them now: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
 		t.Errorf("it did not label its Node:\n%s", strings.Join(w.console, "\n"))
 	}
 }
@@ -593,6 +593,18 @@ func TestPoolOfTheCluster(t *testing.T) {
 	w = nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
 	w.cluster.poolType = "Cloud"
 	if err := w.boot(); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	// Where nothing converts it, a node that runs goes on, also with a change.
+	w.cluster.poolType = ""
+	w.units[ondisk.UnitYurthub] = "failed"
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w = edgeWorld(t)
+	w.cluster.noPool, w.cluster.refusesNode = true, true // as the webhook does
+	if err := w.boot(); err == nil || w.state().Result == ondisk.ResultDone || !w.said("node-ready: will be tried again: the cluster has no NodePool shanghai") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	w = edgeWorld(t)
@@ -754,5 +766,21 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	}
 	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
 		t.Error("a yurthub that was starting was restarted")
+	}
+}
+
+// TestPortOpened: rules of before are taken out of the kernel as well.
+func TestPortOpened(t *testing.T) {
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, w.site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true}"))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.has(yurthubNFT) || w.has(yurthubDropin) || !slices.Contains(w.names, "run nft delete table inet edgebake_yurthub") {
+		t.Errorf("the port is closed still: %v", w.names)
 	}
 }

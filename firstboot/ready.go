@@ -56,10 +56,12 @@ func ownNode(ctx context.Context, e *Env) (*api.Client, *api.Node, error) {
 	}
 	n, err := c.GetNode(ctx, t.Node)
 	if api.Code(err) == 404 {
-		err = Advise(fmt.Errorf("the cluster has no Node %s yet", t.Node), "see `journalctl -u kubelet` on the machine")
+		err = Advise(fmt.Errorf("%w %s yet", errNoNode, t.Node), "see `journalctl -u kubelet` on the machine")
 	}
 	return c, n, err
 }
+
+var errNoNode = errors.New("the cluster has no Node")
 
 // readyPhase sees the node as the cluster sees it.
 func readyPhase(site *configs.Site) Phase {
@@ -68,7 +70,7 @@ func readyPhase(site *configs.Site) Phase {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		_, n, err := ownNode(ctx, e)
-		if api.Code(err) == 404 && site.OpenYurt() {
+		if errors.Is(err, errNoNode) && site.OpenYurt() {
 			if h, herr := hubOf(ctx, e, site, false); herr == nil {
 				if perr := poolFits(ctx, e, h); perr != nil {
 					return perr
@@ -105,11 +107,15 @@ func readyPhase(site *configs.Site) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			var last error
 			labelled := false
+			var refused error
 			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
 				if !labelled {
-					labelled = labelOwn(ctx, e, site)
+					labelled, refused = labelOwn(ctx, e, site)
 				}
 				if last = look(ctx, e); last != nil {
+					if refused != nil {
+						last = fmt.Errorf("%w; the node may not set them: %w", last, refused)
+					}
 					e.Waiting("the Node to be Ready: %s", oneLine(last))
 				}
 				return last == nil, nil
@@ -131,18 +137,13 @@ func readyPhase(site *configs.Site) Phase {
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
 // cluster lets a node do that, and reports whether it has tried: a Node that was
 // there before, of a machine of the same name, keeps what it had.
-func labelOwn(ctx context.Context, e *Env, site *configs.Site) bool {
+func labelOwn(ctx context.Context, e *Env, site *configs.Site) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, n, err := ownNode(ctx, e)
 	if err != nil {
-		return false
+		return false, nil
 	}
-	missing := missingLabels(site, n)
-	if len(missing) == 0 {
-		return true
-	}
-	e.Console(fmt.Sprintf("the Node %s lacks labels of the site, and gets them: %s", n.Metadata.Name, strings.Join(missing, ", ")))
 	// OpenYurt's two go together: the cluster acts on one without the other.
 	pair, rest := map[string]any{}, map[string]any{}
 	for k, v := range node.KubeletLabels(site) {
@@ -160,10 +161,16 @@ func labelOwn(ctx context.Context, e *Env, site *configs.Site) bool {
 			continue
 		}
 		if err := patchLabels(ctx, e, n.Metadata.Name, labels); err != nil {
-			e.Log.Warn("labelling the Node", "error", err)
+			refused = errors.Join(refused, err)
+			continue
 		}
+		var set []string
+		for _, k := range slices.Sorted(maps.Keys(labels)) {
+			set = append(set, fmt.Sprintf("%s=%s", k, labels[k]))
+		}
+		e.Console(fmt.Sprintf("the Node %s lacked labels of the site, and has them now: %s", n.Metadata.Name, strings.Join(set, ", ")))
 	}
-	return true
+	return true, refused
 }
 
 // reported makes sure that kubelet runs, and that what the cluster shows is
@@ -199,10 +206,12 @@ func missingLabels(site *configs.Site, n *api.Node) []string {
 	return out
 }
 
+const forgetStep = "forget-token"
+
 // forgetPhase leaves nothing of the token on this machine.
 func forgetPhase(site *configs.Site) Phase {
 	return Phase{
-		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
+		Name: forgetStep, Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
 			for _, f := range tokenFiles {
 				if e.exists(f) {

@@ -95,22 +95,22 @@ var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 // or with neither: they hold when the Node was deleted, and only then. Kubeadm
 // wrote down those of the day of the join.
 func registerFlags(args string, labels map[string]string) string {
-	var have []string
-	m := nodeLabels.FindStringSubmatch(args)
-	if m != nil && m[2] != "" {
-		have = strings.Split(m[2], ",")
-	}
-	found := 0
-	kept := have[:0:0]
-	for _, l := range have {
-		k, v, _ := strings.Cut(l, "=")
-		if k != configs.LabelEdgeWorker && k != configs.LabelNodePool {
-			kept = append(kept, l)
-		} else if want, ok := labels[k]; ok && want == v {
-			found++
+	var kept []string
+	right, seen := map[string]bool{}, 0
+	for _, m := range nodeLabels.FindAllStringSubmatch(args, -1) {
+		for l := range strings.SplitSeq(m[2], ",") {
+			k, v, _ := strings.Cut(l, "=")
+			if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
+				seen++
+				if want, ok := labels[k]; ok && want == v {
+					right[k] = true
+				}
+			} else if l != "" {
+				kept = append(kept, l)
+			}
 		}
 	}
-	if found == len(labels) && len(have) == len(kept)+found {
+	if len(right) == len(labels) && seen == len(labels) {
 		return args // as it should be, in any order
 	}
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
@@ -120,13 +120,38 @@ func registerFlags(args string, labels map[string]string) string {
 	if len(kept) > 0 {
 		flag = "--node-labels=" + strings.Join(kept, ",")
 	}
-	switch {
-	case m == nil:
-		return strings.TrimRight(args, " ") + " " + flag
-	case flag == "":
-		return nodeLabels.ReplaceAllLiteralString(args, "")
+	placed := false
+	out := nodeLabels.ReplaceAllStringFunc(args, func(old string) string {
+		if placed || flag == "" {
+			return ""
+		}
+		placed = true
+		return old[:strings.Index(old, "--")] + flag
+	})
+	if !placed && flag != "" {
+		out = strings.TrimRight(out, " ") + " " + flag
 	}
-	return nodeLabels.ReplaceAllLiteralString(args, m[1]+flag)
+	return out
+}
+
+// registering is kubeadm-flags.env with these labels.
+func registering(env []byte, labels map[string]string) []byte {
+	return eachArgs(env, func(args string) string { return registerFlags(args, labels) })
+}
+
+// register restarts kubelet with these labels.
+func register(ctx context.Context, e *Env, labels map[string]string) error {
+	flags, err := e.read(kubeadmFlags)
+	if err != nil {
+		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
+	}
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
+	}
+	if _, err := e.write(kubeadmFlags, registering(flags, labels), Mode(0o644)); err != nil {
+		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
+	}
+	return restartKubelet(ctx, e)
 }
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels
@@ -192,7 +217,7 @@ func direct(ctx context.Context, e *Env, labels map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
-	flags = eachArgs(directFlags(flags), func(args string) string { return registerFlags(args, labels) })
+	flags = registering(directFlags(flags), labels)
 	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
@@ -218,14 +243,12 @@ func restartKubelet(ctx context.Context, e *Env) error {
 // registeredAs are the labels of OpenYurt's that kubelet registers with.
 func registeredAs(env []byte) map[string]string {
 	out := map[string]string{}
-	m := nodeLabels.FindSubmatch(env)
-	if m == nil {
-		return out
-	}
-	for l := range strings.SplitSeq(strings.Trim(string(m[2]), `"`), ",") {
-		k, v, _ := strings.Cut(l, "=")
-		if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
-			out[k] = v
+	for _, m := range nodeLabels.FindAllSubmatch(env, -1) {
+		for l := range strings.SplitSeq(strings.Trim(string(m[2]), `"`), ",") {
+			k, v, _ := strings.Cut(l, "=")
+			if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
+				out[k] = v
+			}
 		}
 	}
 	return out

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -33,6 +34,7 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 		run  func(context.Context, *Env) error
 	}{
 		{"firstboot", func(ctx context.Context, e *Env) error { return e.Unit(ctx, "stop", ondisk.UnitFirstboot) }},
+		{"token", resetToken}, // before the rest: with it, a cut on the way would end in a join
 		{"kubeadm", resetKubeadm},
 		{"yurthub", func(ctx context.Context, e *Env) error {
 			if err := removeHub(ctx, e); err != nil {
@@ -112,6 +114,36 @@ func resetKubeadm(ctx context.Context, e *Env) error {
 
 const keptManifests = ondisk.StateDir + "/manifests"
 
+// resetToken forgets the token of a join that did not come to its end, with
+// which the machine would join again. One that came after it, with a site for
+// the time after the reset, stays.
+func resetToken(ctx context.Context, e *Env) error {
+	s, err := LoadState(e.Root)
+	if err != nil {
+		return nil // no join was begun
+	}
+	for _, p := range s.Phases {
+		if p.Name == forgetStep && p.Status == ondisk.PhaseDone {
+			return nil
+		}
+	}
+	dev, err := ownSlot(e)
+	if err != nil {
+		return nil
+	}
+	if _, _, err := readSite(e, dev); err != nil && !errors.Is(err, slot.ErrBlank) {
+		return nil // a person's half-written correction is left for the person
+	}
+	t, err := currentSite(ctx, e)
+	if err != nil {
+		return nil // a blank slot, and no site to write into it
+	}
+	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+t.Node {
+		return nil // it is the next site already
+	}
+	return forgetToken(e, t)
+}
+
 func resetIPVS(ctx context.Context, e *Env) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
@@ -128,14 +160,7 @@ func resetIPVS(ctx context.Context, e *Env) error {
 // resetFiles forgets the cluster. What was applied for the site is not taken
 // back: the next site's config does that, and until then the machine stays
 // reachable.
-func resetFiles(ctx context.Context, e *Env) error {
-	// Else the machine would join again with the token of a join that did not
-	// come to its end.
-	if t, err := currentSite(ctx, e); err == nil && t.Device != "" && t.Note == "" {
-		if err := forgetToken(e, t); err != nil {
-			return err
-		}
-	}
+func resetFiles(_ context.Context, e *Env) error {
 	for _, p := range []string{readyMark, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)

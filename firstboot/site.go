@@ -119,6 +119,11 @@ func serves(e *Env, site *configs.Site) error {
 		return Permanent(fmt.Errorf("the site asks for node type %s, this image makes %s", site.NodeType, strings.Join(info.NodeTypes, ", ")),
 			"stamp a site with one of these types, or write another image")
 	}
+	if y := info.Yurthub; y != nil {
+		if err := configs.CheckSiteYurthubArgs(site.Yurthub.ExtraArgs, y.Version).Err(); err != nil {
+			return Permanent(fmt.Errorf("the site does not go with this image: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
+		}
+	}
 	return nil
 }
 

@@ -719,6 +719,8 @@ type fakeCluster struct {
 	// noPool: there is no NodePool; poolType is its type, "": Edge.
 	noPool   bool
 	poolType string
+	// refusesNode: a webhook lets nobody make a Node.
+	refusesNode bool
 	// labelsKept: a webhook lets nobody change a Node's labels.
 	labelsKept bool
 	pools      string // version of NodePools that is served
@@ -830,6 +832,9 @@ func (c *fakeCluster) register(name, joinConf, machineID string) {
 			n.Status.Conditions[0].Status = "True"
 		}
 		return // it keeps its labels
+	}
+	if c.refusesNode {
+		return
 	}
 	n := &api.Node{}
 	n.Metadata.Name = name

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -230,8 +232,8 @@ func yurthubPhase(site *configs.Site) Phase {
 				return err
 			}
 			if err := poolFits(ctx, e, h); err != nil {
-				if _, permanent := Cure(err); permanent {
-					return err
+				if _, permanent := Cure(err); permanent && !settled {
+					return err // one that runs goes on
 				}
 				// Without OpenYurt's webhooks the node gets along; with them
 				// there is no Node yet, and the last phase says why.
@@ -263,8 +265,11 @@ func hubAsSaid(ctx context.Context, e *Env) error {
 		return nil
 	}
 	version, err := hubProgram(ctx, e)
-	if err != nil {
+	if errors.Is(err, syscall.ENOEXEC) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return Permanent(err, "build the Image with yurthub's program for this machine")
+	}
+	if err != nil {
+		return err
 	}
 	if version != "" && !strings.HasPrefix(info.Version, version+".") {
 		return Permanent(fmt.Errorf("yurthub on board is of %s, the Image says %s, which has other flags", version, info.Version),

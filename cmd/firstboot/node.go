@@ -32,7 +32,7 @@ func needRoot(what string) error {
 		return fmt.Errorf("%s needs root: it changes this machine", what)
 	}
 	// A terminal that goes away does not stop what is half done.
-	signal.Ignore(syscall.SIGHUP)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	return nil
 }
 
