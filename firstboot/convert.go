@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 const (
@@ -154,7 +155,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, labels map[string]stri
 	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[configs.LabelNodePool])
 	cure := "`firstboot revert` makes it native; convert can then give it other settings"
 	t, err := currentSite(ctx, e)
-	bySite := err == nil && t.Site.NodeType != configs.NodeNative
+	bySite := err == nil && t.Site.OpenYurt()
 	if bySite {
 		cure = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
@@ -485,7 +486,7 @@ func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
 // convertSteps in their order: nothing kubelet depends on is touched before
 // yurthub serves, and the labels come last, since the cluster acts on them.
 func convertSteps(h hub) []Phase {
-	labels := openYurtLabels(h.pool, h.cloud)
+	labels := node.OpenYurtLabels(h.pool, h.cloud)
 	turn := redirectPhase(labels)
 	turn.Undo = func(ctx context.Context, e *Env) error { return direct(ctx, e, nil) }
 	var were map[string]any // the Node's labels of OpenYurt's, before
@@ -631,15 +632,6 @@ func revertSteps(name string) []Phase {
 			},
 		},
 	}
-}
-
-// openYurtLabels are the two that make a Node OpenYurt's.
-func openYurtLabels(pool string, cloud bool) map[string]string {
-	edge := "true"
-	if cloud {
-		edge = "false"
-	}
-	return map[string]string{configs.LabelEdgeWorker: edge, configs.LabelNodePool: pool}
 }
 
 // hubLabels is a change that makes the Node's labels of OpenYurt's what they

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // readyNode is a native node, joined and Ready, with a yurthub to convert to.
@@ -41,6 +42,14 @@ func (w *world) revert() (steps []Step, err error) {
 	w.off, w.cut = cancel, false
 	err = Revert(ctx, w.env(), func(s Step) { steps = append(steps, s) })
 	return steps, err
+}
+
+func (w *world) reset() (node string, err error) {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w.off, w.cut = cancel, false
+	return Reset(ctx, w.env(), func(Step) {})
 }
 
 // clean is the tree without evidence and state.
@@ -539,10 +548,7 @@ func TestResetForgetsTheToken(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("done, and nobody approved")
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	w.off = cancel
-	if _, err := Reset(ctx, w.env(), func(Step) {}); err != nil {
+	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
 	noSecret(t, w)
@@ -566,10 +572,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.stamp(ownDev, next(w))
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			w.off = cancel
-			if _, err := Reset(ctx, w.env(), func(Step) {}); err != nil {
+			if _, err := w.reset(); err != nil {
 				t.Fatal(err)
 			}
 			delete(w.cluster.nodes, "edge-sn0042") // kubectl delete node
@@ -590,10 +593,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it goes by two names")
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	w.off = cancel
-	if _, err := Reset(ctx, w.env(), func(Step) {}); err != nil {
+	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
 	w.powerOn()
@@ -614,24 +614,17 @@ func TestResetKilled(t *testing.T) {
 		w.effects, w.names = 0, nil
 		return w
 	}
-	reset := func(w *world) error {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		w.off, w.cut = cancel, false
-		_, err := Reset(ctx, w.env(), func(Step) {})
-		return err
-	}
 	whole := begun()
-	if err := reset(whole); err != nil {
+	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
 	}
 	for n := 1; n <= whole.effects; n++ {
 		w := begun()
 		w.cutAt = n
-		err := reset(w)
+		_, err := w.reset()
 		at := w.names[len(w.names)-1]
 		w.cutAt = 0
-		if again := reset(w); again != nil {
+		if _, again := w.reset(); again != nil {
 			t.Fatalf("cut at %s (%v), again: %v", at, err, again)
 		}
 		noSecret(t, w)
@@ -645,7 +638,7 @@ func TestResetKilled(t *testing.T) {
 }
 
 func TestRegisterFlags(t *testing.T) {
-	edge := openYurtLabels("shanghai", false)
+	edge := node.OpenYurtLabels("shanghai", false)
 	const both = configs.LabelNodePool + "=shanghai," + configs.LabelEdgeWorker + "=true"
 	for _, tc := range []struct {
 		args   string
@@ -681,10 +674,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	}
 	w.put(yurthubEnv, strings.Replace(w.get(yurthubEnv), "--v=2", "--v=2 --dummy-if-name=mine", 1))
 	w.put("/sys/class/net/mine", "")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	w.off = cancel
-	name, err := Reset(ctx, w.env(), func(Step) {})
+	name, err := w.reset()
 	if err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
@@ -699,7 +689,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if w.get(manifests+"/baked.yaml") != "kind: Pod\n" {
 		t.Error("what was baked is gone")
 	}
-	if name, err := Reset(ctx, w.env(), func(Step) {}); err != nil || name != "" {
+	if name, err := w.reset(); err != nil || name != "" {
 		t.Errorf("reset again: %q, %v", name, err)
 	}
 	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))

@@ -317,10 +317,7 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	w.off = cancel
-	if name, err := Reset(ctx, w.env(), func(Step) {}); err != nil || name != "edge-sn0042" {
+	if name, err := w.reset(); err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
 	for _, p := range []string{hubManifest, hubIdentity, ondisk.KubeletConf, ondisk.YurthubConf} {

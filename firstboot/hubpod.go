@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // Yurthub before 1.7 is a static pod with an identity of its own, got with
@@ -124,7 +125,7 @@ func otherForm(e *Env, pod bool) error {
 // podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
 func podJoinPhase(site *configs.Site) Phase {
-	labels := openYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)
+	labels := node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {

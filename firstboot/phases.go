@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // Phases is the way from a booted machine to a node. Of a nil site it is the
@@ -47,7 +48,7 @@ func Phases(site *configs.Site, hubForm string) []Phase {
 			all = append(all,
 				joinPhase(site),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
 				yurthubPhase(site), // serves before anybody is sent to it
-				redirectPhase(openYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+				redirectPhase(node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 			)
 		}
 		return append(all,

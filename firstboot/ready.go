@@ -82,7 +82,7 @@ func readyPhase(site *configs.Site) Phase {
 		}
 		if missing := missingLabels(site, n); len(missing) > 0 {
 			// Kubelet labels only the Node that it makes itself.
-			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, strings.Join(missing, ", ")),
+			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, labelWords(missing)),
 				fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 		}
 		if ready, why := n.Ready(); !ready {
@@ -145,30 +145,23 @@ func labelOwn(ctx context.Context, e *Env, site *configs.Site) (tried bool, refu
 		return false, nil
 	}
 	// OpenYurt's two go together: the cluster acts on one without the other.
-	pair, rest := map[string]any{}, map[string]any{}
-	for k, v := range node.KubeletLabels(site) {
-		if have, ok := n.Metadata.Labels[k]; ok && have == v {
-			continue
-		}
-		if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
+	pair, rest := map[string]string{}, map[string]string{}
+	for k, v := range missingLabels(site, n) {
+		if isOpenYurts(k) {
 			pair[k] = v
 		} else {
 			rest[k] = v
 		}
 	}
-	for _, labels := range []map[string]any{pair, rest} {
+	for _, labels := range []map[string]string{pair, rest} {
 		if len(labels) == 0 {
 			continue
 		}
-		if err := patchLabels(ctx, e, n.Metadata.Name, labels); err != nil {
+		if err := patchLabels(ctx, e, n.Metadata.Name, anyOf(labels)); err != nil {
 			refused = errors.Join(refused, err)
 			continue
 		}
-		var set []string
-		for _, k := range slices.Sorted(maps.Keys(labels)) {
-			set = append(set, fmt.Sprintf("%s=%s", k, labels[k]))
-		}
-		e.Console(fmt.Sprintf("the Node %s lacked labels of the site, and has them now: %s", n.Metadata.Name, strings.Join(set, ", ")))
+		e.Console(fmt.Sprintf("the Node %s lacked labels of the site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
 	}
 	return true, refused
 }
@@ -195,15 +188,22 @@ func reported(ctx context.Context, e *Env, n *api.Node) error {
 // cannot be observed offline.
 const readyMark = ondisk.StateDir + "/ready"
 
-func missingLabels(site *configs.Site, n *api.Node) []string {
-	var out []string
-	want := node.KubeletLabels(site)
-	for _, k := range slices.Sorted(maps.Keys(want)) {
-		if have, ok := n.Metadata.Labels[k]; !ok || have != want[k] {
-			out = append(out, k+"="+want[k])
-		}
-	}
+// missingLabels are those of the site that the Node does not carry.
+func missingLabels(site *configs.Site, n *api.Node) map[string]string {
+	out := node.KubeletLabels(site)
+	maps.DeleteFunc(out, func(k, v string) bool {
+		have, ok := n.Metadata.Labels[k]
+		return ok && have == v
+	})
 	return out
+}
+
+func labelWords(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ", ")
 }
 
 const forgetStep = "forget-token"

@@ -91,23 +91,34 @@ func directFlags(env []byte) []byte {
 
 var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 
+// givenLabels are those of all --node-labels, each key=value.
+func givenLabels(args string) []string {
+	var out []string
+	for _, m := range nodeLabels.FindAllStringSubmatch(args, -1) {
+		out = append(out, strings.Split(strings.TrimSuffix(m[2], `"`), ",")...)
+	}
+	return out
+}
+
+func isOpenYurts(label string) bool {
+	return label == configs.LabelEdgeWorker || label == configs.LabelNodePool
+}
+
 // registerFlags has kubelet register its Node with these labels of OpenYurt's,
 // or with neither: they hold when the Node was deleted, and only then. Kubeadm
 // wrote down those of the day of the join.
 func registerFlags(args string, labels map[string]string) string {
 	var kept []string
 	right, seen := map[string]bool{}, 0
-	for _, m := range nodeLabels.FindAllStringSubmatch(args, -1) {
-		for l := range strings.SplitSeq(m[2], ",") {
-			k, v, _ := strings.Cut(l, "=")
-			if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
-				seen++
-				if want, ok := labels[k]; ok && want == v {
-					right[k] = true
-				}
-			} else if l != "" {
-				kept = append(kept, l)
+	for _, l := range givenLabels(args) {
+		k, v, _ := strings.Cut(l, "=")
+		if isOpenYurts(k) {
+			seen++
+			if want, ok := labels[k]; ok && want == v {
+				right[k] = true
 			}
+		} else if l != "" {
+			kept = append(kept, l)
 		}
 	}
 	if len(right) == len(labels) && seen == len(labels) {
@@ -243,12 +254,9 @@ func restartKubelet(ctx context.Context, e *Env) error {
 // registeredAs are the labels of OpenYurt's that kubelet registers with.
 func registeredAs(env []byte) map[string]string {
 	out := map[string]string{}
-	for _, m := range nodeLabels.FindAllSubmatch(env, -1) {
-		for l := range strings.SplitSeq(strings.Trim(string(m[2]), `"`), ",") {
-			k, v, _ := strings.Cut(l, "=")
-			if k == configs.LabelEdgeWorker || k == configs.LabelNodePool {
-				out[k] = v
-			}
+	for _, l := range givenLabels(string(env)) {
+		if k, v, _ := strings.Cut(l, "="); isOpenYurts(k) {
+			out[k] = v
 		}
 	}
 	return out

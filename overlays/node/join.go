@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -130,10 +131,14 @@ func KubeletLabels(site *configs.Site) map[string]string {
 		labels = map[string]string{}
 	}
 	if site.OpenYurt() {
-		labels[configs.LabelEdgeWorker] = map[bool]string{true: "true", false: "false"}[site.NodeType == configs.NodeEdge]
-		labels[configs.LabelNodePool] = site.NodePool
+		maps.Copy(labels, OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud))
 	}
 	return labels
+}
+
+// OpenYurtLabels are the two that make a Node OpenYurt's.
+func OpenYurtLabels(pool string, cloud bool) map[string]string {
+	return map[string]string{configs.LabelEdgeWorker: strconv.FormatBool(!cloud), configs.LabelNodePool: pool}
 }
 
 type kubeconfig struct {
