@@ -73,7 +73,9 @@ type Env struct {
 	// Post sends body to an https URL.
 	Post func(ctx context.Context, url string, body []byte) error
 
-	ReadSlot func(device string) (*slot.Contents, error)
+	// SlotLabel reads the label of a FAT file system, and nothing else of it.
+	SlotLabel func(device string) (string, error)
+	ReadSlot  func(device string) (*slot.Contents, error)
 	// WriteSlot writes a slot whole.
 	WriteSlot func(device string, c *slot.Contents) error
 	// ScrubSlot writes a slot whole with site in it and no secret, whether it

@@ -79,7 +79,39 @@ func TestStickFromALaptop(t *testing.T) {
 			if err := w.boot(); (err == nil) != c.taken || w.said("took the site of stick") != c.taken {
 				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 			}
+			if read := slices.ContainsFunc(w.slotReads, func(dev string) bool { return dev != ownDev }); read != c.taken {
+				t.Errorf("slots read: %v", w.slotReads)
+			}
 		})
+	}
+}
+
+// TestAStickOfManyPartitions: a device may claim as many slots as it likes.
+func TestAStickOfManyPartitions(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	w.stamp(ownDev, "")
+	w.plug("")
+	probed := 0
+	e := w.env()
+	e.SlotLabel = func(string) (string, error) {
+		probed++
+		return "PICTURES", nil
+	}
+	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
+	for i := range 250 {
+		name := fmt.Sprintf("/sdb%d", i+2)
+		w.put(disk+name+"/partition", "1\n")
+		w.put(disk+name+"/start", fmt.Sprint(4096+i, "\n"))
+		w.put(disk+name+"/uevent", "DEVTYPE=partition\n")
+	}
+	if got := e.removableSlots(); !slices.Equal(got, []string{stickDev}) || probed > maxProbes {
+		t.Errorf("%v after %d labels", got, probed)
+	}
+	for i := range 250 {
+		w.put(fmt.Sprintf("%s/sdb%d/uevent", disk, i+2), "PARTNAME=EDGEBAKE\n")
+	}
+	if got := e.removableSlots(); len(got) != maxSticks {
+		t.Errorf("%d slots", len(got))
 	}
 }
 

@@ -144,6 +144,13 @@ func (e *Env) sectors(path string) int64 {
 	return n * 512
 }
 
+// A stick may claim hundreds of partitions. Nobody brings more sites at once,
+// or more partitions, than these.
+const (
+	maxSticks = 8
+	maxProbes = 64
+)
+
 // removableSlots lists what may hold a site on USB sticks and cards:
 // partitions named EDGEBAKE, and FAT file systems with that label, in a
 // partition or on the whole device. Labels are what a laptop can give.
@@ -157,6 +164,7 @@ func (e *Env) removableSlots() []string {
 		own = d.Name
 	}
 	var out []string
+	probes := 0
 	for _, en := range entries {
 		if en.Name() == own {
 			continue
@@ -179,6 +187,9 @@ func (e *Env) removableSlots() []string {
 			parts = []device{{Name: d.Name}}
 		}
 		for _, p := range parts {
+			if probes++; probes > maxProbes || len(out) == maxSticks {
+				return out
+			}
 			if dev := "/dev/" + p.Name; p.Label == ondisk.LabelSlot || e.labelled(dev) {
 				out = append(out, dev)
 			}
@@ -188,8 +199,8 @@ func (e *Env) removableSlots() []string {
 }
 
 // labelled reports whether a device has a FAT file system with the slot's
-// label.
+// label. Nothing else is read of a stick that is not meant for us.
 func (e *Env) labelled(dev string) bool {
-	c, _ := e.ReadSlot(dev) // mostly it has another file system
-	return c != nil && c.Label == ondisk.LabelSlot
+	label, err := e.SlotLabel(dev) // mostly it has another file system
+	return err == nil && label == ondisk.LabelSlot
 }

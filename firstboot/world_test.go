@@ -54,6 +54,7 @@ type world struct {
 	t         *testing.T
 	root      string
 	slots     map[string]*memDevice
+	slotReads []string // devices of which more than the label was read
 	units     map[string]string
 	started   map[string]time.Time
 	console   []string
@@ -420,7 +421,15 @@ func (w *world) env() *Env {
 			w.mu.Unlock()
 			return nil
 		},
+		SlotLabel: func(dev string) (string, error) {
+			d, ok := w.slots[dev]
+			if !ok {
+				return "", fs.ErrNotExist
+			}
+			return slot.Label(d)
+		},
 		ReadSlot: func(dev string) (*slot.Contents, error) {
+			w.slotReads = append(w.slotReads, dev)
 			d, ok := w.slots[dev]
 			if !ok {
 				return nil, fs.ErrNotExist

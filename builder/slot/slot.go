@@ -15,6 +15,9 @@
 //   - Read takes what laptops leave: other case, short names, files of the
 //     system's own, text marks of editors. It reads nothing that the contract
 //     does not name.
+//   - Reading costs at most what the limits in budget.go say, whatever the
+//     file system claims: it is read as root, from any stick that somebody
+//     plugs in.
 //
 // The package needs nothing but a file, so firstboot can use it.
 package slot
@@ -44,10 +47,6 @@ const (
 	ReportTextSize = 64 << 10
 	ReportJSONSize = 256 << 10
 )
-
-// maxFiles is what the files of a slot may have together. A USB stick has
-// room for more; nobody has a use for it.
-const maxFiles = ondisk.SlotSize
 
 var (
 	// ErrBlank says that the slot was being written when the power went, or
@@ -128,7 +127,16 @@ func (c *Contents) make() ([]byte, error) {
 		if !known(name) {
 			errs = append(errs, fmt.Errorf("%s has no place in a slot", name))
 		}
+		if limit := sizeLimit(name); int64(len(b)) > limit {
+			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d", name, len(b), limit))
+		}
+		if strings.Count(name, "/") > maxDepth {
+			errs = append(errs, fmt.Errorf("%s is nested too deep; at most %d directories are allowed", name, maxDepth))
+		}
 		add(name, b)
+	}
+	if entries := countEntries(c.Files); entries > maxEntries {
+		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -192,35 +200,34 @@ func read(r io.ReaderAt) (*Contents, error) {
 	if len(bytes.TrimLeft(first, "\x00")) == 0 {
 		return nil, ErrBlank
 	}
-	f, err := fat.Open(r)
+	in, err := open(r)
 	if err != nil {
 		return nil, err
 	}
-	top, err := f.ReadDir(".")
+	label, err := in.fat.Label()
 	if err != nil {
 		return nil, err
 	}
-	label, err := f.Label()
+	c := &Contents{Label: label, Files: in.files}
+	top, err := in.list(in.fat.Top())
 	if err != nil {
 		return nil, err
 	}
-	c := &Contents{Label: label, Files: map[string][]byte{}}
-	in := &reader{fat: f, files: c.Files}
 	var near []string
 	for _, e := range top {
 		switch name := strings.ToLower(e.Name()); {
 		case e.Dir && (name == ondisk.SlotFilesDir || name == ondisk.SlotPKIDir):
-			err = in.dir(e.Path, name, 0)
+			err = in.dir(e, name, 0)
 		case e.Dir:
 		case name == ondisk.SlotMeta:
 			c.Info, err = in.info(e)
 		case name == ondisk.SlotReportText:
-			c.Report.Text, err = in.report(e)
+			c.Report.Text, err = in.report(e, ReportTextSize)
 		case name == ondisk.SlotReportJSON:
-			c.Report.JSON, err = in.report(e)
+			c.Report.JSON, err = in.report(e, ReportJSONSize)
 		case name == ondisk.SlotSite, name == ondisk.SlotInventory, name == ondisk.SlotIgnition:
 			err = in.file(e, name)
-		case looksLikeSite(name):
+		case looksLikeSite(name) && len(near) < 3:
 			near = append(near, e.Name())
 		}
 		if err != nil {
@@ -242,15 +249,14 @@ func read(r io.ReaderAt) (*Contents, error) {
 
 // ReadInfo reads edgebake.json alone, whatever else is wrong with the slot.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
-	f, err := fat.Open(r)
+	in, err := open(r)
 	if err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
 	}
-	e, err := f.Stat(ondisk.SlotMeta)
+	e, err := in.fat.Stat(ondisk.SlotMeta)
 	if err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
 	}
-	in := &reader{fat: f}
 	info, err := in.info(e)
 	if err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
@@ -268,47 +274,83 @@ func looksLikeSite(name string) bool {
 	return false
 }
 
-// reader gathers the files of a slot.
-type reader struct {
-	fat   *fat.Reader
-	files map[string][]byte
-	total int64
-	seen  int // directory entries so far
+// Label reads the file system's label alone: most of what somebody plugs into
+// a machine is no slot, and is not looked at any further.
+func Label(r io.ReaderAt) (string, error) {
+	in, err := open(r)
+	if err != nil {
+		return "", fmt.Errorf("reading a file system's label: %w", err)
+	}
+	label, err := in.fat.Label()
+	if err != nil {
+		return "", fmt.Errorf("reading a file system's label: %w", err)
+	}
+	return label, nil
 }
 
-func (in *reader) read(e fat.Entry) ([]byte, error) {
-	if in.total += e.Size; e.Size > maxFiles || in.total > maxFiles {
+// reader gathers the files of a slot.
+type reader struct {
+	fat    *fat.Reader
+	budget *budget
+	files  map[string][]byte
+	total  int64
+	seen   int // directory entries so far
+}
+
+func open(r io.ReaderAt) (*reader, error) {
+	b := &budget{r: r, reads: maxReads, bytes: maxMeta}
+	f, err := fat.Open(b)
+	if err != nil {
+		return nil, err
+	}
+	return &reader{fat: f, budget: b, files: map[string][]byte{}}, nil
+}
+
+func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
+	if e.Size > limit {
+		return nil, fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
+	}
+	if in.total += e.Size; in.total > maxFiles {
 		return nil, fmt.Errorf("reading %s: the files of a slot have more than %d MiB: remove what does not belong there", e.Path, maxFiles>>20)
 	}
-	return in.fat.ReadFile(e.Path)
+	in.budget.allow(e.Size)
+	return in.fat.Read(e)
 }
 
 func (in *reader) file(e fat.Entry, name string) error {
-	b, err := in.read(e)
+	b, err := in.read(e, sizeLimit(name))
 	// Editors on Windows put a mark before UTF-8 that parsers stumble over.
 	in.files[name] = bytes.TrimPrefix(b, []byte("\xef\xbb\xbf"))
 	return err
 }
 
-// What files/ and pki/ may have of folders inside folders and of entries in
-// all. A damaged directory that holds itself has more.
-const (
-	maxDepth   = 8
-	maxEntries = 10000
-)
+// list reads a directory, up to what a slot may have.
+func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
+	var out []fat.Entry
+	err := in.fat.Each(d, func(e fat.Entry) bool {
+		out = append(out, e)
+		in.seen++
+		return in.seen <= maxEntries
+	})
+	if err == nil && in.seen > maxEntries {
+		at := d.Path
+		if at == "." {
+			at = "the top directory"
+		}
+		err = fmt.Errorf("reading %s: there are more than %d files: remove what does not belong there", at, maxEntries)
+	}
+	return out, err
+}
 
 // dir takes everything in a folder, but for what systems put there
 // themselves.
-func (in *reader) dir(at, name string, depth int) error {
+func (in *reader) dir(d fat.Entry, name string, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("reading %s: folders are nested too deep", at)
+		return fmt.Errorf("reading %s: directories are nested too deep", d.Path)
 	}
-	list, err := in.fat.ReadDir(at)
+	list, err := in.list(d)
 	if err != nil {
 		return err
-	}
-	if in.seen += len(list); in.seen > maxEntries {
-		return fmt.Errorf("reading %s: there are more than %d files: remove what does not belong there", at, maxEntries)
 	}
 	for _, e := range list {
 		base := e.Name()
@@ -316,9 +358,9 @@ func (in *reader) dir(at, name string, depth int) error {
 			continue
 		}
 		if e.Dir {
-			err = in.dir(e.Path, path.Join(name, base), depth+1)
+			err = in.dir(e, path.Join(name, base), depth+1)
 		} else {
-			in.files[path.Join(name, base)], err = in.read(e)
+			in.files[path.Join(name, base)], err = in.read(e, maxFiles)
 		}
 		if err != nil {
 			return err
@@ -328,7 +370,7 @@ func (in *reader) dir(at, name string, depth int) error {
 }
 
 func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
-	b, err := in.read(e)
+	b, err := in.read(e, maxInfo)
 	if err != nil {
 		return info, err
 	}
@@ -341,8 +383,12 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 	return info, nil
 }
 
-func (in *reader) report(e fat.Entry) ([]byte, error) {
-	b, err := in.read(e)
+// report reads what WriteReport left; a larger file is somebody else's.
+func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
+	if e.Size > room {
+		return nil, nil
+	}
+	b, err := in.read(e, room)
 	if b = bytes.TrimRight(b, "\n"); len(b) == 0 {
 		return nil, err
 	}
@@ -392,10 +438,11 @@ func WriteReport(f Device, r Report) error {
 }
 
 func writeReport(f Device, r Report) error {
-	fsys, err := fat.Open(f)
+	in, err := open(f)
 	if err != nil {
 		return err
 	}
+	fsys := in.fat
 	const more = "\n[cut: more in firstboot status]\n"
 	var errs []error
 	wrote := false

@@ -100,7 +100,8 @@ func TestMakeRefuses(t *testing.T) {
 		}
 	}
 	big := sample()
-	big.Files["files/big"] = make([]byte, 17<<20)
+	big.Files["files/big"] = make([]byte, 15<<20)
+	big.Files["files/also big"] = make([]byte, 2<<20)
 	if _, err := Make(big); err == nil || !strings.Contains(err.Error(), "have room") && !strings.Contains(err.Error(), "has room") {
 		t.Errorf("17 MiB of files: %v", err)
 	}
@@ -251,6 +252,13 @@ func TestWhatLaptopsDo(t *testing.T) {
 		disktest.Oracle(t, "mkfs.fat", "-F", "32", img)
 		l := &laptop{t, img, t.TempDir()}
 		l.put("site.yaml", strings.Repeat("x", 17<<20))
+		if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "site.yaml: it has 17825792 bytes") {
+			t.Errorf("got %v", err)
+		}
+		disktest.Oracle(t, "mdel", "-i", img, "::site.yaml")
+		disktest.Oracle(t, "mmd", "-i", img, "::files")
+		l.put("files/a", strings.Repeat("x", 9<<20))
+		l.put("files/b", strings.Repeat("x", 9<<20))
 		if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "remove what does not belong") {
 			t.Errorf("got %v", err)
 		}

@@ -66,6 +66,7 @@ func New(log io.Writer) *firstboot.Env {
 		Post: func(ctx context.Context, url string, body []byte) error {
 			return post(ctx, http.Client{}, url, body)
 		},
+		SlotLabel:  slotLabel,
 		ReadSlot:   readSlot,
 		WriteSlot:  writeSlot,
 		ScrubSlot:  scrubSlot,
@@ -445,6 +446,15 @@ func post(ctx context.Context, c http.Client, url string, body []byte) error {
 		return fmt.Errorf("sending to %s: it answered %s", url, res.Status)
 	}
 	return nil
+}
+
+func slotLabel(device string) (string, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return slot.Label(f)
 }
 
 func readSlot(device string) (*slot.Contents, error) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf16"
@@ -102,7 +103,7 @@ func (r *Reader) Size() int64 { return r.g.sectors * r.g.sectorSize }
 // Label is the volume label in the top directory, or "".
 func (r *Reader) Label() (string, error) {
 	label := ""
-	err := r.scan(Entry{Path: ".", Dir: true}, func(raw []byte, _ Entry) bool {
+	err := r.scan(r.Top(), func(raw []byte, _ Entry) bool {
 		if raw[11]&(attrVolume|attrDirectory) == attrVolume {
 			label = strings.TrimRight(string(raw[:11]), " ")
 			return false
@@ -158,31 +159,44 @@ func (r *Reader) next(c uint32) (uint32, error) {
 	return le.Uint32(b) & 0x0fffffff, nil
 }
 
-// extents follows a chain for size bytes; -1 means to its end, as directories
-// have no size.
-func (r *Reader) extents(first uint32, size, limit int64) ([]Extent, error) {
-	var out []Extent
-	cs := r.g.clusterSize()
+// maxRun is the longest run of clusters that follow hands over at once.
+const maxRun = 1 << 20
+
+// follow calls fn with each run of clusters of a chain, until fn returns
+// false, for size bytes; -1 means to its end, as directories have no size.
+func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error)) error {
 	left := size
 	if size < 0 {
-		left = limit
+		left = dirMax
 	}
+	var run Extent
+	// Brent's way to find a loop: the chain comes back to a cluster that was
+	// noted at a power of two.
+	noted, next := uint32(0), int64(1)
 	for c, steps := first, int64(0); left > 0; steps++ {
 		if c < 2 || int64(c) >= r.g.clusters+2 {
 			// Beyond the last cluster stand the marks for "end" and "bad".
 			if size < 0 && steps > 0 && int64(c) >= r.g.clusters+2 {
-				return out, nil
+				break
 			}
-			return nil, fmt.Errorf("its chain of clusters ends %d bytes early", left)
+			return fmt.Errorf("its chain of clusters ends %d bytes early", left)
 		}
-		if steps >= r.g.clusters {
-			return nil, errors.New("its chain of clusters is a loop")
+		if c == noted {
+			return errors.New("its chain of clusters is a loop")
 		}
-		n := min(cs, left)
-		if off := r.g.clusterOff(c); len(out) > 0 && out[len(out)-1].Off+out[len(out)-1].Len == off {
-			out[len(out)-1].Len += n
+		if steps == next {
+			noted, next = c, next*2
+		}
+		n := min(r.g.clusterSize(), left)
+		if off := r.g.clusterOff(c); run.Len > 0 && run.Len < maxRun && run.Off+run.Len == off {
+			run.Len += n
 		} else {
-			out = append(out, Extent{off, n})
+			if run.Len > 0 {
+				if more, err := fn(run); err != nil || !more {
+					return err
+				}
+			}
+			run = Extent{off, n}
 		}
 		left -= n
 		if left == 0 && size >= 0 {
@@ -190,78 +204,100 @@ func (r *Reader) extents(first uint32, size, limit int64) ([]Extent, error) {
 		}
 		var err error
 		if c, err = r.next(c); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return out, nil
+	if run.Len > 0 {
+		_, err := fn(run)
+		return err
+	}
+	return nil
 }
 
 // scan calls fn for each used entry of a directory, long names decoded,
 // until fn returns false.
 func (r *Reader) scan(dir Entry, fn func(raw []byte, e Entry) bool) error {
-	var ext []Extent
+	s := &scanner{r: r, dir: dir, fn: fn}
+	var err error
 	if dir.Path == "." && r.g.kind != 32 {
-		ext = []Extent{{r.g.rootOff(), r.g.rootDir * r.g.sectorSize}}
+		_, err = s.run(Extent{r.g.rootOff(), r.g.rootDir * r.g.sectorSize})
 	} else {
 		first := dir.first
 		if dir.Path == "." {
 			first = r.g.root
 		}
-		var err error
-		if ext, err = r.extents(first, -1, dirMax); err != nil {
-			return fmt.Errorf("reading directory %s: %w", dir.Path, err)
-		}
+		err = r.follow(first, -1, s.run)
 	}
-	var long longName
-	buf := make([]byte, 4096)
-	for _, x := range ext {
-		for x.Len > 0 {
-			b := buf[:min(int64(len(buf)), x.Len)]
-			if _, err := r.r.ReadAt(b, x.Off); err != nil {
-				return fmt.Errorf("reading directory %s: %w", dir.Path, noEOF(err))
-			}
-			x.Off += int64(len(b))
-			x.Len -= int64(len(b))
-			for ; len(b) >= entrySize; b = b[entrySize:] {
-				raw := b[:entrySize]
-				switch {
-				case raw[0] == 0: // nothing was ever used from here on
-					return nil
-				case raw[0] == 0xe5: // deleted
-					long = longName{}
-					continue
-				case raw[11]&0x3f == attrLongName:
-					long.add(raw)
-					continue
-				}
-				name := long.take(shortName(raw[:11]))
-				if name == "" {
-					name = decodeShort(raw)
-				}
-				e := Entry{
-					Path:  path.Join(dir.Path, name),
-					Dir:   raw[11]&attrDirectory != 0,
-					Size:  int64(le.Uint32(raw[28:])),
-					MTime: fromDOSTime(le.Uint16(raw[24:]), le.Uint16(raw[22:])),
-					first: uint32(le.Uint16(raw[26:])),
-				}
-				if r.g.kind == 32 {
-					e.first |= uint32(le.Uint16(raw[20:])) << 16
-				}
-				if e.Dir {
-					e.Size = 0
-				}
-				// A name with a slash would reach into another directory.
-				if raw[11]&attrVolume == 0 && !fs.ValidPath(name) || strings.Contains(name, "/") {
-					continue
-				}
-				if !fn(raw, e) {
-					return nil
-				}
-			}
-		}
+	switch {
+	case err != nil && dir.Path == ".":
+		return fmt.Errorf("reading the top directory: %w", err)
+	case err != nil:
+		return fmt.Errorf("reading directory %s: %w", dir.Path, err)
 	}
 	return nil
+}
+
+// scanner reads a directory's entries, one run of clusters after the other.
+type scanner struct {
+	r    *Reader
+	dir  Entry
+	fn   func(raw []byte, e Entry) bool
+	long longName
+	buf  [4096]byte
+}
+
+// run reads the entries in x, and reports whether there may be more.
+func (s *scanner) run(x Extent) (bool, error) {
+	for x.Len > 0 {
+		b := s.buf[:min(int64(len(s.buf)), x.Len)]
+		if _, err := s.r.r.ReadAt(b, x.Off); err != nil {
+			return false, noEOF(err)
+		}
+		x.Off += int64(len(b))
+		x.Len -= int64(len(b))
+		for ; len(b) >= entrySize; b = b[entrySize:] {
+			if !s.entry(b[:entrySize]) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// entry takes one entry, and reports whether there may be more.
+func (s *scanner) entry(raw []byte) bool {
+	switch {
+	case raw[0] == 0: // nothing was ever used from here on
+		return false
+	case raw[0] == 0xe5: // deleted
+		s.long = longName{}
+		return true
+	case raw[11]&0x3f == attrLongName:
+		s.long.add(raw)
+		return true
+	}
+	name := s.long.take(shortName(raw[:11]))
+	if name == "" {
+		name = decodeShort(raw)
+	}
+	e := Entry{
+		Path:  path.Join(s.dir.Path, name),
+		Dir:   raw[11]&attrDirectory != 0,
+		Size:  int64(le.Uint32(raw[28:])),
+		MTime: fromDOSTime(le.Uint16(raw[24:]), le.Uint16(raw[22:])),
+		first: uint32(le.Uint16(raw[26:])),
+	}
+	if s.r.g.kind == 32 {
+		e.first |= uint32(le.Uint16(raw[20:])) << 16
+	}
+	if e.Dir {
+		e.Size = 0
+	}
+	// A name with a slash would reach into another directory.
+	if raw[11]&attrVolume == 0 && !fs.ValidPath(name) || strings.Contains(name, "/") {
+		return true
+	}
+	return s.fn(raw, e)
 }
 
 // longName gathers the parts of a long name, which come last part first.
@@ -275,7 +311,10 @@ type longName struct {
 func (l *longName) add(raw []byte) {
 	part := int(raw[0] & 0x3f)
 	if raw[0]&0x40 != 0 {
-		*l = longName{chars: make([]uint16, part*charsPerEntry), want: part, sum: raw[13], ok: part > 0 && part <= 20}
+		*l = longName{}
+		if part > 0 && part <= 20 {
+			*l = longName{chars: make([]uint16, part*charsPerEntry), want: part, sum: raw[13], ok: true}
+		}
 	}
 	if !l.ok || part != l.want || raw[13] != l.sum {
 		*l = longName{}
@@ -337,16 +376,28 @@ func (r *Reader) ReadDir(dir string) ([]Entry, error) {
 	return r.readDir(d)
 }
 
-func (r *Reader) readDir(d Entry) ([]Entry, error) {
+// Top is the top directory.
+func (r *Reader) Top() Entry { return Entry{Path: ".", Dir: true} }
+
+// Each calls fn for every file and directory in d, in their order on the
+// disk, until fn returns false.
+func (r *Reader) Each(d Entry, fn func(Entry) bool) error {
 	if !d.Dir {
-		return nil, fmt.Errorf("reading directory %s: it is a file", d.Path)
+		return fmt.Errorf("reading directory %s: it is a file", d.Path)
 	}
-	var out []Entry
-	err := r.scan(d, func(raw []byte, e Entry) bool {
+	return r.scan(d, func(raw []byte, e Entry) bool {
 		name := e.Name()
-		if raw[11]&attrVolume == 0 && raw[0] != '.' && name != "." && name != ".." {
-			out = append(out, e)
+		if raw[11]&attrVolume != 0 || raw[0] == '.' || name == "." || name == ".." {
+			return true
 		}
+		return fn(e)
+	})
+}
+
+func (r *Reader) readDir(d Entry) ([]Entry, error) {
+	var out []Entry
+	err := r.Each(d, func(e Entry) bool {
+		out = append(out, e)
 		return true
 	})
 	return out, err
@@ -354,7 +405,7 @@ func (r *Reader) readDir(d Entry) ([]Entry, error) {
 
 // Stat finds a file. As FAT does, it takes no notice of case.
 func (r *Reader) Stat(name string) (Entry, error) {
-	at := Entry{Path: ".", Dir: true}
+	at := r.Top()
 	if name == "." {
 		return at, nil
 	}
@@ -362,17 +413,18 @@ func (r *Reader) Stat(name string) (Entry, error) {
 		return Entry{}, fmt.Errorf("finding %s: %w", name, fs.ErrInvalid)
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		list, err := r.readDir(at)
+		part, found := foldName(part), false
+		var child Entry
+		err := r.Each(at, func(e Entry) bool {
+			if found = foldName(e.Name()) == part; found {
+				child = e
+			}
+			return !found
+		})
 		if err != nil {
 			return Entry{}, err
 		}
-		found := false
-		for _, e := range list {
-			if foldName(e.Name()) == foldName(part) {
-				at, found = e, true
-				break
-			}
-		}
+		at = child
 		if !found {
 			return Entry{}, fmt.Errorf("finding %s: %w", name, fs.ErrNotExist)
 		}
@@ -386,36 +438,59 @@ func (r *Reader) Extents(name string) ([]Extent, error) {
 	if err != nil {
 		return nil, err
 	}
-	if e.Dir {
-		return nil, fmt.Errorf("reading %s: it is a directory", e.Path)
-	}
-	ext, err := r.extents(e.first, e.Size, 0)
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", e.Path, err)
-	}
-	return ext, nil
+	var out []Extent
+	err = r.each(e, func(x Extent) (bool, error) {
+		if n := len(out); n > 0 && out[n-1].Off+out[n-1].Len == x.Off {
+			out[n-1].Len += x.Len
+		} else {
+			out = append(out, x)
+		}
+		return true, nil
+	})
+	return out, err
 }
 
-// ReadFile reads a whole file.
+// each calls fn with the runs of a file's bytes.
+func (r *Reader) each(e Entry, fn func(Extent) (bool, error)) error {
+	if e.Dir {
+		return fmt.Errorf("reading %s: it is a directory", e.Path)
+	}
+	if err := r.follow(e.first, e.Size, fn); err != nil {
+		return fmt.Errorf("reading %s: %w", e.Path, err)
+	}
+	return nil
+}
+
+// ReadFile reads a whole file. Whoever has its Entry takes Read, which does
+// not look through its directories again.
 func (r *Reader) ReadFile(name string) ([]byte, error) {
-	ext, err := r.Extents(name)
+	e, err := r.Stat(name)
 	if err != nil {
 		return nil, err
 	}
+	return r.Read(e)
+}
+
+// Read reads a whole file.
+func (r *Reader) Read(e Entry) ([]byte, error) {
 	// Grown by what is there, not by what the entry says: a damaged entry
 	// may claim 4 GiB.
 	var out []byte
-	for _, x := range ext {
+	err := r.each(e, func(x Extent) (bool, error) {
 		for x.Len > 0 {
-			n := min(x.Len, 1<<20)
+			n := min(x.Len, maxRun)
 			at := len(out)
-			out = append(out, make([]byte, n)...)
+			out = slices.Grow(out, int(n))[:at+int(n)]
 			if _, err := r.r.ReadAt(out[at:], x.Off); err != nil {
-				return nil, fmt.Errorf("reading %s: %w", name, noEOF(err))
+				return false, noEOF(err)
 			}
 			x.Off += n
 			x.Len -= n
 		}
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return out, nil
 }
@@ -449,7 +524,7 @@ func (r *Reader) Walk(fn func(Entry) error) error {
 		}
 		return nil
 	}
-	return walk(Entry{Path: ".", Dir: true}, 0)
+	return walk(r.Top(), 0)
 }
 
 // noEOF turns the end of the file into the complaint that it came too early.

@@ -1,0 +1,82 @@
+package slot
+
+import (
+	"errors"
+	"io"
+	"path"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// What a slot may hold. A USB stick has room for more; nobody has a use for
+// it.
+const (
+	// maxFiles is what its files may have together, in bytes.
+	maxFiles = ondisk.SlotSize
+	// maxSite, maxInventory and maxInfo bound the documents that are parsed.
+	maxSite      = 256 << 10
+	maxInventory = 4 << 20
+	maxInfo      = 64 << 10
+	// maxEntries is how many files and directories there may be where the
+	// contract looks, maxDepth how deep directories may be nested.
+	maxEntries = 4096
+	maxDepth   = 8
+)
+
+// sizeLimit is how large a file of the slot may be.
+func sizeLimit(name string) int64 {
+	switch name {
+	case ondisk.SlotSite:
+		return maxSite
+	case ondisk.SlotInventory:
+		return maxInventory
+	}
+	return maxFiles
+}
+
+// countEntries counts the directory entries that files take, those of
+// edgebake's own among them.
+func countEntries(files map[string][]byte) int {
+	all := map[string]bool{ondisk.SlotMeta: true, ondisk.SlotReportText: true, ondisk.SlotReportJSON: true}
+	for name := range files {
+		for ; name != "."; name = path.Dir(name) {
+			all[name] = true
+		}
+	}
+	return len(all)
+}
+
+// What reading may cost beside the files themselves: boot sector, directories
+// and allocation table. A stick of a hundred thousand files, in order, stays
+// below it; one made to be slow does not.
+const (
+	maxMeta  = 4 << 20
+	maxReads = 8192
+)
+
+// errCost says that a file system is not what a person's computer leaves.
+var errCost = errors.New("the file system is damaged or badly fragmented: format the stick anew (FAT32) and copy the files to it again")
+
+// budget bounds what is read, whatever the file system makes its reader do:
+// chains that jump from one end to the other, thousands of directories that
+// are one and the same.
+type budget struct {
+	r            io.ReaderAt
+	reads, bytes int64
+}
+
+// allow adds what a file of n bytes costs in any case.
+func (b *budget) allow(n int64) {
+	b.reads += 1 + n>>20
+	b.bytes += n
+}
+
+func (b *budget) ReadAt(p []byte, off int64) (int, error) {
+	if b.reads--; b.reads < 0 {
+		return 0, errCost
+	}
+	if b.bytes -= int64(len(p)); b.bytes < 0 {
+		return 0, errCost
+	}
+	return b.r.ReadAt(p, off)
+}

@@ -1,0 +1,345 @@
+package slot
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// forged is a FAT32 file system of 512-byte clusters that is made by hand, one
+// entry at a time. Its top directory is cluster 2.
+type forged struct {
+	img []byte
+}
+
+const (
+	forgedFAT      = 32 * 512
+	forgedClusters = 70000
+	forgedData     = forgedFAT + 550*512
+)
+
+func newForged() *forged {
+	b := make([]byte, forgedData+forgedClusters*512)
+	le := binary.LittleEndian
+	le.PutUint16(b[11:], 512)
+	b[13] = 1
+	le.PutUint16(b[14:], 32)
+	b[16] = 1
+	le.PutUint32(b[32:], uint32(len(b)/512))
+	le.PutUint32(b[36:], 550)
+	le.PutUint32(b[44:], 2)
+	b[510], b[511] = 0x55, 0xaa
+	f := &forged{b}
+	f.chain(2)
+	return f
+}
+
+// next has cluster c go on in to; 0x0fffffff ends a chain.
+func (f *forged) next(c, to uint32) { binary.LittleEndian.PutUint32(f.img[forgedFAT+4*c:], to) }
+
+// chain makes the clusters a chain.
+func (f *forged) chain(clusters ...uint32) {
+	for i, c := range clusters {
+		if i+1 < len(clusters) {
+			f.next(c, clusters[i+1])
+		} else {
+			f.next(c, 0x0fffffff)
+		}
+	}
+}
+
+func (f *forged) cluster(c uint32) []byte { return f.img[forgedData+(int(c)-2)*512:][:512] }
+
+// entry writes the i-th of the 16 entries in a directory's cluster.
+func (f *forged) entry(c uint32, i int, name string, attr byte, first, size uint32) {
+	e := f.cluster(c)[i*32:][:32]
+	copy(e, fmt.Sprintf("%-11s", name))
+	e[11] = attr
+	binary.LittleEndian.PutUint16(e[20:], uint16(first>>16))
+	binary.LittleEndian.PutUint16(e[26:], uint16(first))
+	binary.LittleEndian.PutUint32(e[28:], size)
+}
+
+// deleted fills a directory's cluster with entries of deleted files.
+func (f *forged) deleted(c uint32) {
+	for i := range 16 {
+		f.entry(c, i, "\xe5ONE", 0x20, 0, 0)
+	}
+}
+
+// apart lists n clusters from c on, each in another page of the table than the
+// one before it.
+func apart(c uint32, n int) []uint32 {
+	const pages, inPage = 32, 1024
+	var out []uint32
+	for i := range n {
+		out = append(out, c+uint32(i%pages*inPage+i/pages))
+	}
+	return out
+}
+
+// hostile are file systems made to be slow, large or endless.
+var hostile = []struct {
+	name string
+	make func(f *forged)
+	want string // of the error
+}{
+	{"a stick full of photos", func(f *forged) {
+		c := uint32(2)
+		for i := range 8000 {
+			if i > 0 && i%16 == 0 {
+				f.chain(c, 1000+uint32(i))
+				c = 1000 + uint32(i)
+			}
+			f.entry(c, i%16, fmt.Sprintf("P%07dJPG", i), 0x20, 10, 100)
+		}
+	}, "the top directory: there are more than 4096 files"},
+	{"a top directory whose clusters are far apart", func(f *forged) {
+		all := append([]uint32{2}, apart(100, 4000)...)
+		f.chain(all...)
+		for _, c := range all {
+			f.deleted(c)
+		}
+	}, "format the stick anew"},
+	{"a top directory that is a loop", func(f *forged) {
+		f.next(2, 2)
+		for i := range 16 {
+			f.entry(2, i, fmt.Sprintf("SITE%d   YAM", i), 0x20, 3, 1)
+		}
+	}, "is a loop"},
+	{"a loop of two after a long way", func(f *forged) {
+		f.chain(2, 3, 4, 5, 6, 7, 8, 9)
+		f.next(9, 8)
+		for c := uint32(2); c < 10; c++ {
+			f.deleted(c)
+		}
+	}, "is a loop"},
+	{"a site whose clusters are far apart", func(f *forged) {
+		f.chain(apart(100, 512)...)
+		f.entry(2, 0, "SITE    YAM", 0x20, 100, 512*512)
+		f.entry(2, 1, "FILES      ", 0x10, 3, 0)
+		f.chain(3)
+		for i := range 16 {
+			f.entry(3, i, fmt.Sprintf("F%d", i), 0x20, 100, 512*512)
+		}
+	}, "format the stick anew"},
+	{"a site of 4 GiB", func(f *forged) {
+		f.entry(2, 0, "EDGEBAKEJSO", 0x20, 100, 1<<32-1)
+		f.entry(2, 1, "CONFIG  IGN", 0x20, 100, 1<<32-1)
+	}, "it has 4294967295 bytes"},
+	{"thousands of files that share their bytes", func(f *forged) {
+		f.next(100, 101)
+		for c := uint32(100); c < 100+2048; c++ {
+			f.chain(c, c+1)
+		}
+		dirs := []uint32{}
+		for c := uint32(10000); c < 10128; c++ {
+			dirs = append(dirs, c)
+			for i := range 16 {
+				f.entry(c, i, fmt.Sprintf("F%d", int(c)*16+i), 0x20, 100, 1<<20)
+			}
+		}
+		f.chain(dirs...)
+		f.entry(2, 0, "FILES      ", 0x10, 10000, 0)
+	}, "more than 16 MiB"},
+	{"thousands of directories that are one, full of deleted files", func(f *forged) {
+		// 60,000 deleted entries, which count for nothing, in one directory,
+		// and 2,000 directories that are this one.
+		dirs, empty := []uint32{}, []uint32{}
+		for c := uint32(20000); c < 20000+3750; c++ {
+			empty = append(empty, c)
+			f.deleted(c)
+		}
+		f.chain(empty...)
+		for c := uint32(10000); c < 10125; c++ {
+			dirs = append(dirs, c)
+			for i := range 16 {
+				f.entry(c, i, fmt.Sprintf("D%d", int(c)*16+i), 0x10, 20000, 0)
+			}
+		}
+		f.chain(dirs...)
+		f.entry(2, 0, "FILES      ", 0x10, 10000, 0)
+	}, "format the stick anew"},
+	{"a directory inside itself", func(f *forged) {
+		f.entry(2, 0, "FILES      ", 0x10, 3, 0)
+		f.chain(3)
+		f.entry(3, 0, "D", 0x10, 3, 0)
+	}, "too deep"},
+	{"the top directory inside itself", func(f *forged) {
+		for i := range 16 {
+			f.entry(2, i, "FILES      ", 0x10, 2, 0)
+		}
+	}, "too deep"},
+	{"long names without end", func(f *forged) {
+		var all []uint32
+		for c := uint32(2); c < 2+4000; c++ {
+			all = append(all, c)
+			for i := range 16 {
+				e := f.cluster(c)[i*32:][:32]
+				e[0], e[11] = 0x7f, 0x0f
+			}
+		}
+		f.chain(all...)
+	}, "no site"},
+	{"a site of its own names", func(f *forged) {
+		for i := range 16 {
+			f.entry(2, i, fmt.Sprintf("SITE (%d)YML", i), 0x20, 3, 1)
+		}
+	}, "no site"},
+}
+
+// meter counts what a file system's reader does.
+type meter struct {
+	r            io.ReaderAt
+	reads, bytes int64
+}
+
+func (m *meter) ReadAt(p []byte, off int64) (int, error) {
+	m.reads++
+	m.bytes += int64(len(p))
+	return m.r.ReadAt(p, off)
+}
+
+// within fails where reading cost more than anybody's stick may cost.
+func (m *meter) within(t *testing.T, bytes, reads int64) {
+	t.Helper()
+	if m.bytes > bytes || m.reads > reads {
+		t.Errorf("it took %d reads and %d bytes", m.reads, m.bytes)
+	}
+}
+
+const (
+	mostReads = maxReads + 2*maxEntries
+	mostBytes = maxMeta + 2*maxFiles
+)
+
+func TestHostileFileSystems(t *testing.T) {
+	for _, test := range hostile {
+		t.Run(test.name, func(t *testing.T) {
+			f := newForged()
+			test.make(f)
+			m := &meter{r: bytes.NewReader(f.img)}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := time.Now()
+			_, err := Read(m)
+			took := time.Since(start)
+			runtime.ReadMemStats(&after)
+			if err == nil || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 500 {
+				t.Errorf("got %v", err)
+			}
+			m.within(t, mostBytes, mostReads)
+			if took > 2*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if got := after.TotalAlloc - before.TotalAlloc; got > 5*maxFiles {
+				t.Errorf("it took %d bytes of memory", got)
+			}
+			t.Logf("%v, %d reads, %d bytes, %d bytes allocated: %v", took, m.reads, m.bytes, after.TotalAlloc-before.TotalAlloc, err)
+
+			m = &meter{r: bytes.NewReader(f.img)}
+			if label, _ := Label(m); label != "" {
+				t.Errorf("it is named %q", label)
+			}
+			m.within(t, maxMeta, maxReads)
+		})
+	}
+}
+
+// TestALabelComesFirst reads no more of a stick than where its name is.
+func TestALabelComesFirst(t *testing.T) {
+	f := newForged()
+	f.entry(2, 0, "HOLIDAY", 0x08, 0, 0)
+	f.chain(append([]uint32{2}, apart(100, 4000)...)...)
+	for _, c := range apart(100, 4000) {
+		f.deleted(c)
+	}
+	m := &meter{r: bytes.NewReader(f.img)}
+	if label, err := Label(m); label != "HOLIDAY" || err != nil {
+		t.Errorf("got %q, %v", label, err)
+	}
+	m.within(t, 16<<10, 4)
+	m = &meter{r: bytes.NewReader(mustMake(t, sample()))}
+	if label, err := Label(m); label != ondisk.LabelSlot || err != nil {
+		t.Errorf("got %q, %v", label, err)
+	}
+	m.within(t, 16<<10, 4)
+}
+
+// TestWhatIsMadeIsRead: what a slot cannot give back is not written to it.
+func TestWhatIsMadeIsRead(t *testing.T) {
+	fits := sample()
+	fits.Files["site.yaml"] = make([]byte, maxSite)
+	for i := range maxEntries - 20 {
+		fits.Files[fmt.Sprintf("files/f%d", i)] = []byte("x")
+	}
+	if _, err := Read(bytes.NewReader(mustMake(t, fits))); err != nil {
+		t.Error(err)
+	}
+	large := sample()
+	large.Files["site.yaml"] = make([]byte, maxSite+1)
+	large.Files["files/1/2/3/4/5/6/7/8/9"] = nil
+	for i := range maxEntries {
+		large.Files[fmt.Sprintf("files/f%d", i)] = []byte("x")
+	}
+	_, err := Make(large)
+	if err == nil {
+		t.Fatal("it was made")
+	}
+	for _, want := range []string{"site.yaml has 262145 bytes, the slot has room", "are too many", "nested too deep"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error does not say %q: %v", want, err)
+		}
+	}
+}
+
+// endless is a file system of a forged one's size whose table and data come
+// again and again, so that every chain and every directory leads somewhere.
+type endless struct{ boot, table, data []byte }
+
+func (e endless) ReadAt(p []byte, off int64) (int, error) {
+	const size = forgedData + forgedClusters*512
+	n := int(max(0, min(int64(len(p)), size-off)))
+	for i := 0; i < n; {
+		at := int(off) + i
+		part, end := e.boot, forgedFAT
+		switch {
+		case at >= forgedData:
+			part, at, end = e.data, at-forgedData, size-forgedData
+		case at >= forgedFAT:
+			part, at, end = e.table, at-forgedFAT, forgedData-forgedFAT
+		}
+		i += copy(p[i:n], part[at%len(part):][:min(len(part)-at%len(part), end-at)])
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// FuzzReadCost has a file system of any bytes cost no more than a slot may.
+func FuzzReadCost(f *testing.F) {
+	for _, h := range hostile {
+		img := newForged()
+		h.make(img)
+		f.Add(img.img[:512], img.img[forgedFAT:][:4096], img.img[forgedData:][:4096])
+	}
+	f.Fuzz(func(t *testing.T, boot, table, data []byte) {
+		if len(boot) < 512 || len(table) == 0 || len(data) == 0 {
+			return
+		}
+		m := &meter{r: endless{boot, table, data}}
+		Read(m)
+		m.within(t, mostBytes, mostReads)
+		m = &meter{r: endless{boot, table, data}}
+		Label(m)
+		m.within(t, maxMeta, maxReads)
+	})
+}
