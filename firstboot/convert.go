@@ -82,6 +82,8 @@ var ErrAlready = errors.New("there is nothing to do")
 // is checked; when one fails, those before it are undone. After a kill, run
 // again, it goes on; Revert takes it back.
 func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) error {
+	image := imageInfo(e)
+	active := siteIfAny(e, image)
 	name, err := nativeNode(ctx, e)
 	if err != nil {
 		return err
@@ -89,7 +91,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	if now, err := hubNode(ctx, e, name); err != nil {
 		return unread(err)
 	} else if now != nil {
-		return alreadyHub(ctx, e, name, now, o)
+		return alreadyHub(ctx, e, name, active, now, o)
 	}
 	// Once kubelet is turned, by a convert that was killed, it may not have
 	// reported yet; the steps left wait for that.
@@ -100,7 +102,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 		return Advise(fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err),
 			"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 	}
-	h, err := hubForConvert(ctx, e, name, o)
+	h, err := hubForConvert(ctx, e, name, active, o)
 	if err != nil {
 		return err
 	}
@@ -113,9 +115,20 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 				"convert it with --nodepool-name "+now+", or: kubectl label node "+name+" "+configs.LabelNodePool+"-")
 		}
 	}
-	ev := newEvidence(e, "convert")
-	ev.whole = true
-	return ev.carryOut(ctx, convertSteps(h), tell)
+	rec := newRecord(e, "convert")
+	rec.whole = true
+	return rec.carryOut(ctx, convertSteps(h, image), tell)
+}
+
+// siteIfAny is the site to go by; nil on a node that edgebake did not build,
+// or whose site is beyond reading.
+func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
+	active, err := activeSite(e, image)
+	if err != nil {
+		e.Log.Info("going on without a site", "reason", err)
+		return nil
+	}
+	return active
 }
 
 func unread(err error) error {
@@ -141,21 +154,20 @@ func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error
 
 // behindYurthub reports whether kubelet is told to go through yurthub.
 func behindYurthub(e *Env) bool {
-	return strings.Contains(string(first(e.read(kubeadmFlags))), ondisk.YurthubConf)
+	return strings.Contains(string(e.contents(kubeadmFlags)), ondisk.YurthubConf)
 }
 
 // alreadyHub says what an OpenYurt node is that was to be converted. Nothing
 // of it is touched: a change that failed on the way could only be undone by
 // making the node native, which nobody asked for.
-func alreadyHub(ctx context.Context, e *Env, name string, labels map[string]string, o ConvertOptions) error {
+func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels map[string]string, o ConvertOptions) error {
 	kind := configs.NodeEdge
 	if labels[configs.LabelEdgeWorker] != "true" {
 		kind = configs.NodeCloud
 	}
 	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[configs.LabelNodePool])
 	cure := "`firstboot revert` makes it native; convert can then give it other settings"
-	t, err := currentSite(ctx, e)
-	bySite := err == nil && t.Site.OpenYurt()
+	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
 		cure = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
@@ -163,7 +175,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, labels map[string]stri
 		return Advise(errors.New(is), cure)
 	}
 	if !bySite {
-		h, err := hubForConvert(ctx, e, name, o)
+		h, err := hubForConvert(ctx, e, name, active, o)
 		if err != nil {
 			return err
 		}
@@ -179,28 +191,30 @@ func alreadyHub(ctx context.Context, e *Env, name string, labels map[string]stri
 
 // Revert makes an OpenYurt node native again, pods kept.
 func Revert(ctx context.Context, e *Env, tell func(Step)) error {
+	image := imageInfo(e)
+	active := siteIfAny(e, image)
 	name, err := nativeNode(ctx, e)
 	if err != nil {
 		return err
 	}
-	steps := revertSteps(name)
+	steps := revertSteps(name, image)
 	if all, err := allDone(ctx, e, steps); err != nil {
 		return err
 	} else if all {
 		return fmt.Errorf("%s is a native node already: %w", name, ErrAlready)
 	}
-	if t, err := currentSite(ctx, e); err == nil && t.Site.OpenYurt() {
-		return Advise(fmt.Errorf("this machine's site says nodeType: %s, which first boot would make it again at the next boot", t.Site.NodeType),
+	if active != nil && active.Site.OpenYurt() {
+		return Advise(fmt.Errorf("this machine's site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
 			"say nodeType: native, without a nodePool, in site.yaml, in the slot or on a stick; then revert")
 	}
-	ev := newEvidence(e, "revert")
-	ev.settled = readyStep
-	return ev.carryOut(ctx, steps, tell)
+	rec := newRecord(e, "revert")
+	rec.turnedAt = readyStep
+	return rec.carryOut(ctx, steps, tell)
 }
 
-// atWork is an error while first boot is on its way to what the site says: the
+// firstbootIdle is an error while first boot is on its way to what the site says: the
 // two would undo each other's work.
-func atWork(ctx context.Context, e *Env) error {
+func firstbootIdle(ctx context.Context, e *Env) error {
 	s, err := LoadState(e.Root)
 	if err != nil || s.Result == ondisk.ResultDone {
 		return nil // not here, or it only sends its report
@@ -227,7 +241,7 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 	if err := enrolled(e); err != nil {
 		return "", fmt.Errorf("only a node that kubeadm joined can be turned, and %w", err)
 	}
-	if err := atWork(ctx, e); err != nil {
+	if err := firstbootIdle(ctx, e); err != nil {
 		return "", err
 	}
 	cert, err := kubeletCert(e)
@@ -272,7 +286,7 @@ func readyNow(ctx context.Context, e *Env, name string) error {
 	return reported(ctx, e, n)
 }
 
-func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (hub, error) {
+func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o ConvertOptions) (hub, error) {
 	if o.NodePool == "" {
 		return hub{}, errors.New("no node pool is given: yurthub starts only with the name of one")
 	}
@@ -297,8 +311,8 @@ func hubForConvert(ctx context.Context, e *Env, name string, o ConvertOptions) (
 	servers := o.Servers
 	if len(servers) == 0 {
 		servers = append(servers, server)
-		if t, err := currentSite(ctx, e); err == nil {
-			for _, m := range t.Site.Masters {
+		if active != nil {
+			for _, m := range active.Site.Masters {
 				servers = append(servers, "https://"+m)
 			}
 		}
@@ -485,16 +499,16 @@ func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
 
 // convertSteps in their order: nothing kubelet depends on is touched before
 // yurthub serves, and the labels come last, since the cluster acts on them.
-func convertSteps(h hub) []Phase {
+func convertSteps(h hub, image ondisk.ImageInfo) []Phase {
 	labels := node.OpenYurtLabels(h.pool, h.cloud)
-	turn := redirectPhase(labels)
+	turn := redirectPhase(image.Kubernetes, labels)
 	turn.Undo = func(ctx context.Context, e *Env) error { return direct(ctx, e, nil) }
 	var were map[string]any // the Node's labels of OpenYurt's, before
 	return []Phase{
 		{
 			Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
-				if !e.exists(openYurtDropin) && (e.exists(bakedHubUnit) || string(first(e.read(yurthubUnit))) == hubUnit) {
+				if !e.exists(openYurtDropin) && (e.exists(bakedHubUnit) || string(e.contents(yurthubUnit)) == hubUnit) {
 					return Done, nil
 				}
 				return Todo, nil
@@ -537,7 +551,7 @@ func convertSteps(h hub) []Phase {
 						return err
 					}
 				}
-				return removeHub(ctx, e)
+				return removeHub(ctx, e, image)
 			},
 		},
 		turn,
@@ -561,7 +575,7 @@ func convertSteps(h hub) []Phase {
 	}
 }
 
-func revertSteps(name string) []Phase {
+func revertSteps(name string, image ondisk.ImageInfo) []Phase {
 	var were map[string]any  // the Node's labels of OpenYurt's, before
 	var as map[string]string // what kubelet registers as, before
 	return []Phase{
@@ -588,14 +602,14 @@ func revertSteps(name string) []Phase {
 		{
 			Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 			Check: func(_ context.Context, e *Env) (Verdict, error) {
-				flags := first(e.read(kubeadmFlags))
+				flags := e.contents(kubeadmFlags)
 				if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) || string(registering(flags, nil)) != string(flags) {
 					return Todo, nil
 				}
 				return Done, nil
 			},
 			Run: func(ctx context.Context, e *Env) error {
-				as = registeredAs(first(e.read(kubeadmFlags)))
+				as = registeredAs(e.contents(kubeadmFlags))
 				return direct(ctx, e, nil)
 			},
 			Undo: func(ctx context.Context, e *Env) error {
@@ -603,7 +617,7 @@ func revertSteps(name string) []Phase {
 					e.Log.Warn("kubelet stays where it is, since yurthub does not serve", "error", err)
 					return nil
 				}
-				return redirect(ctx, e, as)
+				return redirect(ctx, e, image.Kubernetes, as)
 			},
 		},
 		stillReady(name, false),
@@ -625,7 +639,7 @@ func revertSteps(name string) []Phase {
 				return Done, nil
 			},
 			Run: func(ctx context.Context, e *Env) error {
-				if err := removeHub(ctx, e); err != nil {
+				if err := removeHub(ctx, e, image); err != nil {
 					return err
 				}
 				return removeUnit(ctx, e)
@@ -749,7 +763,7 @@ func kubeletGoes(ctx context.Context, e *Env, through bool) error {
 // hubLeavings is all that yurthub and we for it leave on the disk.
 var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
 
-func removeHub(ctx context.Context, e *Env) error {
+func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
@@ -758,7 +772,7 @@ func removeHub(ctx context.Context, e *Env) error {
 			e.Log.Warn("opening port 10269", "error", err)
 		}
 	}
-	if err := removeDummy(ctx, e); err != nil {
+	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
 	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
@@ -774,10 +788,10 @@ var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 
 // removeDummy removes yurthub's interface, with the address at which pods look
 // for it: yurthub leaves it behind when it is killed.
-func removeDummy(ctx context.Context, e *Env) error {
+func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	names := []string{"hub-dummy0", "yurthub-dummy0"} // from 1.7, and before
-	args := string(first(e.read(yurthubEnv)))
-	if y := imageInfo(e).Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
+	args := string(e.contents(yurthubEnv))
+	if y := image.Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
 	for _, m := range dummyName.FindAllStringSubmatch(args, -1) {
@@ -825,45 +839,45 @@ func removeUnit(ctx context.Context, e *Env) error {
 	return e.Unit(ctx, "daemon-reload", "")
 }
 
-// evidence is what is kept of a convert, revert or reset: how each step went,
+// record is the evidence that is kept of a convert, revert or reset: how each step went,
 // and what the files were before.
-type evidence struct {
+type record struct {
 	e     *Env
 	dir   string
 	steps []Step
 	whole bool // undo the steps of an earlier run as well, which was killed
-	// settled is the step after which nothing is undone any more: the node is
+	// turnedAt is the step after which nothing is undone any more: the node is
 	// what it was to become, and what is left to do is tidying up.
-	settled string
+	turnedAt string
 }
 
-func newEvidence(e *Env, what string) *evidence {
+func newRecord(e *Env, what string) *record {
 	own := *e // whose waiting is told here
-	return &evidence{e: &own, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+	return &record{e: &own, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
 // carryOut runs steps in order. When one fails, it and those before it are
 // undone, the last first.
-func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)) error {
-	ev.copyFiles("before")
+func (rec *record) carryOut(ctx context.Context, steps []Phase, tell func(Step)) error {
+	rec.copyFiles("before")
 	var did []Phase
-	settled := false
+	turned := false
 	for _, s := range steps {
-		err := ev.step(ctx, s, &did, tell)
+		err := rec.step(ctx, s, &did, tell)
 		if err == nil {
-			if s.Name == ev.settled {
+			if s.Name == rec.turnedAt {
 				did = nil
-				settled = true
+				turned = true
 			}
 			continue
 		}
-		if settled {
-			ev.note(tell, Step{s.Name, "failed", oneLine(err)})
-			ev.finish(context.WithoutCancel(ctx))
-			return Advise(fmt.Errorf("%s: %w (the node is turned; evidence is in %s)", s.Name, err, ev.dir),
+		if turned {
+			rec.note(tell, Step{s.Name, "failed", oneLine(err)})
+			rec.finish(context.WithoutCancel(ctx))
+			return Advise(fmt.Errorf("%s: %w (the node is turned; evidence is in %s)", s.Name, err, rec.dir),
 				"the node is what it was to become; run the same command again, and it does the rest")
 		}
-		ev.note(tell, Step{s.Name, "failed", oneLine(err)})
+		rec.note(tell, Step{s.Name, "failed", oneLine(err)})
 		// Undone even when we are told to stop: half a node is worse.
 		undo := context.WithoutCancel(ctx)
 		for _, d := range slices.Backward(did) {
@@ -871,30 +885,30 @@ func (ev *evidence) carryOut(ctx context.Context, steps []Phase, tell func(Step)
 				continue
 			}
 			uctx, cancel := context.WithTimeout(undo, undoTimeout)
-			uerr := d.Undo(uctx, ev.e)
+			uerr := d.Undo(uctx, rec.e)
 			cancel()
 			if uerr != nil {
-				ev.note(tell, Step{d.Name, "failed", "undoing it: " + oneLine(uerr)})
+				rec.note(tell, Step{d.Name, "failed", "undoing it: " + oneLine(uerr)})
 				err = errors.Join(err, fmt.Errorf("undoing %s: %w", d.Name, uerr))
 				continue
 			}
-			ev.note(tell, Step{d.Name, "undone", ""})
+			rec.note(tell, Step{d.Name, "undone", ""})
 		}
-		ev.finish(undo)
-		return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, ev.dir)
+		rec.finish(undo)
+		return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, rec.dir)
 	}
-	ev.finish(ctx)
+	rec.finish(ctx)
 	return nil
 }
 
-func (ev *evidence) step(ctx context.Context, s Phase, did *[]Phase, tell func(Step)) error {
-	v, err := s.Check(ctx, ev.e)
+func (rec *record) step(ctx context.Context, s Phase, did *[]Phase, tell func(Step)) error {
+	v, err := s.Check(ctx, rec.e)
 	if err != nil {
 		return err
 	}
 	if v == Done {
-		ev.note(tell, Step{s.Name, "as it should be", s.Doc})
-		if ev.whole {
+		rec.note(tell, Step{s.Name, "as it should be", s.Doc})
+		if rec.whole {
 			*did = append(*did, s)
 		}
 		return nil
@@ -903,64 +917,64 @@ func (ev *evidence) step(ctx context.Context, s Phase, did *[]Phase, tell func(S
 	run, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	last := ""
-	ev.e.waiting = func(what string) {
+	rec.e.waiting = func(what string) {
 		if what != last {
 			last = what
 			tell(Step{s.Name, "waiting", what})
 		}
 	}
-	defer func() { ev.e.waiting = nil }()
-	if err := s.Run(run, ev.e); err != nil {
+	defer func() { rec.e.waiting = nil }()
+	if err := s.Run(run, rec.e); err != nil {
 		return err
 	}
-	if v, err = s.Check(ctx, ev.e); err != nil {
+	if v, err = s.Check(ctx, rec.e); err != nil {
 		return err
 	}
 	if v != Done {
 		return errors.New("it came to its end, and its result does not show on the machine")
 	}
-	ev.note(tell, Step{s.Name, "done", s.Doc})
+	rec.note(tell, Step{s.Name, "done", s.Doc})
 	return nil
 }
 
-func (ev *evidence) note(tell func(Step), s Step) {
-	ev.steps = append(ev.steps, s)
+func (rec *record) note(tell func(Step), s Step) {
+	rec.steps = append(rec.steps, s)
 	tell(s)
-	b, err := json.MarshalIndent(ev.steps, "", "  ")
+	b, err := json.MarshalIndent(rec.steps, "", "  ")
 	if err == nil {
-		err = ev.e.WriteFile(ev.dir+"/steps.json", append(b, '\n'), Mode(0o600))
+		err = rec.e.WriteFile(rec.dir+"/steps.json", append(b, '\n'), Mode(0o600))
 	}
 	if err != nil {
-		ev.e.Log.Warn("keeping evidence", "error", err)
+		rec.e.Log.Warn("keeping evidence", "error", err)
 	}
 }
 
 // keptFiles are the files worth comparing; none of them holds a secret.
 var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, openYurtDropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
 
-func (ev *evidence) copyFiles(when string) {
+func (rec *record) copyFiles(when string) {
 	for _, p := range keptFiles {
-		b, err := ev.e.read(p)
+		b, err := rec.e.read(p)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err == nil {
-			err = ev.e.WriteFile(ev.dir+"/"+when+p, b, Mode(0o600))
+			err = rec.e.WriteFile(rec.dir+"/"+when+p, b, Mode(0o600))
 		}
 		if err != nil {
-			ev.e.Log.Warn("keeping evidence", "file", p, "error", err)
+			rec.e.Log.Warn("keeping evidence", "file", p, "error", err)
 		}
 	}
 }
 
-func (ev *evidence) finish(ctx context.Context) {
-	ev.copyFiles("after")
+func (rec *record) finish(ctx context.Context) {
+	rec.copyFiles("after")
 	var out strings.Builder
-	err := ev.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", ondisk.UnitYurthub, "-u", ondisk.UnitKubelet}, Output: &out})
+	err := rec.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", ondisk.UnitYurthub, "-u", ondisk.UnitKubelet}, Output: &out})
 	if err == nil {
-		err = ev.e.WriteFile(ev.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
+		err = rec.e.WriteFile(rec.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
 	}
 	if err != nil {
-		ev.e.Log.Warn("keeping evidence", "error", err)
+		rec.e.Log.Warn("keeping evidence", "error", err)
 	}
 }

@@ -127,6 +127,20 @@ func (e *Env) path(p string) string { return filepath.Join(e.Root, p) }
 
 func (e *Env) read(path string) ([]byte, error) { return os.ReadFile(e.path(path)) }
 
+// contents is a file's contents, nil where there is none. One that is there
+// and cannot be read counts as missing, and is logged.
+func (e *Env) contents(path string) []byte {
+	b, err := e.read(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
+		e.Log.Debug("a file counts as missing", "error", err)
+	}
+	return b
+}
+
+// text is contents without the white space around them, as most files of the
+// kernel's are read.
+func (e *Env) text(path string) string { return strings.TrimSpace(string(e.contents(path))) }
+
 func (e *Env) exists(path string) bool {
 	_, err := os.Lstat(e.path(path))
 	return err == nil

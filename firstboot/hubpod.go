@@ -124,7 +124,8 @@ func otherForm(e *Env, pod bool) error {
 
 // podJoinPhase has kubeadm start a kubelet whose first pod is yurthub, and
 // which knows no other way to the cluster.
-func podJoinPhase(site *configs.Site) Phase {
+func podJoinPhase(active *Active) Phase {
+	site := active.Site
 	labels := node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
@@ -133,10 +134,10 @@ func podJoinPhase(site *configs.Site) Phase {
 				return Todo, err
 			}
 			if enrolled(e) == nil {
-				if err := sameName(ctx, e); err != nil {
+				if err := sameName(e, active.Node); err != nil {
 					return Todo, err
 				}
-				flags := first(e.read(kubeadmFlags))
+				flags := e.contents(kubeadmFlags)
 				if e.exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return Todo, nil // the site names another pool since
 				}
@@ -152,7 +153,7 @@ func podJoinPhase(site *configs.Site) Phase {
 			if enrolled(e) == nil {
 				return register(ctx, e, labels)
 			}
-			return podJoin(ctx, e, site)
+			return podJoin(ctx, e, active)
 		},
 		Undo: func(ctx context.Context, e *Env) error {
 			if enrolled(e) == nil {
@@ -161,7 +162,7 @@ func podJoinPhase(site *configs.Site) Phase {
 			if done, err := podJoined(ctx, e, site); err != nil || done {
 				return err
 			}
-			return errors.Join(undoPodJoin(ctx, e), e.Remove(discoveryFile))
+			return errors.Join(undoPodJoin(ctx, e, site.CRISocket), e.Remove(discoveryFile))
 		},
 	}
 }
@@ -178,22 +179,23 @@ func podJoined(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
 	if err != nil || !strings.Contains(string(conf), site.Credentials.Token.Reveal()) {
 		return false, nil // another boot, or another token
 	}
-	if !strings.Contains(string(first(e.read(kubeadmFlags))), "--kubeconfig="+ondisk.YurthubConf) {
+	if !strings.Contains(string(e.contents(kubeadmFlags)), "--kubeconfig="+ondisk.YurthubConf) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 	return state == "active", err
 }
 
-func podJoin(ctx context.Context, e *Env, site *configs.Site) error {
-	if err := undoPodJoin(ctx, e); err != nil { // of a try that was cut off
+func podJoin(ctx context.Context, e *Env, active *Active) error {
+	site := active.Site
+	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, site)
 	if err != nil {
 		return err
 	}
-	h, err := hubOf(ctx, e, site, withEndpoint)
+	h, err := hubOf(e, active, withEndpoint)
 	if err != nil {
 		return err
 	}
@@ -224,7 +226,7 @@ func podJoin(ctx context.Context, e *Env, site *configs.Site) error {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}
 	}
-	gate, err := plainLists(ctx, e)
+	gate, err := plainLists(ctx, e, active.Image.Kubernetes)
 	if err != nil {
 		return err
 	}
@@ -245,7 +247,7 @@ func podJoin(ctx context.Context, e *Env, site *configs.Site) error {
 		}
 		s.KubeletExtraArgs["feature-gates"] = gate
 	}
-	err = kubeadmJoin(ctx, e, s, "FileAvailable--etc-kubernetes-kubelet.conf")
+	err = kubeadmJoin(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
 		// The last thing kubeadm does, and through yurthub, for which it waits
 		// a minute: longer than that somebody may take to approve what yurthub
@@ -263,14 +265,14 @@ func podJoin(ctx context.Context, e *Env, site *configs.Site) error {
 const socketNote = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 // noteSocket makes up for what kubeadm could not do at the end of its join.
-func noteSocket(ctx context.Context, e *Env, site *configs.Site) error {
+func noteSocket(ctx context.Context, e *Env, active *Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c, n, err := ownNode(ctx, e)
+	c, n, err := ownNode(ctx, e, active.Node)
 	if err != nil || n.Metadata.Annotations[socketNote] != "" {
 		return err
 	}
-	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketNote: site.CRISocket}}}
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketNote: active.Site.CRISocket}}}
 	if err := c.MergePatch(ctx, "/api/v1/nodes/"+n.Metadata.Name, patch); err != nil {
 		return fmt.Errorf("annotating Node %s with its container runtime: %w", n.Metadata.Name, err)
 	}
@@ -300,7 +302,7 @@ func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string
 }
 
 // undoPodJoin takes back what podJoin, and what it started, wrote.
-func undoPodJoin(ctx context.Context, e *Env) error {
+func undoPodJoin(ctx context.Context, e *Env, socket string) error {
 	ran := e.exists(hubManifest)
 	if err := undoJoin(ctx, e); err != nil {
 		return err
@@ -308,7 +310,7 @@ func undoPodJoin(ctx context.Context, e *Env) error {
 	if ran {
 		// Kubelet leaves its pods alone when it is stopped, and takes over
 		// what it finds: yurthub would go on with what it began with.
-		if err := removeHubPod(ctx, e); err != nil {
+		if err := removeHubPod(ctx, e, socket); err != nil {
 			return err
 		}
 	}
@@ -317,11 +319,7 @@ func undoPodJoin(ctx context.Context, e *Env) error {
 
 var podID = regexp.MustCompile(`(?m)^[0-9a-f]{64}$`)
 
-func removeHubPod(ctx context.Context, e *Env) error {
-	socket := ondisk.CRISocket
-	if t, err := currentSite(ctx, e); err == nil {
-		socket = t.Site.CRISocket
-	}
+func removeHubPod(ctx context.Context, e *Env, socket string) error {
 	crictl := []string{"crictl", "--runtime-endpoint", socket}
 	var out strings.Builder
 	err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "pods", "--quiet", "--namespace", "kube-system", "--name", "yurt-hub"), Output: &out})

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -64,7 +63,7 @@ func identityPhase() Phase {
 func uuidTried(label string) string { return ondisk.RunDir + "/uuid-" + label }
 
 func machineID(e *Env) string {
-	id := strings.TrimSpace(string(first(e.read("/etc/machine-id"))))
+	id := e.text("/etc/machine-id")
 	if !machineIDForm.MatchString(id) {
 		return ""
 	}

@@ -29,7 +29,7 @@ func ipvsPhase(site *configs.Site) Phase {
 			if err != nil {
 				return Todo, err
 			}
-			have := string(first(e.read(ondisk.IPVSConfig)))
+			have := string(e.contents(ondisk.IPVSConfig))
 			if site.IPVS.Disabled {
 				// The endpoint's name stands for one master; when that one is
 				// gone and another is there, it is time to move.

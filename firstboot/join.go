@@ -91,7 +91,8 @@ func (s discoverySite) discovery(e *Env) api.Discovery {
 type discoverySite struct{ *configs.Site }
 
 // discoveryPhase finds the cluster and makes sure that it is the right one.
-func discoveryPhase(site *configs.Site) Phase {
+func discoveryPhase(active *Active) Phase {
+	site := active.Site
 	return Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
@@ -115,11 +116,7 @@ func discoveryPhase(site *configs.Site) Phase {
 			if err != nil {
 				return judgeDiscovery(ctx, e, site, err)
 			}
-			t, err := currentSite(ctx, e)
-			if err != nil {
-				return err
-			}
-			if err := nameIsFree(ctx, e, found.Client(d), t.Node); err != nil {
+			if err := nameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
 				return err
 			}
 			if _, err := e.write(ondisk.KubeCA, found.CA, Mode(0o644)); err != nil {
@@ -244,14 +241,15 @@ func otherName(name string) string {
 const joinPatience = 2 * time.Minute
 
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
-func joinPhase(site *configs.Site) Phase {
+func joinPhase(active *Active) Phase {
+	site := active.Site
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if err := enrolled(e); err != nil {
 				return Todo, nil
 			}
-			if err := errors.Join(otherForm(e, false), sameName(ctx, e)); err != nil {
+			if err := errors.Join(otherForm(e, false), sameName(e, active.Node)); err != nil {
 				return Todo, err
 			}
 			server, _, err := kubeletServer(e)
@@ -265,7 +263,7 @@ func joinPhase(site *configs.Site) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			if err := enrolled(e); err != nil {
-				if err := join(ctx, e, site); err != nil {
+				if err := join(ctx, e, active); err != nil {
 					return err
 				}
 			}
@@ -282,44 +280,37 @@ func joinPhase(site *configs.Site) Phase {
 }
 
 // sameName makes sure that the site means the node that this machine is.
-func sameName(ctx context.Context, e *Env) error {
-	t, err := currentSite(ctx, e)
-	if err != nil {
-		return err
-	}
+func sameName(e *Env, name string) error {
 	cert, err := kubeletCert(e)
 	if err != nil {
 		return err
 	}
-	if cert.Subject.CommonName != "system:node:"+t.Node {
+	if cert.Subject.CommonName != "system:node:"+name {
 		return Permanent(fmt.Errorf("this machine is enrolled as %s, the site calls it %s",
-			strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), t.Node),
+			strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), name),
 			"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
 	}
 	return nil
 }
 
-func join(ctx context.Context, e *Env, site *configs.Site) error {
+func join(ctx context.Context, e *Env, active *Active) error {
 	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
 		return err
 	}
-	return kubeadmJoin(ctx, e, *site)
+	return kubeadmJoin(ctx, e, active, *active.Site)
 }
 
-// kubeadmJoin runs `kubeadm join` with the discovery file; ignore are checks
-// of its that fail since firstboot was there before.
-func kubeadmJoin(ctx context.Context, e *Env, s configs.Site, ignore ...string) error {
-	t, err := currentSite(ctx, e)
-	if err != nil {
-		return err
-	}
+// kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
+// the active site with more arguments for kubelet; ignore are checks of its
+// that fail since firstboot was there before.
+func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ignore ...string) error {
 	// The discovery file carries the token itself: only so kubeadm keeps the
 	// file's tls-server-name. We have written the CA that kubeadm would.
 	s.Credentials = configs.Credentials{}
 	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // which kubeadm wants alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
-	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: t.Node, Discovery: discoveryFile, Timeout: joinPatience, Kubernetes: imageInfo(e).Kubernetes})
+	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: active.Node, Discovery: discoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
 	if err != nil {
 		return err
 	}
@@ -333,7 +324,7 @@ func kubeadmJoin(ctx context.Context, e *Env, s configs.Site, ignore ...string) 
 	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
 	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: node.ProxyEnv(&s), Output: out}
 	if err := e.Run(ctx, cmd); err != nil {
-		return judgeJoin(t.Node, fmt.Errorf("%w: %s", err, out.last()))
+		return judgeJoin(active.Node, fmt.Errorf("%w: %s", err, out.last()))
 	}
 	return nil
 }

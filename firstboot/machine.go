@@ -17,7 +17,7 @@ import (
 // network cards, and serial and UUID from SMBIOS or the device tree.
 func (e *Env) facts() node.Machine {
 	m := node.Machine{
-		Hostname: strings.TrimSpace(string(first(e.read("/proc/sys/kernel/hostname")))),
+		Hostname: e.text("/proc/sys/kernel/hostname"),
 		MACs:     e.macs(),
 	}
 	for _, f := range []string{
@@ -26,12 +26,12 @@ func (e *Env) facts() node.Machine {
 		"/sys/class/dmi/id/chassis_serial",
 		"/sys/firmware/devicetree/base/serial-number",
 	} {
-		if s := node.Identity(string(first(e.read(f)))); s != "" {
+		if s := node.Identity(string(e.contents(f))); s != "" {
 			m.Serial = s
 			break
 		}
 	}
-	m.UUID = strings.ToLower(node.Identity(string(first(e.read("/sys/class/dmi/id/product_uuid")))))
+	m.UUID = strings.ToLower(node.Identity(string(e.contents("/sys/class/dmi/id/product_uuid"))))
 	return m
 }
 
@@ -49,7 +49,7 @@ func (e *Env) macs() []string {
 		if !e.exists(filepath.Join(p, "device")) { // bridges, veths, lo have none
 			continue
 		}
-		mac := strings.ToLower(strings.TrimSpace(string(first(e.read(filepath.Join(p, "address"))))))
+		mac := strings.ToLower(e.text(filepath.Join(p, "address")))
 		if len(mac) != 17 || strings.Trim(mac, "0:") == "" || strings.Trim(mac, "f:") == "" {
 			continue
 		}
@@ -124,7 +124,7 @@ func (e *Env) readDisk(dir string) (*blockDisk, error) {
 			continue
 		}
 		part := device{Name: en.Name(), Start: e.sectors(filepath.Join(p, "start")), Size: e.sectors(filepath.Join(p, "size"))}
-		for line := range strings.Lines(string(first(e.read(filepath.Join(p, "uevent"))))) {
+		for line := range strings.Lines(string(e.contents(filepath.Join(p, "uevent")))) {
 			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PARTNAME="); ok {
 				part.Label = v
 			}
@@ -137,7 +137,7 @@ func (e *Env) readDisk(dir string) (*blockDisk, error) {
 
 // sectors reads a number of 512-byte sectors as bytes.
 func (e *Env) sectors(path string) int64 {
-	n, err := strconv.ParseInt(strings.TrimSpace(string(first(e.read(path)))), 10, 64)
+	n, err := strconv.ParseInt(e.text(path), 10, 64)
 	if err != nil {
 		return 0
 	}
@@ -174,7 +174,7 @@ func (e *Env) removableSlots() []string {
 		if err == nil {
 			dir = filepath.Join("/sys/block", target)
 		}
-		removable := strings.TrimSpace(string(first(e.read(filepath.Join(dir, "removable"))))) == "1"
+		removable := e.text(filepath.Join(dir, "removable")) == "1"
 		if !removable && !strings.Contains(target, "/usb") {
 			continue
 		}

@@ -113,7 +113,7 @@ func networkPhase(site *configs.Site) Phase {
 // kubelet ask DNS for the node's name, which costs half a minute where no
 // server answers.
 func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
-	return node.HostsEntry{IP: addr.String(), Names: []string{strings.TrimSpace(string(first(e.read("/etc/hostname"))))}}
+	return node.HostsEntry{IP: addr.String(), Names: []string{e.text("/etc/hostname")}}
 }
 
 // settleTime is how long a network may take to come up: DHCP, spanning tree,
@@ -146,17 +146,17 @@ const clockDoc = "a clock that is not in the past"
 // clockPhase brings the clock to the latest moment that is certain to have
 // passed: the image's date, or when its site was stamped. Boards without a
 // battery wake up in 1970, where every certificate is not yet valid.
-func clockPhase() Phase {
+func clockPhase(active *Active) Phase {
+	floor := clockFloor(active)
 	return Phase{
 		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if e.Now().Before(clockFloor(ctx, e)) {
+			if e.Now().Before(floor) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			floor := clockFloor(ctx, e)
 			e.Log.Info("the clock is behind what is certain", "clock", e.Now().UTC(), "floor", floor.UTC())
 			if err := e.SetClock(floor); err != nil {
 				return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
@@ -167,12 +167,8 @@ func clockPhase() Phase {
 	}
 }
 
-func clockFloor(ctx context.Context, e *Env) time.Time {
-	floor := imageInfo(e).SourceDate
-	if t, err := currentSite(ctx, e); err == nil {
-		floor = max(floor, t.Stamped)
-	}
-	return time.Unix(floor, 0)
+func clockFloor(active *Active) time.Time {
+	return time.Unix(max(active.Image.SourceDate, active.Stamped), 0)
 }
 
 // ntpPatience bounds the wait for a time server: a site without one must

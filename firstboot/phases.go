@@ -5,55 +5,57 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Phases is the way from a booted machine to a node. Of a nil site it is the
-// part that needs none. hubForm is how yurthub runs on this image.
-func Phases(site *configs.Site, hubForm string) []Phase {
+// Phases is the way from a booted machine to a node. Without an active site it
+// is the part that needs none, and ends with one.
+func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 	before := []Phase{
-		identityPhase(), // first: everything later may log, and logs carry the machine id
-		diskPhase(),     // before anything fills DATA
-		sitePhase(),     // all that follows comes from the site
+		identityPhase(),  // first: everything later may log, and logs carry the machine id
+		diskPhase(),      // before anything fills DATA
+		sitePhase(image), // all that follows comes from the site
 	}
-	if site == nil {
+	if active == nil {
 		return before
 	}
+	site := active.Site
 	switch site.NodeType {
 	case configs.NodeNative:
 		return append(before,
-			networkPhase(site),   // a master must be in reach for the rest
-			clockPhase(),         // before the first certificate is judged
-			ipvsPhase(site),      // the first request already survives a dead master
-			discoveryPhase(site), // the CA, before anything trusts a master
-			imagesPhase(),        // long, so after all that may fail early; before kubelet wants them
-			joinPhase(site),
-			readyPhase(site),  // the cluster's own word, not ours
-			forgetPhase(site), // last: until Ready, the join may have to begin again
+			networkPhase(site),     // a master must be in reach for the rest
+			clockPhase(active),     // before the first certificate is judged
+			ipvsPhase(site),        // the first request already survives a dead master
+			discoveryPhase(active), // the CA, before anything trusts a master
+			imagesPhase(),          // long, so after all that may fail early; before kubelet wants them
+			joinPhase(active),
+			readyPhase(active),  // the cluster's own word, not ours
+			forgetPhase(active), // last: until Ready, the join may have to begin again
 		)
 	case configs.NodeEdge, configs.NodeCloud:
 		all := append(before,
 			networkPhase(site),
-			clockPhase(),
+			clockPhase(active),
 			ipvsPhase(site),
-			discoveryPhase(site),
+			discoveryPhase(active),
 			imagesPhase(),
 		)
-		if hubForm == formStaticPod {
+		if hubForm(image) == formStaticPod {
 			all = append(all,
-				podJoinPhase(site), // kubelet runs yurthub, and has no other way
-				yurthubPhase(site), // its two certificates, with the token and then with the first
+				podJoinPhase(active), // kubelet runs yurthub, and has no other way
+				yurthubPhase(active), // its two certificates, with the token and then with the first
 			)
 		} else {
 			all = append(all,
-				joinPhase(site),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
-				yurthubPhase(site), // serves before anybody is sent to it
-				redirectPhase(node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+				joinPhase(active),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
+				yurthubPhase(active), // serves before anybody is sent to it
+				redirectPhase(image.Kubernetes, node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 			)
 		}
 		return append(all,
-			readyPhase(site), // Ready through yurthub
-			forgetPhase(site),
+			readyPhase(active), // Ready through yurthub
+			forgetPhase(active),
 		)
 	}
 	return append(before, unservedPhase(site))
@@ -72,14 +74,19 @@ func unservedPhase(site *configs.Site) Phase {
 
 // New returns the Runner that a node has.
 func New(e *Env) *Runner {
-	phases := func(site *configs.Site) []Phase { return Phases(site, hubForm(e)) }
-	return &Runner{Env: e, Phases: phases, Site: currentSite, Brought: brought}
+	image := imageInfo(e)
+	return &Runner{
+		Env: e, Plan: image.Plan, Sources: siteSources,
+		Phases: func(active *Active) []Phase { return Phases(image, active) },
+		Active: func(_ context.Context, e *Env) (*Active, error) { return activeSite(e, image) },
+	}
 }
 
 const formStaticPod = "staticPod"
 
-func hubForm(e *Env) string {
-	if y := imageInfo(e).Yurthub; y != nil {
+// hubForm is how yurthub runs on this image.
+func hubForm(image ondisk.ImageInfo) string {
+	if y := image.Yurthub; y != nil {
 		return y.Form
 	}
 	return ""

@@ -45,18 +45,14 @@ func nodeClient(e *Env) (*api.Client, error) {
 
 // ownNode is this machine's Node as the cluster has it, and the client that
 // asked for it.
-func ownNode(ctx context.Context, e *Env) (*api.Client, *api.Node, error) {
-	t, err := currentSite(ctx, e)
-	if err != nil {
-		return nil, nil, err
-	}
+func ownNode(ctx context.Context, e *Env, name string) (*api.Client, *api.Node, error) {
 	c, err := nodeClient(e)
 	if err != nil {
 		return nil, nil, err
 	}
-	n, err := c.GetNode(ctx, t.Node)
+	n, err := c.GetNode(ctx, name)
 	if api.Code(err) == 404 {
-		err = Advise(fmt.Errorf("%w %s yet", errNoNode, t.Node), "see `journalctl -u kubelet` on the machine")
+		err = Advise(fmt.Errorf("%w %s yet", errNoNode, name), "see `journalctl -u kubelet` on the machine")
 	}
 	return c, n, err
 }
@@ -64,14 +60,15 @@ func ownNode(ctx context.Context, e *Env) (*api.Client, *api.Node, error) {
 var errNoNode = errors.New("the cluster has no Node")
 
 // readyPhase sees the node as the cluster sees it.
-func readyPhase(site *configs.Site) Phase {
+func readyPhase(active *Active) Phase {
+	site := active.Site
 	// look returns nil when all is well, else what is missing.
 	look := func(ctx context.Context, e *Env) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		_, n, err := ownNode(ctx, e)
+		_, n, err := ownNode(ctx, e, active.Node)
 		if errors.Is(err, errNoNode) && site.OpenYurt() {
-			if h, herr := hubOf(ctx, e, site, false); herr == nil {
+			if h, herr := hubOf(e, active, false); herr == nil {
 				if perr := poolFits(ctx, e, h); perr != nil {
 					return perr
 				}
@@ -110,7 +107,7 @@ func readyPhase(site *configs.Site) Phase {
 			var refused error
 			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
 				if !labelled {
-					labelled, refused = labelOwn(ctx, e, site)
+					labelled, refused = labelOwn(ctx, e, active)
 				}
 				if last = look(ctx, e); last != nil {
 					if refused != nil {
@@ -123,8 +120,8 @@ func readyPhase(site *configs.Site) Phase {
 			if err != nil && last != nil {
 				return last
 			}
-			if y := imageInfo(e).Yurthub; err == nil && site.OpenYurt() && y != nil && y.Form == formStaticPod {
-				err = noteSocket(ctx, e, site)
+			if err == nil && site.OpenYurt() && hubForm(active.Image) == formStaticPod {
+				err = noteSocket(ctx, e, active)
 			}
 			if err == nil {
 				_, err = e.write(readyMark, nil, Mode(0o600))
@@ -137,16 +134,16 @@ func readyPhase(site *configs.Site) Phase {
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
 // cluster lets a node do that, and reports whether it has tried: a Node that was
 // there before, of a machine of the same name, keeps what it had.
-func labelOwn(ctx context.Context, e *Env, site *configs.Site) (tried bool, refused error) {
+func labelOwn(ctx context.Context, e *Env, active *Active) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, n, err := ownNode(ctx, e)
+	_, n, err := ownNode(ctx, e, active.Node)
 	if err != nil {
 		return false, nil
 	}
 	// OpenYurt's two go together: the cluster acts on one without the other.
 	pair, rest := map[string]string{}, map[string]string{}
-	for k, v := range missingLabels(site, n) {
+	for k, v := range missingLabels(active.Site, n) {
 		if isOpenYurts(k) {
 			pair[k] = v
 		} else {
@@ -209,7 +206,7 @@ func labelWords(labels map[string]string) string {
 const forgetStep = "forget-token"
 
 // forgetPhase leaves nothing of the token on this machine.
-func forgetPhase(site *configs.Site) Phase {
+func forgetPhase(active *Active) Phase {
 	return Phase{
 		Name: forgetStep, Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
@@ -218,21 +215,8 @@ func forgetPhase(site *configs.Site) Phase {
 					return Todo, nil
 				}
 			}
-			dev, err := ownSlot(e)
-			if err != nil {
+			if secrets, err := secretsInSlot(e, active); err != nil || secrets {
 				return Todo, err
-			}
-			c, t, err := readSite(e, dev)
-			if errors.Is(err, slot.ErrBlank) {
-				return Todo, nil // cut off in the middle of this
-			}
-			if err != nil {
-				// A person's half-written correction is left for the person.
-				e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
-				return Done, nil
-			}
-			if !t.Site.Credentials.Token.IsZero() || hasPKI(c) {
-				return Todo, nil
 			}
 			return Done, nil
 		},
@@ -242,27 +226,50 @@ func forgetPhase(site *configs.Site) Phase {
 					return fmt.Errorf("forgetting the token: %w", err)
 				}
 			}
-			t, err := currentSite(ctx, e)
-			if err != nil {
+			if secrets, err := secretsInSlot(e, active); err != nil || !secrets {
 				return err
 			}
-			return forgetToken(e, t)
+			return forgetToken(e, active)
 		},
 	}
 }
 
+// secretsInSlot reports whether the slot holds secrets of the active site, or
+// was cut off while they were forgotten. Another site, stamped meanwhile, has
+// its own to live by.
+func secretsInSlot(e *Env, active *Active) (bool, error) {
+	dev, err := ownSlot(e)
+	if err != nil {
+		return false, err
+	}
+	c, now, err := readSite(e, active.Image, dev)
+	if errors.Is(err, slot.ErrBlank) {
+		return true, nil
+	}
+	if err != nil {
+		// A person's half-written correction is left for the person.
+		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
+		return false, nil
+	}
+	if now.MAC != active.MAC {
+		e.Log.Info("the slot has another site now, and is left as it is")
+		return false, nil
+	}
+	return !now.Site.Credentials.Token.IsZero() || hasPKI(c), nil
+}
+
 // forgetToken leaves the site in the slot, and no secret.
-func forgetToken(e *Env, t *Taken) error {
-	doc, err := withoutToken(t.Site)
+func forgetToken(e *Env, active *Active) error {
+	doc, err := withoutToken(active.Site)
 	if err != nil {
 		return err
 	}
 	var secrets []string
-	if token := t.Site.Credentials.Token.Reveal(); token != "" {
+	if token := active.Site.Credentials.Token.Reveal(); token != "" {
 		secrets = append(secrets, token)
 	}
-	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: imageInfo(e).Plan}
-	if err := e.ScrubSlot(t.Device, info, doc, secrets); err != nil {
+	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: active.Image.Plan}
+	if err := e.ScrubSlot(active.Device, info, doc, secrets); err != nil {
 		return fmt.Errorf("forgetting the token: %w", err)
 	}
 	return nil

@@ -24,11 +24,11 @@ const hubWords = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfi
 // its Node and run no pod.
 const listPlainly = " --feature-gates=WatchListClient=false"
 
-// plainLists is listPlainly where this node's kubelet needs it. Before 1.30 it
+// plainLists is listPlainly where this node's kubelet, of the image's version,
+// needs it. Before 1.30 it
 // would not start with a gate it does not know, and until 1.35 it lists
 // plainly by itself.
-func plainLists(ctx context.Context, e *Env) (string, error) {
-	version := imageInfo(e).Kubernetes
+func plainLists(ctx context.Context, e *Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder
 		if err := e.Run(ctx, Cmd{Args: []string{"kubelet", "--version"}, Output: &out}); err != nil {
@@ -167,15 +167,15 @@ func register(ctx context.Context, e *Env, labels map[string]string) error {
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels
 // say.
-func redirectPhase(labels map[string]string) Phase {
+func redirectPhase(kubernetes string, labels map[string]string) Phase {
 	return Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			flags := first(e.read(kubeadmFlags))
-			if e.exists(kubeletRestart) || string(first(e.read(ondisk.YurthubConf))) != hubKubeconfig {
+			flags := e.contents(kubeadmFlags)
+			if e.exists(kubeletRestart) || string(e.contents(ondisk.YurthubConf)) != hubKubeconfig {
 				return Todo, nil
 			}
-			gate, err := plainLists(ctx, e)
+			gate, err := plainLists(ctx, e, kubernetes)
 			if err != nil {
 				return Todo, err
 			}
@@ -187,7 +187,7 @@ func redirectPhase(labels map[string]string) Phase {
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error { return redirect(ctx, e, labels) },
+		Run: func(ctx context.Context, e *Env) error { return redirect(ctx, e, kubernetes, labels) },
 		// Kubelet through a yurthub that does not serve would be cut off.
 		Undo: func(ctx context.Context, e *Env) error { return direct(ctx, e, labels) },
 	}
@@ -196,12 +196,12 @@ func redirectPhase(labels map[string]string) Phase {
 // kubeletRestart says that kubelet has to be restarted for what was written.
 const kubeletRestart = ondisk.RunDir + "/restart-kubelet"
 
-func redirect(ctx context.Context, e *Env, labels map[string]string) error {
+func redirect(ctx context.Context, e *Env, kubernetes string, labels map[string]string) error {
 	flags, err := e.read(kubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("turning kubelet to yurthub: %w", err)
 	}
-	gate, err := plainLists(ctx, e)
+	gate, err := plainLists(ctx, e, kubernetes)
 	if err != nil {
 		return err
 	}

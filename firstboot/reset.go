@@ -27,17 +27,34 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
-	ev := newEvidence(e, "reset")
-	ev.copyFiles("before")
-	for _, s := range []struct {
+	rec := newRecord(e, "reset")
+	rec.copyFiles("before")
+	type step struct {
 		name string
 		run  func(context.Context, *Env) error
-	}{
-		{"firstboot", func(ctx context.Context, e *Env) error { return e.Unit(ctx, "stop", ondisk.UnitFirstboot) }},
-		{"token", resetToken}, // before the rest: with it, a cut on the way would end in a join
-		{"kubeadm", resetKubeadm},
+	}
+	carryOut := func(s step) error {
+		run, cancel := context.WithTimeout(ctx, 5*time.Minute)
+		err := s.run(run, e)
+		cancel()
+		if err != nil {
+			rec.note(tell, Step{s.name, "failed", oneLine(err)})
+			return fmt.Errorf("%s: %w (run it again; it goes on)", s.name, err)
+		}
+		rec.note(tell, Step{s.name, "done", ""})
+		return nil
+	}
+	stop := step{"firstboot", func(ctx context.Context, e *Env) error { return e.Unit(ctx, "stop", ondisk.UnitFirstboot) }}
+	if err := carryOut(stop); err != nil {
+		return node, err
+	}
+	image := imageInfo(e)
+	active := siteIfAny(e, image) // nobody changes it any more
+	for _, s := range []step{
+		{"token", func(_ context.Context, e *Env) error { return resetToken(e, image, active) }}, // before the rest: with it, a cut on the way would end in a join
+		{"kubeadm", func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, active) }},
 		{"yurthub", func(ctx context.Context, e *Env) error {
-			if err := removeHub(ctx, e); err != nil {
+			if err := removeHub(ctx, e, image); err != nil {
 				return err
 			}
 			return removeUnit(ctx, e)
@@ -45,21 +62,16 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 		{"ipvs", resetIPVS},
 		{"files", resetFiles}, // last: the state tells what went before
 	} {
-		run, cancel := context.WithTimeout(ctx, 5*time.Minute)
-		err := s.run(run, e)
-		cancel()
-		if err != nil {
-			ev.note(tell, Step{s.name, "failed", oneLine(err)})
-			return node, fmt.Errorf("%s: %w (run it again; it goes on)", s.name, err)
+		if err := carryOut(s); err != nil {
+			return node, err
 		}
-		ev.note(tell, Step{s.name, "done", ""})
 	}
 	return node, nil
 }
 
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
-func resetKubeadm(ctx context.Context, e *Env) error {
+func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 	baked := map[string][]byte{}
 	entries, err := os.ReadDir(e.path(manifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -80,9 +92,9 @@ func resetKubeadm(ctx context.Context, e *Env) error {
 	}
 	if e.exists(ondisk.KubeletConf) || e.exists(ondisk.KubeletConfig) {
 		args := []string{"kubeadm", "reset", "--force", "--cri-socket", ondisk.CRISocket}
-		if t, err := currentSite(ctx, e); err == nil {
-			args[len(args)-1] = t.Site.CRISocket
-			if ignore := t.Site.IgnorePreflightErrors; len(ignore) > 0 {
+		if active != nil {
+			args[len(args)-1] = active.Site.CRISocket
+			if ignore := active.Site.IgnorePreflightErrors; len(ignore) > 0 {
 				args = append(args, "--ignore-preflight-errors", strings.Join(ignore, ","))
 			}
 		}
@@ -117,7 +129,7 @@ const keptManifests = ondisk.StateDir + "/manifests"
 // resetToken forgets the token of a join that did not come to its end, with
 // which the machine would join again. One that came after it, with a site for
 // the time after the reset, stays.
-func resetToken(ctx context.Context, e *Env) error {
+func resetToken(e *Env, image ondisk.ImageInfo, active *Active) error {
 	s, err := LoadState(e.Root)
 	if err != nil {
 		return nil // no join was begun
@@ -131,17 +143,16 @@ func resetToken(ctx context.Context, e *Env) error {
 	if err != nil {
 		return nil
 	}
-	if _, _, err := readSite(e, dev); err != nil && !errors.Is(err, slot.ErrBlank) {
+	if _, _, err := readSite(e, image, dev); err != nil && !errors.Is(err, slot.ErrBlank) {
 		return nil // a person's half-written correction is left for the person
 	}
-	t, err := currentSite(ctx, e)
-	if err != nil {
+	if active == nil {
 		return nil // a blank slot, and no site to write into it
 	}
-	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+t.Node {
+	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+active.Node {
 		return nil // it is the next site already
 	}
-	return forgetToken(e, t)
+	return forgetToken(e, active)
 }
 
 func resetIPVS(ctx context.Context, e *Env) error {

@@ -66,14 +66,18 @@ func Backoff(n int, r float64) time.Duration {
 // Runner carries out phases.
 type Runner struct {
 	Env *Env
-	// Phases of a site; of nil, the ones that need none and end with one at
-	// hand. The phases of any site begin with these.
-	Phases func(*configs.Site) []Phase
-	// Site returns the site that those first phases left.
-	Site func(context.Context, *Env) (*Taken, error)
-	// Brought names what sites people have brought, so that a stopped run
-	// sees when there is another one.
-	Brought func(*Env) string
+	// Plan is the image's, for the report.
+	Plan string
+	// Phases of an active site; of nil, the ones that need none and end with
+	// one at hand. The phases of any site begin with these.
+	Phases func(*Active) []Phase
+	// Active reads the site that those first phases left. All later phases of
+	// a pass go by this one reading, whatever is stamped meanwhile; nil with an
+	// error.
+	Active func(context.Context, *Env) (*Active, error)
+	// Sources tells one state of all slots in reach from another, so that a
+	// stopped run sees when there is another site.
+	Sources func(*Env) string
 
 	mu      sync.Mutex
 	state   ondisk.State
@@ -128,12 +132,17 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	if err := step(first); err != nil {
 		return err
 	}
-	taken, err := r.Site(ctx, e)
+	active, err := r.Active(ctx, e)
 	if err != nil {
-		return fmt.Errorf("reading the site that was just taken: %w", err)
+		e.Log.Info("the site cannot be read any more: starting over", "error", err)
+		return r.startOver(ctx, e)
 	}
-	r.adopt(e, taken)
-	all := r.Phases(taken.Site)
+	if !active.isApplied(e) {
+		e.Log.Info("another site was stamped meanwhile: starting over")
+		return r.startOver(ctx, e)
+	}
+	r.adopt(e, active)
+	all := r.Phases(active)
 	r.show(all)
 	if err := step(all[len(first):]); err != nil {
 		return err
@@ -153,7 +162,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 			return errRestart
 		}
 	}
-	if taken.Site.NodeType == configs.NodeNative && behindYurthub(e) {
+	if active.Site.NodeType == configs.NodeNative && behindYurthub(e) {
 		// By a convert, or by the site of before: nobody looks after yurthub.
 		r.say(e, "this node goes through yurthub, and its site says nodeType: native: say edge or cloud there, or run `firstboot revert`")
 	}
@@ -237,12 +246,12 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e, true)
-	since, brought := e.Now(), r.Brought(e)
+	since, sources := e.Now(), r.Sources(e)
 	for {
 		if err := r.pause(ctx, e, standstill); err != nil {
 			return err
 		}
-		if r.Brought(e) != brought {
+		if r.Sources(e) != sources {
 			e.Log.Info("there is another site: starting over")
 			e.Console("another site was found: starting over")
 			clear(attempts)
@@ -252,6 +261,15 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 			return errRestart
 		}
 	}
+}
+
+// startOver begins again at the first phase, which says what is wrong with the
+// site. The pause is for a slot that is written to all the time.
+func (r *Runner) startOver(ctx context.Context, e *Env) error {
+	if err := r.pause(ctx, e, backoffFirst); err != nil {
+		return err
+	}
+	return errRestart
 }
 
 // pause waits; systemd hears that we are alive meanwhile.

@@ -35,9 +35,12 @@ const (
 	originalsDir = ondisk.StateDir + "/originals"
 )
 
-// Taken is the site that a machine goes by.
-type Taken struct {
+// Active is the site that a machine goes by, read once in a pass: a stamp in
+// the middle of one must not mix two sites.
+type Active struct {
 	Site *configs.Site
+	// Image is the image that the site is used on.
+	Image ondisk.ImageInfo
 	// Node is its name on this machine.
 	Node string
 	// MAC names the site's contents without its token, which is forgotten.
@@ -70,7 +73,7 @@ func ownSlot(e *Env) (string, error) {
 }
 
 // readSite reads and checks what a slot holds.
-func readSite(e *Env, dev string) (*slot.Contents, *Taken, error) {
+func readSite(e *Env, image ondisk.ImageInfo, dev string) (*slot.Contents, *Active, error) {
 	c, err := e.ReadSlot(dev)
 	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
@@ -86,11 +89,12 @@ func readSite(e *Env, dev string) (*slot.Contents, *Taken, error) {
 		}
 		return c, nil, errNoSite
 	}
-	t, err := takeSite(e, c, doc)
-	return c, t, err
+	a, err := resolveSite(e, image, c, doc)
+	return c, a, err
 }
 
-func takeSite(e *Env, c *slot.Contents, doc []byte) (*Taken, error) {
+// resolveSite makes of a site's document the site on this machine.
+func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (*Active, error) {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
 	if err != nil {
 		return nil, Permanent(fmt.Errorf("the site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
@@ -104,22 +108,21 @@ func takeSite(e *Env, c *slot.Contents, doc []byte) (*Taken, error) {
 	if err != nil {
 		return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 	}
-	if err := serves(e, site); err != nil {
+	if err := servedBy(image, site); err != nil {
 		return nil, err
 	}
-	t := &Taken{Site: site, Node: name, Stamped: c.Info.Stamped, config: config, ignition: c.Files[ondisk.SlotIgnition]}
-	t.MAC, err = siteMAC(e, site, c)
-	return t, err
+	a := &Active{Site: site, Image: image, Node: name, Stamped: c.Info.Stamped, config: config, ignition: c.Files[ondisk.SlotIgnition]}
+	a.MAC, err = siteMAC(e, site, c)
+	return a, err
 }
 
-// serves refuses a site that this image was not made for.
-func serves(e *Env, site *configs.Site) error {
-	info := imageInfo(e)
-	if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, site.NodeType) {
-		return Permanent(fmt.Errorf("the site asks for node type %s, this image makes %s", site.NodeType, strings.Join(info.NodeTypes, ", ")),
+// servedBy refuses a site that the image was not made for.
+func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
+	if len(image.NodeTypes) > 0 && !slices.Contains(image.NodeTypes, site.NodeType) {
+		return Permanent(fmt.Errorf("the site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
 			"stamp a site with one of these types, or write another image")
 	}
-	if y := info.Yurthub; y != nil {
+	if y := image.Yurthub; y != nil {
 		if err := configs.CheckSiteYurthubArgs(site.Yurthub.ExtraArgs, y.Version).Err(); err != nil {
 			return Permanent(fmt.Errorf("the site does not go with this image: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
 		}
@@ -156,17 +159,18 @@ func macKey(e *Env) ([]byte, error) {
 	return b, nil
 }
 
-// currentSite is the site to go by: the slot's own, or, when that is gone or
-// spoilt on a node that has taken one before, the copy of that one.
-func currentSite(_ context.Context, e *Env) (*Taken, error) {
+// activeSite reads the site to go by: the slot's own, or, when that is gone or
+// spoilt on a node that has taken one before, the copy of that one. It is for
+// who begins a pass, and hands it on.
+func activeSite(e *Env, image ondisk.ImageInfo) (*Active, error) {
 	dev, err := ownSlot(e)
 	if err != nil {
 		return nil, err
 	}
-	_, t, err := readSite(e, dev)
+	_, a, err := readSite(e, image, dev)
 	if err == nil {
-		t.Device = dev
-		return t, nil
+		a.Device = dev
+		return a, nil
 	}
 	doc, copyErr := e.read(ondisk.SiteCopy)
 	if copyErr != nil {
@@ -176,7 +180,7 @@ func currentSite(_ context.Context, e *Env) (*Taken, error) {
 	if ign, err := e.read(ignitionCopy); err == nil {
 		files[ondisk.SlotIgnition] = ign
 	}
-	old, copyErr := takeSite(e, &slot.Contents{Files: files}, doc)
+	old, copyErr := resolveSite(e, image, &slot.Contents{Files: files}, doc)
 	if copyErr != nil {
 		return nil, err
 	}
@@ -184,12 +188,15 @@ func currentSite(_ context.Context, e *Env) (*Taken, error) {
 	return old, nil
 }
 
+// isApplied reports whether the machine's settings are those of the site.
+func (a *Active) isApplied(e *Env) bool { return e.text(appliedFile) == a.MAC }
+
 // fromStick looks for a site on a removable slot that was not taken yet, and
 // returns it with the slot's contents. Sticks that hold none are passed over;
 // one whose site has problems is said.
-func fromStick(e *Env) (dev string, c *slot.Contents, err error) {
+func fromStick(e *Env, image ondisk.ImageInfo) (dev string, c *slot.Contents, err error) {
 	for _, dev := range e.removableSlots() {
-		c, t, err := readSite(e, dev)
+		c, t, err := readSite(e, image, dev)
 		switch {
 		case errors.Is(err, errNoSite) || c == nil:
 			continue
@@ -200,7 +207,7 @@ func fromStick(e *Env) (dev string, c *slot.Contents, err error) {
 			continue
 		}
 		if own, err := ownSlot(e); err == nil {
-			if _, have, err := readSite(e, own); err == nil && have.MAC == t.MAC &&
+			if _, have, err := readSite(e, image, own); err == nil && have.MAC == t.MAC &&
 				have.Site.Credentials.Token == t.Site.Credentials.Token {
 				continue
 			}
@@ -210,11 +217,11 @@ func fromStick(e *Env) (dev string, c *slot.Contents, err error) {
 	return "", nil, nil
 }
 
-func seenFile(t *Taken) string { return seenDir + "/" + t.MAC }
+func seenFile(a *Active) string { return seenDir + "/" + a.MAC }
 
-// brought tells one state of all slots in reach from another, whether their
-// sites are valid or not.
-func brought(e *Env) string {
+// siteSources tells one state of all slots in reach from another, whether
+// their sites are valid or not.
+func siteSources(e *Env) string {
 	var all []string
 	if dev, err := ownSlot(e); err == nil {
 		all = append(all, slotDigest(e, dev))
@@ -244,74 +251,71 @@ func slotDigest(e *Env, dev string) string {
 
 // sitePhase finds the site and makes the operating system's settings what it
 // says.
-func sitePhase() Phase {
+func sitePhase(image ondisk.ImageInfo) Phase {
 	return Phase{
 		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if dev, c, err := fromStick(e); err != nil || c != nil {
+			if dev, c, err := fromStick(e, image); err != nil || c != nil {
 				if err != nil {
 					e.Log.Warn("a stick's site is not taken", "stick", dev, "error", err)
 				} else {
 					return Todo, nil
 				}
 			}
-			t, err := currentSite(ctx, e)
+			a, err := activeSite(e, image)
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
 			}
 			if err != nil {
 				return Todo, err
 			}
-			if strings.TrimSpace(string(first(e.read(appliedFile)))) != t.MAC {
-				return Todo, nil
-			}
-			if name := strings.TrimSpace(string(first(e.read("/proc/sys/kernel/hostname")))); name != t.Node {
+			if !a.isApplied(e) || e.text("/proc/sys/kernel/hostname") != a.Node {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if err := takeFromStick(e); err != nil {
+			if err := takeFromStick(e, image); err != nil {
 				return err
 			}
-			t, err := currentSite(ctx, e)
+			a, err := activeSite(e, image)
 			if errors.Is(err, errNoSite) {
-				return waitForSite(ctx, e)
+				a, err = waitForSite(ctx, e, image)
 			}
 			if err != nil {
 				return err
 			}
-			return settle(ctx, e, t)
+			return applySite(ctx, e, a)
 		},
 	}
 }
 
 // waitForSite waits, within its attempt, for somebody to bring a site.
-func waitForSite(ctx context.Context, e *Env) error {
+func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, error) {
 	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml")
+	var found *Active
+	var siteErr error
 	err := e.poll(ctx, standstill, func() (bool, error) {
-		if dev, c, err := fromStick(e); err != nil {
+		if dev, c, err := fromStick(e, image); err != nil {
 			e.Waiting("a site: the one on stick %s is not taken: %s", dev, oneLine(err))
 		} else if c != nil {
-			return true, takeFromStick(e)
+			if err := takeFromStick(e, image); err != nil {
+				return false, err
+			}
 		}
-		_, err := currentSite(ctx, e)
-		return !errors.Is(err, errNoSite), nil
+		found, siteErr = activeSite(e, image)
+		return !errors.Is(siteErr, errNoSite), nil
 	})
 	if err != nil {
-		return Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml")
+		return nil, Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml")
 	}
-	t, err := currentSite(ctx, e)
-	if err != nil {
-		return err
-	}
-	return settle(ctx, e, t)
+	return found, siteErr
 }
 
 // takeFromStick copies a new site into the machine's own slot, as if it had
 // been stamped there, so that the stick may be pulled out.
-func takeFromStick(e *Env) error {
-	dev, c, err := fromStick(e)
+func takeFromStick(e *Env, image ondisk.ImageInfo) error {
+	dev, c, err := fromStick(e, image)
 	if err != nil || c == nil {
 		return nil // Check has said what is wrong with it
 	}
@@ -319,7 +323,7 @@ func takeFromStick(e *Env) error {
 	if err != nil {
 		return err
 	}
-	_, t, err := readSite(e, dev)
+	_, a, err := readSite(e, image, dev)
 	if err != nil {
 		return err
 	}
@@ -333,7 +337,7 @@ func takeFromStick(e *Env) error {
 	if err := e.WriteSlot(own, &info); err != nil {
 		return fmt.Errorf("writing the site of stick %s to the slot %s: %w", dev, own, err)
 	}
-	if err := e.WriteFile(seenFile(t), nil, Mode(0o600)); err != nil {
+	if err := e.WriteFile(seenFile(a), nil, Mode(0o600)); err != nil {
 		return fmt.Errorf("noting that the site of stick %s was taken: %w", dev, err)
 	}
 	e.Log.Info("took the site of a stick", "stick", dev)
@@ -341,10 +345,10 @@ func takeFromStick(e *Env) error {
 	return nil
 }
 
-// settle makes the machine's settings those of the site.
-func settle(ctx context.Context, e *Env, t *Taken) error {
-	if strings.TrimSpace(string(first(e.read(appliedFile)))) != t.MAC {
-		changes, err := apply.Apply(ctx, applier(e), t.config)
+// applySite makes the machine's settings those of the site.
+func applySite(ctx context.Context, e *Env, a *Active) error {
+	if !a.isApplied(e) {
+		changes, err := apply.Apply(ctx, applier(e), a.config)
 		if err != nil {
 			var bad *apply.Unsupported
 			if errors.As(err, &bad) {
@@ -355,15 +359,15 @@ func settle(ctx context.Context, e *Env, t *Taken) error {
 		if err := takeEffect(ctx, e, changes); err != nil {
 			return err
 		}
-		if err := keepSite(e, t); err != nil {
+		if err := keepSite(e, a); err != nil {
 			return err
 		}
 	}
-	if err := e.SetHostname(t.Node); err != nil {
-		return fmt.Errorf("setting the host name to %s: %w", t.Node, err)
+	if err := e.SetHostname(a.Node); err != nil {
+		return fmt.Errorf("setting the host name to %s: %w", a.Node, err)
 	}
 	// Last: from here on Check finds the settings in place.
-	if _, err := e.write(appliedFile, []byte(t.MAC+"\n"), Mode(0o600)); err != nil {
+	if _, err := e.write(appliedFile, []byte(a.MAC+"\n"), Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which site is in place: %w", err)
 	}
 	return nil
@@ -371,13 +375,13 @@ func settle(ctx context.Context, e *Env, t *Taken) error {
 
 // keepSite copies the site for the day when the slot is spoilt. It has no
 // token; a Wi-Fi key stays in it, which is in the settings on this disk too.
-func keepSite(e *Env, t *Taken) error {
-	doc, err := withoutToken(t.Site)
+func keepSite(e *Env, a *Active) error {
+	doc, err := withoutToken(a.Site)
 	if err == nil {
 		err = e.WriteFile(ondisk.SiteCopy, doc, Mode(0o600))
 	}
-	if err == nil && t.ignition != nil {
-		err = e.WriteFile(ignitionCopy, t.ignition, Mode(0o600))
+	if err == nil && a.ignition != nil {
+		err = e.WriteFile(ignitionCopy, a.ignition, Mode(0o600))
 	} else if err == nil {
 		err = e.Remove(ignitionCopy)
 	}

@@ -22,8 +22,8 @@ func (r *Runner) begin(e *Env) {
 	now := e.Now()
 	r.state = ondisk.State{
 		Version: ondisk.StateVersion, Result: ondisk.ResultRunning,
-		BootID: strings.TrimSpace(string(first(e.read("/proc/sys/kernel/random/boot_id")))),
-		Plan:   imageInfo(e).Plan, Started: now, Updated: now,
+		BootID: e.text("/proc/sys/kernel/random/boot_id"),
+		Plan:   r.Plan, Started: now, Updated: now,
 	}
 	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {
 		r.state.Started = old.Started // restarted within one boot
@@ -34,8 +34,7 @@ func (r *Runner) begin(e *Env) {
 	}
 }
 
-func first(b []byte, err error) []byte { return b }
-
+// imageInfo is what the builder wrote about the image, read once in a run.
 func imageInfo(e *Env) ondisk.ImageInfo {
 	var info ondisk.ImageInfo
 	b, err := e.read(ondisk.ImageInfoFile)
@@ -80,17 +79,17 @@ func (r *Runner) show(phases []Phase) {
 }
 
 // adopt makes the site known to what is said from now on.
-func (r *Runner) adopt(e *Env, t *Taken) {
-	if note := oneLine(errors.New(t.Note)); note != "" && note != r.refused {
+func (r *Runner) adopt(e *Env, active *Active) {
+	if note := oneLine(errors.New(active.Note)); note != "" && note != r.refused {
 		r.refused = note
 		r.say(e, "the slot's site is not taken, the former one stays: "+note)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state.Node, r.state.NodeType, r.state.SiteMAC = t.Node, t.Site.NodeType, t.MAC
-	secrets := secretsOf(t.Site)
+	r.state.Node, r.state.NodeType, r.state.SiteMAC = active.Node, active.Site.NodeType, active.MAC
+	secrets := secretsOf(active.Site)
 	r.secrets.Store(&secrets)
-	r.url = t.Site.Report.URL
+	r.url = active.Site.Report.URL
 }
 
 // set changes what the state says of one phase and saves it.

@@ -87,6 +87,7 @@ type world struct {
 	cutAt   int // the effect that does not happen any more; 0: none
 	cut     bool
 	off     context.CancelFunc
+	before  func(effect string) // what somebody does meanwhile
 	// patience ends a run that waits for ever.
 	patience time.Duration
 }
@@ -170,6 +171,9 @@ func (m *memDevice) Sync() error                              { return nil }
 
 // effect is where the power may go: the n-th one and all after it do nothing.
 func (w *world) effect(name string) error {
+	if w.before != nil {
+		w.before(name)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.cut {

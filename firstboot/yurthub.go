@@ -113,12 +113,8 @@ const nonlocal = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind
 
 // hubOf puts together the hub of a site. withEndpoint says that the masters'
 // certificate has the endpoint's name.
-func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (hub, error) {
-	t, err := currentSite(ctx, e)
-	if err != nil {
-		return hub{}, err
-	}
-	info := imageInfo(e).Yurthub
+func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
+	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
@@ -127,7 +123,7 @@ func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (
 		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h := hub{
-		node: t.Node, pool: site.NodePool, nodeIP: ip, cloud: site.NodeType == configs.NodeCloud,
+		node: active.Node, pool: site.NodePool, nodeIP: ip, cloud: site.NodeType == configs.NodeCloud,
 		dummy: e.exists("/sys/module/dummy"), namespace: site.Yurthub.Namespace, lbMode: info.LBMode,
 		pins: site.CACertHashes, openPort: site.Yurthub.OpenPort,
 		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs), orgs: site.Organizations,
@@ -155,7 +151,7 @@ func hubOf(ctx context.Context, e *Env, site *configs.Site, withEndpoint bool) (
 // keepServer leaves the server of yurthub.conf in the list: without it
 // yurthub would wipe its identity, and the token is long gone.
 func (h *hub) keepServer(e *Env) {
-	k, err := api.ParseKubeconfig(first(e.read(hubIdentity)))
+	k, err := api.ParseKubeconfig(e.contents(hubIdentity))
 	if err != nil {
 		return // it has none yet
 	}
@@ -167,7 +163,7 @@ func (h *hub) keepServer(e *Env) {
 // nodeAddress is what the network phase wrote: it holds offline too.
 func nodeAddress(e *Env) string {
 	inside := false
-	for line := range strings.Lines(string(first(e.read("/etc/hosts")))) {
+	for line := range strings.Lines(string(e.contents("/etc/hosts"))) {
 		line = strings.TrimSpace(line)
 		switch {
 		case line == "# BEGIN "+nodeOwner:
@@ -199,7 +195,7 @@ func hubFiles(h hub) map[string][]byte {
 
 func hubInPlace(e *Env, h hub) bool {
 	for p, b := range hubFiles(h) {
-		if string(first(e.read(p))) != string(b) {
+		if string(e.contents(p)) != string(b) {
 			return false
 		}
 	}
@@ -207,32 +203,33 @@ func hubInPlace(e *Env, h hub) bool {
 }
 
 // yurthubPhase has yurthub run with its identity and its first lists synced.
-func yurthubPhase(site *configs.Site) Phase {
+func yurthubPhase(active *Active) Phase {
+	site := active.Site
 	return Phase{
 		Name: "yurthub", Doc: "yurthub has its certificates and serves", Timeout: 6 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if e.exists(hubRestart) {
 				return Todo, nil
 			}
-			_, settled, err := settledHub(ctx, e, site)
-			if err != nil || !settled || enrolled(e) != nil || hubReady(ctx, e) != nil {
+			_, onDisk, err := hubOnDisk(e, active)
+			if err != nil || !onDisk || enrolled(e) != nil || hubReady(ctx, e) != nil {
 				return Todo, err
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			h, settled, err := settledHub(ctx, e, site)
-			if err == nil && !settled {
-				h, err = hubOf(ctx, e, site, false)
+			h, onDisk, err := hubOnDisk(e, active)
+			if err == nil && !onDisk {
+				h, err = hubOf(e, active, false)
 			}
 			if err != nil {
 				return err
 			}
-			if err := hubAsSaid(ctx, e); err != nil {
+			if err := checkHubRelease(ctx, e, active.Image); err != nil {
 				return err
 			}
 			if err := poolFits(ctx, e, h); err != nil {
-				if _, permanent := Cure(err); permanent && !settled {
+				if _, permanent := Cure(err); permanent && !onDisk {
 					return err // one that runs goes on
 				}
 				// Without OpenYurt's webhooks the node gets along; with them
@@ -240,10 +237,10 @@ func yurthubPhase(site *configs.Site) Phase {
 				e.Log.Warn("the node's pool", "error", err)
 			}
 			if withEndpoint, err := endpointInCert(ctx, e, site); err == nil {
-				if h, err = hubOf(ctx, e, site, withEndpoint); err != nil {
+				if h, err = hubOf(e, active, withEndpoint); err != nil {
 					return err
 				}
-			} else if !settled {
+			} else if !onDisk {
 				return err
 			}
 			if len(site.Organizations) > 0 && h.image == "" {
@@ -257,10 +254,10 @@ func yurthubPhase(site *configs.Site) Phase {
 	}
 }
 
-// hubAsSaid makes sure that the program on board is of the release that the
+// checkHubRelease makes sure that the program on board is of the release that the
 // Image named, whose flags it gets.
-func hubAsSaid(ctx context.Context, e *Env) error {
-	info := imageInfo(e).Yurthub
+func checkHubRelease(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
+	info := image.Yurthub
 	if info == nil || info.Form == formStaticPod {
 		return nil
 	}
@@ -278,12 +275,12 @@ func hubAsSaid(ctx context.Context, e *Env) error {
 	return nil
 }
 
-// settledHub is the hub that the disk holds. Whether the endpoint is in its
-// list was settled by a look at the masters when it was written; offline, what
+// hubOnDisk is the hub that the disk holds. Whether the endpoint is in its
+// list was decided by a look at the masters when it was written; offline, what
 // was written holds.
-func settledHub(ctx context.Context, e *Env, site *configs.Site) (h hub, settled bool, err error) {
+func hubOnDisk(e *Env, active *Active) (h hub, onDisk bool, err error) {
 	for _, withEndpoint := range []bool{true, false} {
-		if h, err = hubOf(ctx, e, site, withEndpoint); err != nil {
+		if h, err = hubOf(e, active, withEndpoint); err != nil {
 			return hub{}, false, err
 		}
 		if hubInPlace(e, h) {

@@ -1,0 +1,79 @@
+package firstboot
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/slot"
+)
+
+// TestStampInTheMiddle: a site that is stamped while first boot is at work
+// waits for the next pass, whole, and keeps its token for it.
+func TestStampInTheMiddle(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		at   string // the effect before which somebody stamps
+	}{
+		{"before the settings are in place", "hostname edge-sn0042"},
+		{"before the network is used", "start ipvscare.service"},
+		{"before kubeadm runs", "write " + joinFile},
+		{"before kubelet is turned", "restart kubelet.service"},
+		{"before the token is forgotten", "write " + readyMark},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := nativeWorld(t, "labels: {zone: north}")
+			other := strings.Replace(w.site(withToken, "labels: {zone: south}", "kubeletExtraArgs: {v: '4'}"), "edge-{{.Serial}}", "other", 1)
+			w.before = func(effect string) {
+				if effect == tc.at && w.slotSite(ownDev) != other {
+					w.stamp(ownDev, other)
+				}
+			}
+			e := w.env()
+			err := w.run(New(e))
+			name, labels := "edge-sn0042", "north"
+			if tc.at == "hostname edge-sn0042" { // no node was made of the first one
+				name, labels = "other", "south"
+			}
+			n := w.cluster.nodes[name]
+			if len(w.cluster.nodes) != 1 || n == nil || n.Metadata.Labels["zone"] != labels {
+				t.Fatalf("it joined as %v (%v)\n%s", w.cluster.nodes, err, strings.Join(w.console, "\n"))
+			}
+			if name == "other" {
+				if err != nil || strings.Contains(w.slotSite(ownDev), testToken) {
+					t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+				}
+				return
+			}
+			// The second one renames the node, which only a person may do.
+			if err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if w.slotSite(ownDev) != other {
+				t.Errorf("the site stamped last was changed:\n%s", w.slotSite(ownDev))
+			}
+		})
+	}
+}
+
+// TestSlotIsReadOncePerPass counts what a check of a finished node reads.
+func TestSlotIsReadOncePerPass(t *testing.T) {
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	e := w.env()
+	reads, read := 0, e.ReadSlot
+	e.ReadSlot = func(dev string) (*slot.Contents, error) {
+		reads++
+		return read(dev)
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatal(err)
+	}
+	// Site-config's check, the pass, forget-token's check, and site-config's
+	// once more at the end.
+	if reads > 4 {
+		t.Errorf("the slot was read %d times", reads)
+	}
+}
