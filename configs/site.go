@@ -23,8 +23,16 @@ type Site struct {
 	Credentials Credentials `yaml:"credentials" json:"credentials"`
 	// CACertHashes pin the cluster's CA: sha256:<hex> of its public key, as
 	// `kubeadm token create --print-join-command` shows it. One that fits is
-	// enough. Required, unless unsafeSkipCAVerification is true.
+	// enough. Required, unless caCert, caFile or unsafeSkipCAVerification is
+	// given.
 	CACertHashes []string `yaml:"caCertHashes,omitempty" json:"caCertHashes,omitempty"`
+	// CACert is the cluster's CA itself, PEM (/etc/kubernetes/pki/ca.crt of a
+	// control-plane node). With it discovery needs no anonymous access to the
+	// API servers.
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty"`
+	// CAFile is the path of that certificate, seen from the Site's file;
+	// stamping puts its contents into caCert.
+	CAFile string `yaml:"caFile,omitempty" json:"caFile,omitempty"`
 	// UnsafeSkipCAVerification joins whatever cluster answers.
 	UnsafeSkipCAVerification bool `yaml:"unsafeSkipCAVerification,omitempty" json:"unsafeSkipCAVerification,omitempty"`
 

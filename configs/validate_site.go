@@ -131,12 +131,16 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 		probs.add("credentials.token", "is required")
 	}
 
+	hasCA := s.CACert != "" || s.CAFile != ""
 	switch {
 	case len(s.CACertHashes) > 0 && s.UnsafeSkipCAVerification:
 		probs.add("unsafeSkipCAVerification", "contradicts caCertHashes; keep the hashes and take this out")
-	case len(s.CACertHashes) == 0 && !s.UnsafeSkipCAVerification:
+	case hasCA && s.UnsafeSkipCAVerification:
+		probs.add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and take this out")
+	case len(s.CACertHashes) == 0 && !hasCA && !s.UnsafeSkipCAVerification:
 		probs.add("caCertHashes", "is needed, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
 	}
+	s.validateCA(credentials, probs)
 	for i, h := range s.CACertHashes {
 		path := fmt.Sprintf("caCertHashes[%d]", i)
 		switch {

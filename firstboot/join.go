@@ -83,7 +83,7 @@ func kubeletCert(e *Env) (*x509.Certificate, error) {
 func (s discoverySite) discovery(e *Env) api.Discovery {
 	return api.Discovery{
 		Masters: s.Masters, Token: s.Credentials.Token.Reveal(),
-		Pins: s.CACertHashes, SkipPins: s.UnsafeSkipCAVerification,
+		Pins: s.CACertHashes, SkipPins: s.UnsafeSkipCAVerification, CA: []byte(s.CACert),
 		Names: []string{sharedName, s.Endpoint}, Dial: e.Dial, Timeout: 10 * time.Second,
 	}
 }
@@ -178,6 +178,10 @@ func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) 
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
 		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the masters' addresses")
+	case errors.Is(err, api.ErrCA) && !every(err, api.ErrCA):
+		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
+	case errors.Is(err, api.ErrCA):
+		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the masters' addresses")
 	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature):
 		return Permanent(err, "make a new token (`kubeadm token create`) and put it into site.yaml")
 	case errors.Is(err, api.ErrServerName):
@@ -188,6 +192,10 @@ func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) 
 			"if the clock is wrong, name a reachable time server in the site (network.ntp); if it is right, renew the masters' certificates")
 	case errors.Is(err, api.ErrUnsigned):
 		return Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
+	case errors.Is(err, api.ErrAnonymous):
+		// --anonymous-auth=false, or an AuthenticationConfiguration that allows
+		// anonymous requests to the health paths only.
+		return Advise(err, "give the site the cluster's CA (caFile: ca.crt when stamping, or caCert in site.yaml; it is /etc/kubernetes/pki/ca.crt of a control-plane node): then nothing is asked anonymously; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
 	case errors.Is(err, api.ErrNoClusterInfo):
 		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
 	}

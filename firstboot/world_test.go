@@ -719,8 +719,11 @@ type fakeCluster struct {
 	down     map[string]bool
 	unsigned bool
 	revoked  bool
-	nodes    map[string]*api.Node
-	notReady bool
+	// knownOnly: it answers nobody who does not say who he is, as an
+	// AuthenticationConfiguration for the health paths alone has it.
+	knownOnly bool
+	nodes     map[string]*api.Node
+	notReady  bool
 	// csr is the state of yurthub's request: Approved, Denied or pending; or
 	// those of several, the oldest first, with ", " between.
 	csr string
@@ -884,6 +887,10 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	auth := r.Header.Get("Authorization")
 	if auth != "" && (auth != "Bearer "+testToken || c.revoked) {
+		http.Error(w, `{"message":"Unauthorized"}`, http.StatusUnauthorized)
+		return
+	}
+	if c.knownOnly && auth == "" && len(r.TLS.PeerCertificates) == 0 {
 		http.Error(w, `{"message":"Unauthorized"}`, http.StatusUnauthorized)
 		return
 	}

@@ -125,7 +125,7 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	h := hub{
 		node: active.Node, pool: site.NodePool, nodeIP: ip, cloud: site.NodeType == configs.NodeCloud,
 		dummy: e.exists("/sys/module/dummy"), namespace: site.Yurthub.Namespace, lbMode: info.LBMode,
-		pins: site.CACertHashes, openPort: site.Yurthub.OpenPort,
+		pins: site.CAPins(), openPort: site.Yurthub.OpenPort,
 		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs), orgs: site.Organizations,
 	}
 	if info.Form == formStaticPod {

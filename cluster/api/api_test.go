@@ -229,6 +229,7 @@ func TestDiscoverRefuses(t *testing.T) {
 		{"revoked but still signed", master{ca: ca.pem, sig: signed, revoked: true}, ca.serving(t, "127.0.0.1"), nil, ErrToken},
 		{"no cluster-info", master{ca: ca.pem, sig: signed, anon: 404}, ca.serving(t, "127.0.0.1"), nil, ErrNoClusterInfo},
 		{"anonymous forbidden", master{ca: ca.pem, sig: signed, anon: 403}, ca.serving(t, "127.0.0.1"), nil, ErrNoClusterInfo},
+		{"anonymous not accepted", master{ca: ca.pem, sig: signed, anon: 401}, ca.serving(t, "127.0.0.1"), nil, ErrAnonymous},
 		{"name", master{ca: ca.pem, sig: signed}, ca.serving(t, "elsewhere"), nil, ErrServerName},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -411,4 +412,36 @@ func FuzzJWS(f *testing.F) {
 			t.Errorf("%q passed for %q", sig, payload)
 		}
 	})
+}
+
+// TestDiscoverKnownCA: with the CA at hand nothing is asked anonymously, and
+// what it does not vouch for sees no token.
+func TestDiscoverKnownCA(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	for _, tc := range []struct {
+		name string
+		m    master
+		cert tls.Certificate
+		want error
+	}{
+		{"no anonymous access", master{ca: ca.pem, sig: unsigned, anon: 401}, ca.serving(t, "127.0.0.1"), nil},
+		{"another cluster", master{ca: other.pem, sig: signed}, other.serving(t, "127.0.0.1"), ErrCA},
+		{"another name", master{ca: ca.pem, sig: signed}, ca.serving(t, "elsewhere"), ErrServerName},
+		{"expired token", master{ca: ca.pem, sig: signed, revoked: true}, ca.serving(t, "127.0.0.1"), ErrToken},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := discovery(ca, serve(t, &tc.m, tc.cert))
+			d.Pins, d.CA = nil, ca.pem
+			f, err := Discover(t.Context(), d)
+			if tc.want == nil && (err != nil || string(f.CA) != string(ca.pem)) || !errors.Is(err, tc.want) {
+				t.Fatalf("%+v, %v", f, err)
+			}
+			if (tc.want == ErrCA || tc.want == ErrServerName) && len(tc.m.bearers) > 0 {
+				t.Error("the token was shown to a server that nothing vouches for")
+			}
+			if tc.want == nil && tc.m.requests != 1 {
+				t.Errorf("it made %d requests, expected 1", tc.m.requests)
+			}
+		})
+	}
 }

@@ -27,8 +27,14 @@ var (
 	// ErrUnsigned: the token is good (as far as can be told) and cluster-info
 	// carries no signature for it yet.
 	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
-	// ErrNoClusterInfo: anonymous readers get no cluster-info.
+	// ErrNoClusterInfo: there is no cluster-info, or anonymous readers may not
+	// read it.
 	ErrNoClusterInfo = errors.New("the cluster publishes no cluster-info")
+	// ErrAnonymous: the API server authenticates every request for
+	// cluster-info, so that nobody reads it before he has joined.
+	ErrAnonymous = errors.New("the API server accepts no anonymous request for cluster-info")
+	// ErrCA: the API server does not belong to the CA that was given.
+	ErrCA = errors.New("the API server's certificate is not signed by the site's CA (caCert)")
 	// ErrServerName: the certificate has none of the names we may expect.
 	ErrServerName = errors.New("the certificate has none of the names expected")
 )
@@ -41,6 +47,9 @@ type Discovery struct {
 	// with SkipPins.
 	Pins     []string
 	SkipPins bool
+	// CA, PEM, where it is known beforehand: then cluster-info is not asked
+	// for, and Pins are not looked at.
+	CA []byte
 	// Names are further names that the masters' certificate may have beside
 	// their own address, "kubernetes" say.
 	Names []string
@@ -71,7 +80,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(d.Pins) == 0 && !d.SkipPins {
+	if len(d.Pins) == 0 && len(d.CA) == 0 && !d.SkipPins {
 		return nil, errors.New("discovering the cluster: no CA pin is given; set caCertHashes, or unsafeSkipCAVerification to join whatever answers")
 	}
 	if len(d.Masters) == 0 {
@@ -104,9 +113,34 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	return nil, errors.Join(errs...)
 }
 
-// ask carries out discovery with one master: cluster-info over unverified
-// TLS, then pins and signature, then the same connection again verified.
+// ask carries out discovery with one master.
 func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, error) {
+	if len(d.CA) > 0 {
+		return d.askKnown(ctx, master)
+	}
+	return d.askUnknown(ctx, master, id, secret)
+}
+
+// askKnown is discovery with the CA at hand: the master proves itself by it,
+// and accepts the token.
+func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) {
+	f, err := d.found(ctx, master, d.CA)
+	var unknown x509.UnknownAuthorityError
+	if errors.As(err, &unknown) {
+		return nil, fmt.Errorf("%w: %w", ErrCA, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := f.accepted(ctx, d); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// askUnknown is discovery as kubeadm does it: cluster-info over unverified
+// TLS, then pins and signature, then the same connection again verified.
+func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*Found, error) {
 	server := "https://" + master
 	var cm struct {
 		Data map[string]string `json:"data"`
@@ -116,7 +150,9 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 	unverified := &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}
 	if err := get(ctx, d.Dial, unverified, server, clusterInfoPath, "", &cm); err != nil {
 		switch Code(err) {
-		case 401, 403, 404:
+		case 401:
+			return nil, fmt.Errorf("%w: %w", ErrAnonymous, err)
+		case 403, 404:
 			return nil, fmt.Errorf("%w: %w", ErrNoClusterInfo, err)
 		}
 		return nil, err
@@ -149,6 +185,21 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 			return nil, ErrPin
 		}
 	}
+	f, err := d.found(ctx, master, ca)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.accepted(ctx, d); err != nil {
+		return nil, err
+	}
+	if !signed {
+		return nil, ErrUnsigned
+	}
+	return f, nil
+}
+
+// found has a master prove itself by ca.
+func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
 		return nil, fmt.Errorf("reading the master's address: %w", err)
@@ -160,18 +211,20 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 	if name == host {
 		name = ""
 	}
-	f := &Found{Master: master, CA: ca, ServerName: name}
-	// The token itself, to a server that has proven itself: 401 is the one
-	// certain sign of an unknown or expired token, whatever the signer does.
-	if err := f.Client(d).Get(ctx, "/version", nil); Code(err) == 401 {
-		return nil, ErrToken
-	} else if err != nil && Code(err) == 0 {
-		return nil, err
+	return &Found{Master: master, CA: ca, ServerName: name}, nil
+}
+
+// accepted shows the token to a server that has proven itself: 401 is the one
+// certain sign of an unknown or expired token, whatever the signer does.
+func (f *Found) accepted(ctx context.Context, d Discovery) error {
+	err := f.Client(d).Get(ctx, "/version", nil)
+	switch Code(err) {
+	case 401:
+		return ErrToken
+	case 0:
+		return err
 	}
-	if !signed {
-		return nil, ErrUnsigned
-	}
-	return f, nil
+	return nil
 }
 
 // ServerName makes a verified connection to master and returns the first of

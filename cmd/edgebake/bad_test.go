@@ -4,7 +4,9 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"encoding/pem"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +19,10 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // names lists a folder.
@@ -350,5 +356,52 @@ func asUser(t *testing.T, dir string) {
 	}
 	if got := fmt.Sprint(names(t, "mine")); got != "[cache]" {
 		t.Errorf("in the user's own folder there is %s", got)
+	}
+}
+
+// TestCAFile wants the certificate that caFile names in the slot, and its
+// problems under the field's name, from every command that reads a Site.
+func TestCAFile(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "build", "image.yaml")
+	if err := os.Mkdir("sites", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.file("sites/site.yaml", strings.Replace(site, "caCertHashes: [", "caFile: ca.crt #", 1))
+	commands := [][]string{{"validate", "sites/site.yaml"}, {"render", "--ignition", "sites/site.yaml"}, {"stamp", "tiny.raw", "sites/site.yaml"}}
+	for _, tc := range []struct{ body, want string }{{"", "no such file"}, {"not PEM", "contains no PEM certificate"}} {
+		if tc.body != "" {
+			c.file("sites/ca.crt", tc.body)
+		}
+		for _, args := range commands {
+			c.run(1, args...)
+			c.want(c.err, "sites/site.yaml:6:9: caFile: ", tc.want)
+		}
+	}
+	server := httptest.NewTLSServer(nil) // its certificate is a CA
+	defer server.Close()
+	c.file("sites/ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	for _, args := range commands {
+		c.run(0, args...)
+	}
+	// The slot holds the certificate itself.
+	dev, err := media.Inspect("tiny.raw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(dev.Partitions, func(p media.Partition) bool { return p.Label == ondisk.LabelSlot })
+	f, err := os.Open("tiny.raw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	held, err := slot.Read(io.NewSectionReader(f, dev.Partitions[i].Start, dev.Partitions[i].Size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := configs.ParsePublicSite("slot", held.Files[ondisk.SlotSite])
+	if err != nil || s.CAFile != "" || !strings.HasPrefix(s.CACert, "-----BEGIN CERTIFICATE-----") {
+		t.Errorf("in the slot: %+v, %v", s, err)
 	}
 }

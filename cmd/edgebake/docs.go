@@ -61,11 +61,12 @@ func validateFile(s streams, name string) error {
 // renderSite renders a Site for no machine in particular, together with the
 // Ignition config given, else the one that the Site names.
 func renderSite(name string, data []byte, site *configs.Site, ignition string) (rendered, user []byte, err error) {
+	if err := inlineCA(name, data, site); err != nil {
+		return nil, nil, err
+	}
 	p := ignition
 	if p == "" && site.IgnitionFile != "" {
-		if p = site.IgnitionFile; !filepath.IsAbs(p) {
-			p = filepath.Join(dirOf(name), p)
-		}
+		p = besideSite(name, site.IgnitionFile)
 	}
 	if p != "" {
 		user, err = os.ReadFile(p)
@@ -86,6 +87,33 @@ func renderSite(name string, data []byte, site *configs.Site, ignition string) (
 		return nil, nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return rendered, user, nil
+}
+
+// besideSite is a path that a Site names.
+func besideSite(name, p string) string {
+	if filepath.IsAbs(p) {
+		return p
+	}
+	return filepath.Join(dirOf(name), p)
+}
+
+// inlineCA puts the certificate that caFile names into the Site: on the node
+// there is no such file.
+func inlineCA(name string, data []byte, site *configs.Site) error {
+	if site.CAFile == "" {
+		return nil
+	}
+	pem, err := os.ReadFile(besideSite(name, site.CAFile))
+	if err == nil {
+		site.CACert, site.CAFile = string(pem), ""
+		probs := site.Validate()
+		if len(probs) == 0 {
+			return nil
+		}
+		err = errors.New(probs[0].Msg) // the Site itself was valid
+	}
+	line, col := configs.Locate(name, data, "caFile")
+	return configs.Problems{{File: name, Line: line, Col: col, Path: "caFile", Msg: err.Error()}}
 }
 
 func newRender(s streams) *cobra.Command {
