@@ -577,3 +577,41 @@ func BenchmarkVerify(b *testing.B) {
 		})
 	}
 }
+
+// TestStampDate: a computer whose clock is years off stamps no date that the
+// node's clock would be set to.
+func TestStampDate(t *testing.T) {
+	p := filepath.Join(t.TempDir(), "g.raw")
+	golden(t, p, 1<<20, false)
+	for _, c := range []struct {
+		now     time.Time
+		undated bool
+		want    string // of the error; empty: stamped
+	}{
+		{now, false, ""},
+		{built.Add(-time.Hour), false, ""}, // clocks differ
+		{built.AddDate(0, 0, -2), false, "before the image's date"},
+		{time.Unix(0, 0), false, "before the image's date"},
+		{time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC), false, "says 2031-01-01, years after the image's date"},
+		{time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC), true, ""},
+		{time.Unix(0, 0), true, ""},
+	} {
+		done, err := Stamp(t.Context(), p, site(), StampOptions{Now: c.now, Undated: c.undated})
+		if c.want != "" {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %v", c.now, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", c.now, err)
+		}
+		info, err := Inspect(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := c.now.Unix(); c.undated && done.Slot.Stamped != 0 || !c.undated && (done.Slot.Stamped != want || info.Slot.Stamped.Unix() != want) {
+			t.Errorf("%s: stamped %d", c.now, done.Slot.Stamped)
+		}
+	}
+}

@@ -44,6 +44,8 @@ type StampOptions struct {
 	Force bool
 	// Now is the time of stamping, one of the floors of the node's clock.
 	Now time.Time
+	// Undated leaves the time out of the slot.
+	Undated bool
 }
 
 // Stamped says what Stamp did.
@@ -73,19 +75,27 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	if err := m.serves(s); err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
+	stamped, err := m.stampDate(o)
+	if err != nil {
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
 	result := &Stamped{Path: path, Image: m.info, Slot: ondisk.SlotInfo{
-		Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, Stamped: o.Now.Unix(),
+		Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, Stamped: stamped,
 	}}
 	// The slot is made anew; of the old one only the digest is needed. A
 	// slot that somebody damaged does not stop us.
 	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
 		result.Slot.Golden = old.Golden
 	}
-	img, err := slot.Make(slot.Contents{Info: result.Slot, Files: s.Files, Time: o.Now})
+	fileTime := o.Now
+	if o.Undated {
+		fileTime = time.Unix(m.info.SourceDate, 0)
+	}
+	img, err := slot.Make(slot.Contents{Info: result.Slot, Files: s.Files, Time: fileTime})
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
@@ -100,6 +110,23 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	result.Path = o.Output
 	return result, m.stampCopy(ctx, p, img, o)
+}
+
+// stampDate is what the slot says of the time; 0: nothing. The node's clock is
+// never set to before it, so this computer's clock must be credible.
+func (m *image) stampDate(o StampOptions) (int64, error) {
+	first, last := m.info.StampDates()
+	now := o.Now.UTC()
+	built := time.Unix(m.info.SourceDate, 0).UTC().Format(time.DateOnly)
+	switch {
+	case o.Undated:
+		return 0, nil
+	case now.Before(first):
+		return 0, fmt.Errorf("this computer's clock says %s, which is before the image's date (sourceDate %s): set the clock, or leave the time out of the slot (--undated)", now.Format(time.DateOnly), built)
+	case now.After(last):
+		return 0, fmt.Errorf("this computer's clock says %s, years after the image's date (sourceDate %s): set the clock; if it is right, leave the time out of the slot (--undated), or build the image with a later sourceDate", now.Format(time.DateOnly), built)
+	}
+	return now.Unix(), nil
 }
 
 func same(a, b string) bool {

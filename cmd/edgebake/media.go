@@ -44,6 +44,7 @@ machine is Ready.`,
 	f := c.Flags()
 	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is")
 	f.BoolVarP(&o.Force, "force", "f", false, "replace an output that is there")
+	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
 	return c
 }

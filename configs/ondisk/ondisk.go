@@ -84,7 +84,8 @@ type SlotInfo struct {
 	Golden       string   `json:"golden"`
 	SiteVersions []string `json:"siteVersions"`
 	// Stamped is when the site was written, in seconds since the epoch; 0 in
-	// a golden image. It is one of the floors of the node's clock.
+	// a golden image and without a date. It is one of the floors of the node's
+	// clock, if it lies within the image's StampDates.
 	Stamped int64 `json:"stamped,omitempty"`
 }
 
@@ -111,6 +112,19 @@ type ImageInfo struct {
 	Yurthub *YurthubInfo `json:"yurthub,omitempty"`
 	// Partitions of the disk, in table order.
 	Partitions []PartitionInfo `json:"partitions"`
+}
+
+// release is a moment before the first image of this kind was made, for images
+// whose sourceDate is set back.
+const release = 1767225600 // 2026-01-01
+
+// StampDates are the first and the last date that a Site stamped onto this
+// image may carry. A computer whose clock is years ahead would otherwise put
+// every node into a future where all certificates have expired. Stamping
+// refuses other dates, and first boot ignores them.
+func (i ImageInfo) StampDates() (first, last time.Time) {
+	const day = 24 * time.Hour
+	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, release), 0).Add(4 * 365 * day).UTC()
 }
 
 // ImageRef is one container image on board.
