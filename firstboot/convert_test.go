@@ -3,6 +3,7 @@ package firstboot
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -116,6 +117,7 @@ func TestConvertRevertConvert(t *testing.T) {
 // TestConvertKilled kills convert before each effect: run again it goes on,
 // and a revert takes it back.
 func TestConvertKilled(t *testing.T) {
+	t.Parallel()
 	whole := readyNode(t)
 	native := whole.clean()
 	whole.effects, whole.names = 0, nil
@@ -158,6 +160,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 
 // TestRevertKilled is the same for revert.
 func TestRevertKilled(t *testing.T) {
+	t.Parallel()
 	whole := readyNode(t)
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
@@ -192,31 +195,34 @@ func killEach(t *testing.T, whole *world, k killed) {
 	if whole.effects < 15 {
 		t.Fatalf("only %d effects were counted", whole.effects)
 	}
+	ready := readyNode(t)
+	k.prepare(ready)
+	ready.effects, ready.names = 0, nil
 	for n := 1; n <= whole.effects; n++ {
-		for _, way := range []struct {
-			name string
-			run  func(*world) error
-			want map[string]string
-		}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
-			w := readyNode(t)
-			k.prepare(w)
-			w.effects, w.names, w.cutAt = 0, nil, n
-			err := k.run(w)
-			at := w.names[len(w.names)-1]
-			w.cutAt = 0
+		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
+			t.Parallel()
+			cut := ready.clone(t)
+			cut.cutAt = n
+			err := k.run(cut)
+			at := cut.names[len(cut.names)-1]
+			cut.cutAt = 0
 			if err == nil && slices.ContainsFunc(whole.names[n-1:], func(e string) bool {
 				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // evidence stops nobody
 			}) {
 				t.Fatalf("killed at %d (%s), it went on", n, at)
 			}
-			if err := way.run(w); err != nil && !errors.Is(err, ErrAlready) {
-				t.Fatalf("killed at %d (%s), %s: %v", n, at, way.name, err)
+			for _, way := range []struct {
+				name string
+				run  func(*world) error
+				want map[string]string
+			}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
+				w := cut.clone(t)
+				if err := way.run(w); err != nil && !errors.Is(err, ErrAlready) {
+					t.Errorf("killed at %d (%s), %s: %v", n, at, way.name, err)
+				}
+				sameTree(t, "killed at "+at+", "+way.name, w.clean(), way.want)
 			}
-			sameTree(t, "killed at "+at+", "+way.name, w.clean(), way.want)
-			if t.Failed() {
-				return
-			}
-		}
+		})
 	}
 }
 
@@ -605,35 +611,33 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 // TestResetKilled cuts the power before each effect of a reset in the middle of
 // a join: run again it forgets the token and keeps the site.
 func TestResetKilled(t *testing.T) {
-	begun := func() *world {
-		w := edgeWorld(t)
-		w.cluster.csr = "pending"
-		if err := w.boot(); err == nil {
-			t.Fatal("done, and nobody approved")
-		}
-		w.effects, w.names = 0, nil
-		return w
+	t.Parallel()
+	begun := edgeWorld(t)
+	begun.cluster.csr = "pending"
+	if err := begun.boot(); err == nil {
+		t.Fatal("done, and nobody approved")
 	}
-	whole := begun()
+	begun.effects, begun.names = 0, nil
+	whole := begun.clone(t)
 	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
 	}
 	for n := 1; n <= whole.effects; n++ {
-		w := begun()
-		w.cutAt = n
-		_, err := w.reset()
-		at := w.names[len(w.names)-1]
-		w.cutAt = 0
-		if _, again := w.reset(); again != nil {
-			t.Fatalf("cut at %s (%v), again: %v", at, err, again)
-		}
-		noSecret(t, w)
-		if !strings.Contains(w.slotSite(ownDev), "nodePool") {
-			t.Errorf("cut at %s: the site is lost", at)
-		}
-		if t.Failed() {
-			t.Fatalf("cut at %s", at)
-		}
+		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
+			t.Parallel()
+			w := begun.clone(t)
+			w.cutAt = n
+			_, err := w.reset()
+			at := w.names[len(w.names)-1]
+			w.cutAt = 0
+			if _, again := w.reset(); again != nil {
+				t.Fatalf("cut at %s (%v), again: %v", at, err, again)
+			}
+			noSecret(t, w)
+			if !strings.Contains(w.slotSite(ownDev), "nodePool") {
+				t.Errorf("cut at %s: the site is lost", at)
+			}
+		})
 	}
 }
 

@@ -201,33 +201,16 @@ func TestStaticPodForm(t *testing.T) {
 // TestStaticPodKilled takes the power away before each effect of a static
 // pod's way: the next boot goes on, and ends where an undisturbed one does.
 func TestStaticPodKilled(t *testing.T) {
-	whole := podWorld(t)
-	if err := whole.boot(); err != nil {
-		t.Fatal(err)
-	}
-	want, count := whole.tree(), whole.effects
-	for n := 1; n <= count; n++ {
-		w := podWorld(t)
-		w.cutAt = n
-		if err := w.boot(); err == nil && n < count-3 { // the reports of the end stop nobody
-			t.Fatalf("cut at %d of %d, it went on", n, count)
-		}
-		at := w.names[len(w.names)-1]
-		w.powerOn()
-		if err := w.boot(); err != nil {
-			t.Fatalf("cut at %d (%s): %v\n%s", n, at, err, strings.Join(w.console, "\n"))
-		}
-		noSecret(t, w)
-		got := w.tree()
+	t.Parallel()
+	cutEach(t, podWorld(t), 45, func(w *world) map[string]string {
+		got, some := w.tree(), map[string]string{}
 		for _, p := range []string{"etc/kubernetes/manifests/yurthub.yaml", "etc/kubernetes/kubelet.conf", "var/lib/openyurt/kubelet.conf", "var/lib/kubelet/kubeadm-flags.env"} {
-			if got[p] != want[p] || want[p] == "" {
-				t.Errorf("cut at %d (%s): %s is\n%q\nnot\n%q", n, at, p, got[p], want[p])
+			if some[p] = got[p]; got[p] == "" {
+				w.t.Errorf("%s is missing or empty", p)
 			}
 		}
-		if t.Failed() {
-			return
-		}
-	}
+		return some
+	})
 }
 
 // TestStaticPodPoolChanged: kubelet registers with what the site says now, as in
@@ -414,57 +397,49 @@ func TestPowerCut(t *testing.T) {
 }
 
 func powerCut(t *testing.T, atLeast int, more ...string) {
+	t.Parallel()
 	lines := append(more, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
-	whole := nativeWorld(t, lines...)
+	cutEach(t, nativeWorld(t, lines...), atLeast, (*world).tree)
+}
+
+// cutEach takes the power away from a machine before each effect of its first
+// boot: the next boot, and a firstboot that was only killed and started again,
+// end in the tree of an undisturbed machine.
+func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world) map[string]string) {
+	whole := machine.clone(t)
 	if err := whole.boot(); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v\n%s", err, strings.Join(whole.console, "\n"))
 	}
-	want, count := whole.tree(), whole.effects
+	want, count := tree(whole), whole.effects
 	if count < atLeast {
 		t.Fatalf("only %d effects were counted", count)
 	}
-	for _, kind := range []string{"power cut", "kill"} {
-		for n := 1; n <= count; n++ {
-			if n%3 != 0 && (kind == "kill" || len(more) > 0 && n < 40) {
-				// A kill differs in what /run keeps only, and an edge node's
-				// beginning is a native one's.
-				continue
-			}
-			w := nativeWorld(t, lines...)
-			w.cutAt = n
+	for n := 1; n <= count; n++ {
+		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
+			t.Parallel()
+			cut := machine.clone(t)
+			cut.cutAt = n
 			// Of the last words (state, report) a failure stops nobody.
-			if err := w.boot(); err == nil && n < count-3 {
-				t.Fatalf("%s at %d of %d: it went on without power", kind, n, count)
+			if err := cut.boot(); err == nil && n < count-3 {
+				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}
-			at := w.names[len(w.names)-1]
-			if kind == "power cut" {
-				w.powerOn()
-			} else {
-				w.cutAt, w.effects = 0, 0
-			}
-			if err := w.boot(); err != nil {
-				t.Errorf("%s at %d (%s): %v\n%s", kind, n, at, err, strings.Join(w.console, "\n"))
-				continue
-			}
-			if s := w.state(); s.Result != ondisk.ResultDone {
-				t.Errorf("%s at %d (%s): result %s", kind, n, at, s.Result)
-			}
-			got := w.tree()
-			for p := range want {
-				if got[p] != want[p] {
-					t.Errorf("%s at %d (%s): %s is\n%s\nnot\n%s", kind, n, at, p, got[p], want[p])
+			at := cut.names[len(cut.names)-1]
+			killed := cut.clone(t)
+			killed.effects, killed.names = 0, nil
+			cut.powerOn()
+			for kind, w := range map[string]*world{"power cut": cut, "kill": killed} {
+				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
+				if err := w.boot(); err != nil {
+					t.Errorf("%s: %v\n%s", when, err, strings.Join(w.console, "\n"))
+					continue
 				}
-			}
-			for p := range got {
-				if _, ok := want[p]; !ok {
-					t.Errorf("%s at %d (%s): %s is left over", kind, n, at, p)
+				if s := w.state(); s.Result != ondisk.ResultDone {
+					t.Errorf("%s: result %s", when, s.Result)
 				}
+				sameTree(t, when, tree(w), want)
+				noSecret(t, w)
 			}
-			noSecret(t, w)
-			if t.Failed() {
-				return
-			}
-		}
+		})
 	}
 }
 
@@ -491,7 +466,7 @@ func noSecret(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	for dev, d := range w.slots {
-		look("slot "+dev, d.b)
+		look("slot "+dev, d.written())
 	}
 	look("log", w.log.Bytes())
 	look("console", []byte(strings.Join(w.console, "\n")))

@@ -71,10 +71,10 @@ func TestStickFromALaptop(t *testing.T) {
 				if err := os.RemoveAll(filepath.Join(w.root, disk, "sdb1")); err != nil {
 					t.Fatal(err)
 				}
-				w.slots["/dev/sdb"] = &memDevice{img}
+				w.slots["/dev/sdb"] = newMemDevice(img)
 			} else {
 				w.put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
-				w.slots[stickDev] = &memDevice{img}
+				w.slots[stickDev] = newMemDevice(img)
 			}
 			if err := w.boot(); (err == nil) != c.taken || w.said("took the site of stick") != c.taken {
 				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -257,7 +257,9 @@ func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	clear(w.slots[ownDev].b[:512])
+	if _, err := w.slots[ownDev].WriteAt(make([]byte, 512), 0); err != nil {
+		t.Fatal(err)
+	}
 	w.powerOn()
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -417,6 +419,7 @@ func (c *fakeCluster) allDown(down bool) {
 // longer than kubeadm or any phase would wait.
 func TestMastersComeLate(t *testing.T) {
 	w := nativeWorld(t)
+	w.patience = 30 * time.Minute
 	w.cluster.allDown(true)
 	e := w.env()
 	on, sleep := w.now, e.Sleep
@@ -442,6 +445,7 @@ func TestMastersComeLate(t *testing.T) {
 // time is up.
 func TestMastersGoDuringTheJoin(t *testing.T) {
 	w := nativeWorld(t)
+	w.patience = 30 * time.Minute
 	e := w.env()
 	gone, back := time.Time{}, time.Time{}
 	e.Run = func(ctx context.Context, c Cmd) error {
@@ -493,6 +497,7 @@ func TestFirstMasterDead(t *testing.T) {
 // removed.
 func TestHealedInTheCluster(t *testing.T) {
 	w := nativeWorld(t)
+	w.patience = 30 * time.Minute
 	w.cluster.register("edge-sn0042", "", "another")
 	e := w.env()
 	sleep := e.Sleep

@@ -1,3 +1,5 @@
+//go:debug tlsmlkem=0
+
 package firstboot
 
 import (
@@ -97,18 +99,12 @@ var errPower = errors.New("the power is gone")
 func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
-		t: t, root: t.TempDir(), units: map[string]string{}, started: map[string]time.Time{},
+		t: t, root: scratch(t), units: map[string]string{}, started: map[string]time.Time{},
 		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
-		cluster: newFakeCluster(t, names...), patience: 30 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
+		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
-	w.cluster.renewed = func() time.Time {
-		flags, _ := os.ReadFile(filepath.Join(w.root, kubeadmFlags))
-		if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), ondisk.YurthubConf) {
-			return time.Time{}
-		}
-		return w.now
-	}
+	w.cluster.renewed = w.kubeletReported
 	a, err := txtar.ParseFile(files)
 	if err != nil {
 		t.Fatal(err)
@@ -129,6 +125,15 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 		}
 	}
 	return w
+}
+
+// kubeletReported is when kubelet last reached the cluster.
+func (w *world) kubeletReported() time.Time {
+	flags, _ := os.ReadFile(filepath.Join(w.root, kubeadmFlags))
+	if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), ondisk.YurthubConf) {
+		return time.Time{}
+	}
+	return w.now
 }
 
 // site returns the site of the tests, with lines added or taken away.
@@ -154,20 +159,8 @@ func (w *world) stamp(dev, site string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.slots[dev] = &memDevice{img}
+	w.slots[dev] = newMemDevice(img)
 }
-
-type memDevice struct{ b []byte }
-
-func (m *memDevice) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 || off+int64(len(p)) > int64(len(m.b)) {
-		return 0, errors.New("beyond the device")
-	}
-	return copy(p, m.b[off:]), nil
-}
-
-func (m *memDevice) WriteAt(p []byte, off int64) (int, error) { return copy(m.b[off:], p), nil }
-func (m *memDevice) Sync() error                              { return nil }
 
 // effect is where the power may go: the n-th one and all after it do nothing.
 func (w *world) effect(name string) error {
@@ -474,14 +467,15 @@ func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
 	if err := w.effect("blank " + dev); err != nil {
 		return err
 	}
-	d := w.slots[dev]
-	before := bytes.Clone(d.b)
-	clear(d.b[:512])
+	before := w.slots[dev].clone()
+	if _, err := w.slots[dev].WriteAt(make([]byte, 512), 0); err != nil {
+		return err
+	}
 	if err := w.effect("write slot " + dev); err != nil {
 		return err
 	}
-	d.b = before
-	return write(d)
+	w.slots[dev] = before
+	return write(before)
 }
 
 // dialHub reaches yurthub's health port while its unit runs.
@@ -713,6 +707,7 @@ type fakeCluster struct {
 	key    *ecdsa.PrivateKey
 	pem    []byte
 	pin    string
+	tls    *tls.Config
 	server *httptest.Server
 
 	mu       sync.Mutex
@@ -752,7 +747,6 @@ func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
 	c.ca, c.key = newCA(t, "kubernetes")
 	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
 	c.pin = api.Pin(c.ca)
-	c.server = httptest.NewUnstartedServer(c)
 	cert := issue(t, c.ca, c.key, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: append([]string{"kubernetes"}, names...),
 		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12")},
@@ -761,11 +755,17 @@ func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
 	})
 	pool := x509.NewCertPool()
 	pool.AddCert(c.ca)
-	c.server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
+	c.tls = &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}
+	c.serve(t)
+	return c
+}
+
+func (c *fakeCluster) serve(t *testing.T) {
+	c.server = httptest.NewUnstartedServer(c)
+	c.server.TLS = c.tls.Clone()
 	c.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	c.server.StartTLS()
 	t.Cleanup(c.server.Close)
-	return c
 }
 
 func newCA(t *testing.T, name string) (*x509.Certificate, *ecdsa.PrivateKey) {

@@ -1,0 +1,169 @@
+package firstboot
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+)
+
+// clone is another machine in the same state, with a cluster of its own, as
+// the disk of a machine whose power was cut is looked at twice.
+func (w *world) clone(t *testing.T) *world {
+	t.Helper()
+	c := &world{
+		t: t, root: scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
+		console: slices.Clone(w.console), posted: slices.Clone(w.posted), now: w.now, deadlines: map[time.Time]time.Time{},
+		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
+		offline: w.offline, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
+		deafKubelet: w.deafKubelet, synced: w.synced,
+		effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
+	}
+	c.log.Write(w.log.Bytes())
+	c.cluster.renewed = c.kubeletReported
+	for dev, d := range w.slots {
+		c.slots[dev] = d.clone()
+	}
+	if err := copyTree(c.root, w.root); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func copyTree(dst, src string) error {
+	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(dst, p[len(src):])
+		switch {
+		case d.IsDir() && p == src:
+			return nil
+		case d.IsDir():
+			err = os.Mkdir(to, 0o755)
+		case d.Type()&fs.ModeSymlink != 0:
+			target, lerr := os.Readlink(p)
+			return errors.Join(lerr, os.Symlink(target, to))
+		default:
+			b, rerr := os.ReadFile(p)
+			err = errors.Join(rerr, os.WriteFile(to, b, 0o600))
+		}
+		st, serr := d.Info()
+		if err = errors.Join(err, serr); err != nil {
+			return err
+		}
+		return os.Chmod(to, st.Mode().Perm())
+	})
+}
+
+// scratch is a directory for a machine's files: in memory where there is some,
+// since thousands of small files are made and removed.
+func scratch(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "firstboot-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := &fakeCluster{
+		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, tls: c.tls,
+		down: maps.Clone(c.down), unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
+		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
+		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
+		requests: slices.Clone(c.requests),
+	}
+	for name, node := range c.nodes {
+		m := *node
+		m.Metadata.Labels, m.Metadata.Annotations = maps.Clone(node.Metadata.Labels), maps.Clone(node.Metadata.Annotations)
+		m.Status.Conditions = slices.Clone(node.Status.Conditions)
+		n.nodes[name] = &m
+	}
+	n.serve(t)
+	return n
+}
+
+// memDevice is a block device in memory, as a list of pages of which nil is
+// all zero. A page is never written to, so clones share them.
+type memDevice struct{ pages [][]byte }
+
+const pageSize = 64 << 10
+
+func newMemDevice(img []byte) *memDevice {
+	m := &memDevice{pages: make([][]byte, (len(img)+pageSize-1)/pageSize)}
+	m.WriteAt(img, 0)
+	return m
+}
+
+func (m *memDevice) clone() *memDevice { return &memDevice{slices.Clone(m.pages)} }
+
+func (m *memDevice) size() int64 { return int64(len(m.pages)) * pageSize }
+
+func (m *memDevice) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || off+int64(len(p)) > m.size() {
+		return 0, errors.New("beyond the device")
+	}
+	for done := 0; done < len(p); {
+		at := off + int64(done)
+		page, from := m.pages[at/pageSize], int(at%pageSize)
+		n := min(len(p)-done, pageSize-from)
+		if page == nil {
+			clear(p[done : done+n])
+		} else {
+			copy(p[done:done+n], page[from:])
+		}
+		done += n
+	}
+	return len(p), nil
+}
+
+func (m *memDevice) WriteAt(p []byte, off int64) (int, error) {
+	if off < 0 || off+int64(len(p)) > m.size() {
+		return 0, fmt.Errorf("%d bytes at %d are beyond the device", len(p), off)
+	}
+	for done := 0; done < len(p); {
+		at := off + int64(done)
+		i, from := at/pageSize, int(at%pageSize)
+		n := min(len(p)-done, pageSize-from)
+		page := make([]byte, pageSize)
+		copy(page, m.pages[i])
+		copy(page[from:], p[done:done+n])
+		if bytes.Count(page, []byte{0}) == pageSize {
+			page = nil
+		}
+		m.pages[i] = page
+		done += n
+	}
+	return len(p), nil
+}
+
+func (m *memDevice) Sync() error { return nil }
+
+// written is all of the device but long runs of zeros.
+func (m *memDevice) written() []byte {
+	var out []byte
+	for _, p := range m.pages {
+		if p == nil {
+			p = make([]byte, 1)
+		}
+		out = append(out, p...)
+	}
+	return out
+}
