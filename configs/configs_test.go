@@ -519,3 +519,36 @@ func FuzzIgnition(f *testing.F) {
 		}
 	})
 }
+
+// TestAccepted: what looks like a mistake and is none.
+func TestAccepted(t *testing.T) {
+	for name, more := range map[string]string{
+		"the default VIP, said":              "vip: 10.103.97.2\n",
+		"a VIP in a routed network":          "network: {dns: [10.1.0.1], interfaces: [{name: eth0, addresses: [192.168.7.20/24], routes: [{to: 10.0.0.0/8, via: 192.168.7.1}]}]}\n",
+		"a VIP in a network without IPVS":    "ipvs: {disabled: true}\nnetwork: {interfaces: [{name: eth0, addresses: [10.1.2.3/8]}]}\n",
+		"a gateway at the end of a /31":      "network: {interfaces: [{name: eth0, addresses: [192.168.7.20/31], gateway: 192.168.7.21}]}\n",
+		"an IPv6 router's anycast address":   "network: {interfaces: [{name: eth0, addresses: ['fd00:7::20/64'], gateway: 'fd00:7::'}]}\n",
+		"a link-local router":                "network: {interfaces: [{name: eth0, addresses: ['fd00:7::20/64'], gateway: 'fe80::1'}]}\n",
+		"a default route as a route":         "network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24], routes: [{to: 0.0.0.0/0, via: 192.168.7.1}]}]}\n",
+		"default routes of both families":    "network: {interfaces: [{name: eth0, addresses: [192.168.7.20/24, 'fd00:7::20/64'], gateway: 192.168.7.1, routes: [{to: '::/0', via: 'fd00:7::1'}]}]}\n",
+		"a DNS server behind one interface":  "network: {dns: ['fe80::1%eth0']}\n",
+		"the least and the greatest numbers": "ipvs: {rise: 1, fall: 100}\nnetwork: {interfaces: [{name: eth0, dhcp: true, mtu: 576, vlans: [{id: 1, dhcp: true}, {id: 4094, dhcp: true}]}]}\n",
+		"a number that is left out":          "ipvs: {rise: , fall: ~}\n",
+		"names that only begin so":           "endpoint: localhost-1.example.com\nnodeName: localhost1\n",
+		"a name that ends in a number":       "endpoint: api.cluster-1\n",
+	} {
+		if _, err := ParseSite("site.yaml", []byte(smallSite+more)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, more := range map[string]string{
+		"a small network of pods":   "cni: {podCIDR: 10.244.0.0/28}\n",
+		"an IPv6 network of pods":   "cni: {podCIDR: 'fd00:10:244::/64'}\n",
+		"the nobody of old systems": "files: [{path: /etc/a, contents: x, uid: 4294967294, mode: '0400'}]\n",
+		"a template of all kinds":   "files: [{path: /etc/a, contents: \"{{if .Yurthub}}{{.Yurthub.Version}}{{end}}{{len .Images}}{{range .Registries}}{{.Host}}{{end}}\\n\", template: true}]\n",
+	} {
+		if _, err := ParseImage("image.yaml", []byte(smallImage+more)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -332,7 +332,12 @@ func (d *document) structure(n *yaml.Node, v reflect.Value, path string) {
 			d.problem(key, sub, "unknown field%s", d.hint(name, v.Type()))
 			continue
 		}
-		d.decode(val, f, sub)
+		into := v.FieldByIndex(f.Index)
+		d.decode(val, into, sub)
+		// Later a 0 cannot be told from a field that is not there.
+		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
+			d.problem(val, sub, "must be from %d to %d, not 0", low, high)
+		}
 	}
 }
 
@@ -466,13 +471,13 @@ func fieldName(f reflect.StructField) string {
 	return name
 }
 
-func fieldByName(v reflect.Value, name string) (reflect.Value, bool) {
+func fieldByName(v reflect.Value, name string) (reflect.StructField, bool) {
 	for i := range v.NumField() {
-		if fieldName(v.Type().Field(i)) == name {
-			return v.Field(i), true
+		if f := v.Type().Field(i); fieldName(f) == name {
+			return f, true
 		}
 	}
-	return reflect.Value{}, false
+	return reflect.StructField{}, false
 }
 
 func fieldNames(t reflect.Type) []string {

@@ -61,6 +61,8 @@ func CheckNodeName(name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("a node's name cannot be empty")
+	case isLoopbackName(name):
+		return fmt.Errorf("%q is every machine's name for itself; give the node a name of its own", name)
 	case len(name) > 63:
 		return fmt.Errorf("%q has %d letters; a node's name has at most 63", shorten(name), len(name))
 	case !isDNSName(name):
@@ -84,18 +86,21 @@ func isDNSName(s string) bool {
 
 // badHost says what is wrong with s as an IP address or DNS name.
 func badHost(s string) string {
-	if _, err := netip.ParseAddr(s); err == nil {
+	if a, err := netip.ParseAddr(s); err == nil {
+		if a.Zone() != "" {
+			return fmt.Sprintf("%q names an interface, which means nothing to others: a server needs an address that is valid on more than one link", shorten(s))
+		}
 		return ""
 	}
 	lower := strings.ToLower(s)
 	last := lower[strings.LastIndexByte(lower, '.')+1:]
-	if !isDNSName(lower) || strings.Trim(last, "0123456789") == "" {
+	if !isDNSName(lower) || hexNumber.MatchString(last) {
 		return fmt.Sprintf("%q is neither an IP address nor a DNS name", shorten(s))
 	}
 	return ""
 }
 
-// badHostPort says what is wrong with s as "host:port", with the cure for
+// badHostPort says what is wrong with s as "host:port", with the fix for
 // the mistakes people make.
 func badHostPort(s string) string {
 	switch {
@@ -114,7 +119,13 @@ func badHostPort(s string) string {
 	case strings.Contains(s, "/"):
 		return fmt.Sprintf("%q: a path has no place here; write host:port", shorten(s))
 	}
-	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+	if strings.ContainsFunc(s, unicode.IsControl) {
+		return fmt.Sprintf("%q contains a control character", shorten(s))
+	}
+	if a, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")); err == nil && !strings.Contains(a.Zone(), "]") {
+		if bad := badServer(a); bad != "" {
+			return fmt.Sprintf("%s %s", a, bad)
+		}
 		if a.Is6() && !strings.HasPrefix(s, "[") { // where the port begins is anybody's guess
 			return fmt.Sprintf("%q: write an IPv6 address in brackets, and a port behind them, as [fd00::1]:6443", s)
 		}
@@ -132,6 +143,9 @@ func badHostPort(s string) string {
 		if a, err := netip.ParseAddr(inner); !ok || err != nil || !a.Is6() {
 			return fmt.Sprintf("%q: what stands in brackets is not an IPv6 address", shorten(s))
 		}
+		if a, err := netip.ParseAddr(inner); err == nil && badServer(a) != "" {
+			return fmt.Sprintf("%s %s", a, badServer(a))
+		}
 		host = inner
 	} else if strings.Contains(host, ":") {
 		return fmt.Sprintf("%q: write an IPv6 address in brackets, as in [fd00::1]:6443", shorten(s))
@@ -139,8 +153,13 @@ func badHostPort(s string) string {
 	if bad := badHost(host); bad != "" {
 		return bad
 	}
-	if a, err := netip.ParseAddr(host); err == nil && (a.IsUnspecified() || a.IsMulticast() || a.Zone() != "") {
-		return fmt.Sprintf("%q is not the address of one host", shorten(s))
+	if a, err := netip.ParseAddr(host); err == nil {
+		if bad := badServer(a); bad != "" {
+			return fmt.Sprintf("%s %s", a, bad)
+		}
+	}
+	if isLoopbackName(host) {
+		return fmt.Sprintf("%q is every machine's name for itself; give the control-plane node's address", host)
 	}
 	return ""
 }
@@ -261,8 +280,10 @@ func badFilePath(p string) string {
 		return fmt.Sprintf("%q must be absolute", shorten(p))
 	case p == "/" || strings.HasSuffix(p, "/"):
 		return fmt.Sprintf("%q names a folder, not a file", shorten(p))
-	case strings.ContainsRune(p, 0) || len(p) > 4095:
-		return "is not a path"
+	case strings.ContainsFunc(p, unicode.IsControl):
+		return fmt.Sprintf("%q contains a line break or control character", shorten(p))
+	case len(p) > 4095:
+		return "is longer than 4095 bytes"
 	}
 	for part := range strings.SplitSeq(p[1:], "/") {
 		switch {

@@ -6,16 +6,23 @@ import (
 	"strings"
 
 	ignerrors "github.com/coreos/ignition/v2/config/shared/errors"
-	ign "github.com/coreos/ignition/v2/config/v3_5"
-	"github.com/coreos/ignition/v2/config/v3_5/types"
+	ign "github.com/coreos/ignition/v2/config/v3_6"
+	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/coreos/vcontext/report"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// ParseIgnition reads an Ignition config of any spec from 3.0 to 3.5, judged
+// ParseIgnition reads an Ignition config of any spec from 3.0 to 3.6, judged
 // by Ignition's own library, and refuses what first boot does not apply. The
 // problems carry the place in the config.
 func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 	var probs Problems
+	if len(data) > ondisk.SlotRoom {
+		probs.add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotRoom>>20)
+		probs[0].File = name
+		return nil, probs
+	}
 	cfg, rep, err := ign.ParseCompatibleVersion(data)
 	for _, e := range rep.Entries {
 		// A key the library does not know is only a warning to it. To an
@@ -51,7 +58,7 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 
 func ignitionError(err error) string {
 	if errors.Is(err, ignerrors.ErrUnknownVersion) || errors.Is(err, ignerrors.ErrInvalidVersion) {
-		return "ignition.version must be one of 3.0.0 to 3.5.0; a Butane config must be translated first (butane --strict)"
+		return "ignition.version must be one of 3.0.0 to 3.6.0; a Butane config must be translated first (butane --strict)"
 	}
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }

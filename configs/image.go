@@ -82,7 +82,7 @@ type DebianBase struct {
 	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty"`
 	// Run are shell commands carried out inside the base when all packages
 	// are there, one after another; the first that fails ends the build.
-	Run []string `yaml:"run,omitempty" json:"run,omitempty"`
+	Run []string `yaml:"run,omitempty" json:"run,omitempty" text:"lines"`
 }
 
 // OCISource is a container image; exactly one of ref, layout and archive is
@@ -259,17 +259,17 @@ type File struct {
 	// Path is its place on the node, absolute.
 	Path string `yaml:"path" json:"path"`
 	// Contents is its text.
-	Contents string `yaml:"contents,omitempty" json:"contents,omitempty"`
+	Contents string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines"`
 	// Source is the path of a file to copy.
 	Source string `yaml:"source,omitempty" json:"source,omitempty"`
 	// Link makes it a symbolic link to this target.
 	Link string `yaml:"link,omitempty" json:"link,omitempty"`
-	// Mode in octal; a link has none.
-	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=0644"`
+	// Mode in octal, 0644 if left out; a link has none.
+	Mode string `yaml:"mode,omitempty" json:"mode,omitempty"`
 	// UID is the owner's number.
-	UID uint32 `yaml:"uid,omitempty" json:"uid,omitempty"`
+	UID uint32 `yaml:"uid,omitempty" json:"uid,omitempty" jsonschema:"minimum=0,maximum=4294967294"`
 	// GID is the group's number.
-	GID uint32 `yaml:"gid,omitempty" json:"gid,omitempty"`
+	GID uint32 `yaml:"gid,omitempty" json:"gid,omitempty" jsonschema:"minimum=0,maximum=4294967294"`
 	// Template renders contents or source as a Go template with the Image
 	// document as its data.
 	Template bool `yaml:"template,omitempty" json:"template,omitempty"`

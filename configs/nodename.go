@@ -64,7 +64,7 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 		UUID     factUUID
 		Hostname factHostname
 	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
-	w := &limited{left: 1024}
+	w := &bounded{left: 1024} // a name is short: printf can fill pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
 			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], didYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
@@ -94,19 +94,6 @@ func loops(n parse.Node) bool {
 		return list(n.List) || list(n.ElseList)
 	}
 	return true
-}
-
-// limited is for a name, which is short: printf can fill pages.
-type limited struct {
-	strings.Builder
-	left int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	if l.left -= len(p); l.left < 0 {
-		return 0, fmt.Errorf("the result is too long")
-	}
-	return l.Builder.Write(p)
 }
 
 // badNodeNameTemplate tries the template on a made-up machine.

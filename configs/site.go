@@ -122,9 +122,9 @@ type IPVS struct {
 	// ProbePath is what is asked of a master.
 	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz"`
 	// Rise is how many good probes bring a master back (1 to 100).
-	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"default=2"`
+	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
 	// Fall is how many bad probes take a master out (1 to 100).
-	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"default=2"`
+	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
 	// LearnMasters lets the cluster's own list (ConfigMap
 	// kube-public/edgebake-masters) replace masters.
 	LearnMasters bool `yaml:"learnMasters,omitempty" json:"learnMasters,omitempty"`
@@ -175,7 +175,7 @@ type Interface struct {
 	// Routes are further networks.
 	Routes []Route `yaml:"routes,omitempty" json:"routes,omitempty"`
 	// MTU in bytes, 576 to 65535.
-	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty"`
+	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty" jsonschema:"minimum=576,maximum=65535"`
 	// VLANs on top of this interface.
 	VLANs []VLAN `yaml:"vlans,omitempty" json:"vlans,omitempty"`
 	// WiFi joins a wireless network; name must be the interface's own, as
@@ -194,7 +194,7 @@ type Route struct {
 // VLAN is a tagged interface on top of another.
 type VLAN struct {
 	// ID is the tag, 1 to 4094, once in a Site.
-	ID int `yaml:"id" json:"id"`
+	ID int `yaml:"id" json:"id" jsonschema:"minimum=1,maximum=4094"`
 	// DHCP asks for addresses.
 	DHCP bool `yaml:"dhcp,omitempty" json:"dhcp,omitempty"`
 	// Addresses with prefix length.
@@ -231,7 +231,7 @@ type User struct {
 	Name string `yaml:"name" json:"name"`
 	// SSHAuthorizedKeys are public keys, as authorized_keys holds them. The
 	// image needs openssh-server.
-	SSHAuthorizedKeys []string `yaml:"sshAuthorizedKeys,omitempty" json:"sshAuthorizedKeys,omitempty"`
+	SSHAuthorizedKeys []string `yaml:"sshAuthorizedKeys,omitempty" json:"sshAuthorizedKeys,omitempty" text:"tabs"`
 	// PasswordHash as crypt(3) makes it; `mkpasswd` prints one.
 	PasswordHash Secret `yaml:"passwordHash,omitempty" json:"passwordHash,omitempty"`
 	// Groups that the user is in besides their own.

@@ -3,6 +3,7 @@ package configs
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -92,11 +93,78 @@ func checkTags(v reflect.Value, path string, probs *Problems) {
 			} else if f.Kind() == reflect.Slice && required(tf) && f.Len() == 0 {
 				probs.add(sub, "needs at least one item")
 			}
+			if low, high, ok := bounds(tf); ok && !f.IsZero() && !within(f, low, high) {
+				probs.add(sub, "must be from %d to %d, not %v", low, high, f)
+			}
 			if allowed := tagValues(tf, "enum"); allowed != nil {
 				checkEnum(f, sub, allowed, probs)
 			}
 			checkTags(f, sub, probs)
 		}
+	}
+}
+
+// bounds are the least and the greatest value of a number's field, if its tag
+// has them.
+func bounds(f reflect.StructField) (low, high int64, ok bool) {
+	least, most := tagValues(f, "minimum"), tagValues(f, "maximum")
+	if least == nil || most == nil {
+		return 0, 0, false
+	}
+	low, lowErr := strconv.ParseInt(least[0], 10, 64)
+	high, highErr := strconv.ParseInt(most[0], 10, 64)
+	if lowErr != nil || highErr != nil {
+		panic(fmt.Sprintf("BUG: field %s is from %q to %q", f.Name, least[0], most[0]))
+	}
+	return low, high, true
+}
+
+func within(v reflect.Value, low, high int64) bool {
+	if v.CanUint() {
+		return v.Uint() <= uint64(high) && v.Uint() >= uint64(low)
+	}
+	return v.Int() >= low && v.Int() <= high
+}
+
+// checkText reports control characters in every string that has nothing
+// worse. Each ends in a file of a form that lines or blanks divide. The tag
+// text:"lines" exempts texts of several lines, text:"tabs" allows tabs.
+func checkText(v reflect.Value, path string, probs *Problems) { checkTextIn(v, path, "", probs) }
+
+func checkTextIn(v reflect.Value, path, kind string, probs *Problems) {
+	check := func(path, s string) {
+		if kind == "tabs" {
+			s = strings.ReplaceAll(s, "\t", "")
+		}
+		if kind == "lines" || badText(s) == "" || slices.ContainsFunc(*probs, func(p Problem) bool { return p.Path == path }) {
+			return
+		}
+		probs.add(path, "%s", badText(s))
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			checkTextIn(v.Elem(), path, kind, probs)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			checkTextIn(v.Index(i), fmt.Sprintf("%s[%d]", path, i), kind, probs)
+		}
+	case reflect.Map:
+		m := v.Interface().(map[string]string)
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			check(keyPath(path, k), k+m[k])
+		}
+	case reflect.Struct:
+		if v.Type() == secretType {
+			return // each kind has a form of its own
+		}
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			checkTextIn(v.Field(i), join(path, fieldName(f)), f.Tag.Get("text"), probs)
+		}
+	case reflect.String:
+		check(path, v.String())
 	}
 }
 

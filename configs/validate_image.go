@@ -29,6 +29,11 @@ func (i *Image) setDefaults() {
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA0,115200"}
 		}
 	}
+	for n := range i.Files {
+		if f := &i.Files[n]; f.Mode == "" && f.Link == "" {
+			f.Mode = "0644"
+		}
+	}
 	if len(i.NodeTypes) == 0 {
 		i.NodeTypes = []string{NodeNative}
 		if i.Yurthub != nil {
@@ -124,6 +129,7 @@ func (i *Image) Validate() Problems {
 			probs.add(f.path, "%s is too small for a file system that grows; at least 64MiB", f.size)
 		}
 	}
+	checkText(reflect.ValueOf(i).Elem(), "", &probs)
 	return probs
 }
 
@@ -314,8 +320,8 @@ func (i *Image) validatePrograms(probs *Problems) {
 		probs.add("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
 	}
 
-	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err != nil || p != p.Masked() {
-		probs.add("cni.podCIDR", "%q is not a network, as 10.244.0.0/16", shorten(i.CNI.PodCIDR))
+	if bad := badPodCIDR(i.CNI.PodCIDR); bad != "" {
+		probs.add("cni.podCIDR", "%s", bad)
 	}
 	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
 		probs.add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", shorten(c), didYouMean(c, []string{"bridge", "none"}))
@@ -328,6 +334,26 @@ func (i *Image) validatePrograms(probs *Problems) {
 			probs.add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.31 and later when it asks for Services; take yurthub v1.7, or Kubernetes v1.30", k.Version, y.Version)
 		}
 	}
+}
+
+// badPodCIDR says what is wrong with s as the network of a node's pods.
+func badPodCIDR(s string) string {
+	p, err := netip.ParsePrefix(s)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%q is not a CIDR, e.g. 10.244.0.0/16", shorten(s))
+	case p != p.Masked():
+		return fmt.Sprintf("%q has bits set behind its prefix; write %s", s, p.Masked())
+	case p.Bits() > p.Addr().BitLen()-4:
+		return fmt.Sprintf("%s has no room for pods: write a network of /%d or larger, e.g. 10.244.0.0/16", s, p.Addr().BitLen()-4)
+	case p.Bits() < map[bool]int{true: 8, false: 16}[p.Addr().Is4()]:
+		return fmt.Sprintf("%s covers most of the internet, which pods could not reach then; write a private network, e.g. 10.244.0.0/16", s)
+	case badMachine(p.Addr()) != "" || p.Addr().IsLinkLocalUnicast():
+		return fmt.Sprintf("%s is not a network that machines can have; write a private one, e.g. 10.244.0.0/16", s)
+	case p.Contains(netip.MustParseAddr("10.96.0.1")):
+		return fmt.Sprintf("%s contains 10.96.0.1, the address of the Service kubernetes (kubeadm's default); write another private network, e.g. 10.244.0.0/16", s)
+	}
+	return ""
 }
 
 // missingV and extraV hint at the letter v that one project writes and the
@@ -492,8 +518,19 @@ func (i *Image) validateFiles(probs *Problems) {
 		if f.Link != "" && f.Template {
 			probs.add(p+".template", "a link has no contents to render")
 		}
-		if !octalMode.MatchString(f.Mode) {
+		switch {
+		case f.Link != "" && f.Mode != "":
+			probs.add(p+".mode", "a link has no mode of its own; take it out")
+		case f.Mode != "" && !octalMode.MatchString(f.Mode):
 			probs.add(p+".mode", "%q is not a mode in octal, as 0644", shorten(f.Mode))
+		}
+		if len(f.Link) > 4095 {
+			probs.add(p+".link", "is longer than 4095 bytes")
+		}
+		if f.Template && f.Contents != "" {
+			if _, err := i.RenderFile(f.Contents); err != nil {
+				probs.add(p+".contents", "%v", err)
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 )
@@ -17,8 +18,12 @@ func (n *Network) validate(probs *Problems) {
 		n.Interfaces[i].validate(fmt.Sprintf("network.interfaces[%d]", i), n.Interfaces[:i], seen, gateways, vlans, probs)
 	}
 	for i, d := range n.DNS {
-		if a, err := netip.ParseAddr(d); err != nil || a.IsUnspecified() || a.IsMulticast() {
+		if a, err := netip.ParseAddr(d); err != nil {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q is not the IP address of a DNS server", shorten(d))
+		} else if bad := badMachine(a.WithZone("")); bad != "" {
+			probs.add(fmt.Sprintf("network.dns[%d]", i), "%s is not the address of a DNS server: it %s", shorten(d), bad)
+		} else if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
+			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q: what stands behind the %% is not an interface's name", shorten(d))
 		} else if slices.Contains(n.DNS[:i], d) {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "is listed twice")
 		}
@@ -29,8 +34,17 @@ func (n *Network) validate(probs *Problems) {
 		}
 	}
 	for i, h := range n.NTP {
-		if bad := badHost(h); bad != "" {
-			probs.add(fmt.Sprintf("network.ntp[%d]", i), "%s", bad)
+		path := fmt.Sprintf("network.ntp[%d]", i)
+		a, err := netip.ParseAddr(h)
+		switch bad := badHost(h); {
+		case bad != "":
+			probs.add(path, "%s", bad)
+		case err == nil && badServer(a) != "":
+			probs.add(path, "%s %s", a, badServer(a))
+		case isLoopbackName(h):
+			probs.add(path, "%q is every machine's name for itself; name a time server", h)
+		case slices.Contains(n.NTP[:i], h):
+			probs.add(path, "is listed twice")
 		}
 	}
 	for _, p := range []struct{ path, url string }{{"network.proxy.http", n.Proxy.HTTP}, {"network.proxy.https", n.Proxy.HTTPS}} {
@@ -44,7 +58,7 @@ func (n *Network) validate(probs *Problems) {
 		}
 	}
 	for i, h := range n.Proxy.NoProxy {
-		if h == "" || strings.ContainsAny(h, ", \t\r\n\"'\\$%") {
+		if h == "" || strings.ContainsAny(h, ", \"'\\$%") || badText(h) != "" {
 			probs.add(fmt.Sprintf("network.proxy.noProxy[%d]", i), "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", shorten(h))
 		}
 	}
@@ -58,8 +72,9 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	switch {
 	case f.Name == "" && f.MAC == "":
 		probs.add(path, "name or mac must say which interface is meant")
-	case f.Name != "" && (!ifacePattern.MatchString(f.Name) || !glob && !ifaceName.MatchString(f.Name)):
-		probs.add(path+".name", "%q is not an interface's name (at most 15 letters, digits, _, . and -) or a pattern of one, as enp1s0 or en*", shorten(f.Name))
+	}
+	if bad := badInterfaceName(f.Name, glob); bad != "" {
+		probs.add(path+".name", "%s", bad)
 	}
 	if f.MAC != "" {
 		mac, err := net.ParseMAC(f.MAC)
@@ -77,21 +92,23 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	}
 	prefixes := checkAddressing(path, f.DHCP, f.Addresses, f.Gateway, f.MTU, seen, gateways, probs)
 	for i, r := range f.Routes {
-		r.validate(fmt.Sprintf("%s.routes[%d]", path, i), f.DHCP, prefixes, probs)
-	}
-	if f.MTU != 0 && (f.MTU < 576 || f.MTU > 65535) {
-		probs.add(path+".mtu", "must be from 576 to 65535, not %d", f.MTU)
+		sub := fmt.Sprintf("%s.routes[%d]", path, i)
+		r.validate(sub, f.DHCP, prefixes, probs)
+		to, err := netip.ParsePrefix(r.To)
+		switch {
+		case err != nil:
+		case to.Bits() == 0:
+			defaultRoute(sub+".to", to.Addr().Is4(), gateways, probs)
+		case slices.ContainsFunc(f.Routes[:i], func(o Route) bool { return o.To == r.To }):
+			probs.add(sub+".to", "the interface has a route to %s already", r.To)
+		}
 	}
 	if len(f.VLANs) > 0 && glob {
 		probs.add(path+".vlans", "need one parent: name the interface (%q is a pattern)", f.Name)
 	}
 	for i, v := range f.VLANs {
 		sub := fmt.Sprintf("%s.vlans[%d]", path, i)
-		if v.ID < 1 || v.ID > 4094 {
-			if v.ID != 0 { // 0: reported as missing
-				probs.add(sub+".id", "must be from 1 to 4094, not %d", v.ID)
-			}
-		} else if other, twice := vlans[v.ID]; twice {
+		if other, twice := vlans[v.ID]; twice {
 			probs.add(sub+".id", "VLAN %d is %s already", v.ID, other)
 		} else {
 			vlans[v.ID] = sub
@@ -107,6 +124,24 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 			probs.add(path+".name", "Wi-Fi needs the interface's own name, as wlan0 or wlp2s0")
 		}
 	}
+}
+
+// badInterfaceName says what is wrong with the name, or the pattern of names,
+// of a network card.
+func badInterfaceName(name string, glob bool) string {
+	switch name {
+	case "":
+		return ""
+	case "lo":
+		return "lo is the loopback interface, which the system sets up itself; name a network card"
+	case ".", "..", "all", "default":
+		return fmt.Sprintf("%q is not a name that an interface can have", name)
+	}
+	_, err := path.Match(strings.TrimPrefix(name, "!"), "")
+	if !ifacePattern.MatchString(name) || !glob && !ifaceName.MatchString(name) || err != nil {
+		return fmt.Sprintf("%q is not an interface's name (at most 15 letters, digits, _, . and -) or a pattern of one, as enp1s0 or en*", shorten(name))
+	}
+	return ""
 }
 
 func sameMAC(a, b string) bool {
@@ -133,6 +168,15 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 			continue
 		}
 		a := p.Addr()
+		if shortest := map[bool]int{true: 8, false: 16}[a.Is4()]; p.Bits() < shortest {
+			probs.add(sub, "%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", s, p.Bits(), netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
+			bad = true
+			continue
+		}
+		if a.Is4() && (thisNetwork.Contains(a) || reservedV4.Contains(a)) || a.Is4In6() {
+			probs.add(sub, "%s cannot be a machine's address: it %s", s, badMachine(a))
+			continue
+		}
 		if host := p.Bits() < a.BitLen()-1; a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || host && (a == p.Masked().Addr() || a.Is4() && isBroadcast(p)) {
 			probs.add(sub, "%s is the address of a network or group, not of one machine", s)
 		}
@@ -151,11 +195,17 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 	}
 	sub := path + ".gateway"
 	g, err := netip.ParseAddr(gateway)
-	if err != nil || g.IsUnspecified() || g.IsMulticast() {
+	if err != nil {
 		probs.add(sub, "%q is not the IP address of a router", shorten(gateway))
 		return prefixes
 	}
+	if bad := badRouter(g); bad != "" {
+		probs.add(sub, "%s cannot be a router: it %s", shorten(gateway), bad)
+		return prefixes
+	}
 	switch {
+	case partOf(prefixes, g) != "":
+		probs.add(sub, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
 	case bad || g.Is6() && g.IsLinkLocalUnicast():
 	case len(prefixes) == 0 && dhcp:
 		probs.add(sub, "comes from DHCP here; take it out, or give addresses")
@@ -164,12 +214,28 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == g }):
 		probs.add(sub, "%s is the machine's own address", g)
 	}
-	if other, twice := gateways[g.Is4()]; twice {
-		probs.add(sub, "there is a default gateway already (%s); use routes for further networks", other)
-	} else {
-		gateways[g.Is4()] = sub
-	}
+	defaultRoute(sub, g.Is4(), gateways, probs)
 	return prefixes
+}
+
+// defaultRoute notes the field that gives a family's default route, of which
+// there can be one.
+func defaultRoute(path string, v4 bool, gateways map[bool]string, probs *Problems) {
+	if other, twice := gateways[v4]; twice {
+		probs.add(path, "there is a default gateway already (%s); use routes for further networks", other)
+		return
+	}
+	gateways[v4] = path
+}
+
+// partOf is the hostPart of a in the first network that it is special in.
+func partOf(prefixes []netip.Prefix, a netip.Addr) string {
+	for _, p := range prefixes {
+		if part := hostPart(p, a); part != "" {
+			return part
+		}
+	}
+	return ""
 }
 
 func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
@@ -194,9 +260,21 @@ func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *
 	} else if err == nil && to != to.Masked() {
 		probs.add(path+".to", "%s has bits set behind its prefix; write %s", r.To, to.Masked())
 	}
+	if err == nil && to.Bits() > 0 && (to.Addr().IsLoopback() || to.Addr().IsMulticast() || to.Addr().IsLinkLocalUnicast() || to.Addr().IsUnspecified()) {
+		probs.add(path+".to", "%s is not reached through a router", r.To)
+	}
 	via, viaErr := netip.ParseAddr(r.Via)
-	if r.Via != "" && viaErr != nil {
+	switch {
+	case r.Via == "":
+	case viaErr != nil:
 		probs.add(path+".via", "%q is not the IP address of a router", shorten(r.Via))
+	case badRouter(via) != "":
+		probs.add(path+".via", "%s cannot be a router: it %s", shorten(r.Via), badRouter(via))
+		return
+	case partOf(prefixes, via) != "":
+		probs.add(path+".via", "%s is the %s address of the interface's network, not a router's", via, partOf(prefixes, via))
+	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == via }):
+		probs.add(path+".via", "%s is the machine's own address", via)
 	}
 	if err != nil || viaErr != nil {
 		return

@@ -41,6 +41,7 @@ func (s *Site) validate(credentials bool) Problems {
 	s.Network.validate(&probs)
 	s.validateNames(&probs)
 	s.validateVIPUse(&probs)
+	s.validateMasterUse(&probs)
 	s.validateUsers(&probs)
 	if s.Report.URL != "" {
 		if bad := badURL(s.Report.URL, "https"); bad != "" {
@@ -57,6 +58,7 @@ func (s *Site) validate(credentials bool) Problems {
 			}
 		}
 	}
+	checkText(reflect.ValueOf(s).Elem(), "", &probs)
 	return probs
 }
 
@@ -113,16 +115,23 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 		probs.add("vip", "%q: leave the port out; it is that of the first master", s.VIP)
 	case err != nil:
 		probs.add("vip", "%q is not an IP address", shorten(s.VIP))
-	case vip.IsUnspecified() || vip.IsMulticast() || vip.IsLoopback() || vip.Zone() != "" || vip.Is4In6():
-		probs.add("vip", "%s cannot stand for the masters; choose a private address that nothing in the site's networks uses", vip)
+	case badMachine(vip.WithZone("")) != "":
+		probs.add("vip", "%s cannot stand for the masters: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, badMachine(vip.WithZone("")))
+	case badServer(vip) != "":
+		probs.add("vip", "%s is a link-local address, which is valid on one link only; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip)
 	case s.IPVS.Disabled:
+	case serviceAddrs[vip] != "":
+		probs.add("vip", "%s is the address of %s (kubeadm's default), which kube-proxy takes on every node; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, serviceAddrs[vip])
 	case vip.Is4() && v6 > 0 && v4 == 0:
 		probs.add("vip", "%s is IPv4 and the masters are IPv6; choose an IPv6 address, as fd00:ed6e::2", vip)
 	case vip.Is6() && v4 > 0 && v6 == 0:
 		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, as 10.103.97.2", vip)
 	}
-	if _, err := netip.ParseAddr(s.Endpoint); err == nil || !isDNSName(s.Endpoint) {
+	switch _, err := netip.ParseAddr(s.Endpoint); {
+	case err == nil || !isDNSName(s.Endpoint) || badHost(s.Endpoint) != "":
 		probs.add("endpoint", "%q is not a DNS name in lower case", shorten(s.Endpoint))
+	case isLoopbackName(s.Endpoint):
+		probs.add("endpoint", "%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s.Endpoint)
 	}
 
 	if tok := s.Credentials.Token; !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
@@ -422,52 +431,6 @@ func (s *Site) validateIPVS(probs *Problems) {
 	v := s.IPVS
 	if !strings.HasPrefix(v.ProbePath, "/") || strings.ContainsFunc(v.ProbePath, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
 		probs.add("ipvs.probePath", "%q must begin with / and hold no space", shorten(v.ProbePath))
-	}
-	for _, f := range []struct {
-		path string
-		n    int
-	}{{"ipvs.rise", v.Rise}, {"ipvs.fall", v.Fall}} {
-		if f.n < 1 || f.n > 100 {
-			probs.add(f.path, "must be from 1 to 100, not %d", f.n)
-		}
-	}
-}
-
-// validateVIPUse reports addresses of the network that are the VIP, which the
-// node keeps for itself.
-func (s *Site) validateVIPUse(probs *Problems) {
-	vip, err := netip.ParseAddr(s.VIP)
-	if err != nil || s.IPVS.Disabled {
-		return
-	}
-	taken := func(path, value string) {
-		addr, err := netip.ParseAddr(value)
-		if err != nil {
-			p, perr := netip.ParsePrefix(value)
-			addr, err = p.Addr(), perr
-		}
-		if err == nil && addr == vip {
-			probs.add(path, "%s is the VIP, which must be free; give the VIP another address (vip)", addr)
-		}
-	}
-	addressing := func(path string, addresses []string, gateway string) {
-		for i, a := range addresses {
-			taken(fmt.Sprintf("%s.addresses[%d]", path, i), a)
-		}
-		taken(path+".gateway", gateway)
-	}
-	for i, f := range s.Network.Interfaces {
-		path := fmt.Sprintf("network.interfaces[%d]", i)
-		addressing(path, f.Addresses, f.Gateway)
-		for j, v := range f.VLANs {
-			addressing(fmt.Sprintf("%s.vlans[%d]", path, j), v.Addresses, v.Gateway)
-		}
-	}
-	for i, d := range s.Network.DNS {
-		taken(fmt.Sprintf("network.dns[%d]", i), d)
-	}
-	for i, h := range s.Network.NTP {
-		taken(fmt.Sprintf("network.ntp[%d]", i), h)
 	}
 }
 

@@ -1,13 +1,11 @@
 package overlays
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
-	"text/template"
 
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
@@ -96,15 +94,10 @@ func fileInode(img *configs.Image, file configs.File, load func(string) (tree.Co
 		text = string(b)
 	}
 	if file.Template {
-		t, err := template.New(file.Path).Option("missingkey=error").Parse(text)
-		if err != nil {
-			return i, fmt.Errorf("parsing template: %w", err)
+		var err error
+		if text, err = img.RenderFile(text); err != nil {
+			return i, err
 		}
-		var out bytes.Buffer
-		if err := t.Execute(&out, img); err != nil {
-			return i, fmt.Errorf("rendering template: %w; its data is the Image, as {{.Name}} or {{.Kubernetes.Version}}", err)
-		}
-		text = out.String()
 	}
 	i.Data = tree.Bytes([]byte(text))
 	return i, nil

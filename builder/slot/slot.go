@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -123,9 +124,15 @@ func (c *Contents) make() ([]byte, error) {
 	add(ondisk.SlotMeta, append(meta, '\n'))
 	add(ondisk.SlotReportText, text)
 	add(ondisk.SlotReportJSON, report)
-	for name, b := range c.Files {
+	var total int
+	var largest string
+	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
+		b := c.Files[name]
 		if !known(name) {
 			errs = append(errs, fmt.Errorf("%s has no place in a slot", name))
+		}
+		if total += len(b); len(b) > len(c.Files[largest]) {
+			largest = name
 		}
 		if limit := sizeLimit(name); int64(len(b)) > limit {
 			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d", name, len(b), limit))
@@ -137,6 +144,10 @@ func (c *Contents) make() ([]byte, error) {
 	}
 	if entries := countEntries(c.Files); entries > maxEntries {
 		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
+	}
+	if total > ondisk.SlotRoom {
+		errs = append(errs, fmt.Errorf("the site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
+			float64(total)/(1<<20), ondisk.SlotRoom>>20, largest))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

@@ -121,7 +121,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			want: []string{"image.yaml:24:11: files[0].path: a/motd: symbolic links loop at ", "(of layer base); correct where they point"}},
 		{name: "templates that cannot be", edit: func(s string) string {
 			return strings.Replace(s, "{{.Name}} on", "{{.Nme}} on", 1) + "  - path: /etc/half\n    contents: \"{{.Name\"\n    template: true\n"
-		}, want: []string{"image.yaml:24:5: files[0]: rendering template: ", "Nme", "its data is the Image, as {{.Name}}", "image.yaml:30:5: files[2]: parsing template: "}},
+		}, want: []string{"files[0].contents: the template asks for .Nme, which is not a field of Image", "e.g. {{.Name}}", "files[2].contents: reading the template: "}},
 		{name: "a download of something else", edit: func(s string) string {
 			return strings.Replace(s, "file: base.tar", "url: "+server.URL+"/base.tar\n    sha256: "+strings.Repeat("ab", 32), 1)
 		}, want: []string{"image.yaml:6:5: base.tar: input base: fetching " + server.URL, "expected abab", "correct the URL, or its sha256"}},
@@ -251,9 +251,10 @@ func TestBadIgnition(t *testing.T) {
 	}
 	for body, want := range map[string]string{
 		"{": "mine.ign: ",
-		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"etc/x"}]}}`:                                         "storage.files.0.path: path not absolute",
-		`{"ignition":{"version":"9.0.0"}}`:                                                                                "mine.ign: ignition.version must be one of 3.0.0 to 3.5.0",
-		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/x","contents":{"source":"http://127.0.0.1/y"}}]}}`: "must be inline (data:)",
+		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"etc/x"}]}}`:                                                                "storage.files.0.path: path not absolute",
+		`{"ignition":{"version":"9.0.0"}}`:                                                                                                       "mine.ign: ignition.version must be one of 3.0.0 to 3.6.0",
+		`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/x","contents":{"source":"http://127.0.0.1/y"}}]}}`:                        "must be inline (data:)",
+		`{"ignition":{"version":"3.6.0"},"storage":{"files":[{"path":"/x","contents":{"source":"data:,` + strings.Repeat("x", 17<<20) + `"}}]}}`: "mine.ign: has 17.0 MiB; the slot has room for 15 MiB: put large files into the Image",
 	} {
 		c.file("mine.ign", body)
 		for _, args := range append(commands, []string{"stamp", "tiny.raw", "site.yaml", "--ignition", "mine.ign", "--output", "new.raw"}) {

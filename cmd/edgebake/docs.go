@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -52,10 +53,42 @@ func validateFile(s streams, name string) error {
 	if err != nil {
 		return err
 	}
-	if site, ok := doc.(*configs.Site); ok {
-		_, _, err = renderSite(name, data, site, "")
+	switch doc := doc.(type) {
+	case *configs.Site:
+		_, _, err = renderSite(name, data, doc, "")
+	case *configs.Image:
+		err = checkTemplates(name, data, doc)
 	}
 	return err
+}
+
+// checkTemplates renders the templates that lie in files of their own; those
+// in the document are checked with it. A file that is not there is the
+// build's business.
+func checkTemplates(name string, data []byte, img *configs.Image) error {
+	var all configs.Problems
+	for i, f := range img.Files {
+		if !f.Template || f.Source == "" {
+			continue
+		}
+		p := f.Source
+		if !filepath.IsAbs(p) {
+			p = filepath.Join(dirOf(name), p)
+		}
+		text, err := os.ReadFile(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			_, err = img.RenderFile(string(text))
+		}
+		if err != nil {
+			field := fmt.Sprintf("files[%d].source", i)
+			line, col := configs.Locate(name, data, field)
+			all = append(all, configs.Problem{File: name, Line: line, Col: col, Path: field, Msg: fmt.Sprintf("%s: %v", f.Source, err)})
+		}
+	}
+	return all.Err()
 }
 
 // renderSite renders a Site for no machine in particular, together with the

@@ -30,6 +30,9 @@ const (
 	// SlotSize is the slot's size in bytes, and the alignment of its
 	// neighbours' frames in a compressed image.
 	SlotSize = 16 << 20
+	// SlotRoom is what the site's files may have together; the rest of the
+	// slot is for the reports and the file system itself.
+	SlotRoom = 15 << 20
 )
 
 // ESPImageInfo is the path of ImageInfo inside the ESP.

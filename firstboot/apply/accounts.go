@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/coreos/ignition/v2/config/v3_6/types"
 )
 
 // The account files, in the order they are written: a group before the user
@@ -154,11 +154,7 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 		if group.find(g.Name) == nil || old.Groups[g.Name] {
 			next.Groups[g.Name] = true
 		}
-		hash := str(g.PasswordHash)
-		if hash == "" && gshadow.find(g.Name) == nil {
-			hash = "*" // as Ignition has it
-		}
-		if err := a.addGroup(g.Name, g.Gid, yes(g.System), hash); err != nil {
+		if err := a.addGroup(g.Name, g.Gid, yes(g.System), str(g.PasswordHash)); err != nil {
 			errs = append(errs, err)
 		}
 	}

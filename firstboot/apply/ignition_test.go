@@ -10,7 +10,7 @@ import (
 )
 
 // ignitionVersion is the release the result is held against.
-const ignitionVersion = "v2.24.0"
+const ignitionVersion = "v2.26.0"
 
 // realIgnition builds Ignition from its module, once; the program is kept
 // beside the other build results. It needs cgo and libblkid.
@@ -50,7 +50,7 @@ func realIgnition(t *testing.T) string {
 	const module = "github.com/coreos/ignition/v2"
 	files := map[string]string{
 		"go.mod": "module ignitiontest\n\ngo 1.26\n",
-		"x.go":   "package x\n\nimport _ \"" + module + "/config/v3_5\"\n",
+		"x.go":   "package x\n\nimport _ \"" + module + "/config/v3_6\"\n",
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

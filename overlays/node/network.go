@@ -8,7 +8,7 @@ import (
 	"net"
 	"strings"
 
-	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/coreos/ignition/v2/config/v3_6/types"
 
 	"github.com/edgebake/edgebake/configs"
 )

@@ -5,17 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
-	ign "github.com/coreos/ignition/v2/config/v3_5"
-	"github.com/coreos/ignition/v2/config/v3_5/types"
+	ign "github.com/coreos/ignition/v2/config/v3_6"
+	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/vincent-petithory/dataurl"
 
 	"github.com/edgebake/edgebake/configs"
 )
 
 // Render returns the operating-system settings of a site on a machine as an
-// Ignition v3.5 config, merged with the site's inline config and then with
+// Ignition config, merged with the site's inline config and then with
 // userIgnition (the slot's config.ign; may be nil). What two of them set is
 // an error. On the zero Machine a node name that needs a machine is left out.
 func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) {
@@ -51,7 +52,19 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	return encode(cfg)
 }
 
+// specVersion is the oldest that says what cfg says, of the two that matter:
+// Ignition on other systems is often a year behind the newest.
+func specVersion(cfg *types.Config) string {
+	special := func(mode *int) bool { return mode != nil && *mode&0o7000 != 0 }
+	if slices.ContainsFunc(cfg.Storage.Files, func(f types.File) bool { return special(f.Mode) }) ||
+		slices.ContainsFunc(cfg.Storage.Directories, func(d types.Directory) bool { return special(d.Mode) }) {
+		return "3.6.0" // before, setuid, setgid and sticky bits were dropped
+	}
+	return "3.5.0"
+}
+
 func encode(cfg types.Config) ([]byte, error) {
+	cfg.Ignition.Version = specVersion(&cfg)
 	raw, err := json.Marshal(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
@@ -68,7 +81,7 @@ func encode(cfg types.Config) ([]byte, error) {
 	if err := enc.Encode(prune(tree)); err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
 	}
-	if _, report, err := ign.Parse(b.Bytes()); err != nil {
+	if _, report, err := ign.ParseCompatibleVersion(b.Bytes()); err != nil {
 		return nil, fmt.Errorf("checking the rendered Ignition config: %w\n%s", err, report.String())
 	}
 	return b.Bytes(), nil

@@ -1,0 +1,211 @@
+package configs
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// hexNumber is a host's last part that inet_aton(3) reads as a number.
+var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
+
+// isLoopbackName reports whether every machine takes the name for itself.
+func isLoopbackName(name string) bool {
+	name = strings.TrimSuffix(strings.ToLower(name), ".")
+	switch name {
+	case "localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback":
+		return true
+	}
+	return strings.HasSuffix(name, ".localhost") || strings.HasPrefix(name, "localhost.") ||
+		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
+}
+
+var (
+	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
+	reservedV4  = netip.MustParsePrefix("240.0.0.0/4")
+	broadcastV4 = netip.MustParseAddr("255.255.255.255")
+)
+
+// badMachine says why a cannot be the address of one machine, in words that
+// follow the address.
+func badMachine(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified() || thisNetwork.Contains(a):
+		return "stands for no machine in particular"
+	case a.IsLoopback():
+		return "is the loopback address, which every machine takes for itself"
+	case a.IsMulticast():
+		return "is a multicast address, which stands for a group"
+	case a == broadcastV4:
+		return "is the broadcast address"
+	case reservedV4.Contains(a):
+		return "is in 240.0.0.0/4, which is reserved"
+	case a.Is4In6():
+		return fmt.Sprintf("is an IPv4 address written as IPv6; write %s", a.Unmap())
+	}
+	return ""
+}
+
+// badServer says why a cannot be the address that a server is reached at
+// from anywhere on the node.
+func badServer(a netip.Addr) string {
+	if bad := badMachine(a.WithZone("")); bad != "" {
+		if a.Is4In6() {
+			return bad
+		}
+		return bad + "; use the server's own address"
+	}
+	if a.IsLinkLocalUnicast() || a.Zone() != "" {
+		want := "unique local (fd…) or global"
+		if a.Is4() {
+			want = "private or public"
+		}
+		return "is a link-local address, which is valid on one link only; use the server's " + want + " address"
+	}
+	return ""
+}
+
+// badRouter says why a cannot be the next hop of one interface.
+func badRouter(a netip.Addr) string {
+	if a.Zone() != "" {
+		return fmt.Sprintf("names an interface (%%%s); write %s, which is looked for behind the interface it stands at", shorten(a.Zone()), a.WithZone(""))
+	}
+	return badMachine(a)
+}
+
+// serviceAddrs are what kubeadm gives the cluster's API and DNS by default:
+// kube-proxy takes them away from anybody else.
+var serviceAddrs = map[netip.Addr]string{
+	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
+	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",
+}
+
+// hostPart describes an address that is not one machine's in its network:
+// "network" or "broadcast", else "".
+func hostPart(p netip.Prefix, a netip.Addr) string {
+	if !a.Is4() || !p.Contains(a) || p.Bits() >= 31 {
+		return ""
+	}
+	switch {
+	case a == p.Masked().Addr():
+		return "network"
+	case isBroadcast(netip.PrefixFrom(a, p.Bits())):
+		return "broadcast"
+	}
+	return ""
+}
+
+// subnet is an address of the machine with its network, and the field that
+// gives it.
+type subnet struct {
+	netip.Prefix
+	path string
+}
+
+// subnets are those of all interfaces and VLANs; addresses that cannot be
+// read are reported elsewhere.
+func (n *Network) subnets() []subnet {
+	var out []subnet
+	add := func(path string, addresses []string) {
+		for i, s := range addresses {
+			if p, err := netip.ParsePrefix(s); err == nil {
+				out = append(out, subnet{p, fmt.Sprintf("%s.addresses[%d]", path, i)})
+			}
+		}
+	}
+	for i, f := range n.Interfaces {
+		path := fmt.Sprintf("network.interfaces[%d]", i)
+		add(path, f.Addresses)
+		for j, v := range f.VLANs {
+			add(fmt.Sprintf("%s.vlans[%d]", path, j), v.Addresses)
+		}
+	}
+	return out
+}
+
+// validateVIPUse reports what uses the VIP, which the node keeps for itself,
+// and a VIP that lies where other machines are.
+func (s *Site) validateVIPUse(probs *Problems) {
+	vip, err := netip.ParseAddr(s.VIP)
+	if err != nil || s.IPVS.Disabled {
+		return
+	}
+	taken := false
+	use := func(path, value string) {
+		addr, err := netip.ParseAddr(value)
+		if err != nil {
+			p, perr := netip.ParsePrefix(value)
+			addr, err = p.Addr(), perr
+		}
+		if err == nil && addr == vip {
+			taken = true
+			probs.add(path, "%s is the VIP, which must be free; give the VIP another address (vip)", addr)
+		}
+	}
+	for i, f := range s.Network.Interfaces {
+		path := fmt.Sprintf("network.interfaces[%d]", i)
+		use(path+".gateway", f.Gateway)
+		for j, r := range f.Routes {
+			use(fmt.Sprintf("%s.routes[%d].via", path, j), r.Via)
+		}
+		for j, v := range f.VLANs {
+			use(fmt.Sprintf("%s.vlans[%d].gateway", path, j), v.Gateway)
+		}
+	}
+	subnets := s.Network.subnets()
+	for _, n := range subnets {
+		use(n.path, n.Addr().String())
+	}
+	for i, d := range s.Network.DNS {
+		use(fmt.Sprintf("network.dns[%d]", i), d)
+	}
+	for i, h := range s.Network.NTP {
+		use(fmt.Sprintf("network.ntp[%d]", i), h)
+	}
+	if taken {
+		return
+	}
+	for _, n := range subnets {
+		if n.Contains(vip) && n.Bits() >= 8 {
+			probs.add("vip", "%s lies in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.path)
+			return
+		}
+	}
+}
+
+// validateMasterUse reports masters that are this machine, or nobody, in the
+// machine's own networks.
+func (s *Site) validateMasterUse(probs *Problems) {
+	subnets := s.Network.subnets()
+	for i, m := range s.Masters {
+		path := fmt.Sprintf("masters[%d]", i)
+		host, _, err := net.SplitHostPort(m)
+		if err != nil || badHostPort(m) != "" {
+			continue
+		}
+		if strings.EqualFold(host, s.NodeName) {
+			probs.add(path, "%s is the node itself (nodeName), whose name stands for its own address there", host)
+		}
+		a, err := netip.ParseAddr(host)
+		if err != nil {
+			continue
+		}
+		if what := serviceAddrs[a]; what != "" {
+			probs.add(path, "%s is the address of %s inside the cluster (kubeadm's default); give the control-plane node's own address", a, what)
+		}
+		own := slices.IndexFunc(subnets, func(n subnet) bool { return n.Addr() == a })
+		if own >= 0 {
+			probs.add(path, "%s is this machine's own address (%s); give the control-plane node's", a, subnets[own].path)
+			continue
+		}
+		for _, n := range subnets {
+			if part := hostPart(n.Prefix, a); part != "" {
+				probs.add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
+				break
+			}
+		}
+	}
+}
