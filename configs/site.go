@@ -29,7 +29,7 @@ type Site struct {
 	// CACert is the cluster's CA itself, PEM (/etc/kubernetes/pki/ca.crt of a
 	// control-plane node). With it discovery needs no anonymous access to the
 	// API servers.
-	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty"`
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
 	// CAFile is the path of that certificate, seen from the Site's file;
 	// stamping puts its contents into caCert.
 	CAFile string `yaml:"caFile,omitempty" json:"caFile,omitempty"`
