@@ -95,14 +95,17 @@ func discoveryPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			err := enrolled(e)
 			if err == nil || e.exists(discoveryFile) && e.exists(ondisk.KubeCA) {
 				return Done, nil
 			}
 			if site.Credentials.Token.IsZero() {
 				if errors.Is(err, errExpired) {
-					return Todo, Permanent(err, "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
+					if err = trulyExpired(ctx, e); err == nil {
+						return Done, nil
+					}
+					return Todo, err
 				}
 				return Todo, Permanent(fmt.Errorf("%w, and the site has no bootstrap token", err),
 					"put a token into site.yaml (`kubeadm token create`), in the slot or on a stick")

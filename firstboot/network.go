@@ -141,65 +141,6 @@ func waitForMaster(ctx context.Context, e *Env, masters []string) (string, error
 	return found, last
 }
 
-const clockDoc = "a clock that is not in the past"
-
-// clockPhase brings the clock to the latest moment that is certain to have
-// passed: the image's date, or when its site was stamped. Boards without a
-// battery wake up in 1970, where every certificate is not yet valid.
-func clockPhase(active *Active) Phase {
-	floor := clockFloor(active)
-	return Phase{
-		Name: "clock", Doc: clockDoc, Timeout: 3 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if e.Now().Before(floor) {
-				return Todo, nil
-			}
-			return Done, nil
-		},
-		Run: func(ctx context.Context, e *Env) error {
-			e.Log.Info("the clock is behind what is certain", "clock", e.Now().UTC(), "floor", floor.UTC())
-			if err := e.SetClock(floor); err != nil {
-				return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
-			}
-			waitForNTP(ctx, e)
-			return nil
-		},
-	}
-}
-
-func clockFloor(active *Active) time.Time {
-	return time.Unix(max(active.Image.SourceDate, active.Stamped), 0)
-}
-
-// ntpPatience bounds the wait for a time server: a site without one must
-// still join.
-const ntpPatience = time.Minute
-
-// waitForNTP waits for the clock to follow a time server, bounded, and says
-// how it went. That there is none is no failure.
-func waitForNTP(ctx context.Context, e *Env) bool {
-	e.Waiting("a time server, since the clock was wrong")
-	end := e.Now().Add(ntpPatience)
-	synced := false
-	tries := 0
-	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-		var err error
-		synced, err = e.ClockSynced(ctx)
-		tries++
-		if err != nil {
-			e.Log.Warn("asking for the state of the clock", "error", err)
-		}
-		// By tries too: time may jump while we wait for just that.
-		return synced || e.Now().After(end) || tries > int(ntpPatience/(2*time.Second)), nil
-	})
-	if err != nil || !synced {
-		e.Log.Warn("no time server answers; going on with the clock as it is", "clock", e.Now().UTC())
-		return false
-	}
-	e.Log.Info("the clock follows a time server", "clock", e.Now().UTC())
-	return true
-}
-
 // networkDirs are the settings that may cut a node off.
 var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.conf.d", "/etc/wpa_supplicant"}
 
