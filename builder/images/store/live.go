@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -20,16 +23,49 @@ type Live struct {
 // OpenLive opens a store's databases for writing. They are made where the
 // store is new.
 func OpenLive(snapshotter, metaPath, snapshotsPath string) (*Live, error) {
-	o := &bolt.Options{Timeout: lockTimeout, NoFreelistSync: true} // as containerd does
-	meta, err := bolt.Open(metaPath, 0o644, o)
+	// What is damaged must not reach bbolt: see readDatabase.
+	for _, name := range []string{metaPath, snapshotsPath} {
+		if st, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
+			continue // new
+		}
+		if _, err := readFile(name); err != nil {
+			return nil, err
+		}
+	}
+	meta, err := openBolt(metaPath, 0o644)
 	if err != nil {
 		return nil, openError(metaPath, err)
 	}
-	snaps, err := bolt.Open(snapshotsPath, 0o600, o)
+	snaps, err := openBolt(snapshotsPath, 0o600)
 	if err != nil {
 		return nil, errors.Join(openError(snapshotsPath, err), meta.Close())
 	}
 	return &Live{meta, snaps, snapshotter}, nil
+}
+
+func openBolt(path string, perm os.FileMode) (db *bolt.DB, err error) {
+	o := &bolt.Options{Timeout: lockTimeout, NoFreelistSync: true} // as containerd does
+	err = guard(func() error {
+		db, err = bolt.Open(path, perm, o)
+		return err
+	})
+	return db, err
+}
+
+// guard makes an error of a page that bbolt has mapped and the disk can no
+// longer read, and of what bbolt asserts.
+func guard(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("it cannot be read: %v", p)
+		}
+	}()
+	return f()
+}
+
+func update(db *bolt.DB, f func(*bolt.Tx) error) error {
+	return guard(func() error { return db.Update(f) })
 }
 
 // Close lets go of the databases.
@@ -37,35 +73,63 @@ func (l *Live) Close() error { return errors.Join(l.snaps.Close(), l.meta.Close(
 
 // Read says what the databases hold now.
 func (l *Live) Read() (*State, error) {
-	s := &State{}
-	err := l.meta.View(func(tx *bolt.Tx) error {
-		if tx.Bucket([]byte("v1")) == nil {
-			return nil // new
-		}
-		return s.readMeta(tx, l.snapshotter)
-	})
+	meta, err := l.content(l.meta)
 	if err != nil {
-		return nil, fmt.Errorf("reading meta.db: %w", err)
+		return nil, err
 	}
-	if err := l.snaps.View(s.readBackend); err != nil {
-		return nil, fmt.Errorf("reading metadata.db: %w", err)
+	snaps, err := l.content(l.snaps)
+	if err != nil {
+		return nil, err
 	}
-	s.Sort()
-	return s, nil
+	if meta.find("v1") == nil {
+		meta.at("v1").put("version", signed("version", SchemaVersion).value) // new
+	}
+	return newState(l.snapshotter, meta, snaps)
+}
+
+// content reads a database that we hold open, from its file: bbolt writes what
+// was committed through.
+func (l *Live) content(db *bolt.DB) (*bucket, error) {
+	f, err := os.Open(db.Path())
+	if err != nil {
+		return nil, fmt.Errorf("opening database %s: %w", db.Path(), err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("opening database %s: %w", db.Path(), err)
+	}
+	b, err := readDatabase(f, st.Size())
+	if err != nil {
+		return nil, fmt.Errorf("reading database %s: it is damaged: %w", db.Path(), err)
+	}
+	return b, nil
 }
 
 // Directories lists the numbers that metadata.db has given out, of every
 // namespace, in any state.
 func (l *Live) Directories() (map[uint64]bool, error) {
+	db, err := l.content(l.snaps)
+	if err != nil {
+		return nil, err
+	}
 	ids := map[uint64]bool{}
-	err := l.snaps.View(func(tx *bolt.Tx) error {
-		return eachBucket(descend(tx, "v1", "snapshots"), func(_ string, b *bolt.Bucket) error {
-			id, _ := binary.Uvarint(b.Get([]byte("id")))
-			ids[id] = true
-			return nil
-		})
+	return ids, db.find("v1", "snapshots").each(func(_ string, b *bucket) error {
+		id, _ := binary.Uvarint(b.pairs["id"])
+		ids[id] = true
+		return nil
 	})
-	return ids, err
+}
+
+func descend(tx *bolt.Tx, path ...string) *bolt.Bucket {
+	b := tx.Bucket([]byte(path[0]))
+	for _, name := range path[1:] {
+		if b == nil {
+			return nil
+		}
+		b = b.Bucket([]byte(name))
+	}
+	return b
 }
 
 // AddSnapshots records snapshots in metadata.db, whose directories must be
@@ -76,7 +140,7 @@ func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequenc
 	for _, s := range add {
 		keys[s.Key] = true
 	}
-	err := l.snaps.Update(func(tx *bolt.Tx) error {
+	err := update(l.snaps, func(tx *bolt.Tx) error {
 		snaps, err := makeBucket(tx, []string{"v1", "snapshots"})
 		if err != nil {
 			return err
@@ -114,7 +178,8 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 	links := descend(tx, "v1", "parents")
 	for {
 		var drop []string
-		err := eachBucket(snaps, func(name string, b *bolt.Bucket) error {
+		err := snaps.ForEachBucket(func(key []byte) error {
+			name, b := string(key), snaps.Bucket(key)
 			parts := strings.SplitN(name, "/", 3)
 			if len(parts) != 3 || parts[0] != Namespace || !keys[parts[2]] || known[name] {
 				return nil
@@ -158,7 +223,7 @@ type Change struct {
 
 // Apply makes the change, all of it or nothing.
 func (l *Live) Apply(c Change) error {
-	err := l.meta.Update(func(tx *bolt.Tx) error {
+	err := update(l.meta, func(tx *bolt.Tx) error {
 		v1, err := makeBucket(tx, []string{"v1"})
 		if err != nil {
 			return err

@@ -4,51 +4,81 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// Read says what the two databases hold. It opens them read-only; a daemon
-// that has them open is an error that says so.
+// Read says what the two databases hold. It writes nothing; a daemon that has
+// them open is an error that says so.
 func Read(snapshotter, metaPath, snapshotsPath string) (*State, error) {
-	s := &State{}
-	err := view(metaPath, func(tx *bolt.Tx) error { return s.readMeta(tx, snapshotter) })
+	meta, err := readFile(metaPath)
 	if err != nil {
 		return nil, err
 	}
-	err = view(snapshotsPath, func(tx *bolt.Tx) error { return s.readBackend(tx) })
+	snaps, err := readFile(snapshotsPath)
 	if err != nil {
 		return nil, err
+	}
+	return newState(snapshotter, meta, snaps)
+}
+
+// newState makes sense of two databases.
+func newState(snapshotter string, meta, snaps *bucket) (*State, error) {
+	s := &State{}
+	if err := s.readMeta(meta, snapshotter); err != nil {
+		return nil, fmt.Errorf("reading database %s: %w", path.Base(MetaDB), err)
+	}
+	if err := s.readBackend(snaps); err != nil {
+		return nil, fmt.Errorf("reading database %s: %w", path.Base(SnapshotterDB(snapshotter)), err)
 	}
 	s.Sort()
 	return s, nil
 }
 
-func view(path string, f func(*bolt.Tx) error) (err error) {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: lockTimeout})
+// readFile reads a database while no daemon has it open.
+func readFile(name string) (*bucket, error) {
+	f, err := os.Open(name)
 	if err != nil {
-		return openError(path, err)
+		return nil, fmt.Errorf("opening database %s: %w", name, err)
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	// A damaged page makes bbolt panic; whoever asked about a disk that came
-	// through a power cut wants an error.
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("reading database %s: it is damaged: %v", path, p)
-		}
-	}()
-	if err := db.View(f); err != nil {
-		return fmt.Errorf("reading database %s: %w", path, err)
+	defer f.Close()
+	if err := lockShared(f); err != nil {
+		return nil, openError(name, err)
 	}
-	return nil
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("opening database %s: %w", name, err)
+	}
+	b, err := readDatabase(f, st.Size())
+	if err != nil {
+		return nil, fmt.Errorf("reading database %s: it is damaged: %w", name, err)
+	}
+	return b, nil
 }
 
 // lockTimeout is how long we wait for a daemon to let go of a database.
 const lockTimeout = 2 * time.Second
+
+// lockShared takes the lock that bbolt takes, to read; closing the file
+// releases it.
+func lockShared(f *os.File) error {
+	for until := time.Now().Add(lockTimeout); ; time.Sleep(50 * time.Millisecond) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return err
+		}
+		if time.Now().After(until) {
+			return berrors.ErrTimeout
+		}
+	}
+}
 
 func openError(path string, err error) error {
 	if errors.Is(err, berrors.ErrTimeout) {
@@ -57,39 +87,46 @@ func openError(path string, err error) error {
 	return fmt.Errorf("opening database %s: %w", path, err)
 }
 
-func descend(tx *bolt.Tx, path ...string) *bolt.Bucket {
-	b := tx.Bucket([]byte(path[0]))
-	for _, name := range path[1:] {
+// each calls f for every bucket in b, which may be nil, in order.
+func (b *bucket) each(f func(name string, b *bucket) error) error {
+	if b == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.children)) {
+		if err := f(name, b.children[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// find returns the bucket at that path, nil where there is none.
+func (b *bucket) find(path ...string) *bucket {
+	for _, name := range path {
 		if b == nil {
 			return nil
 		}
-		b = b.Bucket([]byte(name))
+		b = b.children[name]
 	}
 	return b
 }
 
-// eachBucket calls f for every bucket in b, which may be nil.
-func eachBucket(b *bolt.Bucket, f func(name string, b *bolt.Bucket) error) error {
-	if b == nil {
+func readLabels(b *bucket) map[string]string {
+	l := b.find("labels")
+	if l == nil {
 		return nil
 	}
-	return b.ForEachBucket(func(k []byte) error { return f(string(k), b.Bucket(k)) })
-}
-
-func readLabels(b *bolt.Bucket) (map[string]string, error) {
-	l := b.Bucket([]byte("labels"))
-	if l == nil {
-		return nil, nil
-	}
 	m := map[string]string{}
-	err := l.ForEach(func(k, v []byte) error { m[string(k)] = string(v); return nil })
-	return m, err
+	for k, v := range l.pairs {
+		m[k] = string(v)
+	}
+	return m
 }
 
-func readTimes(b *bolt.Bucket, created, updated *time.Time) error {
+func readTimes(b *bucket, created, updated *time.Time) error {
 	for key, t := range map[string]*time.Time{"createdat": created, "updatedat": updated} {
-		v := b.Get([]byte(key))
-		if v == nil {
+		v := b.pairs[key]
+		if len(v) == 0 {
 			continue
 		}
 		if err := t.UnmarshalBinary(v); err != nil {
@@ -99,9 +136,9 @@ func readTimes(b *bolt.Bucket, created, updated *time.Time) error {
 	return nil
 }
 
-func readSigned(b *bolt.Bucket, key string) (int64, error) {
-	raw := b.Get([]byte(key))
-	if raw == nil {
+func readSigned(b *bucket, key string) (int64, error) {
+	raw := b.pairs[key]
+	if len(raw) == 0 {
 		return 0, nil
 	}
 	v, n := binary.Varint(raw)
@@ -111,8 +148,8 @@ func readSigned(b *bolt.Bucket, key string) (int64, error) {
 	return v, nil
 }
 
-func (s *State) readMeta(tx *bolt.Tx, snapshotter string) error {
-	v1 := tx.Bucket([]byte("v1"))
+func (s *State) readMeta(db *bucket, snapshotter string) error {
+	v1 := db.find("v1")
 	if v1 == nil {
 		return errors.New("it has no schema v1; is it containerd's?")
 	}
@@ -123,18 +160,18 @@ func (s *State) readMeta(tx *bolt.Tx, snapshotter string) error {
 	if s.Schema < 1 || s.Schema > NewestSchema {
 		return fmt.Errorf("its schema is version %d, this program knows 1 to %d; a newer edgebake may know it", s.Schema, NewestSchema)
 	}
-	err = eachBucket(descend(tx, "v1", Namespace, "images"), func(name string, b *bolt.Bucket) error {
+	err = db.find("v1", Namespace, "images").each(func(name string, b *bucket) error {
 		i := Image{Name: name}
-		t := b.Bucket([]byte("target"))
+		t := b.find("target")
 		if t == nil {
 			return fmt.Errorf("image %s has no target", name)
 		}
-		i.Digest = string(t.Get([]byte("digest")))
-		i.MediaType = string(t.Get([]byte("mediatype")))
-		var err1, err2 error
-		i.Size, err1 = readSigned(t, "size")
-		i.Labels, err2 = readLabels(b)
-		if err := errors.Join(err1, err2, readTimes(b, &i.Created, &i.Updated)); err != nil {
+		i.Digest = string(t.pairs["digest"])
+		i.MediaType = string(t.pairs["mediatype"])
+		i.Labels = readLabels(b)
+		var err error
+		i.Size, err = readSigned(t, "size")
+		if err := errors.Join(err, readTimes(b, &i.Created, &i.Updated)); err != nil {
 			return fmt.Errorf("image %s: %w", name, err)
 		}
 		s.Images = append(s.Images, i)
@@ -143,12 +180,12 @@ func (s *State) readMeta(tx *bolt.Tx, snapshotter string) error {
 	if err != nil {
 		return err
 	}
-	err = eachBucket(descend(tx, "v1", Namespace, "content", "blob"), func(name string, b *bolt.Bucket) error {
+	err = db.find("v1", Namespace, "content", "blob").each(func(name string, b *bucket) error {
 		bl := Blob{Digest: name}
-		var err1, err2 error
-		bl.Size, err1 = readSigned(b, "size")
-		bl.Labels, err2 = readLabels(b)
-		if err := errors.Join(err1, err2, readTimes(b, &bl.Created, &bl.Updated)); err != nil {
+		bl.Labels = readLabels(b)
+		var err error
+		bl.Size, err = readSigned(b, "size")
+		if err := errors.Join(err, readTimes(b, &bl.Created, &bl.Updated)); err != nil {
 			return fmt.Errorf("blob %s: %w", name, err)
 		}
 		s.Blobs = append(s.Blobs, bl)
@@ -157,27 +194,18 @@ func (s *State) readMeta(tx *bolt.Tx, snapshotter string) error {
 	if err != nil {
 		return err
 	}
-	snaps := descend(tx, "v1", Namespace, "snapshots", snapshotter)
+	snaps := db.find("v1", Namespace, "snapshots", snapshotter)
 	if snaps != nil {
-		s.MetaSequence = snaps.Sequence()
+		s.MetaSequence = snaps.sequence
 	}
-	children := map[string][]string{}
-	err = eachBucket(snaps, func(name string, b *bolt.Bucket) error {
-		sn := Snapshot{Key: name, Backend: string(b.Get([]byte("name"))), Parent: string(b.Get([]byte("parent")))}
-		var err error
-		if sn.Labels, err = readLabels(b); err != nil {
-			return err
-		}
+	children := map[string]*bucket{}
+	err = snaps.each(func(name string, b *bucket) error {
+		sn := Snapshot{Key: name, Backend: string(b.pairs["name"]), Parent: string(b.pairs["parent"]), Labels: readLabels(b)}
 		if err := readTimes(b, &sn.Created, &sn.Updated); err != nil {
 			return fmt.Errorf("snapshot %s: %w", name, err)
 		}
 		s.Snapshots = append(s.Snapshots, sn)
-		if c := b.Bucket([]byte("children")); c != nil {
-			return c.ForEach(func(k, _ []byte) error {
-				children[name] = append(children[name], string(k))
-				return nil
-			})
-		}
+		children[name] = b.find("children")
 		return nil
 	})
 	if err != nil {
@@ -187,42 +215,51 @@ func (s *State) readMeta(tx *bolt.Tx, snapshotter string) error {
 	// being removed first. The lists may name more: containerd's collector
 	// leaves the names of what it removed.
 	for _, sn := range s.Snapshots {
-		if sn.Parent != "" && !slices.Contains(children[sn.Parent], sn.Key) {
+		if sn.Parent != "" && !children[sn.Parent].has(sn.Key) {
 			return fmt.Errorf("snapshot %s is not among the children of its parent %s", sn.Key, sn.Parent)
 		}
 	}
 	return nil
 }
 
+// has reports whether a bucket, which may be nil, has that key.
+func (b *bucket) has(key string) bool {
+	if b == nil {
+		return false
+	}
+	_, ok := b.pairs[key]
+	return ok
+}
+
 // readBackend completes the snapshots with what the snapshotter knows.
-func (s *State) readBackend(tx *bolt.Tx) error {
+func (s *State) readBackend(db *bucket) error {
 	byBackend := map[string]*Snapshot{}
 	for i := range s.Snapshots {
 		byBackend[s.Snapshots[i].Backend] = &s.Snapshots[i]
 	}
-	snaps := descend(tx, "v1", "snapshots")
+	snaps := db.find("v1", "snapshots")
 	if snaps == nil {
 		if len(s.Snapshots) > 0 {
 			return errors.New("it has no snapshots, but meta.db has some")
 		}
 		return nil
 	}
-	s.BackendSequence = snaps.Sequence()
+	s.BackendSequence = snaps.sequence
 	ids := map[string]uint64{}
 	parentOf := map[string]string{}
-	err := eachBucket(snaps, func(name string, b *bolt.Bucket) error {
-		id, n := binary.Uvarint(b.Get([]byte("id")))
+	err := snaps.each(func(name string, b *bucket) error {
+		id, n := binary.Uvarint(b.pairs["id"])
 		if n <= 0 {
 			return fmt.Errorf("snapshot %s has no number", name)
 		}
 		ids[name] = id
-		parentOf[name] = string(b.Get([]byte("parent")))
+		parentOf[name] = string(b.pairs["parent"])
 		sn := byBackend[name]
 		if sn == nil {
 			return nil // another namespace's, or left for the garbage collector
 		}
 		sn.ID = id
-		if k := b.Get([]byte("kind")); len(k) == 1 {
+		if k := b.pairs["kind"]; len(k) == 1 {
 			sn.Kind = k[0]
 		}
 		var err1, err2 error
@@ -238,7 +275,7 @@ func (s *State) readBackend(tx *bolt.Tx) error {
 	for i := range s.Snapshots {
 		byKey[s.Snapshots[i].Key] = &s.Snapshots[i]
 	}
-	links := descend(tx, "v1", "parents")
+	links := db.find("v1", "parents")
 	for i := range s.Snapshots {
 		sn := &s.Snapshots[i]
 		if sn.ID == 0 {
@@ -259,7 +296,7 @@ func (s *State) readBackend(tx *bolt.Tx) error {
 				continue
 			}
 			want = p.Backend
-			if links == nil || string(links.Get(parentKey(p.ID, sn.ID))) != sn.Backend {
+			if links == nil || string(links.pairs[string(parentKey(p.ID, sn.ID))]) != sn.Backend {
 				problems = append(problems, fmt.Errorf("snapshot %s is not linked to its parent %s", sn.Backend, p.Backend))
 			}
 		}

@@ -1,7 +1,10 @@
 package store
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -123,22 +126,192 @@ func TestReadFindsDamage(t *testing.T) {
 	}
 }
 
-// A database that came through a power cut damaged is an error, not a crash.
-func TestReadSurvivesGarbage(t *testing.T) {
-	for n := 0; n < 40; n++ {
-		meta, snaps := write(t, sample())
-		raw, err := os.ReadFile(meta)
+// large has enough of everything that its databases have branch pages,
+// overflow pages and inline buckets.
+func large() *State {
+	s := sample()
+	for n := range 60 {
+		name := fmt.Sprintf("example.org/%03d:1", n)
+		s.Images = append(s.Images, Image{Name: name, MediaType: "m", Digest: "sha256:b", Size: 7, Labels: map[string]string{LabelPinned: "pinned"}, Created: s.Images[0].Created, Updated: s.Images[0].Created})
+	}
+	s.Images[0].Labels["long"] = strings.Repeat("x", 9000)
+	s.Sort()
+	return s
+}
+
+// One damaged byte, wherever it is, gives an error or a state: no crash, no
+// endless walk. Flips run over the whole of both databases, in memory.
+func TestReadSurvivesEveryByte(t *testing.T) {
+	for name, s := range map[string]*State{"small": sample(), "large": large()} {
+		flips := map[string][]byte{"small": {0x81}, "large": {0xff}}[name]
+		meta, snaps := write(t, s)
+		for _, file := range []string{meta, snaps} {
+			t.Run(name+" "+filepath.Base(file), func(t *testing.T) {
+				raw, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				step := 1 + len(raw)/100000*16
+				found, live := 0, 0
+				for at := 0; at < len(raw); at += step {
+					for _, flip := range flips {
+						raw[at] ^= flip
+						if _, err := readDatabase(bytes.NewReader(raw), int64(len(raw))); err != nil {
+							found++
+						} else if at%(1009*step) == 0 {
+							// What is read whole can be opened for writing.
+							live++
+							openFlipped(t, file, raw, meta, snaps)
+						}
+						raw[at] ^= flip
+					}
+				}
+				if b, err := readDatabase(bytes.NewReader(raw), int64(len(raw))); err != nil || b.find("v1") == nil {
+					t.Fatalf("the sound one: %v", err)
+				}
+				if found == 0 || live == 0 {
+					t.Errorf("%d flips found, %d databases opened", found, live)
+				}
+				t.Logf("%d bytes: %d flips found, %d opened for writing", len(raw), found, live)
+			})
+		}
+	}
+}
+
+// openFlipped opens a store for writing with one database in place of another.
+func openFlipped(t *testing.T, name string, raw []byte, meta, snaps string) {
+	t.Helper()
+	dir := t.TempDir()
+	paths := map[string]string{}
+	for _, p := range []string{meta, snaps} {
+		b := raw
+		if p != name {
+			var err error
+			if b, err = os.ReadFile(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		paths[p] = filepath.Join(dir, filepath.Base(p))
+		if err := os.WriteFile(paths[p], b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := OpenLive("overlayfs", paths[meta], paths[snaps])
+	if err != nil {
+		return
+	}
+	l.Read()
+	l.Directories()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Cut off anywhere, as a power cut leaves a file.
+func TestReadSurvivesCuts(t *testing.T) {
+	meta, _ := write(t, large())
+	raw, err := os.ReadFile(meta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; n < len(raw); n += 509 {
+		if b, err := readDatabase(bytes.NewReader(raw[:n]), int64(n)); err == nil && len(b.find("v1", Namespace, "images").children) < 60 {
+			t.Errorf("cut after %d of %d bytes: no error", n, len(raw))
+		}
+	}
+}
+
+// What containerd's own bbolt wrote, with a list of free pages and after many
+// changes, reads as bbolt reads it.
+func TestReadAsBboltDoes(t *testing.T) {
+	for _, noFreelist := range []bool{false, true} {
+		name := filepath.Join(t.TempDir(), "db")
+		db, err := bolt.Open(name, 0o600, &bolt.Options{NoFreelistSync: noFreelist, NoSync: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := n * len(raw) / 40; i < (n+1)*len(raw)/40; i += 3 {
-			raw[i] ^= 0x5a
+		random := rand.New(rand.NewPCG(1, 2))
+		for range 60 {
+			err := db.Update(func(tx *bolt.Tx) error {
+				for range 40 {
+					b, err := makeBucket(tx, []string{"v1", fmt.Sprint(random.IntN(4)), fmt.Sprint(random.IntN(30))})
+					if err != nil {
+						return err
+					}
+					key := []byte(fmt.Sprint(random.IntN(200)))
+					if random.IntN(3) == 0 {
+						err = b.Delete(key)
+					} else {
+						err = errors.Join(b.Put(key, bytes.Repeat(key, random.IntN(1+random.IntN(3000)))), b.SetSequence(random.Uint64()))
+					}
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := os.WriteFile(meta, raw, 0o600); err != nil {
+		want := &bucket{}
+		if err := db.View(func(tx *bolt.Tx) error { return collect(tx.Cursor().Bucket(), want) }); err != nil {
 			t.Fatal(err)
 		}
-		Read("overlayfs", meta, snaps) // must return
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := readFile(name)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("without list of free pages: %v: %v; the contents differ", noFreelist, err)
+		}
 	}
+}
+
+func collect(b *bolt.Bucket, into *bucket) error {
+	into.sequence = b.Sequence()
+	return b.ForEach(func(k, v []byte) error {
+		if v == nil {
+			return collect(b.Bucket(k), into.at(string(k)))
+		}
+		into.put(string(k), bytes.Clone(v))
+		return nil
+	})
+}
+
+func FuzzRead(f *testing.F) {
+	dir := f.TempDir()
+	meta, snaps := filepath.Join(dir, "meta.db"), filepath.Join(dir, "metadata.db")
+	if err := sample().Write("overlayfs", meta, snaps); err != nil {
+		f.Fatal(err)
+	}
+	for _, name := range []string{meta, snaps} {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		b, err := readDatabase(bytes.NewReader(raw), int64(len(raw)))
+		if err != nil {
+			return
+		}
+		newState("overlayfs", b, b) // must return
+		name := filepath.Join(t.TempDir(), "meta.db")
+		if err := os.WriteFile(name, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// What we take for whole, bbolt must be able to open and walk.
+		db, err := bolt.Open(name, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true})
+		if err != nil {
+			return
+		}
+		defer db.Close()
+		if err := db.View(func(tx *bolt.Tx) error { return collect(tx.Cursor().Bucket(), &bucket{}) }); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 func TestChainID(t *testing.T) {

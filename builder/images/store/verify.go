@@ -1,15 +1,13 @@
 package store
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -116,35 +114,34 @@ func (v *verifier) bad(format string, args ...any) {
 
 func (v *verifier) at(p string) string { return path.Join(v.root, p) }
 
-// read copies the databases out, since bbolt wants files.
-func (v *verifier) read() (_ *State, err error) {
-	dir, err := os.MkdirTemp("", "edgebake-store-")
+// read reads both databases where they lie.
+func (v *verifier) read() (*State, error) {
+	meta, err := v.database(MetaDB)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	meta, snaps := filepath.Join(dir, "meta.db"), filepath.Join(dir, "metadata.db")
-	for _, db := range [][2]string{{MetaDB, meta}, {SnapshotterDB(v.snapshotter), snaps}} {
-		name, to := db[0], db[1]
-		if err := v.copyOut(v.at(name), to); err != nil {
-			return nil, fmt.Errorf("reading %s: %w", name, err)
-		}
+	snaps, err := v.database(SnapshotterDB(v.snapshotter))
+	if err != nil {
+		return nil, err
 	}
-	return Read(v.snapshotter, meta, snaps)
+	return newState(v.snapshotter, meta, snaps)
 }
 
-func (v *verifier) copyOut(name, to string) error {
-	r, err := v.Open(name)
+func (v *verifier) database(name string) (*bucket, error) {
+	r, err := v.Open(v.at(name))
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("reading %s: %w", name, err)
 	}
 	defer r.Close()
-	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	raw, err := io.ReadAll(io.LimitReader(r, maxDatabase+1))
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("reading %s: %w", name, err)
 	}
-	_, err = io.Copy(f, r)
-	return errors.Join(err, f.Close())
+	b, err := readDatabase(bytes.NewReader(raw), int64(len(raw)))
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: it is damaged: %w", name, err)
+	}
+	return b, nil
 }
 
 func (v *verifier) blobs() {

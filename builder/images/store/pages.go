@@ -1,0 +1,344 @@
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+)
+
+// bbolt maps its file into memory and trusts it: a damaged page number is a
+// fault that no recover catches, a page that refers to itself is walked for
+// ever, and opening for writing panics in a goroutine of bbolt's own. Nodes
+// lose power. So databases are read here instead, page by page, each checked
+// before it is used, and bbolt only opens for writing what came through whole.
+
+// The format is that of bbolt's internal/common: little endian here, since
+// every machine we bake for is.
+const (
+	boltMagic   = 0xED0CDAED
+	boltVersion = 2
+
+	pageHeader  = 16 // id, flags, count, overflow
+	metaSize    = 64
+	elementSize = 16 // of a branch: offset and size of the key, page;
+	//                    of a leaf: flags, offset and size of the key, size of the value
+	bucketHeader = 16 // root page, sequence
+
+	flagBranch   = 0x01
+	flagLeaf     = 0x02
+	flagFreelist = 0x10
+	flagBucket   = 0x01 // of a leaf's element
+
+	noFreelist = 1<<64 - 1
+
+	// maxDatabase is far above what a node's containerd ever needs; it bounds
+	// what a damaged length makes us read.
+	maxDatabase = 1 << 30
+	// maxNesting bounds buckets in buckets and pages below pages.
+	maxNesting = 64
+)
+
+// pages is a database file being read.
+type pages struct {
+	file     io.ReaderAt
+	size     int64
+	pageSize int64
+	used     uint64          // pages the file has in use: the high water mark
+	seen     map[uint64]bool // each page belongs to one place
+}
+
+// readDatabase reads a whole database into memory, or says what is wrong
+// with it.
+func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
+	if size > maxDatabase {
+		return nil, fmt.Errorf("it has %d bytes, more than the %d that are possible", size, maxDatabase)
+	}
+	p := &pages{file: file, size: size, seen: map[uint64]bool{0: true, 1: true}}
+	meta, err := p.meta()
+	if err != nil {
+		return nil, err
+	}
+	p.used = meta.used
+	if int64(p.used) < 0 || int64(p.used) > p.size/p.pageSize {
+		return nil, fmt.Errorf("it is cut short: %d pages are in use, %d bytes are there", p.used, p.size)
+	}
+	root := &bucket{sequence: meta.sequence}
+	if err := p.tree(meta.root, root, keys{}, 0); err != nil {
+		return nil, err
+	}
+	if meta.freelist != noFreelist {
+		if err := p.freelist(meta.freelist); err != nil {
+			return nil, err
+		}
+	}
+	return root, nil
+}
+
+// metaPage is what one of the two meta pages says.
+type metaPage struct {
+	pageSize                       uint32
+	root, sequence, freelist, used uint64
+	tx                             uint64
+}
+
+// meta finds the newer of the valid meta pages. The second one's place depends
+// on the page size, which is only known from a valid one.
+func (p *pages) meta() (metaPage, error) {
+	var found []metaPage
+	var errs []error
+	for _, at := range append([]int64{0}, pageSizes()...) {
+		m, err := p.metaAt(at)
+		switch {
+		case err != nil && at == 0:
+			errs = append(errs, err)
+		case err == nil && (at == 0 || at == int64(m.pageSize)):
+			found = append(found, m)
+		}
+	}
+	if len(found) == 0 {
+		return metaPage{}, fmt.Errorf("neither of its meta pages is whole: %w", errors.Join(errs...))
+	}
+	best := found[0]
+	for _, m := range found[1:] {
+		if m.pageSize != best.pageSize {
+			return metaPage{}, fmt.Errorf("its meta pages have different page sizes, %d and %d", best.pageSize, m.pageSize)
+		}
+		if m.tx > best.tx {
+			best = m
+		}
+	}
+	p.pageSize = int64(best.pageSize)
+	return best, nil
+}
+
+// pageSizes are those of the machines that bbolt runs on.
+func pageSizes() []int64 {
+	var sizes []int64
+	for s := int64(1 << 10); s <= 64<<10; s <<= 1 {
+		sizes = append(sizes, s)
+	}
+	return sizes
+}
+
+func (p *pages) metaAt(at int64) (metaPage, error) {
+	b := make([]byte, pageHeader+metaSize)
+	if _, err := p.file.ReadAt(b, at); err != nil {
+		return metaPage{}, fmt.Errorf("reading %d bytes at %d: %w", len(b), at, err)
+	}
+	b = b[pageHeader:]
+	le := binary.LittleEndian
+	h := fnv.New64a()
+	h.Write(b[:metaSize-8])
+	m := metaPage{
+		pageSize: le.Uint32(b[8:]), root: le.Uint64(b[16:]), sequence: le.Uint64(b[24:]),
+		freelist: le.Uint64(b[32:]), used: le.Uint64(b[40:]), tx: le.Uint64(b[48:]),
+	}
+	switch {
+	case le.Uint32(b) != boltMagic:
+		return m, errors.New("it is not a bbolt database")
+	case le.Uint32(b[4:]) != boltVersion:
+		return m, fmt.Errorf("its format is version %d, expected %d", le.Uint32(b[4:]), boltVersion)
+	case le.Uint64(b[metaSize-8:]) != h.Sum64():
+		return m, errors.New("a checksum is wrong")
+	case m.pageSize < 1<<10 || m.pageSize > 64<<10 || m.pageSize&(m.pageSize-1) != 0:
+		return m, fmt.Errorf("its page size is %d", m.pageSize)
+	}
+	return m, nil
+}
+
+// page reads a page with all that overflows from it. No page is read twice.
+func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error) {
+	if id < 2 || id >= p.used {
+		return 0, 0, nil, fmt.Errorf("page %d is referred to, pages 2 to %d exist", id, p.used-1)
+	}
+	head := make([]byte, pageHeader)
+	if _, err := p.file.ReadAt(head, int64(id)*p.pageSize); err != nil {
+		return 0, 0, nil, fmt.Errorf("reading page %d: %w", id, err)
+	}
+	le := binary.LittleEndian
+	if got := le.Uint64(head); got != id {
+		return 0, 0, nil, fmt.Errorf("page %d calls itself %d", id, got)
+	}
+	over := uint64(le.Uint32(head[12:]))
+	if over >= p.used-id {
+		return 0, 0, nil, fmt.Errorf("page %d overflows over %d more, beyond the last", id, over)
+	}
+	for n := id; n <= id+over; n++ {
+		if p.seen[n] {
+			return 0, 0, nil, fmt.Errorf("page %d is referred to twice", n)
+		}
+		p.seen[n] = true
+	}
+	body = make([]byte, int64(over+1)*p.pageSize)
+	if _, err := p.file.ReadAt(body, int64(id)*p.pageSize); err != nil {
+		return 0, 0, nil, fmt.Errorf("reading page %d: %w", id, err)
+	}
+	return le.Uint16(head[8:]), int(le.Uint16(head[10:])), body, nil
+}
+
+// keys is the range that a page's keys must lie in: bbolt searches by what the
+// pages above say.
+type keys struct {
+	from  string
+	until string // excluded; "" for no end, since no key is empty
+}
+
+func (k keys) has(key string) bool { return key >= k.from && (k.until == "" || key < k.until) }
+
+// tree enters all that lies below a page into a bucket.
+func (p *pages) tree(id uint64, into *bucket, in keys, depth int) error {
+	if depth > maxNesting {
+		return fmt.Errorf("page %d lies %d levels deep", id, depth)
+	}
+	flags, count, body, err := p.page(id)
+	if err != nil {
+		return err
+	}
+	switch flags {
+	case flagBranch:
+		err = p.branch(body, count, into, in, depth)
+	case flagLeaf:
+		err = p.leaf(body, count, into, in, depth)
+	default:
+		err = fmt.Errorf("it is of unknown type %#x", flags)
+	}
+	if err != nil && depth == 0 {
+		err = fmt.Errorf("below page %d: %w", id, err)
+	}
+	return err
+}
+
+func (p *pages) branch(body []byte, count int, into *bucket, in keys, depth int) error {
+	le := binary.LittleEndian
+	type child struct {
+		key  string
+		page uint64
+	}
+	var children []child
+	for n := range count {
+		key, _, e, err := element(body, n, count, false)
+		if err != nil {
+			return err
+		}
+		if n > 0 && key <= children[n-1].key || !in.has(key) {
+			return fmt.Errorf("key %q is out of order", key)
+		}
+		children = append(children, child{key, le.Uint64(e[8:])})
+	}
+	if count == 0 {
+		return errors.New("it is a branch without elements")
+	}
+	for n, c := range children {
+		below := keys{c.key, in.until}
+		if n+1 < count {
+			below.until = children[n+1].key
+		}
+		if err := p.tree(c.page, into, below, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaf enters pairs and buckets. Its body may be a bucket's own, inline.
+func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) error {
+	last := ""
+	for n := range count {
+		key, value, e, err := element(body, n, count, true)
+		if err != nil {
+			return err
+		}
+		if key <= last || !in.has(key) { // nor is there an empty key
+			return fmt.Errorf("key %q is out of order", key)
+		}
+		last = key
+		switch kind := binary.LittleEndian.Uint32(e); kind {
+		case 0:
+			into.put(key, value)
+		case flagBucket:
+			if err := p.bucket(key, value, into, depth); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("key %q is of unknown type %#x", key, kind)
+		}
+	}
+	return nil
+}
+
+// bucket enters one bucket: a page of its own, or an inline page behind its
+// header.
+func (p *pages) bucket(name string, value []byte, into *bucket, depth int) error {
+	if len(value) < bucketHeader {
+		return fmt.Errorf("bucket %q has %d bytes", name, len(value))
+	}
+	le := binary.LittleEndian
+	child := into.at(name)
+	child.sequence = le.Uint64(value[8:])
+	if root := le.Uint64(value); root != 0 {
+		return p.tree(root, child, keys{}, depth+1)
+	}
+	inline := value[bucketHeader:]
+	if len(inline) < pageHeader || le.Uint16(inline[8:]) != flagLeaf || le.Uint32(inline[12:]) != 0 {
+		return fmt.Errorf("bucket %q has no page", name)
+	}
+	if err := p.leaf(inline, int(le.Uint16(inline[10:])), child, keys{}, depth+1); err != nil {
+		return fmt.Errorf("bucket %q: %w", name, err)
+	}
+	if len(child.children) > 0 {
+		return fmt.Errorf("bucket %q is inline and has buckets of its own", name)
+	}
+	return nil
+}
+
+// element cuts element n of a page out of it, and its key and value, which lie
+// behind all elements.
+func element(body []byte, n, count int, leaf bool) (key string, value, e []byte, err error) {
+	at, data := pageHeader+n*elementSize, int64(pageHeader+count*elementSize)
+	if data > int64(len(body)) {
+		return "", nil, nil, fmt.Errorf("there is no room for %d elements", count)
+	}
+	e = body[at : at+elementSize]
+	le := binary.LittleEndian
+	pos, keySize, valueSize := le.Uint32(e), le.Uint32(e[4:]), uint32(0)
+	if leaf {
+		pos, keySize, valueSize = le.Uint32(e[4:]), le.Uint32(e[8:]), le.Uint32(e[12:])
+	}
+	from := int64(at) + int64(pos)
+	mid := from + int64(keySize)
+	end := mid + int64(valueSize)
+	if from < data || end > int64(len(body)) {
+		return "", nil, nil, fmt.Errorf("element %d lies outside its page", n)
+	}
+	return string(body[from:mid]), body[mid:end:end], e, nil
+}
+
+// freelist checks the list of free pages, which must not have pages in use.
+func (p *pages) freelist(id uint64) error {
+	flags, count, body, err := p.page(id)
+	if err != nil {
+		return fmt.Errorf("list of free pages: %w", err)
+	}
+	if flags != flagFreelist {
+		return fmt.Errorf("page %d, the list of free pages, is of type %#x", id, flags)
+	}
+	le := binary.LittleEndian
+	at, n := int64(pageHeader), uint64(count)
+	if count == 0xffff { // too many for the header: the first word counts
+		n = le.Uint64(body[at:])
+		at += 8
+	}
+	if n > uint64(int64(len(body))-at)/8 {
+		return fmt.Errorf("the list of free pages claims %d", n)
+	}
+	for i := range n {
+		free := le.Uint64(body[at+int64(i)*8:])
+		if free < 2 || free >= p.used || p.seen[free] {
+			return fmt.Errorf("page %d is called free, but is in use or does not exist", free)
+		}
+		p.seen[free] = true
+	}
+	return nil
+}
