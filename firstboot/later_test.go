@@ -428,7 +428,7 @@ func TestStampedByAWrongClock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.slots[ownDev] = &memDevice{img}
+	w.slots[ownDev] = newMemDevice(img)
 	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -458,6 +458,7 @@ func TestClockInTheFuture(t *testing.T) {
 				t.Fatal(err)
 			}
 			truth := w.now
+			w.patience = 30 * time.Minute
 			cert := w.get(clientCert)
 			w.stamp(ownDev, w.site(c.lines...))
 			w.powerOn()
@@ -905,5 +906,49 @@ func TestPortOpened(t *testing.T) {
 	}
 	if w.has(yurthubNFT) || w.has(yurthubDropin) || !slices.Contains(w.names, "run nft delete table inet edgebake_yurthub") {
 		t.Errorf("the port is closed still: %v", w.names)
+	}
+}
+
+// TestAFailedLookUndoesNothing: systemd does not answer once, on an edge node
+// without a way to the masters. Kubelet stays behind yurthub.
+func TestAFailedLookUndoesNothing(t *testing.T) {
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	for _, before := range []bool{true, false} {
+		w.powerOn()
+		w.offline, w.patience = true, 10*time.Minute
+		e := w.env()
+		state, failed := e.UnitState, 0
+		e.UnitState = func(ctx context.Context, unit string) (string, error) {
+			if unit == ondisk.UnitKubelet && failed < 3 {
+				failed++
+				return "", errors.New("talking to systemd: context deadline exceeded")
+			}
+			return state(ctx, unit)
+		}
+		if !before { // after a Run that went well
+			if err := os.Remove(filepath.Join(w.root, ondisk.YurthubConf)); err != nil {
+				t.Fatal(err)
+			}
+			failed = 3
+			unit := e.Unit
+			e.Unit = func(ctx context.Context, verb, name string) error {
+				if verb == "restart" && name == ondisk.UnitKubelet {
+					failed = 0
+				}
+				return unit(ctx, verb, name)
+			}
+		}
+		if err := w.run(New(e)); err == nil {
+			t.Fatal("it was done, offline")
+		}
+		if failed != 3 {
+			t.Errorf("it was asked %d times", failed)
+		}
+		if slices.Contains(w.names, "remove "+ondisk.YurthubConf) || !strings.Contains(w.get(kubeadmFlags), ondisk.YurthubConf) {
+			t.Errorf("kubelet was turned away from yurthub: %s", w.names)
+		}
 	}
 }

@@ -20,7 +20,8 @@ type Phase struct {
 	Check func(context.Context, *Env) (Verdict, error)
 	// Run does what Check found missing; it may be killed anywhere.
 	Run func(context.Context, *Env) error
-	// Undo takes back what a failed Run left; nil: nothing needs to be.
+	// Undo takes back what a failed Run left; nil: nothing needs to be. It is
+	// not called when only a Check failed: the machine may be as it should.
 	Undo func(context.Context, *Env) error
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
@@ -182,12 +183,14 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 		r.mark(e, p, ondisk.PhaseWaiting, attempts[p.Name], nil)
 		return Unknown, nil
 	}
+	runFailed := false
 	if err == nil {
 		attempts[p.Name]++
 		r.mark(e, p, ondisk.PhaseRunning, attempts[p.Name], nil)
 		r.busy(e, p.Timeout)
 		run, cancel := context.WithTimeout(ctx, p.Timeout)
 		err = p.Run(run, e)
+		runFailed = err != nil
 		timedOut := run.Err() != nil
 		cancel()
 		if err == nil {
@@ -215,7 +218,7 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 		return Todo, ctx.Err() // stopped from outside: the next run goes on
 	}
 	r.note(e, p, attempts[p.Name], err)
-	if p.Undo != nil {
+	if runFailed && p.Undo != nil {
 		r.busy(e, undoTimeout)
 		undo, cancel := context.WithTimeout(ctx, undoTimeout)
 		if uerr := p.Undo(undo, e); uerr != nil {
