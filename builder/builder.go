@@ -94,7 +94,16 @@ func newBuild(img *configs.Image, o Options) (*build, error) {
 	if err := img.Validate().Err(); err != nil {
 		return nil, err
 	}
-	return &build{Options: o, img: img, date: img.SourceTime(), makes: map[string]makeFunc{}}, nil
+	b := &build{Options: o, img: img, date: img.SourceTime(), makes: map[string]makeFunc{}}
+	if o.Cache != nil {
+		if o.Locked {
+			o.Cache.HashAll()
+		}
+		o.Cache.OnDamage(func(sha string) {
+			b.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
+		})
+	}
+	return b, nil
 }
 
 // path is a path of the Image document, seen from here.
@@ -184,7 +193,7 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return "", fmt.Errorf("%s is not a file", path)
 	}
 	var sha string
-	if key := statKey(fi); key != "" {
+	if key := fetch.FileState(fi); key != "" {
 		sha, err = b.Cache.Make(ctx, key, func(_ context.Context, w io.Writer) error {
 			_, err := io.Copy(w, f)
 			return err

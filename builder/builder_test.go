@@ -385,6 +385,57 @@ func TestLock(t *testing.T) {
 	}
 }
 
+// TestDamagedCache damages every cached input in turn: no build may take one
+// in, and each repairs what it needs.
+func TestDamagedCache(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	out := filepath.Join(t.TempDir(), "tiny.raw")
+	first, err := p.build(t, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := p.cache.Dir()
+	blobs, err := p.cache.List()
+	if err != nil || len(blobs) < 5 {
+		t.Fatalf("%d blobs, %v", len(blobs), err)
+	}
+	for i, b := range blobs {
+		p.cache.Close()
+		path := p.cache.BlobPath(b.SHA256)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(data) > 0 && i%2 == 0 {
+			data[len(data)/2] ^= 1
+		} else {
+			data = nil
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, data, 0o444); err != nil {
+			t.Fatal(err)
+		}
+		if p.cache, err = fetch.Open(dir); err != nil {
+			t.Fatal(err)
+		}
+		o := p.options(out)
+		o.Force, o.Lock, o.Locked = true, first.Plan.Lock(), i%3 == 0
+		res, err := Build(t.Context(), p.image(t), o)
+		if err != nil {
+			t.Fatalf("blob %s: %v", b.SHA256, err)
+		}
+		if res.Report.Golden != first.Report.Golden {
+			t.Errorf("blob %s: another golden image was built", b.SHA256)
+		}
+	}
+	// Whatever is left damaged is not used by this build.
+	if _, err := p.cache.Verify(t.Context(), false, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestExportBase(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	file := filepath.Join(t.TempDir(), "base.tar")

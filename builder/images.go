@@ -119,7 +119,21 @@ func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) 
 	if err != nil {
 		return nil, err
 	}
-	sha, err := b.Cache.Make(ctx, "pinned images 1 "+b.img.Arch+" "+string(key), func(ctx context.Context, w io.Writer) error {
+	recipe := "pinned images 1 " + b.img.Arch + " " + string(key)
+	pinned, err := b.pinOnce(ctx, recipe, wanted)
+	if err != nil || images.DocumentsCached(b.Cache, pinned) {
+		return pinned, err
+	}
+	// Pruned, or damaged: asking again brings them back.
+	if err := b.Cache.Forget(recipe); err != nil {
+		return nil, err
+	}
+	return b.pinOnce(ctx, recipe, wanted)
+}
+
+// pinOnce asks what the images are, unless the cache has the answer.
+func (b *build) pinOnce(ctx context.Context, recipe string, wanted []configs.ContainerImage) ([]images.Pinned, error) {
+	sha, err := b.Cache.Make(ctx, recipe, func(ctx context.Context, w io.Writer) error {
 		pinned, err := images.Resolve(ctx, b.Cache, wanted, b.imageOptions())
 		if err != nil {
 			return err

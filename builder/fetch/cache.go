@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -26,6 +25,7 @@ import (
 // Cache is a directory of blobs and of keys that point to them:
 //
 //	blobs/<sha256>   the bytes
+//	sound/<sha256>   the state of the blob's file when it was hashed last
 //	keys/<sha256>    names the blob that a recipe led to
 //	locks/<sha256>   held while a recipe is being carried out
 //	tmp/<session>/   unfinished blobs of one process
@@ -39,13 +39,17 @@ type Cache struct {
 	session string
 	held    *os.File  // the lock on session
 	started time.Time // when the session began, by the file system's clock
+
+	hashAll  bool
+	damaged  func(sha string)
+	verdicts sync.Map // of blobs used in this session: sha → *verdict
 }
 
 // Open makes the cache's folders below dir, where they are missing. Close
 // gives up what Open took.
 func Open(dir string) (*Cache, error) {
 	c := &Cache{dir: dir}
-	for _, d := range []string{"blobs", "keys", "locks", "tmp"} {
+	for _, d := range []string{"blobs", "sound", "keys", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
 		}
@@ -142,28 +146,6 @@ func (c *Cache) Dir() string { return c.dir }
 // BlobPath is where the blob with that SHA-256 (hex) is or would be.
 func (c *Cache) BlobPath(sha string) string { return filepath.Join(c.dir, "blobs", sha) }
 
-// Has reports whether the blob is there, complete. If it is, it stays for as
-// long as this session lasts.
-func (c *Cache) Has(sha string) bool {
-	p := c.BlobPath(sha)
-	fi, err := os.Stat(p)
-	if err != nil {
-		return false
-	}
-	if !fi.ModTime().Before(c.started) {
-		return true
-	}
-	// Used for the first time in this session: nobody may prune it between
-	// the look and the mark. Where marking is not ours to do, as with a blob
-	// that root put there, Prune knows by its owner.
-	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
-	if err != nil {
-		return false
-	}
-	defer unlock()
-	return !errors.Is(os.Chtimes(p, time.Time{}, c.markTime()), fs.ErrNotExist)
-}
-
 // markTime is the current time, and never one before the session began,
 // whatever the clock does: no byte of an image depends on it.
 func (c *Cache) markTime() time.Time {
@@ -175,10 +157,12 @@ func (c *Cache) markTime() time.Time {
 
 // OpenBlob opens a blob for reading.
 func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
-	c.Has(sha)
+	if !c.Has(sha) {
+		return nil, fmt.Errorf("opening cached input %s: it is missing, or was damaged and has been removed: run the build again, which fetches or makes it anew", sha)
+	}
 	f, err := os.Open(c.BlobPath(sha))
 	if err != nil {
-		return nil, fmt.Errorf("opening cached blob %s: %w", sha, err)
+		return nil, fmt.Errorf("opening cached input %s: %w", sha, err)
 	}
 	return f, nil
 }
@@ -227,9 +211,14 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	if err := f.Sync(); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
+	v := c.verdictOf(sha)
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if err := os.Rename(f.Name(), c.BlobPath(sha)); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
+	c.note(sha)
+	v.sound = true
 	return sha, size, nil
 }
 

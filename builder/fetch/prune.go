@@ -121,6 +121,7 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 				p.Left.add(s)
 				continue
 			}
+			os.Remove(c.notePath(s.SHA256))
 		}
 		p.Freed.add(s)
 	}

@@ -47,7 +47,7 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 	}
 	c.PersistentFlags().StringVar(&dir, "cache", "", cacheUsage)
 	outputFlag(c, &output)
-	c.AddCommand(newPrune(s, &dir))
+	c.AddCommand(newPrune(s, &dir), newCacheVerify(s, &dir))
 	return c
 }
 
@@ -136,5 +136,53 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 	f.DurationVar(&olderThan, "older-than", 0, "take away what no build has used for so long, as 720h")
 	f.StringVar(&keep, "keep", "", "keep no more than this, as 10GiB (0: nothing); what was used longest ago goes first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
+	return c
+}
+
+func newCacheVerify(s streams, dir *string) *cobra.Command {
+	var output string
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Compare every cached input with its digest, and remove damaged ones",
+		Long: `Verify reads every cached input and compares it with its digest. Damaged inputs
+are removed; the next build that needs one fetches or makes it again. It exits
+with 1 if anything was damaged.
+
+A build does this by itself for every input that has changed since it was
+hashed last, and with --locked for every input that it uses.`,
+		Example: `  edgebake cache verify
+  edgebake cache verify --dry-run --output json`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cache, err := openCache(*dir)
+			if err != nil {
+				return err
+			}
+			defer cache.Close()
+			v, err := cache.Verify(c.Context(), dryRun, nil)
+			if err != nil {
+				return err
+			}
+			if err := printAs(s, output, v, func() {
+				for _, b := range v.Damaged {
+					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, humanSize(b.Size))
+				}
+				fmt.Fprintf(s.Out, "%s: %s in %d inputs verified\n", cache.Dir(), humanSize(v.Sound.Bytes), v.Sound.Blobs)
+			}); err != nil {
+				return err
+			}
+			switch n := len(v.Damaged); {
+			case n == 0:
+				return nil
+			case dryRun:
+				return fmt.Errorf("verifying cache %s: %s damaged: run it without --dry-run to remove what is damaged", cache.Dir(), count(n, "input"))
+			default:
+				return fmt.Errorf("verifying cache %s: %s damaged and removed: the next build that needs one fetches or makes it again", cache.Dir(), count(n, "input"))
+			}
+		},
+	}
+	outputFlag(c, &output)
+	c.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "remove nothing")
 	return c
 }

@@ -1,4 +1,4 @@
-package builder
+package fetch
 
 import (
 	"fmt"
@@ -6,9 +6,9 @@ import (
 	"syscall"
 )
 
-// statKey names a file's state: it changes whenever somebody writes to the
-// file. Empty where the file system does not tell.
-func statKey(fi fs.FileInfo) string {
+// FileState names a file's state: it changes whenever somebody writes to the
+// file. Empty where the system does not tell.
+func FileState(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
 		return ""

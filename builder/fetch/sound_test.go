@@ -1,0 +1,120 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+)
+
+// spoil changes a blob behind the cache's back. With quiet set, the note of its
+// last hashing is made to fit, as if a disk had changed the bytes by itself.
+func spoil(t *testing.T, c *Cache, sha, to string, quiet bool) {
+	t.Helper()
+	p := c.BlobPath(sha)
+	if err := errors.Join(os.Chmod(p, 0o644), os.WriteFile(p, []byte(to), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if quiet {
+		c.note(sha)
+	}
+}
+
+func TestDamagedBlobs(t *testing.T) {
+	const text = "kubelet"
+	for _, tt := range []struct {
+		name           string
+		to             string
+		quiet, hashAll bool
+		found          bool
+	}{
+		{"one byte", "kubelex", false, false, true},
+		{"cut to nothing", "", false, false, true},
+		{"touched, not changed", text, false, false, false},
+		{"by the disk itself", "kubelex", true, false, false}, // the price of not reading all
+		{"by the disk itself, all hashed", "kubelex", true, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			maker, err := Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			recipe := func(_ context.Context, w io.Writer) error {
+				_, err := io.WriteString(w, text)
+				return err
+			}
+			sha, err := maker.Make(t.Context(), "key", recipe)
+			if err != nil {
+				t.Fatal(err)
+			}
+			spoil(t, maker, sha, tt.to, tt.quiet)
+			maker.Close()
+
+			c, err := Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			var told []string
+			c.OnDamage(func(sha string) { told = append(told, sha) })
+			if tt.hashAll {
+				c.HashAll()
+			}
+			if c.Has(sha) == tt.found {
+				t.Fatalf("Has says %v", !tt.found)
+			}
+			if f, err := c.OpenBlob(sha); (err != nil) != tt.found {
+				t.Errorf("OpenBlob: %v", err)
+			} else if err == nil {
+				f.Close()
+			} else if !strings.Contains(err.Error(), "run the build again") {
+				t.Errorf("OpenBlob says not what to do: %v", err)
+			}
+			if (len(told) == 1 && told[0] == sha) != tt.found {
+				t.Errorf("told of %v", told)
+			}
+			if !tt.found {
+				return
+			}
+			// What is damaged is made again.
+			if again, err := c.Make(t.Context(), "key", recipe); err != nil || again != sha || !c.Has(sha) {
+				t.Errorf("made again: %s, %v", again, err)
+			}
+			if b, err := os.ReadFile(c.BlobPath(sha)); err != nil || string(b) != text {
+				t.Errorf("the cache has %q, %v", b, err)
+			}
+		})
+	}
+}
+
+func TestVerify(t *testing.T) {
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var shas []string
+	for _, text := range []string{"one", "two", "three"} {
+		sha, _, err := c.Put(t.Context(), "", strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shas = append(shas, sha)
+	}
+	spoil(t, c, shas[1], "tvo", true)
+	for _, dry := range []bool{true, false} {
+		v, err := c.Verify(t.Context(), dry, nil)
+		if err != nil || v.Sound.Blobs != 2 || len(v.Damaged) != 1 || v.Damaged[0].SHA256 != shas[1] {
+			t.Fatalf("dry run %v: %+v, %v", dry, v, err)
+		}
+		if there(c, shas[1]) != dry {
+			t.Errorf("dry run %v, and the damaged blob is there: %v", dry, !dry)
+		}
+	}
+	if v, err := c.Verify(t.Context(), false, nil); err != nil || v.Sound.Blobs != 2 || len(v.Damaged) != 0 {
+		t.Errorf("afterwards: %+v, %v", v, err)
+	}
+}
