@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -150,9 +151,9 @@ func CheckFile(path string, replace bool) error {
 }
 
 // WriteFile writes a small file that appears under its name only when it is
-// complete, and replaces what is there.
-func WriteFile(path string, data []byte) error {
-	out, err := disk.Create(path, 0o666, true)
+// complete, and replaces what is there. perm is less the umask.
+func WriteFile(path string, data []byte, perm fs.FileMode) error {
+	out, err := disk.Create(path, perm, true)
 	if err != nil {
 		return err
 	}

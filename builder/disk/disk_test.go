@@ -467,3 +467,45 @@ func TestNamedTemporaryFile(t *testing.T) {
 		}
 	}
 }
+
+// TestSyncedBeforeNamed: a power cut right after the name appears must find
+// the bytes.
+func TestSyncedBeforeNamed(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		for name, nameless := range map[string]func(string, fs.FileMode) (*os.File, error){
+			"nameless": openNameless,
+			"named":    func(string, fs.FileMode) (*os.File, error) { return nil, errors.ErrUnsupported },
+		} {
+			path := filepath.Join(t.TempDir(), "x")
+			o, err := create(path, 0o600, force, nameless)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := o.WriteString("new"); err != nil {
+				t.Fatal(err)
+			}
+			synced := false
+			o.sync = func() error {
+				if _, err := os.Lstat(path); err == nil {
+					t.Errorf("%s, force %v: it has its name before it is synced", name, force)
+				}
+				synced = true
+				return o.File.Sync()
+			}
+			if err := o.Commit(); err != nil || !synced {
+				t.Errorf("%s, force %v: synced %v, %v", name, force, synced, err)
+			}
+			o, err = create(filepath.Join(t.TempDir(), "y"), 0o600, force, nameless)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.sync = func() error { return syscall.EIO }
+			if err := o.Commit(); !errors.Is(err, syscall.EIO) {
+				t.Errorf("%s, force %v: a disk that fails: %v", name, force, err)
+			}
+			if left := files(t, filepath.Dir(o.path)); len(left) > 0 {
+				t.Errorf("%s, force %v: left behind: %v", name, force, left)
+			}
+		}
+	}
+}

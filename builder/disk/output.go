@@ -19,6 +19,7 @@ type Output struct {
 	path  string
 	force bool
 	temp  string // its name so far; empty: none
+	sync  func() error
 }
 
 // Create opens an output. A file that is there already is an error, now and
@@ -50,7 +51,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 	if err != nil {
 		return nil, fmt.Errorf("creating %s: %w", path, explainOpen(err, dir))
 	}
-	o.File = f
+	o.File, o.sync = f, f.Sync
 	return o, nil
 }
 
@@ -69,9 +70,17 @@ func (o *Output) tempName(try func(name string) error) error {
 	}
 }
 
-// Commit gives the file its name.
+// Commit gives the file its name, once its bytes are on the disk: after a power
+// cut the name stands for the whole file, or for what it stood for before.
 func (o *Output) Commit() error {
-	if err := o.commit(); err != nil {
+	err := o.sync()
+	if err == nil {
+		err = o.commit()
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(o.path))
+	}
+	if err != nil {
 		o.Discard()
 		if errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("creating %s: %w: it came to be in the meantime; choose another name", o.path, fs.ErrExist)
@@ -109,6 +118,20 @@ func (o *Output) commit() error {
 		}
 	}
 	return os.Rename(o.temp, o.path)
+}
+
+// syncDir makes a new name in dir survive a power cut.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil // a folder that may be written and not read
+	}
+	defer d.Close()
+	// Some file systems have no such call for folders.
+	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return nil
 }
 
 // Discard drops the file. After Commit it does nothing.

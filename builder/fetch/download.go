@@ -26,17 +26,39 @@ func Download(ctx context.Context, c *Cache, urls []string, sha256 string, progr
 		rounds: 4,
 		pause:  time.Second,
 		idle:   time.Minute,
-		client: &http.Client{Transport: &http.Transport{
+		client: &http.Client{Transport: StayEncrypted(&http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,
 			DialContext:           (&net.Dialer{Timeout: 20 * time.Second}).DialContext,
 			TLSHandshakeTimeout:   20 * time.Second,
 			ResponseHeaderTimeout: time.Minute,
 			// Bytes are named by their digest: they must come as they are.
 			DisableCompression: true,
-		}},
+		})},
 	}
 	defer d.client.CloseIdleConnections()
 	return d.fetch(ctx, c, urls, sha256, progress)
+}
+
+// errDowngrade says that a server would have us leave https.
+var errDowngrade = errors.New("the server redirects from https to http, where anybody on the way may change what comes: name an https address, or the http one if that is meant")
+
+// StayEncrypted refuses redirects that lead from https to http.
+func StayEncrypted(next http.RoundTripper) http.RoundTripper { return encrypted{next} }
+
+type encrypted struct{ next http.RoundTripper }
+
+func (e encrypted) RoundTrip(req *http.Request) (*http.Response, error) {
+	// Response is the redirect that led to this request.
+	if from := req.Response; from != nil && from.Request != nil && from.Request.URL.Scheme == "https" && req.URL.Scheme != "https" {
+		return nil, errDowngrade
+	}
+	return e.next.RoundTrip(req)
+}
+
+func (e encrypted) CloseIdleConnections() {
+	if c, ok := e.next.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
 }
 
 type downloader struct {
@@ -162,6 +184,9 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		}
 		if ne := (*net.DNSError)(nil); errors.As(err, &ne) && ne.IsNotFound {
 			err = fmt.Errorf("%s is not known to the name server; check its spelling, and the network", ne.Name)
+		}
+		if errors.Is(err, errDowngrade) {
+			return nil, err
 		}
 		return nil, passing{error: err}
 	}

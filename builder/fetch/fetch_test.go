@@ -367,6 +367,32 @@ func TestDownload(t *testing.T) {
 	}
 }
 
+// TestDownloadStaysEncrypted: a redirect may change the server, not drop TLS.
+func TestDownloadStaysEncrypted(t *testing.T) {
+	asked := atomic.Int32{}
+	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { asked.Add(1); io.WriteString(w, "data") }))
+	defer plain.Close()
+	safe := httptest.NewTLSServer(nil)
+	defer safe.Close()
+	mux := http.NewServeMux()
+	mux.Handle("/down", http.RedirectHandler(plain.URL, http.StatusFound))
+	mux.Handle("/twice", http.RedirectHandler("/down", http.StatusFound))
+	mux.Handle("/within", http.RedirectHandler("/data", http.StatusFound))
+	mux.HandleFunc("/data", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "data") })
+	safe.Config.Handler = mux
+	d := quick()
+	d.client = &http.Client{Transport: StayEncrypted(safe.Client().Transport)}
+	for _, path := range []string{"/down", "/twice"} {
+		_, err := d.fetch(t.Context(), open(t, t.TempDir()), []string{safe.URL + path}, "", nil)
+		if err == nil || !strings.Contains(err.Error(), "redirects from https to http") || asked.Load() != 0 {
+			t.Errorf("%s: %d requests without TLS, %v", path, asked.Load(), err)
+		}
+	}
+	if _, err := d.fetch(t.Context(), open(t, t.TempDir()), []string{safe.URL + "/within"}, "", nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDownloadOnce(t *testing.T) {
 	c := open(t, t.TempDir())
 	sha, _, err := c.Put(t.Context(), "", strings.NewReader("here"))

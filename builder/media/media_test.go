@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/builder/tree"
@@ -139,7 +140,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 			t.Errorf("%s is another disk", name)
 		}
 	}
-	for _, name := range []string{"new.raw", "unpacked.raw", "new.raw.zst"} {
+	for _, name := range []string{"new.raw", "unpacked.raw", "new.raw.zst", "g.raw", "g.raw.zst"} {
 		if st, err := os.Stat(at(name)); err != nil || st.Mode().Perm() != 0o600 {
 			t.Errorf("%s holds a token and has mode %v", name, st.Mode())
 		}
@@ -444,6 +445,20 @@ func TestVerifyFindsDamage(t *testing.T) {
 			}
 			flip(p.Start + off)
 		}
+	}
+	end := info.Partitions[len(info.Partitions)-1]
+	for where, off := range map[string]int64{
+		"before partition ESP": 1 << 20, "right behind the table": gpt.HeadSize, "behind the last partition": end.Start + end.Size,
+		"before the table's copy": info.Size - gpt.TailSize - 1,
+	} {
+		flip(off)
+		if err := Verify(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("byte %d of the disk should be zero", off)) {
+			t.Errorf("a flipped bit %s goes unnoticed: %v", where, err)
+		}
+		flip(off)
+	}
+	if err := Verify(t.Context(), path, nil); err != nil {
+		t.Errorf("put right again: %v", err)
 	}
 	flip(info.Size - 512) // the table's copy
 	flip(info.Partitions[1].Start + 20)

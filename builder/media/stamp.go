@@ -103,6 +103,9 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 		return nil, err
 	}
 	if inPlace {
+		if err := m.hide(); err != nil {
+			return nil, fmt.Errorf("stamping image %s: %w", path, err)
+		}
 		if err := m.put(m.f, p, img); err != nil {
 			return nil, fmt.Errorf("stamping image %s: %w", path, disk.Explain(err, filepath.Dir(path)))
 		}
@@ -127,6 +130,22 @@ func (m *image) stampDate(o StampOptions) (int64, error) {
 		return 0, fmt.Errorf("this computer's clock says %s, years after the image's date (sourceDate %s): set the clock; if it is right, leave the time out of the slot (--undated), or build the image with a later sourceDate", now.Format(time.DateOnly), built)
 	}
 	return now.Unix(), nil
+}
+
+// hide makes the file one that only its owner may read, before secrets get
+// into it. Who may read a device is not ours to say.
+func (m *image) hide() error {
+	if m.device {
+		return nil
+	}
+	st, err := m.f.Stat()
+	if err != nil || st.Mode().Perm()&0o077 == 0 {
+		return err
+	}
+	if err := m.f.Chmod(st.Mode().Perm() &^ 0o077); err != nil {
+		return fmt.Errorf("others may read the file, which will hold the site's secrets, and this user may not change that (%w): have its owner run chmod 600, or stamp a copy (--output)", err)
+	}
+	return nil
 }
 
 func same(a, b string) bool {

@@ -1,10 +1,13 @@
 package media
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
@@ -14,8 +17,8 @@ import (
 
 // Verify checks that an image that has not booted yet is the one that was
 // built: the partition table and its copy, the partitions against image.json,
-// every byte outside of the slot against the golden digest, and the slot
-// itself. It returns all that is wrong. progress may be nil.
+// every byte of them but the slot's against the golden digest, what lies
+// between them, which is zero, and the slot itself. It returns all that is wrong. progress may be nil.
 //
 // It finds damage, not malice: the digest it compares with is in the image.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
@@ -32,6 +35,7 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	}
 	bad(gpt.Verify(m, m.size))
 	bad(m.matches())
+	bad(m.gaps(ctx))
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return err
@@ -63,6 +67,48 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 		bad(fmt.Errorf("%w; stamp it again", slotErr))
 	}
 	return errors.Join(errs...)
+}
+
+// gaps checks that nothing lies outside of the partitions and the table. What
+// comes behind the last partition of a larger device was there before, or is a
+// former copy of the table.
+func (m *image) gaps(ctx context.Context) error {
+	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
+	at := int64(gpt.HeadSize)
+	where := "before partition"
+	buf := make([]byte, disk.Align)
+	for _, p := range parts {
+		if err := m.zero(ctx, buf, at, p.Start); err != nil {
+			return fmt.Errorf("%s %s: %w", where, p.Name, err)
+		}
+		at, where = p.Start+p.Size, "between partitions, before"
+	}
+	if end := m.table.Size - gpt.TailSize; end-at <= disk.Align {
+		if err := m.zero(ctx, buf, at, end); err != nil {
+			return fmt.Errorf("behind the last partition: %w", err)
+		}
+	}
+	return nil
+}
+
+// zero checks that the bytes from one place to another are zero.
+func (m *image) zero(ctx context.Context, buf []byte, from, to int64) error {
+	for from < to {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		// Never across a boundary of chunks, which may be read as a whole.
+		n := min(to-from, disk.Align-from%disk.Align)
+		b, zero, err := m.chunk(buf, from, n)
+		if err != nil {
+			return err
+		}
+		if i := bytes.IndexFunc(b, func(r rune) bool { return r != 0 }); !zero && i >= 0 {
+			return fmt.Errorf("byte %d of the disk should be zero and is not: the image is damaged, copy or build it again", from+int64(i))
+		}
+		from += n
+	}
+	return nil
 }
 
 // parts are the partitions that the table has.

@@ -189,7 +189,7 @@ func finishBuild(s streams, out string, src source, res *builder.Result, asJSON 
 		}{src.lock, lock})
 	}
 	for _, f := range beside {
-		if err := builder.WriteFile(f.path, f.data); err != nil {
+		if err := builder.WriteFile(f.path, f.data, 0o666); err != nil {
 			return err
 		}
 	}

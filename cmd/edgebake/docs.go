@@ -198,7 +198,8 @@ func newInit(s streams) *cobra.Command {
 			files := []struct {
 				name string
 				data []byte
-			}{{"image.yaml", configs.ExampleImage()}, {"site.yaml", configs.ExampleSite()}}
+				perm fs.FileMode
+			}{{"image.yaml", configs.ExampleImage(), 0o666}, {"site.yaml", configs.ExampleSite(), 0o600}} // a token will be in it
 			var errs []error
 			for _, f := range files {
 				if _, err := os.Lstat(filepath.Join(dir, f.name)); err == nil && !force {
@@ -213,7 +214,7 @@ func newInit(s streams) *cobra.Command {
 			}
 			for _, f := range files {
 				p := filepath.Join(dir, f.name)
-				if err := builder.WriteFile(p, f.data); err != nil {
+				if err := builder.WriteFile(p, f.data, f.perm); err != nil {
 					return err
 				}
 				fmt.Fprintf(s.Out, "wrote %s\n", p)

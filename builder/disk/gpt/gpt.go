@@ -292,9 +292,52 @@ func Verify(r io.ReaderAt, size int64) error {
 		got := make([]byte, len(x.want))
 		if _, err := r.ReadAt(got, x.off); err != nil {
 			errs = append(errs, fmt.Errorf("reading the %s: %w", x.what, err))
-		} else if string(got) != string(x.want) {
+			continue
+		}
+		if x.off == 0 && chsFits(got) {
+			clearCHS(got)
+		}
+		if string(got) != string(x.want) {
 			errs = append(errs, fmt.Errorf("the %s is damaged: rebuild the image, or repair it with sgdisk", x.what))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// The protective MBR's entry repeats begin and end in cylinders, heads and
+// sectors, which nobody reads any more. We leave them zero; tools that move
+// the table's copy to the end of a larger device fill them in.
+const (
+	mbrEntry  = 446
+	chsStart  = mbrEntry + 1
+	chsEnd    = mbrEntry + 5
+	mbrLength = mbrEntry + 12
+)
+
+// chsFits reports whether the entry's cylinders, heads and sectors are zero
+// or what its sectors say.
+func chsFits(mbr []byte) bool {
+	fits := func(got []byte, lba uint32) bool {
+		want := chs(lba)
+		return string(got) == "\x00\x00\x00" || string(got) == string(want[:]) ||
+			string(got) == "\xff\xff\xff" && want == [3]byte{0xfe, 0xff, 0xff} // as the UEFI specification has it
+	}
+	return fits(mbr[chsStart:][:3], 1) && fits(mbr[chsEnd:][:3], binary.LittleEndian.Uint32(mbr[mbrLength:]))
+}
+
+func clearCHS(mbr []byte) {
+	clear(mbr[chsStart:][:3])
+	clear(mbr[chsEnd:][:3])
+}
+
+// chs is a sector's number as an MBR has it, with the usual 255 heads and 63
+// sectors a track; what lies beyond 1,024 cylinders has the largest one.
+func chs(lba uint32) [3]byte {
+	const heads, sectors = 255, 63
+	c := lba / (heads * sectors)
+	if c >= 1024 {
+		return [3]byte{0xfe, 0xff, 0xff}
+	}
+	h, sec := lba/sectors%heads, lba%sectors+1
+	return [3]byte{byte(h), byte(sec | c>>8<<6), byte(c)}
 }

@@ -120,6 +120,42 @@ func TestDamage(t *testing.T) {
 			t.Errorf("%v %v", got, err)
 		}
 	})
+	t.Run("bytes of the table", func(t *testing.T) {
+		x := bytes.Clone(b)
+		for _, part := range [][]byte{x[:HeadSize], x[size-TailSize:]} {
+			for i := 0; i < len(part); i++ {
+				if i > 4*Sector && i < len(part)-2*Sector {
+					i += 96 // the entries that are not used
+				}
+				part[i] ^= 1
+				if err := Verify(bytes.NewReader(x), size); err == nil {
+					t.Fatalf("not noticed: byte %d of %d", i, len(part))
+				}
+				part[i] ^= 1
+			}
+		}
+	})
+	t.Run("moved to the end of a larger device", func(t *testing.T) {
+		for _, n := range []int64{100 << 20, 20 << 30} { // within and beyond what cylinders can say
+			name := filepath.Join(t.TempDir(), "disk")
+			if err := errors.Join(os.WriteFile(name, b, 0o600), os.Truncate(name, n)); err != nil {
+				t.Fatal(err)
+			}
+			disktest.Oracle(t, "sgdisk", "-e", name)
+			f, err := os.Open(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			got, err := Read(f, n)
+			if err != nil || got.Size != n {
+				t.Errorf("%d bytes: %v %v", n, got, err)
+			}
+			if err := Verify(f, n); err != nil {
+				t.Errorf("%d bytes: a sound table: %v", n, err)
+			}
+		}
+	})
 	t.Run("nothing", func(t *testing.T) {
 		for _, n := range []int64{0, 100, 1 << 20} {
 			if _, err := Read(bytes.NewReader(make([]byte, n)), n); !errors.Is(err, ErrNoTable) {
