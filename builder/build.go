@@ -142,7 +142,7 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	}
 	c.imgReport = store.Report
 	c.info = b.imageInfo(id, kernel, containerd, store)
-	c.facts = overlays.Facts{SourceDate: b.date, Info: c.info, Containerd: containerd}
+	c.facts = overlays.Facts{SourceDate: b.date, Info: c.info, Containerd: containerd, CNI: b.cni}
 	own, err := overlays.Root(b.img, c.facts)
 	if err != nil {
 		return nil, err
@@ -157,6 +157,9 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	}
 	if err := checkTree(c.merged, b.Cache, b.img); err != nil {
 		return nil, b.place(err)
+	}
+	if err := checkPlugins(c.merged, b.plugins, b.img.CNI.Config); err != nil {
+		return nil, err
 	}
 	c.root, c.data = overlays.Split(c.merged)
 	if c.sbom, err = b.makeSBOM(id, c); err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 )
 
@@ -81,10 +82,15 @@ type build struct {
 	plan *plan.Plan
 	// pinned are the container images to take on board.
 	pinned []images.Pinned
-	wanted []images.Wanted     // the same, and who wants them
-	makes  map[string]makeFunc // how inputs without bytes get them
-	mu     sync.Mutex          // guards Events, plan.Inputs and steps
-	steps  []StepTime
+	wanted []images.Wanted // the same, and who wants them
+	files  []tree.Layer    // what Image.files makes
+	// cni is the network configuration that the user brings, and plugins what
+	// it calls; nil where there is none.
+	cni     []byte
+	plugins []string
+	makes   map[string]makeFunc // how inputs without bytes get them
+	mu      sync.Mutex          // guards Events, plan.Inputs and steps
+	steps   []StepTime
 }
 
 // makeFunc brings an input's bytes into the cache.

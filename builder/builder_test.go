@@ -8,6 +8,7 @@ import (
 	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images/imagetest"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
@@ -378,10 +380,116 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Build(t.Context(), p.image(t), o)
-	for _, want := range []string{"input kubelet has sha256", "input overlay 0 (overlay) has sha256"} {
+	for _, want := range []string{"input kubelet has sha256", "input overlay 0 has sha256"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("changed inputs: error lacks %q: %v", want, err)
 		}
+	}
+}
+
+// TestPlacesDoNotShow builds the same inputs from folders of other names, and
+// with container images in another order.
+func TestPlacesDoNotShow(t *testing.T) {
+	base := buildtest.Base()
+	for _, p := range []string{"ptp", "static"} {
+		base = append(base, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./usr/lib/cni/" + p, Mode: 0o755}, Body: buildtest.ELF(elf.EM_X86_64)})
+	}
+	build := func(edit func(string) string, move map[string]string) *Result {
+		p := newProject(t, base, edit)
+		for _, name := range []string{"a", "b"} {
+			img := imagetest.Image{Ref: "edgebake.test/" + name + ":1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File(name, 0o644, 0, 0, name))}}
+			if _, err := imagetest.WriteLayout(filepath.Join(p.dir, "more", name), img); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(p.dir, "net.conflist"), []byte(conflist), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for from, to := range move {
+			to = filepath.Join(p.dir, to)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.Rename(filepath.Join(p.dir, from), to)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		res, err := p.build(t, filepath.Join(t.TempDir(), "tiny.raw"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	const pause = "  - ref: edgebake.test/pause:1\n    layout: images\n"
+	const a, b = "  - {ref: \"edgebake.test/a:1\", layout: more/a}\n", "  - {ref: \"edgebake.test/b:1\", layout: more/b}\n"
+	cni := strings.NewReplacer("config: bridge, podCIDR: 10.244.0.0/16", "config: net.conflist")
+	first := build(func(s string) string { return cni.Replace(strings.Replace(s, pause, pause+a+b, 1)) }, nil)
+	second := build(func(s string) string {
+		s = strings.Replace(s, pause, strings.ReplaceAll(b+pause+a, "more/", "else/where/"), 1)
+		return strings.NewReplacer("dir: overlay", "dir: x/mine", "source: notes.txt", "source: x/y", "net.conflist", "x/z.conflist").Replace(cni.Replace(s))
+	}, map[string]string{"overlay": "x/mine", "notes.txt": "x/y", "net.conflist": "x/z.conflist", "more": "else/where"})
+	if first.Report.Plan != second.Report.Plan {
+		x, _ := first.Plan.Encode()
+		y, _ := second.Plan.Encode()
+		t.Errorf("two plans:\n%s\n%s", x, y)
+	}
+	if first.Report.Golden != second.Report.Golden || !bytes.Equal(first.SBOM, second.SBOM) {
+		t.Error("two images")
+	}
+	// What does make a difference is in the id, whoever names it.
+	third := build(func(s string) string {
+		return cni.Replace(strings.Replace(strings.Replace(s, pause, pause+a+b, 1), "{{.Name}} on", "{{(index .Overlays 0).Dir}} on", 1))
+	}, nil)
+	if third.Report.Plan == first.Report.Plan {
+		t.Error("another file in the image has the same plan")
+	}
+}
+
+const conflist = `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "ptp", "ipam": {"type": "static"}}]}`
+
+func TestCNIConfig(t *testing.T) {
+	for _, tt := range []struct {
+		name, doc string
+		plugins   []string // on board
+		want      string   // part of the error; empty: it is built
+	}{
+		{"good", conflist, []string{"ptp", "static"}, ""},
+		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist calls plugin static, which is not in /opt/cni/bin"},
+		{"not JSON", "plugins: []", nil, "cni.config: reading net.conflist: not a CNI configuration list"},
+		{"all that lacks", `{"plugins": [{}]}`, nil, "plugins[0].type is required"},
+		{"no plugins", `{"cniVersion": "1.0.0", "name": "x"}`, nil, "plugins is empty"},
+		{"no file", "", nil, "cni.config: open "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			base := buildtest.Base()
+			for _, p := range tt.plugins {
+				base = append(base, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./usr/lib/cni/" + p, Mode: 0o755}, Body: buildtest.ELF(elf.EM_X86_64)})
+			}
+			p := newProject(t, base, func(s string) string {
+				return strings.Replace(s, "config: bridge, podCIDR: 10.244.0.0/16", "config: net.conflist", 1)
+			})
+			if tt.doc != "" {
+				if err := os.WriteFile(filepath.Join(p.dir, "net.conflist"), []byte(tt.doc), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			out := filepath.Join(t.TempDir(), "tiny.raw")
+			_, err := p.build(t, out)
+			if tt.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("error lacks %q: %v", tt.want, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := media.Inspect(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := rootFS(t, out, info).ReadFile("etc/cni/net.d/90-edgebake.conflist")
+			if err != nil || string(got) != tt.doc {
+				t.Errorf("the image has %q, %v", got, err)
+			}
+		})
 	}
 }
 

@@ -262,3 +262,22 @@ func machineName(m elf.Machine) string {
 	}
 	return m.String()
 }
+
+// checkPlugins looks for the programs that the user's network configuration
+// calls.
+func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
+	have := map[string]bool{}
+	for _, n := range nodes {
+		if dir, name := path.Split(n.Path); dir == "usr/lib/cni/" || dir == "opt/cni/bin/" {
+			have[name] = true
+		}
+	}
+	var errs []error
+	for _, p := range plugins {
+		if !have[p] {
+			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s calls plugin %s, which is not in /opt/cni/bin: add its program with an overlay, or take another plugin", file, p)))
+			have[p] = true // said once
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -77,6 +77,8 @@ func (b *build) resolveImages(ctx context.Context) error {
 		in.SHA256 = strings.TrimPrefix(p.Target.Digest, "sha256:")
 		b.add(imagePrefix+p.Source.Ref, in, nil, nil)
 	}
+	// The order in which the document names them must not show on the disk.
+	slices.SortFunc(b.pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref, b.Ref) })
 	return nil
 }
 

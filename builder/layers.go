@@ -149,8 +149,8 @@ func (b *build) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 
 // userFiles makes the layers of Image.files.
 func (b *build) userFiles(f overlays.Facts) ([]tree.Layer, error) {
-	load := func(source string) (tree.Content, error) {
-		sha := b.input(fileSrcPrefix + source).SHA256
+	load := func(index int) (tree.Content, error) {
+		sha := b.input(fileInput(index)).SHA256
 		fi, err := os.Stat(b.Cache.BlobPath(sha))
 		if err != nil {
 			return tree.Content{}, err
@@ -160,8 +160,8 @@ func (b *build) userFiles(f overlays.Facts) ([]tree.Layer, error) {
 		}
 		return tree.Content{Blob: sha, Size: fi.Size()}, nil
 	}
-	open := func(source string) (io.ReadCloser, error) {
-		return os.Open(b.Cache.BlobPath(b.input(fileSrcPrefix + source).SHA256))
+	open := func(index int) (io.ReadCloser, error) {
+		return os.Open(b.Cache.BlobPath(b.input(fileInput(index)).SHA256))
 	}
 	return overlays.Files(b.img, f, load, open)
 }

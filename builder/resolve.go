@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
@@ -19,6 +21,7 @@ import (
 // Input names that other code asks for.
 const (
 	inputBase      = "base"
+	inputCNI       = "cni"
 	imagePrefix    = "image "
 	overlayPrefix  = "overlay "
 	fileSrcPrefix  = "file "
@@ -63,7 +66,7 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	// user's (see Build).
 	var errs []error
 	for _, part := range []func(context.Context) error{
-		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveImages, b.resolveOverlays, b.resolveFiles,
+		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveCNI, b.resolveImages, b.resolveOverlays, b.resolveFiles,
 	} {
 		err := part(ctx)
 		if fetch.NoRoom(err) {
@@ -77,7 +80,7 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	if b.plan.Partitions, err = partitions(img); err != nil {
 		return nil, err
 	}
-	if b.plan.Config, err = renderedConfig(img); err != nil {
+	if b.plan.Config, err = renderedConfig(img, b.files); err != nil {
 		return nil, err
 	}
 	if o.Locked {
@@ -203,8 +206,7 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 			errs = append(errs, fieldError(fmt.Sprintf("overlays[%d].dir", i), err))
 			continue
 		}
-		name := fmt.Sprintf("%s%d (%s)", overlayPrefix, i, o.Dir)
-		b.add(name, plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
+		b.add(fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
 	}
 	return errors.Join(errs...)
 }
@@ -222,10 +224,11 @@ func (b *build) resolveFiles(ctx context.Context) error {
 			errs = append(errs, fieldError(fmt.Sprintf("files[%d].source", i), err))
 			continue
 		}
-		b.add(fileSrcPrefix+f.Source, plan.Input{File: f.Source, SHA256: sha}, nil, nil)
+		b.add(fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil, nil)
 	}
 	if len(errs) == 0 {
-		_, err := b.userFiles(overlays.Facts{SourceDate: b.date})
+		var err error
+		b.files, err = b.userFiles(overlays.Facts{SourceDate: b.date})
 		for _, e := range Each(err) {
 			var f *overlays.FileError
 			if errors.As(e, &f) {
@@ -235,6 +238,30 @@ func (b *build) resolveFiles(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// fileInput names the source of files[i]. Where it lies on this machine is no
+// part of the name: the same bytes from another folder are the same plan.
+func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
+
+// resolveCNI pins the network configuration that stands beside the Image.
+func (b *build) resolveCNI(ctx context.Context) error {
+	c := b.img.CNI.Config
+	if !strings.HasSuffix(c, ".conflist") {
+		return nil
+	}
+	sha, err := b.importFile(ctx, b.path(c), "")
+	if err != nil {
+		return fieldError("cni.config", err)
+	}
+	if b.cni, err = os.ReadFile(b.Cache.BlobPath(sha)); err != nil {
+		return fieldError("cni.config", err)
+	}
+	if b.plugins, err = overlays.CNIPlugins(b.cni); err != nil {
+		return fieldError("cni.config", fmt.Errorf("reading %s: %w", c, err))
+	}
+	b.add(inputCNI, plan.Input{File: c, SHA256: sha}, nil, nil)
+	return nil
 }
 
 func partitions(img *configs.Image) ([]plan.Partition, error) {
@@ -270,8 +297,10 @@ func diskSize(field, s string) (int64, error) {
 }
 
 // renderedConfig is the part of the Image that rendering uses: not where
-// inputs come from, which are pinned by digest.
-func renderedConfig(img *configs.Image) (json.RawMessage, error) {
+// inputs come from, which are pinned by digest, and not the order of what has
+// none. Templates, which may use any part of the Image, stand in it as what
+// files has made of them.
+func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}
 	c.Registries, c.Overlays, c.Agents, c.ImagesFrom = nil, nil, configs.Agents{}, nil
@@ -281,11 +310,44 @@ func renderedConfig(img *configs.Image) (json.RawMessage, error) {
 	if img.Yurthub != nil {
 		y := *img.Yurthub
 		y.Binary = nil
+		if y.Image != nil {
+			y.Image = &configs.ContainerImage{Ref: y.Image.Ref}
+		}
 		c.Yurthub = &y
+	}
+	if strings.HasSuffix(c.CNI.Config, ".conflist") {
+		c.CNI.Config = inputCNI
 	}
 	c.Images = nil
 	for _, i := range img.Images {
 		c.Images = append(c.Images, configs.ContainerImage{Ref: i.Ref})
 	}
+	slices.SortFunc(c.Images, func(a, b configs.ContainerImage) int { return strings.Compare(a.Ref, b.Ref) })
+	c.Files = slices.Clone(img.Files)
+	for i := range c.Files {
+		f := &c.Files[i]
+		f.Source = ""
+		if !f.Template {
+			continue
+		}
+		text, err := renderedFile(files, f.Path)
+		if err != nil {
+			return nil, err
+		}
+		f.Contents = text
+	}
 	return canonical(c)
+}
+
+// renderedFile finds what a template became.
+func renderedFile(files []tree.Layer, path string) (string, error) {
+	for _, l := range files {
+		for _, n := range l.Nodes {
+			if "/"+n.Path == path {
+				text, err := tree.ReadContent(n.Data, nil, n.Data.Size)
+				return string(text), err
+			}
+		}
+	}
+	return "", fmt.Errorf("BUG: template %s was not rendered", path)
 }

@@ -93,13 +93,10 @@ func (b *build) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node
 		}
 		in := b.input(l.Input)
 		_, version := goModuleOf(in)
-		from := noAssertion
-		if len(in.Fetch) > 0 {
-			from = in.Fetch[0]
-		}
 		pkg := &spdx.Package{
 			PackageName: n.Path[strings.LastIndexByte(n.Path, '/')+1:], PackageVersion: version,
-			PackageDownloadLocation: from, PackageFileName: n.Path, PrimaryPackagePurpose: "APPLICATION",
+			// Which mirror it came from is in the report: the disk must not tell.
+			PackageDownloadLocation: noAssertion, PackageFileName: n.Path, PrimaryPackagePurpose: "APPLICATION",
 		}
 		if l.Path != "" {
 			pkg.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: in.SHA256}}

@@ -56,33 +56,3 @@ func (b *layer) containerd(img *configs.Image, f Facts) error {
 	b.file("etc/containerd/config.toml", 0o644, []byte(s.String()))
 	return nil
 }
-
-// cni renders a self-contained bridge, for sites whose cluster brings no CNI
-// agent. An agent's own file sorts before it and wins.
-func (b *layer) cni(img *configs.Image) error {
-	b.dir("etc/cni/net.d", 0o755)
-	if img.CNI.Config != "bridge" {
-		return nil
-	}
-	b.file("etc/cni/net.d/90-edgebake.conflist", 0o644, fmt.Appendf(nil, `{
-  "cniVersion": "1.0.0",
-  "name": "edgebake",
-  "plugins": [
-    {
-      "type": "bridge",
-      "bridge": "cni0",
-      "isGateway": true,
-      "ipMasq": true,
-      "hairpinMode": true,
-      "ipam": {
-        "type": "host-local",
-        "ranges": [[{"subnet": %q}]],
-        "routes": [{"dst": "0.0.0.0/0"}]
-      }
-    },
-    {"type": "portmap", "capabilities": {"portMappings": true}}
-  ]
-}
-`, img.CNI.PodCIDR))
-	return nil
-}

@@ -37,6 +37,8 @@ type Facts struct {
 	// Containerd is the version on board, "2.2.9"; it selects the form of
 	// its configuration.
 	Containerd string
+	// CNI is the network configuration that the user brings; nil: none.
+	CNI []byte
 }
 
 func (f Facts) guid(label string) (string, error) {
@@ -128,7 +130,7 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		b.fstab(f),
 		b.image(f),
 		b.containerd(img, f),
-		b.cni(img),
+		b.cni(img, f),
 	}
 	if img.Yurthub != nil && img.Yurthub.Form != "staticPod" {
 		errs = append(errs, b.embedded("files/yurthub"))

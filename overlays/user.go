@@ -23,14 +23,14 @@ func (e *FileError) Error() string { return fmt.Sprintf("files[%d] (%s): %v", e.
 func (e *FileError) Unwrap() error { return e.Err }
 
 // Files makes the layers of Image.files: those that may only add, and those
-// that may replace. Source opens a file that stands beside the Image document;
-// load puts its bytes where the tree can refer to them.
-func Files(img *configs.Image, f Facts, load func(source string) (tree.Content, error), open func(source string) (io.ReadCloser, error)) ([]tree.Layer, error) {
+// that may replace. open opens the source of files[index], which stands beside
+// the Image document; load puts its bytes where the tree can refer to them.
+func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, error), open func(index int) (io.ReadCloser, error)) ([]tree.Layer, error) {
 	add := &layer{now: f.SourceDate}
 	replace := &layer{now: f.SourceDate}
 	var errs []error
 	for i, file := range img.Files {
-		inode, err := fileInode(img, file, load, open)
+		inode, err := fileInode(img, i, load, open)
 		if err != nil {
 			errs = append(errs, &FileError{i, file.Path, err})
 			continue
@@ -61,7 +61,8 @@ func Files(img *configs.Image, f Facts, load func(source string) (tree.Content, 
 	return layers, nil
 }
 
-func fileInode(img *configs.Image, file configs.File, load func(string) (tree.Content, error), open func(string) (io.ReadCloser, error)) (tree.Inode, error) {
+func fileInode(img *configs.Image, index int, load func(int) (tree.Content, error), open func(int) (io.ReadCloser, error)) (tree.Inode, error) {
+	file := img.Files[index]
 	i := tree.Inode{UID: file.UID, GID: file.GID}
 	if file.Link != "" {
 		i.Mode, i.Target = tree.ModeSymlink|0o777, file.Link
@@ -78,11 +79,11 @@ func fileInode(img *configs.Image, file configs.File, load func(string) (tree.Co
 	text := file.Contents
 	switch {
 	case file.Source != "" && !file.Template:
-		c, err := load(file.Source)
+		c, err := load(index)
 		i.Data = c
 		return i, err
 	case file.Source != "":
-		r, err := open(file.Source)
+		r, err := open(index)
 		if err != nil {
 			return i, err
 		}

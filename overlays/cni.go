@@ -1,0 +1,97 @@
+package overlays
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// conflistFile is where containerd finds the image's network configuration. An
+// agent's own file sorts before it and wins.
+const conflistFile = "etc/cni/net.d/90-edgebake.conflist"
+
+// cni renders the network configuration: the user's own, or a self-contained
+// bridge, for sites whose cluster brings no CNI agent.
+func (b *layer) cni(img *configs.Image, f Facts) error {
+	b.dir("etc/cni/net.d", 0o755)
+	if f.CNI != nil {
+		b.file(conflistFile, 0o644, f.CNI)
+		return nil
+	}
+	if img.CNI.Config != "bridge" {
+		return nil
+	}
+	pods, err := netip.ParsePrefix(img.CNI.PodCIDR)
+	if err != nil {
+		return fmt.Errorf("rendering the network configuration: cni.podCIDR: %w", err)
+	}
+	everywhere := "0.0.0.0/0"
+	if pods.Addr().Is6() {
+		everywhere = "::/0"
+	}
+	b.file(conflistFile, 0o644, fmt.Appendf(nil, `{
+  "cniVersion": "1.0.0",
+  "name": "edgebake",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "cni0",
+      "isGateway": true,
+      "ipMasq": true,
+      "hairpinMode": true,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{"subnet": %q}]],
+        "routes": [{"dst": %q}]
+      }
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}}
+  ]
+}
+`, pods, everywhere))
+	return nil
+}
+
+// CNIPlugins reads a network configuration list, as the CNI specification
+// 1.0.0 has it, and returns the plugins that it calls, IPAM's too. It reports
+// everything that would keep containerd from using it.
+func CNIPlugins(conflist []byte) ([]string, error) {
+	var list struct {
+		CNIVersion string `json:"cniVersion"`
+		Name       string `json:"name"`
+		Plugins    []struct {
+			Type string `json:"type"`
+			IPAM struct {
+				Type string `json:"type"`
+			} `json:"ipam"`
+		} `json:"plugins"`
+	}
+	if err := json.Unmarshal(conflist, &list); err != nil {
+		return nil, fmt.Errorf("not a CNI configuration list: %w", err)
+	}
+	var errs []error
+	if list.CNIVersion == "" {
+		errs = append(errs, errors.New(`cniVersion is required, e.g. "1.0.0"`))
+	}
+	if list.Name == "" {
+		errs = append(errs, errors.New("name is required"))
+	}
+	if len(list.Plugins) == 0 {
+		errs = append(errs, errors.New("plugins is empty: name at least one, e.g. {\"type\": \"bridge\"}"))
+	}
+	var out []string
+	for i, p := range list.Plugins {
+		if p.Type == "" {
+			errs = append(errs, fmt.Errorf("plugins[%d].type is required: the name of a plugin's program", i))
+			continue
+		}
+		out = append(out, p.Type)
+		if p.IPAM.Type != "" {
+			out = append(out, p.IPAM.Type)
+		}
+	}
+	return out, errors.Join(errs...)
+}
