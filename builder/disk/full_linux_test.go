@@ -50,15 +50,29 @@ func fullAndReadOnly(t *testing.T, dir string) {
 		_, err := Write(t.Context(), path, s, l, blobs, WriteOptions{Slot: testSlot, Zstd: zstd})
 		return err
 	}
-	// The raw image fits, the compressed one beside it does not.
-	err = write(filepath.Join(small, "i.zst"), true)
-	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "is full; make room") {
-		t.Errorf("full while writing: %v", err)
+	// Where the raw image fits, the compressed one does: the two together
+	// would not.
+	if err := write(filepath.Join(small, "i.zst"), true); err != nil {
+		t.Errorf("compressed: %v", err)
 	}
-	// Too full from the beginning: said before anything is written.
-	if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 30<<20), 0o644); err != nil {
+	if err := os.Remove(filepath.Join(small, "i.zst")); err != nil {
 		t.Fatal(err)
 	}
+	// Room for the contents, and not for the file systems around them.
+	fill := func(size int) {
+		if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, size), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(23 << 19)
+	for _, name := range []string{"i", "i.zst"} {
+		err = write(filepath.Join(small, name), name != "i")
+		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "is full; make room") {
+			t.Errorf("%s: full while writing: %v", name, err)
+		}
+	}
+	// Too full from the beginning: said before anything is written.
+	fill(30 << 20)
 	err = write(filepath.Join(small, "i"), false)
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "the image needs at least") {
 		t.Errorf("full before: %v", err)

@@ -310,6 +310,9 @@ func (w *writer) compress(out *Output) error {
 						cancel()
 						return err
 					}
+					// From here on it takes room in the archive, and no more in
+					// the raw image: both together need no more than that one.
+					w.raw.release(int64(i)*Align, int64(f.size))
 					if !f.shared {
 						buffers.Put(&f.packed)
 					}
