@@ -82,7 +82,10 @@ var ErrAlready = errors.New("there is nothing to do")
 // is checked; when one fails, those before it are undone. After a kill, run
 // again, it goes on; Revert takes it back.
 func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) error {
-	image := imageInfo(e)
+	image, err := imageInfo(e)
+	if err != nil {
+		return err
+	}
 	active := siteIfAny(e, image)
 	name, err := nativeNode(ctx, e)
 	if err != nil {
@@ -191,7 +194,10 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 
 // Revert makes an OpenYurt node native again, pods kept.
 func Revert(ctx context.Context, e *Env, tell func(Step)) error {
-	image := imageInfo(e)
+	image, err := imageInfo(e)
+	if err != nil {
+		return err
+	}
 	active := siteIfAny(e, image)
 	name, err := nativeNode(ctx, e)
 	if err != nil {

@@ -529,6 +529,9 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"wrong type", func(w *world) {
 			w.put(ondisk.ImageInfoFile, `{"version":1,"plan":"plan","nodeTypes":["edge"]}`)
 		}, "site-config", "asks for node type native, this image makes edge", "stamp a site"},
+		{"damaged image.json", func(w *world) { w.put(ondisk.ImageInfoFile, `{"version":1,"pla`) }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
+		{"empty image.json", func(w *world) { w.put(ondisk.ImageInfoFile, "") }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
+		{"image.json of nothing", func(w *world) { w.put(ondisk.ImageInfoFile, "{}") }, "image", "does not say which plan", "flash the machine again"},
 		{"disks", func(w *world) {
 			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
 		}, "site-config", "storage.disks", "correct site.yaml"},

@@ -72,9 +72,22 @@ func unservedPhase(site *configs.Site) Phase {
 	}
 }
 
+// damagedPhase stops where the image on this disk cannot be read: no site can
+// be held against it.
+func damagedPhase(err error) Phase {
+	return Phase{
+		Name: "image", Doc: "what the image says of itself can be read",
+		Check: func(context.Context, *Env) (Verdict, error) { return Todo, err },
+		Run:   func(context.Context, *Env) error { return nil },
+	}
+}
+
 // New returns the Runner that a node has.
 func New(e *Env) *Runner {
-	image := imageInfo(e)
+	image, err := imageInfo(e)
+	if err != nil {
+		return &Runner{Env: e, Sources: siteSources, Phases: func(*Active) []Phase { return []Phase{damagedPhase(err)} }}
+	}
 	return &Runner{
 		Env: e, Plan: image.Plan, Sources: siteSources,
 		Phases: func(active *Active) []Phase { return Phases(image, active) },

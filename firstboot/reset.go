@@ -27,6 +27,10 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
 	}
+	image, err := imageInfo(e)
+	if err != nil {
+		return node, err
+	}
 	rec := newRecord(e, "reset")
 	rec.copyFiles("before")
 	type step struct {
@@ -48,7 +52,6 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 	if err := carryOut(stop); err != nil {
 		return node, err
 	}
-	image := imageInfo(e)
 	active := siteIfAny(e, image) // nobody changes it any more
 	for _, s := range []step{
 		{"token", func(_ context.Context, e *Env) error { return resetToken(e, image, active) }}, // before the rest: with it, a cut on the way would end in a join

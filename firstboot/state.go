@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"strings"
@@ -34,14 +35,30 @@ func (r *Runner) begin(e *Env) {
 	}
 }
 
-// imageInfo is what the builder wrote about the image, read once in a run.
-func imageInfo(e *Env) ondisk.ImageInfo {
+// imageInfo is what the builder wrote about the image, read once in a run. A
+// node that edgebake did not build has none, which is no error; one that
+// cannot be read is, since every check against the image would be skipped.
+func imageInfo(e *Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
 	b, err := e.read(ondisk.ImageInfoFile)
-	if err != nil || json.Unmarshal(b, &info) != nil {
-		return ondisk.ImageInfo{} // a node that edgebake did not build
+	if errors.Is(err, fs.ErrNotExist) {
+		return info, nil
 	}
-	return info
+	if err == nil {
+		err = json.Unmarshal(b, &info)
+	}
+	if err == nil && (info.Version == 0 || info.Plan == "") {
+		err = errors.New("it does not say which plan it was built from")
+	}
+	if err != nil {
+		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("reading what this machine's image says of itself (%s): %w", ondisk.ImageInfoFile, err),
+			"the disk is damaged: flash the machine again")
+	}
+	if info.Version != ondisk.ImageInfoVersion {
+		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("%s has version %d, this firstboot reads %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
+			"build the image and its firstboot with the same edgebake, and flash the machine again")
+	}
+	return info, nil
 }
 
 // LoadState reads the state below root.

@@ -156,7 +156,7 @@ func (m *image) readInfo() error {
 		return fmt.Errorf("%w: %w; it is damaged, copy or build it again", ErrNotOurs, err)
 	}
 	if err := json.Unmarshal(b, &m.info); err != nil {
-		return fmt.Errorf("%w: reading %s: %w", ErrNotOurs, ondisk.ESPImageInfo, err)
+		return fmt.Errorf("its %s is damaged: %w: copy or build the image again", ondisk.ESPImageInfo, err)
 	}
 	if m.info.Version != ondisk.ImageInfoVersion {
 		return fmt.Errorf("%s has version %d, this program knows %d: use the edgebake that made the image", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
