@@ -57,6 +57,10 @@ type Env struct {
 	// failed.
 	UnitState func(ctx context.Context, unit string) (string, error)
 
+	// Lock holds a lock that other programs respect too, by flock(2) on a file
+	// of root's, until release is called.
+	Lock func(ctx context.Context, path string) (release func(), err error)
+
 	// UnitSince is when an active unit was started, by the clock of now.
 	UnitSince func(ctx context.Context, unit string) (time.Time, error)
 

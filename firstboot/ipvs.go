@@ -130,7 +130,7 @@ func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
 // serves it.
 func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master string) error {
 	if !site.IPVS.Disabled {
-		return e.setHosts(endpointOwner) // ipvscare keeps the line
+		return e.setHosts(ctx, endpointOwner) // ipvscare keeps the line
 	}
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
@@ -140,5 +140,5 @@ func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master st
 	if err != nil || len(addrs) == 0 {
 		return fmt.Errorf("looking up master %s: %w", host, err)
 	}
-	return e.setHosts(endpointOwner, node.HostsEntry{IP: addrs[0].String(), Names: []string{site.Endpoint}})
+	return e.setHosts(ctx, endpointOwner, node.HostsEntry{IP: addrs[0].String(), Names: []string{site.Endpoint}})
 }

@@ -104,7 +104,7 @@ func networkPhase(site *configs.Site) Phase {
 			if err != nil {
 				return fmt.Errorf("looking for this node's address on the way to %s: %w", master, err)
 			}
-			return e.setHosts(nodeOwner, nodeLine(e, src))
+			return e.setHosts(ctx, nodeOwner, nodeLine(e, src))
 		},
 	}
 }

@@ -168,7 +168,7 @@ func resetIPVS(ctx context.Context, e *Env) error {
 			return err
 		}
 	}
-	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.setHosts(endpointOwner), e.setHosts(nodeOwner))
+	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.setHosts(ctx, endpointOwner), e.setHosts(ctx, nodeOwner))
 }
 
 // resetFiles forgets the cluster. What was applied for the site is not taken

@@ -78,6 +78,7 @@ type world struct {
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
 	noNFT         bool // it is not installed
+	locked        map[string]bool
 	deafKubelet   bool // its unit does not read kubeadm-flags.env
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
@@ -100,7 +101,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, root: scratch(t), units: map[string]string{}, started: map[string]time.Time{},
-		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
+		slots: map[string]*memDevice{}, locked: map[string]bool{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
@@ -452,6 +453,13 @@ func (w *world) env() *Env {
 				return fmt.Errorf("there is no slot %s", dev)
 			}
 			return slot.WriteReport(d, slot.Report{Text: text, JSON: json})
+		},
+		Lock: func(_ context.Context, path string) (func(), error) {
+			if w.locked[path] {
+				return nil, fmt.Errorf("%s is locked already", path)
+			}
+			w.locked[path] = true
+			return func() { delete(w.locked, path) }, nil
 		},
 		FSUUID:  func(string) ([16]byte, error) { return [16]byte{}, errors.New("no device") },
 		FSSize:  func(string) (int64, error) { return 4 << 30, nil },

@@ -157,7 +157,7 @@ func FromConfig(doc ondisk.IPVS) ([]Server, error) {
 			if other.VIP == s.VIP {
 				errs = append(errs, fmt.Errorf("servers[%d].vip: %s is already used by servers[%d]", i, s.VIP, j))
 			}
-			if s.Host != "" && other.Host == s.Host {
+			if s.Host != "" && other.Host == s.Host && other.VIP.Addr().Is4() == s.VIP.Addr().Is4() {
 				errs = append(errs, fmt.Errorf("servers[%d].host: %s is already used by servers[%d]", i, s.Host, j))
 			}
 		}
@@ -274,12 +274,12 @@ func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 		}
 		host, port, err := net.SplitHostPort(text)
 		if err != nil || port == "" {
-			bad("%q has no port: write host:port, IPv6 as [address]:port", text)
+			bad("%.100q has no port: write host:port, IPv6 as [address]:port", text)
 			continue
 		}
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 {
-			bad("%q: %q is not a port", text, port)
+			bad("%.100q: %.100q is not a port", text, port)
 			continue
 		}
 		m := Master{Host: strings.ToLower(host), Port: uint16(n)}
@@ -297,7 +297,7 @@ func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 				continue
 			}
 		} else if !isDNSName(m.Host) {
-			bad("%q is neither an address nor a DNS name", host)
+			bad("%.100q is neither an address nor a DNS name", host)
 			continue
 		}
 		if j, dup := seen[m]; dup {
@@ -311,26 +311,4 @@ func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 		return nil, errors.Join(errs...)
 	}
 	return masters, nil
-}
-
-func isDNSName(s string) bool {
-	if s == "" || len(s) > 253 {
-		return false
-	}
-	letters := false
-	for label := range strings.SplitSeq(strings.TrimSuffix(s, "."), ".") {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return false
-		}
-		for _, c := range label {
-			switch {
-			case c >= 'a' && c <= 'z' || c == '-' || c == '_':
-				letters = true
-			case c >= '0' && c <= '9':
-			default:
-				return false
-			}
-		}
-	}
-	return letters // 10.0.0.300 is a slip, not a name
 }

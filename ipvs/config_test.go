@@ -32,6 +32,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"host", `{"version":1,"servers":[{"host":"a b","masters":["10.0.0.1:1"]}]}`, "is not a domain name"},
 		{"path", `{"version":1,"servers":[{"probePath":"readyz","masters":["10.0.0.1:1"]}]}`, "is not an absolute path"},
 		{"rise", `{"version":1,"servers":[{"rise":-1,"masters":["10.0.0.1:1"]}]}`, "rise: -1"},
+		{"same host twice", `{"version":1,"servers":[{"host":"a.b","masters":["10.0.0.1:1"]},{"vip":"10.1.1.1:1","host":"a.b","masters":["10.0.0.2:1"]}]}`, `servers[1].host: a.b is already used by servers[0]`},
 		{"same VIP twice", `{"version":1,"servers":[{"masters":["10.0.0.1:1"]},{"masters":["10.0.0.2:1"]}]}`, "is already used by servers[0]"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -65,6 +66,11 @@ func TestParseConfigDefaults(t *testing.T) {
 	}
 	if s.Masters[1] != (Master{"master-2.example", 6443}) {
 		t.Errorf("%+v", s.Masters)
+	}
+	// Dual stack: one name, an address in each family.
+	servers, err = ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"host":"a.b","masters":["10.0.0.1:6443"]},{"host":"a.b","vip":"[fd00:97::2]:6443","masters":["[fd00::1]:6443"]}]}`))
+	if err != nil || len(servers) != 2 {
+		t.Errorf("dual stack: %v", err)
 	}
 }
 

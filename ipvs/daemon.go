@@ -22,14 +22,18 @@ type Options struct {
 	Servers    []Server
 	HostsFile  string // empty: none is kept
 	StateDir   string // where what was learned is kept; empty: nowhere
-	RunDir     string // where is noted what was made, until reboot; empty: nowhere
-	Metrics    string // loopback address; empty: none
+	// RunDir has the locks, the sockets and notes of what was made, until
+	// reboot; empty: none.
+	RunDir  string
+	Metrics string // loopback address; empty: none
 	// ClientCert is the node's certificate and key; kubelet's by default.
 	ClientCert string
 	// LearnEvery overrides the profile's pause between readings of the
 	// cluster's list.
 	LearnEvery time.Duration
 	Kernel     Kernel
+	// Lookup asks DNS; net's resolver by default.
+	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// Log takes one line.
 	Log func(string)
 	// Ready is called once, when the rules stand on first verdicts.
@@ -183,7 +187,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	for vip, host := range noted(d.opt.RunDir) {
-		if _, locked := Locked(vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
+		if _, locked := Locked(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
 			d.forget(ctx, vip, host)
 		}
 	}
@@ -359,9 +363,7 @@ func (d *Daemon) note(s Server) error {
 	if d.opt.RunDir == "" {
 		return nil
 	}
-	err := errors.Join(os.MkdirAll(d.opt.RunDir, 0o755),
-		replaceFile(filepath.Join(d.opt.RunDir, s.VIP.String()), []byte(s.Host), 0o644))
-	if err != nil {
+	if err := replaceFile(filepath.Join(d.opt.RunDir, s.VIP.String()), []byte(s.Host), 0o600); err != nil {
 		return fmt.Errorf("noting that %s is made: %w", s.VIP, err)
 	}
 	return nil
@@ -390,7 +392,7 @@ func noted(runDir string) map[netip.AddrPort]string {
 func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort, host string) {
 	err := d.keeper.drop(ctx, vip)
 	if host != "" && d.opt.HostsFile != "" {
-		_, herr := keepHosts(d.opt.HostsFile, host, netip.Addr{})
+		_, herr := keepHosts(ctx, d.opt.HostsFile, d.opt.RunDir, noLineFor(host, vip.Addr()))
 		err = errors.Join(err, herr)
 	}
 	if err == nil && d.opt.RunDir != "" {
@@ -410,17 +412,27 @@ func removeNote(runDir string, vip netip.AddrPort) error {
 	return err
 }
 
-// Clean removes what ipvscare made for the virtual servers and for those that
-// RunDir notes: rules, routes, lines of the hosts file. It refuses while a
-// daemon keeps one of them.
-func Clean(kernel Kernel, servers []Server, hostsFile, runDir string, log func(string)) error {
-	hosts := noted(runDir)
-	for _, s := range servers {
+// Leftovers are what Clean is to remove.
+type Leftovers struct {
+	Servers   []Server
+	Noted     bool   // those that RunDir notes, too
+	HostsFile string // empty: none was kept
+	RunDir    string
+}
+
+// Clean removes what ipvscare made: rules, routes, lines of the hosts file. It
+// does nothing while a daemon keeps one of the virtual servers.
+func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) error {
+	hosts := make(map[netip.AddrPort]string)
+	if l.Noted {
+		hosts = noted(l.RunDir)
+	}
+	for _, s := range l.Servers {
 		hosts[s.VIP] = s.Host
 	}
 	vips := slices.SortedFunc(maps.Keys(hosts), netip.AddrPort.Compare)
 	for _, vip := range vips {
-		if pid, locked := Locked(vip); locked {
+		if pid, locked := Locked(l.RunDir, vip); locked {
 			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
 		}
 	}
@@ -430,12 +442,12 @@ func Clean(kernel Kernel, servers []Server, hostsFile, runDir string, log func(s
 	var errs []error
 	for _, vip := range vips {
 		err := removeService(kernel, vip, false)
-		if host := hosts[vip]; host != "" && hostsFile != "" {
-			_, herr := keepHosts(hostsFile, host, netip.Addr{})
+		if host := hosts[vip]; host != "" && l.HostsFile != "" {
+			_, herr := keepHosts(ctx, l.HostsFile, l.RunDir, noLineFor(host, vip.Addr()))
 			err = errors.Join(err, herr)
 		}
-		if runDir != "" {
-			err = errors.Join(err, removeNote(runDir, vip))
+		if l.RunDir != "" {
+			err = errors.Join(err, removeNote(l.RunDir, vip))
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", vip, err))

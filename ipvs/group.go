@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
 	"reflect"
@@ -33,9 +32,13 @@ type group struct {
 	dark     bool           // nobody is up for long: try every master ever named
 	members  map[netip.AddrPort]*member
 	names    map[string][]netip.Addr // last good answers of DNS
-	looked   bool                    // every name was looked up once
-	last     []netip.AddrPort        // real servers with weight, as they stand
-	hostsAt  netip.Addr              // what the hosts file says
+	// storedNames are the answers as they are on the disk; the next ones may
+	// be written at nextStore.
+	storedNames map[string][]netip.Addr
+	nextStore   time.Time
+	looked      bool             // every name was looked up once
+	last        []netip.AddrPort // real servers with weight, as they stand
+	hostsAt     netip.Addr       // what the hosts file says
 	// cert is the node's own, as it was at certTime.
 	cert     *tls.Certificate
 	certTime time.Time
@@ -102,33 +105,6 @@ func (g *group) run(ctx context.Context) {
 			if changed {
 				poke(g.renew)
 			}
-		}
-	}
-}
-
-// resolver looks names up, at once, then now and then, when the list changed
-// and when a named master went down. It is beside run, since a look-up may take
-// long when the network is just what fails.
-func (g *group) resolver(ctx context.Context) {
-	for {
-		if g.resolve(ctx) {
-			g.enlist(ctx)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		g.mu.Lock()
-		first := !g.looked
-		g.looked = true
-		g.mu.Unlock()
-		if first {
-			poke(g.changed)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-g.lookNow:
-		case <-time.After(jitter(g.profile().Resolve)):
 		}
 	}
 }
@@ -244,31 +220,6 @@ func (g *group) loadCA() {
 	}
 }
 
-// lookup resolves a master's name to addresses of the virtual server's family.
-func lookup(ctx context.Context, vip netip.Addr, name string) ([]netip.Addr, error) {
-	network := "ip4"
-	if vip.Is6() {
-		network = "ip6"
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, network, name)
-	if err != nil {
-		return nil, err
-	}
-	var usable []netip.Addr
-	for _, a := range addrs {
-		if a = a.Unmap(); a != vip && !a.IsLoopback() && !a.IsUnspecified() {
-			usable = append(usable, a)
-		}
-	}
-	if len(usable) == 0 {
-		return nil, fmt.Errorf("%s is %v, none of which can be a master", name, addrs)
-	}
-	slices.SortFunc(usable, netip.Addr.Compare)
-	return slices.Compact(usable), nil
-}
-
 // list returns the masters that count now. g.mu is held.
 func (g *group) list() []Master {
 	switch {
@@ -278,33 +229,6 @@ func (g *group) list() []Master {
 		return slices.Concat(g.learned, g.server.Masters)
 	}
 	return g.learned
-}
-
-// resolve looks DNS names up and reports whether any answer changed. A name
-// that cannot be looked up now keeps its last addresses.
-func (g *group) resolve(ctx context.Context) bool {
-	g.mu.Lock()
-	masters := g.list()
-	g.mu.Unlock()
-	changed := false
-	for _, m := range masters {
-		if _, ok := m.addr(); ok {
-			continue
-		}
-		addrs, err := lookup(ctx, g.vip.Addr(), m.Host)
-		g.d.say(fmt.Sprintf("%s: looking up %s", g.vip, m.Host), err)
-		if err != nil {
-			continue
-		}
-		g.mu.Lock()
-		if !slices.Equal(g.names[m.Host], addrs) {
-			changed = true
-			g.d.logf("%s: %s is %v", g.vip, m.Host, addrs)
-			g.names[m.Host] = addrs
-		}
-		g.mu.Unlock()
-	}
-	return changed
 }
 
 // target is how a master is dialled. g.mu is held.
@@ -489,7 +413,10 @@ func (g *group) hosts(ctx context.Context) {
 	if name == "" || g.d.opt.HostsFile == "" || !at.IsValid() {
 		return
 	}
-	changed, err := keepHosts(g.d.opt.HostsFile, name, at)
+	changed, err := keepHosts(ctx, g.d.opt.HostsFile, g.d.opt.RunDir, lineFor(name, at))
+	if ctx.Err() != nil {
+		return
+	}
 	g.d.say(g.d.opt.HostsFile, err)
 	if changed {
 		g.d.logf("%s: %s says %s %s", g.vip, g.d.opt.HostsFile, at, name)

@@ -2,40 +2,63 @@ package ipvs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // hostsMark ends the lines of /etc/hosts that are ours.
 const hostsMark = "# ipvscare"
 
-// hostsWith returns the file with exactly one line of ours for the name, and
-// no line at all if addr is not valid. Other lines stay as they are, byte for
-// byte. A line of somebody else that already says the same is enough; before
-// one that says otherwise ours is put, because the first one wins.
-func hostsWith(text []byte, name string, addr netip.Addr) []byte {
+// hostsLine is what the hosts file should say of a name in one family of
+// addresses: a dual-stack name has a line in each.
+type hostsLine struct {
+	name string
+	ipv6 bool
+	addr netip.Addr // not valid: no line of ours
+}
+
+func lineFor(name string, addr netip.Addr) hostsLine {
+	return hostsLine{name, addr.Is6(), addr}
+}
+
+// noLineFor removes the line that vip's family has.
+func noLineFor(name string, vip netip.Addr) hostsLine {
+	return hostsLine{name: name, ipv6: vip.Is6()}
+}
+
+// in returns the file with exactly one line of ours for the name, and no line
+// of ours if there is no address. Other lines stay as they are, byte for byte.
+// A line of somebody else that already says the same is enough; before one
+// that says otherwise ours is put, because the first one wins.
+func (h hostsLine) in(text []byte) []byte {
+	name, addr := h.name, h.addr
 	var lines [][]byte
 	satisfied := false
 	before := -1 // where a foreign line names the host with another address
 	ours := -1
 	for line := range bytes.Lines(text) {
 		words, comment := hostsFields(line)
-		named := len(words) > 1 && contains(words[1:], name)
+		named := len(words) > 1 && slices.ContainsFunc(words[1:], func(w string) bool { return strings.EqualFold(w, name) })
 		switch {
-		case named && comment == hostsMark:
+		case named && comment == hostsMark && h.sameFamily(words[0]):
 			if ours < 0 {
 				ours = len(lines)
 			}
 			continue
 		case named && addr.IsValid() && words[0] == addr.String():
 			satisfied = satisfied || before < 0
-		case named && before < 0 && sameFamily(words[0], addr):
+		case named && before < 0 && h.sameFamily(words[0]):
 			before = len(lines)
 		}
 		lines = append(lines, line)
@@ -65,49 +88,65 @@ func hostsFields(line []byte) (words []string, comment string) {
 	return strings.Fields(s), comment
 }
 
-func contains(words []string, name string) bool {
-	for _, w := range words {
-		if strings.EqualFold(w, name) {
-			return true
-		}
-	}
-	return false
-}
-
-func sameFamily(text string, addr netip.Addr) bool {
+func (h hostsLine) sameFamily(text string) bool {
 	a, err := netip.ParseAddr(text)
-	return err == nil && addr.IsValid() && a.Unmap().Is4() == addr.Is4()
+	return err == nil && a.Unmap().Is6() == h.ipv6
 }
 
-// keepHosts puts the line into the file and reports whether it had to.
-func keepHosts(path, name string, addr netip.Addr) (bool, error) {
+// hostsPatience is how long another program may hold the lock on the hosts
+// file, which takes it for as long as it reads and replaces it.
+const hostsPatience = 10 * time.Second
+
+// keepHosts puts the line into the file and reports whether it had to. The
+// lock in runDir keeps firstboot from replacing the file meanwhile, as
+// ondisk.HostsLock says.
+func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (changed bool, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("keeping %s in %s: %w", line.name, path, err)
+		}
+	}()
+	if runDir != "" {
+		if err := useRunDir(runDir); err != nil {
+			return false, err
+		}
+		release, err := lockFile(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), hostsPatience)
+		if err != nil {
+			return false, err
+		}
+		defer release()
+	}
+	st, err := os.Stat(path)
+	if err == nil && links(st) == 0 {
+		return false, errors.New("somebody replaced the file, and this container still has the old one mounted: mount its directory instead, as `ipvscare static-pod` does")
+	}
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("reading %s: %w", path, err)
+		return false, err
 	}
-	text := hostsWith(old, name, addr)
+	text := line.in(old)
 	if bytes.Equal(text, old) {
 		return false, nil
 	}
-	if err := replaceFile(path, text, 0o644); err != nil {
-		return false, fmt.Errorf("keeping %s in %s: %w", name, path, err)
-	}
-	return true, nil
+	return true, replaceFile(path, text, 0o644)
 }
 
-// replaceFile writes a file so that nobody ever sees half of it. A file that
-// is a mount point cannot be replaced; it is written in place.
+// replaceFile writes a file so that nobody ever sees half of it, and a power
+// cut leaves the old one or the new. A file that is a mount point cannot be
+// replaced; it is written in place.
 func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	uid, gid := -1, -1
 	if st, err := os.Stat(path); err == nil {
 		mode = st.Mode().Perm()
 		uid, gid = owner(st)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
+	// One name, so that what a power cut leaves is written over by the next.
+	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".ipvscare-new")
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer os.Remove(tmp)
 	_, err = f.Write(data)
 	err = errors.Join(err, f.Chmod(mode), f.Sync())
 	if uid >= 0 && (uid != os.Geteuid() || gid != os.Getegid()) {
@@ -116,11 +155,23 @@ func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	err = os.Rename(f.Name(), path)
+	err = os.Rename(tmp, path)
 	if errors.Is(err, syscall.EBUSY) {
 		return os.WriteFile(path, data, mode)
 	}
-	return err
+	return errors.Join(err, syncDir(filepath.Dir(path)))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if errors.Is(err, syscall.EINVAL) { // a file system that cannot
+		err = nil
+	}
+	return errors.Join(err, d.Close())
 }
 
 func owner(st fs.FileInfo) (uid, gid int) {
@@ -128,4 +179,12 @@ func owner(st fs.FileInfo) (uid, gid int) {
 		return int(s.Uid), int(s.Gid)
 	}
 	return -1, -1
+}
+
+// links is how many names a file has.
+func links(st fs.FileInfo) uint64 {
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return uint64(s.Nlink)
+	}
+	return 1
 }

@@ -31,14 +31,35 @@ func TestHosts(t *testing.T) {
 		{"somebody else's is not removed", "10.103.97.2 apiserver.cluster.local\n", "10.103.97.2 apiserver.cluster.local\n", netip.Addr{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := string(hostsWith([]byte(tt.in), name, tt.addr))
+			got := string(hostsLine{name, false, tt.addr}.in([]byte(tt.in)))
 			if got != tt.want {
 				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
 			}
-			if again := string(hostsWith([]byte(got), name, tt.addr)); again != got {
+			if again := string(hostsLine{name, false, tt.addr}.in([]byte(got))); again != got {
 				t.Errorf("a second time it is\n%s", again)
 			}
 		})
+	}
+}
+
+// TestHostsDualStack: a name has a line for each family, and each is kept and
+// removed by itself.
+func TestHostsDualStack(t *testing.T) {
+	const name = "apiserver.cluster.local"
+	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
+	text := []byte("::1 x\n10.0.0.1 " + name + "\nfd00::1 " + name + "\n")
+	foreign := string(text)
+	for range 2 {
+		text = lineFor(name, six).in(lineFor(name, four).in(text))
+		if got, want := string(text), "::1 x\n10.103.97.2 "+name+" # ipvscare\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
+			t.Fatalf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+	if got, want := string(noLineFor(name, four).in(text)), "::1 x\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
+		t.Errorf("without the IPv4 line\n%s\nwant\n%s", got, want)
+	}
+	if got := string(noLineFor(name, six).in(noLineFor(name, four).in(text))); got != foreign {
+		t.Errorf("without ours\n%s", got)
 	}
 }
 
@@ -49,7 +70,7 @@ func TestKeepHosts(t *testing.T) {
 	}
 	vip := netip.MustParseAddr("10.103.97.2")
 	for i, want := range []bool{true, false} {
-		if changed, err := keepHosts(file, "a.b", vip); changed != want || err != nil {
+		if changed, err := keepHosts(t.Context(), file, "", lineFor("a.b", vip)); changed != want || err != nil {
 			t.Errorf("call %d: %v, %v", i, changed, err)
 		}
 	}
@@ -66,8 +87,8 @@ func FuzzHosts(f *testing.F) {
 	f.Add([]byte("10.0.0.1 a.b # ipvscare\n\n10.0.0.2 a.b"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		vip := netip.MustParseAddr("10.103.97.2")
-		once := hostsWith(in, "a.b", vip)
-		if string(hostsWith(once, "a.b", vip)) != string(once) {
+		once := lineFor("a.b", vip).in(in)
+		if string(lineFor("a.b", vip).in(once)) != string(once) {
 			t.Fatalf("%q becomes %q, which is not stable", in, once)
 		}
 	})

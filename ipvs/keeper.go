@@ -34,6 +34,9 @@ type Kernel interface {
 	Conns(vip, dest netip.AddrPort) ([]Conn, error)
 	// Sever destroys this node's sockets of the connections.
 	Sever([]Conn) (int, error)
+	// Untrack has connection tracking forget the connections to vip that are
+	// mapped to dest.
+	Untrack(vip, dest netip.AddrPort) error
 	// SeverRemote destroys this node's sockets connected to addr.
 	SeverRemote(addr netip.AddrPort) (int, error)
 	// Source returns the address from which this node reaches dst.
@@ -50,6 +53,9 @@ type Kernel interface {
 	// Watch calls wake after routes or addresses changed.
 	Watch(ctx context.Context, wake func()) error
 }
+
+// ProcSysNet is where the kernel's network settings are.
+const ProcSysNet = "/proc/sys/net"
 
 // Periods of the keeper.
 const (
@@ -335,7 +341,10 @@ func apply(kernel Kernel, op Op, st *stats) error {
 			st.severed.Add(int64(n))
 		}
 	}
-	if err != nil {
+	// IPVS throws away the first packet that connection tracking still maps to
+	// a real server which is gone, and whoever is just opening a connection
+	// would have to wait for one more of its SYNs.
+	if err = errors.Join(err, kernel.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil

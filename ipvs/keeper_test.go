@@ -26,7 +26,9 @@ type memKernel struct {
 	steps    []string
 	severed  []Conn
 	remotes  []netip.AddrPort
-	wake     func()
+	// untracked are the real servers that connection tracking was to forget.
+	untracked []netip.AddrPort
+	wake      func()
 }
 
 func newMemKernel(t *testing.T) *memKernel {
@@ -93,6 +95,13 @@ func (k *memKernel) Sever(conns []Conn) (int, error) {
 	defer k.mu.Unlock()
 	k.severed = append(k.severed, conns...)
 	return len(conns), nil
+}
+
+func (k *memKernel) Untrack(vip, dest netip.AddrPort) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.untracked = append(k.untracked, dest)
+	return nil
 }
 
 func (k *memKernel) SeverRemote(a netip.AddrPort) (int, error) {
@@ -177,6 +186,8 @@ type world struct {
 	kernel  *memKernel
 	daemon  *Daemon
 	hosts   string
+	run     string
+	state   string
 	mu      sync.Mutex
 	lines   []string
 	cancel  context.CancelFunc
@@ -215,7 +226,8 @@ func (w *world) eventually(what string, ok func() bool) {
 }
 
 func newWorld(t *testing.T, masters int) *world {
-	w := &world{t: t, kernel: newMemKernel(t), hosts: filepath.Join(t.TempDir(), "hosts")}
+	dir := t.TempDir()
+	w := &world{t: t, kernel: newMemKernel(t), hosts: filepath.Join(dir, "hosts"), run: filepath.Join(dir, "run"), state: filepath.Join(dir, "state")}
 	if err := os.WriteFile(w.hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -225,8 +237,7 @@ func newWorld(t *testing.T, masters int) *world {
 	return w
 }
 
-// testServer is a virtual server at an address of its own, so that tests do
-// not meet in each other's locks.
+// testServer is a virtual server.
 func testServer(t *testing.T, last byte) Server {
 	t.Helper()
 	s := Server{VIP: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 103, 97, last}), 6443), Host: "apiserver.cluster.local",
@@ -240,7 +251,7 @@ func (w *world) start(servers ...Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel, w.done = cancel, make(chan error, 1)
 	ready := make(chan struct{})
-	w.daemon = NewDaemon(Options{Servers: servers, HostsFile: w.hosts, RunDir: w.t.TempDir(), Kernel: w.kernel, Log: w.log,
+	w.daemon = NewDaemon(Options{Servers: servers, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, Kernel: w.kernel, Log: w.log,
 		Ready: func() { close(ready) }})
 	go func() { w.done <- w.daemon.Run(ctx) }()
 	w.t.Cleanup(func() { w.stop() })
@@ -293,6 +304,9 @@ func TestDaemon(t *testing.T) {
 	w.kernel.change(func() {
 		if !slices.Equal(w.kernel.severed, []Conn{mine}) {
 			t.Errorf("severed %v", w.kernel.severed)
+		}
+		if !slices.Equal(w.kernel.untracked, []netip.AddrPort{a.addr}) {
+			t.Errorf("connection tracking was to forget %v", w.kernel.untracked)
 		}
 		last := w.kernel.steps[len(w.kernel.steps)-2:]
 		if !strings.HasPrefix(last[0], "update-dest") || !strings.Contains(last[0], "weight 0") || !strings.HasPrefix(last[1], "del-dest") {
@@ -377,28 +391,5 @@ func TestDaemonWithoutIPVS(t *testing.T) {
 		w.cancel = nil
 	case <-time.After(20 * time.Second):
 		t.Error("it did not notice that IP_VS came")
-	}
-}
-
-func TestSecondDaemonIsRefused(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: only root's lock counts")
-	}
-	w := newWorld(t, 1)
-	s := testServer(t, 202)
-	s.Masters = []Master{w.masters[0].master()}
-	w.start(s)
-	before := w.kernel.text()
-	second := NewDaemon(Options{Servers: []Server{s}, Kernel: w.kernel, Log: w.log})
-	err := second.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) already keeps %s", os.Getpid(), s.VIP)) {
-		t.Errorf("got %v", err)
-	}
-	if w.kernel.text() != before {
-		t.Error("it changed the rules")
-	}
-	all, err := ReadStatus()
-	if err != nil || !slices.ContainsFunc(all, func(st Status) bool { return st.PID == os.Getpid() }) {
-		t.Errorf("status: %+v, %v", all, err)
 	}
 }

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -30,22 +31,16 @@ const serviceFlags = 0x1 | 0x4 | 0x8 | 0x10 | 0x20
 type kernel struct {
 	handle   *mobyipvs.Handle
 	steady   steady
-	settings []sysctl
-	buf      [32]byte
+	settings *sysctls
 }
 
-// OpenKernel returns the machine's kernel. It needs root, and no IP_VS yet.
-func OpenKernel() (Kernel, error) {
+// OpenKernel returns the machine's kernel, with its settings below sysctlDir,
+// ProcSysNet by default. It needs root, and no IP_VS yet.
+func OpenKernel(sysctlDir string) (Kernel, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("ipvscare must run as root: it changes the kernel's tables")
 	}
-	return &kernel{settings: []sysctl{
-		// A connection whose real server went is forgotten at its next packet.
-		{path: "/proc/sys/net/ipv4/vs/expire_nodest_conn", min: 1},
-		// The virtual address is ours alone: no ARP for it in either direction.
-		{path: "/proc/sys/net/ipv4/conf/all/arp_ignore", min: 1},
-		{path: "/proc/sys/net/ipv4/conf/all/arp_announce", min: 2},
-	}}, nil
+	return &kernel{settings: newSysctls(cmp.Or(sysctlDir, ProcSysNet))}, nil
 }
 
 // Ready asks the kernel itself first: moby/ipvs remembers for ever what it
@@ -162,36 +157,13 @@ func (k *kernel) Apply(op Op) error {
 }
 
 func (k *kernel) Steady(want []Service) (bool, error) {
-	for i := range k.settings {
-		v, err := k.settings[i].value(k.buf[:])
-		if err != nil || v < k.settings[i].min {
-			return false, err
-		}
+	if ok, err := k.settings.steady(); !ok {
+		return false, err
 	}
 	return k.steady.same(procServices, want)
 }
 
-func (k *kernel) Settings() ([]string, error) {
-	var changed []string
-	var errs []error
-	for i := range k.settings {
-		s := &k.settings[i]
-		did, err := s.ensure(k.buf[:])
-		if err != nil && s.file != nil { // the file may have gone with its module
-			s.file.Close()
-			s.file = nil
-			did, err = s.ensure(k.buf[:])
-		}
-		switch {
-		case errors.Is(err, os.ErrNotExist): // IP_VS is not there; Services says so
-		case err != nil:
-			errs = append(errs, err)
-		case did:
-			changed = append(changed, s.path)
-		}
-	}
-	return changed, errors.Join(errs...)
-}
+func (k *kernel) Settings() ([]string, error) { return k.settings.ensure() }
 
 func (k *kernel) Conns(vip, dest netip.AddrPort) ([]Conn, error) {
 	return readConns(procConns, vip, dest)
@@ -243,6 +215,36 @@ func (k *kernel) Sever(conns []Conn) (int, error) {
 		}
 	}
 	return n, nil
+}
+
+// tracked are the connections to a virtual server that are mapped to one real
+// server.
+type tracked struct{ vip, dest netip.AddrPort }
+
+func (c tracked) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	to, _ := netip.AddrFromSlice(f.Forward.DstIP)
+	from, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
+	return f.Forward.Protocol == unix.IPPROTO_TCP &&
+		netip.AddrPortFrom(to.Unmap(), f.Forward.DstPort) == c.vip &&
+		netip.AddrPortFrom(from.Unmap(), f.Reverse.SrcPort) == c.dest
+}
+
+func (k *kernel) Untrack(vip, dest netip.AddrPort) error {
+	if n, err := os.ReadFile(k.settings.tracking); err != nil || string(n) == "0\n" {
+		return nil // nothing is tracked here
+	}
+	family := netlink.InetFamily(unix.AF_INET)
+	if vip.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, tracked{vip, dest})
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // a kernel without nf_conntrack_netlink; it costs a second
+	}
+	if err != nil {
+		return fmt.Errorf("forgetting tracked connections: %w", err)
+	}
+	return nil
 }
 
 func (k *kernel) SeverRemote(addr netip.AddrPort) (int, error) {

@@ -8,11 +8,11 @@ import (
 )
 
 // OpenKernel fails: IPVS is a part of Linux.
-func OpenKernel() (Kernel, error) {
+func OpenKernel(string) (Kernel, error) {
 	return nil, errors.New("ipvscare runs on Linux only, this is " + runtime.GOOS)
 }
 
-// peer fails: there are no abstract sockets.
-func peer(string) (pid, uid int, err error) {
-	return 0, 0, errors.ErrUnsupported
+// peer fails: SO_PEERCRED is Linux'.
+func peer(string) (pid int, err error) {
+	return 0, errors.ErrUnsupported
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -38,13 +39,16 @@ type learnedFile struct {
 	Servers []learnedServer `json:"servers"`
 }
 
-// learnedServer is the list of one virtual server. It holds as long as the
-// configured list is the one it was learned beside: a person who changes the
-// configuration means it.
+// learnedServer is what was learned for one virtual server.
 type learnedServer struct {
-	VIP        string   `json:"vip"`
-	Configured []string `json:"configured"`
-	Masters    []string `json:"masters"`
+	VIP string `json:"vip"`
+	// Masters is the cluster's list. It holds as long as the configured list
+	// is the one it was learned beside: a person who changes the configuration
+	// means it.
+	Configured []string `json:"configured,omitempty"`
+	Masters    []string `json:"masters,omitempty"`
+	// Names are the last answers of DNS.
+	Names map[string][]netip.Addr `json:"names,omitempty"`
 }
 
 // parseList reads the text of the ConfigMap's key.
@@ -73,7 +77,7 @@ func parseConfigMap(vip netip.AddrPort, body []byte) ([]Master, error) {
 	if !ok {
 		return nil, fmt.Errorf("it has no key %q", learnKey)
 	}
-	return ParseMasters(vip, parseList(text))
+	return parseLearned(vip, parseList(text))
 }
 
 func texts(masters []Master) []string {
@@ -86,7 +90,7 @@ func texts(masters []Master) []string {
 
 // loadLearned reads what was learned in an earlier life.
 func (g *group) loadLearned() {
-	if !g.server.Learn || g.d.opt.StateDir == "" {
+	if g.d.opt.StateDir == "" {
 		return
 	}
 	doc, err := g.d.readLearned()
@@ -94,18 +98,28 @@ func (g *group) loadLearned() {
 		g.d.logf("%v; using the configured masters", err)
 		return
 	}
-	for _, s := range doc.Servers {
-		if s.VIP != g.vip.String() || !slices.Equal(s.Configured, texts(g.server.Masters)) {
-			continue
-		}
-		masters, err := ParseMasters(g.vip, s.Masters)
-		if err != nil {
-			g.d.logf("%s: the learned list is unusable, using the configured one: %v", g.vip, err)
-			return
-		}
-		g.learned = masters
-		g.d.logf("%s: using the masters learned from the cluster: %v", g.vip, masters)
+	i := slices.IndexFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == g.vip.String() })
+	if i < 0 {
+		return
 	}
+	s := doc.Servers[i]
+	g.names = make(map[string][]netip.Addr)
+	for name, addrs := range s.Names {
+		if addrs = usable(g.vip.Addr(), addrs); len(addrs) > 0 {
+			g.names[name] = addrs
+		}
+	}
+	g.storedNames = maps.Clone(g.names)
+	if !g.server.Learn || len(s.Masters) == 0 || !slices.Equal(s.Configured, texts(g.server.Masters)) {
+		return
+	}
+	masters, err := parseLearned(g.vip, s.Masters)
+	if err != nil {
+		g.d.logf("%s: the learned list is unusable, using the configured one: %v", g.vip, err)
+		return
+	}
+	g.learned = masters
+	g.d.logf("%s: using the masters learned from the cluster: %v", g.vip, masters)
 }
 
 func (d *Daemon) learnedPath() string {
@@ -130,22 +144,47 @@ func (d *Daemon) readLearned() (learnedFile, error) {
 	return doc, nil
 }
 
-// storeLearned puts the list of one virtual server into the file.
-func (d *Daemon) storeLearned(s learnedServer) error {
+// storeLearned changes what the file says of one virtual server.
+func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*learnedServer)) error {
+	if d.opt.StateDir == "" {
+		return nil
+	}
 	d.learnMu.Lock()
 	defer d.learnMu.Unlock()
 	doc, _ := d.readLearned() // an unreadable file is replaced
 	doc.Version = learnedVersion
-	doc.Servers = slices.DeleteFunc(doc.Servers, func(o learnedServer) bool { return o.VIP == s.VIP })
-	doc.Servers = append(doc.Servers, s)
+	i := slices.IndexFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == vip.String() })
+	if i < 0 {
+		i = len(doc.Servers)
+		doc.Servers = append(doc.Servers, learnedServer{VIP: vip.String()})
+	}
+	change(&doc.Servers[i])
 	data, err := json.MarshalIndent(doc, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(d.opt.StateDir, 0o700)
+	}
+	if err == nil {
+		err = replaceFile(d.learnedPath(), append(data, '\n'), 0o600)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("storing what was learned in %s: %w", d.learnedPath(), err)
 	}
-	if err := os.MkdirAll(d.opt.StateDir, 0o755); err != nil {
-		return err
+	return nil
+}
+
+// Limits of what is learned: a slip in the ConfigMap or in a zone, or a
+// hostile name server, cannot have a node watch thousands of masters.
+const (
+	maxLearned = 64
+	maxPerName = 16
+)
+
+// parseLearned checks a list of masters that no person gave to this node.
+func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
+	if len(list) > maxLearned {
+		return nil, fmt.Errorf("it lists %d masters, more than %d", len(list), maxLearned)
 	}
-	return replaceFile(d.learnedPath(), append(data, '\n'), 0o644)
+	return ParseMasters(vip, list)
 }
 
 // learner reads the cluster's list now and then.
@@ -230,6 +269,9 @@ func (g *group) learn(ctx context.Context) error {
 	default:
 		return fmt.Errorf("%s answered with status %d to %s; keeping the list", from.addr, e.status, learnPath)
 	}
+	if len(e.body) >= bodyLimitLong {
+		return fmt.Errorf("ConfigMap kube-public/edgebake-masters is larger than %d KiB; keeping the list", bodyLimitLong>>10)
+	}
 	masters, err := parseConfigMap(g.vip, e.body)
 	if err != nil {
 		return fmt.Errorf("ConfigMap kube-public/edgebake-masters: %w; keeping the list", err)
@@ -252,12 +294,7 @@ func (g *group) learn(ctx context.Context) error {
 	// First to the disk: whoever sees the new list served finds it after a
 	// power cut too. A full disk is no reason to stay with the old masters; it
 	// is tried again with the next reading.
-	if g.d.opt.StateDir != "" {
-		err = g.d.storeLearned(learnedServer{VIP: g.vip.String(), Configured: texts(s.Masters), Masters: texts(masters)})
-		if err != nil {
-			err = fmt.Errorf("storing the learned list in %s: %w", g.d.learnedPath(), err)
-		}
-	}
+	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = texts(s.Masters), texts(masters) })
 	g.mu.Lock()
 	g.unstored = err != nil
 	// Unless the configuration changed meanwhile.
@@ -291,7 +328,7 @@ func (g *group) provable(ctx context.Context, masters []Master) bool {
 	for _, m := range masters {
 		a, ok := m.addr()
 		if !ok {
-			addrs, err := lookup(ctx, g.vip.Addr(), m.Host)
+			addrs, err := g.d.lookup(ctx, g.vip.Addr(), m.Host)
 			if err != nil {
 				continue
 			}

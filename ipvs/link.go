@@ -91,10 +91,11 @@ const (
 )
 
 // bodyLimit bounds the bytes kept of a response: enough for the list of
-// failed checks of /readyz, and for a ConfigMap at its largest.
+// failed checks of /readyz, and for a ConfigMap with as many masters as may be
+// learned.
 const (
 	bodyLimit     = 4 << 10
-	bodyLimitLong = 2 << 20
+	bodyLimitLong = 256 << 10
 )
 
 // identityError means that the master could not prove to be one.

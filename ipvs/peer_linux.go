@@ -8,16 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer returns who listens on a unix socket.
-func peer(name string) (pid, uid int, err error) {
-	c, err := net.DialTimeout("unix", name, time.Second)
+// peer returns the process that listens on a unix socket, by the number that
+// it has for the caller.
+func peer(path string) (pid int, err error) {
+	c, err := net.DialTimeout("unix", path, time.Second)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	defer c.Close()
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	var cred *unix.Ucred
 	var cerr error
@@ -25,7 +26,7 @@ func peer(name string) (pid, uid int, err error) {
 		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err = errors.Join(err, cerr); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
-	return int(cred.Pid), int(cred.Uid), nil
+	return int(cred.Pid), nil
 }

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
+	"syscall"
 )
 
 // Files of the kernel, per network namespace.
@@ -303,13 +306,19 @@ func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 type sysctl struct {
 	path string
 	min  int
-	file *os.File
+	// lacking is what to say where the kernel is built without it.
+	lacking error
+	file    *os.File
 }
 
 // value reads the setting without allocating once the file is open.
 func (s *sysctl) value(buf []byte) (int, error) {
 	if s.file == nil {
 		f, err := os.OpenFile(s.path, os.O_RDWR, 0)
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			// A container may not change it. Perhaps it is right as it is.
+			f, err = os.Open(s.path)
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -335,7 +344,90 @@ func (s *sysctl) ensure(buf []byte) (bool, error) {
 		return false, err
 	}
 	if _, err := s.file.WriteAt(strconv.AppendInt(nil, int64(s.min), 10), 0); err != nil {
-		return false, fmt.Errorf("setting %s to %d: %w", s.path, s.min, err)
+		return false, fmt.Errorf("setting %s to %d: %w: set it on the node, in /etc/sysctl.d, if this is a container", s.path, s.min, err)
 	}
 	return true, nil
+}
+
+// absent reports whether the kernel is built without the setting. A setting
+// whose neighbours are missing too belongs to a module that is not loaded.
+func (s *sysctl) absent() bool {
+	if s.lacking == nil || s.file != nil {
+		return false
+	}
+	_, err := os.Stat(s.path)
+	_, derr := os.Stat(filepath.Dir(s.path))
+	return errors.Is(err, fs.ErrNotExist) && derr == nil
+}
+
+func (s *sysctl) close() {
+	if s.file != nil {
+		s.file.Close()
+		s.file = nil
+	}
+}
+
+// sysctls are the settings that ipvscare keeps.
+type sysctls struct {
+	list []sysctl
+	buf  [32]byte
+	// tracking is how many connections the kernel tracks.
+	tracking string
+}
+
+// errUntracked is said on kernels that cannot track what IPVS forwards.
+var errUntracked = errors.New("this kernel lacks CONFIG_IP_VS_NFCT: a firewall that drops packets of no known connection (\"ct state invalid drop\") cuts the virtual address off")
+
+// newSysctls returns the settings below dir, which is /proc/sys/net or a mount
+// of it.
+func newSysctls(dir string) *sysctls {
+	return &sysctls{tracking: filepath.Join(dir, "netfilter/nf_conntrack_count"), list: []sysctl{
+		// A connection whose real server went is forgotten at its next packet.
+		{path: filepath.Join(dir, "ipv4/vs/expire_nodest_conn"), min: 1},
+		// Without it IPVS takes the packets that it forwards out of connection
+		// tracking, and the answers to them are of no connection that a
+		// stateful firewall knows. It costs nothing where there is none.
+		{path: filepath.Join(dir, "ipv4/vs/conntrack"), min: 1, lacking: errUntracked},
+		// The virtual address is ours alone: no ARP for it in either direction.
+		{path: filepath.Join(dir, "ipv4/conf/all/arp_ignore"), min: 1},
+		{path: filepath.Join(dir, "ipv4/conf/all/arp_announce"), min: 2},
+	}}
+}
+
+// steady reports, without allocating, whether all is as it should be.
+func (k *sysctls) steady() (bool, error) {
+	for i := range k.list {
+		s := &k.list[i]
+		v, err := s.value(k.buf[:])
+		if err != nil && s.absent() {
+			continue
+		}
+		if err != nil || v < s.min {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// ensure puts all right and returns what it changed.
+func (k *sysctls) ensure() (changed []string, err error) {
+	var errs []error
+	for i := range k.list {
+		s := &k.list[i]
+		did, err := s.ensure(k.buf[:])
+		if err != nil && s.file != nil { // the file may have gone with its module
+			s.close()
+			did, err = s.ensure(k.buf[:])
+		}
+		switch {
+		case err != nil && s.absent():
+			errs = append(errs, s.lacking)
+		case errors.Is(err, fs.ErrNotExist): // IP_VS is not there; Services says so
+		case err != nil:
+			errs = append(errs, err)
+		case did:
+			changed = append(changed, s.path)
+		}
+	}
+	return changed, errors.Join(errs...)
 }

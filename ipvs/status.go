@@ -1,14 +1,15 @@
 package ipvs
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -101,29 +102,27 @@ func (g *group) status() ServerStatus {
 	return v
 }
 
-// socketPrefix begins the names of the daemon's sockets, one per virtual
-// server: holding it is the lock on the virtual server, connecting to it
-// gives the status. They are abstract, which makes them belong to the network
-// namespace as the rules do, and leaves nothing behind after a kill.
-const socketPrefix = "@ipvscare/"
+// socketPath is where the daemon of a virtual server answers with its status.
+// RunDir keeps everybody but root away from it.
+func socketPath(runDir string, vip netip.AddrPort) string {
+	return filepath.Join(runDir, vip.String()+socketSuffix)
+}
 
-// claim takes the lock on a virtual server and answers on it.
-func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(), err error) {
-	name := socketPrefix + vip.String()
-	ln, err := net.Listen("unix", name)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		pid, uid, perr := peer(name)
-		switch {
-		case perr == nil && uid == 0:
-			return nil, fmt.Errorf("another ipvscare (process %d) already keeps %s: stop it, or give this one another virtual address", pid, vip)
-		case perr == nil:
-			// Anybody may take the name; only root may keep us from working.
-			d.logf("process %d of user %d holds the name %s; it is no ipvscare, going on without a lock", pid, uid, name)
-			return func() {}, nil
-		}
+const socketSuffix = ".sock"
+
+// answerStatus gives the status to everybody who connects to the socket. The
+// caller holds the lock on its virtual server, so that a socket which is there
+// already was left behind by a process that is no more.
+func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), err error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("answering `ipvscare status`: %w", err)
+	}
+	ln, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chmod(path, 0o600)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("locking %s: %w", vip, err)
+		return nil, fmt.Errorf("answering `ipvscare status`: %w", err)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -140,55 +139,58 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 			c.Close()
 		}
 	}()
-	stop := context.AfterFunc(ctx, func() { ln.Close() })
+	unhook := context.AfterFunc(ctx, func() { ln.Close() })
 	return func() {
-		stop()
+		unhook()
 		ln.Close()
-		<-done // the name is free only when nobody accepts any more
+		<-done // the socket is a successor's to make when nobody accepts any more
 	}, nil
 }
 
-// Locked reports whether an ipvscare keeps the virtual server.
-func Locked(vip netip.AddrPort) (pid int, locked bool) {
-	pid, uid, err := peer(socketPrefix + vip.String())
-	return pid, err == nil && uid == 0
-}
-
-// ReadStatus asks the daemons of this network namespace.
-func ReadStatus() ([]Status, error) {
-	f, err := os.Open("/proc/net/unix")
-	if err != nil {
-		return nil, err
+// ReadStatus asks the daemons that have their sockets in runDir.
+func ReadStatus(runDir string) ([]Status, error) {
+	entries, err := os.ReadDir(runDir)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("asking ipvscare: %w: run this as root", err)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("asking ipvscare: %w", err)
 	}
-	defer f.Close()
 	var all []Status
-	seen := make(map[int]bool)
-	for scan := bufio.NewScanner(f); scan.Scan(); {
-		words := strings.Fields(scan.Text())
-		name := words[len(words)-1]
-		if !strings.HasPrefix(name, socketPrefix) || len(words) < 8 || words[3] != "00010000" { // listening
+	seen := make(map[string]bool)
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), socketSuffix) {
 			continue
 		}
-		pid, uid, err := peer(name)
-		if err != nil || uid != 0 || seen[pid] {
-			continue
+		s, err := askStatus(filepath.Join(runDir, e.Name()))
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			continue // its process was killed
 		}
-		seen[pid] = true
-		c, err := net.DialTimeout("unix", name, 2*time.Second)
 		if err != nil {
-			return nil, fmt.Errorf("asking process %d: %w", pid, err)
+			return nil, fmt.Errorf("asking ipvscare: %w", err)
 		}
-		c.SetDeadline(time.Now().Add(5 * time.Second))
-		var s Status
-		err = json.NewDecoder(c).Decode(&s)
-		c.Close()
-		if err != nil {
-			return nil, fmt.Errorf("asking process %d: %w", pid, err)
+		// One daemon may keep several virtual servers; in containers, all are
+		// process 1.
+		if id := fmt.Sprint(s.PID, s.Started.UnixNano()); !seen[id] {
+			seen[id] = true
+			all = append(all, s)
 		}
-		all = append(all, s)
 	}
 	if len(all) == 0 {
-		return nil, errors.New("no ipvscare runs in this network namespace: start it with `systemctl start ipvscare`")
+		return nil, errors.New("ipvscare is not running: start it with `systemctl start ipvscare`")
 	}
 	return all, nil
+}
+
+func askStatus(path string) (s Status, err error) {
+	c, err := net.DialTimeout("unix", path, 2*time.Second)
+	if err != nil {
+		return s, err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	if err := json.NewDecoder(c).Decode(&s); err != nil {
+		return s, fmt.Errorf("reading from %s: %w", path, err)
+	}
+	return s, nil
 }

@@ -31,7 +31,7 @@ type careFlags struct {
 	status                                       []int
 	insecure                                     bool
 	// Not lvscare's.
-	caFile, host, hosts, run, metrics, profile string
+	caFile, host, hosts, run, metrics, profile, sysctls string
 }
 
 // careEnv begins the environment variables that stand for flags.
@@ -62,6 +62,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.hosts, "hosts", hostsFile, "the hosts file")
 	f.StringVar(&c.run, "run-dir", runDir, "folder in which is noted what was made")
 	f.StringVar(&c.metrics, "metrics", "", "loopback address for Prometheus; empty: none")
+	f.StringVar(&c.sysctls, "sysctls", ipvs.ProcSysNet, "the kernel's network settings; in a container, a mount of the node's")
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
 }
 
@@ -170,14 +171,14 @@ what others change. docs/ipvscare.md lists the differences.`,
 				hosts = ""
 			}
 			if c.clean {
-				kernel, err := ipvs.OpenKernel()
+				kernel, err := ipvs.OpenKernel(c.sysctls)
 				if err != nil {
 					return err
 				}
-				return ipvs.Clean(kernel, []ipvs.Server{s}, hosts, "", func(line string) { fmt.Fprintln(stderr, line) })
+				return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run}, func(line string) { fmt.Fprintln(stderr, line) })
 			}
 			return keep(ctx, ipvs.Options{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
-				Metrics: c.metrics, Once: c.runOnce}, stderr)
+				Metrics: c.metrics, Once: c.runOnce}, c.sysctls, stderr)
 		},
 	}
 }

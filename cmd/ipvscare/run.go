@@ -25,7 +25,7 @@ import (
 // Defaults of flags.
 const (
 	hostsFile = "/etc/hosts"
-	runDir    = "/run/ipvscare"
+	runDir    = ondisk.IPVSRunDir
 	// metricsAddr is next to the ports of kubelet and yurthub.
 	metricsAddr = "127.0.0.1:10271"
 )
@@ -133,14 +133,14 @@ func runCommand(stderr io.Writer) *command {
 The file is followed; on SIGHUP everything is read anew. On SIGTERM the rules
 stay, so that a restart or an upgrade costs no connection.`,
 		flags: f,
-		run:   func(ctx context.Context) error { return keep(ctx, opt, stderr) },
+		run:   func(ctx context.Context) error { return keep(ctx, opt, ipvs.ProcSysNet, stderr) },
 	}
 }
 
 // keep runs the daemon under systemd or by itself.
-func keep(ctx context.Context, opt ipvs.Options, stderr io.Writer) error {
+func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Writer) error {
 	tuneMemory()
-	kernel, err := ipvs.OpenKernel()
+	kernel, err := ipvs.OpenKernel(sysctls)
 	if err != nil {
 		return err
 	}
@@ -225,8 +225,8 @@ func cleanCommand(stderr io.Writer) *command {
 		long: `Remove what ipvscare made, and nothing else: virtual servers, routes, lines of
 the hosts file. Stop ipvscare first.`,
 		flags: f,
-		run: func(context.Context) error {
-			kernel, err := ipvs.OpenKernel()
+		run: func(ctx context.Context) error {
+			kernel, err := ipvs.OpenKernel("")
 			if err != nil {
 				return err
 			}
@@ -234,7 +234,7 @@ the hosts file. Stop ipvscare first.`,
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
-			return ipvs.Clean(kernel, servers, hosts, run, func(line string) { fmt.Fprintln(stderr, line) })
+			return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: servers, Noted: true, HostsFile: hosts, RunDir: run}, func(line string) { fmt.Fprintln(stderr, line) })
 		},
 	}
 }

@@ -12,9 +12,10 @@ import (
 )
 
 func statusCommand(stdout io.Writer) *command {
-	var output string
+	var output, run string
 	f := newFlags("status")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
+	f.StringVar(&run, "run-dir", runDir, "directory of the running ipvscare")
 	return &command{
 		name:  "status",
 		short: "Say what is kept and what is believed of the masters",
@@ -25,7 +26,7 @@ no ipvscare runs, or if no master is up.`,
 			if output != "json" && output != "text" {
 				return usageError{fmt.Errorf("-o %s: it can be text or json", output)}
 			}
-			all, err := ipvs.ReadStatus()
+			all, err := ipvs.ReadStatus(run)
 			if err != nil {
 				return err
 			}

@@ -51,7 +51,9 @@ const (
 	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA
 	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own
-	IPVSLearned    = "/var/lib/ipvscare/learned.json" // master list learned from the cluster
+	IPVSLearned    = "/var/lib/ipvscare/learned.json" // masters learned from the cluster and from DNS
+	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's own, 0700: locks, sockets, what was made
+	HostsLock      = "/run/ipvscare/hosts.lock"       // held by flock(2) while /etc/hosts is read and replaced
 	LogDir         = "/var/log/edgebake"              // evidence of convert and reset
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo, the same as on the ESP
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported

@@ -51,6 +51,7 @@ func New(log io.Writer) *firstboot.Env {
 		Mkdir:       f.Mkdir,
 		Remove:      f.Remove,
 		RemoveAll:   f.RemoveAll,
+		Lock:        f.Lock,
 		Run:         run,
 		Unit:        unit,
 		UnitState:   unitState,
@@ -147,6 +148,39 @@ func (f Files) WriteFile(path string, data []byte, o firstboot.Owner) error {
 		return errors.Join(err, os.RemoveAll(tmp))
 	}
 	return syncDir(filepath.Dir(p))
+}
+
+// lockPatience is how long another program may hold a lock. All that is done
+// under one is to read a file and replace it.
+const lockPatience = 30 * time.Second
+
+// Lock makes the file, which only root can open, if it is not there, and waits
+// for the lock on it. The file stays: removing it would let two programs hold
+// locks on two files of the same name.
+func (f Files) Lock(ctx context.Context, path string) (release func(), err error) {
+	p := f.abs(path)
+	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	l, err := os.OpenFile(p, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
+	for {
+		err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { l.Close() }, nil
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+			if err = Sleep(ctx, 50*time.Millisecond); err == nil {
+				continue
+			}
+		}
+		l.Close()
+		return nil, fmt.Errorf("locking %s, which another program holds: %w", p, err)
+	}
 }
 
 // chown is for root; anybody else owns what he writes.

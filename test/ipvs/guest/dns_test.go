@@ -124,6 +124,11 @@ func TestNames(t *testing.T) {
 	// While look-ups hang, a dead master goes all the same.
 	m3.kill()
 	n.expect("m1 m2")
+	// A boot with DNS dead and masters alive: only what is on the disk is there.
+	n.stopProcess()
+	n.must("/bin/ipvsadm", "-C")
+	n.care()
+	n.expect("m1 m2")
 	// One that dies is looked up at once: it may be somewhere else by now.
 	m3.serve()
 	n.expect("m1 m2 m3")

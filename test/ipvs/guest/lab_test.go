@@ -143,17 +143,26 @@ func newLab(t *testing.T, masters, nodes int) *lab {
 	return l
 }
 
-func (l *lab) machine(name string, addr netip.Addr) *machine {
-	m := &machine{l: l, name: name, addr: addr, dir: filepath.Join("/run/lab", name), veth: "v" + name}
+// bare makes a machine without a network.
+func (l *lab) bare(name string) *machine {
+	m := &machine{l: l, name: name, dir: filepath.Join("/run/lab", name), veth: "v" + name}
 	os.RemoveAll(m.dir)
 	check(os.MkdirAll(m.dir, 0o755))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	ns, err := netns.New() // and enters it
 	check(err)
 	m.ns = ns
 	check(netns.Set(l.home))
+	return m
+}
+
+func (l *lab) machine(name string, addr netip.Addr) *machine {
+	m := l.bare(name)
+	m.addr = addr
 	la := netlink.NewLinkAttrs()
 	la.Name = m.veth
-	v := &netlink.Veth{LinkAttrs: la, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns)}
+	v := &netlink.Veth{LinkAttrs: la, PeerName: "eth0", PeerNamespace: netlink.NsFd(m.ns)}
 	check(netlink.LinkAdd(v))
 	check(netlink.LinkSetMaster(v, l.bridge))
 	check(netlink.LinkSetUp(v))

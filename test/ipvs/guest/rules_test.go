@@ -142,11 +142,11 @@ func TestLife(t *testing.T) {
 	})
 	l.run("status", func(t *testing.T) {
 		eventually(t, "status says that three are up", func() bool {
-			out, _ := n.output("/bin/ipvscare", "status")
+			out, _ := n.output("/bin/ipvscare", "status", "--run-dir", n.dir+"/run")
 			return strings.Count(out, " up ") == 3
 		})
 		eventually(t, "status says in JSON that three are up", func() bool {
-			out, _ := n.output("/bin/ipvscare", "status", "-o", "json")
+			out, _ := n.output("/bin/ipvscare", "status", "--run-dir", n.dir+"/run", "-o", "json")
 			return strings.Count(out, `"state": "up"`) == 3
 		})
 	})
@@ -292,7 +292,7 @@ func TestList(t *testing.T) {
 		v.Masters = []string{"10.103.0.77:6443"}
 		n.configure(v)
 		eventually(t, "it tries the new one", func() bool {
-			out, _ := n.output("/bin/ipvscare", "status") // which fails, as none is up
+			out, _ := n.output("/bin/ipvscare", "status", "--run-dir", n.dir+"/run") // which fails, as none is up
 			return strings.Contains(out, "10.103.0.77:6443")
 		})
 		n.stays("m1 m2 m3", 4*time.Second)
@@ -417,7 +417,7 @@ func TestModule(t *testing.T) {
 	if out, err := n.output("/bin/ipvscare", "care", "--run-once", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443"); err == nil || !strings.Contains(out, "has no IP_VS") {
 		t.Errorf("--run-once without IP_VS: %v: %s", err, out)
 	}
-	if out, _ := n.output("/bin/ipvscare", "status"); !strings.Contains(out, "no IP_VS") {
+	if out, _ := n.output("/bin/ipvscare", "status", "--run-dir", n.dir+"/run"); !strings.Contains(out, "no IP_VS") {
 		t.Error(out)
 	}
 	check(os.Remove(noModprobe))
@@ -549,7 +549,7 @@ func TestCare(t *testing.T) {
 	l.masters[0].kill()
 	n.expect("m2")
 	n.stopProcess()
-	n.must("/bin/ipvscare", "care", "--clean", "--vs", vip, "--rs", "10.103.0.11:6443")
+	n.must("/bin/ipvscare", "care", "--clean", "--vs", vip, "--rs", "10.103.0.11:6443", "--run-dir", n.dir+"/run")
 	if r := n.rules(); r != "" {
 		t.Errorf("left: %s", r)
 	}

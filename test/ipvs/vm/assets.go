@@ -45,7 +45,8 @@ const buildOptions = "etc/keepalived/keepalived.config-opts"
 // modules are loaded by the guest; what they depend on comes along.
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
-		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6"}
+		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6",
+		"nf_tables", "nft_ct", "nft_masq", "nft_chain_nat", "nf_conntrack_netlink"}
 }
 
 // Missing reports what this machine lacks to run the guest.

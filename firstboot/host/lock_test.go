@@ -1,0 +1,45 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestLock: it is flock's own, which ipvscare takes, too.
+func TestLock(t *testing.T) {
+	f := Files{Root: t.TempDir()}
+	if err := os.Mkdir(filepath.Join(f.Root, "run"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	release, err := f.Lock(t.Context(), ondisk.HostsLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := f.abs(ondisk.HostsLock)
+	if st, err := os.Stat(filepath.Dir(path)); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("its directory: %v %v", st.Mode(), err)
+	}
+	if exec.Command("flock", "-n", path, "true").Run() == nil {
+		t.Error("another program can take it")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := f.Lock(ctx, ondisk.HostsLock); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second time: %v", err)
+	}
+	release()
+	if out, err := exec.Command("flock", "-n", path, "true").CombinedOutput(); err != nil {
+		t.Errorf("after its release: %v %s", err, out)
+	}
+	if release, err = f.Lock(t.Context(), ondisk.HostsLock); err != nil {
+		t.Fatal(err)
+	}
+	release()
+}

@@ -1,0 +1,218 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestSecondDaemonIsRefused(t *testing.T) {
+	w := newWorld(t, 1)
+	s := testServer(t, 202)
+	s.Masters = []Master{w.masters[0].master()}
+	w.start(s)
+	before := w.kernel.text()
+	second := NewDaemon(Options{Servers: []Server{s}, RunDir: w.run, Kernel: w.kernel, Log: w.log})
+	err := second.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) already keeps %s", os.Getpid(), s.VIP)) {
+		t.Errorf("got %v", err)
+	}
+	if w.kernel.text() != before {
+		t.Error("it changed the rules")
+	}
+	all, err := ReadStatus(w.run)
+	if err != nil || len(all) != 1 || all[0].PID != os.Getpid() {
+		t.Errorf("status: %+v, %v", all, err)
+	}
+	err = Clean(t.Context(), w.kernel, Leftovers{Servers: []Server{s}, RunDir: w.run}, w.log)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d keeps %s: stop it first", os.Getpid(), s.VIP)) {
+		t.Errorf("clean under a running daemon: %v", err)
+	}
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if pid, locked := Locked(w.run, s.VIP); locked {
+		t.Errorf("process %d still has the lock", pid)
+	}
+	if _, err := ReadStatus(w.run); err == nil || !strings.Contains(err.Error(), "ipvscare is not running") {
+		t.Errorf("status of nobody: %v", err)
+	}
+	w.start(s) // its successor may come at once
+}
+
+// TestSquatter: neither a process without privileges nor one that shares just
+// the network with us, be it root, can keep ipvscare from starting.
+func TestSquatter(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: this needs root, to be somebody else")
+	}
+	w := newWorld(t, 1)
+	s := testServer(t, 204)
+	s.Masters = []Master{w.masters[0].master()}
+	// The name that used to be the lock, which belongs to whoever is first.
+	if ln, err := net.Listen("unix", "@ipvscare/"+s.VIP.String()); err == nil {
+		defer ln.Close()
+	}
+	// What a killed predecessor leaves.
+	if err := os.MkdirAll(w.run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socketPath(w.run, s.VIP), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	w.start(s)
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	// The directory is all that a container which has /run sees.
+	for dir := w.run; dir != os.TempDir(); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("flock", "-n", lockPath(w.run, s.VIP), "sleep", "60")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "Permission denied") {
+		t.Errorf("somebody else can lock: %v %s", err, out)
+	}
+	w.start(s)
+}
+
+// TestRunDir: a directory into which others can put files is not used.
+func TestRunDir(t *testing.T) {
+	top := t.TempDir()
+	dir := filepath.Join(top, "run")
+	if err := useRunDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("%v %v", st.Mode(), err)
+	}
+	if err := os.Chmod(dir, 0o1777); err != nil {
+		t.Fatal(err)
+	}
+	if err := useRunDir(dir); err == nil || !strings.Contains(err.Error(), "can be written to by others") {
+		t.Errorf("a directory for everybody: %v", err)
+	}
+	link := filepath.Join(top, "link")
+	if err := os.Symlink("/etc", link); err != nil {
+		t.Fatal(err)
+	}
+	if err := useRunDir(link); err == nil || !strings.Contains(err.Error(), "is not a directory") {
+		t.Errorf("a link: %v", err)
+	}
+	if os.Geteuid() == 0 {
+		if err := errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, 65534, 65534)); err != nil {
+			t.Fatal(err)
+		}
+		if err := useRunDir(dir); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+			t.Errorf("somebody else's directory: %v", err)
+		}
+	}
+}
+
+func TestLockFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	release, err := lockFile(t.Context(), path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockFile(t.Context(), path, 20*time.Millisecond); !errors.Is(err, errHeld) {
+		t.Errorf("a second time: %v", err)
+	}
+	go func() { time.Sleep(50 * time.Millisecond); release() }()
+	if release, err = lockFile(t.Context(), path, 10*time.Second); err != nil {
+		t.Errorf("after its release: %v", err)
+	} else {
+		release()
+	}
+	if err := os.Symlink("/etc/passwd", path+"2"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockFile(t.Context(), path+"2", 0); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("through a link: %v", err)
+	}
+}
+
+// TestHostsLock: whoever follows ondisk.HostsLock and we never lose each
+// other's lines.
+func TestHostsLock(t *testing.T) {
+	dir := t.TempDir()
+	file, lock := filepath.Join(dir, "hosts"), filepath.Join(dir, "hosts.lock")
+	const many = 30
+	var wg sync.WaitGroup
+	wg.Go(func() { // firstboot's part, with a pause where it hurts
+		for i := range many {
+			release, err := lockFile(t.Context(), lock, hostsPatience)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			old, _ := os.ReadFile(file)
+			time.Sleep(time.Millisecond)
+			if err := replaceFile(file, fmt.Appendf(old, "10.1.0.%d theirs\n", i), 0o644); err != nil {
+				t.Error(err)
+			}
+			release()
+		}
+	})
+	for i := range many {
+		if _, err := keepHosts(t.Context(), file, dir, lineFor(fmt.Sprintf("name%d", i), testVIP.Addr())); err != nil {
+			t.Error(err)
+		}
+	}
+	wg.Wait()
+	b, _ := os.ReadFile(file)
+	if theirs, ours := strings.Count(string(b), "theirs"), strings.Count(string(b), hostsMark); theirs != many || ours != many {
+		t.Errorf("%d lines of theirs and %d of ours, want %d of each:\n%s", theirs, ours, many, b)
+	}
+	entries, _ := os.ReadDir(dir)
+	if names := slices.Collect(func(yield func(string) bool) {
+		for _, e := range entries {
+			yield(e.Name())
+		}
+	}); !slices.Equal(names, []string{"hosts", "hosts.lock"}) {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+// TestHostsReplacedUnderAMount: a container that has the file itself mounted
+// goes on seeing the old one once somebody replaced it, and says so.
+func TestHostsReplacedUnderAMount(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: this needs root, to mount")
+	}
+	dir := t.TempDir()
+	script := `set -e; cd "$1"; echo 127.0.0.1 localhost >hosts; touch inside; mount --bind hosts inside; echo new >new; mv new hosts; stat -c %h inside`
+	out, err := exec.Command("unshare", "-m", "sh", "-c", script, "sh", dir).CombinedOutput()
+	if err != nil {
+		t.Skipf("SKIPPED: mounting here: %v: %s", err, out)
+	}
+	if strings.TrimSpace(string(out)) != "0" {
+		t.Errorf("the replaced file has %s names: it cannot be recognised so", out)
+	}
+	f, err := os.Create(filepath.Join(dir, "gone")) // the same by other means
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = keepHosts(t.Context(), fmt.Sprintf("/proc/self/fd/%d", f.Fd()), "", lineFor("a.b", testVIP.Addr()))
+	if err == nil || !strings.Contains(err.Error(), "mount its directory instead") {
+		t.Errorf("got %v", err)
+	}
+}

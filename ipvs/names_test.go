@@ -1,0 +1,199 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// zone answers look-ups: by network and name.
+type zone map[string][]netip.Addr
+
+func (z zone) lookup(_ context.Context, network, host string) ([]netip.Addr, error) {
+	if addrs, ok := z[network+" "+host]; ok {
+		return addrs, nil
+	}
+	return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+}
+
+// deadDNS is no answer at all.
+func deadDNS(_ context.Context, _, host string) ([]netip.Addr, error) {
+	return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
+}
+
+func addrs(text ...string) []netip.Addr {
+	var all []netip.Addr
+	for _, s := range text {
+		all = append(all, netip.MustParseAddr(s))
+	}
+	return all
+}
+
+// namesGroup is a group of a daemon that was not started, over a directory.
+func namesGroup(t *testing.T, state string, lookup func(context.Context, string, string) ([]netip.Addr, error), masters ...string) (*group, *[]string) {
+	t.Helper()
+	var mu sync.Mutex
+	lines := new([]string)
+	d := NewDaemon(Options{StateDir: state, Lookup: lookup, Log: func(line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		*lines = append(*lines, line)
+	}})
+	s := testServer(t, 2)
+	var err error
+	if s.Masters, err = ParseMasters(s.VIP, masters); err != nil {
+		t.Fatal(err)
+	}
+	g := newGroup(d, s)
+	g.loadLearned()
+	return g, lines
+}
+
+// TestNamesOutliveABoot: a boot with DNS dead and masters alive knows where
+// they were.
+func TestNamesOutliveABoot(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	z := zone{"ip4 a.example": addrs("192.0.2.12", "192.0.2.11"), "ip4 b.example": addrs("192.0.2.13")}
+	g, _ := namesGroup(t, state, z.lookup, "a.example:6443", "b.example:6443", "192.0.2.14:6443")
+	if !g.resolve(t.Context()) {
+		t.Fatal("nothing was found")
+	}
+	g, lines := namesGroup(t, state, deadDNS, "a.example:6443", "b.example:6443", "192.0.2.14:6443")
+	if got := g.names["a.example"]; !slices.Equal(got, addrs("192.0.2.11", "192.0.2.12")) {
+		t.Errorf("a.example is %v after a boot", got)
+	}
+	if g.resolve(t.Context()) || !slices.Equal(g.names["b.example"], addrs("192.0.2.13")) {
+		t.Errorf("without DNS b.example is %v", g.names["b.example"])
+	}
+	if !slices.ContainsFunc(*lines, func(l string) bool {
+		return strings.Contains(l, "looking up b.example") && strings.Contains(l, "going on with its last addresses [192.0.2.13]")
+	}) {
+		t.Errorf("it does not say with what it goes on: %q", *lines)
+	}
+	// Names that are masters no more are forgotten with the next answer.
+	delete(z, "ip4 b.example")
+	z["ip4 a.example"] = addrs("192.0.2.15")
+	g, _ = namesGroup(t, state, z.lookup, "a.example:6443")
+	g.resolve(t.Context())
+	g, _ = namesGroup(t, state, deadDNS, "a.example:6443")
+	if len(g.names) != 1 || !slices.Equal(g.names["a.example"], addrs("192.0.2.15")) {
+		t.Errorf("kept: %v", g.names)
+	}
+	// What stands in the file is checked like any answer.
+	text := `{"version":1,"servers":[{"vip":"10.103.97.2:6443","names":{"a.example":["127.0.0.1","fd00::1","10.103.97.2","192.0.2.16"],"b.example":["::1"]}}]}`
+	if err := os.WriteFile(filepath.Join(state, "learned.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g, _ = namesGroup(t, state, deadDNS, "a.example:6443")
+	if len(g.names) != 1 || !slices.Equal(g.names["a.example"], addrs("192.0.2.16")) {
+		t.Errorf("taken from the file: %v", g.names)
+	}
+}
+
+// TestNamesSpareTheDisk: a name with another address each time is not written
+// each time.
+func TestNamesSpareTheDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		state := t.TempDir()
+		n := 0
+		g, _ := namesGroup(t, state, func(context.Context, string, string) ([]netip.Addr, error) {
+			n++
+			return addrs(fmt.Sprintf("192.0.2.%d", n%200+1)), nil
+		}, "a.example:6443")
+		written, last := 0, ""
+		for range 120 { // an hour
+			g.resolve(t.Context())
+			if b, _ := os.ReadFile(filepath.Join(state, "learned.json")); string(b) != last {
+				written, last = written+1, string(b)
+			}
+			time.Sleep(30 * time.Second)
+		}
+		if written < storeAtOnce || written > storeAtOnce+6 {
+			t.Errorf("written %d times in an hour", written)
+		}
+	})
+}
+
+// TestLookupFamily: masters that have both families are reached by the virtual
+// address's, and one that has the other only is said to.
+func TestLookupFamily(t *testing.T) {
+	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
+	z := zone{"ip4 both.example": addrs("192.0.2.1"), "ip6 both.example": addrs("2001:db8::1", "fe80::1%eth0", "::ffff:192.0.2.9"),
+		"ip6 six.example": addrs("2001:db8::6"), "ip4 four.example": addrs("192.0.2.4"), "ip4 loop.example": addrs("127.0.0.1")}
+	d := NewDaemon(Options{Lookup: z.lookup})
+	for _, tt := range []struct {
+		vip  netip.Addr
+		name string
+		want []netip.Addr
+		err  string
+	}{
+		{four, "both.example", addrs("192.0.2.1"), ""},
+		{six, "both.example", addrs("2001:db8::1"), ""},
+		{four, "six.example", nil, "it has the addresses [2001:db8::6] only, and the virtual address 10.103.97.2 is IPv4"},
+		{six, "four.example", nil, "it has the addresses [192.0.2.4] only, and the virtual address fd00:97::2 is IPv6"},
+		{four, "loop.example", nil, "none of which can be a master"},
+		{four, "no.example", nil, "no such host"},
+	} {
+		got, err := d.lookup(t.Context(), tt.vip, tt.name)
+		if !slices.Equal(got, tt.want) || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s behind %s: %v, %v", tt.name, tt.vip, got, err)
+		}
+	}
+	var many []netip.Addr
+	for i := range 1000 {
+		many = append(many, netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}))
+	}
+	d = NewDaemon(Options{Lookup: zone{"ip4 many.example": many}.lookup})
+	if got, err := d.lookup(t.Context(), four, "many.example"); err != nil || len(got) != maxPerName {
+		t.Errorf("of a thousand addresses %d are taken, %v", len(got), err)
+	}
+}
+
+// TestLearnedListIsCapped: whatever the ConfigMap holds, a node watches a few
+// masters, and says what is wrong in a few lines.
+func TestLearnedListIsCapped(t *testing.T) {
+	list := func(n int, item string) string {
+		return `{"kind":"ConfigMap","data":{"masters":"` + strings.Repeat(item+`\n`, n) + `"}}`
+	}
+	var distinct strings.Builder
+	for i := range maxLearned + 1 {
+		fmt.Fprintf(&distinct, `192.0.2.%d:6443\n`, i+1)
+	}
+	for name, body := range map[string]string{
+		"one too many":  `{"kind":"ConfigMap","data":{"masters":"` + distinct.String() + `"}}`,
+		"nonsense":      list(20000, "nonsense"),
+		"one long word": list(1, strings.Repeat("x", 200000)),
+	} {
+		masters, err := parseConfigMap(testVIP, []byte(body))
+		if err == nil || len(err.Error()) > 2000 {
+			t.Errorf("%s: %d masters, %.300v", name, len(masters), err)
+		}
+	}
+	if masters, err := parseConfigMap(testVIP, []byte(`{"kind":"ConfigMap","data":{"masters":"`+strings.TrimSuffix(distinct.String(), fmt.Sprintf(`192.0.2.%d:6443\n`, maxLearned+1))+`"}}`)); err != nil || len(masters) != maxLearned {
+		t.Errorf("as many as may be: %d, %v", len(masters), err)
+	}
+	if _, err := parseLearned(testVIP, make([]string, maxLearned+1)); err == nil {
+		t.Error("the stored list is not capped")
+	}
+}
+
+func TestStoreLearnedFails(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := NewDaemon(Options{StateDir: file})
+	if err := d.storeLearned(testVIP, func(*learnedServer) {}); err == nil || !strings.Contains(err.Error(), "storing what was learned in "+file) || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
