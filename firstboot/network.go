@@ -68,11 +68,14 @@ const (
 // networkPhase sees that the node has an address and a way to a master.
 func networkPhase(site *configs.Site) Phase {
 	return Phase{
-		Name: "network", Doc: "an address, and a master that answers", Timeout: 2 * time.Minute,
+		Name: "network", Doc: "an address, and a master that answers", Timeout: 4 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if cutOff(e) {
+				return Todo, nil
+			}
 			master, err := reach(ctx, e, site.Masters)
 			if err != nil {
-				if enrolled(e) == nil && !networkIsNew(e) {
+				if enrolled(e) == nil && !mayTry(e) {
 					// Offline: a member of the cluster waits for nobody.
 					return Unknown, nil
 				}
@@ -88,6 +91,11 @@ func networkPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
+			if cutOff(e) {
+				if err := takeBack(ctx, e); err != nil {
+					return err
+				}
+			}
 			master, err := waitForMaster(ctx, e, site.Masters)
 			if err != nil {
 				if back, rerr := rollBack(ctx, e, site.Masters); rerr != nil {

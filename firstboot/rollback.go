@@ -13,11 +13,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // The network settings that last reached a master are kept whole. When a
 // corrected site's settings reach none and the kept ones do, they come back:
-// nobody is there to undo a typing error.
+// nobody is there to undo a typing error. A boot in the middle of trying them
+// begins with the site's settings again.
 
 // netFile is one file of the network settings.
 type netFile struct {
@@ -100,19 +102,94 @@ func keepNetwork(e *Env) error {
 	if err != nil {
 		return fmt.Errorf("keeping the network settings that work: %w", err)
 	}
+	return forgetTrial(e)
+}
+
+// trial is what is on disk from the moment the former settings are tried, so
+// that a power cut in the middle does not keep them for good.
+type trial struct {
+	// State is what the settings in place are.
+	State trialState `json:"state"`
+	// New are the site's settings, which reached no master.
+	New map[string]netFile `json:"new"`
+	// Count is how often the former ones were tried.
+	Count int `json:"count"`
+	// Boot and At are when the last time began.
+	Boot string `json:"boot"`
+	At   int64  `json:"at"`
+}
+
+type trialState string
+
+const (
+	onTrial    trialState = "trial"  // the former settings, or a part of them
+	keptFormer trialState = "former" // they reach a master, and stay
+	keptNew    trialState = "new"    // they fared no better
+)
+
+const trialFile = goodNetwork + "/trial.json"
+
+// trialPauses are the least time between one trial and the next: an uplink
+// that is dead must not have a node flip its addresses for ever. When they
+// are used up only a boot brings one more.
+var trialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
+
+func readTrial(e *Env) (*trial, bool) {
+	b, err := e.read(trialFile)
+	if err != nil {
+		return &trial{}, false
+	}
+	t := new(trial)
+	if err := json.Unmarshal(b, t); err != nil || t.New == nil {
+		return &trial{}, false
+	}
+	return t, true
+}
+
+func (t *trial) write(e *Env) error {
+	b, err := json.Marshal(t)
+	if err == nil {
+		_, err = e.write(trialFile, b, Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("recording the trial of the former network settings: %w", err)
+	}
 	return nil
 }
 
+// mayTry reports whether there are former settings, and it is time to try them.
+func mayTry(e *Env) bool {
+	if _, ok := goodFiles(e); !ok || !networkIsNew(e) {
+		return false
+	}
+	t, ok := readTrial(e)
+	if !ok || t.Boot != bootID(e) {
+		return true
+	}
+	if t.Count >= len(trialPauses) {
+		return false
+	}
+	since := e.Now().Sub(time.Unix(t.At, 0))
+	return since < 0 || since >= trialPauses[t.Count] // below 0: the clock was set back
+}
+
+func bootID(e *Env) string { return e.text("/proc/sys/kernel/random/boot_id") }
+
 // rollBack tries the settings that last reached a master, and returns the one
-// they reach; "" where there are none, or they fare no better. Then it was
-// not the settings, and the new ones stay.
+// they reach; "" where they fare no better. Then it was not the settings, and
+// the new ones stay.
 func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	good, ok := goodFiles(e)
-	if !ok || !networkIsNew(e) {
+	if !ok || !mayTry(e) {
 		return "", nil
 	}
 	now, err := networkFiles(e)
 	if err != nil {
+		return "", err
+	}
+	t, _ := readTrial(e)
+	t.State, t.New, t.Count, t.Boot, t.At = onTrial, now, t.Count+1, bootID(e), e.Now().Unix()
+	if err := t.write(e); err != nil {
 		return "", err
 	}
 	e.Waiting("a master to answer with the former network settings")
@@ -121,13 +198,62 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	}
 	master, reachErr := waitForMaster(ctx, e, masters)
 	if reachErr != nil {
-		// The attempt's time may be up; putting the settings back is not
-		// given up for that.
-		return "", setNetwork(context.WithoutCancel(ctx), e, now)
+		return "", takeBack(ctx, e)
+	}
+	t.State = keptFormer
+	if err := t.write(e); err != nil {
+		return "", err
 	}
 	e.Log.Error("the corrected site's network settings reach no master: the former ones are back", "master", master)
 	e.Console("the new network settings reach no master: the former ones are back. Correct the site.")
 	return master, nil
+}
+
+// cutOff reports whether the power went while former settings were on trial.
+func cutOff(e *Env) bool {
+	t, ok := readTrial(e)
+	return ok && t.State == onTrial
+}
+
+// takeBack puts the site's settings in place of those on trial.
+func takeBack(ctx context.Context, e *Env) error {
+	t, ok := readTrial(e)
+	if !ok {
+		return nil
+	}
+	// The attempt's time may be up; putting the settings back is not given up
+	// for that.
+	if err := setNetwork(context.WithoutCancel(ctx), e, t.New); err != nil {
+		return err
+	}
+	t.State = keptNew
+	return t.write(e)
+}
+
+// endTrial makes the settings those of the site before another one is applied:
+// what the former ones left would stay for ever.
+func endTrial(ctx context.Context, e *Env) error {
+	t, ok := readTrial(e)
+	if !ok {
+		return nil
+	}
+	now, err := networkFiles(e)
+	if err != nil {
+		return err
+	}
+	if digestOf(now) != digestOf(t.New) {
+		if err := takeBack(ctx, e); err != nil {
+			return err
+		}
+	}
+	return forgetTrial(e)
+}
+
+func forgetTrial(e *Env) error {
+	if err := e.Remove(trialFile); err != nil {
+		return fmt.Errorf("forgetting the trial of the former network settings: %w", err)
+	}
+	return nil
 }
 
 // setNetwork makes files the network settings, and no others.

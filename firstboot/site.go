@@ -348,6 +348,9 @@ func takeFromStick(e *Env, image ondisk.ImageInfo) error {
 // applySite makes the machine's settings those of the site.
 func applySite(ctx context.Context, e *Env, a *Active) error {
 	if !a.isApplied(e) {
+		if err := endTrial(ctx, e); err != nil {
+			return err
+		}
 		changes, err := apply.Apply(ctx, applier(e), a.config)
 		if err != nil {
 			var bad *apply.Unsupported

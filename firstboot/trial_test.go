@@ -1,0 +1,164 @@
+package firstboot
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+func address(addr string) string {
+	return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
+}
+
+// networkHas reports whether the network settings in place contain words.
+func (w *world) networkHas(words string) bool {
+	files, _ := filepath.Glob(filepath.Join(w.root, "etc/systemd/network/*"))
+	return slices.ContainsFunc(files, func(f string) bool {
+		b, err := os.ReadFile(f)
+		return err == nil && strings.Contains(string(b), words)
+	})
+}
+
+func count(names []string, words string) int {
+	n := 0
+	for _, name := range names {
+		if strings.Contains(name, words) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestPowerCutDuringATrial: the uplink is dead when a site with new addresses
+// comes, so the former ones are tried, and the power goes at any point. When
+// power and uplink are back the site's addresses are in place.
+func TestPowerCutDuringATrial(t *testing.T) {
+	base := nativeWorld(t, address("192.0.2.50"))
+	if err := base.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(base.console, "\n"))
+	}
+	base.stamp(ownDev, base.site(address("192.0.3.50")))
+	for n := 1; ; n++ {
+		w := base.clone(t)
+		w.powerOn()
+		w.link, w.cutAt = func() bool { return false }, n
+		if err := w.boot(); err == nil {
+			t.Fatal("it was done without an uplink")
+		}
+		cut := w.cut
+		w.link = nil
+		w.powerOn()
+		if err := w.boot(); err != nil {
+			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.console, "\n"))
+		}
+		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
+			t.Fatalf("cut at %d: the site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
+		}
+		if w.has(trialFile) {
+			t.Fatalf("cut at %d: the trial is still recorded", n)
+		}
+		if !cut {
+			if n < 10 {
+				t.Fatalf("only %d effects", n)
+			}
+			return
+		}
+	}
+}
+
+// TestPowerCutDuringARollback: the new addresses are wrong. Wherever the power
+// goes, the former ones end up in place.
+func TestPowerCutDuringARollback(t *testing.T) {
+	base := nativeWorld(t, address("192.0.2.50"))
+	if err := base.boot(); err != nil {
+		t.Fatal(err)
+	}
+	base.stamp(ownDev, base.site(address("192.0.3.50")))
+	for n := 1; ; n++ {
+		w := base.clone(t)
+		w.link = func() bool { return w.networkHas("192.0.2.50/24") }
+		w.powerOn()
+		w.cutAt = n
+		err := w.boot()
+		cut := w.cut
+		if !cut && err != nil {
+			t.Fatal(err)
+		}
+		w.powerOn()
+		if err := w.boot(); err != nil {
+			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.console, "\n"))
+		}
+		if !w.networkHas("192.0.2.50/24") || w.networkHas("192.0.3.50/24") {
+			t.Fatalf("cut at %d: the former addresses are not in place", n)
+		}
+		if !cut {
+			return
+		}
+	}
+}
+
+// TestDeadUplink: an enrolled node with new addresses and no uplink tries the
+// former ones a few times, and goes on with what it has.
+func TestDeadUplink(t *testing.T) {
+	w := nativeWorld(t, address("192.0.2.50"))
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, w.site(address("192.0.3.50")))
+	w.powerOn()
+	w.link, w.patience = func() bool { return false }, 2*time.Hour
+	if err := w.boot(); err == nil {
+		t.Fatal("it was done without an uplink")
+	}
+	if flips := count(w.names, "networkctl reload"); flips > 1+2*len(trialPauses) {
+		t.Errorf("the addresses were changed %d times in %s", flips, w.patience)
+	}
+	if !w.networkHas("192.0.3.50/24") {
+		t.Error("the site's addresses are not in place")
+	}
+	if s := w.state(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
+		t.Error("it did not go on with what it has")
+	}
+	// One more after a boot, and no more.
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Fatal("it was done without an uplink")
+	}
+	if flips := count(w.names, "networkctl reload"); flips != 2 {
+		t.Errorf("after a boot the addresses were changed %d times", flips)
+	}
+	// The uplink is back.
+	w.link = nil
+	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.has(trialFile) {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestCorrectedAfterARollback: nothing of the former settings outlives the
+// correction.
+func TestCorrectedAfterARollback(t *testing.T) {
+	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
+	w := nativeWorld(t, withVLAN)
+	w.link = func() bool { return !w.networkHas("192.0.3.50/24") }
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, w.site(address("192.0.3.50")))
+	w.powerOn()
+	if err := w.boot(); err != nil || !w.networkHas("Id=7") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w.stamp(ownDev, w.site(address("192.0.2.51")))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.has(trialFile) {
+		t.Error("something of the former settings is left")
+	}
+}
