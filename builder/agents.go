@@ -28,14 +28,14 @@ func (b *build) resolveAgents(ctx context.Context) error {
 	} {
 		sha, err := b.agent(ctx, a.name, a.given)
 		if recipe, ok := agentRecipe(b.Version, a.name, b.img.Arch); ok && errors.Is(err, errNoAgent) {
-			errs = append(errs, b.addGo(program{a.name, "usr/bin/" + a.name}, recipe))
+			errs = append(errs, b.addGo("agents."+a.name, program{a.name, "usr/bin/" + a.name}, recipe))
 			continue
 		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		b.add(a.name, plan.Input{Make: "agent", SHA256: sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
+		b.add("agents."+a.name, a.name, plan.Input{Make: "agent", SHA256: sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
 	}
 	return errors.Join(errs...)
 }

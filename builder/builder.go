@@ -88,6 +88,7 @@ type build struct {
 	// it calls; nil where there is none.
 	cni     []byte
 	plugins []string
+	fields  map[string]string   // of the Image, by the input that they ask for
 	makes   map[string]makeFunc // how inputs without bytes get them
 	mu      sync.Mutex          // guards Events, plan.Inputs and steps
 	steps   []StepTime
@@ -100,7 +101,7 @@ func newBuild(img *configs.Image, o Options) (*build, error) {
 	if err := img.Validate().Err(); err != nil {
 		return nil, err
 	}
-	b := &build{Options: o, img: img, date: img.SourceTime(), makes: map[string]makeFunc{}}
+	b := &build{Options: o, img: img, date: img.SourceTime(), fields: map[string]string{}, makes: map[string]makeFunc{}}
 	if o.Cache != nil {
 		if o.Locked {
 			o.Cache.HashAll()

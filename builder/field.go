@@ -2,7 +2,7 @@ package builder
 
 import (
 	"errors"
-	"strings"
+	"reflect"
 )
 
 // FieldError is a problem with what a field of the Image names. Path is the
@@ -36,16 +36,11 @@ func Each(err error) []error {
 		}
 		return []error{err}
 	}
-	parts := joined.Unwrap()
-	text := make([]string, len(parts))
-	for i, p := range parts {
-		text[i] = p.Error()
-	}
-	if strings.Join(text, "\n") != err.Error() {
-		return []error{err} // it has words of its own
+	if reflect.TypeOf(err) != reflect.TypeOf(errors.Join(err)) {
+		return []error{err} // it has words of its own around several errors
 	}
 	var out []error
-	for _, p := range parts {
+	for _, p := range joined.Unwrap() {
 		out = append(out, Each(p)...)
 	}
 	return out

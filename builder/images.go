@@ -75,7 +75,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		p.Ref = ref.String()
 		in := origins[p.Source]
 		in.SHA256 = strings.TrimPrefix(p.Target.Digest, "sha256:")
-		b.add(imagePrefix+p.Source.Ref, in, nil, nil)
+		b.add("images", imagePrefix+p.Source.Ref, in, nil, nil)
 	}
 	// The order in which the document names them must not show on the disk.
 	slices.SortFunc(b.pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref, b.Ref) })
@@ -173,7 +173,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 		if i.Digest == "" {
 			i.Digest = in.Digest
 		}
-		b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+		b.add("base.oci", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 			p, err := b.pinOCI(ctx, i)
 			if err != nil {
 				return "", err
@@ -191,7 +191,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	if sha, ok := b.Cache.Lookup(ociKey(p)); ok && b.Base == "" {
 		in.SHA256 = sha
 	}
-	b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+	b.add("base.oci", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 		sha, err := b.makeOCI(ctx, p)
 		return sha, fieldError("base.oci", err)
 	})

@@ -49,37 +49,15 @@ func (b *build) place(err error) error {
 	return errors.Join(errs...)
 }
 
-// layerField is the field that says what a layer is, empty where none does.
+// layerField is the field that a layer, or a file of it, comes from; empty
+// where none does.
 func (b *build) layerField(layer, path string) string {
-	var i int
-	switch img := b.img; {
-	case layer == inputBase && img.Base.Debian != nil:
-		return "base.debian"
-	case layer == inputBase && img.Base.Tar != nil:
-		return "base.tar"
-	case layer == inputBase:
-		return "base.oci"
-	case strings.HasPrefix(layer, layerFiles):
-		i = slices.IndexFunc(img.Files, func(f configs.File) bool { return f.Path == "/"+path })
-		if i >= 0 {
+	if strings.HasPrefix(layer, layerFiles) {
+		if i := slices.IndexFunc(b.img.Files, func(f configs.File) bool { return f.Path == "/"+path }); i >= 0 {
 			return fmt.Sprintf("files[%d].path", i)
 		}
-	case strings.HasPrefix(layer, overlayPrefix):
-		if _, err := fmt.Sscanf(layer, overlayPrefix+"%d", &i); err == nil {
-			return fmt.Sprintf("overlays[%d].dir", i)
-		}
 	}
-	switch layer {
-	case "kubelet", "kubeadm", "kubectl":
-		return "kubernetes.source"
-	case "containerd", "containerd-shim-runc-v2", "ctr":
-		return "containerd.source"
-	case "crictl":
-		return "containerd.crictl.source"
-	case "yurthub":
-		return "yurthub.binary"
-	}
-	return ""
+	return b.fields[layer]
 }
 
 func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {

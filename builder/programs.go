@@ -118,7 +118,7 @@ func (b *build) resolveGo(s programSet) error {
 	for i, p := range s.programs {
 		one := r
 		one.Packages = r.Packages[i : i+1]
-		if err := b.addGo(p, one); err != nil {
+		if err := b.addGo(s.field, p, one); err != nil {
 			return err
 		}
 	}
@@ -126,12 +126,12 @@ func (b *build) resolveGo(s programSet) error {
 }
 
 // addGo enters a program that is compiled from the module proxy.
-func (b *build) addGo(p program, r fetch.GoRecipe) error {
+func (b *build) addGo(field string, p program, r fetch.GoRecipe) error {
 	raw, err := canonical(r)
 	if err != nil {
 		return err
 	}
-	b.add(p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, s *step) (string, error) {
+	b.add(field, p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, s *step) (string, error) {
 		made, err := fetch.GoBuild(ctx, b.Cache, r, s)
 		return made[r.Packages[0]], err
 	})
@@ -149,18 +149,18 @@ func (b *build) resolveURL(ctx context.Context, s programSet) error {
 		for _, p := range s.programs {
 			members[path.Join(s.inArchive, p.name)] = p.path
 		}
-		return b.resolveRelease(ctx, s.programs[0].name, base+"/"+s.archive, *s.source.URL, &plan.Layer{Members: members})
+		return b.resolveRelease(ctx, s.field, s.programs[0].name, base+"/"+s.archive, *s.source.URL, &plan.Layer{Members: members})
 	}
 	var errs []error
 	for _, p := range s.programs {
-		errs = append(errs, b.resolveRelease(ctx, p.name, base+"/"+p.name, *s.source.URL, p.layer()))
+		errs = append(errs, b.resolveRelease(ctx, s.field, p.name, base+"/"+p.name, *s.source.URL, p.layer()))
 	}
 	return errors.Join(errs...)
 }
 
 // resolveRelease pins one file of a release server: by the Image, else by the
 // lock, else by the digest that the server publishes beside the file.
-func (b *build) resolveRelease(ctx context.Context, name, url string, src configs.URLSource, layer *plan.Layer) error {
+func (b *build) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
 	in := plan.Input{Fetch: []string{url}, SHA256: src.SHA256[path.Base(url)]}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
 		switch {
@@ -175,7 +175,7 @@ func (b *build) resolveRelease(ctx context.Context, name, url string, src config
 		}
 		in.SHA256 = sha
 	}
-	b.add(name, in, layer, b.fetcher(name))
+	b.add(field, name, in, layer, b.fetcher(name))
 	return nil
 }
 
@@ -222,7 +222,7 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 			errs = append(errs, err)
 			continue
 		}
-		b.add(p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
+		b.add(s.field, p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
 		errs = append(errs, b.checkProgram(sha, p.path))
 	}
 	return errors.Join(errs...)

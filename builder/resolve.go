@@ -104,9 +104,11 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 	return nil
 }
 
-// add enters an input and, unless layer is nil, how it enters the tree. The
-// lock's digest is taken where none is known otherwise.
-func (b *build) add(name string, in plan.Input, layer *plan.Layer, make makeFunc) {
+// add enters an input that a field of the Image asks for and, unless layer is
+// nil, how it enters the tree. The lock's digest is taken where none is known
+// otherwise.
+func (b *build) add(field, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
+	b.fields[name] = field
 	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
 		in.SHA256 = sha
 	}
@@ -148,7 +150,7 @@ func (b *build) resolveBase(ctx context.Context) error {
 				in.SHA256 = sha
 			}
 		}
-		b.add(inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+		b.add("base.debian", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 			return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
 				return makeDebian(ctx, r, paths, w, s.log)
 			})
@@ -169,14 +171,14 @@ func (b *build) fileSource(ctx context.Context, name, field string, src configs.
 		if err != nil {
 			return fieldError(field, err)
 		}
-		b.add(name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
+		b.add(field, name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
 		return fieldError(field, b.checkProgram(sha, layer.Path))
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
 		return fieldError(field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
 	}
-	b.add(name, in, layer, b.fetcher(name))
+	b.add(field, name, in, layer, b.fetcher(name))
 	return nil
 }
 
@@ -198,15 +200,16 @@ func (b *build) input(name string) plan.Input {
 func (b *build) resolveOverlays(ctx context.Context) error {
 	var errs []error
 	for i, o := range b.img.Overlays {
+		field := fmt.Sprintf("overlays[%d].dir", i)
 		pr, pw := io.Pipe()
 		go func() { pw.CloseWithError(tree.PackDir(pw, b.path(o.Dir), b.date)) }()
 		sha, _, err := b.Cache.Put(ctx, "", pr)
 		pr.CloseWithError(err)
 		if err != nil {
-			errs = append(errs, fieldError(fmt.Sprintf("overlays[%d].dir", i), err))
+			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		b.add(fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
+		b.add(field, fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
 	}
 	return errors.Join(errs...)
 }
@@ -219,12 +222,13 @@ func (b *build) resolveFiles(ctx context.Context) error {
 		if f.Source == "" {
 			continue
 		}
+		field := fmt.Sprintf("files[%d].source", i)
 		sha, err := b.importFile(ctx, b.path(f.Source), "")
 		if err != nil {
-			errs = append(errs, fieldError(fmt.Sprintf("files[%d].source", i), err))
+			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		b.add(fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil, nil)
+		b.add(field, fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil, nil)
 	}
 	if len(errs) == 0 {
 		var err error
@@ -260,7 +264,7 @@ func (b *build) resolveCNI(ctx context.Context) error {
 	if b.plugins, err = overlays.CNIPlugins(b.cni); err != nil {
 		return fieldError("cni.config", fmt.Errorf("reading %s: %w", c, err))
 	}
-	b.add(inputCNI, plan.Input{File: c, SHA256: sha}, nil, nil)
+	b.add("cni.config", inputCNI, plan.Input{File: c, SHA256: sha}, nil, nil)
 	return nil
 }
 

@@ -234,32 +234,32 @@ func TestPublishedDigest(t *testing.T) {
 	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
 	src := configs.URLSource{Base: s.URL, SHA256FromServer: true}
 	for _, name := range []string{"plain", "named"} {
-		if err := b.resolveRelease(t.Context(), name, s.URL+"/"+name, src, &plan.Layer{}); err != nil || b.input(name).SHA256 != sum {
+		if err := b.resolveRelease(t.Context(), "kubernetes.source", name, s.URL+"/"+name, src, &plan.Layer{}); err != nil || b.input(name).SHA256 != sum {
 			t.Errorf("%s: %+v, %v", name, b.input(name), err)
 		}
 	}
 	for name, want := range map[string]string{"junk": "holds no SHA-256", "none": "404"} {
-		err := b.resolveRelease(t.Context(), name, s.URL+"/"+name, src, &plan.Layer{})
+		err := b.resolveRelease(t.Context(), "kubernetes.source", name, s.URL+"/"+name, src, &plan.Layer{})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name+": <hex>") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	// A server that gives no answer is asked once, not for each name.
-	if err := b.resolveRelease(t.Context(), "plain", "ftp://host/plain", src, &plan.Layer{}); err == nil || strings.Count(err.Error(), "fetching") != 1 || strings.Contains(err.Error(), "no digest is known") {
+	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", "ftp://host/plain", src, &plan.Layer{}); err == nil || strings.Count(err.Error(), "fetching") != 1 || strings.Contains(err.Error(), "no digest is known") {
 		t.Errorf("no answer: %v", err)
 	}
 	src.SHA256FromServer = false
-	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "sha256FromServer") {
+	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "sha256FromServer") {
 		t.Errorf("a digest nobody asked for: %v", err)
 	}
 	src.SHA256FromServer = true
 	b.Lock = b.plan.Lock()
 	s.requests()
-	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err != nil || len(s.requests()) != 0 {
+	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", s.URL+"/plain", src, &plan.Layer{}); err != nil || len(s.requests()) != 0 {
 		t.Errorf("the lock's digest is not taken: %v", err)
 	}
 	b.Lock, b.Locked = &plan.Lock{Version: plan.LockVersion}, true
-	if err := b.resolveRelease(t.Context(), "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "is not in the lock") {
+	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "is not in the lock") {
 		t.Errorf("an empty lock: %v", err)
 	}
 }
