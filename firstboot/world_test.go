@@ -101,7 +101,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, root: scratch(t), units: map[string]string{}, started: map[string]time.Time{},
-		slots: map[string]*memDevice{}, locked: map[string]bool{}, deadlines: map[time.Time]time.Time{},
+		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
@@ -301,6 +301,9 @@ func (w *world) env() *Env {
 			return bytes.Repeat([]byte{w.randoms}, n)
 		},
 		WriteFile: func(p string, b []byte, o Owner) error {
+			if p == "/etc/hosts" && !w.locked[ondisk.HostsLock] {
+				w.t.Errorf("%s is written without %s", p, ondisk.HostsLock)
+			}
 			if err := w.effect("write " + p); err != nil {
 				return err
 			}
@@ -457,6 +460,9 @@ func (w *world) env() *Env {
 		Lock: func(_ context.Context, path string) (func(), error) {
 			if w.locked[path] {
 				return nil, fmt.Errorf("%s is locked already", path)
+			}
+			if w.locked == nil {
+				w.locked = map[string]bool{}
 			}
 			w.locked[path] = true
 			return func() { delete(w.locked, path) }, nil
