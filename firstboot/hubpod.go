@@ -212,6 +212,9 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return err
 	}
+	if err := makeManifests(e); err != nil {
+		return err
+	}
 	for _, f := range []struct {
 		path string
 		data []byte
@@ -374,4 +377,16 @@ func hubLogs(h hub) string {
 		return "see `journalctl -u kubelet` and /var/log/pods/kube-system_yurt-hub* on the machine"
 	}
 	return "see `journalctl -u yurthub` on the machine"
+}
+
+// makeManifests makes kubelet's directory of static pods, where it is not
+// there: as kubeadm does, for root alone.
+func makeManifests(e *Env) error {
+	if e.exists(manifests) {
+		return nil
+	}
+	if err := e.Mkdir(manifests, Mode(0o700)); err != nil {
+		return fmt.Errorf("making %s: %w", manifests, err)
+	}
+	return nil
 }

@@ -299,6 +299,9 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at 169.254.2.1")
 	}
 	if h.image != "" {
+		if err := makeManifests(e); err != nil {
+			return err
+		}
 		// kubelet watches the folder, and makes the pod anew when it changes.
 		if _, err := e.write(hubManifest, h.pod(), Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)

@@ -166,12 +166,16 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b.dir("etc/kubernetes", 0o755)
 	b.dir("opt/cni", 0o755)
 	b.link("opt/cni/bin", "/usr/lib/cni")
-	for _, d := range []string{"var/lib/edgebake", "var/lib/ipvscare"} {
+	for _, d := range []string{
+		"var/lib/edgebake", "var/lib/ipvscare",
+		// Whoever writes here is root on the node: as kubeadm makes it.
+		"var/lib/edgebake/persist/kubernetes/manifests",
+	} {
 		b.dir(d, 0o700)
 	}
 	for _, d := range []string{
 		"var/lib/edgebake/persist", "var/lib/edgebake/persist/kubernetes",
-		"var/lib/edgebake/persist/kubernetes/manifests", "var/lib/edgebake/persist/kubernetes/pki",
+		"var/lib/edgebake/persist/kubernetes/pki",
 		"var/lib/kubelet", "var/lib/containerd",
 	} {
 		b.dir(d, 0o755)

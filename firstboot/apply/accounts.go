@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -86,14 +85,10 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 	for _, f := range accountFiles {
 		tab := &table{meta: Meta{Mode: f.mode}}
 		a.db[f.path] = tab
-		b, err := os.ReadFile(t.path(f.path))
+		b, st, err := t.root().ReadFile(f.path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the accounts: %w", err)
-		}
-		st, err := os.Stat(t.path(f.path))
 		if err != nil {
 			return nil, fmt.Errorf("reading the accounts: %w", err)
 		}
@@ -443,7 +438,7 @@ func (a *accounts) entries() []entry {
 func (a *accounts) write(t Target, changed map[string]bool) error {
 	for _, f := range accountFiles {
 		tab := a.db[f.path]
-		if have, err := os.ReadFile(t.path(f.path)); !tab.dirty || err == nil && bytes.Equal(have, tab.bytes()) {
+		if have, _, err := t.root().ReadFile(f.path); !tab.dirty || err == nil && bytes.Equal(have, tab.bytes()) {
 			continue
 		}
 		if err := t.WriteFile(f.path, tab.bytes(), tab.meta); err != nil {

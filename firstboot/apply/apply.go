@@ -31,13 +31,15 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 	"github.com/vincent-petithory/dataurl"
+
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 // Meta is whose a path is, and with which permissions.
@@ -480,9 +482,9 @@ func (t Target) conflicts(want []entry, old manifest) error {
 			errs = append(errs, fmt.Errorf("%s is named twice", w.Path))
 		}
 		seen[w.Path] = w.Kind
-		st, err := os.Lstat(t.path(w.Path))
-		if err != nil {
-			continue
+		st, err := t.root().Lstat(w.Path)
+		if err != nil || st.Theirs {
+			continue // what a user put there keeps nobody from his settings
 		}
 		if (w.Kind == kindDir) != st.IsDir() && !(w.Kind == kindDir && t.isDir(w.Path)) {
 			errs = append(errs, fmt.Errorf("%s is there already, and is no %s", w.Path, w.Kind))
@@ -501,21 +503,20 @@ func (t Target) conflicts(want []entry, old manifest) error {
 	return nil
 }
 
-func (t Target) isDir(p string) bool {
-	st, err := os.Stat(t.path(p))
-	return err == nil && st.IsDir()
-}
+// root is where Apply looks at the system: users may write to much of what a
+// config names.
+func (t Target) root() beneath.Root { return beneath.Root{Dir: t.Root} }
 
-func (t Target) path(p string) string { return filepath.Join(t.Root, p) }
+func (t Target) isDir(p string) bool { return t.root().IsDir(p) }
 
 // data is what the file of w is to hold.
 func (t Target) data(w entry) ([]byte, error) {
 	if !w.appendTo && !w.keepData {
 		return w.Data, nil
 	}
-	before, err := os.ReadFile(t.path(t.original(w.Path)))
+	before, _, err := t.root().ReadFile(t.original(w.Path))
 	if errors.Is(err, fs.ErrNotExist) && w.keepData {
-		before, err = os.ReadFile(t.path(w.Path))
+		before, _, err = t.root().ReadFile(w.Path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("reading what %s held before: %w", w.Path, err)
@@ -525,35 +526,28 @@ func (t Target) data(w entry) ([]byte, error) {
 
 // same reports whether the path holds what w wants.
 func (t Target) same(w entry) bool {
-	p := t.path(w.Path)
+	st, err := t.root().Lstat(w.Path)
+	if err != nil {
+		return false
+	}
 	switch w.Kind {
 	case kindSymlink:
-		have, err := os.Readlink(p)
-		return err == nil && have == w.Target
+		return st.Mode()&fs.ModeSymlink != 0 && st.Link == w.Target
 	case kindLink:
-		a, err := os.Lstat(p)
-		b, err2 := os.Lstat(t.path(w.Target))
-		return err == nil && err2 == nil && os.SameFile(a, b)
+		target, err := t.root().Lstat(w.Target)
+		return err == nil && os.SameFile(st.FileInfo, target.FileInfo)
 	case kindDir:
-		st, err := os.Lstat(p)
-		if err != nil {
-			return false
-		}
 		if !st.IsDir() {
 			return t.isDir(w.Path) // a link to a directory serves as one
 		}
 		return !w.modeSet || sameMeta(st, w.Meta)
 	}
-	st, err := os.Lstat(p)
-	if err != nil || !st.Mode().IsRegular() || !sameMeta(st, w.Meta) {
-		return false
-	}
 	want, err := t.data(w)
-	if err != nil {
+	if err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(want)) {
 		return false
 	}
-	have, err := os.ReadFile(p)
-	return err == nil && bytes.Equal(have, want)
+	have, opened, err := t.root().ReadFile(w.Path)
+	return err == nil && sameMeta(opened, w.Meta) && bytes.Equal(have, want)
 }
 
 const modeBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
@@ -600,8 +594,8 @@ type kept struct {
 
 // keep saves what stands at the path of w, which is not ours yet.
 func (t Target) keep(w entry) (bool, error) {
-	st, err := os.Lstat(t.path(w.Path))
-	if errors.Is(err, fs.ErrNotExist) {
+	st, err := t.root().Lstat(w.Path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR) {
 		// Nothing there: an original left from long ago would mislead.
 		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
 	}
@@ -611,13 +605,19 @@ func (t Target) keep(w entry) (bool, error) {
 	if st.IsDir() || w.Kind == kindDir {
 		return true, nil // stays a directory; it is never removed
 	}
-	k := kept{Path: w.Path, Mode: uint32(st.Mode())}
+	k := kept{Path: w.Path, Link: st.Link, Mode: uint32(st.Mode())}
 	k.UID, k.GID = owner(st)
 	var data []byte
-	if st.Mode()&fs.ModeSymlink != 0 {
-		k.Link, err = os.Readlink(t.path(w.Path))
-	} else {
-		data, err = os.ReadFile(t.path(w.Path))
+	if st.Link == "" {
+		// Contents and owner of one and the same file: a user may exchange
+		// his for another's meanwhile.
+		var opened fs.FileInfo
+		if data, opened, err = t.root().ReadFile(w.Path); err == nil {
+			k.Mode = uint32(opened.Mode())
+			k.UID, k.GID = owner(opened)
+		} else if st.Theirs {
+			return false, nil // nothing that could be given back
+		}
 	}
 	if err != nil {
 		return false, fmt.Errorf("keeping the original of %s: %w", w.Path, err)
@@ -651,7 +651,7 @@ func (t Target) giveBack(p string, m made) error {
 		}
 		return nil
 	}
-	b, err := os.ReadFile(t.path(t.original(p) + ".meta"))
+	b, _, err := t.root().ReadFile(t.original(p) + ".meta")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // given back before the power went
 	}
@@ -664,7 +664,7 @@ func (t Target) giveBack(p string, m made) error {
 			err = t.Symlink(k.Link, p)
 		} else {
 			var data []byte
-			if data, err = os.ReadFile(t.path(t.original(p))); err == nil {
+			if data, _, err = t.root().ReadFile(t.original(p)); err == nil {
 				err = t.WriteFile(p, data, Meta{Mode: fs.FileMode(k.Mode) & modeBits, UID: k.UID, GID: k.GID})
 			}
 		}
@@ -679,7 +679,7 @@ func (t Target) giveBack(p string, m made) error {
 }
 
 func (t Target) load() (manifest, error) {
-	b, err := os.ReadFile(t.path(t.Manifest))
+	b, _, err := t.root().ReadFile(t.Manifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return manifest{}, nil
 	}

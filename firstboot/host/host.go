@@ -31,6 +31,7 @@ import (
 	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 // New makes the Env of this machine. The log goes to log, which systemd hands
@@ -109,45 +110,14 @@ func random(n int) []byte {
 }
 
 // Files changes the files below Root so that a power cut leaves the old state
-// or the new.
+// or the new, and so that nobody who may write there too leads it elsewhere.
 type Files struct{ Root string }
 
-// temporary names what is being written beside a path. The name is fixed, so
-// that what a cut leaves is written over by the next try.
-func temporary(p string) string {
-	return filepath.Join(filepath.Dir(p), "."+filepath.Base(p)+".edgebake-new")
-}
-
-func (f Files) abs(p string) string { return filepath.Join(f.Root, p) }
+func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
 
 // WriteFile replaces a file at once, and makes missing parents.
 func (f Files) WriteFile(path string, data []byte, o firstboot.Owner) error {
-	p := f.abs(path)
-	if err := mkParents(filepath.Dir(p)); err != nil {
-		return err
-	}
-	tmp := temporary(p)
-	w, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(data)
-	if err == nil {
-		err = chown(w, o)
-	}
-	if err == nil {
-		err = w.Chmod(o.Mode) // after chown, which clears setuid
-	}
-	if err == nil {
-		err = w.Sync()
-	}
-	if err = errors.Join(err, w.Close()); err == nil {
-		err = os.Rename(tmp, p)
-	}
-	if err != nil {
-		return errors.Join(err, os.RemoveAll(tmp))
-	}
-	return syncDir(filepath.Dir(p))
+	return f.root().WriteFile(path, data, beneath.Owner(o))
 }
 
 // lockPatience is how long another program may hold a lock. All that is done
@@ -158,7 +128,7 @@ const lockPatience = 30 * time.Second
 // for the lock on it. The file stays: removing it would let two programs hold
 // locks on two files of the same name.
 func (f Files) Lock(ctx context.Context, path string) (release func(), err error) {
-	p := f.abs(path)
+	p := filepath.Join(f.Root, path)
 	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -183,122 +153,23 @@ func (f Files) Lock(ctx context.Context, path string) (release func(), err error
 	}
 }
 
-// chown is for root; anybody else owns what he writes.
-func chown(w *os.File, o firstboot.Owner) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	return w.Chown(o.UID, o.GID)
-}
-
-func mkParents(dir string) error {
-	if _, err := os.Stat(dir); err == nil {
-		return nil
-	}
-	if err := mkParents(filepath.Dir(dir)); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask
-		return err
-	}
-	return syncDir(filepath.Dir(dir))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if errors.Is(err, syscall.EINVAL) { // a file system that cannot, /run's say
-		err = nil
-	}
-	return errors.Join(err, d.Close())
-}
-
 // Symlink makes path a link to target, at once.
-func (f Files) Symlink(target, path string) error {
-	return f.link(path, func(tmp string) error { return os.Symlink(target, tmp) })
-}
+func (f Files) Symlink(target, path string) error { return f.root().Symlink(target, path) }
 
 // Link makes path another name of target, at once.
-func (f Files) Link(target, path string) error {
-	return f.link(path, func(tmp string) error { return os.Link(f.abs(target), tmp) })
-}
-
-func (f Files) link(path string, make func(tmp string) error) error {
-	p := f.abs(path)
-	if err := mkParents(filepath.Dir(p)); err != nil {
-		return err
-	}
-	tmp := temporary(p)
-	if err := os.RemoveAll(tmp); err != nil {
-		return err
-	}
-	if err := make(tmp); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, p); err != nil {
-		return errors.Join(err, os.RemoveAll(tmp))
-	}
-	// Renaming one hard link over another of the same file does nothing.
-	if err := os.RemoveAll(tmp); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(p))
-}
+func (f Files) Link(target, path string) error { return f.root().Link(target, path) }
 
 // Mkdir makes a directory, or gives it its owner and permissions.
 func (f Files) Mkdir(path string, o firstboot.Owner) error {
-	p := f.abs(path)
-	if err := mkParents(filepath.Dir(p)); err != nil {
-		return err
-	}
-	if err := os.Mkdir(p, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	d, err := os.Open(p)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	if err := chown(d, o); err != nil {
-		return err
-	}
-	if err := d.Chmod(o.Mode); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(p))
+	return f.root().Mkdir(path, beneath.Owner(o))
 }
 
 // Remove removes a file, a link or an empty directory; a directory that is
 // not empty stays, and nothing there is as good.
-func (f Files) Remove(path string) error {
-	p := f.abs(path)
-	err := os.Remove(p)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.ENOTDIR):
-		return nil
-	case err != nil:
-		return err
-	}
-	return syncDir(filepath.Dir(p))
-}
+func (f Files) Remove(path string) error { return f.root().Remove(path) }
 
 // RemoveAll removes a path and all below it.
-func (f Files) RemoveAll(path string) error {
-	p := f.abs(path)
-	if err := os.RemoveAll(p); err != nil {
-		return err
-	}
-	if _, err := os.Stat(filepath.Dir(p)); err != nil {
-		return nil
-	}
-	return syncDir(filepath.Dir(p))
-}
+func (f Files) RemoveAll(path string) error { return f.root().RemoveAll(path) }
 
 // run runs a program. It dies with us: systemd kills the unit's processes,
 // and a cut-off join is begun again.

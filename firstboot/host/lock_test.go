@@ -22,7 +22,7 @@ func TestLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := f.abs(ondisk.HostsLock)
+	path := filepath.Join(f.Root, ondisk.HostsLock)
 	if st, err := os.Stat(filepath.Dir(path)); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("its directory: %v %v", st.Mode(), err)
 	}

@@ -1,0 +1,342 @@
+// Package beneath reads and changes files as root below directories in which
+// other users may write too: their homes, /tmp, whatever a config names.
+//
+// A user owns the names in his directories. Between two of our calls he may
+// put a link to /etc/kubernetes/manifests where .ssh was, make a FIFO of
+// authorized_keys, or a hard link of a file that is not his. So:
+//
+//   - a path is walked one directory at a time, each opened without following
+//     links and held open; owner, permissions and contents are read and
+//     changed through what was opened, never through the name again;
+//   - a link is followed where only root can have made it, such as /var/run.
+//     From the first directory on that somebody else may write in, none is;
+//   - nothing that exists is opened for writing. A file is written under
+//     another name, which must be new and cannot be guessed where others may
+//     write, and renamed;
+//   - what a user put in the way is moved aside, not followed and not an
+//     error: nobody but root keeps a machine from taking its settings.
+//
+// Every change is complete after a power cut, or did not happen.
+package beneath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLink says that a path leads over a link that another user can have made.
+var ErrLink = errors.New("it is a link in a directory that others may write in, and is not followed")
+
+// Root is the directory in which all paths begin, "/" on a node. Links that
+// begin with a slash begin there too.
+type Root struct{ Dir string }
+
+// Owner says whose a file becomes, and with which permissions.
+type Owner struct {
+	Mode     fs.FileMode
+	UID, GID int
+}
+
+// place is where a path ends: a directory, held open, and a name in it.
+type place struct {
+	dir  *os.File
+	name string
+	// theirs: others may change the names in it, here or on the way here.
+	theirs bool
+}
+
+func (p *place) fd() int      { return int(p.dir.Fd()) }
+func (p *place) close() error { return p.dir.Close() }
+
+// child is the place of a name in a directory on the way.
+func (p *place) child(name string) *place { return &place{dir: p.dir, name: name, theirs: p.theirs} }
+
+// maxLinks is how many links are followed on one way, as the kernel has it.
+const maxLinks = 40
+
+// walker is on its way down a path.
+type walker struct {
+	stack []*place // from Root on; the name is unused
+	todo  []string
+	links int
+	// make missing directories, and move aside what stands in the way.
+	make bool
+}
+
+func (w *walker) top() *place { return w.stack[len(w.stack)-1] }
+
+func (w *walker) pop() {
+	w.top().close()
+	w.stack = w.stack[:len(w.stack)-1]
+}
+
+func (w *walker) close() {
+	for len(w.stack) > 0 {
+		w.pop()
+	}
+}
+
+// at walks to the directory of path.
+func (r Root) at(p string, mk bool) (*place, error) {
+	return r.walk(p, mk, false)
+}
+
+// follow walks to path itself: if it is a link that may be followed, to where
+// that leads.
+func (r Root) follow(p string) (*place, error) {
+	return r.walk(p, false, true)
+}
+
+func (r Root) walk(p string, mk, last bool) (*place, error) {
+	root, err := os.Open(r.Dir)
+	if err != nil {
+		return nil, err
+	}
+	w := &walker{stack: []*place{{dir: root}}, todo: elements(path.Clean("/" + p)), make: mk}
+	if len(w.todo) == 0 {
+		return &place{dir: root, name: "."}, nil
+	}
+	defer w.close()
+	if err := w.judge(w.top()); err != nil {
+		return nil, err
+	}
+	for len(w.todo) > 0 {
+		step := w.todo[0]
+		w.todo = w.todo[1:]
+		if len(w.todo) == 0 && step != ".." {
+			if last {
+				again, err := w.lastLink(step)
+				if err != nil {
+					return nil, &fs.PathError{Op: "open", Path: p, Err: err}
+				}
+				if again {
+					continue
+				}
+			}
+			end := w.top()
+			w.stack = w.stack[:len(w.stack)-1] // the caller closes it
+			end.name = step
+			return end, nil
+		}
+		if err := w.step(step); err != nil {
+			return nil, &fs.PathError{Op: "open", Path: p, Err: err}
+		}
+	}
+	return nil, &fs.PathError{Op: "open", Path: p, Err: unix.EISDIR} // a link to a directory
+}
+
+func elements(p string) []string {
+	var out []string
+	for e := range strings.SplitSeq(p, "/") {
+		if e != "" && e != "." {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// judge finds out whether others may write in a directory.
+func (w *walker) judge(d *place) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(d.fd(), &st); err != nil {
+		return err
+	}
+	others := st.Uid != 0 && int(st.Uid) != os.Geteuid() ||
+		st.Mode&0o002 != 0 ||
+		st.Mode&0o020 != 0 && st.Gid != 0 && int(st.Gid) != os.Getegid()
+	d.theirs = others || len(w.stack) > 0 && w.top() != d && w.top().theirs
+	return nil
+}
+
+// step goes on into a directory, or where a link leads.
+func (w *walker) step(name string) error {
+	if name == ".." { // from a link: path.Clean left none of our own
+		if len(w.stack) > 1 {
+			w.pop()
+		}
+		return nil
+	}
+	err := w.enter(name)
+	if !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if errors.Is(err, unix.ENOTDIR) {
+		target, err := readlink(w.top().fd(), name)
+		if err == nil && !w.top().theirs {
+			return w.goOn(target)
+		}
+		if !w.make || !w.top().theirs {
+			if err == nil {
+				return ErrLink
+			}
+			return unix.ENOTDIR
+		}
+		if err := w.top().child(name).aside(); err != nil {
+			return err
+		}
+	} else if !w.make {
+		return err
+	}
+	if err := w.top().child(name).newDir(Owner{Mode: 0o755}); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return w.enter(name)
+}
+
+func (w *walker) enter(name string) error {
+	fd, err := unix.Openat(w.top().fd(), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	d := &place{dir: os.NewFile(uintptr(fd), name)}
+	if err := w.judge(d); err != nil {
+		return errors.Join(err, d.close())
+	}
+	w.stack = append(w.stack, d)
+	return nil
+}
+
+// goOn continues at a link's target.
+func (w *walker) goOn(target string) error {
+	if w.links++; w.links > maxLinks {
+		return unix.ELOOP
+	}
+	if strings.HasPrefix(target, "/") {
+		for len(w.stack) > 1 {
+			w.pop()
+		}
+	}
+	w.todo = append(elements(target), w.todo...)
+	return nil
+}
+
+// lastLink goes on if the last element of a path is a link, and reports so.
+func (w *walker) lastLink(name string) (bool, error) {
+	target, err := readlink(w.top().fd(), name)
+	if err != nil {
+		return false, nil // no link: whoever opens it sees what it is
+	}
+	if w.top().theirs {
+		return false, ErrLink
+	}
+	return true, w.goOn(target)
+}
+
+func readlink(dir int, name string) (string, error) {
+	b := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(dir, name, b)
+	if err != nil {
+		return "", err
+	}
+	return string(b[:n]), nil
+}
+
+// Info is what stands at a path.
+type Info struct {
+	fs.FileInfo
+	// Link is where it leads, if it is a link.
+	Link string
+	// Theirs: others may put something else in its place.
+	Theirs bool
+}
+
+// Lstat looks at what stands at a path, and follows no link at its end.
+func (r Root) Lstat(p string) (Info, error) {
+	at, err := r.at(p, false)
+	if err != nil {
+		return Info{}, err
+	}
+	defer at.close()
+	f, err := at.open(unix.O_PATH)
+	if err != nil {
+		return Info{Theirs: at.theirs}, &fs.PathError{Op: "lstat", Path: p, Err: err}
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return Info{}, err
+	}
+	i := Info{FileInfo: st, Theirs: at.theirs}
+	if st.Mode()&fs.ModeSymlink != 0 {
+		if i.Link, err = readlink(int(f.Fd()), ""); err != nil {
+			return Info{}, &fs.PathError{Op: "readlink", Path: p, Err: err}
+		}
+	}
+	return i, nil
+}
+
+// IsDir reports whether a path is a directory, or a link to one that may be
+// followed.
+func (r Root) IsDir(p string) bool {
+	at, err := r.follow(p)
+	if err != nil {
+		return errors.Is(err, unix.EISDIR)
+	}
+	defer at.close()
+	f, err := at.open(unix.O_PATH | unix.O_DIRECTORY)
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil
+}
+
+// MaxFile is the most that ReadFile reads.
+const MaxFile = 64 << 20
+
+// ReadFile reads a file, and says whose it is: both are of the same file,
+// whatever happens to its name. A link at the end is followed where only root
+// can have made it.
+func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
+	at, err := r.follow(p)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer at.close()
+	// Without O_NONBLOCK a FIFO would wait for somebody to write.
+	f, err := at.open(unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY)
+	if err != nil {
+		return nil, nil, &fs.PathError{Op: "open", Path: p, Err: err}
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, nil, &fs.PathError{Op: "read", Path: p, Err: errors.New("it is not a regular file")}
+	}
+	if st.Size() > MaxFile {
+		return nil, nil, &fs.PathError{Op: "read", Path: p, Err: fmt.Errorf("it has %d bytes, at most %d are read", st.Size(), MaxFile)}
+	}
+	b := make([]byte, 0, st.Size()+1)
+	for len(b) <= MaxFile {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := f.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if n == 0 || err != nil {
+			if err == nil || errors.Is(err, io.EOF) {
+				return b, st, nil
+			}
+			return nil, nil, err
+		}
+	}
+	return nil, nil, &fs.PathError{Op: "read", Path: p, Err: errors.New("it grew while it was read")}
+}
+
+// open opens what stands at the place, and never follows it.
+func (p *place) open(flags int) (*os.File, error) {
+	fd, err := unix.Openat(p.fd(), p.name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), p.name), nil
+}
