@@ -318,7 +318,7 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 	if len(servers) == 0 {
 		servers = append(servers, server)
 		if active != nil {
-			for _, m := range active.Site.Masters {
+			for _, m := range mastersOf(e, active.Site) {
 				servers = append(servers, "https://"+m)
 			}
 		}

@@ -15,8 +15,8 @@ import (
 // ipvsPhase has ipvscare keep the way to the masters open, before anything
 // asks them.
 func ipvsPhase(site *configs.Site) Phase {
-	want := func() ([]byte, error) {
-		doc, err := json.MarshalIndent(node.IPVS(site), "", "  ")
+	want := func(e *Env) ([]byte, error) {
+		doc, err := json.MarshalIndent(node.IPVS(siteWithFormer(e, site)), "", "  ")
 		if err != nil {
 			return nil, fmt.Errorf("writing the list of masters: %w", err)
 		}
@@ -29,6 +29,9 @@ func ipvsPhase(site *configs.Site) Phase {
 			if err != nil {
 				return Todo, err
 			}
+			if !mastersSettled(ctx, e, site) {
+				return Todo, nil
+			}
 			have := string(e.contents(ondisk.IPVSConfig))
 			if site.IPVS.Disabled {
 				// The endpoint's name stands for one master; when that one is
@@ -38,7 +41,7 @@ func ipvsPhase(site *configs.Site) Phase {
 				}
 				return Done, nil
 			}
-			doc, err := want()
+			doc, err := want(e)
 			if err != nil {
 				return Todo, err
 			}
@@ -51,6 +54,9 @@ func ipvsPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
+			if err := settleMasters(ctx, e, site); err != nil {
+				return err
+			}
 			if site.IPVS.Disabled {
 				if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 					return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
@@ -63,13 +69,13 @@ func ipvsPhase(site *configs.Site) Phase {
 				if err := e.Remove(ondisk.IPVSConfig); err != nil {
 					return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
 				}
-				master, err := reach(ctx, e, site.Masters)
+				master, err := reach(ctx, e, mastersOf(e, site))
 				if err != nil {
 					return err
 				}
 				return setEndpointHosts(ctx, e, site, master)
 			}
-			doc, err := want()
+			doc, err := want(e)
 			if err != nil {
 				return err
 			}
@@ -114,7 +120,7 @@ const servePatience = 30 * time.Second
 // endpointAnswers tells a way to the masters that is broken on this machine
 // from masters that are out of reach: only the first is an error.
 func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
-	if _, err := reach(ctx, e, site.Masters); err != nil {
+	if _, err := reach(ctx, e, mastersOf(e, site)); err != nil {
 		return nil // nothing to be told offline
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)

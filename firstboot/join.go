@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
@@ -82,7 +83,7 @@ func kubeletCert(e *Env) (*x509.Certificate, error) {
 
 func (s discoverySite) discovery(e *Env) api.Discovery {
 	return api.Discovery{
-		Masters: s.Masters, Token: s.Credentials.Token.Reveal(),
+		Masters: mastersOf(e, s.Site), Token: s.Credentials.Token.Reveal(),
 		Pins: s.CACertHashes, SkipPins: s.UnsafeSkipCAVerification, CA: []byte(s.CACert),
 		Names: []string{sharedName, s.Endpoint}, Dial: e.Dial, Timeout: 10 * time.Second,
 	}
@@ -125,6 +126,11 @@ func discoveryPhase(active *Active) Phase {
 			if _, err := e.write(ondisk.KubeCA, found.CA, Mode(0o644)); err != nil {
 				return fmt.Errorf("writing the cluster's CA: %w", err)
 			}
+			if slices.Contains(site.Masters, found.Master) {
+				if err := keepMasters(e, site, found.CA); err != nil {
+					return err
+				}
+			}
 			if err := setEndpointHosts(ctx, e, site, found.Master); err != nil {
 				return err
 			}
@@ -149,26 +155,26 @@ func discoveryPhase(active *Active) Phase {
 	}
 }
 
-// everyMasterIsNamed reports whether the certificate of every master that
-// answers has the endpoint's name. kubelet drops tls-server-name when it
-// writes its kubeconfig, so only then may it begin with the endpoint.
+// everyMasterIsNamed reports whether the certificate of every master has the
+// endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
+// so only then may it begin with the endpoint. A master that does not answer
+// may come back with a certificate that has not.
 func everyMasterIsNamed(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
+	errs := askNames(ctx, e, site.Masters, ca, site.Endpoint)
+	return !slices.ContainsFunc(errs, func(err error) bool { return err != nil })
+}
+
+// askNames asks all masters at once whether their certificate has one of names.
+func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	errs := make([]error, len(site.Masters))
+	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
-	for i, m := range site.Masters {
-		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{site.Endpoint}) })
+	for i, m := range masters {
+		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, names) })
 	}
 	wg.Wait()
-	named := false
-	for _, err := range errs {
-		if errors.Is(err, api.ErrServerName) {
-			return false
-		}
-		named = named || err == nil
-	}
-	return named
+	return errs
 }
 
 // judgeDiscovery tells what time can heal from what a person must. One
@@ -263,11 +269,11 @@ func joinPhase(active *Active) Phase {
 			if err := errors.Join(otherForm(e, false), sameName(e, active.Node)); err != nil {
 				return Todo, err
 			}
-			server, _, err := kubeletServer(e)
+			server, name, err := kubeletServer(e)
 			if err != nil {
 				return Todo, err
 			}
-			if server != site.EndpointURL() || e.exists(kubeletRestart) {
+			if server != site.EndpointURL() || e.exists(kubeletRestart) || !nameFits(ctx, e, site, name) {
 				return Todo, nil
 			}
 			return Done, nil
@@ -436,7 +442,8 @@ var joinFiles = []string{
 // toEndpoint turns kubelet.conf from the one master it joined through to the
 // endpoint, which outlives any of them.
 func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
-	if server, _, err := kubeletServer(e); err == nil && server == site.EndpointURL() && !e.exists(kubeletRestart) {
+	server, name, err := kubeletServer(e)
+	if err == nil && server == site.EndpointURL() && !e.exists(kubeletRestart) && nameFits(ctx, e, site, name) {
 		return nil // it joined through the endpoint
 	}
 	conf, err := e.read(ondisk.KubeletConf)
@@ -447,8 +454,7 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 	if err != nil {
 		return fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	name, err := sharedServerName(ctx, e, site, ca)
-	if err != nil {
+	if name, err = sharedServerName(ctx, e, site, ca); err != nil {
 		return err
 	}
 	next, err := api.SetServer(conf, site.EndpointURL(), name)
@@ -465,27 +471,55 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 	return restartKubelet(ctx, e)
 }
 
-// sharedServerName is the name that every master's certificate has: the one
-// that kubeadm puts there, or the endpoint (then nothing needs to be said).
+// sharedServerName is the name that the certificates of the masters that answer
+// have: the one that kubeadm puts there, or the endpoint (then nothing needs to
+// be said). Where no name is in all of them it is the one that most have.
 func sharedServerName(ctx context.Context, e *Env, site *configs.Site, ca []byte) (string, error) {
-	var errs []error
-	for _, m := range site.Masters {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		name, err := api.ServerName(ctx, e.Dial, m, ca, []string{sharedName, site.Endpoint})
-		cancel()
-		if err == nil {
-			if name == site.Endpoint {
-				name = ""
-			}
-			return name, nil
-		}
-		errs = append(errs, err)
+	masters := mastersOf(e, site)
+	shared, sharedErr := named(ctx, e, masters, ca, sharedName)
+	endpoint, endpointErr := named(ctx, e, masters, ca, site.Endpoint)
+	switch {
+	case shared > 0 && shared >= endpoint:
+		return sharedName, nil
+	case endpoint > 0:
+		return "", nil
 	}
-	err := errors.Join(errs...)
+	err := errors.Join(sharedErr, endpointErr)
 	if errors.Is(err, api.ErrServerName) {
 		return "", Permanent(err, "add "+site.Endpoint+" to the API servers' certSANs")
 	}
-	return "", fmt.Errorf("asking the masters for their certificates' names: %w", err)
+	return "", fmt.Errorf("asking the masters for their certificates' names: %w", sharedErr)
+}
+
+// named counts the masters whose certificate has name; the error is what the
+// others said.
+func named(ctx context.Context, e *Env, masters []string, ca []byte, name string) (int, error) {
+	errs := askNames(ctx, e, masters, ca, name)
+	n := 0
+	for _, err := range errs {
+		if err == nil {
+			n++
+		}
+	}
+	return n, errors.Join(errs...)
+}
+
+// nameFits reports whether kubelet's tls-server-name, or the endpoint where it
+// has none, is in the certificate of every master that answers, or no other
+// name is in more of them. ipvscare takes a master whose certificate is of the
+// CA for healthy, whatever its names.
+func nameFits(ctx context.Context, e *Env, site *configs.Site, name string) bool {
+	masters, ca := mastersOf(e, site), e.contents(ondisk.KubeCA)
+	have, err := named(ctx, e, masters, ca, cmp.Or(name, site.Endpoint))
+	if !errors.Is(err, api.ErrServerName) {
+		return true
+	}
+	for _, other := range []string{sharedName, site.Endpoint} {
+		if n, _ := named(ctx, e, masters, ca, other); n > have {
+			return false
+		}
+	}
+	return true
 }
 
 // kubeletServer is where kubelet.conf points.

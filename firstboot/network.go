@@ -73,7 +73,7 @@ func networkPhase(site *configs.Site) Phase {
 			if cutOff(e) {
 				return Todo, nil
 			}
-			master, err := reach(ctx, e, site.Masters)
+			master, err := reach(ctx, e, mastersOf(e, site))
 			if err != nil {
 				if enrolled(e) == nil && !mayTry(e) {
 					// Offline: a member of the cluster waits for nobody.
@@ -96,9 +96,9 @@ func networkPhase(site *configs.Site) Phase {
 					return err
 				}
 			}
-			master, err := waitForMaster(ctx, e, site.Masters)
+			master, err := waitForMaster(ctx, e, mastersOf(e, site))
 			if err != nil {
-				if back, rerr := rollBack(ctx, e, site.Masters); rerr != nil {
+				if back, rerr := rollBack(ctx, e, mastersOf(e, site)); rerr != nil {
 					return errors.Join(err, rerr)
 				} else if back == "" {
 					return Advise(err, "check the cable, the switch port and the site's network settings (addresses, gateway, VLAN, masters)")

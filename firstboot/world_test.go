@@ -724,10 +724,12 @@ type fakeCluster struct {
 	tls    *tls.Config
 	server *httptest.Server
 
-	mu       sync.Mutex
-	down     map[string]bool
-	unsigned bool
-	revoked  bool
+	mu   sync.Mutex
+	down map[string]bool
+	// elsewhere are addresses of this network that belong to other clusters.
+	elsewhere map[string]*fakeCluster
+	unsigned  bool
+	revoked   bool
 	// knownOnly: it answers nobody who does not say who he is, as an
 	// AuthenticationConfiguration for the health paths alone has it.
 	knownOnly bool
@@ -842,8 +844,11 @@ func (c *fakeCluster) request(cn string, names ...string) []byte {
 
 func (c *fakeCluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 	c.mu.Lock()
-	down := c.down[addr]
+	down, other := c.down[addr], c.elsewhere[addr]
 	c.mu.Unlock()
+	if other != nil {
+		return other.dial(ctx, addr)
+	}
 	if down {
 		return nil, errors.New("connection refused")
 	}

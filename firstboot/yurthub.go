@@ -139,7 +139,7 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	if withEndpoint {
 		h.servers = append(h.servers, site.EndpointURL())
 	}
-	for _, m := range site.Masters {
+	for _, m := range mastersOf(e, site) {
 		h.servers = append(h.servers, "https://"+m)
 	}
 	if h.image != "" {
@@ -362,7 +362,7 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 	}
 	var errs []error
 	has := false
-	for _, m := range site.Masters {
+	for _, m := range mastersOf(e, site) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_, err := api.ServerName(ctx, e.Dial, m, ca, []string{site.Endpoint})
 		cancel()

@@ -1,0 +1,172 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// A correction of masters may be a slip, and nobody is there to take it back.
+// So the list that last proved itself stays beside the site's, on disk and in
+// ipvscare's configuration, until a master of the site's proves itself too.
+
+const (
+	provenFile = ondisk.StateDir + "/masters.json"
+	// saidFormer says that a person was told, since this machine was switched
+	// on, that the former masters are still needed.
+	saidFormer = ondisk.RunDir + "/former-masters"
+)
+
+// proven is a list of masters of which one has shown a certificate of the
+// cluster's CA.
+type proven struct {
+	Masters []string `json:"masters"`
+	// CA are the pins of that CA: the masters of a cluster that this machine
+	// has left are none of ours.
+	CA []string `json:"ca"`
+}
+
+func readProven(e *Env) (*proven, bool) {
+	p := new(proven)
+	if err := json.Unmarshal(e.contents(provenFile), p); err != nil {
+		return p, false
+	}
+	return p, slices.ContainsFunc(caPins(e.contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
+}
+
+func caPins(pem []byte) []string {
+	certs, err := api.ParseCerts(pem)
+	if err != nil {
+		return nil
+	}
+	var pins []string
+	for _, c := range certs {
+		pins = append(pins, api.Pin(c))
+	}
+	return pins
+}
+
+// formerMasters are those that the site names no more and a member of the
+// cluster still counts on.
+func formerMasters(e *Env, site *configs.Site) []string {
+	if errors.Is(enrolled(e), errNotEnrolled) {
+		return nil
+	}
+	p, ok := readProven(e)
+	if !ok || slices.Equal(p.Masters, site.Masters) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(p.Masters), func(m string) bool {
+		return slices.Contains(site.Masters, m) || !fitsVIP(site, m)
+	})
+}
+
+// fitsVIP reports whether the site's VIP can stand for a master: one of the
+// other family it cannot.
+func fitsVIP(site *configs.Site, master string) bool {
+	vip, err := netip.ParseAddr(site.VIP)
+	if err != nil || site.IPVS.Disabled {
+		return true
+	}
+	host, _, err := net.SplitHostPort(master)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return err != nil || addr.Unmap().Is4() == vip.Is4() // a name is looked up in the VIP's family
+}
+
+// mastersOf are the ways to the cluster: the site's masters, and the former
+// ones for as long as they are needed.
+func mastersOf(e *Env, site *configs.Site) []string {
+	return slices.Concat(site.Masters, formerMasters(e, site))
+}
+
+// siteWithFormer is the site with all its ways to the cluster.
+func siteWithFormer(e *Env, site *configs.Site) *configs.Site {
+	s := *site
+	s.Masters = mastersOf(e, site)
+	return &s
+}
+
+// keepMasters records the site's list as one that has proven itself.
+func keepMasters(e *Env, site *configs.Site, ca []byte) error {
+	b, err := json.Marshal(proven{Masters: site.Masters, CA: caPins(ca)})
+	if err == nil {
+		_, err = e.write(provenFile, b, Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("recording the masters that have proven themselves: %w", err)
+	}
+	return nil
+}
+
+// mastersProven reports whether a master of the site's has proven itself by
+// the cluster's CA, asking them only where that is not on record.
+func mastersProven(ctx context.Context, e *Env, site *configs.Site) bool {
+	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
+		return true
+	}
+	return oneProves(ctx, e, site, e.contents(ondisk.KubeCA))
+}
+
+func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	good := make([]bool, len(site.Masters))
+	var wg sync.WaitGroup
+	for i, m := range site.Masters {
+		wg.Go(func() {
+			host, _, err := net.SplitHostPort(m)
+			if err != nil {
+				return
+			}
+			_, err = api.ServerName(ctx, e.Dial, m, ca, []string{host, sharedName, site.Endpoint})
+			good[i] = err == nil
+		})
+	}
+	wg.Wait()
+	return slices.Contains(good, true)
+}
+
+// mastersSettled reports whether nothing is left to be done about the list:
+// it is on record, or no master of it proves itself yet and that was said.
+func mastersSettled(ctx context.Context, e *Env, site *configs.Site) bool {
+	if enrolled(e) != nil {
+		return true
+	}
+	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
+		return true
+	}
+	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.exists(saidFormer))
+}
+
+// settleMasters records the site's list once a master of it has proven itself,
+// and says so while none has.
+func settleMasters(ctx context.Context, e *Env, site *configs.Site) error {
+	if enrolled(e) != nil {
+		return nil
+	}
+	if mastersProven(ctx, e, site) {
+		return keepMasters(e, site, e.contents(ondisk.KubeCA))
+	}
+	former := formerMasters(e, site)
+	if len(former) == 0 {
+		return nil
+	}
+	line := fmt.Sprintf("no master of the site has proven itself (%s): the former ones stay beside them (%s); if that is a slip, correct masters in site.yaml",
+		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
+	e.Log.Warn(line)
+	e.Console(line)
+	return e.WriteFile(saidFormer, nil, Mode(0o600))
+}

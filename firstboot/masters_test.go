@@ -1,0 +1,213 @@
+package firstboot
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const slip = "192.0.2.91:6443"
+
+// withMasters is the tests' site with other masters.
+func (w *world) withMasters(masters string, lines ...string) string {
+	return strings.Replace(w.site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
+}
+
+// TestSlipInMasters: none of the corrected list answers. The node keeps its way
+// to the cluster, after a reboot too, until one does.
+func TestSlipInMasters(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		world func(*testing.T, ...string) *world
+	}{{"native", nativeWorld}, {"edge", edgeWorld}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := c.world(t)
+			if err := w.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			node := strings.Split(w.slotSite(ownDev), "\n")
+			var lines []string
+			for _, l := range node {
+				if strings.HasPrefix(l, "nodeType") || strings.HasPrefix(l, "nodePool") {
+					lines = append(lines, l)
+				}
+			}
+			w.cluster.down[slip] = true
+			w.stamp(ownDev, w.withMasters(slip, lines...))
+			for range 2 {
+				w.powerOn()
+				if err := w.boot(); err != nil {
+					t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				}
+				for _, m := range []string{"192.0.2.11:6443", "192.0.2.13:6443", slip} {
+					if !strings.Contains(w.get(ondisk.IPVSConfig), m) {
+						t.Errorf("ipvscare does not know %s:\n%s", m, w.get(ondisk.IPVSConfig))
+					}
+				}
+				if !w.said("no master of the site has proven itself (" + slip + "): the former ones stay") {
+					t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+				}
+			}
+			// A master that answers and is of another cluster proves nothing: the
+			// port is open, the certificate is a stranger's.
+			other := newFakeCluster(t)
+			w.cluster.elsewhere = map[string]*fakeCluster{slip: other}
+			w.cluster.down[slip] = false
+			w.powerOn()
+			if err := w.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.11:6443") {
+				t.Errorf("a stranger drove out the masters:\n%s", w.get(ondisk.IPVSConfig))
+			}
+			// The list was right after all.
+			w.cluster.elsewhere = nil
+			w.powerOn()
+			if err := w.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if conf := w.get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, slip) {
+				t.Errorf("the former masters stay:\n%s", conf)
+			}
+			if w.joins != 1 {
+				t.Errorf("%d joins", w.joins)
+			}
+		})
+	}
+}
+
+// TestSlipInMastersOffline: the correction comes while no master answers.
+func TestSlipInMastersOffline(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, w.withMasters(slip))
+	w.powerOn()
+	w.offline, w.patience = true, 5*time.Minute
+	if err := w.boot(); err == nil {
+		t.Fatal("it was done, offline")
+	}
+	w.powerOn()
+	w.offline, w.patience = false, 30*time.Minute
+	w.cluster.down[slip] = true
+	if err := w.boot(); err != nil || !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.11:6443") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestOneOfTheNewMastersProves: a list with one slip among the right ones takes
+// over as it is.
+func TestOneOfTheNewMastersProves(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.down[slip] = true
+	w.stamp(ownDev, w.withMasters(slip+", 192.0.2.12:6443"))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if conf := w.get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, "192.0.2.12:6443") {
+		t.Errorf("masters:\n%s", conf)
+	}
+	// Nothing is left to do at the next boot.
+	w.powerOn()
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, provenFile) }) {
+		t.Errorf("%v: %s", err, w.names)
+	}
+}
+
+// namedAs puts a master of the same cluster at addr whose certificate has these
+// names alone.
+func (w *world) namedAs(addr string, names ...string) {
+	w.t.Helper()
+	c := w.cluster
+	m := &fakeCluster{t: w.t, ca: c.ca, key: c.key, pem: c.pem, down: map[string]bool{}}
+	cert := issue(w.t, c.ca, c.key, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: names,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+	})
+	m.tls = &tls.Config{Certificates: []tls.Certificate{cert}}
+	m.serve(w.t)
+	c.elsewhere = map[string]*fakeCluster{addr: m}
+}
+
+// TestMasterComesBackWithoutTheName: two masters have the endpoint's name in
+// their certificates. The third, which has not, is away during the join, or
+// takes the place of another later.
+func TestMasterComesBackWithoutTheName(t *testing.T) {
+	const third = "192.0.2.13:6443"
+	wantName := func(t *testing.T, w *world, want string) {
+		t.Helper()
+		if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != want {
+			t.Errorf("kubelet goes to %s (%q), expected %q; %v", server, name, want, err)
+		}
+	}
+	start := func(t *testing.T) *world {
+		w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+		w.stamp(ownDev, w.site(withToken))
+		return w
+	}
+	t.Run("away during the join", func(t *testing.T) {
+		w := start(t)
+		w.cluster.down[third] = true
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		wantName(t, w, sharedName) // it fits, whatever comes back
+	})
+	t.Run("exchanged later", func(t *testing.T) {
+		w := start(t)
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		wantName(t, w, "")
+		w.namedAs(third, "kubernetes")
+		w.powerOn()
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		wantName(t, w, sharedName)
+		if !slices.Contains(w.names, "restart kubelet.service") {
+			t.Error("kubelet was not restarted")
+		}
+		w.powerOn()
+		if err := w.boot(); err != nil || slices.Contains(w.names, "restart kubelet.service") {
+			t.Errorf("and then again: %v %s", err, w.names)
+		}
+	})
+	t.Run("only the endpoint's name", func(t *testing.T) {
+		w := start(t)
+		w.cluster.down[third] = true
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		w.cluster.down[third] = false
+		w.namedAs(third, "apiserver.cluster.local")
+		w.powerOn()
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		wantName(t, w, "")
+	})
+	t.Run("neither name", func(t *testing.T) {
+		w := start(t)
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		w.namedAs(third, "elsewhere")
+		w.powerOn()
+		if err := w.boot(); err != nil { // the others serve
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		wantName(t, w, "")
+	})
+}
