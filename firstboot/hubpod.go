@@ -143,7 +143,7 @@ func podJoinPhase(active *Active) Phase {
 				}
 				return Done, nil
 			}
-			done, err := podJoined(ctx, e, site)
+			done, err := podJoined(ctx, e, active)
 			if err != nil || !done {
 				return Todo, err
 			}
@@ -159,7 +159,7 @@ func podJoinPhase(active *Active) Phase {
 			if enrolled(e) == nil {
 				return nil
 			}
-			if done, err := podJoined(ctx, e, site); err != nil || done {
+			if done, err := podJoined(ctx, e, active); err != nil || done {
 				return err
 			}
 			return errors.Join(undoPodJoin(ctx, e, site.CRISocket), e.Remove(discoveryFile))
@@ -169,15 +169,18 @@ func podJoinPhase(active *Active) Phase {
 
 // podJoined reports whether kubeadm's part is over and yurthub has all it
 // needs to ask for its identity.
-func podJoined(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
+func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, hubManifest} {
 		if !e.exists(p) {
 			return false, nil
 		}
 	}
 	conf, err := e.read(hubBootstrap)
-	if err != nil || !strings.Contains(string(conf), site.Credentials.Token.Reveal()) {
+	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
 		return false, nil // another boot, or another token
+	}
+	if !strings.Contains(string(e.contents(hubManifest)), fmt.Sprintf("%q", "--node-name="+active.Node)) {
+		return false, nil // the site gave it another name meanwhile
 	}
 	if !strings.Contains(string(e.contents(kubeadmFlags)), "--kubeconfig="+ondisk.YurthubConf) {
 		return false, nil
@@ -189,6 +192,9 @@ func podJoined(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
 func podJoin(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
 	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
+		return err
+	}
+	if err := noteJoin(e); err != nil {
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, site)
@@ -255,7 +261,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 		// The last thing kubeadm does, and through yurthub, for which it waits
 		// a minute: longer than that somebody may take to approve what yurthub
 		// asks for. The next phase says what is missing.
-		if done, perr := podJoined(ctx, e, site); done && perr == nil {
+		if done, perr := podJoined(ctx, e, active); done && perr == nil {
 			e.Log.Info("kubeadm has joined but for the Node's annotation, which is made up for", "error", err)
 			return nil
 		}

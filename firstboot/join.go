@@ -98,7 +98,7 @@ func discoveryPhase(active *Active) Phase {
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			err := enrolled(e)
-			if err == nil || e.exists(discoveryFile) && e.exists(ondisk.KubeCA) {
+			if err == nil || discovered(e, site) {
 				return Done, nil
 			}
 			if site.Credentials.Token.IsZero() {
@@ -314,6 +314,9 @@ func join(ctx context.Context, e *Env, active *Active) error {
 	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
 		return err
 	}
+	if err := noteJoin(e); err != nil {
+		return err
+	}
 	return kubeadmJoin(ctx, e, active, *active.Site)
 }
 
@@ -424,7 +427,7 @@ func undoJoin(ctx context.Context, e *Env) error {
 			return fmt.Errorf("stopping kubelet: %w", err)
 		}
 	}
-	for _, f := range append(append([]string(nil), joinFiles...), kubeletKeys(e)...) {
+	for _, f := range slices.Concat(joinFiles, kubeletKeys(e), []string{readyMark}) {
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("undoing the join: %w", err)
 		}

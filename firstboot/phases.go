@@ -26,6 +26,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 		return append(before,
 			networkPhase(site),     // a master must be in reach for the rest
 			clockPhase(active),     // before the first certificate is judged
+			clusterPhase(active),   // before masters are verified with the CA that is there
 			ipvsPhase(site),        // the first request already survives a dead master
 			discoveryPhase(active), // the CA, before anything trusts a master
 			imagesPhase(),          // long, so after all that may fail early; before kubelet wants them
@@ -37,6 +38,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 		all := append(before,
 			networkPhase(site),
 			clockPhase(active),
+			clusterPhase(active),
 			ipvsPhase(site),
 			discoveryPhase(active),
 			imagesPhase(),

@@ -209,6 +209,7 @@ const forgetStep = "forget-token"
 func forgetPhase(active *Active) Phase {
 	return Phase{
 		Name: forgetStep, Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
+		Final: true, // nothing before it needs the token any more
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
 			for _, f := range tokenFiles {
 				if e.exists(f) {

@@ -25,6 +25,9 @@ type Phase struct {
 	Undo func(context.Context, *Env) error
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
+	// Final is for what cannot be taken back: it is left alone in a pass in
+	// which a phase before it could not be told.
+	Final bool
 }
 
 // Verdict is what Check found.
@@ -93,7 +96,8 @@ type Runner struct {
 	busyTil time.Time // the watchdog is fed until then
 }
 
-// errRestart begins again at the first phase.
+// errRestart begins again at the first phase. A phase whose Run has changed
+// what earlier phases go by returns it.
 var errRestart = errors.New("starting over")
 
 // Run carries out all phases until the node is done or ctx ends.
@@ -120,6 +124,9 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {
+			if unknown && p.Final {
+				continue
+			}
 			v, err := r.phase(ctx, e, p, attempts)
 			if err != nil {
 				return err
@@ -193,6 +200,9 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 		runFailed = err != nil
 		timedOut := run.Err() != nil
 		cancel()
+		if errors.Is(err, errRestart) {
+			return Todo, errRestart
+		}
 		if err == nil {
 			r.busy(e, checkTimeout)
 			if v, err = r.check(ctx, e, p); err == nil {

@@ -43,6 +43,9 @@ type Active struct {
 	Image ondisk.ImageInfo
 	// Node is its name on this machine.
 	Node string
+	// Hostname is what the machine is called: Node, but for a member of a
+	// cluster, whose certificate is for another name until it leaves.
+	Hostname string
 	// MAC names the site's contents without its token, which is forgotten.
 	MAC string
 	// Device is the machine's own slot; empty where it has none.
@@ -104,14 +107,26 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 	if err != nil {
 		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
 	}
-	config, err := node.Render(site, m, c.Files[ondisk.SlotIgnition])
+	hostname := name
+	if was := enrolledName(e); was != "" {
+		hostname = was
+		if j, ok := readJoinedAs(e); ok && name != was {
+			// Another card may sort first since; the machine is the same.
+			if then, err := node.NodeName(site, j.Machine); err == nil && then == was {
+				name = was
+			}
+		}
+	}
+	called := *site
+	called.NodeName = hostname
+	config, err := node.Render(&called, m, c.Files[ondisk.SlotIgnition])
 	if err != nil {
 		return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 	}
 	if err := servedBy(image, site); err != nil {
 		return nil, err
 	}
-	a := &Active{Site: site, Image: image, Node: name, Stamped: c.Info.Stamped, config: config, ignition: c.Files[ondisk.SlotIgnition]}
+	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: c.Info.Stamped, config: config, ignition: c.Files[ondisk.SlotIgnition]}
 	a.MAC, err = siteMAC(e, site, c)
 	return a, err
 }
@@ -189,7 +204,10 @@ func activeSite(e *Env, image ondisk.ImageInfo) (*Active, error) {
 }
 
 // isApplied reports whether the machine's settings are those of the site.
-func (a *Active) isApplied(e *Env) bool { return e.text(appliedFile) == a.MAC }
+func (a *Active) isApplied(e *Env) bool { return e.text(appliedFile) == a.applied() }
+
+// applied names the settings of the site on this machine.
+func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
 // fromStick looks for a site on a removable slot that was not taken yet, and
 // returns it with the slot's contents. Sticks that hold none are passed over;
@@ -269,7 +287,7 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			if err != nil {
 				return Todo, err
 			}
-			if !a.isApplied(e) || e.text("/proc/sys/kernel/hostname") != a.Node {
+			if !a.isApplied(e) || e.text("/proc/sys/kernel/hostname") != a.Hostname {
 				return Todo, nil
 			}
 			return Done, nil
@@ -366,11 +384,11 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 			return err
 		}
 	}
-	if err := e.SetHostname(a.Node); err != nil {
-		return fmt.Errorf("setting the host name to %s: %w", a.Node, err)
+	if err := e.SetHostname(a.Hostname); err != nil {
+		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
 	}
 	// Last: from here on Check finds the settings in place.
-	if _, err := e.write(appliedFile, []byte(a.MAC+"\n"), Mode(0o600)); err != nil {
+	if _, err := e.write(appliedFile, []byte(a.applied()+"\n"), Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which site is in place: %w", err)
 	}
 	return nil

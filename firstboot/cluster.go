@@ -1,0 +1,279 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// A machine belongs to the cluster whose CA it trusts. A site may name another
+// one: the machine moves, or its cluster was built anew. Then it leaves the
+// former cluster, but not before the other one has proven itself and accepts
+// the token: a slip in the site must not cost a node that runs.
+
+// leavingFile says that the machine is leaving its cluster: whoever finds it
+// carries that to its end, since half of the credentials are no use.
+const leavingFile = ondisk.StateDir + "/leaving"
+
+// joinedFile is what the machine and its site were when it joined.
+const joinedFile = ondisk.StateDir + "/joined.json"
+
+// joinedAs is joinedFile: what cannot be observed later.
+type joinedAs struct {
+	Machine node.Machine `json:"machine"`
+}
+
+func readJoinedAs(e *Env) (joinedAs, bool) {
+	var j joinedAs
+	b := e.contents(joinedFile)
+	return j, b != nil && json.Unmarshal(b, &j) == nil
+}
+
+// noteJoin keeps what the machine is while it joins.
+func noteJoin(e *Env) error {
+	b, err := json.MarshalIndent(joinedAs{Machine: e.facts()}, "", "  ")
+	if err == nil {
+		_, err = e.write(joinedFile, append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting how this machine joined: %w", err)
+	}
+	return nil
+}
+
+// enrolledName is the name that kubelet's certificate is for; "" on a machine
+// that is no node, or not any more.
+func enrolledName(e *Env) string {
+	if enrolled(e) != nil {
+		return ""
+	}
+	cert, err := kubeletCert(e)
+	if err != nil {
+		return ""
+	}
+	name, _ := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
+	return name
+}
+
+// clusterPhase has the machine leave a cluster that is not the site's. It
+// comes before ipvscare gets the site's masters, which it verifies with the
+// CA that is on the disk.
+func clusterPhase(active *Active) Phase {
+	return Phase{
+		Name: "cluster", Doc: "no other cluster than the site's is on this machine", Timeout: 2 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if e.exists(leavingFile) {
+				return Todo, nil
+			}
+			if !isMember(e) {
+				if staleCA(e, active.Site) {
+					return Todo, nil
+				}
+				return Done, nil
+			}
+			same, err := sameCluster(ctx, e, active.Site)
+			if errors.Is(err, errUnclear) {
+				return Unknown, nil
+			}
+			if err != nil || same {
+				return Done, err
+			}
+			if active.Site.Credentials.Token.IsZero() {
+				return Todo, noTokenToMove(e, active)
+			}
+			return Todo, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if isMember(e) && !e.exists(leavingFile) {
+				if err := provesItself(ctx, e, active); err != nil {
+					return err
+				}
+				name := enrolledName(e)
+				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(enrolledPins(e), ", "))
+				e.Console(fmt.Sprintf("the site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
+					strings.Join(enrolledPins(e), ", "), name))
+			}
+			if err := leaveCluster(ctx, e, active); err != nil {
+				return err
+			}
+			return errRestart // the machine is called what the site says from now on
+		},
+	}
+}
+
+// isMember reports whether the machine has credentials of a cluster, expired
+// ones too.
+func isMember(e *Env) bool {
+	err := enrolled(e)
+	return err == nil || errors.Is(err, errExpired)
+}
+
+// staleCA reports whether a machine that is no node has the CA of a discovery
+// that does not hold any more: of another site, or of an earlier boot of one
+// that pins none. Masters are verified with it.
+func staleCA(e *Env, site *configs.Site) bool {
+	pem := e.contents(ondisk.KubeCA)
+	if pem == nil {
+		return false
+	}
+	if pins := site.CAPins(); len(pins) > 0 && !unpinned(site) {
+		return !anyPinned(pem, pins)
+	}
+	return !discovered(e, site)
+}
+
+// unpinned reports whether the site takes whatever cluster answers.
+func unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
+
+func anyPinned(pem []byte, pins []string) bool {
+	certs, err := api.ParseCerts(pem)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool {
+		return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), api.Pin(c)) })
+	})
+}
+
+// enrolledCA is what the node's own kubeconfig trusts, else the file beside it.
+func enrolledCA(e *Env) []byte {
+	if conf, err := credentials(e); err == nil {
+		if k, err := api.ParseKubeconfig(conf); err == nil {
+			if c, err := k.Cluster(); err == nil {
+				if pem, err := c.CA(e.Root); err == nil && len(pem) > 0 {
+					return pem
+				}
+			}
+		}
+	}
+	return e.contents(ondisk.KubeCA)
+}
+
+func enrolledPins(e *Env) []string {
+	certs, err := api.ParseCerts(enrolledCA(e))
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, c := range certs {
+		out = append(out, api.Pin(c))
+	}
+	return out
+}
+
+// errUnclear: no master can be asked whose cluster it is.
+var errUnclear = errors.New("no master answers")
+
+// sameCluster reports whether a member belongs to the site's cluster: by the
+// site's pins, offline too; without any, by the certificates of the masters.
+func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
+	if !unpinned(site) {
+		return anyPinned(enrolledCA(e), site.CAPins()), nil
+	}
+	ca := enrolledCA(e)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	errs := make([]error, len(site.Masters))
+	var wg sync.WaitGroup
+	for i, m := range site.Masters {
+		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{sharedName, site.Endpoint}) })
+	}
+	wg.Wait()
+	foreign := false
+	for _, err := range errs {
+		var unknown x509.UnknownAuthorityError
+		switch {
+		case err == nil, errors.Is(err, api.ErrServerName):
+			return true, nil
+		case errors.As(err, &unknown):
+			foreign = true
+		}
+	}
+	if !foreign {
+		return false, errUnclear
+	}
+	return false, nil
+}
+
+// noTokenToMove is what a member meets whose site is of another cluster, and
+// has no token for it.
+func noTokenToMove(e *Env, active *Active) error {
+	ours := strings.Join(enrolledPins(e), ", ")
+	if unpinned(active.Site) {
+		// Something else may answer on the way, and be gone tomorrow.
+		return Advise(fmt.Errorf("the masters are not of the cluster that this machine is enrolled in (CA %s)", ours),
+			"if the cluster was built anew, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters")
+	}
+	return Permanent(fmt.Errorf("the site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and there is no token to join with",
+		strings.Join(active.Site.CAPins(), ", "), ours),
+		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
+}
+
+// provesItself makes sure that the other cluster is there, is the pinned one,
+// accepts the token, and has room for a Node of our name.
+func provesItself(ctx context.Context, e *Env, active *Active) error {
+	site := active.Site
+	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(site.Masters, ", "))
+	d := discoverySite{site}.discovery(e)
+	found, err := api.Discover(ctx, d)
+	if err != nil {
+		return judgeDiscovery(ctx, e, site, err)
+	}
+	return nameIsFree(ctx, e, found.Client(d), active.Node)
+}
+
+// leaveCluster removes all that a machine has of a cluster. The CA goes last
+// but for the mark: what is left after a cut still shows whose it is.
+func leaveCluster(ctx context.Context, e *Env, active *Active) error {
+	if err := e.WriteFile(leavingFile, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("leaving the cluster: %w", err)
+	}
+	e.Waiting("the former cluster's credentials to be gone")
+	// Pods go on until kubelet of the other cluster ends those it does not know.
+	if err := undoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
+		return fmt.Errorf("leaving the cluster: %w", err)
+	}
+	if err := errors.Join(removeHub(ctx, e, active.Image), removeUnit(ctx, e)); err != nil {
+		return fmt.Errorf("leaving the cluster: %w", err)
+	}
+	if err := resetIPVS(ctx, e); err != nil {
+		return fmt.Errorf("leaving the cluster: %w", err)
+	}
+	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, joinedFile, ondisk.KubeCA, leavingFile) {
+		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("leaving the cluster: %w", err)
+		}
+	}
+	return nil
+}
+
+// discovered reports whether the discovery of this boot holds for the site:
+// it has its token, and found the CA that is on the disk, which it pins.
+func discovered(e *Env, site *configs.Site) bool {
+	conf, ca := e.contents(discoveryFile), e.contents(ondisk.KubeCA)
+	if conf == nil || ca == nil || !unpinned(site) && !anyPinned(ca, site.CAPins()) {
+		return false
+	}
+	k, err := api.ParseKubeconfig(conf)
+	if err != nil {
+		return false
+	}
+	c, err := k.Cluster()
+	if err != nil || c.CAData != base64.StdEncoding.EncodeToString(ca) {
+		return false
+	}
+	u, err := k.User()
+	return err == nil && u.Token == site.Credentials.Token.Reveal()
+}

@@ -1,0 +1,418 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// rebuild puts another cluster in the place of the machine's, at the same
+// addresses.
+func (w *world) rebuild() (former *fakeCluster) {
+	former = w.cluster
+	w.cluster = newFakeCluster(w.t)
+	w.cluster.pools = former.pools
+	w.cluster.renewed = w.kubeletReported
+	return former
+}
+
+func (w *world) mustBoot() {
+	w.t.Helper()
+	if err := w.boot(); err != nil {
+		w.t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+const unpinnedSite = "unsafeSkipCAVerification: true"
+
+// unpin takes the pins out of a site.
+func unpin(site string) string {
+	var out []string
+	for line := range strings.Lines(site) {
+		if strings.HasPrefix(line, "caCertHashes:") {
+			line = unpinnedSite + "\n"
+		}
+		out = append(out, line)
+	}
+	return strings.Join(out, "")
+}
+
+func wantMember(t *testing.T, w *world, joins int) {
+	t.Helper()
+	if w.joins != joins || w.state().Result != ondisk.ResultDone || len(w.cluster.nodes) != 1 {
+		t.Errorf("%d joins, result %s, nodes %v\n%s", w.joins, w.state().Result, w.cluster.nodes, strings.Join(w.console, "\n"))
+	}
+	if got := w.get(ondisk.KubeCA); got != string(w.cluster.pem) {
+		t.Error("the CA on the disk is another cluster's")
+	}
+	conf, err := credentials(w.env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k, err := api.ParseKubeconfig(conf); err != nil {
+		t.Error(err)
+	} else if c, err := k.Cluster(); err != nil {
+		t.Error(err)
+	} else if ca, err := c.CA(w.root); err != nil || string(ca) != string(w.cluster.pem) {
+		t.Errorf("the kubeconfig trusts another CA (%v)", err)
+	}
+	for _, p := range []string{leavingFile, ondisk.IPVSLearned} {
+		if w.has(p) {
+			t.Errorf("%s is there", p)
+		}
+	}
+	noSecret(t, w)
+}
+
+// TestSiteOfAnotherCluster: the machine leaves its cluster for the one that
+// the site pins, in every form.
+func TestSiteOfAnotherCluster(t *testing.T) {
+	edge := []string{"nodeType: edge", "nodePool: shanghai"}
+	for _, tc := range []struct {
+		name  string
+		world func(*testing.T) *world
+		lines []string
+		skip  bool
+	}{
+		{"native", func(t *testing.T) *world { return nativeWorld(t) }, nil, false},
+		{"native, several pins", func(t *testing.T) *world { return nativeWorld(t) }, nil, false},
+		{"native without pins", func(t *testing.T) *world { return nativeWorld(t) }, nil, true},
+		{"edge", func(t *testing.T) *world { return edgeWorld(t) }, edge, false},
+		{"static pod", podWorld, edge, false},
+		{"static pod without pins", podWorld, edge, true},
+		{"edge to native", func(t *testing.T) *world { return edgeWorld(t) }, nil, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			w := tc.world(t)
+			w.mustBoot()
+			w.put(ondisk.IPVSLearned, "{}")
+			former := w.rebuild()
+			next := w.site(append([]string{withToken}, tc.lines...)...)
+			if strings.Contains(tc.name, "several") {
+				next = strings.Replace(next, "caCertHashes: [", "caCertHashes: ['sha256:"+strings.Repeat("0", 64)+"', ", 1)
+			}
+			if tc.skip {
+				next = unpin(next)
+			}
+			w.stamp(ownDev, next)
+			w.powerOn()
+			w.mustBoot()
+			wantMember(t, w, 2)
+			if !w.said("leaving the former one (CA "+former.pin+")") || !w.said("kubectl delete node edge-sn0042") {
+				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			}
+			if tc.name == "edge to native" && (w.has(yurthubEnv) || behindYurthub(w.env())) {
+				t.Error("yurthub is still there")
+			}
+			w.powerOn()
+			w.mustBoot()
+			if w.joins != 2 || w.said("leaving") {
+				t.Errorf("it joined again\n%s", strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestPowerCutWhileMoving ends in the other cluster wherever it happens.
+func TestPowerCutWhileMoving(t *testing.T) {
+	t.Parallel()
+	for _, form := range []string{"native", "unpinned", "unit", "staticPod"} {
+		t.Run(form, func(t *testing.T) {
+			t.Parallel()
+			lines := []string{"nodeType: edge", "nodePool: shanghai"}
+			w := nativeWorld(t)
+			switch form {
+			case "unit":
+				w = edgeWorld(t)
+			case "staticPod":
+				w = podWorld(t)
+			default:
+				lines = nil
+			}
+			w.mustBoot()
+			w.put(ondisk.IPVSLearned, "{}")
+			w.rebuild()
+			next := w.site(append(lines, withToken)...)
+			if form == "unpinned" {
+				next = unpin(next)
+			}
+			w.stamp(ownDev, next)
+			w.powerOn()
+			cutEach(t, w, 40, func(w *world) map[string]string {
+				wantMember(w.t, w, w.joins)
+				return nil
+			})
+		})
+	}
+}
+
+// TestMoveWithoutAToken stops, says so, and leaves the node as it runs.
+func TestMoveWithoutAToken(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	ipvs, former := w.get(ondisk.IPVSConfig), w.rebuild()
+	w.stamp(ownDev, strings.Replace(w.site(), "192.0.2.13", "192.0.2.14", 1))
+	for _, offline := range []bool{false, true} {
+		w.powerOn()
+		w.offline = offline
+		if err := w.boot(); err == nil || !w.said("FAILED cluster: the site is of another cluster") || !w.said(former.pin) || !w.said("put a token of the other cluster into site.yaml") {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != string(former.pem) || enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
+			t.Error("the node was touched")
+		}
+	}
+	// Without pins it may be something on the way that answers.
+	w.stamp(ownDev, unpin(w.site()))
+	w.powerOn()
+	w.offline = false
+	if err := w.boot(); err == nil || !w.said("cluster: will be tried again: the masters are not of the cluster that this machine is enrolled in") || enrolled(w.env()) != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	// And offline an unpinned node goes on.
+	w.powerOn()
+	w.offline = true
+	if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || w.said("FAILED") || w.said("tried again") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestMoveWaitsForTheOtherCluster: until it shows itself, the node stays whole
+// in its own, and keeps the token for the other.
+func TestMoveWaitsForTheOtherCluster(t *testing.T) {
+	for name, spoil := range map[string]func(*world){
+		"out of reach":    func(w *world) { w.cluster.allDown(true); w.cluster.down["192.0.2.14:6443"] = true },
+		"token not valid": func(w *world) { w.cluster.revoked = true },
+		"name taken":      func(w *world) { w.cluster.register("edge-sn0042", "", "another") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.rebuild()
+			ipvs, ca := w.get(ondisk.IPVSConfig), w.get(ondisk.KubeCA)
+			spoil(w)
+			site := strings.Replace(w.site(withToken), "192.0.2.13", "192.0.2.14", 1)
+			w.stamp(ownDev, site)
+			w.powerOn()
+			if err := w.boot(); err == nil {
+				t.Fatal("it moved")
+			}
+			if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != ca || enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
+				t.Errorf("something was changed\n%s", strings.Join(w.console, "\n"))
+			}
+			w.cluster.down = map[string]bool{}
+			w.cluster.revoked = false
+			delete(w.cluster.nodes, "edge-sn0042")
+			w.powerOn()
+			w.mustBoot()
+			wantMember(t, w, 2)
+		})
+	}
+}
+
+// TestSlipInThePins: a token and a wrong hash do not cost a node that runs.
+func TestSlipInThePins(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	site := strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1)
+	w.stamp(ownDev, site)
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("FAILED cluster") || !w.said("compare caCertHashes") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if enrolled(w.env()) != nil || w.slotSite(ownDev) != site {
+		t.Error("the node left its cluster, or the token is gone")
+	}
+}
+
+// TestTwoClustersInReach: the former one still answers, and still shows the
+// node as Ready.
+func TestTwoClustersInReach(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	former := w.rebuild()
+	w.stamp(ownDev, strings.ReplaceAll(w.site(withToken), "192.0.2.1", "192.0.2.2"))
+	w.powerOn()
+	e := w.env()
+	e.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) {
+		switch {
+		case strings.HasPrefix(addr, "192.0.2.2"), strings.HasPrefix(addr, "apiserver") && strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.2"):
+			return w.cluster.dial(ctx, "192.0.2.11:6443")
+		case strings.HasPrefix(addr, "192.0.2.1"), strings.HasPrefix(addr, "apiserver"):
+			return former.dial(ctx, addr)
+		}
+		return nil, errors.New("no route")
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	wantMember(t, w, 2)
+}
+
+// TestMoveUnderAnotherName: the machine keeps its name until it has left.
+func TestMoveUnderAnotherName(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.rebuild()
+	w.stamp(ownDev, strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1))
+	w.powerOn()
+	w.before = func(effect string) {
+		if effect == "hostname other" && enrolled(w.env()) == nil {
+			t.Error("renamed while it was a member of the former cluster")
+		}
+	}
+	w.mustBoot()
+	wantMember(t, w, 2)
+	if w.cluster.nodes["other"] == nil || strings.TrimSpace(w.get("/etc/hostname")) != "other" {
+		t.Errorf("it is called %s, nodes %v", w.get("/etc/hostname"), w.cluster.nodes)
+	}
+}
+
+// TestCAOfADiscoveryThatNeverJoined does not stand in the way of the next
+// site.
+func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
+	for _, pinned := range []bool{true, false} {
+		w := nativeWorld(t)
+		w.joinError = func(n int) error { return errors.New("kubelet is not well") }
+		if err := w.boot(); err == nil || !w.has(ondisk.KubeCA) {
+			t.Fatal("the CA is not there")
+		}
+		w.joinError = nil
+		w.rebuild()
+		site := w.site(withToken)
+		if !pinned {
+			site = unpin(site)
+		}
+		// ipvscare verifies the masters with the CA on the disk.
+		e := w.env()
+		dial := e.Dial
+		e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if strings.HasPrefix(addr, "apiserver") && w.has(ondisk.KubeCA) && w.get(ondisk.KubeCA) != string(w.cluster.pem) {
+				return nil, errors.New("connection refused")
+			}
+			return dial(ctx, network, addr)
+		}
+		w.stamp(ownDev, site)
+		w.joins = 0
+		w.powerOn()
+		if err := w.run(New(e)); err != nil {
+			t.Fatalf("pinned %v: %v\n%s", pinned, err, strings.Join(w.console, "\n"))
+		}
+		wantMember(t, w, 1)
+	}
+}
+
+// TestDiscoveryOfAnotherSite: what this boot discovered for one site is not
+// what the next one joins with.
+func TestDiscoveryOfAnotherSite(t *testing.T) {
+	w := nativeWorld(t)
+	w.before = func(effect string) {
+		// After the discovery, before the join is begun.
+		if effect == "write "+joinedFile && w.joins == 0 && w.slotSite(ownDev) != "" {
+			w.before = nil
+			w.joinError = func(n int) error {
+				w.joinError = nil
+				w.rebuild()
+				w.stamp(ownDev, w.site(withToken))
+				return errors.New("kubelet is not well")
+			}
+		}
+	}
+	w.mustBoot()
+	wantMember(t, w, 2)
+}
+
+// TestSlipInTheName: a member is not renamed, whatever else its site changes.
+func TestSlipInTheName(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
+	for range 2 {
+		w.powerOn()
+		if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		if name := w.get("/proc/sys/kernel/hostname") + w.get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
+			t.Errorf("it is called %q", name)
+		}
+		if slices.ContainsFunc(w.names, func(n string) bool { return strings.HasPrefix(n, "hostname") && n != "hostname edge-sn0042" }) {
+			t.Errorf("it was renamed on the way: %v", w.names)
+		}
+	}
+}
+
+// TestNewCardSortsFirst: the name came from the first card, which is another
+// one now.
+func TestNewCardSortsFirst(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	site := func(lines ...string) string {
+		return strings.Replace(w.site(lines...), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
+	}
+	w.stamp(ownDev, site(withToken))
+	w.mustBoot()
+	w.put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
+	w.put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
+	for _, s := range []string{site(), site("report: {url: 'https://report.example/'}")} {
+		w.stamp(ownDev, s)
+		w.powerOn()
+		w.mustBoot()
+		if name := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); name != "edge-525400123456" || w.joins != 1 {
+			t.Errorf("it is called %s, and joined %d times", name, w.joins)
+		}
+	}
+	// A slip is one still.
+	w.stamp(ownDev, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("enrolled as edge-525400123456, the site calls it shop-") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestNewTokenWhileOffline: it is kept until the cluster has seen the node.
+func TestNewTokenWhileOffline(t *testing.T) {
+	for name, away := range map[string]func(*world, bool){
+		"offline":      func(w *world, on bool) { w.offline = on },
+		"masters down": func(w *world, on bool) { w.cluster.allDown(on) },
+	} {
+		w := nativeWorld(t)
+		w.mustBoot()
+		w.stamp(ownDev, w.site(withToken))
+		w.powerOn()
+		away(w, true)
+		if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) {
+			t.Errorf("%s: the token was forgotten unused (%v)\n%s", name, err, strings.Join(w.console, "\n"))
+		}
+		away(w, false)
+		w.powerOn()
+		w.mustBoot()
+		noSecret(t, w)
+	}
+}
+
+// TestRejoinIsSeenReady: what the cluster has seen of an enrolment says
+// nothing of the next one, so that its token is not forgotten too soon.
+func TestRejoinIsSeenReady(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.now = w.now.AddDate(2, 0, 0)
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	w.stamp(ownDev, w.site(withToken))
+	w.powerOn()
+	w.before = func(effect string) {
+		if effect == "kubeadm ends" {
+			w.offline = true
+		}
+	}
+	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) || w.has(readyMark) {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
