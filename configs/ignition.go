@@ -1,20 +1,32 @@
 package configs
 
 import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"regexp"
+	"strconv"
 	"strings"
 
 	ignerrors "github.com/coreos/ignition/v2/config/shared/errors"
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
+	vjson "github.com/coreos/vcontext/json"
+	vpath "github.com/coreos/vcontext/path"
 	"github.com/coreos/vcontext/report"
+	"github.com/coreos/vcontext/tree"
+	"github.com/vincent-petithory/dataurl"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // ParseIgnition reads an Ignition config of any spec from 3.0 to 3.6, judged
-// by Ignition's own library, and refuses what first boot does not apply. The
+// by Ignition's own library, and rejects what first boot does not apply. The
 // problems carry the place in the config.
 func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 	var probs Problems
@@ -46,11 +58,13 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 		}
 		return nil, probs
 	}
-	for _, p := range unservedIgnition(&cfg) {
-		p.File = name
-		probs = append(probs, p)
+	own := CheckIgnition(&cfg)
+	for _, u := range UnsupportedIgnition(&cfg) {
+		own = append(own, u.Problem)
 	}
+	probs = append(probs, located(name, data, own)...)
 	if len(probs) > 0 {
+		probs.sort()
 		return nil, probs
 	}
 	return &cfg, nil
@@ -63,10 +77,59 @@ func ignitionError(err error) string {
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
 
-// unservedIgnition lists the parts of cfg that first boot does not apply: it
-// sets up a system that is already there, from what it has on board.
-func unservedIgnition(cfg *types.Config) Problems {
-	var probs Problems
+// located finds where in the config the fields of problems are, or what is
+// nearest around them.
+func located(name string, data []byte, probs Problems) Problems {
+	root, err := vjson.UnmarshalToContext(data)
+	for i := range probs {
+		probs[i].File = name
+		if err != nil {
+			continue // parsed before: it has no markers, which is no reason to say less
+		}
+		at := contextPath(probs[i].Path)
+		var n tree.Node
+		for {
+			if n, err = root.Get(at); err == nil || len(at.Path) == 0 {
+				break
+			}
+			at.Path = at.Path[:len(at.Path)-1]
+		}
+		if s := n.GetMarker().StartP; err == nil && s != nil {
+			probs[i].Line, probs[i].Col = int(s.Line), int(s.Column)
+		}
+		err = nil
+	}
+	return probs
+}
+
+func contextPath(field string) vpath.ContextPath {
+	at := vpath.New("json")
+	for part := range strings.SplitSeq(field, ".") {
+		if n, err := strconv.Atoi(part); err == nil {
+			at.Path = append(at.Path, n)
+		} else if part != "" {
+			at.Path = append(at.Path, part)
+		}
+	}
+	return at
+}
+
+// Unsupported is a part of an Ignition config that first boot does not apply:
+// it sets up a system that is already there, from what it has on board.
+type Unsupported struct {
+	Section string // as a person names it
+	Problem Problem
+}
+
+// UnsupportedIgnition lists those of cfg: the one list that validate, stamp
+// and first boot go by.
+func UnsupportedIgnition(cfg *types.Config) []Unsupported {
+	var out []Unsupported
+	add := func(there bool, section, path, format string, args ...any) {
+		if there {
+			out = append(out, Unsupported{section, Problem{Path: path, Msg: fmt.Sprintf(format, args...)}})
+		}
+	}
 	const image = "the disk is made by the Image (disk, kernel); take this out"
 	for _, part := range []struct {
 		path string
@@ -78,19 +141,252 @@ func unservedIgnition(cfg *types.Config) Problems {
 		{"storage.luks", len(cfg.Storage.Luks)},
 		{"kernelArguments", len(cfg.KernelArguments.ShouldExist) + len(cfg.KernelArguments.ShouldNotExist)},
 	} {
-		if part.n > 0 {
-			probs.add(part.path, image)
-		}
+		add(part.n > 0, part.path, part.path, image)
 	}
-	if len(cfg.Ignition.Config.Merge) > 0 || cfg.Ignition.Config.Replace.Source != nil {
-		probs.add("ignition.config", "first boot fetches no further configs; merge them beforehand")
-	}
+	const merge = "first boot fetches no further configs; merge them beforehand"
+	add(len(cfg.Ignition.Config.Merge) > 0, "ignition.config.merge", "ignition.config", merge)
+	add(cfg.Ignition.Config.Replace.Source != nil, "ignition.config.replace", "ignition.config", merge)
 	for i, f := range cfg.Storage.Files {
 		for _, r := range append([]types.Resource{f.Contents}, f.Append...) {
-			if r.Source != nil && *r.Source != "" && !strings.HasPrefix(*r.Source, "data:") {
-				probs.add(fmt.Sprintf("storage.files.%d", i), "contents of %s must be inline (data:): the network they would come over is set up by this very config", f.Path)
+			if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
+				scheme, _, _ := strings.Cut(s, ":")
+				add(true, "storage.files "+f.Path+" from "+scheme+":", fmt.Sprintf("storage.files.%d", i),
+					"contents of %s must be inline (data:): the network they would come over is set up by this very config", f.Path)
 			}
 		}
 	}
+	return out
+}
+
+// ignitionName is the name of a user or group that every tool takes.
+var ignitionName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
+
+// CheckIgnition finds what is wrong with a config that Ignition's library
+// takes, and would come out on the machine: the library looks at the form.
+func CheckIgnition(cfg *types.Config) Problems {
+	var probs Problems
+	checkIgnitionUsers(cfg, &probs)
+	checkIgnitionNodes(cfg, &probs)
+	checkIgnitionUnits(cfg, &probs)
 	return probs
+}
+
+func checkIgnitionUsers(cfg *types.Config, probs *Problems) {
+	name := func(path, what, s string) {
+		if !ignitionName.MatchString(s) || strings.Trim(s, "0123456789") == "" || s == "." || s == ".." {
+			probs.add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", shorten(s), what)
+		}
+	}
+	field := func(path, s string) {
+		if strings.Contains(s, ":") || badText(s) != "" {
+			probs.add(path, "contains a colon, line break or control character, which the account files cannot hold")
+		}
+	}
+	for i, g := range cfg.Passwd.Groups {
+		path := fmt.Sprintf("passwd.groups.%d", i)
+		name(path+".name", "group", g.Name)
+		field(path+".passwordHash", str(g.PasswordHash))
+		checkID(path+".gid", g.Gid, probs)
+	}
+	for i, u := range cfg.Passwd.Users {
+		path := fmt.Sprintf("passwd.users.%d", i)
+		name(path+".name", "user", u.Name)
+		field(path+".passwordHash", str(u.PasswordHash))
+		field(path+".gecos", str(u.Gecos))
+		checkID(path+".uid", u.UID, probs)
+		for _, f := range []struct{ name, value string }{{"homeDir", str(u.HomeDir)}, {"shell", str(u.Shell)}} {
+			field(path+"."+f.name, f.value)
+			if f.value != "" && !strings.HasPrefix(f.value, "/") {
+				probs.add(path+"."+f.name, "%q must be absolute", shorten(f.value))
+			}
+		}
+		for j, g := range u.Groups {
+			if strings.Trim(string(g), "0123456789") != "" {
+				name(fmt.Sprintf("%s.groups.%d", path, j), "group", string(g))
+			}
+		}
+		if g := str(u.PrimaryGroup); g != "" && strings.Trim(g, "0123456789") != "" {
+			name(path+".primaryGroup", "group", g)
+		}
+		for j, k := range u.SSHAuthorizedKeys {
+			if strings.ContainsAny(strings.TrimRight(string(k), "\n"), "\x00\r") {
+				probs.add(fmt.Sprintf("%s.sshAuthorizedKeys.%d", path, j), "contains a control character")
+			}
+		}
+	}
+}
+
+func checkID(path string, id *int, probs *Problems) {
+	if id != nil && (*id < 0 || *id >= 1<<32-1) {
+		probs.add(path, "must be from 0 to %d, not %d", uint32(1<<32-2), *id)
+	}
+}
+
+func checkIgnitionNodes(cfg *types.Config, probs *Problems) {
+	kinds := map[string]string{} // path -> field of what stands there and is no directory
+	node := func(field string, n types.Node, mode *int, dir bool) {
+		if bad := badFilePath(n.Path); bad != "" && n.Path != "/" {
+			probs.add(field+".path", "%s", bad)
+		}
+		if n.Path == "/" && !dir {
+			probs.add(field+".path", "the root directory cannot be anything else")
+		}
+		checkID(field+".user.id", n.User.ID, probs)
+		checkID(field+".group.id", n.Group.ID, probs)
+		if mode != nil && (*mode < 0 || *mode > 0o7777) {
+			probs.add(field+".mode", "must be from 0 to 4095 (0o7777), not %d; JSON has no octal numbers: 0644 is 420", *mode)
+		}
+		if !dir {
+			kinds[n.Path] = field
+		}
+	}
+	for i, d := range cfg.Storage.Directories {
+		node(fmt.Sprintf("storage.directories.%d", i), d.Node, d.Mode, true)
+	}
+	for i, f := range cfg.Storage.Files {
+		field := fmt.Sprintf("storage.files.%d", i)
+		node(field, f.Node, f.Mode, false)
+		checkContents(field+".contents", f.Contents, probs)
+		for j, a := range f.Append {
+			checkContents(fmt.Sprintf("%s.append.%d", field, j), a, probs)
+		}
+	}
+	for i, l := range cfg.Storage.Links {
+		field := fmt.Sprintf("storage.links.%d", i)
+		node(field, l.Node, nil, false)
+		if bad := badText(str(l.Target)); bad != "" {
+			probs.add(field+".target", "%s", bad)
+		}
+	}
+	inside := func(field, p string) {
+		for dir := p; dir != "/" && dir != "."; {
+			dir = dir[:max(strings.LastIndexByte(dir, '/'), 0)]
+			if dir == "" {
+				return
+			}
+			if other := kinds[dir]; other != "" {
+				probs.add(field+".path", "%s lies inside %s (%s), which is not a directory", p, dir, other)
+				return
+			}
+		}
+	}
+	for i, d := range cfg.Storage.Directories {
+		inside(fmt.Sprintf("storage.directories.%d", i), d.Path)
+	}
+	for i, f := range cfg.Storage.Files {
+		inside(fmt.Sprintf("storage.files.%d", i), f.Path)
+	}
+	for i, l := range cfg.Storage.Links {
+		inside(fmt.Sprintf("storage.links.%d", i), l.Path)
+	}
+	for i, u := range cfg.Systemd.Units {
+		p := "/etc/systemd/system/" + u.Name
+		if other := kinds[p]; other != "" && (str(u.Contents) != "" || u.Mask != nil) {
+			probs.add(fmt.Sprintf("systemd.units.%d.name", i), "%s is %s already; keep one of the two", p, other)
+		}
+		for j, d := range u.Dropins {
+			if other := kinds[p+".d/"+d.Name]; other != "" {
+				probs.add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is %s already; keep one of the two", p+".d/"+d.Name, other)
+			}
+		}
+	}
+}
+
+func checkContents(field string, r types.Resource, probs *Problems) {
+	if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
+		return // unsupported, and reported as such
+	}
+	if _, err := IgnitionContents(r); err != nil {
+		probs.add(field, "%v", err)
+	}
+}
+
+func checkIgnitionUnits(cfg *types.Config, probs *Problems) {
+	bad := func(name string) bool {
+		return name == "" || len(name) > 255 || strings.ContainsAny(name, "/ ") || badText(name) != "" || strings.HasPrefix(name, ".")
+	}
+	for i, u := range cfg.Systemd.Units {
+		path := fmt.Sprintf("systemd.units.%d", i)
+		if bad(u.Name) {
+			probs.add(path+".name", "%q is not the name of a unit, e.g. hello.service", shorten(u.Name))
+		}
+		for j, d := range u.Dropins {
+			if bad(d.Name) {
+				probs.add(fmt.Sprintf("%s.dropins.%d.name", path, j), "%q is not the name of a drop-in, e.g. 10-nice.conf", shorten(d.Name))
+			}
+		}
+	}
+}
+
+// maxContents bounds what a compressed resource may become.
+const maxContents = 64 << 20
+
+// IgnitionContents returns the contents that a config carries itself.
+func IgnitionContents(r types.Resource) ([]byte, error) {
+	if str(r.Source) == "" {
+		return nil, nil
+	}
+	u, err := dataurl.DecodeString(*r.Source)
+	if err != nil {
+		return nil, fmt.Errorf("decoding its contents: %w: the data: URL is damaged; make the config again", err)
+	}
+	data := u.Data
+	switch c := str(r.Compression); c {
+	case "":
+	case "gzip":
+		if data, err = gunzip(data); err != nil {
+			return nil, fmt.Errorf("uncompressing its contents: %w: make the config again, or take compression out if they are not compressed", err)
+		}
+	default:
+		return nil, fmt.Errorf("uncompressing its contents: unknown compression %q: want gzip", c)
+	}
+	// As the spec has it, the hash is that of the file, not of what it is
+	// packed in.
+	if h := str(r.Verification.Hash); h != "" {
+		if err := verifyContents(data, h); err != nil {
+			return nil, err
+		}
+	}
+	return data, nil
+}
+
+func gunzip(data []byte) ([]byte, error) {
+	z, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	out, err := io.ReadAll(io.LimitReader(z, maxContents+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(out) > maxContents {
+		return nil, fmt.Errorf("they become more than %d MiB", maxContents>>20)
+	}
+	return out, nil
+}
+
+func verifyContents(data []byte, want string) error {
+	kind, sum, _ := strings.Cut(want, "-")
+	var got string
+	switch kind {
+	case "sha512":
+		s := sha512.Sum512(data)
+		got = hex.EncodeToString(s[:])
+	case "sha256":
+		s := sha256.Sum256(data)
+		got = hex.EncodeToString(s[:])
+	default:
+		return fmt.Errorf("verifying its contents: unknown hash %q: want sha512 or sha256", kind)
+	}
+	if !strings.EqualFold(got, sum) {
+		return fmt.Errorf("verifying its contents: they have %s-%s, expected %s: correct the hash, or the contents", kind, got, want)
+	}
+	return nil
+}
+
+func str(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }

@@ -371,9 +371,11 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 		}
 		changes, err := apply.Apply(ctx, applier(e), a.config)
 		if err != nil {
-			var bad *apply.Unsupported
-			if errors.As(err, &bad) {
+			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
 				return Permanent(err, "take these sections out of the Ignition config; disks are laid out when the image is built")
+			}
+			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
+				return Permanent(err, "correct the site's users or its Ignition config as said, and stamp it again or bring it on a stick")
 			}
 			return fmt.Errorf("applying the site's settings: %w", err)
 		}

@@ -18,27 +18,25 @@ package apply
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
-	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
-	"github.com/vincent-petithory/dataurl"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
@@ -89,27 +87,46 @@ func (u *Unsupported) Error() string {
 	return "the Ignition config has sections that are not applied at first boot: " + strings.Join(u.Sections, ", ")
 }
 
+// Refused is an error that only a person can fix: the config asks for what
+// cannot be done on this system. Nothing was changed.
+type Refused struct{ Err error }
+
+func (r *Refused) Error() string { return r.Err.Error() }
+func (r *Refused) Unwrap() error { return r.Err }
+
+func refuse(err error) error { return &Refused{err} }
+
 // kinds of entries.
 const (
 	kindFile    = "file"
 	kindDir     = "directory"
 	kindSymlink = "symlink"
 	kindLink    = "link"
+	kindAbsent  = "nothing" // what went with a directory that was overwritten
 )
 
 type entry struct {
 	Path, Kind string
 	Data       []byte
 	Meta       Meta
-	// modeSet: the config itself names the permissions.
-	modeSet bool
+	// modeSet, uidSet, gidSet: the config itself names them. What it does
+	// not name stays as it is where something is there.
+	modeSet, uidSet, gidSet bool
+	// once: it is made where nothing is, and left alone from then on.
+	once bool
+	// fromUser: it follows from a user; the config's own entry goes before.
+	fromUser bool
 	// keepData: the file's contents are not the config's business.
 	keepData bool
 	// appendTo: Data follows what was there before us.
 	appendTo  bool
 	Target    string
 	overwrite bool
-	unit      string // the unit it belongs to
+	// empties: a directory stood there, and goes with what is in it.
+	empties bool
+	// unmask: only a link to /dev/null is meant.
+	unmask bool
+	unit   string // the unit it belongs to
 }
 
 // manifest is what we made.
@@ -119,21 +136,23 @@ type manifest struct {
 	Units   map[string]string  `json:"units,omitempty"` // enabled | disabled | masked
 	Users   map[string]account `json:"users,omitempty"`
 	Groups  map[string]bool    `json:"groups,omitempty"` // that we added
+	// Gone are the groups that we changed or removed, as they were.
+	Gone map[string]groupRows `json:"gone,omitempty"`
+	// Unfinished: the config is being applied, or the power went meanwhile.
+	Unfinished bool `json:"unfinished,omitempty"`
+}
+
+func newManifest() manifest {
+	return manifest{Version: manifestVersion, Paths: map[string]made{}, Units: map[string]string{},
+		Users: map[string]account{}, Groups: map[string]bool{}, Gone: map[string]groupRows{}}
 }
 
 type made struct {
 	Kind string `json:"kind"`
 	// Original: something stood there; it is kept in Originals.
 	Original bool `json:"original,omitempty"`
-}
-
-// account is a user we added, or one we changed, as it was.
-type account struct {
-	Added  bool   `json:"added,omitempty"`
-	Passwd string `json:"passwd,omitempty"`
-	Shadow string `json:"shadow,omitempty"`
-	// Groups that we put a user into who was there before.
-	Groups []string `json:"groups,omitempty"`
+	// Emptied: what was in the directory that stood there was taken out.
+	Emptied bool `json:"emptied,omitempty"`
 }
 
 const manifestVersion = 1
@@ -142,41 +161,19 @@ const manifestVersion = 1
 func Parse(config []byte) (*types.Config, error) {
 	cfg, rep, err := ign.ParseCompatibleVersion(config)
 	if err != nil {
-		return nil, fmt.Errorf("parsing the Ignition config: %w: %s", err, strings.TrimSpace(rep.String()))
+		return nil, refuse(fmt.Errorf("parsing the Ignition config: %w: %s", err, strings.TrimSpace(rep.String())))
 	}
-	if s := unsupported(&cfg); len(s) > 0 {
-		return nil, &Unsupported{s}
+	var sections []string
+	for _, p := range configs.UnsupportedIgnition(&cfg) {
+		sections = append(sections, p.Section)
+	}
+	if sections != nil {
+		return nil, refuse(&Unsupported{sections})
+	}
+	if probs := configs.CheckIgnition(&cfg); probs != nil {
+		return nil, refuse(fmt.Errorf("reading the Ignition config: %w", probs))
 	}
 	return &cfg, nil
-}
-
-func unsupported(c *types.Config) []string {
-	var out []string
-	add := func(name string, there bool) {
-		if there {
-			out = append(out, name)
-		}
-	}
-	add("storage.disks", len(c.Storage.Disks) > 0)
-	add("storage.raid", len(c.Storage.Raid) > 0)
-	add("storage.filesystems", len(c.Storage.Filesystems) > 0)
-	add("storage.luks", len(c.Storage.Luks) > 0)
-	add("kernelArguments", len(c.KernelArguments.ShouldExist)+len(c.KernelArguments.ShouldNotExist) > 0)
-	add("ignition.config.merge", len(c.Ignition.Config.Merge) > 0)
-	add("ignition.config.replace", c.Ignition.Config.Replace.Source != nil)
-	for _, f := range c.Storage.Files {
-		for _, r := range append([]types.Resource{f.Contents}, f.Append...) {
-			if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
-				add("storage.files "+f.Path+" from "+scheme(s), true)
-			}
-		}
-	}
-	return out
-}
-
-func scheme(s string) string {
-	before, _, _ := strings.Cut(s, ":")
-	return before + ":"
 }
 
 // Apply makes the system what config says and what it said last, no longer.
@@ -190,24 +187,24 @@ func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
 	if err != nil {
 		return Changes{}, err
 	}
-	next := manifest{Version: manifestVersion, Paths: map[string]made{}, Units: map[string]string{}, Users: map[string]account{}, Groups: map[string]bool{}}
+	next := newManifest()
 	acc, err := t.accounts(cfg.Passwd, old, &next)
 	if err != nil {
 		return Changes{}, err
 	}
-	want, err := desired(cfg, acc)
+	want, err := t.desired(cfg, acc, old)
 	if err != nil {
 		return Changes{}, err
 	}
 	for name, state := range unitStates(cfg) {
 		next.Units[name] = state
 	}
-	if err := t.conflicts(want, old); err != nil {
-		return Changes{}, err
-	}
 	// Keep what we are going to write over, then say so, then write.
 	for _, w := range want {
-		m := made{Kind: w.Kind}
+		if w.once {
+			continue // it becomes the user's own
+		}
+		m := made{Kind: w.Kind, Emptied: w.empties}
 		if o, ok := old.Paths[w.Path]; ok {
 			m.Original = o.Original
 		} else if m.Original, err = t.keep(w); err != nil {
@@ -244,12 +241,7 @@ func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
 			}
 		}
 	}
-	gone := slices.Sorted(maps.Keys(old.Paths))
-	slices.Reverse(gone) // what is in a directory goes before it
-	for _, p := range gone {
-		if _, ok := next.Paths[p]; ok {
-			continue
-		}
+	for _, p := range t.gone(old, next) {
 		if err := t.giveBack(p, old.Paths[p]); err != nil {
 			return Changes{}, err
 		}
@@ -271,6 +263,23 @@ func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
 		return Changes{}, err
 	}
 	return Changes{Paths: slices.Sorted(maps.Keys(changed)), Units: unitChanges(old, next, touched)}, nil
+}
+
+// gone lists what the config names no more, in the order in which it is given
+// back: what is in a directory goes before it, and comes back after it.
+func (t Target) gone(old, next manifest) []string {
+	var made, absent []string
+	for _, p := range slices.Sorted(maps.Keys(old.Paths)) {
+		switch _, ok := next.Paths[p]; {
+		case ok:
+		case old.Paths[p].Kind == kindAbsent:
+			absent = append(absent, p)
+		default:
+			made = append(made, p)
+		}
+	}
+	slices.Reverse(made)
+	return append(made, absent...)
 }
 
 func unitChanges(old, next manifest, touched map[string]bool) []UnitChange {
@@ -325,78 +334,6 @@ func unitOf(p string) string {
 	return strings.TrimSuffix(name, ".d")
 }
 
-// desired lists what the config wants, parents before children.
-func desired(c *types.Config, acc *accounts) ([]entry, error) {
-	var out []entry
-	var errs []error
-	meta := func(n types.Node, mode *int, usual fs.FileMode) Meta {
-		m := Meta{Mode: usual}
-		if mode != nil {
-			m.Mode = fileMode(*mode)
-		}
-		var err error
-		if m.UID, err = acc.uid(n.User); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", n.Path, err))
-		}
-		if m.GID, err = acc.gid(n.Group); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", n.Path, err))
-		}
-		return m
-	}
-	for _, d := range c.Storage.Directories {
-		out = append(out, entry{Path: path.Clean(d.Path), Kind: kindDir, Meta: meta(d.Node, d.Mode, 0o755),
-			modeSet: d.Mode != nil, overwrite: yes(d.Overwrite)})
-	}
-	for _, f := range c.Storage.Files {
-		e := entry{Path: path.Clean(f.Path), Kind: kindFile, Meta: meta(f.Node, f.Mode, 0o644),
-			modeSet: f.Mode != nil, overwrite: yes(f.Overwrite)}
-		e.keepData = f.Contents.Source == nil && len(f.Append) == 0
-		e.appendTo = f.Contents.Source == nil && len(f.Append) > 0
-		for _, r := range append([]types.Resource{f.Contents}, f.Append...) {
-			b, err := resource(r)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", f.Path, err))
-			}
-			e.Data = append(e.Data, b...)
-		}
-		out = append(out, e)
-	}
-	for _, l := range c.Storage.Links {
-		e := entry{Path: path.Clean(l.Path), Kind: kindSymlink, Target: str(l.Target), overwrite: yes(l.Overwrite)}
-		if yes(l.Hard) {
-			e.Kind = kindLink
-		}
-		out = append(out, e)
-	}
-	for _, u := range c.Systemd.Units {
-		if yes(u.Mask) {
-			out = append(out, entry{Path: unitDir + u.Name, Kind: kindSymlink, Target: "/dev/null", overwrite: true, unit: u.Name})
-		} else if u.Contents != nil && *u.Contents != "" {
-			out = append(out, entry{Path: unitDir + u.Name, Kind: kindFile, Data: []byte(*u.Contents), Meta: Meta{Mode: 0o644}, modeSet: true, overwrite: true, unit: u.Name})
-		}
-		for _, d := range u.Dropins {
-			if d.Contents == nil || *d.Contents == "" {
-				continue
-			}
-			out = append(out, entry{Path: unitDir + u.Name + ".d/" + d.Name, Kind: kindFile, Data: []byte(*d.Contents), Meta: Meta{Mode: 0o644}, modeSet: true, overwrite: true, unit: u.Name})
-		}
-	}
-	out = append(out, acc.entries()...)
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("reading the Ignition config: %w", err)
-	}
-	// Directories first, parents before children; files; links last, since a
-	// hard link's target may be one of the files.
-	rank := map[string]int{kindDir: 0, kindFile: 1, kindSymlink: 2, kindLink: 3}
-	slices.SortStableFunc(out, func(a, b entry) int {
-		if a.Kind != b.Kind {
-			return rank[a.Kind] - rank[b.Kind]
-		}
-		return strings.Compare(a.Path, b.Path)
-	})
-	return out, nil
-}
-
 // fileMode takes a st_mode's permission bits apart.
 func fileMode(m int) fs.FileMode {
 	out := fs.FileMode(m & 0o777)
@@ -411,59 +348,6 @@ func fileMode(m int) fs.FileMode {
 	return out
 }
 
-// maxContents bounds what a compressed resource may become.
-const maxContents = 64 << 20
-
-// resource returns the contents that a config carries itself.
-func resource(r types.Resource) ([]byte, error) {
-	if str(r.Source) == "" {
-		return nil, nil
-	}
-	u, err := dataurl.DecodeString(*r.Source)
-	if err != nil {
-		return nil, fmt.Errorf("decoding its contents: %w", err)
-	}
-	data := u.Data
-	// As in Ignition, the hash is that of the contents as they are carried.
-	if h := str(r.Verification.Hash); h != "" {
-		if err := verify(data, h); err != nil {
-			return nil, err
-		}
-	}
-	if str(r.Compression) == "gzip" {
-		z, err := gzip.NewReader(bytes.NewReader(data))
-		if err != nil {
-			return nil, fmt.Errorf("uncompressing its contents: %w", err)
-		}
-		if data, err = io.ReadAll(io.LimitReader(z, maxContents+1)); err != nil {
-			return nil, fmt.Errorf("uncompressing its contents: %w", err)
-		}
-		if len(data) > maxContents {
-			return nil, fmt.Errorf("uncompressing its contents: more than %d bytes", maxContents)
-		}
-	}
-	return data, nil
-}
-
-func verify(data []byte, want string) error {
-	kind, sum, _ := strings.Cut(want, "-")
-	var got string
-	switch kind {
-	case "sha512":
-		s := sha512.Sum512(data)
-		got = hex.EncodeToString(s[:])
-	case "sha256":
-		s := sha256.Sum256(data)
-		got = hex.EncodeToString(s[:])
-	default:
-		return fmt.Errorf("verifying its contents: unknown hash %q", kind)
-	}
-	if got != sum {
-		return fmt.Errorf("verifying its contents: they have %s-%s, expected %s", kind, got, want)
-	}
-	return nil
-}
-
 func str(s *string) string {
 	if s == nil {
 		return ""
@@ -473,41 +357,14 @@ func str(s *string) string {
 
 func yes(b *bool) bool { return b != nil && *b }
 
-// conflicts finds what the config would write over without having said so.
-func (t Target) conflicts(want []entry, old manifest) error {
-	var errs []error
-	seen := map[string]string{}
-	for _, w := range want {
-		if other, twice := seen[w.Path]; twice && (other != kindDir || w.Kind != kindDir) {
-			errs = append(errs, fmt.Errorf("%s is named twice", w.Path))
-		}
-		seen[w.Path] = w.Kind
-		st, err := t.root().Lstat(w.Path)
-		if err != nil || st.Theirs {
-			continue // what a user put there keeps nobody from his settings
-		}
-		if (w.Kind == kindDir) != st.IsDir() && !(w.Kind == kindDir && t.isDir(w.Path)) {
-			errs = append(errs, fmt.Errorf("%s is there already, and is no %s", w.Path, w.Kind))
-			continue
-		}
-		if _, ours := old.Paths[w.Path]; ours || w.overwrite || w.keepData || w.appendTo || w.Kind == kindDir {
-			continue
-		}
-		if !t.same(w) {
-			errs = append(errs, fmt.Errorf("%s is there already with other contents, and the config does not say overwrite", w.Path))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("applying the Ignition config: %w", err)
-	}
-	return nil
-}
-
 // root is where Apply looks at the system: users may write to much of what a
 // config names.
 func (t Target) root() beneath.Root { return beneath.Root{Dir: t.Root} }
 
 func (t Target) isDir(p string) bool { return t.root().IsDir(p) }
+
+// path is where p is on this machine: to list what is below it.
+func (t Target) path(p string) string { return filepath.Join(t.Root, p) }
 
 // data is what the file of w is to hold.
 func (t Target) data(w entry) ([]byte, error) {
@@ -528,11 +385,14 @@ func (t Target) data(w entry) ([]byte, error) {
 func (t Target) same(w entry) bool {
 	st, err := t.root().Lstat(w.Path)
 	if err != nil {
-		return false
+		return w.Kind == kindAbsent && isGone(err)
 	}
 	switch w.Kind {
+	case kindAbsent:
+		return false
 	case kindSymlink:
-		return st.Mode()&fs.ModeSymlink != 0 && st.Link == w.Target
+		return st.Mode()&fs.ModeSymlink != 0 && path.Clean(st.Link) == path.Clean(w.Target) &&
+			(!w.uidSet && !w.gidSet || sameOwner(st, w.Meta))
 	case kindLink:
 		target, err := t.root().Lstat(w.Target)
 		return err == nil && os.SameFile(st.FileInfo, target.FileInfo)
@@ -540,7 +400,7 @@ func (t Target) same(w entry) bool {
 		if !st.IsDir() {
 			return t.isDir(w.Path) // a link to a directory serves as one
 		}
-		return !w.modeSet || sameMeta(st, w.Meta)
+		return sameMeta(st, w.Meta)
 	}
 	want, err := t.data(w)
 	if err != nil || !st.Mode().IsRegular() || st.Size() != int64(len(want)) {
@@ -550,6 +410,11 @@ func (t Target) same(w entry) bool {
 	return err == nil && sameMeta(opened, w.Meta) && bytes.Equal(have, want)
 }
 
+// isGone reports whether nothing can stand at a path.
+func isGone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR)
+}
+
 const modeBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
 // put makes w so, and reports whether anything had to be done.
@@ -557,13 +422,24 @@ func (t Target) put(w entry) (bool, error) {
 	if t.same(w) {
 		return false, nil
 	}
-	var err error
-	switch w.Kind {
-	case kindDir:
+	st, err := t.root().Lstat(w.Path)
+	if err == nil && w.once {
+		return false, nil
+	}
+	if err == nil && st.IsDir() != (w.Kind == kindDir) {
+		err = t.Remove(w.Path) // the conflict was seen, and is wanted
+	} else {
+		err = nil
+	}
+	switch {
+	case err != nil:
+	case w.Kind == kindAbsent:
+		err = t.Remove(w.Path)
+	case w.Kind == kindDir:
 		err = t.Mkdir(w.Path, w.Meta)
-	case kindSymlink:
-		err = t.Symlink(w.Target, w.Path)
-	case kindLink:
+	case w.Kind == kindSymlink:
+		err = t.symlink(w.Target, w.Path, w.Meta)
+	case w.Kind == kindLink:
 		err = t.Link(w.Target, w.Path)
 	default:
 		var data []byte
@@ -575,6 +451,14 @@ func (t Target) put(w entry) (bool, error) {
 		return false, fmt.Errorf("making %s %s: %w", w.Kind, w.Path, err)
 	}
 	return true, nil
+}
+
+// symlink makes a link with its owner.
+func (t Target) symlink(target, p string, m Meta) error {
+	if err := t.Symlink(target, p); err != nil || m.UID == 0 && m.GID == 0 {
+		return err
+	}
+	return chownLink(t.path(p), m)
 }
 
 // original is where the former contents of p are kept.
@@ -595,20 +479,20 @@ type kept struct {
 // keep saves what stands at the path of w, which is not ours yet.
 func (t Target) keep(w entry) (bool, error) {
 	st, err := t.root().Lstat(w.Path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR) {
+	if isGone(err) {
 		// Nothing there: an original left from long ago would mislead.
 		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
 	}
 	if err != nil {
 		return false, fmt.Errorf("looking at %s: %w", w.Path, err)
 	}
-	if st.IsDir() || w.Kind == kindDir {
-		return true, nil // stays a directory; it is never removed
-	}
 	k := kept{Path: w.Path, Link: st.Link, Mode: uint32(st.Mode())}
 	k.UID, k.GID = owner(st)
 	var data []byte
-	if st.Link == "" {
+	switch {
+	case st.IsDir() || w.Kind == kindDir && t.isDir(w.Path):
+		k.Mode |= uint32(fs.ModeDir)
+	case st.Link == "":
 		// Contents and owner of one and the same file: a user may exchange
 		// his for another's meanwhile.
 		var opened fs.FileInfo
@@ -634,40 +518,32 @@ func (t Target) keep(w entry) (bool, error) {
 	return true, nil
 }
 
+// original of p, as keep noted it; ok is false where nothing is noted.
+func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
+	b, _, err := t.root().ReadFile(t.original(p) + ".meta")
+	if errors.Is(err, fs.ErrNotExist) {
+		return k, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &k)
+	}
+	return k, err == nil, err
+}
+
 // giveBack undoes what we made of p.
 func (t Target) giveBack(p string, m made) error {
-	if m.Kind == kindDir {
-		if m.Original {
-			return nil
-		}
-		if err := t.Remove(p); err != nil {
-			return fmt.Errorf("removing directory %s: %w", p, err)
-		}
-		return nil
-	}
 	if !m.Original {
 		if err := t.Remove(p); err != nil {
 			return fmt.Errorf("removing %s: %w", p, err)
 		}
 		return nil
 	}
-	b, _, err := t.root().ReadFile(t.original(p) + ".meta")
-	if errors.Is(err, fs.ErrNotExist) {
+	k, ok, err := t.keptMeta(p)
+	if err == nil && !ok {
 		return nil // given back before the power went
 	}
-	var k kept
 	if err == nil {
-		err = json.Unmarshal(b, &k)
-	}
-	if err == nil {
-		if k.Link != "" {
-			err = t.Symlink(k.Link, p)
-		} else {
-			var data []byte
-			if data, _, err = t.root().ReadFile(t.original(p)); err == nil {
-				err = t.WriteFile(p, data, Meta{Mode: fs.FileMode(k.Mode) & modeBits, UID: k.UID, GID: k.GID})
-			}
-		}
+		err = t.restore(p, k)
 	}
 	if err == nil {
 		err = errors.Join(t.Remove(t.original(p)+".meta"), t.Remove(t.original(p)))
@@ -676,6 +552,34 @@ func (t Target) giveBack(p string, m made) error {
 		return fmt.Errorf("giving back the original of %s: %w", p, err)
 	}
 	return nil
+}
+
+// restore makes p what was kept of it.
+func (t Target) restore(p string, k kept) error {
+	mode := fs.FileMode(k.Mode)
+	meta := Meta{Mode: mode & modeBits, UID: k.UID, GID: k.GID}
+	st, err := t.root().Lstat(p)
+	if err == nil && st.IsDir() != mode.IsDir() {
+		if err := t.Remove(p); err != nil {
+			return err
+		}
+		if t.isDir(p) {
+			return nil // somebody's files are in it now: they stay
+		}
+	}
+	switch {
+	case mode.IsDir() && mode&fs.ModeSymlink != 0:
+		return nil // a link that serves as a directory was left alone
+	case mode.IsDir():
+		return t.Mkdir(p, meta)
+	case k.Link != "":
+		return t.symlink(k.Link, p, meta)
+	}
+	data, _, err := t.root().ReadFile(t.original(p))
+	if err != nil {
+		return err
+	}
+	return t.WriteFile(p, data, meta)
 }
 
 func (t Target) load() (manifest, error) {
@@ -709,7 +613,8 @@ func (t Target) save(m manifest) error {
 
 // union names all that either names: what may be there while we work.
 func union(old, next manifest) manifest {
-	u := manifest{Version: manifestVersion, Paths: maps.Clone(next.Paths), Units: maps.Clone(next.Units), Users: maps.Clone(next.Users), Groups: maps.Clone(next.Groups)}
+	u := manifest{Version: manifestVersion, Paths: maps.Clone(next.Paths), Units: maps.Clone(next.Units),
+		Users: maps.Clone(next.Users), Groups: maps.Clone(next.Groups), Gone: maps.Clone(next.Gone), Unfinished: true}
 	for p, m := range old.Paths {
 		if _, ok := u.Paths[p]; !ok {
 			u.Paths[p] = m
@@ -723,16 +628,29 @@ func union(old, next manifest) manifest {
 	for n, a := range old.Users {
 		if now, ok := u.Users[n]; ok {
 			a = now
-			for _, g := range old.Users[n].Groups {
-				if !slices.Contains(a.Groups, g) {
-					a.Groups = append(slices.Clone(a.Groups), g)
-				}
-			}
+			a.Groups = with(a.Groups, old.Users[n].Groups)
+			a.Left = with(a.Left, old.Users[n].Left)
 		}
 		u.Users[n] = a
 	}
 	for n := range old.Groups {
 		u.Groups[n] = true
 	}
+	for n, g := range old.Gone {
+		if _, ok := u.Gone[n]; !ok {
+			u.Gone[n] = g
+		}
+	}
 	return u
+}
+
+// with is a and what b has beside it.
+func with(a, b []string) []string {
+	out := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
 }

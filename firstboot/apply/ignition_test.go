@@ -1,12 +1,20 @@
 package apply_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/tools/txtar"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/apply"
 )
 
 // ignitionVersion is the release the result is held against.
@@ -75,71 +83,171 @@ func realIgnition(t *testing.T) string {
 	return program
 }
 
-// TestLikeTheRealIgnition applies the same config with both, to the same
-// system, and compares what is on the disk.
-func TestLikeTheRealIgnition(t *testing.T) {
-	program := realIgnition(t)
-	ours, theirs := newSystem(t, base), newSystem(t, base)
-	// The real one applies to a system that has the accounts' tools' files.
-	for _, s := range []*system{ours, theirs} {
-		// It writes a user's keys as that user, who must get there.
-		for _, dir := range []string{s.root, filepath.Dir(s.root)} {
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for p, text := range map[string]string{"etc/login.defs": "UID_MIN 1000\nGID_MIN 1000\nHOME_MODE 0700\nUSERGROUPS_ENAB yes\nPASS_MAX_DAYS 99999\nPASS_MIN_DAYS 0\nPASS_WARN_AGE 7\n", "etc/default/useradd": "SHELL=/bin/bash\n"} {
-			full := filepath.Join(s.root, p)
-			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(full, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+// debian is a small system with what the accounts' tools, and common configs,
+// find on a real one.
+var debian = map[string]string{
+	"etc/login.defs":                       "UID_MIN 1000\nGID_MIN 1000\nHOME_MODE 0700\nUSERGROUPS_ENAB yes\nPASS_MAX_DAYS 99999\nPASS_MIN_DAYS 0\nPASS_WARN_AGE 7\n",
+	"etc/default/useradd":                  "SHELL=/bin/bash\n",
+	"etc/skel/.profile":                    "# profile\n",
+	"etc/hostname":                         "localhost\n",
+	"opt/tree/a":                           "a\n",
+	"opt/tree/b/c":                         "c\n",
+	"opt/file":                             "file\n",
+	"usr/lib/systemd/system/ssh.service":   "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n",
+	"usr/lib/systemd/system/plain.service": "[Service]\nExecStart=/bin/true\n",
+}
+
+func newDebian(t *testing.T) *system {
+	t.Helper()
+	s := newSystem(t, base)
+	// The real one writes a user's keys as that user, who must get there.
+	for _, dir := range []string{s.root, filepath.Dir(s.root)} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
 		}
 	}
-	ours.must(first)
+	for p, text := range debian {
+		full := filepath.Join(s.root, p)
+		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(full, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{"etc/localtime": "/usr/share/zoneinfo/Etc/UTC", "etc/systemd/system/masked.service": "/dev/null"} {
+		full := filepath.Join(s.root, link)
+		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, full); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for p, mode := range map[string]os.FileMode{"opt/tree": 0o750, "opt/file": 0o640, "home/old": 0o755, "home/old/.profile": 0o600} {
+		full := filepath.Join(s.root, p)
+		if err := errors.Join(os.Chown(full, 1000, 1000), os.Chmod(full, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
 
+// apply runs the real Ignition on a root folder.
+func runIgnition(t *testing.T, program, root, config string) error {
+	t.Helper()
 	scratch := t.TempDir()
-	config, cache := filepath.Join(scratch, "config.ign"), filepath.Join(scratch, "cache.json")
-	if err := os.WriteFile(config, []byte(first), 0o600); err != nil {
+	file, cache := filepath.Join(scratch, "config.ign"), filepath.Join(scratch, "cache.json")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, stage := range []string{"fetch", "files"} {
-		cmd := exec.Command(program, "--platform=file", "--stage="+stage, "--root="+theirs.root, "--config-cache="+cache,
+		cmd := exec.Command(program, "--platform=file", "--stage="+stage, "--root="+root, "--config-cache="+cache,
 			"--neednet="+filepath.Join(scratch, "neednet"), "--log-to-stdout")
-		cmd.Env = append(os.Environ(), "IGNITION_CONFIG_FILE="+config)
+		cmd.Env = append(os.Environ(), "IGNITION_CONFIG_FILE="+file)
 		cmd.Dir = scratch
 		if out, err := cmd.CombinedOutput(); err != nil {
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-			t.Fatalf("ignition --stage=%s: %v\n%s", stage, err, lines[len(lines)-1])
+			return fmt.Errorf("ignition --stage=%s: %w: %s", stage, err, lines[len(lines)-1])
 		}
 	}
-	got, want := ours.tree(), theirs.tree()
-	const preset = "etc/systemd/system-preset/20-ignition.preset"
-	if !strings.Contains(want[preset], "enable hello.service") || !ours.enabled["hello.service"] {
-		t.Errorf("enabling: theirs %q, ours %v", want[preset], ours.verbs)
+	return nil
+}
+
+// TestLikeTheRealIgnition applies each config with both, to the same system,
+// and compares what is on the disk. What ours does not do it must refuse,
+// before it has touched anything.
+func TestLikeTheRealIgnition(t *testing.T) {
+	program := realIgnition(t)
+	ar, err := txtar.ParseFile("testdata/corpus.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(ar.Files, txtar.File{Name: "all at once", Data: []byte(first)}) {
+		t.Run(f.Name, func(t *testing.T) {
+			ours, theirs := newDebian(t), newDebian(t)
+			before := ours.whole()
+			name, words, refused := strings.Cut(f.Name, ": refused: ")
+			var err error
+			if _, probs := configs.ParseIgnition(name, f.Data); probs != nil {
+				err = probs
+			}
+			if err == nil || refused && !strings.Contains(err.Error(), words) {
+				_, err = ours.apply(string(f.Data))
+			}
+			if refused {
+				var r *apply.Refused
+				var p configs.Problems
+				if !errors.As(err, &r) && !errors.As(err, &p) || !strings.Contains(err.Error(), words) {
+					t.Errorf("want it refused with %q: %v", words, err)
+				}
+				same(t, "refused", ours.whole(), before, false)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := runIgnition(t, program, theirs.root, string(f.Data)); err != nil {
+				t.Fatal(err)
+			}
+			compareTrees(t, ours.whole(), theirs.whole())
+			if again, err := ours.apply(string(f.Data)); err != nil || len(again.Paths) != 0 {
+				t.Errorf("a second run changed %v: %v", again.Paths, err)
+			}
+			if _, err := ours.apply(empty); err != nil {
+				t.Fatal(err)
+			}
+			after := ours.whole()
+			for _, p := range []string{"etc/group", "etc/gshadow", "etc/passwd", "etc/shadow"} {
+				before[p], after[p] = sortedLines(before[p]), sortedLines(after[p])
+			}
+			for p, text := range after {
+				if _, was := before[p]; !was && (strings.HasPrefix(p, "home/") || strings.HasPrefix(text, "d") || strings.HasPrefix(p, "var/home/")) {
+					delete(after, p) // homes hold what people made; parents stay
+				}
+			}
+			same(t, "taken back", after, before, false)
+		})
+	}
+}
+
+// whole is the tree with owners.
+func (s *system) whole() map[string]string {
+	out := s.tree()
+	for p, text := range out {
+		st, err := os.Lstat(filepath.Join(s.root, p))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		sys := st.Sys().(*syscall.Stat_t)
+		out[p] = fmt.Sprintf("%s (%d:%d)", text, sys.Uid, sys.Gid)
+	}
+	return out
+}
+
+func compareTrees(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	ignored := func(p string) bool {
+		// How they enable units, what they note, and backups that shadow's
+		// tools leave.
+		return p == "etc/systemd/system-preset/20-ignition.preset" || p == "etc/systemd/system-preset" || p == "etc/.pwd.lock" || p == "etc" || p == "home" ||
+			strings.HasPrefix(p, "etc/.ignition") || strings.HasSuffix(p, "-") || strings.HasPrefix(p, "etc/subuid") || strings.HasPrefix(p, "etc/subgid") || strings.HasPrefix(p, "var/")
 	}
 	for p, text := range want {
 		switch {
-		case p == preset, p == "etc/.pwd.lock", strings.HasPrefix(p, "etc/.ignition"), strings.HasSuffix(p, "-"), strings.HasPrefix(p, "etc/subuid"), strings.HasPrefix(p, "etc/subgid"):
-			continue // how they enable units, and backups that shadow's tools leave
-		case strings.HasPrefix(text, "d") && !strings.HasPrefix(p, "home") && !strings.HasPrefix(p, "srv"):
-			continue // parents
+		case ignored(p):
+			continue
 		case p == "etc/shadow":
 			got[p], text = withoutDates(got[p]), withoutDates(text)
 		case p == "etc/group" || p == "etc/gshadow":
 			got[p], text = sortedMembers(got[p]), sortedMembers(text)
-		}
-		if strings.HasPrefix(p, "var/") {
-			continue
 		}
 		if got[p] != text {
 			t.Errorf("%s: ours is\n%s\ntheirs is\n%s", p, got[p], text)
 		}
 	}
 	for p := range got {
-		if _, ok := want[p]; !ok {
+		if _, ok := want[p]; !ok && !ignored(p) {
 			t.Errorf("%s: we make it, Ignition does not", p)
 		}
 	}
@@ -155,6 +263,12 @@ func withoutDates(s string) string {
 			lines[i] = strings.Join(f, ":")
 		}
 	}
+	return strings.Join(lines, "\n")
+}
+
+func sortedLines(s string) string {
+	lines := strings.Split(s, "\n")
+	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
 

@@ -1,0 +1,428 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// desired lists what the config wants, in the order in which it is made, and
+// refuses what would write over something without having said so.
+func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, error) {
+	out, err := t.homes(acc, old)
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		out[i].fromUser = true
+	}
+	listed, errs := listed(c, acc)
+	out, twice := merged(append(out, listed...))
+	errs = append(errs, twice...)
+	if errs == nil {
+		var cleared []entry
+		if out, cleared, errs = t.overwritten(out, acc, old); errs == nil {
+			out = append(out, cleared...)
+		}
+	}
+	for i := range out {
+		if err := t.inherit(&out[i], old); err != nil {
+			return nil, err
+		}
+	}
+	if errs == nil {
+		errs = t.conflicts(out, old)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, refuse(fmt.Errorf("applying the Ignition config: %w", err))
+	}
+	sortEntries(out)
+	return out, nil
+}
+
+// sortEntries: what is to go first, from the depth upwards; then directories,
+// parents before children; files; links last, since a hard link's target may
+// be one of the files.
+func sortEntries(out []entry) {
+	rank := map[string]int{kindAbsent: 0, kindDir: 1, kindFile: 2, kindSymlink: 3, kindLink: 4}
+	slices.SortStableFunc(out, func(a, b entry) int {
+		switch {
+		case a.Kind != b.Kind:
+			return rank[a.Kind] - rank[b.Kind]
+		case a.Kind == kindAbsent:
+			return strings.Compare(b.Path, a.Path)
+		}
+		return strings.Compare(a.Path, b.Path)
+	})
+}
+
+// listed are the entries that the config names itself.
+func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
+	node := func(n types.Node, kind string, mode *int, usual fs.FileMode) entry {
+		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Meta: Meta{Mode: usual}}
+		if mode != nil {
+			e.Meta.Mode, e.modeSet = fileMode(*mode), true
+		}
+		uid, err := acc.uid(n.User)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", n.Path, err))
+		}
+		gid, err := acc.gid(n.Group)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", n.Path, err))
+		}
+		if e.uidSet = uid != nil; e.uidSet {
+			e.Meta.UID = *uid
+		}
+		if e.gidSet = gid != nil; e.gidSet {
+			e.Meta.GID = *gid
+		}
+		return e
+	}
+	for _, d := range c.Storage.Directories {
+		out = append(out, node(d.Node, kindDir, d.Mode, 0o755))
+	}
+	for _, f := range c.Storage.Files {
+		e := node(f.Node, kindFile, f.Mode, 0o644)
+		e.keepData = f.Contents.Source == nil && len(f.Append) == 0
+		e.appendTo = f.Contents.Source == nil && len(f.Append) > 0
+		for _, r := range append([]types.Resource{f.Contents}, f.Append...) {
+			b, err := configs.IgnitionContents(r)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", f.Path, err))
+			}
+			e.Data = append(e.Data, b...)
+		}
+		out = append(out, e)
+	}
+	for _, l := range c.Storage.Links {
+		e := node(l.Node, kindSymlink, nil, 0o777)
+		e.Target = str(l.Target)
+		if yes(l.Hard) {
+			e.Kind = kindLink
+		}
+		out = append(out, e)
+	}
+	for _, u := range c.Systemd.Units {
+		out = append(out, unitEntries(u)...)
+	}
+	return out, errs
+}
+
+func unitEntries(u types.Unit) []entry {
+	var out []entry
+	file := func(p, data string) {
+		out = append(out, entry{Path: p, Kind: kindFile, Data: []byte(data), Meta: Meta{Mode: 0o644},
+			modeSet: true, uidSet: true, gidSet: true, overwrite: true, unit: u.Name})
+	}
+	switch {
+	case yes(u.Mask):
+		out = append(out, entry{Path: unitDir + u.Name, Kind: kindSymlink, Target: "/dev/null", overwrite: true, unit: u.Name})
+	case str(u.Contents) != "":
+		file(unitDir+u.Name, *u.Contents)
+	case u.Mask != nil:
+		out = append(out, entry{Path: unitDir + u.Name, Kind: kindAbsent, unmask: true, unit: u.Name})
+	}
+	for _, d := range u.Dropins {
+		if d.Contents != nil {
+			file(unitDir+u.Name+".d/"+d.Name, *d.Contents)
+		}
+	}
+	return out
+}
+
+// merged lays the config's own entries over those that follow from its users,
+// which Ignition makes first.
+func merged(all []entry) (out []entry, errs []error) {
+	at := map[string]int{}
+	for _, e := range all {
+		i, twice := at[e.Path]
+		if !twice {
+			at[e.Path] = len(out)
+			out = append(out, e)
+			continue
+		}
+		first := out[i]
+		switch {
+		case first.fromUser && e.Kind == kindDir && first.Kind == kindDir:
+			out[i] = over(first, e)
+		case first.fromUser && e.Kind == kindFile && first.Kind == kindFile && (e.appendTo || e.keepData):
+			e.Data = append(slices.Clone(first.Data), e.Data...)
+			e.appendTo, e.keepData = false, false
+			out[i] = over(first, e)
+			out[i].overwrite = true
+		case first.fromUser && e.overwrite && e.Kind != kindDir:
+			out[i] = e
+		case first.fromUser:
+			errs = append(errs, fmt.Errorf("%s is there already, from passwd.users: add overwrite: true, or take it out of one of the two", e.Path))
+		default:
+			errs = append(errs, fmt.Errorf("%s is named twice", e.Path))
+		}
+	}
+	return out, errs
+}
+
+// over is e, with the owner and permissions of first where it names none.
+func over(first, e entry) entry {
+	if !e.modeSet {
+		e.Meta.Mode, e.modeSet = first.Meta.Mode, first.modeSet
+	}
+	if !e.uidSet {
+		e.Meta.UID, e.uidSet = first.Meta.UID, first.uidSet
+	}
+	if !e.gidSet {
+		e.Meta.GID, e.gidSet = first.Meta.GID, first.gidSet
+	}
+	return e
+}
+
+// inherit gives an entry the owner and permissions that its path has, or had
+// before us, where it names none and changes what is there.
+func (t Target) inherit(w *entry, old manifest) error {
+	changes := w.Kind == kindDir && !w.empties || w.Kind == kindFile && (w.keepData || w.appendTo)
+	if !changes || w.modeSet && w.uidSet && w.gidSet {
+		return nil
+	}
+	before, ok, err := t.before(w.Path, old)
+	if w.fromUser && !ok && !old.Unfinished {
+		before, ok = t.there(w.Path) // a home that its user changed meanwhile
+	}
+	if err != nil || !ok || before.Mode.IsDir() != (w.Kind == kindDir) {
+		return err
+	}
+	if !w.modeSet {
+		w.Meta.Mode = before.Mode & modeBits
+	}
+	if !w.uidSet {
+		w.Meta.UID = before.UID
+	}
+	if !w.gidSet {
+		w.Meta.GID = before.GID
+	}
+	return nil
+}
+
+// before is the owner and mode of what stood at p before us.
+func (t Target) before(p string, old manifest) (Meta, bool, error) {
+	m, ours := old.Paths[p]
+	if ours && !m.Original {
+		return Meta{}, false, nil
+	}
+	if ours {
+		k, ok, err := t.keptMeta(p)
+		if err != nil {
+			return Meta{}, false, fmt.Errorf("reading what %s was before: %w", p, err)
+		}
+		if ok {
+			return Meta{Mode: fs.FileMode(k.Mode), UID: k.UID, GID: k.GID}, true, nil
+		}
+	}
+	meta, ok := t.there(p)
+	return meta, ok, nil
+}
+
+// there is the owner and mode of what stands at p.
+func (t Target) there(p string) (Meta, bool) {
+	st, err := t.root().Lstat(p)
+	if err != nil || st.Mode()&fs.ModeSymlink != 0 {
+		return Meta{}, false
+	}
+	uid, gid := owner(st)
+	return Meta{Mode: st.Mode(), UID: uid, GID: gid}, true
+}
+
+// conflicts finds what the config would write over without having said so.
+func (t Target) conflicts(want []entry, old manifest) []error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for _, w := range want {
+		st, err := t.root().Lstat(w.Path)
+		if err != nil || st.Theirs || w.once || w.Kind == kindAbsent {
+			continue // what a user put there keeps nobody from his settings
+		}
+		_, ours := old.Paths[w.Path]
+		switch {
+		case w.Kind == kindDir && (st.IsDir() || t.isDir(w.Path)), w.overwrite:
+		case w.Kind == kindDir || st.IsDir():
+			bad("%s is there already, and is no %s: choose another path, or add overwrite: true", w.Path, w.Kind)
+		case ours:
+		case w.keepData || w.appendTo:
+			if !st.Mode().IsRegular() {
+				bad("%s is there already, and is no file that could be appended to: choose another path", w.Path)
+			}
+		case !t.same(w):
+			bad("%s is there already with other contents, and the config does not say overwrite: add overwrite: true, or choose another path", w.Path)
+		}
+	}
+	return errs
+}
+
+// Bounds of what is kept of a directory that a config overwrites.
+const (
+	maxCleared      = 2000
+	maxClearedBytes = 32 << 20
+)
+
+// needed directories are never overwritten, nor is what they are in.
+var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
+	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
+
+// overwritten finds the directories that stand where the config overwrites,
+// and lists what is in them: it goes, as with Ignition, and is kept.
+func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries, cleared []entry, errs []error) {
+	var dirs []string
+	for i := range want {
+		w := &want[i]
+		if w.Kind == kindAbsent && w.unmask {
+			st, err := t.root().Lstat(w.Path)
+			_, ours := old.Paths[w.Path]
+			if ours || err == nil && st.Link == "/dev/null" {
+				entries = append(entries, *w)
+			}
+			continue
+		}
+		entries = append(entries, *w)
+		st, err := t.root().Lstat(w.Path)
+		// What is a user's own is moved aside whole, when it is written.
+		there := err == nil && st.IsDir() && !st.Theirs
+		if w.overwrite && (there || old.Paths[w.Path].Emptied) {
+			entries[len(entries)-1].empties = true
+			dirs = append(dirs, w.Path)
+		}
+	}
+	for _, h := range acc.removed {
+		st, err := t.root().Lstat(h.dir)
+		_, ours := old.Paths[h.dir]
+		if err == nil && st.IsDir() {
+			uid, _ := owner(st)
+			ours = uid == h.uid
+		}
+		if ours {
+			entries = append(entries, entry{Path: h.dir, Kind: kindAbsent, empties: true})
+			dirs = append(dirs, h.dir)
+		}
+	}
+	named := map[string]int{}
+	for i, w := range entries {
+		named[w.Path] = i
+	}
+	for _, dir := range dirs {
+		paths, err := t.below(dir, old)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, p := range paths {
+			i, wanted := named[p]
+			if !wanted {
+				named[p] = -1
+				cleared = append(cleared, entry{Path: p, Kind: kindAbsent})
+			} else if i >= 0 {
+				w := &entries[i]
+				w.overwrite, w.keepData, w.appendTo = true, false, false
+				w.modeSet, w.uidSet, w.gidSet = true, true, true
+			}
+		}
+	}
+	return entries, cleared, errs
+}
+
+// below lists what is, or was before us, in a directory.
+func (t Target) below(dir string, old manifest) ([]string, error) {
+	var paths []string
+	for p, m := range old.Paths {
+		if m.Kind == kindAbsent && strings.HasPrefix(p, dir+"/") {
+			paths = append(paths, p)
+		}
+	}
+	if old.Paths[dir].Emptied {
+		return paths, nil
+	}
+	for _, n := range needed {
+		if n == dir || strings.HasPrefix(n, strings.TrimSuffix(dir, "/")+"/") {
+			return nil, fmt.Errorf("%s is there already as a directory that the machine needs: choose another path", dir)
+		}
+	}
+	var size int64
+	err := filepath.WalkDir(t.path(dir), func(full string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		p := dir + strings.TrimPrefix(full, t.path(dir))
+		if p == dir {
+			return nil
+		}
+		if m, ours := old.Paths[p]; ours && m.Kind != kindAbsent {
+			return nil // goes by itself, or is wanted
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if !d.IsDir() && !d.Type().IsRegular() && d.Type() != fs.ModeSymlink {
+			return fmt.Errorf("%s is a device, socket or pipe", p)
+		}
+		paths = append(paths, p)
+		if d.Type().IsRegular() {
+			size += st.Size()
+		}
+		if len(paths) > maxCleared || size > maxClearedBytes {
+			return fmt.Errorf("it holds more than %d files or %d MiB", maxCleared, maxClearedBytes>>20)
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s is there already, and cannot be overwritten: %w: remove it from the image instead", dir, err)
+	}
+	return paths, nil
+}
+
+// skeleton are the files that a new home begins with.
+func (t Target) skeleton(skel, home string, uid, gid int) ([]entry, error) {
+	var out []entry
+	err := filepath.WalkDir(t.path(skel), func(full string, d fs.DirEntry, err error) error {
+		rel := strings.TrimPrefix(full, t.path(skel))
+		if err != nil || rel == "" {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		e := entry{Path: home + rel, Meta: Meta{Mode: st.Mode() & modeBits, UID: uid, GID: gid},
+			modeSet: true, uidSet: true, gidSet: true, once: true}
+		switch {
+		case d.IsDir():
+			e.Kind = kindDir
+		case d.Type().IsRegular():
+			e.Kind = kindFile
+			e.Data, _, err = t.root().ReadFile(skel + rel)
+		case d.Type() == fs.ModeSymlink:
+			e.Kind = kindSymlink
+			e.Target, err = os.Readlink(full)
+		default:
+			return nil
+		}
+		out = append(out, e)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", skel, err)
+	}
+	return out, nil
+}

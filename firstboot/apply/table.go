@@ -1,0 +1,193 @@
+package apply
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// table is one account file: its lines split at colons.
+type table struct {
+	rows  [][]string
+	there bool
+	meta  Meta
+	dirty bool
+}
+
+func (t *table) read(b []byte) {
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimRight(line, "\n"); line != "" {
+			t.rows = append(t.rows, strings.Split(line, ":"))
+		}
+	}
+}
+
+func (t *table) find(name string) []string {
+	for _, r := range t.rows {
+		if r[0] == name && name != "" {
+			return r
+		}
+	}
+	return nil
+}
+
+func (t *table) set(row []string) {
+	for i, r := range t.rows {
+		if r[0] == row[0] {
+			if !slices.Equal(r, row) {
+				t.rows[i], t.dirty = row, true
+			}
+			return
+		}
+	}
+	t.rows, t.dirty = append(t.rows, row), true
+}
+
+// restore sets a row as line wrote it; nothing for "".
+func (t *table) restore(line string) {
+	if line != "" {
+		t.set(strings.Split(line, ":"))
+	}
+}
+
+func (t *table) drop(name string) {
+	n := len(t.rows)
+	t.rows = slices.DeleteFunc(t.rows, func(r []string) bool { return r[0] == name })
+	t.dirty = t.dirty || len(t.rows) != n
+}
+
+func (t *table) bytes() []byte {
+	var b strings.Builder
+	for _, r := range t.rows {
+		b.WriteString(line(r) + "\n")
+	}
+	return []byte(b.String())
+}
+
+func line(row []string) string { return strings.Join(row, ":") }
+
+// nameOf finds whose an id is, in passwd and group.
+func (t *table) nameOf(id int) string { return t.nameOfText(strconv.Itoa(id)) }
+
+func (t *table) nameOfText(id string) string {
+	for _, r := range t.rows {
+		if len(r) > 2 && r[2] == id {
+			return r[0]
+		}
+	}
+	return ""
+}
+
+func (t *table) ids() []int {
+	var out []int
+	for _, r := range t.rows {
+		if len(r) < 3 {
+			continue
+		}
+		if id, err := strconv.Atoi(r[2]); err == nil {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// idRange is where new ids come from.
+type idRange struct{ low, high int }
+
+// free is the id that shadow's tools would take: the one behind the greatest
+// in use, for accounts of the system the one below the least; a gap only
+// where there is no such id.
+func (r idRange) free(used []int, down bool) int {
+	used = slices.DeleteFunc(used, func(id int) bool { return id < r.low || id > r.high })
+	next, step, end := r.low, 1, r.high
+	if len(used) > 0 {
+		next = slices.Max(used) + 1
+	}
+	if down {
+		next, step, end = r.high, -1, r.low
+		if len(used) > 0 {
+			next = slices.Min(used) - 1
+		}
+	}
+	if next >= r.low && next <= r.high {
+		return next
+	}
+	for id := r.low + r.high - end; id != end+step; id += step {
+		if !slices.Contains(used, id) {
+			return id
+		}
+	}
+	return r.high + 1 // a full range: the next range begins there
+}
+
+// defaults are what shadow's tools take from the system's settings.
+type defaults struct {
+	uids, gids, systemUIDs, systemGIDs idRange
+	minDays, maxDays, warnDays         string
+	homeMode                           fs.FileMode
+	home, shell, group, skel           string
+}
+
+// readDefaults reads /etc/login.defs and /etc/default/useradd; what they do
+// not say is as in Debian, but that a home is its owner's alone.
+func (t Target) readDefaults() (defaults, error) {
+	login, err := t.settings("/etc/login.defs", " \t")
+	if err != nil {
+		return defaults{}, err
+	}
+	useradd, err := t.settings("/etc/default/useradd", "=")
+	if err != nil {
+		return defaults{}, err
+	}
+	number := func(key string, usual int) int {
+		if n, err := strconv.ParseInt(login[key], 0, 32); err == nil {
+			return int(n)
+		}
+		return usual
+	}
+	word := func(from map[string]string, key, usual string) string {
+		if from[key] != "" {
+			return from[key]
+		}
+		return usual
+	}
+	uid, gid := number("UID_MIN", 1000), number("GID_MIN", 1000)
+	d := defaults{
+		uids:       idRange{uid, number("UID_MAX", 60000)},
+		gids:       idRange{gid, number("GID_MAX", 60000)},
+		systemUIDs: idRange{number("SYS_UID_MIN", 101), number("SYS_UID_MAX", uid-1)},
+		systemGIDs: idRange{number("SYS_GID_MIN", 101), number("SYS_GID_MAX", gid-1)},
+		minDays:    word(login, "PASS_MIN_DAYS", "0"),
+		maxDays:    word(login, "PASS_MAX_DAYS", "99999"),
+		warnDays:   word(login, "PASS_WARN_AGE", "7"),
+		homeMode:   0o700,
+		home:       word(useradd, "HOME", "/home"),
+		shell:      word(useradd, "SHELL", "/bin/bash"),
+		group:      word(useradd, "GROUP", "100"),
+		skel:       word(useradd, "SKEL", "/etc/skel"),
+	}
+	if mode := number("HOME_MODE", -1); mode >= 0 {
+		d.homeMode = fs.FileMode(mode) & fs.ModePerm
+	} else if mask := number("UMASK", -1); mask >= 0 {
+		d.homeMode = fs.ModePerm &^ fs.FileMode(mask)
+	}
+	return d, nil
+}
+
+// settings reads a file of one setting a line.
+func (t Target) settings(p, separators string) (map[string]string, error) {
+	b, _, err := t.root().ReadFile(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	out := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		line = strings.TrimSpace(line)
+		if i := strings.IndexAny(line, separators); i > 0 && line[0] != '#' {
+			out[line[:i]] = strings.Trim(strings.TrimSpace(line[i+1:]), `"`)
+		}
+	}
+	return out, err
+}
