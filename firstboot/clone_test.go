@@ -23,12 +23,12 @@ func (w *world) clone(t *testing.T) *world {
 		t: t, root: scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
 		console: slices.Clone(w.console), posted: slices.Clone(w.posted), now: w.now, deadlines: map[time.Time]time.Time{},
 		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
-		offline: w.offline, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
-		deafKubelet: w.deafKubelet, synced: w.synced,
+		offline: w.offline, heard: w.heard, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
+		deafKubelet: w.deafKubelet, synced: w.synced, unsynced: maps.Clone(w.unsynced),
 		effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
 	}
 	c.log.Write(w.log.Bytes())
-	c.cluster.renewed = c.kubeletReported
+	c.cluster.renewed, c.cluster.silent = c.kubeletReported, c.kubeletSilent
 	for dev, d := range w.slots {
 		c.slots[dev] = d.clone()
 	}

@@ -371,7 +371,9 @@ func TestConvertRefuses(t *testing.T) {
 		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
 		{"no certificate that rotates", func(w *world) {
 			b := w.get(clientCert)
-			os.Remove(filepath.Join(w.root, clientCert))
+			for _, p := range kubeletKeys(w.env()) {
+				os.Remove(filepath.Join(w.root, p))
+			}
 			w.put("/etc/kubernetes/own.pem", b)
 			w.put(ondisk.KubeletConf, strings.ReplaceAll(w.get(ondisk.KubeletConf), clientCert, "/etc/kubernetes/own.pem"))
 		}, pool, "there is no " + clientCert},

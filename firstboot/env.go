@@ -48,6 +48,10 @@ type Env struct {
 	// RemoveAll removes a path and all below it.
 	RemoveAll func(path string) error
 
+	// Sync waits until these files and directories, and all else on the file
+	// systems that hold them, would outlast a power cut.
+	Sync func(paths ...string) error
+
 	// Run runs a program to its end.
 	Run func(ctx context.Context, c Cmd) error
 	// Unit carries out a verb of systemctl and waits for its job: start, stop,

@@ -424,10 +424,12 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world) map[st
 				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}
 			at := cut.names[len(cut.names)-1]
-			killed := cut.clone(t)
+			killed, lost := cut.clone(t), cut.clone(t)
 			killed.effects, killed.names = 0, nil
 			cut.powerOn()
-			for kind, w := range map[string]*world{"power cut": cut, "kill": killed} {
+			lost.lose()
+			lost.powerOn()
+			for kind, w := range map[string]*world{"kill": killed, "power cut": cut, "power cut that lost what was not synced": lost} {
 				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
 				if err := w.boot(); err != nil {
 					t.Errorf("%s: %v\n%s", when, err, strings.Join(w.console, "\n"))

@@ -38,49 +38,6 @@ const (
 // whatever its address.
 const sharedName = "kubernetes"
 
-var (
-	errNotEnrolled = errors.New("this machine is not enrolled")
-	errExpired     = errors.New("this node's certificate has expired")
-)
-
-// enrolled reports whether the node has credentials of the cluster: nil, or
-// what is wrong with them. It looks at files alone, so it can tell offline.
-func enrolled(e *Env) error {
-	for _, f := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA} {
-		if !e.exists(f) {
-			return fmt.Errorf("%w: there is no %s", errNotEnrolled, f)
-		}
-	}
-	cert, err := kubeletCert(e)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errNotEnrolled, err)
-	}
-	if e.Now().After(cert.NotAfter) {
-		return fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
-	}
-	return nil
-}
-
-func kubeletCert(e *Env) (*x509.Certificate, error) {
-	conf, err := credentials(e)
-	if err != nil {
-		return nil, err
-	}
-	k, err := api.ParseKubeconfig(conf)
-	if err != nil {
-		return nil, err
-	}
-	u, err := k.User()
-	if err != nil {
-		return nil, err
-	}
-	pair, err := u.KeyPair(e.Root)
-	if err != nil {
-		return nil, err
-	}
-	return x509.ParseCertificate(pair.Certificate[0])
-}
-
 func (s discoverySite) discovery(e *Env) api.Discovery {
 	return api.Discovery{
 		Masters: mastersOf(e, s.Site), Token: s.Credentials.Token.Reveal(),

@@ -454,6 +454,7 @@ func TestClockInTheFuture(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := nativeWorld(t)
+			w.patience = 30 * time.Minute
 			if err := w.boot(); err != nil {
 				t.Fatal(err)
 			}

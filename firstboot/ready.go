@@ -222,6 +222,11 @@ func forgetPhase(active *Active) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
+			// Kubeadm and kubelet sync nothing, and the token is the only way
+			// back in.
+			if err := outlast(e); err != nil {
+				return err
+			}
 			for _, f := range tokenFiles {
 				if err := e.Remove(f); err != nil {
 					return fmt.Errorf("forgetting the token: %w", err)

@@ -72,6 +72,7 @@ type world struct {
 	source    netip.Addr
 	hub       *httptest.Server
 	offline   bool
+	heard     time.Time // when kubelet was last active
 	// kubelet is what it says of its version; podConf is the JoinConfiguration
 	// of a kubelet that goes through yurthub.
 	kubelet, podConf string
@@ -88,9 +89,11 @@ type world struct {
 	effects int
 	names   []string
 	cutAt   int // the effect that does not happen any more; 0: none
-	cut     bool
-	off     context.CancelFunc
-	before  func(effect string) // what somebody does meanwhile
+	// unsynced are files that programs wrote and nobody has synced.
+	unsynced map[string]bool
+	cut      bool
+	off      context.CancelFunc
+	before   func(effect string) // what somebody does meanwhile
 	// patience ends a run that waits for ever.
 	patience time.Duration
 }
@@ -101,11 +104,11 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
 		t: t, root: scratch(t), units: map[string]string{}, started: map[string]time.Time{},
-		slots: map[string]*memDevice{}, deadlines: map[time.Time]time.Time{},
+		slots: map[string]*memDevice{}, unsynced: map[string]bool{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
-	w.cluster.renewed = w.kubeletReported
+	w.cluster.renewed, w.cluster.silent = w.kubeletReported, w.kubeletSilent
 	a, err := txtar.ParseFile(files)
 	if err != nil {
 		t.Fatal(err)
@@ -135,6 +138,15 @@ func (w *world) kubeletReported() time.Time {
 		return time.Time{}
 	}
 	return w.now
+}
+
+// kubeletSilent: after 40 s the cluster takes a Node for lost.
+func (w *world) kubeletSilent(machineID string) bool {
+	own, _ := os.ReadFile(filepath.Join(w.root, "etc/machine-id"))
+	if w.units[ondisk.UnitKubelet] == "active" {
+		w.heard = w.now
+	}
+	return machineID == strings.TrimSpace(string(own)) && w.now.Sub(w.heard) > 40*time.Second
 }
 
 // site returns the site of the tests, with lines added or taken away.
@@ -236,7 +248,7 @@ func (w *world) powerOn() {
 	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil {
 		w.units[ondisk.UnitYurthub] = "active"
 	}
-	if _, err := os.Stat(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil {
+	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 {
 		w.units[ondisk.UnitKubelet] = "active"
 		w.started[ondisk.UnitKubelet] = w.now
 	}
@@ -246,12 +258,38 @@ func (w *world) powerOn() {
 	}
 	w.put("/proc/sys/kernel/hostname", string(name))
 	w.put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.effects))
-	w.cutAt, w.effects, w.names, w.console = 0, 0, nil, nil
+	w.cutAt, w.effects, w.names, w.console, w.cut = 0, 0, nil, nil, false
+	if err := RestoreCertificates(w.env()); err != nil { // a unit of its own, before kubelet
+		w.t.Fatal(err)
+	}
+	w.effects, w.names = 0, nil
+}
+
+// puts is put by a program that does not sync.
+func (w *world) puts(path, data string) {
+	w.put(path, data)
+	if !strings.HasPrefix(path, ondisk.RunDir+"/") {
+		w.unsynced[path] = true
+	}
+}
+
+// lose takes from the disk what was not synced, as delayed allocation does:
+// the names are there, and nothing in them.
+func (w *world) lose() {
+	w.t.Helper()
+	for p := range w.unsynced {
+		if w.has(p) {
+			if err := os.Truncate(filepath.Join(w.root, p), 0); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+	clear(w.unsynced)
 }
 
 func (w *world) put(path, data string) {
 	w.t.Helper()
-	p := filepath.Join(w.root, path)
+	p := w.inside(path)
 	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 		w.t.Fatal(err)
 	}
@@ -260,9 +298,18 @@ func (w *world) put(path, data string) {
 	}
 }
 
+// inside follows an absolute link in the machine, not on this host.
+func (w *world) inside(path string) string {
+	p := filepath.Join(w.root, path)
+	if target, err := os.Readlink(p); err == nil && filepath.IsAbs(target) {
+		return filepath.Join(w.root, target)
+	}
+	return p
+}
+
 func (w *world) get(path string) string {
 	w.t.Helper()
-	b, err := os.ReadFile(filepath.Join(w.root, path))
+	b, err := os.ReadFile(w.inside(path))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -317,6 +364,7 @@ func (w *world) env() *Env {
 			if err := os.WriteFile(full, b, 0o600); err != nil {
 				return err
 			}
+			delete(w.unsynced, p)
 			return os.Chmod(full, o.Mode)
 		},
 		Symlink: func(target, p string) error {
@@ -360,6 +408,18 @@ func (w *world) env() *Env {
 				return err
 			}
 			return os.RemoveAll(filepath.Join(w.root, p))
+		},
+		Sync: func(paths ...string) error {
+			if err := w.effect("sync"); err != nil {
+				return err
+			}
+			for _, p := range paths {
+				if _, err := os.Stat(filepath.Join(w.root, p)); err != nil && p != "/var" && p != "/etc" {
+					return err
+				}
+			}
+			clear(w.unsynced) // with the file system that all are on
+			return nil
 		},
 		Run: w.exec,
 		Unit: func(_ context.Context, verb, unit string) error {
@@ -534,12 +594,12 @@ func (w *world) enrolHub() bool {
 	}
 	name := nodeNameOf(w.podConf)
 	pem := ondisk.YurthubRoot + "/pki/yurthub-current.pem"
-	w.put(pem, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0)))
+	w.puts(pem, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0)))
 	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: pem, KeyFile: pem})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.put(hubIdentity, string(kc))
+	w.puts(hubIdentity, string(kc))
 	w.cluster.register(name, w.podConf, strings.TrimSpace(w.get("/etc/machine-id")))
 	return true
 }
@@ -614,7 +674,7 @@ func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 		if t, err := os.Readlink(filepath.Join(w.root, p)); err == nil {
 			p = t
 		}
-		w.put(p, data)
+		w.puts(p, data)
 		return nil
 	}
 	name := nodeNameOf(conf)
@@ -641,7 +701,7 @@ func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 	if err := errors.Join(write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n"), write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+args+"\"\n")); err != nil {
 		return err
 	}
-	w.units[ondisk.UnitKubelet] = "active"
+	w.units[ondisk.UnitKubelet], w.heard = "active", w.now
 	if through {
 		w.podConf = conf
 		if err := w.effect("kubeadm ends"); err != nil {
@@ -665,7 +725,11 @@ func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 	if err != nil {
 		return err
 	}
-	if err := write(clientCert, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0))); err != nil {
+	dated := kubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
+	if err := write(dated, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0))); err != nil {
+		return err
+	}
+	if err := os.Symlink(dated, filepath.Join(w.root, clientCert)); err != nil {
 		return err
 	}
 	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: clientCert, KeyFile: clientCert})
@@ -755,6 +819,8 @@ type fakeCluster struct {
 	requests   []string
 	// renewed is when kubelet last reported.
 	renewed func() time.Time
+	// silent reports whether that machine's kubelet has been off for a while.
+	silent func(machineID string) bool
 }
 
 // newFakeCluster makes one whose certificate has kubernetes and names.
@@ -784,6 +850,8 @@ func (c *fakeCluster) serve(t *testing.T) {
 	t.Cleanup(c.server.Close)
 }
 
+var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+
 func newCA(t *testing.T, name string) (*x509.Certificate, *ecdsa.PrivateKey) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -811,7 +879,9 @@ func issue(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey, tmpl *x5
 		t.Fatal(err)
 	}
 	tmpl.SerialNumber = big.NewInt(2)
-	tmpl.NotBefore = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	if tmpl.NotBefore.IsZero() {
+		tmpl.NotBefore = longAgo
+	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, ca, &key.PublicKey, caKey)
 	if err != nil {
 		t.Fatal(err)
@@ -821,9 +891,13 @@ func issue(t *testing.T, ca *x509.Certificate, caKey *ecdsa.PrivateKey, tmpl *x5
 
 // client makes kubelet's certificate and key, PEM in one file.
 func (c *fakeCluster) client(cn string, until time.Time) string {
+	return c.clientFrom(cn, longAgo, until)
+}
+
+func (c *fakeCluster) clientFrom(cn string, from, until time.Time) string {
 	cert := issue(c.t, c.ca, c.key, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, NotAfter: until,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, NotBefore: from, NotAfter: until,
 	})
 	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
 	if err != nil {
@@ -1007,6 +1081,9 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		copied.Status.Conditions = slices.Clone(n.Status.Conditions)
 		for i := range copied.Status.Conditions {
 			copied.Status.Conditions[i].LastHeartbeatTime = c.renewed()
+		}
+		if c.silent(n.Status.NodeInfo.MachineID) && len(copied.Status.Conditions) > 0 {
+			copied.Status.Conditions[0] = api.Condition{Type: "Ready", Status: "Unknown", Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}
 		}
 		if c.notReady {
 			copied.Status.Conditions = []api.Condition{{Type: "Ready", Status: "False", Reason: "KubeletNotReady", Message: "cni plugin not initialized"}}

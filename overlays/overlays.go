@@ -96,6 +96,7 @@ var enabled = []struct{ unit, target string }{
 	{"ipvscare.service", "multi-user.target"},
 	{"containerd.service", "multi-user.target"},
 	{"kubelet.service", "multi-user.target"},
+	{"edgebake-certificates.service", "multi-user.target"},
 	{"edgebake-sshkeys.service", "multi-user.target"},
 	{"etc-kubernetes.mount", "local-fs.target"},
 	{"systemd-networkd.service", "multi-user.target"},

@@ -61,7 +61,7 @@ waits for is in "firstboot status".`,
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(errOut), newStatus("/"), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
+	root.AddCommand(newRun(errOut), newStatus("/"), newCertificates(errOut), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
@@ -108,6 +108,21 @@ func newRun(errOut io.Writer) *cobra.Command {
 				return nil // systemd asked us to stop; the next run goes on
 			}
 			return err
+		},
+	}
+}
+
+func newCertificates(errOut io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use: "certificates", Short: "Go back to certificates that can be used, after a power cut", Args: noArgs,
+		Long: `Certificates looks at those that kubelet and yurthub rotate. Where the current
+one is empty, cut off or does not fit its key, it goes back to the newest that
+can be used. It runs at each boot, before kubelet and yurthub.`,
+		RunE: func(*cobra.Command, []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("certificates needs root: it reads private keys")
+			}
+			return firstboot.RestoreCertificates(host.New(errOut))
 		},
 	}
 }

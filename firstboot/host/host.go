@@ -53,6 +53,7 @@ func New(log io.Writer) *firstboot.Env {
 		Remove:      f.Remove,
 		RemoveAll:   f.RemoveAll,
 		Lock:        f.Lock,
+		Sync:        f.Sync,
 		Run:         run,
 		Unit:        unit,
 		UnitState:   unitState,
@@ -170,6 +171,41 @@ func (f Files) Remove(path string) error { return f.root().Remove(path) }
 
 // RemoveAll removes a path and all below it.
 func (f Files) RemoveAll(path string) error { return f.root().RemoveAll(path) }
+
+// Sync has the kernel write out each path, and all of the file system it is
+// on: what was renamed or made beside it, by whomever. An error of writing that
+// the kernel met earlier is told here.
+func (f Files) Sync(paths ...string) error {
+	var errs []error
+	synced := map[uint64]bool{}
+	for _, path := range paths {
+		errs = append(errs, syncPath(filepath.Join(f.Root, path), synced))
+	}
+	return errors.Join(errs...)
+}
+
+func syncPath(p string, synced map[uint64]bool) error {
+	file, err := os.Open(p)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return fmt.Errorf("finding the file system of %s: %w", p, err)
+	}
+	if synced[st.Dev] {
+		return nil
+	}
+	synced[st.Dev] = true
+	if err := unix.Syncfs(int(file.Fd())); err != nil {
+		return fmt.Errorf("syncing the file system of %s: %w", p, err)
+	}
+	return nil
+}
 
 // run runs a program. It dies with us: systemd kills the unit's processes,
 // and a cut-off join is begun again.

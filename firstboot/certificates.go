@@ -1,0 +1,135 @@
+package firstboot
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// certStore is where a client-go certificate manager keeps what it rotates:
+// NAME-DATE.pem files, certificate and key in one, and NAME-current.pem, a
+// link to the newest. It syncs neither, so that a power cut soon after a
+// rotation leaves the link and an empty file, and its owner refuses to start.
+type certStore struct {
+	dir, name string
+	// askedAnew: without a certificate its owner requests another; with a
+	// broken one it does not.
+	askedAnew bool
+}
+
+var certStores = []certStore{
+	{kubeletPKI, "kubelet-client", false},
+	{kubeletPKI, "kubelet-server", true},
+	{ondisk.YurthubRoot + "/pki", "yurthub", false},
+	{ondisk.YurthubRoot + "/pki", "yurthub-server", true},
+}
+
+func (s certStore) current() string { return s.dir + "/" + s.name + "-current.pem" }
+
+// RestoreCertificates goes back to the newest certificate that can be used
+// wherever a power cut spoilt the current one. It is for the time before
+// kubelet and yurthub start.
+func RestoreCertificates(e *Env) error {
+	var errs []error
+	for _, s := range certStores {
+		if err := s.restore(e); err != nil {
+			errs = append(errs, fmt.Errorf("restoring %s: %w", s.current(), err))
+		}
+	}
+	return errors.Join(append(errs, removeBrokenPair(e, kubeletPKI+"/kubelet.crt", kubeletPKI+"/kubelet.key"))...)
+}
+
+func (s certStore) restore(e *Env) error {
+	broken := loadable(e, s.current())
+	if broken == nil {
+		return nil
+	}
+	if newest := s.newest(e); newest != "" {
+		if err := e.Symlink(newest, s.current()); err != nil {
+			return err
+		}
+		e.Log.Warn("went back to the newest certificate that can be used", "link", s.current(), "to", newest, "error", broken)
+		e.Console(fmt.Sprintf("%s cannot be used and leads to %s again", s.current(), filepath.Base(newest)))
+		return nil
+	}
+	if s.askedAnew && e.exists(s.current()) {
+		e.Log.Warn("removed a certificate that cannot be used: another one will be requested", "link", s.current(), "error", broken)
+		return e.Remove(s.current())
+	}
+	return nil
+}
+
+var certDate = regexp.MustCompile(`^-[0-9-]+\.pem$`)
+
+// newest is the file of the certificate issued last among those that can be
+// used, or "". Names tell less: they are by the clock of then.
+func (s certStore) newest(e *Env) string {
+	entries, err := os.ReadDir(e.path(s.dir))
+	if err != nil {
+		return ""
+	}
+	var best string
+	var issued *x509.Certificate
+	for _, en := range entries { // in order of names
+		date, ok := strings.CutPrefix(en.Name(), s.name)
+		if !ok || !certDate.MatchString(date) || !en.Type().IsRegular() {
+			continue
+		}
+		p := s.dir + "/" + en.Name()
+		cert, err := loadPair(e, p, p)
+		if err == nil && (issued == nil || !cert.NotBefore.Before(issued.NotBefore)) {
+			best, issued = p, cert
+		}
+	}
+	return best
+}
+
+// loadable returns why the certificate at path, perhaps a link, cannot be
+// used.
+func loadable(e *Env, path string) error {
+	if target, err := os.Readlink(e.path(path)); err == nil {
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(filepath.Dir(path), target)
+		}
+		path = target
+	}
+	_, err := loadPair(e, path, path)
+	return err
+}
+
+// loadPair reads a certificate and the key that belongs to it.
+func loadPair(e *Env, certFile, keyFile string) (*x509.Certificate, error) {
+	cert, err := e.read(certFile)
+	if err != nil {
+		return nil, err
+	}
+	key, err := e.read(keyFile)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
+	return pair.Leaf, nil
+}
+
+// removeBrokenPair removes kubelet's self-signed certificate where it cannot
+// be used: kubelet makes another one, but goes by the files' being there.
+func removeBrokenPair(e *Env, cert, key string) error {
+	if !slices.ContainsFunc([]string{cert, key}, e.exists) {
+		return nil
+	}
+	if _, err := loadPair(e, cert, key); err == nil {
+		return nil
+	}
+	return errors.Join(e.Remove(cert), e.Remove(key))
+}

@@ -1,0 +1,135 @@
+package firstboot
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var (
+	errNotEnrolled = errors.New("this machine is not enrolled")
+	errExpired     = errors.New("this node's certificate has expired")
+)
+
+// enrolled reports whether the node has credentials of the cluster: nil, or
+// what is wrong with them. It looks at files alone, so it can tell offline;
+// and into them, since kubeadm and kubelet write without syncing, and a power
+// cut leaves names without contents.
+func enrolled(e *Env) error {
+	for _, f := range []struct {
+		path  string
+		parse func([]byte) error
+	}{
+		{ondisk.KubeletConf, leadsToServer},
+		{ondisk.KubeletConfig, isKubeletConfig},
+		{kubeadmFlags, isKubeadmFlags},
+		{ondisk.KubeCA, isCA},
+	} {
+		if !e.exists(f.path) {
+			return fmt.Errorf("%w: there is no %s", errNotEnrolled, f.path)
+		}
+		b, err := e.read(f.path)
+		if err == nil {
+			err = f.parse(b)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: reading %s: %w", errNotEnrolled, f.path, err)
+		}
+	}
+	cert, err := kubeletCert(e)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNotEnrolled, err)
+	}
+	if e.Now().After(cert.NotAfter) {
+		return fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// errCut describes a file that was still on its way to the disk.
+var errCut = errors.New("it is empty or was cut off, as by a power failure")
+
+func leadsToServer(kubeconfig []byte) error {
+	k, err := api.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return errors.Join(errCut, err)
+	}
+	if c, err := k.Cluster(); err != nil || c.Server == "" {
+		return errors.Join(errCut, err)
+	}
+	return nil
+}
+
+func isKubeletConfig(b []byte) error {
+	var c struct{ Kind string }
+	if err := yaml.Unmarshal(b, &c); err != nil || c.Kind != "KubeletConfiguration" {
+		return errors.Join(errCut, err)
+	}
+	return nil
+}
+
+func isKubeadmFlags(b []byte) error {
+	if !kubeadmArgs.Match(b) || bytes.IndexByte(b, 0) >= 0 {
+		return errCut
+	}
+	return nil
+}
+
+func isCA(b []byte) error {
+	if !x509.NewCertPool().AppendCertsFromPEM(b) {
+		return errCut
+	}
+	return nil
+}
+
+func kubeletCert(e *Env) (*x509.Certificate, error) {
+	conf, err := credentials(e)
+	if err != nil {
+		return nil, err
+	}
+	k, err := api.ParseKubeconfig(conf)
+	if err != nil {
+		return nil, err
+	}
+	u, err := k.User()
+	if err != nil {
+		return nil, err
+	}
+	pair, err := u.KeyPair(e.Root)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(pair.Certificate[0])
+}
+
+// identityFiles are what the node is nobody without, once the token is
+// forgotten. All that others write beside them (yurthub's cache, kubelet's
+// serving certificate) is on the same file system.
+func identityFiles(e *Env) []string {
+	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, hubIdentity}, kubeletKeys(e)...)
+	for _, s := range certStores {
+		all = append(all, s.current())
+	}
+	return slices.DeleteFunc(all, func(p string) bool {
+		_, err := os.Stat(e.path(p))
+		return err != nil
+	})
+}
+
+// outlast makes sure that what the join made is on the disk, whole: from here
+// on a power cut leaves a node.
+func outlast(e *Env) error {
+	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
+		return fmt.Errorf("syncing the node's credentials: %w", err)
+	}
+	return nil
+}

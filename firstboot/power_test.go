@@ -1,0 +1,195 @@
+package firstboot
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestPowerGoesRightAfterReady: once the token is forgotten, nothing of the
+// node may be on its way to the disk still.
+func TestPowerGoesRightAfterReady(t *testing.T) {
+	for name, world := range map[string]func(*testing.T) *world{
+		"native": func(t *testing.T) *world { return nativeWorld(t) },
+		"edge":   func(t *testing.T) *world { return edgeWorld(t) },
+		"pod":    podWorld,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := world(t)
+			if err := w.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			w.lose()
+			w.powerOn()
+			if err := w.boot(); err != nil || w.joins != 1 {
+				t.Errorf("%v, it joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestSyncFails: a disk that loses what it is given keeps the token.
+func TestSyncFails(t *testing.T) {
+	w := nativeWorld(t)
+	e := w.env()
+	broken, sync := true, e.Sync
+	e.Sync = func(paths ...string) error {
+		if broken {
+			broken = false
+			if !strings.Contains(w.slotSite(ownDev), testToken) {
+				t.Error("the token was forgotten before the rest was on the disk")
+			}
+			return errors.New("input/output error")
+		}
+		return sync(paths...)
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("forget-token: will be tried again: syncing the node's credentials: input/output error") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestEnrolledReadsWhatItFinds: a name without contents, and contents that end
+// early or are zeros, are no enrolment.
+func TestEnrolledReadsWhatItFinds(t *testing.T) {
+	ready := readyNode(t)
+	for _, file := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, clientCert} {
+		for spoilt, spoil := range map[string]func([]byte) []byte{
+			"empty":   func([]byte) []byte { return nil },
+			"cut off": func(b []byte) []byte { return b[:len(b)/2] },
+			"zeros":   func(b []byte) []byte { return make([]byte, len(b)) },
+		} {
+			w := ready.clone(t)
+			p := filepath.Join(w.root, file)
+			if file == clientCert {
+				p = filepath.Join(w.root, "/var/lib/kubelet/pki/kubelet-client-2026-11-20-10-00-00.pem")
+			}
+			b, err := os.ReadFile(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(p, spoil(b), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := enrolled(w.env()); !errors.Is(err, errNotEnrolled) {
+				t.Errorf("%s is %s: enrolled says %v", file, spoilt, err)
+			}
+			if file != clientCert {
+				continue
+			}
+			// Without a token there is no way on, which is said.
+			w.powerOn()
+			if err := w.boot(); err == nil || !w.said("FAILED discovery") {
+				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.console, "\n"))
+			}
+		}
+	}
+	if err := enrolled(ready.env()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRestoreCertificates: the current certificate of each store is spoilt in
+// each way that a power cut has, after two rotations.
+func TestRestoreCertificates(t *testing.T) {
+	base := newWorld(t, "testdata/machine.txtar")
+	pair := func(days int) string {
+		return base.cluster.clientFrom("system:node:edge-sn0042", base.now.AddDate(0, 0, days), base.now.AddDate(1, 0, days))
+	}
+	first, second, third := pair(0), pair(100), pair(200)
+	otherKey := third[:strings.Index(third, "-----BEGIN PRIVATE")] + second[strings.Index(second, "-----BEGIN PRIVATE"):]
+	for _, s := range certStores {
+		// Clocks go wrong: the name of the second is the greatest.
+		dated := func(date string) string { return s.dir + "/" + s.name + "-" + date + ".pem" }
+		one, two, three := dated("2026-11-20-10-00-00"), dated("2031-01-01-00-00-00"), dated("2027-06-08-10-00-00")
+		for name, tc := range map[string]struct {
+			third  string
+			target string // of the link; "" for none
+			want   string // where it leads to then
+		}{
+			"sound":                 {third, three, three},
+			"sound, not the newest": {third, one, one},
+			"empty":                 {"", three, two},
+			"cut off":               {third[:len(third)/2], three, two},
+			"zeros":                 {strings.Repeat("\x00", len(third)), three, two},
+			"another's key":         {otherKey, three, two},
+			"dangling":              {third, dated("2027-07-07-00-00-00"), three},
+			"no link":               {third, "", three},
+			"relative":              {"", filepath.Base(three), two},
+		} {
+			w := newWorld(t, "testdata/machine.txtar")
+			w.put(one, first)
+			w.put(two, second)
+			w.put(three, tc.third)
+			w.put(s.dir+"/"+s.name+"-other-2035-01-01-00-00-00.pem", third) // another store's
+			if tc.target != "" {
+				if err := os.Symlink(tc.target, filepath.Join(w.root, s.current())); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := RestoreCertificates(w.env()); err != nil {
+				t.Error(err)
+			}
+			if got, err := os.Readlink(filepath.Join(w.root, s.current())); err != nil || got != tc.want {
+				t.Errorf("%s, %s: the link leads to %s, not %s (%v)", s.name, name, got, tc.want, err)
+			}
+		}
+		// With none that can be used, what is asked for anew must not be there.
+		w := newWorld(t, "testdata/machine.txtar")
+		w.put(one, "")
+		if err := os.Symlink(one, filepath.Join(w.root, s.current())); err != nil {
+			t.Fatal(err)
+		}
+		if err := RestoreCertificates(w.env()); err != nil {
+			t.Error(err)
+		}
+		if w.has(s.current()) == s.askedAnew {
+			t.Errorf("%s has none that can be used, and its link is there: %v", s.name, w.has(s.current()))
+		}
+	}
+}
+
+// TestRestoreKubeletsOwnPair: kubelet looks only whether the files are there.
+func TestRestoreKubeletsOwnPair(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	pair := w.cluster.client("edge-sn0042@1", w.now.AddDate(1, 0, 0))
+	cert, key := kubeletPKI+"/kubelet.crt", kubeletPKI+"/kubelet.key"
+	for _, tc := range []struct {
+		cert, key string
+		stays     bool
+	}{{pair, pair, true}, {"", pair, false}, {pair, "", false}} {
+		w.put(cert, tc.cert)
+		w.put(key, tc.key)
+		if err := RestoreCertificates(w.env()); err != nil {
+			t.Error(err)
+		}
+		if w.has(cert) != tc.stays || w.has(key) != tc.stays {
+			t.Errorf("certificate of %d bytes, key of %d: left are %v and %v", len(tc.cert), len(tc.key), w.has(cert), w.has(key))
+		}
+	}
+}
+
+// TestRotationCutOff: the whole way of a node whose power goes after its
+// certificate was rotated, months after the token was forgotten.
+func TestRotationCutOff(t *testing.T) {
+	w := readyNode(t)
+	rotated := kubeletPKI + "/kubelet-client-2027-08-01-00-00-00.pem"
+	w.now = w.now.Add(200 * 24 * time.Hour)
+	w.puts(rotated, w.cluster.client("system:node:edge-sn0042", w.now.AddDate(1, 0, 0)))
+	link := filepath.Join(w.root, clientCert)
+	if err := errors.Join(os.Remove(link), os.Symlink(rotated, link)); err != nil {
+		t.Fatal(err)
+	}
+	w.lose()
+	w.powerOn()
+	if err := w.boot(); err != nil || w.joins != 1 {
+		t.Errorf("%v, it joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	}
+}
