@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/disk/fat"
 	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -71,8 +72,23 @@ type SlotState struct {
 	Golden  string    `json:"golden,omitempty"`
 	Stamped time.Time `json:"stamped,omitzero"`
 	Files   []File    `json:"files,omitempty"`
+	// Site is what the site says of the machine; nil where there is none, or
+	// this program cannot read it.
+	Site *SiteSummary `json:"site,omitempty"`
 	// Report is what the machine wrote last.
 	Report string `json:"report,omitempty"`
+}
+
+// SiteSummary is the part of a stamped site that a person tells machines apart
+// by. It has no secret.
+type SiteSummary struct {
+	// NodeName as the site gives it; a template that the machine fills in.
+	NodeName string   `json:"nodeName"`
+	NodeType string   `json:"nodeType"`
+	NodePool string   `json:"nodePool,omitempty"`
+	Masters  []string `json:"masters"`
+	// Token reports whether a join token is (still) there.
+	Token bool `json:"token"`
 }
 
 // Package is one package on board.
@@ -139,6 +155,7 @@ func (m *image) slot(i *Info) error {
 		i.Slot.State = SlotInventory
 	default:
 		i.Slot.State = SlotSite
+		i.Slot.Site = summary(c.Files[ondisk.SlotSite])
 	}
 	i.Slot.Golden, i.Slot.Report = c.Info.Golden, string(c.Report.Text)
 	if c.Info.Stamped > 0 {
@@ -149,6 +166,17 @@ func (m *image) slot(i *Info) error {
 	}
 	slices.SortFunc(i.Slot.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	return nil
+}
+
+// summary reads what a person may see of a site; nil where it cannot be read,
+// since another version of edgebake may have written it.
+func summary(doc []byte) *SiteSummary {
+	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
+	if err != nil {
+		return nil
+	}
+	return &SiteSummary{NodeName: site.NodeName, NodeType: site.NodeType, NodePool: site.NodePool,
+		Masters: site.Masters, Token: !site.Credentials.Token.IsZero()}
 }
 
 func (m *image) boot(i *Info) error {

@@ -25,8 +25,9 @@ func newBoot(s streams) *cobra.Command {
 		secure  bool
 	)
 	c := &cobra.Command{
-		Use:   "boot IMAGE",
-		Short: "Try an image in QEMU",
+		Use:               "boot IMAGE",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Try an image in QEMU",
 		Long: `Boot starts an image in a virtual machine with its console on this terminal
 (Ctrl-C ends it). All that the machine writes is thrown away at the end; the
 image stays as it is. Through QEMU's network the machine reaches this one's

@@ -98,8 +98,9 @@ func newBuild(s streams) *cobra.Command {
 		asJSON     bool
 	)
 	c := &cobra.Command{
-		Use:   "build IMAGE",
-		Short: "Bake a golden disk image",
+		Use:               "build IMAGE",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Bake a golden disk image",
 		Long: `Build bakes the golden image that an Image document describes. Beside the image
 it leaves NAME.report.json (what went in, how full it is, where the time went)
 and NAME.sbom.spdx.json, and beside the document its lock, which pins every
@@ -159,6 +160,7 @@ What was fetched or made once comes from the cache. A name that ends in
 	src.flags(c)
 	f := c.Flags()
 	f.StringVarP(&o.Output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
+	_ = c.MarkFlagFilename("output", imageEndings...)
 	f.BoolVarP(&o.Force, "force", "f", false, "replace an image that is there")
 	f.BoolVar(&o.Update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&o.Base, "base", "", "use this exported base instead of making one")
@@ -228,8 +230,9 @@ func printReport(s streams, out string, r *builder.Report) {
 func newPlan(s streams) *cobra.Command {
 	var src source
 	c := &cobra.Command{
-		Use:   "plan IMAGE",
-		Short: "Print what a build would use, pinned, without making anything",
+		Use:               "plan IMAGE",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Print what a build would use, pinned, without making anything",
 		Long: `Plan resolves an Image: digests of files, of what release servers publish and
 of container images; made inputs have the digest they got when they were first
 made. With all digests known the plan has an id: the same id is the same

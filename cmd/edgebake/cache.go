@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -19,7 +21,7 @@ func newCacheCommand(s streams) *cobra.Command {
 them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`,
 		Example: `  edgebake cache
   edgebake cache --output json
-  edgebake cache prune --older-than 720h`,
+  edgebake cache prune --older-than 30d`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cache, err := openCache(dir)
@@ -83,25 +85,22 @@ func newPrune(s streams, dir *string) *cobra.Command {
 		Use:   "prune",
 		Short: "Take what was not used lately out of the cache",
 		Long: `Prune takes inputs out of the cache that no build has used for some time, or
-those used longest ago until the rest fits a size; with both, whatever either
-says. It may run beside builds: what they are using stays. What is gone is
+those used longest ago until the rest fits a size; with both, anything matching
+either is removed. It may run beside builds: what they are using stays. What is gone is
 fetched or made again when a build asks for it.
 
 A base that Debian's archive would make differently by now cannot be made
 again: export it first (edgebake build --export-base) where a lock pins it.`,
-		Example: `  edgebake cache prune --older-than 720h     # not used for 30 days
+		Example: `  edgebake cache prune --older-than 30d
   edgebake cache prune --keep 10GiB
   edgebake cache prune --keep 10GiB --dry-run`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			given := c.Flags().Changed
 			if !given("older-than") && !given("keep") {
-				return usageError{errors.New("say what may go: --older-than TIME (as 720h), --keep SIZE (as 10GiB), or both")}
+				return usageError{errors.New("say what may go: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10GiB), or both")}
 			}
 			if given("older-than") {
-				if olderThan < 0 {
-					return usageError{fmt.Errorf("--older-than %s: want a time that has passed, as 720h", olderThan)}
-				}
 				limits.UsedSince = time.Now().Add(-olderThan)
 			}
 			if given("keep") {
@@ -133,10 +132,32 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 		},
 	}
 	f := c.Flags()
-	f.DurationVar(&olderThan, "older-than", 0, "take away what no build has used for so long, as 720h")
+	f.Var((*age)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
 	f.StringVar(&keep, "keep", "", "keep no more than this, as 10GiB (0: nothing); what was used longest ago goes first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
 	return c
+}
+
+// age is a flag's time span in Go's form, in days (30d) or weeks (2w).
+type age time.Duration
+
+func (a *age) String() string { return time.Duration(*a).String() }
+func (a *age) Type() string   { return "time" }
+
+func (a *age) Set(s string) error {
+	const day = 24 * time.Hour
+	for unit, size := range map[string]time.Duration{"d": day, "w": 7 * day} {
+		if n, err := strconv.ParseUint(strings.TrimSuffix(s, unit), 10, 16); err == nil && strings.HasSuffix(s, unit) {
+			*a = age(time.Duration(n) * size)
+			return nil
+		}
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return errors.New("want a time span, e.g. 30d, 2w or 12h")
+	}
+	*a = age(d)
+	return nil
 }
 
 func newCacheVerify(s streams, dir *string) *cobra.Command {

@@ -22,6 +22,8 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
+	// exitInterrupted is what shells say of a program that Ctrl-C has ended.
+	exitInterrupted = 130
 )
 
 // streams are where a command reads and writes. Results go to Out, progress
@@ -47,7 +49,7 @@ func run(ctx context.Context, args []string, s streams) int {
 		return exitOK
 	case ctx.Err() != nil:
 		fmt.Fprintln(s.Err, "edgebake: interrupted; nothing was left behind")
-		return exitFailed
+		return exitInterrupted
 	case errors.As(err, &usage):
 		fmt.Fprintf(s.Err, "edgebake: %v\n", err)
 		return exitUsage
@@ -74,11 +76,15 @@ that boots such an image joins the site's cluster by itself.`,
   edgebake build image.yaml                   # bakes the golden image
   edgebake stamp my-edge.raw site.yaml        # makes it one site's
   edgebake boot my-edge.raw                   # tries it in QEMU`,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args:          subcommand,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version: version(),
+		// For unknown commands.
+		SuggestionsMinimumDistance: 2,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		Args:                       subcommand,
+		RunE:                       func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
@@ -87,7 +93,7 @@ that boots such an image joins the site's cluster by itself.`,
 	})
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newValidate(s), newInspect(s), newRender(s),
-		newBoot(s), newImages(s), newInit(s), newCacheCommand(s), newVersion(s),
+		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
 	)
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
@@ -113,7 +119,11 @@ func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return usageError{fmt.Errorf("there is no command %q; %s --help lists them", strings.Join(args, " "), c.CommandPath())}
+	hint := ""
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = fmt.Sprintf("; did you mean %q?", near[0])
+	}
+	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", strings.Join(args, " "), hint, c.CommandPath())}
 }
 
 // args checks the number of arguments and says which are wanted.
@@ -152,9 +162,19 @@ func dirOf(name string) string {
 	return filepath.Dir(name)
 }
 
+// maxDocument is more than any Image or Site has, and less than any disk image.
+const maxDocument = 32 << 20
+
 func readInput(s streams, name string) ([]byte, error) {
 	if name == "-" {
-		return io.ReadAll(s.In)
+		data, err := io.ReadAll(io.LimitReader(s.In, maxDocument+1))
+		if len(data) > maxDocument {
+			return nil, fmt.Errorf("standard input has more than %s: want a YAML document", humanSize(maxDocument))
+		}
+		return data, err
+	}
+	if fi, err := os.Stat(name); err == nil && fi.Size() > maxDocument {
+		return nil, fmt.Errorf("%s has %s, a document has at most %s: name the YAML file", name, humanSize(fi.Size()), humanSize(maxDocument))
 	}
 	data, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {

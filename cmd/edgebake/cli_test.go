@@ -126,6 +126,8 @@ func TestChain(t *testing.T) {
 	c.want(c.out, "slot        golden", "(verified)", "ROOT-A", "edgebake.test/pause:1", "v1.36.3", plan.ID)
 	c.run(0, "stamp", "tiny.raw", "site.yaml", "--output", "berlin.raw")
 	c.want(c.out, "stamped berlin.raw (tiny, Kubernetes v1.36.3) with site.yaml")
+	c.run(0, "inspect", "berlin.raw")
+	c.want(c.out, "slot        site, stamped ", "\nsite        ", ", masters ")
 	c.run(0, "stamp", "tiny.raw", "site.yaml")
 	c.run(0, "inspect", "tiny.raw", "--output", "json")
 	var info struct{ Slot struct{ State string } }
@@ -284,7 +286,7 @@ func TestUsage(t *testing.T) {
 	}
 	for _, args := range [][]string{{"bake"}, {"help", "bake"}, {"help", "cache", "bake"}, {"completion", "bake"}} {
 		c.run(2, args...)
-		c.want(c.err, "edgebake: there is no command ", "bake", "--help lists them")
+		c.want(c.err, "edgebake: unknown command ", "bake", "--help lists them")
 	}
 	for _, args := range [][]string{{"help"}, {"help", "build"}, {"help", "cache", "prune"}, {"completion"}} {
 		c.run(0, args...)
@@ -327,11 +329,73 @@ func TestInterrupted(t *testing.T) {
 	c.project(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	c.runIn(ctx, "", 1, "build", "image.yaml")
+	c.runIn(ctx, "", 130, "build", "image.yaml")
 	c.want(c.err, "interrupted; nothing was left behind")
 	for _, f := range []string{"tiny.raw", "tiny.report.json", "image.lock"} {
 		if _, err := os.Stat(f); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", f, err)
 		}
+	}
+}
+
+// TestHelpfulEdges are small things that a first hour meets.
+func TestHelpfulEdges(t *testing.T) {
+	c := newCLI(t)
+	c.run(0, "--version")
+	c.want(c.out, "edgebake ")
+	c.run(2, "biuld", "image.yaml")
+	c.want(c.err, `unknown command "biuld image.yaml"; did you mean "build"?`)
+	c.run(2, "stamp", "site.yaml", "golden.raw")
+	c.want(c.err, "golden.raw is an image: the image comes first: edgebake stamp golden.raw site.yaml")
+
+	// Something large that is no document is not read.
+	c.file("large.yaml", "")
+	if err := os.Truncate("large.yaml", 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "validate", "large.yaml")
+	c.want(c.err, "large.yaml has 1024 GiB, a document has at most 32 MiB")
+
+	for _, span := range []string{"30d", "2w", "720h"} {
+		c.run(0, "cache", "prune", "--older-than", span)
+	}
+	for _, span := range []string{"30x", "-1d", "d", "1.5d"} {
+		c.run(2, "cache", "prune", "--older-than", span)
+		c.want(c.err, "want a time span, e.g. 30d")
+	}
+}
+
+func TestSchemaAndExplain(t *testing.T) {
+	c := newCLI(t)
+	for _, kind := range []string{"image", "site"} {
+		c.run(0, "schema", kind)
+		if !json.Valid([]byte(c.out)) {
+			t.Errorf("schema %s is not JSON", kind)
+		}
+		c.run(0, "explain", kind)
+		c.want(c.out, kind+" <object>")
+	}
+	c.run(0, "explain", "site.network.interfaces")
+	c.want(c.out, "site.network.interfaces <[]object>", "gateway <string>", "addresses <[]string>")
+	c.run(0, "explain", "site.masters")
+	c.want(c.out, "site.masters <[]string> required")
+	c.run(0, "explain", "site.labels")
+	c.want(c.out, "<map of string>")
+	c.run(2, "explain", "site.network.interface")
+	c.want(c.err, `site.network has no field "interface"`, `did you mean "interfaces"?`)
+	c.run(2, "explain", "site.masters.x")
+	c.want(c.err, "site.masters has no fields of its own")
+	c.run(2, "schema", "sit")
+	c.want(c.err, `unknown kind of document "sit"`, "image, site")
+}
+
+func TestCompletion(t *testing.T) {
+	c := newCLI(t)
+	for _, tt := range []struct{ args, want string }{
+		{"build,", "yaml"}, {"inspect,", "raw"}, {"stamp,golden.raw,", "yaml"}, {"version,-o,", "json"},
+		{"schema,", "site"}, {"explain,site.net", "site.network"}, {"build,image.yaml,--output,", "zst"},
+	} {
+		c.run(0, append([]string{"__complete"}, strings.Split(tt.args, ",")...)...)
+		c.want(c.out, tt.want+"\n")
 	}
 }

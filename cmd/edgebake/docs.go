@@ -19,8 +19,9 @@ import (
 
 func newValidate(s streams) *cobra.Command {
 	return &cobra.Command{
-		Use:   "validate FILE...",
-		Short: "Check Image and Site documents",
+		Use:               "validate FILE...",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Check Image and Site documents",
 		Long: `Validate checks documents of any kind and prints every problem as
 FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written.`,
 		Example: `  edgebake validate image.yaml site.yaml`,
@@ -152,8 +153,9 @@ func inlineCA(name string, data []byte, site *configs.Site) error {
 func newRender(s streams) *cobra.Command {
 	var ignition bool
 	c := &cobra.Command{
-		Use:   "render SITE",
-		Short: "Print what a Site becomes",
+		Use:               "render SITE",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Print what a Site becomes",
 		Long: `Render prints a Site's operating-system settings (network, users, files) as an
 Ignition v3 config, as first boot applies them; the same Site serves Flatcar
 or Fedora CoreOS that way. The node's name is left out where it depends on the
@@ -257,6 +259,7 @@ func newVersion(s streams) *cobra.Command {
 func outputFlag(c *cobra.Command, output *string) {
 	*output = "text"
 	c.Flags().VarP((*outputForm)(output), "output", "o", "form of the output: text or json")
+	complete(c, "output", "text", "json")
 }
 
 // outputForm is refused before any work is done.

@@ -191,7 +191,7 @@ func TestCacheCommand(t *testing.T) {
 	c.run(0, "cache", "prune", "--keep", "0")
 	c.want(c.out, "freed ", "; 0 B in 0 stay")
 	c.run(0, "build", "image.yaml", "--locked", "--force")
-	for _, args := range [][]string{{"prune"}, {"prune", "--keep", "3"}, {"prune", "--keep", "-1GiB"}, {"prune", "--older-than", "-1h"}, {"prune", "--older-than", "3d"}, {"prune", "x"}, {"x"}} {
+	for _, args := range [][]string{{"prune"}, {"prune", "--keep", "3"}, {"prune", "--keep", "-1GiB"}, {"prune", "--older-than", "-1h"}, {"prune", "--older-than", "3y"}, {"prune", "x"}, {"x"}} {
 		c.run(2, append([]string{"cache"}, args...)...)
 		if c.err == "" {
 			t.Errorf("%v: no message", args)

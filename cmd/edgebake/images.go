@@ -19,8 +19,9 @@ func newImages(s streams) *cobra.Command {
 	var src source
 	var output string
 	c := &cobra.Command{
-		Use:   "images IMAGE",
-		Short: "List the container images an Image takes on board",
+		Use:               "images IMAGE",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "List the container images an Image takes on board",
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and the ones its node types need. Registries are asked
 for digests; no layer is fetched, so sizes are those of the layers as they are

@@ -16,8 +16,9 @@ func newStamp(s streams) *cobra.Command {
 	var o media.StampOptions
 	var ignition string
 	c := &cobra.Command{
-		Use:   "stamp IMAGE SITE",
-		Short: "Write a Site into a golden image",
+		Use:               "stamp IMAGE SITE",
+		ValidArgsFunction: completeFiles(imageEndings, documentEndings),
+		Short:             "Write a Site into a golden image",
 		Long: `Stamp puts a Site document into an image's slot, in place or, with --output,
 into a copy. Images are .raw or .raw.zst; size and everything outside of the
 slot stay as they are. A Site that the image cannot serve is refused.
@@ -28,6 +29,9 @@ machine is Ready.`,
   edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst`,
 		Args: args(2, 2, "an image and a Site document"),
 		RunE: func(c *cobra.Command, a []string) error {
+			if isImageName(a[1]) && !isImageName(a[0]) {
+				return usageError{fmt.Errorf("%s is an image: the image comes first: edgebake stamp %s %s", a[1], a[1], a[0])}
+			}
 			site, err := readSite(s, a[1], ignition)
 			if err != nil {
 				return err
@@ -43,10 +47,16 @@ machine is Ready.`,
 	}
 	f := c.Flags()
 	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is")
+	_ = c.MarkFlagFilename("output", imageEndings...)
 	f.BoolVarP(&o.Force, "force", "f", false, "replace an output that is there")
 	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
 	return c
+}
+
+// isImageName tells by a file's name that it is a disk image.
+func isImageName(name string) bool {
+	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
 }
 
 // readSite reads a Site and what goes into the slot with it.
@@ -83,8 +93,9 @@ func newInspect(s streams) *cobra.Command {
 	var output string
 	var verify, packages, checkImages bool
 	c := &cobra.Command{
-		Use:   "inspect IMAGE",
-		Short: "Tell what is in an image, without mounting it",
+		Use:               "inspect IMAGE",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Tell what is in an image, without mounting it",
 		Long: `Inspect reads an image's partitions, versions, container images, packages and
 the state of its slot. It prints no secret.`,
 		Example: `  edgebake inspect my-edge.raw
@@ -136,6 +147,15 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 	}
 	if i.Slot.Error != "" {
 		fmt.Fprintf(w, ": %s; stamp it again", i.Slot.Error)
+	}
+	if site := i.Slot.Site; site != nil {
+		fmt.Fprintf(w, "\nsite        %s (%s), masters %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))
+		if site.NodePool != "" {
+			fmt.Fprintf(w, ", node pool %s", site.NodePool)
+		}
+		if !site.Token {
+			fmt.Fprint(w, ", no token")
+		}
 	}
 	fmt.Fprintf(w, "\ngolden      %s", i.Slot.Golden)
 	if verified {

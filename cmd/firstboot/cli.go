@@ -55,9 +55,11 @@ func newRoot(out, errOut io.Writer) *cobra.Command {
 		Long: `firstboot makes a machine that was booted from an edgebake image the node that
 its site describes. systemd runs it at every boot; what it did and what it
 waits for is in "firstboot status".`,
+		Version:       version(),
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
@@ -89,6 +91,9 @@ func newRun(errOut io.Writer) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if os.Geteuid() != 0 {
 				return errors.New("run needs root: it sets up this machine")
+			}
+			if _, err := os.Stat(ondisk.ImageInfoFile); errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("this machine was not booted from an edgebake image: there is no %s: nothing was changed", ondisk.ImageInfoFile)
 			}
 			// Programs we start make files for others to read.
 			syscall.Umask(0o022)

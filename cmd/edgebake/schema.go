@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/spf13/cobra"
+)
+
+func newSchema(s streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema KIND",
+		Short: "Print the JSON schema of Image or Site documents",
+		Long: `Schema prints a JSON schema (draft 2020-12) that editors complete and check
+documents with. What a schema cannot say, edgebake validate checks besides.`,
+		Example: `  edgebake schema site`,
+		Args:    args(1, 1, "image or site"),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(c *cobra.Command, a []string) error {
+			raw, err := configs.Schema(a[0])
+			if err != nil {
+				return usageError{err}
+			}
+			_, err = s.Out.Write(raw)
+			return err
+		},
+	}
+}
+
+func newExplain(s streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain FIELD",
+		Short: "Describe a field of Image or Site documents",
+		Long: `Explain describes a field and the fields below it. A field is named by its path,
+beginning with image or site.`,
+		Example: `  edgebake explain site
+  edgebake explain site.network.interfaces
+  edgebake explain image.kubernetes.source`,
+		Args:              args(1, 1, "one field, e.g. site.network.interfaces"),
+		ValidArgsFunction: completeField,
+		RunE: func(c *cobra.Command, a []string) error {
+			f, err := configs.Explain(a[0])
+			if err != nil {
+				return usageError{err}
+			}
+			printField(s.Out, f)
+			return nil
+		},
+	}
+}
+
+func printField(w io.Writer, f *configs.Field) {
+	fmt.Fprintf(w, "%s <%s>", f.Path, f.Type)
+	if f.Required {
+		fmt.Fprint(w, " required")
+	}
+	fmt.Fprintln(w)
+	wrap(w, f.Description, "  ")
+	if len(f.Values) > 0 {
+		fmt.Fprintf(w, "  One of: %s\n", strings.Join(f.Values, ", "))
+	}
+	if f.Default != "" {
+		fmt.Fprintf(w, "  Default: %s\n", f.Default)
+	}
+	for _, c := range f.Fields {
+		required := ""
+		if c.Required {
+			required = " required"
+		}
+		fmt.Fprintf(w, "\n  %s <%s>%s\n", c.Name, c.Type, required)
+		wrap(w, c.Description, "      ")
+	}
+}
+
+// wrap prints text in lines of 80 columns.
+func wrap(w io.Writer, text, indent string) {
+	line := indent
+	for _, word := range strings.Fields(text) {
+		if len(line)+1+len(word) > 80 && line != indent {
+			fmt.Fprintln(w, line)
+			line = indent
+		}
+		if line != indent {
+			line += " "
+		}
+		line += word
+	}
+	if line != indent {
+		fmt.Fprintln(w, line)
+	}
+}
+
+// completeField offers the fields below what is typed so far.
+func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	above, _, deeper := cutLast(typed)
+	if !deeper {
+		return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}
+	f, err := configs.Explain(above)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var out []string
+	for _, c := range f.Fields {
+		out = append(out, c.Path)
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+// cutLast splits a path before its last part.
+func cutLast(path string) (above, last string, ok bool) {
+	i := strings.LastIndexByte(path, '.')
+	if i < 0 {
+		return "", path, false
+	}
+	return path[:i], path[i+1:], true
+}
