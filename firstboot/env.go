@@ -78,8 +78,9 @@ type Env struct {
 	Source func(ctx context.Context, addr string) (netip.Addr, error)
 	// Resolve looks a name up.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
-	// Post sends body to an https URL.
-	Post func(ctx context.Context, url string, body []byte) error
+	// Post sends body to an https URL, through the proxy that an environment
+	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…").
+	Post func(ctx context.Context, url string, body []byte, proxy []string) error
 
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.
 	SlotLabel func(device string) (string, error)

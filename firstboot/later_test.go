@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -361,14 +362,14 @@ func TestReportIsSentAgain(t *testing.T) {
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}")
 	e := w.env()
 	post, away := e.Post, 3
-	e.Post = func(ctx context.Context, url string, body []byte) error {
+	e.Post = func(ctx context.Context, url string, body []byte, proxy []string) error {
 		if url != "https://report.example/" {
 			t.Errorf("sent to %s", url)
 		}
 		if away--; away >= 0 {
 			return errors.New("connection refused")
 		}
-		return post(ctx, url, body)
+		return post(ctx, url, body, proxy)
 	}
 	before := w.now
 	if err := w.run(New(e)); err != nil {
@@ -386,7 +387,10 @@ func TestReportIsSentAgain(t *testing.T) {
 	w.powerOn()
 	e = w.env()
 	tries := 0
-	e.Post = func(context.Context, string, []byte) error { tries++; return errors.New("connection refused") }
+	e.Post = func(context.Context, string, []byte, []string) error {
+		tries++
+		return errors.New("connection refused")
+	}
 	if err := w.run(New(e)); err != nil || tries != reportTries {
 		t.Errorf("%d tries, %v", tries, err)
 	}
@@ -403,6 +407,113 @@ func TestClockBehind(t *testing.T) {
 	}
 	if !strings.Contains(w.log.String(), "no time server answers") {
 		t.Error("a time server was not even tried")
+	}
+}
+
+// TestReportGoesThroughTheProxy: the site has no other way out.
+func TestReportGoesThroughTheProxy(t *testing.T) {
+	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if len(w.posted) == 0 || !slices.Contains(w.proxies, "HTTPS_PROXY=http://proxy.example:3128") ||
+		!slices.ContainsFunc(w.proxies, func(v string) bool { return strings.HasPrefix(v, "NO_PROXY=") && strings.Contains(v, ".shop.example") }) {
+		t.Errorf("%d reports through %s", len(w.posted), w.proxies)
+	}
+}
+
+// TestSpread: a thousand nodes that boot together do not ask together, and none
+// of them waits for long.
+func TestSpread(t *testing.T) {
+	var early, late int
+	for i := range 1000 {
+		id := fmt.Sprintf("shop-%d", i)
+		d := spread(id)
+		if d < 0 || d >= spreadMax || d != spread(id) {
+			t.Fatalf("%s waits %s", id, d)
+		}
+		if d < spreadMax/10 {
+			early++
+		}
+		if d >= spreadMax*9/10 {
+			late++
+		}
+	}
+	if early > 150 || late > 150 || early < 50 || late < 50 {
+		t.Errorf("%d of 1000 in the first tenth, %d in the last", early, late)
+	}
+	// Once a boot, before the first connection, also when the run begins again.
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	w.offline, w.patience = true, 5*time.Minute
+	e := w.env()
+	var first time.Time
+	began, dial := w.now, e.Dial
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if first.IsZero() {
+			first = w.now
+		}
+		return dial(ctx, network, addr)
+	}
+	waits, sleep := 0, e.Sleep
+	want := spread("edge-sn0042" + machineID(e))
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if d == want {
+			waits++
+		}
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err == nil {
+		t.Fatal("it was done, offline")
+	}
+	if first.Sub(began) != want || waits != 1 {
+		t.Errorf("the first connection came after %s, expected %s; it waited %d times", first.Sub(began), want, waits)
+	}
+}
+
+// TestCards: an SD card is a stick, and so is what hangs on an outer port,
+// whatever the kernel says of its medium; the disk that was booted from and
+// what is soldered in are none.
+func TestCards(t *testing.T) {
+	for _, c := range []struct {
+		name, disk, file, text string
+		own                    bool
+		taken                  bool
+	}{
+		{"an SD card", "/sys/devices/platform/mmc_host/mmc0/mmc0:aaaa/block/mmcblk0", "device/type", "SD", false, true},
+		{"soldered eMMC", "/sys/devices/platform/mmc_host/mmc1/mmc1:0001/block/mmcblk1", "device/type", "MMC", false, false},
+		{"a disk inside", "/sys/devices/pci0000:00/0000:00:17.0/ata1/block/sdc", "device/type", "0", false, false},
+		{"a Thunderbolt disk", "/sys/devices/pci0000:00/0000:00:1c.0/0000:04:00.0/nvme/nvme1/nvme1n1", "../../../removable", "removable", false, true},
+		{"a disk of a fixed port", "/sys/devices/pci0000:00/0000:00:1c.0/0000:04:00.0/nvme/nvme1/nvme1n1", "../../../removable", "fixed", false, false},
+		{"a Memory Stick", "/sys/devices/pci0000:00/0000:00:1e.0/memstick0/block/mspblk0", "device/uevent", "", false, true},
+		{"the SD card that was booted from", "/sys/devices/virtio/block/vda", "device/type", "SD", true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "testdata/machine.txtar")
+			w.stamp(ownDev, "")
+			name := filepath.Base(c.disk)
+			w.put(filepath.Join(c.disk, c.file), c.text+"\n")
+			dev := ownDev
+			if !c.own {
+				dev = "/dev/" + name + "p1"
+				w.put(c.disk+"/size", "131072\n")
+				w.put(c.disk+"/removable", "0\n")
+				w.put(c.disk+"/"+name+"p1/partition", "1\n")
+				w.put(c.disk+"/"+name+"p1/start", "2048\n")
+				w.put(c.disk+"/"+name+"p1/size", "32768\n")
+				w.put(c.disk+"/"+name+"p1/uevent", "PARTNAME=EDGEBAKE\n")
+				if err := os.Symlink(".."+strings.TrimPrefix(c.disk, "/sys"), filepath.Join(w.root, "sys/block", name)); err != nil {
+					t.Fatal(err)
+				}
+				w.stamp(dev, w.site(withToken))
+			}
+			if got := slices.Contains(w.env().removableSlots(), dev); got != c.taken {
+				t.Errorf("a stick: %t", got)
+			}
+		})
 	}
 }
 

@@ -159,14 +159,14 @@ func (e *Env) removableSlots() []string {
 	if err != nil {
 		return nil
 	}
-	own := ""
-	if d, err := e.rootDisk(); err == nil {
-		own = d.Name
+	root, err := e.rootDisk()
+	if err != nil {
+		return nil // any of them might be the disk we were started from
 	}
 	var out []string
 	probes := 0
 	for _, en := range entries {
-		if en.Name() == own {
+		if en.Name() == root.Name {
 			continue
 		}
 		dir := filepath.Join("/sys/block", en.Name())
@@ -174,8 +174,7 @@ func (e *Env) removableSlots() []string {
 		if err == nil {
 			dir = filepath.Join("/sys/block", target)
 		}
-		removable := e.text(filepath.Join(dir, "removable")) == "1"
-		if !removable && !strings.Contains(target, "/usb") {
+		if !e.isRemovable(dir) {
 			continue
 		}
 		d, err := e.readDisk(dir)
@@ -196,6 +195,27 @@ func (e *Env) removableSlots() []string {
 		}
 	}
 	return out
+}
+
+// isRemovable reports whether people plug a disk in and out. The kernel's
+// removable is about the medium in a drive: an SD card has 0 there, since it
+// goes together with its reader.
+func (e *Env) isRemovable(disk string) bool {
+	switch {
+	case e.text(filepath.Join(disk, "removable")) == "1", strings.Contains(disk, "/usb"):
+		return true
+	case e.text(filepath.Join(disk, "device/type")) == "SD": // soldered eMMC says MMC
+		return true
+	case strings.HasPrefix(filepath.Base(disk), "mspblk"): // Memory Stick
+		return true
+	}
+	// Devices behind a port to the outside, Thunderbolt for example.
+	for dir := filepath.Dir(disk); dir != "/sys/devices" && len(dir) > 1; dir = filepath.Dir(dir) {
+		if e.text(filepath.Join(dir, "removable")) == "removable" {
+			return true
+		}
+	}
+	return false
 }
 
 // labelled reports whether a device has a FAT file system with the slot's

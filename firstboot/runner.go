@@ -2,6 +2,8 @@ package firstboot
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -67,6 +69,17 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
+// spreadMax bounds what a single machine loses for the sake of the masters,
+// when the power comes back in a thousand shops at once.
+const spreadMax = 3 * time.Second
+
+// spread is the share of spreadMax that a node of this identity waits: always
+// the same, and evenly distributed over all.
+func spread(identity string) time.Duration {
+	sum := sha256.Sum256([]byte(identity))
+	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spreadMax / (1 << 16)
+}
+
 // Runner carries out phases.
 type Runner struct {
 	Env *Env
@@ -85,8 +98,10 @@ type Runner struct {
 
 	mu      sync.Mutex
 	state   ondisk.State
-	url     string // where reports go
-	device  string // the slot
+	url     string   // where reports go
+	proxy   []string // and through what, as environment variables
+	spread  bool     // the first words to the masters were spread
+	device  string   // the slot
 	lastErr map[string]string
 	refused string // why the slot's site is not the one we go by
 	posting sync.WaitGroup
@@ -150,6 +165,14 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		return r.startOver(ctx, e)
 	}
 	r.adopt(e, active)
+	if !r.spread {
+		// Before the first word to a master, and once: who waits for the
+		// network or retries is spread already.
+		r.spread = true
+		if err := r.pause(ctx, e, spread(active.Node+machineID(e))); err != nil {
+			return err
+		}
+	}
 	all := r.Phases(active)
 	r.show(all)
 	if err := step(all[len(first):]); err != nil {

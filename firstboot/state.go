@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // begin starts the state of this run. What an earlier run wrote is only read
@@ -106,7 +107,7 @@ func (r *Runner) adopt(e *Env, active *Active) {
 	r.state.Node, r.state.NodeType, r.state.SiteMAC = active.Node, active.Site.NodeType, active.MAC
 	secrets := secretsOf(active.Site)
 	r.secrets.Store(&secrets)
-	r.url = active.Site.Report.URL
+	r.url, r.proxy = active.Site.Report.URL, node.ProxyEnv(active.Site)
 }
 
 // set changes what the state says of one phase and saves it.
@@ -263,10 +264,10 @@ func (r *Runner) result(e *Env, result string) {
 	if changed {
 		r.save(e)
 	}
-	node := r.state.Node
+	name := r.state.Node
 	r.mu.Unlock()
 	if changed && result == ondisk.ResultDone {
-		r.say(e, fmt.Sprintf("node %s is Ready", node))
+		r.say(e, fmt.Sprintf("node %s is Ready", name))
 	}
 }
 
@@ -277,7 +278,7 @@ func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
 		return
 	}
 	r.mu.Lock()
-	state, device, url := r.state, r.device, r.url
+	state, device, url, proxy := r.state, r.device, r.url, r.proxy
 	state.Phases = slices.Clone(state.Phases)
 	r.mu.Unlock()
 	text := ReportText(&state)
@@ -300,7 +301,7 @@ func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
 	r.posting.Go(func() {
 		for n := 1; ; n++ {
 			post, cancel := context.WithTimeout(ctx, 10*time.Second)
-			err := e.Post(post, url, body)
+			err := e.Post(post, url, body, proxy)
 			cancel()
 			if err == nil || ctx.Err() != nil {
 				return

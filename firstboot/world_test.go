@@ -62,6 +62,7 @@ type world struct {
 	console   []string
 	log       bytes.Buffer
 	posted    [][]byte
+	proxies   []string // that reports went through
 	now       time.Time
 	deadlines map[time.Time]time.Time
 	randoms   byte
@@ -476,8 +477,9 @@ func (w *world) env() *Env {
 			a, err := netip.ParseAddr(host)
 			return []netip.Addr{a}, err
 		},
-		Post: func(_ context.Context, url string, body []byte) error {
+		Post: func(_ context.Context, url string, body []byte, proxy []string) error {
 			w.mu.Lock()
+			w.proxies = append(w.proxies, proxy...)
 			w.posted = append(w.posted, body)
 			w.mu.Unlock()
 			return nil

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/coreos/go-systemd/v22/dbus"
+	"golang.org/x/net/http/httpproxy"
 	"golang.org/x/sys/unix"
 
 	"github.com/edgebake/edgebake/builder/slot"
@@ -66,8 +68,8 @@ func New(log io.Writer) *firstboot.Env {
 		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},
-		Post: func(ctx context.Context, url string, body []byte) error {
-			return post(ctx, http.Client{}, url, body)
+		Post: func(ctx context.Context, url string, body []byte, proxy []string) error {
+			return post(ctx, http.Client{Transport: through(proxy)}, url, body)
 		},
 		SlotLabel:  slotLabel,
 		ReadSlot:   readSlot,
@@ -358,6 +360,27 @@ func source(ctx context.Context, addr string) (netip.Addr, error) {
 
 // errPlain refuses to send what a machine says of itself in the clear.
 var errPlain = errors.New("only https is used")
+
+// through is a transport by way of the proxy that these environment variables
+// name. It ends with its connection: reports are few.
+func through(env []string) *http.Transport {
+	conf := httpproxy.Config{}
+	for _, v := range env {
+		switch name, value, _ := strings.Cut(v, "="); name {
+		case "HTTP_PROXY":
+			conf.HTTPProxy = value
+		case "HTTPS_PROXY":
+			conf.HTTPSProxy = value
+		case "NO_PROXY":
+			conf.NoProxy = value
+		}
+	}
+	proxy := conf.ProxyFunc()
+	return &http.Transport{
+		Proxy:             func(r *http.Request) (*url.URL, error) { return proxy(r.URL) },
+		ForceAttemptHTTP2: true, DisableKeepAlives: true,
+	}
+}
 
 func post(ctx context.Context, c http.Client, url string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -222,5 +223,51 @@ func TestPost(t *testing.T) {
 		if err != nil || !slices.Equal(got, []string{"application/json " + string(body)}) {
 			t.Errorf("%s: %v, the server got %q", c.name, err, got)
 		}
+	}
+}
+
+// TestPostThroughTheProxy: a report takes the site's proxy, unless the site says
+// that the server is reached directly.
+func TestPostThroughTheProxy(t *testing.T) {
+	got := 0
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { got++ }))
+	defer srv.Close()
+	var asked []string
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.Host)
+		up, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer up.Close()
+		w.WriteHeader(http.StatusOK)
+		down, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer down.Close()
+		go func() { _, _ = io.Copy(up, down) }() // ends with the connection
+		_, _ = io.Copy(down, up)
+	}))
+	defer proxy.Close()
+	env := []string{"HTTPS_PROXY=" + proxy.URL, "NO_PROXY=localhost,.shop.example,192.0.2.0/24"}
+	tr := through(env)
+	tr.TLSClientConfig = srv.Client().Transport.(*http.Transport).TLSClientConfig
+	if err := post(t.Context(), http.Client{Transport: tr}, "https://example.com/nodes", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if got != 1 || !slices.Equal(asked, []string{"CONNECT example.com:443"}) {
+		t.Errorf("%d reports, the proxy was asked for %s", got, asked)
+	}
+	for target, direct := range map[string]bool{"https://report.shop.example/": true, "https://192.0.2.9/": true, "https://198.51.100.9/": false} {
+		req := httptest.NewRequest(http.MethodPost, target, nil)
+		if u, err := through(env).Proxy(req); err != nil || (u == nil) != direct {
+			t.Errorf("%s: by way of %v, %v", target, u, err)
+		}
+	}
+	if u, err := through(nil).Proxy(httptest.NewRequest(http.MethodPost, "https://example.com/", nil)); u != nil || err != nil {
+		t.Errorf("without a proxy: %v, %v", u, err)
 	}
 }
