@@ -2,18 +2,15 @@ package disk
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
-	"runtime"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/disk/fat"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -257,158 +254,4 @@ func isZero(b []byte) bool {
 		}
 	}
 	return true
-}
-
-// compress writes the raw image as frames, in parallel and in order, and
-// computes the golden digest on the way.
-func (w *writer) compress(out *Output) error {
-	enc, err := seekable.NewEncoder()
-	if err != nil {
-		return err
-	}
-	slot := w.layout.Find(ondisk.LabelSlot)
-	n := len(w.track.chunks)
-	inSlot := func(i int) bool {
-		off := int64(i) * Align
-		return slot != nil && off >= slot.Start && off < slot.Start+slot.Size
-	}
-	type frame struct {
-		packed []byte
-		size   int
-		sum    uint32
-		shared bool // packed is not this frame's alone
-	}
-	sums := make([][32]byte, n)
-	zero32 := seekable.Sum(make([]byte, Align))
-	frames := make([]chan frame, n)
-	for i := range frames {
-		frames[i] = make(chan frame, 1)
-	}
-	buffers := sync.Pool{New: func() any { return new([]byte) }}
-
-	ctx, cancel := context.WithCancel(w.ctx)
-	defer cancel()
-	// Workers may be this many frames ahead of the file, no more: that bounds
-	// the memory.
-	ahead := newWindow(ctx, 2*runtime.GOMAXPROCS(0)+1)
-	var table seekable.Table
-	wrote := make(chan error, 1)
-	go func() {
-		wrote <- func() error {
-			for i := range frames {
-				var f frame
-				select {
-				case f = <-frames[i]:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-				if inSlot(i) {
-					table.Append(seekable.RawSize(f.size), f.size, 0)
-				} else {
-					at := table.Append(len(f.packed), f.size, f.sum)
-					if _, err := out.WriteAt(f.packed, at); err != nil {
-						cancel()
-						return err
-					}
-					// From here on it takes room in the archive, and no more in
-					// the raw image: both together need no more than that one.
-					w.raw.release(int64(i)*Align, int64(f.size))
-					if !f.shared {
-						buffers.Put(&f.packed)
-					}
-				}
-				ahead.advance()
-				w.progress(int64(f.size), w.total)
-			}
-			return nil
-		}()
-	}()
-	err = Parallel(ctx, n, func() func(int) error {
-		buf := make([]byte, Align)
-		return func(i int) error {
-			b := buf[:min(Align, w.layout.Size-int64(i)*Align)]
-			f := frame{size: len(b)}
-			if err := ahead.wait(i); err != nil {
-				return err
-			}
-			switch {
-			case inSlot(i):
-			case !w.track.written(i) && len(b) == Align:
-				f.packed, f.shared, f.sum, sums[i] = enc.Zero(), true, zero32, zeroSum()
-			default:
-				if _, err := w.raw.ReadAt(b, int64(i)*Align); err != nil {
-					return err
-				}
-				sums[i] = sha256.Sum256(b)
-				f.sum = seekable.Sum(b)
-				f.packed = enc.Encode((*buffers.Get().(*[]byte))[:0], b)
-			}
-			frames[i] <- f
-			return nil
-		}
-	})
-	if err != nil {
-		cancel()
-	}
-	// The file's error is the cause where both failed.
-	if errFile := <-wrote; errFile != nil && (err == nil || !errors.Is(errFile, context.Canceled)) {
-		err = errFile
-	}
-	if err != nil {
-		return err
-	}
-
-	w.result.Golden = goldenOf(w.layout.Parts, func(off, _ int64) [32]byte { return sums[off/Align] })
-	content, at, err := w.slot()
-	if err != nil {
-		return err
-	}
-	for off := 0; off < len(content); off += Align {
-		i := int(at+int64(off)) / Align
-		b := content[off:][:Align]
-		table.SetSum(i, seekable.Sum(b))
-		if _, err := out.WriteAt(seekable.Raw(nil, b), table.Entry(i).Offset); err != nil {
-			return err
-		}
-	}
-	last := table.Entry(n - 1)
-	_, err = out.WriteAt(table.Encode(), last.Offset+last.Compressed)
-	return err
-}
-
-// window holds back whoever is too far ahead.
-type window struct {
-	ctx   context.Context
-	mu    sync.Mutex
-	moved *sync.Cond
-	limit int
-}
-
-func newWindow(ctx context.Context, size int) *window {
-	w := &window{ctx: ctx, limit: size}
-	w.moved = sync.NewCond(&w.mu)
-	context.AfterFunc(ctx, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.moved.Broadcast()
-	})
-	return w
-}
-
-// wait returns when number i is within the window, or the context has ended.
-func (w *window) wait(i int) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i >= w.limit && w.ctx.Err() == nil {
-		w.moved.Wait()
-	}
-	return w.ctx.Err()
-}
-
-// advance moves the window on by one.
-func (w *window) advance() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.limit++
-	w.moved.Broadcast()
 }

@@ -11,6 +11,7 @@
 package qemu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,150 +100,187 @@ type Forward struct{ Host, Guest int }
 // Args returns the arguments for a QEMU of that version, or all that is wrong
 // with the machine.
 func (m Machine) Args(v Version) ([]string, error) {
-	var errs []error
-	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	arch := or(m.Arch, "amd64")
-	accel := or(m.Accel, TCG)
-	if !slices.Contains([]string{"amd64", "arm64"}, arch) {
-		bad("architecture %q: want amd64 or arm64", arch)
+	m.Arch, m.Accel, m.Serial = cmp.Or(m.Arch, "amd64"), cmp.Or(m.Accel, TCG), cmp.Or(m.Serial, "stdio")
+	c := &commandLine{args: []string{"-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"}}
+	c.machine(m, v)
+	c.boot(m)
+	for i, d := range m.Disks {
+		c.disk(i, d)
 	}
-	if !slices.Contains([]string{KVM, TCG}, accel) {
-		bad("accelerator %q: want kvm or tcg", accel)
+	for i, n := range m.NICs {
+		c.nic(i, n)
 	}
-	if m.Kernel == "" && (m.Firmware.Code == "" || m.Firmware.Vars == "") {
-		bad("neither firmware nor a kernel to boot")
+	c.devices(m)
+	c.console(m)
+	c.identity(m)
+	if err := errors.Join(c.errs...); err != nil {
+		return nil, fmt.Errorf("setting up a virtual machine: %w", err)
 	}
-	if m.Kernel != "" && m.Firmware.Code != "" {
-		bad("both firmware and a kernel to boot; choose one")
+	return c.args, nil
+}
+
+// commandLine is a command line in the making, and what is wrong with what it
+// is made from.
+type commandLine struct {
+	args []string
+	errs []error
+}
+
+func (c *commandLine) add(args ...string) { c.args = append(c.args, args...) }
+
+// option adds a flag where it has a value.
+func (c *commandLine) option(flag, v string) {
+	if v != "" {
+		c.add(flag, v)
+	}
+}
+
+func (c *commandLine) bad(format string, a ...any) { c.errs = append(c.errs, fmt.Errorf(format, a...)) }
+
+// machine is the board, its processors and memory.
+func (c *commandLine) machine(m Machine, v Version) {
+	if !slices.Contains([]string{"amd64", "arm64"}, m.Arch) {
+		c.bad("architecture %q: want amd64 or arm64", m.Arch)
+	}
+	if !slices.Contains([]string{KVM, TCG}, m.Accel) {
+		c.bad("accelerator %q: want kvm or tcg", m.Accel)
 	}
 	if m.CPUs < 0 || m.Memory < 0 {
-		bad("%d CPUs and %d MiB of memory", m.CPUs, m.Memory)
+		c.bad("%d CPUs and %d MiB of memory", m.CPUs, m.Memory)
 	}
-
-	args := []string{"-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"}
-	machine := "q35"
-	if arch == "arm64" {
-		machine = "virt"
-		if accel == KVM {
-			machine = "virt,gic-version=host"
+	board := "q35"
+	if m.Arch == "arm64" {
+		board = "virt"
+		if m.Accel == KVM {
+			board = "virt,gic-version=host"
 		}
 	}
 	if m.Firmware.Secure {
-		if arch != "amd64" {
-			bad("secure firmware on %s", arch)
+		if m.Arch != "amd64" {
+			c.bad("secure firmware on %s", m.Arch)
 		}
-		machine += ",smm=on"
-		args = append(args, "-global", "driver=cfi.pflash01,property=secure,value=on")
+		board += ",smm=on"
+		c.add("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
-	args = append(args, "-machine", machine, "-cpu", cpu(arch, accel, v))
-	if accel == TCG {
-		args = append(args, "-accel", "tcg,thread=multi,tb-size=256")
+	c.add("-machine", board, "-cpu", cpu(m.Arch, m.Accel, v))
+	if m.Accel == TCG {
+		c.add("-accel", "tcg,thread=multi,tb-size=256")
 	} else {
-		args = append(args, "-accel", "kvm")
+		c.add("-accel", "kvm")
 	}
-	args = append(args, "-smp", strconv.Itoa(or(m.CPUs, 2)), "-m", strconv.Itoa(or(m.Memory, 2048)))
+	c.add("-smp", strconv.Itoa(cmp.Or(m.CPUs, 2)), "-m", strconv.Itoa(cmp.Or(m.Memory, 2048)))
+}
 
+// boot is what runs first: a kernel, or firmware.
+func (c *commandLine) boot(m Machine) {
+	if m.Kernel == "" && (m.Firmware.Code == "" || m.Firmware.Vars == "") {
+		c.bad("neither firmware nor a kernel to boot")
+	}
+	if m.Kernel != "" && m.Firmware.Code != "" {
+		c.bad("both firmware and a kernel to boot; choose one")
+	}
 	if m.Kernel != "" {
-		args = append(args, "-kernel", m.Kernel)
-		if m.Initrd != "" {
-			args = append(args, "-initrd", m.Initrd)
-		}
-		if m.KernelArgs != "" {
-			args = append(args, "-append", m.KernelArgs)
-		}
+		c.add("-kernel", m.Kernel)
+		c.option("-initrd", m.Initrd)
+		c.option("-append", m.KernelArgs)
+		return
+	}
+	c.add("-drive", "if=pflash,format=raw,readonly=on,file="+value(m.Firmware.Code),
+		"-drive", "if=pflash,format=raw,file="+value(m.Firmware.Vars))
+}
+
+func (c *commandLine) disk(i int, d Disk) {
+	if d.Path == "" {
+		c.bad("disk %d has no path", i)
+	}
+	if d.Log != "" && d.Sync {
+		c.bad("disk %d is both durable and logged; choose one", i)
+	}
+	format, cache := cmp.Or(d.Format, "qcow2"), "unsafe"
+	if d.Sync {
+		cache = "none"
+	}
+	if d.Log != "" {
+		// Flushes are recorded, and not waited for below that.
+		c.add("-blockdev", fmt.Sprintf("driver=%s,node-name=data%d,cache.no-flush=on,discard=unmap,file.driver=file,file.cache.no-flush=on,file.filename=%s", format, i, value(d.Path)),
+			"-blockdev", fmt.Sprintf("driver=file,node-name=log%d,cache.no-flush=on,filename=%s", i, value(d.Log)),
+			"-blockdev", fmt.Sprintf("driver=blklogwrites,node-name=disk%[1]d,file=data%[1]d,log=log%[1]d", i))
 	} else {
-		args = append(args,
-			"-drive", "if=pflash,format=raw,readonly=on,file="+value(m.Firmware.Code),
-			"-drive", "if=pflash,format=raw,file="+value(m.Firmware.Vars))
+		c.add("-drive", fmt.Sprintf("if=none,id=disk%d,format=%s,cache=%s,discard=unmap,file=%s", i, format, cache, value(d.Path)))
 	}
-	for i, d := range m.Disks {
-		if d.Path == "" {
-			bad("disk %d has no path", i)
-		}
-		cache := "unsafe"
-		if d.Sync {
-			cache = "none"
-		}
-		if d.Log != "" {
-			if d.Sync {
-				bad("disk %d is both durable and logged; choose one", i)
-			}
-			// Flushes are recorded, and not waited for below that.
-			args = append(args,
-				"-blockdev", fmt.Sprintf("driver=%s,node-name=data%d,cache.no-flush=on,discard=unmap,file.driver=file,file.cache.no-flush=on,file.filename=%s", or(d.Format, "qcow2"), i, value(d.Path)),
-				"-blockdev", fmt.Sprintf("driver=file,node-name=log%d,cache.no-flush=on,filename=%s", i, value(d.Log)),
-				"-blockdev", fmt.Sprintf("driver=blklogwrites,node-name=disk%[1]d,file=data%[1]d,log=log%[1]d", i))
-		} else {
-			args = append(args, "-drive", fmt.Sprintf("if=none,id=disk%d,format=%s,cache=%s,discard=unmap,file=%s", i, or(d.Format, "qcow2"), cache, value(d.Path)))
-		}
-		dev := fmt.Sprintf("virtio-blk-pci,drive=disk%d,bootindex=%d", i, i)
-		if d.Serial != "" {
-			dev += ",serial=" + value(d.Serial)
-		}
-		args = append(args, "-device", dev)
+	dev := fmt.Sprintf("virtio-blk-pci,drive=disk%d,bootindex=%d", i, i)
+	if d.Serial != "" {
+		dev += ",serial=" + value(d.Serial)
 	}
-	for i, n := range m.NICs {
-		if n.Tap != "" && len(n.Forwards) > 0 {
-			bad("network card %d is on tap %s: ports are forwarded in user-mode networking only", i, n.Tap)
-		}
-		netdev := fmt.Sprintf("user,id=net%d", i)
-		if n.Tap != "" {
-			netdev = fmt.Sprintf("tap,id=net%d,ifname=%s,script=no,downscript=no", i, value(n.Tap))
-		}
-		for _, f := range n.Forwards {
-			if !port(f.Host) || !port(f.Guest) {
-				bad("forwarding port %d to %d: want 1 to 65535", f.Host, f.Guest)
-			}
-			netdev += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-:%d", f.Host, f.Guest)
-		}
-		dev := fmt.Sprintf("virtio-net-pci,netdev=net%d", i)
-		if n.MAC != "" {
-			dev += ",mac=" + n.MAC
-		}
-		// Without a boot ROM the firmware does not try the network.
-		args = append(args, "-netdev", netdev, "-device", dev+",romfile=")
+	c.add("-device", dev)
+}
+
+func (c *commandLine) nic(i int, n NIC) {
+	if n.Tap != "" && len(n.Forwards) > 0 {
+		c.bad("network card %d is on tap %s: ports are forwarded in user-mode networking only", i, n.Tap)
 	}
+	netdev := fmt.Sprintf("user,id=net%d", i)
+	if n.Tap != "" {
+		netdev = fmt.Sprintf("tap,id=net%d,ifname=%s,script=no,downscript=no", i, value(n.Tap))
+	}
+	for _, f := range n.Forwards {
+		if !port(f.Host) || !port(f.Guest) {
+			c.bad("forwarding port %d to %d: want 1 to 65535", f.Host, f.Guest)
+		}
+		netdev += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-:%d", f.Host, f.Guest)
+	}
+	dev := fmt.Sprintf("virtio-net-pci,netdev=net%d", i)
+	if n.MAC != "" {
+		dev += ",mac=" + n.MAC
+	}
+	// Without a boot ROM the firmware does not try the network.
+	c.add("-netdev", netdev, "-device", dev+",romfile=")
+}
+
+// devices are the ones that are neither disks nor network cards.
+func (c *commandLine) devices(m Machine) {
 	switch m.Sticks {
 	case "":
 	case USB:
-		args = append(args, "-device", "qemu-xhci")
+		c.add("-device", "qemu-xhci")
 	case SCSI:
-		args = append(args, "-device", "virtio-scsi-pci")
+		c.add("-device", "virtio-scsi-pci")
 	default:
-		bad("bus %q for removable drives: want usb or scsi", m.Sticks)
+		c.bad("bus %q for removable drives: want usb or scsi", m.Sticks)
 	}
 	if m.Watchdog {
-		args = append(args, "-device", "i6300esb")
+		c.add("-device", "i6300esb")
 	}
 	// Entropy from the host: a guest without it waits at its first keys.
-	args = append(args, "-device", "virtio-rng-pci")
-	switch s := or(m.Serial, "stdio"); s {
+	c.add("-device", "virtio-rng-pci")
+}
+
+func (c *commandLine) console(m Machine) {
+	switch m.Serial {
 	case "stdio":
-		args = append(args, "-serial", "stdio")
+		c.add("-serial", "stdio")
 	case "terminal":
-		args = append(args, "-serial", "mon:stdio")
+		c.add("-serial", "mon:stdio")
 	default:
-		args = append(args, "-serial", "file:"+s)
+		c.add("-serial", "file:"+m.Serial)
 	}
 	if m.QMP != "" {
-		args = append(args, "-qmp", "unix:"+value(m.QMP)+",server=on,wait=off")
+		c.add("-qmp", "unix:"+value(m.QMP)+",server=on,wait=off")
 	}
-	if m.UUID != "" {
-		args = append(args, "-uuid", m.UUID)
-	}
+}
+
+// identity is what tells this machine and this run from others.
+func (c *commandLine) identity(m Machine) {
+	c.option("-uuid", m.UUID)
 	if m.SerialNumber != "" {
-		args = append(args, "-smbios", "type=1,serial="+value(m.SerialNumber))
+		c.add("-smbios", "type=1,serial="+value(m.SerialNumber))
 	}
 	if m.Clock != "" {
-		args = append(args, "-rtc", "base="+m.Clock)
+		c.add("-rtc", "base="+m.Clock)
 	}
 	if m.NoReboot {
-		args = append(args, "-no-reboot")
+		c.add("-no-reboot")
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("setting up a virtual machine: %w", err)
-	}
-	return args, nil
 }
 
 // cpu chooses a model with all that kernels and programs of today may ask
@@ -263,11 +301,3 @@ func cpu(arch, accel string, v Version) string {
 func value(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
 func port(n int) bool { return n > 0 && n < 1<<16 }
-
-func or[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
