@@ -305,10 +305,8 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 	if !e.exists(clientCert) {
 		return hub{}, fmt.Errorf("there is no %s, the certificate that yurthub borrows: kubelet must run with rotateCertificates: true, as kubeadm has it", clientCert)
 	}
-	if !o.OpenPort {
-		if err := portClosable(ctx, e); err != nil {
-			return hub{}, err
-		}
+	if err := portsClosable(ctx, e); err != nil {
+		return hub{}, err
 	}
 	server, _, err := kubeletServer(e)
 	if err != nil {
@@ -390,21 +388,6 @@ func internalIP(ctx context.Context, e *Env, name string) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// portClosable has nft check the rules that close yurthub's port, which asks
-// the kernel for what they need and changes nothing.
-func portClosable(ctx context.Context, e *Env) error {
-	var out strings.Builder
-	err := e.Run(ctx, Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(closedPort), Output: &out})
-	if err == nil {
-		return nil
-	}
-	if said := strings.TrimSpace(out.String()); said != "" {
-		err = fmt.Errorf("%w: %s", err, said)
-	}
-	return Advise(fmt.Errorf("port 10269 of yurthub, which lends this node's rights to whoever reaches it, could not be closed: %w", err),
-		"install nftables; or leave the port open with --open-port, where something else keeps others from it")
 }
 
 // hubFits sees that yurthub's program can run here, and as a unit.
@@ -538,12 +521,15 @@ func convertSteps(h hub, image ondisk.ImageInfo) []Phase {
 		{
 			Name: "yurthub", Doc: "yurthub has its certificates and serves", Timeout: 6 * time.Minute,
 			Check: func(ctx context.Context, e *Env) (Verdict, error) {
-				if e.exists(hubRestart) || !hubInPlace(e, h) || hubReady(ctx, e) != nil {
+				if e.exists(hubRestart) || !hubInPlace(e, h) || !portsClosed(ctx, e) || hubReady(ctx, e) != nil {
 					return Todo, nil
 				}
 				return Done, nil
 			},
 			Run: func(ctx context.Context, e *Env) error {
+				if err := closePorts(ctx, e, h); err != nil {
+					return err
+				}
 				if err := startHub(ctx, e, h); err != nil {
 					return err
 				}
@@ -767,21 +753,19 @@ func kubeletGoes(ctx context.Context, e *Env, through bool) error {
 }
 
 // hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
+var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, portsUnitFile, portsTimerFile, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
 
 func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
-	if e.exists(yurthubNFT) {
-		if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", "inet", "edgebake_yurthub"}}); err != nil {
-			e.Log.Warn("opening port 10269", "error", err)
-		}
+	if err := openPorts(ctx, e); err != nil {
+		return err
 	}
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	for _, p := range []string{yurthubEnv, yurthubNFT, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
+	for _, p := range []string{yurthubEnv, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}

@@ -218,6 +218,9 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return err
 	}
+	if err := closePorts(ctx, e, h); err != nil {
+		return err
+	}
 	if err := makeManifests(e); err != nil {
 		return err
 	}

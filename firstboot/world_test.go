@@ -79,7 +79,8 @@ type world struct {
 	kubelet, podConf string
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
-	noNFT         bool // it is not installed
+	noNFT         bool   // it is not installed
+	rules         string // that nft has loaded
 	locked        map[string]bool
 	deafKubelet   bool // its unit does not read kubeadm-flags.env
 	// link reports whether the settings in place make a network; nil: they do.
@@ -246,7 +247,11 @@ func (w *world) powerOn() {
 	if _, err := os.Stat(filepath.Join(w.root, ondisk.IPVSConfig)); err == nil {
 		w.units[ondisk.UnitIPVSCare] = "active"
 	}
-	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil {
+	w.rules = ""
+	if w.has(portsUnitFile) && !w.noNFT {
+		w.rules = w.get(yurthubNFT)
+	}
+	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil && w.rules != "" {
 		w.units[ondisk.UnitYurthub] = "active"
 	}
 	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 {
@@ -644,6 +649,16 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		return os.Remove(filepath.Join(w.root, "/sys/class/net", c.Args[3])) // fails where something is below it
 	case strings.HasPrefix(name, "nft ") && w.noNFT:
 		return errors.New(`exec: "nft": executable file not found in $PATH`)
+	case strings.HasPrefix(name, "nft -f "):
+		w.rules = w.get(c.Args[2])
+	case strings.HasPrefix(name, "nft delete table "):
+		w.rules = ""
+	case strings.HasPrefix(name, "nft list table "):
+		if w.rules == "" {
+			return errors.New("No such file or directory")
+		}
+		_, err := io.WriteString(c.Output, w.rules)
+		return err
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadm(ctx, c)
 	}

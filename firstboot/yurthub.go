@@ -88,23 +88,11 @@ func (h hub) env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.args(), " ") + "\n")
 }
 
-// port closes yurthub's port for other nodes of the pool: it asks nobody who
-// he is and lends everybody the node's rights.
-const closedPort = `# Written by firstboot: yurthub lends this node's rights to whoever reaches :10269.
-table inet edgebake_yurthub
-delete table inet edgebake_yurthub
-table inet edgebake_yurthub {
-	chain input {
-		type filter hook input priority filter - 10; policy accept;
-		iifname "lo" accept
-		tcp dport 10269 drop
-	}
-}
-`
-
+// closePortDropin has yurthub start behind the rules for its ports, or not at
+// all.
 const closePortDropin = `# Written by firstboot.
 [Service]
-ExecStartPre=-/usr/sbin/nft -f ` + yurthubNFT + `
+ExecStartPre=/usr/sbin/nft -f ` + yurthubNFT + `
 `
 
 // nonlocal lets yurthub listen on the node's address while the cable is out
@@ -181,15 +169,13 @@ func nodeAddress(e *Env) string {
 
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
+	files := portFiles(h)
 	if h.image != "" {
-		// Without port 10269, which came with 1.7.
-		return map[string][]byte{hubManifest: h.pod()}
+		files[hubManifest] = h.pod()
+		return files
 	}
-	files := map[string][]byte{yurthubEnv: h.env(), yurthubSysctl: []byte(nonlocal)}
-	if !h.openPort {
-		files[yurthubNFT] = []byte(closedPort)
-		files[yurthubDropin] = []byte(closePortDropin)
-	}
+	files[yurthubEnv], files[yurthubSysctl] = h.env(), []byte(nonlocal)
+	files[yurthubDropin] = []byte(closePortDropin)
 	return files
 }
 
@@ -199,7 +185,7 @@ func hubInPlace(e *Env, h hub) bool {
 			return false
 		}
 	}
-	return h.image != "" || !h.openPort || !e.exists(yurthubDropin)
+	return true
 }
 
 // yurthubPhase has yurthub run with its identity and its first lists synced.
@@ -212,7 +198,7 @@ func yurthubPhase(active *Active) Phase {
 				return Todo, nil
 			}
 			_, onDisk, err := hubOnDisk(e, active)
-			if err != nil || !onDisk || enrolled(e) != nil || hubReady(ctx, e) != nil {
+			if err != nil || !onDisk || enrolled(e) != nil || !portsClosed(ctx, e) || hubReady(ctx, e) != nil {
 				return Todo, err
 			}
 			return Done, nil
@@ -221,6 +207,9 @@ func yurthubPhase(active *Active) Phase {
 			h, onDisk, err := hubOnDisk(e, active)
 			if err == nil && !onDisk {
 				h, err = hubOf(e, active, false)
+			}
+			if err == nil {
+				err = closePorts(ctx, e, h) // first: it may run already
 			}
 			if err != nil {
 				return err
@@ -319,31 +308,13 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 		return fmt.Errorf("preparing yurthub: %w", err)
 	}
 	files := hubFiles(h)
-	for _, p := range []string{yurthubSysctl, yurthubNFT, yurthubDropin, yurthubEnv} {
-		b, ok := files[p]
-		if !ok {
-			if err := e.Remove(p); err != nil {
-				return fmt.Errorf("preparing yurthub: %w", err)
-			}
-			continue
-		}
-		if _, err := e.write(p, b, Mode(0o644)); err != nil {
+	for _, p := range []string{yurthubSysctl, yurthubDropin, yurthubEnv} {
+		if _, err := e.write(p, files[p], Mode(0o644)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}
 	}
 	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", yurthubSysctl}}); err != nil {
 		e.Log.Warn("yurthub may not start without a network", "error", err)
-	}
-	if h.openPort {
-		// The rules of before may be in force still; mostly there are none.
-		if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", "inet", "edgebake_yurthub"}}); err != nil {
-			e.Log.Debug("opening port 10269", "error", err)
-		}
-	} else {
-		if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", yurthubNFT}}); err != nil {
-			e.Log.Error("port 10269 is open to the network, and lends this node's rights", "error", err)
-			e.Console("port 10269 of yurthub cannot be closed: " + oneLine(err))
-		}
 	}
 	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", ondisk.UnitYurthub}, {"restart", ondisk.UnitYurthub}} {
 		if err := e.Unit(ctx, step[0], step[1]); err != nil {

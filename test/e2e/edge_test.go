@@ -210,8 +210,8 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 	if regexp.MustCompile(`(?m)^to-master: .*"kubelet"`).MatchString(out) {
 		w.t.Error("kubelet has a connection to a master, past yurthub")
 	}
-	// Port 10250 shows that the way is open; 10269 lends the node's rights to
-	// whoever reaches it.
+	// Port 10250 shows that the way is open; the others lend the node's rights
+	// to whoever reaches them.
 	dial := func(port string) error {
 		ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
 		defer cancel()
@@ -224,8 +224,10 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 	if err := dial("10250"); err != nil {
 		w.t.Errorf("kubelet's port is not reached from outside the node: %v", err)
 	}
-	if err := dial("10269"); err == nil {
-		w.t.Error("port 10269 of yurthub is open to other machines")
+	for _, port := range []string{"10261", "10267", "10268", "10269"} {
+		if err := dial(port); err == nil {
+			w.t.Errorf("port %s of yurthub is open to other machines", port)
+		}
 	}
 }
 

@@ -1,0 +1,182 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Yurthub asks nobody who he is and acts with the node's rights: on 10261 and
+// 10268, which pods reach at 169.254.2.1 and other nodes at any address of the
+// node's that they have a route to, and on 10269, which is for other nodes of
+// the pool. 10267 tells of its health, and of its profile. So the kernel lets
+// in what the node itself and its pods send, and drops the rest.
+const (
+	portsUnit      = "edgebake-yurthub-ports.service"
+	portsTimer     = "edgebake-yurthub-ports.timer"
+	portsUnitFile  = "/etc/systemd/system/" + portsUnit
+	portsTimerFile = "/etc/systemd/system/" + portsTimer
+	portsTable     = "edgebake_yurthub"
+)
+
+// portRules are the rules, for IPv4 and IPv6. What comes from a pod is told by
+// the kind of interface it comes in by: a network card has none, and what leads
+// elsewhere (VLAN, bond, tunnel, macvlan) another. Kinds need no list of names,
+// which would be out of date as soon as somebody plugs in a network card. A
+// bridge may have a network card for a port, so the port is looked at as well.
+// The table is replaced in one step, so loading the rules again opens nothing.
+func portRules(openPort bool) []byte {
+	local := "10267, 10269"
+	if openPort {
+		local = "10267"
+	}
+	return []byte(strings.NewReplacer("LOCAL", local, "TABLE", portsTable).Replace(
+		`# Written by firstboot: yurthub lends this node's rights to whoever reaches its ports.
+table inet TABLE
+delete table inet TABLE
+table inet TABLE {
+	chain input {
+		type filter hook input priority filter - 10; policy accept;
+		iifname "lo" accept
+		tcp dport { LOCAL } drop
+		tcp dport { 10261, 10268 } jump pods
+	}
+	chain pods {
+		meta iifkind { "veth", "netkit", "bridge" } accept
+		drop
+	}
+}
+table bridge TABLE
+delete table bridge TABLE
+table bridge TABLE {
+	chain input {
+		type filter hook input priority filter; policy accept;
+		tcp dport { 10261, 10268 } jump pods
+	}
+	chain pods {
+		meta iifkind { "veth", "netkit", "tun" } accept
+		drop
+	}
+}
+`))
+}
+
+// portFiles are the rules and what keeps them in the kernel: whoever restarts
+// nftables.service or firewalld flushes all rules, those of others as well.
+func portFiles(h hub) map[string][]byte {
+	return map[string][]byte{
+		yurthubNFT: portRules(h.openPort),
+		portsUnitFile: []byte(`# Written by firstboot.
+[Unit]
+Description=Close the ports of yurthub to other machines
+After=nftables.service firewalld.service
+Before=yurthub.service kubelet.service
+
+[Service]
+Type=oneshot
+ExecStart=/usr/sbin/nft -f ` + yurthubNFT + `
+LogLevelMax=notice
+
+[Install]
+WantedBy=multi-user.target
+`),
+		portsTimerFile: []byte(`# Written by firstboot.
+[Unit]
+Description=Keep the ports of yurthub closed to other machines
+
+[Timer]
+OnActiveSec=30s
+OnUnitInactiveSec=30s
+AccuracySec=5s
+
+[Install]
+WantedBy=timers.target
+`),
+	}
+}
+
+// closePorts puts the rules in the kernel, and what keeps them there. Yurthub
+// does not start before.
+func closePorts(ctx context.Context, e *Env, h hub) error {
+	files := portFiles(h)
+	wrote := false
+	for _, p := range slices.Sorted(maps.Keys(files)) {
+		did, err := e.write(p, files[p], Mode(0o644))
+		if err != nil {
+			return fmt.Errorf("closing the ports of yurthub: %w", err)
+		}
+		wrote = wrote || did
+	}
+	var out strings.Builder
+	if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", yurthubNFT}, Output: &out}); err != nil {
+		return portsOpen(err, out.String())
+	}
+	steps := [][2]string{{"enable", portsUnit}, {"enable", portsTimer}, {"start", portsTimer}}
+	if wrote {
+		steps = slices.Insert(steps, 0, [2]string{"daemon-reload", ""})
+	}
+	for _, step := range steps {
+		if err := e.Unit(ctx, step[0], step[1]); err != nil {
+			return fmt.Errorf("keeping the ports of yurthub closed: %w", err)
+		}
+	}
+	return nil
+}
+
+// portsClosed reports whether the rules are in the kernel.
+func portsClosed(ctx context.Context, e *Env) bool {
+	for _, family := range []string{"inet", "bridge"} {
+		var out strings.Builder
+		err := e.Run(ctx, Cmd{Args: []string{"nft", "list", "table", family, portsTable}, Output: &out})
+		if err != nil || !strings.Contains(out.String(), "jump pods") || !strings.Contains(out.String(), "drop") {
+			return false
+		}
+	}
+	return true
+}
+
+// openPorts takes the rules away, once yurthub is gone.
+func openPorts(ctx context.Context, e *Env) error {
+	if e.exists(portsTimerFile) {
+		for _, step := range [][2]string{{"stop", portsTimer}, {"disable", portsTimer}, {"disable", portsUnit}} {
+			if err := e.Unit(ctx, step[0], step[1]); err != nil {
+				return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
+			}
+		}
+	}
+	if e.exists(yurthubNFT) {
+		for _, family := range []string{"inet", "bridge"} {
+			if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", family, portsTable}}); err != nil {
+				e.Log.Warn("removing the rules for yurthub's ports", "error", err)
+			}
+		}
+	}
+	for _, p := range []string{portsTimerFile, portsUnitFile, yurthubNFT} {
+		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
+		}
+	}
+	return nil
+}
+
+// portsClosable has nft check the rules, which asks the kernel for what they
+// need and changes nothing.
+func portsClosable(ctx context.Context, e *Env) error {
+	var out strings.Builder
+	err := e.Run(ctx, Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(portRules(false))), Output: &out})
+	if err == nil {
+		return nil
+	}
+	return portsOpen(err, out.String())
+}
+
+func portsOpen(err error, said string) error {
+	if said = strings.TrimSpace(said); said != "" {
+		err = fmt.Errorf("%w: %s", err, oneLine(errors.New(said)))
+	}
+	return Advise(fmt.Errorf("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: %w", err),
+		"install nftables 0.9.4 or later; the kernel must be 5.6 or later, with nf_tables for the families inet and bridge")
+}

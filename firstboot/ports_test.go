@@ -1,0 +1,200 @@
+package firstboot
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestPortsAreClosedOrYurthubDoesNotRun: where the rules cannot be loaded, the
+// phase fails, and yurthub is not started.
+func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
+	w := edgeWorld(t)
+	w.noNFT = true
+	if err := w.boot(); err == nil || !w.said("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if slices.ContainsFunc(w.names, func(n string) bool {
+		return strings.HasSuffix(n, "start "+ondisk.UnitYurthub)
+	}) {
+		t.Error("yurthub was started")
+	}
+
+	w.noNFT = false
+	w.powerOn()
+	if err := w.boot(); err != nil || !strings.Contains(w.rules, "10261") {
+		t.Fatalf("%v; rules %q", err, w.rules)
+	}
+	load, start := slices.Index(w.names, "run nft -f "+yurthubNFT), slices.Index(w.names, "restart "+ondisk.UnitYurthub)
+	if load < 0 || start < load {
+		t.Errorf("the rules are loaded after yurthub was started: %d, %d", load, start)
+	}
+	for _, unit := range []string{"enable " + portsUnit, "enable " + portsTimer, "start " + portsTimer} {
+		if !slices.Contains(w.names, unit) {
+			t.Errorf("no %s", unit)
+		}
+	}
+
+	// Somebody flushes all rules: a later boot's look notices.
+	w.powerOn()
+	w.rules = ""
+	if err := w.boot(); err != nil || !strings.Contains(w.rules, "10261") {
+		t.Errorf("%v; rules %q", err, w.rules)
+	}
+}
+
+// TestPortUnitsAreValid has systemd judge the units that keep the rules.
+func TestPortUnitsAreValid(t *testing.T) {
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Skip("SKIPPED: systemd-analyze is not installed")
+	}
+	dir := t.TempDir()
+	files := portFiles(hub{})
+	for _, p := range []string{portsUnitFile, portsTimerFile} {
+		text := strings.ReplaceAll(string(files[p]), "/usr/sbin/nft", "/bin/true")
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(p)), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", filepath.Join(dir, portsUnit), filepath.Join(dir, portsTimer)).CombinedOutput()
+	if err != nil || strings.Contains(string(out), dir) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// neighbours is a node, one of its pods, and two other machines: one on a
+// network card of the node's, one on a card that is a port of its bridge.
+// Macvlan stands for cards: the kernel names no veth there.
+const neighbours = `
+set -eu
+ip link set lo up
+sysctl -qw net.ipv4.conf.all.route_localnet=1 || true
+ip link add pod0 type veth peer name eth0
+ip link add wire0 type veth peer name wire1
+ip link add wire2 type veth peer name wire3
+for n in pod card bridged; do
+	unshare -n sleep 60 & eval "$n=$!"
+done
+sleep 0.3
+trap 'kill $pod $card $bridged' EXIT
+ip link set eth0 netns $pod; ip link set wire1 netns $card; ip link set wire3 netns $bridged
+ip link add link wire0 name card0 type macvlan mode passthru
+ip link add link wire2 name card1 type macvlan mode passthru
+ip link add br0 type bridge
+ip link set card1 master br0
+for d in pod0 wire0 wire2 card0 card1 br0; do ip link set $d up; done
+ip addr add 10.1.0.1/24 dev pod0; ip addr add 10.2.0.1/24 dev card0; ip addr add 10.3.0.1/24 dev br0
+ip -6 addr add fd00:1::1/64 dev pod0 nodad; ip -6 addr add fd00:2::1/64 dev card0 nodad; ip -6 addr add fd00:3::1/64 dev br0 nodad
+# The address at which pods find yurthub, with a route to it for the others.
+ip addr add 169.254.2.1/32 dev lo
+there() { # PID DEVICE N
+	nsenter -n -t $1 sh -c "ip link set lo up; ip link set $2 up; ip addr add 10.$3.0.2/24 dev $2; ip -6 addr add fd00:$3::2/64 dev $2 nodad; ip route add 169.254.2.1 via 10.$3.0.1"
+}
+there $pod eth0 1; there $card wire1 2; there $bridged wire3 3
+"$SERVE" -test.run '^TestPortsAsServer$' >/dev/null & server=$!
+trap 'kill $pod $card $bridged $server' EXIT
+sleep 1
+try() { # NAME PID N
+	for port in 10250 10261 10267 10268 10269; do
+		for to in 10.$3.0.1 fd00:$3::1 169.254.2.1; do
+			nsenter -n -t $2 timeout 0.4 bash -c "exec 3<>/dev/tcp/$to/$port" 2>/dev/null && echo "$1 $to $port"
+		done
+	done
+	true
+}
+all() { try pod $pod 1; try card $card 2; try bridged $bridged 3; try node $$ 1; }
+if [ "$OPEN" = before ]; then all; exit; fi
+nft -f "$RULES"
+nft -f "$RULES"
+all
+`
+
+// TestPortsAsServer listens on yurthub's ports for the test below, and does
+// nothing otherwise.
+func TestPortsAsServer(t *testing.T) {
+	if os.Getenv("RULES") == "" {
+		t.Skip("SKIPPED: it is the other end of TestPortRules")
+	}
+	for _, port := range []string{"10250", "10261", "10267", "10268", "10269"} {
+		l, err := net.Listen("tcp", ":"+port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.Close()
+			}
+		}()
+	}
+	time.Sleep(time.Minute) // until it is killed
+}
+
+// TestPortRules holds the rules against the kernel's own: who reaches which
+// port, by IPv4 and IPv6.
+func TestPortRules(t *testing.T) {
+	for _, program := range []string{"nft", "ip", "unshare", "nsenter"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("SKIPPED: %s is not installed", program)
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: it makes networks, which only root may")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := filepath.Join(t.TempDir(), "nft")
+	reach := func(when string, openPort bool) []string {
+		t.Helper()
+		if err := os.WriteFile(rules, portRules(openPort), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("unshare", "-n", "bash", "-c", neighbours)
+		cmd.Env = append(os.Environ(), "SERVE="+self, "RULES="+rules, "OPEN="+when)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v: %s%s", err, out, stderr.String())
+		}
+		return strings.Split(strings.TrimSpace(string(out)), "\n")
+	}
+	var all, closed, open []string
+	for n, who := range []string{"pod", "card", "bridged", "node"} {
+		subnet := string(rune('1' + n%3))
+		for _, port := range []string{"10250", "10261", "10267", "10268", "10269"} {
+			for _, to := range []string{"10." + subnet + ".0.1", "fd00:" + subnet + "::1", "169.254.2.1"} {
+				line := who + " " + to + " " + port
+				all = append(all, line)
+				pods := port == "10261" || port == "10268"
+				if port == "10250" || who == "node" || who == "pod" && pods {
+					closed, open = append(closed, line), append(open, line)
+				} else if port == "10269" {
+					open = append(open, line)
+				}
+			}
+		}
+	}
+	for _, c := range []struct {
+		when string
+		open bool
+		want []string
+	}{{"before", false, all}, {"after", false, closed}, {"after", true, open}} {
+		if got := reach(c.when, c.open); !slices.Equal(got, c.want) {
+			t.Errorf("%s, openPort %v: reached\n%s\nwant\n%s", c.when, c.open, strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+		}
+	}
+}
