@@ -16,8 +16,8 @@ type Site struct {
 	// VIP.
 	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
 	// VIP is the virtual address that IPVS balances to the masters: one that
-	// nothing in the site's networks uses. Its port is that of the first
-	// master.
+	// nothing in the site's networks uses, and no Service of the cluster. Its
+	// port is that of the first master.
 	VIP string `yaml:"vip,omitempty" json:"vip,omitempty" jsonschema:"default=10.103.97.2"`
 	// Credentials prove to the cluster that this node may join.
 	Credentials Credentials `yaml:"credentials" json:"credentials"`

@@ -31,6 +31,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			discoveryPhase(active), // the CA, before anything trusts a master
 			imagesPhase(),          // long, so after all that may fail early; before kubelet wants them
 			joinPhase(active),
+			vipPhase(site),      // only a member may ask
 			readyPhase(active),  // the cluster's own word, not ours
 			forgetPhase(active), // last: until Ready, the join may have to begin again
 		)
@@ -56,6 +57,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			)
 		}
 		return append(all,
+			vipPhase(site),
 			readyPhase(active), // Ready through yurthub
 			forgetPhase(active),
 		)

@@ -811,6 +811,12 @@ type fakeCluster struct {
 	elsewhere map[string]*fakeCluster
 	unsigned  bool
 	revoked   bool
+	// serviceCIDRs and serviceSubnet are its service ranges, by object and as
+	// kubeadm noted them; services are Services by address.
+	serviceCIDRs  []string
+	serviceSubnet string
+	services      map[string]string
+	noSelector    bool // it knows no field selector for addresses
 	// knownOnly: it answers nobody who does not say who he is, as an
 	// AuthenticationConfiguration for the health paths alone has it.
 	knownOnly bool
@@ -1012,6 +1018,34 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			data["jws-kubeconfig-abcdef"] = sign(kc, "abcdef", testSecret)
 		}
 		answer(map[string]any{"data": data})
+	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs" && c.serviceCIDRs != nil:
+		answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"cidrs": c.serviceCIDRs}}}})
+	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs":
+		http.Error(w, `{"message":"forbidden"}`, http.StatusForbidden)
+	case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps/kubeadm-config" && c.serviceSubnet != "":
+		answer(map[string]any{"data": map[string]string{"ClusterConfiguration": "kind: ClusterConfiguration\nnetworking:\n  serviceSubnet: " + c.serviceSubnet + "\n"}})
+	case r.URL.Path == "/api/v1/services":
+		selector, selected := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "spec.clusterIP=")
+		if selected && c.noSelector {
+			http.Error(w, `{"message":"field label not supported: spec.clusterIP"}`, http.StatusBadRequest)
+			return
+		}
+		var items []any
+		for _, ips := range slices.Sorted(maps.Keys(c.services)) {
+			all := strings.Split(ips, ",")
+			if selected && all[0] != selector {
+				continue
+			}
+			items = append(items, map[string]any{
+				"metadata": map[string]any{"namespace": "shop", "name": c.services[ips]},
+				"spec":     map[string]any{"clusterIP": all[0], "clusterIPs": all},
+			})
+		}
+		if r.URL.Query().Get("continue") == "" && !selected { // the first page holds none of them
+			answer(map[string]any{"metadata": map[string]any{"continue": "a+b"}, "items": []any{}})
+			return
+		}
+		answer(map[string]any{"items": items})
 	case r.URL.Path == "/version":
 		answer(map[string]string{"gitVersion": "v1.36.3"})
 	case strings.HasPrefix(r.URL.Path, "/apis/certificates.k8s.io/"):

@@ -1,0 +1,188 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// saidVIP says that a person was told, since this machine was switched on, that
+// this VIP lies among the cluster's Services.
+const saidVIP = ondisk.RunDir + "/vip"
+
+// vipPhase sees that the VIP is nobody else's in the cluster. On this node it
+// leads to the masters, whatever the cluster means by it, and only a member may
+// ask what the cluster means.
+func vipPhase(site *configs.Site) Phase {
+	const cure = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
+	return Phase{
+		Name: "vip", Doc: "the VIP is no Service's address", Timeout: time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if site.IPVS.Disabled || e.text(saidVIP) == site.VIP {
+				return Done, nil
+			}
+			in, service, err := vipInCluster(ctx, e, site)
+			switch {
+			case err != nil:
+				// Offline, or a cluster that tells its nodes nothing.
+				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
+				return Done, nil
+			case service != "":
+				return Todo, Permanent(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), cure)
+			case in.IsValid():
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			in, _, err := vipInCluster(ctx, e, site)
+			if err != nil {
+				return fmt.Errorf("asking whether the VIP is free in the cluster: %w", err)
+			}
+			line := fmt.Sprintf("the VIP %s lies in the cluster's service range %s: no Service has it now, and one that gets it cannot be reached from this node; %s", site.VIP, in, cure)
+			e.Log.Warn(line)
+			e.Console(line)
+			return e.WriteFile(saidVIP, []byte(site.VIP), Mode(0o600))
+		},
+	}
+}
+
+// vipInCluster asks for the service range that the VIP lies in, if any, and for
+// the Service that has it, "namespace/name".
+func vipInCluster(ctx context.Context, e *Env, site *configs.Site) (in netip.Prefix, service string, err error) {
+	vip, err := netip.ParseAddr(site.VIP)
+	if err != nil {
+		return in, "", fmt.Errorf("reading the VIP: %w", err)
+	}
+	c, err := nodeClient(e)
+	if err != nil {
+		return in, "", err
+	}
+	ranges, err := serviceRanges(ctx, c)
+	if err != nil {
+		return in, "", err
+	}
+	i := slices.IndexFunc(ranges, func(p netip.Prefix) bool { return p.Contains(vip) })
+	if i < 0 {
+		return in, "", nil
+	}
+	// A field selector costs one small answer. It goes by first addresses alone,
+	// and API servers before 1.31 answer 400.
+	if vip.Is4() == ranges[0].Addr().Is4() {
+		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
+		if api.Code(err) != 400 {
+			return ranges[i], service, err
+		}
+	}
+	service, err = serviceWith(ctx, c, vip, "")
+	return ranges[i], service, err
+}
+
+// serviceRanges are the cluster's: as its ServiceCIDRs say (Kubernetes 1.33), or
+// as kubeadm noted them, which every node may read.
+func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
+	var cidrs struct {
+		Items []struct {
+			Spec struct {
+				CIDRs []string `json:"cidrs"`
+			} `json:"spec"`
+		} `json:"items"`
+	}
+	err := c.Get(ctx, "/apis/networking.k8s.io/v1/servicecidrs", &cidrs)
+	if err == nil && len(cidrs.Items) > 0 {
+		var all []string
+		for _, i := range cidrs.Items {
+			all = append(all, i.Spec.CIDRs...)
+		}
+		return parsePrefixes(all)
+	}
+	if err != nil && api.Code(err) == 0 {
+		return nil, err // nobody answers
+	}
+	var cm struct {
+		Data map[string]string `json:"data"`
+	}
+	if err := c.Get(ctx, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config", &cm); err != nil {
+		return nil, fmt.Errorf("asking for the cluster's service ranges: %w", err)
+	}
+	var conf struct {
+		Networking struct {
+			ServiceSubnet string `yaml:"serviceSubnet"`
+		} `yaml:"networking"`
+	}
+	if err := yaml.Unmarshal([]byte(cm.Data["ClusterConfiguration"]), &conf); err != nil {
+		return nil, fmt.Errorf("reading the ConfigMap kubeadm-config: %w", err)
+	}
+	if conf.Networking.ServiceSubnet == "" {
+		return nil, fmt.Errorf("reading the ConfigMap kubeadm-config: it has no serviceSubnet")
+	}
+	return parsePrefixes(strings.Split(conf.Networking.ServiceSubnet, ","))
+}
+
+func parsePrefixes(texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, t := range texts {
+		p, err := netip.ParsePrefix(strings.TrimSpace(t))
+		if err != nil {
+			return nil, fmt.Errorf("reading the cluster's service ranges: %w", err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// maxServices bounds the search among Services, in pages of servicesPage.
+const (
+	servicesPage = 250
+	maxServices  = 20_000
+)
+
+// serviceWith is the Service, of those that selector takes, that has the address.
+func serviceWith(ctx context.Context, c *api.Client, addr netip.Addr, selector string) (string, error) {
+	next := ""
+	for range maxServices / servicesPage {
+		var list struct {
+			Metadata struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []struct {
+				Metadata struct {
+					Namespace string `json:"namespace"`
+					Name      string `json:"name"`
+				} `json:"metadata"`
+				Spec struct {
+					ClusterIP  string   `json:"clusterIP"`
+					ClusterIPs []string `json:"clusterIPs"`
+				} `json:"spec"`
+			} `json:"items"`
+		}
+		path := fmt.Sprintf("/api/v1/services?limit=%d%s", servicesPage, selector)
+		if next != "" {
+			path += "&continue=" + url.QueryEscape(next)
+		}
+		if err := c.Get(ctx, path, &list); err != nil {
+			return "", fmt.Errorf("looking for a Service with the VIP: %w", err)
+		}
+		for _, s := range list.Items {
+			for _, ip := range append(s.Spec.ClusterIPs, s.Spec.ClusterIP) {
+				if a, err := netip.ParseAddr(ip); err == nil && a == addr { // "None" is no address
+					return s.Metadata.Namespace + "/" + s.Metadata.Name, nil
+				}
+			}
+		}
+		if next = list.Metadata.Continue; next == "" {
+			return "", nil
+		}
+	}
+	return "", nil
+}
