@@ -106,10 +106,6 @@ func format(id [16]byte) string {
 // as fstab and the kernel's command line want it.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
 
-// FilesystemUUID is the UUID of the ext4 file system on the partition with
-// that label, until first boot makes it random.
-func FilesystemUUID(planID, label string) string { return format(derive("filesystem", planID, label)) }
-
 // volumeID is what FAT has for a UUID.
 func volumeID(planID, label string) uint32 {
 	id := derive("filesystem", planID, label)

@@ -190,8 +190,8 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 		switch want.FS {
 		case Ext4:
 			disktest.Oracle(t, "e2fsck", "-fn", part)
-			if out := disktest.Oracle(t, "dumpe2fs", "-h", part); !strings.Contains(out, FilesystemUUID(s.ID, p.Name)) {
-				t.Errorf("%s: dumpe2fs does not see UUID %s", p.Name, FilesystemUUID(s.ID, p.Name))
+			if out := disktest.Oracle(t, "dumpe2fs", "-h", part); !strings.Contains(out, format(derive("filesystem", s.ID, p.Name))) {
+				t.Errorf("%s: dumpe2fs does not see UUID %s", p.Name, format(derive("filesystem", s.ID, p.Name)))
 			}
 		case FAT32:
 			disktest.Oracle(t, "fsck.fat", "-n", part)

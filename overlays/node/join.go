@@ -2,7 +2,6 @@ package node
 
 import (
 	"bytes"
-	"encoding/base64"
 	"fmt"
 	"maps"
 	"slices"
@@ -139,48 +138,6 @@ func KubeletLabels(site *configs.Site) map[string]string {
 // OpenYurtLabels are the two that make a Node OpenYurt's.
 func OpenYurtLabels(pool string, cloud bool) map[string]string {
 	return map[string]string{configs.LabelEdgeWorker: strconv.FormatBool(!cloud), configs.LabelNodePool: pool}
-}
-
-type kubeconfig struct {
-	APIVersion     string         `yaml:"apiVersion"`
-	Kind           string         `yaml:"kind"`
-	Clusters       []namedCluster `yaml:"clusters"`
-	Contexts       []namedContext `yaml:"contexts"`
-	CurrentContext string         `yaml:"current-context"`
-}
-
-type namedCluster struct {
-	Name    string `yaml:"name"`
-	Cluster struct {
-		Server        string `yaml:"server"`
-		TLSServerName string `yaml:"tls-server-name,omitempty"`
-		CAData        string `yaml:"certificate-authority-data"`
-	} `yaml:"cluster"`
-}
-
-type namedContext struct {
-	Name    string `yaml:"name"`
-	Context struct {
-		Cluster string `yaml:"cluster"`
-		User    string `yaml:"user"`
-	} `yaml:"context"`
-}
-
-// DiscoveryKubeconfig is the kubeconfig of kubeadm's file discovery: where
-// one master is and which CA it must show, without any credentials. server is
-// a URL; tlsServerName may be empty.
-func DiscoveryKubeconfig(server, tlsServerName string, caPEM []byte) ([]byte, error) {
-	var cl namedCluster
-	cl.Name = "kubernetes"
-	cl.Cluster.Server = server
-	cl.Cluster.TLSServerName = tlsServerName
-	cl.Cluster.CAData = base64.StdEncoding.EncodeToString(caPEM)
-	var ctx namedContext
-	ctx.Name, ctx.Context.Cluster = "discovery", cl.Name
-	return toYAML("the discovery kubeconfig", kubeconfig{
-		APIVersion: "v1", Kind: "Config",
-		Clusters: []namedCluster{cl}, Contexts: []namedContext{ctx}, CurrentContext: ctx.Name,
-	})
 }
 
 func toYAML(what string, v any) ([]byte, error) {

@@ -154,32 +154,6 @@ func TestZeroMachine(t *testing.T) {
 	}
 }
 
-// TestDiscoveryKubeconfig: what comes out, byte for byte.
-func TestDiscoveryKubeconfig(t *testing.T) {
-	got, err := DiscoveryKubeconfig("https://10.0.0.1:6443", "kubernetes", []byte("PEM"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `apiVersion: v1
-kind: Config
-clusters:
-  - name: kubernetes
-    cluster:
-      server: https://10.0.0.1:6443
-      tls-server-name: kubernetes
-      certificate-authority-data: UEVN
-contexts:
-  - name: discovery
-    context:
-      cluster: kubernetes
-      user: ""
-current-context: discovery
-`
-	if string(got) != want {
-		t.Errorf("got:\n%s\nwant:\n%s", got, want)
-	}
-}
-
 // FuzzRender: whatever the parser takes can be rendered, and the result is
 // what Ignition's library takes (Render asks it) and the same twice.
 func FuzzRender(f *testing.F) {
