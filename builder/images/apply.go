@@ -2,6 +2,7 @@ package images
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/tree"
 )
@@ -21,9 +23,10 @@ import (
 //
 // It follows containerd's unpacking (pkg/archive.Apply onto an overlay mount)
 // down to its corners, since a baked image must look exactly like a pulled
-// one; the oracle in test/oracle compares the two. In two corners it follows
-// the image specification instead, where containerd loses files or gives up:
-// a whiteout never touches entries of its own layer.
+// one; the oracle in test/oracle compares the two. In one it follows the image
+// specification instead, where containerd loses files, shows removed ones
+// again or gives up: a whiteout hides what lower layers have and never touches
+// entries of its own layer, in whatever order the layer lists them.
 type snapshot struct {
 	chainID, diffID string
 	id              uint64
@@ -33,6 +36,8 @@ type snapshot struct {
 	size            int64  // bytes on disk, as containerd accounts for them
 	inodes          int64
 	label           string // for messages
+	whiteouts       []whiteout
+	budget          *budget
 }
 
 // entry is a name in a snapshot. Hard links are entries that share an inode.
@@ -47,10 +52,13 @@ const (
 	paxXattr       = "SCHILY.xattr."
 	xattrOpaque    = "trusted.overlay.opaque"
 	xattrCaps      = "security.capability"
+	xattrACL       = "system.posix_acl_access"
+	xattrDefault   = "system.posix_acl_default"
 
 	maxName     = 255  // of a path element, in ext4 and every other Linux file system
 	maxPath     = 4096 // PATH_MAX
 	maxSymlinks = 255
+	maxXattr    = 64 << 10
 )
 
 func newDir(mtime time.Time) *entry {
@@ -63,8 +71,8 @@ func newDir(mtime time.Time) *entry {
 // applyLayer unpacks the uncompressed layer r on top of parent (nil for a
 // first layer). File contents stay where they are: entries refer to ranges of
 // the blob. Date stamps what the layer gives no time.
-func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time) (*snapshot, error) {
-	s := &snapshot{parent: parent, blob: blob, root: newDir(date)}
+func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time, limit *budget) (*snapshot, error) {
+	s := &snapshot{parent: parent, blob: blob, root: newDir(date), budget: limit}
 	// tar.Reader reads block by block and skips by seeking, so after Next the
 	// position of r is where the entry's data begins.
 	tr := tar.NewReader(r)
@@ -83,11 +91,22 @@ func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob s
 			continue
 		}
 		if err := s.add(ctx, c, tr, h, position(r), date); err != nil {
-			return nil, fmt.Errorf("entry %q: %w", h.Name, err)
+			return nil, fmt.Errorf("entry %q: %w", shorten(h.Name), err)
 		}
 	}
-	s.account()
-	return s, nil
+	if err := s.applyWhiteouts(date); err != nil {
+		return nil, err
+	}
+	return s, s.account()
+}
+
+// shorten keeps a hostile name from filling the screen.
+func shorten(name string) string {
+	const most = 200
+	if len(name) > most {
+		return name[:most] + "…"
+	}
+	return name
 }
 
 func position(r io.Seeker) int64 {
@@ -101,65 +120,101 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 		return err
 	}
 	dir, base := path.Split(path.Clean("/" + h.Name))
+	if base == "" {
+		return nil // the root itself: its metadata is the snapshotter's
+	}
+	if err := checkHeader(h); err != nil {
+		return err
+	}
+	if name, ok := strings.CutPrefix(base, whiteoutPrefix); ok {
+		if name == "" || name == "." || name == ".." {
+			return errors.New("whiteout without a name")
+		}
+		s.whiteouts = append(s.whiteouts, whiteout{dir: dir, name: name, opaque: base == whiteoutOpaque, uid: uint32(h.Uid), gid: uint32(h.Gid)})
+		return s.budget.name(len(dir) + len(name))
+	}
 	at, err := s.resolve(dir)
 	if err != nil {
 		return err
-	}
-	if base == "" {
-		return nil // the root itself: its metadata is the snapshotter's
 	}
 	parent, err := s.makeParents(at, date)
 	if err != nil {
 		return err
 	}
-	if base == whiteoutOpaque {
-		if s.parent != nil {
-			parent.setXattr(xattrOpaque, "y")
-		}
-		return nil
-	}
-	if name, ok := strings.CutPrefix(base, whiteoutPrefix); ok {
-		return s.whiteout(parent, name, h, date)
-	}
-
 	old := parent.children[base]
-	e := old
+	e, err := s.newEntry(ctx, c, tr, h, off, old, date)
+	if err != nil {
+		return err
+	}
+	if err := e.setMetadata(h); err != nil {
+		return err
+	}
+	if err := ext4.Check(tree.Node{Path: base, Inode: e.Inode}); err != nil {
+		return err
+	}
+	if old == nil {
+		if err := s.budget.name(at.length() + len(base)); err != nil {
+			return err
+		}
+	}
+	parent.children[base] = e
+	return nil
+}
+
+// newEntry makes what a header describes, in the place of old.
+func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64, old *entry, date time.Time) (*entry, error) {
+	special := func(mode uint32) *entry {
+		return &entry{Inode: &tree.Inode{Mode: mode, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}
+	}
 	switch h.Typeflag {
 	case tar.TypeDir:
-		if old == nil || !old.IsDir() {
-			e = newDir(date)
+		if old != nil && old.IsDir() {
+			return old, nil
 		}
+		return newDir(date), nil
 	case tar.TypeReg, tar.TypeGNUSparse:
-		e = &entry{Inode: &tree.Inode{Mode: tree.ModeRegular}}
-		if e.Data, err = contentOf(ctx, c, tr, h, s.blob, off); err != nil {
-			return err
-		}
+		data, err := s.contentOf(ctx, c, tr, h, off)
+		return &entry{Inode: &tree.Inode{Mode: tree.ModeRegular, Data: data}}, err
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) >= maxPath {
-			return fmt.Errorf("symbolic link with a target of %d bytes", len(h.Linkname))
+			return nil, fmt.Errorf("symbolic link with a target of %d bytes", len(h.Linkname))
 		}
-		e = &entry{Inode: &tree.Inode{Mode: tree.ModeSymlink, Target: h.Linkname}}
+		return &entry{Inode: &tree.Inode{Mode: tree.ModeSymlink, Target: h.Linkname}}, nil
 	case tar.TypeChar:
-		e = &entry{Inode: &tree.Inode{Mode: tree.ModeChar, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}
+		return special(tree.ModeChar), nil
 	case tar.TypeBlock:
-		e = &entry{Inode: &tree.Inode{Mode: tree.ModeBlock, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}
+		return special(tree.ModeBlock), nil
 	case tar.TypeFifo:
-		e = &entry{Inode: &tree.Inode{Mode: tree.ModeFIFO}}
+		return &entry{Inode: &tree.Inode{Mode: tree.ModeFIFO}}, nil
 	case tar.TypeLink:
-		if e, err = s.linkTarget(h.Linkname); err != nil {
-			return err
+		e, err := s.linkTarget(h.Linkname)
+		if err != nil {
+			return nil, err
 		}
 		// The kernel drops file capabilities when a file is given to an
 		// owner, and containerd does that for every entry.
 		delete(e.Xattrs, xattrCaps)
-		if e == old {
-			break
-		}
-	default:
-		return fmt.Errorf("tar entry of unknown type %q", h.Typeflag)
+		return e, nil
 	}
-	e.setMetadata(h)
-	parent.children[base] = e
+	return nil, fmt.Errorf("tar entry of unknown type %q", h.Typeflag)
+}
+
+// noOwner is (uid_t)-1, by which the kernel means that an owner stays as it is.
+const noOwner = 1<<32 - 1
+
+// checkHeader refuses what the kernel could not hold, or would understand in
+// another way than it is written.
+func checkHeader(h *tar.Header) error {
+	for what, id := range map[string]int{"owner": h.Uid, "group": h.Gid} {
+		if id < 0 || id >= noOwner {
+			return fmt.Errorf("%s %d is not possible, the highest is %d", what, id, noOwner-1)
+		}
+	}
+	if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock {
+		if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
+			return fmt.Errorf("device %d:%d is beyond 4095:1048575", h.Devmajor, h.Devminor)
+		}
+	}
 	return nil
 }
 
@@ -182,7 +237,7 @@ func checkName(name string) error {
 			if depth--; depth < 0 {
 				return errHostile
 			}
-		case len(element) > maxName:
+		case len(element) > maxName && !(strings.HasPrefix(element, whiteoutPrefix) && len(element) <= maxName+len(whiteoutPrefix)):
 			return fmt.Errorf("name of %d bytes; at most %d are possible", len(element), maxName)
 		default:
 			depth++
@@ -199,7 +254,7 @@ func (e *entry) setXattr(name, value string) {
 }
 
 // setMetadata gives an entry what its tar header says.
-func (e *entry) setMetadata(h *tar.Header) {
+func (e *entry) setMetadata(h *tar.Header) error {
 	e.UID, e.GID = uint32(h.Uid), uint32(h.Gid)
 	perm := uint32(h.Mode) & 0o7777
 	if e.IsSymlink() {
@@ -214,38 +269,81 @@ func (e *entry) setMetadata(h *tar.Header) {
 	}
 	for key, value := range h.PAXRecords {
 		name, ok := strings.CutPrefix(key, paxXattr)
-		// trusted.* would let a layer steer overlayfs; user.* exists on
-		// files and directories only.
-		if !ok || strings.HasPrefix(name, "trusted.") ||
-			strings.HasPrefix(name, "user.") && !e.IsRegular() && !e.IsDir() {
+		if !ok {
 			continue
 		}
-		e.setXattr(name, value)
+		keep, err := e.checkXattr(name, value)
+		if err != nil {
+			return fmt.Errorf("extended attribute %q: %w", shorten(name), err)
+		}
+		if keep {
+			e.setXattr(name, value)
+		}
 	}
+	if acl, ok := e.Xattrs[xattrACL]; ok {
+		e.setXattr(xattrACL, aclWithMode(acl, perm))
+	}
+	return nil
 }
 
-// whiteout hides name of the layers below. Overlayfs marks that with a
-// character device 0:0.
-func (s *snapshot) whiteout(parent *entry, name string, h *tar.Header, date time.Time) error {
-	if name == "" || name == "." || name == ".." {
-		return errors.New("whiteout without a name")
+// whiteout hides a name of the layers below, or all that they have in dir.
+type whiteout struct {
+	dir, name string
+	opaque    bool
+	uid, gid  uint32
+}
+
+// applyWhiteouts marks what the layer removes. It comes after all entries, and
+// parents before what lies below them, so that the order of the layer's
+// entries changes nothing.
+func (s *snapshot) applyWhiteouts(date time.Time) error {
+	slices.SortFunc(s.whiteouts, func(a, b whiteout) int {
+		if a.opaque != b.opaque {
+			return cmp.Compare(boolInt(b.opaque), boolInt(a.opaque))
+		}
+		return cmp.Or(cmp.Compare(a.dir, b.dir), cmp.Compare(a.name, b.name), cmp.Compare(a.uid, b.uid), cmp.Compare(a.gid, b.gid))
+	})
+	for _, w := range s.whiteouts {
+		if err := s.hide(w, date); err != nil {
+			return fmt.Errorf("whiteout in %q: %w", shorten(w.dir), err)
+		}
 	}
-	if s.parent == nil {
-		return nil // nothing below to hide
+	s.whiteouts = nil
+	return nil
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
 	}
-	switch own := parent.children[name]; {
-	case own == nil || isWhiteout(own):
-		parent.children[name] = &entry{Inode: &tree.Inode{
-			Mode: tree.ModeChar, UID: uint32(h.Uid), GID: uint32(h.Gid), MTime: date}}
+	return 0
+}
+
+// hide marks one whiteout: overlayfs wants a character device 0:0, or an
+// attribute on the directory whose own entries stay.
+func (s *snapshot) hide(w whiteout, date time.Time) error {
+	at, err := s.resolve(w.dir)
+	if err != nil {
+		return err
+	}
+	if at.blocked() {
+		return nil // what is no directory here hides all below it already
+	}
+	parent, err := s.makeParents(at, date)
+	if err != nil || s.parent == nil { // nothing below to hide
+		return err
+	}
+	own := parent.children[w.name]
+	switch {
+	case w.opaque:
+		parent.setXattr(xattrOpaque, "y")
+	case own == nil:
+		parent.children[w.name] = &entry{Inode: &tree.Inode{Mode: tree.ModeChar, UID: w.uid, GID: w.gid, MTime: date}}
 	case own.IsDir():
 		own.setXattr(xattrOpaque, "y")
 	}
 	// Any other entry of this layer hides what is below by being there.
 	return nil
-}
-
-func isWhiteout(e *entry) bool {
-	return e.Mode&tree.ModeType == tree.ModeChar && e.Major == 0 && e.Minor == 0
 }
 
 // linkTarget finds what a hard link points at, which must be in this layer.
@@ -256,97 +354,171 @@ func (s *snapshot) linkTarget(name string) (*entry, error) {
 	dir, base := path.Split(path.Clean("/" + name))
 	at, err := s.resolve(dir)
 	if err != nil {
-		return nil, fmt.Errorf("hard link to %q: %w", name, err)
+		return nil, fmt.Errorf("hard link to %q: %w", shorten(name), err)
 	}
-	e := s.lookup(append(at, base))
+	var e *entry
+	if d := at.last(); d != nil {
+		e = d.children[base]
+	}
 	switch {
 	case e == nil:
-		return nil, fmt.Errorf("hard link to %q, which this layer does not have", name)
+		return nil, fmt.Errorf("hard link to %q, which this layer does not have", shorten(name))
 	case e.IsDir():
-		return nil, fmt.Errorf("hard link to the directory %q", name)
+		return nil, fmt.Errorf("hard link to the directory %q", shorten(name))
 	}
 	return e, nil
 }
 
-// lookup finds a path in this snapshot alone, following no links.
-func (s *snapshot) lookup(elements []string) *entry {
-	e := s.root
-	for _, name := range elements {
-		if !e.IsDir() {
-			return nil
-		}
-		if e = e.children[name]; e == nil {
-			return nil
-		}
+// place is where a path leads in a snapshot, links followed.
+type place struct {
+	root    *entry
+	names   []string
+	entries []*entry // of each name; nil where the snapshot has none
+}
+
+// last is what is there, nil where nothing is.
+func (p *place) last() *entry {
+	if len(p.entries) == 0 {
+		return p.root
 	}
-	return e
+	return p.entries[len(p.entries)-1]
+}
+
+// blocked reports whether something on the way is not a directory.
+func (p *place) blocked() bool {
+	return slices.ContainsFunc(p.entries, func(e *entry) bool { return e != nil && !e.IsDir() })
+}
+
+// length is that of the path.
+func (p *place) length() int {
+	n := len(p.names)
+	for _, name := range p.names {
+		n += len(name)
+	}
+	return n
 }
 
 // resolve follows the symbolic links of this layer in p. Links that point out
 // of the root end at the root, as in a chroot.
-func (s *snapshot) resolve(p string) ([]string, error) {
-	todo := strings.Split(p, "/")
-	var at []string
+func (s *snapshot) resolve(p string) (*place, error) {
+	at := &place{root: s.root}
+	return at, s.walk(at, p)
+}
+
+// walk goes on from a place. What is left to do is a stack, since the target
+// of each link comes before the rest of the path it was in.
+func (s *snapshot) walk(at *place, p string) error {
+	todo := []string{p}
 	for links := 0; len(todo) > 0; {
-		name := todo[0]
-		todo = todo[1:]
+		name, rest, more := strings.Cut(todo[len(todo)-1], "/")
+		todo[len(todo)-1] = rest
+		if !more {
+			todo = todo[:len(todo)-1]
+		}
+		if err := s.budget.step(); err != nil {
+			return err
+		}
 		switch name {
 		case "", ".":
 			continue
 		case "..":
-			if len(at) > 0 {
-				at = at[:len(at)-1]
+			if n := len(at.names); n > 0 {
+				at.names, at.entries = at.names[:n-1], at.entries[:n-1]
 			}
 			continue
 		}
-		at = append(at, name)
-		e := s.lookup(at)
+		var e *entry
+		if d := at.last(); d != nil {
+			e = d.children[name] // none where d is no directory
+		}
 		if e == nil || !e.IsSymlink() {
+			at.names, at.entries = append(at.names, name), append(at.entries, e)
 			continue
 		}
 		if links++; links > maxSymlinks {
-			return nil, fmt.Errorf("more than %d symbolic links on the way to it", maxSymlinks)
+			return fmt.Errorf("more than %d symbolic links on the way to it", maxSymlinks)
 		}
-		at = at[:len(at)-1]
 		if strings.HasPrefix(e.Target, "/") {
-			at = at[:0]
+			at.names, at.entries = at.names[:0], at.entries[:0]
 		}
-		todo = append(strings.Split(e.Target, "/"), todo...)
+		todo = append(todo, e.Target)
 	}
-	return at, nil
+	return nil
 }
 
-// makeParents returns the directory at that path. Directories the layer does
+// makeParents returns the directory at that place. Directories the layer does
 // not declare take owner, mode and attributes from the nearest layer below
 // that has them; overlayfs would show the upper directory's otherwise.
-func (s *snapshot) makeParents(elements []string, date time.Time) (*entry, error) {
+func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	e := s.root
-	for i, name := range elements {
+	var below []*below
+	for i, name := range at.names {
 		child := e.children[name]
 		if child == nil {
-			child = newDir(date)
-			for below := s.parent; below != nil; below = below.parent {
-				at, err := below.resolve(strings.Join(elements[:i+1], "/"))
-				if err != nil {
+			if below == nil {
+				var err error
+				if below, err = s.allBelow(at.names[:i]); err != nil {
 					return nil, err
 				}
-				old := below.lookup(at)
-				if old == nil {
-					continue
-				}
-				if old.IsDir() {
-					child.copyUp(old)
-				}
-				break
+			}
+			if err := s.budget.name(at.length()); err != nil {
+				return nil, err
+			}
+			child = newDir(date)
+			var err error
+			if below, err = inherit(child, below, name); err != nil {
+				return nil, err
 			}
 			e.children[name] = child
 		}
 		if !child.IsDir() {
-			return nil, fmt.Errorf("%s is not a directory in this layer", strings.Join(elements[:i+1], "/"))
+			return nil, fmt.Errorf("%s is not a directory in this layer", shorten(strings.Join(at.names[:i+1], "/")))
 		}
 		e = child
 	}
 	return e, nil
+}
+
+// below is a directory of a lower layer.
+type below struct {
+	*snapshot
+	at *place
+}
+
+// allBelow finds a path in the layers below that have it, nearest first.
+func (s *snapshot) allBelow(names []string) ([]*below, error) {
+	list := []*below{}
+	for l := s.parent; l != nil; l = l.parent {
+		at, err := l.resolve(strings.Join(names, "/"))
+		if err != nil {
+			return nil, err
+		}
+		if at.last() != nil {
+			list = append(list, &below{l, at})
+		}
+	}
+	return list, nil
+}
+
+// inherit gives a directory what the nearest lower layer has by that name,
+// unless it is something else there, and goes into it in all of them.
+func inherit(child *entry, list []*below, name string) ([]*below, error) {
+	deeper, found := list[:0], false
+	for _, l := range list {
+		if err := l.walk(l.at, name); err != nil {
+			return nil, err
+		}
+		old := l.at.last()
+		if old == nil {
+			continue
+		}
+		if !found && old.IsDir() {
+			child.copyUp(old)
+		}
+		found = true
+		deeper = append(deeper, l)
+	}
+	return deeper, nil
 }
 
 func (e *entry) copyUp(old *entry) {
@@ -360,9 +532,13 @@ func (e *entry) copyUp(old *entry) {
 
 // contentOf is the data of a regular file: a range of the layer, unless the
 // tar stores it sparsely; then the whole file becomes a blob of its own.
-func contentOf(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, blob string, off int64) (tree.Content, error) {
+func (s *snapshot) contentOf(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64) (tree.Content, error) {
 	if !isSparse(h) {
-		return tree.Content{Blob: blob, Off: off, Size: h.Size}, nil
+		return tree.Content{Blob: s.blob, Off: off, Size: h.Size}, nil
+	}
+	// A few bytes can claim any size, and containerd would fill the holes.
+	if err := s.budget.hole(h.Size); err != nil {
+		return tree.Content{}, err
 	}
 	sha, n, err := c.Put(ctx, "", tr)
 	if err != nil {
@@ -385,25 +561,30 @@ func isSparse(h *tar.Header) bool {
 
 // account computes the disk usage that containerd records with a snapshot:
 // what du would say on a file system with 4 KiB blocks.
-func (s *snapshot) account() {
+func (s *snapshot) account() error {
 	const block = 4096
-	seen := map[*tree.Inode]bool{}
-	var walk func(*entry)
-	walk = func(e *entry) {
-		if seen[e.Inode] {
-			return
+	links := map[*tree.Inode]int{}
+	var walk func(name string, e *entry) error
+	walk = func(name string, e *entry) error {
+		if links[e.Inode]++; links[e.Inode] > 1 {
+			if links[e.Inode] > ext4.MaxLinks {
+				return fmt.Errorf("entry %q: its file has more than %d hard links, which ext4 cannot hold", shorten(name), ext4.MaxLinks)
+			}
+			return nil
 		}
-		seen[e.Inode] = true
 		s.inodes++
 		if e.IsDir() {
 			s.size += block
 		}
 		s.size += (e.Data.Size + block - 1) / block * block
-		for _, child := range e.children {
-			walk(child)
+		for _, name := range slices.Sorted(maps.Keys(e.children)) {
+			if err := walk(name, e.children[name]); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	walk(s.root)
+	return walk("", s.root)
 }
 
 // nodes lists the snapshot's files below dir, parents first, in order.

@@ -37,9 +37,9 @@ func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Res
 	}
 	b := &baker{
 		cache: c, options: &o, snapshotter: snapshotter,
-		snapshots: map[string]*snapshot{},
-		blobs:     map[string]*store.Blob{},
-		state:     store.State{Schema: store.SchemaVersion},
+		snapshots: map[string]*snapshot{}, budget: newBudget(&o),
+		blobs: map[string]*store.Blob{},
+		state: store.State{Schema: store.SchemaVersion},
 	}
 	for i := range pinned {
 		if err := b.image(ctx, &pinned[i]); err != nil {
@@ -92,6 +92,10 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 	})
 	sources := newSources(c, o)
 	defer sources.close()
+	limits := make([]sizeLimit, len(pinned))
+	for i := range limits {
+		limits[i] = newSizeLimit(o)
+	}
 	var done atomic.Int64
 	errs := make([]error, len(jobs))
 	ctx, cancel := context.WithCancel(ctx)
@@ -99,7 +103,7 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 	var full atomic.Pointer[error]
 	parallel(len(jobs), func(n int) {
 		p, j := &pinned[jobs[n].image], jobs[n].layer
-		if err := sources.fetch(ctx, p, j, keep); err != nil {
+		if err := sources.fetch(ctx, p, j, keep, limits[jobs[n].image]); err != nil {
 			errs[n] = &ImageError{p.Source, err}
 			switch {
 			case fetch.NoRoom(err):
@@ -130,6 +134,7 @@ type baker struct {
 	order       []*snapshot
 	blobs       map[string]*store.Blob // by digest
 	state       store.State
+	budget      *budget
 }
 
 // image adds one image's snapshots, blobs and records.
@@ -218,11 +223,13 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	if err != nil {
 		return nil, err
 	}
-	s, err := applyLayer(ctx, b.cache, io.NewSectionReader(f, 0, st.Size()), diff, parent, b.options.SourceDate)
+	s, err := applyLayer(ctx, b.cache, io.NewSectionReader(f, 0, st.Size()), diff, parent, b.options.SourceDate, b.budget)
 	switch {
 	case errors.Is(err, errHostile):
 		return nil, fmt.Errorf("%w; it may be hostile: do not use it", err)
 	case fetch.NoRoom(err), errors.Is(err, context.Canceled):
+		return nil, err
+	case errors.As(err, new(*LimitError)):
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("%w; the image is broken, have it built again", err)

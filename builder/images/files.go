@@ -60,7 +60,7 @@ func openLayout(dir string) (source, error) {
 
 // openArchive opens a tar of an OCI layout, or what `docker save` writes; it
 // may be compressed with gzip or zstd.
-func openArchive(ctx context.Context, c *fetch.Cache, name string) (source, error) {
+func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
 	f, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("there is no archive %s: make it, or correct the image's archive, a file as seen from the Image's file", name)
@@ -72,7 +72,7 @@ func openArchive(ctx context.Context, c *fetch.Cache, name string) (source, erro
 		f.Close()
 		return nil, fmt.Errorf("image archive %s is a folder; where that is an OCI layout, name it as layout", name)
 	}
-	src, err := openTar(ctx, c, f, name)
+	src, err := openTar(ctx, c, f, name, sizeLimit{layer: imageLayers * o.maxLayer()})
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("opening image archive %s: %w", name, err)
@@ -80,8 +80,8 @@ func openArchive(ctx context.Context, c *fetch.Cache, name string) (source, erro
 	return src, nil
 }
 
-func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string) (source, error) {
-	var magic [4]byte
+func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string, limit sizeLimit) (source, error) {
+	var magic [sniffLen]byte
 	if _, err := f.ReadAt(magic[:], 0); err != nil && err != io.EOF {
 		return nil, err
 	}
@@ -96,12 +96,12 @@ func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string) (sour
 		}
 		key := "image archive, uncompressed\n" + hex.EncodeToString(h.Sum(nil))
 		sha, err := c.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
-			r, err := decompress(io.NewSectionReader(f, 0, 1<<62), compression)
+			r, err := decompress(contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}, compression, maxWindow)
 			if err == nil {
 				defer r.Close()
-				_, err = io.Copy(w, r)
+				_, err = io.Copy(w, &limited{r: r, limit: limit})
 			}
-			if err != nil && !errors.Is(err, context.Canceled) {
+			if err != nil && !errors.Is(err, context.Canceled) && !errors.As(err, new(*LimitError)) && !fetch.NoRoom(err) {
 				return fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
 			}
 			return err
@@ -145,6 +145,9 @@ type fileAt interface {
 	Stat() (os.FileInfo, error)
 }
 
+// maxArchiveFiles is far more than the blobs of any archive of images.
+const maxArchiveFiles = 1 << 17
+
 // tarBundle indexes a tar by name. Symbolic links, which `docker save` once
 // used for layers that two images share, are followed.
 func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
@@ -163,6 +166,9 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; it is cut short, damaged, or no tar: copy or make it again", position(sr), err)
 		}
 		name := path.Clean(h.Name)
+		if len(spans)+len(links) > maxArchiveFiles {
+			return nil, nil, fmt.Errorf("it has more than %d files; name an archive of images", maxArchiveFiles)
+		}
 		switch h.Typeflag {
 		case tar.TypeReg:
 			spans[name] = span{position(sr), h.Size}
@@ -388,7 +394,7 @@ func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Des
 	defer r.Close()
 	br := bufio.NewReaderSize(r, 1<<20)
 	if mediaType == "" {
-		magic, err := br.Peek(4)
+		magic, err := br.Peek(sniffLen)
 		if err != nil && err != io.EOF {
 			return Descriptor{}, err
 		}

@@ -6,7 +6,9 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"testing"
 
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/tree"
 )
 
@@ -19,3 +21,12 @@ func keysOf(m map[string]string) iter.Seq[string] { return maps.Keys(m) }
 func sha(s string) [32]byte { return sha256.Sum256([]byte(s)) }
 
 type nodeType = tree.Node
+
+func openCache(t testing.TB, dir string) *fetch.Cache {
+	t.Helper()
+	c, err := fetch.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}

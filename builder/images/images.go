@@ -53,6 +53,9 @@ type Options struct {
 	Stall time.Duration
 	// RetryWait is the first wait before a registry is asked again; 0: 1 s.
 	RetryWait time.Duration
+	// MaxLayer is how many bytes a layer may have uncompressed, MaxFiles how
+	// many files all images may have; 0: DefaultMaxLayer, DefaultMaxFiles.
+	MaxLayer, MaxFiles int64
 	// Progress, if set, is told what was done; calls may come from several
 	// goroutines.
 	Progress func(Progress)
@@ -218,6 +221,7 @@ func isIndex(mediaType string) bool {
 const (
 	ociIndex       = "application/vnd.oci.image.index.v1+json"
 	ociManifest    = "application/vnd.oci.image.manifest.v1+json"
+	ociLayer       = "application/vnd.oci.image.layer.v1.tar"
 	dockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
 	dockerConfig   = "application/vnd.docker.container.image.v1+json"
 	dockerLayer    = "application/vnd.docker.image.rootfs.diff.tar"
@@ -231,10 +235,11 @@ func isConfig(mediaType string) bool {
 	return mediaType == "application/vnd.oci.image.config.v1+json" || mediaType == dockerConfig
 }
 
-// compressionOf says how a layer is compressed: "", "gzip" or "zstd".
-func compressionOf(mediaType string) (string, error) {
+// mayBeCompressed says whether a layer of that media type is looked at for its
+// compression. containerd does that for all but the plain tar of OCI.
+func mayBeCompressed(mediaType string) (bool, error) {
 	for _, base := range []string{
-		"application/vnd.oci.image.layer.v1.tar",
+		ociLayer,
 		"application/vnd.oci.image.layer.nondistributable.v1.tar",
 		dockerLayer,
 		"application/vnd.docker.image.rootfs.foreign.diff.tar",
@@ -245,14 +250,12 @@ func compressionOf(mediaType string) (string, error) {
 		}
 		switch rest {
 		case "":
-			return "", nil
-		case "+gzip", ".gzip":
-			return "gzip", nil
-		case "+zstd", ".zstd":
-			return "zstd", nil
+			return strings.HasPrefix(base, "application/vnd.docker."), nil
+		case "+gzip", ".gzip", "+zstd", ".zstd":
+			return true, nil
 		}
 	}
-	return "", fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", mediaType)
+	return false, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", mediaType)
 }
 
 // Snapshotters whose store we can write.

@@ -244,7 +244,7 @@ func apply(t *testing.T, layers ...imagetest.Layer) (map[string]string, error) {
 			t.Fatal(err)
 		}
 		tw.Close()
-		s, err := applyLayer(t.Context(), c, sectionOf(buf.Bytes()), fmt.Sprint("blob", n), top, time.Unix(99, 0))
+		s, err := applyLayer(t.Context(), c, sectionOf(buf.Bytes()), fmt.Sprint("blob", n), top, time.Unix(99, 0), newBudget(&Options{}))
 		if err != nil {
 			return nil, err
 		}
@@ -298,7 +298,7 @@ func TestApply(t *testing.T) {
 		}, map[string]string{"link": "40700 5:6", "link/f": "100644 0:0"}},
 		{"capabilities go when a link changes the owner; ACLs stay", []imagetest.Layer{
 			imagetest.Script(
-				tar.Header{Name: "f", PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "c", "SCHILY.xattr.system.posix_acl_access": "a", "SCHILY.xattr.trusted.overlay.opaque": "y"}, Mode: 0o755},
+				tar.Header{Name: "f", PAXRecords: map[string]string{"SCHILY.xattr.security.capability": imagetest.Capability, "SCHILY.xattr.system.posix_acl_access": imagetest.ACL, "SCHILY.xattr.trusted.overlay.opaque": "y"}, Mode: 0o755},
 				imagetest.Hardlink("g", "f")),
 		}, map[string]string{"f": "100755 0:0 system.posix_acl_access", "g": "100755 0:0 system.posix_acl_access"}},
 	} {
@@ -449,7 +449,7 @@ func FuzzApply(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := applyLayer(context.Background(), c, sectionOf(b), "blob", nil, time.Unix(0, 0))
+		s, err := applyLayer(context.Background(), c, sectionOf(b), "blob", nil, time.Unix(0, 0), newBudget(&Options{}))
 		if err != nil {
 			return
 		}

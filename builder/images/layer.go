@@ -10,33 +10,48 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
 
-// sniff tells gzip and zstd by their first bytes.
+// sniff tells gzip and zstd by their first bytes, as containerd does.
 func sniff(b []byte) string {
 	switch {
 	case bytes.HasPrefix(b, []byte{0x1f, 0x8b}):
 		return "gzip"
 	case bytes.HasPrefix(b, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		return "zstd"
+	case len(b) >= 8 && b[0]&0xf0 == 0x50 && bytes.HasPrefix(b[1:], []byte{0x2a, 0x4d, 0x18}):
+		return "zstd" // a skippable frame first
 	}
 	return ""
 }
 
-func decompress(r io.Reader, compression string) (io.ReadCloser, error) {
+// sniffLen is how many bytes sniff looks at.
+const sniffLen = 8
+
+const (
+	// maxWindow is the largest zstd window that containerd takes. So much
+	// memory is needed to uncompress such a layer, so one is at a time; the
+	// others, several at a time, have to do with usualWindow, which is that of
+	// zstd --long.
+	maxWindow   = 512 << 20
+	usualWindow = 128 << 20
+)
+
+var errLargeWindow = errors.New("its zstd window is too large")
+
+func decompress(r io.Reader, compression string, window uint64) (io.ReadCloser, error) {
 	switch compression {
 	case "":
 		return io.NopCloser(r), nil
 	case "gzip":
 		return gzip.NewReader(bufio.NewReaderSize(r, 1<<20))
 	case "zstd":
-		// One goroutine's window is all it may take: several layers are
-		// uncompressed at a time.
-		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(256<<20))
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(window))
 		if err != nil {
 			return nil, err
 		}
@@ -112,17 +127,28 @@ type layerReader struct {
 	done bool
 }
 
-func newLayerReader(r io.Reader, l Layer) (*layerReader, error) {
+func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
 	sha, err := shaOf(l.Digest)
 	if err != nil {
 		return nil, err
 	}
-	compression, err := compressionOf(l.MediaType)
+	compressed, err := mayBeCompressed(l.MediaType)
 	if err != nil {
 		return nil, err
 	}
 	raw := newDigestReader(r, sha, l.Size)
-	un, err := decompress(raw, compression)
+	br := bufio.NewReaderSize(raw, 64<<10)
+	compression := ""
+	if compressed {
+		// Like containerd: what the bytes say counts, not which compression
+		// the media type names.
+		first, err := br.Peek(sniffLen)
+		if err != nil && err != io.EOF {
+			return nil, err
+		}
+		compression = sniff(first)
+	}
+	un, err := decompress(br, compression, window)
 	if err != nil {
 		return nil, raw.explain(err)
 	}
@@ -160,12 +186,25 @@ func (d *digestReader) explain(err error) error {
 		return d.err
 	}
 	// The bytes are right: fetching them again would not help.
+	switch {
+	case errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), which is what containerd takes", errLargeWindow, humanSize(maxWindow))
+	case errors.Is(err, zstd.ErrUnknownDictionary):
+		return errors.New("uncompressing it: it was compressed with a zstd dictionary, which containerd cannot have: have the image pushed again without")
+	}
 	return fmt.Errorf("uncompressing it: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
+}
+
+// unpacker is what bounds the layers of one image while they are uncompressed.
+type unpacker struct {
+	limit sizeLimit
+	// large is held by who needs more than usualWindow.
+	large *sync.Mutex
 }
 
 // fetchLayer brings a layer into the cache, uncompressed under its diffID,
 // and, if kept, as it is under its digest.
-func fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Layer, keep bool) error {
+func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Layer, keep bool) error {
 	sha, err := shaOf(l.Digest)
 	if err != nil {
 		return err
@@ -188,6 +227,24 @@ func fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Laye
 	if c.Has(diff) {
 		return nil
 	}
+	err = u.uncompress(ctx, c, src, ref, l, usualWindow)
+	if errors.Is(err, errLargeWindow) {
+		u.large.Lock()
+		defer u.large.Unlock()
+		err = u.uncompress(ctx, c, src, ref, l, maxWindow)
+	}
+	return err
+}
+
+func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Layer, window uint64) error {
+	sha, err := shaOf(l.Digest)
+	if err != nil {
+		return err
+	}
+	diff, err := shaOf(l.DiffID)
+	if err != nil {
+		return err
+	}
 	var raw io.ReadCloser
 	if c.Has(sha) {
 		f, err := c.OpenBlob(sha)
@@ -202,12 +259,12 @@ func fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Laye
 		return err
 	}
 	defer raw.Close()
-	r, err := newLayerReader(contextReader{ctx, raw}, l)
+	r, err := newLayerReader(contextReader{ctx, raw}, l, window)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	_, _, err = c.Put(ctx, diff, r)
+	_, _, err = c.Put(ctx, diff, &limited{r: r, limit: u.limit})
 	var de *fetch.DigestError
 	if errors.As(err, &de) && de.Want == diff {
 		return fmt.Errorf("uncompressed it is not the diffID of the image's config: %v; the image is inconsistent, have it pushed again", err)

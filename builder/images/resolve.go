@@ -346,11 +346,14 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	if len(config.RootFS.DiffIDs) != len(doc.Layers) {
 		return fail("it lists %d layers, the manifest %d; have the image pushed again", len(config.RootFS.DiffIDs), len(doc.Layers))
 	}
+	if len(doc.Layers) > maxLayers {
+		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))
+	}
 	var errs []error
 	for i, l := range doc.Layers {
 		l.Annotations, l.Platform = nil, nil
 		what := fmt.Sprintf("layer %d of %d", i+1, len(doc.Layers))
-		if _, err := compressionOf(l.MediaType); err != nil {
+		if _, err := mayBeCompressed(l.MediaType); err != nil {
 			errs = append(errs, badBlob(what, l, ref, src, err))
 		}
 		_, err1 := shaOf(l.Digest)

@@ -39,7 +39,7 @@ func openSource(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	case img.Layout != "":
 		return openLayout(at(img.Layout))
 	case img.Archive != "":
-		return openArchive(ctx, c, at(img.Archive))
+		return openArchive(ctx, c, at(img.Archive), o)
 	}
 	return newRegistry(o, at), nil
 }

@@ -15,6 +15,8 @@ type sources struct {
 	cache   *fetch.Cache
 	options *Options
 
+	large sync.Mutex // see unpacker
+
 	mu   sync.Mutex
 	open map[configs.ContainerImage]func() (source, error)
 }
@@ -46,7 +48,7 @@ func (s *sources) close() {
 
 // fetch brings layer j of an image into the cache. Nothing is opened where
 // the cache has it already.
-func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool) error {
+func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
 	l := p.Layers[j]
 	sha, err1 := shaOf(l.Digest)
 	diff, err2 := shaOf(l.DiffID)
@@ -61,7 +63,8 @@ func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool) error 
 	if err != nil {
 		return fmt.Errorf("image %s: %w", p.Ref, err)
 	}
-	err = again(ctx, src, ref, l.Digest, func() error { return fetchLayer(ctx, s.cache, src, ref, l, keep) })
+	u := unpacker{limit, &s.large}
+	err = again(ctx, src, ref, l.Digest, func() error { return u.fetchLayer(ctx, s.cache, src, ref, l, keep) })
 	if err != nil {
 		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, ref, src, err)
 	}

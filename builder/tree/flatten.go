@@ -17,7 +17,7 @@ const (
 // (.wh.NAME, .wh..wh..opq) take away and are not kept themselves. Now dates
 // folders that no layer has.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
-	m := merger{nodes: map[string]Node{}, now: now}
+	m := newMerger(now)
 	for _, l := range layers {
 		m.flatten(l)
 	}
@@ -28,7 +28,13 @@ func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 }
 
 func (m *merger) flatten(l Layer) {
+	clear(m.resolved)
 	var plain []Node
+	type mark struct {
+		where  string
+		itself bool
+	}
+	var marks []mark // carried out when all are found: none leads another astray
 	for _, n := range l.Nodes {
 		dir, base := path.Split(n.Path)
 		name, gone := strings.CutPrefix(base, whiteout)
@@ -43,12 +49,17 @@ func (m *merger) flatten(l Layer) {
 		}
 		switch {
 		case base == opaque:
-			m.drop(where, false)
-		case name == "" || strings.HasPrefix(name, whiteout):
+			marks = append(marks, mark{where, false})
+		case strings.HasPrefix(name, whiteout):
+			// What aufs kept for itself, as archives of old docker have it.
+		case name == "" || name == "." || name == "..":
 			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
-			m.drop(path.Join(where, name), true)
+			marks = append(marks, mark{below(where, name), true})
 		}
+	}
+	for _, gone := range marks {
+		m.drop(gone.where, gone.itself)
 	}
 	sortNodes(plain)
 	seen := map[string]string{}
@@ -71,6 +82,6 @@ func (m *merger) flatten(l Layer) {
 			m.drop(where, true)
 		}
 		n.Path = where
-		m.nodes[where] = n
+		m.set(n)
 	}
 }

@@ -3,6 +3,7 @@ package tree
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -24,7 +25,7 @@ const maxLinks = 40
 // layers is an error unless the later layer says Replace. Every conflict is
 // reported, not only the first.
 func Merge(layers []Layer, now time.Time) ([]Node, error) {
-	m := merger{nodes: map[string]Node{}, now: now}
+	m := newMerger(now)
 	for _, l := range layers {
 		m.add(l)
 	}
@@ -41,6 +42,34 @@ type merger struct {
 	nodes map[string]Node
 	now   time.Time
 	errs  []error
+	// resolved has where directories of the layer at hand are, so that a path
+	// costs its length, not that times its depth.
+	resolved map[string]string
+	// children of each directory, once something had to be dropped.
+	children map[string]map[string]bool
+}
+
+func newMerger(now time.Time) *merger {
+	return &merger{nodes: map[string]Node{}, now: now, resolved: map[string]string{}}
+}
+
+// set enters a node at its path.
+func (m *merger) set(n Node) {
+	if old, ok := m.nodes[n.Path]; ok && old.IsSymlink() != n.IsSymlink() {
+		clear(m.resolved) // paths led through it
+	}
+	m.nodes[n.Path] = n
+	if m.children != nil {
+		m.child(n.Path)
+	}
+}
+
+func (m *merger) child(p string) {
+	dir := path.Dir(p)
+	if m.children[dir] == nil {
+		m.children[dir] = map[string]bool{}
+	}
+	m.children[dir][p] = true
 }
 
 func (m *merger) list() []Node {
@@ -75,6 +104,7 @@ func (m *merger) errorf(layer, path, format string, args ...any) {
 
 func (m *merger) add(l Layer) {
 	m.remove(l)
+	clear(m.resolved)
 	nodes := slices.Clone(l.Nodes)
 	sortNodes(nodes)
 	seen := make(map[string]string, len(nodes)) // where each path went -> as the layer names it
@@ -110,14 +140,14 @@ func (m *merger) put(n Node, replace bool) {
 	old, ok := m.nodes[n.Path]
 	switch {
 	case !ok:
-		m.nodes[n.Path] = n
+		m.set(n)
 	case old.IsDir() && n.IsDir():
 	case old.IsDir():
 		m.errorf(n.Layer, n.Path, "is a directory in layer %s and %s here; remove one of them", old.layer(), n.kind())
 	case n.IsDir():
 		m.errorf(n.Layer, n.Path, "is a directory here and %s in layer %s; remove one of them", old.kind(), old.layer())
 	case replace:
-		m.nodes[n.Path] = n
+		m.set(n)
 	default:
 		m.errorf(n.Layer, n.Path, "layer %s has it already; say `replace: true` where this one shall win", old.layer())
 	}
@@ -174,7 +204,7 @@ func (m *merger) mkdirAll(dir, layer string) {
 		if _, ok := m.nodes[p]; ok {
 			return
 		}
-		m.nodes[p] = Node{Path: p, Layer: layer, Inode: m.dir()}
+		m.set(Node{Path: p, Layer: layer, Inode: m.dir()})
 		if p == "." {
 			return
 		}
@@ -183,13 +213,26 @@ func (m *merger) mkdirAll(dir, layer string) {
 
 // drop takes away what is below dir, and dir itself if asked to.
 func (m *merger) drop(dir string, itself bool) {
-	for q := range m.nodes {
-		if q != "." && (dir == "." || strings.HasPrefix(q, dir+"/")) {
-			delete(m.nodes, q)
+	if m.children == nil {
+		m.children = map[string]map[string]bool{}
+		for p := range m.nodes {
+			if p != "." {
+				m.child(p)
+			}
 		}
+	}
+	clear(m.resolved)
+	todo := slices.Collect(maps.Keys(m.children[dir]))
+	delete(m.children, dir)
+	for len(todo) > 0 {
+		p := todo[len(todo)-1]
+		todo = slices.AppendSeq(todo[:len(todo)-1], maps.Keys(m.children[p]))
+		delete(m.children, p)
+		delete(m.nodes, p)
 	}
 	if itself && dir != "." {
 		delete(m.nodes, dir)
+		delete(m.children[path.Dir(dir)], dir)
 	}
 }
 
@@ -198,11 +241,35 @@ func (m *merger) drop(dir string, itself bool) {
 // that the layer itself brought (seen) are not followed: an archive that
 // writes through its own link is a trick or a mistake.
 func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
-	at := "."
-	rest := strings.Split(dir, "/")
+	// The nearest directory above whose place is known, and what is missing.
+	known, rest := ".", []string{}
+	for p := dir; p != "." && p != "/" && p != ""; p = path.Dir(p) {
+		if at, ok := m.resolved[p]; ok {
+			known = at
+			break
+		}
+		rest = append(rest, p)
+	}
+	for _, p := range slices.Backward(rest) {
+		at, err := m.step(known, path.Base(p), seen)
+		if err != nil {
+			return "", err
+		}
+		m.resolved[p] = at
+		known = at
+	}
+	return known, nil
+}
+
+// step goes from a directory to what name is in it.
+func (m *merger) step(at, name string, seen map[string]string) (string, error) {
+	rest := []string{name} // a stack: the first to do is the last
 	for links := 0; len(rest) > 0; {
-		c := rest[0]
-		rest = rest[1:]
+		c, after, more := strings.Cut(rest[len(rest)-1], "/")
+		rest[len(rest)-1] = after
+		if !more {
+			rest = rest[:len(rest)-1]
+		}
 		switch c {
 		case "", ".":
 			continue
@@ -210,7 +277,7 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 			at = path.Dir(at)
 			continue
 		}
-		next := path.Join(at, c)
+		next := below(at, c)
 		n, ok := m.nodes[next]
 		switch {
 		case !ok || n.IsDir():
@@ -225,7 +292,7 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 			if strings.HasPrefix(n.Target, "/") {
 				at = "."
 			}
-			rest = append(strings.Split(n.Target, "/"), rest...)
+			rest = append(rest, n.Target)
 		default:
 			return "", fmt.Errorf("lies below %s, which is %s (of layer %s); take one of them out", next, n.kind(), n.layer())
 		}
@@ -233,7 +300,15 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 	return at, nil
 }
 
-// packInside is the cure for paths that leave the tree.
+// below is the path of a name in a directory.
+func below(dir, name string) string {
+	if dir == "." {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// packInside is the fix for paths that leave the tree.
 const packInside = "pack it again from inside its folder (tar -C FOLDER -cf FILE .)"
 
 // checkPath says what is wrong with a node's path.

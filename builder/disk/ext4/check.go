@@ -14,11 +14,18 @@ const (
 	maxName    = 255
 	maxPath    = 16 << 10 // far more than the 4096 bytes that a program can name
 	maxSymlink = blockSize - 1
-	maxLinks   = 65000
+
+	// MaxLinks is how many names a file may have.
+	MaxLinks = 65000
 
 	// maxProblems is how many problems of a tree are listed in one error.
 	maxProblems = 20
 )
+
+// Check says what ext4 cannot hold of a node: an attribute too large, a device
+// number, a time. Write refuses the same; whoever knows where a node comes from
+// can ask sooner.
+func Check(n tree.Node) error { return checkNode(&n) }
 
 // problems collects errors up to a limit, so that all of a tree's are seen at
 // once and a wholly broken one does not fill the screen.

@@ -142,8 +142,8 @@ func (v *volume) build() error {
 	v.number(root, lostNode, shared, &bad)
 	for i := range v.inodes {
 		in := &v.inodes[i]
-		if in.dir == nil && in.links > maxLinks {
-			bad.add("%s: %d hard links, ext4 allows %d", describe(in.node), in.links, maxLinks)
+		if in.dir == nil && in.links > MaxLinks {
+			bad.add("%s: %d hard links, ext4 allows %d", describe(in.node), in.links, MaxLinks)
 		}
 	}
 	return bad.err()
@@ -272,7 +272,7 @@ func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, 
 		}
 		v.inodes[e.inode-1].links++
 	}
-	if parent.links > maxLinks {
+	if parent.links > MaxLinks {
 		parent.links = 1 // dir_nlink: too many to count
 	}
 	for _, e := range d.entries {

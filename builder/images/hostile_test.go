@@ -1,0 +1,565 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/klauspost/compress/zstd"
+)
+
+func xattr(name, value string) tar.Header {
+	return tar.Header{Name: "f", Mode: 0o644, PAXRecords: map[string]string{"SCHILY.xattr." + name: value}}
+}
+
+func acl(version uint32, entries ...[3]uint32) string {
+	b := binary.LittleEndian.AppendUint32(nil, version)
+	for _, e := range entries {
+		b = binary.LittleEndian.AppendUint16(b, uint16(e[0]))
+		b = binary.LittleEndian.AppendUint16(b, uint16(e[1]))
+		b = binary.LittleEndian.AppendUint32(b, e[2])
+	}
+	return string(b)
+}
+
+// What the kernel rejects, containerd fails on; what it knows no namespace
+// for, containerd passes over.
+func TestXattrs(t *testing.T) {
+	const none = 1<<32 - 1
+	capability := func(magic uint32, n int) string {
+		return string(binary.LittleEndian.AppendUint32(nil, magic)) + strings.Repeat("\x00", n-4)
+	}
+	plain := func(e ...[3]uint32) string { return acl(2, e...) }
+	u, g, m, o := [3]uint32{1, 6, none}, [3]uint32{4, 4, none}, [3]uint32{16, 7, none}, [3]uint32{32, 4, none}
+	for _, tt := range []struct {
+		name   string
+		header tar.Header
+		want   string // what the file has; an error begins with "!"
+	}{
+		{"unknown namespace", xattr("com.apple.quarantine", "x"), ""},
+		{"system", xattr("system.nfs4_acl", "x"), ""},
+		{"no namespace", xattr("plain", "x"), ""},
+		{"trusted", xattr("trusted.overlay.redirect", "/x"), ""},
+		{"user", xattr("user.x", "1"), " user.x"},
+		{"label", xattr("security.selinux", "x"), " security.selinux"},
+		{"user without a name", xattr("user.", "x"), "!no name behind"},
+		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!a name of 256 bytes"},
+		{"value over 64 KiB", xattr("user.x", strings.Repeat("v", 64<<10+1)), "!more than the 65536"},
+		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has room"},
+		{"capability", xattr("security.capability", imagetest.Capability), " security.capability"},
+		{"capability of revision 3", xattr("security.capability", capability(0x03000001, 24)), " security.capability"},
+		{"capability of revision 1", xattr("security.capability", capability(0x01000000, 12)), "!not file capabilities"},
+		{"capability cut short", xattr("security.capability", imagetest.Capability[:19]), "!not file capabilities"},
+		{"capability of another size", xattr("security.capability", capability(0x02000000, 24)), "!not file capabilities"},
+		{"no capability", xattr("security.capability", ""), "!not file capabilities"},
+		{"ACL", xattr("system.posix_acl_access", imagetest.ACL), " system.posix_acl_access"},
+		{"ACL of another version", xattr("system.posix_acl_access", acl(1, u, g, o)), ""},
+		{"ACL cut short", xattr("system.posix_acl_access", imagetest.ACL[:9]), "!not a POSIX ACL"},
+		{"ACL without others", xattr("system.posix_acl_access", plain(u, g)), "!incomplete"},
+		{"ACL without a mask", xattr("system.posix_acl_access", plain(u, [3]uint32{2, 7, 5}, g, o)), "!incomplete"},
+		{"ACL out of order", xattr("system.posix_acl_access", plain(u, o, g)), "!out of order"},
+		{"ACL with an unknown tag", xattr("system.posix_acl_access", plain(u, g, o, [3]uint32{64, 4, 1})), "!unknown tag"},
+		{"ACL with unknown permissions", xattr("system.posix_acl_access", plain(u, g, [3]uint32{32, 8, none})), "!permissions"},
+		{"ACL for nobody", xattr("system.posix_acl_access", plain(u, [3]uint32{2, 7, none}, g, m, o)), "!nobody"},
+		{"default ACL of a file", xattr("system.posix_acl_default", imagetest.ACL), "!only a directory"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := apply(t, imagetest.Script(tt.header))
+			if why, bad := strings.CutPrefix(tt.want, "!"); bad {
+				wantError(t, err, `entry "f"`, why)
+				return
+			}
+			if err != nil || got["f"] != "100644 0:0"+tt.want {
+				t.Errorf("%q, %v", got["f"], err)
+			}
+		})
+	}
+	// chmod, which comes last, changes the ACL too.
+	if got := aclWithMode(imagetest.ACL, 0o741); got != acl(2, [3]uint32{1, 7, none}, [3]uint32{2, 7, 1000}, [3]uint32{4, 4, none}, [3]uint32{16, 4, none}, [3]uint32{32, 1, none}) {
+		t.Errorf("%x", got)
+	}
+}
+
+func TestImpossibleOwnersAndDevices(t *testing.T) {
+	for _, tt := range []struct {
+		h    tar.Header
+		want string
+	}{
+		{tar.Header{Uid: 1<<32 - 1}, "owner 4294967295 is not possible"},
+		{tar.Header{Gid: 1<<32 - 1}, "group 4294967295 is not possible"},
+		{tar.Header{Uid: 1 << 32}, "owner 4294967296 is not possible"},
+		{tar.Header{Typeflag: tar.TypeChar, Devmajor: 4096}, "device 4096:0 is beyond"},
+		{tar.Header{Typeflag: tar.TypeBlock, Devminor: 1 << 20}, "device 0:1048576 is beyond"},
+	} {
+		tt.h.Name = "f"
+		_, err := apply(t, imagetest.Script(tt.h))
+		wantError(t, err, `entry "f"`, tt.want)
+	}
+}
+
+// Names that only the whiteout's prefix makes longer than 255 bytes.
+func TestWhiteoutsOfLongNames(t *testing.T) {
+	for n := 250; n <= 255; n++ {
+		name := strings.Repeat("n", n)
+		got, err := apply(t, imagetest.Script(imagetest.File(name, 0o644, 0, 0, "")), imagetest.Script(imagetest.Whiteout(name)))
+		if err != nil || got[name] != "20000 0:0" {
+			t.Errorf("%d bytes: %v, %v", n, got, err)
+		}
+	}
+	_, err := apply(t, imagetest.Script(imagetest.Whiteout(strings.Repeat("n", 256))))
+	wantError(t, err, "260 bytes")
+}
+
+// Whatever order a layer lists its entries in, its whiteouts mean the same.
+func TestOrderOfWhiteouts(t *testing.T) {
+	dir, file := imagetest.Dir, imagetest.File
+	base := imagetest.Script(dir("d", 0o750, 1, 2), file("d/old", 0o644, 0, 0, ""), dir("d/sub", 0o711, 3, 4), file("d/sub/x", 0o644, 0, 0, ""), file("f", 0o644, 0, 0, ""), dir("e", 0o755, 0, 0), file("e/x", 0o644, 0, 0, ""))
+	for name, steps := range map[string][]any{
+		"removed and made again":      {imagetest.Whiteout("d"), dir("d", 0o700, 5, 6), file("d/new", 0o644, 0, 0, "")},
+		"implied directory":           {imagetest.Whiteout("d"), file("d/new", 0o644, 0, 0, "")},
+		"opaque":                      {imagetest.Opaque("d"), dir("d", 0o700, 5, 6), file("d/new", 0o644, 0, 0, ""), file("d/sub/y", 0o644, 0, 0, "")},
+		"file in place of directory":  {imagetest.Whiteout("d"), imagetest.Whiteout("d/old"), imagetest.Opaque("d/sub"), file("d", 0o600, 5, 6, "")},
+		"removed at two levels":       {imagetest.Whiteout("d"), imagetest.Whiteout("d/old"), imagetest.Whiteout("f")},
+		"opaque and removed":          {imagetest.Opaque("d"), imagetest.Whiteout("d"), imagetest.Whiteout("d/old")},
+		"through a link of the layer": {imagetest.Symlink("l", "e"), imagetest.Whiteout("l/x"), imagetest.Whiteout("f")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var first map[string]string
+			permute(steps, func(order []any) {
+				got, err := apply(t, base, imagetest.Script(order...))
+				if err != nil {
+					t.Fatalf("%v: %v", order, err)
+				}
+				if first == nil {
+					first = got
+					t.Log(got)
+				}
+				if !reflect.DeepEqual(got, first) {
+					t.Errorf("%v:\n got %v\nwant %v", order, got, first)
+				}
+			})
+			for p, what := range first {
+				if what == "20000 0:0" && first[filepath.Dir(p)] == "20000 0:0" {
+					t.Errorf("%s lies below a whiteout", p)
+				}
+			}
+		})
+	}
+	// What the base had must not come back.
+	got, err := apply(t, base, imagetest.Script(imagetest.Whiteout("d"), dir("d", 0o700, 5, 6)))
+	if err != nil || got["d"] != "40700 5:6 trusted.overlay.opaque" {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// permute calls f with the steps in every order in which a directory still
+// comes before what is in it.
+func permute(steps []any, f func([]any)) {
+	name := func(s any) string {
+		switch s := s.(type) {
+		case tar.Header:
+			return strings.TrimSuffix(s.Name, "/")
+		default:
+			return reflect.ValueOf(s).FieldByName("Header").FieldByName("Name").String()
+		}
+	}
+	var rec func(done, left []any)
+	rec = func(done, left []any) {
+		if len(left) == 0 {
+			f(done)
+			return
+		}
+		for i, s := range left {
+			rest := slices.Delete(slices.Clone(left), i, i+1)
+			mark := strings.Contains(name(s), ".wh.")
+			if !mark && slices.ContainsFunc(rest, func(r any) bool {
+				return !strings.Contains(name(r), ".wh.") && strings.HasPrefix(name(s), name(r)+"/")
+			}) {
+				continue
+			}
+			rec(append(slices.Clone(done), s), rest)
+		}
+	}
+	rec(nil, steps)
+}
+
+func smallLimits(o *Options) { o.MaxLayer, o.MaxFiles = 1<<20, 1000 }
+
+// A few KiB that claim to be more are refused, and the message says where.
+func TestLayerBombs(t *testing.T) {
+	zeros := func(n int) imagetest.Layer {
+		return imagetest.Script(imagetest.File("zeros", 0o644, 0, 0, string(make([]byte, n))))
+	}
+	names := imagetest.Layer{Tar: func(w *imagetest.Writer) error {
+		for n := range 1100 {
+			if err := w.Put(tar.Header{Name: fmt.Sprint("f", n)}, ""); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	deep := imagetest.Layer{Tar: func(w *imagetest.Writer) error {
+		for n := range 3 {
+			if err := w.Put(tar.Header{Name: fmt.Sprint(n) + strings.Repeat("/d", 1500)}, ""); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	links := imagetest.Layer{Tar: func(w *imagetest.Writer) error {
+		target := "."
+		for n := range 200 {
+			if err := w.Put(tar.Header{Name: fmt.Sprint("l", n), Typeflag: tar.TypeSymlink, Linkname: target}, ""); err != nil {
+				return err
+			}
+			target = strings.Repeat("./", 1000) + fmt.Sprint("l", n)
+		}
+		for n := range 20 {
+			if err := w.Put(tar.Header{Name: fmt.Sprint("l199/f", n)}, ""); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	whiteouts := imagetest.Layer{Tar: func(w *imagetest.Writer) error {
+		for n := range 1100 {
+			if err := w.Put(tar.Header{Name: fmt.Sprint(".wh.f", n)}, ""); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+	zstdZeros := zeros(2 << 20)
+	zstdZeros.Compression = "zstd"
+	for name, tt := range map[string]struct {
+		layers []imagetest.Layer
+		want   []string
+	}{
+		"zeros":     {[]imagetest.Layer{zeros(100), zeros(2 << 20)}, []string{"layer 2 of 2 sha256:", "more than 1.0 MiB", "raise imageStore.maxLayerSize"}},
+		"zstd":      {[]imagetest.Layer{zstdZeros}, []string{"layer 1 of 1 sha256:", "more than 1.0 MiB", "raise imageStore.maxLayerSize"}},
+		"together":  {[]imagetest.Layer{zeros(1000 << 10), zeros(1001 << 10), zeros(1002 << 10), zeros(1003 << 10), zeros(1004 << 10)}, []string{"of 5 sha256:", "more than 4.0 MiB", "raise imageStore.maxLayerSize"}},
+		"names":     {[]imagetest.Layer{names}, []string{"layer 1 of 1 (sha256:", "more than 1000 files", "raise imageStore.maxFiles"}},
+		"deep":      {[]imagetest.Layer{deep}, []string{"layer 1 of 1 (sha256:", "raise imageStore.maxFiles"}},
+		"links":     {[]imagetest.Layer{links}, []string{"layer 1 of 1 (sha256:", "elements together", "raise imageStore.maxFiles"}},
+		"whiteouts": {[]imagetest.Layer{zeros(1), whiteouts}, []string{"layer 2 of 2 (sha256:", "more than 1000 files", "raise imageStore.maxFiles"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, imgs := writeLayout(t, imagetest.Image{Ref: "edgebake.test/bomb:1", Layers: tt.layers})
+			c, o := newCache(t), testOptions()
+			smallLimits(&o)
+			_, err := resolveAndBake(t, c, o, imgs)
+			wantError(t, err, append(tt.want, "edgebake.test/bomb:1")...)
+			if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "damaged") {
+				t.Error(err)
+			}
+			var ie *ImageError
+			var le *LimitError
+			if !errors.As(err, &ie) || !errors.As(err, &le) {
+				t.Errorf("%v is not tied to the image, or is no limit", err)
+			}
+			unpoisoned(t, c)
+		})
+	}
+}
+
+// A tar of a few KiB with a file that claims 2 GiB, in each form.
+func TestSparseBomb(t *testing.T) {
+	for name, records := range map[string]map[string]string{
+		"1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "big", "GNU.sparse.realsize": fmt.Sprint(2 << 30)},
+		"0.1": {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "big", "GNU.sparse.size": fmt.Sprint(2 << 30), "GNU.sparse.numblocks": "1", "GNU.sparse.map": "0,512"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCache(t)
+			_, err := applyLayer(t.Context(), c, sectionOf(sparseTar(t, records)), "blob", nil, time.Unix(0, 0), newBudget(&Options{}))
+			wantError(t, err, `entry "big"`, "2.0 GiB", "more than 1.0 GiB", "imageStore.maxLayerSize")
+			unpoisoned(t, c)
+			if raised, err := c.TempDir(); err != nil || raised == "" {
+				t.Error(err)
+			}
+		})
+	}
+	small := map[string]string{"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "big", "GNU.sparse.realsize": fmt.Sprint(2 << 20)}
+	s, err := applyLayer(t.Context(), newCache(t), sectionOf(sparseTar(t, small)), "blob", nil, time.Unix(0, 0), newBudget(&Options{}))
+	if err != nil || s.root.children["big"].Data.Size != 2<<20 {
+		t.Errorf("a small one: %v", err)
+	}
+}
+
+// sparseTar writes what archive/tar only reads.
+func sparseTar(t *testing.T, records map[string]string) []byte {
+	t.Helper()
+	var pax bytes.Buffer
+	for _, k := range slices.Sorted(maps.Keys(records)) {
+		line := fmt.Sprintf(" %s=%s\n", k, records[k])
+		n := len(line) + 2
+		if n >= 100 {
+			n++
+		}
+		fmt.Fprintf(&pax, "%d%s", n, line)
+	}
+	block := func(name string, flag byte, body []byte) []byte {
+		h := make([]byte, 512)
+		copy(h, name)
+		copy(h[100:], "0000644\x000000000\x000000000\x00")
+		copy(h[124:], fmt.Sprintf("%011o\x00%011o\x00        ", len(body), 0))
+		h[156] = flag
+		copy(h[257:], "ustar\x0000")
+		sum := 0
+		for _, c := range h {
+			sum += int(c)
+		}
+		copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+		return append(h, append(body, make([]byte, (512-len(body)%512)%512)...)...)
+	}
+	data := make([]byte, 512)
+	if records["GNU.sparse.major"] == "1" {
+		data = append([]byte("1\n0\n512\n"), make([]byte, 504+512)...)
+	}
+	out := block("PaxHeaders/big", 'x', pax.Bytes())
+	out = append(out, block("GNUSparseFile/big", '0', data)...)
+	return append(out, make([]byte, 1024)...)
+}
+
+// What lies deep costs no more than its length: 1500 directories, of which each
+// layer declares nothing, on top of each other, laid out on a disk.
+func TestDeepPathsAreCheap(t *testing.T) {
+	deep := func(name string) imagetest.Layer {
+		return imagetest.Layer{Tar: func(w *imagetest.Writer) error {
+			for n := range 20 {
+				if err := w.Put(tar.Header{Name: strings.Repeat("d/", 1500) + fmt.Sprint(name, n)}, "x"); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}
+	var layers []imagetest.Layer
+	for n := range 6 {
+		layers = append(layers, deep(fmt.Sprint("f", n)))
+	}
+	_, imgs := writeLayout(t, imagetest.Image{Ref: "edgebake.test/deep:1", Layers: layers})
+	start := time.Now()
+	c := newCache(t)
+	r := mustBake(t, c, testOptions(), imgs)
+	merged, err := tree.Merge([]tree.Layer{{Name: "images", Nodes: r.Nodes}}, testOptions().SourceDate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	baked := time.Since(start)
+	_, err = disk.Compute(disk.Spec{ID: "x", Arch: "amd64", SourceDate: testOptions().SourceDate, Partitions: []disk.Partition{{Label: "DATA", FS: disk.Ext4, Nodes: merged}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d nodes: merged after %v, laid out after %v", len(r.Nodes), baked, time.Since(start))
+	if d := time.Since(start); d > time.Minute {
+		t.Errorf("%d nodes took %v", len(r.Nodes), d)
+	}
+}
+
+// More layers than overlayfs stacks are refused before anything is fetched.
+func TestTooManyLayers(t *testing.T) {
+	many := func(n int) []configs.ContainerImage {
+		var layers []imagetest.Layer
+		for i := range n {
+			layers = append(layers, imagetest.Script(imagetest.File(fmt.Sprint(i), 0o644, 0, 0, "")))
+		}
+		_, imgs := writeLayout(t, imagetest.Image{Ref: "edgebake.test/tall:1", Layers: layers})
+		return imgs
+	}
+	_, err := Resolve(t.Context(), newCache(t), many(501), testOptions())
+	wantError(t, err, "edgebake.test/tall:1", "it has 501 layers", "500")
+	c := newCache(t)
+	r := mustBake(t, c, testOptions(), many(500))
+	if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The bytes say how a layer is compressed, as in containerd.
+func TestCompressionIsSniffed(t *testing.T) {
+	const oci = "application/vnd.oci.image.layer.v1.tar"
+	for _, docker := range []bool{false, true} {
+		types := []string{oci + "+gzip", oci + "+zstd"}
+		if docker {
+			types = []string{dockerLayer, dockerLayer + ".gzip", dockerLayer + ".zstd"}
+		}
+		for _, mediaType := range types {
+			for _, compression := range []string{"gzip", "zstd", "none"} {
+				l := imagetest.Script(imagetest.File("f", 0o644, 0, 0, "x"))
+				l.Compression, l.MediaType = compression, mediaType
+				_, imgs := writeLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Docker: docker, Layers: []imagetest.Layer{l}})
+				if _, err := resolveAndBake(t, newCache(t), testOptions(), imgs); err != nil {
+					t.Errorf("%s as %s: %v", compression, mediaType, err)
+				}
+			}
+		}
+	}
+}
+
+// layerOfBytes makes an image's second layer of these bytes, whose tar is raw.
+func layerOfBytes(l *layout, blob, raw []byte, compression string) {
+	diff, _ := l.putRaw(raw)
+	l.change(func(m, c jsonDoc) {
+		d := layerOf(m, 1)
+		d["digest"], d["size"] = l.putRaw(blob)
+		d["mediaType"] = "application/vnd.oci.image.layer.v1.tar+" + compression
+		c["rootfs"].(jsonDoc)["diff_ids"].([]any)[1] = diff
+	})
+}
+
+func tarOf(t *testing.T, l imagetest.Layer) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	if err := l.Tar(&imagetest.Writer{Writer: tw}); err != nil {
+		t.Fatal(err)
+	}
+	tw.Close()
+	return buf.Bytes()
+}
+
+// Windows up to what containerd takes are taken, and a larger one is not
+// called damage.
+func TestZstdWindows(t *testing.T) {
+	raw := tarOf(t, imagetest.Script(imagetest.File("f", 0o644, 0, 0, "x")))
+	for _, tt := range []struct {
+		log  int
+		want string
+	}{{20, ""}, {27, ""}, {28, ""}, {29, ""}, {30, "--long=29"}, {31, "--long=29"}} {
+		l := newLayout(t, small("edgebake.test/a:1", "a"))
+		// A frame by hand: the header, one raw block.
+		frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, byte(tt.log-10) << 3}
+		head := uint32(1 | len(raw)<<3)
+		frame = append(append(frame, byte(head), byte(head>>8), byte(head>>16)), raw...)
+		layerOfBytes(l, frame, raw, "zstd")
+		_, err := resolveAndBake(t, newCache(t), testOptions(), l.imgs)
+		if tt.want == "" {
+			if err != nil {
+				t.Errorf("window of 2^%d bytes: %v", tt.log, err)
+			}
+			continue
+		}
+		wantError(t, err, "layer 2 of 2", tt.want)
+		if strings.Contains(err.Error(), "damaged") || strings.Contains(err.Error(), "cut short") {
+			t.Errorf("nothing is damaged: %v", err)
+		}
+	}
+	// A frame to be skipped comes first.
+	l := newLayout(t, small("edgebake.test/a:1", "a"))
+	z, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layerOfBytes(l, z.EncodeAll(raw, []byte{0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 'h', 'i'}), raw, "zstd")
+	if _, err := resolveAndBake(t, newCache(t), testOptions(), l.imgs); err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzLayerReader feeds a layer that may be compressed in any way: what comes
+// out is bounded.
+func FuzzLayerReader(f *testing.F) {
+	raw := []byte(strings.Repeat("a tar, say ", 100))
+	var gz bytes.Buffer
+	w := gzip.NewWriter(&gz)
+	w.Write(raw)
+	w.Close()
+	z, err := zstd.NewWriter(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range [][]byte{raw, gz.Bytes(), z.EncodeAll(raw, nil), {}} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sum := sha(string(b))
+		l := Layer{Descriptor: Descriptor{MediaType: ociLayer + "+gzip", Digest: fmt.Sprintf("sha256:%x", sum), Size: int64(len(b))}}
+		r, err := newLayerReader(bytes.NewReader(b), l, 8<<20)
+		if err != nil {
+			return
+		}
+		defer r.Close()
+		n, err := io.Copy(io.Discard, &limited{r: r, limit: sizeLimit{layer: 1 << 20}})
+		if n > 1<<20 {
+			t.Errorf("%d bytes came out: %v", n, err)
+		}
+	})
+}
+
+// FuzzApplyOver puts a damaged layer on top of a sound one, within a budget.
+func FuzzApplyOver(f *testing.F) {
+	lower := imagetest.Nasty("x:1", "")
+	write := func(l imagetest.Layer) []byte {
+		var buf bytes.Buffer
+		tw := tar.NewWriter(&buf)
+		if err := l.Tar(&imagetest.Writer{Writer: tw}); err != nil {
+			f.Fatal(err)
+		}
+		tw.Close()
+		return buf.Bytes()
+	}
+	base := write(lower.Layers[0])
+	for _, l := range lower.Layers[1:5] {
+		f.Add(write(l))
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := openCache(t, dir)
+		limit := newBudget(&Options{MaxFiles: 2000, MaxLayer: 8 << 20})
+		low, err := applyLayer(t.Context(), c, sectionOf(base), "low", nil, time.Unix(0, 0), limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := applyLayer(t.Context(), c, sectionOf(b), "blob", low, time.Unix(0, 0), limit)
+		if err != nil {
+			return
+		}
+		nodes := s.nodes("fs", "", nil)
+		if len(nodes) > 2000 {
+			t.Errorf("%d names", len(nodes))
+		}
+		if _, err := tree.Merge([]tree.Layer{{Name: "images", Nodes: nodes}}, time.Unix(0, 0)); err != nil {
+			t.Errorf("what was unpacked cannot be merged: %v", err)
+		}
+	})
+}
+
+// The same layer gives the same snapshot, whatever order its maps are walked in.
+func TestHostileOrderIsStable(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	steps := []any{imagetest.Dir("d", 0o755, 0, 0)}
+	for n := range 50 {
+		steps = append(steps, imagetest.File(fmt.Sprint("d/", n), 0o644, n, n, ""))
+	}
+	var first map[string]string
+	for range 5 {
+		random.Shuffle(len(steps)-1, func(i, j int) { steps[i+1], steps[j+1] = steps[j+1], steps[i+1] })
+		got, err := apply(t, imagetest.Script(steps...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = got
+		}
+		if !reflect.DeepEqual(first, got) {
+			t.Error("the order changed the result")
+		}
+	}
+}
