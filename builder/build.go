@@ -194,6 +194,8 @@ func (b *build) imageOptions() images.Options {
 	return images.Options{
 		Arch:       b.img.Arch,
 		KeepLayers: b.img.ImageStore.KeepLayers,
+		MaxLayer:   b.img.ImageStore.MaxLayer(),
+		MaxFiles:   b.img.ImageStore.MaxFiles,
 		Sandbox:    b.img.Containerd.Sandbox,
 		Registries: b.img.Registries,
 		Dir:        b.Dir,
@@ -283,7 +285,7 @@ func contentSize(nodes []tree.Node) (n int64) {
 func (b *build) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	layout, err := disk.Compute(b.spec(id, c))
 	if err != nil {
-		return nil, err
+		return nil, b.placeNodes(err)
 	}
 	c.facts.Info.Partitions = layout.Parts
 	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -259,6 +260,17 @@ func TestBuildRefuses(t *testing.T) {
 		{name: "archive is something else", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "base.tar"), bytes.Repeat([]byte("no tar "), 1000), 0o644)
 		}, want: []string{"base.tar: this is no tar archive"}},
+		{name: "an attribute that no ext4 holds", base: func() []buildtest.Entry {
+			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "usr/bin/heavy", Mode: 0o755, PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("v", 5000)}}})
+		}(), want: []string{"base.tar: usr/bin/heavy: extended attributes take"}},
+		{name: "attributes and times, on both file systems", base: func() []buildtest.Entry {
+			heavy := map[string]string{"SCHILY.xattr.user.x": strings.Repeat("v", 5000)}
+			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "var/lib/heavy", PAXRecords: heavy}},
+				buildtest.Entry{Header: tar.Header{Name: "usr/bin/late", ModTime: time.Date(2500, 1, 1, 0, 0, 0, 0, time.UTC)}})
+		}(), want: []string{"base.tar: usr/bin/late: modification time", "base.tar: lib/heavy: extended attributes take"}},
+		{name: "capabilities that are none", base: func() []buildtest.Entry {
+			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "usr/bin/ping", PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "x"}}})
+		}(), want: []string{"base.tar: usr/bin/ping: file capabilities of 1 bytes"}},
 		{name: "disk too small", edit: func(s string) string { return s + "disk: {root: 64MiB}\n" }, want: []string{"ROOT-A"}},
 	}
 	for _, tt := range tests {

@@ -121,7 +121,7 @@ func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) 
 	if err != nil {
 		return nil, err
 	}
-	recipe := "pinned images 1 " + b.img.Arch + " " + string(key)
+	recipe := "pinned images 2 " + b.img.Arch + " " + string(key)
 	pinned, err := b.pinOnce(ctx, recipe, wanted)
 	if err != nil || images.DocumentsCached(b.Cache, pinned) {
 		return pinned, err

@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
@@ -49,6 +51,53 @@ func (b *build) place(err error) error {
 	return errors.Join(errs...)
 }
 
+// placeNodes ties what a file system cannot hold to the layers that the files
+// come from, as place does.
+func (b *build) placeNodes(err error) error {
+	var found []*ext4.NodeError
+	var collect func(error)
+	collect = func(err error) {
+		var n *ext4.NodeError
+		switch e := err.(type) {
+		case interface{ Unwrap() []error }:
+			for _, e := range e.Unwrap() {
+				collect(e)
+			}
+		case interface{ Unwrap() error }:
+			if !errors.As(err, &n) || n != err {
+				collect(e.Unwrap())
+				return
+			}
+			found = append(found, n)
+		}
+	}
+	collect(err)
+	if len(found) == 0 {
+		return err
+	}
+	var errs []error
+	for _, n := range found {
+		errs = append(errs, &tree.LayerError{Layer: n.Node.Layer, Path: n.Node.Path, Err: n.Err})
+	}
+	return b.place(errors.Join(errs...))
+}
+
+// imageField is the field that an image on board comes from, empty where that
+// is a manifest.
+func (b *build) imageField(ref string) string {
+	for _, p := range b.pinned {
+		if p.Ref != ref {
+			continue
+		}
+		for _, w := range b.wanted {
+			if w.Ref == p.Source.Ref {
+				return w.Field
+			}
+		}
+	}
+	return ""
+}
+
 // layerField is the field that a layer, or a file of it, comes from; empty
 // where none does.
 func (b *build) layerField(layer, path string) string {
@@ -56,6 +105,9 @@ func (b *build) layerField(layer, path string) string {
 		if i := slices.IndexFunc(b.img.Files, func(f configs.File) bool { return f.Path == "/"+path }); i >= 0 {
 			return fmt.Sprintf("files[%d].path", i)
 		}
+	}
+	if ref, ok := strings.CutPrefix(layer, images.LayerPrefix); ok {
+		return b.imageField(ref)
 	}
 	return b.fields[layer]
 }

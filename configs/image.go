@@ -227,6 +227,22 @@ type ImageStore struct {
 	// KeepLayers keeps the compressed layers too, which only `ctr images
 	// export` needs.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
+	// MaxLayerSize is how large a layer may be uncompressed, e.g. 20GiB; 8GiB
+	// unless set. All layers of an image may have four times, the sparse files
+	// of all images an eighth of it.
+	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty"`
+	// MaxFiles is how many files and directories all images may have together;
+	// 2000000 unless set.
+	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1"`
+}
+
+// MaxLayer is MaxLayerSize in bytes, 0 where it is not set.
+func (s *ImageStore) MaxLayer() int64 {
+	n, err := ParseSize(s.MaxLayerSize)
+	if err != nil {
+		return 0 // Validate has told
+	}
+	return n
 }
 
 // Registry is how one registry is reached while building.

@@ -118,6 +118,14 @@ func (i *Image) Validate() Problems {
 	i.validatePrograms(&probs)
 	i.validateImages(&probs)
 	i.validateFiles(&probs)
+	if s := i.ImageStore.MaxLayerSize; s != "" {
+		if _, err := ParseSize(s); err != nil {
+			probs.add("imageStore.maxLayerSize", "%v", err)
+		}
+	}
+	if i.ImageStore.MaxFiles < 0 {
+		probs.add("imageStore.maxFiles", "must be at least 1")
+	}
 	i.Kernel.validate(&probs)
 	for _, f := range []struct{ path, size string }{{"disk.root", i.Disk.Root}, {"disk.data", i.Disk.Data}} {
 		if f.size == "" {

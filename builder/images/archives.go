@@ -46,6 +46,10 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 		if err != nil {
 			return nil, err
 		}
+		names := []string{ref.Repo() + "@" + p.named().Digest}
+		if p.Direct {
+			names = append(names, ref.Repo()+"@"+p.Target.Digest)
+		}
 		name := fmt.Sprintf("%03d-%s.tar", n, fileName(p.Ref))
 		t.file(dir+"/"+name, 0o644, data)
 		var size int64
@@ -53,9 +57,9 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 			size += l.Size
 		}
 		index.Archives = append(index.Archives, ondisk.ImportArchive{
-			File: name, Ref: p.Ref, Digest: p.Target.Digest, Size: data.Size, SHA256: data.Blob,
+			File: name, Ref: p.Ref, Digest: p.named().Digest, Size: data.Size, SHA256: data.Blob,
 			Platform: "linux/" + o.Arch,
-			Names:    []string{ref.Repo() + "@" + p.Target.Digest},
+			Names:    names,
 			Labels:   map[string]string{store.LabelManaged: "managed", store.LabelPinned: "pinned", store.LabelBaked: "true"},
 		})
 		r.Images = append(r.Images, ondisk.ImageRef{Ref: p.Ref, Digest: p.Target.Digest, Size: size})
@@ -85,7 +89,7 @@ func fileName(ref string) string {
 
 // archive makes an OCI archive of one image, for its platform alone.
 func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, error) {
-	annotated := p.Target
+	annotated := p.named()
 	annotated.Annotations = map[string]string{annotationImageName: p.Ref, annotationRefName: p.Ref}
 	index, err := json.Marshal(struct {
 		SchemaVersion int          `json:"schemaVersion"`
@@ -95,7 +99,7 @@ func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, erro
 	if err != nil {
 		return tree.Content{}, err
 	}
-	blobs := []Descriptor{p.Target, p.Manifest, p.Config}
+	blobs := []Descriptor{p.named(), p.Manifest, p.Config}
 	for _, l := range p.Layers {
 		blobs = append(blobs, l.Descriptor)
 	}

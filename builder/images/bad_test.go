@@ -144,6 +144,11 @@ func (l *layout) change(edit func(manifest, config jsonDoc)) {
 	if mt, ok := manifest["mediaType"]; ok {
 		entry["mediaType"] = mt
 	}
+	l.writeIndex(index)
+}
+
+func (l *layout) writeIndex(index jsonDoc) {
+	l.t.Helper()
 	raw, err := json.Marshal(index)
 	if err != nil {
 		l.t.Fatal(err)

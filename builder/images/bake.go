@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -166,17 +167,22 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 		}
 	}
 	b.blob(p.Manifest, manifest)
-	if p.Target.Digest != p.Manifest.Digest {
-		b.blob(p.Target, map[string]string{store.LabelGCManifest + "0": p.Manifest.Digest})
+	target := p.named()
+	if target.Digest != p.Manifest.Digest {
+		b.blob(target, map[string]string{store.LabelGCManifest + "0": p.Manifest.Digest})
 	}
 
 	date := b.options.SourceDate
-	for _, name := range store.RecordNames(ref.Repo(), ref.Tag, p.Target.Digest, p.Config.Digest) {
+	names := store.RecordNames(ref.Repo(), ref.Tag, target.Digest, p.Config.Digest)
+	if p.Direct { // pods may name the index
+		names = append(names, ref.Repo()+"@"+p.Target.Digest)
+	}
+	for _, name := range names {
 		if slices.ContainsFunc(b.state.Images, func(i store.Image) bool { return i.Name == name }) {
 			continue // the same image under another tag
 		}
 		b.state.Images = append(b.state.Images, store.Image{
-			Name: name, MediaType: p.Target.MediaType, Digest: p.Target.Digest, Size: p.Target.Size,
+			Name: name, MediaType: target.MediaType, Digest: target.Digest, Size: target.Size,
 			Labels: map[string]string{
 				store.LabelManaged: "managed",
 				store.LabelPinned:  "pinned",
@@ -236,9 +242,22 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	}
 	s.chainID, s.diffID = chainID, l.DiffID
 	s.id = uint64(len(b.order) + 1)
+	if n := s.mountLength(); n > mountOptions {
+		return nil, fmt.Errorf("to mount the image's layers takes %d bytes, the kernel has room for %d: have the image built with fewer layers", n, mountOptions)
+	}
 	b.snapshots[chainID] = s
 	b.order = append(b.order, s)
 	return s, nil
+}
+
+// mountLength is what overlayfs is told of a snapshot and those below it: each
+// as NUMBER/fs, with a colon between.
+func (s *snapshot) mountLength() int {
+	n := 0
+	for ; s != nil; s = s.parent {
+		n += len(strconv.FormatUint(s.id, 10)) + len("/fs:")
+	}
+	return n
 }
 
 // finish writes the databases and lists the tree.
@@ -278,6 +297,10 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 	return r, nil
 }
 
+// LayerPrefix, with the reference behind it, is what an image's own nodes call
+// their source.
+const LayerPrefix = "image "
+
 // layerName is what the nodes of the store, other than an image's own, call
 // their source.
 const layerName = "container images"
@@ -311,7 +334,7 @@ func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	for _, s := range b.order {
 		dir := path.Join(store.Root, store.SnapshotDir(b.snapshotter, s.id))
 		t.dir(dir, 0o700)
-		t.nodes = s.nodes(dir+"/fs", "image "+s.label, t.nodes)
+		t.nodes = s.nodes(dir+"/fs", LayerPrefix+s.label, t.nodes)
 		t.dir(dir+"/work", 0o711)
 	}
 	meta, snaps, err := b.databases(ctx)

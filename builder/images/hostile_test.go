@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/klauspost/compress/zstd"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 func xattr(name, value string) tar.Header {
@@ -65,10 +67,10 @@ func TestXattrs(t *testing.T) {
 		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has room"},
 		{"capability", xattr("security.capability", imagetest.Capability), " security.capability"},
 		{"capability of revision 3", xattr("security.capability", capability(0x03000001, 24)), " security.capability"},
-		{"capability of revision 1", xattr("security.capability", capability(0x01000000, 12)), "!not file capabilities"},
-		{"capability cut short", xattr("security.capability", imagetest.Capability[:19]), "!not file capabilities"},
-		{"capability of another size", xattr("security.capability", capability(0x02000000, 24)), "!not file capabilities"},
-		{"no capability", xattr("security.capability", ""), "!not file capabilities"},
+		{"capability of revision 1", xattr("security.capability", capability(0x01000000, 12)), "!not of revision 2 or 3"},
+		{"capability cut short", xattr("security.capability", imagetest.Capability[:19]), "!not of revision 2 or 3"},
+		{"capability of another size", xattr("security.capability", capability(0x02000000, 24)), "!not of revision 2 or 3"},
+		{"no capability", xattr("security.capability", ""), "!not of revision 2 or 3"},
 		{"ACL", xattr("system.posix_acl_access", imagetest.ACL), " system.posix_acl_access"},
 		{"ACL of another version", xattr("system.posix_acl_access", acl(1, u, g, o)), ""},
 		{"ACL cut short", xattr("system.posix_acl_access", imagetest.ACL[:9]), "!not a POSIX ACL"},
@@ -562,4 +564,187 @@ func TestHostileOrderIsStable(t *testing.T) {
 			t.Error("the order changed the result")
 		}
 	}
+}
+
+// wrap puts descriptors into an index and makes the layout's first name mean it.
+func (l *layout) wrap(edit func(manifest jsonDoc) []any) {
+	l.t.Helper()
+	var index jsonDoc
+	l.read("", &index)
+	entry := index["manifests"].([]any)[0].(jsonDoc)
+	digest, size := l.put(jsonDoc{"schemaVersion": 2, "mediaType": ociIndex, "manifests": edit(jsonDoc{"mediaType": entry["mediaType"], "digest": entry["digest"], "size": entry["size"]})})
+	entry["digest"], entry["size"], entry["mediaType"] = digest, size, ociIndex
+	l.writeIndex(index)
+}
+
+// foreign is a manifest for another architecture.
+func (l *layout) foreign(arch string) jsonDoc {
+	l.t.Helper()
+	config, n := l.put(jsonDoc{"architecture": arch, "os": "linux", "rootfs": jsonDoc{"type": "layers", "diff_ids": []any{}}})
+	digest, size := l.put(jsonDoc{"schemaVersion": 2, "mediaType": ociManifest, "layers": []any{},
+		"config": jsonDoc{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": n}})
+	return jsonDoc{"mediaType": ociManifest, "digest": digest, "size": size}
+}
+
+// What an index leads to is what containerd, which looks at its first fitting
+// entry alone, will find on the node.
+func TestIndexes(t *testing.T) {
+	with := func(d jsonDoc, os, arch string) jsonDoc {
+		d = maps.Clone(d)
+		d["platform"] = jsonDoc{"os": os, "architecture": arch}
+		return d
+	}
+	for name, tt := range map[string]struct {
+		entries func(l *layout, ours jsonDoc) []any
+		direct  bool
+	}{
+		"one without a platform":    {func(l *layout, ours jsonDoc) []any { return []any{ours} }, false},
+		"ours second, no platforms": {func(l *layout, ours jsonDoc) []any { return []any{l.foreign("arm64"), ours} }, true},
+		"platform before none":      {func(l *layout, ours jsonDoc) []any { return []any{l.foreign("arm64"), with(ours, "linux", "amd64")} }, false},
+		"first is missing": {func(l *layout, ours jsonDoc) []any {
+			d := l.foreign("arm64")
+			d["digest"] = "sha256:" + strings.Repeat("1", 64)
+			return []any{d, ours}
+		}, true},
+		"other spelling":  {func(l *layout, ours jsonDoc) []any { return []any{with(ours, "Linux", "x86_64")} }, false},
+		"no system named": {func(l *layout, ours jsonDoc) []any { return []any{with(ours, "", "amd64")} }, false},
+		"index in index": {func(l *layout, ours jsonDoc) []any {
+			digest, size := l.put(jsonDoc{"schemaVersion": 2, "mediaType": ociIndex, "manifests": []any{with(l.foreign("arm64"), "linux", "arm64"), with(ours, "linux", "amd64")}})
+			return []any{jsonDoc{"mediaType": ociIndex, "digest": digest, "size": size}}
+		}, true},
+		"attestation beside": {func(l *layout, ours jsonDoc) []any {
+			return []any{with(l.foreign("unknown"), "unknown", "unknown"), with(ours, "linux", "amd64")}
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLayout(t, small("edgebake.test/a:1", "a"))
+			l.wrap(func(ours jsonDoc) []any { return tt.entries(l, ours) })
+			c, o := newCache(t), testOptions()
+			pinned, err := Resolve(t.Context(), c, l.imgs, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if pinned[0].Direct != tt.direct {
+				t.Errorf("direct: %v", pinned[0].Direct)
+			}
+			for _, digest := range []string{"", pinned[0].Target.Digest, pinned[0].Manifest.Digest} {
+				l.imgs[0].Digest = digest
+				r := mustBake(t, c, o, l.imgs)
+				s, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o)
+				if err != nil || !slices.Equal(s.Images, []string{"edgebake.test/a:1"}) {
+					t.Errorf("pinned to %q: %+v, %v", digest, s, err)
+				}
+			}
+			if _, err := Archives(t.Context(), c, pinned, o); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	l := newLayout(t, small("edgebake.test/a:1", "a"))
+	l.wrap(func(jsonDoc) []any { return []any{l.foreign("arm64"), l.foreign("s390x")} })
+	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
+	wantError(t, err, "nothing for linux/amd64, but linux/arm64, linux/s390x")
+}
+
+// Documents that containerd's types cannot hold are refused; those it reads
+// are not.
+func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
+	set := func(key string, v any) func(m, c jsonDoc) {
+		return func(_, c jsonDoc) { c["config"].(jsonDoc)[key] = v }
+	}
+	for name, tt := range map[string]struct {
+		edit func(m, c jsonDoc)
+		want string
+	}{
+		"Env is a string":          {set("Env", "PATH=/bin"), "config.Env is a JSON string, expected a list"},
+		"Cmd is a string":          {set("Cmd", "sh -c x"), "config.Cmd is a JSON string, expected a list"},
+		"Entrypoint has a number":  {set("Entrypoint", []any{1}), "is a JSON number, expected a string"},
+		"Labels is a list":         {set("Labels", []any{}), "config.Labels is a JSON array, expected an object"},
+		"Volumes has strings":      {set("Volumes", jsonDoc{"/x": "y"}), "is a JSON string, expected an object"},
+		"User is a number":         {set("User", 1000), "config.User is a JSON number, expected a string"},
+		"history is an object":     {func(_, c jsonDoc) { c["history"] = jsonDoc{} }, "history is a JSON object, expected a list"},
+		"created is no time":       {func(_, c jsonDoc) { c["created"] = "yesterday" }, "containerd cannot read it"},
+		"annotations has a number": {func(m, _ jsonDoc) { m["annotations"] = jsonDoc{"a": 1} }, "annotations is a JSON number, expected a string"},
+		"urls is a string":         {func(m, _ jsonDoc) { layerOf(m, 0)["urls"] = "x" }, "is a JSON string, expected a list"},
+		"negative size":            {func(m, _ jsonDoc) { layerOf(m, 0)["size"] = -5 }, "the size -5"},
+		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "called a manifest and is an index"},
+		"schema 1":                 {func(m, _ jsonDoc) { m["fsLayers"] = []any{} }, "schema 1"},
+		"unknown fields": {func(m, c jsonDoc) {
+			m["x"], c["x"] = 1, 1
+			c["config"].(jsonDoc)["Healthcheck"] = jsonDoc{"Test": []any{"x"}}
+		}, ""},
+		"null config":           {func(_, c jsonDoc) { c["config"] = nil }, ""},
+		"no architecture":       {func(_, c jsonDoc) { delete(c, "architecture") }, ""},
+		"no system":             {func(_, c jsonDoc) { delete(c, "os") }, ""},
+		"other spelling":        {func(_, c jsonDoc) { c["architecture"] = "x86_64" }, ""},
+		"another architecture":  {func(_, c jsonDoc) { c["architecture"] = "arm64" }, "the image is for linux/arm64"},
+		"manifest without type": {func(m, _ jsonDoc) { delete(m, "mediaType") }, ""},
+		"docker type inside":    {func(m, _ jsonDoc) { m["mediaType"] = dockerManifest }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLayout(t, small("edgebake.test/a:1", "a"))
+			l.change(tt.edit)
+			c := newCache(t)
+			r, err := resolveAndBake(t, c, testOptions(), l.imgs)
+			if tt.want != "" {
+				wantError(t, err, "edgebake.test/a:1", tt.want)
+				if strings.Contains(err.Error(), "Go ") {
+					t.Errorf("a type of Go: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func FuzzManifest(f *testing.F) {
+	f.Add([]byte(`{"schemaVersion":2,"mediaType":"`+ociManifest+`","config":{"digest":"x","size":1},"layers":[]}`), "")
+	f.Add([]byte(`{"manifests":[{"platform":{"os":"linux","architecture":"amd64"}}]}`), ociIndex)
+	f.Fuzz(func(t *testing.T, raw []byte, mediaType string) {
+		d := Descriptor{MediaType: mediaType}
+		doc, err := parseManifest(raw, &d)
+		if err == nil && isManifest(d.MediaType) == (len(doc.Manifests) > 0) && len(doc.Manifests) > 0 {
+			t.Errorf("%q is both", raw)
+		}
+		var config configDoc
+		readStrict(raw, &ocispec.Image{}, &config)
+	})
+}
+
+// FuzzArchive opens damaged docker and OCI archives and reads what they name.
+func FuzzArchive(f *testing.F) {
+	docker := func(name, body string) []byte {
+		var buf bytes.Buffer
+		tw := tar.NewWriter(&buf)
+		w := imagetest.Writer{Writer: tw}
+		for _, e := range [][2]string{{"manifest.json", `[{"Config":"c.json","RepoTags":["a:1"],"Layers":["l.tar"]}]`}, {"c.json", `{"os":"linux","architecture":"amd64","rootfs":{"diff_ids":["sha256:` + strings.Repeat("0", 64) + `"]}}`}, {"l.tar", "x"}, {name, body}} {
+			if err := w.Put(tar.Header{Name: e[0]}, e[1]); err != nil {
+				f.Fatal(err)
+			}
+		}
+		tw.Close()
+		return buf.Bytes()
+	}
+	f.Add(docker("x", "y"))
+	f.Add(docker("oci-layout", "{}"))
+	f.Add(docker("index.json", `{"manifests":[{"digest":"sha256:x"}]}`))
+	cache := f.TempDir()
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		name := filepath.Join(t.TempDir(), "archive.tar")
+		if err := os.WriteFile(name, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o := testOptions()
+		smallLimits(&o)
+		_, err := Resolve(t.Context(), openCache(t, cache), []configs.ContainerImage{{Ref: "a:1", Archive: name}, {Ref: Sole, Archive: name}}, o)
+		if err == nil && !bytes.Contains(raw, []byte("diff_ids")) {
+			t.Error("an image came out of nothing")
+		}
+	})
 }

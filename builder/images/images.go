@@ -111,8 +111,19 @@ type Pinned struct {
 	Target Descriptor `json:"target"`
 	// Manifest is the one chosen for the platform; Target where that is none.
 	Manifest Descriptor `json:"manifest"`
-	Config   Descriptor `json:"config"`
-	Layers   []Layer    `json:"layers"`
+	// Direct: the name points at Manifest, since containerd would not find
+	// that through Target.
+	Direct bool       `json:"direct,omitempty"`
+	Config Descriptor `json:"config"`
+	Layers []Layer    `json:"layers"`
+}
+
+// named is what the image's name points at on the node.
+func (p *Pinned) named() Descriptor {
+	if p.Direct {
+		return p.Manifest
+	}
+	return p.Target
 }
 
 // Result is a baked store.

@@ -3,9 +3,11 @@ package images
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Resolve pins images: what each reference means now, and which manifest is
@@ -154,35 +157,34 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, err
 	}
 	p.Target.Size = int64(len(raw))
-	doc, err := p.parse(raw, &p.Target)
+	doc, err := parseManifest(raw, &p.Target)
 	if err != nil {
 		return nil, badBlob("manifest", p.Target, ref, src, err)
 	}
 	// The digest may pin the index, or the manifest in it.
 	pinsTarget := ref.Digest == "" || ref.Digest == p.Target.Digest
 	p.Manifest = p.Target
+	platformKnown := false
 	if isIndex(p.Target.MediaType) {
-		if p.Manifest, err = p.choose(ctx, c, src, ref, doc, o.Arch); err != nil {
+		r := &indexReader{ctx: ctx, cache: c, src: src, ref: ref, arch: o.Arch}
+		found, err := r.choose(doc, 0)
+		switch {
+		case err != nil:
 			return nil, err
+		case found == nil:
+			return nil, badBlob("manifest", p.Target, ref, src, r.nothing())
 		}
+		p.Manifest, p.Direct, platformKnown = found.Descriptor, found.direct, found.platformKnown
+		doc = found.doc
 		if !pinsTarget && p.Manifest.Digest == ref.Digest {
 			pinsTarget = true
-			p.Target = p.Manifest
-		}
-		if raw, err = readDoc(ctx, c, src, ref, "manifest", p.Manifest); err != nil {
-			return nil, err
-		}
-		if doc, err = p.parse(raw, &p.Manifest); err != nil {
-			return nil, badBlob("manifest", p.Manifest, ref, src, err)
-		}
-		if !isManifest(p.Manifest.MediaType) {
-			return nil, badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it is an index inside an index, which containerd does not run either"))
+			p.Target, p.Direct = p.Manifest, false
 		}
 	}
 	if !pinsTarget {
 		return nil, fmt.Errorf("%s%s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", label(named), from(src.name()), p.Target.Digest, ref.Digest)
 	}
-	if err := p.readConfig(ctx, c, src, ref, doc, o.Arch); err != nil {
+	if err := p.readConfig(ctx, c, src, ref, doc, o.Arch, platformKnown); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -202,127 +204,219 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descript
 	if err != nil {
 		return d, false, err
 	}
-	doc, err := parseManifest(raw)
-	if err != nil {
-		return d, false, err
+	d = Descriptor{Digest: ref.Digest, Size: int64(len(raw))}
+	_, err = parseManifest(raw, &d)
+	return d, true, err
+}
+
+// parseManifest reads an index or a manifest as containerd does, and settles
+// its media type: the descriptor's where it has one, else the document's own,
+// else, since OCI allows to leave it out, by what the document lists.
+func parseManifest(raw []byte, d *Descriptor) (manifestDoc, error) {
+	var parts struct {
+		MediaType string          `json:"mediaType"`
+		Config    json.RawMessage `json:"config"`
+		Layers    json.RawMessage `json:"layers"`
+		Manifests json.RawMessage `json:"manifests"`
+		FSLayers  json.RawMessage `json:"fsLayers"`
 	}
-	d = Descriptor{MediaType: doc.MediaType, Digest: ref.Digest, Size: int64(len(raw))}
-	if d.MediaType == "" { // which OCI allows
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return manifestDoc{}, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", plainJSON(err))
+	}
+	d.MediaType = cmp.Or(d.MediaType, parts.MediaType)
+	if d.MediaType == "" {
 		d.MediaType = ociManifest
-		if len(doc.Manifests) > 0 {
+		if len(parts.Manifests) > 0 {
 			d.MediaType = ociIndex
 		}
 	}
-	return d, true, nil
-}
-
-func parseManifest(raw []byte) (manifestDoc, error) {
-	doc, err := parseDoc[manifestDoc](raw)
-	if err != nil {
-		return doc, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", err)
-	}
-	return doc, nil
-}
-
-// parse reads an index or manifest and settles its media type: what the
-// descriptor says and what the document says must agree.
-func (p *Pinned) parse(raw []byte, d *Descriptor) (manifestDoc, error) {
-	doc, err := parseManifest(raw)
-	if err != nil {
-		return doc, err
-	}
-	if doc.MediaType != "" && d.MediaType != "" && doc.MediaType != d.MediaType {
-		return doc, fmt.Errorf("it calls itself %s, its descriptor calls it %s; have the image pushed again", doc.MediaType, d.MediaType)
-	}
-	d.MediaType = cmp.Or(d.MediaType, doc.MediaType)
+	doc := manifestDoc{}
 	switch {
-	case isIndex(d.MediaType):
-		if len(doc.Layers) > 0 {
-			return doc, errors.New("it is an index and has layers; have the image pushed again")
-		}
-	case isManifest(d.MediaType):
-		if len(doc.Manifests) > 0 {
-			return doc, errors.New("it is a manifest and lists manifests; have the image pushed again")
-		}
-	case strings.HasPrefix(d.MediaType, "application/vnd.docker.distribution.manifest.v1"):
+	case len(parts.FSLayers) > 0, strings.HasPrefix(d.MediaType, "application/vnd.docker.distribution.manifest.v1"):
 		return doc, errors.New("it is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
-	default:
-		return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", d.MediaType)
+	case isIndex(d.MediaType):
+		if len(parts.Config) > 0 || len(parts.Layers) > 0 || isManifest(parts.MediaType) {
+			return doc, errors.New("it is called an index and is a manifest; have the image pushed again")
+		}
+		return doc, readStrict(raw, &ocispec.Index{}, &doc)
+	case isManifest(d.MediaType):
+		if len(parts.Manifests) > 0 || isIndex(parts.MediaType) {
+			return doc, errors.New("it is called a manifest and is an index; have the image pushed again")
+		}
+		return doc, readStrict(raw, &ocispec.Manifest{}, &doc)
 	}
-	return doc, nil
+	return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", d.MediaType)
 }
 
-// choose picks the manifest for linux on arch out of an index.
-func (p *Pinned) choose(ctx context.Context, c *fetch.Cache, src source, ref Ref, index manifestDoc, arch string) (Descriptor, error) {
-	var best *Descriptor
-	bestRank := 0
-	var have []string
-	for i := range index.Manifests {
-		d := &index.Manifests[i]
-		if d.Platform == nil {
-			// Only its config knows what it is for.
-			platform, err := p.platformOf(ctx, c, src, ref, *d)
-			if err != nil {
-				return Descriptor{}, err
+// readStrict reads a document into what we need of it, after containerd's own
+// type for it: what that cannot read would be on board and never run.
+func readStrict(raw []byte, as, into any) error {
+	if err := cmp.Or(json.Unmarshal(raw, as), json.Unmarshal(raw, into)); err != nil {
+		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))
+	}
+	return nil
+}
+
+// plainJSON says what is wrong without Go's types.
+func plainJSON(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		want := map[reflect.Kind]string{
+			reflect.Slice: "a list", reflect.Map: "an object", reflect.Struct: "an object", reflect.String: "a string",
+			reflect.Bool: "true or false", reflect.Int: "a number", reflect.Int64: "a number",
+		}[wrong.Type.Kind()]
+		return fmt.Errorf("%s is a JSON %s, expected %s", cmp.Or(wrong.Field, "the document"), wrong.Value, cmp.Or(want, "another kind of value"))
+	}
+	return err
+}
+
+// indexReader finds the manifest for a platform in an index.
+type indexReader struct {
+	ctx   context.Context
+	cache *fetch.Cache
+	src   source
+	ref   Ref
+	arch  string
+
+	have []string // platforms, for a message
+	errs []error  // of entries that could not be read
+	read int      // documents
+}
+
+// chosen is a manifest found in an index.
+type chosen struct {
+	Descriptor
+	doc manifestDoc
+	// direct: containerd, which looks at one entry of an index only, would not
+	// find it.
+	direct bool
+	// platformKnown: the index says what it is for, and counts.
+	platformKnown bool
+}
+
+const (
+	maxIndexes  = 8   // in each other
+	maxIndexDoc = 100 // documents read to find out what they are for
+)
+
+// choose goes through an index as containerd does: entries for the platform in
+// their order, then those without a platform, whose configs say what they are
+// for. containerd stops at the first; we go on, and have the image's name
+// point at what was found. It returns nil where there is nothing.
+func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
+	if depth > maxIndexes {
+		return nil, nil
+	}
+	var fitting, silent []Descriptor
+	for _, d := range index.Manifests {
+		switch {
+		case d.Platform == nil:
+			silent = append(silent, d)
+		case d.Platform.fits(r.arch):
+			fitting = append(fitting, d)
+		}
+		if d.Platform != nil && d.Platform.OS != "unknown" { // attestations
+			r.have = append(r.have, d.Platform.String())
+		}
+	}
+	for n, d := range append(fitting, silent...) {
+		found, err := r.entry(d, depth)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			r.errs = append(r.errs, err)
+			continue
+		}
+		if err != nil || found != nil {
+			if found != nil {
+				found.direct = found.direct || n > 0 || depth > 0
 			}
-			d.Platform = platform
-		}
-		if d.Platform.OS != "unknown" { // attestations
-			have = append(have, d.Platform.String())
-		}
-		if rank := platformRank(*d.Platform, arch); rank > bestRank {
-			best, bestRank = d, rank
+			return found, err
 		}
 	}
-	if best == nil {
-		return Descriptor{}, badBlob("manifest", p.Target, ref, src,
-			fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", arch, strings.Join(have, ", ")))
+	return nil, nil
+}
+
+// entry looks at one entry of an index.
+func (r *indexReader) entry(d Descriptor, depth int) (*chosen, error) {
+	if !isIndex(d.MediaType) && !isManifest(d.MediaType) {
+		return nil, nil
 	}
-	d := *best
+	if r.read++; r.read > maxIndexDoc {
+		return nil, nil
+	}
+	platform := d.Platform
 	d.Platform, d.Annotations = nil, nil
-	return d, nil
-}
-
-// platformRank is 0 where the platform does not run on every machine of that
-// arch, and higher the better it fits.
-func platformRank(p Platform, arch string) int {
-	if p.OS != "linux" || p.Architecture != arch {
-		return 0
-	}
-	switch {
-	case p.Variant == "":
-		return 2
-	case arch == "arm64" && p.Variant == "v8", arch == "amd64" && p.Variant == "v1":
-		return 1
-	}
-	return 0
-}
-
-func (p *Pinned) platformOf(ctx context.Context, c *fetch.Cache, src source, ref Ref, d Descriptor) (*Platform, error) {
-	raw, err := readDoc(ctx, c, src, ref, "manifest", d)
+	raw, err := readDoc(r.ctx, r.cache, r.src, r.ref, "manifest", d)
 	if err != nil {
 		return nil, err
 	}
-	doc, err := p.parse(raw, &d)
+	d.Size = int64(len(raw))
+	doc, err := parseManifest(raw, &d)
 	if err != nil {
-		return nil, badBlob("manifest", d, ref, src, err)
+		return nil, badBlob("manifest", d, r.ref, r.src, err)
 	}
-	if !isManifest(d.MediaType) || !isConfig(doc.Config.MediaType) {
-		return &Platform{OS: "unknown", Architecture: "unknown"}, nil
+	if isIndex(d.MediaType) {
+		return r.choose(doc, depth+1)
 	}
-	raw, err = readDoc(ctx, c, src, ref, "config", doc.Config)
-	if err != nil {
-		return nil, err
+	if platform == nil {
+		if !isConfig(doc.Config.MediaType) {
+			return nil, nil // an attestation or another artifact
+		}
+		raw, err := readDoc(r.ctx, r.cache, r.src, r.ref, "config", doc.Config)
+		if err != nil {
+			return nil, err
+		}
+		var of Platform
+		if err := json.Unmarshal(raw, &of); err != nil {
+			return nil, badBlob("config", doc.Config, r.ref, r.src, plainJSON(err))
+		}
+		r.have = append(r.have, of.String())
+		if !of.fits(r.arch) {
+			return nil, nil
+		}
 	}
-	config, err := parseDoc[configDoc](raw)
-	if err != nil {
-		return nil, badBlob("config", doc.Config, ref, src, err)
+	return &chosen{Descriptor: d, doc: doc, platformKnown: platform != nil}, nil
+}
+
+// nothing says why no manifest was found.
+func (r *indexReader) nothing() error {
+	if len(r.errs) > 0 {
+		return errors.Join(r.errs...)
 	}
-	return &Platform{OS: config.OS, Architecture: config.Architecture, Variant: config.Variant}, nil
+	if r.read > maxIndexDoc {
+		return fmt.Errorf("more than %d of its entries do not say what platform they are for; name one of them by its digest", maxIndexDoc)
+	}
+	return fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", r.arch, orNone(r.have))
+}
+
+// fits reports whether the platform's programs run on every machine of that
+// arch. Names are taken as containerd does (platforms.Normalize).
+func (p Platform) fits(arch string) bool {
+	os, of, variant := strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
+	switch of {
+	case "x86_64", "x86-64":
+		of = "amd64"
+	case "aarch64":
+		of = "arm64"
+	}
+	if os != "" && os != "linux" || of != arch {
+		return false
+	}
+	switch arch {
+	case "amd64":
+		return variant == "" || variant == "v1"
+	case "arm64":
+		return variant == "" || variant == "8" || variant == "v8" || variant == "v8.0"
+	}
+	return variant == ""
 }
 
 // readConfig reads the image's config and pairs its diffIDs with the layers.
-func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref Ref, doc manifestDoc, arch string) error {
+func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref Ref, doc manifestDoc, arch string, platformKnown bool) error {
+	for _, d := range append([]Descriptor{doc.Config}, doc.Layers...) {
+		if d.Size < 0 {
+			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it gives %s the size %d; have the image pushed again", d.Digest, d.Size))
+		}
+	}
 	p.Config = doc.Config
 	p.Config.Annotations, p.Config.Platform = nil, nil
 	if !isConfig(p.Config.MediaType) {
@@ -332,15 +426,17 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	if err != nil {
 		return err
 	}
-	config, err := parseDoc[configDoc](raw)
-	if err != nil {
-		return badBlob("config", p.Config, ref, src, fmt.Errorf("it is not JSON of an image config: %w; have the image pushed again", err))
+	var config configDoc
+	if err := readStrict(raw, &ocispec.Image{}, &config); err != nil {
+		return badBlob("config", p.Config, ref, src, err)
 	}
 	fail := func(format string, args ...any) error {
 		return badBlob("config", p.Config, ref, src, fmt.Errorf(format, args...))
 	}
+	// An index that names the platform has the last word, and a config that
+	// names none fits any, in containerd.
 	platform := Platform{Architecture: config.Architecture, OS: config.OS, Variant: config.Variant}
-	if platformRank(platform, arch) == 0 {
+	if !platformKnown && platform.Architecture != "" && !platform.fits(arch) {
 		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platform, arch)
 	}
 	if len(config.RootFS.DiffIDs) != len(doc.Layers) {

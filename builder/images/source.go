@@ -55,6 +55,9 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref Ref, what stri
 	if err != nil {
 		return fail(err)
 	}
+	if d.Size < 0 {
+		return fail(fmt.Errorf("its size is given as %d; have the image pushed again", d.Size))
+	}
 	if d.Size > maxDoc {
 		return fail(fmt.Errorf("it claims %d bytes; at most %d are sensible", d.Size, maxDoc))
 	}
@@ -164,12 +167,9 @@ func (e *BlobError) Unwrap() error { return e.Err }
 
 // manifestDoc is an index or a manifest; which, its media type says.
 type manifestDoc struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Config        Descriptor   `json:"config"`
-	Layers        []Descriptor `json:"layers"`
-	Manifests     []Descriptor `json:"manifests"`
-	ArtifactType  string       `json:"artifactType"`
+	Config    Descriptor   `json:"config"`
+	Layers    []Descriptor `json:"layers"`
+	Manifests []Descriptor `json:"manifests"`
 }
 
 // configDoc is what we need of an image's config.

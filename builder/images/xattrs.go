@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/builder/tree"
 )
 
 // checkXattr says whether an entry keeps an extended attribute of its layer.
@@ -29,32 +31,11 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	case rest == "":
 		return false, errors.New("it has no name behind its namespace")
 	case name == xattrCaps:
-		return true, checkCapability(value)
+		return true, tree.CheckCapability(name, value)
 	case namespace == "user":
 		return e.IsRegular() || e.IsDir(), nil // others cannot have any
 	}
 	return true, nil
-}
-
-// checkCapability refuses file capabilities that the kernel would not take
-// (cap_convert_nscap): revision 2, or 3 with the user who is root.
-func checkCapability(value string) error {
-	const (
-		effective = 1
-		revision2 = 0x02000000
-		revision3 = 0x03000000
-	)
-	b := []byte(value)
-	if len(b) >= 4 {
-		magic := binary.LittleEndian.Uint32(b) &^ effective
-		if magic == revision2 && len(b) == 20 {
-			return nil
-		}
-		if magic == revision3 && len(b) == 24 && binary.LittleEndian.Uint32(b[20:]) != noOwner {
-			return nil
-		}
-	}
-	return fmt.Errorf("its %d bytes are not file capabilities of revision 2 or 3", len(b))
 }
 
 // Tags of an ACL's entries, see acl(5).

@@ -2,6 +2,7 @@ package tree
 
 import (
 	"archive/tar"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -145,11 +146,12 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 	return nil
 }
 
-// errTwice has a cure: tar keeps both where a file is appended (tar -r).
+// errTwice has a fix: tar keeps both where a file is appended (tar -r).
 var errTwice = errors.New("path occurs twice in the archive; pack it again from a folder")
 
-// maxID is the largest owner that file systems hold.
-const maxID = 1<<32 - 1
+// maxID is the largest owner there is: the next is (uid_t)-1, by which the
+// kernel means no change of the owner.
+const maxID = 1<<32 - 2
 
 func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 	if h.Uid < 0 || h.Gid < 0 || h.Uid > maxID || h.Gid > maxID {
@@ -198,6 +200,9 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 			if name == "" || len(name) > 255 || len(v) > 64<<10 {
 				return nil, fmt.Errorf("extended attribute %q of %d bytes", name, len(v))
 			}
+			if err := CheckCapability(name, v); err != nil {
+				return nil, err
+			}
 			if in.Xattrs == nil {
 				in.Xattrs = map[string]string{}
 			}
@@ -208,6 +213,29 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 	}
 	return in, nil
 }
+
+// CheckCapability refuses file capabilities that the kernel would not take
+// (cap_convert_nscap): revision 2, or 3 with the user who is root. It passes
+// any other extended attribute.
+func CheckCapability(name, value string) error {
+	const (
+		effective = 1
+		revision2 = 0x02000000
+		revision3 = 0x03000000
+	)
+	if name != capability {
+		return nil
+	}
+	if b := []byte(value); len(b) >= 20 {
+		magic := binary.LittleEndian.Uint32(b) &^ effective
+		if magic == revision2 && len(b) == 20 || magic == revision3 && len(b) == 24 && binary.LittleEndian.Uint32(b[20:]) <= maxID {
+			return nil
+		}
+	}
+	return fmt.Errorf("file capabilities of %d bytes are not of revision 2 or 3; set them anew with setcap", len(value))
+}
+
+const capability = "security.capability"
 
 func hasSparse(pax map[string]string) bool {
 	for k := range pax {
@@ -352,29 +380,31 @@ func header(n Node) *tar.Header {
 }
 
 // PackDir writes a folder of the host as a tar that does not depend on the
-// host: sorted, everything root's and dated mtime, modes and symbolic links
-// kept, no path of the host in it. It is how overlays enter a build.
+// host: sorted, everything root's and dated mtime, no path of the host in it.
+// Modes, symbolic links, hard links and file capabilities are kept; owners,
+// ACLs and other extended attributes are the host's. It is how overlays enter a
+// build.
 func PackDir(w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
 	} else if !fi.IsDir() {
 		return fmt.Errorf("packing overlay %s: not a directory", dir)
 	}
-	tw := tar.NewWriter(w)
+	p := packer{tw: tar.NewWriter(w), mtime: mtime, first: map[inodeID]string{}}
 	var errs []error
-	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("packing overlay: %w", err))
 			return nil
 		}
-		rel, err := filepath.Rel(dir, p)
+		rel, err := filepath.Rel(dir, name)
 		if err != nil {
 			return err
 		}
 		if rel == "." {
 			return nil
 		}
-		if err := packFile(tw, p, filepath.ToSlash(rel), mtime); err != nil {
+		if err := p.file(name, filepath.ToSlash(rel)); err != nil {
 			errs = append(errs, fmt.Errorf("packing overlay %s: %w", rel, err))
 		}
 		return nil
@@ -382,15 +412,21 @@ func PackDir(w io.Writer, dir string, mtime time.Time) error {
 	if err != nil || len(errs) > 0 {
 		return joinErrors(append(errs, err))
 	}
-	return tw.Close()
+	return p.tw.Close()
 }
 
-func packFile(tw *tar.Writer, file, name string, mtime time.Time) error {
+type packer struct {
+	tw    *tar.Writer
+	mtime time.Time
+	first map[inodeID]string // the first name of each file with several
+}
+
+func (p *packer) file(file, name string) error {
 	fi, err := os.Lstat(file)
 	if err != nil {
 		return err
 	}
-	n := Node{Path: name, Inode: &Inode{Mode: uint32(fi.Mode().Perm()), MTime: mtime}}
+	n := Node{Path: name, Inode: &Inode{Mode: uint32(fi.Mode().Perm()), MTime: p.mtime}}
 	for bit, mode := range map[fs.FileMode]uint32{fs.ModeSetuid: ModeSetUID, fs.ModeSetgid: ModeSetGID, fs.ModeSticky: ModeSticky} {
 		if fi.Mode()&bit != 0 {
 			n.Mode |= mode
@@ -410,7 +446,22 @@ func packFile(tw *tar.Writer, file, name string, mtime time.Time) error {
 	default:
 		return fmt.Errorf("is neither file, directory nor symbolic link (%s)", fi.Mode().Type())
 	}
-	if err := tw.WriteHeader(header(n)); err != nil || !n.IsRegular() {
+	if id, ok := linked(fi); ok && !n.IsDir() {
+		if to, ok := p.first[id]; ok {
+			return p.tw.WriteHeader(&tar.Header{Format: tar.FormatPAX, Typeflag: tar.TypeLink, Name: name, Linkname: to, ModTime: p.mtime})
+		}
+		p.first[id] = name
+	}
+	if n.IsRegular() {
+		value, err := readCapability(file)
+		if err != nil {
+			return fmt.Errorf("reading its file capabilities: %w", err)
+		}
+		if value != "" {
+			n.Xattrs = map[string]string{capability: value}
+		}
+	}
+	if err := p.tw.WriteHeader(header(n)); err != nil || !n.IsRegular() {
 		return err
 	}
 	f, err := os.Open(file)
@@ -418,6 +469,6 @@ func packFile(tw *tar.Writer, file, name string, mtime time.Time) error {
 		return err
 	}
 	defer f.Close()
-	_, err = io.CopyN(tw, f, n.Data.Size)
+	_, err = io.CopyN(p.tw, f, n.Data.Size)
 	return err
 }

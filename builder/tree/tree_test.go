@@ -195,7 +195,7 @@ func index(b []byte) ([]Node, error) {
 
 func TestFromTar(t *testing.T) {
 	long := strings.Repeat("long/", 60) + "name"
-	caps := "\x01\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x00"
+	caps := string([]byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	b := makeTar(t,
 		entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}},
 		entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: "./bin/", Mode: 0o755}},
@@ -410,4 +410,92 @@ func FuzzFromTar(f *testing.F) {
 			t.Error("the root is not first")
 		}
 	})
+}
+
+// An overlay keeps what its files are, and nothing of the machine it lay on.
+func TestPackDirKeepsLinksAndCapabilities(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string) string {
+		p := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	first := write("usr/bin/a")
+	for _, name := range []string{"usr/bin/b", "opt"} {
+		if err := os.Link(first, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outside := filepath.Join(t.TempDir(), "elsewhere")
+	if err := os.Link(write("alone"), outside); err != nil {
+		t.Skipf("SKIPPED, NOT PASSED: %v", err)
+	}
+	want := map[string]string{}
+	if os.Geteuid() == 0 {
+		want[capability] = string([]byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+		setCapability(t, write("ping"), want[capability])
+	} else if os.Getenv("CI") != "" {
+		t.Fatal("this test must run as root in CI")
+	}
+	var buf bytes.Buffer
+	if err := PackDir(&buf, dir, time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := FromTar(bytes.NewReader(buf.Bytes()), int64(buf.Len()), "blob", "overlay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]Node{}
+	for _, n := range nodes {
+		by[n.Path] = n
+	}
+	if by["opt"].Inode != by["usr/bin/a"].Inode || by["usr/bin/a"].Inode != by["usr/bin/b"].Inode || !by["alone"].IsRegular() {
+		t.Errorf("hard links: %+v", by)
+	}
+	if n, ok := by["ping"]; ok && n.Xattrs[capability] != want[capability] {
+		t.Errorf("capabilities: %v", n.Xattrs)
+	}
+}
+
+func TestFromTarRefusesWhatLinuxCannotHold(t *testing.T) {
+	for want, h := range map[string]tar.Header{
+		"owner 4294967295:0 out of range": {Uid: 1<<32 - 1},
+		"file capabilities of 3 bytes":    {PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "abc"}},
+	} {
+		var buf bytes.Buffer
+		tw := tar.NewWriter(&buf)
+		h.Name, h.Format = "f", tar.FormatPAX
+		if err := tw.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		tw.Close()
+		_, err := FromTar(bytes.NewReader(buf.Bytes()), int64(buf.Len()), "blob", "x")
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, expected %q", err, want)
+		}
+	}
+}
+
+// Many whiteouts over many files cost their number, not its square.
+func TestFlattenManyWhiteouts(t *testing.T) {
+	in := &Inode{Mode: ModeRegular | 0o644}
+	low, high := Layer{Name: "low"}, Layer{Name: "high"}
+	for n := range 30000 {
+		low.Nodes = append(low.Nodes, Node{Path: fmt.Sprintf("d/%d", n), Inode: in})
+		high.Nodes = append(high.Nodes, Node{Path: fmt.Sprintf("d/.wh.%d", n), Inode: in})
+	}
+	high.Nodes = append(high.Nodes, Node{Path: "d/.wh..wh.plnk", Inode: in})
+	start := time.Now()
+	flat, err := Flatten([]Layer{low, high}, time.Unix(0, 0))
+	if err != nil || len(flat) != 2 {
+		t.Errorf("%d nodes, %v", len(flat), err)
+	}
+	if d := time.Since(start); d > 10*time.Second {
+		t.Errorf("%v", d)
+	}
 }

@@ -42,6 +42,21 @@ func (p *problems) add(format string, a ...any) {
 	p.errs = append(p.errs, fmt.Errorf(format, a...))
 }
 
+// at adds a problem with a node.
+func (p *problems) at(n *tree.Node, format string, a ...any) {
+	p.add("%w", &NodeError{*n, fmt.Errorf(format, a...)})
+}
+
+// NodeError is what is wrong with one node, so that whoever made the tree can
+// tell where it comes from.
+type NodeError struct {
+	Node tree.Node
+	Err  error
+}
+
+func (e *NodeError) Error() string { return describe(&e.Node) + ": " + e.Err.Error() }
+func (e *NodeError) Unwrap() error { return e.Err }
+
 func (p *problems) err() error {
 	if p.more > 0 {
 		return errors.Join(append(p.errs, fmt.Errorf("and %d more", p.more))...)

@@ -96,12 +96,12 @@ func (v *volume) build() error {
 	for i := range v.nodes {
 		n := &v.nodes[i]
 		if err := checkNode(n); err != nil {
-			bad.add("%s: %w", describe(n), err)
+			bad.at(n, "%w", err)
 			continue
 		}
 		if n.Path == "." {
 			if rootNode != nil {
-				bad.add("%s: the path is there already (%s): merge the layers first", describe(n), describe(rootNode))
+				bad.at(n, "the path is there already (%s): merge the layers first", describe(rootNode))
 			}
 			rootNode = n
 		}
@@ -143,7 +143,7 @@ func (v *volume) build() error {
 	for i := range v.inodes {
 		in := &v.inodes[i]
 		if in.dir == nil && in.links > MaxLinks {
-			bad.add("%s: %d hard links, ext4 allows %d", describe(in.node), in.links, MaxLinks)
+			bad.at(in.node, "%d hard links, ext4 allows %d", in.links, MaxLinks)
 		}
 	}
 	return bad.err()
@@ -156,7 +156,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 	total := 0
 	v.eachChild(dirs, func(d *dir, name string, i int) {
 		if d == nil {
-			bad.add("%s: its folder %q is not in the tree, or is no folder", describe(&v.nodes[i]), path.Dir(v.nodes[i].Path))
+			bad.at(&v.nodes[i], "its folder %q is not in the tree, or is no folder", path.Dir(v.nodes[i].Path))
 			return
 		}
 		counts[d]++
@@ -186,8 +186,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 		for i := 1; i < len(d.entries); i++ {
 			a, b := d.entries[i-1], d.entries[i]
 			if a.name == b.name {
-				bad.add("%s: the path is there already (%s): merge the layers first",
-					describe(&v.nodes[b.index]), describe(&v.nodes[a.index]))
+				bad.at(&v.nodes[b.index], "the path is there already (%s): merge the layers first", describe(&v.nodes[a.index]))
 			}
 		}
 	}
@@ -251,7 +250,7 @@ func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, 
 				n = &v.nodes[e.index]
 			}
 			if other := shared[n.Inode]; other != 0 {
-				bad.add("%s: a folder cannot have a second name (the first is %q)", describe(n), v.inodes[other-1].node.Path)
+				bad.at(n, "a folder cannot have a second name (the first is %q)", v.inodes[other-1].node.Path)
 				continue
 			}
 			if n == lost {

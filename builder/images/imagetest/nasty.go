@@ -110,6 +110,9 @@ func Nasty(ref, hello string) Image {
 			file{tar.Header{Name: "bin/ping2", Mode: 0o755, PAXRecords: xattrs("security.capability", Capability)}, "ping2"},
 			Hardlink("bin/ping2-link", "bin/ping2"), // chown drops the capability
 			file{tar.Header{Name: "bin/acl", Mode: 0o674, PAXRecords: xattrs("system.posix_acl_access", ACL)}, "acl"},
+			file{tar.Header{Name: "bin/acl-of-another-mode", Mode: 0o641, PAXRecords: xattrs("system.posix_acl_access", ACL)}, "acl"},
+			file{tar.Header{Name: "bin/foreign", Mode: 0o644, PAXRecords: xattrs("com.apple.quarantine", "x", "system.nfs4_acl", "x", "system.posix_acl_access", "\x01\x00\x00\x00")}, "ignored by the kernel"},
+			tar.Header{Name: "bin/acl-link", Typeflag: tar.TypeSymlink, Linkname: "acl", Mode: 0o777, PAXRecords: xattrs("system.posix_acl_access", ACL)},
 			file{tar.Header{Name: "bin/userx", Mode: 0o644, Uid: 1000, Gid: 1000, PAXRecords: xattrs("user.foo", "bar\x01baz", "user.mime_type", "text/plain", "trusted.ignored", "x")}, "x"},
 			tar.Header{Name: "bin/userlink", Typeflag: tar.TypeSymlink, Linkname: "sh", Mode: 0o777, PAXRecords: xattrs("user.foo", "ignored")},
 			Dir("tmp", 0o1777, 0, 0),
@@ -179,10 +182,10 @@ func Nasty(ref, hello string) Image {
 			Opaque("opt/opq"),
 			File("opt/opq/newer", 0o644, 3, 3, "newer"),
 			Whiteout("opt/swap/now"),
-			Whiteout("opt/wd"), // and then the directory: containerd shows opt/wd/x again
 			Dir("opt/wd", 0o700, 1, 1),
 			File("opt/wd/y", 0o644, 0, 0, "y"),
 			Whiteout("opt/never-there"),
+			Whiteout("opt/"+long),
 			File("opt/todel", 0o644, 0, 0, "back as a file"),
 			Dir("opt/late", 0o755, 0, 0),
 			File("opt/late/kept", 0o644, 0, 0, "kept"),

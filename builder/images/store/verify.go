@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/tree"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Files is how Verify looks at a store: on a disk image, in a list of nodes,
@@ -90,7 +91,7 @@ func (s *State) Names() []string {
 		}
 	}
 	for _, i := range s.Images {
-		if strings.Contains(i.Name, "@") && !tagged[i.Name] {
+		if repo, _, ok := strings.Cut(i.Name, "@"); ok && !tagged[repo+"@"+i.Digest] {
 			names = append(names, i.Name)
 		}
 	}
@@ -214,6 +215,9 @@ func (v *verifier) images() {
 	}
 }
 
+// maxLayers is how many directories overlayfs stacks (OVL_MAX_STACK).
+const maxLayers = 500
+
 func (v *verifier) image(img *Image) error {
 	target := v.blobByDigest[img.Digest]
 	if target == nil {
@@ -224,7 +228,7 @@ func (v *verifier) image(img *Image) error {
 	}
 	manifest := target
 	var doc struct {
-		Manifests []json.RawMessage `json:"manifests"`
+		Manifests []ocispec.Descriptor `json:"manifests"`
 		Config    struct {
 			Digest string `json:"digest"`
 		} `json:"config"`
@@ -245,6 +249,11 @@ func (v *verifier) image(img *Image) error {
 		if manifest = v.blobByDigest[digest]; manifest == nil {
 			return fmt.Errorf("no label of the index %s refers to a manifest that is there: it would be collected", target.Digest)
 		}
+		// Of entries without a platform containerd looks at the first alone.
+		silent := func(d ocispec.Descriptor) bool { return d.Platform == nil }
+		if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, func(d ocispec.Descriptor) bool { return !silent(d) }) && first != digest {
+			return fmt.Errorf("containerd would look at the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
+		}
 		if err := v.json(digest, &doc); err != nil {
 			return err
 		}
@@ -256,18 +265,17 @@ func (v *verifier) image(img *Image) error {
 	if config == nil {
 		return fmt.Errorf("its config %s is missing", doc.Config.Digest)
 	}
-	var c struct {
-		RootFS struct {
-			DiffIDs []string `json:"diff_ids"`
-		} `json:"rootfs"`
-	}
+	var c ocispec.Image // strictly, as containerd reads it
 	if err := v.json(config.Digest, &c); err != nil {
 		return err
+	}
+	if len(c.RootFS.DiffIDs) > maxLayers {
+		return fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d", len(c.RootFS.DiffIDs), maxLayers)
 	}
 	chain := ""
 	for n, diff := range c.RootFS.DiffIDs {
 		parent := chain
-		chain = ChainID(chain, diff)
+		chain = ChainID(chain, diff.String())
 		s := v.snapshotByKey[chain]
 		if s == nil {
 			return fmt.Errorf("layer %d is not unpacked: snapshot %s is missing", n+1, chain)
