@@ -21,7 +21,7 @@ var rooms = map[string][]string{
 	"builder/plan":   {},
 	"builder/tree":   {},
 	"builder/fetch":  {"builder/plan", "builder/tree"},
-	"builder/images": {"builder/plan", "builder/tree", "builder/fetch", "builder/images/store", "configs", "configs/ondisk"},
+	"builder/images": {"builder/plan", "builder/tree", "builder/fetch", "builder/disk/ext4", "builder/images/store", "configs", "configs/ondisk"},
 	// Apart from builder/images, so that a program on the node carries no
 	// registry client.
 	"builder/images/store":     {"builder/tree"},
