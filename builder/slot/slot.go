@@ -506,7 +506,8 @@ func writeReport(f Device, r Report) error {
 // Scrub writes the slot anew without its secrets: site takes the place of
 // site.yaml or inventory.yaml (the one that is there; nil removes it), pki/
 // and every file that the contract does not name go, config.ign, files/ and
-// the report stay, with stars where they quote one of the secrets. A slot
+// the report stay, with stars where they quote one of the secrets in any of the
+// forms that hider knows, compressed contents of config.ign among them. A slot
 // that cannot be read, because the power went during an earlier Scrub or
 // somebody damaged it, is made from info and site alone: that no secret stays
 // matters more than what else was there. A file system larger than a slot is
@@ -530,22 +531,19 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	if site != nil {
 		c.Files[name] = site
 	}
-	hide := func(b []byte) []byte {
-		for _, s := range secrets {
-			if s != "" {
-				b = bytes.ReplaceAll(b, []byte(s), bytes.Repeat([]byte("*"), len(s)))
-			}
-		}
-		return b
-	}
+	hide := newHider(secrets)
 	for p, b := range c.Files {
 		if strings.HasPrefix(p, ondisk.SlotPKIDir+"/") {
 			delete(c.Files, p)
 			continue
 		}
-		c.Files[p] = hide(b)
+		if p == ondisk.SlotIgnition {
+			c.Files[p] = hide.ignition(b)
+		} else {
+			c.Files[p] = hide.text(b)
+		}
 	}
-	c.Report.Text, c.Report.JSON = hide(c.Report.Text), hide(c.Report.JSON)
+	c.Report.Text, c.Report.JSON = hide.text(c.Report.Text), hide.text(c.Report.JSON)
 	img, err := Make(*c)
 	if err != nil {
 		return fmt.Errorf("scrubbing the slot: %w", err)

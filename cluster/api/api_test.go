@@ -85,12 +85,14 @@ func (a *authority) serving(t *testing.T, names ...string) tls.Certificate {
 
 // master is an API server that publishes cluster-info.
 type master struct {
-	ca       []byte // what it publishes
-	sig      func(payload string) map[string]string
-	revoked  bool
-	anon     int // status for anonymous readers, 0: fine
-	bearers  []string
-	requests int
+	ca []byte // what it publishes
+	// kubeconfig, if set, is published in place of one with ca.
+	kubeconfig string
+	sig        func(payload string) map[string]string
+	revoked    bool
+	anon       int // status for anonymous readers, 0: fine
+	bearers    []string
+	requests   int
 }
 
 func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -109,6 +111,9 @@ func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		kc := "apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://x:6443\n    certificate-authority-data: " + base64.StdEncoding.EncodeToString(m.ca) + "\n"
+		if m.kubeconfig != "" {
+			kc = m.kubeconfig
+		}
 		data := map[string]string{"kubeconfig": kc}
 		for k, v := range m.sig(kc) {
 			data[k] = v

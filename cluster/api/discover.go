@@ -157,6 +157,14 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 		}
 		return nil, err
 	}
+	// The signature first: it is of the bytes as they came, and nobody who
+	// lacks the token's secret has what they say parsed.
+	sig, signed := cm.Data[signaturePrefix+id]
+	if signed {
+		if err := verifyJWS(sig, cm.Data[kubeconfigKey], id, secret); err != nil {
+			return nil, err
+		}
+	}
 	ca, err := clusterCA([]byte(cm.Data[kubeconfigKey]))
 	if err != nil {
 		return nil, err
@@ -167,12 +175,6 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	}
 	if !d.SkipPins && d.pinned(certs) == nil {
 		return nil, fmt.Errorf("%w: it has %s", ErrPin, strings.Join(pins(certs), ", "))
-	}
-	sig, signed := cm.Data[signaturePrefix+id]
-	if signed {
-		if err := verifyJWS(sig, cm.Data[kubeconfigKey], id, secret); err != nil {
-			return nil, err
-		}
 	}
 	if !signed {
 		if d.SkipPins {

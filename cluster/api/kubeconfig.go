@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -64,16 +65,35 @@ type Context struct {
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
+// maxKubeconfig is larger than any node's kubeconfig, with a bundle of CAs in
+// it, and small enough that what YAML makes of it is no burden: the one of
+// cluster-info comes from a server that has not proved itself.
+const maxKubeconfig = 128 << 10
+
 // ParseKubeconfig reads a kubeconfig; it has at least one cluster.
 func ParseKubeconfig(data []byte) (*Kubeconfig, error) {
+	if len(data) > maxKubeconfig {
+		return nil, fmt.Errorf("parsing a kubeconfig: it has %d bytes, at most %d are read", len(data), maxKubeconfig)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
+	}
+	if hasAlias(&doc) {
+		return nil, errors.New("parsing a kubeconfig: it has YAML aliases (*name), which may stand for more than fits in memory")
+	}
 	var k Kubeconfig
-	if err := yaml.Unmarshal(data, &k); err != nil {
+	if err := doc.Decode(&k); err != nil {
 		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
 	}
 	if len(k.Clusters) == 0 {
 		return nil, errors.New("parsing a kubeconfig: it names no cluster")
 	}
 	return &k, nil
+}
+
+func hasAlias(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
 }
 
 // Cluster returns the cluster of the current context, or the only one.
