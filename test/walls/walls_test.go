@@ -40,7 +40,6 @@ var rooms = map[string][]string{
 	"firstboot/...":            {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
 	"ipvs":                     {"configs/ondisk"},
 	"cluster/api":              {},
-	"cluster":                  {"configs/...", "cluster/api"},
 	"cmd/...":                  {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
 	"test/...":                 {"..."},
 }
@@ -55,7 +54,7 @@ var doors = map[string][]string{
 	"github.com/coreos/go-systemd/v22/dbus": {"firstboot/host", "cmd/ipvscare"},
 	"github.com/moby/ipvs":                  {"ipvs"},
 	"github.com/vishvananda/netlink":        {"ipvs"},
-	"k8s.io/client-go":                      {"cluster"},
+	"k8s.io/client-go":                      {}, // nobody yet
 	"testing":                               {"test/..."},
 }
 
@@ -167,6 +166,31 @@ func TestBinariesCarryNoBurden(t *testing.T) {
 	for _, p := range pkgs {
 		if strings.HasPrefix(p.ImportPath, self+"/builder") && slices.Contains(p.Deps, self+"/firstboot") {
 			t.Errorf("%s carries firstboot: that binary is an input, or arm64 images could not be built on amd64", p.ImportPath)
+		}
+	}
+}
+
+// TestRowsStandForSomething finds rows that outlived what they were about.
+func TestRowsStandForSomething(t *testing.T) {
+	pkgs := list(t)
+	ours := func(pattern string) bool {
+		return slices.ContainsFunc(pkgs, func(p pkg) bool {
+			name, of := strings.CutPrefix(p.ImportPath, self+"/")
+			return of && matches([]string{pattern}, name)
+		})
+	}
+	for name, may := range rooms {
+		for _, pattern := range append([]string{name}, may...) {
+			if !ours(pattern) {
+				t.Errorf("rooms[%q]: there is no package %s", name, pattern)
+			}
+		}
+	}
+	for lib, may := range doors {
+		for _, pattern := range may {
+			if !ours(pattern) {
+				t.Errorf("doors[%q]: there is no package %s", lib, pattern)
+			}
 		}
 	}
 }
