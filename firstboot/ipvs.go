@@ -138,13 +138,20 @@ func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master st
 	if !site.IPVS.Disabled {
 		return e.setHosts(ctx, endpointOwner) // ipvscare keeps the line
 	}
-	host, _, err := net.SplitHostPort(master)
+	ways, err := masterAddrs(ctx, e, site, master)
 	if err != nil {
-		return fmt.Errorf("reading master %q: %w", master, err)
+		return err
 	}
-	addrs, err := e.Resolve(ctx, host)
-	if err != nil || len(addrs) == 0 {
-		return fmt.Errorf("looking up master %s: %w", host, err)
+	way := ways[0]
+	for _, w := range ways[1:] {
+		if answers(ctx, e, way) == nil {
+			break
+		}
+		way = w
 	}
-	return e.setHosts(ctx, endpointOwner, node.HostsEntry{IP: addrs[0].String(), Names: []string{site.Endpoint}})
+	host, _, err := net.SplitHostPort(way)
+	if err != nil {
+		return fmt.Errorf("reading master %q: %w", way, err)
+	}
+	return e.setHosts(ctx, endpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

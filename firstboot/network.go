@@ -81,7 +81,7 @@ func networkPhase(site *configs.Site) Phase {
 				}
 				return Todo, nil
 			}
-			src, err := e.Source(ctx, master)
+			src, err := nodeAddr(ctx, e, site, master)
 			if err != nil {
 				return Todo, nil
 			}
@@ -108,13 +108,76 @@ func networkPhase(site *configs.Site) Phase {
 			} else if err := keepNetwork(e); err != nil {
 				return err
 			}
-			src, err := e.Source(ctx, master)
+			src, err := nodeAddr(ctx, e, site, master)
 			if err != nil {
-				return fmt.Errorf("looking for this node's address on the way to %s: %w", master, err)
+				return err
 			}
 			return e.setHosts(ctx, nodeOwner, nodeLine(e, src))
 		},
 	}
+}
+
+// nodeAddr is this node's address: its own on the way to a master, in the
+// family of the VIP. A master known by name may have addresses of both, of which
+// IPVS uses one; the Node must have an address that the masters see too.
+func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (netip.Addr, error) {
+	ways, err := masterAddrs(ctx, e, site, master)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var errs []error
+	for _, way := range ways {
+		src, err := e.Source(ctx, way)
+		if err == nil && site.IPVS.Disabled && len(ways) > 1 {
+			// Nothing but the attempt tells which family works.
+			err = answers(ctx, e, way)
+		}
+		if err == nil {
+			return src, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", way, plainNet(err)))
+	}
+	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
+}
+
+// masterAddrs are a master's addresses, "host:port", that the VIP can stand
+// for; where there is no IPVS, all.
+func masterAddrs(ctx context.Context, e *Env, site *configs.Site, master string) ([]string, error) {
+	host, port, err := net.SplitHostPort(master)
+	if err != nil {
+		return nil, fmt.Errorf("reading master %q: %w", master, err)
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return []string{master}, nil
+	}
+	addrs, err := e.Resolve(ctx, host)
+	if err != nil {
+		return nil, fmt.Errorf("looking up master %s: %w", host, err)
+	}
+	vip, err := netip.ParseAddr(site.VIP)
+	either := err != nil || site.IPVS.Disabled
+	var out []string
+	for _, a := range addrs {
+		if a = a.Unmap(); either || a.Is4() == vip.Is4() {
+			out = append(out, net.JoinHostPort(a.String(), port))
+		}
+	}
+	if len(out) == 0 {
+		return nil, Advise(fmt.Errorf("master %s has no address of the family of the VIP %s", host, vip),
+			"choose a vip of the masters' family in site.yaml (10.103.97.2, or fd00:ed6e::2 for IPv6), or give the name such an address in DNS")
+	}
+	return out, nil
+}
+
+// answers reports whether somebody takes connections at addr.
+func answers(ctx context.Context, e *Env, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := e.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // nodeLine is the node's own line in /etc/hosts. Without it kubeadm and

@@ -1,0 +1,84 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// dualStack gives the machine both families and the masters names with
+// addresses of these; the kernel prefers IPv6, as RFC 6724 has it.
+func (w *world) dualStack(addrs ...string) *Env {
+	e := w.env()
+	var all []netip.Addr
+	for _, a := range addrs {
+		all = append(all, netip.MustParseAddr(a))
+	}
+	e.Resolve = func(_ context.Context, host string) ([]netip.Addr, error) {
+		if !strings.HasSuffix(host, ".shop.example") {
+			return nil, errors.New("no such host")
+		}
+		return all, nil
+	}
+	e.Source = func(_ context.Context, addr string) (netip.Addr, error) {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		if a, err := netip.ParseAddr(host); err == nil && a.Is4() {
+			return netip.MustParseAddr("192.0.2.50"), nil
+		}
+		return netip.MustParseAddr("2001:db8::50"), nil
+	}
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		host, port, _ := net.SplitHostPort(addr)
+		if strings.HasSuffix(host, ".shop.example") || host == "2001:db8::11" {
+			addr = net.JoinHostPort("192.0.2.11", port)
+		}
+		return dial(ctx, network, addr)
+	}
+	return e
+}
+
+// TestFamilyOfTheNode: the node's address is of the VIP's family, whatever the
+// kernel prefers on the way to a name that has both.
+func TestFamilyOfTheNode(t *testing.T) {
+	for _, c := range []struct {
+		name, site string
+		addrs      []string
+		want       string // the node's address; empty: it cannot be
+		endpoint   string // in /etc/hosts
+	}{
+		{"an IPv4 VIP", "", []string{"2001:db8::11", "192.0.2.11"}, "192.0.2.50", ""},
+		{"an IPv6 VIP", "vip: 'fd00:ed6e::2'", []string{"192.0.2.11", "2001:db8::11"}, "2001:db8::50", ""},
+		{"masters of the other family", "", []string{"2001:db8::11"}, "", ""},
+		{"without IPVS", "ipvs: {disabled: true}", []string{"2001:db8::11", "192.0.2.11"}, "2001:db8::50", "2001:db8::11"},
+		{"without IPVS, IPv6 leads nowhere", "ipvs: {disabled: true}", []string{"2001:db8::99", "192.0.2.11"}, "192.0.2.50", "192.0.2.11"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "testdata/machine.txtar")
+			w.stamp(ownDev, w.withMasters("a.shop.example:6443", withToken, c.site))
+			err := w.run(New(w.dualStack(c.addrs...)))
+			said := strings.Join(w.console, "\n")
+			if c.want == "" {
+				if err == nil || w.state().Result != ondisk.ResultWaiting || !strings.Contains(said, "has no address of the family of the VIP 10.103.97.2") {
+					t.Errorf("%v\n%s", err, said)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, said)
+			}
+			hosts := w.get("/etc/hosts")
+			if !strings.Contains(hosts, c.want+"\tedge-sn0042\n") || c.endpoint != "" && !strings.Contains(hosts, c.endpoint+"\tapiserver.cluster.local\n") {
+				t.Errorf("expected %s:\n%s", c.want, hosts)
+			}
+		})
+	}
+}
