@@ -8,15 +8,14 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // TestDebianMounts: what mmdebstrap mounts and leaves behind nobody else sees.
 func TestDebianMounts(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: an ordinary user's mmdebstrap has a namespace of its own")
-	}
+	desk.NeedRoot(t, "an ordinary user's mmdebstrap has a namespace of its own")
 	if !rootIsMount() {
-		t.Skip("SKIPPED: in a chroot mounts cannot be kept apart")
+		desk.Lacks(t, "in a chroot mounts cannot be kept apart")
 	}
 	p := newProject(t, buildtest.Base(), toDebian)
 	standIn(t, p)
@@ -28,7 +27,7 @@ func TestDebianMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(p.runs(t), "mounted") {
-		t.Skip("SKIPPED: root may not mount here")
+		desk.Lacks(t, "root may not mount here")
 	}
 	if _, err := os.Stat(filepath.Join(point, "inside")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its mount is seen from outside: %v", err)

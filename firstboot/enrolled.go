@@ -55,6 +55,12 @@ func enrolled(e *Env) error {
 	return nil
 }
 
+// Enrolled reports whether the files below root, perhaps those of another
+// machine, are a node's: nil, or what is wrong with them.
+func Enrolled(root string, now time.Time) error {
+	return enrolled(&Env{Root: root, Now: func() time.Time { return now }})
+}
+
 // errCut describes a file that was still on its way to the disk.
 var errCut = errors.New("it is empty or was cut off, as by a power failure")
 

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 func TestSecondDaemonIsRefused(t *testing.T) {
@@ -52,9 +54,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 // TestSquatter: neither a process without privileges nor one that shares just
 // the network with us, be it root, can keep ipvscare from starting.
 func TestSquatter(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: this needs root, to be somebody else")
-	}
+	desk.NeedRoot(t, "it becomes somebody else")
 	w := newWorld(t, 1)
 	s := testServer(t, 204)
 	s.Masters = []Master{w.masters[0].master()}
@@ -191,14 +191,12 @@ func TestHostsLock(t *testing.T) {
 // TestHostsReplacedUnderAMount: a container that has the file itself mounted
 // goes on seeing the old one once somebody replaced it, and says so.
 func TestHostsReplacedUnderAMount(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: this needs root, to mount")
-	}
+	desk.NeedRoot(t, "it mounts")
 	dir := t.TempDir()
 	script := `set -e; cd "$1"; echo 127.0.0.1 localhost >hosts; touch inside; mount --bind hosts inside; echo new >new; mv new hosts; stat -c %h inside`
 	out, err := exec.Command("unshare", "-m", "sh", "-c", script, "sh", dir).CombinedOutput()
 	if err != nil {
-		t.Skipf("SKIPPED: mounting here: %v: %s", err, out)
+		desk.Lacks(t, "mounting here: %v: %s", err, out)
 	}
 	if strings.TrimSpace(string(out)) != "0" {
 		t.Errorf("the replaced file has %s names: it cannot be recognised so", out)

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // loopNumber gives each master an address of its own on loopback.
@@ -38,7 +40,7 @@ func (m *loopMaster) start() {
 	m.t.Helper()
 	ln, err := net.Listen("tcp", m.addr.String())
 	if err != nil {
-		m.t.Skip("SKIPPED: cannot listen on ", m.addr, ": ", err)
+		desk.Lacks(m.t, "cannot listen on %s: %v", m.addr, err)
 	}
 	m.srv = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") }))
 	m.srv.Listener.Close()

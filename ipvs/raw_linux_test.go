@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // quietPair is both ends of a TCP connection on loopback, the near one quiet.
@@ -135,7 +137,7 @@ func TestPread(t *testing.T) {
 func TestPreadAllocatesNothing(t *testing.T) {
 	f, err := os.Open("/proc/self/stat")
 	if err != nil {
-		t.Skip("SKIPPED: no /proc here: ", err)
+		desk.Lacks(t, "no /proc here: %v", err)
 	}
 	defer f.Close()
 	b := make([]byte, 512)

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -105,12 +106,7 @@ func golden(t *testing.T, name, got string) {
 // TestUnitsVerify lets systemd judge our units in a root of their own that
 // has the host's units and, for programs, empty executables.
 func TestUnitsVerify(t *testing.T) {
-	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("systemd-analyze is required in CI: install the package systemd")
-		}
-		t.Skip("systemd-analyze is missing: install the package systemd")
-	}
+	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	root := t.TempDir()
 	l, err := Root(testImage(), testFacts())
 	if err != nil {

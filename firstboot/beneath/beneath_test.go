@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 const user = 12345
@@ -249,9 +251,7 @@ func TestAUserWhoIsQuick(t *testing.T) {
 // TestSomebodyElsesDirectoryIsNotGivenAway: a user may give root's directory
 // another name, if it is in his own.
 func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: only root gives files to others")
-	}
+	desk.NeedRoot(t, "it gives files to others")
 	m := newMachine(t)
 	m.do(os.Chmod(m.path("home/u"), 0o755))
 	m.do(os.Chown(m.path("home/u"), user, user))

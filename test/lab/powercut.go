@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"github.com/edgebake/edgebake/builder/qemu"
 )
@@ -98,34 +99,89 @@ const (
 	logMark    = 8
 )
 
+// entry is one request of a record.
+type entry struct {
+	at, to, n int64 // at: in the record; to: on the disk; n 0: a flush alone
+	fua       bool
+	flush     bool // all entries before this one are promised
+}
+
 // replay writes what survives a power cut to disk: all that came before the
 // last flush, and of the rest what lose lets through. With FUA a write is
 // durable by itself. The record may end in the middle of an entry.
-func replay(log interface {
-	io.ReaderAt
-	Stat() (os.FileInfo, error)
-}, disk io.WriterAt, lose func() bool) (Loss, error) {
+func replay(log record, disk io.WriterAt, lose func() bool) (Loss, error) {
 	var loss Loss
-	fi, err := log.Stat()
+	entries, err := readRecord(log)
 	if err != nil {
 		return loss, err
 	}
+	promised := lastFlush(entries)
+	for i, e := range entries {
+		if e.n == 0 || !loss.count(i < promised || e.fua, lose) {
+			continue
+		}
+		if err := e.write(log, disk); err != nil {
+			return loss, err
+		}
+	}
+	return loss, nil
+}
+
+// count decides over one write, and reports whether it stays.
+func (l *Loss) count(promised bool, lose func() bool) bool {
+	switch {
+	case promised:
+		l.Kept++
+	case lose():
+		l.Dropped++
+		return false
+	default:
+		l.Chance++
+	}
+	return true
+}
+
+func (e entry) write(log io.ReaderAt, disk io.WriterAt) error {
+	if _, err := io.Copy(io.NewOffsetWriter(disk, e.to), io.NewSectionReader(log, e.at, e.n)); err != nil {
+		return fmt.Errorf("replaying a write: %w", err)
+	}
+	return nil
+}
+
+// lastFlush is how many of entries are promised.
+func lastFlush(entries []entry) int {
+	for i, e := range slices.Backward(entries) {
+		if e.flush {
+			return i
+		}
+	}
+	return 0
+}
+
+// record is an open file.
+type record interface {
+	io.ReaderAt
+	Stat() (os.FileInfo, error)
+}
+
+func readRecord(log record) ([]entry, error) {
+	fi, err := log.Stat()
+	if err != nil {
+		return nil, err
+	}
 	if fi.Size() == 0 {
-		return loss, nil // not a single write
+		return nil, nil // not a single write
 	}
 	head := make([]byte, 32)
 	if _, err := log.ReadAt(head, 0); err != nil {
-		return loss, fmt.Errorf("reading the record of writes: %w", err)
+		return nil, fmt.Errorf("reading the record of writes: %w", err)
 	}
 	le := binary.LittleEndian
 	sector := int64(le.Uint32(head[24:]))
 	if le.Uint64(head) != logMagic || sector < 512 || sector > 4096 {
-		return loss, errors.New("reading the record of writes: it is not one")
+		return nil, errors.New("reading the record of writes: it is not one")
 	}
-	type entry struct{ at, to, n int64 } // at: in the record; to: on the disk
 	var entries []entry
-	promised := 0 // entries before the last flush
-	fua := map[int]bool{}
 	for pos := sector; ; {
 		if _, err := log.ReadAt(head, pos); err != nil {
 			break // the end, or a header cut short
@@ -141,31 +197,8 @@ func replay(log interface {
 		if pos+n*sector > fi.Size() {
 			break
 		}
-		if n > 0 {
-			fua[len(entries)] = flags&logFUA != 0
-			entries = append(entries, entry{pos, to * sector, n * sector})
-		}
-		if flags&logFlush != 0 {
-			promised = len(entries)
-			if n > 0 {
-				promised-- // a flush that carries a write comes before it
-			}
-		}
+		entries = append(entries, entry{pos, to * sector, n * sector, flags&logFUA != 0, flags&logFlush != 0})
 		pos += n * sector
 	}
-	for i, e := range entries {
-		switch {
-		case i < promised || fua[i]:
-			loss.Kept++
-		case lose():
-			loss.Dropped++
-			continue
-		default:
-			loss.Chance++
-		}
-		if _, err := io.Copy(io.NewOffsetWriter(disk, e.to), io.NewSectionReader(log, e.at, e.n)); err != nil {
-			return loss, fmt.Errorf("replaying a write: %w", err)
-		}
-	}
-	return loss, nil
+	return entries, nil
 }

@@ -6,18 +6,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
-// record has QEMU write a disk and a record of it.
-func record(t *testing.T, commands ...string) (log *os.File) {
+// recorded has QEMU write a disk and a record of it.
+func recorded(t *testing.T, commands ...string) *os.File {
 	t.Helper()
-	tool, err := exec.LookPath("qemu-io")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("qemu-io is missing (package qemu-utils)")
-		}
-		t.Skip("QEMU'S RECORD OF WRITES IS NOT TESTED: no qemu-io (package qemu-utils)")
-	}
+	tool := desk.NeedProgram(t, "qemu-io", "qemu-utils")
 	dir := t.TempDir()
 	disk, record := filepath.Join(dir, "disk"), filepath.Join(dir, "log")
 	for _, f := range []string{disk, record} {
@@ -35,11 +31,62 @@ func record(t *testing.T, commands ...string) (log *os.File) {
 	if out, err := exec.Command(tool, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if log, err = os.Open(record); err != nil {
+	log, err := os.Open(record)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { log.Close() })
 	return log
+}
+
+// TestRecordingCutsAnywhere holds cuts of one recording, one after the other,
+// against a replay of the record from its beginning.
+func TestRecordingCutsAnywhere(t *testing.T) {
+	log := recorded(t, "write -P 1 0 4k", "flush", "write -P 2 4k 4k", "write -P 3 0 4k", "write -f -P 4 8k 4k", "write -P 5 0 8k", "flush", "write -P 6 12k 4k")
+	entries, err := readRecord(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "disk")
+	disk, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	if err := disk.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	r := &Recording{Disk: path, disk: disk, log: log, entries: entries}
+	if len(r.Flushes(0)) < 3 || r.At(1<<40) != r.Len() || r.At(0) != 0 {
+		t.Errorf("%d entries, flushes %v, at the end %d", r.Len(), r.Flushes(0), r.At(1<<40))
+	}
+	for n := range r.Len() + 1 {
+		for name, lose := range map[string]func() func() bool{
+			"all lost":  func() func() bool { return func() bool { return true } },
+			"none lost": func() func() bool { return func() bool { return false } },
+			"some lost": func() func() bool { odd := false; return func() bool { odd = !odd; return odd } },
+		} {
+			if _, err := r.Cut(n, lose()); err != nil {
+				t.Fatal(err)
+			}
+			want, decide := make(ram, 1<<20), lose()
+			for i, e := range entries[:n] {
+				var l Loss
+				if e.n > 0 && l.count(i < lastFlush(entries[:n]) || e.fua, decide) {
+					if err := e.write(log, want); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			got, err := os.ReadFile(path)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("cut after %d of %d, %s: the disk differs (%v)", n, r.Len(), name, err)
+			}
+		}
+	}
+	if _, err := r.Cut(1, func() bool { return true }); err == nil {
+		t.Error("a cut went back in time")
+	}
 }
 
 type ram []byte
@@ -49,7 +96,7 @@ func (r ram) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p)
 func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
 	// qemu-io flushes when it ends; the record is cut before that, as a
 	// killed QEMU leaves it.
-	log := record(t, "write -P 1 0 4k", "flush", "write -P 2 4k 4k", "write -f -P 3 8k 4k", "write -z 0 512", "discard 64k 4k", "write -P 4 12k 4k")
+	log := recorded(t, "write -P 1 0 4k", "flush", "write -P 2 4k 4k", "write -f -P 3 8k 4k", "write -z 0 512", "discard 64k 4k", "write -P 4 12k 4k")
 	fi, err := log.Stat()
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package oracle
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/desk"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -49,9 +49,7 @@ func openCache(t *testing.T) *fetch.Cache {
 // our own writer made of a baked store: what a machine boots with.
 func TestContainerdRunsFromWrittenDisk(t *testing.T) {
 	needRoot(t)
-	if _, err := exec.LookPath("losetup"); err != nil && os.Getenv("CI") == "" {
-		t.Skipf("SKIPPED, NOT PASSED: %v", err)
-	}
+	desk.NeedProgram(t, "losetup", "mount")
 	c, o := openCache(t), options()
 	r, err := baker.Bake(t.Context(), c, pinImages(t, c, o, testImages(hello(t))...), o)
 	if err != nil {

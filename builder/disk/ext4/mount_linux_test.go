@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/test/desk"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,18 +19,13 @@ import (
 // had.
 func mount(t *testing.T, image, options string) (dir string, unmount func()) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("SKIPPED, NOT TESTED: mounting needs root")
-	}
+	desk.NeedRoot(t, "it mounts")
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		t.Skip("SKIPPED, NOT TESTED: no loop devices here")
+		desk.Lacks(t, "no loop devices here (modprobe loop): %v", err)
 	}
 	dir = t.TempDir()
 	if out, err := exec.Command("mount", "-t", "ext4", "-o", "loop,"+options, image, dir).CombinedOutput(); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("mount: %v\n%s", err, out)
-		}
-		t.Skipf("SKIPPED, NOT TESTED: mount: %v\n%s", err, out)
+		desk.Lacks(t, "mount: %v\n%s", err, out)
 	}
 	mounted := true
 	unmount = func() {

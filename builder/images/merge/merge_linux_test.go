@@ -18,18 +18,13 @@ import (
 	"github.com/edgebake/edgebake/builder/images/imagetest"
 	"github.com/edgebake/edgebake/builder/images/store"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/test/desk"
 	"golang.org/x/sys/unix"
 )
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("CI") != "" {
-		t.Fatal("this test must run as root in CI")
-	}
-	t.Skip("SKIPPED, NOT PASSED: run this test as root")
+	desk.NeedRoot(t, "it makes files of others")
 }
 
 // bakeInto writes a store of these images below dir and returns its root.
@@ -166,7 +161,7 @@ func TestMergeCopies(t *testing.T) {
 	into := t.TempDir()
 	var a, b unix.Statfs_t
 	if err := errors.Join(unix.Statfs(newRoot, &a), unix.Statfs(into, &b)); err != nil || a.Fsid == b.Fsid {
-		t.Skipf("SKIPPED, NOT PASSED: %s is no other file system (%v)", into, err)
+		desk.Lacks(t, "%s must be on another file system than /dev/shm, which must have extended attributes (%v)", into, err)
 	}
 	if _, err := Merge(t.Context(), Options{From: newRoot, Into: into}); err != nil {
 		t.Fatal(err)

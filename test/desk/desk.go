@@ -1,0 +1,37 @@
+// Package desk says what a test does where it lacks something: at a desk it
+// skips in capitals, and in CI, which must have everything, it fails.
+package desk
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// Lacks ends a test that lacks what the words say.
+func Lacks(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") != "" {
+		t.Fatalf("NOT TESTED, and CI must: "+format, args...)
+	}
+	t.Skipf("SKIPPED, NOT TESTED: "+format, args...)
+}
+
+// NeedRoot ends a test that only root can run.
+func NeedRoot(t testing.TB, why string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		Lacks(t, "only root can run this: %s", why)
+	}
+}
+
+// NeedProgram ends a test without one of Debian's programs, and returns its
+// path.
+func NeedProgram(t testing.TB, name, pkg string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		Lacks(t, "there is no %s (package %s)", name, pkg)
+	}
+	return path
+}

@@ -1,0 +1,133 @@
+package lab
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+)
+
+// Recording is one run of a machine as its disk saw it, from power-on until
+// the machine was cut off. Power may fail after any of its entries.
+type Recording struct {
+	// Disk is a raw file that holds what the last Cut left of the disk. It may
+	// be looked at and booted, and must not be written to.
+	Disk string
+
+	disk, log *os.File
+	entries   []entry
+	done      int // entries that are in Disk for good
+	undo      []old
+}
+
+// old is what a write that was kept by chance has replaced.
+type old struct {
+	at   int64
+	data []byte
+}
+
+// Recorded is the size of the record so far: a moment for Recording.At.
+func (vm *VM) Recorded() (int64, error) {
+	fi, err := os.Stat(vm.writes())
+	if err != nil {
+		return 0, fmt.Errorf("looking at the record of %s: %w", vm.Name, err)
+	}
+	return fi.Size(), nil
+}
+
+// Recording opens the run of a recorded machine that was cut off. The machine
+// must not be switched on again.
+func (vm *VM) Recording() (*Recording, error) {
+	if !vm.cfg.Record || vm.Running() {
+		return nil, fmt.Errorf("opening the record of %s: it is running, or not recorded", vm.Name)
+	}
+	r := &Recording{Disk: vm.settled()}
+	var err error
+	if r.disk, err = os.OpenFile(r.Disk, os.O_RDWR, 0); err != nil {
+		return nil, err
+	}
+	vm.lab.onClose(r.disk.Close)
+	if r.log, err = os.Open(vm.writes()); err != nil {
+		return nil, err
+	}
+	vm.lab.onClose(r.log.Close)
+	r.entries, err = readRecord(r.log)
+	return r, err
+}
+
+// Len is how many entries there are.
+func (r *Recording) Len() int { return len(r.entries) }
+
+// At is how many entries the record had when it was that large.
+func (r *Recording) At(size int64) int {
+	n := 0
+	for n < len(r.entries) && r.entries[n].at+r.entries[n].n <= size {
+		n++
+	}
+	return n
+}
+
+// Flushes are the points right after a flush, at or after from.
+func (r *Recording) Flushes(from int) []int {
+	var out []int
+	for i, e := range r.entries {
+		if e.flush && i+1 > from {
+			out = append(out, i+1)
+		}
+	}
+	return out
+}
+
+// Cut makes Disk what is left when the power goes after n entries. Cuts go
+// forward only. Each write since the last flush is lost where lose says so.
+func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
+	var loss Loss
+	promised := lastFlush(r.entries[:n])
+	if promised < r.done {
+		return loss, fmt.Errorf("cutting after entry %d: an earlier cut came later", n)
+	}
+	if err := r.takeBack(); err != nil {
+		return loss, err
+	}
+	for ; r.done < promised; r.done++ {
+		if err := r.entries[r.done].write(r.log, r.disk); err != nil {
+			return loss, err
+		}
+	}
+	loss.Kept = promised
+	for _, e := range r.entries[promised:n] {
+		if e.n == 0 || !loss.count(e.fua, lose) {
+			continue
+		}
+		was := make([]byte, e.n)
+		if _, err := r.disk.ReadAt(was, e.to); err != nil && err != io.EOF {
+			return loss, fmt.Errorf("reading what a write replaces: %w", err)
+		}
+		r.undo = append(r.undo, old{e.to, was})
+		if err := e.write(r.log, r.disk); err != nil {
+			return loss, err
+		}
+	}
+	return loss, nil
+}
+
+// takeBack removes what the last cut kept by chance.
+func (r *Recording) takeBack() error {
+	for len(r.undo) > 0 {
+		last := r.undo[len(r.undo)-1]
+		if _, err := r.disk.WriteAt(last.data, last.at); err != nil {
+			return fmt.Errorf("taking back a write: %w", err)
+		}
+		r.undo = r.undo[:len(r.undo)-1]
+	}
+	return nil
+}
+
+// Copy makes a file of its own of Disk, for programs that repair what they
+// look at.
+func (r *Recording) Copy(path string) error {
+	if out, err := exec.Command("cp", "--sparse=always", "--reflink=auto", r.Disk, path).CombinedOutput(); err != nil {
+		return fmt.Errorf("copying %s: cp: %w: %s", r.Disk, err, out)
+	}
+	return nil
+}
