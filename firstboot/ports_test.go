@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // TestPortsAreClosedOrYurthubDoesNotRun: where the rules cannot be loaded, the
@@ -52,9 +53,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 
 // TestPortUnitsAreValid has systemd judge the units that keep the rules.
 func TestPortUnitsAreValid(t *testing.T) {
-	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		t.Skip("SKIPPED: systemd-analyze is not installed")
-	}
+	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
 	files := portFiles(hub{})
 	for _, p := range []string{portsUnitFile, portsTimerFile} {
@@ -144,14 +143,10 @@ func TestPortsAsServer(t *testing.T) {
 // TestPortRules holds the rules against the kernel's own: who reaches which
 // port, by IPv4 and IPv6.
 func TestPortRules(t *testing.T) {
-	for _, program := range []string{"nft", "ip", "unshare", "nsenter"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("SKIPPED: %s is not installed", program)
-		}
+	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
+		desk.NeedProgram(t, program, pkg)
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: it makes networks, which only root may")
-	}
+	desk.NeedRoot(t, "it makes networks")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

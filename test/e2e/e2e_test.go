@@ -223,7 +223,7 @@ func (w *world) site(guest int, site lab.Site, more ...string) (file string) {
 // first boot has said so.
 func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
 	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		if before != nil && o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
@@ -246,7 +246,7 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 
 func (w *world) off(vm *lab.VM) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 10*time.Minute, errors.New("10 minutes have passed"))
+	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)
 	defer cancel()
 	if err := vm.Off(ctx); err != nil {
 		w.t.Fatal(err)
@@ -267,7 +267,7 @@ func (w *world) disk(vm *lab.VM) string {
 
 // onNode runs a script on the node and returns what it printed.
 func (w *world) onNode(vm *lab.VM, script string) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 20*time.Minute, errors.New("20 minutes have passed"))
+	ctx, cancel := vm.Patience(w.t.Context(), 20*time.Minute)
 	defer cancel()
 	w.scripts++
 	return w.c.OnNode(ctx, vm, fmt.Sprintf("script-%d", w.scripts), helloImage, script)
@@ -293,7 +293,7 @@ func (w *world) expect(vm *lab.VM, from int, line string) int {
 // hear waits for a line on the console.
 func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
 	l, mark, err := vm.Serial.Expect(ctx, from, regexp.MustCompile(line))
 	if err != nil {
@@ -393,7 +393,7 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 
 func (w *world) podRuns(vm *lab.VM, name string) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 15*time.Minute, errors.New("15 minutes have passed"))
+	ctx, cancel := vm.Patience(w.t.Context(), 15*time.Minute)
 	defer cancel()
 	if _, err := w.c.WaitPod(ctx, vm, name); err != nil {
 		w.t.Fatal(err)
@@ -490,7 +490,7 @@ var firstBootStarts = regexp.MustCompile(`edgebake: \[1/`)
 // what the disk had not promised to keep, it loses the writes that lose picks.
 func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() bool) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), bootLimit)
+	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
 	if _, _, err := vm.Serial.Expect(ctx, 0, firstBootStarts); err != nil {
 		w.t.Fatal(err)

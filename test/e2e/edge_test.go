@@ -317,7 +317,7 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 
 func (w *edgeWorld) waitNotReady(vm *lab.VM) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
 	if _, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		ready, why := lab.Ready(o)

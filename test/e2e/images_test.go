@@ -41,7 +41,7 @@ func (w *world) podOf(vm *lab.VM, name, policy string) {
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
-			"nodeName": vm.Node, "terminationGracePeriodSeconds": 1,
+			"nodeName": vm.Node, "terminationGracePeriodSeconds": 1, "tolerations": lab.Stays(),
 			"containers": []any{map[string]any{"name": name, "image": helloImage, "imagePullPolicy": policy}},
 		},
 	}); err != nil {
@@ -108,7 +108,7 @@ systemd-run --quiet --unit=fill bash /run/fill.sh
 	baked, _, _ := strings.Cut(told, "--\n")
 	before := strings.Fields(baked)
 
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 15*time.Minute, errors.New("15 minutes have passed"))
+	ctx, cancel := vm.Patience(w.t.Context(), 15*time.Minute)
 	defer cancel()
 	for _, step := range []string{"disk is full", "spare image is gone", "all pods are gone", "there is room again"} {
 		line, next, err := vm.Serial.Expect(ctx, mark, regexp.MustCompile("edgebake-test: "+step))

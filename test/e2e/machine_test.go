@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -294,7 +293,7 @@ func (w *world) readyAgain(vm *lab.VM, mark int, before *lab.Object) *lab.Object
 // readyAfter waits until the node is Ready in another boot than before.
 func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeoutCause(w.t.Context(), bootLimit, fmt.Errorf("%v have passed", bootLimit))
+	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
 	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		if o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {

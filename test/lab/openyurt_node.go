@@ -38,7 +38,7 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 				"nodeName": node, "terminationGracePeriodSeconds": 1, "hostNetwork": true,
 				// This cluster still evicts the pods of a node it does not hear
 				// of, after five minutes; one with OpenYurt does not.
-				"tolerations": []any{map[string]any{"operator": "Exists", "effect": "NoExecute"}},
+				"tolerations": Stays(),
 				"containers": []any{map[string]any{
 					"name": name, "image": image, "imagePullPolicy": "Never", "args": []string{"/dev/ttyS0"},
 					"securityContext": map[string]any{"privileged": true, "runAsUser": 0},
@@ -59,7 +59,7 @@ func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
-			"nodeName": vm.Node, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+			"nodeName": vm.Node, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "tolerations": Stays(),
 			"hostNetwork": true, "hostPID": true, "automountServiceAccountToken": false,
 			"volumes": []any{map[string]any{"name": "node", "hostPath": map[string]any{"path": "/"}}},
 			"containers": []any{map[string]any{

@@ -85,14 +85,28 @@ func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func
 			cancel(err)
 			return false, err
 		}
-		return ready(ctx)
+		ok, err := ready(ctx)
+		var end hopeless
+		if errors.As(err, &end) {
+			cancel(err)
+		}
+		return ok, err
 	})
 }
+
+// hopeless is what no waiting changes.
+type hopeless struct{ error }
 
 // Ready is for WaitNode: the Node is Ready.
 func Ready(o *Object) (bool, string) {
 	status, why := o.Condition("Ready")
 	return status == "True", why
+}
+
+// Stays are the tolerations of a pod that nobody makes again: a machine that
+// takes minutes to boot looks dead meanwhile, and the cluster would remove it.
+func Stays() []any {
+	return []any{map[string]any{"operator": "Exists", "effect": "NoExecute"}}
 }
 
 // Pod makes a pod of one container from an image that is on board the node,
@@ -113,7 +127,8 @@ func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
 			"nodeName": node, "terminationGracePeriodSeconds": 1,
-			"containers": []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
+			"tolerations": Stays(),
+			"containers":  []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
 		},
 	})
 }
@@ -123,7 +138,11 @@ func (c *Cluster) WaitPod(ctx context.Context, vm *VM, name string) (*Object, er
 	var pod Object
 	err := c.pollGuest(ctx, vm, "pod "+name, func(ctx context.Context) (bool, error) {
 		pod = Object{}
-		if err := c.Get(ctx, "/api/v1/namespaces/default/pods/"+name, &pod); err != nil {
+		err := c.Get(ctx, "/api/v1/namespaces/default/pods/"+name, &pod)
+		if NotFound(err) {
+			return false, hopeless{fmt.Errorf("pod %s was removed, and nobody makes it again", name)}
+		}
+		if err != nil {
 			return false, err
 		}
 		if status, _ := pod.Condition("Ready"); status == "True" && pod.Status.Phase == "Running" {

@@ -1,0 +1,98 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A machine that this host starves is not a broken one: limits count the time
+// in which the guest had the processors that it asked for.
+
+// starvedCap is how many times its limit a starved guest may take.
+const starvedCap = 4
+
+// effort is how long the threads of a process have run, and how long they
+// stood in line for a processor.
+type effort struct{ ran, stood time.Duration }
+
+// share is what the process got of the time that it wanted.
+func (e effort) share() float64 {
+	if e.ran+e.stood <= 0 {
+		return 1 // it wanted none
+	}
+	return float64(e.ran) / float64(e.ran+e.stood)
+}
+
+// effortOf adds up the threads of a process (proc_pid_schedstat).
+func effortOf(pid int) effort {
+	var sum effort
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is sound
+	for _, t := range tasks {
+		b, err := os.ReadFile(t)
+		if err != nil {
+			continue // a thread that has ended
+		}
+		f := strings.Fields(string(b))
+		if len(f) < 2 {
+			continue
+		}
+		ran, _ := strconv.ParseInt(f[0], 10, 64)
+		stood, _ := strconv.ParseInt(f[1], 10, 64)
+		sum.ran += time.Duration(ran)
+		sum.stood += time.Duration(stood)
+	}
+	return sum
+}
+
+// Patience returns a context that ends after limit, not counting the time that
+// this host owed the guest. Its cause says whether the guest was starved.
+func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	pid := vm.proc.Pid()
+	return patience(ctx, limit, func() effort { return effortOf(pid) })
+}
+
+func patience(ctx context.Context, limit time.Duration, measure func() effort) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		const every = 5 * time.Second
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		var whole effort
+		var used, passed time.Duration
+		before := measure()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			now := measure()
+			// Threads that ended take their figures with them.
+			step := effort{max(0, now.ran-before.ran), max(0, now.stood-before.stood)}
+			before = now
+			whole.ran += step.ran
+			whole.stood += step.stood
+			passed += every
+			used += time.Duration(float64(every) * step.share())
+			if used >= limit || passed >= starvedCap*limit {
+				cancel(verdict(passed, whole))
+				return
+			}
+		}
+	}()
+	return ctx, func() { cancel(context.Canceled) }
+}
+
+// verdict tells a starved machine from a broken one.
+func verdict(passed time.Duration, e effort) error {
+	percent := int(100 * e.share())
+	if percent < 50 {
+		return fmt.Errorf("STARVED, perhaps not broken: %v have passed, and the guest had a processor for %d %% of the time that it wanted one; run this on a quieter machine", passed, percent)
+	}
+	return fmt.Errorf("%v have passed, and the guest was not starved: it had a processor for %d %% of the time that it wanted one", passed, percent)
+}
