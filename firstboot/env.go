@@ -104,6 +104,9 @@ type Env struct {
 
 	// waiting is set by the Runner: what the running phase waits for.
 	waiting func(what string)
+	// noting is set by the Runner: what a person should know of a node that
+	// goes on.
+	noting func(what string)
 }
 
 // Owner says whose a file becomes, and with which permissions.
@@ -129,6 +132,14 @@ type Cmd struct {
 func (e *Env) Waiting(format string, args ...any) {
 	if e.waiting != nil {
 		e.waiting(fmt.Sprintf(format, args...))
+	}
+}
+
+// Note says in the report, and once on the console, what is not as somebody
+// may think, though the node goes on.
+func (e *Env) Note(format string, args ...any) {
+	if e.noting != nil {
+		e.noting(fmt.Sprintf(format, args...))
 	}
 }
 

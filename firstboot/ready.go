@@ -275,6 +275,18 @@ func forgetToken(e *Env, active *Active) error {
 		secrets = append(secrets, token)
 	}
 	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: active.Image.Plan}
+	if _, err := e.ReadSlot(active.Device); errors.Is(err, slot.ErrBlank) {
+		// Cut off in the middle of this: what else was in the slot is gone.
+		info.Stamped = active.Stamped
+		c := slot.Contents{Info: info, Files: map[string][]byte{ondisk.SlotSite: doc}}
+		if active.ignition != nil {
+			c.Files[ondisk.SlotIgnition] = active.ignition
+		}
+		if err := e.WriteSlot(active.Device, &c); err != nil {
+			return fmt.Errorf("writing the site to the slot again: %w", err)
+		}
+		return nil
+	}
 	if err := e.ScrubSlot(active.Device, info, doc, secrets); err != nil {
 		return fmt.Errorf("forgetting the token: %w", err)
 	}

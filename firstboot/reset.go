@@ -63,6 +63,9 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 			return removeUnit(ctx, e)
 		}},
 		{"ipvs", resetIPVS},
+		{"sticks", func(_ context.Context, e *Env) error {
+			return resetSticks(e, image, func(what string) { rec.note(tell, Step{"sticks", "note", what}) })
+		}},
 		{"files", resetFiles}, // last: the state tells what went before
 	} {
 		if err := carryOut(s); err != nil {
@@ -180,5 +183,5 @@ func resetFiles(_ context.Context, e *Env) error {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}
 	}
-	return e.RemoveAll(seenDir)
+	return nil
 }

@@ -103,7 +103,7 @@ type Runner struct {
 	spread  bool     // the first words to the masters were spread
 	device  string   // the slot
 	lastErr map[string]string
-	refused string // why the slot's site is not the one we go by
+	noted   []string // said by this run
 	posting sync.WaitGroup
 	reports atomic.Int64 // sent to url so far
 	// secrets has no lock: logging happens under mu too.
@@ -118,7 +118,7 @@ var errRestart = errors.New("starting over")
 // Run carries out all phases until the node is done or ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
 	e := *r.Env
-	e.waiting = r.waiting
+	e.waiting, e.noting = r.waiting, r.noting
 	r.lastErr = map[string]string{}
 	r.begin(&e)
 	defer r.posting.Wait()
@@ -151,6 +151,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		return nil
 	}
 	first := r.Phases(nil)
+	r.forgetNotes()
 	r.show(first)
 	if err := step(first); err != nil {
 		return err
@@ -224,6 +225,7 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 		timedOut := run.Err() != nil
 		cancel()
 		if errors.Is(err, errRestart) {
+			r.mark(e, p, ondisk.PhasePending, attempts[p.Name], nil)
 			return Todo, errRestart
 		}
 		if err == nil {

@@ -28,7 +28,7 @@ const (
 	appliedFile = ondisk.StateDir + "/applied"
 	// ignitionCopy is the Ignition config last taken from a slot.
 	ignitionCopy = ondisk.StateDir + "/config.ign"
-	// seenDir remembers the sites taken from sticks: each is taken once.
+	// seenDir remembers what each stick held: unchanged it is not taken again.
 	seenDir = ondisk.StateDir + "/sticks"
 	// manifestFile lists what the applier made.
 	manifestFile = ondisk.StateDir + "/manifest.json"
@@ -209,34 +209,6 @@ func (a *Active) isApplied(e *Env) bool { return e.text(appliedFile) == a.applie
 // applied names the settings of the site on this machine.
 func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
-// fromStick looks for a site on a removable slot that was not taken yet, and
-// returns it with the slot's contents. Sticks that hold none are passed over;
-// one whose site has problems is said.
-func fromStick(e *Env, image ondisk.ImageInfo) (dev string, c *slot.Contents, err error) {
-	for _, dev := range e.removableSlots() {
-		c, t, err := readSite(e, image, dev)
-		switch {
-		case errors.Is(err, errNoSite) || c == nil:
-			continue
-		case err != nil:
-			return dev, nil, fmt.Errorf("stick %s: %w", dev, err)
-		}
-		if e.exists(seenFile(t)) && (enrolled(e) == nil || t.Site.Credentials.Token.IsZero()) {
-			continue
-		}
-		if own, err := ownSlot(e); err == nil {
-			if _, have, err := readSite(e, image, own); err == nil && have.MAC == t.MAC &&
-				have.Site.Credentials.Token == t.Site.Credentials.Token {
-				continue
-			}
-		}
-		return dev, c, nil
-	}
-	return "", nil, nil
-}
-
-func seenFile(a *Active) string { return seenDir + "/" + a.MAC }
-
 // siteSources tells one state of all slots in reach from another, whether
 // their sites are valid or not.
 func siteSources(e *Env) string {
@@ -256,6 +228,10 @@ func slotDigest(e *Env, dev string) string {
 	if err != nil {
 		return "unreadable"
 	}
+	return contentsDigest(c)
+}
+
+func contentsDigest(c *slot.Contents) string {
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name == ondisk.SlotReportText || name == ondisk.SlotReportJSON {
@@ -273,12 +249,10 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 	return Phase{
 		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if dev, c, err := fromStick(e, image); err != nil || c != nil {
-				if err != nil {
-					e.Log.Warn("a stick's site is not taken", "stick", dev, "error", err)
-				} else {
-					return Todo, nil
-				}
+			if s, err := newStick(e, image); s != nil {
+				return Todo, nil
+			} else if err != nil {
+				e.Note("the site of %s", oneLine(err))
 			}
 			a, err := activeSite(e, image)
 			if errors.Is(err, errNoSite) {
@@ -293,7 +267,7 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if err := takeFromStick(e, image); err != nil {
+			if err := takeSticks(e, image); err != nil {
 				return err
 			}
 			a, err := activeSite(e, image)
@@ -314,12 +288,12 @@ func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, 
 	var found *Active
 	var siteErr error
 	err := e.poll(ctx, standstill, func() (bool, error) {
-		if dev, c, err := fromStick(e, image); err != nil {
-			e.Waiting("a site: the one on stick %s is not taken: %s", dev, oneLine(err))
-		} else if c != nil {
-			if err := takeFromStick(e, image); err != nil {
+		if s, err := newStick(e, image); s != nil {
+			if err := s.take(e); err != nil {
 				return false, err
 			}
+		} else if err != nil {
+			e.Waiting("a site: the one on %s", oneLine(err))
 		}
 		found, siteErr = activeSite(e, image)
 		return !errors.Is(siteErr, errNoSite), nil
@@ -328,39 +302,6 @@ func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, 
 		return nil, Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml")
 	}
 	return found, siteErr
-}
-
-// takeFromStick copies a new site into the machine's own slot, as if it had
-// been stamped there, so that the stick may be pulled out.
-func takeFromStick(e *Env, image ondisk.ImageInfo) error {
-	dev, c, err := fromStick(e, image)
-	if err != nil || c == nil {
-		return nil // Check has said what is wrong with it
-	}
-	own, err := ownSlot(e)
-	if err != nil {
-		return err
-	}
-	_, a, err := readSite(e, image, dev)
-	if err != nil {
-		return err
-	}
-	info := slot.Contents{Files: c.Files}
-	if have, err := e.ReadSlot(own); err == nil {
-		info.Info = have.Info // plan and golden digest are the disk's own
-	} else {
-		info.Info = c.Info
-	}
-	info.Info.Stamped = max(c.Info.Stamped, info.Info.Stamped)
-	if err := e.WriteSlot(own, &info); err != nil {
-		return fmt.Errorf("writing the site of stick %s to the slot %s: %w", dev, own, err)
-	}
-	if err := e.WriteFile(seenFile(a), nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("noting that the site of stick %s was taken: %w", dev, err)
-	}
-	e.Log.Info("took the site of a stick", "stick", dev)
-	e.Console("took the site of stick " + dev)
-	return nil
 }
 
 // applySite makes the machine's settings those of the site.

@@ -98,9 +98,8 @@ func (r *Runner) show(phases []Phase) {
 
 // adopt makes the site known to what is said from now on.
 func (r *Runner) adopt(e *Env, active *Active) {
-	if note := oneLine(errors.New(active.Note)); note != "" && note != r.refused {
-		r.refused = note
-		r.say(e, "the slot's site is not taken, the former one stays: "+note)
+	if note := oneLine(errors.New(active.Note)); note != "" {
+		e.Note("the slot's site is not taken, the former one stays: %s", note)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -250,6 +249,30 @@ func (r *Runner) waiting(what string) {
 	}
 }
 
+// noting keeps what is to be known for the report, and says it once in a run.
+func (r *Runner) noting(what string) {
+	what = r.redact(what)
+	r.mu.Lock()
+	if !slices.Contains(r.state.Notes, what) {
+		r.state.Notes = append(r.state.Notes, what)
+	}
+	said := slices.Contains(r.noted, what)
+	if !said {
+		r.noted = append(r.noted, what)
+	}
+	r.mu.Unlock()
+	if !said {
+		r.say(r.Env, what)
+	}
+}
+
+// forgetNotes begins a pass: what still holds is said again.
+func (r *Runner) forgetNotes() {
+	r.mu.Lock()
+	r.state.Notes = nil
+	r.mu.Unlock()
+}
+
 // say tells a person: console, status line and journal.
 func (r *Runner) say(e *Env, line string) {
 	e.Console(line)
@@ -279,7 +302,7 @@ func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
 	}
 	r.mu.Lock()
 	state, device, url, proxy := r.state, r.device, r.url, r.proxy
-	state.Phases = slices.Clone(state.Phases)
+	state.Phases, state.Notes = slices.Clone(state.Phases), slices.Clone(state.Notes)
 	r.mu.Unlock()
 	text := ReportText(&state)
 	body, err := json.MarshalIndent(state, "", "  ")
@@ -333,6 +356,12 @@ func ReportText(s *ondisk.State) string {
 		fmt.Fprintf(&b, "type:    %s\n", s.NodeType)
 	}
 	fmt.Fprintf(&b, "result:  %s\nstarted: %s\nupdated: %s\n\n", s.Result, s.Started.UTC().Format(time.RFC3339), s.Updated.UTC().Format(time.RFC3339))
+	for _, n := range s.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	if len(s.Notes) > 0 {
+		b.WriteByte('\n')
+	}
 	for _, p := range s.Phases {
 		fmt.Fprintf(&b, "%-16s %-8s", p.Name, p.Status)
 		if p.Seconds >= 0.05 {

@@ -184,6 +184,9 @@ type State struct {
 	Started  time.Time    `json:"started"`
 	Updated  time.Time    `json:"updated"`
 	Phases   []PhaseState `json:"phases"`
+	// Notes are what a person should know of a node that goes on: what of its
+	// site is not in place, and why.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Phase statuses.

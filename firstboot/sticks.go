@@ -1,0 +1,308 @@
+package firstboot
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// A site on a stick is taken into the machine's own slot, as if it had been
+// stamped there. What decides is whether somebody has brought it, since a stick
+// may stay in the machine for years:
+//   - What a stick holds is remembered, and unchanged it is not taken again. So
+//     it does not undo a correction that came another way, and a site that was
+//     taken before is taken again when somebody puts it back.
+//   - Of two sites with a date the newer one holds.
+
+// stick is a removable slot with a valid site.
+type stick struct {
+	dev string
+	// memory is the file that says what it held when it was last looked at.
+	memory string
+	// held names what it holds now.
+	held string
+	// info and files are what the machine's slot would become.
+	info   ondisk.SlotInfo
+	files  map[string][]byte
+	active *Active
+	// known: the machine goes by this site already.
+	known bool
+}
+
+// notTaken begins what is remembered of a stick that reset has seen. Its token
+// would have the machine join again.
+const notTaken = "not taken after reset: "
+
+// newStick looks for a site that somebody has brought. One with problems does
+// not hide another's; its error is returned when there is no other.
+func newStick(e *Env, image ondisk.ImageInfo) (*stick, error) {
+	var errs []error
+	have, haveErr := activeSite(e, image)
+	for _, s := range sticks(e, image, &errs) {
+		if haveErr != nil {
+			have = nil
+		}
+		switch isNew, why := s.judge(e, have); {
+		case isNew:
+			return s, nil
+		case why != "":
+			e.Note("the site of stick %s is not taken: %s", s.dev, why)
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// sticks reads the sites of all removable slots; those with none are passed
+// over.
+func sticks(e *Env, image ondisk.ImageInfo, errs *[]error) []*stick {
+	own := ownContents(e)
+	var out []*stick
+	names := map[string]int{}
+	for _, dev := range e.removableSlots() {
+		c, err := e.ReadSlot(dev)
+		if err != nil {
+			continue // no slot, or a blank one
+		}
+		doc, ok := c.Files[ondisk.SlotSite]
+		if !ok {
+			continue
+		}
+		key, err := macKey(e)
+		if err != nil {
+			*errs = append(*errs, err)
+			continue
+		}
+		m := hmac.New(sha256.New, key)
+		fmt.Fprintf(m, "%d %s", c.Info.Stamped, contentsDigest(c))
+		name := e.stickName(dev)
+		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), info: c.Info, files: withOwnIgnition(c.Files, own)}
+		s.active, err = resolveSite(e, image, &slot.Contents{Info: c.Info, Files: s.files}, doc)
+		if err != nil {
+			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
+			continue
+		}
+		names[name]++
+		out = append(out, s)
+	}
+	for _, s := range out {
+		if names[s.memory] > 1 { // cheap ones share a serial number
+			s.memory += " " + s.dev
+		}
+		sum := sha256.Sum256([]byte(s.memory))
+		s.memory = seenDir + "/" + hex.EncodeToString(sum[:8])
+	}
+	return out
+}
+
+// takeSticks takes what new sites there are, one after the other.
+func takeSticks(e *Env, image ondisk.ImageInfo) error {
+	for range maxSticks {
+		s, err := newStick(e, image)
+		if s == nil {
+			if err != nil {
+				e.Note("the site of %s", oneLine(err))
+			}
+			return nil
+		}
+		if err := s.take(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ownContents is what the machine's own slot holds, or held before it was
+// spoilt.
+func ownContents(e *Env) *slot.Contents {
+	if dev, err := ownSlot(e); err == nil {
+		if c, err := e.ReadSlot(dev); err == nil || errors.Is(err, slot.ErrNoSite) && c != nil {
+			return c
+		}
+	}
+	c := &slot.Contents{Files: map[string][]byte{}}
+	if ign := e.contents(ignitionCopy); ign != nil {
+		c.Files[ondisk.SlotIgnition] = ign
+	}
+	return c
+}
+
+// withOwnIgnition keeps the machine's config.ign, which may hold its users and
+// their keys, when a stick brings none. An empty one takes it away.
+func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][]byte {
+	files := maps.Clone(brought)
+	if ign, ok := files[ondisk.SlotIgnition]; ok {
+		if len(strings.TrimSpace(string(ign))) == 0 {
+			delete(files, ondisk.SlotIgnition)
+		}
+		return files
+	}
+	for name, b := range own.Files {
+		if _, ok := files[name]; !ok && (name == ondisk.SlotIgnition || strings.HasPrefix(name, ondisk.SlotFilesDir+"/")) {
+			files[name] = b
+		}
+	}
+	return files
+}
+
+// judge reports whether the stick's site is to be taken, or why it is not
+// where somebody may wonder. have is the site that the machine goes by, nil:
+// none.
+func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
+	remembered := e.text(s.memory)
+	unchanged := strings.TrimPrefix(remembered, notTaken) == s.held
+	token := s.active.Site.Credentials.Token
+	same := have != nil && have.MAC == s.active.MAC
+	switch {
+	case same && have.Site.Credentials.Token == token:
+		s.known = true
+		return !unchanged, "" // to be remembered
+	case unchanged && strings.HasPrefix(remembered, notTaken):
+		return false, "it was there when the machine was reset: change it, or stamp it anew"
+	case unchanged && have == nil:
+		return true, "" // there is no other
+	case unchanged:
+		// The machine's own copy of the token is forgotten. One whose
+		// certificate has expired, or was lost, may use the stick's.
+		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && enrolled(e) != nil, ""
+	case have != nil && older(s.active, have):
+		return false, fmt.Sprintf("it was stamped on %s, the site in the slot on %s: stamp the stick anew to go back to it",
+			date(s.active.Stamped), date(have.Stamped))
+	}
+	return true, ""
+}
+
+// older reports whether a was stamped before b, where both have a date that
+// can be true.
+func older(a, b *Active) bool {
+	was, is := credibleStamp(a.Image, a.Stamped), credibleStamp(b.Image, b.Stamped)
+	return was > 0 && is > 0 && was < is
+}
+
+func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
+
+// take copies the site into the machine's own slot, so that the stick may be
+// pulled out, and remembers what the stick holds.
+func (s *stick) take(e *Env) error {
+	if !s.known {
+		own, err := ownSlot(e)
+		if err != nil {
+			return err
+		}
+		c := slot.Contents{Info: s.info, Files: s.files}
+		if have, err := e.ReadSlot(own); err == nil || errors.Is(err, slot.ErrNoSite) && have != nil {
+			c.Info = have.Info // plan and golden digest are the disk's own
+		}
+		if stamped := credibleStamp(s.active.Image, s.info.Stamped); stamped > 0 {
+			c.Info.Stamped = stamped
+		}
+		if err := e.WriteSlot(own, &c); err != nil {
+			return fmt.Errorf("writing the site of stick %s to the slot %s: %w", s.dev, own, err)
+		}
+		if err := forgetAbsent(e, s.active.Image); err != nil {
+			return err
+		}
+	}
+	if err := e.WriteFile(s.memory, []byte(s.held+"\n"), Mode(0o600)); err != nil {
+		return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
+	}
+	if !s.known {
+		e.Log.Info("took the site of a stick", "stick", s.dev)
+		e.Console("took the site of stick " + s.dev)
+	}
+	return nil
+}
+
+// forgetAbsent forgets what sticks held that are not in the machine now that
+// another's site is taken: whoever plugs one in again means it.
+func forgetAbsent(e *Env, image ondisk.ImageInfo) error {
+	var errs []error
+	present := map[string]bool{}
+	for _, s := range sticks(e, image, &errs) {
+		present[filepath.Base(s.memory)] = true
+	}
+	entries, err := os.ReadDir(e.path(seenDir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading what sticks held: %w", err)
+	}
+	for _, en := range entries {
+		if present[en.Name()] {
+			continue
+		}
+		if err := e.Remove(seenDir + "/" + en.Name()); err != nil {
+			return fmt.Errorf("forgetting what a stick held: %w", err)
+		}
+	}
+	return nil
+}
+
+// resetSticks has no stick take the machine back into the cluster that it
+// leaves, and says what the ones in it will do.
+func resetSticks(e *Env, image ondisk.ImageInfo, say func(string)) error {
+	var errs []error
+	for _, s := range sticks(e, image, &errs) {
+		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.held {
+			say(fmt.Sprintf("stick %s holds a site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
+			continue
+		}
+		if err := e.WriteFile(s.memory, []byte(notTaken+s.held+"\n"), Mode(0o600)); err != nil {
+			return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
+		}
+		token := ""
+		if !s.active.Site.Credentials.Token.IsZero() {
+			token = ", with its bootstrap token"
+		}
+		say(fmt.Sprintf("stick %s holds the site of before%s: it is not taken again until it is changed or stamped anew; pull it out", s.dev, token))
+	}
+	return forgetAbsent(e, image)
+}
+
+var usbBus = regexp.MustCompile(`/usb\d+/`)
+
+// stickName tells one stick from another: by its serial number, else by the
+// port that it is in.
+func (e *Env) stickName(dev string) string {
+	part := filepath.Base(dev)
+	entries, err := os.ReadDir(e.path("/sys/block"))
+	if err != nil {
+		return part
+	}
+	for _, en := range entries {
+		rest, ok := strings.CutPrefix(part, en.Name())
+		if !ok || strings.Trim(rest, "p0123456789") != "" {
+			continue
+		}
+		target, err := os.Readlink(e.path(filepath.Join("/sys/block", en.Name())))
+		if err != nil {
+			return part
+		}
+		dir := filepath.Join("/sys/block", target)
+		for d := dir; d != "/sys" && d != "/"; d = filepath.Dir(d) {
+			// The first of these above a disk is the stick or card itself.
+			if !e.exists(filepath.Join(d, "idVendor")) && !e.exists(filepath.Join(d, "cid")) {
+				continue
+			}
+			if serial := e.text(filepath.Join(d, "serial")); serial != "" {
+				return "serial " + e.text(filepath.Join(d, "idVendor")) + e.text(filepath.Join(d, "cid")) + " " + serial + " " + rest
+			}
+			dir = d
+			break
+		}
+		// The number of a bus may differ from boot to boot.
+		return "port " + usbBus.ReplaceAllString(dir, "/usb/") + " " + rest
+	}
+	return part
+}

@@ -1,0 +1,283 @@
+package firstboot
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// stampAt puts files into a slot as of a date; 0: without one, as a laptop does.
+func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
+	w.t.Helper()
+	c := slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: stamped}, Files: map[string][]byte{}}
+	for name, data := range files {
+		c.Files[name] = []byte(data)
+	}
+	img, err := slot.Make(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.slots[dev] = newMemDevice(img)
+}
+
+// reportTo is a site that differs from others in where its report goes.
+func (w *world) reportTo(host string, lines ...string) string {
+	return w.site(append(lines, "report: {url: 'https://"+host+".example/'}")...)
+}
+
+func (w *world) goesBy(host string) bool {
+	return strings.Contains(w.slotSite(ownDev), "https://"+host+".example/")
+}
+
+func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
+
+// TestBackToAFormerSite: S1, S2 and S1 again, each brought on the stick.
+func TestBackToAFormerSite(t *testing.T) {
+	for _, stamped := range []bool{false, true} {
+		t.Run(fmt.Sprint("stamped ", stamped), func(t *testing.T) {
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.plug("")
+			for i, host := range []string{"one", "two", "one"} {
+				date := int64(0)
+				if stamped {
+					date = day(i + 1)
+				}
+				w.stampAt(stickDev, date, map[string]string{ondisk.SlotSite: w.reportTo(host)})
+				for range 2 {
+					w.powerOn()
+					w.mustBoot()
+					if !w.goesBy(host) {
+						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.slotSite(ownDev), strings.Join(w.console, "\n"))
+					}
+				}
+				if w.said("took the site of stick") {
+					t.Error("it was taken twice")
+				}
+			}
+		})
+	}
+}
+
+// TestAnotherSticksComeback: A, B, and A again, which was pulled out meanwhile.
+func TestAnotherSticksComeback(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	for _, host := range []string{"one", "two", "one"} {
+		w.plug("")
+		w.put("/sys/devices/pci0/usb1/1-1/idVendor", "0781\n")
+		w.put("/sys/devices/pci0/usb1/1-1/serial", "stick "+host+"\n")
+		w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo(host)})
+		w.powerOn()
+		w.mustBoot()
+		if !w.goesBy(host) {
+			t.Fatalf("it goes by\n%s", w.slotSite(ownDev))
+		}
+		w.unplug()
+	}
+}
+
+// TestStickLeftIn does not undo what was stamped into the slot since, whether
+// the machine is a node or cannot join.
+func TestStickLeftIn(t *testing.T) {
+	for _, joined := range []bool{true, false} {
+		t.Run(fmt.Sprint("joined ", joined), func(t *testing.T) {
+			w := nativeWorld(t)
+			w.stamp(ownDev, "")
+			w.cluster.revoked = !joined
+			w.plug(w.reportTo("one", withToken))
+			if err := w.boot(); (err == nil) != joined || !w.said("took the site of stick") {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			w.stamp(ownDev, w.reportTo("two", withToken))
+			w.cluster.revoked = false
+			w.powerOn()
+			w.mustBoot()
+			if !w.goesBy("two") || w.said("took the site of stick") {
+				t.Errorf("the correction is gone:\n%s\n%s", w.slotSite(ownDev), strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestOlderStick: one that was stamped before the slot's site, and never seen
+// before. A date that cannot be true decides nothing.
+func TestOlderStick(t *testing.T) {
+	for name, tc := range map[string]struct {
+		own, stick int64
+		taken      bool
+	}{
+		"older":                      {day(5), day(1), false},
+		"newer":                      {day(5), day(6), true},
+		"of the same second":         {day(5), day(5), true},
+		"from a laptop":              {day(5), 0, true},
+		"the slot's clock was wrong": {time.Date(2090, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), day(1), true},
+		"the stick's clock was":      {day(5), 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.stampAt(ownDev, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", withToken)})
+			w.plug("")
+			w.stampAt(stickDev, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", withToken)})
+			w.mustBoot()
+			if w.goesBy("stick") != tc.taken {
+				t.Errorf("it goes by\n%s", w.slotSite(ownDev))
+			}
+			noted := slices.ContainsFunc(w.state().Notes, func(n string) bool {
+				return strings.Contains(n, "the site of stick /dev/sdb1 is not taken: it was stamped on 2026-11-01 00:00:00")
+			})
+			if noted == tc.taken {
+				t.Errorf("notes: %q", w.state().Notes)
+			}
+		})
+	}
+}
+
+// TestStickHelpsALostNode: its site is the machine's own, which has forgotten
+// the token.
+func TestStickHelpsALostNode(t *testing.T) {
+	w := nativeWorld(t)
+	w.stamp(ownDev, "")
+	w.plug(w.site(withToken))
+	w.mustBoot()
+	w.now = w.now.AddDate(2, 0, 0)
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	w.powerOn()
+	w.mustBoot()
+	if w.joins != 2 {
+		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestBadStickBesideAGoodOne: the one that can be read is taken.
+func TestBadStickBesideAGoodOne(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	w.stamp(ownDev, "")
+	w.plug("kind: Site\nmasters: nonsense\n")
+	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
+	w.put(disk+"/sdb2/partition", "2\n")
+	w.put(disk+"/sdb2/start", "65536\n")
+	w.put(disk+"/sdb2/size", "32768\n")
+	w.put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
+	w.stamp("/dev/sdb2", w.reportTo("good", withToken))
+	w.mustBoot()
+	if !w.goesBy("good") || !w.said("the site of stick /dev/sdb1 is not taken: the site has problems") {
+		t.Errorf("%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestStickKeepsIgnition: a stick with a site alone corrects the site alone.
+func TestStickKeepsIgnition(t *testing.T) {
+	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
+	w := nativeWorld(t)
+	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: ign})
+	w.mustBoot()
+	key := func() bool {
+		return w.has("/home/ops/.ssh/authorized_keys.d/ignition") || w.has("/home/ops/.ssh/authorized_keys")
+	}
+	if !key() {
+		t.Fatal("the key is not there")
+	}
+	w.plug("")
+	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick")})
+	for range 2 {
+		w.powerOn()
+		w.mustBoot()
+		if !w.goesBy("stick") || !key() {
+			t.Fatalf("the key: %v\n%s", key(), strings.Join(w.console, "\n"))
+		}
+	}
+	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick"), ondisk.SlotIgnition: "\n"})
+	w.powerOn()
+	w.mustBoot()
+	if key() {
+		t.Error("an empty config.ign did not take the users away")
+	}
+}
+
+// TestPowerCutKeepsIgnition: a slot that is blank when the power comes back is
+// made again with all that was in it.
+func TestPowerCutKeepsIgnition(t *testing.T) {
+	t.Parallel()
+	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
+	w := nativeWorld(t)
+	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: ign})
+	whole := w.clone(t)
+	whole.mustBoot()
+	for n := slices.Index(whole.names, "write "+readyMark); n < len(whole.names); n++ {
+		cut := w.clone(t)
+		cut.cutAt = n + 1
+		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
+			t.Logf("cut at %s: %v", cut.names[len(cut.names)-1], err)
+		}
+		for range 2 {
+			cut.powerOn()
+			cut.mustBoot()
+		}
+		c, err := slot.Read(cut.slots[ownDev])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(c.Files[ondisk.SlotIgnition]) != ign || cut.get("/etc/motd") != "hello" {
+			t.Errorf("cut at %s: the slot's config.ign is %q", whole.names[n], c.Files[ondisk.SlotIgnition])
+		}
+	}
+}
+
+// TestResetAndASticksToken: the machine does not go back by itself where it
+// was taken out of.
+func TestResetAndASticksToken(t *testing.T) {
+	w := nativeWorld(t)
+	w.stamp(ownDev, "")
+	w.plug(w.site(withToken))
+	w.mustBoot()
+	var steps []Step
+	if _, err := Reset(t.Context(), w.env(), func(s Step) { steps = append(steps, s) }); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(steps, func(s Step) bool {
+		return strings.Contains(s.Detail, "stick /dev/sdb1 holds the site of before, with its bootstrap token")
+	}) {
+		t.Errorf("reset did not say it: %v", steps)
+	}
+	delete(w.cluster.nodes, "edge-sn0042")
+	w.powerOn()
+	if err := w.boot(); err == nil || w.joins != 1 || !w.said("the site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
+		t.Fatalf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	}
+	// Stamped anew it is meant.
+	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.site(withToken)})
+	w.powerOn()
+	w.mustBoot()
+	if w.joins != 2 {
+		t.Errorf("%d joins", w.joins)
+	}
+}
+
+// TestResetBeforeANewStick: one that was brought for the time after it is
+// taken, and said.
+func TestResetBeforeANewStick(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.plug(w.reportTo("next", withToken))
+	var steps []Step
+	if _, err := Reset(t.Context(), w.env(), func(s Step) { steps = append(steps, s) }); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(steps, func(s Step) bool { return strings.Contains(s.Detail, "was not taken yet") }) {
+		t.Errorf("reset did not say it: %v", steps)
+	}
+	delete(w.cluster.nodes, "edge-sn0042")
+	w.powerOn()
+	w.mustBoot()
+	if !w.goesBy("next") || w.joins != 2 {
+		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+}
