@@ -246,13 +246,14 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 func (b *build) spec(id string, c *composed) disk.Spec {
 	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date}
 	for _, p := range b.plan.Partitions {
-		d := disk.Partition{Label: p.Label, FS: p.FS, Size: p.Size}
+		d := disk.Partition{Label: p.Label, FS: p.FS, Size: p.Size, Gap: p.Gap}
 		switch p.Label {
 		case ondisk.LabelESP:
 			d.Nodes = c.esp
 		case ondisk.LabelRootA:
 			d.Nodes = c.root
 			d.FreeBytes = max(minRootHead, contentSize(c.root)/8)
+			d.Grow, d.HashTree = p.Grow.Of(contentSize(c.root)), p.HashTree
 		case ondisk.LabelData:
 			d.Nodes = c.data
 			d.FreeBytes = b.dataHeadroom(c)
@@ -280,6 +281,17 @@ func contentSize(nodes []tree.Node) (n int64) {
 	return n
 }
 
+// checkRoom warns of a root that machines in the field have no room for.
+func (b *build) checkRoom(l *disk.Layout) {
+	root := l.Find(ondisk.LabelRootA)
+	if b.RootRoom == 0 || root == nil || root.FSSize <= b.RootRoom {
+		return
+	}
+	b.event(Event{Step: "write", State: StateWarning, Text: fmt.Sprintf(
+		"the root file system has %d MiB, machines flashed with earlier images have room for %d MiB: they cannot take this image as an update. Make it smaller; or, if all of them are flashed anew, remove rootRoom from the lock",
+		root.FSSize>>20, b.RootRoom>>20)})
+}
+
 // write lays the disk out and writes it. The layout depends on ROOT-A and
 // DATA only, so it is known before the ESP, whose image.json tells it.
 func (b *build) write(ctx context.Context, id string, c *composed) (*Report, error) {
@@ -287,6 +299,7 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	if err != nil {
 		return nil, b.placeNodes(err)
 	}
+	b.checkRoom(layout)
 	c.facts.Info.Partitions = layout.Parts
 	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
 		return nil, err

@@ -38,6 +38,9 @@ type Options struct {
 	// lock does not have.
 	Lock   *plan.Lock
 	Locked bool
+	// RootRoom is the room for a root that machines in the field have; a larger
+	// one gives a warning. 0: not known.
+	RootRoom int64
 	// Update makes a base anew instead of taking the one in the cache: the
 	// archive may have newer packages by now. Lock must be nil.
 	Update bool

@@ -134,6 +134,9 @@ func TestBuild(t *testing.T) {
 			if part.Free < minRootHead {
 				t.Errorf("ROOT-A has %d bytes free, promised are %d", part.Free, minRootHead)
 			}
+			if part.Room != part.FSSize+256<<20 || part.Size <= part.Room {
+				t.Errorf("ROOT-A has no room to grow: %+v", part)
+			}
 		case ondisk.LabelData:
 			if part.Free < minDataHead {
 				t.Errorf("DATA has %d bytes free, promised are %d", part.Free, minDataHead)
@@ -155,6 +158,72 @@ func TestBuild(t *testing.T) {
 	}
 	if slices.Contains(names, "gone 1") {
 		t.Error("the SBOM has a package that was removed")
+	}
+}
+
+// A root that has outgrown the machines in the field is said, and built.
+func TestRoomOfMachinesInTheField(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	dir := t.TempDir()
+	var warned []string
+	build := func(room int64) *Report {
+		t.Helper()
+		o := p.options(filepath.Join(dir, "x.raw"))
+		o.Force, o.RootRoom = true, room
+		o.Events = func(e Event) {
+			if e.State == StateWarning && strings.Contains(e.Text, "room") {
+				warned = append(warned, e.Text)
+			}
+		}
+		res, err := Build(t.Context(), p.image(t), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.Report
+	}
+	r := build(0)
+	root := r.Partitions[2].FSSize
+	if build(root); len(warned) > 0 {
+		t.Errorf("a root of %d bytes fits: %q", root, warned)
+	}
+	if build(root - 1<<20); len(warned) != 1 || !strings.Contains(warned[0], fmt.Sprintf("%d MiB", root>>20)) {
+		t.Errorf("a root of %d bytes does not fit: %q", root, warned)
+	}
+	lock := &plan.Lock{}
+	for _, room := range []int64{0, 700, 800, 600} {
+		lock.NarrowRoom(room)
+	}
+	if lock.RootRoom != 600 {
+		t.Errorf("the lock remembers %d", lock.RootRoom)
+	}
+}
+
+// What a person chose as the root's size is the room too, and a disk without a
+// second root has none.
+func TestPlannedRoom(t *testing.T) {
+	for name, test := range map[string]struct {
+		disk configs.Disk
+		grow bool
+		n    int
+	}{
+		"computed":    {configs.Disk{Reserve: "same"}, true, 5},
+		"chosen":      {configs.Disk{Reserve: "same", Root: "2GiB"}, false, 5},
+		"one of them": {configs.Disk{Reserve: "none"}, false, 4},
+	} {
+		parts, err := partitions(&configs.Image{Disk: test.disk})
+		if err != nil || len(parts) != test.n {
+			t.Fatalf("%s: %v %v", name, parts, err)
+		}
+		if root := parts[2]; (root.Grow != nil) != test.grow || !root.HashTree {
+			t.Errorf("%s: %+v", name, root)
+		}
+		if data := parts[len(parts)-1]; data.Label != ondisk.LabelData || data.Gap != luksGap {
+			t.Errorf("%s: %+v", name, data)
+		}
+	}
+	grow := plan.Grow{Percent: 50, AtLeast: 256 << 20}
+	if grow.Of(100<<20) != 256<<20 || grow.Of(2<<30) != 1<<30 || (*plan.Grow)(nil).Of(1) != 0 {
+		t.Error("the room is not half the content, at least 256 MiB")
 	}
 }
 

@@ -67,6 +67,17 @@ func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result)
 	return r, nil
 }
 
+// RootRoom is the largest root file system that a machine with this image
+// takes as an update; 0: none.
+func (r *Report) RootRoom() int64 {
+	for _, p := range r.Partitions {
+		if p.Label == ondisk.LabelRootB {
+			return p.Room
+		}
+	}
+	return 0
+}
+
 // Encode is the form of report.json.
 func (r *Report) Encode() ([]byte, error) {
 	var out bytes.Buffer

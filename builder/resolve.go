@@ -30,6 +30,7 @@ const (
 	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
 	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
 	espSize        = 512 << 20
+	luksGap        = 32 << 20 // twice a LUKS2 header, as encrypting in place wants
 	maxSidecar     = 4 << 10
 	maxDpkgStatus  = 64 << 20
 	dpkgStatusPath = "var/lib/dpkg/status"
@@ -274,12 +275,18 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
+	// Both roots alike: the update after the next one is written where this
+	// image is now. A size that somebody chose is the room as well.
+	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}
+	if root != 0 || img.Disk.Reserve == "none" {
+		grow = nil
+	}
 	p := []plan.Partition{
 		{Label: ondisk.LabelESP, FS: "fat32", Size: espSize},
 		{Label: ondisk.LabelSlot, FS: "fat16", Size: ondisk.SlotSize},
-		{Label: ondisk.LabelRootA, FS: "ext4", Size: root},
-		{Label: ondisk.LabelRootB, Size: root},
-		{Label: ondisk.LabelData, FS: "ext4", Size: data},
+		{Label: ondisk.LabelRootA, FS: "ext4", Size: root, Grow: grow, HashTree: true},
+		{Label: ondisk.LabelRootB, Grow: grow, HashTree: true},
+		{Label: ondisk.LabelData, FS: "ext4", Size: data, Gap: luksGap},
 	}
 	if img.Disk.Reserve == "none" {
 		p = slices.DeleteFunc(p, func(p plan.Partition) bool { return p.Label == ondisk.LabelRootB })

@@ -310,14 +310,15 @@ type Kernel struct {
 // Disk is the shape of the output. Sizes are whole numbers with MiB, GiB or
 // TiB.
 type Disk struct {
-	// Root is the size of the root file system. Without it: its content and
-	// some headroom.
+	// Root is the size of the root file system, and of the largest one that an
+	// update may bring. Without it: its content and some headroom, and room for
+	// half its content more, at least 256MiB.
 	Root string `yaml:"root,omitempty" json:"root,omitempty"`
 	// Data is the size of the data partition before it grows to fill the
 	// device. Without it: its content and some headroom.
 	Data string `yaml:"data,omitempty" json:"data,omitempty"`
-	// Reserve keeps room for a second root file system of the same size, so
-	// that machines in the field can be updated; none on tiny disks.
+	// Reserve keeps a second root partition of the same size, so that machines
+	// in the field can be updated; none on tiny disks.
 	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
 }
 

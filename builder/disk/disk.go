@@ -14,6 +14,9 @@
 //   - Partitions begin and end on multiples of Align, which is also the size
 //     of a frame of a compressed image: stamping replaces whole frames.
 //   - What nobody wrote is a hole in the file.
+//   - Nothing depends on the size of a disk's sectors but the table and the
+//     FAT file systems; a table for sectors of 4 KiB fits in their place
+//     (docs/decisions/0013-room-for-updates.md).
 //   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
 //     partition but the slot.
 package disk
@@ -59,10 +62,19 @@ type Partition struct {
 	Label string
 	// FS is FAT16, FAT32, Ext4, or empty for a partition left zero.
 	FS string
-	// Size in bytes is rounded up to Align. 0 is computed: the slot's and the
-	// ESP's have their usual size, ROOT-B is as large as ROOT-A, ext4 holds
-	// its nodes and the headroom.
+	// Size in bytes of the file system, or of the partition where it has none,
+	// is rounded up to Align. 0 is computed: the slot's and the ESP's have
+	// their usual size, ROOT-B is as large as ROOT-A, ext4 holds its nodes and
+	// the headroom.
 	Size int64
+	// Grow is room behind the file system, for a larger one that takes its
+	// place some day. HashTree is room behind that for the larger one's
+	// dm-verity hash tree.
+	Grow     int64
+	HashTree bool
+	// Gap is room before the partition that belongs to none, rounded up to
+	// Align.
+	Gap int64
 	// FreeBytes and FreeInodes are the headroom of an ext4 partition. Inodes
 	// are never fewer than one for 16 KiB of FreeBytes.
 	FreeBytes, FreeInodes int64
@@ -106,6 +118,15 @@ func format(id [16]byte) string {
 // as fstab and the kernel's command line want it.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
 
+// volumeLabel is the name inside a file system. The system's goes into either
+// of the root partitions as it is, and names neither.
+func volumeLabel(label string) string {
+	if label == ondisk.LabelRootA {
+		return "ROOT"
+	}
+	return label
+}
+
 // volumeID is what FAT has for a UUID.
 func volumeID(planID, label string) uint32 {
 	id := derive("filesystem", planID, label)
@@ -115,7 +136,7 @@ func volumeID(planID, label string) uint32 {
 // ext4Options are the options of an ext4 partition, but for its Size.
 func (s *Spec) ext4Options(p *Partition) ext4.Options {
 	o := ext4.Options{
-		Label:      p.Label,
+		Label:      volumeLabel(p.Label),
 		UUID:       derive("filesystem", s.ID, p.Label),
 		HashSeed:   derive("directory hash", s.ID, p.Label),
 		Time:       s.SourceDate,
@@ -158,6 +179,19 @@ func (s *Spec) typeOf(label string) (guid string, attributes uint64) {
 	return gpt.TypeLinux, 0
 }
 
+// hashTreeSize is what the dm-verity hash tree of a file system of n bytes
+// takes, as veritysetup lays it out: a superblock, and levels of SHA-256
+// digests in blocks of 4 KiB.
+func hashTreeSize(n int64) int64 {
+	const block, perBlock = 4096, 4096 / 32
+	size := int64(block)
+	for blocks := (n + block - 1) / block; blocks > 1; {
+		blocks = (blocks + perBlock - 1) / perBlock
+		size += blocks * block
+	}
+	return size
+}
+
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
 // content adds up the bytes of a partition's files, hard links once.
@@ -186,7 +220,7 @@ func Compute(s Spec) (*Layout, error) {
 	}
 	l := &Layout{DiskGUID: format(derive("disk", s.ID, ""))}
 	at := int64(Align)
-	sizes := map[string]int64{}
+	sizes, rooms := map[string]int64{}, map[string]int64{}
 	for i := range s.Partitions {
 		p := &s.Partitions[i]
 		if _, ok := sizes[p.Label]; ok || p.Label == "" {
@@ -199,7 +233,7 @@ func Compute(s Spec) (*Layout, error) {
 			case p.Label == ondisk.LabelSlot:
 				size = ondisk.SlotSize
 			case p.Label == ondisk.LabelRootB:
-				size = sizes[ondisk.LabelRootA]
+				size, rooms[p.Label] = sizes[ondisk.LabelRootA], rooms[ondisk.LabelRootA]
 			case p.FS == FAT32:
 				size = espSize
 			}
@@ -239,10 +273,19 @@ func Compute(s Spec) (*Layout, error) {
 		if p.Label == ondisk.LabelSlot && (size != ondisk.SlotSize || p.FS != FAT16 || len(p.Nodes) > 0) {
 			bad(p.Label, "the slot is an empty FAT16 of %d MiB", ondisk.SlotSize>>20)
 		}
+		info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: used}
+		if p.Grow > 0 || p.HashTree {
+			info.FSSize = size
+			rooms[p.Label] = size + roundUp(p.Grow, Align)
+			if size = rooms[p.Label]; p.HashTree {
+				size = roundUp(size+hashTreeSize(size), Align)
+			}
+		}
+		info.Room = rooms[p.Label]
+		at += roundUp(p.Gap, Align)
+		info.Start, info.Size = at, size
 		sizes[p.Label] = size
-		l.Parts = append(l.Parts, ondisk.PartitionInfo{
-			Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Start: at, Size: size, Used: used,
-		})
+		l.Parts = append(l.Parts, info)
 		at += size
 	}
 	// The table's copy, and no more: the device is larger anyway.

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,9 +55,9 @@ func sample() (Spec, disktest.Blobs) {
 		Partitions: []Partition{
 			{Label: ondisk.LabelESP, FS: FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blobFile("vmlinuz", 7, 9<<20), inline("edgebake/image.json", "{}")}},
 			{Label: ondisk.LabelSlot, FS: FAT16},
-			{Label: ondisk.LabelRootA, FS: Ext4, Nodes: root, FreeBytes: 16 << 20},
+			{Label: ondisk.LabelRootA, FS: Ext4, Nodes: root, FreeBytes: 16 << 20, Grow: 30 << 20, HashTree: true},
 			{Label: ondisk.LabelRootB},
-			{Label: ondisk.LabelData, FS: Ext4, Nodes: []tree.Node{dir("."), dir("lib")}, FreeBytes: 8 << 20},
+			{Label: ondisk.LabelData, FS: Ext4, Nodes: []tree.Node{dir("."), dir("lib")}, FreeBytes: 8 << 20, Gap: 32 << 20},
 		},
 	}, disktest.Blobs{"b": blob}
 }
@@ -95,7 +96,8 @@ func TestCompute(t *testing.T) {
 		t.Errorf("two layouts differ: %v", err)
 	}
 	end := int64(Align)
-	for _, p := range l.Parts {
+	for i, p := range l.Parts {
+		end += roundUp(s.Partitions[i].Gap, Align)
 		if p.Start != end || p.Start%Align != 0 || p.Size%Align != 0 || p.Size == 0 {
 			t.Errorf("%s: %d bytes at %d", p.Label, p.Size, p.Start)
 		}
@@ -125,6 +127,91 @@ func TestCompute(t *testing.T) {
 			t.Errorf("GUID %s occurs twice", x.GUID)
 		}
 		seen[x.GUID] = true
+	}
+}
+
+// What cannot be added to a disk in the field: both roots take a file system
+// that has grown, with its hash tree; a LUKS2 header fits before DATA; and the
+// table of a disk with sectors of 4 KiB fits around the partitions.
+func TestRoomForLater(t *testing.T) {
+	s, _ := sample()
+	l, err := Compute(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, data := l.Find(ondisk.LabelRootA), l.Find(ondisk.LabelRootB), l.Find(ondisk.LabelData)
+	if a.Size != b.Size || a.Room != b.Room || a.Room != a.FSSize+32<<20 {
+		t.Errorf("ROOT-A %+v, ROOT-B %+v", a, b)
+	}
+	if a.Size < a.Room+hashTreeSize(a.Room) {
+		t.Errorf("a root of %d bytes and its hash tree of %d do not fit %d", a.Room, hashTreeSize(a.Room), a.Size)
+	}
+	if gap := data.Start - (b.Start + b.Size); gap != 32<<20 {
+		t.Errorf("%d bytes are free before DATA", gap)
+	}
+	const sector, array = 4096, 128 * 128
+	if first := l.Parts[0].Start; first < 2*sector+array {
+		t.Errorf("the first partition begins at %d, in a table for large sectors", first)
+	}
+	if tail := l.Size - (data.Start + data.Size); tail < sector+array {
+		t.Errorf("%d bytes behind the last partition take no table for large sectors", tail)
+	}
+	for _, p := range l.Parts {
+		if p.Start%sector != 0 || p.Size%sector != 0 {
+			t.Errorf("%s: %d bytes at %d", p.Label, p.Size, p.Start)
+		}
+	}
+	if l.Size%sector != 0 {
+		t.Errorf("the disk has %d bytes", l.Size)
+	}
+}
+
+// DATA is encrypted in place: a partition that begins with the gap takes a
+// LUKS2 header there, and what was DATA stays where it is.
+func TestLUKSHeaderFitsTheGap(t *testing.T) {
+	const gap, data = 32 << 20, 8 << 20
+	dir := t.TempDir()
+	part, header, key := filepath.Join(dir, "part"), filepath.Join(dir, "header"), filepath.Join(dir, "key")
+	for f, content := range map[string]string{part: "", key: "secret"} {
+		if err := os.WriteFile(f, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Truncate(part, gap+data); err != nil {
+		t.Fatal(err)
+	}
+	disktest.Oracle(t, "cryptsetup", "reencrypt", "--encrypt", "--type", "luks2", "--batch-mode", "--key-file", key, "--resilience", "none",
+		"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", "--header", header, "--offset", strconv.Itoa(gap/512), part)
+	st, err := os.Stat(header)
+	if err != nil || st.Size() > gap {
+		t.Fatalf("the header does not fit: %v %v", st, err)
+	}
+	disktest.Oracle(t, "dd", "if="+header, "of="+part, "conv=notrunc", "status=none")
+	if out := disktest.Oracle(t, "cryptsetup", "luksDump", part); !strings.Contains(out, fmt.Sprintf("offset: %d [bytes]", gap)) {
+		t.Errorf("the data is not behind the gap:\n%s", out)
+	}
+}
+
+func TestHashTreeSize(t *testing.T) {
+	for _, size := range []int64{4 << 20, 772 << 20, 1<<30 + 4096} {
+		dir := t.TempDir()
+		data, tree := filepath.Join(dir, "data"), filepath.Join(dir, "tree")
+		for _, f := range []string{data, tree} {
+			if err := os.WriteFile(f, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Truncate(data, size); err != nil {
+			t.Fatal(err)
+		}
+		disktest.Oracle(t, "veritysetup", "format", data, tree)
+		st, err := os.Stat(tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := hashTreeSize(size); got != st.Size() {
+			t.Errorf("%d bytes: %d, veritysetup takes %d", size, got, st.Size())
+		}
 	}
 }
 

@@ -198,7 +198,9 @@ func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
 	case p.Label == ondisk.LabelSlot, p.FS == "":
 	case p.FS == Ext4:
 		o := w.spec.ext4Options(p)
-		o.Size = i.Size
+		if o.Size = i.FSSize; o.Size == 0 {
+			o.Size = i.Size
+		}
 		st, err := ext4.Write(r, p.Nodes, w.blobs, o)
 		if err != nil {
 			return err

@@ -16,6 +16,18 @@ const LockVersion = 1
 type Lock struct {
 	Version int              `json:"version"`
 	Inputs  map[string]Input `json:"inputs"`
+	// RootRoom is the largest root file system that every machine takes as an
+	// update, if it was flashed with an image built with this lock; 0: not
+	// known.
+	RootRoom int64 `json:"rootRoom,omitempty"`
+}
+
+// NarrowRoom takes note of an image whose roots have that much room; 0: it
+// cannot be updated, and sets no bound.
+func (l *Lock) NarrowRoom(room int64) {
+	if room > 0 && (l.RootRoom == 0 || room < l.RootRoom) {
+		l.RootRoom = room
+	}
 }
 
 // Lock of a plan whose inputs all have their digest.

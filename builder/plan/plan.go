@@ -81,8 +81,29 @@ type Partition struct {
 	Label string `json:"label"`
 	// FS is fat32, fat16, ext4 or empty (left unformatted).
 	FS string `json:"fs,omitempty"`
-	// Size in bytes; 0 is computed from the content.
+	// Size of its file system in bytes; 0 is computed from the content.
 	Size int64 `json:"size"`
+	// Grow is the room that the partition has for a larger file system.
+	Grow *Grow `json:"grow,omitempty"`
+	// HashTree adds room for the dm-verity hash tree of that.
+	HashTree bool `json:"hashTree,omitempty"`
+	// Gap is how many bytes before the partition belong to none.
+	Gap int64 `json:"gap,omitempty"`
+}
+
+// Grow says by how much a partition's content may grow: by a share of what it
+// is, and by no less than AtLeast bytes.
+type Grow struct {
+	Percent int64 `json:"percent"`
+	AtLeast int64 `json:"atLeast"`
+}
+
+// Of is the room for content of that size.
+func (g *Grow) Of(content int64) int64 {
+	if g == nil {
+		return 0
+	}
+	return max(content*g.Percent/100, g.AtLeast)
 }
 
 // ErrUnpinned is wrapped by the error of ID for a plan with inputs that were

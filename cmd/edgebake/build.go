@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/spf13/cobra"
 )
 
@@ -51,6 +52,7 @@ func (f *source) open(s streams, image string) (*configs.Image, builder.Options,
 			if o.Lock, err = plan.DecodeLock(data); err != nil {
 				return nil, o, fmt.Errorf("%s: %w", f.lock, err)
 			}
+			o.RootRoom = o.Lock.RootRoom
 		case !errors.Is(err, fs.ErrNotExist):
 			return nil, o, err
 		}
@@ -104,7 +106,8 @@ func newBuild(s streams) *cobra.Command {
 		Long: `Build bakes the golden image that an Image document describes. Beside the image
 it leaves NAME.report.json (what went in, how full it is, where the time went)
 and NAME.sbom.spdx.json, and beside the document its lock, which pins every
-input. A later build uses what is locked, and renews the lock where the
+input and remembers how large a root the machines in the field can take as an
+update. A later build uses what is locked, and renews the lock where the
 document asks for something else; with --locked it uses exactly these inputs
 or fails, with --update it takes the newest.
 
@@ -143,7 +146,7 @@ What was fetched or made once comes from the cache. A name that ends in
 				return src.explain(err)
 			}
 			// The image first, with all that belongs to it.
-			if err := finishBuild(s, opts.Output, src, res, asJSON); err != nil {
+			if err := finishBuild(s, opts, src, res, asJSON); err != nil {
 				return err
 			}
 			if exportBase == "" {
@@ -170,7 +173,8 @@ What was fetched or made once comes from the cache. A name that ends in
 }
 
 // finishBuild writes what goes beside the image and the lock, and sums up.
-func finishBuild(s streams, out string, src source, res *builder.Result, asJSON bool) error {
+func finishBuild(s streams, o builder.Options, src source, res *builder.Result, asJSON bool) error {
+	out := o.Output
 	stem := strings.TrimSuffix(strings.TrimSuffix(out, ".zst"), ".raw")
 	report, err := res.Report.Encode()
 	if err != nil {
@@ -181,7 +185,10 @@ func finishBuild(s streams, out string, src source, res *builder.Result, asJSON 
 		data []byte
 	}{{stem + ".report.json", report}, {stem + ".sbom.spdx.json", res.SBOM}}
 	if src.lock != "" && !src.locked {
-		lock, err := res.Plan.Lock().Encode()
+		pinned := res.Plan.Lock()
+		pinned.NarrowRoom(o.RootRoom)
+		pinned.NarrowRoom(res.Report.RootRoom())
+		lock, err := pinned.Encode()
 		if err != nil {
 			return err
 		}
@@ -215,6 +222,9 @@ func printReport(s streams, out string, r *builder.Report) {
 		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
 		if p.Files > 0 {
 			fmt.Fprintf(s.Out, "  %9s in %d files, %s free", humanSize(p.Used), p.Files, humanSize(p.Free))
+		}
+		if p.Label == ondisk.LabelRootB {
+			fmt.Fprintf(s.Out, "  room for an update of %s", humanSize(p.Room))
 		}
 		fmt.Fprintln(s.Out)
 	}

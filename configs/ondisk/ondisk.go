@@ -13,7 +13,7 @@ const (
 	LabelESP   = "ESP"      // FAT32: loader, kernels, initrds, image.json
 	LabelSlot  = "EDGEBAKE" // FAT16: one site
 	LabelRootA = "ROOT-A"   // ext4: the system
-	LabelRootB = "ROOT-B"   // reserve of the same size, for A/B updates
+	LabelRootB = "ROOT-B"   // of the same size, empty until an update
 	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot
 )
 
@@ -41,6 +41,20 @@ const ESPImageInfo = "edgebake/image.json"
 // ESPSBOM is the path of the SPDX document inside the ESP.
 const ESPSBOM = "edgebake/sbom.spdx.json"
 
+// The boot entry of the system on ROOT-A. Of the entries with tries left
+// systemd-boot takes the one with the highest version within ESPSortKey: an
+// update's entry has one more than the highest on the ESP, whatever the dates
+// of the two images, and is named for its root partition.
+const (
+	ESPEntryA       = "loader/entries/edgebake-a.conf"
+	ESPSortKey      = "edgebake"
+	ESPFirstVersion = 1
+)
+
+// ESPSystemDir is the directory of a system's kernel and initrd inside the ESP.
+// It is named by plan: two systems may have kernels of the same release.
+func ESPSystemDir(plan string) string { return "edgebake/" + plan[:min(16, len(plan))] }
+
 // Paths on the node.
 const (
 	EtcDir         = "/etc/edgebake"
@@ -48,14 +62,16 @@ const (
 	StateDir       = "/var/lib/edgebake"              // firstboot's own, on DATA
 	StateFile      = "/var/lib/edgebake/state.json"   // State
 	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the site last taken, without its token, 0600
-	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA
+	MachineID      = "/var/lib/edgebake/machine-id"   // the machine's, for a root that has none; also read in the initrd
+	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA, or linked to
 	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own
 	IPVSLearned    = "/var/lib/ipvscare/learned.json" // masters learned from the cluster and from DNS
 	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's own, 0700: locks, sockets, what was made
 	HostsLock      = "/run/ipvscare/hosts.lock"       // held by flock(2) while /etc/hosts is read and replaced
 	LogDir         = "/var/log/edgebake"              // evidence of convert and reset
-	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo, the same as on the ESP
+	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions
+	HealthyFile    = "/run/edgebake-healthy"          // this boot is as good as the last: UnitHealthy waits for it
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
@@ -72,6 +88,8 @@ const (
 	UnitKubelet   = "kubelet.service"
 	UnitYurthub   = "yurthub.service"
 	UnitCRI       = "containerd.service"
+	// UnitHealthy ends once firstboot has written HealthyFile.
+	UnitHealthy = "edgebake-healthy.service"
 )
 
 // SlotInfoVersion is the version of SlotInfo.
@@ -115,8 +133,8 @@ type ImageInfo struct {
 	Images []ImageRef `json:"images,omitempty"`
 	// Yurthub is set where the image can make OpenYurt nodes.
 	Yurthub *YurthubInfo `json:"yurthub,omitempty"`
-	// Partitions of the disk, in table order.
-	Partitions []PartitionInfo `json:"partitions"`
+	// Partitions of the disk, in table order; on the ESP only.
+	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
 // release is a moment before the first image of this kind was made, for images
@@ -158,6 +176,11 @@ type PartitionInfo struct {
 	Start int64  `json:"start"` // bytes
 	Size  int64  `json:"size"`  // bytes
 	Used  int64  `json:"used,omitempty"`
+	// FSSize is the size of the file system where the partition is larger.
+	FSSize int64 `json:"fsSize,omitempty"`
+	// Room is the largest file system that the partition takes with all that
+	// may have to stand behind it; 0: Size.
+	Room int64 `json:"room,omitempty"`
 }
 
 // StateVersion is the version of State.
