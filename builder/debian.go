@@ -32,6 +32,7 @@ type debianRecipe struct {
 	Packages   []string `json:"packages"`
 	Run        []string `json:"run,omitempty"`
 	SourceDate int64    `json:"sourceDate"`
+	Initrd     string   `json:"initrd"` // the script of ours that it gets
 }
 
 // pathFilters keep documentation out; licences stay.
@@ -48,14 +49,19 @@ var pathFilters = []string{
 // repair it come along, and there is no swap to resume from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
+// initrdEnv hands our initrd script to a hook of mmdebstrap, which shows every
+// hook's text.
+const initrdEnv = "EDGEBAKE_INITRD"
+
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) (json.RawMessage, error) {
 	b := img.Base.Debian
 	pk := append(overlays.Packages(img), b.Packages...)
 	slices.Sort(pk)
 	return json.Marshal(debianRecipe{
-		Version: 2, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
+		Version: 3, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
 		Components: overlays.Components(img), Keyrings: keyrings,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
+		Initrd: overlays.InitrdScript(),
 	})
 }
 
@@ -73,7 +79,7 @@ func makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Wri
 		}
 	}
 	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(keyrings)...)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC")
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd)
 	// Neither the caller's folder nor its umask has a part in the result.
 	cmd.Dir = "/"
 	// An interrupt lets mmdebstrap unmount and remove what it made.
@@ -109,6 +115,7 @@ func (r debianRecipe) args(keyrings []string) []string {
 	}
 	// Before the kernel's package comes, which makes the initrd.
 	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
+	args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/scripts/local-bottom"; mkdir -p "$d" && printf %s "${`+initrdEnv+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
 	for _, f := range pathFilters {
 		args = append(args, "--dpkgopt="+f)
 	}

@@ -1,6 +1,7 @@
 package overlays
 
 import (
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,19 +35,43 @@ func KernelVersion(nodes []tree.Node) (string, error) {
 	return "", fmt.Errorf("the base has several kernels (%s): keep one, so that it is clear which one boots", strings.Join(found, ", "))
 }
 
-// CommandLine is the kernel command line of the installed system.
-func CommandLine(img *configs.Image, f Facts) (string, error) {
-	root, err := f.guid(ondisk.LabelRootA)
-	if err != nil {
+//go:embed files/initrd/edgebake
+var initrdScript string
+
+// InitrdScript is what a base's initramfs-tools has to run after mounting the
+// root (scripts/local-bottom). A base without it boots as well; only a root
+// that was just written then gets the machine's own id at its second boot.
+func InitrdScript() string { return initrdScript }
+
+// CommandLine is the kernel command line of the system on the root partition
+// with that label. It alone says where root, DATA and the ESP are: the root's
+// own content knows no partition, and boots on any disk that has it.
+func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
+	guids := map[string]string{}
+	var errs []error
+	for _, label := range []string{root, ondisk.LabelData, ondisk.LabelESP} {
+		var err error
+		guids[label], err = f.guid(label)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
 		return "", err
 	}
 	args := []string{
-		// No rootdelay: the initrd would sleep for all of it, at every boot.
-		"root=PARTUUID=" + root, "ro", "rootwait",
+		// A file system with errors ends in a restart and a check, never in a
+		// machine that half works. No rootdelay: the initrd would sleep for all
+		// of it, at every boot.
+		"root=PARTUUID=" + guids[root], "rootfstype=ext4", "rootflags=noatime,errors=panic", "rw", "rootwait",
+		// DATA is on the disk that root was found on: waiting for it is better
+		// than starting over.
+		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelData] + ":/var:ext4:rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=15min",
+		// The ESP is for whoever marks a boot as good or installs an update: a
+		// FAT that is mounted all the time is what a power cut damages.
+		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelESP] + ":/efi:vfat:umask=0077,noauto,nofail,x-systemd.automount,x-systemd.idle-timeout=2min",
 		// Nobody is there to answer: repair, and restart after a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
-		// Partitions are named in fstab; two edgebake disks in one machine
-		// must not be mixed by a generator.
+		// Partitions are named above; two edgebake disks in one machine must
+		// not be mixed by a generator.
 		"systemd.gpt_auto=0",
 		// sshd listens where the Image says, not on a hypervisor's socket too,
 		// whose lack its generator puts on every console.
@@ -86,7 +111,7 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmdline, err := CommandLine(img, f)
+	cmdline, err := CommandLine(img, f, ondisk.LabelRootA)
 	if err != nil {
 		return nil, err
 	}
@@ -114,15 +139,18 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	} else {
 		take("EFI/BOOT/"+efi.boot, sdboot+".signed", sdboot)
 	}
-	dir := "edgebake/" + kver
+	dir := ondisk.ESPSystemDir(f.Info.Plan)
 	take(dir+"/linux", "boot/vmlinuz-"+kver)
 	take(dir+"/initrd", "boot/initrd.img-"+kver)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	b.file("loader/loader.conf", 0o644, []byte("timeout 0\ndefault edgebake-a.conf\neditor no\nauto-entries no\nauto-firmware no\n"))
-	b.file("loader/entries/edgebake-a.conf", 0o644, fmt.Appendf(nil,
-		"title %s\nversion %s\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n", img.Name, kver, dir, dir, cmdline))
+	// No default: it would win over the order of the entries, and so over an
+	// entry whose tries are used up.
+	b.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
+	b.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
+		"title %s (Linux %s)\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n",
+		img.Name, kver, ondisk.ESPSortKey, ondisk.ESPFirstVersion, dir, dir, cmdline))
 	info, err := json.MarshalIndent(f.Info, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encoding %s: %w", ondisk.ESPImageInfo, err)

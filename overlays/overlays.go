@@ -31,8 +31,8 @@ const LayerName = "edgebake"
 // Facts is what rendering needs beside the Image.
 type Facts struct {
 	SourceDate time.Time
-	// Info describes the image; Info.Partitions must have at least labels
-	// and GUIDs.
+	// Info describes the image. For ESP, Info.Partitions must have at least
+	// labels and GUIDs.
 	Info ondisk.ImageInfo
 	// Containerd is the version on board, "2.2.9"; it selects the form of
 	// its configuration.
@@ -47,7 +47,7 @@ func (f Facts) guid(label string) (string, error) {
 			return p.GUID, nil
 		}
 	}
-	return "", fmt.Errorf("rendering the root file system: the layout has no partition %s", label)
+	return "", fmt.Errorf("rendering the boot entry: the layout has no partition %s", label)
 }
 
 // Packages are the Debian packages an image of this kind needs; the Image's
@@ -56,7 +56,7 @@ func Packages(img *configs.Image) []string {
 	pk := []string{
 		"ca-certificates", "conntrack", "containernetworking-plugins", "dbus", "e2fsprogs", "ethtool",
 		"initramfs-tools", "iproute2", "iptables", "kmod", "nftables", "procps", "runc", "socat",
-		"systemd-boot-efi", "systemd-repart", "systemd-resolved", "systemd-sysv", "systemd-timesyncd",
+		"systemd-boot", "systemd-boot-efi", "systemd-repart", "systemd-resolved", "systemd-sysv", "systemd-timesyncd",
 		"udev", "zstd",
 	}
 	if img.Containerd.Debian {
@@ -113,6 +113,8 @@ var masked = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
 	"e2scrub_all.timer", "e2scrub_reap.service", "grub-common.service",
 	"systemd-firstboot.service", "systemd-networkd-persistent-storage.service",
+	// They write to the ESP behind our back, at every boot.
+	"systemd-boot-random-seed.service", "systemd-boot-update.service",
 }
 
 // removed is what the base may bring and no image should carry.
@@ -128,7 +130,6 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b := &layer{now: f.SourceDate}
 	errs := []error{
 		b.embedded("files/base"),
-		b.fstab(f),
 		b.image(f),
 		b.containerd(img, f),
 		b.cni(img, f),
@@ -147,10 +148,13 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b.link("etc/systemd/system/dbus-org.freedesktop.network1.service", "/usr/lib/systemd/system/systemd-networkd.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.resolve1.service", "/usr/lib/systemd/system/systemd-resolved.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.timesync1.service", "/usr/lib/systemd/system/systemd-timesyncd.service")
+	// An unblessed boot is not over before the node is as good as it was.
+	b.link("etc/systemd/system/boot-complete.target.requires/"+ondisk.UnitHealthy, "/usr/lib/systemd/system/"+ondisk.UnitHealthy)
 	b.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
 	// Empty, not missing: systemd makes an id at first boot without running
 	// all presets, which would enable what packages bring.
 	b.file("etc/machine-id", 0o444, nil)
+	b.file("etc/fstab", 0o644, []byte("# The boot entry on the ESP says what is mounted where.\n"))
 	b.file("etc/hostname", 0o644, []byte("localhost\n"))
 	b.file("etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n"))
 	if len(img.Kernel.Modules) > 0 {
@@ -163,6 +167,7 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		}
 		b.file("usr/lib/sysctl.d/81-image.conf", 0o644, []byte(s.String()))
 	}
+	b.dir("efi", 0o700) // where the boot entry mounts the ESP
 	b.dir("etc/edgebake", 0o755)
 	b.dir("etc/kubernetes", 0o755)
 	b.dir("opt/cni", 0o755)
@@ -237,32 +242,11 @@ func (b *layer) embedded(root string) error {
 	})
 }
 
-func (b *layer) fstab(f Facts) error {
-	root, err := f.guid(ondisk.LabelRootA)
-	if err != nil {
-		return err
-	}
-	data, err := f.guid(ondisk.LabelData)
-	if err != nil {
-		return err
-	}
-	// A file system with errors ends in a restart and a check, never in a
-	// machine that half works. DATA is on the disk that root was found on:
-	// waiting for it is better than starting over.
-	b.file("etc/fstab", 0o644, fmt.Appendf(nil,
-		"PARTUUID=%s / ext4 rw,noatime,errors=panic 0 1\n"+
-			"PARTUUID=%s /var ext4 rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=15min 0 2\n", root, data))
-	return nil
-}
-
 func (b *layer) image(f Facts) error {
 	info := f.Info
-	// Sizes follow from the content, of which this file is a part: the copy
-	// on the ESP has them.
+	// The root goes onto any disk, into either of its root partitions: the
+	// copy on the ESP tells the disk's layout.
 	info.Partitions = nil
-	for _, p := range f.Info.Partitions {
-		info.Partitions = append(info.Partitions, ondisk.PartitionInfo{Label: p.Label, GUID: p.GUID, FS: p.FS})
-	}
 	data, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", ondisk.ImageInfoFile, err)
@@ -280,16 +264,61 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// Split parts the merged tree into the system (ROOT-A) and what belongs to
-// the machine (DATA, mounted on /var). What the boot loader has of its own on
-// the ESP is left out of the system.
+// systemState is what packages keep below /var about the system itself: which
+// of them are installed, and what they made of /usr and /etc. It goes with the
+// root when that is exchanged.
+var systemState = []string{
+	"var/cache/debconf",
+	"var/lib/apt/extended_states",
+	"var/lib/dpkg",
+	"var/lib/initramfs-tools",
+	"var/lib/pam",
+	"var/lib/shells.state",
+	"var/lib/systemd/deb-systemd-helper-enabled",
+	"var/lib/systemd/deb-systemd-helper-masked",
+	"var/lib/systemd/deb-systemd-user-helper-enabled",
+	"var/lib/ucf",
+}
+
+// sysimage is where the root has it; links on DATA lead there.
+const sysimage = "usr/lib/sysimage"
+
+// ofSystem returns the entry of systemState that path is or lies in.
+func ofSystem(path string) (entry string, ok bool) {
+	for _, s := range systemState {
+		if path == s || strings.HasPrefix(path, s+"/") {
+			return s, true
+		}
+	}
+	return "", false
+}
+
+// Split parts the merged tree into the system (a root partition) and what
+// belongs to the machine (DATA, mounted on /var). What the boot loader has of
+// its own on the ESP is left out of the system.
 func Split(nodes []tree.Node) (root, data []tree.Node) {
+	dirs := map[string]*tree.Inode{} // that sysimage needs
 	for _, n := range nodes {
+		entry, system := ofSystem(n.Path)
+		if system && n.Path == entry && n.IsSymlink() {
+			system = false // the base has put it elsewhere itself
+		}
 		switch {
 		case n.Path == "var":
 			root = append(root, n)
 			n.Path = "."
 			data = append(data, n)
+		case system:
+			below := strings.TrimPrefix(n.Path, "var/")
+			if n.Path == entry {
+				link := tree.Inode{Mode: tree.ModeSymlink | 0o777, MTime: n.MTime, Target: "/" + sysimage + "/" + below}
+				data = append(data, tree.Node{Path: below, Layer: n.Layer, Inode: &link})
+				for d := path.Dir(sysimage + "/" + below); d != path.Dir(sysimage); d = path.Dir(d) {
+					dirs[d] = &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: n.MTime}
+				}
+			}
+			n.Path = sysimage + "/" + below
+			root = append(root, n)
 		case strings.HasPrefix(n.Path, "var/"):
 			n.Path = strings.TrimPrefix(n.Path, "var/")
 			data = append(data, n)
@@ -298,5 +327,11 @@ func Split(nodes []tree.Node) (root, data []tree.Node) {
 			root = append(root, n)
 		}
 	}
+	for _, d := range sortedKeys(dirs) {
+		if !slices.ContainsFunc(root, func(n tree.Node) bool { return n.Path == d }) {
+			root = append(root, tree.Node{Path: d, Layer: LayerName, Inode: dirs[d]})
+		}
+	}
+	slices.SortStableFunc(root, func(x, y tree.Node) int { return comparePaths(x.Path, y.Path) })
 	return root, data
 }
