@@ -14,16 +14,17 @@ import (
 
 var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// identity makes this machine tell itself from every other one that was
+// identityPhase makes this machine tell itself from every other one that was
 // written from the same golden image: the machine id, and the file systems'
 // UUIDs. They follow from the machine id, so that Check can see whether they
-// are set.
+// are set. The id stays the machine's when its root is exchanged: DATA has it,
+// and the initrd gives it to a root that has none.
 func identityPhase() Phase {
 	return Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			id := machineID(e)
-			if id == "" {
+			id := machineID(e, ondisk.MachineID)
+			if id == "" || machineID(e, etcMachineID) != id {
 				return Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
@@ -34,12 +35,9 @@ func identityPhase() Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			id := machineID(e)
-			if id == "" {
-				id = hex.EncodeToString(e.Random(16))
-				if _, err := e.write("/etc/machine-id", []byte(id+"\n"), Mode(0o444)); err != nil {
-					return fmt.Errorf("writing the machine id: %w", err)
-				}
+			id, err := keepMachineID(e)
+			if err != nil {
+				return err
 			}
 			for label, dev := range ownFileSystems(e) {
 				want := fsUUID(id, label)
@@ -60,27 +58,57 @@ func identityPhase() Phase {
 	}
 }
 
+const etcMachineID = "/etc/machine-id"
+
+// keepMachineID makes root and DATA have the same id. DATA's wins: root's is
+// one that systemd made up because the initrd did not bring DATA's.
+func keepMachineID(e *Env) (string, error) {
+	id := machineID(e, ondisk.MachineID)
+	if id == "" {
+		id = machineID(e, etcMachineID)
+	}
+	if id == "" {
+		id = hex.EncodeToString(e.Random(16))
+	}
+	if machineID(e, ondisk.MachineID) != id {
+		if err := e.WriteFile(ondisk.MachineID, []byte(id+"\n"), Mode(0o444)); err != nil {
+			return "", fmt.Errorf("keeping the machine id: %w", err)
+		}
+	}
+	if had := machineID(e, etcMachineID); had != id {
+		if err := e.WriteFile(etcMachineID, []byte(id+"\n"), Mode(0o444)); err != nil {
+			return "", fmt.Errorf("writing the machine id: %w", err)
+		}
+		if had != "" {
+			e.Log.Warn("this boot began with another machine id; all of it goes by the machine's own from the next boot on", "had", had, "machine", id)
+		}
+	}
+	return id, nil
+}
+
 func uuidTried(label string) string { return ondisk.RunDir + "/uuid-" + label }
 
-func machineID(e *Env) string {
-	id := e.text("/etc/machine-id")
+func machineID(e *Env, path string) string {
+	id := e.text(path)
 	if !machineIDForm.MatchString(id) {
 		return ""
 	}
 	return id
 }
 
-// ownFileSystems are the ext4 partitions that every copy of the image has
-// alike.
+// ownFileSystems are the ext4 partitions in use, by label, which every copy of
+// the image has alike: DATA, and the root that is booted, whichever of the two
+// it is. The other root waits for an update, or holds one that nobody has
+// booted yet: it stays as it was written.
 func ownFileSystems(e *Env) map[string]string {
 	out := map[string]string{}
 	d, err := e.rootDisk()
 	if err != nil {
 		return out // a node that edgebake did not build, or a test without disks
 	}
-	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
-		if p := d.part(label); p != nil {
-			out[label] = "/dev/" + p.Name
+	for _, p := range d.Parts {
+		if p.Label == ondisk.LabelData || p.Name == d.Root {
+			out[p.Label] = "/dev/" + p.Name
 		}
 	}
 	return out

@@ -73,6 +73,7 @@ type device struct {
 // blockDisk is the disk a partition is on.
 type blockDisk struct {
 	Name  string
+	Root  string // the partition mounted at /, of the disk that has it
 	Size  int64
 	Parts []device // in order of Start
 }
@@ -107,7 +108,11 @@ func (e *Env) rootDisk() (*blockDisk, error) {
 		if !e.exists(filepath.Join(part, "partition")) {
 			return nil, fmt.Errorf("looking for the root device: %s is no partition", filepath.Base(part))
 		}
-		return e.readDisk(filepath.Dir(part))
+		d, err := e.readDisk(filepath.Dir(part))
+		if err == nil {
+			d.Root = filepath.Base(part)
+		}
+		return d, err
 	}
 	return nil, errors.New("looking for the root device: no block device is mounted at /")
 }

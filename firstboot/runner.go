@@ -182,6 +182,11 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	if unknown {
 		// Offline: the node runs with what it has. Look again, seldom.
 		r.result(e, ondisk.ResultWaiting)
+		if err := offlineHealthy(ctx, e, active.Site); err != nil {
+			e.Log.Info("this boot is not known to be as good as the last", "error", err)
+		} else if err := noteHealthy(e); err != nil {
+			return err
+		}
 		attempts["offline"]++
 		if err := r.pause(ctx, e, Backoff(attempts["offline"], e.Rand())); err != nil {
 			return err
@@ -199,6 +204,9 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		r.say(e, "this node goes through yurthub, and its site says nodeType: native: say edge or cloud there, or run `firstboot revert`")
 	}
 	r.result(e, ondisk.ResultDone)
+	if err := noteHealthy(e); err != nil {
+		return err
+	}
 	r.publish(ctx, e, true)
 	return nil
 }

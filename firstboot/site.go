@@ -24,15 +24,21 @@ import (
 const (
 	// keyFile holds the key of the HMACs below, so that they tell nothing.
 	keyFile = ondisk.StateDir + "/key"
-	// appliedFile names the site whose settings are in place.
-	appliedFile = ondisk.StateDir + "/applied"
 	// ignitionCopy is the Ignition config last taken from a slot.
 	ignitionCopy = ondisk.StateDir + "/config.ign"
 	// seenDir remembers what each stick held: unchanged it is not taken again.
 	seenDir = ondisk.StateDir + "/sticks"
+)
+
+// What describes this root's /etc is kept in it: a root that was just written
+// has none of it, and gets the site's settings anew.
+const (
+	// appliedFile names the site whose settings are in place; kubelet.service
+	// waits for it.
+	appliedFile = ondisk.EtcDir + "/applied"
 	// manifestFile lists what the applier made.
-	manifestFile = ondisk.StateDir + "/manifest.json"
-	originalsDir = ondisk.StateDir + "/originals"
+	manifestFile = ondisk.EtcDir + "/manifest.json"
+	originalsDir = ondisk.EtcDir + "/originals"
 )
 
 // Active is the site that a machine goes by, read once in a pass: a stamp in
@@ -264,6 +270,9 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			if !a.isApplied(e) || e.text("/proc/sys/kernel/hostname") != a.Hostname {
 				return Todo, nil
 			}
+			if held, err := kubeletHeld(ctx, e); held || err != nil {
+				return Todo, err
+			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
@@ -334,7 +343,23 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 	if _, err := e.write(appliedFile, []byte(a.applied()+"\n"), Mode(0o600)); err != nil {
 		return fmt.Errorf("noting which site is in place: %w", err)
 	}
+	if held, err := kubeletHeld(ctx, e); !held || err != nil {
+		return err
+	}
+	if err := e.Unit(ctx, "start", ondisk.UnitKubelet); err != nil {
+		return fmt.Errorf("starting kubelet: %w", err)
+	}
 	return nil
+}
+
+// kubeletHeld reports whether kubelet of an enrolled node does not run: it
+// waited for the site's settings, on a root that had none.
+func kubeletHeld(ctx context.Context, e *Env) (bool, error) {
+	if enrolled(e) != nil {
+		return false, nil
+	}
+	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
+	return err == nil && state == "inactive", err
 }
 
 // keepSite copies the site for the day when the slot is spoilt. It has no

@@ -73,7 +73,9 @@ type world struct {
 	source    netip.Addr
 	hub       *httptest.Server
 	offline   bool
-	heard     time.Time // when kubelet was last active
+	heard     time.Time           // when kubelet was last active
+	cabled    bool                // offline, with an address and a route all the same
+	uuids     map[string][16]byte // of file systems, by device
 	// kubelet is what it says of its version; podConf is the JoinConfiguration
 	// of a kubelet that goes through yurthub.
 	kubelet, podConf string
@@ -254,7 +256,8 @@ func (w *world) powerOn() {
 	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil && w.rules != "" {
 		w.units[ondisk.UnitYurthub] = "active"
 	}
-	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 {
+	// As kubelet.service has it.
+	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(appliedFile) || !w.has(ondisk.SiteCopy)) {
 		w.units[ondisk.UnitKubelet] = "active"
 		w.started[ondisk.UnitKubelet] = w.now
 	}
@@ -473,7 +476,7 @@ func (w *world) env() *Env {
 			return w.cluster.dial(ctx, addr)
 		},
 		Source: func(context.Context, string) (netip.Addr, error) {
-			if w.offline || w.link != nil && !w.link() {
+			if w.offline && !w.cabled || w.link != nil && !w.link() {
 				return netip.Addr{}, errors.New("network is unreachable")
 			}
 			return w.source, nil
@@ -534,7 +537,12 @@ func (w *world) env() *Env {
 			w.locked[path] = true
 			return func() { delete(w.locked, path) }, nil
 		},
-		FSUUID:  func(string) ([16]byte, error) { return [16]byte{}, errors.New("no device") },
+		FSUUID: func(dev string) ([16]byte, error) {
+			if u, ok := w.uuids[dev]; ok {
+				return u, nil
+			}
+			return [16]byte{}, errors.New("no device")
+		},
 		FSSize:  func(string) (int64, error) { return 4 << 30, nil },
 		Console: func(line string) { w.console = append(w.console, line) },
 		Notify:  func(string) {},

@@ -1,0 +1,153 @@
+package firstboot
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/tools/txtar"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// exchangeRoot makes the next boot one of another root, in the other root
+// partition: its /etc is as it was baked, /var is the machine's.
+func (w *world) exchangeRoot() {
+	w.t.Helper()
+	// A bind mount out of DATA on the machine.
+	kept := filepath.Join(w.root, "var/kubernetes")
+	if w.has("/etc/kubernetes") {
+		if err := os.Rename(filepath.Join(w.root, "etc/kubernetes"), kept); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(w.root, "etc")); err != nil {
+		w.t.Fatal(err)
+	}
+	a, err := txtar.ParseFile("testdata/machine.txtar")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range a.Files {
+		if strings.HasPrefix(f.Name, "etc/") {
+			w.put(f.Name, string(f.Data))
+		}
+	}
+	if _, err := os.Stat(kept); err == nil {
+		if err := os.Rename(kept, filepath.Join(w.root, "etc/kubernetes")); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "254:3", "254:4", 1))
+	part := "/sys/devices/virtio/block/vda/vda4"
+	w.put(part+"/partition", "4\n")
+	w.put(part+"/start", "5277696\n")
+	w.put(part+"/size", "3110912\n")
+	w.put(part+"/uevent", "PARTNAME=ROOT-B\n")
+	if err := os.Symlink("../../devices/virtio/block/vda/vda4", filepath.Join(w.root, "sys/dev/block/254:4")); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// A root that was exchanged gets the site's settings and the machine's id,
+// and the machine is the node that it was.
+func TestExchangedRoot(t *testing.T) {
+	for _, brought := range []struct{ id, how string }{
+		{"6f1c8f3e2a0b4d5c9e7f8a1b2c3d4e5f\n", "by the initrd"},
+		{"00000000000000000000000000000abc\n", "not by the initrd: systemd made another"},
+		{"", "not at all"},
+	} {
+		t.Run(brought.how, func(t *testing.T) {
+			w := nativeWorld(t, "users: [{name: ops, groups: [sudo]}]")
+			if err := w.boot(); err != nil {
+				t.Fatal(err)
+			}
+			id, passwd := w.get(ondisk.MachineID), w.get("/etc/passwd")
+			w.exchangeRoot()
+			w.put(etcMachineID, brought.id)
+			w.powerOn()
+			if w.units[ondisk.UnitKubelet] == "active" {
+				t.Fatal("kubelet runs under the name of a root without a site")
+			}
+			if err := w.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if got := w.get(etcMachineID); got != id || w.get(ondisk.MachineID) != id {
+				t.Errorf("the machine id is %q, on DATA %q; it was %q", got, w.get(ondisk.MachineID), id)
+			}
+			if got := w.get("/etc/passwd"); got != passwd {
+				t.Errorf("the site's user is not on this root:\n%s", got)
+			}
+			if got := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); got != "edge-sn0042" {
+				t.Errorf("the host name is %s", got)
+			}
+			started, settled := slices.Index(w.names, "start "+ondisk.UnitKubelet), slices.Index(w.names, "write "+appliedFile)
+			if started < settled || settled < 0 {
+				t.Errorf("kubelet was to start after the site's settings: %q", w.names)
+			}
+			if w.joins != 1 {
+				t.Errorf("kubeadm ran %d times", w.joins)
+			}
+			if !w.has(ondisk.HealthyFile) {
+				t.Error("the boot went well and is not said to")
+			}
+		})
+	}
+}
+
+// The next boot of a root that was left in the middle goes on, offline too:
+// kubelet runs whatever happens to be reachable.
+func TestExchangedRootOffline(t *testing.T) {
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.exchangeRoot()
+	w.powerOn()
+	w.offline = true
+	if err := w.boot(); err == nil {
+		t.Fatal("offline, and done")
+	}
+	if w.units[ondisk.UnitKubelet] != "active" {
+		t.Error("kubelet does not run")
+	}
+	if w.has(ondisk.HealthyFile) {
+		t.Error("without an address the boot is said to be as good as the last")
+	}
+	w.powerOn()
+	w.cabled = true
+	w.units[ondisk.UnitIPVSCare] = "active"
+	if err := w.boot(); err == nil {
+		t.Fatal("offline, and done")
+	}
+	if !w.has(ondisk.HealthyFile) {
+		t.Errorf("all that can be seen offline is well, and the boot is not said to be:\n%s", w.log.String())
+	}
+}
+
+// Of the two roots the one in use gets ids of its own; the other stays as it
+// was written.
+func TestOwnFileSystems(t *testing.T) {
+	w := nativeWorld(t)
+	golden := [16]byte{1}
+	w.uuids = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
+	w.exchangeRoot()
+	if got := ownFileSystems(w.env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
+		t.Errorf("file systems in use are %v", got)
+	}
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	var tuned []string
+	for _, n := range w.names {
+		if strings.Contains(n, "tune2fs") {
+			tuned = append(tuned, n[strings.LastIndex(n, " ")+1:])
+		}
+	}
+	slices.Sort(tuned)
+	if want := []string{"/dev/vda4", "/dev/vda5"}; !slices.Equal(tuned, want) {
+		t.Errorf("tune2fs ran on %q, want %q", tuned, want)
+	}
+}
