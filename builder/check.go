@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/tree"
@@ -110,6 +112,9 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 			bad(fmt.Errorf("the base has kernel %s but no initrd for it: boot/initrd.img-%s is missing; install initramfs-tools in the base", kernel, kernel))
 		}
 	}
+	if v := systemdVersion(nodes); v > 0 && v < minSystemd {
+		bad(fmt.Errorf("the base has systemd %d, which does not mount what the boot entry names (systemd.mount-extra=): take a base with systemd %d or later, as Debian has since trixie", v, minSystemd))
+	}
 	for _, n := range nodes {
 		if isIdentity(n) {
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: take it out", n.Path)})
@@ -117,6 +122,24 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 	}
 	errs = append(errs, checkPrograms(nodes, blobs, img)...)
 	return errors.Join(errs...)
+}
+
+// minSystemd is the first that reads systemd.mount-extra=. An older one would
+// boot without DATA.
+const minSystemd = 254
+
+var systemdLibrary = regexp.MustCompile(`/libsystemd-shared-([0-9]+)[^/]*\.so$`)
+
+// systemdVersion reads the version off the name of systemd's own library,
+// which every distribution has; 0: it is not there.
+func systemdVersion(nodes []tree.Node) int {
+	for _, n := range nodes {
+		if m := systemdLibrary.FindStringSubmatch(n.Path); m != nil {
+			v, _ := strconv.Atoi(m[1]) // digits
+			return v
+		}
+	}
+	return 0
 }
 
 // programDirs are where the machine's own processor finds what it runs.
