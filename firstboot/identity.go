@@ -23,8 +23,8 @@ func identityPhase() Phase {
 	return Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			id := machineID(e, ondisk.MachineID)
-			if id == "" || machineID(e, etcMachineID) != id {
+			id := machineIDIn(e, ondisk.MachineID)
+			if id == "" || machineID(e) != id {
 				return Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
@@ -63,19 +63,19 @@ const etcMachineID = "/etc/machine-id"
 // keepMachineID makes root and DATA have the same id. DATA's wins: root's is
 // one that systemd made up because the initrd did not bring DATA's.
 func keepMachineID(e *Env) (string, error) {
-	id := machineID(e, ondisk.MachineID)
+	id := machineIDIn(e, ondisk.MachineID)
 	if id == "" {
-		id = machineID(e, etcMachineID)
+		id = machineID(e)
 	}
 	if id == "" {
 		id = hex.EncodeToString(e.Random(16))
 	}
-	if machineID(e, ondisk.MachineID) != id {
+	if machineIDIn(e, ondisk.MachineID) != id {
 		if err := e.WriteFile(ondisk.MachineID, []byte(id+"\n"), Mode(0o444)); err != nil {
 			return "", fmt.Errorf("keeping the machine id: %w", err)
 		}
 	}
-	if had := machineID(e, etcMachineID); had != id {
+	if had := machineID(e); had != id {
 		if err := e.WriteFile(etcMachineID, []byte(id+"\n"), Mode(0o444)); err != nil {
 			return "", fmt.Errorf("writing the machine id: %w", err)
 		}
@@ -88,7 +88,9 @@ func keepMachineID(e *Env) (string, error) {
 
 func uuidTried(label string) string { return ondisk.RunDir + "/uuid-" + label }
 
-func machineID(e *Env, path string) string {
+func machineID(e *Env) string { return machineIDIn(e, etcMachineID) }
+
+func machineIDIn(e *Env, path string) string {
 	id := e.text(path)
 	if !machineIDForm.MatchString(id) {
 		return ""

@@ -190,7 +190,7 @@ func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
 		return nil // there is none, or the token may not read nodes; kubeadm looks again
 	}
 	ready, _ := n.Ready()
-	ours := n.Status.NodeInfo.MachineID != "" && n.Status.NodeInfo.MachineID == machineID(e, etcMachineID)
+	ours := n.Status.NodeInfo.MachineID != "" && n.Status.NodeInfo.MachineID == machineID(e)
 	if uuid := e.facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
 		ours = true
 	}
