@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -105,53 +104,10 @@ func TestRootIsContentOnly(t *testing.T) {
 	}
 }
 
-// The generator of the image's own systemd has to make of the command line the
-// mounts that fstab would give: checked, grown, and the ESP only when needed.
-func TestCommandLineMounts(t *testing.T) {
-	const generator = "/usr/lib/systemd/system-generators/systemd-fstab-generator"
-	version := regexp.MustCompile(`systemd (\d+)`).FindStringSubmatch(output(t, "systemctl", "--version"))
-	if _, err := os.Stat(generator); err != nil || version == nil || len(version[1]) != 3 || version[1] < "254" {
-		t.Skipf("NOT JUDGED BY systemd-fstab-generator: systemd.mount-extra= came with version 254, here is %v", version)
-	}
-	line, err := CommandLine(testImage(), testFacts(), ondisk.LabelRootA)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	cmd := exec.Command(generator, dir, dir, dir)
-	cmd.Env = append(os.Environ(), "SYSTEMD_PROC_CMDLINE="+line, "SYSTEMD_FSTAB=/dev/null", "SYSTEMD_IN_INITRD=0", "SYSTEMD_LOG_TARGET=console")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	for unit, want := range map[string]string{
-		"var.mount":     "systemd-fsck@dev-disk-by\\x2dpartuuid-33333333",
-		"efi.automount": "Where=/efi",
-		"var.mount.wants/systemd-growfs@var.service": "",
-	} {
-		if b, err := os.ReadFile(filepath.Join(dir, unit)); err != nil && want != "" || !strings.Contains(string(b), want) {
-			t.Errorf("%s lacks %q: %v\n%s", unit, want, err, b)
-		}
-		if _, err := os.Lstat(filepath.Join(dir, unit)); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func output(t *testing.T, argv ...string) string {
-	t.Helper()
-	out, _ := exec.Command(argv[0], argv[1:]...).Output() // nothing where the program is missing
-	return string(out)
-}
-
 // TestSSHKeys: host keys are made on DATA, survive an exchanged root, and are
 // made anew where a power cut left half of them.
 func TestSSHKeys(t *testing.T) {
-	if _, err := exec.LookPath("ssh-keygen"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("ssh-keygen is required in CI: install the package openssh-client")
-		}
-		t.Skip("ssh-keygen is missing: install the package openssh-client")
-	}
+	desk.NeedProgram(t, "ssh-keygen", "openssh-client")
 	dir := t.TempDir()
 	etc, state := filepath.Join(dir, "etc"), filepath.Join(dir, "data")
 	script, err := embedded.ReadFile("files/base/usr/lib/edgebake/sshkeys")
