@@ -13,7 +13,7 @@ UNIT = $$(go list ./... | grep -vE '/test/(ipvs|e2e|walls)$$')
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps build demo test check lint tidy unit oracle e2e bench nightly clean
+.PHONY: help deps build demo test check lint tidy unit oracle e2e bench fuzz nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -68,8 +68,20 @@ bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
 	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
-nightly: deps ## the long runs: power cuts, Secure Boot, damaged disks
-	@EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h $(GUESTS)
+# Without -fuzzminimizetime=1x minimizing inputs takes nearly all of the time.
+# What is found is written to testdata/fuzz: commit it, it is a test from then on.
+FUZZTIME ?= 10s
+fuzz: ## run every fuzz target for FUZZTIME (10s) each
+	@bad=0; for p in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
+	  for f in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$p/*_test.go); do \
+	    echo "$$p $$f"; \
+	    go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime=1x ./$$p || bad=1; \
+	  done; \
+	done; exit $$bad
+
+nightly: deps ## the long runs: fuzzing, power cuts, Secure Boot, damaged disks
+	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h $(GUESTS) || rc=1; \
+	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; exit $$rc
 
 clean: ## remove what was made here (the cache of inputs stays)
 	rm -rf bin build

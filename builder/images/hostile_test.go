@@ -23,6 +23,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images/store"
 	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -745,6 +746,24 @@ func FuzzArchive(f *testing.F) {
 		_, err := Resolve(t.Context(), openCache(t, cache), []configs.ContainerImage{{Ref: "a:1", Archive: name}, {Ref: Sole, Archive: name}}, o)
 		if err == nil && !bytes.Contains(raw, []byte("diff_ids")) {
 			t.Error("an image came out of nothing")
+		}
+	})
+}
+
+func FuzzAuthFile(f *testing.F) {
+	f.Add([]byte(`{"auths":{"x":{"auth":"cm9ib3Q6aHVudGVyMg=="}}}`))
+	target, err := name.NewRepository("x/a")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		file := filepath.Join(t.TempDir(), "config.json")
+		if err := os.WriteFile(file, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		keys, err := readAuthFile(file)
+		if err == nil {
+			keys.Resolve(target) // must return
 		}
 	})
 }

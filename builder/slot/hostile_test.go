@@ -343,3 +343,26 @@ func FuzzReadCost(f *testing.F) {
 		m.within(t, maxMeta, maxReads)
 	})
 }
+
+// FuzzScrub scrubs a damaged slot: the secret is gone where it says so.
+func FuzzScrub(f *testing.F) {
+	img := mustMake(f, sample())
+	reserved := int(img[14]) * 512
+	f.Add(uint32(reserved), []byte{0xff, 0xff})
+	f.Add(uint32(11), []byte{0, 4})
+	f.Fuzz(func(t *testing.T, at uint32, patch []byte) {
+		b := bytes.Clone(img)
+		copy(b[int(at)%len(b):], patch)
+		const secret = "abcdef.0123456789abcdef"
+		d := newDevice(b)
+		if err := Scrub(d, ondisk.SlotInfo{Version: 1, Plan: "p"}, []byte("public: true\n"), secret); err != nil {
+			return
+		}
+		if bytes.Contains(d.durable, []byte(secret)) {
+			t.Error("the secret is still there")
+		}
+		if _, err := Read(bytes.NewReader(d.durable)); err != nil {
+			t.Errorf("what was scrubbed cannot be read: %v", err)
+		}
+	})
+}
