@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // A machine belongs to the cluster whose CA it trusts. A site may name another
@@ -26,32 +24,6 @@ import (
 // leavingFile says that the machine is leaving its cluster: whoever finds it
 // carries that to its end, since half of the credentials are no use.
 const leavingFile = ondisk.StateDir + "/leaving"
-
-// joinedFile is what the machine and its site were when it joined.
-const joinedFile = ondisk.StateDir + "/joined.json"
-
-// joinedAs is joinedFile: what cannot be observed later.
-type joinedAs struct {
-	Machine node.Machine `json:"machine"`
-}
-
-func readJoinedAs(e *Env) (joinedAs, bool) {
-	var j joinedAs
-	b := e.contents(joinedFile)
-	return j, b != nil && json.Unmarshal(b, &j) == nil
-}
-
-// noteJoin keeps what the machine is while it joins.
-func noteJoin(e *Env) error {
-	b, err := json.MarshalIndent(joinedAs{Machine: e.facts()}, "", "  ")
-	if err == nil {
-		_, err = e.write(joinedFile, append(b, '\n'), Mode(0o600))
-	}
-	if err != nil {
-		return fmt.Errorf("noting how this machine joined: %w", err)
-	}
-	return nil
-}
 
 // enrolledName is the name that kubelet's certificate is for; "" on a machine
 // that is no node, or not any more.

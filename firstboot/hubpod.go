@@ -137,6 +137,7 @@ func podJoinPhase(active *Active) Phase {
 				if err := sameName(e, active.Node); err != nil {
 					return Todo, err
 				}
+				noteKubeletSettings(e, site)
 				flags := e.contents(kubeadmFlags)
 				if e.exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return Todo, nil // the site names another pool since
@@ -194,7 +195,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
 		return err
 	}
-	if err := noteJoin(e); err != nil {
+	if err := noteJoin(e, site); err != nil {
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, site)

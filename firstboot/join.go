@@ -226,6 +226,7 @@ func joinPhase(active *Active) Phase {
 			if err := errors.Join(otherForm(e, false), sameName(e, active.Node)); err != nil {
 				return Todo, err
 			}
+			noteKubeletSettings(e, site)
 			server, name, err := kubeletServer(e)
 			if err != nil {
 				return Todo, err
@@ -271,7 +272,7 @@ func join(ctx context.Context, e *Env, active *Active) error {
 	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
 		return err
 	}
-	if err := noteJoin(e); err != nil {
+	if err := noteJoin(e, active.Site); err != nil {
 		return err
 	}
 	return kubeadmJoin(ctx, e, active, *active.Site)

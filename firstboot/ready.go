@@ -82,6 +82,11 @@ func readyPhase(active *Active) Phase {
 			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, labelWords(missing)),
 				fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 		}
+		if left := leftLabels(e, site, n); len(left) > 0 {
+			return Advise(fmt.Errorf("the Node %s has labels that the site has no more: %s", n.Metadata.Name, labelWords(left)),
+				fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
+		}
+		noteTaints(e, site, n)
 		if ready, why := n.Ready(); !ready {
 			return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 		}
@@ -124,6 +129,9 @@ func readyPhase(active *Active) Phase {
 				err = noteSocket(ctx, e, active)
 			}
 			if err == nil {
+				err = noteLabels(e, site)
+			}
+			if err == nil {
 				_, err = e.write(readyMark, nil, Mode(0o600))
 			}
 			return err
@@ -160,7 +168,27 @@ func labelOwn(ctx context.Context, e *Env, active *Active) (tried bool, refused 
 		}
 		e.Console(fmt.Sprintf("the Node %s lacked labels of the site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
 	}
+	if left := leftLabels(e, active.Site, n); len(left) > 0 {
+		refused = errors.Join(refused, unlabelOwn(ctx, e, n.Metadata.Name, left))
+	}
 	return true, refused
+}
+
+// unlabelOwn takes labels from the Node that the site has no more.
+func unlabelOwn(ctx context.Context, e *Env, name string, labels map[string]string) error {
+	gone := map[string]any{}
+	for k := range labels {
+		gone[k] = nil
+	}
+	flags := e.contents(kubeadmFlags)
+	if _, err := e.write(kubeadmFlags, dropLabels(flags, labels), Mode(0o644)); err != nil {
+		return fmt.Errorf("having kubelet register without labels: %w", err)
+	}
+	if err := patchLabels(ctx, e, name, gone); err != nil {
+		return err
+	}
+	e.Console(fmt.Sprintf("the Node %s had labels that the site has no more: %s; they are gone", name, labelWords(labels)))
+	return nil
 }
 
 // reported makes sure that kubelet runs, and that what the cluster shows is

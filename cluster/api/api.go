@@ -210,7 +210,8 @@ type Node struct {
 		CreationTimestamp string            `json:"creationTimestamp"`
 	} `json:"metadata"`
 	Spec struct {
-		Unschedulable bool `json:"unschedulable"`
+		Unschedulable bool    `json:"unschedulable"`
+		Taints        []Taint `json:"taints,omitempty"`
 	} `json:"spec"`
 	Status struct {
 		Conditions []Condition `json:"conditions"`
@@ -223,6 +224,13 @@ type Node struct {
 			SystemUUID string `json:"systemUUID"`
 		} `json:"nodeInfo"`
 	} `json:"status"`
+}
+
+// Taint of a Node.
+type Taint struct {
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
 }
 
 // Condition of a Node.

@@ -1,0 +1,170 @@
+package firstboot
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// joinedFile is what the machine and its site were when it joined.
+const joinedFile = ondisk.StateDir + "/joined.json"
+
+// joinedAs is joinedFile: what cannot be observed later, and what kubeadm and
+// kubelet take from a site once, when they join.
+type joinedAs struct {
+	Machine          node.Machine      `json:"machine"`
+	Taints           []configs.Taint   `json:"taints,omitempty"`
+	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
+	CRISocket        string            `json:"criSocket"`
+	// Labels are those that first boot gave the Node, at the join or later.
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+func readJoinedAs(e *Env) (joinedAs, bool) {
+	var j joinedAs
+	b := e.contents(joinedFile)
+	return j, b != nil && json.Unmarshal(b, &j) == nil
+}
+
+func (j joinedAs) write(e *Env) error {
+	b, err := json.MarshalIndent(j, "", "  ")
+	if err == nil {
+		_, err = e.write(joinedFile, append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting how this machine joined: %w", err)
+	}
+	return nil
+}
+
+// noteJoin keeps what the machine and its site are while it joins.
+func noteJoin(e *Env, site *configs.Site) error {
+	return joinedAs{
+		Machine: e.facts(), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
+		CRISocket: site.CRISocket, Labels: node.KubeletLabels(site),
+	}.write(e)
+}
+
+// noteKubeletSettings says which settings of a node's site kubelet has not,
+// since it took them when it joined.
+func noteKubeletSettings(e *Env, site *configs.Site) {
+	j, ok := readJoinedAs(e)
+	if !ok {
+		return
+	}
+	var changed []string
+	for _, k := range slices.Sorted(maps.Keys(union(j.KubeletExtraArgs, site.KubeletExtraArgs))) {
+		was, had := j.KubeletExtraArgs[k]
+		if is, has := site.KubeletExtraArgs[k]; is != was || has != had {
+			changed = append(changed, k)
+		}
+	}
+	const fix = "`firstboot reset` and a new token join the node anew with the site's; or give it back its former value"
+	if len(changed) > 0 {
+		e.Note("kubeletExtraArgs of the site are not in place (%s): kubelet has those that it joined with. To fix: %s", strings.Join(changed, ", "), fix)
+	}
+	if j.CRISocket != site.CRISocket {
+		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: %s", j.CRISocket, fix)
+	}
+}
+
+func union(a, b map[string]string) map[string]string {
+	out := maps.Clone(a)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, b)
+	return out
+}
+
+// noteTaints says which taints were added to a site or taken from it since the
+// join, and are still to be changed: a node may not do that itself. Those that
+// somebody took from the Node are left to him.
+func noteTaints(e *Env, site *configs.Site, n *api.Node) {
+	j, ok := readJoinedAs(e)
+	if !ok {
+		return
+	}
+	var args []string
+	for _, t := range site.Taints {
+		if !slices.Contains(j.Taints, t) && !slices.Contains(n.Spec.Taints, api.Taint(t)) {
+			args = append(args, taintWord(t))
+		}
+	}
+	for _, t := range j.Taints {
+		if !slices.Contains(site.Taints, t) && slices.Contains(n.Spec.Taints, api.Taint(t)) && !replaced(site.Taints, t) {
+			args = append(args, taintWord(t)+"-")
+		}
+	}
+	if len(args) > 0 {
+		e.Note("taints of the site are not in place: they changed since the join, and a node may not taint itself. To fix: kubectl taint node %s --overwrite %s",
+			n.Metadata.Name, strings.Join(args, " "))
+	}
+}
+
+// replaced reports whether taints has another value in the place of t.
+func replaced(taints []configs.Taint, t configs.Taint) bool {
+	return slices.ContainsFunc(taints, func(o configs.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect })
+}
+
+func taintWord(t configs.Taint) string {
+	if t.Value == "" {
+		return t.Key + ":" + t.Effect
+	}
+	return t.Key + "=" + t.Value + ":" + t.Effect
+}
+
+// leftLabels are those that first boot gave the Node and the site has no more.
+// OpenYurt's stay: they go with yurthub, by a revert.
+func leftLabels(e *Env, site *configs.Site, n *api.Node) map[string]string {
+	j, ok := readJoinedAs(e)
+	if !ok {
+		return nil
+	}
+	want := node.KubeletLabels(site)
+	out := map[string]string{}
+	for k, v := range j.Labels {
+		if _, kept := want[k]; !kept && !isOpenYurts(k) && n.Metadata.Labels[k] == v {
+			if _, has := n.Metadata.Labels[k]; has {
+				out[k] = v
+			}
+		}
+	}
+	return out
+}
+
+// noteLabels keeps which labels first boot has given the Node.
+func noteLabels(e *Env, site *configs.Site) error {
+	j, ok := readJoinedAs(e)
+	if !ok {
+		return nil
+	}
+	j.Labels = node.KubeletLabels(site)
+	return j.write(e)
+}
+
+// dropLabels has kubelet register its Node without labels, should it ever have
+// to make it again.
+func dropLabels(env []byte, labels map[string]string) []byte {
+	return eachArgs(env, func(args string) string {
+		return nodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
+			m := nodeLabels.FindStringSubmatch(flag)
+			kept := slices.DeleteFunc(strings.Split(m[2], ","), func(l string) bool {
+				k, v, _ := strings.Cut(l, "=")
+				gone, ok := labels[k]
+				return ok && gone == v
+			})
+			if len(kept) == 0 {
+				return ""
+			}
+			return m[1] + "--node-labels=" + strings.Join(kept, ",")
+		})
+	})
+}
