@@ -234,6 +234,9 @@ func joinPhase(active *Active) Phase {
 			if server != site.EndpointURL() || e.exists(kubeletRestart) || !nameFits(ctx, e, site, name) {
 				return Todo, nil
 			}
+			if later, running := lookLater(ctx, e, site); later != running {
+				return Todo, nil
+			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
@@ -242,7 +245,17 @@ func joinPhase(active *Active) Phase {
 					return err
 				}
 			}
-			return toEndpoint(ctx, e, site)
+			if err := toEndpoint(ctx, e, site); err != nil {
+				return err
+			}
+			later, running := lookLater(ctx, e, site)
+			switch {
+			case later && !running:
+				return e.Unit(ctx, "start", ondisk.UnitAgain)
+			case running && !later:
+				return e.Unit(ctx, "stop", ondisk.UnitAgain)
+			}
+			return nil
 		},
 		Undo: func(ctx context.Context, e *Env) error {
 			if enrolled(e) == nil {
@@ -481,6 +494,31 @@ func nameFits(ctx context.Context, e *Env, site *configs.Site, name string) bool
 		}
 	}
 	return true
+}
+
+// lookLater reports whether first boot is to run once more while this machine
+// is on, and whether its timer runs: a master that is away now may come back
+// with a certificate that lacks kubelet's name for it, and new masters that are
+// still to come prove themselves only then.
+func lookLater(ctx context.Context, e *Env, site *configs.Site) (later, running bool) {
+	state, err := e.UnitState(ctx, ondisk.UnitAgain)
+	if err != nil {
+		e.Log.Warn("asking for the state of "+ondisk.UnitAgain, "error", err)
+		return false, false
+	}
+	running = state == "active"
+	answer, away := 0, 0
+	for _, err := range askNames(ctx, e, mastersOf(e, site), e.contents(ondisk.KubeCA), sharedName, site.Endpoint) {
+		if err == nil || errors.Is(err, api.ErrServerName) {
+			answer++
+		} else {
+			away++
+		}
+	}
+	if answer == 0 {
+		return running, running // offline: first boot itself stays and looks
+	}
+	return away > 0 || len(formerMasters(e, site)) > 0, running
 }
 
 // kubeletServer is where kubelet.conf points.

@@ -164,6 +164,29 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		}
 		wantName(t, w, sharedName) // it fits, whatever comes back
 	})
+	t.Run("first boot runs again until it is back", func(t *testing.T) {
+		w := start(t)
+		if err := w.boot(); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		if w.units[ondisk.UnitAgain] != "" {
+			t.Errorf("with all masters there the timer is %s", w.units[ondisk.UnitAgain])
+		}
+		w.powerOn()
+		w.cluster.down[third] = true
+		for range 2 {
+			if err := w.boot(); err != nil || w.units[ondisk.UnitAgain] != "active" {
+				t.Fatalf("the timer is %q; %v\n%s", w.units[ondisk.UnitAgain], err, strings.Join(w.console, "\n"))
+			}
+		}
+		// The timer has run first boot, and the master is back without the name.
+		w.cluster.down[third] = false
+		w.namedAs(third, "kubernetes")
+		if err := w.boot(); err != nil || w.units[ondisk.UnitAgain] != "inactive" {
+			t.Fatalf("the timer is %q; %v\n%s", w.units[ondisk.UnitAgain], err, strings.Join(w.console, "\n"))
+		}
+		wantName(t, w, sharedName)
+	})
 	t.Run("exchanged later", func(t *testing.T) {
 		w := start(t)
 		if err := w.boot(); err != nil {

@@ -84,6 +84,7 @@ const (
 // systemd units that the image carries.
 const (
 	UnitFirstboot = "firstboot.service"
+	UnitAgain     = "firstboot-again.timer" // runs first boot once more
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
 	UnitYurthub   = "yurthub.service"
