@@ -35,7 +35,7 @@ type beat struct{ started time.Time }
 func (b beat) within(now time.Time, d time.Duration) time.Time {
 	latest := now.Add(d).Sub(b.started)
 	last := latest / keepTick
-	first := (latest - d/5 + keepTick - 1) / keepTick
+	first := (latest - room(d) + keepTick - 1) / keepTick
 	if b.started.IsZero() || first > last {
 		return now.Add(jitter(d))
 	}

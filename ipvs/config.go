@@ -83,9 +83,13 @@ func (m Master) addr() (netip.AddrPort, bool) {
 // Profile is how often and how patiently masters are sensed.
 type Profile struct {
 	Name string
-	// Ping is the pause between PING frames on the held connection.
+	// Ping is the pause between PING frames on the held connection. 0 sends
+	// none in peace, since the requests are signs of life too.
 	Ping time.Duration
-	// Ready is the pause between requests for the probe's path.
+	// Ready is the pause between requests for the probe's path. It must be
+	// shorter than 90 s: by then a kube-apiserver hangs up on a connection
+	// without requests, whatever PINGs there were, and a new one costs as many
+	// bytes as two dozen requests.
 	Ready time.Duration
 	// ReadyTimeout bounds the wait for the answer to one.
 	ReadyTimeout time.Duration
@@ -110,12 +114,13 @@ func LAN() Profile {
 		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
 }
 
-// Metered is for links that are paid by the byte.
+// Metered is for links that are paid by the byte: one request in 80 s is all
+// that is sent in peace.
 func Metered() Profile {
 	return Profile{Name: "metered",
-		Ping: 15 * time.Second, Ready: time.Minute, ReadyTimeout: 10 * time.Second,
+		Ready: 80 * time.Second, ReadyTimeout: 10 * time.Second,
 		Tick: 400 * time.Millisecond, Ticks: 5, Retry: 15 * time.Second,
-		Resolve: 5 * time.Minute, Learn: time.Hour}
+		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }
 
 // ParseConfig reads ipvs.json. All problems are reported at once.

@@ -60,6 +60,9 @@ type member struct {
 	err    string
 	renew  chan struct{}
 	cancel context.CancelFunc
+	// stuck has it asked at once; suspected is when that was last done.
+	stuck     chan struct{}
+	suspected time.Time
 }
 
 // darkAfter is how long nobody may be up before masters of the configured
@@ -81,6 +84,7 @@ func (g *group) run(ctx context.Context) {
 	g.enlist(ctx)
 	g.wg.Go(func() { g.resolver(ctx) })
 	g.wg.Go(func() { g.learner(ctx) })
+	g.wg.Go(func() { g.listener(ctx) })
 	look := time.NewTicker(darkAfter / 2)
 	defer look.Stop()
 	lit := time.Now() // when somebody was up last
@@ -292,7 +296,7 @@ func (g *group) enlist(ctx context.Context) {
 	for a, name := range want {
 		m := g.members[a]
 		if m == nil {
-			m = &member{name: name, renew: make(chan struct{}, 1),
+			m = &member{name: name, renew: make(chan struct{}, 1), stuck: make(chan struct{}, 1),
 				health: Health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
 			g.members[a] = m
 		}
@@ -302,7 +306,7 @@ func (g *group) enlist(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, slots: g.d.slots, beat: g.d.keeper.beat, alarms: g.d.keeper.alarms,
+			profile: g.server.Profile, fall: g.server.Fall, renew: m.renew, stuck: m.stuck, slots: g.d.slots, beat: g.d.keeper.beat, alarms: g.d.keeper.alarms,
 			target: func() target {
 				g.mu.Lock()
 				defer g.mu.Unlock()

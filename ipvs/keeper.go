@@ -37,6 +37,9 @@ type Kernel interface {
 	// Untrack has connection tracking forget the connections to vip that are
 	// mapped to dest.
 	Untrack(vip, dest netip.AddrPort) error
+	// Stuck returns the real servers from which this node's connections to vip
+	// wait for an acknowledgement.
+	Stuck(vip netip.AddrPort) ([]netip.AddrPort, error)
 	// SeverRemote destroys this node's sockets connected to addr.
 	SeverRemote(addr netip.AddrPort) (int, error)
 	// Source returns the address from which this node reaches dst.

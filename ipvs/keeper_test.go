@@ -26,6 +26,7 @@ type memKernel struct {
 	steps    []string
 	severed  []Conn
 	remotes  []netip.AddrPort
+	stuck    []netip.AddrPort
 	// untracked are the real servers that connection tracking was to forget.
 	untracked []netip.AddrPort
 	wake      func()
@@ -102,6 +103,12 @@ func (k *memKernel) Untrack(vip, dest netip.AddrPort) error {
 	defer k.mu.Unlock()
 	k.untracked = append(k.untracked, dest)
 	return nil
+}
+
+func (k *memKernel) Stuck(netip.AddrPort) ([]netip.AddrPort, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.stuck, nil
 }
 
 func (k *memKernel) SeverRemote(a netip.AddrPort) (int, error) {

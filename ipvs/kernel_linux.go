@@ -31,6 +31,7 @@ const serviceFlags = 0x1 | 0x4 | 0x8 | 0x10 | 0x20
 type kernel struct {
 	handle   *mobyipvs.Handle
 	steady   steady
+	sockets  procFile
 	settings *sysctls
 }
 
@@ -73,7 +74,7 @@ func (k *kernel) Close() {
 		k.handle.Close()
 		k.handle = nil
 	}
-	k.steady.close()
+	k.steady.table.close()
 }
 
 // gone turns the error of a removed module into ErrNoIPVS.
@@ -245,6 +246,30 @@ func (k *kernel) Untrack(vip, dest netip.AddrPort) error {
 		return fmt.Errorf("forgetting tracked connections: %w", err)
 	}
 	return nil
+}
+
+func (k *kernel) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
+	path := procTCP
+	if vip.Addr().Is6() {
+		path = procTCP6
+	}
+	// Virtual servers of both families take turns with the file.
+	if k.sockets.file != nil && k.sockets.file.Name() != path {
+		k.sockets.close()
+	}
+	text, err := k.sockets.read(path)
+	if err != nil {
+		return nil, err
+	}
+	local := stuckSockets(text, vip)
+	if len(local) == 0 {
+		return nil, nil
+	}
+	conns, err := os.ReadFile(procConns)
+	if err != nil {
+		return nil, err
+	}
+	return stuckBehind(conns, vip, local), nil
 }
 
 func (k *kernel) SeverRemote(addr netip.AddrPort) (int, error) {

@@ -189,7 +189,7 @@ func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 
 // learner reads the cluster's list now and then.
 func (g *group) learner(ctx context.Context) {
-	wait := g.profile().Ping // soon after the start, when masters are up
+	wait := g.profile().Retry // soon after the start, when masters are up
 	for {
 		select {
 		case <-ctx.Done():

@@ -161,6 +161,7 @@ func newFakeMaster(t testing.TB, cert tls.Certificate) *fakeMaster {
 }
 
 func (m *fakeMaster) start() {
+	m.http.IdleTimeout = 90 * time.Second // as kube-apiserver's is
 	m.http.TLSConfig = &tls.Config{NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &m.cert, nil }}
 	if m.plain {
@@ -217,6 +218,7 @@ type sensed struct {
 	at     time.Time // of the last change
 	cancel context.CancelFunc
 	done   chan struct{}
+	stuck  chan struct{}
 }
 
 func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
@@ -227,8 +229,8 @@ func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
 func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sensed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{})}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), slots: make(chan struct{}, handshakes), beat: beat{time.Now()}, alarms: runtimeAlarm,
+	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()}, alarms: runtimeAlarm,
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
 				probe: probe, roots: r, dial: m.dial}
@@ -380,10 +382,14 @@ func TestSteady(t *testing.T) {
 				if m.dials.Load() != 1 {
 					t.Errorf("%d connections, want 1", m.dials.Load())
 				}
-				if most := int64(time.Hour / (p.Ping * 4 / 5)); pings > most || pings < most/2 {
-					t.Errorf("%d pings, want at most %d", pings, most)
+				if p.Ping == 0 && pings != 0 {
+					t.Errorf("%d pings, want none", pings)
+				} else if p.Ping > 0 {
+					if most := int64(time.Hour / (p.Ping - room(p.Ping))); pings > most || pings < most/2 {
+						t.Errorf("%d pings, want at most %d", pings, most)
+					}
 				}
-				if most := int64(time.Hour / (p.Ready * 4 / 5)); asks > most || asks < most/2 {
+				if most := int64(time.Hour/(p.Ready-room(p.Ready))) + 1; asks > most || asks < most/2 {
 					t.Errorf("%d requests, want at most %d", asks, most)
 				}
 				if len(s.events) != 1 {
@@ -553,12 +559,12 @@ func TestBeat(t *testing.T) {
 	b := beat{start}
 	for i := range 2000 {
 		now := start.Add(time.Duration(i) * 7 * time.Millisecond)
-		for _, d := range []time.Duration{300 * time.Millisecond, time.Second, 15 * time.Second} {
+		for _, d := range []time.Duration{300 * time.Millisecond, time.Second, 15 * time.Second, 80 * time.Second} {
 			at := b.within(now, d)
-			if wait := at.Sub(now); wait < d-d/5 || wait > d {
+			if wait := at.Sub(now); wait < d-room(d) || wait > d {
 				t.Fatalf("%s after the start, %s ahead: in %s", now.Sub(start), d, wait)
 			}
-			if on := at.Sub(start)%keepTick == 0; !on && d/5 >= keepTick {
+			if on := at.Sub(start)%keepTick == 0; !on && room(d) >= keepTick {
 				t.Fatalf("%s after the start, %s ahead: off the beat", now.Sub(start), d)
 			}
 		}

@@ -18,21 +18,61 @@ import (
 const (
 	procServices = "/proc/net/ip_vs"
 	procConns    = "/proc/net/ip_vs_conn"
+	procTCP      = "/proc/net/tcp"
+	procTCP6     = "/proc/net/tcp6"
 )
+
+// procFile is a file of /proc that is read again and again.
+type procFile struct {
+	file *os.File
+	buf  []byte
+}
+
+// read returns the whole file. The slice is valid until the next call.
+func (p *procFile) read(path string) ([]byte, error) {
+	if p.file == nil {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		p.file = f
+		p.buf = make([]byte, 4096)
+	}
+	n := 0
+	for {
+		m, err := pread(p.file, p.buf[n:], int64(n))
+		n += m
+		switch {
+		case err == io.EOF:
+			return p.buf[:n], nil
+		case err != nil:
+			p.close()
+			return nil, err
+		case n == len(p.buf):
+			p.buf = append(p.buf, make([]byte, len(p.buf))...)
+		}
+	}
+}
+
+func (p *procFile) close() {
+	if p.file != nil {
+		p.file.Close()
+		p.file = nil
+	}
+}
 
 // steady compares /proc/net/ip_vs with what should stand there, without
 // allocating: it is done every second for ever, and asking by netlink would
 // make garbage each time. It only notices that something is off; what to do
 // about it is found out by netlink.
 type steady struct {
-	file *os.File
-	buf  []byte
-	seen []bool
+	table procFile
+	seen  []bool
 }
 
 // same reports whether every wanted service stands in the kernel just so.
 func (s *steady) same(path string, want []Service) (bool, error) {
-	text, err := s.read(path)
+	text, err := s.table.read(path)
 	if err != nil {
 		return false, err
 	}
@@ -43,39 +83,6 @@ func (s *steady) same(path string, want []Service) (bool, error) {
 		}
 	}
 	return true, nil
-}
-
-// read returns the whole file. The slice is valid until the next call.
-func (s *steady) read(path string) ([]byte, error) {
-	if s.file == nil {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		s.file = f
-		s.buf = make([]byte, 4096)
-	}
-	n := 0
-	for {
-		m, err := pread(s.file, s.buf[n:], int64(n))
-		n += m
-		switch {
-		case err == io.EOF:
-			return s.buf[:n], nil
-		case err != nil:
-			s.close()
-			return nil, err
-		case n == len(s.buf):
-			s.buf = append(s.buf, make([]byte, len(s.buf))...)
-		}
-	}
-}
-
-func (s *steady) close() {
-	if s.file != nil {
-		s.file.Close()
-		s.file = nil
-	}
 }
 
 // match looks for one service and its real servers in the text:

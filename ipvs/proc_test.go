@@ -52,7 +52,7 @@ func TestSteadyMatches(t *testing.T) {
 			s := right()
 			tt.change(&s)
 			var st steady
-			defer st.close()
+			defer st.table.close()
 			if got, err := st.same(file, []Service{s}); got != tt.want || err != nil {
 				t.Errorf("got %v, %v", got, err)
 			}
@@ -60,7 +60,7 @@ func TestSteadyMatches(t *testing.T) {
 	}
 	t.Run("without garbage", func(t *testing.T) {
 		var st steady
-		defer st.close()
+		defer st.table.close()
 		want := []Service{right()}
 		if n := testing.AllocsPerRun(100, func() {
 			if ok, err := st.same(file, want); !ok || err != nil {

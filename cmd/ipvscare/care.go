@@ -7,8 +7,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -199,91 +197,4 @@ func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error
 		}
 	})
 	return errors.Join(errs...)
-}
-
-func staticPodCommand(stdout io.Writer) *command {
-	c := &careFlags{}
-	var image, name string
-	f := newFlags("static-pod")
-	c.register(f)
-	f.StringVar(&image, "image", "", "container image that holds /usr/bin/ipvscare")
-	f.StringVar(&name, "name", "kube-sealos-lvscare", "name of the pod")
-	return &command{
-		name:  "static-pod",
-		short: "Print a static pod that runs ipvscare care, for sealos-style clusters",
-		long: `Print a static pod that runs ipvscare care. Write it to
-/etc/kubernetes/manifests/kube-sealos-lvscare.yaml to take lvscare's place.`,
-		flags: f,
-		run: func(context.Context) error {
-			s, err := c.server(f.Changed)
-			if err != nil {
-				return usageError{err}
-			}
-			if image == "" {
-				return usageError{errors.New("--image is missing: name the container image that holds ipvscare")}
-			}
-			args := []string{"care", "--vs", s.VIP.String()}
-			for _, m := range s.Masters {
-				args = append(args, "--rs", m.String())
-			}
-			f.VisitAll(func(flag *pflag.Flag) {
-				if flag.Changed && !slices.Contains([]string{"vs", "rs", "image", "name", "run-once", "clean"}, flag.Name) {
-					args = append(args, "--"+flag.Name+"="+strings.Trim(flag.Value.String(), "[]"))
-				}
-			})
-			_, err = io.WriteString(stdout, staticPod(name, image, args, c))
-			return err
-		},
-	}
-}
-
-// staticPod writes the manifest. Strings are quoted as JSON is, which YAML
-// understands.
-func staticPod(name, image string, args []string, c *careFlags) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, `apiVersion: v1
-kind: Pod
-metadata:
-  name: %q
-  namespace: kube-system
-spec:
-  hostNetwork: true
-  priorityClassName: system-node-critical
-  containers:
-  - name: ipvscare
-    image: %q
-    imagePullPolicy: IfNotPresent
-    command: ["/usr/bin/ipvscare"]
-    args:
-`, name, image)
-	for _, a := range args {
-		fmt.Fprintf(&b, "    - %q\n", a)
-	}
-	type mount struct {
-		name, path, kind string
-		readOnly         bool
-	}
-	mounts := []mount{
-		{"modules", "/lib/modules", "Directory", true},
-		{"ca", filepath.Dir(c.caFile), "DirectoryOrCreate", true},
-		// kubelet's certificate: whoever shows none is hung up on by a
-		// kube-apiserver after every answer.
-		{"kubelet", ipvs.KubeletPKI, "DirectoryOrCreate", true},
-		{"run", c.run, "DirectoryOrCreate", false},
-	}
-	if c.host != "" {
-		mounts = append(mounts, mount{"hosts", c.hosts, "File", false})
-	}
-	b.WriteString("    securityContext:\n      privileged: true\n    volumeMounts:\n")
-	for _, m := range mounts {
-		fmt.Fprintf(&b, "    - name: %s\n      mountPath: %q\n", m.name, m.path)
-		if m.readOnly {
-			b.WriteString("      readOnly: true\n")
-		}
-	}
-	b.WriteString("  volumes:\n")
-	for _, m := range mounts {
-		fmt.Fprintf(&b, "  - name: %s\n    hostPath:\n      path: %q\n      type: %s\n", m.name, m.path, m.kind)
-	}
-	return b.String()
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,7 +129,7 @@ func TestLvscareFlags(t *testing.T) {
 func TestStaticPod(t *testing.T) {
 	var out bytes.Buffer
 	err := run(t.Context(), []string{"static-pod", "--image", "a/b:1", "--vs", "10.103.97.2:6443", "--rs", "10.0.0.1:6443,10.0.0.2:6443",
-		"--host", "apiserver.cluster.local", "--interval", "5s", "--health-req-headers", `x="y"`}, &out, &out)
+		"--host", "apiserver.cluster.local", "--interval", "5s", "--health-req-headers", `x="y"`, "--metrics", "[::1]:10271", "--health-status", "503,404"}, &out, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,13 +141,20 @@ func TestStaticPod(t *testing.T) {
 			Containers  []struct {
 				Image    string
 				Args     []string
-				Security struct{ Privileged bool } `yaml:"securityContext"`
-				Mounts   []struct {
-					Name, Path string
-					ReadOnly   bool `yaml:"readOnly"`
+				Security struct {
+					Privileged, AllowPrivilegeEscalation, ReadOnlyRootFilesystem *bool
+					Capabilities                                                 struct{ Drop, Add []string }
+				} `yaml:"securityContext"`
+				Mounts []struct {
+					Name     string
+					Path     string `yaml:"mountPath"`
+					ReadOnly bool   `yaml:"readOnly"`
 				} `yaml:"volumeMounts"`
 			}
-			Volumes []struct{ Name string }
+			Volumes []struct {
+				Name     string
+				HostPath struct{ Path, Type string } `yaml:"hostPath"`
+			}
 		}
 	}
 	if err := yaml.Unmarshal(out.Bytes(), &pod); err != nil {
@@ -156,8 +164,30 @@ func TestStaticPod(t *testing.T) {
 		t.Fatalf("%+v", pod)
 	}
 	c := pod.Spec.Containers[0]
-	if c.Image != "a/b:1" || !c.Security.Privileged || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 5 {
+	if c.Image != "a/b:1" || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 5 {
 		t.Errorf("%+v", c)
+	}
+	// No more rights than it needs: not privileged, nothing but NET_ADMIN.
+	if p := c.Security.Privileged; p == nil || *p {
+		t.Error("the pod is privileged")
+	}
+	if caps := c.Security.Capabilities; !slices.Equal(caps.Drop, []string{"ALL"}) || !slices.Equal(caps.Add, []string{"NET_ADMIN"}) {
+		t.Errorf("its capabilities: %+v", caps)
+	}
+	// The hosts file is reached through its directory, or the pod would go on
+	// with the old file when somebody replaces it.
+	if !slices.Contains(c.Args, "--hosts=/host/etc/hosts") || !slices.Contains(c.Args, "--sysctls=/host/proc/sys/net") {
+		t.Errorf("arguments: %q", c.Args)
+	}
+	for _, m := range c.Mounts {
+		if m.Name == "hosts" && m.Path != "/host/etc" || m.Name == "sysctls" && m.Path != "/host/proc/sys/net" {
+			t.Errorf("mounted: %+v", m)
+		}
+	}
+	for _, v := range pod.Spec.Volumes {
+		if v.HostPath.Type == "File" {
+			t.Errorf("a file is mounted: %+v", v)
+		}
 	}
 	// What it says is understood by care.
 	flags := &careFlags{}
@@ -167,6 +197,9 @@ func TestStaticPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := flags.server(f.Changed)
+	if flags.metrics != "[::1]:10271" || !slices.Equal(s.Probe.Status, []int{503, 404}) {
+		t.Errorf("metrics at %s, healthy: %v", flags.metrics, s.Probe.Status)
+	}
 	if err != nil || len(s.Masters) != 2 || s.Host != "apiserver.cluster.local" || s.Profile.Ready != 5*time.Second {
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -1,0 +1,120 @@
+package ipvs
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// encodeHTTP1 returns the request's text.
+func (t *target) encodeHTTP1(method, path string) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: ipvscare\r\n", method, path, t.authority())
+	for _, k := range sortedKeys(t.probe.Headers) {
+		fmt.Fprintf(&b, "%s: %s\r\n", k, t.probe.Headers[k])
+	}
+	if t.probe.Body != "" {
+		fmt.Fprintf(&b, "Content-Length: %d\r\n", len(t.probe.Body))
+	}
+	b.WriteString("\r\n" + t.probe.Body)
+	return []byte(b.String())
+}
+
+// readHTTP1 turns responses into events until the connection ends.
+func (l *link) readHTTP1(limit int) {
+	br := bufio.NewReaderSize(l.nc, 4<<10)
+	for {
+		resp, last, err := readResponse(br, limit)
+		if err != nil {
+			l.deliver(event{kind: evClosed, err: err})
+			return
+		}
+		if !l.deliver(resp) {
+			return
+		}
+		if last {
+			// The server said that it would close: no news about its health.
+			l.deliver(event{kind: evGoAway})
+			return
+		}
+	}
+}
+
+// readResponse reads one HTTP/1.1 response. last means that no other follows.
+func readResponse(br *bufio.Reader, limit int) (resp event, last bool, err error) {
+	line, err := readLine(br)
+	if err != nil {
+		return resp, false, err
+	}
+	proto, rest, _ := strings.Cut(line, " ")
+	code, _, _ := strings.Cut(rest, " ")
+	resp.kind = evResponse
+	if resp.status, err = strconv.Atoi(code); err != nil || !strings.HasPrefix(proto, "HTTP/1.") {
+		return resp, false, fmt.Errorf("not an HTTP response: %.40q", line)
+	}
+	last = proto == "HTTP/1.0"
+	length, chunked := int64(-1), false
+	for {
+		line, err := readLine(br)
+		if err != nil {
+			return resp, false, err
+		}
+		if line == "" {
+			break
+		}
+		k, v, _ := strings.Cut(line, ":")
+		v = strings.TrimSpace(v)
+		switch strings.ToLower(k) {
+		case "content-length":
+			if length, err = strconv.ParseInt(v, 10, 64); err != nil || length < 0 {
+				return resp, false, fmt.Errorf("malformed Content-Length %q", v)
+			}
+		case "transfer-encoding":
+			chunked = strings.EqualFold(v, "chunked")
+		case "connection":
+			if strings.EqualFold(v, "close") {
+				last = true
+			}
+		case "date":
+			resp.date = v
+		}
+	}
+	var body io.Reader
+	switch {
+	case resp.status == 204 || resp.status == 304 || resp.status < 200:
+		return resp, last, nil
+	case chunked, length < 0:
+		// The end of such a body is the end of the connection for us: read
+		// what there is now and let go of the connection.
+		last = true
+		body = io.LimitReader(br, int64(max(1, br.Buffered())))
+	default:
+		body = io.LimitReader(br, length)
+	}
+	resp.body = make([]byte, 0, 256)
+	for len(resp.body) < limit {
+		chunk := make([]byte, min(512, limit-len(resp.body)))
+		n, err := body.Read(chunk)
+		resp.body = append(resp.body, chunk[:n]...)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return resp, false, err
+		}
+	}
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		return resp, false, err
+	}
+	return resp, last, nil
+}
+
+func readLine(br *bufio.Reader) (string, error) {
+	b, err := br.ReadSlice('\n')
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimRight(string(b), "\r\n"), nil
+}

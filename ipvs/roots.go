@@ -1,0 +1,109 @@
+package ipvs
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+)
+
+// skew is a certificate that is right in all but time.
+type skew struct {
+	off      bool // it does not fit this node's clock
+	early    bool // because it is not valid yet
+	notAfter time.Time
+}
+
+// roots are the authorities of the cluster.
+type roots struct {
+	pool  *x509.CertPool
+	certs []*x509.Certificate
+}
+
+// verify checks a chain for server authentication and for one of the names.
+// A chain that is right in all but time is no error; skew tells.
+func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time) (skew, error) {
+	if len(chain) == 0 {
+		return skew{}, errors.New("no certificate")
+	}
+	leaf := chain[0]
+	opts := x509.VerifyOptions{Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	for _, c := range chain[1:] {
+		opts.Intermediates.AddCert(c)
+	}
+	named := slices.ContainsFunc(names, func(n string) bool { return n != "" && leaf.VerifyHostname(n) == nil })
+	if !named {
+		return skew{}, fmt.Errorf("its certificate is for %s, not for %s",
+			strings.Join(append(slices.Clone(leaf.DNSNames), addresses(leaf.IPAddresses)...), " "), strings.Join(names, " "))
+	}
+	_, err := leaf.Verify(opts)
+	var invalid x509.CertificateInvalidError
+	if err == nil || !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
+		return skew{}, err
+	}
+	// Is there any time at which the chain was right? The borders of the
+	// validities are the only candidates.
+	moments := []time.Time{leaf.NotBefore, leaf.NotAfter}
+	for _, c := range slices.Concat(r.certs, chain[1:]) {
+		moments = append(moments, c.NotBefore, c.NotAfter)
+	}
+	for _, m := range moments {
+		opts.CurrentTime = m
+		if _, verr := leaf.Verify(opts); verr == nil {
+			return skew{off: true, early: now.Before(leaf.NotBefore), notAfter: leaf.NotAfter}, nil
+		}
+	}
+	return skew{}, err
+}
+
+func addresses(ips []net.IP) []string {
+	var s []string
+	for _, ip := range ips {
+		s = append(s, ip.String())
+	}
+	return s
+}
+
+// parseRoots reads a PEM file of authorities.
+func parseRoots(name string, pemData []byte) (*roots, error) {
+	r := &roots{pool: x509.NewCertPool()}
+	certs, err := parseCertificates(pemData)
+	if err != nil {
+		return nil, fmt.Errorf("reading CA file %s: %w", name, err)
+	}
+	for i, c := range certs {
+		if !c.IsCA {
+			return nil, fmt.Errorf("reading CA file %s: certificate %d (%s) is not an authority; give the cluster's ca.crt", name, i+1, c.Subject)
+		}
+		r.pool.AddCert(c)
+	}
+	r.certs = certs
+	return r, nil
+}
+
+func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		certs = append(certs, c)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("it holds no PEM certificate; give the cluster's ca.crt")
+	}
+	return certs, nil
+}

@@ -1,0 +1,157 @@
+package ipvs
+
+import "time"
+
+// schedule decides what is sent over one held connection and when. It is pure:
+// it is told what happened and the time, and says what to do next.
+type schedule struct {
+	profile *Profile
+	beat    beat
+	h2      bool // or a PING is a request
+
+	pingDue  time.Time
+	readyDue time.Time
+	pinged   time.Time // when the outstanding PING was sent; zero if none
+	asked    time.Time // when the outstanding request was sent; zero if none
+	answered time.Time // when the last answer came; zero if none did
+	// wait is how long the answer to a PING may take before it is doubted.
+	wait time.Duration
+	// leaving says that the server hangs up after the outstanding answer.
+	leaving bool
+}
+
+// action is what a schedule wants to be done now.
+type action int
+
+const (
+	rest    action = iota // until due
+	ask                   // send the request
+	ping                  // send a PING
+	doubt                 // no sign of life
+	overdue               // the request is not answered
+)
+
+// strangerTime is how soon after an answer a hang-up belongs to that answer.
+const strangerTime = 2 * time.Second
+
+// newSchedule begins with a request at readyDue, or at once if that is over.
+func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time) *schedule {
+	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, wait: 2 * p.Tick}
+	if readyDue.After(now) {
+		s.readyDue = readyDue
+	}
+	s.calm(now)
+	return s
+}
+
+// calm puts the next PING off, since there was a sign of life.
+func (s *schedule) calm(now time.Time) {
+	if s.profile.Ping > 0 {
+		s.pingDue = s.beat.within(now, s.profile.Ping)
+	} else { // the requests are signs of life enough
+		s.pingDue = now.Add(2 * s.profile.Ready)
+	}
+}
+
+// next returns what to do now, and takes it as done.
+func (s *schedule) next(now time.Time) action {
+	switch {
+	case !s.pinged.IsZero() && !now.Before(s.pingDue):
+		return doubt
+	case !s.asked.IsZero() && now.Sub(s.asked) >= s.profile.ReadyTimeout:
+		s.asked, s.readyDue = time.Time{}, now // it may be asked once more
+		return overdue
+	case s.asked.IsZero() && !now.Before(s.readyDue):
+		s.asked = now
+		// An answer that does not come soon has a PING tell whether only the
+		// request hangs.
+		if soon := now.Add(s.wait); s.pinged.IsZero() && soon.Before(s.pingDue) {
+			s.pingDue = soon
+		}
+		return ask
+	case s.pinged.IsZero() && !now.Before(s.pingDue) && (s.h2 || s.asked.IsZero()):
+		s.pinged = now
+		if !s.h2 {
+			s.asked = now
+		}
+		s.pingDue = now.Add(s.wait)
+		return ping
+	}
+	return rest
+}
+
+// due is when there is something to do again, if nothing happens before.
+func (s *schedule) due() time.Time {
+	at := s.readyDue
+	if !s.asked.IsZero() {
+		at = s.asked.Add(s.profile.ReadyTimeout)
+	}
+	pinging := !s.pinged.IsZero() || s.h2 || s.asked.IsZero()
+	if pinging && s.pingDue.Before(at) {
+		at = s.pingDue
+	}
+	return at
+}
+
+// pong takes the answer to a PING.
+func (s *schedule) pong(now time.Time) {
+	if s.pinged.IsZero() {
+		return
+	}
+	// Near masters are doubted sooner than far ones.
+	s.wait = min(max(4*now.Sub(s.pinged), s.profile.Tick), 2*s.profile.Tick)
+	if s.profile.Ping > 0 {
+		s.pingDue = s.beat.within(s.pinged, s.profile.Ping)
+	} else {
+		s.calm(now)
+	}
+	s.pinged = time.Time{}
+}
+
+// awaits reports whether a request is outstanding.
+func (s *schedule) awaits() bool { return !s.asked.IsZero() }
+
+// response takes the answer to the request, and what is believed since.
+func (s *schedule) response(now time.Time, state State, doubted bool) {
+	s.asked, s.pinged, s.answered = time.Time{}, time.Time{}, now
+	switch {
+	case doubted:
+		s.readyDue = now.Add(2 * s.profile.Tick)
+	case state != Up: // it answers, so it may be well again any time
+		s.readyDue = now.Add(jitter(s.profile.Retry))
+	default:
+		s.readyDue = s.beat.within(now, s.profile.Ready)
+	}
+	s.calm(now)
+}
+
+// goAway takes the server's word that it will hang up. It moves its clients,
+// often because it is about to stop. That is no fault: it is asked anew, over
+// another connection. But around an answer it is how kube-apiserver treats
+// whoever did not show a certificate: then nothing is new until the next
+// request is due, which is told by resume.
+func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
+	if s.awaits() {
+		s.leaving = true
+		return false, time.Time{}
+	}
+	if !s.answered.IsZero() && now.Sub(s.answered) < strangerTime {
+		return true, s.readyDue
+	}
+	return true, time.Time{}
+}
+
+// trust goes on after a doubt that was wrong, with a request, which clears
+// what the rounds counted.
+func (s *schedule) trust(now time.Time) {
+	s.pinged, s.wait, s.readyDue = time.Time{}, 2*s.profile.Tick, now
+	s.calm(now)
+}
+
+// suspect has a PING sent at once, unless one is outstanding: the node's own
+// connections to the master wait for an answer.
+func (s *schedule) suspect(now time.Time) {
+	if s.pinged.IsZero() && now.Before(s.pingDue) {
+		s.pingDue = now
+	}
+}

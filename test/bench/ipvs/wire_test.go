@@ -1,0 +1,393 @@
+package ipvs_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+var (
+	wireSeconds = flag.Int("wire.seconds", 1200, "seconds for which the idle wire is counted")
+	wireOut     = flag.String("wire.o", "../results/wire.md", "file to write")
+)
+
+// Numbers of what an idle kubelet does a day, by its defaults.
+const (
+	leasesDay   = 86400 / 10      // nodeLeaseDurationSeconds 40: renewed every quarter
+	statusesDay = 86400 / 300     // nodeStatusReportFrequency 5m
+	watchesDay  = 5 * 86400 / 450 // nodes, pods, services, runtimeclasses, csidrivers: anew after 5 to 10 minutes
+)
+
+// wireNode is a network namespace whose one cable leads to the API server.
+type wireNode struct {
+	b    *testing.B
+	name string
+	ns   *lab.Namespace
+}
+
+func ip(b *testing.B, args ...string) {
+	b.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		b.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+}
+
+func newWireNode(b *testing.B, to *lab.Namespace, i int) *wireNode {
+	b.Helper()
+	n := &wireNode{b: b, name: fmt.Sprintf("edgebake-wire-%d-%d", os.Getpid(), i)}
+	n.ns = &lab.Namespace{Name: n.name}
+	ip(b, "netns", "add", n.name)
+	b.Cleanup(func() { ip(b, "netns", "del", n.name) })
+	port := "wire" + strconv.Itoa(i)
+	ip(b, "-n", to.Name, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", n.name)
+	ip(b, "-n", to.Name, "link", "set", port, "master", "br0", "up")
+	ip(b, "-n", n.name, "link", "set", "lo", "up")
+	ip(b, "-n", n.name, "addr", "add", fmt.Sprintf("10.103.0.%d/24", 201+i), "dev", "eth0")
+	// IPv6's own packets (router solicitations) are no part of what is counted.
+	ip(b, "netns", "exec", n.name, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=1")
+	ip(b, "-n", n.name, "link", "set", "eth0", "up")
+	return n
+}
+
+// wire is what has gone over the cable, both ways: Ethernet frames, with all
+// that is in them.
+type wireCount struct{ bytes, packets int64 }
+
+func (n *wireNode) count() (c wireCount) {
+	n.b.Helper()
+	out, err := exec.Command("ip", "-n", n.name, "-j", "-s", "link", "show", "eth0").Output()
+	if err != nil {
+		n.b.Fatal(err)
+	}
+	var links []struct {
+		Stats struct {
+			RX, TX struct{ Bytes, Packets int64 }
+		} `json:"stats64"`
+	}
+	if err := json.Unmarshal(out, &links); err != nil || len(links) != 1 {
+		n.b.Fatalf("%v: %s", err, out)
+	}
+	s := links[0].Stats
+	return wireCount{s.RX.Bytes + s.TX.Bytes, s.RX.Packets + s.TX.Packets}
+}
+
+func (c wireCount) sub(o wireCount) wireCount {
+	return wireCount{c.bytes - o.bytes, c.packets - o.packets}
+}
+
+// pair takes the client certificate out of a kubeconfig, as one PEM file.
+func pair(b *testing.B, kubeconfig string) []byte {
+	b.Helper()
+	text, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var all []byte
+	for _, key := range []string{"client-certificate-data", "client-key-data"} {
+		m := regexp.MustCompile(key + `: (\S+)`).FindSubmatch(text)
+		if m == nil {
+			b.Fatalf("%s has no %s", kubeconfig, key)
+		}
+		p, err := base64.StdEncoding.DecodeString(string(m[1]))
+		if err != nil {
+			b.Fatal(err)
+		}
+		all = append(all, p...)
+	}
+	return all
+}
+
+// care runs ipvscare on the node. The machine that measures may have no IP_VS;
+// ipvscare senses in the same way without it.
+func (n *wireNode) care(program, ca, client, profile string) *exec.Cmd {
+	n.b.Helper()
+	dir := n.b.TempDir()
+	doc, err := json.Marshal(ondisk.IPVS{Version: ondisk.IPVSVersion, Servers: []ondisk.IPVSVirtual{{
+		VIP: "10.103.97.2:6443", Masters: []string{"10.103.0.11:6443"}, Host: "apiserver.cluster.local", CAFile: ca, Profile: profile}}})
+	if err != nil {
+		n.b.Fatal(err)
+	}
+	config := filepath.Join(dir, "ipvs.json")
+	if err := os.WriteFile(config, doc, 0o600); err != nil {
+		n.b.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		n.b.Fatal(err)
+	}
+	n.b.Cleanup(func() {
+		text, _ := os.ReadFile(log.Name())
+		n.b.Logf("ipvscare, %s:\n%s", profile, text)
+		log.Close()
+	})
+	cmd := exec.Command("ip", "netns", "exec", n.name, program, "run", "--config", config, "--hosts", filepath.Join(dir, "hosts"),
+		"--state", filepath.Join(dir, "state"), "--run-dir", filepath.Join(dir, "run"), "--client-cert", client, "--metrics", "")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		n.b.Fatal(err)
+	}
+	n.b.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return cmd
+}
+
+// kubelet speaks to the API server as kubelet does: over HTTP/2, in protobuf.
+type kubelet struct {
+	b      *testing.B
+	client *http.Client
+}
+
+func (n *wireNode) kubelet(ca string, client []byte) *kubelet {
+	n.b.Helper()
+	roots := x509.NewCertPool()
+	text, err := os.ReadFile(ca)
+	if err != nil {
+		n.b.Fatal(err)
+	}
+	roots.AppendCertsFromPEM(text)
+	cert, err := tls.X509KeyPair(client, client)
+	if err != nil {
+		n.b.Fatal(err)
+	}
+	return &kubelet{n.b, &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, DialContext: n.ns.Dial,
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}}}}}
+}
+
+const protobuf = "application/vnd.kubernetes.protobuf"
+
+func (k *kubelet) do(method, path, contentType string, body []byte) []byte {
+	k.b.Helper()
+	req, err := http.NewRequestWithContext(k.b.Context(), method, "https://10.103.0.11:6443"+path, bytes.NewReader(body))
+	if err != nil {
+		k.b.Fatal(err)
+	}
+	req.Header.Set("Accept", protobuf+",application/json")
+	req.Header.Set("User-Agent", "kubelet/v1.36.3 (linux/amd64) kubernetes/0123456")
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	resp, err := k.client.Do(req)
+	if err != nil {
+		k.b.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode >= 300 {
+		k.b.Fatalf("%s %s: %s, %v: %.300s", method, path, resp.Status, err, answer)
+	}
+	return answer
+}
+
+// each is what one of many costs on the wire.
+func (n *wireNode) each(many int, pause time.Duration, f func()) wireCount {
+	f() // the connection is there, and both sides know the headers
+	time.Sleep(time.Second)
+	before := n.count()
+	for range many {
+		f()
+		time.Sleep(pause) // also for the last ACK
+	}
+	c := n.count().sub(before)
+	return wireCount{c.bytes / int64(many), c.packets / int64(many)}
+}
+
+// BenchmarkWire counts what an idle node sends and receives, against a real
+// kube-apiserver, and writes the table of test/bench/results/wire.md.
+func BenchmarkWire(b *testing.B) {
+	if os.Geteuid() != 0 {
+		b.Skip("SKIPPED, the wire is not counted: this needs root, for network namespaces")
+	}
+	ctx := context.Background()
+	dir := b.TempDir()
+	home, err := fetch.DefaultDir()
+	if err != nil {
+		b.Fatal(err)
+	}
+	cache, err := fetch.Open(home)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { cache.Close() })
+	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, filepath.Join(dir, "programs"), io.Discard)
+	if err != nil {
+		b.Fatal(err)
+	}
+	program := filepath.Join(dir, "ipvscare")
+	build := exec.Command("go", "build", "-o", program, "github.com/edgebake/edgebake/cmd/ipvscare")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	l, err := lab.New(filepath.Join(dir, "lab"), io.Discard)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { l.Close() })
+	ns, err := l.NewNamespace(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	cluster, err := l.StartCluster(ctx, progs, ns, 1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	client := pair(b, cluster.Kubeconfig)
+	if block, _ := pem.Decode(client); block == nil {
+		b.Fatal("the client's certificate is not PEM")
+	}
+	clientFile := filepath.Join(dir, "client.pem")
+	if err := os.WriteFile(clientFile, client, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	nodes := []*wireNode{newWireNode(b, ns, 0), newWireNode(b, ns, 1), newWireNode(b, ns, 2)}
+	metered, lan, third := nodes[0], nodes[1], nodes[2]
+	metered.care(program, cluster.CAFile, clientFile, "metered")
+	lan.care(program, cluster.CAFile, clientFile, "lan")
+	time.Sleep(10 * time.Second) // handshakes are behind them
+	began, m0, l0 := time.Now(), metered.count(), lan.count()
+
+	// Meanwhile, one by one, what an idle kubelet does.
+	k := third.kubelet(cluster.CAFile, client)
+	create := func(path string, v any) {
+		b.Helper()
+		if err := cluster.Create(ctx, path, v); err != nil {
+			b.Fatal(err)
+		}
+	}
+	create("/api/v1/nodes", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "edge-0001"}, "status": nodeStatus()})
+	// A lease without its Node is garbage that the cluster collects.
+	var node struct{ Metadata struct{ UID string } }
+	if err := cluster.Get(ctx, "/api/v1/nodes/edge-0001", &node); err != nil {
+		b.Fatal(err)
+	}
+	create("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": map[string]any{"name": "edge-0001", "namespace": "kube-system",
+			"ownerReferences": []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": "edge-0001", "uid": node.Metadata.UID}}},
+		"spec": map[string]any{"holderIdentity": "edge-0001", "leaseDurationSeconds": 40, "renewTime": "2026-11-22T00:00:00.000000Z"}})
+	leasePath := "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/edge-0001"
+	held := k.do("GET", leasePath, "", nil)
+	lease := third.each(30, 500*time.Millisecond, func() { held = k.do("PUT", leasePath+"?timeout=10s", protobuf, held) })
+	beat := 0
+	report := third.each(20, 500*time.Millisecond, func() {
+		beat++
+		patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions(beat)}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		k.do("PATCH", "/api/v1/nodes/edge-0001/status?timeout=10s", "application/strategic-merge-patch+json", patch)
+	})
+	watch := third.each(10, 500*time.Millisecond, func() {
+		k.do("GET", "/api/v1/pods?allowWatchBookmarks=true&fieldSelector=spec.nodeName%3Dedge-0001&timeoutSeconds=1&watch=true&resourceVersion=0", "", nil)
+	})
+
+	time.Sleep(time.Until(began.Add(time.Duration(*wireSeconds) * time.Second)))
+	took := time.Since(began)
+	m, n := metered.count().sub(m0), lan.count().sub(l0)
+	day := func(c wireCount) float64 { return float64(c.bytes) * float64(24*time.Hour) / float64(took) }
+	b.ReportMetric(day(m)*30/1e6, "metered-MB/month")
+	b.ReportMetric(day(n)*30/1e6, "lan-MB/month")
+	for b.Loop() {
+		break // once is long enough
+	}
+	var t strings.Builder
+	fmt.Fprintf(&t, `# What an idle node sends
+
+Made by `+"`go test -bench Wire ./test/bench/ipvs`"+`: one kube-apiserver %s with its
+etcd, and each client in a network namespace of its own with one cable to it.
+Bytes are those of the cable in both directions: Ethernet, IP, TCP with its
+ACKs, TLS. A mobile operator counts from IP on, 14 bytes a packet less.
+
+## ipvscare, for each API server (master)
+
+Counted for %.0f s after the handshake. A month has 30 days.
+
+| profile | packets | bytes | bytes a day | MB a month |
+|---|---|---|---|---|
+| metered | %d | %d | %.0f | %.1f |
+| lan | %d | %d | %.0f | %.1f |
+
+`, lab.KubernetesVersion, took.Seconds(), m.packets, m.bytes, day(m), day(m)*30/1e6, n.packets, n.bytes, day(n), day(n)*30/1e6)
+	rows := []struct {
+		what string
+		each wireCount
+		day  int
+	}{
+		{"kubelet renews its lease (every 10 s)", lease, leasesDay},
+		{"kubelet reports its status (every 5 min)", report, statusesDay},
+		{"kubelet opens a watch anew (5 watches, every 5 to 10 min)", watch, watchesDay},
+	}
+	t.WriteString(`## The whole idle node
+
+An estimate: no kubelet ran. A stand-in (Go's HTTP/2 client, kubelet's paths,
+protobuf leases, a Node of 40 images) sent what kubelet sends, which was counted
+one by one; how often kubelet does so is by its defaults. Handshakes, yurthub,
+pods' own traffic, DNS and time are not in it.
+
+| what | bytes each | times a day | bytes a day |
+|---|---|---|---|
+`)
+	var share int64
+	for _, r := range rows {
+		share += r.each.bytes * int64(r.day)
+		fmt.Fprintf(&t, "| %s | %d | %d | %d |\n", r.what, r.each.bytes, r.day, r.each.bytes*int64(r.day))
+	}
+	for _, masters := range []int{1, 3} {
+		care := day(m) * float64(masters)
+		fmt.Fprintf(&t, "\n%d API servers: kubelet %.2f MB, ipvscare (metered) %.2f MB, together %.2f MB a day.\n",
+			masters, float64(share)/1e6, care/1e6, (float64(share)+care)/1e6)
+	}
+	t.WriteString(`
+2.7 MB a day for everything is what KubeEdge shows. `)
+	if float64(share)/1e6 > 2.7 {
+		t.WriteString("kubelet alone sends more\nhere, whatever ipvscare does. ")
+	}
+	fmt.Fprintf(&t, `A lease of 400 s in place of 40 s
+(nodeLeaseDurationSeconds) would cost %.2f MB a day instead of %.2f MB; then the
+cluster's controller manager must wait as long before it calls a node lost
+(--node-monitor-grace-period), which is a decision for the whole cluster.
+edgebake does not make it.
+`, float64(lease.bytes)*leasesDay/10/1e6, float64(lease.bytes)*leasesDay/1e6)
+	if err := os.WriteFile(*wireOut, []byte(t.String()), 0o644); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func conditions(beat int) []any {
+	at := time.Date(2026, 11, 22, 0, 0, beat, 0, time.UTC).Format(time.RFC3339)
+	var all []any
+	for _, c := range [][3]string{{"MemoryPressure", "False", "KubeletHasSufficientMemory"}, {"DiskPressure", "False", "KubeletHasNoDiskPressure"},
+		{"PIDPressure", "False", "KubeletHasSufficientPID"}, {"Ready", "True", "KubeletReady"}} {
+		all = append(all, map[string]any{"type": c[0], "status": c[1], "reason": c[2], "message": "kubelet says that this is so",
+			"lastHeartbeatTime": at, "lastTransitionTime": "2026-11-21T00:00:00Z"})
+	}
+	return all
+}
+
+func nodeStatus() map[string]any {
+	var images []any
+	for i := range 40 {
+		name := fmt.Sprintf("registry.example.org/shop/service-%02d", i)
+		images = append(images, map[string]any{"names": []any{name + "@sha256:" + strings.Repeat("0123456789abcdef", 4), name + ":v1.2.3"}, "sizeBytes": 30000000 + i})
+	}
+	return map[string]any{"images": images, "conditions": conditions(0), "addresses": []any{map[string]any{"type": "InternalIP", "address": "10.103.0.203"}},
+		"capacity": map[string]any{"cpu": "4", "memory": "4Gi", "pods": "110"}, "allocatable": map[string]any{"cpu": "4", "memory": "4Gi", "pods": "110"}}
+}
