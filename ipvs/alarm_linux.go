@@ -6,7 +6,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -95,9 +94,7 @@ func (c *clock) arm() {
 	if !first.IsZero() {
 		spec.Value = unix.NsecToTimespec(max(int64(time.Until(first)), 1))
 	}
-	c.raw.Control(func(fd uintptr) {
-		unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, fd, 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
-	})
+	c.raw.Control(func(fd uintptr) { setTimer(fd, &spec) })
 }
 
 // alarm makes one that this clock wakes.
@@ -128,7 +125,7 @@ func (c *clock) alarm() alarm {
 
 // quietAlarms makes alarms by a clock of the kernel's, by Go's timers where
 // there is none. Closing ends them all.
-func quietAlarms() (make alarms, close func()) {
+func quietAlarms() (newAlarm alarms, stop func()) {
 	c, err := newClock()
 	if err != nil {
 		return runtimeAlarm, func() {}

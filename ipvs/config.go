@@ -144,10 +144,10 @@ func ParseConfig(name string, data []byte) ([]Server, error) {
 // FromConfig checks the document and fills in defaults.
 func FromConfig(doc ondisk.IPVS) ([]Server, error) {
 	if doc.Version != ondisk.IPVSVersion {
-		return nil, fmt.Errorf("version is %d, this ipvscare knows %d only", doc.Version, ondisk.IPVSVersion)
+		return nil, fmt.Errorf("version: unsupported version %d: want %d", doc.Version, ondisk.IPVSVersion)
 	}
 	if len(doc.Servers) == 0 {
-		return nil, errors.New("servers is empty: name at least one virtual server")
+		return nil, errors.New("servers: must not be empty: name at least one virtual server")
 	}
 	var servers []Server
 	var errs []error
@@ -188,7 +188,7 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	case "metered":
 		s.Profile = Metered()
 	default:
-		errs = append(errs, fmt.Errorf("profile: %q is neither lan nor metered", v.Profile))
+		errs = append(errs, fmt.Errorf("profile: unknown profile %q: want lan or metered", v.Profile))
 	}
 	vip := v.VIP
 	if vip == "" {
@@ -216,16 +216,16 @@ func (s *Server) fill(vip string, masters []string) error {
 		s.Scheduler = DefaultScheduler
 	}
 	if !slices.Contains(Schedulers(), s.Scheduler) {
-		errs = append(errs, fmt.Errorf("scheduler: %q is none of %s", s.Scheduler, strings.Join(Schedulers(), " ")))
+		errs = append(errs, fmt.Errorf("scheduler: unknown scheduler %q: want one of %s", s.Scheduler, strings.Join(Schedulers(), ", ")))
 	}
 	if strings.ContainsAny(s.Host, " \t\r\n#:/") {
-		errs = append(errs, fmt.Errorf("host: %q is not a domain name", s.Host))
+		errs = append(errs, fmt.Errorf("host: invalid domain name %q", s.Host))
 	}
 	if s.Probe.Path == "" {
 		s.Probe.Path = DefaultPath
 	}
 	if !strings.HasPrefix(s.Probe.Path, "/") || strings.ContainsAny(s.Probe.Path, " \r\n") {
-		errs = append(errs, fmt.Errorf("probePath: %q is not an absolute path", s.Probe.Path))
+		errs = append(errs, fmt.Errorf("probePath: must begin with / and contain no space: %q", s.Probe.Path))
 	}
 	if s.Probe.Method == "" {
 		s.Probe.Method = "GET"
@@ -238,7 +238,7 @@ func (s *Server) fill(vip string, masters []string) error {
 			*n.value = 2
 		}
 		if *n.value < 1 || *n.value > 100 {
-			errs = append(errs, fmt.Errorf("%s: %d is not between 1 and 100", n.name, *n.value))
+			errs = append(errs, fmt.Errorf("%s: must be between 1 and 100: %d", n.name, *n.value))
 		}
 	}
 	return errors.Join(errs...)
@@ -250,7 +250,7 @@ func parseVIP(s string) (netip.AddrPort, error) {
 		if a, aerr := netip.ParseAddr(strings.Trim(s, "[]")); aerr == nil {
 			return netip.AddrPort{}, fmt.Errorf("%q has no port: write %s", s, netip.AddrPortFrom(a, 6443))
 		}
-		return netip.AddrPort{}, fmt.Errorf("%q is not address:port", s)
+		return netip.AddrPort{}, fmt.Errorf("invalid address %q: write address:port", s)
 	}
 	ap = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	switch a := ap.Addr(); {
@@ -259,7 +259,7 @@ func parseVIP(s string) (netip.AddrPort, error) {
 	case a.Zone() != "":
 		return netip.AddrPort{}, fmt.Errorf("%q has a zone", s)
 	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
-		return netip.AddrPort{}, fmt.Errorf("%q cannot be a virtual address: use one that no host owns, such as %s", s, DefaultVIP)
+		return netip.AddrPort{}, fmt.Errorf("%q cannot be a virtual address: use one that no host owns, e.g. %s", s, DefaultVIP)
 	}
 	return ap, nil
 }
@@ -268,7 +268,7 @@ func parseVIP(s string) (netip.AddrPort, error) {
 // to stand behind.
 func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) == 0 {
-		return nil, errors.New("masters: the list is empty: name at least one master as host:port")
+		return nil, errors.New("masters: must not be empty: name at least one API server as host:port")
 	}
 	var masters []Master
 	var errs []error
@@ -284,7 +284,7 @@ func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 		}
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 {
-			bad("%.100q: %.100q is not a port", text, port)
+			bad("%.100q: invalid port %.100q", text, port)
 			continue
 		}
 		m := Master{Host: strings.ToLower(host), Port: uint16(n)}
@@ -302,7 +302,7 @@ func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 				continue
 			}
 		} else if !isDNSName(m.Host) {
-			bad("%.100q is neither an address nor a DNS name", host)
+			bad("invalid host %.100q: write an address or a DNS name", host)
 			continue
 		}
 		if j, dup := seen[m]; dup {

@@ -96,7 +96,7 @@ func (d *Daemon) say(subject string, err error) {
 	case d.said[subject] == msg:
 	case msg == "":
 		delete(d.said, subject)
-		d.logf("%s: all right again", subject)
+		d.logf("%s: fixed", subject)
 	default:
 		d.said[subject] = msg
 		d.logf("%s: %s", subject, msg)
@@ -230,7 +230,7 @@ func (d *Daemon) follow(ctx context.Context) {
 			return
 		case <-d.opt.Reload:
 			all = true
-			d.logf("reading all files anew")
+			d.logf("reading all files again")
 		case <-tick.C:
 			tick.set(d.keeper.beat.after(lookTime - keepTick))
 		}
@@ -293,7 +293,7 @@ func (d *Daemon) reload(ctx context.Context) {
 		err = d.apply(ctx, servers, nil)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w\nkeeping what was configured before", err)
+		err = fmt.Errorf("%w\nkeeping the previous configuration", err)
 	} else {
 		d.stats.reloads.Add(1)
 	}
@@ -400,7 +400,7 @@ func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort, host string) {
 	}
 	d.say(vip.String(), err)
 	if err == nil {
-		d.logf("%s: removed, as it is configured no more", vip)
+		d.logf("%s: removed: it is no longer configured", vip)
 	}
 }
 

@@ -202,7 +202,7 @@ func (g *group) loadCA() {
 		err = nil // not yet, or about to be replaced
 	}
 	if err != nil {
-		err = fmt.Errorf("%w; going on as before", err)
+		err = fmt.Errorf("%w; keeping the previous authorities", err)
 	}
 	g.d.say(g.vip.String()+": authorities", err)
 	if r == nil {
@@ -213,9 +213,9 @@ func (g *group) loadCA() {
 		return
 	}
 	if old == nil {
-		g.d.logf("%s: masters are verified by %s from now on", g.vip, file)
+		g.d.logf("%s: verifying API servers with %s", g.vip, file)
 	} else {
-		g.d.logf("%s: %s changed, masters are verified anew", g.vip, file)
+		g.d.logf("%s: %s changed, verifying API servers again", g.vip, file)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -385,7 +385,7 @@ func (g *group) apply(ctx context.Context) {
 	g.d.say(s.VIP.String(), err)
 	if !slices.Equal(previous, last) {
 		if len(last) == 0 {
-			g.d.logf("%s: there is no master that new connections could go to", s.VIP)
+			g.d.logf("%s: no API server is available for new connections", s.VIP)
 		} else {
 			g.d.logf("%s: new connections go to %v", s.VIP, last)
 		}

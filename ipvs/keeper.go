@@ -17,7 +17,7 @@ var errPresent = errors.New("the kernel has IP_VS now")
 
 // ErrRestart means that the daemon has to be started anew in a new process:
 // IP_VS came or went, and its netlink family is remembered per process.
-var ErrRestart = errors.New("starting anew, as IP_VS came or went")
+var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
 // Kernel is what the keeper needs of the machine. It is not safe for
 // concurrent use; the keeper's goroutine is its only caller. The real one is
@@ -114,7 +114,7 @@ func (k *keeper) run(ctx context.Context) {
 		}
 	})
 	if err != nil {
-		k.log("cannot hear of changed routes, looking every %s instead: %v", keepFull, err)
+		k.log("cannot watch routes, checking every %s instead: %v", keepFull, err)
 	}
 	tick := k.alarms()
 	defer tick.stop()
@@ -184,7 +184,7 @@ func (k *keeper) say(err error) {
 	if err == nil {
 		if k.complaint != "" {
 			k.complaint = ""
-			k.log("the kernel is as it should be again")
+			k.log("the kernel's tables are right again")
 		}
 		return
 	}
@@ -283,7 +283,7 @@ func (k *keeper) reconcile(repair bool) error {
 	}
 	if len(settings) > 0 && repair {
 		k.stats.repairs.Add(1)
-		k.log("put back kernel settings: %v", settings)
+		k.log("restored kernel settings: %v", settings)
 	}
 	all, err := k.kernel.Services()
 	if err != nil {
@@ -299,7 +299,7 @@ func (k *keeper) reconcile(repair bool) error {
 		}
 		if repair {
 			k.stats.repairs.Add(1)
-			k.log("%s was changed by somebody else, putting it back: %s", k.want[i].VIP, brief(ops))
+			k.log("%s was changed by another program, restoring it: %s", k.want[i].VIP, brief(ops))
 		}
 		for _, op := range ops {
 			if err := apply(k.kernel, op, k.stats); err != nil {
@@ -378,7 +378,7 @@ func (k *keeper) route(vip netip.Addr, via ways) error {
 		if err == nil {
 			return nil // no master is known yet
 		}
-		return fmt.Errorf("this node has no way to any master yet: %w", err)
+		return fmt.Errorf("no route to any API server yet: %w", err)
 	}
 	have, ok, err := k.kernel.Route(vip)
 	if err != nil {

@@ -75,7 +75,7 @@ func (g *group) resolve(ctx context.Context) bool {
 		case ctx.Err() != nil:
 			return changed
 		case err != nil && len(last) > 0:
-			err = fmt.Errorf("%w; going on with its last addresses %v", err, last)
+			err = fmt.Errorf("%w; keeping its last addresses %v", err, last)
 		case err == nil && !slices.Equal(last, addrs):
 			changed = true
 			g.d.logf("%s: %s is %v", g.vip, m.Host, addrs)

@@ -76,7 +76,7 @@ func TestNamesOutliveABoot(t *testing.T) {
 		t.Errorf("without DNS b.example is %v", g.names["b.example"])
 	}
 	if !slices.ContainsFunc(*lines, func(l string) bool {
-		return strings.Contains(l, "looking up b.example") && strings.Contains(l, "going on with its last addresses [192.0.2.13]")
+		return strings.Contains(l, "looking up b.example") && strings.Contains(l, "keeping its last addresses [192.0.2.13]")
 	}) {
 		t.Errorf("it does not say with what it goes on: %q", *lines)
 	}

@@ -38,7 +38,7 @@ func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time)
 	}
 	named := slices.ContainsFunc(names, func(n string) bool { return n != "" && leaf.VerifyHostname(n) == nil })
 	if !named {
-		return skew{}, fmt.Errorf("its certificate is for %s, not for %s",
+		return skew{}, fmt.Errorf("its certificate is for %s: it must match one of %s",
 			strings.Join(append(slices.Clone(leaf.DNSNames), addresses(leaf.IPAddresses)...), " "), strings.Join(names, " "))
 	}
 	_, err := leaf.Verify(opts)
@@ -78,7 +78,7 @@ func parseRoots(name string, pemData []byte) (*roots, error) {
 	}
 	for i, c := range certs {
 		if !c.IsCA {
-			return nil, fmt.Errorf("reading CA file %s: certificate %d (%s) is not an authority; give the cluster's ca.crt", name, i+1, c.Subject)
+			return nil, fmt.Errorf("reading CA file %s: certificate %d (%s) is not a CA: use the cluster's ca.crt", name, i+1, c.Subject)
 		}
 		r.pool.AddCert(c)
 	}
@@ -103,7 +103,7 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 		certs = append(certs, c)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("it holds no PEM certificate; give the cluster's ca.crt")
+		return nil, errors.New("it contains no PEM certificate: use the cluster's ca.crt")
 	}
 	return certs, nil
 }

@@ -36,7 +36,7 @@ type careFlags struct {
 const careEnv = "CARE_"
 
 func (c *careFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&c.vs, "vs", "", "virtual server, such as "+ipvs.DefaultVIP)
+	f.StringVar(&c.vs, "vs", "", "virtual server, e.g. "+ipvs.DefaultVIP)
 	f.StringArrayVar(&c.rs, "rs", nil, "real server, host:port; may be repeated, or hold several with commas")
 	f.StringVar(&c.scheduler, "scheduler", ipvs.DefaultScheduler, "one of "+strings.Join(ipvs.Schedulers(), " "))
 	f.StringVarP(&c.iface, "iface", "i", "lvscare", "accepted and not needed: no interface is made")
@@ -58,7 +58,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.caFile, "ca-file", ondisk.KubeCA, "the cluster's CA; until it exists masters are not verified")
 	f.StringVar(&c.host, "host", "", "domain name to keep in the hosts file for the virtual server")
 	f.StringVar(&c.hosts, "hosts", hostsFile, "the hosts file")
-	f.StringVar(&c.run, "run-dir", runDir, "folder in which is noted what was made")
+	f.StringVar(&c.run, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&c.metrics, "metrics", "", "loopback address for Prometheus; empty: none")
 	f.StringVar(&c.sysctls, "sysctls", ipvs.ProcSysNet, "the kernel's network settings; in a container, a mount of the node's")
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
@@ -91,16 +91,16 @@ func (*seconds) Type() string { return "duration" }
 func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	var errs []error
 	if c.vs == "" {
-		errs = append(errs, errors.New("--vs is missing: name the virtual server, such as "+ipvs.DefaultVIP))
+		errs = append(errs, errors.New("--vs is missing: name the virtual server, e.g. "+ipvs.DefaultVIP))
 	}
 	if len(c.rs) == 0 && !c.clean {
 		errs = append(errs, errors.New("--rs is missing: name at least one real server"))
 	}
 	if c.mode != "route" && c.mode != "link" {
-		errs = append(errs, fmt.Errorf("--mode %s: it can be route or link", c.mode))
+		errs = append(errs, fmt.Errorf("--mode %s: want route or link", c.mode))
 	}
 	if c.scheme != "https" && c.scheme != "http" {
-		errs = append(errs, fmt.Errorf("--health-schem %s: it can be https or http", c.scheme))
+		errs = append(errs, fmt.Errorf("--health-schem %s: want https or http", c.scheme))
 	}
 	if c.interval < 0 || c.timeout < 0 {
 		errs = append(errs, errors.New("--interval and --health-timeout cannot be negative"))
@@ -109,7 +109,7 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	if c.ip != "" {
 		var err error
 		if source, err = netip.ParseAddr(c.ip); err != nil {
-			errs = append(errs, fmt.Errorf("--ip %s: it is not an address", c.ip))
+			errs = append(errs, fmt.Errorf("--ip %s: invalid address", c.ip))
 		}
 	}
 	if len(errs) > 0 {

@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case err != nil:
 		return usageError{fmt.Errorf("%w: see ipvscare %s --help", err, c.name)}
 	case c.flags.NArg() > 0:
-		return usageError{fmt.Errorf("%q is too much: ipvscare %s takes flags only", c.flags.Arg(0), c.name)}
+		return usageError{fmt.Errorf("unexpected argument %q: ipvscare %s takes flags only", c.flags.Arg(0), c.name)}
 	}
 	return c.run(ctx)
 }
@@ -106,7 +106,7 @@ Commands:
 	for _, c := range all {
 		fmt.Fprintf(&b, "  %-11s %s\n", c.name, c.short)
 	}
-	b.WriteString("\nipvscare COMMAND --help says more.\n")
+	b.WriteString("\nSee ipvscare COMMAND --help.\n")
 	return b.String()
 }
 
@@ -120,18 +120,18 @@ func runCommand(stderr io.Writer) *command {
 	f := newFlags("run")
 	f.StringVar(&opt.ConfigFile, "config", ondisk.IPVSConfig, "configuration file")
 	f.StringVar(&opt.HostsFile, "hosts", hostsFile, "file in which the endpoint's line is kept; empty: none")
-	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "folder for the list learned from the cluster")
-	f.StringVar(&opt.RunDir, "run-dir", runDir, "folder in which is noted what was made")
+	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "directory for what was learned from the cluster and from DNS")
+	f.StringVar(&opt.RunDir, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&opt.Metrics, "metrics", metricsAddr, "loopback address for Prometheus; empty: none")
 	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key that are shown to masters (default kubelet's)")
 	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "pause between readings of the cluster's list (default by profile)")
 	f.BoolVar(&opt.Once, "run-once", false, "put everything right once and return")
 	return &command{
 		name:  "run",
-		short: "Keep the virtual servers of the configuration file until told to stop",
-		long: `Keep the virtual servers of the configuration file until told to stop.
-The file is followed; on SIGHUP everything is read anew. On SIGTERM the rules
-stay, so that a restart or an upgrade costs no connection.`,
+		short: "Keep the virtual servers of the configuration file until stopped",
+		long: `Keep the virtual servers of the configuration file until stopped. Changes of
+the file are applied; SIGHUP rereads everything. SIGTERM leaves the rules in
+place, so that a restart or an upgrade breaks no connection.`,
 		flags: f,
 		run:   func(ctx context.Context) error { return keep(ctx, opt, ipvs.ProcSysNet, stderr) },
 	}
@@ -218,7 +218,7 @@ func cleanCommand(stderr io.Writer) *command {
 	f := newFlags("clean")
 	f.StringVar(&config, "config", ondisk.IPVSConfig, "configuration file")
 	f.StringVar(&hosts, "hosts", hostsFile, "file with the endpoint's line; empty: none")
-	f.StringVar(&run, "run-dir", runDir, "folder in which is noted what was made")
+	f.StringVar(&run, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	return &command{
 		name:  "clean",
 		short: "Remove what ipvscare made, and nothing else",

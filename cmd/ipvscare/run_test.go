@@ -24,13 +24,13 @@ func TestUsage(t *testing.T) {
 	}{
 		{"unknown command", []string{"bogus"}, []string{`unknown command "bogus"`}},
 		{"unknown flag", []string{"run", "--foo"}, []string{"--foo", "ipvscare run --help"}},
-		{"an argument", []string{"status", "x"}, []string{`"x" is too much`}},
-		{"output", []string{"status", "-o", "xml"}, []string{"-o xml: it can be text or json"}},
+		{"an argument", []string{"status", "x"}, []string{`unexpected argument "x"`}},
+		{"output", []string{"status", "-o", "xml"}, []string{"-o xml: want text or json"}},
 		{"care without anything", []string{"care"}, []string{"--vs is missing", "--rs is missing"}},
 		{"care with bad values", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--mode", "x", "--health-schem", "ftp", "--ip", "y"},
 			[]string{"--mode x", "--health-schem ftp", "--ip y"}},
 		{"care with the VIP as a real server", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.1.1.1:1"}, []string{"is the virtual address itself"}},
-		{"care with a bad scheduler", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--scheduler", "best"}, []string{`"best" is none of`}},
+		{"care with a bad scheduler", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--scheduler", "best"}, []string{`unknown scheduler "best": want one of`}},
 		{"static-pod without an image", []string{"static-pod", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1"}, []string{"--image is missing"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

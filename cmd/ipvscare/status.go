@@ -18,13 +18,13 @@ func statusCommand(stdout io.Writer) *command {
 	f.StringVar(&run, "run-dir", runDir, "directory of the running ipvscare")
 	return &command{
 		name:  "status",
-		short: "Say what is kept and what is believed of the masters",
-		long: `Say what is kept and what is believed of the masters. The exit code is 1 if
-no ipvscare runs, or if no master is up.`,
+		short: "Show virtual servers and the health of API servers",
+		long: `Show virtual servers and the health of API servers (masters). The exit code
+is 1 if ipvscare is not running or no API server is up.`,
 		flags: f,
 		run: func(context.Context) error {
 			if output != "json" && output != "text" {
-				return usageError{fmt.Errorf("-o %s: it can be text or json", output)}
+				return usageError{fmt.Errorf("-o %s: want text or json", output)}
 			}
 			all, err := ipvs.ReadStatus(run)
 			if err != nil {
@@ -56,7 +56,7 @@ func verdict(all []ipvs.Status) error {
 				}
 			}
 			if up == 0 {
-				return fmt.Errorf("no master behind %s is up", v.VIP)
+				return fmt.Errorf("no API server behind %s is up", v.VIP)
 			}
 		}
 	}

@@ -133,7 +133,7 @@ func TestLife(t *testing.T) {
 		before := n.rules()
 		check(os.WriteFile("/run/lab/bad.crt", []byte("nonsense"), 0o644))
 		out, err := n.output("/bin/ipvscare", "care", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443", "--ca-file", "/run/lab/bad.crt")
-		if err == nil || !strings.Contains(out, "holds no PEM certificate") {
+		if err == nil || !strings.Contains(out, "contains no PEM certificate") {
 			t.Errorf("%v: %s", err, out)
 		}
 		if n.rules() != before {
@@ -264,9 +264,9 @@ func TestList(t *testing.T) {
 		"no port":      `{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["10.103.0.11"]}]}`,
 	} {
 		l.run(name+" changes nothing", func(t *testing.T) {
-			said := n.log.count("keeping what was configured before")
+			said := n.log.count("keeping the previous configuration")
 			check(os.WriteFile(n.dir+"/ipvs.json", []byte(text), 0o644))
-			eventually(t, "it says so", func() bool { return n.log.count("keeping what was configured before") > said })
+			eventually(t, "it says so", func() bool { return n.log.count("keeping the previous configuration") > said })
 			n.stays("m2 m3", 500*time.Millisecond)
 		})
 	}
@@ -284,7 +284,7 @@ func TestList(t *testing.T) {
 	n.expect("m1 m2 m3")
 	l.run("a CA file that is none changes nothing", func(t *testing.T) {
 		check(os.WriteFile(v.CAFile, []byte("nonsense"), 0o644))
-		eventually(t, "it says so", func() bool { return n.log.count("going on as before") > 0 })
+		eventually(t, "it says so", func() bool { return n.log.count("keeping the previous authorities") > 0 })
 		n.stays("m1 m2 m3", time.Second)
 		l.virtual() // writes it again
 	})
