@@ -88,8 +88,8 @@ type Profile struct {
 	Ping time.Duration
 	// Ready is the pause between requests for the probe's path. It must be
 	// shorter than 90 s: by then a kube-apiserver hangs up on a connection
-	// without requests, whatever PINGs there were, and a new one costs as many
-	// bytes as two dozen requests.
+	// without requests, whatever PINGs there were, and a new one costs five
+	// kilobytes.
 	Ready time.Duration
 	// ReadyTimeout bounds the wait for the answer to one.
 	ReadyTimeout time.Duration
@@ -114,11 +114,11 @@ func LAN() Profile {
 		Resolve: 30 * time.Second, Learn: 5 * time.Minute}
 }
 
-// Metered is for links that are paid by the byte: one request in 80 s is all
+// Metered is for links that are paid by the byte: one request in 85 s is all
 // that is sent in peace.
 func Metered() Profile {
 	return Profile{Name: "metered",
-		Ready: 80 * time.Second, ReadyTimeout: 10 * time.Second,
+		Ready: 85 * time.Second, ReadyTimeout: 10 * time.Second,
 		Tick: 400 * time.Millisecond, Ticks: 5, Retry: 15 * time.Second,
 		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }

@@ -132,7 +132,7 @@ func TestLockFile(t *testing.T) {
 	if _, err := lockFile(t.Context(), path, 20*time.Millisecond); !errors.Is(err, errHeld) {
 		t.Errorf("a second time: %v", err)
 	}
-	go func() { time.Sleep(50 * time.Millisecond); release() }()
+	go func(release func()) { time.Sleep(50 * time.Millisecond); release() }(release)
 	if release, err = lockFile(t.Context(), path, 10*time.Second); err != nil {
 		t.Errorf("after its release: %v", err)
 	} else {
