@@ -23,6 +23,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -248,9 +249,7 @@ func (n *wireNode) each(many int, pause time.Duration, f func()) wireCount {
 // BenchmarkWire counts what an idle node sends and receives, against a real
 // kube-apiserver, and writes the table of test/bench/results/wire.md.
 func BenchmarkWire(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Skip("SKIPPED, the wire is not counted: this needs root, for network namespaces")
-	}
+	desk.NeedRoot(b, "it makes network namespaces")
 	ctx := context.Background()
 	dir := b.TempDir()
 	home, err := fetch.DefaultDir()
