@@ -35,6 +35,9 @@ type Image struct {
 	// Yurthub makes OpenYurt nodes possible (node types edge and cloud).
 	Yurthub *Yurthub `yaml:"yurthub,omitempty" json:"yurthub,omitempty"`
 
+	// Sites says where the node's Site may come from.
+	Sites Sites `yaml:"sites,omitempty" json:"sites,omitempty"`
+
 	// Images are the container images on board: they run without a registry.
 	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty"`
 	// ImagesFrom lists Kubernetes manifests (paths or patterns, as
@@ -56,6 +59,16 @@ type Image struct {
 	// Agents are edgebake's own programs on the node, where they are not the
 	// ones that came with edgebake.
 	Agents Agents `yaml:"agents,omitempty" json:"agents,omitempty"`
+}
+
+// Sites says where the node's Site may come from, besides its own disk.
+type Sites struct {
+	// Removable is what a machine takes of a Site on a USB stick or card.
+	// Before the node has joined, all but never take the whole Site. Then
+	// repair takes masters, network, time servers and token, which bring the
+	// node back to its cluster, and nothing that lets somebody in;
+	// untilEnrolled takes nothing, always takes the whole Site.
+	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=always,default=repair"`
 }
 
 // Base is the root file system to start from; exactly one member is set.

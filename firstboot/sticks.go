@@ -74,8 +74,7 @@ func sticks(e *Env, image ondisk.ImageInfo, errs *[]error) []*stick {
 		if err != nil {
 			continue // no slot, or a blank one
 		}
-		doc, ok := c.Files[ondisk.SlotSite]
-		if !ok {
+		if _, ok := c.Files[ondisk.SlotSite]; !ok {
 			continue
 		}
 		key, err := macKey(e)
@@ -85,9 +84,17 @@ func sticks(e *Env, image ondisk.ImageInfo, errs *[]error) []*stick {
 		}
 		m := hmac.New(sha256.New, key)
 		fmt.Fprintf(m, "%d %s", c.Info.Stamped, contentsDigest(c))
+		files, left, err := admitFiles(e, image, c.Files)
+		if err != nil {
+			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
+			continue
+		}
+		if len(left) > 0 {
+			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(left, ", "))
+		}
 		name := e.stickName(dev)
-		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), info: c.Info, files: withOwnIgnition(c.Files, own)}
-		s.active, err = resolveSite(e, image, &slot.Contents{Info: c.Info, Files: s.files}, doc)
+		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), info: c.Info, files: withOwnIgnition(files, own)}
+		s.active, err = resolveSite(e, image, &slot.Contents{Info: c.Info, Files: s.files}, s.files[ondisk.SlotSite])
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue

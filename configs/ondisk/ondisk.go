@@ -113,17 +113,27 @@ type SlotInfo struct {
 	Stamped int64 `json:"stamped,omitempty"`
 }
 
+// What a machine takes of the sites on removable devices.
+const (
+	SitesNever         = "never"
+	SitesUntilEnrolled = "untilEnrolled"
+	SitesRepair        = "repair"
+	SitesAlways        = "always"
+)
+
 // ImageInfoVersion is the version of ImageInfo.
 const ImageInfoVersion = 1
 
 // ImageInfo is image.json on the ESP and in the root file system: what this
 // image is and which sites it can serve. `stamp` refuses what it cannot.
 type ImageInfo struct {
-	Version      int      `json:"version"`
-	Name         string   `json:"name"`
-	Plan         string   `json:"plan"`
-	Arch         string   `json:"arch"`
-	SourceDate   int64    `json:"sourceDate"` // seconds since the epoch
+	Version    int    `json:"version"`
+	Name       string `json:"name"`
+	Plan       string `json:"plan"`
+	Arch       string `json:"arch"`
+	SourceDate int64  `json:"sourceDate"` // seconds since the epoch
+	// Removable is what a machine takes of the site on a stick; empty: repair.
+	Removable    string   `json:"removable,omitempty"`
 	NodeTypes    []string `json:"nodeTypes"`
 	SiteVersions []string `json:"siteVersions"`
 	Kubernetes   string   `json:"kubernetes"`       // "v1.36.3"

@@ -1,0 +1,147 @@
+package firstboot
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// TestWhatAStickMayChange fills every field of a Site with something else than
+// the machine's own, so that a field to come is left out until somebody
+// decides.
+func TestWhatAStickMayChange(t *testing.T) {
+	var old, next configs.Site
+	old.Masters, next.Masters = []string{"old"}, []string{"new"}
+	fill(reflect.ValueOf(&next).Elem())
+	next.Credentials.Token = configs.NewSecret("abcdef.0123456789abcdef")
+
+	for _, c := range []struct {
+		policy            string
+		enrolled          bool
+		none, whole, some bool
+	}{
+		{ondisk.SitesNever, false, true, false, false},
+		{ondisk.SitesNever, true, true, false, false},
+		{ondisk.SitesUntilEnrolled, false, false, true, false},
+		{ondisk.SitesUntilEnrolled, true, true, false, false},
+		{ondisk.SitesRepair, false, false, true, false},
+		{ondisk.SitesRepair, true, false, false, true},
+		{"", true, false, false, true}, // an image of before
+		{ondisk.SitesAlways, true, false, true, false},
+	} {
+		got := admit(c.policy, c.enrolled, &old, &next)
+		if (got.site == nil) != c.none || got.whole != c.whole || (len(got.left) > 0) != c.some {
+			t.Errorf("%s, enrolled %v: %+v", c.policy, c.enrolled, got)
+		}
+	}
+
+	got := admit(ondisk.SitesRepair, true, &old, &next)
+	want := old
+	want.Masters, want.Network, want.Credentials = next.Masters, next.Network, next.Credentials
+	want.Network.Proxy = old.Network.Proxy
+	if !reflect.DeepEqual(*got.site, want) {
+		t.Errorf("taken: %+v", *got.site)
+	}
+	for i := range reflect.TypeFor[configs.Site]().NumField() {
+		switch name := reflect.TypeFor[configs.Site]().Field(i).Name; name {
+		case "Masters", "Network", "Credentials":
+		default:
+			if !reflect.ValueOf(*got.site).Field(i).IsZero() {
+				t.Errorf("%s was taken from a stranger's stick", name)
+			}
+		}
+	}
+	for _, name := range []string{"users", "ignition", "caCertHashes", "caCert", "kubeletExtraArgs", "endpoint", "vip", "yurthub", "report", "network.proxy"} {
+		if !slices.Contains(got.left, name) {
+			t.Errorf("%s was left out and not said: %v", name, got.left)
+		}
+	}
+	if again := admit(ondisk.SitesRepair, true, &old, &old); len(again.left) > 0 {
+		t.Errorf("nothing differs: %v", again.left)
+	}
+	next.Credentials = configs.Credentials{}
+	old.Credentials.Token = configs.NewSecret("live")
+	if got := admit(ondisk.SitesRepair, true, &old, &next); got.site.Credentials.Token.Reveal() != "live" {
+		t.Error("a stick without a token took the machine's away")
+	}
+}
+
+// TestAStrangersStick: an enrolled node takes what brings it back, and neither
+// users nor config.ign.
+func TestAStrangersStick(t *testing.T) {
+	for _, c := range []struct {
+		policy        string
+		network, user bool
+	}{
+		{"", true, false}, {ondisk.SitesRepair, true, false}, {ondisk.SitesAlways, true, true},
+		{ondisk.SitesNever, false, false}, {ondisk.SitesUntilEnrolled, false, false},
+	} {
+		t.Run("removable "+c.policy, func(t *testing.T) {
+			w := nativeWorld(t)
+			if err := w.boot(); err != nil {
+				t.Fatal(err)
+			}
+			var info map[string]any
+			if err := json.Unmarshal([]byte(w.get(ondisk.ImageInfoFile)), &info); err != nil {
+				t.Fatal(err)
+			}
+			info["removable"] = c.policy
+			b, err := json.Marshal(info)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.put(ondisk.ImageInfoFile, string(b))
+			w.plug(w.site("network: {ntp: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
+			w.powerOn()
+			if err := w.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") != c.network || strings.Contains(got, "ssh-ed25519") != c.user {
+				t.Errorf("the slot has\n%s", got)
+			}
+			if w.has("/root/.ssh/authorized_keys") != c.user {
+				t.Errorf("root's keys: %v", !c.user)
+			}
+			if w.said("is left out, since the Image allows repairs only (sites.removable): users") != (c.network && !c.user) {
+				t.Error(strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// fill sets every field below v that is zero.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		if v.CanInterface() {
+			if _, ok := v.Interface().(configs.Secret); ok {
+				v.Set(reflect.ValueOf(configs.NewSecret("secret")))
+				return
+			}
+		}
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				fill(v.Field(i))
+			}
+		}
+	case reflect.String:
+		v.SetString("new")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int:
+		v.SetInt(7)
+	case reflect.Slice:
+		s := reflect.MakeSlice(v.Type(), 1, 1)
+		fill(s.Index(0))
+		v.Set(s)
+	case reflect.Map:
+		m := reflect.MakeMap(v.Type())
+		m.SetMapIndex(reflect.ValueOf("k"), reflect.ValueOf("new"))
+		v.Set(m)
+	}
+}
