@@ -144,6 +144,12 @@ func newWorld(t *testing.T, masters int) *world {
 
 func newWorldOf(t *testing.T, p *parts, masters int) *world {
 	t.Helper()
+	return newWorldIn(t, p, masters, false)
+}
+
+// newWorldIn is newWorldOf, with masters that speak IPv6 alone.
+func newWorldIn(t *testing.T, p *parts, masters int, ipv6 bool) *world {
+	t.Helper()
 	w := &world{parts: p, t: t}
 	dir := filepath.Join(w.root, "build", "e2e", t.Name())
 	if err := os.RemoveAll(dir); err != nil {
@@ -167,6 +173,7 @@ func newWorldOf(t *testing.T, p *parts, masters int) *world {
 	if w.net, err = w.lab.NewNamespace(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	w.net.IPv6 = ipv6
 	if w.c, err = w.lab.StartCluster(t.Context(), w.progs, w.net, masters); err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,7 @@ import (
 const (
 	Endpoint = "apiserver.cluster.local"
 	VIP      = "10.103.97.2"
+	VIP6     = "fd00:97::2"
 )
 
 // Cluster is a control plane: etcd, one to three API servers, a controller
@@ -66,13 +67,33 @@ type Cluster struct {
 	last     int // the master that answered last
 }
 
+// ranges are a cluster's own addresses.
+type ranges struct{ services, pods, dns string }
+
+func (c *Cluster) ranges() ranges {
+	if c.ipv6() {
+		return ranges{"fd00:96::/112", "fd00:244::/56", "fd00:96::a"}
+	}
+	return ranges{"10.96.0.0/16", "10.244.0.0/16", "10.96.0.10"}
+}
+
+// VIP is the address in front of the masters, of their family.
+func (c *Cluster) VIP() string {
+	if c.ipv6() {
+		return VIP6
+	}
+	return VIP
+}
+
+func (c *Cluster) ipv6() bool { return strings.HasPrefix(c.Masters[0], "[") }
+
 // kubeadmConfig makes the PKI and what joining nodes read from the cluster.
 // The API servers' certificate is good for every way to them: each master,
 // the VIP, and the host as QEMU's user-mode network shows it.
 var kubeadmConfig = template.Must(template.New("").Parse(`apiVersion: kubeadm.k8s.io/{{.API}}
 kind: InitConfiguration
 localAPIEndpoint:
-  advertiseAddress: {{.Advertise}}
+  advertiseAddress: "{{.Advertise}}"
   bindPort: {{.Port}}
 nodeRegistration:
   name: master1
@@ -88,10 +109,10 @@ kind: ClusterConfiguration
 kubernetesVersion: {{.Version}}
 controlPlaneEndpoint: {{.Endpoint}}:{{.Port}}
 certificatesDir: {{.PKI}}
-networking: {serviceSubnet: 10.96.0.0/16, podSubnet: 10.244.0.0/16}
+networking: {serviceSubnet: "{{.Services}}", podSubnet: "{{.Pods}}"}
 etcd: {external: {endpoints: ["{{.Etcd}}"]}}
 apiServer:
-  certSANs: [{{.Endpoint}}, {{.VIP}}, 10.0.2.2, 127.0.0.1, localhost{{range .Addrs}}, {{.}}{{end}}]
+  certSANs: [{{.Endpoint}}, "{{.VIP}}", 10.0.2.2, 127.0.0.1, localhost{{range .Addrs}}, "{{.}}"{{end}}]
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -99,7 +120,7 @@ cgroupDriver: systemd
 # kubeadm would write the folder of this host in its place.
 authentication: {x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
 clusterDomain: cluster.local
-clusterDNS: [10.96.0.10]
+clusterDNS: ["{{.DNS}}"]
 failSwapOn: false
 `))
 
@@ -235,7 +256,7 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	var b bytes.Buffer
 	if err := kubeadmConfig.Execute(&b, map[string]any{
 		"API": format, "Advertise": advertise.Addr(), "Port": advertise.Port(), "Token": c.Token, "Version": c.progs.Version,
-		"Endpoint": Endpoint, "VIP": VIP, "PKI": filepath.Join(c.dir, "pki"), "Etcd": c.etcd, "Addrs": addrs,
+		"Endpoint": Endpoint, "VIP": c.VIP(), "Services": c.ranges().services, "Pods": c.ranges().pods, "DNS": c.ranges().dns, "PKI": filepath.Join(c.dir, "pki"), "Etcd": c.etcd, "Addrs": addrs,
 	}); err != nil {
 		return err
 	}
@@ -354,7 +375,7 @@ func (c *Cluster) StartAPIServer(n int) error {
 		"--client-ca-file", pki("ca.crt"), "--tls-cert-file", pki("apiserver.crt"), "--tls-private-key-file", pki("apiserver.key"),
 		"--kubelet-client-certificate", pki("apiserver-kubelet-client.crt"), "--kubelet-client-key", pki("apiserver-kubelet-client.key"),
 		"--service-account-key-file", pki("sa.pub"), "--service-account-signing-key-file", pki("sa.key"),
-		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local", "--service-cluster-ip-range", "10.96.0.0/16",
+		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local", "--service-cluster-ip-range", c.ranges().services,
 		"--proxy-client-cert-file", pki("front-proxy-client.crt"), "--proxy-client-key-file", pki("front-proxy-client.key"),
 		"--requestheader-client-ca-file", pki("front-proxy-ca.crt"), "--requestheader-allowed-names", "front-proxy-client",
 		"--requestheader-extra-headers-prefix", "X-Remote-Extra-", "--requestheader-group-headers", "X-Remote-Group",
@@ -392,7 +413,7 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 			"--controllers=*,bootstrapsigner,tokencleaner", "--use-service-account-credentials", "--leader-elect=false",
 			"--cluster-signing-cert-file", pki("ca.crt"), "--cluster-signing-key-file", pki("ca.key"), "--root-ca-file", pki("ca.crt"),
 			"--service-account-private-key-file", pki("sa.key"),
-			"--allocate-node-cidrs", "--cluster-cidr", "10.244.0.0/16", "--service-cluster-ip-range", "10.96.0.0/16"},
+			"--allocate-node-cidrs", "--cluster-cidr", c.ranges().pods, "--service-cluster-ip-range", c.ranges().services},
 		"scheduler": {c.progs.Scheduler, "--kubeconfig", conf("scheduler"), "--secure-port=0", "--leader-elect=false"},
 	} {
 		p, err := c.start(name, argv...)

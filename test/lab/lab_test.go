@@ -132,7 +132,13 @@ func TestSiteIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &Cluster{Masters: []string{"10.103.0.11:6443"}, Token: token, CAHash: "sha256:" + strings.Repeat("0a", 32)}
-	for _, s := range []Site{{Cluster: c, NodeName: "edge1"}, {Cluster: c, NodeName: "edge1", Address: "10.103.0.101/24", Gateway: Gateway}} {
+	c6 := &Cluster{Masters: []string{"[fd00:103::11]:6443"}, Token: token, CAHash: c.CAHash}
+	for _, s := range []Site{
+		{Cluster: c, NodeName: "edge1"},
+		{Cluster: c, NodeName: "edge1", Address: "10.103.0.101/24", Gateway: Gateway},
+		{Cluster: c, NodeName: "edge1", Address: "10.103.0.101/24", Gateway: Gateway, Address2: "fd00:103::65/64"},
+		{Cluster: c6, NodeName: "edge1", Address: "fd00:103::65/64", Gateway: Gateway6},
+	} {
 		text, err := s.YAML()
 		if err != nil {
 			t.Fatal(err)

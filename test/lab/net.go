@@ -73,12 +73,17 @@ func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
 // guests take GuestAddr by their Site.
 type Namespace struct {
 	Name string
+	// IPv6 has masters and cluster speak IPv6 alone. The bridge has addresses
+	// of both families, and so may the guests.
+	IPv6 bool
 }
 
 // Addresses in a Namespace.
 const (
-	Gateway    = "10.103.0.1"
-	GuestsCIDR = 24
+	Gateway     = "10.103.0.1"
+	GuestsCIDR  = 24
+	Gateway6    = "fd00:103::1"
+	GuestsCIDR6 = 64
 )
 
 // MaxMasters and MaxGuests are how many a Namespace has room for.
@@ -89,16 +94,31 @@ const (
 
 func masterAddr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 103, 0, byte(11 + n)}) }
 
+func masterAddr6(n int) netip.Addr { return numbered(Gateway6, 0x11+n) }
+
+// numbered is the address with n in place of its last byte.
+func numbered(addr string, n int) netip.Addr {
+	b := netip.MustParseAddr(addr).As16()
+	b[15] = byte(n)
+	return netip.AddrFrom16(b)
+}
+
 // GuestAddr is the address meant for the nth guest.
 func (ns *Namespace) GuestAddr(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
 }
+
+// GuestAddr6 is the IPv6 address meant for the nth guest.
+func (ns *Namespace) GuestAddr6(n int) netip.Addr { return numbered(Gateway6, 0x65+n) }
 
 // GuestMAC is the MAC address of the nth guest's network card.
 func (ns *Namespace) GuestMAC(n int) string { return mac(n) }
 
 func (ns *Namespace) Master(n int) (host, guest netip.AddrPort) {
 	a := netip.AddrPortFrom(masterAddr(n), 6443)
+	if ns.IPv6 {
+		a = netip.AddrPortFrom(masterAddr6(n), 6443)
+	}
 	return a, a
 }
 
@@ -135,9 +155,13 @@ func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
 		{"link", "add", "br0", "type", "bridge"},
 		{"link", "set", "br0", "up"},
 		{"addr", "add", Gateway + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"},
+		// Nobody else is there to have the same address.
+		{"addr", "add", Gateway6 + "/" + strconv.Itoa(GuestsCIDR6), "dev", "br0", "nodad"},
 	}
 	for n := range MaxMasters {
-		steps = append(steps, []string{"addr", "add", masterAddr(n).String() + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"})
+		steps = append(steps,
+			[]string{"addr", "add", masterAddr(n).String() + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"},
+			[]string{"addr", "add", masterAddr6(n).String() + "/" + strconv.Itoa(GuestsCIDR6), "dev", "br0", "nodad"})
 	}
 	for n := range MaxGuests {
 		tap := "tap" + strconv.Itoa(n)
@@ -176,7 +200,11 @@ func (l *Lab) PullMaster(ctx context.Context, ns *Namespace, n int, pulled bool)
 	if pulled {
 		verb = "del"
 	}
-	_, err := l.run(ctx, "ip", "-n", ns.Name, "addr", verb, masterAddr(n).String()+"/"+strconv.Itoa(GuestsCIDR), "dev", "br0")
+	addr := masterAddr(n).String() + "/" + strconv.Itoa(GuestsCIDR)
+	if ns.IPv6 {
+		addr = masterAddr6(n).String() + "/" + strconv.Itoa(GuestsCIDR6)
+	}
+	_, err := l.run(ctx, "ip", "-n", ns.Name, "addr", verb, addr, "dev", "br0")
 	return err
 }
 

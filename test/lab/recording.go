@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
+
+	"golang.org/x/sys/unix"
 )
 
 // Recording is one run of a machine as its disk saw it, from power-on until
@@ -123,11 +125,43 @@ func (r *Recording) takeBack() error {
 	return nil
 }
 
-// Copy makes a file of its own of Disk, for programs that repair what they
-// look at.
-func (r *Recording) Copy(path string) error {
-	if out, err := exec.Command("cp", "--sparse=always", "--reflink=auto", r.Disk, path).CombinedOutput(); err != nil {
-		return fmt.Errorf("copying %s: cp: %w: %s", r.Disk, err, out)
+// CopyPart makes a file of its own of a part of Disk, with its holes, for
+// programs that repair what they look at.
+func (r *Recording) CopyPart(path string, start, size int64) error {
+	if err := copySparse(path, r.Disk, start, size); err != nil {
+		return fmt.Errorf("copying %d bytes at %d of %s: %w", size, start, r.Disk, err)
 	}
 	return nil
+}
+
+func copySparse(path, disk string, start, size int64) error {
+	in, err := os.Open(disk)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close() // again, where it was closed: no harm
+	end := start + size
+	for pos := start; pos < end; {
+		data, err := in.Seek(pos, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && data >= end {
+			break // a hole up to the end
+		}
+		if err != nil {
+			return err
+		}
+		hole, err := in.Seek(data, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		pos = min(hole, end)
+		if _, err := io.Copy(io.NewOffsetWriter(out, data-start), io.NewSectionReader(in, data, pos-data)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(out.Truncate(size), out.Close())
 }

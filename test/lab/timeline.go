@@ -102,8 +102,10 @@ type Site struct {
 	// Address in CIDR form, for a network without DHCP; empty: DHCP.
 	Address string
 	Gateway string
-	Masters []string // empty: all of the cluster's
-	Token   string   // empty: the cluster's
+	// Address2 is a second one, of the other family.
+	Address2 string
+	Masters  []string // empty: all of the cluster's
+	Token    string   // empty: the cluster's
 	// NodeType and NodePool make it an OpenYurt node; empty: a native one.
 	NodeType, NodePool string
 	// KubeletArgs are further flags of the node's kubelet, without dashes.
@@ -114,10 +116,10 @@ var siteYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1a
 kind: Site
 masters:
 {{- range .Masters}}
-  - {{.}}
+  - "{{.}}"
 {{- end}}
 endpoint: {{.Endpoint}}
-vip: {{.VIP}}
+vip: "{{.VIP}}"
 credentials:
   token: {{.Token}}
 caCertHashes:
@@ -139,8 +141,8 @@ kubeletExtraArgs:
 network:
   interfaces:
     - name: e*
-      addresses: [{{.Address}}]
-      gateway: {{.Gateway}}
+      addresses: ["{{.Address}}"{{with .Address2}}, "{{.}}"{{end}}]
+      gateway: "{{.Gateway}}"
 {{- end}}
 `))
 
@@ -156,6 +158,6 @@ func (s Site) YAML() (string, error) {
 	err := siteYAML.Execute(&b, struct {
 		Site
 		Endpoint, VIP string
-	}{s, Endpoint, VIP})
+	}{s, Endpoint, s.Cluster.VIP()})
 	return b.String(), err
 }
