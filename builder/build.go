@@ -229,6 +229,9 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
 		Snapshotter: "overlayfs", Images: store.Images,
 	}
+	if img.CNI.Config == "bridge" {
+		info.PodCIDR = img.CNI.PodCIDR
+	}
 	if y := img.Yurthub; y != nil {
 		info.Yurthub = &ondisk.YurthubInfo{Version: y.Version, Form: y.Form, LBMode: y.LBMode, ExtraArgs: y.ExtraArgs}
 		if y.Image != nil {

@@ -537,6 +537,25 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"disks", func(w *world) {
 			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
 		}, "site-config", "storage.disks", "correct site.yaml"},
+		{"an unknown group", func(w *world) {
+			w.put("/etc/passwd", "root:x:0:0::/root:/bin/sh\n")
+			w.put("/etc/group", "root:x:0:\n")
+			w.stamp(ownDev, w.site(withToken, `users: [{name: admin, groups: [docker]}]`))
+		}, "site-config", "users[0].groups[0]: the image has no group docker: add it to", "correct site.yaml"},
+		{"a wrong hash", func(w *world) {
+			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x","verification":{"hash":"sha256-`+strings.Repeat("0", 64)+`"}}}]}}'`))
+		}, "site-config", "verifying its contents", "correct site.yaml"},
+		{"no gzip", func(w *world) {
+			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x","compression":"gzip"}}]}}'`))
+		}, "site-config", "uncompressing its contents", "correct site.yaml"},
+		{"an existing path", func(w *world) {
+			w.put("/opt/a", "the image's\n")
+			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x"}}]}}'`))
+		}, "site-config", "/opt/a is in the image already (a file): add overwrite: true", "correct site.yaml"},
+		{"a directory that the machine needs", func(w *world) {
+			w.put("/etc/systemd/system/x.service", "[Service]\n")
+			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
+		}, "site-config", "is there already as a directory that the machine needs", "Ignition config as said"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)

@@ -137,16 +137,33 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 	return a, err
 }
 
-// servedBy refuses a site that the image was not made for.
+// servedBy refuses a site that the image was not made for, by the rules that
+// stamping goes by.
 func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
-	if len(image.NodeTypes) > 0 && !slices.Contains(image.NodeTypes, site.NodeType) {
+	probs := node.CheckSite(node.Image{Info: image}, site, nil)
+	if probs == nil {
+		return nil
+	}
+	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return p.Path == "nodeType" }) {
 		return Permanent(fmt.Errorf("the site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
 			"stamp a site with one of these types, or write another image")
 	}
-	if y := image.Yurthub; y != nil {
-		if err := configs.CheckSiteYurthubArgs(site.Yurthub.ExtraArgs, y.Version).Err(); err != nil {
-			return Permanent(fmt.Errorf("the site does not go with this image: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
-		}
+	return goesNot(probs)
+}
+
+func goesNot(probs configs.Problems) error {
+	return Permanent(fmt.Errorf("the site does not go with this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
+}
+
+// fits refuses a site that asks for what this system has not, before any of it
+// is applied.
+func fits(e *Env, a *Active) error {
+	baked, err := apply.NewBaked(applier(e))
+	if err != nil {
+		return fmt.Errorf("looking for what the site needs: %w", err)
+	}
+	if probs := node.CheckSite(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
+		return goesNot(probs)
 	}
 	return nil
 }
@@ -317,6 +334,9 @@ func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, 
 func applySite(ctx context.Context, e *Env, a *Active) error {
 	if !a.isApplied(e) {
 		if err := endTrial(ctx, e); err != nil {
+			return err
+		}
+		if err := fits(e, a); err != nil {
 			return err
 		}
 		changes, err := apply.Apply(ctx, applier(e), a.config)

@@ -46,6 +46,12 @@ const sbom = `{"spdxVersion":"SPDX-2.3","packages":[{"name":"runc","versionInfo"
 // golden builds a golden image with data bytes in its root file system.
 func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 	t.Helper()
+	return goldenWith(t, path, data, zstd, nil, nil)
+}
+
+// goldenWith has further files in its root and data file systems.
+func goldenWith(t testing.TB, path string, data int64, zstd bool, root, state []tree.Node) *disk.Result {
+	t.Helper()
 	noise := make([]byte, data)
 	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
 	info := ondisk.ImageInfo{
@@ -57,9 +63,9 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 	spec := disk.Spec{ID: info.Plan, Arch: info.Arch, SourceDate: built, Partitions: []disk.Partition{
 		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blob("linux", min(data/4, 32<<20)), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
 		{Label: ondisk.LabelSlot, FS: disk.FAT16},
-		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: []tree.Node{dir("."), blob("data", data)}},
+		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: append([]tree.Node{dir("."), blob("data", data)}, root...)},
 		{Label: ondisk.LabelRootB},
-		{Label: ondisk.LabelData, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: []tree.Node{dir("."), dir("lib")}},
+		{Label: ondisk.LabelData, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: append([]tree.Node{dir("."), dir("lib")}, state...)},
 	}}
 	l, err := disk.Compute(spec)
 	if err != nil {

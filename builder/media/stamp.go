@@ -2,7 +2,6 @@ package media
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,6 +21,9 @@ import (
 // Site is what is to be stamped, encoded for the slot, and what it needs of
 // the image.
 type Site struct {
+	// Doc is the Site itself, held against the image's files too. Without it,
+	// as for an inventory, the fields below say what is asked of the image.
+	Doc *configs.Site
 	// Files of the slot: site.yaml or inventory.yaml, and what goes with it.
 	Files map[string][]byte
 	// Version of the Site document: "v1alpha1".
@@ -157,38 +159,22 @@ func same(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// serves says everything that the site wants and the image has not.
-func (m *image) serves(s Site) error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	_, site := s.Files[ondisk.SlotSite]
-	_, inventory := s.Files[ondisk.SlotInventory]
+func oneSite(site, inventory bool) error {
 	switch {
 	case site && inventory:
-		errs = append(errs, slot.ErrBothSites)
+		return slot.ErrBothSites
 	case !site && !inventory:
-		bad("there is neither a %s nor an %s to stamp", ondisk.SlotSite, ondisk.SlotInventory)
+		return fmt.Errorf("there is neither a %s nor an %s to stamp", ondisk.SlotSite, ondisk.SlotInventory)
 	}
-	if s.Arch != "" && s.Arch != m.info.Arch {
-		bad("the site is for %s, the image for %s: build the image for %s", s.Arch, m.info.Arch, s.Arch)
+	return nil
+}
+
+// reads says whether the image's first boot reads that version of Site.
+func (m *image) reads(version string) error {
+	if slices.Contains(m.info.SiteVersions, version) {
+		return nil
 	}
-	for _, t := range s.NodeTypes {
-		if !slices.Contains(m.info.NodeTypes, t) {
-			bad("the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", t, strings.Join(m.info.NodeTypes, ", "))
-		}
-	}
-	if y := m.info.Yurthub; len(s.Organizations) > 0 && y != nil && y.Form == "unit" {
-		bad("organizations would have no effect: yurthub %s of this image goes by kubelet's certificate and asks for none of its own: take organizations out", y.Version)
-	}
-	if y := m.info.Yurthub; y != nil {
-		for _, p := range configs.CheckSiteYurthubArgs(s.YurthubArgs, y.Version) {
-			errs = append(errs, p)
-		}
-	}
-	if !slices.Contains(m.info.SiteVersions, s.Version) {
-		bad("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), s.Version)
-	}
-	return errors.Join(errs...)
+	return fmt.Errorf("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), version)
 }
 
 // put writes the slot into f, which has the image's format.

@@ -70,6 +70,7 @@ func readSite(s streams, name, ignition string) (media.Site, error) {
 		return media.Site{}, err
 	}
 	out := media.Site{
+		Doc:       site,
 		Files:     map[string][]byte{},
 		Version:   strings.TrimPrefix(configs.APIVersion, "edgebake.io/"),
 		NodeTypes: []string{site.NodeType}, Arch: site.Arch,

@@ -140,6 +140,9 @@ type ImageInfo struct {
 	Containerd   string   `json:"containerd"`       // "2.2.9"
 	Kernel       string   `json:"kernel,omitempty"` // uname -r
 	Snapshotter  string   `json:"snapshotter,omitempty"`
+	// PodCIDR is where the image itself gives pods their addresses; empty
+	// where an agent of the cluster does.
+	PodCIDR string `json:"podCIDR,omitempty"`
 	// Images are the container images on board.
 	Images []ImageRef `json:"images,omitempty"`
 	// Yurthub is set where the image can make OpenYurt nodes.

@@ -168,6 +168,11 @@ func (t Target) readDefaults() (defaults, error) {
 		group:      word(useradd, "GROUP", "100"),
 		skel:       word(useradd, "SKEL", "/etc/skel"),
 	}
+	// Debian's useradd gives /bin/sh, its installer bash. Nobody types much
+	// on a node, and who does is in a hurry.
+	if _, err := t.root().Lstat("/bin/bash"); err == nil && d.shell == "/bin/sh" {
+		d.shell = "/bin/bash"
+	}
 	if mode := number("HOME_MODE", -1); mode >= 0 {
 		d.homeMode = fs.FileMode(mode) & fs.ModePerm
 	} else if mask := number("UMASK", -1); mask >= 0 {

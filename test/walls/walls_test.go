@@ -30,7 +30,7 @@ var rooms = map[string][]string{
 	"builder/disk/...":         {"builder/tree", "configs/ondisk"},
 	"builder/disk":             {"builder/plan", "builder/tree", "builder/disk/...", "configs/ondisk"},
 	"builder/slot":             {"configs/ondisk", "builder/disk/fat", "builder/tree"},
-	"builder/media":            {"builder/slot", "builder/disk/...", "builder/images/store", "builder/tree", "configs", "configs/ondisk"},
+	"builder/media":            {"builder/slot", "builder/disk/...", "builder/images/store", "builder/tree", "configs", "configs/ondisk", "overlays/node"},
 	"builder/qemu":             {},
 	"builder/buildtest":        {"builder/...", "configs/..."}, // inputs for tests of other packages
 	"builder":                  {"builder/...", "overlays/...", "configs/..."},

@@ -1,0 +1,468 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Image is what a Site is held against.
+type Image struct {
+	Info ondisk.ImageInfo
+	// Root looks at the files of the image; nil where they cannot be told
+	// from what a machine has made since.
+	Root Root
+}
+
+// Root reads an image's files. Links are followed inside it, but for one at
+// the end of Lstat's path.
+type Root interface {
+	Lstat(path string) (Found, error) // fs.ErrNotExist where nothing is
+	ReadFile(path string) ([]byte, error)
+}
+
+// Found is what stands at a path.
+type Found struct {
+	Mode fs.FileMode
+	Link string // where a link leads
+}
+
+// Wants is what a Site asks of an image before its files are looked at.
+type Wants struct {
+	Arch                     string // empty: any
+	NodeTypes, Organizations []string
+	YurthubArgs              []string
+}
+
+// CheckSite finds everything that a Site, with the Ignition config beside it,
+// asks of an image and cannot have there. Stamping and first boot go by it.
+func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
+	probs := CheckWants(img.Info, Wants{Arch: site.Arch, NodeTypes: []string{site.NodeType},
+		Organizations: site.Organizations, YurthubArgs: site.Yurthub.ExtraArgs})
+	c := &check{img: img, site: site, probs: probs}
+	c.networks()
+	if img.Root != nil {
+		c.files(userIgnition)
+	}
+	return c.probs
+}
+
+// CheckWants is the part of CheckSite that goes by the image's description.
+func CheckWants(info ondisk.ImageInfo, w Wants) configs.Problems {
+	var probs configs.Problems
+	add := func(path, format string, args ...any) {
+		probs = append(probs, configs.Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+	}
+	if w.Arch != "" && info.Arch != "" && w.Arch != info.Arch {
+		add("arch", "the site is for %s, the image for %s: build the image for %s", w.Arch, info.Arch, w.Arch)
+	}
+	for _, t := range w.NodeTypes {
+		if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, t) {
+			add("nodeType", "the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", t, strings.Join(info.NodeTypes, ", "))
+		}
+	}
+	if y := info.Yurthub; y != nil {
+		if len(w.Organizations) > 0 && y.Form == "unit" {
+			add("organizations", "organizations would have no effect: yurthub %s of this image goes by kubelet's certificate and asks for none of its own: take organizations out", y.Version)
+		}
+		probs = append(probs, configs.CheckSiteYurthubArgs(w.YurthubArgs, y.Version)...)
+	}
+	return probs
+}
+
+// check collects what a Site cannot have.
+type check struct {
+	img   Image
+	site  *configs.Site
+	user  *types.Config // the Ignition config beside the Site, or in it
+	cfg   *types.Config // what Site and user become together
+	probs configs.Problems
+}
+
+func (c *check) add(path, format string, args ...any) {
+	c.probs = append(c.probs, configs.Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+}
+
+// networks finds addresses of the Site among those of the image's pods.
+func (c *check) networks() {
+	pods, err := netip.ParsePrefix(c.img.Info.PodCIDR)
+	if err != nil {
+		return // the image's pods get theirs elsewhere
+	}
+	const fix = "where the image's pods are (cni.podCIDR %s): choose another, or build the image with another podCIDR"
+	one := func(path, s string) {
+		if a, err := netip.ParseAddr(s); err == nil && pods.Contains(a) {
+			c.add(path, "%s lies "+fix, a, pods)
+		}
+	}
+	if !c.site.IPVS.Disabled {
+		one("vip", c.site.VIP)
+	}
+	for i, m := range c.site.Masters {
+		if host, _, err := net.SplitHostPort(m); err == nil {
+			one(fmt.Sprintf("masters[%d]", i), host)
+		}
+	}
+	for i, d := range c.site.Network.DNS {
+		one(fmt.Sprintf("network.dns[%d]", i), d)
+	}
+	many := func(path string, addresses []string) {
+		for i, s := range addresses {
+			if p, err := netip.ParsePrefix(s); err == nil && p.Overlaps(pods) {
+				c.add(fmt.Sprintf("%s.addresses[%d]", path, i), "%s overlaps the network "+fix, s, pods)
+			}
+		}
+	}
+	for i, f := range c.site.Network.Interfaces {
+		path := fmt.Sprintf("network.interfaces[%d]", i)
+		many(path, f.Addresses)
+		for j, v := range f.VLANs {
+			many(fmt.Sprintf("%s.vlans[%d]", path, j), v.Addresses)
+		}
+	}
+}
+
+// files finds what the image's files have not, or have already.
+func (c *check) files(userIgnition []byte) {
+	if !c.site.Ignition.IsZero() {
+		userIgnition = []byte(c.site.Ignition.Reveal())
+	}
+	if len(userIgnition) > 0 {
+		user, probs := configs.ParseIgnition(ondisk.SlotIgnition, userIgnition)
+		if probs != nil {
+			c.probs = append(c.probs, probs...)
+			return
+		}
+		c.user = user
+	}
+	c.cfg = &types.Config{}
+	for _, u := range c.site.Users {
+		c.cfg.Passwd.Users = append(c.cfg.Passwd.Users, renderUser(u))
+	}
+	if c.user != nil {
+		c.cfg.Passwd.Users = append(c.cfg.Passwd.Users, c.user.Passwd.Users...)
+		c.cfg.Passwd.Groups, c.cfg.Storage, c.cfg.Systemd = c.user.Passwd.Groups, c.user.Storage, c.user.Systemd
+	}
+	c.packages()
+	c.accounts()
+	c.paths()
+	c.units()
+}
+
+// has reports whether something stands at one of the paths.
+func (c *check) has(paths ...string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool {
+		_, err := c.img.Root.Lstat(p)
+		return err == nil
+	})
+}
+
+// installed reports whether dpkg installed a package into the image.
+func (c *check) installed(name string) bool {
+	status, err := c.img.Root.ReadFile("/var/lib/dpkg/status")
+	if err != nil {
+		return false
+	}
+	for par := range strings.SplitSeq(string(status), "\n\n") {
+		if strings.HasPrefix(par, "Package: "+name+"\n") && strings.Contains(par, "\nStatus: install ok installed\n") {
+			return true
+		}
+	}
+	return false
+}
+
+// packages finds settings for programs that are not on board.
+func (c *check) packages() {
+	for i, f := range c.site.Network.Interfaces {
+		if f.WiFi != nil && !c.has("/usr/sbin/wpa_supplicant", "/sbin/wpa_supplicant") && !c.installed("wpasupplicant") {
+			c.add(fmt.Sprintf("network.interfaces[%d].wifi", i), "the image has no wpa_supplicant: add the package wpasupplicant to the Image (base.debian.packages)")
+			break
+		}
+	}
+	// A root without accounts is of a kind that nothing can be told of.
+	if !c.has("/etc/passwd") || c.has("/usr/sbin/sshd", "/sbin/sshd", "/usr/bin/sshd") || c.installed("openssh-server") {
+		return
+	}
+	for _, u := range c.cfg.Passwd.Users {
+		if len(u.SSHAuthorizedKeys) > 0 {
+			c.add(c.userField(u.Name)+".sshAuthorizedKeys", "the image has no SSH server: add the package openssh-server to the Image (base.debian.packages), or take the keys out")
+			break
+		}
+	}
+}
+
+// userField is where a user is given: in the Site, or in the Ignition config.
+func (c *check) userField(name string) string {
+	if i := slices.IndexFunc(c.site.Users, func(u configs.User) bool { return u.Name == name }); i >= 0 {
+		return fmt.Sprintf("users[%d]", i)
+	}
+	if c.user == nil {
+		return "users"
+	}
+	i := slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name })
+	return fmt.Sprintf("%s: passwd.users.%d", c.ignitionName(), i)
+}
+
+func (c *check) ignitionName() string {
+	if !c.site.Ignition.IsZero() {
+		return "ignition"
+	}
+	return ondisk.SlotIgnition
+}
+
+// names are the lines of an account file, by name.
+type names map[string][]string
+
+func (n names) byID(id string) string {
+	for name, row := range n {
+		if len(row) > 2 && row[2] == id {
+			return name
+		}
+	}
+	return ""
+}
+
+// read reads an account file; ok is false where the image has none, of which
+// nothing can be said.
+func (c *check) read(file string) (n names, ok bool) {
+	b, err := c.img.Root.ReadFile(file)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			c.add("", "reading %s of the image: %v", file, err)
+		}
+		return nil, false
+	}
+	n = names{}
+	for line := range strings.Lines(string(b)) {
+		if row := strings.Split(strings.TrimRight(line, "\n"), ":"); row[0] != "" {
+			n[row[0]] = row
+		}
+	}
+	return n, true
+}
+
+// accounts finds users and groups that are missing, or in the way. firstboot/apply
+// carries the same rules out.
+func (c *check) accounts() {
+	users, ok := c.read("/etc/passwd")
+	groups, okGroups := c.read("/etc/group")
+	if !ok || !okGroups {
+		return
+	}
+	ign := c.ignitionName() + ": "
+	for i, g := range c.cfg.Passwd.Groups {
+		field := fmt.Sprintf("%spasswd.groups.%d", ign, i)
+		row, there := groups[g.Name]
+		switch {
+		case g.ShouldExist != nil && !*g.ShouldExist:
+			for _, name := range slices.Sorted(keys(users)) {
+				if u := users[name]; there && len(u) > 3 && u[3] == row[2] {
+					c.add(field, "group %s cannot be removed: it is the primary group of user %s", g.Name, name)
+				}
+			}
+			delete(groups, g.Name)
+		case there && g.Gid != nil && row[2] != strconv.Itoa(*g.Gid):
+			c.add(field+".gid", "group %s is in the image already with gid %s: take gid out, or name another group", g.Name, row[2])
+		case !there && g.Gid != nil && groups.byID(strconv.Itoa(*g.Gid)) != "":
+			c.add(field+".gid", "gid %d is %s's in the image: choose another", *g.Gid, groups.byID(strconv.Itoa(*g.Gid)))
+		case !there:
+			id := ""
+			if g.Gid != nil {
+				id = strconv.Itoa(*g.Gid)
+			}
+			groups[g.Name] = []string{g.Name, "x", id, ""}
+		}
+	}
+	inImage := names{}
+	for name, row := range users {
+		inImage[name] = row
+	}
+	for _, u := range c.cfg.Passwd.Users {
+		c.account(u, users, inImage, groups)
+	}
+	c.owners(users, groups)
+}
+
+// account finds what is wrong with one user, and adds it.
+func (c *check) account(u types.PasswdUser, users, inImage, groups names) {
+	field := c.userField(u.Name)
+	row, there := inImage[u.Name]
+	if u.ShouldExist != nil && !*u.ShouldExist {
+		delete(users, u.Name)
+		return
+	}
+	group := func(name string) bool { _, ok := groups[name]; return ok || groups.byID(name) != "" }
+	for j, g := range u.Groups {
+		if !group(string(g)) {
+			c.add(fmt.Sprintf("%s.groups%s", field, index(field, j)), "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", g)
+		}
+	}
+	primary := ""
+	if u.PrimaryGroup != nil {
+		primary = *u.PrimaryGroup
+	}
+	switch {
+	case primary != "" && !group(primary):
+		c.add(field+".primaryGroup", "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", primary)
+	case primary != "" && there && len(row) > 3 && row[3] != primary && (len(groups[primary]) < 3 || row[3] != groups[primary][2]):
+		c.add(field+".primaryGroup", "user %s is in the image already with another primary group, and first boot hands over no files: use groups, or name another user", u.Name)
+	case primary == "" && !there && (u.NoUserGroup == nil || !*u.NoUserGroup):
+		if _, taken := groups[u.Name]; taken && users[u.Name] == nil {
+			c.add(field, "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
+		}
+		groups[u.Name] = []string{u.Name, "x", "", ""}
+	}
+	id := ""
+	if u.UID != nil {
+		id = strconv.Itoa(*u.UID)
+	}
+	switch other := users.byID(id); {
+	case id != "" && there && row[2] != id:
+		c.add(field+".uid", "user %s is in the image already with uid %s: take uid out, or name another user", u.Name, row[2])
+	case id != "" && !there && other != "" && other != u.Name:
+		c.add(field+".uid", "uid %s is %s's in the image: choose another", id, other)
+	}
+	if there && u.HomeDir != nil && *u.HomeDir != "" && len(row) > 5 && path.Clean(*u.HomeDir) != path.Clean(row[5]) {
+		c.add(field+".homeDir", "user %s is in the image already with the home %s, and first boot moves no homes: take homeDir out, or name another user", u.Name, row[5])
+	}
+	if !there {
+		users[u.Name] = []string{u.Name, "x", id}
+	}
+}
+
+// index words an item as the document of its field does.
+func index(field string, i int) string {
+	if strings.Contains(field, "passwd.") {
+		return fmt.Sprintf(".%d", i)
+	}
+	return fmt.Sprintf("[%d]", i)
+}
+
+func keys(n names) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for name := range n {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+// nodes are the paths of the Ignition config, with their fields.
+func (c *check) nodes(each func(field, kind string, n types.Node, f *types.File)) {
+	ign := c.ignitionName() + ": storage."
+	for i, d := range c.cfg.Storage.Directories {
+		each(fmt.Sprintf("%sdirectories.%d", ign, i), "directory", d.Node, nil)
+	}
+	for i, f := range c.cfg.Storage.Files {
+		each(fmt.Sprintf("%sfiles.%d", ign, i), "file", f.Node, &f)
+	}
+	for i, l := range c.cfg.Storage.Links {
+		each(fmt.Sprintf("%slinks.%d", ign, i), "link", l.Node, nil)
+	}
+}
+
+func (c *check) owners(users, groups names) {
+	c.nodes(func(field, _ string, n types.Node, _ *types.File) {
+		if name := n.User.Name; name != nil && *name != "" && users[*name] == nil {
+			c.add(field+".user.name", "the image has no user %s: add it to passwd.users, or its package to the Image", *name)
+		}
+		if name := n.Group.Name; name != nil && *name != "" && groups[*name] == nil {
+			c.add(field+".group.name", "the image has no group %s: add it to passwd.groups, or its package to the Image", *name)
+		}
+	})
+}
+
+// paths finds what the config would write over without having said so.
+func (c *check) paths() {
+	c.nodes(func(field, kind string, n types.Node, f *types.File) {
+		if n.Overwrite != nil && *n.Overwrite {
+			return // what of that is too much, first boot says
+		}
+		found, err := c.img.Root.Lstat(n.Path)
+		if err != nil || c.clearedAbove(n.Path) {
+			return
+		}
+		touches := f != nil && f.Contents.Source == nil
+		switch {
+		case kind == "directory" && (found.Mode.IsDir() || found.Mode&fs.ModeSymlink != 0):
+		case touches && found.Mode.IsRegular():
+		case kind == "link" && c.sameLink(n.Path, found):
+		default:
+			c.add(field, "%s is in the image already (a %s): add overwrite: true, or choose another path", n.Path, kindOf(found.Mode))
+		}
+	})
+}
+
+// clearedAbove reports whether a directory above p is overwritten.
+func (c *check) clearedAbove(p string) bool {
+	return slices.ContainsFunc(c.cfg.Storage.Directories, func(d types.Directory) bool {
+		return d.Overwrite != nil && *d.Overwrite && strings.HasPrefix(p, d.Path+"/")
+	})
+}
+
+func (c *check) sameLink(p string, found Found) bool {
+	return slices.ContainsFunc(c.cfg.Storage.Links, func(l types.Link) bool {
+		return l.Path == p && l.Target != nil && found.Mode&fs.ModeSymlink != 0 && path.Clean(*l.Target) == path.Clean(found.Link)
+	})
+}
+
+func kindOf(m fs.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "directory"
+	case m&fs.ModeSymlink != 0:
+		return "link"
+	}
+	return "file"
+}
+
+// unitDirs are where systemd looks for units.
+var unitDirs = []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/usr/local/lib/systemd/system/"}
+
+// units finds units that are to be enabled and are nowhere.
+func (c *check) units() {
+	if !c.has("/usr/lib/systemd/system") {
+		return // nothing is known of the image's units
+	}
+	for i, u := range c.cfg.Systemd.Units {
+		if u.Enabled == nil || !*u.Enabled || c.hasUnit(u.Name) {
+			continue
+		}
+		c.add(fmt.Sprintf("%s: systemd.units.%d", c.ignitionName(), i), "the image has no unit %s to enable: add its package to the Image, or contents to the unit", u.Name)
+	}
+}
+
+func (c *check) hasUnit(name string) bool {
+	wanted := []string{name}
+	if base, rest, ok := strings.Cut(name, "@"); ok {
+		wanted = append(wanted, base+"@"+rest[strings.LastIndexByte(rest, '.'):])
+	}
+	for _, w := range wanted {
+		for _, dir := range unitDirs {
+			if c.has(dir + w) {
+				return true
+			}
+		}
+		if slices.ContainsFunc(c.cfg.Systemd.Units, func(u types.Unit) bool { return u.Name == w && u.Contents != nil && *u.Contents != "" }) {
+			return true
+		}
+		for _, f := range c.cfg.Storage.Files {
+			if slices.ContainsFunc(unitDirs, func(dir string) bool { return f.Path == dir+w }) {
+				return true
+			}
+		}
+	}
+	return false
+}
