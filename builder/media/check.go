@@ -94,7 +94,7 @@ func (m *image) serves(s Site) error {
 		if err != nil {
 			return err
 		}
-		for _, p := range node.CheckSite(node.Image{Info: m.info, Root: files}, s.Doc, s.Files[ondisk.SlotIgnition]) {
+		for _, p := range node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, s.Doc, s.Files[ondisk.SlotIgnition]) {
 			errs = append(errs, p)
 		}
 	}

@@ -110,7 +110,7 @@ func TestCheckSite(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			img := Image{Info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"native"}, PodCIDR: "10.244.0.0/16"}}
+			img := Image{Info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"native"}, PodCIDR: "10.244.0.0/16"}, Strict: true}
 			if tc.root != nil {
 				img.Root = tc.root
 			}
