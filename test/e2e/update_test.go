@@ -1,0 +1,276 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// A system that was built from another Image is written by hand where an
+// update would write it: into the root partition that is not in use, with a
+// boot entry of three tries. It boots as the node that the machine was, and is
+// marked as good. Systems that are no good are left again without a person:
+// one that does not boot after its third try, one that does not get Ready
+// after its time.
+func TestAnotherRoot(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	if err := w.c.LetLogsBeRead(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	images := map[string]string{}
+	for _, name := range []string{"first", "second", "third"} {
+		images[name] = filepath.Join(w.lab.Dir, name+".raw")
+		w.must(w.bin, "build", "test/e2e/testdata/"+name+".yaml", "--output", images[name], "--lock", filepath.Join(w.lab.Dir, name+".lock"))
+	}
+	const name = "edge1"
+	stamped := filepath.Join(w.lab.Dir, name+".raw")
+	w.must(w.bin, "stamp", images["first"], w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
+	vm := w.start(lab.VMConfig{Name: name, Image: stamped})
+	node := w.ready(vm, nil)
+	if err := w.c.Pod(t.Context(), "hello", helloImage, vm.Node); err != nil {
+		t.Fatal(err)
+	}
+	w.podRuns(vm, "hello")
+	was := w.aboutNode(vm)
+	was.want(t, map[string]string{"partition": "ROOT-A", "system": "first", "bless": "inactive", "entries": "edgebake-a.conf", "packages": "root"})
+	w.off(vm)
+
+	disk := w.disk(vm)
+	w.checkDisk(disk)
+	w.install(disk, images["second"], ondisk.LabelRootB, "edgebake-b+3.conf", 2)
+	vm = w.start(lab.VMConfig{Name: name, Image: disk})
+	again := w.ready(vm, node)
+	if again.Metadata.UID != node.Metadata.UID {
+		t.Error("from its other root the machine has enrolled anew")
+	}
+	w.podRuns(vm, "hello")
+	is := w.aboutNode(vm)
+	is.want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf", "packages": "root"})
+	for _, fact := range []string{"machine-id", "hostkey", "hostname", "user"} {
+		if was[fact] == "" || is[fact] != was[fact] {
+			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
+		}
+	}
+	w.off(vm)
+
+	// The root it came from is free for the next one, which does not arrive
+	// whole.
+	disk = w.disk(vm)
+	w.checkDisk(disk)
+	w.install(disk, images["first"], ondisk.LabelRootA, "edgebake-a+3.conf", 3)
+	w.wipe(disk, ondisk.LabelRootA)
+	vm = w.start(lab.VMConfig{Name: name, Image: disk})
+	w.goesBack(vm, again, 3)
+	w.off(vm)
+
+	disk = w.disk(vm)
+	w.install(disk, images["third"], ondisk.LabelRootA, "edgebake-a+1.conf", 4)
+	vm = w.start(lab.VMConfig{Name: name, Image: disk})
+	w.goesBack(vm, again, 1)
+	w.off(vm)
+	w.checkDisk(w.disk(vm))
+}
+
+// goesBack waits until the machine, switched on with a system that is no good,
+// is the node that it was with the one before.
+func (w *world) goesBack(vm *lab.VM, before *lab.Object, tries int) {
+	w.t.Helper()
+	mark := 0
+	for range tries + 1 {
+		mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+	}
+	w.readyAgain(vm, mark, before)
+	w.podRuns(vm, "hello")
+	w.aboutNode(vm).want(w.t, map[string]string{"partition": "ROOT-B", "system": "second", "entries": "edgebake-a+0-" + fmt.Sprint(tries) + ".conf edgebake-b.conf"})
+}
+
+// install writes an image's system into a root partition of a disk, and a boot
+// entry for it.
+func (w *world) install(disk, image, root, entry string, version int) {
+	w.t.Helper()
+	from, err := media.Inspect(image)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	to, err := media.Inspect(disk)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	source, target := partitionOf(w.t, from, ondisk.LabelRootA), partitionOf(w.t, to, root)
+	var size int64
+	for _, p := range from.Image.Partitions {
+		if p.Label == ondisk.LabelRootA {
+			size = p.FSSize
+		}
+	}
+	if size == 0 || size > target.Size {
+		w.t.Fatalf("a file system of %d bytes does not go into %+v", size, target)
+	}
+	w.copyBytes(image, source.Start, disk, target.Start, size)
+
+	// The entry of the image, with the partitions of this disk.
+	esp := func(path string, i *media.Info) string {
+		return fmt.Sprintf("%s@@%d", path, partitionOf(w.t, i, ondisk.LabelESP).Start)
+	}
+	dir := filepath.Join(w.lab.Dir, "esp")
+	if err := os.RemoveAll(dir); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		w.t.Fatal(err)
+	}
+	system := ondisk.ESPSystemDir(from.Image.Plan)
+	w.must("mcopy", "-s", "-i", esp(image, from), "::"+system, "::"+ondisk.ESPEntryA, dir)
+	file := filepath.Join(dir, filepath.Base(ondisk.ESPEntryA))
+	b, err := os.ReadFile(file)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	text := strings.Replace(string(b), fmt.Sprintf("version %d\n", ondisk.ESPFirstVersion), fmt.Sprintf("version %d\n", version), 1)
+	text = strings.ReplaceAll(text, source.GUID, target.GUID)
+	for _, label := range []string{ondisk.LabelESP, ondisk.LabelData} {
+		text = strings.ReplaceAll(text, partitionOf(w.t, from, label).GUID, partitionOf(w.t, to, label).GUID)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	// Of a root there is one entry.
+	old := regexp.MustCompile(`^edgebake-[ab]`).FindString(entry) + "*"
+	if _, err := w.output("mdel", "-i", esp(disk, to), "::loader/entries/"+old); err != nil {
+		w.t.Logf("no former entry of %s: %v", root, err)
+	}
+	w.must("mcopy", "-s", "-o", "-i", esp(disk, to), filepath.Join(dir, filepath.Base(system)), "::edgebake/")
+	w.must("mcopy", "-o", "-i", esp(disk, to), file, "::loader/entries/"+entry)
+	w.fsckESP(disk)
+}
+
+// wipe makes the beginning of a partition zeros: a file system that none can
+// mount.
+func (w *world) wipe(disk, label string) {
+	w.t.Helper()
+	f, err := os.OpenFile(disk, os.O_WRONLY, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, err = f.WriteAt(make([]byte, 1<<20), w.partition(disk, label))
+	if err := errors.Join(err, f.Close()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) copyBytes(from string, at int64, to string, off, size int64) {
+	w.t.Helper()
+	src, err := os.Open(from)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_WRONLY, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer dst.Close()
+	if _, err := io.Copy(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, at, size)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// fsckESP lets fsck.fat judge the ESP, which takes a file of its own.
+func (w *world) fsckESP(disk string) {
+	w.t.Helper()
+	i, err := media.Inspect(disk)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p := partitionOf(w.t, i, ondisk.LabelESP)
+	file := filepath.Join(w.lab.Dir, "esp.fat")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	defer os.Remove(file)
+	w.copyBytes(disk, p.Start, file, 0, p.Size)
+	w.oracle("", "fsck.fat", "-n", file)
+}
+
+func partitionOf(t *testing.T, i *media.Info, label string) media.Partition {
+	t.Helper()
+	for _, p := range i.Partitions {
+		if p.Label == label {
+			return p
+		}
+	}
+	t.Fatalf("%s has no partition %s", i.Path, label)
+	return media.Partition{}
+}
+
+// about is what a node says of itself.
+type about map[string]string
+
+func (a about) want(t *testing.T, want map[string]string) {
+	t.Helper()
+	for k, v := range want {
+		if a[k] != v {
+			t.Errorf("%s is %q, want %q", k, a[k], v)
+		}
+	}
+	// What the boot entry mounts is checked and grown as by fstab.
+	for k, v := range map[string]string{"checked": "success", "grown": "active", "efi": "active"} {
+		if a[k] != v {
+			t.Errorf("%s is %q, want %q", k, a[k], v)
+		}
+	}
+	// journald goes by the id that systemd started with.
+	if a["journals"] != a["machine-id"] {
+		t.Errorf("the machine id is %s, there are journals of %s", a["machine-id"], a["journals"])
+	}
+	if a["failed"] != "" {
+		t.Errorf("units failed: %s", a["failed"])
+	}
+	if t.Failed() {
+		t.Logf("the node says: %q", a)
+	}
+}
+
+func (w *world) aboutNode(vm *lab.VM) about {
+	w.t.Helper()
+	out := w.mustOnNode(vm, `
+for i in $(seq 60) ; do
+	[ -e /sys/firmware/efi/efivars/LoaderBootCountPath-* ] || break
+	[ "$(systemctl is-active systemd-bless-boot.service)" = active ] && break
+	sleep 1
+done
+echo "partition: $(lsblk -no PARTLABEL $(findmnt -no SOURCE /))"
+echo "system: $(sed -n 's/^  "name": "\(.*\)",/\1/p' /usr/share/edgebake/image.json)"
+echo "bless: $(systemctl is-active systemd-bless-boot.service)"
+echo "entries: $(echo $(ls /efi/loader/entries))"
+echo "packages: $(dpkg-query -W systemd-boot >/dev/null && stat -c %d / /var/lib/dpkg/status | uniq | wc -l | sed 's/^1$/root/')"
+echo "machine-id: $(cat /etc/machine-id)"
+echo "journals: $(echo $(ls /var/log/journal))"
+echo "hostkey: $(cat /etc/ssh/ssh_host_ed25519_key.pub)"
+echo "hostname: $(hostname)"
+echo "user: $(id ops)"
+echo "failed: $(echo $(systemctl --failed --plain --no-legend))"
+echo "checked: $(systemctl show -p Result --value "$(systemctl show -p Requires --value var.mount | tr ' ' '\n' | grep ^systemd-fsck@)")"
+echo "grown: $(systemctl is-active systemd-growfs@var.service)"
+echo "efi: $(systemctl is-active efi.automount)"
+echo "mounts: $(echo $(findmnt -rno TARGET,OPTIONS / /var ; findmnt -rno TARGET,OPTIONS /var))"
+`)
+	a := about{}
+	for line := range strings.Lines(out) {
+		if k, v, ok := strings.Cut(line, ": "); ok {
+			a[k] = strings.TrimSpace(v)
+		}
+	}
+	w.t.Logf("%s on %s: %s", vm.Node, a["partition"], a["mounts"])
+	return a
+}
