@@ -90,7 +90,6 @@ func (w *world) goesBack(vm *lab.VM, before *lab.Object, tries int) {
 		mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	}
 	w.readyAgain(vm, mark, before)
-	w.podRuns(vm, "hello")
 	w.aboutNode(vm).want(w.t, map[string]string{"partition": "ROOT-B", "system": "second", "entries": "edgebake-a+0-" + fmt.Sprint(tries) + ".conf edgebake-b.conf"})
 }
 
