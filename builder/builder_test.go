@@ -25,9 +25,11 @@ import (
 
 	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/images/imagetest"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/klauspost/compress/zstd"
@@ -533,7 +535,7 @@ func TestCNIConfig(t *testing.T) {
 		want      string   // part of the error; empty: it is built
 	}{
 		{"good", conflist, []string{"ptp", "static"}, ""},
-		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist calls plugin static, which is not in /opt/cni/bin"},
+		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist calls plugin static, which is not in /opt/cni/bin, or is not executable"},
 		{"not JSON", "plugins: []", nil, "cni.config: reading net.conflist: not a CNI configuration list"},
 		{"all that lacks", `{"plugins": [{}]}`, nil, "plugins[0].type is required"},
 		{"no plugins", `{"cniVersion": "1.0.0", "name": "x"}`, nil, "plugins is empty"},
@@ -906,6 +908,56 @@ func TestDpkgStatus(t *testing.T) {
 	if v, err := b.containerdVersion(got); err != nil || v != "1.7.24" {
 		t.Errorf("containerd is %q, %v", v, err)
 	}
+}
+
+// A plugin that cannot be started is as good as none.
+func TestCheckPlugins(t *testing.T) {
+	node := func(path string, mode uint32) tree.Node {
+		return tree.Node{Path: path, Inode: &tree.Inode{Mode: mode}}
+	}
+	nodes := []tree.Node{
+		node("opt/cni/bin/bridge", tree.ModeRegular|0o755),
+		node("opt/cni/bin/ptp", tree.ModeRegular|0o644),
+		node("opt/cni/bin/macvlan", tree.ModeDir|0o755),
+		node("usr/lib/cni/host-local", tree.ModeSymlink|0o777),
+		node("usr/bin/tuning", tree.ModeRegular|0o755),
+	}
+	err := checkPlugins(nodes, []string{"bridge", "ptp", "macvlan", "host-local", "tuning", "tuning"}, "net.conflist")
+	var missing []string
+	for _, e := range Each(err) {
+		missing = append(missing, strings.Fields(e.Error())[4])
+	}
+	if want := []string{"ptp,", "macvlan,", "tuning,"}; !slices.Equal(missing, want) {
+		t.Errorf("missing are %q, want %q: %v", missing, want, err)
+	}
+}
+
+// FuzzPinned: of a damaged note on what images are, nothing is believed that
+// does not fit what was asked for.
+func FuzzPinned(f *testing.F) {
+	wanted := []configs.ContainerImage{{Ref: "registry.example/a:1", Digest: "sha256:" + strings.Repeat("a", 64)}}
+	good, err := json.Marshal([]images.Pinned{{Ref: wanted[0].Ref, Source: wanted[0],
+		Target: images.Descriptor{Digest: wanted[0].Digest}, Manifest: images.Descriptor{Digest: wanted[0].Digest},
+		Config: images.Descriptor{Digest: wanted[0].Digest}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if p, err := readPinned(good, wanted); err != nil || len(p) != 1 {
+		f.Fatal(p, err)
+	}
+	f.Add(good)
+	f.Add([]byte("[]"))
+	f.Add([]byte("null"))
+	f.Add(bytes.Replace(good, []byte("registry.example/a:1"), []byte("registry.example/b:1"), 2))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pinned, err := readPinned(b, wanted)
+		if err != nil {
+			return
+		}
+		if len(pinned) != 1 || pinned[0].Source != wanted[0] {
+			t.Errorf("accepted %+v", pinned)
+		}
+	})
 }
 
 func FuzzDpkgStatus(f *testing.F) {

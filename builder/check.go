@@ -291,14 +291,19 @@ func machineName(m elf.Machine) string {
 func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	have := map[string]bool{}
 	for _, n := range nodes {
-		if dir, name := path.Split(n.Path); dir == "usr/lib/cni/" || dir == "opt/cni/bin/" {
-			have[name] = true
+		dir, name := path.Split(n.Path)
+		if dir != "usr/lib/cni/" && dir != "opt/cni/bin/" || n.IsDir() {
+			continue
 		}
+		if n.IsRegular() && n.Mode&0o111 == 0 {
+			continue // containerd could not start it
+		}
+		have[name] = true
 	}
 	var errs []error
 	for _, p := range plugins {
 		if !have[p] {
-			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s calls plugin %s, which is not in /opt/cni/bin: add its program with an overlay, or take another plugin", file, p)))
+			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s calls plugin %s, which is not in /opt/cni/bin, or is not executable: add its program with an overlay (chmod 755), or take another plugin", file, p)))
 			have[p] = true // said once
 		}
 	}

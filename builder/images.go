@@ -123,7 +123,9 @@ func (b *build) pinImages(ctx context.Context, wanted []configs.ContainerImage) 
 	}
 	recipe := "pinned images 2 " + b.img.Arch + " " + string(key)
 	pinned, err := b.pinOnce(ctx, recipe, wanted)
-	if err != nil || images.DocumentsCached(b.Cache, pinned) {
+	switch {
+	case errors.Is(err, errNotPinned):
+	case err != nil || images.DocumentsCached(b.Cache, pinned):
 		return pinned, err
 	}
 	// Pruned, or damaged: asking again brings them back.
@@ -149,9 +151,30 @@ func (b *build) pinOnce(ctx context.Context, recipe string, wanted []configs.Con
 	if err != nil {
 		return nil, err
 	}
+	return readPinned(raw, wanted)
+}
+
+// errNotPinned says that the cache has something else under an answer's name.
+var errNotPinned = errors.New("what the cache knows of the container images is not what was asked for")
+
+// readPinned reads an answer that was kept, which must be to this question.
+func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	var pinned []images.Pinned
 	if err := json.Unmarshal(raw, &pinned); err != nil {
-		return nil, fmt.Errorf("reading what is known of the container images: %w", err)
+		return nil, fmt.Errorf("%w: %w", errNotPinned, err)
+	}
+	asked := map[configs.ContainerImage]bool{}
+	for _, i := range wanted {
+		asked[i] = true
+	}
+	for _, p := range pinned {
+		if !asked[p.Source] {
+			return nil, fmt.Errorf("%w: it has %s", errNotPinned, p.Source.Ref)
+		}
+		delete(asked, p.Source)
+	}
+	if len(pinned) == 0 {
+		return nil, fmt.Errorf("%w: it has none", errNotPinned)
 	}
 	return pinned, nil
 }

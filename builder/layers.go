@@ -123,7 +123,7 @@ func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 			Data: tree.Content{Blob: sha, Size: fi.Size()}}}
 		return tree.Layer{Name: l.Name, Nodes: []tree.Node{n}, Replace: true}, nil
 	}
-	sha, err := fetch.Uncompressed(ctx, b.Cache, sha)
+	sha, err := fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
 	if err != nil {
 		return tree.Layer{}, &tree.LayerError{Layer: l.Name, Err: err}
 	}

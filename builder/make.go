@@ -81,7 +81,7 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	if name == inputBase && b.Base != "" {
 		sha, err = b.importFile(ctx, b.Base, "")
 		if err == nil {
-			sha, err = fetch.Uncompressed(ctx, b.Cache, sha)
+			sha, err = fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
 		}
 	} else {
 		sha, err = b.makes[name](ctx, s)

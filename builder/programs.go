@@ -184,7 +184,7 @@ var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 func (b *build) publishedDigest(ctx context.Context, url string) (string, error) {
 	var errs []error
 	for _, ext := range sidecars {
-		sha, err := fetch.Download(ctx, b.Cache, []string{url + ext}, "", nil)
+		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("asking for a digest: %w", err) // nor would the next name be answered
 		}

@@ -33,6 +33,7 @@ const (
 	luksGap        = 32 << 20 // twice a LUKS2 header, as encrypting in place wants
 	maxSidecar     = 4 << 10
 	maxDpkgStatus  = 64 << 20
+	maxArchive     = 8 << 30 // of a compressed base or release, uncompressed
 	dpkgStatusPath = "var/lib/dpkg/status"
 )
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
+	"strings"
 
 	"github.com/edgebake/edgebake/configs"
 )
@@ -55,6 +57,13 @@ func (b *layer) cni(img *configs.Image, f Facts) error {
 	return nil
 }
 
+// cniVersion is one that has lists of plugins: 0.3.0 was the first.
+var cniVersion = regexp.MustCompile(`^(0\.[3-9]|[1-9][0-9]*\.[0-9]+)\.[0-9]+$`)
+
+// cniName is what libcni takes as a network's name, which becomes part of
+// paths.
+var cniName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+
 // CNIPlugins reads a network configuration list, as the CNI specification
 // 1.0.0 has it, and returns the plugins that it calls, IPAM's too. It reports
 // everything that would keep containerd from using it.
@@ -73,24 +82,37 @@ func CNIPlugins(conflist []byte) ([]string, error) {
 		return nil, fmt.Errorf("not a CNI configuration list: %w", err)
 	}
 	var errs []error
-	if list.CNIVersion == "" {
+	switch {
+	case list.CNIVersion == "":
 		errs = append(errs, errors.New(`cniVersion is required, e.g. "1.0.0"`))
+	case !cniVersion.MatchString(list.CNIVersion):
+		errs = append(errs, fmt.Errorf(`cniVersion %q: write a version of the CNI specification that has lists, e.g. "1.0.0"`, list.CNIVersion))
 	}
-	if list.Name == "" {
+	switch {
+	case list.Name == "":
 		errs = append(errs, errors.New("name is required"))
+	case !cniName.MatchString(list.Name):
+		errs = append(errs, fmt.Errorf("name %q: write letters and digits, and between them _ . and -", list.Name))
 	}
 	if len(list.Plugins) == 0 {
 		errs = append(errs, errors.New("plugins is empty: name at least one, e.g. {\"type\": \"bridge\"}"))
 	}
 	var out []string
+	program := func(field, name string) {
+		if strings.ContainsAny(name, "/\x00") || name == "." || name == ".." {
+			errs = append(errs, fmt.Errorf("%s %q: write the name of a plugin's program, without a folder", field, name))
+			return
+		}
+		out = append(out, name)
+	}
 	for i, p := range list.Plugins {
 		if p.Type == "" {
 			errs = append(errs, fmt.Errorf("plugins[%d].type is required: the name of a plugin's program", i))
 			continue
 		}
-		out = append(out, p.Type)
+		program(fmt.Sprintf("plugins[%d].type", i), p.Type)
 		if p.IPAM.Type != "" {
-			out = append(out, p.IPAM.Type)
+			program(fmt.Sprintf("plugins[%d].ipam.type", i), p.IPAM.Type)
 		}
 	}
 	return out, errors.Join(errs...)

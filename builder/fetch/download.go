@@ -22,7 +22,22 @@ import (
 // a wrong digest) is not. With sha256 set, other bytes are refused, and what
 // the cache has is not fetched at all. URLs are http, https and file.
 func Download(ctx context.Context, c *Cache, urls []string, sha256 string, progress func(done, total int64)) (string, error) {
-	d := downloader{
+	d := newDownloader()
+	defer d.client.CloseIdleConnections()
+	return d.fetch(ctx, c, urls, sha256, progress)
+}
+
+// Head is Download of the first n bytes of a file whose digest is not known:
+// whoever serves it may send without end.
+func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
+	d := newDownloader()
+	d.head = n
+	defer d.client.CloseIdleConnections()
+	return d.fetch(ctx, c, []string{from}, "", nil)
+}
+
+func newDownloader() downloader {
+	return downloader{
 		rounds: 4,
 		pause:  time.Second,
 		idle:   time.Minute,
@@ -35,8 +50,6 @@ func Download(ctx context.Context, c *Cache, urls []string, sha256 string, progr
 			DisableCompression: true,
 		})},
 	}
-	defer d.client.CloseIdleConnections()
-	return d.fetch(ctx, c, urls, sha256, progress)
 }
 
 // errDowngrade says that a server would have us leave https.
@@ -65,6 +78,7 @@ type downloader struct {
 	rounds int           // how often each mirror is tried
 	pause  time.Duration // before the second round; doubles with each
 	idle   time.Duration // longest time without a byte
+	head   int64         // how many bytes are wanted; 0: all
 	client *http.Client
 }
 
@@ -162,7 +176,11 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 		return "", fmt.Errorf("scheme %q: use https, http or file", u.Scheme)
 	}
 	defer r.Close()
-	sha, _, err := c.Put(ctx, want, &meter{r: r, total: total, tell: progress})
+	var in io.Reader = &meter{r: r, total: total, tell: progress}
+	if d.head > 0 {
+		in = io.LimitReader(in, d.head)
+	}
+	sha, _, err := c.Put(ctx, want, in)
 	var wrong *DigestError
 	if errors.As(err, &wrong) && want != "" {
 		return "", fmt.Errorf("%w; the file there is not the one that was asked for: correct the URL, or its sha256", err)

@@ -368,6 +368,26 @@ func TestDownload(t *testing.T) {
 }
 
 // TestDownloadStaysEncrypted: a redirect may change the server, not drop TLS.
+// A server that sends without end is listened to for as long as asked.
+func TestHead(t *testing.T) {
+	gone := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(gone)
+		for r.Context().Err() == nil {
+			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+				return
+			}
+		}
+	}))
+	defer s.Close()
+	c := open(t, t.TempDir())
+	sha, err := Head(t.Context(), c, s.URL, 4096)
+	if err != nil || sha != sum(make([]byte, 4096)) {
+		t.Errorf("%s, %v", sha, err)
+	}
+	<-gone
+}
+
 func TestDownloadStaysEncrypted(t *testing.T) {
 	asked := atomic.Int32{}
 	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { asked.Add(1); io.WriteString(w, "data") }))
@@ -446,20 +466,64 @@ func TestUncompressed(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := Uncompressed(t.Context(), c, put(b.Bytes())); err != nil || got != sum(plain) {
+		if got, err := Uncompressed(t.Context(), c, put(b.Bytes()), 1<<20); err != nil || got != sum(plain) {
 			t.Errorf("%s: %s %v", name, got, err)
 		}
+		bomb := put(append(b.Bytes(), b.Bytes()...)) // both as one, where the format has that
+		if _, err := Uncompressed(t.Context(), c, bomb, int64(len(plain))); err == nil || !strings.Contains(err.Error(), "more than") {
+			t.Errorf("%s, too large: %v", name, err)
+		}
 		cut := put(b.Bytes()[:b.Len()-3])
-		if _, err := Uncompressed(t.Context(), c, cut); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := Uncompressed(t.Context(), c, cut, 1<<20); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s, cut short: %v", name, err)
 		}
 	}
 	for _, b := range [][]byte{plain, nil, []byte("x")} {
 		sha := put(b)
-		if got, err := Uncompressed(t.Context(), c, sha); err != nil || got != sha {
+		if got, err := Uncompressed(t.Context(), c, sha, 1); err != nil || got != sha {
 			t.Errorf("%d plain bytes: %s %v", len(b), got, err)
 		}
 	}
+}
+
+// FuzzUncompressed: whatever the bytes are, no more than the limit is stored,
+// and what is stored is what they uncompress to.
+func FuzzUncompressed(f *testing.F) {
+	for _, open := range []func(io.Writer) (io.WriteCloser, error){
+		func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil },
+		func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) },
+		func(w io.Writer) (io.WriteCloser, error) { return xz.NewWriter(w) },
+	} {
+		var b bytes.Buffer
+		w, err := open(&b)
+		if err != nil {
+			f.Fatal(err)
+		}
+		w.Write(make([]byte, 70<<10))
+		if err := w.Close(); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	f.Add([]byte("BZh9\x17\x72\x45\x38\x50\x90\x00\x00\x00\x00"))
+	f.Add([]byte("plain"))
+	c := open(f, f.TempDir())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		const limit = 64 << 10
+		sha, _, err := c.Put(t.Context(), "", bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(c.BlobPath(sha))
+		got, err := Uncompressed(t.Context(), c, sha, limit)
+		if err != nil || got == sha {
+			return
+		}
+		defer os.Remove(c.BlobPath(got))
+		if fi, err := os.Stat(c.BlobPath(got)); err != nil || fi.Size() > limit {
+			t.Errorf("stored: %v, %v", fi, err)
+		}
+	})
 }
 
 func TestCacheFull(t *testing.T) {

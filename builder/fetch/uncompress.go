@@ -34,8 +34,9 @@ func openZstd(r io.Reader) (io.Reader, error) {
 }
 
 // Uncompressed returns the blob that holds sha's bytes uncompressed: sha
-// itself where it is not compressed at all.
-func Uncompressed(ctx context.Context, c *Cache, sha string) (string, error) {
+// itself where it is not compressed at all. A few kilobytes can uncompress to
+// any size; what has more than limit bytes is refused.
+func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (string, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
 		return "", err
@@ -59,7 +60,10 @@ func Uncompressed(ctx context.Context, c *Cache, sha string) (string, error) {
 			if rc, ok := r.(io.Closer); ok {
 				defer rc.Close()
 			}
-			_, err = io.Copy(w, r)
+			n, err := io.Copy(w, io.LimitReader(r, limit+1))
+			if err == nil && n > limit {
+				return fmt.Errorf("it has more than %d MiB uncompressed: check that it is the archive that is meant; if it is, give it uncompressed", limit>>20)
+			}
 			return err
 		})
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {

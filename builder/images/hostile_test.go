@@ -4,17 +4,21 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -587,14 +591,16 @@ func (l *layout) foreign(arch string) jsonDoc {
 	return jsonDoc{"mediaType": ociManifest, "digest": digest, "size": size}
 }
 
+// with is an index's entry that names its platform.
+func with(d jsonDoc, os, arch string) jsonDoc {
+	d = maps.Clone(d)
+	d["platform"] = jsonDoc{"os": os, "architecture": arch}
+	return d
+}
+
 // What an index leads to is what containerd, which looks at its first fitting
 // entry alone, will find on the node.
 func TestIndexes(t *testing.T) {
-	with := func(d jsonDoc, os, arch string) jsonDoc {
-		d = maps.Clone(d)
-		d["platform"] = jsonDoc{"os": os, "architecture": arch}
-		return d
-	}
 	for name, tt := range map[string]struct {
 		entries func(l *layout, ours jsonDoc) []any
 		direct  bool
@@ -645,6 +651,75 @@ func TestIndexes(t *testing.T) {
 	l.wrap(func(jsonDoc) []any { return []any{l.foreign("arm64"), l.foreign("s390x")} })
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
 	wantError(t, err, "nothing for linux/amd64, but linux/arm64, linux/s390x")
+}
+
+// Which manifest of an index is taken must not depend on what a registry could
+// answer that day; what it does not have is passed over.
+func TestIndexOfAnAilingRegistry(t *testing.T) {
+	for status, want := range map[int]string{http.StatusNotFound: "", http.StatusForbidden: "403", http.StatusInternalServerError: "500"} {
+		l := newLayout(t, small("edgebake.test/a:1", "a"))
+		var first string
+		l.wrap(func(ours jsonDoc) []any {
+			first = l.foreign("amd64")["digest"].(string)
+			return []any{with(l.foreign("amd64"), "linux", "amd64"), with(ours, "linux", "amd64")}
+		})
+		s := serve(t, l, httptest.NewServer)
+		s.fail = func(w http.ResponseWriter, r *http.Request) bool {
+			if strings.HasSuffix(r.URL.Path, first) {
+				w.WriteHeader(status)
+				return true
+			}
+			return false
+		}
+		o := testOptions()
+		o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
+		o.RetryWait = time.Millisecond
+		pinned, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{{Ref: s.host + "/a:1"}}, o)
+		if want != "" {
+			wantError(t, err, want)
+		} else if err != nil || !pinned[0].Direct {
+			t.Errorf("status %d: %+v, %v", status, pinned, err)
+		}
+	}
+}
+
+// cutSource yields a blob, without its last byte for the first times.
+type cutSource struct {
+	source
+	blob []byte
+	cut  int
+}
+
+func (s *cutSource) open(context.Context, Ref, Descriptor) (io.ReadCloser, error) {
+	b := s.blob
+	if s.cut > 0 {
+		s.cut--
+		b = b[:len(b)-1]
+	}
+	return io.NopCloser(bytes.NewReader(b)), nil
+}
+
+// What a transfer that broke off had brought does not count against the image.
+func TestLimitOfBrokenTransfers(t *testing.T) {
+	raw := []byte(strings.Repeat("a tar, say ", 100))
+	digest := fmt.Sprintf("sha256:%x", sha(string(raw)))
+	l := Layer{Descriptor: Descriptor{MediaType: ociLayer, Digest: digest, Size: int64(len(raw))}, DiffID: digest}
+	c := newCache(t)
+	left := &atomic.Int64{}
+	left.Store(int64(len(raw)))
+	u := unpacker{limit: sizeLimit{1 << 20, left}}
+	src := &cutSource{blob: raw, cut: 2}
+	for range 2 {
+		if err := u.fetchLayer(t.Context(), c, src, Ref{}, l, false); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Fatal(err)
+		}
+	}
+	if err := u.fetchLayer(t.Context(), c, src, Ref{}, l, false); err != nil {
+		t.Fatal(err)
+	}
+	if left.Load() != 0 {
+		t.Errorf("%d bytes of the limit are left, wanted 0", left.Load())
+	}
 }
 
 // Documents that containerd's types cannot hold are refused; those it reads

@@ -264,7 +264,10 @@ func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, re
 		return err
 	}
 	defer r.Close()
-	_, _, err = c.Put(ctx, diff, &limited{r: r, limit: u.limit})
+	in := &limited{r: r, limit: u.limit}
+	if _, _, err = c.Put(ctx, diff, in); err != nil {
+		in.giveBack()
+	}
 	var de *fetch.DigestError
 	if errors.As(err, &de) && de.Want == diff {
 		return fmt.Errorf("uncompressed it is not the diffID of the image's config: %v; the image is inconsistent, have it pushed again", err)

@@ -112,6 +112,15 @@ type limited struct {
 	r     io.Reader
 	limit sizeLimit
 	n     int64
+	taken int64 // of the image's limit
+}
+
+// giveBack forgets a layer that came to nothing and will be read again.
+func (l *limited) giveBack() {
+	if l.limit.image != nil {
+		l.limit.image.Add(l.taken)
+		l.taken = 0
+	}
 }
 
 func (l *limited) Read(p []byte) (int, error) {
@@ -120,7 +129,11 @@ func (l *limited) Read(p []byte) (int, error) {
 	if l.n > l.limit.layer {
 		return 0, &LimitError{"uncompressed it has more than " + humanSize(l.limit.layer), fieldMaxLayer}
 	}
-	if l.limit.image != nil && l.limit.image.Add(-int64(n)) < 0 {
+	if l.limit.image == nil {
+		return n, err
+	}
+	l.taken += int64(n)
+	if l.limit.image.Add(-int64(n)) < 0 {
 		return 0, &LimitError{fmt.Sprintf("uncompressed the layers of the image have more than %s (%d times the limit of one)", humanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
 	}
 	return n, err

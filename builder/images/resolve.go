@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"reflect"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -321,7 +323,7 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	}
 	for n, d := range append(fitting, silent...) {
 		found, err := r.entry(d, depth)
-		if err != nil && !errors.Is(err, context.Canceled) {
+		if err != nil && !errors.Is(err, context.Canceled) && !unanswered(err) {
 			r.errs = append(r.errs, err)
 			continue
 		}
@@ -333,6 +335,21 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 		}
 	}
 	return nil, nil
+}
+
+// unanswered reports whether a registry may have what it did not give: another
+// entry in its place would make the image depend on the day it was built.
+func unanswered(err error) bool {
+	switch e := err.(type) {
+	case *endpointError:
+		var te *transport.Error
+		return !errors.As(e.err, &te) || te.StatusCode != http.StatusNotFound
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), unanswered)
+	case interface{ Unwrap() error }:
+		return unanswered(e.Unwrap())
+	}
+	return false
 }
 
 // entry looks at one entry of an index.

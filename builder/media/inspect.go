@@ -200,23 +200,35 @@ func (m *image) boot(i *Info) error {
 	if err != nil {
 		return err
 	}
+	if i.Packages, err = readSBOM(b); err != nil {
+		return fmt.Errorf("reading %s: %w", ondisk.ESPSBOM, err)
+	}
+	return nil
+}
+
+// readSBOM lists the packages of an SPDX document, sorted by name. One that
+// has no name is left out: it tells nobody anything.
+func readSBOM(doc []byte) ([]Package, error) {
 	var sbom struct {
 		Packages []struct {
 			Name    string `json:"name"`
 			Version string `json:"versionInfo"`
 		} `json:"packages"`
 	}
-	if err := json.Unmarshal(b, &sbom); err != nil {
-		return fmt.Errorf("reading %s: %w", ondisk.ESPSBOM, err)
+	if err := json.Unmarshal(doc, &sbom); err != nil {
+		return nil, err
 	}
+	var out []Package
 	for _, p := range sbom.Packages {
-		i.Packages = append(i.Packages, Package{p.Name, p.Version})
+		if p.Name != "" {
+			out = append(out, Package{p.Name, p.Version})
+		}
 	}
-	slices.SortFunc(i.Packages, func(a, b Package) int {
+	slices.SortFunc(out, func(a, b Package) int {
 		if c := strings.Compare(a.Name, b.Name); c != 0 {
 			return c
 		}
 		return strings.Compare(a.Version, b.Version)
 	})
-	return nil
+	return out, nil
 }

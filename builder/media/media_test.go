@@ -636,3 +636,21 @@ func TestStampDate(t *testing.T) {
 		}
 	}
 }
+
+// FuzzSBOM: what an image says of its packages can be read or is refused.
+func FuzzSBOM(f *testing.F) {
+	f.Add([]byte(`{"packages": [{"name": "b", "versionInfo": "2"}, {"name": "a", "versionInfo": "1"}, {"versionInfo": "3"}]}`))
+	f.Add([]byte(`{"packages": {"name": "a"}}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		packages, err := readSBOM(doc)
+		if err != nil && packages != nil {
+			t.Error("refused and read")
+		}
+		for n, p := range packages {
+			if p.Name == "" || n > 0 && p.Name < packages[n-1].Name {
+				t.Errorf("package %d of %+v", n, packages)
+			}
+		}
+	})
+}

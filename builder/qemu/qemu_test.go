@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -171,4 +172,21 @@ func TestOverlayRefusesWhatIsNotThere(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no such image") {
 		t.Errorf("%v", err)
 	}
+}
+
+// FuzzVersion: a version that is read is in the text.
+func FuzzVersion(f *testing.F) {
+	f.Add("QEMU emulator version 10.0.3 (Debian 1:10.0.3+ds-0+deb13u1)\nCopyright\n")
+	f.Add("QEMU emulator version 9.")
+	f.Add("QEMU emulator version 99999999999999999999.1")
+	f.Fuzz(func(t *testing.T, s string) {
+		v, err := parseVersion(s)
+		if err != nil {
+			return
+		}
+		digits := regexp.MustCompile(fmt.Sprintf(`version 0*%d\.0*%d`, v.Major, v.Minor))
+		if v.Major < 0 || v.Minor < 0 || !digits.MatchString(s) {
+			t.Errorf("%+v out of %q", v, s)
+		}
+	})
 }

@@ -18,18 +18,33 @@ import (
 
 const xattrPrefix = "SCHILY.xattr."
 
+// A tar of some kilobytes can uncompress to any number of headers, and each is
+// kept in memory.
+const (
+	// maxEntries is far more than any root file system has.
+	maxEntries = 2_000_000
+	// entryBytes is how long an entry's names and extended attributes may be,
+	// on average.
+	entryBytes = 512
+)
+
 // FromTar indexes an uncompressed tar, the blob of that name: file contents
 // are not read, they become ranges of the blob. PAX and GNU extensions are
 // understood. Owners, modes, extended attributes, devices and hard links
 // pass; a link shares its target's *Inode. What could not be laid down
 // exactly is refused, and every such entry is named in the error.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
+	return fromTar(r, size, blob, layer, maxEntries)
+}
+
+func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, error) {
 	// archive/tar reads whole headers and nothing of what follows, so the
 	// reader's position after Next is where the content starts.
 	sr := io.NewSectionReader(r, 0, size)
 	tr := tar.NewReader(sr)
 	x := tarIndex{blob: blob, layer: layer, size: size, byPath: map[string]int{}}
 	var end int64 // where the last entry ends
+	entries, text := 0, 0
 	for {
 		h, err := tr.Next()
 		if err == io.EOF {
@@ -45,6 +60,14 @@ func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 			default:
 				x.errorf("reading the tar after %s: %w; it is damaged, fetch it again", x.last(), err)
 			}
+			return nil, joinErrors(x.errs)
+		}
+		if entries++; entries > limit {
+			x.errorf("the tar has more than %d entries: check that it is the archive that is meant", limit)
+			return nil, joinErrors(x.errs)
+		}
+		if text += textOf(h); text > limit*entryBytes {
+			x.errorf("the names and extended attributes in the tar have more than %d bytes together: check that it is the archive that is meant", limit*entryBytes)
 			return nil, joinErrors(x.errs)
 		}
 		off, err := sr.Seek(0, io.SeekCurrent)
@@ -69,6 +92,15 @@ func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 		return nil, joinErrors(x.errs)
 	}
 	return x.nodes, nil
+}
+
+// textOf is how many bytes of a header are kept.
+func textOf(h *tar.Header) int {
+	n := len(h.Name) + len(h.Linkname)
+	for k, v := range h.PAXRecords {
+		n += len(k) + len(v)
+	}
+	return n
 }
 
 type tarIndex struct {
@@ -390,9 +422,14 @@ func PackDir(w io.Writer, dir string, mtime time.Time) error {
 	} else if !fi.IsDir() {
 		return fmt.Errorf("packing overlay %s: not a directory", dir)
 	}
+	// The walk follows no link, not even one to where it begins.
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return fmt.Errorf("packing overlay: %w", err)
+	}
 	p := packer{tw: tar.NewWriter(w), mtime: mtime, first: map[inodeID]string{}}
 	var errs []error
-	err := filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("packing overlay: %w", err))
 			return nil

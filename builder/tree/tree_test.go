@@ -3,6 +3,7 @@ package tree
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -383,6 +384,48 @@ func TestWriteTarRoundTrip(t *testing.T) {
 	got, err := ReadContent(out[2].Data, memBlobs{"blob": b.Bytes()}, 100)
 	if err != nil || string(got) != "hello" {
 		t.Errorf("%q %v", got, err)
+	}
+}
+
+// What an archive may make us keep in memory has an end.
+func TestFromTarLimits(t *testing.T) {
+	var few, many []entry
+	for i := range 5 {
+		few = append(few, entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("d%d/", i), Mode: 0o755}})
+	}
+	many = append(few, entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: "d5/", Mode: 0o755}})
+	long := append(few[:4:4], entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: "x/", Mode: 0o755,
+		PAXRecords: map[string]string{xattrPrefix + "user.a": strings.Repeat("a", 5*entryBytes)}}})
+	for _, tt := range []struct {
+		name    string
+		entries []entry
+		want    string
+	}{
+		{"few", few, ""},
+		{"many", many, "more than 5 entries"},
+		{"long", long, "extended attributes in the tar have more than"},
+	} {
+		b := makeTar(t, tt.entries...)
+		_, err := fromTar(bytes.NewReader(b), int64(len(b)), "blob", "base", 5)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+// An overlay may be a link to the folder that is meant today.
+func TestPackDirBehindALink(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "v2/etc"), 0o755), os.WriteFile(filepath.Join(dir, "v2/etc/motd"), []byte("hello"), 0o644),
+		os.Symlink("v2", filepath.Join(dir, "current"))); err != nil {
+		t.Fatal(err)
+	}
+	var direct, linked bytes.Buffer
+	if err := errors.Join(PackDir(&direct, filepath.Join(dir, "v2"), day), PackDir(&linked, filepath.Join(dir, "current"), day)); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(direct.Bytes(), linked.Bytes()) {
+		t.Errorf("%d bytes by way of the link, %d directly", linked.Len(), direct.Len())
 	}
 }
 

@@ -181,21 +181,19 @@ hashed last, and with --locked for every input that it uses.`,
 				return err
 			}
 			defer cache.Close()
-			v, err := cache.Verify(c.Context(), dryRun, nil)
-			if err != nil {
-				return err
-			}
+			v, verr := cache.Verify(c.Context(), dryRun, nil)
+			// What was removed is told also where not all could be read.
 			if err := printAs(s, output, v, func() {
 				for _, b := range v.Damaged {
 					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, humanSize(b.Size))
 				}
 				fmt.Fprintf(s.Out, "%s: %s in %d inputs verified\n", cache.Dir(), humanSize(v.Sound.Bytes), v.Sound.Blobs)
 			}); err != nil {
-				return err
+				return errors.Join(verr, err)
 			}
 			switch n := len(v.Damaged); {
-			case n == 0:
-				return nil
+			case verr != nil || n == 0:
+				return verr
 			case dryRun:
 				return fmt.Errorf("verifying cache %s: %s damaged: run it without --dry-run to remove what is damaged", cache.Dir(), count(n, "input"))
 			default:
