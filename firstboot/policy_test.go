@@ -40,6 +40,12 @@ func TestWhatAStickMayChange(t *testing.T) {
 		}
 	}
 
+	for _, policy := range []string{ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
+		if got := admit(policy, true, nil, &next); got.site != nil {
+			t.Errorf("%s: a node whose site cannot be read takes %+v", policy, got)
+		}
+	}
+
 	got := admit(ondisk.SitesRepair, true, &old, &next)
 	want := old
 	want.Masters, want.Network, want.Credentials = next.Masters, next.Network, next.Credentials
@@ -86,16 +92,7 @@ func TestAStrangersStick(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatal(err)
 			}
-			var info map[string]any
-			if err := json.Unmarshal([]byte(w.get(ondisk.ImageInfoFile)), &info); err != nil {
-				t.Fatal(err)
-			}
-			info["removable"] = c.policy
-			b, err := json.Marshal(info)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w.put(ondisk.ImageInfoFile, string(b))
+			w.admits(c.policy)
 			w.plug(w.site("network: {ntp: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
 			w.powerOn()
 			if err := w.boot(); err != nil {
@@ -112,6 +109,21 @@ func TestAStrangersStick(t *testing.T) {
 			}
 		})
 	}
+}
+
+// admits makes the machine's one of an Image with this sites.removable.
+func (w *world) admits(policy string) {
+	w.t.Helper()
+	var info map[string]any
+	if err := json.Unmarshal([]byte(w.get(ondisk.ImageInfoFile)), &info); err != nil {
+		w.t.Fatal(err)
+	}
+	info["removable"] = policy
+	b, err := json.Marshal(info)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.put(ondisk.ImageInfoFile, string(b))
 }
 
 // fill sets every field below v that is zero.

@@ -47,12 +47,16 @@ const notTaken = "not taken after reset: "
 // newStick looks for a site that somebody has brought. One with problems does
 // not hide another's; its error is returned when there is no other.
 func newStick(e *Env, image ondisk.ImageInfo) (*stick, error) {
+	devs := e.removableSlots()
+	if len(devs) == 0 {
+		return nil, nil
+	}
 	var errs []error
-	have, haveErr := activeSite(e, image)
-	for _, s := range sticks(e, image, &errs) {
-		if haveErr != nil {
-			have = nil
-		}
+	have, err := activeSite(e, image)
+	if err != nil {
+		have = nil
+	}
+	for _, s := range sticks(e, image, have, devs, &errs) {
 		switch isNew, why := s.judge(e, have); {
 		case isNew:
 			return s, nil
@@ -63,13 +67,13 @@ func newStick(e *Env, image ondisk.ImageInfo) (*stick, error) {
 	return nil, errors.Join(errs...)
 }
 
-// sticks reads the sites of all removable slots; those with none are passed
-// over.
-func sticks(e *Env, image ondisk.ImageInfo, errs *[]error) []*stick {
+// sticks reads the sites of removable slots, for a machine that goes by have;
+// those with none are passed over.
+func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
 	own := ownContents(e)
 	var out []*stick
 	names := map[string]int{}
-	for _, dev := range e.removableSlots() {
+	for _, dev := range devs {
 		c, err := e.ReadSlot(dev)
 		if err != nil {
 			continue // no slot, or a blank one
@@ -84,13 +88,16 @@ func sticks(e *Env, image ondisk.ImageInfo, errs *[]error) []*stick {
 		}
 		m := hmac.New(sha256.New, key)
 		fmt.Fprintf(m, "%d %s", c.Info.Stamped, contentsDigest(c))
-		files, left, err := admitFiles(e, image, c.Files)
+		files, left, err := admitFiles(e, image, have, c.Files)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
 		}
 		if len(left) > 0 {
 			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(left, ", "))
+		}
+		if hasJoined(e) {
+			c.Info.Stamped = min(c.Info.Stamped, latestStamp(e, image, have))
 		}
 		name := e.stickName(dev)
 		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), info: c.Info, files: withOwnIgnition(files, own)}
@@ -196,6 +203,16 @@ func older(a, b *Active) bool {
 	return was > 0 && is > 0 && was < is
 }
 
+// latestStamp is the latest date that a node believes of a stick. A stranger's
+// could have its clock set years ahead, or newer sites be taken for old ones.
+func latestStamp(e *Env, image ondisk.ImageInfo, have *Active) int64 {
+	latest := max(e.Now().Unix(), image.SourceDate)
+	if have != nil {
+		latest = max(latest, have.Stamped)
+	}
+	return latest
+}
+
 func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
 
 // take copies the site into the machine's own slot, so that the stick may be
@@ -235,7 +252,7 @@ func (s *stick) take(e *Env) error {
 func forgetAbsent(e *Env, image ondisk.ImageInfo) error {
 	var errs []error
 	present := map[string]bool{}
-	for _, s := range sticks(e, image, &errs) {
+	for _, s := range sticks(e, image, siteIfAny(e, image), e.removableSlots(), &errs) {
 		present[filepath.Base(s.memory)] = true
 	}
 	entries, err := os.ReadDir(e.path(seenDir))
@@ -260,7 +277,7 @@ func forgetAbsent(e *Env, image ondisk.ImageInfo) error {
 // leaves, and says what the ones in it will do.
 func resetSticks(e *Env, image ondisk.ImageInfo, say func(string)) error {
 	var errs []error
-	for _, s := range sticks(e, image, &errs) {
+	for _, s := range sticks(e, image, siteIfAny(e, image), e.removableSlots(), &errs) {
 		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.held {
 			say(fmt.Sprintf("stick %s holds a site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
 			continue

@@ -1,0 +1,106 @@
+package firstboot
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
+
+// TestAStrangerAndALostIdentity: a node whose certificate has expired, or only
+// seems to by a clock that somebody moved, or whose credentials were damaged,
+// is no blank machine: a stick repairs it, and lets nobody in.
+func TestAStrangerAndALostIdentity(t *testing.T) {
+	for name, lose := range map[string]func(*world){
+		"certificate expired": func(w *world) { w.now = w.now.AddDate(2, 0, 0) },
+		"credentials damaged": func(w *world) { w.put(ondisk.KubeletConf, "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := nativeWorld(t)
+			w.admits(ondisk.SitesRepair)
+			w.mustBoot()
+			lose(w)
+			w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+			w.cluster.revive = true
+			w.plug(w.site(withToken, strangersKey))
+			w.powerOn()
+			w.mustBoot()
+			if w.has("/root/.ssh/authorized_keys") || strings.Contains(w.slotSite(ownDev), "ssh-ed25519") {
+				t.Errorf("a stranger's keys are in place:\n%s", w.slotSite(ownDev))
+			}
+			if w.joins != 2 {
+				t.Errorf("%d joins: the stick's token did not repair it", w.joins)
+			}
+		})
+	}
+}
+
+// TestAStrangersCluster: a node whose site pins no CA stays in its cluster,
+// whatever masters and token a stick names.
+func TestAStrangersCluster(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	w.admits(ondisk.SitesRepair)
+	w.stamp(ownDev, unpin(w.site(withToken)))
+	w.mustBoot()
+	w.rebuild() // who answers at the masters' addresses now is the stranger
+	ca := w.get(ondisk.KubeCA)
+	w.plug(unpin(w.site(withToken, "network: {ntp: [192.0.2.123]}")))
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Error("it went on")
+	}
+	if w.joins != 1 || w.get(ondisk.KubeCA) != ca {
+		t.Errorf("it joined the stranger's cluster (%d joins)\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+	if got := w.slotSite(ownDev); !strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "caCertHashes") {
+		t.Errorf("the slot has\n%s", got)
+	}
+}
+
+// TestAStickOfTheFuture: an unsigned stick neither sets a node's clock years
+// ahead nor makes newer sites look old.
+func TestAStickOfTheFuture(t *testing.T) {
+	w := nativeWorld(t)
+	w.admits(ondisk.SitesRepair)
+	w.mustBoot()
+	w.plug("")
+	w.stampAt(stickDev, time.Date(2029, 6, 1, 0, 0, 0, 0, time.UTC).Unix(),
+		map[string]string{ondisk.SlotSite: w.site("network: {ntp: [192.0.2.123]}")})
+	for range 2 {
+		w.powerOn()
+		w.mustBoot()
+	}
+	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") {
+		t.Error("the stick was not taken")
+	}
+	if w.now.Year() != 2026 {
+		t.Errorf("the clock says %s", w.now)
+	}
+	w.stampAt(stickDev, w.now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.site("network: {ntp: [192.0.2.124]}")})
+	w.powerOn()
+	w.mustBoot()
+	if !strings.Contains(w.slotSite(ownDev), "192.0.2.124") {
+		t.Errorf("a correction is taken for older than a stick of the future\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestAStrangerAndASpoiltSlot: a node that cannot read its own site any more
+// has nothing to repair by a stranger's.
+func TestAStrangerAndASpoiltSlot(t *testing.T) {
+	w := nativeWorld(t)
+	w.admits(ondisk.SitesRepair)
+	w.mustBoot()
+	w.stamp(ownDev, "")
+	if err := os.Remove(w.inside(ondisk.SiteCopy)); err != nil {
+		t.Fatal(err)
+	}
+	w.plug(w.site(strangersKey))
+	w.powerOn()
+	if err := w.boot(); err == nil || w.has("/root/.ssh/authorized_keys") {
+		t.Errorf("%v: a stranger's keys are in place", err)
+	}
+}
