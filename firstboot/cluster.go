@@ -25,10 +25,10 @@ import (
 // carries that to its end, since half of the credentials are no use.
 const leavingFile = ondisk.StateDir + "/leaving"
 
-// enrolledName is the name that kubelet's certificate is for; "" on a machine
-// that is no node, or not any more.
-func enrolledName(e *Env) string {
-	if enrolled(e) != nil {
+// memberName is the name that kubelet's certificate, expired or not, is for;
+// "" on a machine that is no node.
+func memberName(e *Env) string {
+	if !isMember(e) {
 		return ""
 	}
 	cert, err := kubeletCert(e)
@@ -72,7 +72,7 @@ func clusterPhase(active *Active) Phase {
 				if err := provesItself(ctx, e, active); err != nil {
 					return err
 				}
-				name := enrolledName(e)
+				name := memberName(e)
 				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(enrolledPins(e), ", "))
 				e.Console(fmt.Sprintf("the site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
 					strings.Join(enrolledPins(e), ", "), name))

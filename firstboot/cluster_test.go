@@ -392,6 +392,33 @@ func TestNewCardSortsFirst(t *testing.T) {
 	}
 }
 
+// TestNewCardAndAnExpiredCertificate: the machine joins again as what it was,
+// and stays it.
+func TestNewCardAndAnExpiredCertificate(t *testing.T) {
+	w := newWorld(t, "testdata/machine.txtar")
+	site := strings.Replace(w.site(withToken), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
+	w.stamp(ownDev, site)
+	w.mustBoot()
+	w.put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
+	w.put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
+	w.now = w.now.AddDate(2, 0, 0)
+	w.cluster.nodes["edge-525400123456"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	w.joinError = func(n int) error {
+		w.joinError = nil
+		return errors.New("kubelet is not well")
+	}
+	w.stamp(ownDev, site)
+	for range 2 {
+		w.powerOn()
+		w.mustBoot()
+		wantMember(t, w, 3)
+		if name := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); name != "edge-525400123456" {
+			t.Errorf("it is called %s", name)
+		}
+	}
+}
+
 // TestNewTokenWhileOffline: it is kept until the cluster has seen the node.
 func TestNewTokenWhileOffline(t *testing.T) {
 	for name, away := range map[string]func(*world, bool){

@@ -192,10 +192,10 @@ func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
 
 func podJoin(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
-	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
+	if err := noteJoin(e, active); err != nil {
 		return err
 	}
-	if err := noteJoin(e, site); err != nil {
+	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, site)

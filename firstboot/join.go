@@ -282,10 +282,10 @@ func sameName(e *Env, name string) error {
 }
 
 func join(ctx context.Context, e *Env, active *Active) error {
-	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
+	if err := noteJoin(e, active); err != nil {
 		return err
 	}
-	if err := noteJoin(e, active.Site); err != nil {
+	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off
 		return err
 	}
 	return kubeadmJoin(ctx, e, active, *active.Site)

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -19,7 +20,10 @@ const joinedFile = ondisk.StateDir + "/joined.json"
 // joinedAs is joinedFile: what cannot be observed later, and what kubeadm and
 // kubelet take from a site once, when they join.
 type joinedAs struct {
-	Machine          node.Machine      `json:"machine"`
+	Machine node.Machine `json:"machine"`
+	// Was is the name of a member that joins again: from now on its former
+	// credentials are gone.
+	Was              string            `json:"was,omitempty"`
 	Taints           []configs.Taint   `json:"taints,omitempty"`
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
 	CRISocket        string            `json:"criSocket"`
@@ -44,10 +48,16 @@ func (j joinedAs) write(e *Env) error {
 	return nil
 }
 
-// noteJoin keeps what the machine and its site are while it joins.
-func noteJoin(e *Env, site *configs.Site) error {
+// noteJoin keeps what the machine and its site are while it joins. One that
+// joins again keeps the facts that its name came from.
+func noteJoin(e *Env, active *Active) error {
+	site, machine := active.Site, e.facts()
+	before, ok := readJoinedAs(e)
+	if name, err := node.NodeName(site, machine); ok && (err != nil || name != active.Node) {
+		machine = before.Machine
+	}
 	return joinedAs{
-		Machine: e.facts(), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
+		Machine: machine, Was: cmp.Or(memberName(e), before.Was), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
 		CRISocket: site.CRISocket, Labels: node.KubeletLabels(site),
 	}.write(e)
 }

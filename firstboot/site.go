@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -113,15 +114,17 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 	if err != nil {
 		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
 	}
-	hostname := name
-	if was := enrolledName(e); was != "" {
-		hostname = was
-		if j, ok := readJoinedAs(e); ok && name != was {
-			// Another card may sort first since; the machine is the same.
-			if then, err := node.NodeName(site, j.Machine); err == nil && then == was {
-				name = was
-			}
+	j, _ := readJoinedAs(e)
+	if was := cmp.Or(memberName(e), j.Was); was != "" && name != was {
+		// Another card may sort first since; the machine is the same, and joins
+		// again as what it was.
+		if then, err := node.NodeName(site, j.Machine); err == nil && then == was {
+			name = was
 		}
+	}
+	hostname := name
+	if enrolled(e) == nil {
+		hostname = memberName(e)
 	}
 	called := *site
 	called.NodeName = hostname
