@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -207,5 +208,54 @@ func (s *Site) validateMasterUse(probs *Problems) {
 				break
 			}
 		}
+	}
+}
+
+// validateServerUse reports servers that are this machine, or nobody: nothing
+// would answer there.
+func (s *Site) validateServerUse(probs *Problems) {
+	subnets := s.Network.subnets()
+	nobody := func(path, host string) {
+		a, err := netip.ParseAddr(host)
+		if err != nil {
+			return
+		}
+		for _, n := range subnets {
+			if part := hostPart(n.Prefix, a); part != "" {
+				probs.add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.path)
+				return
+			}
+		}
+	}
+	itself := func(path, host string) {
+		if strings.EqualFold(host, s.NodeName) && !isLoopbackName(host) {
+			probs.add(path, "%s is the node itself (nodeName); name a server", host)
+		}
+		if a, err := netip.ParseAddr(host); err == nil && host != s.VIP {
+			if own := slices.IndexFunc(subnets, func(n subnet) bool { return n.Addr() == a }); own >= 0 {
+				probs.add(path, "%s is this machine's own address (%s); name a server", a, subnets[own].path)
+			}
+		}
+	}
+	for i, d := range s.Network.DNS {
+		nobody(fmt.Sprintf("network.dns[%d]", i), d)
+	}
+	for i, h := range s.Network.NTP {
+		path := fmt.Sprintf("network.ntp[%d]", i)
+		nobody(path, h)
+		itself(path, h)
+	}
+	u, err := url.Parse(s.Report.URL)
+	if err != nil || u.Hostname() == "" {
+		return
+	}
+	host := u.Hostname()
+	nobody("report.url", host)
+	itself("report.url", host)
+	if a, err := netip.ParseAddr(host); err == nil && badServer(a) != "" {
+		probs.add("report.url", "%s %s", a, badServer(a))
+	}
+	if isLoopbackName(host) {
+		probs.add("report.url", "%s is every machine's name for itself; name a server", host)
 	}
 }

@@ -42,6 +42,7 @@ func (s *Site) validate(credentials bool) Problems {
 	s.validateNames(&probs)
 	s.validateVIPUse(&probs)
 	s.validateMasterUse(&probs)
+	s.validateServerUse(&probs)
 	s.validateUsers(&probs)
 	if s.Report.URL != "" {
 		if bad := badURL(s.Report.URL, "https"); bad != "" {
@@ -93,7 +94,7 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 			} else {
 				v6++
 			}
-			if addr.String() == s.VIP {
+			if vip, err := netip.ParseAddr(s.VIP); err == nil && addr == vip.Unmap() {
 				probs.add(path, "%s is the VIP; the VIP is a free address that stands for all masters, so give it another one (vip)", addr)
 			}
 		} else if strings.EqualFold(host, s.Endpoint) {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/media"
@@ -404,5 +405,23 @@ func TestCAFile(t *testing.T) {
 	s, err := configs.ParsePublicSite("slot", held.Files[ondisk.SlotSite])
 	if err != nil || s.CAFile != "" || !strings.HasPrefix(s.CACert, "-----BEGIN CERTIFICATE-----") {
 		t.Errorf("in the slot: %+v, %v", s, err)
+	}
+}
+
+// Who has a disk in hand can write into its slot, and must not write to the
+// terminal of whoever inspects it.
+func TestInspectObeysNoControlCharacters(t *testing.T) {
+	var out bytes.Buffer
+	i := &media.Info{Image: ondisk.ImageInfo{Name: "a\x1b]0;b\a"}}
+	i.Slot.Report = "node is Ready\r\n\x1b[2Jgone\x9b2J\u009b2J\n\tüber"
+	i.Packages = []media.Package{{Name: "p\x7f", Version: "1"}}
+	printInfo(streams{Out: &out}, i, false, false, true)
+	if strings.ContainsAny(out.String(), "\x1b\x07\x7f\r\u009b") || !utf8.Valid(out.Bytes()) {
+		t.Errorf("printed %q", out.String())
+	}
+	for _, want := range []string{"a?]0;b?", "node is Ready\n?[2Jgone", "\n\tüber"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in %q", want, out.String())
+		}
 	}
 }

@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
@@ -130,8 +132,26 @@ the state of its slot. It prints no secret.`,
 	return c
 }
 
+// plain writes what somebody else may have written: a terminal would obey the
+// control characters in it.
+type plain struct{ io.Writer }
+
+func (p plain) Write(b []byte) (int, error) {
+	text := strings.Map(func(r rune) rune {
+		switch {
+		case r == '\r':
+			return -1
+		case unicode.IsControl(r) && r != '\n' && r != '\t':
+			return '?'
+		}
+		return r
+	}, string(b))
+	_, err := io.WriteString(p.Writer, text)
+	return len(b), err
+}
+
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
-	w := s.Out
+	w := plain{s.Out}
 	m := i.Image
 	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, humanSize(i.Size), humanSize(i.Stored))
 	fmt.Fprintf(w, "plan        %s\n", m.Plan)
