@@ -765,7 +765,7 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	for _, p := range []string{yurthubEnv, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
+	for _, p := range []string{yurthubEnv, yurthubKept, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}

@@ -127,6 +127,37 @@ func TestExchangedRootOffline(t *testing.T) {
 	}
 }
 
+// An edge node whose root was exchanged while its masters are out of reach has
+// its yurthub, without which kubelet runs no pod.
+func TestExchangedRootOfAnEdgeNode(t *testing.T) {
+	for _, c := range []struct {
+		form, args string
+		world      func(*testing.T) *world
+	}{
+		{"unit", yurthubEnv, func(t *testing.T) *world { return edgeWorld(t) }},
+		{"staticPod", hubManifest, podWorld},
+	} {
+		t.Run(c.form, func(t *testing.T) {
+			w := c.world(t)
+			w.mustBoot()
+			was := w.get(c.args)
+			w.exchangeRoot()
+			w.powerOn()
+			w.offline, w.cabled = true, true
+			w.units[ondisk.UnitIPVSCare] = "active"
+			if err := w.boot(); err == nil {
+				t.Fatal("offline, and done")
+			}
+			if state := w.state(); state.Phases[len(state.Phases)-2].Status != ondisk.PhaseWaiting {
+				t.Errorf("it stopped before it looked for its Node:\n%s", strings.Join(w.console, "\n"))
+			}
+			if got := w.get(c.args); got != was {
+				t.Errorf("yurthub's arguments are\n%s\nthey were\n%s", got, was)
+			}
+		})
+	}
+}
+
 // Of the two roots the one in use gets ids of its own; the other stays as it
 // was written.
 func TestOwnFileSystems(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,7 +22,10 @@ import (
 // What an OpenYurt node has beside a native one. openyurt's own paths are
 // kept, so that its tools find what they know.
 const (
-	yurthubEnv    = ondisk.EtcDir + "/yurthub.env"
+	yurthubEnv = ondisk.EtcDir + "/yurthub.env"
+	// yurthubKept is a copy of it on DATA, for a root that was exchanged while
+	// the masters are out of reach.
+	yurthubKept   = ondisk.StateDir + "/yurthub.env"
 	yurthubNFT    = ondisk.EtcDir + "/yurthub.nft"
 	yurthubDropin = "/etc/systemd/system/yurthub.service.d/10-edgebake-port.conf"
 	// openYurtDropin is where yurtadm and OpenYurt's own convert write the
@@ -107,7 +111,10 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
 	ip := nodeAddress(e)
-	if ip == "" {
+	if m := nodeIPArg.FindSubmatch(e.contents(yurthubKept)); ip == "" && m != nil {
+		ip = string(m[1])
+	}
+	if ip == "" && info.Form != formStaticPod { // which does not need it
 		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h := hub{
@@ -135,6 +142,8 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	}
 	return h, nil
 }
+
+var nodeIPArg = regexp.MustCompile(`(?:^|\s)--node-ip=(\S+)`)
 
 // keepServer leaves the server of yurthub.conf in the list: without it
 // yurthub would wipe its identity, and the token is long gone.
@@ -174,7 +183,7 @@ func hubFiles(h hub) map[string][]byte {
 		files[hubManifest] = h.pod()
 		return files
 	}
-	files[yurthubEnv], files[yurthubSysctl] = h.env(), []byte(nonlocal)
+	files[yurthubEnv], files[yurthubKept], files[yurthubSysctl] = h.env(), h.env(), []byte(nonlocal)
 	files[yurthubDropin] = []byte(closePortDropin)
 	return files
 }
@@ -225,7 +234,12 @@ func yurthubPhase(active *Active) Phase {
 				// there is no Node yet, and the last phase says why.
 				e.Log.Warn("the node's pool", "error", err)
 			}
-			if withEndpoint, err := endpointInCert(ctx, e, site); err == nil {
+			withEndpoint, err := endpointInCert(ctx, e, site)
+			if err != nil && !onDisk && e.exists(readyMark) {
+				// Its root was exchanged: it goes on as it did on the former one.
+				withEndpoint, err = keptEndpoint(e, site)
+			}
+			if err == nil {
 				if h, err = hubOf(e, active, withEndpoint); err != nil {
 					return err
 				}
@@ -308,7 +322,7 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 		return fmt.Errorf("preparing yurthub: %w", err)
 	}
 	files := hubFiles(h)
-	for _, p := range []string{yurthubSysctl, yurthubDropin, yurthubEnv} {
+	for _, p := range []string{yurthubSysctl, yurthubDropin, yurthubKept, yurthubEnv} {
 		if _, err := e.write(p, files[p], Mode(0o644)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}
@@ -351,6 +365,15 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 		return true, nil
 	}
 	return false, fmt.Errorf("asking the masters for their certificates' names: %w", errors.Join(errs...))
+}
+
+// keptEndpoint is what endpointInCert last said, as DATA has it.
+func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
+	kept := string(e.contents(yurthubKept)) + string(e.contents(hubManifest))
+	if !strings.Contains(kept, "--server-addr=") {
+		return false, errors.New("no master can be asked for the names in its certificate, and no earlier answer is on the disk")
+	}
+	return strings.Contains(kept, "--server-addr="+site.EndpointURL()), nil
 }
 
 // hubReady asks yurthub itself.
