@@ -23,7 +23,7 @@ func Flags() []Flag {
 		onNode    = "`firstboot convert` and `revert` work on the node they run on; what belongs to the cluster is installed there, once, with OpenYurt's charts"
 		oneNode   = "run on each node that is meant"
 		notMaster = "control-plane machines are not baked by this edgebake"
-		noWait    = "first boot goes on for ever where time can heal, and says what it waits for"
+		noWait    = "first boot retries forever, and says what it waits for"
 	)
 	return []Flag{
 		{"yurtadm join", "ADDRESS[,ADDRESS...]", []string{"Site.masters"}, "all are tried at once, not only the first"},

@@ -169,13 +169,13 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 		kind = configs.NodeCloud
 	}
 	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[configs.LabelNodePool])
-	cure := "`firstboot revert` makes it native; convert can then give it other settings"
+	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
-		cure = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
+		fix = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
 	if labels[configs.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
-		return Advise(errors.New(is), cure)
+		return Advise(errors.New(is), fix)
 	}
 	if !bySite {
 		h, err := hubForConvert(ctx, e, name, active, o)
@@ -183,7 +183,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 			return err
 		}
 		if !hubInPlace(e, h) {
-			return Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, yurthubEnv), cure)
+			return Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, yurthubEnv), fix)
 		}
 	}
 	if err := hubReady(ctx, e); err != nil {

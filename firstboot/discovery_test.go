@@ -19,7 +19,7 @@ func TestNoAnonymousAccess(t *testing.T) {
 	s := w.state()
 	said := ""
 	for _, p := range s.Phases {
-		said += p.Error + p.Cure
+		said += p.Error + p.Fix
 	}
 	if s.Result != ondisk.ResultWaiting || !strings.Contains(said, "no anonymous request for cluster-info") || !strings.Contains(said, "caFile") {
 		t.Errorf("%s: %s", s.Result, said)

@@ -68,7 +68,7 @@ func TestTroubleshootingSpeaksAsFirstBootDoes(t *testing.T) {
 	page := string(b)
 	all, must := literals(t)
 	if len(must) < 10 {
-		t.Fatalf("only %d messages with a cure were found", len(must))
+		t.Fatalf("only %d messages with a fix were found", len(must))
 	}
 	quoted := 0
 	for line := range strings.Lines(page) {

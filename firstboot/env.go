@@ -195,22 +195,22 @@ func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool
 
 // permanent is an error that no retry heals.
 type permanent struct {
-	err  error
-	cure string
+	err error
+	fix string
 }
 
 func (p *permanent) Error() string { return p.err.Error() }
 func (p *permanent) Unwrap() error { return p.err }
 
-// Permanent marks err as one that time does not heal; cure is what a person
+// Permanent marks err as one that time does not heal; fix is what a person
 // does about it.
-func Permanent(err error, cure string) error { return &permanent{err, cure} }
+func Permanent(err error, fix string) error { return &permanent{err, fix} }
 
-// Cure returns what heals a Permanent error, and whether err is one.
-func Cure(err error) (string, bool) {
+// Fix returns what heals a Permanent error, and whether err is one.
+func Fix(err error) (string, bool) {
 	var p *permanent
 	if errors.As(err, &p) {
-		return p.cure, true
+		return p.fix, true
 	}
 	return "", false
 }
@@ -236,7 +236,7 @@ func Advice(err error) string {
 	walk = func(err error) {
 		switch x := err.(type) {
 		case *permanent:
-			all = append(all, x.cure)
+			all = append(all, x.fix)
 		case *advised:
 			all = append(all, x.advice)
 		case interface{ Unwrap() []error }:

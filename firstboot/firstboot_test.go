@@ -313,9 +313,9 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 // TestHubSaysWhatTheClusterLacks: yurthub only ever waits.
 func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	for _, tc := range []struct {
-		name        string
-		lack        func(*fakeCluster)
-		words, cure string
+		name       string
+		lack       func(*fakeCluster)
+		words, fix string
 	}{
 		{"pending", func(c *fakeCluster) { c.csr = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
 		{"denied", func(c *fakeCluster) { c.csr = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub asks again by itself"},
@@ -334,8 +334,8 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 			}
 			s := w.state()
 			i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "yurthub" })
-			if p := s.Phases[i]; !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Cure, tc.cure) {
-				t.Errorf("error: %s\ncure: %s", p.Error, p.Cure)
+			if p := s.Phases[i]; !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Fix, tc.fix) {
+				t.Errorf("error: %s\ncure: %s", p.Error, p.Fix)
 			}
 			if s.Result != ondisk.ResultWaiting {
 				t.Errorf("result %s: the cluster can be healed while we wait", s.Result)
@@ -519,7 +519,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		prepare func(*world)
 		phase   string
 		words   string
-		cure    string
+		fix     string
 	}{
 		{"wrong pin", func(w *world) {
 			w.stamp(ownDev, strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1))
@@ -569,17 +569,17 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 				t.Fatalf("result %s, phases %+v\n%s", s.Result, s.Phases, strings.Join(w.console, "\n"))
 			}
 			p := s.Phases[i]
-			if p.Name != tc.phase || !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Cure, tc.cure) {
-				t.Errorf("%s: %s; cure: %s", p.Name, p.Error, p.Cure)
+			if p.Name != tc.phase || !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Fix, tc.fix) {
+				t.Errorf("%s: %s; fix: %s", p.Name, p.Error, p.Fix)
 			}
-			if !w.said("FAILED "+tc.phase) || !w.said("to go on: ") {
+			if !w.said("FAILED "+tc.phase) || !w.said("to fix: ") {
 				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 			}
 			if bytes.Contains(w.log.Bytes(), []byte(testSecret)) {
 				t.Error("the log holds the token")
 			}
 			c, err := slot.Read(w.slots[ownDev])
-			if err != nil || !strings.Contains(string(c.Report.Text), "result:  failed") || !strings.Contains(string(c.Report.Text), tc.cure) {
+			if err != nil || !strings.Contains(string(c.Report.Text), "result:  failed") || !strings.Contains(string(c.Report.Text), tc.fix) {
 				t.Errorf("the report on the slot, %v: %s", err, c.Report.Text)
 			}
 		})

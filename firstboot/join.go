@@ -194,19 +194,19 @@ func nameIsFree(ctx context.Context, e *Env, c *api.Client, name string) error {
 	if uuid := e.facts().UUID; uuid != "" && strings.EqualFold(uuid, n.Status.NodeInfo.SystemUUID) {
 		ours = true
 	}
-	cure := otherName(name)
+	fix := otherName(name)
 	switch {
 	case ready && ours:
-		return Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), cure)
+		return Advise(fmt.Errorf("the cluster still shows this machine's own Node %s as Ready; it turns NotReady within a minute", name), fix)
 	case ready:
-		return Permanent(fmt.Errorf("the node name %s is taken: the cluster has a Node of that name, and it is Ready", name), cure)
+		return Permanent(fmt.Errorf("the node name %s is taken: the cluster has a Node of that name, and it is Ready", name), fix)
 	}
-	e.Log.Warn("the cluster has a stale Node of this name, which keeps its old labels and taints", "node", name, "cure", cure)
-	e.Console(fmt.Sprintf("the cluster has a stale Node %s, which keeps its old labels and taints: %s", name, cure))
+	e.Log.Warn("the cluster has a stale Node of this name, which keeps its old labels and taints", "node", name, "fix", fix)
+	e.Console(fmt.Sprintf("the cluster has a stale Node %s, which keeps its old labels and taints: %s", name, fix))
 	return nil
 }
 
-// otherName is the cure of a name that the cluster knows already.
+// otherName is the fix of a name that the cluster knows already.
 func otherName(name string) string {
 	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }
@@ -320,7 +320,7 @@ func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ig
 	return nil
 }
 
-// judgeJoin names the cure of what kubeadm says often.
+// judgeJoin names the fix of what kubeadm says often.
 func judgeJoin(name string, err error) error {
 	msg := err.Error()
 	switch {

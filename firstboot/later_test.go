@@ -767,7 +767,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	s := w.state()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
-	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Cure, "kubectl delete node edge-sn0042") {
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
 	if !w.said("the cluster has a stale Node edge-sn0042") {
@@ -800,7 +800,7 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 }
 
 // TestPoolChanged: what kubelet registers with follows the site, so that the
-// cure that is said is one.
+// fix that is said is one.
 func TestPoolChanged(t *testing.T) {
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {

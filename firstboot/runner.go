@@ -54,7 +54,7 @@ const (
 	undoTimeout  = 2 * time.Minute
 	// standstill is how often a stopped run looks for a corrected site.
 	standstill = 10 * time.Second
-	// repeat is how often it looks, and says, whether it is still so: the cure
+	// repeat is how often it looks, and says, whether it is still so: the fix
 	// may have been one in the cluster.
 	repeat = 10 * time.Minute
 )
@@ -269,7 +269,7 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 		}
 		cancel()
 	}
-	if _, ok := Cure(err); ok {
+	if _, ok := Fix(err); ok {
 		return Todo, r.stop(ctx, e, p, attempts, err)
 	}
 	r.result(e, ondisk.ResultWaiting)

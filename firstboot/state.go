@@ -168,7 +168,7 @@ func (r *Runner) mark(e *Env, p Phase, status string, attempts int, err error) {
 
 func (r *Runner) done(e *Env, p Phase, attempts int) {
 	ps, changed, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
-		ps.Status, ps.Attempts, ps.Waiting, ps.Error, ps.Cure = ondisk.PhaseDone, attempts, "", "", ""
+		ps.Status, ps.Attempts, ps.Waiting, ps.Error, ps.Fix = ondisk.PhaseDone, attempts, "", "", ""
 	})
 	r.mu.Lock()
 	delete(r.lastErr, p.Name)
@@ -186,15 +186,15 @@ func (r *Runner) done(e *Env, p Phase, attempts int) {
 // note records a failed attempt, and says it once for each new reason.
 func (r *Runner) note(e *Env, p Phase, attempts int, err error) {
 	what := r.redact(oneLine(err))
-	cure := r.redact(Advice(err))
+	fix := r.redact(Advice(err))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
-		ps.Status, ps.Attempts, ps.Error, ps.Cure = ondisk.PhaseWaiting, attempts, what, cure
+		ps.Status, ps.Attempts, ps.Error, ps.Fix = ondisk.PhaseWaiting, attempts, what, fix
 	})
 	r.mu.Lock()
 	same := r.lastErr[p.Name] == what
 	r.lastErr[p.Name] = what
 	r.mu.Unlock()
-	if _, permanent := Cure(err); permanent {
+	if _, permanent := Fix(err); permanent {
 		return // said as a failure
 	}
 	if same {
@@ -202,15 +202,15 @@ func (r *Runner) note(e *Env, p Phase, attempts int, err error) {
 		return
 	}
 	r.say(e, fmt.Sprintf("%s %s: will be tried again: %s", place, p.Name, what))
-	if cure != "" {
-		r.say(e, "    "+cure)
+	if fix != "" {
+		r.say(e, "    "+fix)
 	}
 }
 
 func (r *Runner) sayFailure(e *Env, p Phase, err error) {
-	cure, _ := Cure(err)
+	fix, _ := Fix(err)
 	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.redact(oneLine(err))))
-	r.say(e, "    to go on: "+r.redact(cure))
+	r.say(e, "    to fix: "+r.redact(fix))
 }
 
 // withAdvice is oneLine, and what a person can do about it.
@@ -371,7 +371,7 @@ func ReportText(s *ondisk.State) string {
 			fmt.Fprintf(&b, "  %d attempts", p.Attempts)
 		}
 		b.WriteByte('\n')
-		for _, l := range []struct{ key, text string }{{"waits for", p.Waiting}, {"error", p.Error}, {"cure", p.Cure}} {
+		for _, l := range []struct{ key, text string }{{"waits for", p.Waiting}, {"error", p.Error}, {"fix", p.Fix}} {
 			if l.text != "" {
 				fmt.Fprintf(&b, "    %s: %s\n", l.key, l.text)
 			}

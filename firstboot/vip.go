@@ -24,7 +24,7 @@ const saidVIP = ondisk.RunDir + "/vip"
 // leads to the masters, whatever the cluster means by it, and only a member may
 // ask what the cluster means.
 func vipPhase(site *configs.Site) Phase {
-	const cure = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
+	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return Phase{
 		Name: "vip", Doc: "the VIP is no Service's address", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -38,7 +38,7 @@ func vipPhase(site *configs.Site) Phase {
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
 				return Done, nil
 			case service != "":
-				return Todo, Permanent(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), cure)
+				return Todo, Permanent(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
 			case in.IsValid():
 				return Todo, nil
 			}
@@ -49,7 +49,7 @@ func vipPhase(site *configs.Site) Phase {
 			if err != nil {
 				return fmt.Errorf("asking whether the VIP is free in the cluster: %w", err)
 			}
-			line := fmt.Sprintf("the VIP %s lies in the cluster's service range %s: no Service has it now, and one that gets it cannot be reached from this node; %s", site.VIP, in, cure)
+			line := fmt.Sprintf("the VIP %s lies in the cluster's service range %s: no Service has it now, and one that gets it cannot be reached from this node; %s", site.VIP, in, fix)
 			e.Log.Warn(line)
 			e.Console(line)
 			return e.WriteFile(saidVIP, []byte(site.VIP), Mode(0o600))

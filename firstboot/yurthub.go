@@ -227,7 +227,7 @@ func yurthubPhase(active *Active) Phase {
 				return err
 			}
 			if err := poolFits(ctx, e, h); err != nil {
-				if _, permanent := Cure(err); permanent && !onDisk {
+				if _, permanent := Fix(err); permanent && !onDisk {
 					return err // one that runs goes on
 				}
 				// Without OpenYurt's webhooks the node gets along; with them

@@ -299,8 +299,8 @@ func TestBadLayouts(t *testing.T) {
 			o := testOptions()
 			_, err := resolveAndBake(t, c, o, l.imgs)
 			wantError(t, err, append(tt.want, ref)...)
-			if cures := strings.Count(err.Error(), "again"); cures > 1 {
-				t.Errorf("%d cures: %v", cures, err)
+			if fixes := strings.Count(err.Error(), "again"); fixes > 1 {
+				t.Errorf("%d fixes: %v", fixes, err)
 			}
 			unpoisoned(t, c)
 			// What is wrong with one image is nothing to another.
@@ -697,7 +697,7 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 				t.Errorf("warnings: %q", warnings)
 			}
 			unpoisoned(t, c)
-			// When all fail, all are named, each with its cure.
+			// When all fail, all are named, each with its fix.
 			good.mu.Lock()
 			good.fail = func(w http.ResponseWriter, r *http.Request) bool {
 				if strings.Contains(r.URL.Path, "/blobs/") {

@@ -369,7 +369,7 @@ func urlHost(s string) string {
 }
 
 // endpointErrors is what a registry and its mirrors answered, each with its
-// own cure.
+// own fix.
 type endpointErrors []*endpointError
 
 func (es endpointErrors) join() error {
@@ -384,7 +384,7 @@ func (es endpointErrors) Error() string {
 	b.WriteString("neither a mirror nor the registry gives it:")
 	for _, e := range es {
 		b.WriteString("\n  " + e.Error())
-		if c := cureOf(e); c != "" {
+		if c := fixOf(e); c != "" {
 			b.WriteString("; " + c)
 		}
 	}
@@ -520,8 +520,8 @@ func (s *stallReader) Close() error {
 	return err
 }
 
-// cureOf is what a person can do about a failure to fetch.
-func cureOf(err error) string {
+// fixOf is what a person can do about a failure to fetch.
+func fixOf(err error) string {
 	var te *transport.Error
 	var de *fetch.DigestError
 	var unknown *net.DNSError

@@ -141,8 +141,8 @@ func (e *BlobError) Error() string {
 		s += " " + e.Digest
 	}
 	s += ": " + e.Err.Error()
-	var several endpointErrors // have their cures
-	if c := cureOf(e.Err); c != "" && !errors.As(e.Err, &several) {
+	var several endpointErrors // have their fixes
+	if c := fixOf(e.Err); c != "" && !errors.As(e.Err, &several) {
 		s += "; " + c
 	}
 	return s

@@ -40,7 +40,7 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
-// TestBadInputsOfABuild wants each problem named with its place and its cure,
+// TestBadInputsOfABuild wants each problem named with its place and its fix,
 // all of them at once, and nothing written.
 func TestBadInputsOfABuild(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "something else") }))
@@ -161,7 +161,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 }
 
 // TestBadContainerImages wants every problem with container images at once,
-// each with its line and its cure, before anything is compiled or written.
+// each with its line and its fix, before anything is compiled or written.
 func TestBadContainerImages(t *testing.T) {
 	c := newCLI(t)
 	c.project(func(s string) string {

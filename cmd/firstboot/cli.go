@@ -40,7 +40,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}
 	fmt.Fprintln(errOut, "firstboot:", err)
 	if advice := firstboot.Advice(err); advice != "" {
-		fmt.Fprintln(errOut, "    to go on:", advice)
+		fmt.Fprintln(errOut, "    to fix:", advice)
 	}
 	if u := (usageError{}); errors.As(err, &u) || strings.HasPrefix(err.Error(), "unknown command") {
 		return exitUsage
@@ -172,7 +172,7 @@ func newStatus(root string) *cobra.Command {
 				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
 			}
 			if s.Result == ondisk.ResultFailed {
-				return errors.New("first boot has failed; the cure is above")
+				return errors.New("first boot has failed; the fix is above")
 			}
 			return nil
 		},

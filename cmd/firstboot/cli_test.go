@@ -72,7 +72,7 @@ func TestStatus(t *testing.T) {
 		Started: time.Unix(1767225600, 0).UTC(), Updated: time.Unix(1767225700, 0).UTC(),
 		Phases: []ondisk.PhaseState{
 			{Name: "network", Status: ondisk.PhaseDone, Attempts: 3, Seconds: 4.25},
-			{Name: "discovery", Status: ondisk.PhaseFailed, Attempts: 1, Error: "the token is unknown", Cure: "make a new token"},
+			{Name: "discovery", Status: ondisk.PhaseFailed, Attempts: 1, Error: "the token is unknown", Fix: "make a new token"},
 			{Name: "join", Status: ondisk.PhasePending},
 		},
 	}
@@ -104,7 +104,7 @@ updated: 2026-01-01T00:01:40Z
 network          done        4.2 s  3 attempts
 discovery        failed  
     error: the token is unknown
-    cure: make a new token
+    fix: make a new token
 join             pending 
 `
 	if text != shown {

@@ -245,7 +245,7 @@ type PhaseState struct {
 	Seconds  float64   `json:"seconds"`        // spent in the phase so far
 	Waiting  string    `json:"waiting,omitempty"`
 	Error    string    `json:"error,omitempty"`
-	Cure     string    `json:"cure,omitempty"`
+	Fix      string    `json:"fix,omitempty"`
 }
 
 // IPVSVersion is the version of IPVS.

@@ -22,7 +22,7 @@ import (
 )
 
 // What people get wrong in a site, and how they put it right. A token that
-// the cluster does not know stops first boot with the cure; a stick with
+// the cluster does not know stops first boot with the fix; a stick with
 // another site is taken while the machine stands, here with a wrong pin; the
 // machine's own report is read off its disk; stamped anew, it joins. At last
 // it is told an address that leads nowhere, and goes back to the one that did.
@@ -34,7 +34,7 @@ func TestCorrectedSite(t *testing.T) {
 	w.must(w.bin, "stamp", w.golden, w.site(0, lab.Site{NodeName: name, Token: "abcdef.0123456789abcdef"}), "--output", image)
 	vm := w.start(lab.VMConfig{Name: name, Image: image, Sticks: qemu.SCSI})
 	mark := w.expect(vm, 0, `edgebake: FAILED discovery: .*token`)
-	mark = w.expect(vm, mark, `edgebake: +to go on: .*kubeadm token create`)
+	mark = w.expect(vm, mark, `edgebake: +to fix: .*kubeadm token create`)
 
 	pin := w.c.CAHash
 	w.c.CAHash = "sha256:" + strings.Repeat("0", 64)
@@ -51,7 +51,7 @@ func TestCorrectedSite(t *testing.T) {
 	// The disk goes to a desk and comes back.
 	disk := w.disk(vm)
 	report := w.must(w.bin, "inspect", disk)
-	for _, want := range []string{"result:  failed", "discovery        failed", "cure: compare caCertHashes in site.yaml"} {
+	for _, want := range []string{"result:  failed", "discovery        failed", "fix: compare caCertHashes in site.yaml"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("edgebake inspect does not show %q of the machine's report:\n%s", want, report)
 		}
