@@ -100,7 +100,7 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
 	}
 	g := &goTool{path: goCmd, arch: r.Arch, log: log}
-	facts, err := g.run(ctx, "", "env", "GOVERSION", "GOEXPERIMENT")
+	facts, err := g.facts(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("asking go for its version: %w", err)
 	}
@@ -210,6 +210,20 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 		return nil, fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, said.b, lastBytes(out.Bytes(), 4<<10))
 	}
 	return out.Bytes(), nil
+}
+
+// facts are what decides beside the recipe. They are asked for in a module of
+// our own: that of the caller's folder may want another Go release.
+func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
+	dir, err := c.TempDir()
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
+		return nil, err
+	}
+	return g.run(ctx, dir, "env", "GOVERSION", "GOEXPERIMENT")
 }
 
 func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Writer) error {

@@ -165,6 +165,13 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	t.Setenv("GOARCH", "arm64")
 	t.Setenv("CGO_ENABLED", "1")
 	t.Setenv("GODEBUG", "netdns=cgo")
+	// The folder we stand in is a module that wants a Go release of its own.
+	t.Setenv("GOTOOLCHAIN", "auto")
+	here := t.TempDir()
+	if err := os.WriteFile(filepath.Join(here, "go.mod"), []byte("module here\n\ngo 1.999.0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(here)
 	second, _ := build()
 	if first != second {
 		t.Errorf("digests differ with the caller's settings: %s, %s", first, second)
