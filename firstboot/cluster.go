@@ -223,7 +223,7 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 	if err := resetIPVS(ctx, e); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, joinedFile, ondisk.KubeCA, leavingFile) {
+	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, saidVIP, joinedFile, ondisk.KubeCA, leavingFile) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}

@@ -237,6 +237,11 @@ func endTrial(ctx context.Context, e *Env) error {
 	if !ok {
 		return nil
 	}
+	if !e.exists(manifestFile) {
+		// The trial was another root's: its files are none of this one's, and
+		// what is put in place here would be taken for baked.
+		return forgetTrial(e)
+	}
 	now, err := networkFiles(e)
 	if err != nil {
 		return err

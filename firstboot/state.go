@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -230,9 +231,20 @@ func oneLine(err error) string {
 	return strings.Join(lines, "; ")
 }
 
+// printable is what others say in part, a program that holds yurthub's port for
+// one, as it may go to a terminal and, in one line, to systemd.
+func printable(s string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsPrint(c) {
+			return c
+		}
+		return ' '
+	}, s)
+}
+
 func (r *Runner) waiting(what string) {
 	e := r.Env
-	what = r.redact(what)
+	what = printable(r.redact(what))
 	r.mu.Lock()
 	name := ""
 	for _, p := range r.state.Phases {
@@ -275,6 +287,7 @@ func (r *Runner) forgetNotes() {
 
 // say tells a person: console, status line and journal.
 func (r *Runner) say(e *Env, line string) {
+	line = printable(line)
 	e.Console(line)
 	e.Notify("STATUS=" + line)
 	e.Log.Info(line)

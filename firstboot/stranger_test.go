@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -102,5 +103,26 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	w.powerOn()
 	if err := w.boot(); err == nil || w.has("/root/.ssh/authorized_keys") {
 		t.Errorf("%v: a stranger's keys are in place", err)
+	}
+}
+
+// TestWordsOfAStranger: nobody writes to the console's terminal, or to systemd,
+// through what first boot repeats.
+func TestWordsOfAStranger(t *testing.T) {
+	var out []string
+	e := &Env{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Console: func(line string) { out = append(out, line) }, Notify: func(state string) { out = append(out, state) },
+		WriteFile: func(string, []byte, Owner) error { return nil }}
+	r := &Runner{Env: e}
+	r.state.Phases = []ondisk.PhaseState{{Name: "yurthub", Status: ondisk.PhaseRunning}}
+	r.say(e, "it says: \x1b[2J\nMAINPID=1")
+	r.waiting("it says: \x1b[2J\nMAINPID=1")
+	for _, line := range out {
+		if strings.ContainsAny(line, "\x1b\n") || !strings.Contains(line, "MAINPID=1") {
+			t.Errorf("%q", line)
+		}
+	}
+	if len(out) != 4 {
+		t.Errorf("said: %q", out)
 	}
 }

@@ -162,3 +162,27 @@ func TestCorrectedAfterARollback(t *testing.T) {
 		t.Error("something of the former settings is left")
 	}
 }
+
+// TestTrialOfAnotherRoot: what was tried on one root is not baked into another.
+func TestTrialOfAnotherRoot(t *testing.T) {
+	w := nativeWorld(t, address("192.0.2.50"))
+	w.mustBoot()
+	w.stamp(ownDev, w.site(address("192.0.3.50")))
+	w.powerOn()
+	w.link = func() bool { return w.networkHas("192.0.2.50/24") }
+	w.mustBoot()
+	if !w.has(trialFile) {
+		t.Fatal("nothing was tried")
+	}
+	w.exchangeRoot()
+	w.stamp(ownDev, w.site(address("192.0.2.51")))
+	w.link = nil
+	w.powerOn()
+	w.mustBoot()
+	w.stamp(ownDev, w.site())
+	w.powerOn()
+	w.mustBoot()
+	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
+		t.Error("settings of a site that is gone are in place for good")
+	}
+}

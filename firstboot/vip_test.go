@@ -51,3 +51,17 @@ func TestVIPInTheCluster(t *testing.T) {
 		})
 	}
 }
+
+// TestVIPInTheNextCluster: what was said of one cluster holds for no other.
+func TestVIPInTheNextCluster(t *testing.T) {
+	w := nativeWorld(t)
+	w.cluster.serviceSubnet = "10.96.0.0/12"
+	w.mustBoot()
+	w.rebuild()
+	w.cluster.serviceSubnet, w.cluster.services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
+	w.stamp(ownDev, w.site(withToken))
+	// First boot once more, while the machine is on.
+	if err := w.boot(); err == nil || !w.said("is the address of the cluster's Service shop/till") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}

@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // maxAnswer bounds every answer we read; a ConfigMap is 1 MiB at most.
@@ -153,7 +154,7 @@ func do(req *http.Request, dial DialFunc, conf *tls.Config, token string, out an
 			Message string `json:"message"`
 		}
 		_ = json.Unmarshal(body, &status) // a proxy's error page has none
-		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: status.Message}
+		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: printable(status.Message)}
 	}
 	if out == nil {
 		return nil
@@ -162,6 +163,19 @@ func do(req *http.Request, dial DialFunc, conf *tls.Config, token string, out an
 		return fmt.Errorf("decoding the answer of %s: %w", where, err)
 	}
 	return nil
+}
+
+// printable is what a server says as it may be shown on consoles and kept in
+// reports: nobody may have verified that server yet.
+func printable(s string) string {
+	const most = 500
+	s = strings.ToValidUTF8(s[:min(len(s), most)], "")
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
 }
 
 // Pool makes a pool of the certificates in PEM; none at all is an error.

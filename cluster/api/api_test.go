@@ -323,6 +323,24 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
+// TestWordsOfAStranger: what a server says goes to consoles, systemd and
+// reports before anybody knows whose server it is.
+func TestWordsOfAStranger(t *testing.T) {
+	body, err := json.Marshal(map[string]string{"message": "no\x1b[2J\nMAINPID=1\r" + strings.Repeat("é", 1<<20)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write(body)
+	}))
+	defer s.Close()
+	err = get(t.Context(), (&net.Dialer{}).DialContext, nil, s.URL, "/x", "", nil)
+	if Code(err) != 403 || strings.ContainsAny(err.Error(), "\x1b\n\r") || len(err.Error()) > 600 || !strings.Contains(err.Error(), "MAINPID=1 é") {
+		t.Errorf("%d bytes: %.80q", len(err.Error()), err)
+	}
+}
+
 func TestSetServer(t *testing.T) {
 	const before = `apiVersion: v1
 kind: Config
