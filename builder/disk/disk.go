@@ -16,7 +16,7 @@
 //   - What nobody wrote is a hole in the file.
 //   - Nothing depends on the size of a disk's sectors but the table and the
 //     FAT file systems; a table for sectors of 4 KiB fits in their place
-//     (docs/decisions/0013-room-for-updates.md).
+//     (docs/decisions/0014-room-for-updates.md).
 //   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
 //     partition but the slot.
 package disk
