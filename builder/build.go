@@ -225,7 +225,7 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 	info := ondisk.ImageInfo{
 		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
 		SourceDate: b.date.Unix(), NodeTypes: img.NodeTypes, SiteVersions: siteVersions,
-		Removable:  img.Sites.Removable,
+		Removable: img.Sites.Removable, SiteKeys: img.Sites.Keys,
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
 		Snapshotter: "overlayfs", Images: store.Images,
 	}

@@ -64,11 +64,16 @@ type Image struct {
 // Sites says where the node's Site may come from, besides its own disk.
 type Sites struct {
 	// Removable is what a machine takes of a Site on a USB stick or card.
-	// Before the node has joined, all but never take the whole Site. Then
-	// repair takes masters, network, time servers and token, which bring the
-	// node back to its cluster, and nothing that lets somebody in;
-	// untilEnrolled takes nothing, always takes the whole Site.
-	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=always,default=repair"`
+	// never takes nothing; signed takes a whole Site that is signed by one of
+	// keys, and nothing else. The others take the whole Site before the node
+	// has joined. Then repair takes masters, network, time servers and token,
+	// which bring the node back to its cluster, and nothing that lets somebody
+	// in; untilEnrolled takes nothing; both take the whole Site if it is signed
+	// by one of keys. always takes the whole Site.
+	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=signed,enum=always,default=repair"`
+	// Keys are minisign public keys, each the second line of the file that
+	// minisign -G writes. Sites on sticks are signed by edgebake site sign.
+	Keys []string `yaml:"keys,omitempty" json:"keys,omitempty"`
 }
 
 // Base is the root file system to start from; exactly one member is set.

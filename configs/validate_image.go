@@ -114,6 +114,7 @@ func (i *Image) Validate() Problems {
 			probs.add(p, "%s is listed twice", t)
 		}
 	}
+	i.Sites.validate(&probs)
 	i.Base.validate(&probs)
 	i.validatePrograms(&probs)
 	i.validateImages(&probs)

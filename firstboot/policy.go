@@ -3,12 +3,14 @@ package firstboot
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -25,6 +27,7 @@ type admitted struct {
 
 // admit decides what a machine takes of the site on a stick, which anybody may
 // plug in. old is the site that it goes by; nil: it cannot be read any more.
+// signed says that a key which the Image names has signed next.
 //
 // A machine that is no member of a cluster yet has no other way to its site.
 // A member takes from a stranger only what brings it back to its cluster, whose
@@ -32,9 +35,13 @@ type admitted struct {
 // takes nothing that lets somebody in (users, keys, Ignition), that leads it to
 // another cluster (pins, CA), or that changes what runs on it (arguments,
 // labels, pools, the proxy that images come through).
-func admit(policy string, joined bool, old, next *configs.Site) admitted {
+func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:
+		return admitted{}
+	case signed:
+		return admitted{site: next, whole: true}
+	case policy == ondisk.SitesSigned:
 		return admitted{}
 	case policy == ondisk.SitesAlways, !joined:
 		return admitted{site: next, whole: true}
@@ -74,42 +81,75 @@ func differing(a, b reflect.Value) []string {
 // which a neighbour can see to, makes no blank machine of it.
 func hasJoined(e *Env) bool { return isMember(e) || e.exists(readyMark) }
 
-// admitFiles is what this machine, which goes by old, takes of a stick's files,
-// and names what it leaves out.
-func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, files map[string][]byte) (take map[string][]byte, left []string, err error) {
-	next, err := configs.ParsePublicSite(ondisk.SlotSite, files[ondisk.SlotSite])
+// taking is what this machine takes of a stick.
+type taking struct {
+	info  ondisk.SlotInfo
+	files map[string][]byte
+	// signed is when a key that the Image names has signed it, in seconds
+	// since the epoch; 0: it is anybody's.
+	signed int64
+	// left names what is left out.
+	left []string
+}
+
+// admitFiles is what this machine, which goes by old, takes of a stick. Nothing
+// on the stick is parsed before its signature has been looked at.
+func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
+	all := &taking{info: c.Info, files: c.Files}
+	when, unsigned := checkSignature(e, image, c)
+	if unsigned == nil {
+		// What is not signed, as edgebake.json is not, does not count.
+		all.info, all.signed = ondisk.SlotInfo{Stamped: when}, when
+	}
+	switch {
+	case image.Removable == ondisk.SitesNever:
+		return nil, notAdmitted(image)
+	case image.Removable == ondisk.SitesSigned && unsigned != nil:
+		return nil, fmt.Errorf("%w; the Image has this machine take signed sites only (sites.removable: signed; edgebake site sign)", unsigned)
+	case unsigned != nil && !errors.Is(unsigned, slot.ErrUnsigned):
+		e.Note("stick %s counts as unsigned: %v", dev, unsigned)
+	}
+	next, err := configs.ParsePublicSite(ondisk.SlotSite, c.Files[ondisk.SlotSite])
 	if err != nil {
-		return files, nil, nil // whoever resolves the site says what is wrong with it
+		return all, nil // whoever resolves the site says what is wrong with it
 	}
 	var site *configs.Site
 	if old != nil {
 		site = old.Site
 	}
-	got := admit(image.Removable, hasJoined(e), site, next)
+	got := admit(image.Removable, hasJoined(e), unsigned == nil, site, next)
 	switch {
 	case got.site == nil:
-		return nil, nil, fmt.Errorf("the Image has this machine take no site from one (sites.removable: %s)", cmp.Or(image.Removable, ondisk.SitesRepair))
+		return nil, notAdmitted(image)
 	case got.whole:
-		return files, nil, nil
+		return all, nil
 	}
 	if unpinned(site) && !next.Credentials.Token.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
 		if got.site.CACertHashes = enrolledPins(e); len(got.site.CACertHashes) == 0 {
-			return nil, nil, fmt.Errorf("it brings a token, and nothing tells which cluster is this machine's (unsafeSkipCAVerification, and no CA on the disk)")
+			return nil, fmt.Errorf("it brings a token, and nothing tells which cluster is this machine's (unsafeSkipCAVerification, and no CA on the disk)")
 		}
 		got.site.UnsafeSkipCAVerification = false
 	}
 	doc, err := configs.EncodeSlot(got.site)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	take, left = maps.Clone(ownContents(e).Files), got.left
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if name != ondisk.SlotSite && !bytes.Equal(files[name], take[name]) {
-			left = append(left, name)
+	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), left: got.left}
+	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
+		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
+			t.left = append(t.left, name)
 		}
 	}
-	take[ondisk.SlotSite] = doc
-	return take, left, nil
+	t.files[ondisk.SlotSite] = doc
+	return t, nil
+}
+
+func notAdmitted(image ondisk.ImageInfo) error {
+	hint := ""
+	if len(image.SiteKeys) > 0 && image.Removable != ondisk.SitesNever {
+		hint = ", unless it is signed by a key that the Image names (edgebake site sign)"
+	}
+	return fmt.Errorf("the Image has this machine take no site from one%s (sites.removable: %s)", hint, cmp.Or(image.Removable, ondisk.SitesRepair))
 }

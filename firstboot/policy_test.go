@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"aead.dev/minisign"
+
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -22,31 +24,38 @@ func TestWhatAStickMayChange(t *testing.T) {
 
 	for _, c := range []struct {
 		policy            string
-		enrolled          bool
+		enrolled, signed  bool
 		none, whole, some bool
 	}{
-		{ondisk.SitesNever, false, true, false, false},
-		{ondisk.SitesNever, true, true, false, false},
-		{ondisk.SitesUntilEnrolled, false, false, true, false},
-		{ondisk.SitesUntilEnrolled, true, true, false, false},
-		{ondisk.SitesRepair, false, false, true, false},
-		{ondisk.SitesRepair, true, false, false, true},
-		{"", true, false, false, true}, // an image of before
-		{ondisk.SitesAlways, true, false, true, false},
+		{ondisk.SitesNever, false, false, true, false, false},
+		{ondisk.SitesNever, true, false, true, false, false},
+		{ondisk.SitesUntilEnrolled, false, false, false, true, false},
+		{ondisk.SitesUntilEnrolled, true, false, true, false, false},
+		{ondisk.SitesRepair, false, false, false, true, false},
+		{ondisk.SitesRepair, true, false, false, false, true},
+		{"", true, false, false, false, true}, // an image of before
+		{ondisk.SitesAlways, true, false, false, true, false},
+		{ondisk.SitesSigned, false, false, true, false, false},
+		{ondisk.SitesSigned, true, false, true, false, false},
+		{ondisk.SitesSigned, false, true, false, true, false},
+		{ondisk.SitesSigned, true, true, false, true, false},
+		{ondisk.SitesNever, true, true, true, false, false},
+		{ondisk.SitesUntilEnrolled, true, true, false, true, false},
+		{ondisk.SitesRepair, true, true, false, true, false},
 	} {
-		got := admit(c.policy, c.enrolled, &old, &next)
+		got := admit(c.policy, c.enrolled, c.signed, &old, &next)
 		if (got.site == nil) != c.none || got.whole != c.whole || (len(got.left) > 0) != c.some {
-			t.Errorf("%s, enrolled %v: %+v", c.policy, c.enrolled, got)
+			t.Errorf("%s, enrolled %v, signed %v: %+v", c.policy, c.enrolled, c.signed, got)
 		}
 	}
 
 	for _, policy := range []string{ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
-		if got := admit(policy, true, nil, &next); got.site != nil {
+		if got := admit(policy, true, false, nil, &next); got.site != nil {
 			t.Errorf("%s: a node whose site cannot be read takes %+v", policy, got)
 		}
 	}
 
-	got := admit(ondisk.SitesRepair, true, &old, &next)
+	got := admit(ondisk.SitesRepair, true, false, &old, &next)
 	want := old
 	want.Masters, want.Network, want.Credentials = next.Masters, next.Network, next.Credentials
 	want.Network.Proxy = old.Network.Proxy
@@ -67,12 +76,12 @@ func TestWhatAStickMayChange(t *testing.T) {
 			t.Errorf("%s was left out and not said: %v", name, got.left)
 		}
 	}
-	if again := admit(ondisk.SitesRepair, true, &old, &old); len(again.left) > 0 {
+	if again := admit(ondisk.SitesRepair, true, false, &old, &old); len(again.left) > 0 {
 		t.Errorf("nothing differs: %v", again.left)
 	}
 	next.Credentials = configs.Credentials{}
 	old.Credentials.Token = configs.NewSecret("live")
-	if got := admit(ondisk.SitesRepair, true, &old, &next); got.site.Credentials.Token.Reveal() != "live" {
+	if got := admit(ondisk.SitesRepair, true, false, &old, &next); got.site.Credentials.Token.Reveal() != "live" {
 		t.Error("a stick without a token took the machine's away")
 	}
 }
@@ -111,14 +120,19 @@ func TestAStrangersStick(t *testing.T) {
 	}
 }
 
-// admits makes the machine's one of an Image with this sites.removable.
-func (w *world) admits(policy string) {
+// admits makes the machine's one of an Image with this sites.removable, and
+// the public halves of these keys.
+func (w *world) admits(policy string, keys ...minisign.PrivateKey) {
 	w.t.Helper()
 	var info map[string]any
 	if err := json.Unmarshal([]byte(w.get(ondisk.ImageInfoFile)), &info); err != nil {
 		w.t.Fatal(err)
 	}
-	info["removable"] = policy
+	texts := []string{}
+	for _, k := range keys {
+		texts = append(texts, k.Public().(minisign.PublicKey).String())
+	}
+	info["removable"], info["siteKeys"] = policy, texts
 	b, err := json.Marshal(info)
 	if err != nil {
 		w.t.Fatal(err)

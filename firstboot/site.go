@@ -266,6 +266,9 @@ func contentsDigest(c *slot.Contents) string {
 		fmt.Fprintf(h, "%s\x00%d\x00", name, len(c.Files[name]))
 		h.Write(c.Files[name])
 	}
+	if c.Signature != nil {
+		fmt.Fprintf(h, "%s\x00%d\x00%s", ondisk.SlotSignature, len(c.Signature), c.Signature)
+	}
 	return hex.EncodeToString(h.Sum(nil))
 }
 

@@ -32,6 +32,9 @@ type stick struct {
 	memory string
 	// held names what it holds now.
 	held string
+	// signed is when a key that the Image names has signed it; 0: it is
+	// anybody's.
+	signed int64
 	// info and files are what the machine's slot would become.
 	info   ondisk.SlotInfo
 	files  map[string][]byte
@@ -88,20 +91,20 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 		}
 		m := hmac.New(sha256.New, key)
 		fmt.Fprintf(m, "%d %s", c.Info.Stamped, contentsDigest(c))
-		files, left, err := admitFiles(e, image, have, c.Files)
+		got, err := admitFiles(e, image, have, dev, c)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
 		}
-		if len(left) > 0 {
-			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(left, ", "))
+		if len(got.left) > 0 {
+			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.left, ", "))
 		}
 		if hasJoined(e) {
-			c.Info.Stamped = min(c.Info.Stamped, latestStamp(e, image, have))
+			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
 		}
 		name := e.stickName(dev)
-		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), info: c.Info, files: withOwnIgnition(files, own)}
-		s.active, err = resolveSite(e, image, &slot.Contents{Info: c.Info, Files: s.files}, s.files[ondisk.SlotSite])
+		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, files: withOwnIgnition(got.files, own)}
+		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite])
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
@@ -218,6 +221,9 @@ func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time
 // take copies the site into the machine's own slot, so that the stick may be
 // pulled out, and remembers what the stick holds.
 func (s *stick) take(e *Env) error {
+	if err := s.noteSigned(e); err != nil {
+		return err
+	}
 	if !s.known {
 		own, err := ownSlot(e)
 		if err != nil {
@@ -243,6 +249,9 @@ func (s *stick) take(e *Env) error {
 	if !s.known {
 		e.Log.Info("took the site of a stick", "stick", s.dev)
 		e.Console("took the site of stick " + s.dev)
+		if !s.active.Site.Credentials.Token.IsZero() {
+			e.Console("the bootstrap token stays on stick " + s.dev + ", also after the join: pull it out and keep it safe, or delete site.yaml from it")
+		}
 	}
 	return nil
 }

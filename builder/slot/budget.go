@@ -17,6 +17,7 @@ const (
 	maxSite      = 256 << 10
 	maxInventory = 4 << 20
 	maxInfo      = 64 << 10
+	maxSignature = 4 << 10
 	// maxEntries is how many files and directories there may be where the
 	// contract looks, maxDepth how deep directories may be nested.
 	maxEntries = 4096

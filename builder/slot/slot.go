@@ -76,6 +76,9 @@ type Contents struct {
 	// Files are site.yaml or inventory.yaml, config.ign, and what is below
 	// files/ and pki/, by path.
 	Files map[string][]byte
+	// Signature is site.minisig, nil where there is none. Verify tells what
+	// it is worth.
+	Signature []byte
 	// Report is what WriteReport left.
 	Report Report
 	// Time stamps the files; zero takes Info.Stamped.
@@ -124,6 +127,9 @@ func (c *Contents) make() ([]byte, error) {
 	add(ondisk.SlotMeta, append(meta, '\n'))
 	add(ondisk.SlotReportText, text)
 	add(ondisk.SlotReportJSON, report)
+	if c.Signature != nil {
+		add(ondisk.SlotSignature, c.Signature)
+	}
 	var total int
 	var largest string
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
@@ -238,6 +244,8 @@ func read(r io.ReaderAt) (*Contents, error) {
 			c.Report.JSON, err = in.report(e, ReportJSONSize)
 		case name == ondisk.SlotSite, name == ondisk.SlotInventory, name == ondisk.SlotIgnition:
 			err = in.file(e, name)
+		case name == ondisk.SlotSignature:
+			c.Signature, err = in.signature(e)
 		case looksLikeSite(name) && len(near) < 3:
 			near = append(near, e.Name())
 		}
@@ -406,6 +414,15 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
+// signature reads site.minisig. One that is too large is none, and must not
+// hide the site.
+func (in *reader) signature(e fat.Entry) ([]byte, error) {
+	if e.Size == 0 || e.Size > maxSignature {
+		return []byte{}, nil
+	}
+	return in.read(e, maxSignature)
+}
+
 // Device is what a slot is written to: a block device or an image file.
 type Device interface {
 	io.ReaderAt
@@ -543,6 +560,7 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 			c.Files[p] = hide.text(b)
 		}
 	}
+	c.Signature = nil // of what was there
 	c.Report.Text, c.Report.JSON = hide.text(c.Report.Text), hide.text(c.Report.JSON)
 	img, err := Make(*c)
 	if err != nil {

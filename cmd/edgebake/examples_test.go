@@ -103,6 +103,7 @@ func TestExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.file("site.yaml", site)
+	c.file("office.key", plainKey)
 	debianOf(t, filepath.Join(c.dir, "base.tar"))
 	c.run(0, "build", "image.yaml")
 	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst")

@@ -27,6 +27,9 @@ const (
 	SlotPKIDir     = "pki"
 	SlotReportText = "report.txt"
 	SlotReportJSON = "report.json"
+	// SlotSignature signs the other files of the site (slot.Digests), in
+	// minisign's format. It counts on removable devices only.
+	SlotSignature = "site.minisig"
 	// SlotSize is the slot's size in bytes, and the alignment of its
 	// neighbours' frames in a compressed image.
 	SlotSize = 16 << 20
@@ -118,6 +121,7 @@ const (
 	SitesNever         = "never"
 	SitesUntilEnrolled = "untilEnrolled"
 	SitesRepair        = "repair"
+	SitesSigned        = "signed"
 	SitesAlways        = "always"
 )
 
@@ -133,7 +137,10 @@ type ImageInfo struct {
 	Arch       string `json:"arch"`
 	SourceDate int64  `json:"sourceDate"` // seconds since the epoch
 	// Removable is what a machine takes of the site on a stick; empty: repair.
-	Removable    string   `json:"removable,omitempty"`
+	Removable string `json:"removable,omitempty"`
+	// SiteKeys are the minisign public keys whose signatures admit a whole
+	// Site on a stick.
+	SiteKeys     []string `json:"siteKeys,omitempty"`
 	NodeTypes    []string `json:"nodeTypes"`
 	SiteVersions []string `json:"siteVersions"`
 	Kubernetes   string   `json:"kubernetes"`       // "v1.36.3"

@@ -1,0 +1,103 @@
+package slot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"aead.dev/minisign"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// A site on a stick may be signed, so that a machine that takes nothing from
+// strangers takes it. The signature is minisign's, over the list of all files
+// that are read of a stick; what a signature does not cover is not used. Its
+// trusted comment, which is signed too, says when it was made.
+
+// ErrUnsigned says that there is no signature.
+var ErrUnsigned = errors.New("it has no signature (" + ondisk.SlotSignature + ")")
+
+// Digests is what a site's signature is over: how many files there are, and
+// of each the length of its name, the name and its SHA-256. So no file can be
+// changed, renamed, swapped, added or left out.
+func Digests(files map[string][]byte) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "edgebake site 1\n%d files\n", len(files))
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		fmt.Fprintf(&b, "%d %s %x\n", len(name), name, sha256.Sum256(files[name]))
+	}
+	return b.Bytes()
+}
+
+// timestamp begins the part of a trusted comment that says when a signature
+// was made; minisign itself writes it so.
+const timestamp = "timestamp:"
+
+// Sign returns the signature of a site's files.
+func Sign(files map[string][]byte, key minisign.PrivateKey, when time.Time) ([]byte, error) {
+	r := minisign.NewReader(bytes.NewReader(Digests(files)))
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return nil, fmt.Errorf("signing a site: %w", err)
+	}
+	return r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\tedgebake site", fmt.Sprintf("signature of an edgebake site by key %X", key.ID())), nil
+}
+
+// Verify returns when the site's files were signed by one of the keys, which
+// are minisign public keys. It looks at raw bytes only: call it before anything
+// of the files is parsed.
+func (c *Contents) Verify(keys []string) (time.Time, error) {
+	if c.Signature == nil {
+		return time.Time{}, ErrUnsigned
+	}
+	var s minisign.Signature
+	if err := s.UnmarshalText(c.Signature); err != nil {
+		return time.Time{}, fmt.Errorf("its %s is not a minisign signature: sign it again, and copy that file as it is", ondisk.SlotSignature)
+	}
+	var ids []string
+	tried := false
+	for _, text := range keys {
+		var key minisign.PublicKey
+		if err := key.UnmarshalText([]byte(text)); err != nil {
+			return time.Time{}, fmt.Errorf("the Image's key %s cannot be read: %w", text, err)
+		}
+		ids = append(ids, fmt.Sprintf("%X", key.ID()))
+		if key.ID() != s.KeyID {
+			continue
+		}
+		tried = true
+		if minisign.Verify(key, Digests(c.Files), c.Signature) {
+			return signedAt(s.TrustedComment)
+		}
+	}
+	switch {
+	case tried:
+		return time.Time{}, fmt.Errorf("its signature by key %X does not match: a file was changed, added or left out since, or the key is another of that name: sign it again, and copy all that was written to an empty stick", s.KeyID)
+	case len(ids) == 0:
+		return time.Time{}, fmt.Errorf("it is signed by key %X, and the Image names no key (sites.keys)", s.KeyID)
+	}
+	return time.Time{}, fmt.Errorf("it is signed by key %X, and the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
+}
+
+// signedAt reads the time in a trusted comment.
+func signedAt(comment string) (time.Time, error) {
+	var found []string
+	for part := range strings.SplitSeq(comment, "\t") {
+		if at, ok := strings.CutPrefix(part, timestamp); ok {
+			found = append(found, at)
+		}
+	}
+	if len(found) == 1 {
+		if n, err := strconv.ParseUint(found[0], 10, 40); err == nil && n > 0 {
+			return time.Unix(int64(n), 0).UTC(), nil
+		}
+	}
+	return time.Time{}, errors.New("its signature has no date (" + timestamp + "SECONDS in the trusted comment): sign it with edgebake site sign")
+}

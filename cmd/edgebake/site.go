@@ -1,0 +1,268 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"aead.dev/minisign"
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// passwordVariable holds the password of an encrypted key, where nobody is
+// there to type it.
+const passwordVariable = "EDGEBAKE_KEY_PASSWORD"
+
+func newSite(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "site",
+		Short: "Prepare Sites for USB sticks",
+		Long: `Site prepares Site documents for USB sticks. A machine takes what its Image
+allows (sites.removable).`,
+		Example: `  edgebake site sign site.yaml --key office.key`,
+		Args:    subcommand,
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newSiteSign(s))
+	return c
+}
+
+func newSiteSign(s streams) *cobra.Command {
+	var o signOptions
+	c := &cobra.Command{
+		Use:               "sign SITE --key KEY",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Sign a Site for a USB stick",
+		Long: `Sign writes what a USB stick named EDGEBAKE needs, the Site and its Ignition
+config, and one signature over all of it (` + ondisk.SlotSignature + `). A machine takes such a
+stick whole if its Image names the public key (sites.keys). It takes no Site
+that was signed before the last one it took.
+
+KEY is a minisign secret key: minisign -G -s office.key -p office.pub makes a
+pair. The password of an encrypted key is read from the environment variable
+` + passwordVariable + `, else from the terminal, else from standard input.
+
+The files hold the join token: treat them and the stick as secrets.`,
+		Example: `  edgebake site sign site.yaml --key office.key
+  edgebake site sign site.yaml --key office.key --output EDGEBAKE   # where the stick is mounted`,
+		Args: args(1, 1, "a Site document"),
+		RunE: func(c *cobra.Command, a []string) error {
+			if o.key == "" {
+				return usageError{errors.New("edgebake site sign wants a key: --key FILE; see edgebake site sign --help")}
+			}
+			o.now = time.Now()
+			done, err := signSite(s, a[0], o)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(s.Out, "signed %s with key %X: %s\n", a[0], done.key, filepath.Join(done.dir, ondisk.SlotSignature))
+			fmt.Fprintf(s.Out, "Next: copy everything in %s to a FAT stick named %s\n", done.dir, ondisk.LabelSlot)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.key, "key", "", "minisign secret key to sign with")
+	_ = c.MarkFlagFilename("key")
+	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
+	f.StringVarP(&o.output, "output", "o", "", "write to this folder, for example the stick (default: the Site's name with -stick)")
+	_ = c.MarkFlagDirname("output")
+	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
+	return c
+}
+
+type signOptions struct {
+	key, ignition, output string
+	force                 bool
+	now                   time.Time
+}
+
+type signed struct {
+	dir string
+	key uint64
+}
+
+// signSite writes a signed Site to a folder.
+func signSite(s streams, name string, o signOptions) (done signed, err error) {
+	site, err := readSite(s, name, o.ignition)
+	if err != nil {
+		return done, err
+	}
+	done.dir = o.output
+	if done.dir == "" {
+		if name == "-" {
+			return done, usageError{errors.New("a Site from standard input has no name: say where to write with --output DIR")}
+		}
+		base := filepath.Base(name)
+		done.dir = strings.TrimSuffix(base, filepath.Ext(base)) + "-stick"
+	}
+	// What first boot would read of it is what is signed.
+	img, err := slot.Make(slot.Contents{Files: site.Files})
+	if err != nil {
+		return done, fmt.Errorf("signing %s: %w", name, err)
+	}
+	c, err := slot.Read(bytes.NewReader(img))
+	if err != nil {
+		return done, fmt.Errorf("signing %s: %w", name, err)
+	}
+	if err := checkStick(done.dir, c.Files, o.force, name, o.ignition, o.key); err != nil {
+		return done, err
+	}
+	key, err := secretKey(s, o.key, name == "-")
+	if err != nil {
+		return done, err
+	}
+	done.key = key.ID()
+	if c.Signature, err = slot.Sign(c.Files, key, o.now); err != nil {
+		return done, err
+	}
+	return done, writeStick(done.dir, c)
+}
+
+// checkStick refuses a folder in which first boot would find something else
+// than the site, or in which the site would replace something.
+func checkStick(dir string, files map[string][]byte, force bool, inputs ...string) error {
+	var problems []error
+	ours := []string{ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition, ondisk.SlotFilesDir, ondisk.SlotPKIDir, ondisk.SlotSignature}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("writing a signed Site to %s: %w", dir, err)
+	}
+	for _, e := range entries {
+		name := strings.ToLower(e.Name())
+		if !slices.Contains(ours, name) {
+			continue // first boot does not read it
+		}
+		_, written := files[name]
+		at := filepath.Join(dir, e.Name())
+		switch {
+		case !written && name != ondisk.SlotSignature:
+			problems = append(problems, fmt.Errorf("%s is no part of this Site, and the signature would not match: remove it, or name another folder", at))
+		case isOneOf(at, inputs):
+			problems = append(problems, fmt.Errorf("%s would be replaced by what is made of it: name another folder", at))
+		case !force:
+			problems = append(problems, fmt.Errorf("%s is there already: --force replaces it", at))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// isOneOf reports whether a file is one of those named.
+func isOneOf(at string, names []string) bool {
+	fi, err := os.Stat(at)
+	return err == nil && slices.ContainsFunc(names, func(name string) bool {
+		other, err := os.Stat(name)
+		return err == nil && os.SameFile(fi, other)
+	})
+}
+
+// writeStick writes the files of a site, the signature last.
+func writeStick(dir string, c *slot.Contents) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("writing a signed Site: %w", err)
+	}
+	write := func(name string, b []byte) error {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err != nil {
+			return fmt.Errorf("writing a signed Site: %w", err)
+		}
+		_, err = f.Write(b)
+		// Sticks are pulled out.
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			return fmt.Errorf("writing a signed Site: %w", err)
+		}
+		return nil
+	}
+	for name, b := range c.Files {
+		if err := write(name, b); err != nil {
+			return err
+		}
+	}
+	return write(ondisk.SlotSignature, c.Signature)
+}
+
+// maxKey is more than any key file has.
+const maxKey = 4 << 10
+
+// secretKey reads a minisign secret key, and its password where it has one.
+// stdinTaken: standard input is the Site.
+func secretKey(s streams, name string, stdinTaken bool) (key minisign.PrivateKey, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return key, fmt.Errorf("reading the key: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxKey))
+	if err != nil {
+		return key, fmt.Errorf("reading the key %s: %w", name, err)
+	}
+	text = bytes.TrimSpace(text)
+	if new(minisign.PublicKey).UnmarshalText(text) == nil {
+		return key, fmt.Errorf("reading the key %s: it is a public key: name the secret key (minisign -G -s FILE)", name)
+	}
+	if !minisign.IsEncrypted(text) {
+		if err := key.UnmarshalText(text); err != nil {
+			return key, fmt.Errorf("reading the key %s: it is not a minisign secret key: minisign -G -s FILE makes one", name)
+		}
+		return key, checkPair(name, key)
+	}
+	password, err := readPassword(s, name, stdinTaken)
+	if err != nil {
+		return key, err
+	}
+	if key, err = minisign.DecryptKey(password, text); err != nil {
+		return key, fmt.Errorf("reading the key %s: the password is wrong, or the file is damaged", name)
+	}
+	return key, checkPair(name, key)
+}
+
+// checkPair refuses a key that signs what its own public key does not verify,
+// as a damaged one does.
+func checkPair(name string, key minisign.PrivateKey) error {
+	public, ok := key.Public().(minisign.PublicKey)
+	if !ok || !minisign.Verify(public, []byte(name), minisign.Sign(key, []byte(name))) {
+		return fmt.Errorf("reading the key %s: the file is damaged: its halves do not match", name)
+	}
+	return nil
+}
+
+// readPassword never takes it from the command line, which every user of the
+// computer sees.
+func readPassword(s streams, name string, stdinTaken bool) (string, error) {
+	if p, ok := os.LookupEnv(passwordVariable); ok {
+		return p, nil
+	}
+	if stdinTaken {
+		return "", fmt.Errorf("reading the key %s: it has a password, and standard input is the Site: put the password into %s", name, passwordVariable)
+	}
+	if f, ok := s.In.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		fmt.Fprintf(s.Err, "Password of %s: ", name)
+		b, err := term.ReadPassword(int(f.Fd()))
+		fmt.Fprintln(s.Err)
+		if err != nil {
+			return "", fmt.Errorf("reading the password of %s: %w", name, err)
+		}
+		return string(b), nil
+	}
+	b, err := io.ReadAll(io.LimitReader(s.In, maxKey))
+	line, _, _ := strings.Cut(string(b), "\n")
+	if line = strings.TrimSuffix(line, "\r"); err == nil && line == "" {
+		err = fmt.Errorf("there is none: put it into %s, or onto standard input", passwordVariable)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the password of %s: %w", name, err)
+	}
+	return line, nil
+}

@@ -1,0 +1,210 @@
+package firstboot
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"aead.dev/minisign"
+
+	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+func newSiteKey(t *testing.T) minisign.PrivateKey {
+	t.Helper()
+	_, k, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// signed plugs a signed stick in, which somebody may have changed since.
+func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Contents), files map[string]string) {
+	w.t.Helper()
+	w.plug("")
+	c := slot.Contents{Files: map[string][]byte{}}
+	for name, data := range files {
+		c.Files[name] = []byte(data)
+	}
+	var err error
+	if c.Signature, err = slot.Sign(c.Files, key, time.Unix(at, 0)); err != nil {
+		w.t.Fatal(err)
+	}
+	if change != nil {
+		change(&c)
+	}
+	img, err := slot.Make(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.slots[stickDev] = newMemDevice(img)
+}
+
+const (
+	aKey    = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x"
+	rootKey = `users: [{name: root, sshAuthorizedKeys: ["` + aKey + `"]}]`
+	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
+)
+
+// TestASignedStick on nodes and on blank machines: a signature by a key that
+// the Image names admits everything, and one that does not hold nothing more
+// than a stranger's stick.
+func TestASignedStick(t *testing.T) {
+	key, other := newSiteKey(t), newSiteKey(t)
+	for _, c := range []struct {
+		name   string
+		policy string
+		signer minisign.PrivateKey
+		change func(*slot.Contents)
+		all    bool
+		some   bool // a repair
+		says   string
+	}{
+		{"signed", ondisk.SitesSigned, key, nil, true, false, "took the site of stick"},
+		{"repair", ondisk.SitesRepair, key, nil, true, false, "took the site of stick"},
+		{"until enrolled", ondisk.SitesUntilEnrolled, key, nil, true, false, "took the site of stick"},
+		{"never", ondisk.SitesNever, key, nil, false, false, "take no site from one (sites.removable: never)"},
+		{"unsigned", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = nil }, false, false,
+			"stick /dev/sdb1 is not taken: it has no signature (site.minisig); the Image has this machine take signed sites only"},
+		{"unsigned repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Signature = nil }, false, true, "is left out, since the Image allows repairs only (sites.removable): users, config.ign"},
+		{"unsigned, until enrolled", ondisk.SitesUntilEnrolled, key, func(c *slot.Contents) { c.Signature = nil }, false, false, "unless it is signed by a key that the Image names (edgebake site sign)"},
+		{"another key", ondisk.SitesSigned, other, nil, false, false, "it is signed by key "},
+		{"another key's repair", ondisk.SitesRepair, other, nil, false, true, "stick /dev/sdb1 counts as unsigned: it is signed by key "},
+		{"tampered", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, false, "a file was changed, added or left out since"},
+		{"tampered repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, true, "counts as unsigned: its signature by key"},
+		{"an extra file", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["files/x"] = nil }, false, false, "does not match"},
+		{"a file less", ondisk.SitesSigned, key, func(c *slot.Contents) { delete(c.Files, "config.ign") }, false, false, "does not match"},
+		{"swapped", ondisk.SitesSigned, key, func(c *slot.Contents) {
+			c.Files["config.ign"], c.Files["files/x"] = c.Files["files/x"], c.Files["config.ign"]
+		}, false, false, "does not match"},
+		{"not YAML, which nobody parses", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["site.yaml"] = []byte("\t: [") }, false, false, "does not match"},
+		{"not a signature", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = []byte("hello") }, false, false, "is not a minisign signature"},
+		{"of 2090", ondisk.SitesSigned, key, func(c *slot.Contents) {
+			c.Signature, _ = slot.Sign(c.Files, key, time.Date(2090, 1, 1, 0, 0, 0, 0, time.UTC))
+		}, false, false, "it was signed on 2090-01-01 00:00:00, which cannot be"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.admits(c.policy, key)
+			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.site("network: {ntp: [192.0.2.123]}", rootKey), "config.ign": anIgn})
+			w.powerOn()
+			w.mustBoot()
+			if got := w.slotSite(ownDev); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {
+				t.Errorf("the slot has\n%s", got)
+			}
+			if w.has("/root/.ssh/authorized_keys") != c.all || (w.has("/etc/motd") && w.get("/etc/motd") == "hello") != c.all {
+				t.Errorf("root's keys: %v, motd: %v", !c.all, !c.all)
+			}
+			if !w.said(c.says) {
+				t.Errorf("it did not say %q:\n%s", c.says, strings.Join(w.console, "\n"))
+			}
+			own, err := slot.Read(w.slots[ownDev])
+			if err != nil || own.Signature != nil {
+				t.Errorf("%v, a signature in the slot: %q", err, own.Signature)
+			}
+		})
+	}
+}
+
+// TestABlankMachineAndSignedSites: the first site, too, must be signed, and
+// the console says that its token stays on the stick.
+func TestABlankMachineAndSignedSites(t *testing.T) {
+	key := newSiteKey(t)
+	w := newWorld(t, "testdata/machine.txtar")
+	w.stamp(ownDev, "")
+	w.admits(ondisk.SitesSigned, key)
+	w.plug(w.site(withToken))
+	if err := w.boot(); err == nil || w.joins > 0 || !w.said("it has no signature (site.minisig)") {
+		t.Fatalf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
+	}
+	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.site(withToken)})
+	w.powerOn()
+	w.mustBoot()
+	if w.joins != 1 || !w.said("the bootstrap token stays on stick /dev/sdb1, also after the join") {
+		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestAStampedSlotNeedsNoSignature: what is written to the machine's own disk
+// is not asked for one.
+func TestAStampedSlotNeedsNoSignature(t *testing.T) {
+	w := nativeWorld(t)
+	w.admits(ondisk.SitesSigned, newSiteKey(t))
+	w.mustBoot()
+	w.stampAt(ownDev, day(9), map[string]string{"site.yaml": w.site(rootKey)})
+	w.powerOn()
+	w.mustBoot()
+	if !w.has("/root/.ssh/authorized_keys") {
+		t.Error("the stamped site was not taken")
+	}
+}
+
+// TestAnOldSignedSite is not taken again by whoever finds it, under no policy
+// that asks for signatures, and after a reset neither.
+func TestAnOldSignedSite(t *testing.T) {
+	key := newSiteKey(t)
+	for _, policy := range []string{ondisk.SitesSigned, ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			w.admits(policy, key)
+			bring := func(at int64, host string) {
+				w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo(host)})
+				w.powerOn()
+				w.mustBoot()
+			}
+			bring(day(5), "one")
+			bring(day(7), "two")
+			if !w.goesBy("two") {
+				t.Fatalf("%s", strings.Join(w.console, "\n"))
+			}
+			for range 2 {
+				bring(day(5), "one")
+				if !w.goesBy("two") || !w.said("it was signed on 2026-11-05 00:00:00, and the machine has taken a site of 2026-11-07 00:00:00: sign it again to go back to it") {
+					t.Fatalf("%s", strings.Join(w.console, "\n"))
+				}
+			}
+			bring(day(8), "one")
+			if !w.goesBy("one") {
+				t.Errorf("signed again it is not taken:\n%s", strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestSignedThroughPowerCuts: at whatever point the power goes, the newer
+// signed site is taken, and the older one never again.
+func TestSignedThroughPowerCuts(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.admits(ondisk.SitesSigned, key)
+	w.signed(key, day(7), nil, map[string]string{"site.yaml": w.reportTo("two")})
+	w.powerOn()
+	whole := w.clone(t)
+	whole.mustBoot()
+	last := slices.Index(whole.names[len(w.names):], "write slot "+ownDev) + 3
+	if last < 6 {
+		t.Fatalf("only %d effects before the slot is written: %q", last, whole.names[len(w.names):])
+	}
+	for n := 1; n <= last; n++ {
+		cut := w.clone(t)
+		cut.cutAt = cut.effects + n
+		if err := cut.boot(); err == nil {
+			t.Logf("effect %d is not one of the boot's", n)
+		}
+		cut.cutAt = 0
+		cut.powerOn()
+		cut.mustBoot()
+		if !cut.goesBy("two") {
+			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.slotSite(ownDev))
+		}
+	}
+}
