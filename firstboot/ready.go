@@ -308,7 +308,7 @@ func forgetToken(e *Env, active *Active) error {
 		info.Stamped = active.Stamped
 		c := slot.Contents{Info: info, Files: map[string][]byte{ondisk.SlotSite: doc}}
 		if active.ignition != nil {
-			c.Files[ondisk.SlotIgnition] = active.ignition
+			c.Files[ondisk.SlotIgnition] = slot.HideInIgnition(active.ignition, secrets...)
 		}
 		if err := e.WriteSlot(active.Device, &c); err != nil {
 			return fmt.Errorf("writing the site to the slot again: %w", err)

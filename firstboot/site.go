@@ -396,7 +396,9 @@ func keepSite(e *Env, a *Active) error {
 		err = e.WriteFile(ondisk.SiteCopy, doc, Mode(0o600))
 	}
 	if err == nil && a.ignition != nil {
-		err = e.WriteFile(ignitionCopy, a.ignition, Mode(0o600))
+		// Without the token too: the slot may have to be made again from this
+		// when nobody knows any more what to take out.
+		err = e.WriteFile(ignitionCopy, slot.HideInIgnition(a.ignition, a.Site.Credentials.Token.Reveal()), Mode(0o600))
 	} else if err == nil {
 		err = e.Remove(ignitionCopy)
 	}

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"encoding/base64"
 	"fmt"
 	"slices"
 	"strings"
@@ -227,6 +228,39 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 		}
 		if string(c.Files[ondisk.SlotIgnition]) != ign || cut.get("/etc/motd") != "hello" {
 			t.Errorf("cut at %s: the slot's config.ign is %q", whole.names[n], c.Files[ondisk.SlotIgnition])
+		}
+	}
+}
+
+// TestTokenInIgnition: wherever the power goes while the token is forgotten, it
+// is in no config.ign afterwards, and never in the copy on DATA.
+func TestTokenInIgnition(t *testing.T) {
+	t.Parallel()
+	hidden := base64.StdEncoding.EncodeToString([]byte(testToken))
+	w := nativeWorld(t)
+	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: `{"ignition":{"version":"3.5.0"},` +
+		`"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:;base64,` + hidden + `"}}]}}`})
+	whole := w.clone(t)
+	whole.mustBoot()
+	for n := slices.Index(whole.names, "write "+readyMark); n < len(whole.names); n++ {
+		cut := w.clone(t)
+		cut.cutAt = n + 1
+		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
+			t.Logf("cut at %s: %v", cut.names[len(cut.names)-1], err)
+		}
+		if strings.Contains(cut.get(ignitionCopy), hidden) {
+			t.Fatalf("the copy has it: %s", cut.get(ignitionCopy))
+		}
+		for range 2 {
+			cut.powerOn()
+			cut.mustBoot()
+		}
+		c, err := slot.Read(cut.slots[ownDev])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ign := string(c.Files[ondisk.SlotIgnition]) + cut.get(ignitionCopy); strings.Contains(ign, hidden) || !strings.Contains(ign, "/etc/motd") {
+			t.Errorf("cut at %s: config.ign is %s", whole.names[n], ign)
 		}
 	}
 }
