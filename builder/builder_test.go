@@ -932,6 +932,27 @@ func TestCheckPlugins(t *testing.T) {
 	}
 }
 
+// What an overlay has where the booted machine mounts something else is an
+// error, not a file that is missing.
+func TestCheckHidden(t *testing.T) {
+	node := func(layer, path string, mode uint32) tree.Node {
+		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: mode}}
+	}
+	err := errors.Join(checkHidden([]tree.Node{
+		node(inputBase, "run/motd", tree.ModeRegular),
+		node("overlay 0", "run", tree.ModeDir),
+		node("overlay 0", "run/web.conf", tree.ModeRegular),
+		node("overlay 0", "etc/kubernetes/manifests", tree.ModeDir),
+		node("overlay 1", "etc/kubernetes/manifests/web.yaml", tree.ModeRegular),
+		node("overlay 1", "etc/kubernetes-web.yaml", tree.ModeRegular),
+		node("overlay 1", "var/lib/edgebake/persist/kubernetes/manifests/web.yaml", tree.ModeRegular),
+	})...)
+	if got := Each(err); len(got) != 2 || !strings.Contains(got[0].Error(), "overlay 0: run/web.conf") ||
+		!strings.Contains(got[1].Error(), "put it below /var/lib/edgebake/persist/kubernetes") {
+		t.Errorf("%v", err)
+	}
+}
+
 // FuzzPinned: of a damaged note on what images are, nothing is believed that
 // does not fit what was asked for.
 func FuzzPinned(f *testing.F) {

@@ -120,8 +120,24 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: take it out", n.Path)})
 		}
 	}
+	errs = append(errs, checkHidden(nodes)...)
 	errs = append(errs, checkPrograms(nodes, blobs, img)...)
 	return errors.Join(errs...)
+}
+
+// checkHidden refuses files of overlays that no booted machine would see.
+// What a base has in such places is nobody's wish.
+func checkHidden(nodes []tree.Node) []error {
+	var errs []error
+	for _, n := range nodes {
+		if n.IsDir() || !strings.HasPrefix(n.Layer, overlayPrefix) {
+			continue
+		}
+		if by := configs.HiddenAtBoot("/" + n.Path); by != "" {
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("it would never be seen: %s", by)})
+		}
+	}
+	return errs
 }
 
 // minSystemd is the first that reads systemd.mount-extra=. An older one would

@@ -251,7 +251,7 @@ type ImageStore struct {
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty"`
 	// MaxFiles is how many files and directories all images may have together;
 	// 2000000 unless set.
-	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1"`
+	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
 }
 
 // MaxLayer is MaxLayerSize in bytes, 0 where it is not set.

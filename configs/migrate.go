@@ -45,7 +45,7 @@ func Flags() []Flag {
 		{"yurtadm join", "--ignore-preflight-errors", []string{"Site.ignorePreflightErrors"}, ""},
 		{"yurtadm join", "--discovery-token-ca-cert-hash", []string{"Site.caCertHashes"}, ""},
 		{"yurtadm join", "--discovery-token-unsafe-skip-ca-verification", []string{"Site.unsafeSkipCAVerification"}, ""},
-		{"yurtadm join", "--static-pods", []string{"Image.files"}, "yurtadm 1.7 reads them and deploys none; put manifests into /etc/kubernetes/manifests"},
+		{"yurtadm join", "--static-pods", []string{"Image.files"}, "yurtadm 1.7 reads them and deploys none; put manifests into /var/lib/edgebake/persist/kubernetes/manifests, which the node has at /etc/kubernetes/manifests, and DirAvailable--etc-kubernetes-manifests into Site.ignorePreflightErrors"},
 		{"yurtadm join", "--config", []string{"Site.kubeletExtraArgs", "Site.taints", "Site.skipPhases"}, "the JoinConfiguration is made from the Site; these are the parts that yurtadm has no flags for"},
 
 		{"yurtadm reset", "--cert-dir", nil, "`firstboot reset`: the folder is always /etc/kubernetes/pki"},

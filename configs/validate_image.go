@@ -124,9 +124,6 @@ func (i *Image) Validate() Problems {
 			probs.add("imageStore.maxLayerSize", "%v", err)
 		}
 	}
-	if i.ImageStore.MaxFiles < 0 {
-		probs.add("imageStore.maxFiles", "must be at least 1")
-	}
 	i.Kernel.validate(&probs)
 	for _, f := range []struct{ path, size string }{{"disk.root", i.Disk.Root}, {"disk.data", i.Disk.Data}} {
 		if f.size == "" {
@@ -499,6 +496,24 @@ func identity(p string) bool {
 	return host || slices.Contains([]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/var/lib/systemd/random-seed", "/var/lib/systemd/credential.secret"}, p)
 }
 
+// HiddenAtBoot says what lies over a path of the image on a machine that has
+// booted, "" if nothing does.
+func HiddenAtBoot(p string) string {
+	for _, over := range []struct{ dir, by string }{
+		{"/etc/kubernetes", "/etc/kubernetes is the machine's own, on DATA; put it below /var/lib/edgebake/persist/kubernetes"},
+		{"/efi", "the EFI system partition is mounted there"},
+		{"/proc", "the kernel's own file system is mounted there"},
+		{"/sys", "the kernel's own file system is mounted there"},
+		{"/dev", "the kernel's own file system is mounted there"},
+		{"/run", "a file system in memory is mounted there; let a file in /usr/lib/tmpfiles.d make it"},
+	} {
+		if p == over.dir || strings.HasPrefix(p, over.dir+"/") {
+			return over.by
+		}
+	}
+	return ""
+}
+
 func (i *Image) validateFiles(probs *Problems) {
 	for n, o := range i.Overlays {
 		if slices.ContainsFunc(i.Overlays[:n], func(b Overlay) bool { return b.Dir == o.Dir }) {
@@ -509,6 +524,8 @@ func (i *Image) validateFiles(probs *Problems) {
 		p := fmt.Sprintf("files[%d]", n)
 		if bad := badFilePath(f.Path); f.Path != "" && bad != "" {
 			probs.add(p+".path", "%s", bad)
+		} else if by := HiddenAtBoot(f.Path); by != "" {
+			probs.add(p+".path", "%s would never be seen: %s", f.Path, by)
 		} else if identity(f.Path) {
 			probs.add(p+".path", "%s is an identity, which every machine of the image would share; first boot makes one", f.Path)
 		}
@@ -544,6 +561,17 @@ func (i *Image) validateFiles(probs *Problems) {
 	}
 }
 
+// spaceOutsideQuotes reports whether the kernel would take a for several
+// arguments.
+func spaceOutsideQuotes(a string) bool {
+	for n, part := range strings.Split(a, `"`) {
+		if n%2 == 0 && strings.ContainsAny(part, " \t") {
+			return true
+		}
+	}
+	return false
+}
+
 func (k *Kernel) validate(probs *Problems) {
 	for n, a := range k.Args {
 		p := fmt.Sprintf("kernel.args[%d]", n)
@@ -553,9 +581,15 @@ func (k *Kernel) validate(probs *Problems) {
 			probs.add(p, "must be one argument, without line breaks")
 		case key == "console":
 			probs.add(p, "use kernel.consoles")
-		case slices.Contains([]string{"root", "rootfstype", "ro", "rw", "init", "rdinit", "initrd"}, key):
+		case slices.Contains([]string{"root", "rootfstype", "rootflags", "ro", "rw", "init", "rdinit", "initrd"}, key):
 			probs.add(p, "%s is set by edgebake", key)
-		case strings.Contains(a, " ") && !strings.Contains(a, `"`):
+		case strings.ReplaceAll(key, "-", "_") == "systemd.machine_id":
+			probs.add(p, "%s is an identity, which every machine of the image would share; first boot makes one", key)
+		case a == "--":
+			probs.add(p, "ends the kernel's arguments; what follows would be init's")
+		case strings.Count(a, `"`)%2 == 1:
+			probs.add(p, "%q has a quote that nothing closes, and the next arguments would be part of it", shorten(a))
+		case spaceOutsideQuotes(a):
 			probs.add(p, "%q contains a space; give each argument an item of its own", shorten(a))
 		case slices.Contains(k.Args[:n], a):
 			probs.add(p, "%s is listed twice", a)
