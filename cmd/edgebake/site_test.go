@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/test/desk"
 )
@@ -161,5 +163,21 @@ func TestSiteSignForTheRealMinisign(t *testing.T) {
 	out, err := exec.Command(minisign, "-V", "-p", "office.pub", "-x", "stick/site.minisig", "-m", "list").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "Trusted comment: timestamp:") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestImageCarriesItsKeys: what the Image says of sticks is what first boot
+// reads of it.
+func TestImageCarriesItsKeys(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(s string) string { return s + "sites: {removable: signed, keys: [" + publicKey + "]}\n" })
+	c.run(0, "build", "image.yaml")
+	c.run(0, "inspect", "tiny.raw", "--output", "json")
+	var got media.Info
+	if err := json.Unmarshal([]byte(c.out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Image.Removable != "signed" || !slices.Equal(got.Image.SiteKeys, []string{publicKey}) {
+		t.Errorf("image.json says %q, %q", got.Image.Removable, got.Image.SiteKeys)
 	}
 }
