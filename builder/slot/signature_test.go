@@ -62,7 +62,7 @@ func TestSignature(t *testing.T) {
 		{"added", []string{text}, func(c *Contents) { c.Files["files/z"] = nil }, "does not match"},
 		{"left out", []string{text}, func(c *Contents) { delete(c.Files, "config.ign") }, "does not match"},
 		{"an empty one left out", []string{text}, func(c *Contents) { delete(c.Files, "files/y") }, "does not match"},
-		{"renamed", []string{text}, func(c *Contents) { c.Files["files/z"] = c.Files["files/x"]; delete(c.Files, "files/x") }, "does not match"},
+		{"renamed", []string{text}, func(c *Contents) { c.Files["files/z"] = c.Files["files/y"]; delete(c.Files, "files/y") }, "does not match"},
 		{"a later date", []string{text}, func(c *Contents) {
 			c.Signature = bytes.Replace(c.Signature, []byte("timestamp:1"), []byte("timestamp:2"), 1)
 		}, "does not match"},
