@@ -37,7 +37,7 @@ func vipPhase(site *configs.Site) Phase {
 				// Offline, or a cluster that tells its nodes nothing.
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
 				return Done, nil
-			case service != "":
+			case service != "" && !e.exists(readyMark):
 				return Todo, Permanent(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
 			case in.IsValid():
 				return Todo, nil
@@ -45,11 +45,15 @@ func vipPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			in, _, err := vipInCluster(ctx, e, site)
+			in, service, err := vipInCluster(ctx, e, site)
 			if err != nil {
 				return fmt.Errorf("asking whether the VIP is free in the cluster: %w", err)
 			}
 			line := fmt.Sprintf("the VIP %s lies in the cluster's service range %s: no Service has it now, and one that gets it cannot be reached from this node; %s", site.VIP, in, fix)
+			if service != "" {
+				// Whoever may make a Service must not stop nodes that were Ready.
+				line = fmt.Sprintf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach; %s", site.VIP, service, fix)
+			}
 			e.Log.Warn(line)
 			e.Console(line)
 			return e.WriteFile(saidVIP, []byte(site.VIP), Mode(0o600))

@@ -65,3 +65,18 @@ func TestVIPInTheNextCluster(t *testing.T) {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }
+
+// TestServiceTakesTheVIPLater: whoever may make a Service must not be able to
+// stop nodes that were Ready.
+func TestServiceTakesTheVIPLater(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.cluster.serviceSubnet, w.cluster.services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
+	w.mustBoot()
+	if !w.said("the VIP 10.103.97.2 is the address of the cluster's Service shop/till") {
+		t.Errorf("it is not said:\n%s", strings.Join(w.console, "\n"))
+	}
+	if s := w.state(); s.Result != ondisk.ResultDone {
+		t.Errorf("result %s", s.Result)
+	}
+}
