@@ -74,7 +74,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		}
 		p.Ref = ref.String()
 		in := origins[p.Source]
-		in.SHA256 = strings.TrimPrefix(p.Target.Digest, "sha256:")
+		in.SHA256, in.Digest = strings.TrimPrefix(p.Target.Digest, "sha256:"), p.Manifest.Digest
 		b.add("images", imagePrefix+p.Source.Ref, in, nil, nil)
 	}
 	// The order in which the document names them must not show on the disk.

@@ -79,6 +79,10 @@ func (c *Cache) admit(sha string) bool {
 		case err != nil:
 			return false // unreadable; whoever makes it anew says so
 		}
+		// What was written meanwhile was not hashed.
+		if now, err := os.Lstat(c.BlobPath(sha)); err != nil || FileState(now) != FileState(fi) {
+			return false
+		}
 	}
 	// Where marking is not ours to do, as with a blob that root put there,
 	// Prune knows by its owner.

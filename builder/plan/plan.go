@@ -121,7 +121,12 @@ func (p *Plan) ID() (string, error) {
 		if in.SHA256 == "" {
 			open = append(open, name)
 		}
-		c.Inputs[name] = Input{SHA256: in.SHA256}
+		pinned := Input{SHA256: in.SHA256}
+		if in.Make == "image" {
+			// An index is not all: which of its manifests is on board counts.
+			pinned.Digest = in.Digest
+		}
+		c.Inputs[name] = pinned
 	}
 	if len(open) > 0 {
 		return "", fmt.Errorf("%w: %v", ErrUnpinned, open)
