@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // Options of a build.

@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/test/buildtest"
 )
 
 // standIn puts a mmdebstrap first on PATH that gives the base it is told to,

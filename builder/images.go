@@ -13,8 +13,8 @@ import (
 
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // imageOrigin says where a container image comes from, for the lock.

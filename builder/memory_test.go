@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/test/buildtest"
 )
 
 // TestMemory holds the promise that a tree of 100,000 entries is built in

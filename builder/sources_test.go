@@ -14,12 +14,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/images/imagetest"
 	"github.com/edgebake/edgebake/builder/plan"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/imagetest"
 )
 
 // merged resolves, makes and merges, as Build does before it writes.

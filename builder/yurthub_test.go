@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/buildtest"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // admitted is what a machine takes of a stick's site.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // Reset takes a node out of its cluster: kubeadm's part, yurthub, the IPVS

@@ -5,8 +5,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // A signature does not end, so whoever finds an old stick could bring back what

@@ -8,8 +8,8 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 func newSiteKey(t *testing.T) minisign.PrivateKey {

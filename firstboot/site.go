@@ -14,9 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot/apply"
 	"github.com/edgebake/edgebake/overlays/node"
 )

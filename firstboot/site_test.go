@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // TestStampInTheMiddle: a site that is stamped while first boot is at work

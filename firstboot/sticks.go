@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // A site on a stick is taken into the machine's own slot, as if it had been

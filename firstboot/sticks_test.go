@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // stampAt puts files into a slot as of a date; 0: without one, as a laptop does.

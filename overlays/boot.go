@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 func isKernel(p string) bool { return strings.HasPrefix(p, "boot/vmlinuz-") }

@@ -17,9 +17,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 //go:embed all:files

@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // FileError is a problem with Image.files[Index].

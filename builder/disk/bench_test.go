@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // fileBlobs opens blobs of a folder, as the cache does.

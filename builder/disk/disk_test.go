@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk/fat"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
@@ -63,7 +63,7 @@ func sample() (Spec, disktest.Blobs) {
 }
 
 // testSlot is a slot that shows which digest it was given. It is not a file
-// system: builder/slot's tests see to that.
+// system: configs/ondisk/slot's tests see to that.
 func testSlot(golden string) ([]byte, error) {
 	b := make([]byte, ondisk.SlotSize)
 	copy(b, "slot of "+golden)

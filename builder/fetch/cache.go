@@ -18,7 +18,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"golang.org/x/sys/unix"
 )
 

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/images/store"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // Bake makes containerd's store out of pinned images.

@@ -25,9 +25,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // Options say how images are resolved and baked.

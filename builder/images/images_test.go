@@ -17,11 +17,11 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/images/imagetest"
-	"github.com/edgebake/edgebake/builder/images/store"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/test/imagetest"
 )
 
 func newCache(t *testing.T) *fetch.Cache {

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/images/imagetest"
-	"github.com/edgebake/edgebake/builder/images/store"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/klauspost/compress/zstd"
 )
 

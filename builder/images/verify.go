@@ -1,6 +1,6 @@
 package images
 
-import "github.com/edgebake/edgebake/builder/images/store"
+import "github.com/edgebake/edgebake/configs/ondisk/store"
 
 // VerifyStore checks a baked store where it lies: see store.Verify.
 func VerifyStore(f store.Files, root string, o Options) (*store.Summary, error) {

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 

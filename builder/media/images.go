@@ -13,8 +13,8 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/builder/images/store"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
 )
 
 // VerifyImages checks the container images on an image's DATA partition: that

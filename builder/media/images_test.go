@@ -9,12 +9,12 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
-	"github.com/edgebake/edgebake/builder/images/imagetest"
-	"github.com/edgebake/edgebake/builder/images/store"
-	"github.com/edgebake/edgebake/builder/slot"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/test/imagetest"
 )
 
 // withData builds a golden image whose DATA holds these nodes, given with

@@ -19,11 +19,11 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/test/buildtest"
 )
 
 // names lists a folder.

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/test/buildtest"
 )
 
 // cli runs the program in a folder of its own.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/buildtest"
+	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/spf13/cobra"
 )
 

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"aead.dev/minisign"
-	"github.com/edgebake/edgebake/builder/slot"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 )

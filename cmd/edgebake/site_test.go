@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/builder/slot"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/test/desk"
 )
 

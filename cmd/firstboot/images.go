@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/images/merge"
-	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/configs/ondisk/store/merge"
 	"github.com/spf13/cobra"
 )
 

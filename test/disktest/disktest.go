@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
 )
 

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
-	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/edgebake/edgebake/test/lab"
 )
 

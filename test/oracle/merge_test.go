@@ -6,9 +6,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/images/imagetest"
-	"github.com/edgebake/edgebake/builder/images/merge"
-	"github.com/edgebake/edgebake/builder/images/store"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/configs/ondisk/store/merge"
+	"github.com/edgebake/edgebake/test/imagetest"
 )
 
 // TestContainerdAfterMerge brings a new system's images to a node whose

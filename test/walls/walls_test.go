@@ -18,30 +18,29 @@ const self = "github.com/edgebake/edgebake"
 var rooms = map[string][]string{
 	"configs":        {"configs/ondisk"},
 	"configs/ondisk": {},
-	"builder/plan":   {},
-	"builder/tree":   {},
-	"builder/fetch":  {"builder/plan", "builder/tree"},
-	"builder/images": {"builder/plan", "builder/tree", "builder/fetch", "builder/disk/ext4", "builder/images/store", "configs", "configs/ondisk"},
-	// Apart from builder/images, so that a program on the node carries no
-	// registry client.
-	"builder/images/store":     {"builder/tree"},
-	"builder/images/merge":     {"builder/images/store"},
-	"builder/images/imagetest": {"builder/tree"},
-	"builder/disk/...":         {"builder/tree", "configs/ondisk"},
-	"builder/disk":             {"builder/plan", "builder/tree", "builder/disk/...", "configs/ondisk"},
-	"builder/slot":             {"configs/ondisk", "builder/disk/fat", "builder/tree"},
-	"builder/media":            {"builder/slot", "builder/disk/...", "builder/images/store", "builder/tree", "configs", "configs/ondisk", "overlays/node"},
-	"builder/qemu":             {},
-	"builder/buildtest":        {"builder/...", "configs/..."}, // inputs for tests of other packages
-	"builder":                  {"builder/...", "overlays/...", "configs/..."},
-	"overlays":                 {"configs/...", "overlays/node", "builder/tree"},
-	"overlays/node":            {"configs/..."},
-	"firstboot":                {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
-	"firstboot/...":            {"configs/...", "overlays/node", "builder/slot", "cluster/api", "firstboot/..."},
-	"ipvs":                     {"configs/ondisk"},
-	"cluster/api":              {},
-	"cmd/...":                  {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
-	"test/...":                 {"..."},
+	// What builder and node share lies apart from builder: the node carries
+	// nothing of that.
+	"configs/ondisk/tree":        {},
+	"configs/ondisk/fat":         {"configs/ondisk/tree"},
+	"configs/ondisk/slot":        {"configs/ondisk", "configs/ondisk/fat", "configs/ondisk/tree"},
+	"configs/ondisk/store":       {"configs/ondisk/tree"},
+	"configs/ondisk/store/merge": {"configs/ondisk/store"},
+	"builder/plan":               {},
+	"builder/fetch":              {"builder/plan", "configs/ondisk/tree"},
+	"builder/images":             {"builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
+	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
+	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat"},
+	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
+	"builder/qemu":               {},
+	"builder":                    {"builder/...", "overlays/...", "configs/..."},
+	"overlays":                   {"configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
+	"overlays/node":              {"configs", "configs/ondisk"},
+	"firstboot":                  {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
+	"firstboot/...":              {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
+	"ipvs":                       {"configs/ondisk"},
+	"cluster/api":                {},
+	"cmd/...":                    {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
+	"test/...":                   {"..."},
 }
 
 // doors lists foreign modules and the only packages of ours that may import
@@ -49,20 +48,20 @@ var rooms = map[string][]string{
 var doors = map[string][]string{
 	"github.com/spf13/cobra":                {"cmd/..."},
 	"github.com/diskfs/go-diskfs":           {"builder/disk/gpt"},
-	"go.etcd.io/bbolt":                      {"builder/images/store"},
+	"go.etcd.io/bbolt":                      {"configs/ondisk/store"},
 	"github.com/coreos/go-systemd/v22/unit": {"overlays/..."},
 	"github.com/coreos/go-systemd/v22/dbus": {"firstboot/host", "cmd/ipvscare"},
 	"github.com/moby/ipvs":                  {"ipvs"},
 	"github.com/vishvananda/netlink":        {"ipvs"},
 	"k8s.io/client-go":                      {}, // nobody yet
-	"aead.dev/minisign":                     {"configs", "builder/slot", "cmd/edgebake", "firstboot"},
+	"aead.dev/minisign":                     {"configs", "configs/ondisk/slot", "cmd/edgebake", "firstboot"},
 	"testing":                               {"test/..."},
 }
 
 // burdens are modules that a binary must not even carry indirectly.
 var burdens = map[string][]string{
-	"cmd/firstboot": {"k8s.io/client-go", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
-	"cmd/ipvscare":  {"k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
+	"cmd/firstboot": {self + "/builder", "k8s.io/client-go", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
+	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }
 
 type pkg struct {

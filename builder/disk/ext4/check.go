@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
-	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 func TestPaths(t *testing.T) {

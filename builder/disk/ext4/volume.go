@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/tree"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // Inode numbers with a meaning ("Special inodes").

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/images/imagetest"
+	"github.com/edgebake/edgebake/test/imagetest"
 )
 
 // Kernel is the release of the base's kernel.

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/builder/disk/fat"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 

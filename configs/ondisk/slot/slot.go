@@ -37,9 +37,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/disk/fat"
-	"github.com/edgebake/edgebake/builder/tree"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // Room of the reports. What is not used is filled with line ends, which a
