@@ -43,6 +43,8 @@ type Cache struct {
 	hashAll  bool
 	damaged  func(sha string)
 	verdicts sync.Map // of blobs used in this session: sha → *verdict
+	// rederived are the keys that this session has carried out anew.
+	rederived sync.Map
 }
 
 // Open makes the cache's folders below dir, where they are missing. Close

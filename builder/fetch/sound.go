@@ -27,6 +27,18 @@ import (
 // that look unchanged. Call it before the first use.
 func (c *Cache) HashAll() { c.hashAll = true }
 
+// rederive forgets, where this session trusts nothing, what a key led to: a key
+// may have been turned to another sound blob, and no lock knows this one.
+func (c *Cache) rederive(key string) error {
+	if !c.hashAll {
+		return nil
+	}
+	if _, done := c.rederived.LoadOrStore(key, true); done {
+		return nil
+	}
+	return c.Forget(key)
+}
+
 // OnDamage sets what is called, possibly from several goroutines, with the
 // name of each damaged blob that was removed. Call it before the first use.
 func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }

@@ -1,10 +1,13 @@
 package fetch
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -116,5 +119,54 @@ func TestVerify(t *testing.T) {
 	}
 	if v, err := c.Verify(t.Context(), false, nil); err != nil || v.Sound.Blobs != 2 || len(v.Damaged) != 0 {
 		t.Errorf("afterwards: %+v, %v", v, err)
+	}
+}
+
+// TestTurnedKey: a key that leads to another sound blob is not believed where
+// everything is hashed.
+func TestTurnedKey(t *testing.T) {
+	dir := t.TempDir()
+	maker, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write([]byte("the base")); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	archive, _, err := maker.Put(t.Context(), "", &packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := Uncompressed(t.Context(), maker, archive, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil, _, err := maker.Put(t.Context(), "", strings.NewReader("another base"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := filepath.Glob(filepath.Join(dir, "keys", "*"))
+	if err != nil || len(keys) != 1 {
+		t.Fatalf("%v, %v", keys, err)
+	}
+	if err := os.WriteFile(keys[0], []byte(evil), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	maker.Close()
+	c, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.HashAll()
+	for range 2 {
+		if got, err := Uncompressed(t.Context(), c, archive, 1<<20); err != nil || got != good {
+			t.Errorf("it is %s, want %s; %v", got, good, err)
+		}
 	}
 }

@@ -52,7 +52,11 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 		if !bytes.HasPrefix(head, []byte(z.magic)) {
 			continue
 		}
-		out, err := c.Make(ctx, "uncompress "+sha, func(ctx context.Context, w io.Writer) error {
+		key := "uncompress " + sha
+		if err := c.rederive(key); err != nil {
+			return "", err
+		}
+		out, err := c.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
 			r, err := z.open(bufio.NewReaderSize(io.NewSectionReader(f, 0, 1<<62), 1<<20))
 			if err != nil {
 				return err
