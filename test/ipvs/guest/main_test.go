@@ -26,6 +26,8 @@ func TestMain(m *testing.M) {
 		boot()
 	case os.Getenv("GUEST_ROLE") == "master":
 		masterMain()
+	case os.Getenv("GUEST_ROLE") == "confined":
+		confinedMain()
 	case os.Getenv("GUEST") == "":
 		fmt.Println("not inside the guest: nothing is tested here, see test/ipvs")
 		os.Exit(0)

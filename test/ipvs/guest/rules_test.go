@@ -365,14 +365,17 @@ func TestModule(t *testing.T) {
 	schedulers := []string{"ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh", "ip_vs"}
 	unload := func() {
 		check(os.WriteFile(noModprobe, nil, 0o644))
-		n.signal(syscall.SIGSTOP) // or it would make its rules again
-		n.must("/bin/ipvsadm", "-C")
-		for _, m := range schedulers {
-			eventually(t, m+" is unloaded", func() bool {
-				err := unix.DeleteModule(m, unix.O_NONBLOCK)
-				return err == nil || err == unix.ENOENT
-			})
-		}
+		eventually(t, "ip_vs is unloaded", func() bool {
+			n.signal(syscall.SIGSTOP) // or it would make its rules again
+			n.must("/bin/ipvsadm", "-C")
+			for _, m := range schedulers {
+				if err := unix.DeleteModule(m, unix.O_NONBLOCK); err != nil && err != unix.ENOENT {
+					n.signal(syscall.SIGCONT) // it was stopped with the kernel's table open
+					return false
+				}
+			}
+			return true
+		})
 		n.signal(syscall.SIGCONT)
 	}
 	defer os.Remove(noModprobe)

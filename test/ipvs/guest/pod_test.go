@@ -1,0 +1,113 @@
+//go:build linux
+
+package guest
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// confinedMain runs a program as the static pod does: with no capability but
+// NET_ADMIN, no way to new ones, /proc/sys read-only, and a mount of the
+// node's network settings elsewhere.
+func confinedMain() {
+	runtime.LockOSThread() // all of this is the thread's, and exec keeps it
+	check(unix.Unshare(unix.CLONE_NEWNS))
+	check(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	settings := os.Getenv("GUEST_SETTINGS")
+	check(os.MkdirAll(settings, 0o755))
+	check(unix.Mount("/proc/sys/net", settings, "", unix.MS_BIND, ""))
+	check(unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""))
+	check(unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	for c := 0; c <= unix.CAP_LAST_CAP; c++ {
+		if c == unix.CAP_NET_ADMIN {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != unix.EINVAL { // newer than the kernel
+			check(err)
+		}
+	}
+	check(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	argv := strings.Split(os.Getenv("GUEST_ARGV"), " ")
+	fmt.Println("confined:", argv)
+	check(syscall.Exec(argv[0], argv, []string{"PATH=/bin:/sbin", "HOME=/"}))
+}
+
+// TestStaticPod: what the static pod is allowed is enough for all that ipvscare
+// does.
+func TestStaticPod(t *testing.T) {
+	l := newLab(t, 2, 1)
+	n := l.nodes[0]
+	l.virtual() // writes the CA
+	check(os.MkdirAll(n.dir+"/etc", 0o755))
+	check(os.WriteFile(n.dir+"/etc/hosts", []byte("127.0.0.1 localhost\n"), 0o644))
+	n.set("ipv4/vs/conntrack", "0")
+	cmd := n.command("/init")
+	cmd.Env = append(cmd.Env, "GUEST_ROLE=confined", "GUEST_SETTINGS="+n.dir+"/settings",
+		"GUEST_ARGV=/bin/ipvscare care --vs "+vip+" --rs 10.103.0.11:6443,10.103.0.12:6443 --ca-file /run/lab/ca.crt --host apiserver.cluster.local"+
+			" --hosts "+n.dir+"/etc/hosts --sysctls "+n.dir+"/settings --run-dir "+n.dir+"/run")
+	n.journalled(cmd)
+	n.expect("m1 m2")
+	if got := n.setting("ipv4/vs/conntrack"); got != "1" {
+		t.Errorf("net.ipv4.vs.conntrack is %s", got)
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.cmd.Process.Pid))
+	check(err)
+	if !strings.Contains(string(b), "CapEff:\t0000000000001000\n") {
+		t.Errorf("it has other capabilities than NET_ADMIN:\n%s", b)
+	}
+	// Somebody replaces the file.
+	check(os.WriteFile(n.dir+"/etc/new", []byte("127.0.0.1 localhost\n10.1.1.1 printer\n"), 0o644))
+	check(os.Rename(n.dir+"/etc/new", n.dir+"/etc/hosts"))
+	eventually(t, "the line is in the new file", func() bool {
+		b, _ := os.ReadFile(n.dir + "/etc/hosts")
+		return strings.Contains(string(b), "10.1.1.1 printer\n10.103.97.2 apiserver.cluster.local # ipvscare\n")
+	})
+	w := n.watch()
+	for w.master != "m1" {
+		w.close()
+		w = n.watch()
+	}
+	defer w.close()
+	l.masters[0].signal(syscall.SIGSTOP)
+	n.expect("m2")
+	n.breaks(w)
+	if out := n.log.String(); strings.Contains(out, "permitted") || strings.Contains(out, "read-only") {
+		t.Errorf("it was not allowed something:\n%s", out)
+	}
+}
+
+// TestMetered: a master that goes silent is taken out long before the next
+// request is due, because the node's own connection to it waits.
+func TestMetered(t *testing.T) {
+	l := newLab(t, 2, 1)
+	n := l.nodes[0]
+	metered(n)
+	n.expect("m1 m2")
+	time.Sleep(3 * time.Second) // the requests are answered; the next ones are 75 s away
+	w := n.watch()
+	m := l.masters[0]
+	if w.master == "m2" {
+		m = l.masters[1]
+	}
+	other := map[string]string{"m1": "m2", "m2": "m1"}[w.master]
+	m.netem(100, 0)
+	at := time.Now()
+	_, err := w.conn.Write([]byte("x")) // as kubelet renews its lease
+	check(err)
+	n.expect(other)
+	took := time.Since(at)
+	t.Logf("RESULT metered stuck_ms=%d", took.Milliseconds())
+	if took > 50*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	n.breaks(w)
+	w.close()
+}
