@@ -13,7 +13,7 @@
 //     goes on from where it really is.
 //   - Every Run can be killed anywhere and carried out again.
 //   - What time can heal is tried for ever, ever more seldom. What only a
-//     person can heal is a Permanent error: it names its fix and stops the
+//     person can fix is a Permanent error: it names its fix and stops the
 //     run until the site is corrected.
 //   - The bootstrap token is never written to a disk: it is in the slot,
 //     where stamping put it, and on /run. No log, state or report has it.

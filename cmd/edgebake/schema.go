@@ -96,11 +96,11 @@ func wrap(w io.Writer, text, indent string) {
 
 // completeField offers the fields below what is typed so far.
 func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	above, _, deeper := cutLast(typed)
-	if !deeper {
+	dot := strings.LastIndexByte(typed, '.')
+	if dot < 0 {
 		return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	}
-	f, err := configs.Explain(above)
+	f, err := configs.Explain(typed[:dot])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -109,13 +109,4 @@ func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.
 		out = append(out, c.Path)
 	}
 	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
-}
-
-// cutLast splits a path before its last part.
-func cutLast(path string) (above, last string, ok bool) {
-	i := strings.LastIndexByte(path, '.')
-	if i < 0 {
-		return "", path, false
-	}
-	return path[:i], path[i+1:], true
 }
