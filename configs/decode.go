@@ -22,6 +22,7 @@ const (
 	KindImage     = "Image"
 	KindSite      = "Site"
 	KindInventory = "Inventory" // reserved: many sites in one file
+	KindCluster   = "Cluster"
 )
 
 // maxNodes bounds what aliases can blow a document up to.
@@ -57,7 +58,8 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// ParseAny reads a document of any kind: the result is an *Image or a *Site.
+// ParseAny reads a document of any kind: the result is an *Image, a *Site or
+// a *ClusterFile.
 func ParseAny(name string, data []byte) (any, error) {
 	doc, probs := readDocument(name, data)
 	if probs != nil {
@@ -68,6 +70,8 @@ func ParseAny(name string, data []byte) (any, error) {
 		return parsed(ParseImage(name, data))
 	case KindSite:
 		return parsed(ParseSite(name, data))
+	case KindCluster:
+		return parsed(ParseCluster(name, data))
 	}
 	return nil, doc.wrongKind("")
 }
@@ -118,11 +122,7 @@ func Locate(name string, data []byte, path string) (line, col int) {
 	if probs != nil {
 		return 0, 0
 	}
-	into := reflect.New(reflect.TypeFor[Image]())
-	if doc.kind == KindSite {
-		into = reflect.New(reflect.TypeFor[Site]())
-	}
-	doc.decode(doc.root, into.Elem(), "")
+	doc.decode(doc.root, reflect.New(doc.typ()).Elem(), "")
 	at := doc.find(path)
 	return at.line, at.col
 }
@@ -138,6 +138,7 @@ type document struct {
 	file  string
 	kind  string
 	root  *yaml.Node
+	more  []*yaml.Node        // the documents behind it, of a Cluster
 	where map[string]position // field path -> its value
 	nodes int
 	probs Problems
@@ -171,8 +172,8 @@ func (d *document) wrongKind(want string) error {
 	case d.kind == KindInventory:
 		p.Msg = "Inventory is reserved for many sites in one file, which this edgebake does not read yet; write one Site for each machine"
 	case want == "":
-		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped", d.kind, didYouMean(d.kind, []string{KindImage, KindSite}))
-	case d.kind == KindImage || d.kind == KindSite:
+		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped, a Cluster what is minted", d.kind, didYouMean(d.kind, []string{KindImage, KindSite, KindCluster}))
+	case d.kind == KindImage || d.kind == KindSite || d.kind == KindCluster:
 		p.Msg = fmt.Sprintf("this is a document of kind %s where one of kind %s is wanted", d.kind, want)
 	default:
 		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.kind, didYouMean(d.kind, []string{want}), want)
@@ -221,11 +222,17 @@ func readDocument(file string, data []byte) (*document, Problems) {
 	} else if err != nil {
 		return nil, Problems{syntaxProblem(file, data, err)}
 	}
-	var more yaml.Node
-	if err := dec.Decode(&more); err == nil {
-		return fail(&more, "", "a second document begins here; put each into a file of its own")
-	} else if !errors.Is(err, io.EOF) {
-		return nil, Problems{syntaxProblem(file, data, err)}
+	var more []*yaml.Node
+	for {
+		var next yaml.Node
+		err := dec.Decode(&next)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, Problems{syntaxProblem(file, data, err)}
+		}
+		more = append(more, &next)
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return fail(&doc, "", "the document must be a mapping that begins with apiVersion: %s", APIVersion)
@@ -248,6 +255,15 @@ func readDocument(file string, data []byte) (*document, Problems) {
 	}
 	if version != APIVersion {
 		return fail(lookup(d.root, "apiVersion"), "apiVersion", "%q is not known to this edgebake, which reads %s", version, APIVersion)
+	}
+	if len(more) > 0 && d.kind != KindCluster {
+		return fail(more[0], "", "a second document begins here; put each into a file of its own")
+	}
+	for _, n := range more {
+		// Nothing between two --- is no document.
+		if len(n.Content) == 1 && !isNull(n.Content[0]) {
+			d.more = append(d.more, n.Content[0])
+		}
 	}
 	return d, nil
 }
@@ -285,7 +301,11 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		// "debian:" with nothing behind it chooses debian, with defaults.
+		// "debian:" with nothing behind it chooses debian, with defaults;
+		// "openyurt:" says neither true nor false.
+		if v.Type().Elem().Kind() != reflect.Struct && isNull(n) {
+			return
+		}
 		v.Set(reflect.New(v.Type().Elem()))
 		d.decode(n, v.Elem(), path)
 	case reflect.Struct:
@@ -294,6 +314,8 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
 		d.list(n, v, path)
 	case reflect.Map:
 		d.mapping(n, v, path)
+	case reflect.Interface:
+		// Somebody else's form, which is not judged here.
 	default:
 		d.scalar(n, v, path, false)
 	}
@@ -494,11 +516,7 @@ func (d *document) hint(name string, t reflect.Type) string {
 	if h := didYouMean(name, fieldNames(t)); h != "" {
 		return h
 	}
-	root := reflect.TypeFor[Site]()
-	if d.kind == KindImage {
-		root = reflect.TypeFor[Image]()
-	}
-	if places := placesOf(name, root, "", 0); len(places) > 0 {
+	if places := placesOf(name, d.typ(), "", 0); len(places) > 0 {
 		return fmt.Sprintf("; did you mean %s?", strings.Join(places, " or "))
 	}
 	names := fieldNames(t)
@@ -506,6 +524,21 @@ func (d *document) hint(name string, t reflect.Type) string {
 		return "; there are no fields here"
 	}
 	return "; known here: " + strings.Join(names, ", ")
+}
+
+// typ is what a document of this kind is read into.
+func (d *document) typ() reflect.Type {
+	switch d.kind {
+	case KindImage:
+		return reflect.TypeFor[Image]()
+	case KindCluster:
+		return reflect.TypeFor[Cluster]()
+	case "ClusterConfiguration":
+		return reflect.TypeFor[clusterConfiguration]()
+	case "InitConfiguration":
+		return reflect.TypeFor[initConfiguration]()
+	}
+	return reflect.TypeFor[Site]()
 }
 
 // placesOf lists the paths of t's fields called name or nearly so.

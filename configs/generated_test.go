@@ -22,7 +22,7 @@ func comments(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
 	flat := func(g *ast.CommentGroup) string { return strings.Join(strings.Fields(g.Text()), " ") }
-	for _, file := range []string{"image.go", "site.go"} {
+	for _, file := range []string{"image.go", "site.go", "clusterfile.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
@@ -79,10 +79,16 @@ func TestEveryFieldIsExplained(t *testing.T) {
 			t.Errorf("Site: %s has no comment", row.path)
 		}
 	}
+	for _, row := range rows(docs, reflect.TypeFor[Cluster]()) {
+		n++
+		if row.doc == "" {
+			t.Errorf("Cluster: %s has no comment", row.path)
+		}
+	}
 	if n < 100 {
 		t.Errorf("only %d fields found", n)
 	}
-	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site]()} {
+	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site](), reflect.TypeFor[Cluster]()} {
 		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
 			for i := range st.NumField() {
 				f := st.Field(i)
@@ -110,7 +116,7 @@ func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Ty
 
 func TestSchemas(t *testing.T) {
 	docs := comments(t)
-	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}} {
+	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}, "cluster": &Cluster{}} {
 		r := &jsonschema.Reflector{
 			Anonymous:      true,
 			ExpandedStruct: true,
@@ -172,6 +178,8 @@ func rows(docs map[string]string, root reflect.Type) []row {
 				r.typ = "list of strings"
 			case ft.Kind() == reflect.Slice:
 				r.typ, ft, sub = "list of objects", ft.Elem(), sub+"[]"
+			case ft.Kind() == reflect.Pointer && ft.Elem().Kind() == reflect.Bool:
+				r.typ = "true or false"
 			case ft.Kind() == reflect.Pointer:
 				r.typ, ft = "object", ft.Elem()
 			case ft.Kind() == reflect.Struct:
@@ -212,7 +220,7 @@ func TestReference(t *testing.T) {
 
 # Reference
 
-Every field of the two documents that people write. ` + "`edgebake validate FILE`" + ` checks
+Every field of the documents that people write. ` + "`edgebake validate FILE`" + ` checks
 one and reports everything wrong with it, ` + "`edgebake init`" + ` writes commented ones to
 start from, and ` + "`configs/schema/`" + ` has JSON schemas for editors.
 
@@ -231,7 +239,7 @@ How documents are read:
 	for _, doc := range []struct {
 		name string
 		t    reflect.Type
-	}{{"Image", reflect.TypeFor[Image]()}, {"Site", reflect.TypeFor[Site]()}} {
+	}{{"Image", reflect.TypeFor[Image]()}, {"Site", reflect.TypeFor[Site]()}, {"Cluster", reflect.TypeFor[Cluster]()}} {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n", doc.name, docs[doc.name])
 		all := rows(docs, doc.t)
 		tops := topLevel(all)
@@ -279,7 +287,7 @@ func writeRow(b *bytes.Buffer, r row) {
 func TestFlagTable(t *testing.T) {
 	docs := comments(t)
 	known := map[string]bool{}
-	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[Image](), "Site": reflect.TypeFor[Site]()} {
+	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[Image](), "Site": reflect.TypeFor[Site](), "Cluster": reflect.TypeFor[Cluster]()} {
 		for _, r := range rows(docs, root) {
 			known[name+"."+r.path] = true
 		}

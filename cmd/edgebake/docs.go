@@ -21,9 +21,11 @@ func newValidate(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:               "validate FILE...",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Check Image and Site documents",
+		Short:             "Check Image, Site and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
-FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written.`,
+FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written. Of a
+Cluster the documents of kubeadm that follow it and its manifests are checked
+too.`,
 		Example: `  edgebake validate image.yaml site.yaml`,
 		Args:    args(1, -1, "at least one document"),
 		RunE: func(c *cobra.Command, files []string) error {
@@ -59,6 +61,11 @@ func validateFile(s streams, name string) error {
 		_, _, err = renderSite(name, data, doc, "")
 	case *configs.Image:
 		err = checkTemplates(name, data, doc)
+	case *configs.ClusterFile:
+		for _, w := range doc.Warnings {
+			fmt.Fprintf(s.Err, "%s (warning)\n", w)
+		}
+		err = checkManifests(name, data, doc)
 	}
 	return err
 }
@@ -92,6 +99,23 @@ func checkTemplates(name string, data []byte, img *configs.Image) error {
 	return all.Err()
 }
 
+// checkManifests reads the files of Kubernetes objects that a Cluster names.
+func checkManifests(name string, data []byte, c *configs.ClusterFile) error {
+	var all configs.Problems
+	for i, m := range c.Manifests {
+		p := besideDocument(name, m)
+		text, err := os.ReadFile(p)
+		if err != nil {
+			field := fmt.Sprintf("manifests[%d]", i)
+			line, col := configs.Locate(name, data, field)
+			all = append(all, configs.Problem{File: name, Line: line, Col: col, Path: field, Msg: err.Error()})
+			continue
+		}
+		all = append(all, configs.CheckManifest(p, text)...)
+	}
+	return all.Err()
+}
+
 // renderSite renders a Site for no machine in particular, together with the
 // Ignition config given, else the one that the Site names.
 func renderSite(name string, data []byte, site *configs.Site, ignition string) (rendered, user []byte, err error) {
@@ -100,7 +124,7 @@ func renderSite(name string, data []byte, site *configs.Site, ignition string) (
 	}
 	p := ignition
 	if p == "" && site.IgnitionFile != "" {
-		p = besideSite(name, site.IgnitionFile)
+		p = besideDocument(name, site.IgnitionFile)
 	}
 	if p != "" {
 		user, err = os.ReadFile(p)
@@ -123,8 +147,8 @@ func renderSite(name string, data []byte, site *configs.Site, ignition string) (
 	return rendered, user, nil
 }
 
-// besideSite is a path that a Site names.
-func besideSite(name, p string) string {
+// besideDocument is a path that a document names.
+func besideDocument(name, p string) string {
 	if filepath.IsAbs(p) {
 		return p
 	}
@@ -137,7 +161,7 @@ func inlineCA(name string, data []byte, site *configs.Site) error {
 	if site.CAFile == "" {
 		return nil
 	}
-	pem, err := os.ReadFile(besideSite(name, site.CAFile))
+	pem, err := os.ReadFile(besideDocument(name, site.CAFile))
 	if err == nil {
 		site.CACert, site.CAFile = string(pem), ""
 		probs := site.Validate()

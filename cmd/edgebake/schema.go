@@ -12,11 +12,11 @@ import (
 func newSchema(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema KIND",
-		Short: "Print the JSON schema of Image or Site documents",
+		Short: "Print the JSON schema of a kind of document",
 		Long: `Schema prints a JSON schema (draft 2020-12) that editors complete and check
 documents with. What a schema cannot say, edgebake validate checks besides.`,
 		Example: `  edgebake schema site`,
-		Args:    args(1, 1, "image or site"),
+		Args:    args(1, 1, "image, site or cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -34,9 +34,9 @@ documents with. What a schema cannot say, edgebake validate checks besides.`,
 func newExplain(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain FIELD",
-		Short: "Describe a field of Image or Site documents",
+		Short: "Describe a field of a document",
 		Long: `Explain describes a field and the fields below it. A field is named by its path,
-beginning with image or site.`,
+beginning with image, site or cluster.`,
 		Example: `  edgebake explain site
   edgebake explain site.network.interfaces
   edgebake explain image.kubernetes.source`,

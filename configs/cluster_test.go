@@ -1,0 +1,122 @@
+package configs
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+const smallCluster = `apiVersion: edgebake.io/v1alpha1
+kind: Cluster
+name: c
+kubernetesVersion: v1.36.3
+masters: [{name: m1, address: 192.168.7.11}]
+`
+
+func mustCluster(t *testing.T, doc string) *ClusterFile {
+	t.Helper()
+	f, err := ParseCluster("cluster.yaml", []byte(doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestClusterDefaults(t *testing.T) {
+	c := mustCluster(t, smallCluster+"nodes: [{name: a}, {name: b, nodePool: p}]\nopenyurt:\n")
+	if c.VIP != "10.103.97.2" || c.Port != 6443 || c.PodCIDRs[0] != "10.244.0.0/16" || c.ServiceCIDRs[0] != "10.96.0.0/16" || !c.HasOpenYurt() {
+		t.Errorf("%+v", c.Cluster)
+	}
+	if c.Nodes[0].NodeType != NodeNative || c.Nodes[1].NodeType != NodeEdge {
+		t.Errorf("%+v", c.Nodes)
+	}
+	if len(c.Warnings) != 0 {
+		t.Error(c.Warnings)
+	}
+	six := mustCluster(t, strings.Replace(smallCluster, "192.168.7.11", `"fd00:7::11"`, 1)+"vip: fd00:97::2\n")
+	if six.PodCIDRs[0] != "fd00:244::/56" || six.ServiceCIDRs[0] != "fd00:96::/112" || six.MasterEndpoints()[0] != "[fd00:7::11]:6443" {
+		t.Errorf("%+v", six.Cluster)
+	}
+	if native := mustCluster(t, smallCluster+"openyurt: false\n"); native.HasOpenYurt() {
+		t.Error("openyurt: false is not taken")
+	}
+}
+
+// An even number of masters is allowed, and warned of where it is written.
+func TestClusterWarnings(t *testing.T) {
+	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
+	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 masters survive the loss of 0, as 1 would") {
+		t.Error(c.Warnings)
+	}
+}
+
+// A node's Site is one that stamping takes.
+func TestNodeSite(t *testing.T) {
+	c := mustCluster(t, string(ExampleCluster()))
+	if len(c.Kubeadm) != 2 {
+		t.Fatalf("%d documents of kubeadm", len(c.Kubeadm))
+	}
+	for i := range c.Nodes {
+		text, err := EncodeSlot(c.NodeSite(&c.Nodes[i], NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("0a", 32)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := ParseSite("site.yaml", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.NodeName != c.Nodes[i].Name || len(s.Masters) != 3 || s.VIP != c.VIP {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+func TestVIPInANodesNetwork(t *testing.T) {
+	_, err := ParseCluster("c", []byte(smallCluster+`vip: 192.168.8.9
+nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24]}]}}, {name: b, network: {interfaces: [{name: eth0, addresses: [192.168.8.2/24]}]}}]
+`))
+	var probs Problems
+	if !errors.As(err, &probs) || len(probs) != 1 || probs[0].Path != "vip" || probs[0].Line != 6 || !strings.Contains(probs[0].Msg, "nodes[0].network") {
+		t.Error(err)
+	}
+}
+
+// A manifest that does not parse: file, line, document.
+func TestCheckManifest(t *testing.T) {
+	const ok = "# a comment\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"
+	for name, tt := range map[string]struct{ text, want string }{
+		"good":         {ok, ""},
+		"list":         {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Namespace, metadata: {name: a}}]\n", ""},
+		"empty":        {"---\n# nothing\n---\n", "m.yaml:1:1: has no Kubernetes object in it"},
+		"syntax":       {ok + "---\n---\nkind: [\n", "m.yaml:8: document 3: not YAML: did not find expected node content"},
+		"first syntax": {"a: b: c\n", "m.yaml:1: document 1: not YAML: mapping values are not allowed in this context"},
+		"no kind":      {ok + "---\napiVersion: v1\nmetadata: {name: a}\n", "m.yaml:7:1: document 2: kind: is missing"},
+		"no name":      {ok + "---\napiVersion: v1\nkind: Pod\n", "m.yaml:7:1: document 2: metadata.name: is missing"},
+		"twice":        {ok + "---\napiVersion: v1\nkind: Pod\nkind: Pod\nmetadata: {name: a}\n", `m.yaml:9: document 2: mapping key "kind" already defined at line 8`},
+		"no object":    {"- a\n", "m.yaml:1:1: document 1: expected a Kubernetes object (a mapping with apiVersion and kind), got a list"},
+		"values":       {"replicas: 3\n", "m.yaml:1:1: document 1: apiVersion: is missing\nm.yaml:1:1: document 1: kind: is missing\nm.yaml:1:1: document 1: metadata.name: is missing"},
+		"template":     {"apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ .Values.name }}\n", "m.yaml:4:10: document 1: a key must be a plain word (it looks like a chart's template: render it first, e.g. with helm template)"},
+		"generated":    {"apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-}\n", "m.yaml:3:26: document 1: metadata.generateName: would make another object each time it is applied; give metadata.name"},
+		"ours":         {"apiVersion: edgebake.io/v1alpha1\nkind: Site\n", "m.yaml:1:13: document 1: apiVersion: an edgebake document is not a Kubernetes object"},
+		"in a list":    {"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod}\n", "m.yaml:4:3: document 1: metadata.name: is missing"},
+		"windows line": {strings.ReplaceAll(ok, "\n", "\r\n") + "---\r\nkind: [\r\n", "m.yaml:7: document 2: not YAML: did not find expected node content"},
+	} {
+		if got := CheckManifest("m.yaml", []byte(tt.text)).Error(); got != tt.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, tt.want)
+		}
+	}
+}
+
+func FuzzCheckManifest(f *testing.F) {
+	f.Add("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1}]\n---\n- &a [*a]\n")
+	f.Fuzz(func(t *testing.T, text string) { CheckManifest("m.yaml", []byte(text)) })
+}
+
+func FuzzParseCluster(f *testing.F) {
+	f.Add(string(ExampleCluster()))
+	f.Fuzz(func(t *testing.T, text string) {
+		if _, err := ParseCluster("c", []byte(text)); err != nil && strings.Contains(err.Error(), "BUG") {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,537 @@
+package configs
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// ClusterFile is a Cluster as its file holds it.
+type ClusterFile struct {
+	*Cluster
+	// Kubeadm are the documents that follow it.
+	Kubeadm []KubeadmDocument
+	// Warnings are what can be meant, but seldom is.
+	Warnings Problems
+}
+
+// ParseCluster reads a Cluster and the documents of kubeadm that follow it.
+// The error is Problems with everything found wrong. The manifests that it
+// names are not looked at: see CheckManifest.
+func ParseCluster(name string, data []byte) (*ClusterFile, error) {
+	f := &ClusterFile{Cluster: new(Cluster)}
+	err := parseKind(name, data, KindCluster, f.Cluster, func(d *document) Problems {
+		var probs Problems
+		f.Kubeadm, probs = kubeadmDocuments(name, d.more)
+		d.probs = append(d.probs, probs...)
+		for _, w := range f.warnings() {
+			at := d.find(w.Path)
+			f.Warnings = append(f.Warnings, Problem{name, at.line, at.col, w.Path, w.Msg})
+		}
+		return f.Cluster.Validate()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// HasOpenYurt reports whether the cluster carries OpenYurt.
+func (c *Cluster) HasOpenYurt() bool { return c.OpenYurt == nil || *c.OpenYurt }
+
+// TokenLifetime is TokenTTL of a valid Cluster.
+func (c *Cluster) TokenLifetime() time.Duration {
+	d, _ := time.ParseDuration(c.TokenTTL)
+	return d
+}
+
+func (c *Cluster) setDefaults() {
+	v6 := false
+	if len(c.Masters) > 0 {
+		a, err := netip.ParseAddr(c.Masters[0].Address)
+		v6 = err == nil && a.Is6()
+	}
+	if len(c.PodCIDRs) == 0 {
+		c.PodCIDRs = []string{map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}[v6]}
+	}
+	if len(c.ServiceCIDRs) == 0 {
+		c.ServiceCIDRs = []string{map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}[v6]}
+	}
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.NodeType == "" {
+			n.NodeType = NodeNative
+			if n.NodePool != "" {
+				n.NodeType = NodeEdge
+			}
+		}
+	}
+}
+
+// warnings are what is allowed but seldom right.
+func (c *Cluster) warnings() Problems {
+	var probs Problems
+	if n := len(c.Masters); n > 0 && n%2 == 0 {
+		probs.add("masters", "%d masters survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
+	} else if n > 7 {
+		probs.add("masters", "%d members make etcd slow: every write waits for more than half of them; take 3 or 5", n)
+	}
+	if c.KubeProxy.Mode == "ipvs" && !KubernetesBefore(c.KubernetesVersion, 35) {
+		probs.add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35: take nftables or iptables (ipvscare does not need it)")
+	}
+	return probs
+}
+
+const maxTokenTTL = 365 * 24 * time.Hour
+
+// Validate returns every problem of c, nil if there is none. It changes
+// nothing; the values must have their defaults.
+func (c *Cluster) Validate() Problems {
+	var probs Problems
+	checkTags(reflect.ValueOf(c).Elem(), "", &probs)
+	if c.Name != "" && (!isDNSName(c.Name) || strings.Contains(c.Name, ".") || len(c.Name) > 63) {
+		probs.add("name", "%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", shorten(c.Name))
+	}
+	if v := c.KubernetesVersion; v != "" {
+		switch {
+		case !k8sVersion.MatchString(v):
+			probs.add("kubernetesVersion", "%q is not a version as v1.36.3%s", shorten(v), missingV(v, k8sVersion))
+		case KubernetesBefore(v, oldestClusterKubernetes):
+			probs.add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, oldestClusterKubernetes)
+		}
+	}
+	if bad := badRepository(c.ImageRepository); bad != "" {
+		probs.add("imageRepository", "%s", bad)
+	}
+	if a, err := netip.ParseAddr(c.KubeProxy.BindAddress); c.KubeProxy.BindAddress != "" && (err != nil || a.Zone() != "" || a.IsMulticast()) {
+		probs.add("kubeProxy.bindAddress", "%q is not an IP address to listen on, e.g. 0.0.0.0", shorten(c.KubeProxy.BindAddress))
+	} else if c.KubeProxy.BindAddress != "" && c.KubeProxy.Mode == "none" {
+		probs.add("kubeProxy.bindAddress", "has no effect with kubeProxy.mode none: take it out")
+	}
+	switch d, err := time.ParseDuration(c.TokenTTL); {
+	case err != nil:
+		probs.add("tokenTTL", "%q is not a duration, e.g. 168h", shorten(c.TokenTTL))
+	case d < time.Hour || d > maxTokenTTL:
+		probs.add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that lasts for ever is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
+	}
+	c.validateManifests(&probs)
+	c.validateMachines(&probs)
+	c.validateNetworks(&probs)
+	checkText(reflect.ValueOf(c).Elem(), "", &probs)
+	return probs
+}
+
+var repositoryForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
+
+// badRepository says what is wrong with the prefix of image names.
+func badRepository(s string) string {
+	switch last := s[strings.LastIndexByte(s, '/')+1:]; {
+	case strings.Contains(s, "://"):
+		return fmt.Sprintf("%q: leave the scheme out, e.g. registry.k8s.io", shorten(s))
+	case strings.HasSuffix(s, "/"):
+		return fmt.Sprintf("%q: leave the slash at the end out", shorten(s))
+	case strings.Contains(s, "@") || strings.Contains(s, "/") && strings.Contains(last, ":"):
+		return fmt.Sprintf("%q names one image; give what all images' names begin with, e.g. registry.k8s.io", shorten(s))
+	case !repositoryForm.MatchString(s):
+		return fmt.Sprintf("%q is not a registry with an optional path, e.g. registry.example.com/kubernetes", shorten(s))
+	}
+	return ""
+}
+
+func (c *Cluster) validateManifests(probs *Problems) {
+	for i, m := range c.Manifests {
+		path := fmt.Sprintf("manifests[%d]", i)
+		switch {
+		case m == "":
+			probs.add(path, "is empty; give a file's path")
+		case strings.Contains(m, "://"):
+			probs.add(path, "%q is a URL: fetch it and keep the file beside the Cluster, so that what is applied cannot change", shorten(m))
+		case slices.Contains(c.Manifests[:i], m):
+			probs.add(path, "is listed twice")
+		}
+	}
+}
+
+// owners are who has a name, an address or a mark already.
+type owners map[string]string
+
+// take notes that path has value, and reports who has it already.
+func (o owners) take(value, path, what string, probs *Problems) {
+	if value == "" {
+		return
+	}
+	if other, twice := o[value]; twice {
+		probs.add(path, "%s is %s already", strings.TrimSpace(what+" "+shorten(value)), other)
+		return
+	}
+	o[value] = path
+}
+
+// validateMachines checks masters and nodes, each by itself and against the
+// others.
+func (c *Cluster) validateMachines(probs *Problems) {
+	names, addresses, marks := owners{}, owners{}, owners{}
+	for i := range c.Masters {
+		m := &c.Masters[i]
+		path := fmt.Sprintf("masters[%d]", i)
+		c.validateName(m.Name, path+".name", names, probs)
+		m.validateAddress(path, probs)
+		own := owners{}
+		if a, err := netip.ParseAddr(m.Address); err == nil {
+			addresses.take(a.Unmap().String(), path+".address", "address", probs)
+			own[a.Unmap().String()] = path + ".address" // its own network gives it again
+		}
+		m.Match.validate(path+".match", marks, probs)
+		site := c.siteFrame(NodeNative)
+		site.Network = m.Network
+		var inner Problems
+		site.Network.validate(&inner)
+		site.validateVIPUse(&inner)
+		site.validateServerUse(&inner)
+		c.underMachine(inner, path, probs)
+		takeSubnets(&m.Network, path, addresses, own, probs)
+	}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		path := fmt.Sprintf("nodes[%d]", i)
+		c.validateName(n.Name, path+".name", names, probs)
+		n.Match.validate(path+".match", marks, probs)
+		if (n.NodeType == NodeEdge || n.NodeType == NodeCloud) && !c.HasOpenYurt() {
+			probs.add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
+		}
+		c.underMachine(c.nodeProblems(n), path, probs)
+		takeSubnets(&n.Network, path, addresses, nil, probs)
+	}
+	c.siteProblems(probs)
+}
+
+func (c *Cluster) validateName(name, path string, names owners, probs *Problems) {
+	if name == "" {
+		return // required
+	}
+	if strings.Contains(name, "{{") {
+		probs.add(path, "%q is a template; every machine of a Cluster is named", shorten(name))
+		return
+	}
+	if err := CheckNodeName(name); err != nil {
+		probs.add(path, "%s", err)
+		return
+	}
+	if name == c.Endpoint {
+		probs.add(path, "is also the endpoint, which stands for the masters")
+	}
+	names.take(name, path, "name", probs)
+}
+
+func (m *ClusterMaster) validateAddress(path string, probs *Problems) {
+	if m.Address == "" {
+		return // required
+	}
+	a, err := netip.ParseAddr(m.Address)
+	switch {
+	case err != nil:
+		hint := ""
+		if p, err := netip.ParsePrefix(m.Address); err == nil {
+			hint = fmt.Sprintf(": write %s, and the prefix length in network.interfaces", p.Addr())
+		} else if host, _, err := net.SplitHostPort(m.Address); err == nil && badHost(host) == "" {
+			hint = ": leave the port out, it is port of the Cluster"
+		} else if badHost(m.Address) == "" {
+			hint = "; a name will not do: etcd's members know each other by address"
+		}
+		probs.add(path+".address", "%q is not an IP address%s", shorten(m.Address), hint)
+		return
+	case badServer(a) != "":
+		probs.add(path+".address", "%s %s", a, badServer(a))
+		return
+	case serviceAddrs[a] != "":
+		probs.add(path+".address", "%s is the address of %s inside the cluster (kubeadm's default)", a, serviceAddrs[a])
+	}
+	subnets := m.Network.subnets()
+	if len(subnets) > 0 && !m.Network.usesDHCP() && !slices.ContainsFunc(subnets, func(s subnet) bool { return s.Addr() == a.Unmap() }) {
+		probs.add(path+".address", "%s is none of the addresses in the machine's network, and no interface uses DHCP: give it to an interface", a)
+	}
+	for _, s := range subnets {
+		if part := hostPart(s.Prefix, a); part != "" {
+			probs.add(path+".address", "%s is the %s address of %s, not one machine's", a, part, s.Masked())
+		}
+	}
+}
+
+// usesDHCP reports whether any interface or VLAN asks for addresses.
+func (n *Network) usesDHCP() bool {
+	return len(n.Interfaces) == 0 || slices.ContainsFunc(n.Interfaces, func(f Interface) bool {
+		return f.DHCP || slices.ContainsFunc(f.VLANs, func(v VLAN) bool { return v.DHCP })
+	})
+}
+
+// takeSubnets notes a machine's addresses, which no other may have.
+func takeSubnets(n *Network, path string, addresses, own owners, probs *Problems) {
+	for _, s := range n.subnets() {
+		if a := s.Addr().Unmap().String(); own[a] == "" {
+			addresses.take(a, path+"."+s.path, "address", probs)
+		}
+	}
+}
+
+func (m *MachineMatch) validate(path string, marks owners, probs *Problems) {
+	if m.MAC != "" {
+		mac, err := net.ParseMAC(m.MAC)
+		if err != nil || len(mac) != 6 || mac[0]&1 == 1 {
+			probs.add(path+".mac", "%q is not the MAC address of an interface, as 52:54:00:12:34:56", shorten(m.MAC))
+		} else {
+			marks.take("MAC "+mac.String(), path+".mac", "", probs)
+		}
+	}
+	if m.Serial != "" {
+		marks.take("serial "+strings.ToLower(m.Serial), path+".serial", "", probs)
+	}
+	if m.UUID != "" {
+		if !uuidForm.MatchString(m.UUID) {
+			probs.add(path+".uuid", "%q is not a UUID, as 6ba7b810-9dad-41d1-80b4-00c04fd430c8", shorten(m.UUID))
+		} else {
+			marks.take("UUID "+strings.ToLower(m.UUID), path+".uuid", "", probs)
+		}
+	}
+}
+
+var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+
+// underMachine adds a machine's problems to the Cluster's. That the VIP lies
+// in a network of the site is said once, not for each machine there.
+func (c *Cluster) underMachine(problems Problems, path string, into *Problems) {
+	for _, p := range problems {
+		if p.Path != "vip" {
+			p.Path = join(path, p.Path)
+		} else if slices.ContainsFunc(*into, func(o Problem) bool { return o.Path == "vip" }) {
+			continue
+		} else {
+			p.Msg = strings.Replace(p.Msg, "the network of network.", "the network of "+path+".network.", 1)
+		}
+		*into = append(*into, p)
+	}
+}
+
+// MasterEndpoints are the API servers as a Site names them, host:port.
+func (c *Cluster) MasterEndpoints() []string {
+	var out []string
+	for _, m := range c.Masters {
+		out = append(out, net.JoinHostPort(m.Address, fmt.Sprint(c.Port)))
+	}
+	return out
+}
+
+// siteFrame is a Site of this cluster for no machine yet.
+func (c *Cluster) siteFrame(nodeType string) Site {
+	s := Site{APIVersion: APIVersion, Kind: KindSite, Masters: c.MasterEndpoints(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report}
+	applyDefaults(reflect.ValueOf(&s).Elem())
+	return s
+}
+
+// NodeSite is the Site of one worker of a valid Cluster.
+func (c *Cluster) NodeSite(n *ClusterNode, token Secret, caHash string) *Site {
+	s := c.siteFrame(n.NodeType)
+	s.NodeName, s.NodePool, s.Labels, s.Taints, s.Network = n.Name, n.NodePool, n.Labels, n.Taints, n.Network
+	s.Credentials.Token = token
+	s.CACertHashes = []string{caHash}
+	return &s
+}
+
+// fieldsOfNode are the fields of a Site that a node of a Cluster has.
+var fieldsOfNode = []string{"nodePool", "nodeType", "labels", "taints", "network"}
+
+// nodeProblems are those of the node's Site that lie in the node's own fields.
+func (c *Cluster) nodeProblems(n *ClusterNode) Problems {
+	site := c.NodeSite(n, NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("0", 64))
+	site.Users, site.Report = nil, Report{}
+	if !slices.Contains([]string{NodeNative, NodeEdge, NodeCloud}, site.NodeType) {
+		site.NodeType, site.NodePool = NodeNative, "" // reported already
+	}
+	if site.NodeName == "" {
+		site.NodeName = "node"
+	}
+	var own Problems
+	for _, p := range site.Validate() {
+		// Of the VIP only what the node's networks have to do with it.
+		if inFields(Problems{p}, fieldsOfNode) != nil || p.Path == "vip" && strings.Contains(p.Msg, "network.interfaces") {
+			own = append(own, p)
+		}
+	}
+	return own
+}
+
+// siteProblems are those of fields that the Cluster shares with every Site.
+func (c *Cluster) siteProblems(probs *Problems) {
+	site := c.siteFrame(NodeNative)
+	site.Credentials.Token = NewSecret("abcdef.0123456789abcdef")
+	site.CACertHashes = []string{"sha256:" + strings.Repeat("0", 64)}
+	*probs = append(*probs, inFields(site.Validate(), []string{"vip", "endpoint", "users", "report"})...)
+	for i, m := range c.Masters {
+		a, err := netip.ParseAddr(m.Address)
+		if err != nil {
+			continue
+		}
+		if vip, err := netip.ParseAddr(c.VIP); err == nil && a.Unmap() == vip.Unmap() {
+			probs.add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all masters, so give it another one (vip)", a)
+		}
+		if first, err := netip.ParseAddr(c.Masters[0].Address); err == nil && first.Is4() != a.Is4() {
+			probs.add(fmt.Sprintf("masters[%d].address", i), "%s and %s are of different families; IPVS balances one virtual address to real ones of the same family", a, first)
+		}
+	}
+}
+
+// inFields keeps the problems whose path begins with one of the fields.
+func inFields(probs Problems, fields []string) Problems {
+	var kept Problems
+	for _, p := range probs {
+		if slices.ContainsFunc(fields, func(f string) bool { return covers(f, p.Path) }) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+// clusterNet is a network of the cluster, and where it is written.
+type clusterNet struct {
+	netip.Prefix
+	path, what string
+}
+
+// validateNetworks checks pods' and Services' networks against each other and
+// against every address that machines of the cluster have.
+func (c *Cluster) validateNetworks(probs *Problems) {
+	pods := c.parseCIDRs("podCIDRs", c.PodCIDRs, "pods", probs)
+	services := c.parseCIDRs("serviceCIDRs", c.ServiceCIDRs, "Services", probs)
+	if len(pods) == len(c.PodCIDRs) && len(services) == len(c.ServiceCIDRs) && !slices.EqualFunc(pods, services, func(a, b clusterNet) bool { return a.Addr().Is4() == b.Addr().Is4() }) {
+		probs.add("serviceCIDRs", "must be of the same families as podCIDRs, in the same order (%s; %s)", strings.Join(c.ServiceCIDRs, ", "), strings.Join(c.PodCIDRs, ", "))
+	}
+	if len(c.Masters) > 0 && len(pods) > 0 {
+		if a, err := netip.ParseAddr(c.Masters[0].Address); err == nil && a.Is4() != pods[0].Addr().Is4() {
+			probs.add("podCIDRs[0]", "%s and the masters' addresses (%s) are of different families; the first network must be of the masters' family", pods[0].Prefix, a)
+		}
+	}
+	for _, p := range pods {
+		c.validatePodSize(p, probs)
+	}
+	for _, s := range services {
+		// The API server keeps an entry for each address.
+		if hosts := s.Addr().BitLen() - s.Bits(); hosts > 20 {
+			probs.add(s.path, "%s is too large: the API server takes at most 2^20 Services: write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
+		} else if hosts < 4 {
+			probs.add(s.path, "%s has no room for Services; the cluster's DNS alone takes the tenth address", s.Prefix)
+		}
+	}
+	all := append(slices.Clone(pods), services...)
+	for i, n := range all {
+		for _, other := range all[:i] {
+			if n.Overlaps(other.Prefix) {
+				probs.add(n.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", n.Prefix, n.what, other.Prefix, other.what, other.path)
+			}
+		}
+		c.validateOverlap(n, probs)
+	}
+}
+
+func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *Problems) []clusterNet {
+	var out []clusterNet
+	if len(cidrs) > 2 {
+		probs.add(field, "has %d networks; want one, or one IPv4 and one IPv6", len(cidrs))
+	}
+	for i, s := range cidrs {
+		path := fmt.Sprintf("%s[%d]", field, i)
+		p, err := netip.ParsePrefix(s)
+		switch {
+		case err != nil:
+			probs.add(path, "%q is not a CIDR, e.g. 10.244.0.0/16", shorten(s))
+			continue
+		case p.Addr().Is4In6():
+			probs.add(path, "%q is IPv4 written as IPv6; write it as IPv4", s)
+			continue
+		case p != p.Masked():
+			probs.add(path, "%s has bits set behind its prefix; write %s", s, p.Masked())
+		}
+		p = p.Masked()
+		for _, r := range reserved {
+			if p.Overlaps(r.Prefix) {
+				probs.add(path, "%s overlaps %s, %s", p, r.Prefix, r.what)
+			}
+		}
+		if slices.ContainsFunc(out, func(o clusterNet) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
+			probs.add(path, "%s: there is a network of this family already; want one IPv4 and one IPv6", p)
+		}
+		out = append(out, clusterNet{p, path, what})
+	}
+	return out
+}
+
+// reserved are networks that pods and Services cannot have on any node.
+var reserved = []struct {
+	netip.Prefix
+	what string
+}{
+	{thisNetwork, "which stands for no machine"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network, where yurthub listens (169.254.2.1)"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "the multicast addresses"},
+	{reservedV4, "which is reserved"},
+	{netip.MustParsePrefix("::1/128"), "the loopback address"},
+	{netip.MustParsePrefix("fe80::/10"), "the link-local addresses"},
+	{netip.MustParsePrefix("ff00::/8"), "the multicast addresses"},
+}
+
+// validatePodSize checks that each machine gets its part: a /24 of IPv4, a
+// /64 of IPv6, which are the controller manager's defaults.
+func (c *Cluster) validatePodSize(p clusterNet, probs *Problems) {
+	perNode := map[bool]int{true: 24, false: 64}[p.Addr().Is4()]
+	machines := len(c.Masters) + len(c.Nodes)
+	switch {
+	case p.Bits() > perNode:
+		probs.add(p.path, "%s is too small: each node gets a /%d of it", p.Prefix, perNode)
+	case perNode-p.Bits() > 16:
+		probs.add(p.path, "%s is too large: the controller manager divides it into at most 2^16 parts of /%d: write %s", p.Prefix, perNode, netip.PrefixFrom(p.Addr(), perNode-16))
+	case 1<<(perNode-p.Bits()) < machines:
+		probs.add(p.path, "%s has room for %d nodes (a /%d each); the cluster has %d", p.Prefix, 1<<(perNode-p.Bits()), perNode, machines)
+	}
+}
+
+// validateOverlap reports addresses and networks of machines that lie in a
+// network of the cluster.
+func (c *Cluster) validateOverlap(n clusterNet, probs *Problems) {
+	if vip, err := netip.ParseAddr(c.VIP); err == nil && n.Contains(vip.Unmap()) {
+		probs.add(n.path, "%s (%s) contains the VIP %s: choose another network, or another VIP (vip)", n.Prefix, n.what, vip)
+	}
+	for i, m := range c.Masters {
+		if a, err := netip.ParseAddr(m.Address); err == nil && n.Contains(a.Unmap()) {
+			probs.add(n.path, "%s (%s) contains %s, the address of master %s (masters[%d]): choose another network", n.Prefix, n.what, a, m.Name, i)
+		}
+		c.overlapMachine(n, &m.Network, fmt.Sprintf("masters[%d]", i), m.Address, probs)
+	}
+	for i := range c.Nodes {
+		c.overlapMachine(n, &c.Nodes[i].Network, fmt.Sprintf("nodes[%d]", i), "", probs)
+	}
+}
+
+// overlapMachine reports the networks that a machine is in or routes to, but
+// for that of address, which is reported already.
+func (c *Cluster) overlapMachine(n clusterNet, network *Network, path, address string, probs *Problems) {
+	for _, s := range network.subnets() {
+		if s.Overlaps(n.Prefix) && (s.Addr().String() != address || !n.Contains(s.Addr())) {
+			probs.add(n.path, "%s (%s) overlaps %s, the network of %s.%s: choose another network", n.Prefix, n.what, s.Masked(), path, s.path)
+		}
+	}
+	for i, d := range network.DNS {
+		if a, err := netip.ParseAddr(d); err == nil && n.Contains(a.Unmap()) {
+			probs.add(n.path, "%s (%s) contains %s, a DNS server (%s.network.dns[%d]): choose another network", n.Prefix, n.what, d, path, i)
+		}
+	}
+	for i, f := range network.Interfaces {
+		for j, r := range f.Routes {
+			if p, err := netip.ParsePrefix(r.To); err == nil && p.Bits() > 0 && p.Overlaps(n.Prefix) {
+				probs.add(n.path, "%s (%s) overlaps %s, to which %s.network.interfaces[%d].routes[%d] leads: choose another network", n.Prefix, n.what, r.To, path, i, j)
+			}
+		}
+	}
+}
