@@ -184,6 +184,12 @@ func newWorldIn(t *testing.T, p *parts, masters int, ipv6 bool) *world {
 // with it on.
 func (w *world) boot(guest int, site lab.Site) *lab.VM {
 	w.t.Helper()
+	return w.bootWith(lab.VMConfig{}, guest, site)
+}
+
+// bootWith is boot, of a machine with something special.
+func (w *world) bootWith(cfg lab.VMConfig, guest int, site lab.Site) *lab.VM {
+	w.t.Helper()
 	image := filepath.Join(w.lab.Dir, site.NodeName+".raw")
 	file := w.site(guest, site)
 	start := time.Now()
@@ -191,7 +197,8 @@ func (w *world) boot(guest int, site lab.Site) *lab.VM {
 		w.t.Fatal(err)
 	}
 	w.t.Logf("stamped in %.2f s", time.Since(start).Seconds())
-	return w.start(lab.VMConfig{Name: site.NodeName, Image: image, Guest: guest})
+	cfg.Name, cfg.Image, cfg.Guest = site.NodeName, image, guest
+	return w.start(cfg)
 }
 
 // start switches a machine on, in the test's network.
@@ -230,6 +237,15 @@ func (w *world) site(guest int, site lab.Site, more ...string) (file string) {
 // first boot has said so.
 func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
+	node, err := w.becomesReady(vm, before)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return node
+}
+
+// becomesReady is ready, for a test that goes on after an error.
+func (w *world) becomesReady(vm *lab.VM, before *lab.Object) (*lab.Object, error) {
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
 	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
@@ -239,16 +255,16 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 		return lab.Ready(o)
 	})
 	if err != nil {
-		w.t.Fatal(err)
+		return nil, err
 	}
 	events := append(vm.Serial.Events(), vm.Serial.Note("node Ready"))
 	if _, _, err := vm.Serial.Expect(ctx, 0, lab.FirstBootDone); err != nil {
-		w.t.Fatal(err)
+		return nil, err
 	}
 	var b strings.Builder
 	lab.PrintTimeline(&b, append(events, vm.Serial.Note("first boot done")))
 	w.t.Logf("%s, from power-on:\n%s", vm.Node, b.String())
-	return node
+	return node, nil
 }
 
 func (w *world) off(vm *lab.VM) {

@@ -112,7 +112,7 @@ func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line,
 				return lines[i], i + 1, nil
 			}
 			if fatal.MatchString(lines[i].Text) {
-				return Line{}, i, fmt.Errorf("expecting %q on the console: %w", re, &FatalError{Line: lines[i], Tail: s.Tail(30)})
+				return Line{}, i, fmt.Errorf("expecting %q on the console: %w", re, s.gaveUp(lines[i]))
 			}
 		}
 		if ended != nil {
@@ -130,11 +130,19 @@ func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line,
 func (s *Serial) Broken() error {
 	for _, l := range s.Lines(0) {
 		if fatal.MatchString(l.Text) {
-			return &FatalError{Line: l, Tail: s.Tail(30)}
+			return s.gaveUp(l)
 		}
 	}
 	return nil
 }
+
+func (s *Serial) gaveUp(at Line) *FatalError {
+	return &FatalError{Line: at, Tail: s.Tail(30), Emulator: s.EmulatorsFault()}
+}
+
+// EmulatorsFault says how the console shows that QEMU has failed the guest: a
+// boot that shows nothing of the disk that it was from. "": it does not.
+func (s *Serial) EmulatorsFault() string { return staleTranslation(s.Lines(0)) }
 
 // Tail returns the last n lines, each with its time.
 func (s *Serial) Tail(n int) string {
@@ -150,10 +158,16 @@ func (s *Serial) Tail(n int) string {
 type FatalError struct {
 	Line Line
 	Tail string
+	// Emulator is set where QEMU is to blame, and says how that shows.
+	Emulator string
 }
 
 func (e *FatalError) Error() string {
-	return fmt.Sprintf("the machine gave up after %.1f s (%q); its last lines:\n%s", e.Line.At.Seconds(), e.Line.Text, e.Tail)
+	blame := ""
+	if e.Emulator != "" {
+		blame = "; the emulator's fault: " + e.Emulator
+	}
+	return fmt.Sprintf("the machine gave up after %.1f s (%q%s); its last lines:\n%s", e.Line.At.Seconds(), e.Line.Text, blame, e.Tail)
 }
 
 var errPoweredOff = errors.New("QEMU ended")
