@@ -63,7 +63,13 @@ func clusterPhase(active *Active) Phase {
 				return Done, err
 			}
 			if active.Site.Credentials.Token.IsZero() {
-				return Todo, noTokenToMove(e, active)
+				if unpinned(active.Site) {
+					// Something else may answer on the way, and be gone tomorrow:
+					// to the node its masters are out of reach.
+					e.Note("%s", strangersAnswer(e))
+					return Unknown, nil
+				}
+				return Todo, noTokenToMove(e, active.Site)
 			}
 			return Todo, nil
 		},
@@ -181,16 +187,17 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 
 // noTokenToMove is what a member meets whose site is of another cluster, and
 // has no token for it.
-func noTokenToMove(e *Env, active *Active) error {
-	ours := strings.Join(enrolledPins(e), ", ")
-	if unpinned(active.Site) {
-		// Something else may answer on the way, and be gone tomorrow.
-		return Advise(fmt.Errorf("the masters are not of the cluster that this machine is enrolled in (CA %s)", ours),
-			"if the cluster was built anew, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters")
-	}
+func noTokenToMove(e *Env, site *configs.Site) error {
 	return Permanent(fmt.Errorf("the site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and there is no token to join with",
-		strings.Join(active.Site.CAPins(), ", "), ours),
+		strings.Join(site.CAPins(), ", "), strings.Join(enrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
+}
+
+// strangersAnswer is said of a member whose site pins nothing and has no token,
+// while servers of another CA answer for its masters.
+func strangersAnswer(e *Env) string {
+	return fmt.Sprintf("the masters are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was built anew, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
+		strings.Join(enrolledPins(e), ", "))
 }
 
 // provesItself makes sure that the other cluster is there, is the pinned one,

@@ -189,8 +189,12 @@ func TestMoveWithoutAToken(t *testing.T) {
 	w.stamp(ownDev, unpin(w.site()))
 	w.powerOn()
 	w.offline = false
-	if err := w.boot(); err == nil || !w.said("cluster: will be tried again: the masters are not of the cluster that this machine is enrolled in") || enrolled(w.env()) != nil {
+	if err := w.boot(); err == nil || !w.said("the masters are not of the cluster that this machine is enrolled in") || enrolled(w.env()) != nil ||
+		w.state().Result != ondisk.ResultWaiting || w.said("tried again") || w.said("FAILED") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if phases := w.state().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
+		t.Errorf("it stopped before it looked for its Node: %+v", phases)
 	}
 	// And offline an unpinned node goes on.
 	w.powerOn()

@@ -527,7 +527,7 @@ func convertSteps(h hub, image ondisk.ImageInfo) []Phase {
 				return Done, nil
 			},
 			Run: func(ctx context.Context, e *Env) error {
-				if err := closePorts(ctx, e, h); err != nil {
+				if err := closePorts(ctx, e, h.ports()); err != nil {
 					return err
 				}
 				if err := startHub(ctx, e, h); err != nil {
@@ -753,7 +753,7 @@ func kubeletGoes(ctx context.Context, e *Env, through bool) error {
 }
 
 // hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, portsUnitFile, portsTimerFile, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
+var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, portsUnitFile, portsTimerFile, portsKubelet, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
 
 func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {

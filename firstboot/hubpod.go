@@ -219,7 +219,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return err
 	}
-	if err := closePorts(ctx, e, h); err != nil {
+	if err := closePorts(ctx, e, h.ports()); err != nil {
 		return err
 	}
 	if err := makeManifests(e); err != nil {

@@ -234,3 +234,33 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		wantName(t, w, "")
 	})
 }
+
+// TestYurthubsEndpointIsLookedAtAgain: a master without the endpoint's name in
+// its certificate was away when yurthub got its list of servers.
+func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
+	const third = "192.0.2.13:6443"
+	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w.stamp(ownDev, w.site(withToken, "nodeType: edge", "nodePool: shanghai"))
+	w.cluster.down[third] = true
+	w.mustBoot()
+	if !strings.Contains(w.get(yurthubEnv), "--server-addr=https://apiserver.cluster.local:6443,") {
+		t.Fatalf("yurthub's arguments:\n%s", w.get(yurthubEnv))
+	}
+	w.powerOn()
+	w.mustBoot()
+	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+		t.Error("yurthub is restarted while that master is still away")
+	}
+	w.cluster.down[third] = false
+	w.namedAs(third, "kubernetes")
+	w.powerOn()
+	w.mustBoot()
+	if strings.Contains(w.get(yurthubEnv), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(yurthubEnv))
+	}
+	w.powerOn()
+	w.mustBoot()
+	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+		t.Error("and once more")
+	}
+}

@@ -20,6 +20,8 @@ const (
 	portsUnitFile  = "/etc/systemd/system/" + portsUnit
 	portsTimerFile = "/etc/systemd/system/" + portsTimer
 	portsTable     = "edgebake_yurthub"
+	// portsKubelet holds a kubelet that runs yurthub as a static pod.
+	portsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
 // portRules are the rules, for IPv4 and IPv6. What comes from a pod is told by
@@ -64,11 +66,19 @@ table bridge TABLE {
 `))
 }
 
+// ports is what the rules for yurthub's ports depend on.
+type ports struct {
+	open bool // to other nodes of the pool, 10269
+	pod  bool // kubelet runs yurthub
+}
+
+func (h hub) ports() ports { return ports{open: h.openPort, pod: h.image != ""} }
+
 // portFiles are the rules and what keeps them in the kernel: whoever restarts
 // nftables.service or firewalld flushes all rules, those of others as well.
-func portFiles(h hub) map[string][]byte {
-	return map[string][]byte{
-		yurthubNFT: portRules(h.openPort),
+func portFiles(p ports) map[string][]byte {
+	files := map[string][]byte{
+		yurthubNFT: portRules(p.open),
 		portsUnitFile: []byte(`# Written by firstboot.
 [Unit]
 Description=Close the ports of yurthub to other machines
@@ -96,15 +106,19 @@ AccuracySec=5s
 WantedBy=timers.target
 `),
 	}
+	if p.pod { // as yurthub's own unit is held, where it has one
+		files[portsKubelet] = []byte(closePortDropin)
+	}
+	return files
 }
 
 // closePorts puts the rules in the kernel, and what keeps them there. Yurthub
-// does not start before.
-func closePorts(ctx context.Context, e *Env, h hub) error {
-	files := portFiles(h)
+// does not start before, at this boot and at later ones.
+func closePorts(ctx context.Context, e *Env, p ports) error {
+	files := portFiles(p)
 	wrote := false
-	for _, p := range slices.Sorted(maps.Keys(files)) {
-		did, err := e.write(p, files[p], Mode(0o644))
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		did, err := e.write(path, files[path], Mode(0o644))
 		if err != nil {
 			return fmt.Errorf("closing the ports of yurthub: %w", err)
 		}
@@ -140,6 +154,15 @@ func portsClosed(ctx context.Context, e *Env) bool {
 
 // openPorts takes the rules away, once yurthub is gone.
 func openPorts(ctx context.Context, e *Env) error {
+	if e.exists(portsKubelet) {
+		// First: kubelet must not wait for rules that are gone.
+		if err := e.Remove(portsKubelet); err != nil {
+			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
+		}
+		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
+			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
+		}
+	}
 	if e.exists(portsTimerFile) {
 		for _, step := range [][2]string{{"stop", portsTimer}, {"disable", portsTimer}, {"disable", portsUnit}} {
 			if err := e.Unit(ctx, step[0], step[1]); err != nil {

@@ -51,11 +51,73 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	}
 }
 
+// TestKubeletIsHeldWithoutRules: where yurthub is a pod, no kubelet starts it
+// at a boot at which the rules cannot be loaded, nor on a root that has none yet.
+func TestKubeletIsHeldWithoutRules(t *testing.T) {
+	for _, exchanged := range []bool{false, true} {
+		w := podWorld(t)
+		w.mustBoot()
+		if exchanged {
+			w.exchangeRoot()
+		}
+		w.noNFT = true
+		w.powerOn()
+		if err := w.boot(); err == nil || !w.said("cannot be closed") {
+			t.Errorf("exchanged %v: %v\n%s", exchanged, err, strings.Join(w.console, "\n"))
+		}
+		if w.units[ondisk.UnitKubelet] == "active" {
+			t.Errorf("exchanged %v: kubelet runs, and yurthub with it, without the rules", exchanged)
+		}
+		w.noNFT = false
+		w.powerOn() // or systemd's next try
+		if err := w.boot(); err != nil || w.units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.rules, "10261") {
+			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.units[ondisk.UnitKubelet], w.rules, strings.Join(w.console, "\n"))
+		}
+
+		// What is taken back leaves nothing that kubelet would wait for.
+		if err := openPorts(t.Context(), w.env()); err != nil || w.has(portsKubelet) || w.has(yurthubNFT) {
+			t.Errorf("%v: the drop-in or the rules are left", err)
+		}
+	}
+}
+
+// TestRulesComeBeforeKubelet on a root that was just written.
+func TestRulesComeBeforeKubelet(t *testing.T) {
+	w := podWorld(t)
+	w.mustBoot()
+	w.exchangeRoot()
+	w.powerOn()
+	w.mustBoot()
+	load, start := slices.Index(w.names, "run nft -f "+yurthubNFT), slices.Index(w.names, "start "+ondisk.UnitKubelet)
+	if load < 0 || start < load {
+		t.Errorf("kubelet is started before the rules are loaded: %d, %d", load, start)
+	}
+}
+
+// TestOpenPortsIsCutOff: wherever the power goes, kubelet never waits for rules
+// that are gone.
+func TestOpenPortsIsCutOff(t *testing.T) {
+	whole := podWorld(t)
+	whole.mustBoot()
+	whole.powerOn()
+	for n := 1; ; n++ {
+		w := whole.clone(t)
+		w.off, w.cutAt = func() {}, n
+		err := openPorts(t.Context(), w.env())
+		if w.has(portsKubelet) && !w.has(yurthubNFT) {
+			t.Errorf("cut at effect %d: kubelet waits for rules that are gone", n)
+		}
+		if err == nil {
+			break
+		}
+	}
+}
+
 // TestPortUnitsAreValid has systemd judge the units that keep the rules.
 func TestPortUnitsAreValid(t *testing.T) {
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
-	files := portFiles(hub{})
+	files := portFiles(ports{})
 	for _, p := range []string{portsUnitFile, portsTimerFile} {
 		text := strings.ReplaceAll(string(files[p]), "/usr/sbin/nft", "/bin/true")
 		if err := os.WriteFile(filepath.Join(dir, filepath.Base(p)), []byte(text), 0o644); err != nil {

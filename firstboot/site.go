@@ -182,10 +182,16 @@ func siteMAC(e *Env, site *configs.Site, c *slot.Contents) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("naming the site: %w", err)
 	}
+	ignition := c.Files[ondisk.SlotIgnition]
+	if token := site.Credentials.Token.Reveal(); token != "" {
+		// As it is after the token was forgotten: else it would be applied
+		// once more, with stars in the place of the token.
+		ignition = slot.HideInIgnition(ignition, token)
+	}
 	m := hmac.New(sha256.New, key)
 	m.Write(doc)
 	m.Write([]byte{0})
-	m.Write(c.Files[ondisk.SlotIgnition])
+	m.Write(ignition)
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
@@ -372,6 +378,11 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
 	}
+	if e.exists(hubManifest) { // of DATA, and the rules are of a root that is new
+		if err := closePorts(ctx, e, ports{open: a.Site.Yurthub.OpenPort, pod: true}); err != nil {
+			return err
+		}
+	}
 	if err := e.Unit(ctx, "start", ondisk.UnitKubelet); err != nil {
 		return fmt.Errorf("starting kubelet: %w", err)
 	}
@@ -421,6 +432,9 @@ func applier(e *Env) apply.Target {
 	return apply.Target{
 		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
 		WriteFile: func(p string, b []byte, m apply.Meta) error {
+			if before := e.contents(p); hidesToken(b, before) {
+				b = before
+			}
 			return e.WriteFile(p, b, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
 		},
 		Mkdir: func(p string, m apply.Meta) error {
@@ -429,6 +443,38 @@ func applier(e *Env) apply.Target {
 		Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
 		Unit: e.Unit,
 	}
+}
+
+// hidesToken reports whether after is before, with a filling in the place of a
+// bootstrap token: the slot's config.ign has that once the token is forgotten,
+// and what was made from it earlier is still what was meant.
+func hidesToken(after, before []byte) bool {
+	const shortest = 20 // a token has 23 bytes, and more in another encoding
+	if len(after) != len(before) || bytes.Equal(after, before) {
+		return false
+	}
+	for i := 0; i < len(after); {
+		if after[i] == before[i] {
+			i++
+			continue
+		}
+		filling := after[i]
+		if !strings.ContainsRune("*A0", rune(filling)) {
+			return false
+		}
+		from, to := i, i
+		for from > 0 && after[from-1] == filling {
+			from--
+		}
+		for to < len(after) && after[to] == filling {
+			to++
+		}
+		if to-from < shortest {
+			return false
+		}
+		i = to
+	}
+	return true
 }
 
 // takeEffect tells the running system what has changed below it: the files

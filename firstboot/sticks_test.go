@@ -265,6 +265,62 @@ func TestTokenInIgnition(t *testing.T) {
 	}
 }
 
+// TestTokenInAFileOfIgnitions: what config.ign made with the token stays as it
+// is when the token is forgotten, and when the site is corrected afterwards.
+func TestTokenInAFileOfIgnitions(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: `{"ignition":{"version":"3.5.0"},` +
+		`"storage":{"files":[{"path":"/etc/probe","mode":384,"contents":{"source":"data:,token%3D` + testToken + `%0A"}}]}}`})
+	w.mustBoot()
+	want := "token=" + testToken + "\n"
+	look := func(when string) {
+		t.Helper()
+		if got := w.get("/etc/probe"); got != want {
+			t.Errorf("%s: /etc/probe is %q, want %q", when, got, want)
+		}
+	}
+	look("after the join")
+	if c, err := slot.Read(w.slots[ownDev]); err != nil || strings.Contains(string(c.Files[ondisk.SlotIgnition]), testToken) {
+		t.Fatalf("%v: the slot still has the token", err)
+	}
+	w.powerOn()
+	w.mustBoot()
+	look("at the next boot")
+	if slices.Contains(w.names, "write /etc/probe") {
+		t.Errorf("the settings were applied once more: %q", w.names)
+	}
+	w.plug(strings.Replace(w.site(), "192.0.2.13", "192.0.2.14", 1))
+	w.powerOn()
+	w.mustBoot()
+	look("after a correction")
+	if !slices.Contains(w.names, "write "+appliedFile) {
+		t.Error("the correction was not taken")
+	}
+}
+
+func TestHidesToken(t *testing.T) {
+	const token = "abcdef.0123456789abcdef"
+	stars := strings.Repeat("*", len(token))
+	for _, c := range []struct {
+		after, before string
+		want          bool
+	}{
+		{"x=" + stars + "\n", "x=" + token + "\n", true},
+		{stars + " and " + stars, token + " and " + token, true},
+		{"x=" + strings.Repeat("A", 30) + "=", "x=" + "YWJjZGVmLjAxMjM0NTY3ODlhYmNkZWY"[:30] + "=", true},
+		{"x=" + stars, "y=" + token, false},
+		{"x=***\n", "x=abc\n", false},
+		{"x=" + stars, "x=" + stars, false},
+		{"x=" + stars, "x=" + token + "\n", false},
+		{"", "", false},
+	} {
+		if got := hidesToken([]byte(c.after), []byte(c.before)); got != c.want {
+			t.Errorf("%q for %q: %v", c.after, c.before, got)
+		}
+	}
+}
+
 // TestResetAndASticksToken: the machine does not go back by itself where it
 // was taken out of.
 func TestResetAndASticksToken(t *testing.T) {

@@ -257,7 +257,7 @@ func (w *world) powerOn() {
 		w.units[ondisk.UnitYurthub] = "active"
 	}
 	// As kubelet.service has it.
-	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(appliedFile) || !w.has(ondisk.SiteCopy)) {
+	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(appliedFile) || !w.has(ondisk.SiteCopy)) && !(w.has(portsKubelet) && w.noNFT) {
 		w.units[ondisk.UnitKubelet] = "active"
 		w.started[ondisk.UnitKubelet] = w.now
 	}
@@ -437,6 +437,12 @@ func (w *world) env() *Env {
 			}
 			switch verb {
 			case "start", "restart":
+				if unit == ondisk.UnitKubelet && w.has(portsKubelet) {
+					if w.noNFT {
+						return errors.New("the control process exited with error code")
+					}
+					w.rules = w.get(yurthubNFT)
+				}
 				w.units[unit] = "active"
 				w.started[unit] = w.now
 			case "stop":

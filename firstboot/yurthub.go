@@ -92,8 +92,8 @@ func (h hub) env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.args(), " ") + "\n")
 }
 
-// closePortDropin has yurthub start behind the rules for its ports, or not at
-// all.
+// closePortDropin has yurthub, or the kubelet that runs it, start behind the
+// rules for its ports, or not at all; systemd tries again.
 const closePortDropin = `# Written by firstboot.
 [Service]
 ExecStartPre=/usr/sbin/nft -f ` + yurthubNFT + `
@@ -178,7 +178,7 @@ func nodeAddress(e *Env) string {
 
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
-	files := portFiles(h)
+	files := portFiles(h.ports())
 	if h.image != "" {
 		files[hubManifest] = h.pod()
 		return files
@@ -206,8 +206,8 @@ func yurthubPhase(active *Active) Phase {
 			if e.exists(hubRestart) {
 				return Todo, nil
 			}
-			_, onDisk, err := hubOnDisk(e, active)
-			if err != nil || !onDisk || enrolled(e) != nil || !portsClosed(ctx, e) || hubReady(ctx, e) != nil {
+			h, onDisk, err := hubOnDisk(e, active)
+			if err != nil || !onDisk || enrolled(e) != nil || !portsClosed(ctx, e) || hubReady(ctx, e) != nil || !endpointHolds(ctx, e, h, site) {
 				return Todo, err
 			}
 			return Done, nil
@@ -218,7 +218,7 @@ func yurthubPhase(active *Active) Phase {
 				h, err = hubOf(e, active, false)
 			}
 			if err == nil {
-				err = closePorts(ctx, e, h) // first: it may run already
+				err = closePorts(ctx, e, h.ports()) // first: it may run already
 			}
 			if err != nil {
 				return err
@@ -339,32 +339,39 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 }
 
 // endpointInCert reports whether yurthub may verify the masters by the
-// endpoint's name. It takes no tls-server-name.
+// endpoint's name, since it takes no tls-server-name: one master whose
+// certificate lacks it is enough for no, since IPVS may lead to any. Those that
+// do not answer are looked at again when they do.
 func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
 	ca, err := e.read(ondisk.KubeCA)
 	if err != nil {
 		return false, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	var errs []error
+	masters := mastersOf(e, site)
+	errs := askNames(ctx, e, masters, ca, site.Endpoint)
 	has := false
-	for _, m := range mastersOf(e, site) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_, err := api.ServerName(ctx, e.Dial, m, ca, []string{site.Endpoint})
-		cancel()
-		switch {
-		case err == nil:
-			has = true
-		case errors.Is(err, api.ErrServerName): // one without is enough: ipvs may lead to any
-			e.Log.Warn("the certificate of a master lacks the endpoint: yurthub gets the masters alone", "master", m, "endpoint", site.Endpoint)
+	for i, err := range errs {
+		if errors.Is(err, api.ErrServerName) {
+			e.Log.Warn("the certificate of a master lacks the endpoint: yurthub gets the masters alone", "master", masters[i], "endpoint", site.Endpoint)
 			return false, nil
-		default:
-			errs = append(errs, err)
 		}
+		has = has || err == nil
 	}
 	if has {
 		return true, nil
 	}
 	return false, fmt.Errorf("asking the masters for their certificates' names: %w", errors.Join(errs...))
+}
+
+// endpointHolds reports whether yurthub may still have the endpoint in its
+// list: a master may have come back, or come in addition, whose certificate
+// lacks its name.
+func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool {
+	if !slices.Contains(h.servers, site.EndpointURL()) {
+		return true
+	}
+	has, err := endpointInCert(ctx, e, site)
+	return err != nil || has
 }
 
 // keptEndpoint is what endpointInCert last said, as DATA has it.

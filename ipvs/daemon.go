@@ -32,6 +32,9 @@ type Options struct {
 	// cluster's list.
 	LearnEvery time.Duration
 	Kernel     Kernel
+	// Spread is how long masters are not asked where nothing stands in the
+	// kernel yet: this machine booted, and perhaps a thousand others did.
+	Spread time.Duration
 	// Lookup asks DNS; net's resolver by default.
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// Log takes one line.
@@ -460,7 +463,7 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 
 // settle calls Ready when every group has first verdicts, or had its time.
 func (d *Daemon) settle(ctx context.Context) {
-	limit := time.NewTimer(settleTime)
+	limit := time.NewTimer(d.opt.Spread + settleTime)
 	defer limit.Stop()
 	late := false
 	for _, r := range d.all() {

@@ -79,6 +79,13 @@ func newGroup(d *Daemon, s Server) *group {
 func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
+	if len(g.last) == 0 && g.d.opt.Spread > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(g.d.opt.Spread - time.Since(g.d.started)):
+		}
+	}
 	g.loadCA()
 	g.loadLearned()
 	g.enlist(ctx)

@@ -200,6 +200,7 @@ type world struct {
 	cancel  context.CancelFunc
 	done    chan error
 	masters []*loopMaster
+	spread  time.Duration
 }
 
 func (w *world) log(line string) {
@@ -258,7 +259,7 @@ func (w *world) start(servers ...Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel, w.done = cancel, make(chan error, 1)
 	ready := make(chan struct{})
-	w.daemon = NewDaemon(Options{Servers: servers, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, Kernel: w.kernel, Log: w.log,
+	w.daemon = NewDaemon(Options{Spread: w.spread, Servers: servers, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, Kernel: w.kernel, Log: w.log,
 		Ready: func() { close(ready) }})
 	go func() { w.done <- w.daemon.Run(ctx) }()
 	w.t.Cleanup(func() { w.stop() })
@@ -359,6 +360,30 @@ func TestDaemon(t *testing.T) {
 		if !strings.Contains(m, want) {
 			t.Errorf("metrics lack %q:\n%s", want, m)
 		}
+	}
+}
+
+// TestDaemonSpread: after power-on the masters are not asked at once, and a
+// restart of the program, whose rules stand, waits for nothing.
+func TestDaemonSpread(t *testing.T) {
+	w := newWorld(t, 1)
+	s := testServer(t, 200)
+	s.Masters = append(s.Masters, w.masters[0].master())
+	w.spread = 400 * time.Millisecond
+	begin := time.Now()
+	w.start(s)
+	w.eventually("it serves", func() bool { return strings.HasSuffix(w.kernel.text(), "=1") })
+	if took := time.Since(begin); took < w.spread {
+		t.Errorf("asked after %v, want %v", took, w.spread)
+	}
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.spread = time.Minute
+	begin = time.Now()
+	w.start(s)
+	if took := time.Since(begin); took > w.spread/2 {
+		t.Errorf("the restart took %v", took)
 	}
 }
 

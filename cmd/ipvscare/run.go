@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"runtime"
@@ -133,8 +134,46 @@ func runCommand(stderr io.Writer) *command {
 the file are applied; SIGHUP rereads everything. SIGTERM leaves the rules in
 place, so that a restart or an upgrade breaks no connection.`,
 		flags: f,
-		run:   func(ctx context.Context) error { return keep(ctx, opt, ipvs.ProcSysNet, stderr) },
+		run: func(ctx context.Context) error {
+			opt.Spread = bootSpread(opt.ConfigFile)
+			return keep(ctx, opt, ipvs.ProcSysNet, stderr)
+		},
 	}
+}
+
+const (
+	// spreadMax bounds what a single node loses for the sake of the masters,
+	// when the power comes back in a thousand shops at once.
+	spreadMax = 3 * time.Second
+	// bootTime is how long after power-on that matters.
+	bootTime = 5 * time.Minute
+)
+
+// bootSpread is how long this boot waits before it asks the masters.
+func bootSpread(config string) time.Duration {
+	st, err := os.Stat(config)
+	if err != nil {
+		return 0
+	}
+	b, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return 0
+	}
+	seconds, _, _ := strings.Cut(string(b), " ")
+	up, err := time.ParseDuration(seconds + "s")
+	if err != nil {
+		return 0
+	}
+	return spread(time.Since(st.ModTime()), up, rand.Float64())
+}
+
+// spread is a share r of spreadMax at a boot that found its configuration. One
+// that was given it while it ran is first boot's, which has waited already.
+func spread(configAge, up time.Duration, r float64) time.Duration {
+	if up > bootTime || configAge < up {
+		return 0
+	}
+	return time.Duration(r * float64(spreadMax))
 }
 
 // keep runs the daemon under systemd or by itself.

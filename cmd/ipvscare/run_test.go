@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +49,30 @@ func TestUsage(t *testing.T) {
 	}
 	if exitCode(errors.New("x")) != 1 {
 		t.Error("a failure is not 1")
+	}
+}
+
+// TestSpread: nodes that boot together ask apart, and nobody else waits.
+func TestSpread(t *testing.T) {
+	for _, c := range []struct {
+		age, up time.Duration
+		want    time.Duration
+	}{
+		{30 * 24 * time.Hour, 20 * time.Second, 1500 * time.Millisecond},
+		{5 * time.Second, 20 * time.Second, 0}, // first boot wrote it just now
+		{24 * time.Hour, time.Hour, 0},         // a restart, or a new version
+		{-time.Hour, 20 * time.Second, 0},      // the clock was set back
+		{20 * time.Second, 20 * time.Second, 1500 * time.Millisecond},
+	} {
+		if got := spread(c.age, c.up, 0.5); got != c.want {
+			t.Errorf("configuration %v old, up for %v: %v, want %v", c.age, c.up, got, c.want)
+		}
+	}
+	if got := spread(time.Hour, time.Second, 0.999); got >= spreadMax || got < spreadMax/2 {
+		t.Errorf("the last waits %v", got)
+	}
+	if got := bootSpread(filepath.Join(t.TempDir(), "none")); got != 0 {
+		t.Errorf("without a configuration: %v", got)
 	}
 }
 
