@@ -70,16 +70,6 @@ type ClusterKubeProxy struct {
 	BindAddress string `yaml:"bindAddress,omitempty" json:"bindAddress,omitempty"`
 }
 
-// MachineMatch says which machine is meant: all that is given must agree.
-type MachineMatch struct {
-	// MAC address of one of its network cards.
-	MAC string `yaml:"mac,omitempty" json:"mac,omitempty"`
-	// Serial is the serial number its firmware tells.
-	Serial string `yaml:"serial,omitempty" json:"serial,omitempty"`
-	// UUID its firmware tells.
-	UUID string `yaml:"uuid,omitempty" json:"uuid,omitempty"`
-}
-
 // ClusterMaster is one control-plane node.
 type ClusterMaster struct {
 	// Name of the node.
@@ -88,7 +78,7 @@ type ClusterMaster struct {
 	// it at. It can never change.
 	Address string `yaml:"address" json:"address"`
 	// Match says which machine it is, for an Inventory.
-	Match MachineMatch `yaml:"match,omitempty" json:"match,omitempty"`
+	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Nothing set: DHCP on every wired interface,
 	// where address must be reserved for it.
 	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
@@ -108,7 +98,7 @@ type ClusterNode struct {
 	// Taints that kubelet registers the node with.
 	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty"`
 	// Match says which machine it is, for an Inventory.
-	Match MachineMatch `yaml:"match,omitempty" json:"match,omitempty"`
+	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// Network of the machine. Nothing set: DHCP on every wired interface.
 	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
 }

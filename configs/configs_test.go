@@ -108,7 +108,7 @@ func TestExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if kinds["Image"] < 3 || kinds["Site"] < 3 {
+	if kinds["Image"] < 3 || kinds["Site"] < 3 || kinds["Inventory"] < 1 {
 		t.Errorf("too few examples: %v", kinds)
 	}
 	if _, err := ParseImage("image.yaml", ExampleImage()); err != nil {

@@ -21,12 +21,16 @@ const APIVersion = "edgebake.io/v1alpha1"
 const (
 	KindImage     = "Image"
 	KindSite      = "Site"
-	KindInventory = "Inventory" // reserved: many sites in one file
+	KindInventory = "Inventory"
 	KindCluster   = "Cluster"
 )
 
-// maxNodes bounds what aliases can blow a document up to.
-const maxNodes = 200_000
+// maxNodes bounds what aliases can blow a document up to; an Inventory has
+// thousands of sites.
+const (
+	maxNodes          = 200_000
+	maxInventoryNodes = 2_000_000
+)
 
 // ParseImage reads an Image: version first, then strictly, then defaults,
 // then validation. The error is Problems with everything found wrong.
@@ -58,8 +62,8 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// ParseAny reads a document of any kind: the result is an *Image, a *Site or
-// a *ClusterFile.
+// ParseAny reads a document of any kind: the result is an *Image, a *Site,
+// an *Inventory or a *ClusterFile.
 func ParseAny(name string, data []byte) (any, error) {
 	doc, probs := readDocument(name, data)
 	if probs != nil {
@@ -72,6 +76,8 @@ func ParseAny(name string, data []byte) (any, error) {
 		return parsed(ParseSite(name, data))
 	case KindCluster:
 		return parsed(ParseCluster(name, data))
+	case KindInventory:
+		return parsed(ParseInventory(name, data))
 	}
 	return nil, doc.wrongKind("")
 }
@@ -169,16 +175,24 @@ func (d *document) wrongKind(want string) error {
 	at := d.find("kind")
 	p := Problem{File: d.file, Line: at.line, Col: at.col, Path: "kind"}
 	switch {
-	case d.kind == KindInventory:
-		p.Msg = "Inventory is reserved for many sites in one file, which this edgebake does not read yet; write one Site for each machine"
 	case want == "":
-		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped, a Cluster what is minted", d.kind, didYouMean(d.kind, []string{KindImage, KindSite, KindCluster}))
-	case d.kind == KindImage || d.kind == KindSite || d.kind == KindCluster:
+		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped, an Inventory has many Sites, a Cluster says what is minted", d.kind, didYouMean(d.kind, kinds()))
+	case slices.Contains(kinds(), d.kind):
 		p.Msg = fmt.Sprintf("this is a document of kind %s where one of kind %s is wanted", d.kind, want)
 	default:
 		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.kind, didYouMean(d.kind, []string{want}), want)
 	}
 	return Problems{p}
+}
+
+func kinds() []string { return []string{KindImage, KindSite, KindInventory, KindCluster} }
+
+// maxNodes bounds what aliases can blow the document up to.
+func (d *document) maxNodes() int {
+	if d.kind == KindInventory {
+		return maxInventoryNodes
+	}
+	return maxNodes
 }
 
 // yamlError is how package yaml words a syntax error.
@@ -245,7 +259,7 @@ func readDocument(file string, data []byte) (*document, Problems) {
 	}{{"apiVersion", &version}, {"kind", &d.kind}} {
 		v := lookup(d.root, f.name)
 		if v == nil {
-			return fail(d.root, f.name, "is missing; an edgebake document begins with apiVersion: %s and kind: %s or %s", APIVersion, KindImage, KindSite)
+			return fail(d.root, f.name, "is missing; an edgebake document begins with apiVersion: %s and kind: %s", APIVersion, strings.Join(kinds(), ", "))
 		}
 		if v.Kind != yaml.ScalarNode {
 			return fail(v, f.name, "must be a string")
@@ -282,9 +296,9 @@ var secretType = reflect.TypeFor[Secret]()
 // decode puts n into v, and a problem into d for everything that does not
 // fit. It never stops early: all problems are reported at once.
 func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
-	if d.nodes++; d.nodes > maxNodes {
-		if d.nodes == maxNodes+1 {
-			d.problem(n, path, "the document is too large: its aliases make it more than %d values", maxNodes)
+	if d.nodes++; d.nodes > d.maxNodes() {
+		if d.nodes == d.maxNodes()+1 {
+			d.problem(n, path, "the document is too large: its aliases make it more than %d values", d.maxNodes())
 		}
 		return
 	}
@@ -373,7 +387,7 @@ func (d *document) list(n *yaml.Node, v reflect.Value, path string) {
 	}
 	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
 	for i, item := range n.Content {
-		if d.nodes > maxNodes {
+		if d.nodes > d.maxNodes() {
 			return
 		}
 		sub := fmt.Sprintf("%s[%d]", path, i)
@@ -495,7 +509,13 @@ func fieldName(f reflect.StructField) string {
 
 func fieldByName(v reflect.Value, name string) (reflect.StructField, bool) {
 	for i := range v.NumField() {
-		if f := v.Type().Field(i); fieldName(f) == name {
+		f := v.Type().Field(i)
+		if f.IsExported() && !f.Anonymous && fieldName(f) == name {
+			return f, true
+		}
+	}
+	for _, f := range fields(v.Type()) { // of an embedded Site
+		if len(f.Index) > 1 && fieldName(f) == name {
 			return f, true
 		}
 	}
@@ -504,10 +524,32 @@ func fieldByName(v reflect.Value, name string) (reflect.StructField, bool) {
 
 func fieldNames(t reflect.Type) []string {
 	var names []string
-	for i := range t.NumField() {
-		names = append(names, fieldName(t.Field(i)))
+	for _, f := range fields(t) {
+		names = append(names, fieldName(f))
 	}
 	return names
+}
+
+// fields are those that a person writes: exported ones, and in the place of an
+// embedded Site its own, but for the two that begin a document.
+func fields(t reflect.Type) []reflect.StructField {
+	var out []reflect.StructField
+	for i := range t.NumField() {
+		f := t.Field(i)
+		switch {
+		case !f.IsExported():
+		case f.Anonymous:
+			for _, in := range fields(f.Type) {
+				if n := fieldName(in); n != "apiVersion" && n != "kind" {
+					in.Index = append([]int{i}, in.Index...)
+					out = append(out, in)
+				}
+			}
+		default:
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // hint says what a person may have meant by an unknown field: a name close
@@ -531,6 +573,8 @@ func (d *document) typ() reflect.Type {
 	switch d.kind {
 	case KindImage:
 		return reflect.TypeFor[Image]()
+	case KindInventory:
+		return reflect.TypeFor[Inventory]()
 	case KindCluster:
 		return reflect.TypeFor[Cluster]()
 	case "ClusterConfiguration":
@@ -553,8 +597,7 @@ func placesOf(name string, t reflect.Type, path string, depth int) []string {
 		return nil
 	}
 	var found []string
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for _, f := range fields(t) {
 		sub := join(path, fieldName(f))
 		if n := strings.ToLower(name); distance(n, strings.ToLower(fieldName(f))) <= len(n)/4 {
 			found = append(found, sub)

@@ -22,7 +22,7 @@ func comments(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
 	flat := func(g *ast.CommentGroup) string { return strings.Join(strings.Fields(g.Text()), " ") }
-	for _, file := range []string{"image.go", "site.go", "clusterfile.go"} {
+	for _, file := range []string{"image.go", "site.go", "inventory.go", "clusterfile.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
@@ -34,8 +34,12 @@ func comments(t *testing.T) map[string]string {
 			}
 			for _, s := range gd.Specs {
 				ts := s.(*ast.TypeSpec)
+				st, ok := ts.Type.(*ast.StructType)
+				if !ok {
+					continue
+				}
 				docs[ts.Name.Name] = flat(gd.Doc)
-				for _, f := range ts.Type.(*ast.StructType).Fields.List {
+				for _, f := range st.Fields.List {
 					for _, n := range f.Names {
 						docs[ts.Name.Name+"."+n.Name] = flat(f.Doc)
 					}
@@ -85,14 +89,20 @@ func TestEveryFieldIsExplained(t *testing.T) {
 			t.Errorf("Cluster: %s has no comment", row.path)
 		}
 	}
+	for _, row := range rows(docs, reflect.TypeFor[Inventory]()) {
+		n++
+		if row.doc == "" {
+			t.Errorf("Inventory: %s has no comment", row.path)
+		}
+	}
 	if n < 100 {
 		t.Errorf("only %d fields found", n)
 	}
-	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site](), reflect.TypeFor[Cluster]()} {
+	for _, root := range []reflect.Type{reflect.TypeFor[Image](), reflect.TypeFor[Site](), reflect.TypeFor[Inventory](), reflect.TypeFor[Cluster]()} {
 		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
 			for i := range st.NumField() {
 				f := st.Field(i)
-				if f.Tag.Get("json") != f.Tag.Get("yaml") {
+				if !f.Anonymous && f.Tag.Get("json") != f.Tag.Get("yaml") {
 					t.Errorf("%s.%s: json and yaml tags differ", st.Name(), f.Name)
 				}
 			}
@@ -116,7 +126,7 @@ func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Ty
 
 func TestSchemas(t *testing.T) {
 	docs := comments(t)
-	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}, "cluster": &Cluster{}} {
+	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}, "inventory": &Inventory{}, "cluster": &Cluster{}} {
 		r := &jsonschema.Reflector{
 			Anonymous:      true,
 			ExpandedStruct: true,
@@ -137,6 +147,9 @@ func TestSchemas(t *testing.T) {
 			},
 		}
 		s := r.Reflect(v)
+		if name == "inventory" {
+			partSites(s)
+		}
 		s.Title = fmt.Sprintf("edgebake %s, %s", strings.ToUpper(name[:1])+name[1:], APIVersion)
 		var b bytes.Buffer
 		enc := json.NewEncoder(&b)
@@ -146,6 +159,18 @@ func TestSchemas(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden(t, "schema/"+name+".v1alpha1.json", b.Bytes())
+	}
+}
+
+// partSites makes the Sites in an Inventory's schema what may stand there: part
+// of one, without what begins a document.
+func partSites(s *jsonschema.Schema) {
+	for _, name := range []string{"Site", "InventorySite"} {
+		d := s.Definitions[name]
+		for _, field := range []string{"apiVersion", "kind"} {
+			d.Properties.Delete(field)
+		}
+		d.Required = slices.DeleteFunc(d.Required, func(field string) bool { return field != "match" })
 	}
 }
 
@@ -164,6 +189,9 @@ func rows(docs map[string]string, root reflect.Type) []row {
 	walk = func(t reflect.Type, path string) {
 		for i := range t.NumField() {
 			f := t.Field(i)
+			if !f.IsExported() || f.Anonymous { // the Site in an Inventory's: documented there
+				continue
+			}
 			r := row{path: join(path, fieldName(f)), required: required(f), doc: fieldDoc(docs, t, f), allowed: tagValues(f, "enum")}
 			if d := tagValues(f, "default"); d != nil {
 				r.def = d[0]
@@ -191,7 +219,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 			default:
 				r.typ = "number"
 			}
-			r.section = ft.Kind() == reflect.Struct && ft != secretType && ft.NumField() > 0
+			r.section = ft.Kind() == reflect.Struct && ft != secretType && ft.NumField() > 0 && ft != reflect.TypeFor[Site]()
 			out = append(out, r)
 			if r.section {
 				walk(ft, sub)
@@ -239,8 +267,8 @@ How documents are read:
 	for _, doc := range []struct {
 		name string
 		t    reflect.Type
-	}{{"Image", reflect.TypeFor[Image]()}, {"Site", reflect.TypeFor[Site]()}, {"Cluster", reflect.TypeFor[Cluster]()}} {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n", doc.name, docs[doc.name])
+	}{{"Image", reflect.TypeFor[Image]()}, {"Site", reflect.TypeFor[Site]()}, {"Inventory", reflect.TypeFor[Inventory]()}, {"Cluster", reflect.TypeFor[Cluster]()}} {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n", doc.name, listed(docs[doc.name]))
 		all := rows(docs, doc.t)
 		tops := topLevel(all)
 		fmt.Fprint(&b, "\n| field | type | default | what it is |\n|---|---|---|---|\n")
@@ -265,6 +293,11 @@ How documents are read:
 	golden(t, "../docs/reference.md", b.Bytes())
 }
 
+// listed gives the items of a comment's list lines of their own again.
+func listed(doc string) string {
+	return strings.Replace(strings.ReplaceAll(doc, ". - ", ".\n- "), ": - ", ":\n\n- ", 1)
+}
+
 func topLevel(all []row) []row {
 	return slices.DeleteFunc(slices.Clone(all), func(r row) bool { return strings.ContainsAny(r.path, ".[") })
 }
@@ -287,7 +320,7 @@ func writeRow(b *bytes.Buffer, r row) {
 func TestFlagTable(t *testing.T) {
 	docs := comments(t)
 	known := map[string]bool{}
-	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[Image](), "Site": reflect.TypeFor[Site](), "Cluster": reflect.TypeFor[Cluster]()} {
+	for name, root := range map[string]reflect.Type{"Image": reflect.TypeFor[Image](), "Site": reflect.TypeFor[Site](), "Inventory": reflect.TypeFor[Inventory](), "Cluster": reflect.TypeFor[Cluster]()} {
 		for _, r := range rows(docs, root) {
 			known[name+"."+r.path] = true
 		}

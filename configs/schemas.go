@@ -15,14 +15,15 @@ var schemas embed.FS
 // schemaFiles are the JSON schemas by the kind of document, in lower case as
 // commands name it.
 func schemaFiles() map[string]string {
-	return map[string]string{"image": "schema/image.v1alpha1.json", "site": "schema/site.v1alpha1.json", "cluster": "schema/cluster.v1alpha1.json"}
+	return map[string]string{"image": "schema/image.v1alpha1.json", "site": "schema/site.v1alpha1.json", "inventory": "schema/inventory.v1alpha1.json", "cluster": "schema/cluster.v1alpha1.json"}
 }
 
 // SchemaKinds are the kinds of documents that have a schema, as commands name
 // them.
 func SchemaKinds() []string { return slices.Sorted(maps.Keys(schemaFiles())) }
 
-// Schema is the JSON schema of a kind of document: "image", "site" or "cluster".
+// Schema is the JSON schema of a kind of document: "image", "site", "inventory"
+// or "cluster".
 func Schema(kind string) ([]byte, error) {
 	name, ok := schemaFiles()[kind]
 	if !ok {

@@ -185,7 +185,7 @@ func (c *Cluster) validateMachines(probs *Problems) {
 			addresses.take(a.Unmap().String(), path+".address", "address", probs)
 			own[a.Unmap().String()] = path + ".address" // its own network gives it again
 		}
-		m.Match.validate(path+".match", marks, probs)
+		m.Match.takeMatch(path+".match", marks, probs)
 		site := c.siteFrame(NodeNative)
 		site.Network = m.Network
 		var inner Problems
@@ -199,7 +199,7 @@ func (c *Cluster) validateMachines(probs *Problems) {
 		n := &c.Nodes[i]
 		path := fmt.Sprintf("nodes[%d]", i)
 		c.validateName(n.Name, path+".name", names, probs)
-		n.Match.validate(path+".match", marks, probs)
+		n.Match.takeMatch(path+".match", marks, probs)
 		if (n.NodeType == NodeEdge || n.NodeType == NodeCloud) && !c.HasOpenYurt() {
 			probs.add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
 		}
@@ -277,28 +277,17 @@ func takeSubnets(n *Network, path string, addresses, own owners, probs *Problems
 	}
 }
 
-func (m *MachineMatch) validate(path string, marks owners, probs *Problems) {
-	if m.MAC != "" {
-		mac, err := net.ParseMAC(m.MAC)
-		if err != nil || len(mac) != 6 || mac[0]&1 == 1 {
-			probs.add(path+".mac", "%q is not the MAC address of an interface, as 52:54:00:12:34:56", shorten(m.MAC))
-		} else {
-			marks.take("MAC "+mac.String(), path+".mac", "", probs)
-		}
+// takeMatch checks a machine's match, if it has one, and notes what no other
+// may have.
+func (m Match) takeMatch(path string, marks owners, probs *Problems) {
+	if m.IsZero() {
+		return
 	}
-	if m.Serial != "" {
-		marks.take("serial "+strings.ToLower(m.Serial), path+".serial", "", probs)
-	}
-	if m.UUID != "" {
-		if !uuidForm.MatchString(m.UUID) {
-			probs.add(path+".uuid", "%q is not a UUID, as 6ba7b810-9dad-41d1-80b4-00c04fd430c8", shorten(m.UUID))
-		} else {
-			marks.take("UUID "+strings.ToLower(m.UUID), path+".uuid", "", probs)
-		}
+	m.validate(path, probs)
+	for _, k := range m.keys() {
+		marks.take(k.key, path+strings.TrimPrefix(k.field, "match"), "", probs)
 	}
 }
-
-var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 
 // underMachine adds a machine's problems to the Cluster's. That the VIP lies
 // in a network of the site is said once, not for each machine there.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -26,12 +27,12 @@ func (e *Env) facts() node.Machine {
 		"/sys/class/dmi/id/chassis_serial",
 		"/sys/firmware/devicetree/base/serial-number",
 	} {
-		if s := node.Identity(string(e.contents(f))); s != "" {
+		if s := configs.Identity(string(e.contents(f))); s != "" {
 			m.Serial = s
 			break
 		}
 	}
-	m.UUID = strings.ToLower(node.Identity(string(e.contents("/sys/class/dmi/id/product_uuid"))))
+	m.UUID = strings.ToLower(configs.Identity(string(e.contents("/sys/class/dmi/id/product_uuid"))))
 	return m
 }
 

@@ -386,7 +386,7 @@ func TestSchemaAndExplain(t *testing.T) {
 	c.run(2, "explain", "site.masters.x")
 	c.want(c.err, "site.masters has no fields of its own")
 	c.run(2, "schema", "sit")
-	c.want(c.err, `unknown kind of document "sit"`, "image, site")
+	c.want(c.err, `unknown kind of document "sit"`, "image, inventory, site")
 }
 
 func TestCompletion(t *testing.T) {

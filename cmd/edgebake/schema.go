@@ -16,7 +16,7 @@ func newSchema(s streams) *cobra.Command {
 		Long: `Schema prints a JSON schema (draft 2020-12) that editors complete and check
 documents with. What a schema cannot say, edgebake validate checks besides.`,
 		Example: `  edgebake schema site`,
-		Args:    args(1, 1, "image, site or cluster"),
+		Args:    args(1, 1, "image, site, inventory or cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -36,7 +36,7 @@ func newExplain(s streams) *cobra.Command {
 		Use:   "explain FIELD",
 		Short: "Describe a field of a document",
 		Long: `Explain describes a field and the fields below it. A field is named by its path,
-beginning with image, site or cluster.`,
+beginning with image, site, inventory or cluster.`,
 		Example: `  edgebake explain site
   edgebake explain site.network.interfaces
   edgebake explain image.kubernetes.source`,

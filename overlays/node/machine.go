@@ -26,9 +26,9 @@ func (m Machine) isZero() bool {
 // needs is an error (*configs.MissingFactError).
 func NodeName(site *configs.Site, m Machine) (string, error) {
 	name, err := configs.ExpandNodeName(site.NodeName, configs.NameFacts{
-		Serial:   namePart(Identity(m.Serial)),
+		Serial:   namePart(configs.Identity(m.Serial)),
 		MAC:      strings.ReplaceAll(primaryMAC(site, m), ":", ""),
-		UUID:     strings.ToLower(Identity(m.UUID)),
+		UUID:     strings.ToLower(configs.Identity(m.UUID)),
 		Hostname: hostname(m.Hostname),
 	})
 	if err != nil {
@@ -39,35 +39,6 @@ func NodeName(site *configs.Site, m Machine) (string, error) {
 		return "", err
 	}
 	return name, nil
-}
-
-// Identity returns a vendor's serial number or UUID, trimmed, and nothing
-// for the junk that firmware carries instead: the same on every board of a
-// kind, it would make two machines one.
-func Identity(s string) string {
-	s = strings.Trim(s, "\x00 \t\r\n")
-	low := strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return strings.ContainsRune(" _-.:/", r) }), " ")
-	for _, junk := range []string{
-		"to be filled by o e m", "to be filled", "default string", "system serial", "serial number", "chassis serial", "base board serial",
-		"not specified", "not applicable", "not available", "not present", "not settable", "o e m", "oem", "invalid", "unknown", "empty",
-	} {
-		// One word can begin a real number: OEM-4711.
-		if low == junk || strings.Contains(junk, " ") && strings.HasPrefix(low, junk+" ") {
-			return ""
-		}
-	}
-	switch digits := strings.ReplaceAll(low, " ", ""); digits {
-	case "", "none", "na", "n a", "null", "nil", "test", "sn", "123456789", "0123456789", "1234567890", "123456789abcdef",
-		"03000200040005000006000700080009", // UUIDs that whole series of boards carry
-		"12345678123456789012345678901234",
-		"123456781234567890abcddeefaabbcc":
-		return ""
-	default:
-		if len(digits) < 2 || strings.Trim(digits, digits[:1]) == "" { // 0000…, FFFF…, xxxx…
-			return ""
-		}
-	}
-	return s
 }
 
 // primaryMAC is the card that the site names, if the machine has it, else

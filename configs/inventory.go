@@ -1,0 +1,68 @@
+package configs
+
+// Inventory is many machines' Sites in one file. Stamped onto an image, or
+// carried by a USB stick, it gives each machine the Site that matches it.
+//
+// A Site here has the fields of defaults, changed by its own:
+//   - A field of its own takes the place of the default's. Objects (network,
+//     ipvs, yurthub, report, network.proxy) are merged field by field, labels
+//     and kubeletExtraArgs key by key. Lists and credentials are replaced whole.
+//   - One of caCertHashes, caCert, caFile and unsafeSkipCAVerification takes the
+//     place of all four, one of ignition and ignitionFile of both.
+//   - A field without a value ("vip:" or "vip: null") takes the default away.
+type Inventory struct {
+	// APIVersion is the version of this document's form.
+	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
+	// Kind says that this is an Inventory.
+	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Inventory"`
+	// Defaults are fields of a Site that the sites have in common; none is
+	// required here.
+	Defaults Site `yaml:"defaults,omitempty" json:"defaults,omitempty"`
+	// Sites are one for each machine: name, match, and the fields of a Site
+	// that differ from defaults.
+	Sites []InventorySite `yaml:"sites" json:"sites"`
+
+	merged *mergedInventory
+}
+
+// InventorySite is one machine of an Inventory.
+type InventorySite struct {
+	// Name is the site's, once in an Inventory: lower-case letters, digits, -
+	// and . (at most 63). Files made for the site have this name, and so has
+	// its node if neither the site nor defaults give nodeName. Left out, it is
+	// nodeName, which then must not be a template.
+	Name string `yaml:"name,omitempty" json:"name,omitempty"`
+	// Match says which machine the site is for. All that is given must be so.
+	Match Match `yaml:"match" json:"match"`
+	// Site is the whole Site: defaults, changed by the fields that stand here.
+	Site `yaml:",inline"`
+}
+
+// Match says which machine a site is for: all members given must be the
+// machine's. What firmware carries where a vendor filled nothing in is
+// rejected ("To Be Filled By O.E.M.", zeros), since it would match many. No two
+// sites have the same member.
+type Match struct {
+	// MACs are addresses of the machine's own network cards; one that it has is
+	// enough.
+	MACs []string `yaml:"macs,omitempty" json:"macs,omitempty"`
+	// Serial is the serial number in SMBIOS (the product's, else the board's, else the
+	// chassis'), or of the device tree on boards without SMBIOS; capitals do not
+	// matter. On Linux: /sys/class/dmi/id/product_serial or
+	// /sys/firmware/devicetree/base/serial-number.
+	Serial string `yaml:"serial,omitempty" json:"serial,omitempty"`
+	// UUID is the system's in SMBIOS, e.g. 4c4c4544-0042-3510-8052-c7c04f4e4232.
+	UUID string `yaml:"uuid,omitempty" json:"uuid,omitempty"`
+	// AssetTag is the one in SMBIOS: the chassis', else the board's.
+	AssetTag string `yaml:"assetTag,omitempty" json:"assetTag,omitempty"`
+}
+
+// Find returns the site of that name, nil if there is none.
+func (inv *Inventory) Find(name string) *InventorySite {
+	for i := range inv.Sites {
+		if inv.Sites[i].Name == name {
+			return &inv.Sites[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package configs
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const inventoryHead = `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults:
+  masters: [192.0.2.11:6443]
+  caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]
+  credentials: {token: abcdef.0123456789abcdef}
+  labels: {example.com/region: north, example.com/kind: till}
+  ipvs: {scheduler: wlc, disabled: true}
+  network: {dns: [192.0.2.1, 192.0.2.2], ntp: [192.0.2.3]}
+sites:
+`
+
+func mustInventory(t *testing.T, doc string) *Inventory {
+	t.Helper()
+	inv, err := ParseInventory("inventory.yaml", []byte(doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inv
+}
+
+// TestInventoryMerge goes through the rules that the documentation of Inventory
+// has.
+func TestInventoryMerge(t *testing.T) {
+	inv := mustInventory(t, inventoryHead+`
+  - name: one
+    match: {serial: SN1}
+  - name: two
+    match: {macs: ["52-54-00-00-00-02"]}
+    nodeName: till-{{.Serial}}
+    labels: {example.com/kind: scale, example.com/floor: "2"}
+    ipvs: {disabled: false}
+    network: {dns: [192.0.2.9]}
+    credentials: {token: fedcba.fedcba9876543210}
+  - nodeName: three
+    match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}
+    labels:
+    unsafeSkipCAVerification: true
+    network: {ntp: null}
+`)
+	one, two, three := inv.Sites[0], inv.Sites[1], inv.Sites[2]
+	if one.NodeName != "one" || !one.IPVS.Disabled || one.VIP != "10.103.97.2" || one.Kind != KindSite {
+		t.Errorf("one: %+v", one.Site)
+	}
+	if two.NodeName != "till-{{.Serial}}" || two.IPVS.Disabled || two.IPVS.Scheduler != "wlc" ||
+		!reflect.DeepEqual(two.Labels, map[string]string{"example.com/region": "north", "example.com/kind": "scale", "example.com/floor": "2"}) ||
+		!reflect.DeepEqual(two.Network.DNS, []string{"192.0.2.9"}) || len(two.Network.NTP) != 1 ||
+		two.Credentials.Token.Reveal() != "fedcba.fedcba9876543210" {
+		t.Errorf("two: %+v", two.Site)
+	}
+	if three.Name != "three" || three.Labels != nil || three.CACertHashes != nil || !three.UnsafeSkipCAVerification ||
+		len(three.Network.NTP) != 0 || len(three.Network.DNS) != 2 {
+		t.Errorf("three: %+v", three.Site)
+	}
+	// What is written out is read back as the same.
+	out, err := EncodeSlotInventory(inv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := mustInventory(t, string(out))
+	for i := range inv.Sites {
+		if !reflect.DeepEqual(inv.Sites[i], again.Sites[i]) {
+			t.Errorf("%s came back as %+v, not %+v\n%s", inv.Sites[i].Name, again.Sites[i], inv.Sites[i], out)
+		}
+	}
+	twice, err := EncodeSlotInventory(again)
+	if err != nil || string(twice) != string(out) {
+		t.Errorf("written twice, it differs (%v):\n%s", err, twice)
+	}
+}
+
+// TestInventoryPlaces: one place has an address once, another place may have it
+// again.
+func TestInventoryPlaces(t *testing.T) {
+	const site = `
+  - name: %s
+    match: {serial: %s}
+    nodeType: edge
+    nodePool: %s
+    network: {interfaces: [{name: en*, addresses: [192.168.1.20/24]}]}`
+	mustInventory(t, inventoryHead+fmt.Sprintf(site, "a", "SNA", "berlin")+fmt.Sprintf(site, "b", "SNB", "paris"))
+	_, err := ParseInventory("i", []byte(inventoryHead+fmt.Sprintf(site, "a", "SNA", "berlin")+fmt.Sprintf(site, "b", "SNB", "berlin")))
+	if err == nil || !strings.Contains(err.Error(), "sites[1].network.interfaces[0].addresses[0]: address 192.168.1.20 in node pool berlin is also that of sites[0] (a)") {
+		t.Error(err)
+	}
+}
+
+// TestInventoryFiles: files that an Inventory names become part of it.
+func TestInventoryFiles(t *testing.T) {
+	inv := mustInventory(t, strings.Replace(inventoryHead, "  caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]\n", "  caFile: ca.crt\n", 1)+`
+  - name: one
+    match: {serial: SN1}
+    ignitionFile: one.ign
+  - name: two
+    match: {serial: SN2}
+`)
+	var asked []string
+	ca, _ := testCert(t, "kubernetes", true)
+	files := map[string]string{"ca.crt": ca, "one.ign": `{"ignition":{"version":"3.4.0"}}`}
+	err := inv.InlineFiles(func(field, path string) (string, error) {
+		asked = append(asked, field)
+		return files[path], nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Join(asked, " ") != "defaults.caFile sites[0].ignitionFile" {
+		t.Error(asked)
+	}
+	for _, s := range inv.Sites {
+		if s.CACert != files["ca.crt"] || s.CAFile != "" || s.IgnitionFile != "" || s.Ignition.IsZero() != (s.Name == "two") {
+			t.Errorf("%s: %+v", s.Name, s.Site)
+		}
+	}
+	inv = mustInventory(t, inventoryHead+"  - {name: one, match: {serial: SN1}, ignitionFile: gone.ign}\n")
+	if err := inv.InlineFiles(func(string, string) (string, error) { return "", errors.New("no such file") }); err == nil {
+		t.Error("a file that is not there was read")
+	}
+}
+
+// TestInventoryOfThousands stays within what a document may be, and finds what
+// two of five thousand have in common.
+func TestInventoryOfThousands(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(inventoryHead)
+	for i := range 5000 {
+		fmt.Fprintf(&b, "  - name: shop-%d\n    match: {serial: SN%05d, macs: [\"52:54:00:00:%02x:%02x\"]}\n    labels: {example.com/shop: \"%d\"}\n    network: {interfaces: [{name: en*, addresses: [10.%d.%d.2/24], gateway: 10.%d.%d.1}]}\n",
+			i, i, i>>8, i&255, i, 1+i/250, i%250, 1+i/250, i%250)
+	}
+	inv := mustInventory(t, b.String())
+	if len(inv.Sites) != 5000 || inv.Find("shop-4999") == nil || inv.Find("shop-5000") != nil {
+		t.Errorf("%d sites", len(inv.Sites))
+	}
+	b.WriteString("  - {name: last, match: {serial: sn04711}}\n")
+	if _, err := ParseInventory("i", []byte(b.String())); err == nil || !strings.HasSuffix(err.Error(), "sites[5000].match.serial: serial number sn04711 is also that of sites[4711] (shop-4711): only one machine can have it") {
+		t.Error(err)
+	}
+}
+
+// TestInventoryBomb: aliases cannot make a document more than it may be.
+func TestInventoryBomb(t *testing.T) {
+	doc := inventoryHead + "  - &a {name: a, match: {macs: &m [x, x, x, x, x, x, x, x, x, x]}}\n"
+	prev := "m"
+	for i := range 9 {
+		name := fmt.Sprintf("m%d", i)
+		doc += fmt.Sprintf("  - {name: b%d, match: {macs: &%s [%s]}}\n", i, name, strings.TrimSuffix(strings.Repeat("*"+prev+", ", 10), ", "))
+		prev = name
+	}
+	if _, err := ParseInventory("i", []byte(doc)); err == nil {
+		t.Error("it was taken")
+	}
+}
+
+func FuzzInventory(f *testing.F) {
+	f.Add([]byte(inventoryHead + "  - {name: a, match: {serial: SN1}}\n"))
+	f.Add([]byte(inventoryHead + "  - &x {name: a, match: {serial: SN1}, network: }\n  - *x\n"))
+	f.Add([]byte("apiVersion: edgebake.io/v1alpha1\nkind: Inventory\ndefaults: [1]\nsites: {a: b}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		inv, err := ParseInventory("i", data)
+		if err != nil {
+			return
+		}
+		out, err := EncodeSlotInventory(inv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseInventory("i", out)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if !reflect.DeepEqual(again.Sites, inv.Sites) {
+			t.Errorf("%+v came back as %+v", inv.Sites, again.Sites)
+		}
+	})
+}

@@ -1,0 +1,451 @@
+package configs
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// mergedInventory is what an Inventory is written out from: what a person has
+// written, since a field that is given as false or taken away leaves no trace
+// in a Site.
+type mergedInventory struct {
+	name     string
+	defaults *yaml.Node
+	sites    []*yaml.Node
+}
+
+// ParseInventory reads an Inventory. Each of its Sites is whole and valid. The
+// error is Problems with everything found wrong; what is wrong with defaults is
+// said once.
+func ParseInventory(name string, data []byte) (*Inventory, error) {
+	return parseInventory(name, data, true)
+}
+
+// ParsePublicInventory asks for no credentials, as ParsePublicSite: a machine
+// that is enrolled needs none.
+func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
+	return parseInventory(name, data, false)
+}
+
+func parseInventory(name string, data []byte, credentials bool) (*Inventory, error) {
+	doc, probs := readDocument(name, data)
+	if probs != nil {
+		return nil, probs
+	}
+	if doc.kind != KindInventory {
+		return nil, doc.wrongKind(KindInventory)
+	}
+	inv := new(Inventory)
+	doc.decode(doc.root, reflect.ValueOf(inv).Elem(), "")
+	undecoded := slices.Clone(doc.probs)
+	if doc.nodes > doc.maxNodes() {
+		return nil, doc.probs
+	}
+	inv.merge(doc)
+	report := inventoryReport{doc: doc, undecoded: undecoded}
+	inv.validate(credentials, &report)
+	report.finish(len(inv.Sites))
+	doc.probs.sort()
+	if err := doc.probs.Err(); err != nil {
+		return nil, err
+	}
+	return inv, nil
+}
+
+// merge makes each Site whole.
+func (inv *Inventory) merge(doc *document) {
+	m := &mergedInventory{name: doc.file, defaults: empty()}
+	if n := field(doc.root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
+		m.defaults = n
+	}
+	for _, reserved := range []string{"apiVersion", "kind"} {
+		if n := field(m.defaults, reserved); n != nil {
+			doc.problem(n, "defaults."+reserved, "stands once, at the top of the Inventory: remove it here")
+		}
+	}
+	if n := field(doc.root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
+		for _, item := range n.Content {
+			if item = deref(item); item.Kind != yaml.MappingNode {
+				item = empty()
+			}
+			m.sites = append(m.sites, item)
+		}
+	}
+	inv.merged = m
+	for i := range inv.Sites {
+		inv.Sites[i].Site = m.site(i)
+		inv.Sites[i].setDefaults()
+	}
+}
+
+// site is the i-th Site, whole, with what could be decoded of it.
+func (m *mergedInventory) site(i int) Site {
+	node := mergeNodes("", without(m.defaults, "apiVersion", "kind"), without(m.sites[i], "name", "match"))
+	var s Site
+	v := reflect.ValueOf(&s).Elem()
+	// What is wrong with the form has been reported where it stands.
+	scratch := &document{kind: KindInventory, where: map[string]position{}}
+	scratch.decode(node, v, "")
+	s.APIVersion, s.Kind = APIVersion, KindSite
+	return s
+}
+
+// setDefaults fills in what neither the site nor the Inventory's defaults say.
+func (s *InventorySite) setDefaults() {
+	if s.Name == "" && !strings.Contains(s.NodeName, "{{") {
+		s.Name = strings.ToLower(s.NodeName)
+	}
+	if s.NodeName == "" {
+		s.NodeName = s.Name
+	}
+	applyDefaults(reflect.ValueOf(&s.Site).Elem())
+}
+
+// choices are fields of which one says what another would: a site that gives
+// one of a group has the default's others taken away.
+func choices() [][]string {
+	return [][]string{
+		{"caCertHashes", "caCert", "caFile", "unsafeSkipCAVerification"},
+		{"ignition", "ignitionFile"},
+	}
+}
+
+// mergeNodes is base changed by over, as the documentation of Inventory says.
+func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
+	gone := map[string]bool{}
+	own := map[string]*yaml.Node{}
+	for k, v := range entries(over) {
+		own[k], gone[k] = v, true
+		if path != "" {
+			continue
+		}
+		for _, group := range choices() {
+			if slices.Contains(group, k) && !isNull(v) {
+				for _, other := range group {
+					gone[other] = true
+				}
+			}
+		}
+	}
+	out := empty()
+	add := func(k string, v *yaml.Node) { out.Content = append(out.Content, plain(k, "!!str"), v) }
+	for k, v := range entries(base) {
+		o := own[k]
+		switch {
+		case !gone[k]:
+			add(k, v)
+		case o != nil && o.Kind == yaml.MappingNode && v.Kind == yaml.MappingNode && join(path, k) != "credentials":
+			add(k, mergeNodes(join(path, k), v, o))
+			delete(own, k)
+		}
+	}
+	for k := range entries(over) {
+		if v := own[k]; v != nil && !isNull(v) {
+			add(k, v)
+			delete(own, k)
+		}
+	}
+	return out
+}
+
+func empty() *yaml.Node { return &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"} }
+
+// entries are a mapping's, in order and without aliases; of a key that is given
+// twice, which has been reported, the last counts.
+func entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
+	return func(yield func(string, *yaml.Node) bool) {
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			if k := m.Content[i]; k.Kind == yaml.ScalarNode && !yield(k.Value, deref(m.Content[i+1])) {
+				return
+			}
+		}
+	}
+}
+
+func deref(n *yaml.Node) *yaml.Node {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n
+}
+
+func field(m *yaml.Node, name string) *yaml.Node {
+	if n := lookup(m, name); n != nil {
+		return deref(n)
+	}
+	return nil
+}
+
+// without is a mapping that lacks some keys.
+func without(m *yaml.Node, names ...string) *yaml.Node {
+	out := empty()
+	for k, v := range entries(m) {
+		if !slices.Contains(names, k) {
+			out.Content = append(out.Content, plain(k, "!!str"), v)
+		}
+	}
+	return out
+}
+
+// inventoryReport gathers problems and finds where they stand.
+type inventoryReport struct {
+	doc       *document
+	undecoded Problems
+	shared    map[Problem][]int // without position: of which sites
+	order     []Problem
+}
+
+// at reports a problem of a field of the Inventory.
+func (r *inventoryReport) at(path, format string, args ...any) {
+	p := Problem{File: r.doc.file, Path: path, Msg: fmt.Sprintf(format, args...)}
+	if slices.ContainsFunc(r.undecoded, func(u Problem) bool { return covers(u.Path, path) }) {
+		return
+	}
+	at := r.doc.find(path)
+	p.Line, p.Col = at.line, at.col
+	r.doc.probs = append(r.doc.probs, p)
+}
+
+// of reports a problem of the i-th Site: in the site where it says something on
+// it, else in defaults, once for all sites.
+func (r *inventoryReport) of(i int, p Problem) {
+	own := fmt.Sprintf("sites[%d]", i)
+	for path := p.Path; path != ""; path = parent(path) {
+		if _, ok := r.doc.where[own+"."+path]; ok {
+			r.at(own+"."+p.Path, "%s", p.Msg)
+			return
+		}
+		if _, ok := r.doc.where["defaults."+path]; ok {
+			break
+		}
+	}
+	if r.shared == nil {
+		r.shared = map[Problem][]int{}
+	}
+	p = Problem{Path: p.Path, Msg: p.Msg}
+	if r.shared[p] == nil {
+		r.order = append(r.order, p)
+	}
+	r.shared[p] = append(r.shared[p], i)
+}
+
+// finish reports what concerns more than one site.
+func (r *inventoryReport) finish(sites int) {
+	for _, p := range r.order {
+		of := r.shared[p]
+		_, given := r.doc.where["defaults."+p.Path]
+		switch {
+		case !given && len(of) < max(sites, 2):
+			for _, i := range of {
+				r.at(fmt.Sprintf("sites[%d].%s", i, p.Path), "%s", p.Msg)
+			}
+		case len(of) < sites:
+			r.at("defaults."+p.Path, "%s (in %d of %d sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
+		default:
+			r.at("defaults."+p.Path, "%s", p.Msg)
+		}
+	}
+}
+
+func parent(path string) string {
+	i := strings.LastIndexAny(path, ".[")
+	return path[:max(i, 0)]
+}
+
+var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+
+// validate reports every problem of the sites, and what two of them have that
+// only one can.
+func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
+	if len(inv.Sites) == 0 {
+		r.at("sites", "needs at least one site: - name: shop-1, with match: and what differs from defaults")
+	}
+	once := map[string]string{} // what only one can have -> which site has it
+	claim := func(i int, path, what, key string) {
+		at := inv.label(i)
+		if first, taken := once[key]; taken && first != at {
+			r.at(fmt.Sprintf("sites[%d].%s", i, path), "%s is also that of %s: only one machine can have it", what, first)
+		} else if !taken {
+			once[key] = at
+		}
+	}
+	for i := range inv.Sites {
+		s := &inv.Sites[i]
+		own := fmt.Sprintf("sites[%d]", i)
+		switch {
+		case s.Name == "":
+			r.at(own+".name", "is required, since nodeName is a template: files made for the site have this name")
+		case !siteName.MatchString(s.Name) || len(s.Name) > 63 || strings.Contains(s.Name, ".."):
+			r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", shorten(s.Name))
+		default:
+			claim(i, "name", fmt.Sprintf("%q", s.Name), "name "+s.Name)
+		}
+		var probs Problems
+		s.Match.validate("match", &probs)
+		for _, p := range probs {
+			r.at(own+"."+p.Path, "%s", p.Msg)
+		}
+		for _, p := range s.validate(credentials) {
+			r.of(i, p)
+		}
+		for _, k := range s.Match.keys() {
+			claim(i, k.field, k.key, k.key)
+		}
+		// A node name that follows from a name which is taken is no second problem.
+		if s.NodeName != s.Name || once["name "+s.Name] == inv.label(i) {
+			inv.claimNodeName(i, claim)
+		}
+		inv.claimNetwork(i, claim)
+	}
+}
+
+// claimer notes what only one machine can have.
+type claimer func(i int, path, what, key string)
+
+func (inv *Inventory) claimNodeName(i int, claim claimer) {
+	name := inv.Sites[i].NodeName
+	if name == "" || strings.Contains(name, "{{") {
+		return
+	}
+	claim(i, "nodeName", "the node name "+name, "node "+strings.ToLower(name))
+}
+
+// claimNetwork notes the network cards and addresses of a site. Places that are
+// alike may have equal addresses; a node pool is one place.
+func (inv *Inventory) claimNetwork(i int, claim claimer) {
+	s := &inv.Sites[i].Site
+	for j, f := range s.Network.Interfaces {
+		if mac := CardMAC(f.MAC); mac != "" {
+			claim(i, fmt.Sprintf("network.interfaces[%d].mac", j), "MAC address "+mac, "MAC address "+mac)
+		}
+	}
+	for _, n := range s.Network.subnets() {
+		a := n.Addr().Unmap().WithZone("")
+		if a.IsLinkLocalUnicast() {
+			continue
+		}
+		claim(i, n.path, addressOf(a, s.NodePool), "address "+a.String()+" "+s.NodePool)
+	}
+}
+
+func addressOf(a netip.Addr, pool string) string {
+	if pool == "" {
+		return "address " + a.String()
+	}
+	return fmt.Sprintf("address %s in node pool %s", a, pool)
+}
+
+// label names a site for people.
+func (inv *Inventory) label(i int) string {
+	if name := inv.Sites[i].Name; name != "" {
+		return fmt.Sprintf("sites[%d] (%s)", i, shorten(name))
+	}
+	return fmt.Sprintf("sites[%d]", i)
+}
+
+// InlineFiles puts the contents of the files that the Inventory names, caFile
+// and ignitionFile, into it: read gets a field's path in the document and the
+// path that stands there. On a machine there are no such files.
+func (inv *Inventory) InlineFiles(read func(field, path string) (string, error)) error {
+	var errs []error
+	changed := false
+	inline := func(at string, m *yaml.Node) {
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			instead, ok := map[string]string{"caFile": "caCert", "ignitionFile": "ignition"}[m.Content[i].Value]
+			v := deref(m.Content[i+1])
+			if !ok || isNull(v) || v.Value == "" {
+				continue
+			}
+			text, err := read(at+"."+m.Content[i].Value, v.Value)
+			errs = append(errs, err)
+			m.Content[i], m.Content[i+1] = plain(instead, "!!str"), encodeString(text)
+			changed = true
+		}
+	}
+	inline("defaults", inv.merged.defaults)
+	for i, m := range inv.merged.sites {
+		inline(fmt.Sprintf("sites[%d]", i), m)
+	}
+	if err := errors.Join(errs...); err != nil || !changed {
+		return err
+	}
+	data, err := EncodeSlotInventory(inv)
+	if err != nil {
+		return err
+	}
+	again, err := parseInventory(inv.merged.name, data, false)
+	if err != nil {
+		var probs Problems
+		if errors.As(err, &probs) {
+			for i := range probs { // lines of what was made, which nobody has seen
+				probs[i].Line, probs[i].Col = 0, 0
+			}
+		}
+		return err
+	}
+	*inv = *again
+	return nil
+}
+
+// EncodeSlotInventory is the Inventory as stamping writes it into a slot, with
+// its secrets; the bytes depend on what it says alone.
+func EncodeSlotInventory(inv *Inventory) ([]byte, error) {
+	root := empty()
+	put := func(m *yaml.Node, name string, v *yaml.Node) {
+		m.Content = append(m.Content, plain(name, "!!str"), v)
+	}
+	put(root, "apiVersion", encodeString(APIVersion))
+	put(root, "kind", encodeString(KindInventory))
+	if d := clean(inv.merged.defaults); len(d.Content) > 0 {
+		put(root, "defaults", d)
+	}
+	sites := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	for _, s := range inv.merged.sites {
+		sites.Content = append(sites.Content, clean(s))
+	}
+	put(root, "sites", sites)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := cmp.Or(enc.Encode(root), enc.Close()); err != nil {
+		return nil, fmt.Errorf("encoding the inventory: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// plainKey finds keys that need no quotes.
+var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
+
+// clean is a node without comments, aliases and styles.
+func clean(n *yaml.Node) *yaml.Node {
+	n = deref(n)
+	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
+	if n.Kind == yaml.ScalarNode && out.Tag == "!!str" {
+		out.Style = yaml.DoubleQuotedStyle
+	}
+	if n.Kind == yaml.MappingNode {
+		sorted := maps.Collect(entries(n))
+		for _, k := range slices.Sorted(maps.Keys(sorted)) {
+			key := encodeString(k)
+			if plainKey.MatchString(k) {
+				key = plain(k, "!!str")
+			}
+			out.Content = append(out.Content, key, clean(sorted[k]))
+		}
+		return out
+	}
+	for _, c := range n.Content {
+		out.Content = append(out.Content, clean(c))
+	}
+	return out
+}
