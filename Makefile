@@ -5,9 +5,9 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-# These boot machines; `make check` leaves them out.
-GUESTS := ./test/ipvs ./test/e2e
-UNIT = $$(go list ./... | grep -vE '/test/(ipvs|e2e|walls)$$')
+# These compile Kubernetes and boot machines; `make check` leaves them out.
+GUESTS := ./test/cluster ./test/ipvs ./test/e2e
+UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder
 # that edgebake was called in.

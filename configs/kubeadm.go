@@ -352,3 +352,13 @@ func nodeAt(n *yaml.Node, path string) *yaml.Node {
 	}
 	return n
 }
+
+// DNSDomain is the cluster's DNS domain where ClusterConfiguration sets one.
+func (f *ClusterFile) DNSDomain() string {
+	for _, d := range f.Kubeadm {
+		if n := nodeAt(d.Root, "networking.dnsDomain"); d.Kind == "ClusterConfiguration" && n != nil {
+			return n.Value
+		}
+	}
+	return ""
+}

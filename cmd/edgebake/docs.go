@@ -62,9 +62,7 @@ func validateFile(s streams, name string) error {
 	case *configs.Image:
 		err = checkTemplates(name, data, doc)
 	case *configs.ClusterFile:
-		for _, w := range doc.Warnings {
-			fmt.Fprintf(s.Err, "%s (warning)\n", w)
-		}
+		printWarnings(s, doc)
 		err = checkManifests(name, data, doc)
 	}
 	return err

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	agekeys "filippo.io/age"
+
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/spf13/cobra"
 )
@@ -104,6 +107,14 @@ func TestExamples(t *testing.T) {
 	}
 	c.file("site.yaml", site)
 	c.file("office.key", plainKey)
+	c.file("cluster.yaml", string(configs.ExampleCluster()))
+	id, err := agekeys.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("key.txt", id.String()+"\n")
+	c.file("team.pub", id.Recipient().String()+"\n")
+	c.run(0, "cluster", "new", "cluster.yaml", "--out", "shops")
 	debianOf(t, filepath.Join(c.dir, "base.tar"))
 	c.run(0, "build", "image.yaml")
 	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst")

@@ -39,6 +39,8 @@ var rooms = map[string][]string{
 	"firstboot/...":              {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	"ipvs":                       {"configs/ondisk"},
 	"cluster/api":                {},
+	"cluster/mint":               {"configs", "configs/sealed", "cluster/api"},
+	"configs/sealed":             {},
 	"cmd/...":                    {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
 	"test/...":                   {"..."},
 }
@@ -55,12 +57,13 @@ var doors = map[string][]string{
 	"github.com/vishvananda/netlink":        {"ipvs"},
 	"k8s.io/client-go":                      {}, // nobody yet
 	"aead.dev/minisign":                     {"configs", "configs/ondisk/slot", "cmd/edgebake", "firstboot"},
+	"filippo.io/age":                        {"configs/sealed"},
 	"testing":                               {"test/..."},
 }
 
 // burdens are modules that a binary must not even carry indirectly.
 var burdens = map[string][]string{
-	"cmd/firstboot": {self + "/builder", "k8s.io/client-go", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
+	"cmd/firstboot": {self + "/builder", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }
 

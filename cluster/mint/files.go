@@ -1,0 +1,169 @@
+package mint
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/configs/sealed"
+)
+
+// secretFiles reports whether what lies under a name must stay secret.
+func secretFile(name string) bool {
+	return strings.HasSuffix(name, ".key") || strings.HasPrefix(name, "tokens/") || name == fileAdmin || name == fileDocument
+}
+
+// storedName is the name of a file in a directory encrypted to these keys.
+func storedName(name string, recipients []string) string {
+	if len(recipients) > 0 && secretFile(name) {
+		return name + sealed.Ending
+	}
+	return name
+}
+
+// writeFile puts a file into dir, whole or not at all, and on disk before it
+// returns.
+func writeFile(dir, name string, data []byte, recipients []string) error {
+	stored := storedName(name, recipients)
+	if stored != name {
+		var err error
+		if data, err = sealed.Seal(data, recipients); err != nil {
+			return fmt.Errorf("writing %s: %w", filepath.Join(dir, stored), err)
+		}
+	}
+	p := filepath.Join(dir, filepath.FromSlash(stored))
+	if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+		return fmt.Errorf("writing %s: %w", p, err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(p), ".tmp-*") // 0600
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", p, err)
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), p)
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(p))
+	}
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", p, err)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// readFile reads a file that may be encrypted.
+func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
+	p := filepath.Join(dir, filepath.FromSlash(name))
+	data, err := os.ReadFile(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		if data, err = os.ReadFile(p + sealed.Ending); err == nil {
+			return id.Open(p+sealed.Ending, data)
+		}
+	}
+	return data, err
+}
+
+// lock keeps a directory to one process at a time; closing the file lets go.
+func lock(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s is in use by another edgebake: wait until it has ended", dir)
+	}
+	return f, nil
+}
+
+// create makes dir with the files, all at once: a power cut leaves nothing, or
+// everything.
+func create(dir string, files map[string][]byte, recipients []string) error {
+	parent, base := filepath.Split(filepath.Clean(dir))
+	if parent == "" {
+		parent = "."
+	}
+	if err := os.MkdirAll(parent, 0o777); err != nil {
+		return err
+	}
+	// One name, so that what a power cut left is found again and removed.
+	work := filepath.Join(parent, "."+base+".minting")
+	if err := os.Mkdir(work, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	held, err := lock(work)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	if err := empty(work); err != nil {
+		return err
+	}
+	if err := os.Chmod(work, 0o700); err != nil {
+		return err
+	}
+	names := make([]string, 0, len(files))
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if err := writeFile(work, name, files[name], recipients); err != nil {
+			return errors.Join(err, os.RemoveAll(work))
+		}
+	}
+	for _, sub := range []string{"pki/etcd", "pki", "tokens", "."} {
+		if err := syncDir(filepath.Join(work, sub)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	// An empty directory gives way to it, anything else does not. (os.Rename
+	// refuses both.)
+	if err := unix.Rename(work, dir); err != nil {
+		return errors.Join(err, os.RemoveAll(work))
+	}
+	return syncDir(parent)
+}
+
+func empty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
+}
+
+// checkModes reports what others could read or change.
+func checkModes(dir string) error {
+	var errs []error
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		fi, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if d.Type()&fs.ModeSymlink == 0 && fi.Mode().Perm()&0o077 != 0 {
+			errs = append(errs, fmt.Errorf("%s is open to others (mode %04o): whoever was on this computer may have its keys; if nobody was: chmod -R go= %s", p, fi.Mode().Perm(), dir))
+		}
+		return nil
+	})
+	return errors.Join(append(errs, err)...)
+}

@@ -1,0 +1,141 @@
+package mint
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+const (
+	caLife    = 10 * 365 * 24 * time.Hour // as kubeadm's
+	adminLife = 365 * 24 * time.Hour
+	// skew is how far behind a machine's clock may be when it first sees a
+	// certificate.
+	skew = time.Hour
+)
+
+// pair is a certificate and its key.
+type pair struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func (p pair) certPEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
+}
+
+// keyPEM is the form in which kubeadm writes keys of this kind.
+func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+}
+
+func publicPEM(key crypto.PublicKey) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
+}
+
+// sign makes a certificate of a new key; with no ca it signs itself.
+func sign(template *x509.Certificate, ca *pair) (pair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return pair{}, err
+	}
+	// Positive, and never 0.
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 62))
+	if err != nil {
+		return pair{}, err
+	}
+	template.SerialNumber = serial.Add(serial, big.NewInt(1))
+	by := pair{template, key}
+	if ca != nil {
+		by = *ca
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, key.Public(), by.key)
+	if err != nil {
+		return pair{}, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return pair{cert, key}, err
+}
+
+// newCA makes a CA as kubeadm would, of this name.
+func newCA(name string, now time.Time) (pair, error) {
+	p, err := sign(&x509.Certificate{
+		Subject:               pkix.Name{CommonName: name},
+		DNSNames:              []string{name}, // kubeadm's have it
+		NotBefore:             now.Add(-skew).UTC(),
+		NotAfter:              now.Add(caLife).UTC(),
+		KeyUsage:              x509.KeyUsageKeyEncipherment | x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}, nil)
+	if err != nil {
+		return p, fmt.Errorf("making the CA %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// caHash pins a CA as kubeadm and Sites do.
+func caHash(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// adminConfig is an administrator's kubeconfig. Each master has a context: a
+// desk knows neither the endpoint's name nor the VIP.
+func adminConfig(c *configs.Cluster, ca pair, now time.Time) ([]byte, error) {
+	admin, err := sign(&x509.Certificate{
+		// kubeadm gives this group its rights when it first initialises.
+		Subject:     pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}},
+		NotBefore:   now.Add(-skew).UTC(),
+		NotAfter:    now.Add(adminLife).UTC(),
+		KeyUsage:    x509.KeyUsageKeyEncipherment | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, &ca)
+	if err != nil {
+		return nil, fmt.Errorf("making the administrator's certificate: %w", err)
+	}
+	key, err := keyPEM(admin.key)
+	if err != nil {
+		return nil, fmt.Errorf("making the administrator's certificate: %w", err)
+	}
+	encode := base64.StdEncoding.EncodeToString
+	k := api.Kubeconfig{APIVersion: "v1", Kind: "Config", Users: []api.NamedUser{{Name: c.Name + "-admin", User: api.User{CertData: encode(admin.certPEM()), KeyData: encode(key)}}}}
+	for i, endpoint := range c.MasterEndpoints() {
+		name := c.Name + "-" + c.Masters[i].Name
+		k.Clusters = append(k.Clusters, api.NamedCluster{Name: name, Cluster: api.Cluster{Server: "https://" + endpoint, CAData: encode(ca.certPEM())}})
+		k.Contexts = append(k.Contexts, api.NamedContext{Name: name, Context: api.Context{Cluster: name, User: k.Users[0].Name}})
+	}
+	k.CurrentContext = k.Contexts[0].Name
+	return yaml.Marshal(k)
+}
+
+// newToken makes a bootstrap token.
+func newToken() string {
+	// rand.Text is base32 in capitals; tokens want lower case.
+	id, secret := strings.ToLower(rand.Text()), strings.ToLower(rand.Text())
+	return id[:6] + "." + secret[:16]
+}

@@ -1,0 +1,451 @@
+package mint
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"crypto/x509"
+
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/mod/semver"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/sealed"
+)
+
+// The files of a directory, beside pki/ and tokens/.
+const (
+	fileRecord   = "mint.json"
+	fileDocument = "cluster.yaml"
+	fileAdmin    = "admin.conf"
+)
+
+// version of the directory's form.
+const version = 1
+
+// Record is what a directory says of itself, in clear.
+type Record struct {
+	Version int       `json:"version"`
+	ID      string    `json:"id"` // of this minting: two of the same document differ
+	Created time.Time `json:"created"`
+	CAHash  string    `json:"caHash"`
+	// Recipients the secrets are encrypted to; none: in clear.
+	Recipients []string `json:"recipients,omitempty"`
+	Fixed      Fixed    `json:"cluster"`
+	Kubernetes string   `json:"kubernetesVersion"`
+	// Document is the SHA-256 of the document: encrypted, it cannot be
+	// compared otherwise.
+	Document string  `json:"document"`
+	Tokens   []Token `json:"tokens,omitempty"`
+}
+
+// Fixed is what of a Cluster can never change once its keys are made:
+// certificates, etcd's members and the addresses of everything inside say it.
+type Fixed struct {
+	Name         string   `json:"name"`
+	Endpoint     string   `json:"endpoint"`
+	VIP          string   `json:"vip"`
+	Port         int      `json:"port"`
+	PodCIDRs     []string `json:"podCIDRs"`
+	ServiceCIDRs []string `json:"serviceCIDRs"`
+	Masters      []Master `json:"masters"`
+	DNSDomain    string   `json:"dnsDomain"`
+}
+
+// Master is one member of etcd.
+type Master struct {
+	Name    string `json:"name"`
+	Address string `json:"address"`
+}
+
+// Token is a bootstrap token, without its secret.
+type Token struct {
+	Node    string    `json:"node"`
+	ID      string    `json:"id"`
+	Expires time.Time `json:"expires"`
+}
+
+// Options of New.
+type Options struct {
+	// File is the document's name, for problems.
+	File string
+	Now  time.Time
+	// EncryptTo are recipients: public keys, or files of them.
+	EncryptTo []string
+}
+
+// Change is what New did.
+type Change struct {
+	Record *Record
+	// Minted: the directory was made. Else Added are nodes that got a token
+	// now, Removed nodes that have none any more, and Updated says that the
+	// document was taken anew.
+	Minted         bool
+	Added, Removed []string
+	Updated        bool
+}
+
+// Nothing reports that the directory is as it was.
+func (c *Change) Nothing() bool {
+	return !c.Minted && !c.Updated && len(c.Added)+len(c.Removed) == 0
+}
+
+// New mints the cluster of a document into dir, or brings dir up to date with
+// a document that changed in what can change.
+func New(dir string, text []byte, o Options) (*Change, error) {
+	c, err := configs.ParseCluster(o.File, text)
+	if err != nil {
+		return nil, err
+	}
+	recipients, err := sealed.Recipients(o.EncryptTo)
+	if err != nil {
+		return nil, err
+	}
+	if dir, err = realDir(dir); err != nil {
+		return nil, fmt.Errorf("minting %s: %w", c.Name, err)
+	}
+	entries, err := os.ReadDir(dir)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("minting %s: %w", c.Name, err)
+	case len(entries) == 0:
+		return mint(dir, c, text, recipients, o.Now)
+	}
+	return update(dir, c, text, recipients, o)
+}
+
+// realDir follows links, so that what is made takes the place of a directory
+// and not of a link to it.
+func realDir(dir string) (string, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(abs)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(abs); err == nil {
+			return "", fmt.Errorf("%s is a link to what does not exist: remove it", dir)
+		}
+		return abs, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if fi, err := os.Stat(real); err != nil || !fi.IsDir() {
+		return "", errors.Join(err, fmt.Errorf("%s is not a directory: name another with --out", dir))
+	}
+	return real, nil
+}
+
+func fixed(c *configs.ClusterFile) Fixed {
+	f := Fixed{Name: c.Name, Endpoint: c.Endpoint, VIP: c.VIP, Port: c.Port, PodCIDRs: c.PodCIDRs, ServiceCIDRs: c.ServiceCIDRs, DNSDomain: "cluster.local"}
+	for _, m := range c.Masters {
+		f.Masters = append(f.Masters, Master{m.Name, m.Address})
+	}
+	if d := c.DNSDomain(); d != "" {
+		f.DNSDomain = d
+	}
+	return f
+}
+
+func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, now time.Time) (*Change, error) {
+	fail := func(err error) (*Change, error) { return nil, fmt.Errorf("minting %s: %w", c.Name, err) }
+	record := &Record{Version: version, ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(text)}
+	files := map[string][]byte{fileDocument: text}
+	var clusterCA pair
+	for base, name := range map[string]string{"ca": "kubernetes", "etcd/ca": "etcd-ca", "front-proxy-ca": "front-proxy-ca"} {
+		ca, err := newCA(name, now)
+		if err != nil {
+			return fail(err)
+		}
+		key, err := keyPEM(ca.key)
+		if err != nil {
+			return fail(err)
+		}
+		files["pki/"+base+".crt"], files["pki/"+base+".key"] = ca.certPEM(), key
+		if base == "ca" {
+			clusterCA = ca
+		}
+	}
+	record.CAHash = caHash(clusterCA.cert)
+	sa, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fail(err)
+	}
+	if files["pki/sa.key"], err = keyPEM(sa); err != nil {
+		return fail(err)
+	}
+	if files["pki/sa.pub"], err = publicPEM(sa.Public()); err != nil {
+		return fail(err)
+	}
+	if files[fileAdmin], err = adminConfig(c.Cluster, clusterCA, now); err != nil {
+		return fail(err)
+	}
+	for _, n := range c.Nodes {
+		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now)
+		if err != nil {
+			return fail(err)
+		}
+		record.Tokens = append(record.Tokens, t)
+		files[tokenFile(n.Name)] = secret
+	}
+	if files[fileRecord], err = encodeRecord(record); err != nil {
+		return fail(err)
+	}
+	if err := create(dir, files, recipients); err != nil {
+		return fail(err)
+	}
+	return &Change{Record: record, Minted: true}, nil
+}
+
+func encodeRecord(r *Record) ([]byte, error) {
+	b, err := json.MarshalIndent(r, "", "  ")
+	return append(b, '\n'), err
+}
+
+func tokenFile(node string) string { return "tokens/" + node + ".yaml" }
+
+// tokenSecret is the Secret that makes a bootstrap token.
+type tokenSecret struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string `yaml:"kind"`
+	Metadata   struct {
+		Name        string            `yaml:"name"`
+		Namespace   string            `yaml:"namespace"`
+		Annotations map[string]string `yaml:"annotations,omitempty"`
+	} `yaml:"metadata"`
+	Type       string            `yaml:"type"`
+	StringData map[string]string `yaml:"stringData"`
+}
+
+// tokenFor makes a node's token, and the Secret that a cluster knows it by.
+func tokenFor(node string, life time.Duration, now time.Time) (Token, []byte, error) {
+	id, secret, _ := strings.Cut(newToken(), ".")
+	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
+	s := tokenSecret{APIVersion: "v1", Kind: "Secret", Type: "bootstrap.kubernetes.io/token"}
+	s.Metadata.Name, s.Metadata.Namespace = "bootstrap-token-"+id, "kube-system"
+	s.StringData = map[string]string{
+		"token-id": id, "token-secret": secret, "expiration": t.Expires.Format(time.RFC3339),
+		"usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
+		"auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token",
+		"description":       "edgebake: node " + node,
+	}
+	text, err := yaml.Marshal(s)
+	return t, text, err
+}
+
+// Load reads a directory's record.
+func Load(dir string) (*Record, error) {
+	data, err := os.ReadFile(filepath.Join(dir, fileRecord))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("reading %s: it is not a directory of `edgebake cluster new`: it has no %s", dir, fileRecord)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", dir, err)
+	}
+	var r Record
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := json.Unmarshal(data, &struct {
+		Version *int `json:"version"`
+	}{&r.Version}); err != nil || r.Version == 0 {
+		return nil, fmt.Errorf("reading %s: %s is damaged", dir, fileRecord)
+	}
+	if r.Version != version {
+		return nil, fmt.Errorf("reading %s: it was made by another edgebake (form %d, this one reads %d): use that edgebake", dir, r.Version, version)
+	}
+	if err := d.Decode(&r); err != nil {
+		return nil, fmt.Errorf("reading %s: %s is damaged: %w", dir, fileRecord, err)
+	}
+	return &r, nil
+}
+
+// update brings a directory up to date with a document.
+func update(dir string, c *configs.ClusterFile, text []byte, recipients []string, o Options) (*Change, error) {
+	record, err := Load(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: name an empty directory with --out", err)
+	}
+	if err := checkModes(dir); err != nil {
+		return nil, err
+	}
+	held, err := lock(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	if err := sameCluster(dir, record, c, text, o.File); err != nil {
+		return nil, err
+	}
+	if len(recipients) > 0 && !sameSet(recipients, record.Recipients) {
+		return nil, fmt.Errorf("minting %s: %s %s: --encrypt-to holds when a directory is made: mint into another, or leave it out", c.Name, dir, encryptedHow(record))
+	}
+	if err := complete(dir, record); err != nil {
+		return nil, err
+	}
+	change := &Change{Record: record}
+	if err := addTokens(dir, record, c, o.Now, change); err != nil {
+		return nil, err
+	}
+	change.Updated = record.Document != digest(text)
+	record.Document, record.Kubernetes = digest(text), c.KubernetesVersion
+	if change.Nothing() {
+		return change, nil
+	}
+	if err := writeFile(dir, fileDocument, text, record.Recipients); err != nil {
+		return nil, err
+	}
+	// The record last: until it names a token, the token is not one.
+	b, err := encodeRecord(record)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFile(dir, fileRecord, b, record.Recipients); err != nil {
+		return nil, err
+	}
+	for _, gone := range change.Removed {
+		if err := os.Remove(filepath.Join(dir, storedName(tokenFile(gone), record.Recipients))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return change, nil
+}
+
+func encryptedHow(r *Record) string {
+	if len(r.Recipients) == 0 {
+		return "is not encrypted"
+	}
+	return "is encrypted to other recipients"
+}
+
+func sameSet(a, b []string) bool {
+	x, y := slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
+	return slices.Equal(x, y)
+}
+
+// addTokens makes tokens for nodes that have none and drops those of nodes
+// that are no longer there.
+func addTokens(dir string, record *Record, c *configs.ClusterFile, now time.Time, change *Change) error {
+	var kept []Token
+	for _, n := range c.Nodes {
+		if i := slices.IndexFunc(record.Tokens, func(t Token) bool { return t.Node == n.Name }); i >= 0 {
+			kept = append(kept, record.Tokens[i])
+			continue
+		}
+		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now)
+		if err != nil {
+			return err
+		}
+		if err := writeFile(dir, tokenFile(n.Name), secret, record.Recipients); err != nil {
+			return err
+		}
+		kept = append(kept, t)
+		change.Added = append(change.Added, n.Name)
+	}
+	for _, t := range record.Tokens {
+		if !slices.ContainsFunc(kept, func(k Token) bool { return k.Node == t.Node }) {
+			change.Removed = append(change.Removed, t.Node)
+		}
+	}
+	record.Tokens = kept
+	return nil
+}
+
+// sameCluster refuses a document of another cluster, and one that changed in
+// what cannot change.
+func sameCluster(dir string, record *Record, c *configs.ClusterFile, text []byte, file string) error {
+	now := fixed(c)
+	if now.Name != record.Fixed.Name {
+		return fmt.Errorf("minting %s: %s holds the keys of cluster %s: name another directory with --out; keys are never used twice", now.Name, dir, record.Fixed.Name)
+	}
+	var probs configs.Problems
+	changed := func(path string, was, is any) {
+		if a, b := fmt.Sprint(was), fmt.Sprint(is); a != b {
+			line, col := configs.Locate(file, text, path)
+			probs = append(probs, configs.Problem{File: file, Line: line, Col: col, Path: path,
+				Msg: fmt.Sprintf("was %s when the keys in %s were made, and cannot change to %s: take it back, or mint a new cluster into another directory", a, dir, b)})
+		}
+	}
+	was := record.Fixed
+	changed("endpoint", was.Endpoint, now.Endpoint)
+	changed("vip", was.VIP, now.VIP)
+	changed("port", was.Port, now.Port)
+	changed("podCIDRs", strings.Join(was.PodCIDRs, ", "), strings.Join(now.PodCIDRs, ", "))
+	changed("serviceCIDRs", strings.Join(was.ServiceCIDRs, ", "), strings.Join(now.ServiceCIDRs, ", "))
+	changed("masters", masterList(was.Masters), masterList(now.Masters))
+	if was.DNSDomain != now.DNSDomain {
+		changed("ClusterConfiguration.networking.dnsDomain", was.DNSDomain, now.DNSDomain)
+	}
+	if semver.Compare(c.KubernetesVersion, record.Kubernetes) < 0 {
+		line, col := configs.Locate(file, text, "kubernetesVersion")
+		probs = append(probs, configs.Problem{File: file, Line: line, Col: col, Path: "kubernetesVersion",
+			Msg: fmt.Sprintf("was %s before, and cannot go back to %s: Kubernetes does not read what a later version stored", record.Kubernetes, c.KubernetesVersion)})
+	}
+	return probs.Err()
+}
+
+// masterList names masters in an order of its own: theirs means nothing.
+func masterList(masters []Master) string {
+	sorted := slices.SortedFunc(slices.Values(masters), func(a, b Master) int { return cmp.Compare(a.Name, b.Name) })
+	var out []string
+	for _, m := range sorted {
+		out = append(out, m.Name+" ("+m.Address+")")
+	}
+	return strings.Join(out, ", ")
+}
+
+// keyFiles are what a directory must have besides tokens.
+var keyFiles = []string{"pki/ca.crt", "pki/ca.key", "pki/etcd/ca.crt", "pki/etcd/ca.key", "pki/front-proxy-ca.crt", "pki/front-proxy-ca.key", "pki/sa.key", "pki/sa.pub", fileAdmin, fileDocument}
+
+// complete reports what somebody removed or replaced: new keys in its place
+// would be another cluster's.
+func complete(dir string, r *Record) error {
+	var errs []error
+	for _, name := range keyFiles {
+		p := filepath.Join(dir, filepath.FromSlash(storedName(name, r.Recipients)))
+		if _, err := os.Stat(p); err != nil {
+			errs = append(errs, fmt.Errorf("reading %s: %w: restore the directory from your copy of it; without it the cluster's keys are lost", dir, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	ca, err := readCA(dir)
+	if err != nil {
+		return err
+	}
+	if caHash(ca) != r.CAHash {
+		return fmt.Errorf("reading %s: pki/ca.crt is another CA (%s) than was minted (%s): restore the directory from your copy of it", dir, caHash(ca), r.CAHash)
+	}
+	return nil
+}
+
+func readCA(dir string) (*x509.Certificate, error) {
+	p := filepath.Join(dir, "pki", "ca.crt")
+	text, err := os.ReadFile(p)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("reading %s: it is not a certificate: restore the directory from your copy of it", p)
+	}
+	ca, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w: restore the directory from your copy of it", p, err)
+	}
+	return ca, nil
+}

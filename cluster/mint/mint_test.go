@@ -1,0 +1,329 @@
+package mint
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"filippo.io/age"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/sealed"
+)
+
+const document = `apiVersion: edgebake.io/v1alpha1
+kind: Cluster
+name: shops
+kubernetesVersion: v1.36.3
+masters: [{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12}, {name: m3, address: 192.168.7.13}]
+nodes:
+  - {name: a, match: {serial: PC0Q1234}}
+  - {name: b, nodePool: p, match: {macs: ["52:54:00:00:00:02"]}}
+users: [{name: admin, passwordHash: "$6$saltsalt$hashhashhash"}]
+`
+
+func now() time.Time { return time.Date(2026, 11, 22, 6, 0, 0, 0, time.UTC) }
+
+func mustNew(t *testing.T, dir, text string, to ...string) *Change {
+	t.Helper()
+	c, err := New(dir, []byte(text), Options{File: "cluster.yaml", Now: now(), EncryptTo: to})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// contents are the files of a directory.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		rel, _ := filepath.Rel(dir, p)
+		out[rel] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func same(a, b map[string]string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for k, v := range a {
+		if b[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// The same command again changes nothing; what can change is added.
+func TestNewAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "deep", "shops")
+	first := mustNew(t, dir, document)
+	if !first.Minted || len(first.Record.Tokens) != 2 {
+		t.Fatalf("%+v", first)
+	}
+	if err := checkModes(dir); err != nil {
+		t.Error(err)
+	}
+	was := contents(t, dir)
+	if again := mustNew(t, dir, document); !again.Nothing() || again.Record.CAHash != first.Record.CAHash {
+		t.Errorf("%+v", again)
+	}
+	if !same(was, contents(t, dir)) {
+		t.Error("the same command changed the directory")
+	}
+	more := mustNew(t, dir, strings.Replace(strings.Replace(document, "  - {name: a, match: {serial: PC0Q1234}}\n", "  - {name: c}\n", 1), "v1.36.3", "v1.37.0", 1))
+	if strings.Join(more.Added, " ") != "c" || strings.Join(more.Removed, " ") != "a" || more.Minted {
+		t.Errorf("%+v", more)
+	}
+	is := contents(t, dir)
+	for name := range was {
+		if strings.HasPrefix(name, "pki/") && was[name] != is[name] {
+			t.Errorf("%s changed", name)
+		}
+	}
+	if is["tokens/a.yaml"] != "" || is["tokens/b.yaml"] != was["tokens/b.yaml"] || is["tokens/c.yaml"] == "" {
+		t.Error("tokens of a, b and c")
+	}
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(dir), ".*")); err != nil || len(left) > 0 {
+		t.Error(left, err)
+	}
+}
+
+// A document that changed in what cannot change, or of another cluster.
+func TestNewRefuses(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	was := contents(t, dir)
+	for _, tt := range []struct{ old, new, want string }{
+		{"name: shops", "name: other", "holds the keys of cluster shops"},
+		{"users:", "endpoint: api.example\nusers:", "cluster.yaml:9:11: endpoint: was apiserver.cluster.local when"},
+		{"users:", "vip: 10.103.97.3\nusers:", "cluster.yaml:9:6: vip: was 10.103.97.2"},
+		{"users:", "port: 7443\nusers:", "port: was 6443"},
+		{"users:", "podCIDRs: [10.245.0.0/16]\nusers:", "podCIDRs: was 10.244.0.0/16"},
+		{"users:", "serviceCIDRs: [10.97.0.0/16]\nusers:", "serviceCIDRs: was 10.96.0.0/16"},
+		{", {name: m3, address: 192.168.7.13}", ", {name: m3, address: 192.168.7.14}", "cluster.yaml:5:10: masters: was m1 (192.168.7.11), m2 (192.168.7.12), m3 (192.168.7.13)"},
+		{", {name: m2, address: 192.168.7.12}, {name: m3, address: 192.168.7.13}", "", "masters: was"},
+		{"v1.36.3", "v1.35.9", "cannot go back to v1.35.9"},
+		{"hashhashhash\"}]\n", "hashhashhash\"}]\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nnetworking: {dnsDomain: a.b}\n", "dnsDomain: was cluster.local"},
+	} {
+		text := strings.Replace(document, tt.old, tt.new, 1)
+		if text == document {
+			t.Fatalf("%q is not in the document", tt.old)
+		}
+		_, err := New(dir, []byte(text), Options{File: "cluster.yaml", Now: now()})
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", tt.new, err)
+		}
+	}
+	if !same(was, contents(t, dir)) {
+		t.Error("a refused document changed the directory")
+	}
+	// The order of masters means nothing.
+	mustNew(t, dir, strings.Replace(document, "[{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12},", "[{name: m2, address: 192.168.7.12}, {name: m1, address: 192.168.7.11},", 1))
+}
+
+// What is not a minted directory, or no longer the one that was minted.
+func TestNewDirectory(t *testing.T) {
+	for name, tt := range map[string]struct {
+		spoil func(dir string) error
+		want  string
+	}{
+		"foreign": {func(d string) error { return os.Remove(filepath.Join(d, "mint.json")) }, "it has no mint.json"},
+		"open":    {func(d string) error { return os.Chmod(filepath.Join(d, "pki", "ca.key"), 0o644) }, "is open to others (mode 0644)"},
+		"no key":  {func(d string) error { return os.Remove(filepath.Join(d, "pki", "etcd", "ca.key")) }, "restore the directory"},
+		"other CA": {func(d string) error {
+			ca, err := newCA("kubernetes", now())
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(d, "pki", "ca.crt"), ca.certPEM(), 0o600)
+		}, "is another CA"},
+		"newer": {func(d string) error {
+			return os.WriteFile(filepath.Join(d, "mint.json"), []byte(`{"version":2,"new":1}`), 0o600)
+		}, "made by another edgebake (form 2"},
+		"damaged": {func(d string) error { return os.WriteFile(filepath.Join(d, "mint.json"), []byte("{"), 0o600) }, "mint.json is damaged"},
+		"in use": {func(d string) error {
+			_, err := lock(d)
+			return err
+		}, "is in use by another edgebake"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "shops")
+			mustNew(t, dir, document)
+			if err := tt.spoil(dir); err != nil {
+				t.Fatal(err)
+			}
+			was := contents(t, dir)
+			_, err := New(dir, []byte(document), Options{File: "cluster.yaml", Now: now()})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Error(err)
+			}
+			if !same(was, contents(t, dir)) {
+				t.Error("the directory was changed")
+			}
+		})
+	}
+}
+
+// A power cut while minting leaves no half directory, and what it leaves is
+// taken away by the next run.
+func TestNewAfterPowerCut(t *testing.T) {
+	parent := t.TempDir()
+	dir, work := filepath.Join(parent, "shops"), filepath.Join(parent, ".shops.minting")
+	if err := os.MkdirAll(filepath.Join(work, "pki"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(work, "pki", "ca.key"), []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil { // empty, as a person makes it
+		t.Fatal(err)
+	}
+	mustNew(t, dir, document)
+	if _, err := os.Stat(work); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := checkModes(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// Encrypted, no secret lies in the directory in clear, and Sites come out of
+// it with the key alone.
+func TestEncrypted(t *testing.T) {
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyFile := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(keyFile, []byte(id.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document, id.Recipient().String())
+	identity, err := sealed.ReadIdentity(keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sites, err := Sites(dir, identity, now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := []string{"PRIVATE KEY", "client-key-data", "token-secret", "hashhashhash"}
+	for _, s := range sites {
+		secrets = append(secrets, strings.Split(s.Site.Credentials.Token.Reveal(), ".")[1])
+	}
+	for name, text := range contents(t, dir) {
+		for _, secret := range secrets {
+			if strings.Contains(text, secret) {
+				t.Errorf("%s holds %q in clear", name, secret)
+			}
+		}
+	}
+	if _, err := Sites(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), "--identity") {
+		t.Error(err)
+	}
+	// Without --encrypt-to the directory stays as it was made, and grows.
+	if c := mustNew(t, dir, document); !c.Nothing() {
+		t.Errorf("%+v", c)
+	}
+	mustNew(t, dir, strings.Replace(document, "nodes:\n", "nodes:\n  - {name: c}\n", 1))
+	if sites, err = Sites(dir, identity, now()); err != nil || len(sites) != 3 {
+		t.Error(len(sites), err)
+	}
+	other, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(dir, []byte(document), Options{Now: now(), EncryptTo: []string{other.Recipient().String()}}); err == nil || !strings.Contains(err.Error(), "encrypted to other recipients") {
+		t.Error(err)
+	}
+}
+
+// A worker's Site joins it and gives it nothing else.
+func TestSites(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	record := mustNew(t, dir, document).Record
+	sites, err := Sites(dir, sealed.Identity{}, now())
+	if err != nil || len(sites) != 2 {
+		t.Fatal(len(sites), err)
+	}
+	tokens := map[string]bool{}
+	for _, s := range sites {
+		raw, err := configs.EncodeSlot(s.Site)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := configs.ParseSite("site.yaml", raw); err != nil {
+			t.Error(err)
+		}
+		if bytes.Contains(raw, []byte("PRIVATE KEY")) || !bytes.Contains(raw, []byte(record.CAHash)) || strings.Join(s.Site.Masters, " ") != "192.168.7.11:6443 192.168.7.12:6443 192.168.7.13:6443" {
+			t.Errorf("%s", raw)
+		}
+		tokens[s.Site.Credentials.Token.Reveal()] = true
+	}
+	if len(tokens) != 2 {
+		t.Error("two nodes have one token")
+	}
+	text, err := Inventory(sites)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv, err := configs.ParseInventory("inventory.yaml", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range sites {
+		want, _ := configs.EncodeSlot(s.Site)
+		got, _ := configs.EncodeSlot(&inv.Sites[i].Site)
+		if !bytes.Equal(got, want) || inv.Sites[i].Name != s.Name {
+			t.Errorf("in the Inventory:\n%s\nalone:\n%s", got, want)
+		}
+	}
+	late := now().Add(169 * time.Hour)
+	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || strings.Count(err.Error(), "expired at 2026-11-29T06:00:00Z") != 2 {
+		t.Error(err)
+	}
+	sites[0].Match = configs.Match{}
+	if _, err := Inventory(sites); err == nil || !strings.Contains(err.Error(), "node a has no match") {
+		t.Error(err)
+	}
+}
+
+// The administrator's kubeconfig has a client certificate of the CA, and a way
+// to each master.
+func TestAdminConfig(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	files := contents(t, dir)
+	k, err := api.ParseKubeconfig([]byte(files["admin.conf"]))
+	if err != nil || len(k.Clusters) != 3 || k.Clusters[2].Cluster.Server != "https://192.168.7.13:6443" {
+		t.Fatalf("%+v %v", k, err)
+	}
+	block, _ := pem.Decode([]byte(files["pki/ca.crt"]))
+	ca, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ca.NotBefore.After(now()) || ca.NotAfter.Before(now().AddDate(9, 11, 0)) {
+		t.Error(ca.NotBefore, ca.NotAfter)
+	}
+}

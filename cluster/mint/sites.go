@@ -1,0 +1,233 @@
+package mint
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/sealed"
+)
+
+func digest(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// NodeSite is the Site of one worker, whole: with the token that lets this
+// machine, and no other, join.
+type NodeSite struct {
+	Name    string
+	Match   configs.Match
+	Expires time.Time // of its token
+	Site    *configs.Site
+}
+
+// Sites are those of all workers of a directory. What a worker gets is its
+// own token, the CA's hash, the masters and the VIP; no key.
+func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
+	dir, err := realDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	record, err := Load(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(checkModes(dir), complete(dir, record)); err != nil {
+		return nil, err
+	}
+	text, err := readFile(dir, fileDocument, id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := configs.ParseCluster(fileDocument, text)
+	if err != nil {
+		return nil, err
+	}
+	var out []NodeSite
+	var errs []error
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		site, err := nodeSite(dir, record, c.Cluster, n, id, now)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		out = append(out, *site)
+	}
+	return out, errors.Join(errs...)
+}
+
+func nodeSite(dir string, record *Record, c *configs.Cluster, n *configs.ClusterNode, id sealed.Identity, now time.Time) (*NodeSite, error) {
+	for _, t := range record.Tokens {
+		if t.Node != n.Name {
+			continue
+		}
+		if !now.Before(t.Expires) {
+			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s: `edgebake cluster token mint` makes one on the living cluster", n.Name, t.Expires.Format(time.RFC3339))
+		}
+		text, err := readFile(dir, tokenFile(n.Name), id)
+		if err != nil {
+			return nil, fmt.Errorf("writing the Site of %s: %w", n.Name, err)
+		}
+		var s tokenSecret
+		if err := yaml.Unmarshal(text, &s); err != nil {
+			return nil, fmt.Errorf("writing the Site of %s: %s is damaged", n.Name, tokenFile(n.Name))
+		}
+		token := s.StringData["token-id"] + "." + s.StringData["token-secret"]
+		if s.StringData["token-id"] != t.ID {
+			return nil, fmt.Errorf("writing the Site of %s: %s is another token than was minted (%s): restore the directory from your copy of it", n.Name, tokenFile(n.Name), t.ID)
+		}
+		site := c.NodeSite(n, configs.NewSecret(token), record.CAHash)
+		if probs := site.Validate(); len(probs) > 0 {
+			return nil, fmt.Errorf("writing the Site of %s: %w", n.Name, probs)
+		}
+		return &NodeSite{n.Name, n.Match, t.Expires, site}, nil
+	}
+	return nil, fmt.Errorf("writing the Site of %s: it has no token: run `edgebake cluster new` again with the document that has it", n.Name)
+}
+
+// Header is the comment above a Site that is written out.
+func (s *NodeSite) Header(cluster string) string {
+	return strings.Join([]string{
+		"# The Site of node " + s.Name + " of cluster " + cluster + ".",
+		"# It holds the node's join token, valid until " + s.Expires.Format(time.RFC3339) + ": keep it secret.",
+		"",
+	}, "\n")
+}
+
+// Inventory is all workers' Sites in one file, each for the machine that its
+// match names.
+func Inventory(sites []NodeSite) ([]byte, error) {
+	var errs []error
+	var each []*yaml.Node
+	for _, s := range sites {
+		if s.Match.IsZero() {
+			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: say which machine it is in the Cluster (nodes, match)", s.Name))
+			continue
+		}
+		n, err := siteNode(s)
+		if err != nil {
+			return nil, err
+		}
+		each = append(each, n)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if len(each) == 0 {
+		return nil, errors.New("writing the Inventory: the Cluster has no nodes: add them to its document and run `edgebake cluster new` again")
+	}
+	defaults := takeCommon(each)
+	for i, s := range sites {
+		each[i].Content = append([]*yaml.Node{text("name"), text(s.Name), text("match"), matchNode(s.Match)}, each[i].Content...)
+	}
+	doc := &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{
+		text("apiVersion"), text(configs.APIVersion), text("kind"), text(configs.KindInventory),
+		text("defaults"), defaults, text("sites"), {Kind: yaml.SequenceNode, Content: each},
+	}}
+	var b bytes.Buffer
+	b.WriteString("# The workers' Sites of a cluster, with their join tokens: keep it secret.\n")
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(doc), enc.Close()); err != nil {
+		return nil, fmt.Errorf("writing the Inventory: %w", err)
+	}
+	if _, err := configs.ParseInventory("inventory", b.Bytes()); err != nil {
+		return nil, fmt.Errorf("writing the Inventory: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+func text(s string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
+}
+
+// siteNode is a Site as a mapping, without what the Inventory says itself.
+func siteNode(s NodeSite) (*yaml.Node, error) {
+	raw, err := configs.EncodeSlot(s.Site)
+	if err != nil {
+		return nil, err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(raw, &doc); err != nil {
+		return nil, fmt.Errorf("writing the Inventory: %w", err)
+	}
+	out := &yaml.Node{Kind: yaml.MappingNode}
+	for i := 0; i+1 < len(doc.Content[0].Content); i += 2 {
+		if k := doc.Content[0].Content[i]; k.Value != "apiVersion" && k.Value != "kind" {
+			out.Content = append(out.Content, k, doc.Content[0].Content[i+1])
+		}
+	}
+	return out, nil
+}
+
+// takeCommon moves the fields that are the same in all sites into one mapping.
+// Credentials never are: they stay with their machine.
+func takeCommon(each []*yaml.Node) *yaml.Node {
+	common := &yaml.Node{Kind: yaml.MappingNode}
+	for i := 0; i < len(each[0].Content); {
+		key, value := each[0].Content[i], each[0].Content[i+1]
+		same := key.Value != "credentials" && key.Value != "nodeName"
+		for _, n := range each[1:] {
+			same = same && sameField(n, key.Value, value)
+		}
+		if !same {
+			i += 2
+			continue
+		}
+		common.Content = append(common.Content, key, value)
+		for _, n := range each {
+			removeField(n, key.Value)
+		}
+	}
+	return common
+}
+
+func fieldAt(m *yaml.Node, key string) int {
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			return i
+		}
+	}
+	return -1
+}
+
+func sameField(m *yaml.Node, key string, value *yaml.Node) bool {
+	i := fieldAt(m, key)
+	if i < 0 {
+		return false
+	}
+	a, errA := yaml.Marshal(m.Content[i+1])
+	b, errB := yaml.Marshal(value)
+	return errA == nil && errB == nil && bytes.Equal(a, b)
+}
+
+func removeField(m *yaml.Node, key string) {
+	i := fieldAt(m, key)
+	m.Content = append(m.Content[:i:i], m.Content[i+2:]...)
+}
+
+func matchNode(m configs.Match) *yaml.Node {
+	out := &yaml.Node{Kind: yaml.MappingNode}
+	if len(m.MACs) > 0 {
+		list := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
+		for _, mac := range m.MACs {
+			list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: mac, Style: yaml.DoubleQuotedStyle})
+		}
+		out.Content = append(out.Content, text("macs"), list)
+	}
+	for _, f := range []struct{ name, value string }{{"serial", m.Serial}, {"uuid", m.UUID}, {"assetTag", m.AssetTag}} {
+		if f.value != "" {
+			out.Content = append(out.Content, text(f.name), text(f.value))
+		}
+	}
+	return out
+}

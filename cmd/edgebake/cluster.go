@@ -1,0 +1,235 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/cluster/mint"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/spf13/cobra"
+)
+
+func newCluster(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "cluster",
+		Short: "Make a cluster's keys and tokens",
+		Long: `Cluster works on a whole cluster. new and sites need no network: they make the
+keys of a cluster that does not exist yet, and the Site of each of its nodes.`,
+		Example: `  edgebake cluster new cluster.yaml --out shops
+  edgebake cluster sites shops`,
+		Args: subcommand,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newClusterNew(s), newClusterSites(s))
+	return c
+}
+
+func newClusterNew(s streams) *cobra.Command {
+	var out string
+	var encryptTo []string
+	c := &cobra.Command{
+		Use:               "new CLUSTER --out DIR",
+		ValidArgsFunction: completeFiles(documentEndings),
+		Short:             "Mint the keys and tokens of a cluster, offline",
+		Long: `New makes what a cluster is known by, before any machine of it is switched on,
+and writes it to DIR:
+
+  pki/            the CAs of the cluster, of etcd and of the front proxy, and the
+                  key of the service accounts, as kubeadm takes them
+  tokens/         a bootstrap token for each node, as Secrets
+  admin.conf      an administrator's kubeconfig, with a context for each master
+  mint.json       what the directory says of itself; no secret
+  cluster.yaml    the document
+
+Whoever has DIR has the cluster: it is readable by you alone, and with
+--encrypt-to its secrets are encrypted. Keep a copy.
+
+The same command again changes nothing. Nodes that the document has since got
+receive a token; those it lost have theirs removed from DIR (edgebake cluster
+token revoke removes it from the living cluster). A change in what the keys or
+the machines already say is an error: name, endpoint, VIP, port, networks, DNS
+domain, masters, or a lower version of Kubernetes.`,
+		Example: `  edgebake cluster new cluster.yaml --out shops
+  edgebake cluster new cluster.yaml --out sealed --encrypt-to team.pub`,
+		Args: args(1, 1, "one Cluster document"),
+		RunE: func(c *cobra.Command, a []string) error {
+			if out == "" {
+				return usageError{errors.New("edgebake cluster new wants a directory: --out DIR; see edgebake cluster new --help")}
+			}
+			data, err := readInput(s, a[0])
+			if err != nil {
+				return err
+			}
+			doc, err := configs.ParseCluster(a[0], data)
+			if err != nil {
+				return err
+			}
+			printWarnings(s, doc)
+			if err := checkManifests(a[0], data, doc); err != nil {
+				return err
+			}
+			change, err := mint.New(out, data, mint.Options{File: a[0], Now: time.Now(), EncryptTo: encryptTo})
+			if err != nil {
+				return err
+			}
+			printMint(s, out, change)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out, "out", "", "directory to write to; it must be new, empty or this cluster's")
+	_ = c.MarkFlagDirname("out")
+	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public key, or to those of this file (can be repeated)")
+	return c
+}
+
+func printWarnings(s streams, doc *configs.ClusterFile) {
+	for _, w := range doc.Warnings {
+		fmt.Fprintf(s.Err, "%s (warning)\n", w)
+	}
+}
+
+func printMint(s streams, dir string, change *mint.Change) {
+	r := change.Record
+	switch {
+	case change.Nothing():
+		fmt.Fprintf(s.Out, "%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
+		return
+	case change.Minted:
+		fmt.Fprintf(s.Out, "minted cluster %s into %s: %s, %d masters, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
+		if len(r.Recipients) == 0 {
+			fmt.Fprintf(s.Out, "The keys in %s are not encrypted: keep it as you would keep the masters themselves.\n", dir)
+		}
+	default:
+		fmt.Fprintf(s.Out, "updated %s: cluster %s\n", dir, r.Fixed.Name)
+	}
+	for _, n := range change.Added {
+		fmt.Fprintf(s.Out, "  token for %s; if the cluster lives already, it must learn of it: kubectl apply -f %s\n", n, filepath.Join(dir, "tokens", n+".yaml"))
+	}
+	for _, n := range change.Removed {
+		fmt.Fprintf(s.Out, "  %s is gone; if the cluster lives already, its token must be revoked there\n", n)
+	}
+	fmt.Fprintf(s.Out, "Next: edgebake cluster sites %s\n", dir)
+}
+
+func newClusterSites(s streams) *cobra.Command {
+	var out, inventory, identity string
+	var force bool
+	c := &cobra.Command{
+		Use:   "sites DIR",
+		Short: "Write the Sites of a minted cluster's nodes",
+		Long: `Sites writes the Site of each node of a cluster that edgebake cluster new
+minted into DIR, to DIR/sites or to --out; with --inventory all of them into one
+Inventory instead, each with its match. A node's Site holds its own token, the
+hash of the CA, the masters and the VIP, and no key.
+
+Only workers get Sites so far. Masters have none, since no node type
+control-plane exists yet: bring the control plane up with kubeadm on machines of
+your own, with the keys in DIR/pki (kubeadm takes them as they are), the
+Cluster's endpoint as controlPlaneEndpoint, and endpoint, VIP and all masters'
+addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
+		Example: `  edgebake cluster sites shops
+  edgebake cluster sites shops --inventory inventory.yaml
+  edgebake cluster sites shops --identity key.txt --out sites`,
+		Args: args(1, 1, "the directory of a minted cluster"),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		RunE: func(c *cobra.Command, a []string) error {
+			if out != "" && inventory != "" {
+				return usageError{errors.New("--out and --inventory exclude each other: Sites, or one Inventory")}
+			}
+			var id sealed.Identity
+			var err error
+			if identity != "" {
+				if id, err = sealed.ReadIdentity(identity); err != nil {
+					return err
+				}
+			}
+			record, err := mint.Load(a[0])
+			if err != nil {
+				return err
+			}
+			sites, err := mint.Sites(a[0], id, time.Now())
+			if err != nil {
+				return err
+			}
+			if out == "" && inventory == "" && len(record.Recipients) > 0 {
+				return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens in clear: say where to write with --out", a[0])}
+			}
+			if inventory != "" {
+				return writeInventory(s, inventory, sites, force)
+			}
+			if out == "" {
+				out = filepath.Join(a[0], "sites")
+			}
+			return writeSites(s, out, record.Fixed.Name, sites, force)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out, "out", "", "directory to write to (default DIR/sites)")
+	_ = c.MarkFlagDirname("out")
+	f.StringVar(&inventory, "inventory", "", "write one Inventory to this file instead")
+	_ = c.MarkFlagFilename("inventory", documentEndings...)
+	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR")
+	_ = c.MarkFlagFilename("identity")
+	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
+	return c
+}
+
+func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) error {
+	text, err := mint.Inventory(sites)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(file); err == nil && !force {
+		return fmt.Errorf("%s exists; --force replaces it", file)
+	}
+	if err := builder.WriteFile(file, text, 0o600); err != nil {
+		return err
+	}
+	fmt.Fprintf(s.Out, "wrote %s: %d nodes\n", file, len(sites))
+	return nil
+}
+
+func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force bool) error {
+	var errs []error
+	texts := map[string][]byte{}
+	for _, site := range sites {
+		text, err := configs.EncodeSlot(site.Site)
+		if err != nil {
+			return err
+		}
+		p := filepath.Join(dir, site.Name+".yaml")
+		texts[p] = append([]byte(site.Header(cluster)), text...)
+		if old, err := os.ReadFile(p); err == nil && !force && string(old) != string(texts[p]) {
+			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", p))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("writing Sites: %w", err)
+	}
+	names := make([]string, len(sites))
+	for i, site := range sites {
+		p := filepath.Join(dir, site.Name+".yaml")
+		if err := builder.WriteFile(p, texts[p], 0o600); err != nil {
+			return err
+		}
+		names[i] = site.Name
+	}
+	if len(sites) == 0 {
+		fmt.Fprintln(s.Out, "The Cluster has no nodes: add them to its document and run edgebake cluster new again.")
+		return nil
+	}
+	fmt.Fprintf(s.Out, "wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
+	return nil
+}

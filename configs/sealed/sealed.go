@@ -1,0 +1,175 @@
+// Package sealed encrypts what a person keeps on disk or sends around, to age
+// recipients (age-encryption.org), and opens it again. It is the one place
+// that knows age.
+package sealed
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"filippo.io/age"
+	"filippo.io/age/agessh"
+	"filippo.io/age/armor"
+)
+
+// Ending of the names of encrypted files.
+const Ending = ".age"
+
+// header begins every armored file.
+const header = "-----BEGIN AGE ENCRYPTED FILE-----"
+
+// maxKeys is more than any file of keys has.
+const maxKeys = 1 << 20
+
+// Recipients reads who may open what is sealed: each name is a public key
+// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file of them.
+// It returns their keys, one a line and without comments, as given.
+func Recipients(names []string) ([]string, error) {
+	var keys []string
+	for _, name := range names {
+		if isKey(name) {
+			keys = append(keys, strings.TrimSpace(name))
+			continue
+		}
+		text, err := readKeys(name)
+		if err != nil {
+			return nil, fmt.Errorf("reading the recipient %s: %w: give a public key (age1... or ssh-ed25519 ...) or a file of them", shown(name), err)
+		}
+		n := len(keys)
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+				keys = append(keys, line)
+			}
+		}
+		if len(keys) == n {
+			return nil, fmt.Errorf("reading the recipients of %s: there are none", name)
+		}
+	}
+	if _, err := parse(keys); err != nil {
+		return nil, err
+	}
+	return keys, nil
+}
+
+func isKey(s string) bool {
+	return strings.HasPrefix(s, "age1") || strings.HasPrefix(s, "ssh-") || strings.HasPrefix(strings.ToUpper(s), "AGE-SECRET-KEY-")
+}
+
+// shown is a name that may be a secret key by mistake.
+func shown(name string) string {
+	if strings.HasPrefix(strings.ToUpper(name), "AGE-SECRET-KEY-") {
+		return "AGE-SECRET-KEY-..."
+	}
+	return name
+}
+
+func readKeys(name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxKeys))
+	return string(text), err
+}
+
+func parse(keys []string) ([]age.Recipient, error) {
+	var out []age.Recipient
+	for _, k := range keys {
+		var r age.Recipient
+		var err error
+		switch {
+		case strings.HasPrefix(strings.ToUpper(k), "AGE-SECRET-KEY-"):
+			return nil, errors.New("reading the recipient AGE-SECRET-KEY-...: it is a secret key: give its public key (age-keygen -y prints it)")
+		case strings.HasPrefix(k, "ssh-"):
+			r, err = agessh.ParseRecipient(k)
+		default:
+			r, err = age.ParseX25519Recipient(k)
+		}
+		if err != nil {
+			// The library quotes what it was given.
+			return nil, fmt.Errorf("reading the recipient %.20s...: not a public key of age or ssh: want age1... or ssh-ed25519 ...", k)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// Seal encrypts to keys that Recipients returned. The result is text.
+func Seal(plain []byte, keys []string) ([]byte, error) {
+	recipients, err := parse(keys)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	a := armor.NewWriter(&b)
+	w, err := age.Encrypt(a, recipients...)
+	if err != nil {
+		return nil, fmt.Errorf("encrypting: %w", err)
+	}
+	_, err = w.Write(plain)
+	if err = errors.Join(err, w.Close(), a.Close()); err != nil {
+		return nil, fmt.Errorf("encrypting: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// Is reports whether data is encrypted.
+func Is(data []byte) bool {
+	return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte(header)) || bytes.HasPrefix(data, []byte("age-encryption.org/"))
+}
+
+// Identity opens what is sealed; the zero value opens nothing.
+type Identity struct {
+	file string
+	keys []age.Identity
+}
+
+// ReadIdentity reads secret keys: age-keygen's file, or an ssh key without a
+// passphrase.
+func ReadIdentity(file string) (Identity, error) {
+	text, err := readKeys(file)
+	if err != nil {
+		return Identity{}, fmt.Errorf("reading the identity: %w", err)
+	}
+	if strings.HasPrefix(strings.TrimSpace(text), "-----BEGIN") {
+		id, err := agessh.ParseIdentity([]byte(text))
+		if err != nil {
+			return Identity{}, fmt.Errorf("reading the identity %s: %w: want age-keygen's file, or an ssh key without a passphrase", file, err)
+		}
+		return Identity{file, []age.Identity{id}}, nil
+	}
+	ids, err := age.ParseIdentities(strings.NewReader(text))
+	if err != nil {
+		return Identity{}, fmt.Errorf("reading the identity %s: it is not a file of secret keys: want age-keygen's file, or an ssh key", file)
+	}
+	return Identity{file, ids}, nil
+}
+
+// Open decrypts.
+func (id Identity) Open(name string, data []byte) ([]byte, error) {
+	if len(id.keys) == 0 {
+		return nil, fmt.Errorf("opening %s: it is encrypted: name the secret key with --identity FILE", name)
+	}
+	var r io.Reader = bytes.NewReader(data)
+	if !bytes.HasPrefix(data, []byte("age-encryption.org/")) {
+		r = armor.NewReader(r)
+	}
+	plain, err := age.Decrypt(r, id.keys...)
+	if err != nil {
+		var none *age.NoIdentityMatchError
+		if errors.As(err, &none) {
+			return nil, fmt.Errorf("opening %s: %s is not a key that it was encrypted to", name, id.file)
+		}
+		return nil, fmt.Errorf("opening %s: %w", name, err)
+	}
+	text, err := io.ReadAll(plain)
+	if err != nil {
+		return nil, fmt.Errorf("opening %s: it is cut short or damaged: %w", name, err)
+	}
+	return text, nil
+}

@@ -1,0 +1,95 @@
+package sealed
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"filippo.io/age"
+	"golang.org/x/crypto/ssh"
+)
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestSealOpen(t *testing.T) {
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := ssh.MarshalPrivateKey(key, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pub, err := ssh.NewPublicKey(key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := Recipients([]string{id.Recipient().String(), write(t, "team", "# ops\n\n"+string(ssh.MarshalAuthorizedKey(pub)))})
+	if err != nil || len(keys) != 2 {
+		t.Fatal(keys, err)
+	}
+	text, err := Seal([]byte("a secret"), keys)
+	if err != nil || !Is(text) || strings.Contains(string(text), "a secret") {
+		t.Fatalf("%s %v", text, err)
+	}
+	for _, file := range []string{write(t, "age", "# key\n"+id.String()+"\n"), write(t, "ssh", string(pem.EncodeToMemory(block)))} {
+		identity, err := ReadIdentity(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if plain, err := identity.Open("x", text); err != nil || string(plain) != "a secret" {
+			t.Error(string(plain), err)
+		}
+		if _, err := identity.Open("x", text[:len(text)/2]); err == nil {
+			t.Error("half of it was opened")
+		}
+	}
+	other, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity, err := ReadIdentity(write(t, "other", other.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := identity.Open("x", text); err == nil || !strings.Contains(err.Error(), "is not a key that it was encrypted to") {
+		t.Error(err)
+	}
+	if _, err := (Identity{}).Open("x", text); err == nil || !strings.Contains(err.Error(), "--identity") {
+		t.Error(err)
+	}
+}
+
+// What is no key is refused, and a secret key is not quoted.
+func TestBadKeys(t *testing.T) {
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{id.String(), "age1abc", "ssh-ed25519 AAAA", "/not/there", write(t, "none", "# nobody\n"), write(t, "secret", id.String()+"\n")} {
+		_, err := Recipients([]string{name})
+		if err == nil || strings.Contains(err.Error(), id.String()[20:]) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, file := range []string{"/not/there", write(t, "pub", id.Recipient().String()), write(t, "pem", "-----BEGIN X-----\n")} {
+		if _, err := ReadIdentity(file); err == nil {
+			t.Error(file)
+		}
+	}
+}
