@@ -52,6 +52,37 @@ func ParseSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
+// errNoToken says what is wrong with a token that did not come with a document.
+var errNoToken = errors.New("the given token is not a bootstrap token: 6 letters or digits, a dot, 16 letters or digits, all in lower case (`kubeadm token create` makes one)")
+
+// ParseSiteWith reads a Site that gets this bootstrap token if it has none;
+// with forced, in any case.
+func ParseSiteWith(name string, data []byte, token Secret, forced bool) (*Site, error) {
+	if token.IsZero() {
+		return ParseSite(name, data)
+	}
+	site := new(Site)
+	err := parseKind(name, data, KindSite, site, func(*document) Problems {
+		if forced || site.Credentials.Token.IsZero() {
+			site.Credentials = Credentials{Token: token}
+		}
+		return site.Validate()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return site, nil
+}
+
+// KindOf is the kind of a document; "" where it cannot be read.
+func KindOf(data []byte) string {
+	doc, probs := readDocument("", data)
+	if probs != nil {
+		return ""
+	}
+	return doc.kind
+}
+
 // ParsePublicSite reads what EncodePublic wrote: a Site whose secrets have
 // been forgotten. It is as strict as ParseSite but asks for no credentials.
 func ParsePublicSite(name string, data []byte) (*Site, error) {

@@ -31,6 +31,48 @@ func ParseInventory(name string, data []byte) (*Inventory, error) {
 	return parseInventory(name, data, true)
 }
 
+// ParseInventoryWith gives the sites without a bootstrap token this one; with
+// forced, all of them.
+func ParseInventoryWith(name string, data []byte, token Secret, forced bool) (*Inventory, error) {
+	if token.IsZero() {
+		return ParseInventory(name, data)
+	}
+	inv, err := parseInventory(name, data, false)
+	if err != nil {
+		return nil, err
+	}
+	if !tokenForm.MatchString(token.Reveal()) {
+		return nil, errNoToken
+	}
+	inv.setToken(token, forced)
+	return inv, nil
+}
+
+// setToken gives the token to the sites that have none, or to all.
+func (inv *Inventory) setToken(token Secret, forced bool) {
+	m := inv.merged
+	credentials := empty()
+	credentials.Content = append(credentials.Content, plain("token", "!!str"), encodeString(token.Reveal()))
+	instead := func(n *yaml.Node) *yaml.Node {
+		n = without(n, "credentials")
+		n.Content = append(n.Content, plain("credentials", "!!str"), credentials)
+		return n
+	}
+	d := field(m.defaults, "credentials")
+	if forced || d == nil || isNull(d) || len(d.Content) == 0 {
+		m.defaults = instead(m.defaults)
+	}
+	for i := range inv.Sites {
+		own := &inv.Sites[i].Site.Credentials
+		if given := field(m.sites[i], "credentials"); given != nil && (forced || own.Token.IsZero()) {
+			m.sites[i] = without(m.sites[i], "credentials")
+		}
+		if forced || own.Token.IsZero() {
+			*own = Credentials{Token: token}
+		}
+	}
+}
+
 // ParsePublicInventory asks for no credentials, as ParsePublicSite: a machine
 // that is enrolled needs none.
 func ParsePublicInventory(name string, data []byte) (*Inventory, error) {

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -42,7 +44,48 @@ func (m *image) root() (node.Root, error) {
 	if _, err := r.Lstat(ondisk.StateFile); err == nil || system.Info().NeedsRecovery || data.Info().NeedsRecovery {
 		return nil, nil
 	}
-	return r, nil
+	return &seen{root: r, found: map[string]foundOrNot{}, files: map[string]fileOrNot{}}, nil
+}
+
+// seen remembers what was looked at: thousands of sites ask for the same. It
+// may be used by many at once.
+type seen struct {
+	root
+	mu    sync.Mutex
+	found map[string]foundOrNot
+	files map[string]fileOrNot
+}
+
+type foundOrNot struct {
+	node.Found
+	err error
+}
+
+type fileOrNot struct {
+	b   []byte
+	err error
+}
+
+func (s *seen) Lstat(p string) (node.Found, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, ok := s.found[p]
+	if !ok {
+		f.Found, f.err = s.root.Lstat(p)
+		s.found[p] = f
+	}
+	return f.Found, f.err
+}
+
+func (s *seen) ReadFile(p string) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, ok := s.files[p]
+	if !ok {
+		f.b, f.err = s.root.ReadFile(p)
+		s.files[p] = f
+	}
+	return f.b, f.err
 }
 
 // place finds the file system of a path.
@@ -77,7 +120,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 	return fsys.ReadFile(name)
 }
 
-// serves says everything that the site wants and the image has not.
+// serves says everything that the site, or the sites of an inventory, want and
+// the image has not.
 func (m *image) serves(s Site) error {
 	var errs []error
 	_, site := s.Files[ondisk.SlotSite]
@@ -85,21 +129,42 @@ func (m *image) serves(s Site) error {
 	if err := oneSite(site, inventory); err != nil {
 		errs = append(errs, err)
 	}
-	if s.Doc == nil {
-		for _, p := range node.CheckWants(m.info, node.Wants{Arch: s.Arch, NodeTypes: s.NodeTypes, Organizations: s.Organizations, YurthubArgs: s.YurthubArgs}) {
-			errs = append(errs, p)
-		}
-	} else {
-		files, err := m.root()
-		if err != nil {
-			return err
-		}
-		for _, p := range node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, s.Doc, s.Files[ondisk.SlotIgnition]) {
-			errs = append(errs, p)
-		}
+	if s.Inventory != nil && len(m.info.InventoryVersions) == 0 {
+		errs = append(errs, errors.New("the image's first boot reads no inventory: build the image with this edgebake, or stamp one site onto each copy (--inventory)"))
+	}
+	probs, err := m.problems(s)
+	if err != nil {
+		return err
+	}
+	for _, p := range probs {
+		errs = append(errs, p)
 	}
 	if err := m.reads(s.Version); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// problems holds each Site against the image.
+func (m *image) problems(s Site) (configs.Problems, error) {
+	if s.Doc == nil && s.Inventory == nil {
+		return node.CheckWants(m.info, node.Wants{Arch: s.Arch, NodeTypes: s.NodeTypes, Organizations: s.Organizations, YurthubArgs: s.YurthubArgs}), nil
+	}
+	files, err := m.system()
+	if err != nil {
+		return nil, err
+	}
+	img := node.Image{Info: m.info, Root: files, Strict: true}
+	if s.Doc != nil {
+		return node.CheckSite(img, s.Doc, s.Files[ondisk.SlotIgnition]), nil
+	}
+	var out configs.Problems
+	for i := range s.Inventory.Sites {
+		one := &s.Inventory.Sites[i]
+		for _, p := range node.CheckSite(img, &one.Site, s.Files[ondisk.SlotIgnition]) {
+			p.Path = fmt.Sprintf("sites[%d] (%s): %s", i, one.Name, p.Path)
+			out = append(out, p)
+		}
+	}
+	return out, nil
 }

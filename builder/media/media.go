@@ -15,12 +15,14 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // ErrNotOurs says that a file is no image of edgebake's, or not all of one.
@@ -43,6 +45,8 @@ type image struct {
 	table  *gpt.Table
 	info   ondisk.ImageInfo
 	device bool
+	// system opens the files that sites are held against, once.
+	system func() (node.Root, error)
 }
 
 // open opens an image and reads what it says of itself.
@@ -55,6 +59,7 @@ func open(path string, flag int) (*image, error) {
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
 	m := &image{f: f, path: path}
+	m.system = sync.OnceValues(m.root)
 	if err := m.read(); err != nil {
 		m.close()
 		return nil, fmt.Errorf("reading image %s: %w", path, err)

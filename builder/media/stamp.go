@@ -21,14 +21,16 @@ import (
 // Site is what is to be stamped, encoded for the slot, and what it needs of
 // the image.
 type Site struct {
-	// Doc is the Site itself, held against the image's files too. Without it,
-	// as for an inventory, the fields below say what is asked of the image.
-	Doc *configs.Site
+	// Doc is the Site itself, or Inventory the many in one slot: they are held
+	// against the image and its files too. Without both, the fields below say
+	// what is asked of the image.
+	Doc       *configs.Site
+	Inventory *configs.Inventory
 	// Files of the slot: site.yaml or inventory.yaml, and what goes with it.
 	Files map[string][]byte
-	// Version of the Site document: "v1alpha1".
+	// Version of the document: "v1alpha1".
 	Version string
-	// NodeTypes that the site, or the sites of an inventory, ask for.
+	// NodeTypes that the site asks for.
 	NodeTypes []string
 	// Organizations that yurthub shall ask its certificate for.
 	Organizations []string
@@ -74,36 +76,18 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	if err := lock(m.f, inPlace); err != nil {
 		return nil, fmt.Errorf("stamping image %s: another program is stamping it: try again (%w)", path, err)
 	}
-	if err := m.serves(s); err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", path, err)
-	}
-	stamped, err := m.stampDate(o)
-	if err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", path, err)
-	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
-	result := &Stamped{Path: path, Image: m.info, Slot: ondisk.SlotInfo{
-		Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, Stamped: stamped,
-	}}
-	// The slot is made anew; of the old one only the digest is needed. A
-	// slot that somebody damaged does not stop us.
-	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
-		result.Slot.Golden = old.Golden
-	}
-	fileTime := o.Now
-	if o.Undated {
-		fileTime = time.Unix(m.info.SourceDate, 0)
-	}
-	img, err := slot.Make(slot.Contents{Info: result.Slot, Files: s.Files, Time: fileTime})
+	info, img, err := m.slotOf(s, o)
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	result := &Stamped{Path: path, Image: m.info, Slot: info}
 	if inPlace {
 		if err := m.hide(); err != nil {
 			return nil, fmt.Errorf("stamping image %s: %w", path, err)
@@ -115,6 +99,34 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	result.Path = o.Output
 	return result, m.stampCopy(ctx, p, img, o)
+}
+
+// slotOf holds a site against the image and renders the slot that stamping
+// writes.
+func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) {
+	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions}
+	if err := m.serves(s); err != nil {
+		return info, nil, err
+	}
+	var err error
+	if info.Stamped, err = m.stampDate(o); err != nil {
+		return info, nil, err
+	}
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return info, nil, err
+	}
+	// The slot is made anew; of the old one only the digest is needed. A
+	// slot that somebody damaged does not stop us.
+	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
+		info.Golden = old.Golden
+	}
+	fileTime := o.Now
+	if o.Undated {
+		fileTime = time.Unix(m.info.SourceDate, 0)
+	}
+	img, err := slot.Make(slot.Contents{Info: info, Files: s.Files, Time: fileTime})
+	return info, img, err
 }
 
 // stampDate is what the slot says of the time; 0: nothing. The node's clock is

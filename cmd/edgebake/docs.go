@@ -18,10 +18,11 @@ import (
 )
 
 func newValidate(s streams) *cobra.Command {
-	return &cobra.Command{
+	var secrets secretFlags
+	c := &cobra.Command{
 		Use:               "validate FILE...",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Check Image, Site and Cluster documents",
+		Short:             "Check Image, Site, Inventory and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
 FILE:LINE:COLUMN: FIELD: what is wrong. Nothing is fetched or written. Of a
 Cluster the documents of kubeadm that follow it and its manifests are checked
@@ -31,7 +32,7 @@ too.`,
 		RunE: func(c *cobra.Command, files []string) error {
 			var all configs.Problems
 			for _, name := range files {
-				err := validateFile(s, name)
+				err := validateFile(s, name, secrets)
 				var p configs.Problems
 				switch {
 				case err == nil:
@@ -45,11 +46,17 @@ too.`,
 			return all.Err()
 		},
 	}
+	secrets.flags(c)
+	return c
 }
 
-func validateFile(s streams, name string) error {
-	data, err := readInput(s, name)
+func validateFile(s streams, name string, secrets secretFlags) error {
+	data, err := secrets.readDocument(s, name)
 	if err != nil {
+		return err
+	}
+	if kind := configs.KindOf(data); kind == configs.KindSite || kind == configs.KindInventory {
+		_, err := sitesOf(s, name, data, "", secrets)
 		return err
 	}
 	doc, err := configs.ParseAny(name, data)
@@ -57,8 +64,6 @@ func validateFile(s streams, name string) error {
 		return err
 	}
 	switch doc := doc.(type) {
-	case *configs.Site:
-		_, _, err = renderSite(name, data, doc, "")
 	case *configs.Image:
 		err = checkTemplates(name, data, doc)
 	case *configs.ClusterFile:
@@ -174,6 +179,7 @@ func inlineCA(name string, data []byte, site *configs.Site) error {
 
 func newRender(s streams) *cobra.Command {
 	var ignition bool
+	var secrets secretFlags
 	c := &cobra.Command{
 		Use:               "render SITE",
 		ValidArgsFunction: completeFiles(documentEndings),
@@ -189,7 +195,7 @@ join token.`,
 			if !ignition {
 				return usageError{errors.New("render wants --ignition: it is the one form there is")}
 			}
-			data, err := readInput(s, a[0])
+			data, err := secrets.readDocument(s, a[0])
 			if err != nil {
 				return err
 			}
@@ -206,6 +212,7 @@ join token.`,
 		},
 	}
 	c.Flags().BoolVar(&ignition, "ignition", false, "print an Ignition v3 config")
+	secrets.identityFlag(c)
 	return c
 }
 

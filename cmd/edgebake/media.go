@@ -9,87 +9,12 @@ import (
 	"unicode"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/spf13/cobra"
 )
-
-func newStamp(s streams) *cobra.Command {
-	var o media.StampOptions
-	var ignition string
-	c := &cobra.Command{
-		Use:               "stamp IMAGE SITE",
-		ValidArgsFunction: completeFiles(imageEndings, documentEndings),
-		Short:             "Write a Site into a golden image",
-		Long: `Stamp puts a Site document into an image's slot, in place or, with --output,
-into a copy. Images are .raw or .raw.zst; size and everything outside of the
-slot stay as they are. A Site that the image cannot serve is refused.
-
-The stamped image holds the join token: treat it as a secret until the
-machine is Ready.`,
-		Example: `  edgebake stamp my-edge.raw site.yaml
-  edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst`,
-		Args: args(2, 2, "an image and a Site document"),
-		RunE: func(c *cobra.Command, a []string) error {
-			if isImageName(a[1]) && !isImageName(a[0]) {
-				return usageError{fmt.Errorf("%s is an image: the image comes first: edgebake stamp %s %s", a[1], a[1], a[0])}
-			}
-			site, err := readSite(s, a[1], ignition)
-			if err != nil {
-				return err
-			}
-			o.Now = time.Now()
-			done, err := media.Stamp(c.Context(), a[0], site, o)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, a[1])
-			return nil
-		},
-	}
-	f := c.Flags()
-	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is")
-	_ = c.MarkFlagFilename("output", imageEndings...)
-	f.BoolVarP(&o.Force, "force", "f", false, "replace an output that is there")
-	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
-	f.StringVar(&ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
-	return c
-}
 
 // isImageName tells by a file's name that it is a disk image.
 func isImageName(name string) bool {
 	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
-}
-
-// readSite reads a Site and what goes into the slot with it.
-func readSite(s streams, name, ignition string) (media.Site, error) {
-	data, err := readInput(s, name)
-	if err != nil {
-		return media.Site{}, err
-	}
-	site, err := configs.ParseSite(name, data)
-	if err != nil {
-		return media.Site{}, err
-	}
-	out := media.Site{
-		Doc:       site,
-		Files:     map[string][]byte{},
-		Version:   strings.TrimPrefix(configs.APIVersion, "edgebake.io/"),
-		NodeTypes: []string{site.NodeType}, Arch: site.Arch,
-		Organizations: site.Organizations, YurthubArgs: site.Yurthub.ExtraArgs,
-	}
-	// What first boot would refuse is refused here, where somebody sees it.
-	_, user, err := renderSite(name, data, site, ignition)
-	if err != nil {
-		return out, err
-	}
-	if user != nil {
-		out.Files[ondisk.SlotIgnition] = user
-	}
-	// On the node the config lies in the slot.
-	site.IgnitionFile = ""
-	out.Files[ondisk.SlotSite], err = configs.EncodeSlot(site)
-	return out, err
 }
 
 func newInspect(s streams) *cobra.Command {

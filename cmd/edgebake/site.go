@@ -40,10 +40,10 @@ allows (sites.removable).`,
 func newSiteSign(s streams) *cobra.Command {
 	var o signOptions
 	c := &cobra.Command{
-		Use:               "sign SITE --key KEY",
+		Use:               "sign SITE|INVENTORY --key KEY",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Sign a Site for a USB stick",
-		Long: `Sign writes what a USB stick named EDGEBAKE needs, the Site and its Ignition
+		Short:             "Sign a Site or Inventory for a USB stick",
+		Long: `Sign writes what a USB stick named EDGEBAKE needs, the Site or Inventory and its Ignition
 config, and one signature over all of it (` + ondisk.SlotSignature + `). A machine takes such a
 stick whole if its Image names the public key (sites.keys). It takes no Site
 that was signed before the last one it took.
@@ -55,7 +55,7 @@ pair. The password of an encrypted key is read from the environment variable
 The files hold the join token: treat them and the stick as secrets.`,
 		Example: `  edgebake site sign site.yaml --key office.key
   edgebake site sign site.yaml --key office.key --output EDGEBAKE   # where the stick is mounted`,
-		Args: args(1, 1, "a Site document"),
+		Args: args(1, 1, "a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if o.key == "" {
 				return usageError{errors.New("edgebake site sign wants a key: --key FILE; see edgebake site sign --help")}
@@ -77,11 +77,13 @@ The files hold the join token: treat them and the stick as secrets.`,
 	f.StringVarP(&o.output, "output", "o", "", "write to this folder, for example the stick (default: the Site's name with -stick)")
 	_ = c.MarkFlagDirname("output")
 	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
+	o.secrets.flags(c)
 	return c
 }
 
 type signOptions struct {
 	key, ignition, output string
+	secrets               secretFlags
 	force                 bool
 	now                   time.Time
 }
@@ -93,7 +95,7 @@ type signed struct {
 
 // signSite writes a signed Site to a folder.
 func signSite(s streams, name string, o signOptions) (done signed, err error) {
-	site, err := readSite(s, name, o.ignition)
+	site, err := readSites(s, name, o.ignition, o.secrets)
 	if err != nil {
 		return done, err
 	}

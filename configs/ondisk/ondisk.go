@@ -143,10 +143,12 @@ type ImageInfo struct {
 	SiteKeys     []string `json:"siteKeys,omitempty"`
 	NodeTypes    []string `json:"nodeTypes"`
 	SiteVersions []string `json:"siteVersions"`
-	Kubernetes   string   `json:"kubernetes"`       // "v1.36.3"
-	Containerd   string   `json:"containerd"`       // "2.2.9"
-	Kernel       string   `json:"kernel,omitempty"` // uname -r
-	Snapshotter  string   `json:"snapshotter,omitempty"`
+	// InventoryVersions are those of the inventories that first boot reads.
+	InventoryVersions []string `json:"inventoryVersions,omitempty"`
+	Kubernetes        string   `json:"kubernetes"`       // "v1.36.3"
+	Containerd        string   `json:"containerd"`       // "2.2.9"
+	Kernel            string   `json:"kernel,omitempty"` // uname -r
+	Snapshotter       string   `json:"snapshotter,omitempty"`
 	// PodCIDR is where the image itself gives pods their addresses; empty
 	// where an agent of the cluster does.
 	PodCIDR string `json:"podCIDR,omitempty"`

@@ -150,6 +150,15 @@ func ReadIdentity(file string) (Identity, error) {
 	return Identity{file, ids}, nil
 }
 
+// Passphrase opens what is sealed with a passphrase (age --passphrase).
+func Passphrase(pass string) (Identity, error) {
+	id, err := age.NewScryptIdentity(pass)
+	if err != nil {
+		return Identity{}, fmt.Errorf("using the passphrase: %w", err)
+	}
+	return Identity{"the passphrase", []age.Identity{id}}, nil
+}
+
 // Open decrypts.
 func (id Identity) Open(name string, data []byte) ([]byte, error) {
 	if len(id.keys) == 0 {

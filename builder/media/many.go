@@ -1,0 +1,200 @@
+package media
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+)
+
+// SlotEnding ends the name of a slot's file: the 16 MiB of one site, for the
+// partition EDGEBAKE of a device or for a USB stick.
+const SlotEnding = ".slot"
+
+// Golden is an open image that any number of sites are stamped onto, also at
+// the same time.
+type Golden struct{ m *image }
+
+// OpenGolden opens an image, or a device that holds one, for reading.
+func OpenGolden(path string) (*Golden, error) {
+	m, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	return &Golden{m}, nil
+}
+
+// Close closes the image.
+func (g *Golden) Close() { g.m.close() }
+
+// Info is what the image says of itself.
+func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
+
+// Slot is the slot's bytes (ondisk.SlotSize) with a site or an inventory in it,
+// as stamping writes them. What the image cannot serve is refused.
+func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
+	_, img, err := g.m.slotOf(s, o)
+	if err != nil {
+		return nil, fmt.Errorf("stamping image %s: %w", g.m.path, err)
+	}
+	return img, nil
+}
+
+// Named is one site of many, and the name of the file made for it.
+type Named struct {
+	Name string
+	Site
+}
+
+// ManyOptions are how each site is stamped onto a copy of its own.
+type ManyOptions struct {
+	StampOptions
+	// Slots has only the slot of each copy written.
+	Slots bool
+	// Done is told each file that is complete, one at a time.
+	Done func(path string)
+}
+
+// maxShown bounds the list of sites that are refused.
+const maxShown = 20
+
+// StampMany stamps each site onto a copy of the image, DIR/NAME.raw[.zst], or
+// writes its slot, DIR/NAME.slot. Everything that can be refused is refused for
+// all of them, before anything is written.
+func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
+	m, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	if err := lock(m.f, false); err != nil {
+		return nil, fmt.Errorf("stamping image %s: another program is stamping it: try again (%w)", path, err)
+	}
+	ending := SlotEnding
+	if !o.Slots {
+		ending = "." + m.format
+	}
+	outputs := make([]string, len(sites))
+	var errs []error
+	for i, s := range sites {
+		outputs[i] = filepath.Join(dir, s.Name+ending)
+		if err := m.serves(s.Site); err != nil {
+			errs = append(errs, fmt.Errorf("site %s: %w", s.Name, err))
+		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
+			errs = append(errs, fmt.Errorf("site %s: %s exists: choose another folder, or --force to replace it", s.Name, outputs[i]))
+		}
+	}
+	if n := len(errs); n > maxShown {
+		errs = append(errs[:maxShown], fmt.Errorf("%d more sites have problems", n-maxShown))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("stamping image %s, nothing was written: %w", path, err)
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+	}
+	done := make(chan string, len(sites))
+	err = disk.Parallel(ctx, len(sites), func() func(int) error {
+		return func(i int) error {
+			if err := m.stampOne(ctx, sites[i], outputs[i], o); err != nil {
+				return err
+			}
+			done <- outputs[i]
+			if o.Done != nil {
+				o.Done(outputs[i])
+			}
+			return nil
+		}
+	})
+	close(done)
+	var complete []string
+	for p := range done {
+		complete = append(complete, p)
+	}
+	if err != nil {
+		return complete, fmt.Errorf("%w (%d of %d are complete)", err, len(complete), len(sites))
+	}
+	return outputs, nil
+}
+
+// stampOne writes what StampMany makes of one site.
+func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
+	_, img, err := m.slotOf(s.Site, o.StampOptions)
+	if err != nil {
+		return fmt.Errorf("stamping site %s: %w", s.Name, err)
+	}
+	if o.Slots {
+		return writeSlotFile(output, img, o.Force)
+	}
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return fmt.Errorf("stamping site %s: %w", s.Name, err)
+	}
+	one := o.StampOptions
+	one.Output = output
+	return m.stampCopy(ctx, p, img, one)
+}
+
+// writeSlotFile writes a slot with its holes. It holds secrets: only its owner
+// may read it.
+func writeSlotFile(path string, img []byte, force bool) error {
+	out, err := disk.Create(path, 0o600, force)
+	if err != nil {
+		return err
+	}
+	defer out.Discard()
+	if err := writeSparse(out.File, img); err != nil {
+		return fmt.Errorf("writing %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+	}
+	return out.Commit()
+}
+
+func writeSparse(f *os.File, img []byte) error {
+	const block = 64 << 10
+	if err := f.Truncate(int64(len(img))); err != nil {
+		return err
+	}
+	var zero [block]byte
+	for off := 0; off < len(img); off += block {
+		b := img[off:min(off+block, len(img))]
+		if bytes.Equal(b, zero[:len(b)]) {
+			continue
+		}
+		if _, err := f.WriteAt(b, int64(off)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// IsSlotName tells by a file's name that it is a slot's.
+func IsSlotName(name string) bool { return strings.HasSuffix(name, SlotEnding) }
+
+// ReadSlotFile reads what StampMany wrote as a slot. One without a site is an
+// error.
+func ReadSlotFile(path string) (*slot.Contents, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening the slot: %w", err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && st.Mode().IsRegular() && st.Size() != ondisk.SlotSize {
+		err = fmt.Errorf("it has %d bytes, a slot has %d: name a file that edgebake stamp --slots made", st.Size(), ondisk.SlotSize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading slot %s: %w", path, err)
+	}
+	c, err := slot.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("reading slot %s: %w", path, err)
+	}
+	return c, nil
+}

@@ -1,0 +1,183 @@
+package media
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// named are n sites, each with a token of its own.
+func named(n int) []Named {
+	var out []Named
+	for i := range n {
+		s := site()
+		s.Files = map[string][]byte{ondisk.SlotSite: fmt.Appendf(nil, "site %d\n", i)}
+		out = append(out, Named{fmt.Sprintf("shop-%d", i), s})
+	}
+	return out
+}
+
+// TestStampMany: a slot, and an image, is what stamping that one site makes.
+func TestStampMany(t *testing.T) {
+	for _, zstd := range []bool{false, true} {
+		d := t.TempDir()
+		g := filepath.Join(d, "g.raw")
+		if zstd {
+			g += ".zst"
+		}
+		golden(t, g, 1<<20, zstd)
+		o := ManyOptions{StampOptions: StampOptions{Now: now}}
+		images, err := StampMany(t.Context(), g, named(3), filepath.Join(d, "images"), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Slots = true
+		slots, err := StampMany(t.Context(), g, named(3), filepath.Join(d, "slots"), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range named(3) {
+			one := filepath.Join(d, "one.raw")
+			if zstd {
+				one += ".zst"
+			}
+			if _, err := Stamp(t.Context(), g, s.Site, StampOptions{Now: now, Output: one, Force: true}); err != nil {
+				t.Fatal(err)
+			}
+			if a, b := read(t, one), read(t, images[i]); !bytes.Equal(a, b) {
+				t.Errorf("%s differs from the image of that one site", images[i])
+			}
+			img := read(t, slots[i])
+			c, err := slot.Read(bytes.NewReader(img))
+			if err != nil || len(img) != ondisk.SlotSize || string(c.Files[ondisk.SlotSite]) != fmt.Sprintf("site %d\n", i) {
+				t.Errorf("%s: %v, %d bytes", slots[i], err, len(img))
+			}
+			m, err := open(one, os.O_RDONLY)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := m.partition(ondisk.LabelSlot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			inside := make([]byte, ondisk.SlotSize)
+			if _, err := m.ReadAt(inside, p.Start); err != nil || !bytes.Equal(inside, img) {
+				t.Errorf("%s is not the slot of %s (%v)", slots[i], one, err)
+			}
+			m.close()
+			st, err := os.Stat(slots[i])
+			if err != nil || st.Mode().Perm() != 0o600 {
+				t.Errorf("%s: %v, %v", slots[i], st.Mode(), err)
+			}
+		}
+	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestStampManyRefusesFirst: what is wrong with any site is said of all of them
+// before a file is made.
+func TestStampManyRefusesFirst(t *testing.T) {
+	d := t.TempDir()
+	g, out := filepath.Join(d, "g.raw"), filepath.Join(d, "out")
+	golden(t, g, 1<<20, false)
+	sites := named(30)
+	for i := range 25 {
+		sites[i+1].Arch = "arm64"
+	}
+	_, err := StampMany(t.Context(), g, sites, out, ManyOptions{StampOptions: StampOptions{Now: now}, Slots: true})
+	if err == nil || !strings.Contains(err.Error(), "nothing was written: site shop-1: ") || !strings.Contains(err.Error(), "site shop-20: ") ||
+		strings.Contains(err.Error(), "site shop-21: ") || !strings.Contains(err.Error(), "5 more sites have problems") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s was made: %v", out, err)
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	there := filepath.Join(out, "shop-2.slot")
+	if err := os.WriteFile(there, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = StampMany(t.Context(), g, named(3), out, ManyOptions{StampOptions: StampOptions{Now: now}, Slots: true})
+	entries, _ := os.ReadDir(out)
+	if err == nil || !strings.Contains(err.Error(), there+" exists") || len(entries) != 1 || string(read(t, there)) != "mine" {
+		t.Errorf("%v, %d files", err, len(entries))
+	}
+}
+
+// TestInventoryIntoAnImage is refused where first boot could not read it, and
+// holds every site against the image.
+func TestInventoryIntoAnImage(t *testing.T) {
+	inv, err := configs.ParseInventory("i", []byte(`apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults: {masters: [192.0.2.11:6443], unsafeSkipCAVerification: true, credentials: {token: abcdef.0123456789abcdef}}
+sites:
+  - {name: a, match: {serial: SN1}}
+  - {name: b, match: {serial: SN2}, arch: arm64}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"native"}, SiteVersions: []string{"v1alpha1"}}}
+	m.system = func() (node.Root, error) { return nil, nil }
+	s := Site{Inventory: inv, Files: map[string][]byte{ondisk.SlotInventory: nil}, Version: "v1alpha1"}
+	err = m.serves(s)
+	if err == nil || !strings.Contains(err.Error(), "reads no inventory") || !strings.Contains(err.Error(), "sites[1] (b): arch: the site is for arm64") {
+		t.Error(err)
+	}
+	m.info.InventoryVersions, inv.Sites[1].Arch = []string{"v1alpha1"}, ""
+	if err := m.serves(s); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSlotsOfManySites: 500 take 30 s at most, also where others work beside us.
+func TestSlotsOfManySites(t *testing.T) {
+	d := t.TempDir()
+	g := filepath.Join(d, "g.raw")
+	golden(t, g, 1<<20, false)
+	start := time.Now()
+	out, err := StampMany(t.Context(), g, named(100), filepath.Join(d, "out"), ManyOptions{StampOptions: StampOptions{Now: now}, Slots: true})
+	if err != nil || len(out) != 100 {
+		t.Fatal(len(out), err)
+	}
+	took := time.Since(start)
+	t.Logf("100 slots in %v, %v each", took, took/100)
+	if took > 30*time.Second {
+		t.Errorf("100 slots took %v", took)
+	}
+}
+
+// BenchmarkSlots is one site of many, as a slot's file.
+func BenchmarkSlots(b *testing.B) {
+	d := b.TempDir()
+	g := filepath.Join(d, "g.raw")
+	golden(b, g, 1<<20, false)
+	start := time.Now()
+	for i := 0; b.Loop(); i++ {
+		if _, err := StampMany(b.Context(), g, named(100), filepath.Join(d, fmt.Sprint(i)), ManyOptions{StampOptions: StampOptions{Now: now}, Slots: true}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(time.Since(start).Milliseconds())/float64(100*b.N), "ms/site")
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// Where a Site's secrets come from, besides the Site: never the command line,
+// which every user of a computer can read.
+const (
+	tokenVariable      = "EDGEBAKE_TOKEN"
+	identityVariable   = "EDGEBAKE_AGE_IDENTITY"   // path of a file
+	passphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // of a document encrypted with one
+)
+
+// secretFlags say where a document's secrets come from.
+type secretFlags struct {
+	tokenFile string
+	identity  string
+}
+
+func (f *secretFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.tokenFile, "token-file", "", "read the bootstrap token from this file, - for standard input (default $"+tokenVariable+", for Sites without one)")
+	_ = c.MarkFlagFilename("token-file")
+	f.identityFlag(c)
+}
+
+func (f *secretFlags) identityFlag(c *cobra.Command) {
+	c.Flags().StringVar(&f.identity, "identity", "", "age identity file that decrypts encrypted documents (default $"+identityVariable+")")
+	_ = c.MarkFlagFilename("identity")
+}
+
+// maxSecret is more than any token or identity file has.
+const maxSecret = 64 << 10
+
+// token is the bootstrap token given beside the document called name; forced
+// says that it replaces the document's own.
+func (f *secretFlags) token(s streams, name string) (token configs.Secret, forced bool, err error) {
+	switch {
+	case f.tokenFile == "-" && name == "-":
+		return token, false, usageError{errors.New("the document and the token cannot both come from standard input")}
+	case f.tokenFile != "":
+		text, err := readSecret(s, f.tokenFile)
+		if err != nil {
+			return token, false, fmt.Errorf("reading the token: %w", err)
+		}
+		if text == "" {
+			return token, false, fmt.Errorf("reading the token from %s: it is empty: put one there, e.g. with kubeadm token create", f.tokenFile)
+		}
+		return configs.NewSecret(text), true, nil
+	}
+	return configs.NewSecret(strings.TrimSpace(os.Getenv(tokenVariable))), false, nil
+}
+
+// readSecret reads one line.
+func readSecret(s streams, name string) (string, error) {
+	in := s.In
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxSecret))
+	return strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff")), err
+}
+
+// readDocument reads a document, decrypted if it is encrypted with age.
+func (f *secretFlags) readDocument(s streams, name string) ([]byte, error) {
+	data, err := readInput(s, name)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case sealed.Is(data):
+		return f.decrypt(s, name, data)
+	case sopsFile.Match(data) && bytes.Contains(data, []byte("ENC[")):
+		return nil, fmt.Errorf("%s is encrypted by SOPS: pipe it in decrypted: sops --decrypt %s | edgebake … -", name, name)
+	}
+	return data, nil
+}
+
+// sopsFile finds what SOPS writes into every document of its own.
+var sopsFile = regexp.MustCompile(`(?m)^"?sops"?:`)
+
+func (f *secretFlags) decrypt(s streams, name string, data []byte) ([]byte, error) {
+	id, err := f.openWith(s, name)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := id.Open(name, data)
+	if err == nil && len(plain) > maxDocument {
+		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", name, humanSize(maxDocument))
+	}
+	return plain, err
+}
+
+// openWith is what opens the encrypted document called name: an identity file,
+// else a passphrase.
+func (f *secretFlags) openWith(s streams, name string) (sealed.Identity, error) {
+	if file := cmp.Or(f.identity, os.Getenv(identityVariable)); file != "" {
+		return sealed.ReadIdentity(file)
+	}
+	pass, err := passphrase(s, name)
+	if err != nil {
+		return sealed.Identity{}, err
+	}
+	return sealed.Passphrase(pass)
+}
+
+// passphrase asks for the one that a document is encrypted with.
+func passphrase(s streams, name string) (string, error) {
+	if p := os.Getenv(passphraseVariable); p != "" {
+		return p, nil
+	}
+	f, ok := s.In.(*os.File)
+	if name == "-" || !ok || !term.IsTerminal(int(f.Fd())) {
+		return "", fmt.Errorf("opening %s: it is encrypted: name an age identity file (--identity or $%s), or put the passphrase into $%s", name, identityVariable, passphraseVariable)
+	}
+	fmt.Fprintf(s.Err, "Passphrase of %s: ", name)
+	b, err := term.ReadPassword(int(f.Fd()))
+	fmt.Fprintln(s.Err)
+	if err != nil {
+		return "", fmt.Errorf("reading the passphrase of %s: %w", name, err)
+	}
+	return string(b), nil
+}
+
+func siteVersion() string { return strings.TrimPrefix(configs.APIVersion, "edgebake.io/") }
+
+// readSites reads a Site, or an Inventory, and what goes into the slot with it.
+func readSites(s streams, name, ignition string, secrets secretFlags) (media.Site, error) {
+	data, err := secrets.readDocument(s, name)
+	if err != nil {
+		return media.Site{}, err
+	}
+	return sitesOf(s, name, data, ignition, secrets)
+}
+
+func sitesOf(s streams, name string, data []byte, ignition string, secrets secretFlags) (media.Site, error) {
+	token, forced, err := secrets.token(s, name)
+	if err != nil {
+		return media.Site{}, err
+	}
+	if configs.KindOf(data) == configs.KindInventory {
+		return inventoryFiles(name, data, ignition, token, forced)
+	}
+	site, err := configs.ParseSiteWith(name, data, token, forced)
+	if err != nil {
+		return media.Site{}, err
+	}
+	return siteFiles(name, data, site, ignition)
+}
+
+func siteFiles(name string, data []byte, site *configs.Site, ignition string) (media.Site, error) {
+	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: siteVersion()}
+	// What first boot would refuse is refused here, where somebody sees it.
+	_, user, err := renderSite(name, data, site, ignition)
+	if err != nil {
+		return out, err
+	}
+	if user != nil {
+		out.Files[ondisk.SlotIgnition] = user
+	}
+	// On the node the config lies in the slot.
+	site.IgnitionFile = ""
+	out.Files[ondisk.SlotSite], err = configs.EncodeSlot(site)
+	return out, err
+}
+
+// inventoryFiles reads an Inventory and what goes into the slot with it.
+func inventoryFiles(name string, data []byte, ignition string, token configs.Secret, forced bool) (media.Site, error) {
+	out := media.Site{Files: map[string][]byte{}, Version: siteVersion()}
+	inv, err := configs.ParseInventoryWith(name, data, token, forced)
+	if err != nil {
+		return out, err
+	}
+	user, err := finishInventory(name, data, inv, ignition)
+	if err != nil {
+		return out, err
+	}
+	if user != nil {
+		out.Files[ondisk.SlotIgnition] = user
+	}
+	out.Inventory = inv
+	out.Files[ondisk.SlotInventory], err = configs.EncodeSlotInventory(inv)
+	return out, err
+}
+
+// finishInventory puts the files that an Inventory names into it, and renders
+// each site for no machine in particular, together with the Ignition config
+// that all get, if one is given.
+func finishInventory(name string, data []byte, inv *configs.Inventory, ignition string) (user []byte, err error) {
+	err = inv.InlineFiles(func(field, p string) (string, error) {
+		b, err := os.ReadFile(besideDocument(name, p))
+		if err != nil {
+			line, col := configs.Locate(name, data, field)
+			return "", configs.Problems{{File: name, Line: line, Col: col, Path: field, Msg: err.Error()}}
+		}
+		return string(b), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if ignition != "" {
+		if user, err = os.ReadFile(ignition); err != nil {
+			return nil, fmt.Errorf("--ignition: %w", err)
+		}
+		if _, problems := configs.ParseIgnition(ignition, user); problems != nil {
+			return nil, problems
+		}
+	}
+	var probs configs.Problems
+	for i := range inv.Sites {
+		if _, err := node.Render(&inv.Sites[i].Site, node.Machine{}, user); err != nil {
+			field := fmt.Sprintf("sites[%d]", i)
+			line, col := configs.Locate(name, data, field)
+			probs = append(probs, configs.Problem{File: name, Line: line, Col: col, Path: field, Msg: err.Error()})
+		}
+	}
+	return user, probs.Err()
+}
+
+// eachSite is what goes into the slot of each machine of an Inventory alone.
+func eachSite(doc media.Site) ([]media.Named, error) {
+	var out []media.Named
+	for i := range doc.Inventory.Sites {
+		s := &doc.Inventory.Sites[i]
+		b, err := configs.EncodeSlot(&s.Site)
+		if err != nil {
+			return nil, err
+		}
+		files := map[string][]byte{ondisk.SlotSite: b}
+		if ign := doc.Files[ondisk.SlotIgnition]; ign != nil {
+			files[ondisk.SlotIgnition] = ign
+		}
+		out = append(out, media.Named{Name: s.Name, Site: media.Site{Doc: &s.Site, Files: files, Version: doc.Version}})
+	}
+	return out, nil
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	agelib "filippo.io/age"
+	"filippo.io/age/armor"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const inventory = `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults:
+  masters: ["10.0.0.1:6443"]
+  credentials: {token: abcdef.0123456789abcdef}
+  caCertHashes: ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
+sites:
+  - {name: berlin, match: {serial: SN1}}
+  - {name: paris, match: {macs: ["52:54:00:00:00:02"]}, credentials: {token: fedcba.fedcba9876543210}}
+`
+
+// TestInventoryOntoAnImage stamps all sites into one image, and each into a
+// slot of its own, which then is written into an image.
+func TestInventoryOntoAnImage(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "build", "image.yaml", "--output", "g.raw")
+	c.file("inventory.yaml", inventory)
+	c.run(0, "validate", "inventory.yaml")
+
+	c.run(0, "stamp", "g.raw", "inventory.yaml", "--output", "all.raw")
+	c.want(c.out, "stamped all.raw", "inventory.yaml (2 sites)")
+	info, err := media.Inspect("all.raw")
+	if err != nil || info.Slot.State != media.SlotInventory {
+		t.Fatalf("%+v, %v", info.Slot, err)
+	}
+
+	c.run(0, "stamp", "g.raw", "--inventory", "inventory.yaml", "--slots", "-o", "out")
+	c.want(c.out, "2 slots in out")
+	got, err := media.ReadSlotFile("out/paris.slot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	site, err := configs.ParseSite("s", got.Files[ondisk.SlotSite])
+	if err != nil || site.NodeName != "paris" || site.Credentials.Token.Reveal() != "fedcba.fedcba9876543210" {
+		t.Errorf("%+v, %v", site, err)
+	}
+	if b, err := os.ReadFile("out/paris.slot"); err != nil || bytes.Contains(b, []byte("berlin")) || bytes.Contains(b, []byte("abcdef.0123456789abcdef")) {
+		t.Errorf("the slot of one site holds another's (%v)", err)
+	}
+	c.run(0, "stamp", "g.raw", "--slot", "out/paris.slot", "-o", "paris.raw")
+	info, err = media.Inspect("paris.raw")
+	if err != nil || info.Slot.State != media.SlotSite || info.Slot.Site.NodeName != "paris" || info.Slot.Golden == "" {
+		t.Errorf("%+v, %v", info.Slot, err)
+	}
+	c.run(0, "stamp", "g.raw", "--inventory", "inventory.yaml", "-o", "copies")
+	if entries, err := os.ReadDir("copies"); err != nil || len(entries) != 2 || entries[0].Name() != "berlin.raw" {
+		t.Errorf("%v, %v", entries, err)
+	}
+
+	c.run(1, "stamp", "g.raw", "--inventory", "inventory.yaml", "--slots", "-o", "out")
+	c.want(c.err, "nothing was written", "site berlin: out/berlin.slot exists", "site paris: out/paris.slot exists")
+	c.run(1, "stamp", "g.raw", "--slot", "inventory.yaml", "-o", "x.raw")
+	c.want(c.err, "reading slot inventory.yaml: it has", "a slot has 16777216")
+	c.run(2, "stamp", "g.raw", "--inventory", "inventory.yaml")
+	c.run(2, "stamp", "g.raw", "--slots", "inventory.yaml")
+	c.run(2, "stamp", "g.raw", "inventory.yaml", "--slot", "out/paris.slot")
+	c.run(2, "stamp", "g.raw")
+}
+
+// TestSecretsBesideTheDocument: a token from a file, the environment and
+// standard input, into a Site and an Inventory.
+func TestSecretsBesideTheDocument(t *testing.T) {
+	c := newCLI(t)
+	bare := strings.Replace(site, "credentials:\n  token: abcdef.0123456789abcdef\n", "", 1)
+	c.file("bare.yaml", bare)
+	c.file("inventory.yaml", strings.Replace(inventory, "  credentials: {token: abcdef.0123456789abcdef}\n", "", 1))
+	c.file("token", "aaaaaa.aaaaaaaaaaaaaaaa\r\n")
+	c.file("key", plainKey)
+	token := func() string {
+		doc := c.stick("out")
+		if b := doc.Files[ondisk.SlotSite]; b != nil {
+			s, err := configs.ParseSite("s", b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s.Credentials.Token.Reveal()
+		}
+		inv, err := configs.ParseInventory("i", doc.Files[ondisk.SlotInventory])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return inv.Sites[0].Credentials.Token.Reveal() + " " + inv.Sites[1].Credentials.Token.Reveal()
+	}
+	sign := func(stdin string, args ...string) {
+		t.Helper()
+		os.RemoveAll("out")
+		c.runIn(t.Context(), stdin, 0, append([]string{"site", "sign", "--key", "key", "-o", "out"}, args...)...)
+	}
+	c.run(1, "validate", "bare.yaml")
+	c.want(c.err, "credentials.token: is required")
+	for name, args := range map[string][]string{"file": {"bare.yaml", "--token-file", "token"}, "stdin": {"bare.yaml", "--token-file", "-"}, "the flag wins": {"bare.yaml", "--token-file", "token"}} {
+		sign("aaaaaa.aaaaaaaaaaaaaaaa\n", args...)
+		if got := token(); got != "aaaaaa.aaaaaaaaaaaaaaaa" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	sign("", "inventory.yaml", "--token-file", "token")
+	if got := token(); got != "aaaaaa.aaaaaaaaaaaaaaaa aaaaaa.aaaaaaaaaaaaaaaa" {
+		t.Error(got)
+	}
+	t.Setenv(tokenVariable, "bbbbbb.bbbbbbbbbbbbbbbb")
+	sign("", "inventory.yaml") // only where there is none
+	if got := token(); got != "bbbbbb.bbbbbbbbbbbbbbbb fedcba.fedcba9876543210" {
+		t.Error(got)
+	}
+	c.run(0, "validate", "bare.yaml", "inventory.yaml")
+	t.Setenv(tokenVariable, "s3cret")
+	for _, doc := range []string{"bare.yaml", "inventory.yaml"} {
+		c.run(1, "validate", doc)
+		c.want(c.err, "is not a bootstrap token")
+		if strings.Contains(c.err, "s3cret") {
+			t.Errorf("the token is quoted: %s", c.err)
+		}
+	}
+	c.file("empty", "\n")
+	c.run(1, "validate", "bare.yaml", "--token-file", "empty")
+	c.want(c.err, "it is empty")
+	c.run(1, "validate", "bare.yaml", "--token-file", "gone")
+	c.want(c.err, "gone")
+}
+
+// TestEncryptedDocuments: with a key, a passphrase, armored or not, and what is
+// said where it cannot be decrypted.
+func TestEncryptedDocuments(t *testing.T) {
+	c := newCLI(t)
+	id, err := agelib.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := agelib.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass, err := agelib.NewScryptRecipient("open sesame")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass.SetWorkFactor(10)
+	encrypt := func(name, doc string, armored bool, to agelib.Recipient) {
+		t.Helper()
+		var b bytes.Buffer
+		out := armor.NewWriter(&b)
+		var w interface {
+			Write([]byte) (int, error)
+			Close() error
+		}
+		var err error
+		if armored {
+			w, err = agelib.Encrypt(out, to)
+		} else {
+			w, err = agelib.Encrypt(&b, to)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(doc)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if armored {
+			if err := out.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.file(name, b.String())
+	}
+	c.file("id.txt", "# a comment\n"+id.String()+"\n")
+	c.file("other.txt", other.String()+"\n")
+	encrypt("site.yaml.age", site, false, id.Recipient())
+	encrypt("inventory.yaml.age", inventory, true, id.Recipient())
+	encrypt("pass.age", site, false, pass)
+	c.run(0, "validate", "site.yaml.age", "inventory.yaml.age", "--identity", "id.txt")
+	b, err := os.ReadFile(filepath.Join(c.dir, "site.yaml.age"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.runIn(context.Background(), string(b), 0, "render", "--ignition", "-", "--identity", "id.txt")
+	c.run(1, "validate", "site.yaml.age", "--identity", "other.txt")
+	c.want(c.err, "opening site.yaml.age: other.txt is not a key that it was encrypted to")
+	c.run(1, "validate", "pass.age")
+	c.want(c.err, "opening pass.age: it is encrypted: name an age identity file")
+	t.Setenv(passphraseVariable, "open sesame")
+	c.run(0, "validate", "pass.age")
+	t.Setenv(passphraseVariable, "wrong")
+	c.run(1, "validate", "pass.age")
+	t.Setenv(identityVariable, "id.txt")
+	c.run(0, "validate", "site.yaml.age")
+	c.file("cut.age", string(b[:len(b)-20]))
+	c.run(1, "validate", "cut.age")
+	c.want(c.err, "opening cut.age: ", "cut short or damaged")
+	c.file("nonsense.txt", "AGE-SECRET-KEY-1QQQ\n")
+	c.run(1, "validate", "site.yaml.age", "--identity", "nonsense.txt")
+	if strings.Contains(c.err, "1QQQ") {
+		t.Errorf("a key is quoted: %s", c.err)
+	}
+	c.file("sops.yaml", site+"users: ENC[AES256_GCM,data:x]\nsops:\n    version: 3.9.0\n")
+	c.run(1, "validate", "sops.yaml")
+	c.want(c.err, "sops.yaml is encrypted by SOPS: pipe it in decrypted: sops --decrypt sops.yaml |")
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/spf13/cobra"
+)
+
+// stampFlags are those of `edgebake stamp`.
+type stampFlags struct {
+	media.StampOptions
+	secrets   secretFlags
+	ignition  string
+	inventory string
+	slots     bool
+	slot      string
+}
+
+func newStamp(s streams) *cobra.Command {
+	var o stampFlags
+	c := &cobra.Command{
+		Use:               "stamp IMAGE SITE|INVENTORY",
+		ValidArgsFunction: completeFiles(imageEndings, documentEndings),
+		Short:             "Write Sites into a golden image",
+		Long: `Stamp puts a Site document into an image's slot, in place or, with --output,
+into a copy. Images are .raw or .raw.zst, or a device that one was written to;
+size and everything outside of the slot stay as they are. A Site that the image
+cannot serve is refused.
+
+An Inventory document goes into the slot whole: each machine takes the site that
+matches it and wipes the others from its disk.
+
+With --inventory every site of an Inventory gets a copy of its own, DIR/NAME.raw;
+with --slots only the 16 MiB of its slot, DIR/NAME.slot. --slot writes such a
+file into an image or a device; written to a USB stick instead (dd), it is a stick
+with that site.
+
+The stamped image holds the join token: treat it as a secret until the
+machine is Ready.`,
+		Example: `  edgebake stamp my-edge.raw site.yaml
+  edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst
+  edgebake stamp my-edge.raw inventory.yaml
+  edgebake stamp my-edge.raw --inventory stores.yaml --slots --output out/
+  edgebake stamp /dev/sdX --slot out/berlin-7.slot`,
+		Args: args(1, 2, "an image and a Site or Inventory document"),
+		RunE: func(c *cobra.Command, a []string) error {
+			o.Now = time.Now()
+			switch {
+			case o.inventory != "" && o.slot != "":
+				return usageError{errors.New("--inventory and --slot cannot be given together")}
+			case o.slots && o.inventory == "":
+				return usageError{errors.New("--slots needs --inventory")}
+			case (o.inventory != "" || o.slot != "") && len(a) == 2:
+				return usageError{fmt.Errorf("give either %s or --inventory or --slot", a[1])}
+			case o.inventory != "":
+				return stampMany(c, s, a[0], o)
+			case o.slot != "":
+				return stampSlot(c, s, a[0], o)
+			case len(a) == 1:
+				return usageError{fmt.Errorf("%s wants an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())}
+			}
+			if isImageName(a[1]) && !isImageName(a[0]) {
+				return usageError{fmt.Errorf("%s is an image: the image comes first: edgebake stamp %s %s", a[1], a[1], a[0])}
+			}
+			doc, err := readSites(s, a[1], o.ignition, o.secrets)
+			if err != nil {
+				return err
+			}
+			done, err := media.Stamp(c.Context(), a[0], doc, o.StampOptions)
+			if err != nil {
+				return err
+			}
+			with := a[1]
+			if doc.Inventory != nil {
+				with += fmt.Sprintf(" (%s)", count(len(doc.Inventory.Sites), "site"))
+			}
+			fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --inventory, a folder")
+	_ = c.MarkFlagFilename("output", imageEndings...)
+	f.BoolVarP(&o.Force, "force", "f", false, "replace outputs that are there")
+	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
+	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
+	f.StringVar(&o.inventory, "inventory", "", "stamp each site of this Inventory onto a copy of its own in the folder --output")
+	_ = c.MarkFlagFilename("inventory", documentEndings...)
+	f.BoolVar(&o.slots, "slots", false, "with --inventory: write only the slots, 16 MiB each")
+	f.StringVar(&o.slot, "slot", "", "write this slot, made by --slots, into the image or device")
+	_ = c.MarkFlagFilename("slot", strings.TrimPrefix(media.SlotEnding, "."))
+	o.secrets.flags(c)
+	return c
+}
+
+// stampMany stamps each site of an Inventory onto a copy of its own.
+func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
+	if o.Output == "" {
+		return usageError{errors.New("--inventory wants a folder to write to: --output DIR")}
+	}
+	doc, err := readSites(s, o.inventory, o.ignition, o.secrets)
+	if err != nil {
+		return err
+	}
+	if doc.Inventory == nil {
+		return fmt.Errorf("%s is a Site: stamp it with edgebake stamp %s %s --output FILE", o.inventory, image, o.inventory)
+	}
+	sites, err := eachSite(doc)
+	if err != nil {
+		return err
+	}
+	out, err := media.StampMany(c.Context(), image, sites, o.Output, media.ManyOptions{StampOptions: o.StampOptions, Slots: o.slots})
+	if err != nil {
+		return err
+	}
+	what := "image"
+	if o.slots {
+		what = "slot"
+	}
+	fmt.Fprintf(s.Out, "stamped %s with the sites of %s: %s in %s\n", image, o.inventory, count(len(out), what), o.Output)
+	return nil
+}
+
+// stampSlot writes what --slots made into an image or a device. It is held
+// against that image, which may be another than the one it was made for.
+func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
+	contents, err := media.ReadSlotFile(o.slot)
+	if err != nil {
+		return err
+	}
+	site := media.Site{Files: contents.Files, Version: siteVersion()}
+	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
+		site.Inventory, err = configs.ParseInventory(o.slot, b)
+	} else {
+		site.Doc, err = configs.ParseSite(o.slot, contents.Files[ondisk.SlotSite])
+	}
+	if err != nil {
+		return err
+	}
+	done, err := media.Stamp(c.Context(), image, site, o.StampOptions)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, o.slot)
+	return nil
+}
