@@ -59,7 +59,10 @@ func badServer(a netip.Addr) string {
 		}
 		return bad + "; use the server's own address"
 	}
-	if a.IsLinkLocalUnicast() || a.Zone() != "" {
+	if a.Zone() != "" && !a.IsLinkLocalUnicast() {
+		return fmt.Sprintf("names an interface (%%%s), which means nothing to others; write %s", shorten(a.Zone()), a.WithZone(""))
+	}
+	if a.IsLinkLocalUnicast() {
 		want := "unique local (fd…) or global"
 		if a.Is4() {
 			want = "private or public"
@@ -76,6 +79,9 @@ func badRouter(a netip.Addr) string {
 	}
 	return badMachine(a)
 }
+
+// serviceCIDR is what kubeadm takes Services' addresses from by default.
+var serviceCIDR = netip.MustParsePrefix("10.96.0.0/12")
 
 // serviceAddrs are what kubeadm gives the cluster's API and DNS by default:
 // kube-proxy takes them away from anybody else.
@@ -211,6 +217,51 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	}
 }
 
+// validateReach reports masters to which no interface has a way. DHCP, router
+// advertisements and an Ignition config can bring ways that the Site does not
+// name.
+func (s *Site) validateReach(probs *Problems) {
+	n := &s.Network
+	if len(n.Interfaces) == 0 || n.usesDHCP() || !s.Ignition.IsZero() || s.IgnitionFile != "" {
+		return
+	}
+	var ways []netip.Prefix
+	for _, sub := range n.subnets() {
+		ways = append(ways, sub.Masked())
+	}
+	for _, f := range n.Interfaces {
+		gateways := []string{f.Gateway}
+		for _, v := range f.VLANs {
+			gateways = append(gateways, v.Gateway)
+		}
+		for _, g := range gateways {
+			if a, err := netip.ParseAddr(g); err == nil && a.Is4() {
+				ways = append(ways, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+			}
+		}
+		for _, r := range f.Routes {
+			if to, err := netip.ParsePrefix(r.To); err == nil {
+				ways = append(ways, to)
+			}
+		}
+	}
+	for i, m := range s.Masters {
+		host, _, err := net.SplitHostPort(m)
+		a, addrErr := netip.ParseAddr(host)
+		if err != nil || addrErr != nil || !a.Is4() || badHostPort(m) != "" || containsAddr(ways, a) {
+			continue
+		}
+		probs.add(fmt.Sprintf("masters[%d]", i), "no interface has a way to %s: it is in none of their networks, and there is no gateway; add a gateway or a route", a)
+	}
+}
+
+// usesDHCP reports whether any interface or VLAN asks for addresses.
+func (n *Network) usesDHCP() bool {
+	return slices.ContainsFunc(n.Interfaces, func(i Interface) bool {
+		return i.DHCP || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP })
+	})
+}
+
 // validateServerUse reports servers that are this machine, or nobody: nothing
 // would answer there.
 func (s *Site) validateServerUse(probs *Problems) {
@@ -218,6 +269,10 @@ func (s *Site) validateServerUse(probs *Problems) {
 	nobody := func(path, host string) {
 		a, err := netip.ParseAddr(host)
 		if err != nil {
+			return
+		}
+		if what := serviceAddrs[a]; what != "" {
+			probs.add(path, "%s is the address of %s (kubeadm's default), which answers only once the node is in the cluster; name a server outside of it", a, what)
 			return
 		}
 		for _, n := range subnets {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -247,8 +249,54 @@ func syntaxProblem(file string, data []byte, err error) Problem {
 		p.Line, _ = strconv.Atoi(m[1])
 		p.Msg = m[2]
 	}
+	at := func(i int) {
+		p.Line = 1 + bytes.Count(data[:i], []byte("\n"))
+		p.Col = i - bytes.LastIndexByte(data[:i], '\n')
+	}
+	if !utf8.Valid(data) {
+		at(invalidUTF8(data))
+		p.Msg = "is not UTF-8 text; save the file in this encoding"
+		return p
+	}
+	if i := bytes.IndexFunc(data, func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\r\n\u0085", r) }); i >= 0 {
+		at(i)
+		r, _ := utf8.DecodeRune(data[i:])
+		p.Msg = fmt.Sprintf("not YAML: contains the control character %U; remove it", r)
+		return p
+	}
+	if i := tabIndent(data, p.Line); i >= 0 {
+		at(i)
+		p.Msg = "not YAML: a tab where the line is indented; use spaces"
+		return p
+	}
 	p.Msg = "not YAML: " + p.Msg
 	return p
+}
+
+// invalidUTF8 is where data stops being UTF-8.
+func invalidUTF8(data []byte) int {
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n <= 1 {
+			return i
+		}
+		i += n
+	}
+	return len(data)
+}
+
+// tabIndent is where the line, or one beside it, is indented by a tab, else
+// -1: the parser counts lines from 0 in some of its errors.
+func tabIndent(data []byte, line int) int {
+	at := 0
+	for i, l := range bytes.SplitAfter(data, []byte("\n")) {
+		indent := l[:len(l)-len(bytes.TrimLeft(l, " \t"))]
+		if tab := bytes.IndexByte(indent, '\t'); tab >= 0 && i+1 >= line-1 && i+1 <= line+1 {
+			return at + tab
+		}
+		at += len(l)
+	}
+	return -1
 }
 
 // readDocument parses data and reads its version and kind, nothing more.

@@ -25,9 +25,11 @@ var (
 	userName     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 	flagName     = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
 	k8sVersion   = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
-	sizeForm     = regexp.MustCompile(`^([1-9][0-9]{0,9})(MiB|GiB|TiB)$`)
+	sizeForm     = regexp.MustCompile(`^([1-9][0-9]*)(MiB|GiB|TiB)$`)
+	nearlySize   = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT])([iI]?[bB])?\s*$`)
 	octalMode    = regexp.MustCompile(`^0?[0-7]{3,4}$`)
 	hashedPasswd = regexp.MustCompile(`^\$(1|2[abxy]|5|6|7|y|gy)\$[./0-9A-Za-z$=,]{8,}$`)
+	wholeHash    = regexp.MustCompile(`^(\$1\$.*\$.{22}|\$2[abxy]\$[0-9]{2}\$.{53}|\$(5|7|y|gy)\$.*\$.{43}|\$6\$.*\$.{86})$`)
 	ifacePattern = regexp.MustCompile(`^!?[A-Za-z0-9_.*?\[\]-]{1,31}$`)
 	ifaceName    = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
 	countryCode  = regexp.MustCompile(`^[A-Z]{2}$`)
@@ -42,11 +44,15 @@ var (
 func ParseSize(s string) (int64, error) {
 	m := sizeForm.FindStringSubmatch(s)
 	if m == nil {
-		return 0, fmt.Errorf("reading size %q: write a whole number with MiB, GiB or TiB, as in 512MiB or 3GiB", s)
+		hint := ""
+		if n := nearlySize.FindStringSubmatch(s); n != nil {
+			hint = fmt.Sprintf("; did you mean %q?", n[1]+strings.ToUpper(n[2])+"iB")
+		}
+		return 0, fmt.Errorf("reading size %q: write a whole number with MiB, GiB or TiB, e.g. 512MiB or 3GiB%s", shorten(s), hint)
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("reading size %q: %w", s, err)
+		return 0, fmt.Errorf("reading size %q: more than 64TiB", shorten(s))
 	}
 	shift := map[string]uint{"MiB": 20, "GiB": 30, "TiB": 40}[m[2]]
 	if n > 64<<40>>shift {
@@ -135,7 +141,7 @@ func badHostPort(s string) string {
 	if !ok {
 		return fmt.Sprintf("%q has no port; write %q", shorten(s), s+":6443")
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
+	if badPort(port) {
 		return fmt.Sprintf("%q: the port must be a number from 1 to 65535", shorten(s))
 	}
 	if inner, ok := strings.CutPrefix(host, "["); ok {
@@ -162,6 +168,11 @@ func badHostPort(s string) string {
 		return fmt.Sprintf("%q is every machine's name for itself; give the control-plane node's address", host)
 	}
 	return ""
+}
+
+func badPort(s string) bool {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return err != nil || n == 0 || strconv.FormatUint(n, 10) != s
 }
 
 func withPort(hostport string) string {
@@ -219,6 +230,8 @@ func badURL(s string, schemes ...string) string {
 		return "the URL holds a user name or password, which would show in logs; leave them out"
 	case badHost(u.Hostname()) != "":
 		return "the URL's host is neither an IP address nor a DNS name"
+	case strings.HasSuffix(u.Host, ":") || u.Port() != "" && badPort(u.Port()):
+		return "the URL's port must be a number from 1 to 65535"
 	}
 	return ""
 }
@@ -226,11 +239,11 @@ func badURL(s string, schemes ...string) string {
 // badSSHKey says what is wrong with an authorized_keys line; options in
 // front of the key are allowed.
 func badSSHKey(line string) string {
-	if strings.ContainsAny(line, "\r\n") {
-		return "holds more than one line; give each key an item of its own"
-	}
-	if strings.Contains(line, "PRIVATE KEY") {
+	switch {
+	case strings.Contains(line, "PRIVATE KEY"):
 		return "is a private key; give the public one, the file that ends in .pub"
+	case strings.ContainsAny(line, "\r\n"):
+		return "holds more than one line; give each key an item of its own"
 	}
 	// Options in front may themselves hold words that look like a key's type:
 	// one whole key is enough.

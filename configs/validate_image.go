@@ -358,6 +358,8 @@ func badPodCIDR(s string) string {
 		return fmt.Sprintf("%s is not a network that machines can have; write a private one, e.g. 10.244.0.0/16", s)
 	case p.Contains(netip.MustParseAddr("10.96.0.1")):
 		return fmt.Sprintf("%s contains 10.96.0.1, the address of the Service kubernetes (kubeadm's default); write another private network, e.g. 10.244.0.0/16", s)
+	case p.Overlaps(serviceCIDR):
+		return fmt.Sprintf("%s overlaps %s, the addresses of Services (kubeadm's default); write another private network, e.g. 10.244.0.0/16", s, serviceCIDR)
 	}
 	return ""
 }
@@ -572,6 +574,29 @@ func spaceOutsideQuotes(a string) bool {
 	return false
 }
 
+// toAShell are arguments with which a machine never starts kubelet.
+var toAShell = []string{"1", "s", "S", "single", "rescue", "emergency", "break", "rd.break",
+	"systemd.unit=rescue.target", "systemd.unit=emergency.target", "rd.systemd.unit=rescue.target", "rd.systemd.unit=emergency.target"}
+
+// plainSysctl is a key without what sysctl.d allows besides: a dash before
+// it, and slashes for dots.
+func plainSysctl(key string) string {
+	key = strings.TrimPrefix(key, "-")
+	dot, slash := strings.IndexByte(key, '.'), strings.IndexByte(key, '/')
+	if slash < 0 || dot >= 0 && dot < slash {
+		return key
+	}
+	return strings.Map(func(r rune) rune {
+		switch r {
+		case '/':
+			return '.'
+		case '.':
+			return '/'
+		}
+		return r
+	}, key)
+}
+
 func (k *Kernel) validate(probs *Problems) {
 	for n, a := range k.Args {
 		p := fmt.Sprintf("kernel.args[%d]", n)
@@ -585,6 +610,8 @@ func (k *Kernel) validate(probs *Problems) {
 			probs.add(p, "%s is set by edgebake", key)
 		case strings.ReplaceAll(key, "-", "_") == "systemd.machine_id":
 			probs.add(p, "%s is an identity, which every machine of the image would share; first boot makes one", key)
+		case slices.Contains(toAShell, a):
+			probs.add(p, "%s boots to a shell, at which nobody sits; take it out", a)
 		case a == "--":
 			probs.add(p, "ends the kernel's arguments; what follows would be init's")
 		case strings.Count(a, `"`)%2 == 1:
@@ -611,6 +638,8 @@ func (k *Kernel) validate(probs *Problems) {
 	for _, key := range slices.Sorted(maps.Keys(k.Sysctl)) {
 		if !sysctlKey.MatchString(key) {
 			probs.add(keyPath("kernel.sysctl", key), "is not a key as net.ipv4.ip_forward")
+		} else if plainSysctl(key) == "net.ipv4.ip_forward" && strings.TrimSpace(k.Sysctl[key]) != "1" {
+			probs.add(keyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; take it out")
 		}
 		if bad := badText(k.Sysctl[key]); bad != "" {
 			probs.add(keyPath("kernel.sysctl", key), "%s", bad)

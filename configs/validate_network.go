@@ -58,8 +58,11 @@ func (n *Network) validate(probs *Problems) {
 		}
 	}
 	for i, h := range n.Proxy.NoProxy {
+		path := fmt.Sprintf("network.proxy.noProxy[%d]", i)
 		if h == "" || strings.ContainsAny(h, ", \"'\\$%") || badText(h) != "" {
-			probs.add(fmt.Sprintf("network.proxy.noProxy[%d]", i), "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", shorten(h))
+			probs.add(path, "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", shorten(h))
+		} else if _, err := netip.ParsePrefix(h); err != nil && strings.Contains(h, "/") {
+			probs.add(path, "%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", shorten(h))
 		}
 	}
 	if len(n.Proxy.NoProxy) > 0 && n.Proxy.HTTP == "" && n.Proxy.HTTPS == "" {
@@ -160,7 +163,9 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
 			bad = true
-			if a, err := netip.ParseAddr(s); err == nil {
+			if a, err := netip.ParseAddr(s); err == nil && a.Zone() != "" {
+				probs.add(sub, "%q names an interface, which this item does already; write the address and its prefix length alone, e.g. %s/64", shorten(s), a.WithZone(""))
+			} else if err == nil {
 				probs.add(sub, "%q has no prefix length; write %q if that is the network's size", s, netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
 			} else {
 				probs.add(sub, "%q is not an address with prefix length, as 192.168.1.20/24", shorten(s))
@@ -168,6 +173,11 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 			continue
 		}
 		a := p.Addr()
+		if a.IsUnspecified() {
+			probs.add(sub, "%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", s, badMachine(a))
+			bad = true
+			continue
+		}
 		if shortest := map[bool]int{true: 8, false: 16}[a.Is4()]; p.Bits() < shortest {
 			probs.add(sub, "%s: a prefix length of %d makes most of the internet the interface's own network; write that of the network, e.g. %s", s, p.Bits(), netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
 			bad = true

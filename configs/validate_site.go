@@ -43,6 +43,7 @@ func (s *Site) validate(credentials bool) Problems {
 	s.validateVIPUse(&probs)
 	s.validateMasterUse(&probs)
 	s.validateServerUse(&probs)
+	s.validateReach(&probs)
 	s.validateUsers(&probs)
 	if s.Report.URL != "" {
 		if bad := badURL(s.Report.URL, "https"); bad != "" {
@@ -280,7 +281,7 @@ func (s *Site) validateNode(probs *Problems) {
 		}
 	}
 
-	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || badFilePath(p) != "" {
+	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || badFilePath(p) != "" || badArgument(p) != "" {
 		probs.add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", shorten(s.CRISocket))
 	}
 	for i, p := range s.SkipPhases {
@@ -315,10 +316,44 @@ func (s *Site) validateNode(probs *Problems) {
 		case instead != "":
 			probs.add(path, "cannot be given here: %s", instead)
 		}
-		if bad := badText(s.KubeletExtraArgs[k]); bad != "" {
+		if bad := badArgument(s.KubeletExtraArgs[k]); bad != "" {
+			probs.add(path, "%s", bad)
+		} else if bad := badNodeIP(s.KubeletExtraArgs[k]); k == "node-ip" && bad != "" {
 			probs.add(path, "%s", bad)
 		}
 	}
+}
+
+// badArgument says what is wrong with the value of one of kubelet's flags.
+// kubeadm joins them by blanks, and systemd splits the line again, and takes
+// quotes and backslashes for its own.
+func badArgument(v string) string {
+	switch {
+	case badText(v) != "":
+		return badText(v)
+	case strings.ContainsFunc(v, unicode.IsSpace) || strings.ContainsAny(v, "\"'\\"):
+		return fmt.Sprintf("%q contains a blank, quote or backslash, at which kubelet's command line would be divided", shorten(v))
+	}
+	return ""
+}
+
+// badNodeIP says what is wrong with kubelet's --node-ip: with an address that
+// is no machine's kubelet does not start.
+func badNodeIP(v string) string {
+	addrs := strings.Split(v, ",")
+	if len(addrs) > 2 {
+		return fmt.Sprintf("%q has %d addresses; at most one IPv4 and one IPv6 address are possible", shorten(v), len(addrs))
+	}
+	for _, s := range addrs {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return fmt.Sprintf("%q is not an IP address", shorten(s))
+		}
+		if bad := badMachine(a); bad != "" && !a.IsUnspecified() {
+			return fmt.Sprintf("%s cannot be the node's address: it %s", a, bad)
+		}
+	}
+	return ""
 }
 
 // badNodePool says what is wrong with the name of a node pool, if one is given.
@@ -438,13 +473,8 @@ func (s *Site) validateIPVS(probs *Problems) {
 // validateNames reports names that nothing on the node could resolve.
 func (s *Site) validateNames(probs *Problems) {
 	n := &s.Network
-	if len(n.DNS) > 0 || len(n.Interfaces) == 0 {
+	if len(n.DNS) > 0 || len(n.Interfaces) == 0 || n.usesDHCP() {
 		return
-	}
-	for _, i := range n.Interfaces {
-		if i.DHCP || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP }) {
-			return
-		}
 	}
 	for i, m := range s.Masters {
 		host, _, _ := net.SplitHostPort(m)
@@ -473,12 +503,18 @@ func (s *Site) validateUsers(probs *Problems) {
 				probs.add(fmt.Sprintf("%s.sshAuthorizedKeys[%d]", path, j), "%s", bad)
 			}
 		}
-		if !u.PasswordHash.IsZero() && !hashedPasswd.MatchString(u.PasswordHash.Reveal()) {
+		switch hash := u.PasswordHash.Reveal(); {
+		case hash == "":
+		case !hashedPasswd.MatchString(hash):
 			probs.add(path+".passwordHash", "is not a hash as crypt(3) makes it ($y$… or $6$…; `mkpasswd` prints one); a password in clear is never taken")
+		case !wholeHash.MatchString(hash):
+			probs.add(path+".passwordHash", "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints")
 		}
 		for j, g := range u.Groups {
 			if !userName.MatchString(g) {
 				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "%q is not a group's name", shorten(g))
+			} else if slices.Contains(u.Groups[:j], g) {
+				probs.add(fmt.Sprintf("%s.groups[%d]", path, j), "is listed twice")
 			}
 		}
 		if bad := badFilePath(u.Shell); u.Shell != "" && bad != "" {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"path"
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
@@ -85,6 +86,9 @@ func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
 		// A VLAN and a bridge have the MAC address of their parent, and pods'
 		// interfaces may fit a pattern: only real cards are meant.
 		b.WriteString("Kind=!*\n")
+	}
+	if loopback, err := path.Match(strings.TrimPrefix(f.Name, "!"), "lo"); err == nil && f.Name != "" && loopback != strings.HasPrefix(f.Name, "!") {
+		b.WriteString("Type=!loopback\n")
 	}
 	if f.MTU != 0 {
 		fmt.Fprintf(&b, "\n[Link]\nMTUBytes=%d\n", f.MTU)
