@@ -58,7 +58,7 @@ var errNoAgent = errors.New("put it there, name it under agents, or run inside t
 // stand in.
 func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 	if given != "" {
-		sha, err := b.importFile(ctx, b.path(given), "")
+		sha, err := b.importNamed(ctx, given, "")
 		if err != nil {
 			return "", fieldError("agents."+name, err)
 		}

@@ -61,7 +61,7 @@ func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) 
 // ExportBase makes the base, if that was not done before, and copies it to
 // path as an uncompressed tar.
 func ExportBase(ctx context.Context, img *configs.Image, o Options, path string) (*plan.Plan, error) {
-	b, err := newBuild(img, o)
+	b, err := newBuild(ctx, img, o)
 	if err != nil {
 		return nil, err
 	}

@@ -100,12 +100,13 @@ type build struct {
 // makeFunc brings an input's bytes into the cache.
 type makeFunc func(ctx context.Context, step *step) (sha string, err error)
 
-func newBuild(img *configs.Image, o Options) (*build, error) {
+func newBuild(ctx context.Context, img *configs.Image, o Options) (*build, error) {
 	if err := img.Validate().Err(); err != nil {
 		return nil, err
 	}
 	b := &build{Options: o, img: img, date: img.SourceTime(), fields: map[string]string{}, makes: map[string]makeFunc{}}
 	if o.Cache != nil {
+		o.Cache.Until(ctx)
 		if o.Locked {
 			o.Cache.HashAll()
 		}
@@ -184,11 +185,20 @@ func (s *step) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// importNamed brings a file that the Image names into the cache.
+func (b *build) importNamed(ctx context.Context, path, want string) (string, error) {
+	sha, err := b.importFile(ctx, b.path(path), want)
+	return sha, notThere(err)
+}
+
 // importFile brings a local file into the cache. A file that has not changed
 // since (same inode, size and change time) is not read again.
 func (b *build) importFile(ctx context.Context, path, want string) (string, error) {
 	if want != "" && b.Cache.Has(want) {
 		return want, nil
+	}
+	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is not a file", path) // a named pipe would hold the build for ever
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -198,9 +208,6 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 	fi, err := f.Stat()
 	if err != nil {
 		return "", err
-	}
-	if !fi.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is not a file", path)
 	}
 	var sha string
 	if key := fetch.FileState(fi); key != "" {

@@ -257,7 +257,7 @@ func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
 // Images pins the container images that an Image takes on board, and nothing
 // else.
 func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned, error) {
-	b, err := newBuild(img, o)
+	b, err := newBuild(ctx, img, o)
 	if err != nil {
 		return nil, err
 	}

@@ -217,7 +217,7 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 				file = in
 			}
 		}
-		sha, err := b.importFile(ctx, b.path(file), s.source.File.SHA256[p.name])
+		sha, err := b.importNamed(ctx, file, s.source.File.SHA256[p.name])
 		if err != nil {
 			errs = append(errs, err)
 			continue

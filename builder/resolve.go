@@ -50,7 +50,7 @@ func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, er
 }
 
 func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error) {
-	b, err := newBuild(img, o)
+	b, err := newBuild(ctx, img, o)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (b *build) resolveBase(ctx context.Context) error {
 // fileSource enters a file by path or URL.
 func (b *build) fileSource(ctx context.Context, name, field string, src configs.FileSource, layer *plan.Layer) error {
 	if src.File != "" {
-		sha, err := b.importFile(ctx, b.path(src.File), src.SHA256)
+		sha, err := b.importNamed(ctx, src.File, src.SHA256)
 		if err != nil {
 			return fieldError(field, err)
 		}
@@ -203,8 +203,12 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 	var errs []error
 	for i, o := range b.img.Overlays {
 		field := fmt.Sprintf("overlays[%d].dir", i)
+		if err := checkOverlay(b.path(o.Dir), b.Dir); err != nil {
+			errs = append(errs, fieldError(field, err))
+			continue
+		}
 		pr, pw := io.Pipe()
-		go func() { pw.CloseWithError(tree.PackDir(pw, b.path(o.Dir), b.date)) }()
+		go func() { pw.CloseWithError(tree.PackDir(ctx, pw, b.path(o.Dir), b.date)) }()
 		sha, _, err := b.Cache.Put(ctx, "", pr)
 		pr.CloseWithError(err)
 		if err != nil {
@@ -225,7 +229,7 @@ func (b *build) resolveFiles(ctx context.Context) error {
 			continue
 		}
 		field := fmt.Sprintf("files[%d].source", i)
-		sha, err := b.importFile(ctx, b.path(f.Source), "")
+		sha, err := b.importNamed(ctx, f.Source, "")
 		if err != nil {
 			errs = append(errs, fieldError(field, err))
 			continue
@@ -256,7 +260,7 @@ func (b *build) resolveCNI(ctx context.Context) error {
 	if !strings.HasSuffix(c, ".conflist") {
 		return nil
 	}
-	sha, err := b.importFile(ctx, b.path(c), "")
+	sha, err := b.importNamed(ctx, c, "")
 	if err != nil {
 		return fieldError("cni.config", err)
 	}

@@ -227,7 +227,7 @@ func TestPublishedDigest(t *testing.T) {
 	s.files["/named.sha256sum"] = sum + "  named\n"
 	s.files["/junk.sha256"] = "<html>not found</html>"
 	p := newProject(t, buildtest.Base(), nil)
-	b, err := newBuild(p.image(t), p.options(""))
+	b, err := newBuild(t.Context(), p.image(t), p.options(""))
 	if err != nil {
 		t.Fatal(err)
 	}

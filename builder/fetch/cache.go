@@ -40,6 +40,7 @@ type Cache struct {
 	held    *os.File  // the lock on session
 	started time.Time // when the session began, by the file system's clock
 
+	until    context.Context // ends hashing
 	hashAll  bool
 	damaged  func(sha string)
 	verdicts sync.Map // of blobs used in this session: sha → *verdict
@@ -50,7 +51,7 @@ type Cache struct {
 // Open makes the cache's folders below dir, where they are missing. Close
 // gives up what Open took.
 func Open(dir string) (*Cache, error) {
-	c := &Cache{dir: dir}
+	c := &Cache{dir: dir, until: context.Background()}
 	for _, d := range []string{"blobs", "sound", "keys", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)

@@ -486,6 +486,35 @@ func TestUncompressed(t *testing.T) {
 	}
 }
 
+// TestUncompressedWindow: a header of a few bytes may not ask for gigabytes.
+func TestUncompressedWindow(t *testing.T) {
+	var packed bytes.Buffer
+	w, err := xz.NewWriter(&packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Write([]byte("text"))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dictionary := packed.Bytes()
+	at := bytes.Index(dictionary, []byte{0x21, 1}) + 2 // LZMA2's property
+	dictionary[at] = 40                                // 4 GiB
+	c := open(t, t.TempDir())
+	for name, b := range map[string][]byte{
+		"xz":   dictionary,
+		"zstd": {0x28, 0xb5, 0x2f, 0xfd, 0, 20 << 3, 1, 0, 0}, // 1 GiB, an empty last block
+	} {
+		sha, _, err := c.Put(t.Context(), "", bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Uncompressed(t.Context(), c, sha, 1<<20); err == nil || !strings.Contains(err.Error(), "more than 512 MiB of memory") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // FuzzUncompressed: whatever the bytes are, no more than the limit is stored,
 // and what is stored is what they uncompress to.
 func FuzzUncompressed(f *testing.F) {

@@ -27,6 +27,10 @@ import (
 // that look unchanged. Call it before the first use.
 func (c *Cache) HashAll() { c.hashAll = true }
 
+// Until makes reading blobs for their digests end with ctx: a blob can have
+// gigabytes. Call it before the first use.
+func (c *Cache) Until(ctx context.Context) { c.until = ctx }
+
 // rederive forgets, where this session trusts nothing, what a key led to: a key
 // may have been turned to another sound blob, and no lock knows this one.
 func (c *Cache) rederive(key string) error {
@@ -84,7 +88,7 @@ func (c *Cache) admit(sha string) bool {
 		return false
 	}
 	if c.hashAll || !c.noted(sha, fi) {
-		switch err := hashBlob(context.Background(), c.BlobPath(sha), sha); {
+		switch err := hashBlob(c.until, c.BlobPath(sha), sha); {
 		case errors.As(err, new(*DigestError)):
 			c.drop(sha)
 			return false

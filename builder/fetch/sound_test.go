@@ -93,6 +93,32 @@ func TestDamagedBlobs(t *testing.T) {
 	}
 }
 
+// TestHashingEndsWithTheBuild: an interrupt ends it, and says nothing against
+// the blob.
+func TestHashingEndsWithTheBuild(t *testing.T) {
+	c := open(t, t.TempDir())
+	sha, _, err := c.Put(t.Context(), "", strings.NewReader("kubelet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	again, err := Open(c.Dir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	again.HashAll()
+	again.Until(ctx)
+	if again.Has(sha) {
+		t.Error("hashed after the interrupt")
+	}
+	again.Until(t.Context())
+	if !again.Has(sha) {
+		t.Error("an interrupt cost the blob")
+	}
+}
+
 func TestVerify(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {

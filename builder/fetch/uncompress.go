@@ -12,21 +12,54 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
+	"github.com/ulikunitz/xz/lzma"
 )
 
 // compressions are told by the first bytes, whatever a file is called.
 var compressions = []struct {
 	name, magic string
-	open        func(io.Reader) (io.Reader, error)
+	open        func(*bufio.Reader) (io.Reader, error)
 }{
-	{"gzip", "\x1f\x8b", func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
+	{"gzip", "\x1f\x8b", func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", "\x28\xb5\x2f\xfd", openZstd},
-	{"xz", "\xfd7zXZ\x00", func(r io.Reader) (io.Reader, error) { return xz.NewReader(r) }},
-	{"bzip2", "BZh", func(r io.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
+	{"xz", "\xfd7zXZ\x00", openXZ},
+	{"bzip2", "BZh", func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 
-func openZstd(r io.Reader) (io.Reader, error) {
-	d, err := zstd.NewReader(r)
+// maxWindow is how much of its output a compression may refer back to, and
+// with that the memory that uncompressing takes. xz -9 asks for 64 MiB, zstd
+// --long=27 for 128 MiB; a header may claim gigabytes.
+const maxWindow = 512 << 20
+
+var errWindow = fmt.Errorf("it asks for more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
+
+// openXZ looks at the first block's header for the size of its dictionary,
+// which the library takes as it is.
+func openXZ(r *bufio.Reader) (io.Reader, error) {
+	head, err := r.Peek(12 + 2 + 2*9 + 3)
+	if len(head) < 12+2 { // too short for a block
+		return xz.NewReader(r)
+	}
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	block := head[12:]
+	at := 2
+	for _, has := range []byte{0x40, 0x80} { // compressed and uncompressed size
+		for more := block[1]&has != 0; more && at < len(block); at++ {
+			more = block[at]&0x80 != 0
+		}
+	}
+	if at+2 < len(block) && block[at] == 0x21 {
+		if size, err := lzma.DecodeDictCap(block[at+2]); err == nil && size > maxWindow {
+			return nil, errWindow
+		}
+	}
+	return xz.NewReader(r)
+}
+
+func openZstd(r *bufio.Reader) (io.Reader, error) {
+	d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
 		return nil, err
 	}
@@ -65,6 +98,9 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 				defer rc.Close()
 			}
 			n, err := io.Copy(w, io.LimitReader(r, limit+1))
+			if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+				return errWindow
+			}
 			if err == nil && n > limit {
 				return fmt.Errorf("it has more than %d MiB uncompressed: check that it is the archive that is meant; if it is, give it uncompressed", limit>>20)
 			}

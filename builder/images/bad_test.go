@@ -31,6 +31,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 )
 
 func wantError(t *testing.T, err error, parts ...string) {
@@ -257,6 +258,14 @@ func TestBadLayouts(t *testing.T) {
 		{"missing layer", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { os.Remove(l.blob(layerOf(m, 1)["digest"].(string))) })
 		}, []string{"layer 2 of 2", "incomplete"}},
+		{"layer that is a named pipe", func(t *testing.T, l *layout) {
+			l.change(func(m, _ jsonDoc) {
+				name := l.blob(layerOf(m, 1)["digest"].(string))
+				if err := errors.Join(os.Remove(name), unix.Mkfifo(name, 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}, []string{"layer 2 of 2", "is not a file"}},
 		{"more layers than diffIDs", func(t *testing.T, l *layout) {
 			l.change(func(_, c jsonDoc) { c["rootfs"].(jsonDoc)["diff_ids"] = []any{} })
 		}, []string{"config", "lists 0 layers, the manifest 2", "pushed again"}},

@@ -48,6 +48,10 @@ func openLayout(dir string) (source, error) {
 	return openOCI(&bundle{
 		label: "OCI layout " + dir,
 		file: func(name string) (io.ReadCloser, error) {
+			// A named pipe would hold the build for ever.
+			if fi, err := root.Stat(filepath.FromSlash(name)); err == nil && !fi.Mode().IsRegular() {
+				return nil, fmt.Errorf("%s is not a file", name)
+			}
 			f, err := root.Open(filepath.FromSlash(name))
 			if err != nil {
 				return nil, err
@@ -61,16 +65,17 @@ func openLayout(dir string) (source, error) {
 // openArchive opens a tar of an OCI layout, or what `docker save` writes; it
 // may be compressed with gzip or zstd.
 func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
-	f, err := os.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch fi, err := os.Stat(name); {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("there is no archive %s: make it, or correct the image's archive, a file as seen from the Image's file", name)
+	case err == nil && fi.IsDir():
+		return nil, fmt.Errorf("image archive %s is a folder; where that is an OCI layout, name it as layout", name)
+	case err == nil && !fi.Mode().IsRegular():
+		return nil, fmt.Errorf("image archive %s is not a file; write it to one", name)
 	}
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("opening image archive: %w", err)
-	}
-	if fi, err := f.Stat(); err == nil && fi.IsDir() {
-		f.Close()
-		return nil, fmt.Errorf("image archive %s is a folder; where that is an OCI layout, name it as layout", name)
 	}
 	src, err := openTar(ctx, c, f, name, sizeLimit{layer: imageLayers * o.maxLayer()})
 	if err != nil {
@@ -91,7 +96,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f *os.File, name string, limit
 		// Seeking needs it uncompressed. The key is what the file holds, so
 		// that a changed archive is uncompressed anew.
 		h := sha256.New()
-		if _, err := io.Copy(h, io.NewSectionReader(f, 0, 1<<62)); err != nil {
+		if _, err := io.Copy(h, contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}); err != nil {
 			return nil, err
 		}
 		key := "image archive, uncompressed\n" + hex.EncodeToString(h.Sum(nil))
@@ -191,6 +196,15 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 	}}, names, nil
 }
 
+// readFile reads a file that a document names. A named pipe would hold the
+// build for ever.
+func readFile(name string) ([]byte, error) {
+	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a file", name)
+	}
+	return os.ReadFile(name)
+}
+
 func (b *bundle) read(name string) ([]byte, error) {
 	f, err := b.file(name)
 	if err != nil {
@@ -258,6 +272,9 @@ func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
 			return Descriptor{}, fmt.Errorf("it has no image %s, but %s; correct the digest", ref.Digest, orNone(each))
 		}
 		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; say which by digest", len(each), orNone(each))
+	}
+	if len(found) == 0 && len(have) == 0 {
+		return Descriptor{}, errors.New("it holds no image with a name; make it again")
 	}
 	if len(found) == 0 {
 		return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or name the image so (%s in index.json)",
@@ -352,6 +369,9 @@ func (f *dockerFiles) find(ctx context.Context, ref Ref) (Descriptor, error) {
 	slices.Sort(have)
 	if ref.Repo()+":"+ref.Tag == Sole {
 		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; save the one that is meant alone", len(f.images), orNone(have))
+	}
+	if len(have) == 0 {
+		return Descriptor{}, errors.New("it holds no image with a name; tag the image before docker save")
 	}
 	return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or tag the image so before docker save", orNone(have))
 }

@@ -733,6 +733,9 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 		want string
 	}{
 		"Env is a string":          {set("Env", "PATH=/bin"), "config.Env is a JSON string, expected a list"},
+		"Env without a value":      {set("Env", []any{"PATH=/bin", "DEBUG"}), `config.Env[1] is "DEBUG", expected NAME=VALUE`},
+		"Env with a NUL":           {set("Env", []any{"A=\x00"}), "config.Env[0]"},
+		"a relative folder":        {set("WorkingDir", "app"), `config.WorkingDir is "app", expected an absolute path`},
 		"Cmd is a string":          {set("Cmd", "sh -c x"), "config.Cmd is a JSON string, expected a list"},
 		"Entrypoint has a number":  {set("Entrypoint", []any{1}), "is a JSON number, expected a string"},
 		"Labels is a list":         {set("Labels", []any{}), "config.Labels is a JSON array, expected an object"},
@@ -749,6 +752,8 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 			m["x"], c["x"] = 1, 1
 			c["config"].(jsonDoc)["Healthcheck"] = jsonDoc{"Test": []any{"x"}}
 		}, ""},
+		"no folder":             {set("WorkingDir", ""), ""},
+		"an empty value":        {set("Env", []any{"A="}), ""},
 		"null config":           {func(_, c jsonDoc) { c["config"] = nil }, ""},
 		"no architecture":       {func(_, c jsonDoc) { delete(c, "architecture") }, ""},
 		"no system":             {func(_, c jsonDoc) { delete(c, "os") }, ""},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -112,7 +111,7 @@ func FromManifests(dir string, globs []string) ([]Found, error) {
 	}
 	var found []Found
 	for _, name := range files {
-		raw, err := os.ReadFile(name)
+		raw, err := readFile(name)
 		if err != nil {
 			errs = append(errs, &GlobError{from[name], fmt.Errorf("%w; correct the pattern, or that file", err)})
 			continue

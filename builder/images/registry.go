@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -584,7 +583,7 @@ type authFile map[string]struct {
 var errAuthFile = errors.New("reading authFile")
 
 func readAuthFile(path string) (authFile, error) {
-	raw, err := os.ReadFile(path)
+	raw, err := readFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errAuthFile, err)
 	}

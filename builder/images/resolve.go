@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path"
 	"reflect"
 	"runtime"
 	"slices"
@@ -259,6 +260,19 @@ func readStrict(raw []byte, as, into any) error {
 	return nil
 }
 
+// checkRun finds what runc refuses of every container of the image.
+func checkRun(c *ocispec.ImageConfig) error {
+	for i, e := range c.Env {
+		if !strings.Contains(e, "=") || strings.Contains(e, "\x00") {
+			return fmt.Errorf("config.Env[%d] is %q, expected NAME=VALUE: no container of the image would start", i, e)
+		}
+	}
+	if c.WorkingDir != "" && !path.IsAbs(c.WorkingDir) {
+		return fmt.Errorf("config.WorkingDir is %q, expected an absolute path: no container of the image would start", c.WorkingDir)
+	}
+	return nil
+}
+
 // plainJSON says what is wrong without Go's types.
 func plainJSON(err error) error {
 	var wrong *json.UnmarshalTypeError
@@ -307,6 +321,7 @@ const (
 // point at what was found. It returns nil where there is nothing.
 func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	if depth > maxIndexes {
+		r.errs = append(r.errs, fmt.Errorf("more than %d indexes lie in each other; name the manifest by its digest", maxIndexes))
 		return nil, nil
 	}
 	var fitting, silent []Descriptor
@@ -402,7 +417,10 @@ func (r *indexReader) nothing() error {
 	if r.read > maxIndexDoc {
 		return fmt.Errorf("more than %d of its entries do not say what platform they are for; name one of them by its digest", maxIndexDoc)
 	}
-	return fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", r.arch, orNone(r.have))
+	if len(r.have) == 0 {
+		return fmt.Errorf("it has nothing for linux/%s; choose an image for this architecture, or build the disk image for another arch", r.arch)
+	}
+	return fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
 }
 
 // fits reports whether the platform's programs run on every machine of that
@@ -444,11 +462,15 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 		return err
 	}
 	var config configDoc
-	if err := readStrict(raw, &ocispec.Image{}, &config); err != nil {
+	var image ocispec.Image
+	if err := readStrict(raw, &image, &config); err != nil {
 		return badBlob("config", p.Config, ref, src, err)
 	}
 	fail := func(format string, args ...any) error {
 		return badBlob("config", p.Config, ref, src, fmt.Errorf(format, args...))
+	}
+	if err := checkRun(&image.Config); err != nil {
+		return fail("%w; have the image built again", err)
 	}
 	// An index that names the platform has the last word, and a config that
 	// names none fits any, in containerd.

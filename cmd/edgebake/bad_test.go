@@ -66,6 +66,19 @@ func TestBadInputsOfABuild(t *testing.T) {
 			}
 		}, want: []string{"image.yaml:6:5: base.tar: open base.tar: no such file", "image.yaml:10:5: kubernetes.source: open programs/kubelet",
 			"image.yaml:10:5: kubernetes.source: open programs/kubeadm", "agents.ipvscare: open programs/ipvscare", "files[1].source: open notes.txt"}},
+		{name: "an overlay around the Image", edit: func(s string) string {
+			return strings.Replace(s, "dir: overlay", "dir: .", 1)
+		}, want: []string{"overlays[0].dir: packing overlay .: the Image lies in it", "a folder of its own"}},
+		{name: "named pipes", edit: func(s string) string {
+			return strings.Replace(s, "layout: images", "archive: pipe", 1)
+		}, prep: func(t *testing.T, c *cli) {
+			for _, f := range []string{"notes.txt", "pipe"} {
+				os.Remove(f)
+				if err := syscall.Mkfifo(f, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, want: []string{"files[1].source: notes.txt is not a file", "images[0]: ", "archive pipe is not a file"}},
 		{name: "a wrong digest", edit: func(s string) string {
 			return strings.Replace(s, "file: base.tar", "file: base.tar\n    sha256: "+strings.Repeat("ab", 32), 1)
 		}, want: []string{"image.yaml:6:5: base.tar: ", "expected " + strings.Repeat("ab", 32), "correct its sha256"}},
@@ -424,4 +437,32 @@ func TestInspectObeysNoControlCharacters(t *testing.T) {
 			t.Errorf("%q is not in %q", want, out.String())
 		}
 	}
+}
+
+// TestValidateLooksForFiles: what a document names is looked for before a
+// build, all of it, and nothing is opened or written.
+func TestValidateLooksForFiles(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(s string) string {
+		s = strings.Replace(s, "config: bridge, podCIDR: 10.244.0.0/16", "config: net.conflist", 1)
+		s = strings.Replace(s, "file: base.tar", "file: gone.tar", 1)
+		s = strings.Replace(s, "dir: overlay", "dir: gone", 1)
+		return strings.Replace(s, "source: notes.txt", "source: overlay", 1)
+	})
+	before := names(t, c.dir)
+	c.run(1, "validate", "image.yaml")
+	c.want(c.err, "image.yaml:6:5: base.tar: open gone.tar: no such file or directory: make it, or correct the path (a relative one begins at the Image's folder)",
+		"cni.config: open net.conflist", "overlays[0].dir: open gone", "files[1].source: overlay is not a file")
+	if got := names(t, c.dir); !slices.Equal(got, before) {
+		t.Errorf("left %q, there was %q", got, before)
+	}
+	// Seen from another folder too.
+	c.project(nil)
+	t.Chdir("/")
+	c.run(0, "validate", filepath.Join(c.dir, "image.yaml"))
+
+	t.Chdir(c.dir)
+	c.file("site.yaml", site+"ignitionFile: gone.ign\ncaFile: gone.crt\n")
+	c.run(1, "validate", "site.yaml")
+	c.want(c.err, "ignitionFile: open gone.ign", "caFile: open gone.crt")
 }

@@ -33,14 +33,15 @@ too.`,
 			var all configs.Problems
 			for _, name := range files {
 				err := validateFile(s, name, secrets)
-				var p configs.Problems
-				switch {
-				case err == nil:
+				if err == nil {
 					fmt.Fprintf(s.Out, "%s: ok\n", name)
-				case errors.As(err, &p):
+				}
+				for _, e := range builder.Each(err) {
+					var p configs.Problems
+					if !errors.As(e, &p) {
+						p = configs.Problems{{Msg: e.Error()}}
+					}
 					all = append(all, p...)
-				default:
-					all = append(all, configs.Problem{Msg: err.Error()})
 				}
 			}
 			return all.Err()
@@ -65,7 +66,8 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 	}
 	switch doc := doc.(type) {
 	case *configs.Image:
-		err = checkTemplates(name, data, doc)
+		src := source{name: name, data: data}
+		err = errors.Join(src.explain(builder.LookForFiles(doc, dirOf(name))), checkTemplates(name, data, doc))
 	case *configs.ClusterFile:
 		printWarnings(s, doc)
 		err = checkManifests(name, data, doc)
@@ -122,9 +124,8 @@ func checkManifests(name string, data []byte, c *configs.ClusterFile) error {
 // renderSite renders a Site for no machine in particular, together with the
 // Ignition config given, else the one that the Site names.
 func renderSite(name string, data []byte, site *configs.Site, ignition string) (rendered, user []byte, err error) {
-	if err := inlineCA(name, data, site); err != nil {
-		return nil, nil, err
-	}
+	// All that is wrong with the files it names, not the first of them.
+	caErr := inlineCA(name, data, site)
 	p := ignition
 	if p == "" && site.IgnitionFile != "" {
 		p = besideDocument(name, site.IgnitionFile)
@@ -133,16 +134,19 @@ func renderSite(name string, data []byte, site *configs.Site, ignition string) (
 		user, err = os.ReadFile(p)
 		switch {
 		case err != nil && ignition != "":
-			return nil, nil, fmt.Errorf("--ignition: %w", err)
+			return nil, nil, errors.Join(caErr, fmt.Errorf("--ignition: %w", err))
 		case err != nil:
 			line, col := configs.Locate(name, data, "ignitionFile")
-			return nil, nil, configs.Problems{{File: name, Line: line, Col: col, Path: "ignitionFile", Msg: err.Error()}}
+			return nil, nil, errors.Join(caErr, configs.Problems{{File: name, Line: line, Col: col, Path: "ignitionFile", Msg: err.Error()}})
 		}
 		// Judged here under the name that the person knows it by; on the node
 		// it is config.ign.
 		if _, problems := configs.ParseIgnition(p, user); problems != nil {
-			return nil, nil, problems
+			return nil, nil, errors.Join(caErr, problems)
 		}
+	}
+	if caErr != nil {
+		return nil, nil, caErr
 	}
 	if rendered, err = node.Render(site, node.Machine{}, user); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", name, err)

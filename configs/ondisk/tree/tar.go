@@ -2,6 +2,7 @@ package tree
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -416,7 +417,7 @@ func header(n Node) *tar.Header {
 // Modes, symbolic links, hard links and file capabilities are kept; owners,
 // ACLs and other extended attributes are the host's. It is how overlays enter a
 // build.
-func PackDir(w io.Writer, dir string, mtime time.Time) error {
+func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
 	} else if !fi.IsDir() {
@@ -430,6 +431,12 @@ func PackDir(w io.Writer, dir string, mtime time.Time) error {
 	p := packer{tw: tar.NewWriter(w), mtime: mtime, first: map[inodeID]string{}}
 	var errs []error
 	err = filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if len(errs) >= maxPackErrors {
+			return fs.SkipAll
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("packing overlay: %w", err))
 			return nil
@@ -451,6 +458,9 @@ func PackDir(w io.Writer, dir string, mtime time.Time) error {
 	}
 	return p.tw.Close()
 }
+
+// maxPackErrors are enough to see what is wrong with a folder.
+const maxPackErrors = 20
 
 type packer struct {
 	tw    *tar.Writer
@@ -507,5 +517,8 @@ func (p *packer) file(file, name string) error {
 	}
 	defer f.Close()
 	_, err = io.CopyN(p.tw, f, n.Data.Size)
+	if err == io.EOF {
+		return errors.New("it was cut short while it was read; build again when nothing writes to it")
+	}
 	return err
 }

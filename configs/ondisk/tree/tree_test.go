@@ -3,6 +3,7 @@ package tree
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -319,10 +320,10 @@ func TestPackDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b, again bytes.Buffer
-	if err := PackDir(&b, d, day); err != nil {
+	if err := PackDir(t.Context(), &b, d, day); err != nil {
 		t.Fatal(err)
 	}
-	if err := PackDir(&again, d, day); err != nil || !bytes.Equal(b.Bytes(), again.Bytes()) {
+	if err := PackDir(t.Context(), &again, d, day); err != nil || !bytes.Equal(b.Bytes(), again.Bytes()) {
 		t.Errorf("packed twice, the bytes differ (%v)", err)
 	}
 	if bytes.Contains(b.Bytes(), []byte(d)) {
@@ -342,8 +343,13 @@ func TestPackDir(t *testing.T) {
 	if want := "a 40755 ,a/conf 100600 ,a/run.sh 100755 ,ln 120777 /etc/passwd"; strings.Join(got, ",") != want {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, ","), want)
 	}
-	if err := PackDir(io.Discard, filepath.Join(d, "none"), day); err == nil {
+	if err := PackDir(t.Context(), io.Discard, filepath.Join(d, "none"), day); err == nil {
 		t.Error("a folder that is not there was packed")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := PackDir(ctx, io.Discard, d, day); !errors.Is(err, context.Canceled) {
+		t.Errorf("packed after the interrupt: %v", err)
 	}
 }
 
@@ -421,7 +427,7 @@ func TestPackDirBehindALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	var direct, linked bytes.Buffer
-	if err := errors.Join(PackDir(&direct, filepath.Join(dir, "v2"), day), PackDir(&linked, filepath.Join(dir, "current"), day)); err != nil {
+	if err := errors.Join(PackDir(t.Context(), &direct, filepath.Join(dir, "v2"), day), PackDir(t.Context(), &linked, filepath.Join(dir, "current"), day)); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(direct.Bytes(), linked.Bytes()) {
@@ -485,7 +491,7 @@ func TestPackDirKeepsLinksAndCapabilities(t *testing.T) {
 		t.Fatal("this test must run as root in CI")
 	}
 	var buf bytes.Buffer
-	if err := PackDir(&buf, dir, time.Unix(0, 0)); err != nil {
+	if err := PackDir(t.Context(), &buf, dir, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
 	nodes, err := FromTar(bytes.NewReader(buf.Bytes()), int64(buf.Len()), "blob", "overlay")
