@@ -217,51 +217,6 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	}
 }
 
-// validateReach reports masters to which no interface has a way. DHCP, router
-// advertisements and an Ignition config can bring ways that the Site does not
-// name.
-func (s *Site) validateReach(probs *Problems) {
-	n := &s.Network
-	if len(n.Interfaces) == 0 || n.usesDHCP() || !s.Ignition.IsZero() || s.IgnitionFile != "" {
-		return
-	}
-	var ways []netip.Prefix
-	for _, sub := range n.subnets() {
-		ways = append(ways, sub.Masked())
-	}
-	for _, f := range n.Interfaces {
-		gateways := []string{f.Gateway}
-		for _, v := range f.VLANs {
-			gateways = append(gateways, v.Gateway)
-		}
-		for _, g := range gateways {
-			if a, err := netip.ParseAddr(g); err == nil && a.Is4() {
-				ways = append(ways, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-			}
-		}
-		for _, r := range f.Routes {
-			if to, err := netip.ParsePrefix(r.To); err == nil {
-				ways = append(ways, to)
-			}
-		}
-	}
-	for i, m := range s.Masters {
-		host, _, err := net.SplitHostPort(m)
-		a, addrErr := netip.ParseAddr(host)
-		if err != nil || addrErr != nil || !a.Is4() || badHostPort(m) != "" || containsAddr(ways, a) {
-			continue
-		}
-		probs.add(fmt.Sprintf("masters[%d]", i), "no interface has a way to %s: it is in none of their networks, and there is no gateway; add a gateway or a route", a)
-	}
-}
-
-// usesDHCP reports whether any interface or VLAN asks for addresses.
-func (n *Network) usesDHCP() bool {
-	return slices.ContainsFunc(n.Interfaces, func(i Interface) bool {
-		return i.DHCP || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP })
-	})
-}
-
 // validateServerUse reports servers that are this machine, or nobody: nothing
 // would answer there.
 func (s *Site) validateServerUse(probs *Problems) {

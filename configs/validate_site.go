@@ -43,7 +43,6 @@ func (s *Site) validate(credentials bool) Problems {
 	s.validateVIPUse(&probs)
 	s.validateMasterUse(&probs)
 	s.validateServerUse(&probs)
-	s.validateReach(&probs)
 	s.validateUsers(&probs)
 	if s.Report.URL != "" {
 		if bad := badURL(s.Report.URL, "https"); bad != "" {
@@ -473,7 +472,7 @@ func (s *Site) validateIPVS(probs *Problems) {
 // validateNames reports names that nothing on the node could resolve.
 func (s *Site) validateNames(probs *Problems) {
 	n := &s.Network
-	if len(n.DNS) > 0 || len(n.Interfaces) == 0 || n.usesDHCP() {
+	if len(n.DNS) > 0 || n.usesDHCP() {
 		return
 	}
 	for i, m := range s.Masters {
