@@ -74,3 +74,17 @@ func verifyJWS(sig, payload, id, secret string) error {
 	}
 	return nil
 }
+
+// CheckSignature says why cluster-info is not signed with a token, nil if it
+// is.
+func CheckSignature(data map[string]string, token string) error {
+	id, secret, err := SplitToken(token)
+	if err != nil {
+		return err
+	}
+	sig, ok := data[signaturePrefix+id]
+	if !ok {
+		return errors.New("it has no signature of this token")
+	}
+	return verifyJWS(sig, data[kubeconfigKey], id, secret)
+}

@@ -18,15 +18,16 @@ import (
 func newCluster(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cluster",
-		Short: "Make a cluster's keys and tokens",
+		Short: "Make a cluster's keys and tokens, and work on a living cluster",
 		Long: `Cluster works on a whole cluster. new and sites need no network: they make the
-keys of a cluster that does not exist yet, and the Site of each of its nodes.`,
+keys of a cluster that does not exist yet, and the Site of each of its nodes. The
+others take a kubeconfig and work on any living cluster of kubeadm's.`,
 		Example: `  edgebake cluster new cluster.yaml --out shops
   edgebake cluster sites shops`,
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newClusterNew(s), newClusterSites(s))
+	c.AddCommand(newClusterNew(s), newClusterSites(s), newClusterToken(s))
 	return c
 }
 

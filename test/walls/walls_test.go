@@ -38,6 +38,7 @@ var rooms = map[string][]string{
 	"firstboot":                  {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	"firstboot/...":              {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	"ipvs":                       {"configs/ondisk"},
+	"cluster":                    {"configs", "cluster/api"},
 	"cluster/api":                {},
 	"cluster/mint":               {"configs", "configs/sealed", "cluster/api"},
 	"configs/sealed":             {},
@@ -55,7 +56,8 @@ var doors = map[string][]string{
 	"github.com/coreos/go-systemd/v22/dbus": {"firstboot/host", "cmd/ipvscare"},
 	"github.com/moby/ipvs":                  {"ipvs"},
 	"github.com/vishvananda/netlink":        {"ipvs"},
-	"k8s.io/client-go":                      {}, // nobody yet
+	"k8s.io/client-go":                      {"cluster"},
+	"k8s.io/apimachinery":                   {"cluster"},
 	"aead.dev/minisign":                     {"configs", "configs/ondisk/slot", "cmd/edgebake", "firstboot"},
 	"filippo.io/age":                        {"configs/sealed"},
 	"testing":                               {"test/..."},

@@ -1,0 +1,199 @@
+package cluster
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Client is a way to one cluster, with somebody's rights.
+type Client struct {
+	config *rest.Config
+	dyn    dynamic.Interface
+}
+
+// requestTimeout bounds each request: an operator waits at a terminal.
+const requestTimeout = 30 * time.Second
+
+// Open reads a kubeconfig ("": as kubectl finds it) and a context of it ("":
+// its current one). It asks nothing of the cluster yet.
+func Open(kubeconfig, context string) (*Client, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
+	switch {
+	case clientcmd.IsEmptyConfig(err):
+		return nil, errors.New("reading the kubeconfig: there is none: name it with --kubeconfig, or set KUBECONFIG")
+	case err != nil:
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	config.Timeout = requestTimeout
+	config.UserAgent = "edgebake"
+	config.WarningHandler = rest.NoWarnings{} // deprecations are ours to follow, not the operator's
+	// A command makes a burst of requests and ends; the default of 5 a second
+	// would only make it slow.
+	config.QPS, config.Burst = 50, 100
+	return newClient(config)
+}
+
+func newClient(config *rest.Config) (*Client, error) {
+	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	return &Client{config, dyn}, nil
+}
+
+// Server is the API server that the kubeconfig names.
+func (c *Client) Server() string { return c.config.Host }
+
+// as is the same way with a token in place of the operator's rights.
+func (c *Client) as(token string) (*Client, error) {
+	config := rest.AnonymousClientConfig(c.config)
+	config.BearerToken = token
+	config.WarningHandler = rest.NoWarnings{}
+	return newClient(config)
+}
+
+// The resources that are read and written.
+var (
+	secrets             = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	configMaps          = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	nodes               = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods                = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	services            = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+	endpointSlices      = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	csrs                = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+	accessReviews       = schema.GroupVersionResource{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews"}
+	deployments         = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
+	clusterRoles        = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}
+	clusterRoleBindings = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterrolebindings"}
+	roles               = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles"}
+	roleBindings        = schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}
+	crds                = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+// resource is where objects of a kind are; a namespace of "" is the cluster.
+func (c *Client) resource(r schema.GroupVersionResource, namespace string) dynamic.ResourceInterface {
+	if namespace == "" {
+		return c.dyn.Resource(r)
+	}
+	return c.dyn.Resource(r).Namespace(namespace)
+}
+
+// get reads an object; nil if there is none.
+func (c *Client) get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
+	obj, err := c.resource(r, namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return obj, c.explain("reading "+describe(r, namespace, name), err)
+}
+
+// list reads all objects that the options select.
+func (c *Client) list(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions) ([]unstructured.Unstructured, error) {
+	all, err := c.resource(r, namespace).List(ctx, o)
+	if err != nil {
+		return nil, c.explain("listing "+describe(r, namespace, ""), err)
+	}
+	return all.Items, nil
+}
+
+// describe names an object as kubectl does.
+func describe(r schema.GroupVersionResource, namespace, name string) string {
+	s := r.Resource
+	if r.Group != "" {
+		s += "." + r.Group
+	}
+	if name != "" {
+		s += " " + name
+	}
+	if namespace != "" {
+		s += " in namespace " + namespace
+	}
+	return s
+}
+
+// explain says what a failed request means to the operator.
+func (c *Client) explain(doing string, err error) error {
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var host x509.HostnameError
+	var network net.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.Canceled):
+		return err
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("%s: %s does not accept the kubeconfig's credentials: they have expired, or are of another cluster", doing, c.Server())
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("%s: the kubeconfig's user has no right to: %w", doing, err)
+	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
+		return fmt.Errorf("%s: the certificate of %s: %w: the kubeconfig is of another cluster, or the address another server's", doing, c.Server(), err)
+	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// right is what a request needs.
+type right struct {
+	verb      string
+	resource  schema.GroupVersionResource
+	namespace string
+	name      string
+}
+
+func (r right) String() string { return r.verb + " " + describe(r.resource, r.namespace, r.name) }
+
+// missing asks which of the rights the client has not.
+func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
+	var lacks []right
+	for _, r := range rights {
+		group := r.resource.Group
+		review := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+			"spec": map[string]any{"resourceAttributes": map[string]any{
+				"verb": r.verb, "group": group, "resource": r.resource.Resource, "namespace": r.namespace, "name": r.name,
+			}},
+		}}
+		done, err := c.resource(accessReviews, "").Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			return nil, c.explain("asking for the rights of the kubeconfig's user", err)
+		}
+		if allowed, _, _ := unstructured.NestedBool(done.Object, "status", "allowed"); !allowed {
+			lacks = append(lacks, r)
+		}
+	}
+	return lacks, nil
+}
+
+// need refuses to begin what could not be ended for want of rights.
+func (c *Client) need(ctx context.Context, doing string, rights ...right) error {
+	lacks, err := c.missing(ctx, rights)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	if len(lacks) == 0 {
+		return nil
+	}
+	var names []string
+	for _, r := range lacks {
+		names = append(names, r.String())
+	}
+	return fmt.Errorf("%s: the kubeconfig's user may not %s; nothing was changed: use an administrator's kubeconfig, or have these rights granted", doing, strings.Join(names, ", nor "))
+}

@@ -1,0 +1,374 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+const (
+	systemNamespace = "kube-system"
+	publicNamespace = "kube-public"
+	tokenType       = "bootstrap.kubernetes.io/token"
+	tokenPrefix     = "bootstrap-token-"
+	// nodeGroup is whom kubeadm lets ask for a node's certificate.
+	nodeGroup = "system:bootstrappers:kubeadm:default-node-token"
+)
+
+// Token is a bootstrap token of a cluster.
+type Token struct {
+	ID          string    `json:"id"`
+	Description string    `json:"description,omitempty"`
+	Expires     time.Time `json:"expires,omitzero"` // zero: never
+	Usages      []string  `json:"usages,omitempty"`
+	Groups      []string  `json:"groups,omitempty"`
+	// Problems are why no node could join with it, each with its fix.
+	Problems []string `json:"problems,omitempty"`
+
+	secret configs.Secret
+}
+
+// tokenOf reads a token's Secret.
+func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
+	data := map[string]string{}
+	raw, _, _ := unstructured.NestedStringMap(obj.Object, "data")
+	for k, v := range raw {
+		if b, err := base64.StdEncoding.DecodeString(v); err == nil {
+			data[k] = string(b)
+		}
+	}
+	t := Token{ID: data["token-id"], Description: data["description"], secret: configs.NewSecret(data["token-secret"])}
+	problem := func(format string, args ...any) { t.Problems = append(t.Problems, fmt.Sprintf(format, args...)) }
+	switch want := tokenPrefix + t.ID; {
+	case t.ID == "":
+		problem("its Secret %s has no token-id: revoke it and mint another", obj.GetName())
+		t.ID = strings.TrimPrefix(obj.GetName(), tokenPrefix)
+	case obj.GetName() != want:
+		problem("its Secret is called %s, and the API server looks for %s: revoke it and mint another", obj.GetName(), want)
+	}
+	if _, _, err := api.SplitToken(t.ID + "." + data["token-secret"]); err != nil {
+		problem("id and secret are not of the form abcdef.0123456789abcdef: revoke it and mint another")
+	}
+	if e, ok := data["expiration"]; ok {
+		at, err := time.Parse(time.RFC3339, e)
+		switch {
+		case err != nil:
+			problem("its expiration %q is not a time, so the API server takes it for expired: revoke it and mint another", e)
+		case !now.Before(at):
+			problem("it expired at %s: mint another", at.UTC().Format(time.RFC3339))
+			fallthrough
+		default:
+			t.Expires = at.UTC()
+		}
+	}
+	for _, usage := range []struct{ name, need string }{
+		{"authentication", "the API server does not let it in"},
+		{"signing", "cluster-info is not signed with it, so that nodes without caCert cannot trust what they find"},
+	} {
+		if data["usage-bootstrap-"+usage.name] == "true" {
+			t.Usages = append(t.Usages, usage.name)
+		} else {
+			problem("it lacks the usage %s: %s: mint another", usage.name, usage.need)
+		}
+	}
+	for g := range strings.SplitSeq(data["auth-extra-groups"], ",") {
+		if g = strings.TrimSpace(g); g != "" {
+			t.Groups = append(t.Groups, g)
+		}
+	}
+	if !slices.Contains(t.Groups, nodeGroup) {
+		problem("it lacks the group %s, which kubeadm lets ask for a node's certificate: mint another", nodeGroup)
+	}
+	return t
+}
+
+// Tokens lists the bootstrap tokens, those that expire first at the top.
+func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
+	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + tokenType})
+	if err != nil {
+		return nil, err
+	}
+	var out []Token
+	for i := range all {
+		out = append(out, tokenOf(&all[i], now))
+	}
+	slices.SortFunc(out, func(a, b Token) int {
+		return cmp.Or(a.Expires.Compare(b.Expires), strings.Compare(a.ID, b.ID))
+	})
+	return out, nil
+}
+
+// Minted is a new token, and what a Site says to join with it.
+type Minted struct {
+	Token
+	Site *configs.Site
+}
+
+// MintOptions of MintToken.
+type MintOptions struct {
+	// Node that the token is for; empty: any.
+	Node string
+	TTL  time.Duration
+	Now  time.Time
+	VIP  string
+}
+
+// MintToken makes a bootstrap token on the cluster, and the part of a Site
+// that joins with it.
+func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) {
+	const doing = "minting a token"
+	if err := c.need(ctx, doing,
+		right{"create", secrets, systemNamespace, ""},
+		right{"get", configMaps, publicNamespace, "cluster-info"},
+		right{"get", configMaps, systemNamespace, "kubeadm-config"},
+		right{"list", endpointSlices, metav1.NamespaceDefault, ""}); err != nil {
+		return nil, err
+	}
+	// What a Site needs is read first: a token that nobody can use is not made.
+	site, err := c.siteStub(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	if o.Node != "" {
+		site.NodeName = o.Node
+	}
+	if o.VIP != "" {
+		site.VIP = o.VIP
+	}
+	for range 3 { // ids have six letters: two can be the same
+		t, obj := newTokenSecret(o)
+		_, err = c.resource(secrets, systemNamespace).Create(ctx, obj, metav1.CreateOptions{FieldManager: "edgebake"})
+		if apierrors.IsAlreadyExists(err) {
+			continue
+		}
+		if err != nil {
+			return nil, c.explain(doing, err)
+		}
+		site.Credentials.Token = configs.NewSecret(t.ID + "." + t.secret.Reveal())
+		return &Minted{t, site}, nil
+	}
+	return nil, fmt.Errorf("%s: %w", doing, err)
+}
+
+func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {
+	// rand.Text is base32 in capitals; tokens want lower case.
+	t := Token{ID: strings.ToLower(rand.Text())[:6], secret: configs.NewSecret(strings.ToLower(rand.Text())[:16]),
+		Expires: o.Now.Add(o.TTL).UTC().Truncate(time.Second), Usages: []string{"authentication", "signing"}, Groups: []string{nodeGroup}}
+	t.Description = "edgebake"
+	if o.Node != "" {
+		t.Description += ": node " + o.Node
+	}
+	return t, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "type": tokenType,
+		"metadata": map[string]any{"name": tokenPrefix + t.ID, "namespace": systemNamespace},
+		"stringData": map[string]any{
+			"token-id": t.ID, "token-secret": t.secret.Reveal(), "expiration": t.Expires.Format(time.RFC3339),
+			"usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
+			"auth-extra-groups": nodeGroup, "description": t.Description,
+		},
+	}}
+}
+
+// siteStub is what the cluster itself knows of a Site: masters, endpoint, CA.
+func (c *Client) siteStub(ctx context.Context) (*configs.Site, error) {
+	info, err := c.clusterInfo(ctx)
+	if err != nil {
+		return nil, err
+	}
+	site := &configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, CACertHashes: info.pins}
+	if site.Masters, err = c.masters(ctx); err != nil {
+		return nil, err
+	}
+	kubeadm, err := c.get(ctx, configMaps, systemNamespace, "kubeadm-config")
+	if err != nil {
+		return nil, err
+	}
+	if kubeadm != nil {
+		text, _, _ := unstructured.NestedString(kubeadm.Object, "data", "ClusterConfiguration")
+		for line := range strings.Lines(text) {
+			endpoint, ok := strings.CutPrefix(strings.TrimSpace(line), "controlPlaneEndpoint:")
+			host, _, err := net.SplitHostPort(strings.Trim(strings.TrimSpace(endpoint), `"'`))
+			if ok && err == nil && net.ParseIP(host) == nil {
+				site.Endpoint = host
+			}
+		}
+	}
+	return site, nil
+}
+
+// masters are the API servers' addresses, as they register themselves.
+func (c *Client) masters(ctx context.Context) ([]string, error) {
+	slicesOf, err := c.list(ctx, endpointSlices, metav1.NamespaceDefault, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, s := range slicesOf {
+		raw, err := json.Marshal(s.Object)
+		if err != nil {
+			return nil, err
+		}
+		var slice struct {
+			Ports     []struct{ Port int }
+			Endpoints []struct{ Addresses []string }
+		}
+		if err := json.Unmarshal(raw, &slice); err != nil || len(slice.Ports) == 0 {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			for _, a := range e.Addresses {
+				out = append(out, net.JoinHostPort(a, fmt.Sprint(slice.Ports[0].Port)))
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("listing the masters: the Service default/kubernetes has no endpoints: do the API servers have --endpoint-reconciler-type=none?")
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// info is what the cluster publishes to those who want to join.
+type info struct {
+	pins []string
+	data map[string]string
+}
+
+func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
+	const doing = "reading configmaps cluster-info in namespace kube-public"
+	obj, err := c.get(ctx, configMaps, publicNamespace, "cluster-info")
+	if err != nil {
+		return nil, err
+	}
+	if obj == nil {
+		return nil, errors.New(doing + ": there is none, so no node can find out what it joins: `kubeadm init phase bootstrap-token` on a master makes it")
+	}
+	i := &info{}
+	i.data, _, _ = unstructured.NestedStringMap(obj.Object, "data")
+	k, err := api.ParseKubeconfig([]byte(i.data["kubeconfig"]))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	ca, err := base64.StdEncoding.DecodeString(k.Clusters[0].Cluster.CAData)
+	if err != nil {
+		return nil, fmt.Errorf("%s: its CA is not base64", doing)
+	}
+	for rest := ca; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: its CA: %w", doing, err)
+		}
+		sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+		i.pins = append(i.pins, "sha256:"+hex.EncodeToString(sum[:]))
+	}
+	if len(i.pins) == 0 {
+		return nil, errors.New(doing + ": it has no CA: `kubeadm init phase bootstrap-token` on a master makes it anew")
+	}
+	return i, nil
+}
+
+// CheckToken says why no node could join with a token, given whole or by its
+// id; without problems one could.
+func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*Token, error) {
+	id, secret, whole := strings.Cut(token, ".")
+	if whole {
+		if _, _, err := api.SplitToken(token); err != nil {
+			return nil, err
+		}
+	}
+	obj, err := c.get(ctx, secrets, systemNamespace, tokenPrefix+id)
+	if err != nil {
+		return nil, err
+	}
+	if obj == nil {
+		return nil, fmt.Errorf("checking token %s: the cluster has none of that id: it was never there, or it expired and was removed: mint another", shown(id))
+	}
+	t := tokenOf(obj, now)
+	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != tokenType {
+		t.Problems = append(t.Problems, fmt.Sprintf("its Secret is of type %s, not %s: revoke it and mint another", kind, tokenType))
+	}
+	if whole && secret != t.secret.Reveal() {
+		t.Problems = append(t.Problems, "the cluster's token of this id has another secret: write the right one into the Site, or mint another")
+		return &t, nil
+	}
+	if len(t.Problems) == 0 {
+		err = c.tryToken(ctx, &t)
+	}
+	return &t, err
+}
+
+// shown is an id that may be a whole token by mistake.
+func shown(id string) string {
+	if len(id) > 6 {
+		return id[:6] + "..."
+	}
+	return id
+}
+
+// tryToken finds what in the cluster keeps a good token from its work.
+func (c *Client) tryToken(ctx context.Context, t *Token) error {
+	whole := t.ID + "." + t.secret.Reveal()
+	i, err := c.clusterInfo(ctx)
+	if err != nil {
+		t.Problems = append(t.Problems, err.Error())
+	} else if err := api.CheckSignature(i.data, whole); err != nil {
+		t.Problems = append(t.Problems, fmt.Sprintf("cluster-info is not signed with it (%v): the controller manager does that within seconds, if --controllers includes bootstrapsigner", err))
+	}
+	as, err := c.as(whole)
+	if err != nil {
+		return err
+	}
+	lacks, err := as.missing(ctx, []right{
+		{"create", csrs, "", ""},
+		{"get", configMaps, systemNamespace, "kubeadm-config"},
+		{"get", nodes, "", ""},
+	})
+	switch {
+	case apierrors.IsUnauthorized(errors.Unwrap(err)) || err != nil && strings.Contains(err.Error(), "does not accept"):
+		t.Problems = append(t.Problems, "the API server does not let it in: it needs --enable-bootstrap-token-auth")
+	case err != nil:
+		return err
+	}
+	for _, r := range lacks {
+		t.Problems = append(t.Problems, fmt.Sprintf("its groups may not %s: `kubeadm init phase bootstrap-token` on a master grants it", r))
+	}
+	return nil
+}
+
+// RevokeToken removes a token, given whole or by its id.
+func (c *Client) RevokeToken(ctx context.Context, token string) error {
+	id, _, _ := strings.Cut(token, ".")
+	doing := "revoking token " + shown(id)
+	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, tokenPrefix + id}); err != nil {
+		return err
+	}
+	err := c.resource(secrets, systemNamespace).Delete(ctx, tokenPrefix+id, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: the cluster has none of that id", doing)
+	}
+	return c.explain(doing, err)
+}
