@@ -218,3 +218,33 @@ func TestEncryptedDocuments(t *testing.T) {
 	c.run(1, "validate", "sops.yaml")
 	c.want(c.err, "sops.yaml is encrypted by SOPS: pipe it in decrypted: sops --decrypt sops.yaml |")
 }
+
+// TestInventoryImport makes an Inventory of a table, which names files as the
+// template does.
+func TestInventoryImport(t *testing.T) {
+	c := newCLI(t)
+	if err := os.MkdirAll("sites", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.file("sites/site.yaml", site+"ignitionFile: more.ign\n")
+	c.file("sites/more.ign", `{"ignition":{"version":"3.4.0"}}`)
+	c.file("stores.csv", "\ufeffS/N;Store;Manager\r\nSN1;berlin;Anna\r\nSN2;paris;\"Bo; Co\"\r\n")
+	c.run(1, "inventory", "import", "stores.csv", "--template", "sites/site.yaml", "-o", "inventory.yaml")
+	c.want(c.err, `stores.csv:1: column "S/N": `, `stores.csv:1: column "Manager": `)
+	ok := []string{"inventory", "import", "stores.csv", "--template", "sites/site.yaml", "--map", "S/N=serial", "--map", "Manager=-", "-o", "inventory.yaml"}
+	c.run(1, ok...)
+	c.want(c.err, `nodeName: the node name berlin-7 is also that of line 2`)
+	c.file("sites/site.yaml", strings.Replace(site, "nodeName: berlin-7\n", "ignitionFile: more.ign\n", 1))
+	c.run(0, ok...)
+	c.want(c.out, "wrote inventory.yaml: 2 sites")
+	if fi, err := os.Stat("inventory.yaml"); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+	c.run(0, "validate", "inventory.yaml")
+	c.run(1, ok...)
+	c.want(c.err, "inventory.yaml exists; --force replaces it")
+	c.run(2, "inventory", "import", "stores.csv")
+	c.run(2, "inventory", "import", "stores.csv", "--template", "sites/site.yaml", "--map", "x")
+	c.run(1, "inventory", "import", "gone.csv", "--template", "sites/site.yaml")
+	c.want(c.err, "gone.csv")
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/spf13/cobra"
+)
+
+func newInventory(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:     "inventory",
+		Short:   "Prepare the Sites of many machines",
+		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml`,
+		Args:    subcommand,
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newInventoryImport(s))
+	return c
+}
+
+// importFlags are those of `edgebake inventory import`.
+type importFlags struct {
+	secrets  secretFlags
+	template string
+	output   string
+	columns  []string
+	force    bool
+}
+
+func newInventoryImport(s streams) *cobra.Command {
+	var o importFlags
+	c := &cobra.Command{
+		Use:               "import TABLE --template SITE",
+		ValidArgsFunction: completeFiles([]string{"csv", "tsv"}),
+		Short:             "Make an Inventory of a table (CSV) and a Site",
+		Long: `Import makes an Inventory of a table, whose first line names the columns, and a
+Site that all rows have in common. Each row becomes a site.
+
+A column is called by the field it holds: name, macs, serial, uuid, assetTag,
+or any field of a Site by its path (nodePool, network.dns,
+labels.example.com/region, network.interfaces[0].gateway); address, gateway,
+dns, mac and the like are understood too. --map names the field of a column
+that is called otherwise, or leaves it out. Several values in a cell are divided
+by blanks.
+
+Comma, semicolon, tab and bar divide the columns, quotes, BOM and any line ends
+are taken.`,
+		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml
+  edgebake inventory import stores.csv --template site.yaml --map "S/N=serial" --map Manager=-`,
+		Args: args(1, 1, "one table (CSV)"),
+		RunE: func(c *cobra.Command, a []string) error { return importTable(s, a[0], o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.template, "template", "", "Site document with what all rows have in common")
+	_ = c.MarkFlagFilename("template", documentEndings...)
+	f.StringVarP(&o.output, "output", "o", "", "Inventory to write (default: standard output)")
+	_ = c.MarkFlagFilename("output", documentEndings...)
+	f.StringArrayVar(&o.columns, "map", nil, "COLUMN=FIELD, repeatable; FIELD - leaves the column out")
+	f.BoolVarP(&o.force, "force", "f", false, "replace an output that is there")
+	o.secrets.identityFlag(c)
+	return c
+}
+
+func importTable(s streams, name string, o importFlags) error {
+	if o.template == "" {
+		return usageError{errors.New("edgebake inventory import wants a Site with what all rows have in common: --template FILE")}
+	}
+	if name == "-" && o.template == "-" {
+		return usageError{errors.New("the table and the template cannot both come from standard input")}
+	}
+	columns := map[string]string{}
+	for _, m := range o.columns {
+		i := strings.LastIndexByte(m, '=')
+		if i <= 0 || i == len(m)-1 {
+			return usageError{fmt.Errorf("--map %s: want COLUMN=FIELD, or COLUMN=- to leave a column out", m)}
+		}
+		columns[m[:i]] = m[i+1:]
+	}
+	if o.output != "" && !o.force {
+		if _, err := os.Lstat(o.output); err == nil {
+			return fmt.Errorf("%s exists; --force replaces it", o.output)
+		}
+	}
+	table, err := readInput(s, name)
+	if err != nil {
+		return err
+	}
+	template, err := o.secrets.readDocument(s, o.template)
+	if err != nil {
+		return err
+	}
+	out, sites, err := configs.ImportCSV(name, table, o.template, template, configs.ImportOptions{Map: columns, Path: func(p string) string {
+		return fromOutput(besideDocument(o.template, p), o.output)
+	}})
+	if err != nil {
+		return err
+	}
+	if o.output == "" {
+		_, err := s.Out.Write(out)
+		return err
+	}
+	if err := builder.WriteFile(o.output, out, 0o600); err != nil { // tokens may be in it
+		return err
+	}
+	fmt.Fprintf(s.Out, "wrote %s: %s\n", o.output, count(sites, "site"))
+	return nil
+}
+
+// fromOutput is a path as the written Inventory has to name it.
+func fromOutput(p, output string) string {
+	if filepath.IsAbs(p) {
+		return p
+	}
+	dir := "."
+	if output != "" {
+		dir = filepath.Dir(output)
+	}
+	rel, err := filepath.Rel(dir, p)
+	if err != nil {
+		return p
+	}
+	return rel
+}

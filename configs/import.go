@@ -1,0 +1,471 @@
+package configs
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// ImportOptions are how a table becomes an Inventory.
+type ImportOptions struct {
+	// Map names the field of a column whose header is another; "-" leaves the
+	// column out.
+	Map map[string]string
+	// Path makes a path in the template one seen from the Inventory.
+	Path func(string) string
+}
+
+// What a table may be; a store chain has thousands of rows.
+const (
+	maxRows        = 50_000
+	maxColumns     = 200
+	maxImportNotes = 100
+)
+
+// columnNames are what people call fields in tables, in lower case without
+// blanks, dashes and underscores.
+func columnNames() map[string]string {
+	return map[string]string{
+		"name": "name", "site": "name", "store": "name", "shop": "name",
+		"mac": "match.macs", "macs": "match.macs", "macaddress": "match.macs",
+		"serial": "match.serial", "serialnumber": "match.serial", "serialno": "match.serial",
+		"uuid": "match.uuid", "assettag": "match.assetTag",
+		"nodename": "nodeName", "nodepool": "nodePool", "pool": "nodePool", "token": "credentials.token",
+		"interface": "network.interfaces[0].name", "address": "network.interfaces[0].addresses",
+		"ip": "network.interfaces[0].addresses", "ipaddress": "network.interfaces[0].addresses",
+		"gateway": "network.interfaces[0].gateway", "dns": "network.dns", "ntp": "network.ntp",
+	}
+}
+
+// column is one column of the table.
+type column struct {
+	header string
+	path   []step // empty: left out
+	field  string
+	kind   reflect.Type
+}
+
+// step is one part of a field's path: a key, or an item of a list.
+type step struct {
+	key  string
+	item int // if key is empty
+}
+
+// ImportCSV makes an Inventory of a table with a header line, each row a site,
+// and a template, the Site that they have in common. A column is a field, by
+// its path or by what people call it. Problems name the row's line and the
+// column.
+func ImportCSV(name string, table []byte, templateName string, template []byte, o ImportOptions) (inventory []byte, sites int, err error) {
+	defaults, err := templateFields(templateName, template, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	text, err := tableText(name, table)
+	if err != nil {
+		return nil, 0, err
+	}
+	im := &importer{name: name, defaults: defaults}
+	if err := im.read(text, o); err != nil {
+		return nil, 0, err
+	}
+	inventory, err = im.encode()
+	return inventory, len(im.sites), err
+}
+
+// templateFields are the fields that the template has.
+func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, error) {
+	if _, err := ParsePublicSite(name, template); err != nil {
+		// What the rows give need not stand in the template.
+		var probs Problems
+		if !errors.As(err, &probs) {
+			return nil, err
+		}
+		probs = slices.DeleteFunc(probs, func(p Problem) bool {
+			return strings.HasSuffix(p.Msg, "is required") || strings.HasPrefix(p.Msg, "is required")
+		})
+		if err := probs.Err(); err != nil {
+			return nil, err
+		}
+	}
+	doc, probs := readDocument(name, template)
+	if probs != nil {
+		return nil, probs
+	}
+	fields := without(doc.root, "apiVersion", "kind")
+	for i := 0; i+1 < len(fields.Content); i += 2 {
+		if k := fields.Content[i].Value; o.Path != nil && (k == "caFile" || k == "ignitionFile") {
+			fields.Content[i+1] = encodeString(o.Path(fields.Content[i+1].Value))
+		}
+	}
+	return fields, nil
+}
+
+// tableText is the table as UTF-8 without marks.
+func tableText(name string, b []byte) (string, error) {
+	fail := func(line int, msg string) (string, error) { return "", Problems{{File: name, Line: line, Msg: msg}} }
+	switch {
+	case bytes.HasPrefix(b, []byte("\xff\xfe")), bytes.HasPrefix(b, []byte("\xfe\xff")):
+		units := make([]uint16, 0, len(b)/2)
+		for i := 2; i+1 < len(b); i += 2 {
+			u := uint16(b[i]) | uint16(b[i+1])<<8
+			if b[0] == 0xfe {
+				u = uint16(b[i])<<8 | uint16(b[i+1])
+			}
+			units = append(units, u)
+		}
+		b = []byte(string(utf16.Decode(units)))
+	case bytes.HasPrefix(b, []byte("PK\x03\x04")):
+		return fail(1, "is a spreadsheet's own file, not CSV: save it as CSV UTF-8")
+	}
+	text := strings.TrimPrefix(string(b), "\ufeff")
+	if i := strings.IndexByte(text, 0); i >= 0 {
+		return fail(1+strings.Count(text[:i], "\n"), "holds a zero byte: it is not a table; save it as CSV UTF-8")
+	}
+	if !utf8.ValidString(text) {
+		line := 1
+		for l := range strings.Lines(text) {
+			if !utf8.ValidString(l) {
+				break
+			}
+			line++
+		}
+		return fail(line, "is not UTF-8: save the table as CSV UTF-8")
+	}
+	// Old Macs end lines with a carriage return alone.
+	return strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n"), nil
+}
+
+// separator finds what stands between the columns: the header has most of it.
+func separator(text string) (sep rune, rest string) {
+	first, after, _ := strings.Cut(text, "\n")
+	if s, ok := strings.CutPrefix(strings.TrimSpace(strings.ToLower(strings.Trim(first, `"`))), "sep="); ok && utf8.RuneCountInString(s) == 1 {
+		return []rune(s)[0], after // as Excel writes
+	}
+	sep = ','
+	for _, c := range ";\t|" {
+		if strings.Count(first, string(c)) > strings.Count(first, string(sep)) {
+			sep = c
+		}
+	}
+	return sep, text
+}
+
+type importer struct {
+	name     string
+	defaults *yaml.Node
+	columns  []column
+	sites    []*yaml.Node
+	lines    []int // of each site
+	probs    Problems
+}
+
+func (im *importer) problem(line int, header, format string, args ...any) {
+	p := Problem{File: im.name, Line: line, Msg: fmt.Sprintf(format, args...)}
+	if header != "" {
+		p.Path = fmt.Sprintf("column %q", shorten(header))
+	}
+	im.probs = append(im.probs, p)
+}
+
+func (im *importer) read(text string, o ImportOptions) error {
+	sep, rest := separator(text)
+	offset := strings.Count(text[:len(text)-len(rest)], "\n")
+	if sep == '"' || sep == '\n' || sep == utf8.RuneError || !utf8.ValidRune(sep) {
+		return Problems{{File: im.name, Line: 1, Msg: "sep= names nothing that can stand between columns: use ; or ,"}}
+	}
+	r := csv.NewReader(strings.NewReader(rest))
+	r.Comma, r.FieldsPerRecord, r.TrimLeadingSpace = sep, -1, sep != '\t'
+	for first := true; ; {
+		row, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		var bad *csv.ParseError
+		if errors.As(err, &bad) {
+			im.problem(bad.StartLine+offset, "", "cannot be read as CSV: %v (column %d): a quote inside a quoted cell is written twice", bad.Err, bad.Column)
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("reading %s: %w", im.name, err)
+		}
+		line, _ := r.FieldPos(0)
+		line += offset
+		for i := range row {
+			row[i] = strings.TrimSpace(row[i])
+		}
+		if !slices.ContainsFunc(row, func(c string) bool { return c != "" }) {
+			continue
+		}
+		if first {
+			first = false
+			if im.header(line, row, o); len(im.probs) > 0 {
+				return im.probs
+			}
+			continue
+		}
+		if len(im.sites) == maxRows {
+			im.problem(line, "", "has more than %d rows: split the table", maxRows)
+			break
+		}
+		im.row(line, row)
+		if len(im.probs) >= maxImportNotes {
+			break
+		}
+	}
+	if len(im.columns) == 0 && len(im.probs) == 0 {
+		im.problem(1, "", "is empty: the first line names the columns, e.g. name;serial;mac;address;gateway")
+	} else if len(im.sites) == 0 && len(im.probs) == 0 {
+		im.problem(1, "", "has no rows behind the line with the columns' names")
+	}
+	return im.probs.Err()
+}
+
+// plainHeader is a header without what people write differently.
+func plainHeader(s string) string {
+	return strings.NewReplacer(" ", "", "-", "", "_", "", ".", "").Replace(strings.ToLower(s))
+}
+
+func (im *importer) header(line int, row []string, o ImportOptions) {
+	if len(row) > maxColumns {
+		im.problem(line, "", "has %d columns, at most %d are read", len(row), maxColumns)
+		return
+	}
+	given := map[string]string{}
+	for h, f := range o.Map {
+		if !slices.Contains(row, h) {
+			im.problem(line, h, "is mapped to %s, and the table has no such column%s", f, didYouMean(h, row))
+		}
+	}
+	for _, h := range row {
+		c := column{header: h}
+		field := o.Map[h]
+		if field == "" {
+			field = cmp.Or(columnNames()[plainHeader(h)], h)
+		} else {
+			field = cmp.Or(columnNames()[plainHeader(field)], field)
+		}
+		switch {
+		case h == "":
+			im.problem(line, fmt.Sprintf("%d", 1+len(im.columns)), "has no name")
+		case field == "-":
+		default:
+			var bad string
+			if c.path, c.kind, bad = fieldPath(field); bad != "" {
+				im.problem(line, h, "%s: name the field it holds (--map %s=FIELD), or leave it out (--map %s=-)", bad, strconv.Quote(h), strconv.Quote(h))
+			}
+			c.field = field
+			if other, twice := given[field]; twice && bad == "" {
+				im.problem(line, h, "holds %s, as column %q does", field, other)
+			}
+			given[field] = h
+		}
+		im.columns = append(im.columns, c)
+	}
+}
+
+var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
+
+// fieldPath reads the path of a field of an Inventory's site, e.g.
+// labels.example.com/region or network.interfaces[0].gateway.
+func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
+	t := reflect.TypeFor[InventorySite]()
+	rest := field
+	for rest != "" {
+		if t.Kind() == reflect.Map {
+			return append(path, step{key: rest}), t.Elem(), ""
+		}
+		var part string
+		part, rest, _ = strings.Cut(rest, ".")
+		m := pathPart.FindStringSubmatch(part)
+		if m == nil || t.Kind() != reflect.Struct || t == secretType {
+			return nil, nil, fmt.Sprintf("%q is not a field of a site", shorten(field))
+		}
+		f, ok := fieldByName(reflect.New(t).Elem(), m[1])
+		if !ok {
+			return nil, nil, fmt.Sprintf("%q is not a field of a site%s", shorten(field), didYouMean(m[1], fieldNames(t)))
+		}
+		path, t = append(path, step{key: m[1]}), f.Type
+		for _, i := range strings.FieldsFunc(m[2], func(r rune) bool { return r == '[' || r == ']' }) {
+			if t.Kind() != reflect.Slice {
+				return nil, nil, fmt.Sprintf("%q: %s is not a list", shorten(field), m[1])
+			}
+			n, _ := strconv.Atoi(i)
+			path, t = append(path, step{item: n}), t.Elem()
+		}
+		for t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+	}
+	switch {
+	case t == secretType, t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String:
+	case len(path) == 0, t.Kind() == reflect.Struct, t.Kind() == reflect.Map, t.Kind() == reflect.Slice:
+		return nil, nil, fmt.Sprintf("%q holds more than a cell can: name a field in it", shorten(field))
+	}
+	return path, t, ""
+}
+
+// row makes a site of a row.
+func (im *importer) row(line int, row []string) {
+	if len(row) != len(im.columns) {
+		im.problem(line, "", "has %d cells, the first line names %d columns: a cell with the separator in it needs quotes", len(row), len(im.columns))
+		return
+	}
+	site := empty()
+	for i, c := range im.columns {
+		if row[i] != "" && c.path != nil {
+			if bad := im.set(site, im.defaults, c.path, cellValue(row[i], c)); bad != "" {
+				im.problem(line, c.header, "%s", bad)
+			}
+		}
+	}
+	im.sites, im.lines = append(im.sites, site), append(im.lines, line)
+}
+
+// cellValue is a cell's value for its field. The items of a list are divided by
+// blanks, commas, semicolons or bars.
+func cellValue(text string, c column) *yaml.Node {
+	switch {
+	case c.kind.Kind() == reflect.Slice:
+		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		for _, item := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\n,;|", r) }) {
+			n.Content = append(n.Content, encodeString(item))
+		}
+		return n
+	case c.kind.Kind() == reflect.Bool:
+		low := strings.ToLower(text)
+		if slices.Contains([]string{"yes", "y", "1", "true"}, low) {
+			return plain("true", "!!bool")
+		} else if slices.Contains([]string{"no", "n", "0", "false"}, low) {
+			return plain("false", "!!bool")
+		}
+		return encodeString(text) // which validation rejects
+	case c.kind.Kind() == reflect.Int:
+		if _, err := strconv.Atoi(text); err == nil {
+			return plain(text, "!!int")
+		}
+		return encodeString(text)
+	case c.field == "name":
+		return encodeString(strings.ToLower(text))
+	}
+	return encodeString(text)
+}
+
+// set puts v where path leads below n. A list is begun with the template's, of
+// which only the item differs.
+func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) string {
+	if len(path) == 1 && path[0].key != "" {
+		n.Content = append(without(n, path[0].key).Content, plain(path[0].key, "!!str"), v)
+		return ""
+	}
+	var below *yaml.Node // the template's
+	if template != nil && template.Kind == yaml.MappingNode {
+		below = field(template, path[0].key)
+	}
+	next := field(n, path[0].key)
+	list := path[1].key == ""
+	if next == nil {
+		next = empty()
+		if list {
+			next = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+			if below != nil && below.Kind == yaml.SequenceNode {
+				next = clean(below)
+			}
+		}
+		n.Content = append(n.Content, plain(path[0].key, "!!str"), next)
+	}
+	if !list {
+		return im.set(next, below, path[1:], v)
+	}
+	i := path[1].item
+	if i > len(next.Content) {
+		return fmt.Sprintf("is item %d of %s, and there is no item %d", i, path[0].key, i-1)
+	}
+	if i == len(next.Content) {
+		next.Content = append(next.Content, empty())
+	}
+	if len(path) == 2 {
+		next.Content[i] = v
+		return ""
+	}
+	item := next.Content[i]
+	if item.Kind != yaml.MappingNode {
+		return path[0].key + " has other items in the template"
+	}
+	return im.set(item, nil, path[2:], v)
+}
+
+// encode writes the Inventory, and says what is wrong with it by row and
+// column.
+func (im *importer) encode() ([]byte, error) {
+	root, sites := empty(), &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	put := func(k string, v *yaml.Node) { root.Content = append(root.Content, plain(k, "!!str"), v) }
+	put("apiVersion", plain(APIVersion, "!!str"))
+	put("kind", plain(KindInventory, "!!str"))
+	put("defaults", im.defaults)
+	for _, s := range im.sites {
+		sites.Content = append(sites.Content, s)
+	}
+	put("sites", sites)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := cmp.Or(enc.Encode(root), enc.Close()); err != nil {
+		return nil, fmt.Errorf("encoding the inventory: %w", err)
+	}
+	_, err := ParsePublicInventory(im.name, b.Bytes())
+	var probs Problems
+	if errors.As(err, &probs) {
+		return nil, im.byRow(probs)
+	}
+	return b.Bytes(), err
+}
+
+var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)
+
+// byRow words an Inventory's problems for whoever has the table.
+func (im *importer) byRow(probs Problems) Problems {
+	for _, p := range probs {
+		m := siteIndex.FindStringSubmatch(p.Path)
+		if m == nil {
+			im.probs = append(im.probs, Problem{File: im.name, Path: p.Path, Msg: p.Msg + " (in the template)"})
+			continue
+		}
+		i, _ := strconv.Atoi(m[1])
+		line, field, header := im.lines[i], m[2], ""
+		for _, c := range im.columns {
+			if c.field != "" && (covers(c.field, field) || covers(field, c.field)) {
+				header = c.header
+			}
+		}
+		if header == "" && field != "" {
+			p.Msg = field + ": " + p.Msg
+		}
+		p.Msg = rowsOf.ReplaceAllStringFunc(p.Msg, func(s string) string {
+			n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
+			if n < len(im.lines) {
+				return fmt.Sprintf("line %d", im.lines[n])
+			}
+			return s
+		})
+		im.problem(line, header, "%s", p.Msg)
+	}
+	im.probs.sort()
+	if n := len(im.probs); n > maxImportNotes {
+		im.probs = append(im.probs[:maxImportNotes], Problem{File: im.name, Msg: fmt.Sprintf("%d more problems", n-maxImportNotes)})
+	}
+	return im.probs
+}
+
+var rowsOf = regexp.MustCompile(`sites\[\d+\]`)

@@ -1,0 +1,179 @@
+package configs
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"unicode/utf16"
+)
+
+const importTemplate = `apiVersion: edgebake.io/v1alpha1
+kind: Site
+masters: [192.0.2.11:6443]
+caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]
+network:
+  interfaces: [{name: en*, addresses: [192.0.2.9/24], mtu: 1400}]
+`
+
+// importing is an import's result, or what is wrong.
+func importing(table string, columns map[string]string) (*Inventory, error) {
+	out, _, err := ImportCSV("t.csv", []byte(table), "site.yaml", []byte(importTemplate), ImportOptions{Map: columns})
+	if err != nil {
+		return nil, err
+	}
+	return ParsePublicInventory("i", out)
+}
+
+// TestImport: the same table in each form that a spreadsheet saves it in.
+func TestImport(t *testing.T) {
+	const plain = "Name,Serial Number,MAC,address,gateway,labels.example.com/region,nodePool,nodeType,network.dns,Manager\n" +
+		"shop-1,SN1,52-54-00-00-00-01 52-54-00-00-00-02,10.1.1.10/24,10.1.1.1,\"north, \"\"new\"\"\",p,edge,10.1.1.1 10.1.1.2,Anna\n" +
+		"\n" +
+		"shop-2,SN2,,,,south,p,edge,,\n"
+	semi := strings.NewReplacer(",", ";", "north, ", "north; ").Replace(plain)
+	utf16le := func(s string) string {
+		b := []byte("\xff\xfe")
+		for _, u := range utf16.Encode([]rune(s)) {
+			b = append(b, byte(u), byte(u>>8))
+		}
+		return string(b)
+	}
+	clean := func(s string) string {
+		return strings.NewReplacer(`"north, ""new"""`, "north", `"north; ""new"""`, "north").Replace(s)
+	}
+	for name, table := range map[string]string{
+		"comma": clean(plain), "semicolon": clean(semi), "BOM and CRLF": "\ufeff" + strings.ReplaceAll(clean(semi), "\n", "\r\n"),
+		"carriage returns": strings.ReplaceAll(clean(plain), "\n", "\r"), "tab in UTF-16": utf16le(strings.ReplaceAll(clean(plain), ",", "\t")),
+		"sep=": "sep=;\r\n" + clean(semi), "no last line end": strings.TrimSuffix(clean(plain), "\n"),
+		"quoted": strings.ReplaceAll(clean(plain), "SN1", `"SN1"`), "blank lines at the end": clean(plain) + "\n,,,,,,,,,\n",
+	} {
+		inv, err := importing(table, map[string]string{"Manager": "-"})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		one, two := inv.Sites[0], inv.Sites[1]
+		if len(inv.Sites) != 2 || one.Name != "shop-1" || one.Match.Serial != "SN1" || len(one.Match.MACs) != 2 || one.Labels["example.com/region"] != "north" ||
+			one.Network.Interfaces[0].Addresses[0] != "10.1.1.10/24" || one.Network.Interfaces[0].MTU != 1400 || one.Network.Interfaces[0].Gateway != "10.1.1.1" ||
+			len(one.Network.DNS) != 2 || one.NodePool != "p" {
+			t.Errorf("%s: %+v", name, one)
+		}
+		if two.Network.Interfaces[0].Addresses[0] != "192.0.2.9/24" || two.Match.MACs != nil {
+			t.Errorf("%s: %+v", name, two)
+		}
+	}
+}
+
+// TestImportNamesRowAndColumn: what is wrong is said by the table's own words.
+func TestImportNamesRowAndColumn(t *testing.T) {
+	for _, c := range []struct {
+		table string
+		want  []string
+	}{
+		{"", []string{"t.csv:1: is empty"}},
+		{"name,serial\n", []string{"t.csv:1: has no rows"}},
+		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a site`, `--map "serail"=FIELD`}},
+		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": holds match.serial, as column "serial" does`}},
+		{"name,,serial\na,b,SN1\n", []string{`t.csv:1: column "2": has no name`}},
+		{"name,network\na,b\n", []string{`column "network": "network" holds more than a cell can`}},
+		{"name,masters[x]\na,b\n", []string{`column "masters[x]": "masters[x]" is not a field`}},
+		{"name,vip[0]\na,b\n", []string{`column "vip[0]": "vip[0]": vip is not a list`}},
+		{"name,serial\na,SN1\nb\n", []string{"t.csv:3: has 1 cells, the first line names 2 columns"}},
+		{"name,serial\na,SN1\nb,\"x\ny\",z\n", []string{"t.csv:3: has 3 cells"}},
+		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: bare"}},
+		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV"}},
+		{"name,serial\na,SN1\n\n\nb,SN1\n", []string{`t.csv:5: column "serial": serial number sn1 is also that of line 2 (a)`}},
+		{"name,serial,ip\na,SN1,10.1.1.300/24\n", []string{`t.csv:2: column "ip": `, "10.1.1.300/24"}},
+		{"name,serial,nodeType\na,SN1,edge\n", []string{"t.csv:2: nodePool: is required for nodeType edge"}},
+		{"name,serial,ipvs.disabled,ipvs.rise\na,SN1,maybe,many\n", []string{`column "ipvs.disabled": must be true or false`, `column "ipvs.rise": must be a whole number`}},
+		{"name,serial\nA B,To be filled by O.E.M.\n", []string{`t.csv:2: column "name": `, `t.csv:2: column "serial": "To be filled by O.E.M." never matches`}},
+		{"name,serial\nM\xfcnchen,SN1\n", []string{"t.csv:2: is not UTF-8"}},
+		{"PK\x03\x04\x00", []string{"a spreadsheet's own file"}},
+		{"name,serial\na\x00,SN1\n", []string{"t.csv:2: holds a zero byte"}},
+		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": is item 2 of interfaces, and there is no item 1`}},
+		{"name,serial,credentials.token\na,SN1,hunter2\n", []string{`column "credentials.token": is not a bootstrap token`}},
+	} {
+		_, err := importing(c.table, nil)
+		for _, w := range c.want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%q lacks %q: %v", c.table, w, err)
+			}
+		}
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("a secret is quoted: %v", err)
+		}
+	}
+	if _, err := importing("name,serial\na,SN1\n", map[string]string{"S/N": "serial"}); err == nil || !strings.Contains(err.Error(), `column "S/N": is mapped to serial, and the table has no such column`) {
+		t.Error(err)
+	}
+	_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(importTemplate+"colour: red\n"), ImportOptions{})
+	if err == nil || !strings.Contains(err.Error(), "site.yaml:7:1: colour: unknown field") {
+		t.Error(err)
+	}
+}
+
+// TestHostileTables puts each of what people and machines leave in tables in
+// each place: a table is read, or it is said what is wrong with it, and where.
+func TestHostileTables(t *testing.T) {
+	pieces := []string{"", " ", "\"", "\"\"", "'", ";", ",", "\t", "|", "\r", "\n", "\r\n", "\x00", "\xff", "\ufeff", "\u200b", "=cmd()", "- a", "{", "[", "&a", "*a", "!!str",
+		"#", ": ", "null", "~", "true", "0x10", "1e9", "2026-01-01", "{{.Serial}}", "{{", "../../etc", "\x1b[31m", strings.Repeat("9", 5000), "<<", "a: b", "\u202e", "%s"}
+	n := 0
+	for _, p := range pieces {
+		for place, table := range map[string]string{
+			"header":   "name,serial" + p + "\na,SN1\n",
+			"cell":     "name,serial\na,SN1\nb," + p + "\n",
+			"name":     "name,serial\n" + p + ",SN1\n",
+			"before":   p + "name,serial\na,SN1\n",
+			"quoted":   "name,serial\na,\"" + p + "\"\n",
+			"separate": strings.Join([]string{"name", "serial\na", "SN1\n"}, cmpOr(p, ",")),
+		} {
+			n++
+			inv, err := importing(table, nil)
+			if err == nil && len(inv.Sites) == 0 {
+				t.Errorf("%q in %s: no sites and no word", p, place)
+			}
+			if err != nil && !strings.HasPrefix(err.Error(), "t.csv") {
+				t.Errorf("%q in %s: %v", p, place, err)
+			}
+		}
+	}
+	if n < 200 {
+		t.Errorf("only %d tables", n)
+	}
+}
+
+func cmpOr(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
+func FuzzImport(f *testing.F) {
+	f.Add("name,serial\na,SN1\n")
+	f.Add("sep=;\nname;ip\n\"a\";10.0.0.1/8\n")
+	f.Add("name,network.interfaces[1].vlans[0].id\na,7\n")
+	f.Fuzz(func(t *testing.T, table string) { importing(table, nil) })
+}
+
+// TestImportOfThousands: 5,000 rows take at most 256 MiB.
+func TestImportOfThousands(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("name;serial;mac;address;gateway;labels.example.com/shop\n")
+	for i := range 5000 {
+		fmt.Fprintf(&b, "shop-%d;SN%05d;52:54:00:00:%02x:%02x;10.%d.%d.2/24;10.%d.%d.1;%d\n", i, i, i>>8, i&255, 1+i/250, i%250, 1+i/250, i%250, i)
+	}
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, n, err := ImportCSV("t.csv", []byte(b.String()), "site.yaml", []byte(importTemplate), ImportOptions{})
+	runtime.ReadMemStats(&after)
+	if err != nil || n != 5000 {
+		t.Fatal(n, err)
+	}
+	t.Logf("%d MiB taken from the system", (after.Sys-before.Sys)>>20)
+	if after.Sys-before.Sys > 256<<20 {
+		t.Errorf("5,000 rows take %d MiB", (after.Sys-before.Sys)>>20)
+	}
+}
