@@ -217,7 +217,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	v := c.verdictOf(sha)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if err := os.Rename(f.Name(), c.BlobPath(sha)); err != nil {
+	if err := replace(f.Name(), c.BlobPath(sha)); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
 	c.note(sha)
@@ -284,7 +284,23 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
 		return fmt.Errorf("storing in the cache: %w", err)
 	}
-	return os.Rename(tmp.Name(), keyPath)
+	if err := replace(tmp.Name(), keyPath); err != nil {
+		return fmt.Errorf("storing in the cache: %w", err)
+	}
+	return nil
+}
+
+// replace renames from to to. A folder that stands there is none of ours and
+// would stop every build.
+func replace(from, to string) error {
+	err := os.Rename(from, to)
+	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {
+		return err
+	}
+	if err := os.RemoveAll(to); err != nil {
+		return err
+	}
+	return os.Rename(from, to)
 }
 
 func (c *Cache) lookup(keyPath string) (string, bool) {

@@ -93,6 +93,36 @@ func TestDamagedBlobs(t *testing.T) {
 	}
 }
 
+// TestFoldersInTheCache: what stands where a blob or a key belongs does not
+// stop builds.
+func TestFoldersInTheCache(t *testing.T) {
+	c := open(t, t.TempDir())
+	recipe := func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, "kubelet")
+		return err
+	}
+	sha, err := c.Make(t.Context(), "key", recipe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := filepath.Glob(filepath.Join(c.Dir(), "keys", "*"))
+	if err != nil || len(keys) != 1 {
+		t.Fatal(keys, err)
+	}
+	for _, p := range []string{keys[0], c.BlobPath(sha)} {
+		if err := errors.Join(os.Remove(p), os.MkdirAll(filepath.Join(p, "x"), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := open(t, c.Dir())
+	if got, err := again.Make(t.Context(), "key", recipe); err != nil || got != sha || !again.Has(sha) {
+		t.Errorf("%s, %v", got, err)
+	}
+	if got, ok := again.Lookup("key"); !ok || got != sha {
+		t.Errorf("the key: %s, %v", got, ok)
+	}
+}
+
 // TestHashingEndsWithTheBuild: an interrupt ends it, and says nothing against
 // the blob.
 func TestHashingEndsWithTheBuild(t *testing.T) {

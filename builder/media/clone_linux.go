@@ -3,6 +3,7 @@ package media
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,16 @@ func lock(f *os.File, exclusive bool) error {
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	return errors.Is(err, unix.ENXIO) || err == nil && at >= off+n
+}
+
+// allocate takes room for n bytes at off, which keep what they are. Where the
+// file system cannot, writing finds out.
+func allocate(f *os.File, off, n int64) error {
+	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, n)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("taking room for the slot: %w", err)
+	}
+	return nil
 }
 
 // clone makes dst a copy of src: sharing its blocks where the file system can

@@ -125,13 +125,16 @@ func (m *image) partitions(i *Info) {
 			out.FS = m.info.Partitions[k].FS
 		}
 		section := m.section(p)
-		if f, err := fat.Open(section); err == nil {
+		f, fatErr := fat.Open(section)
+		if err := fatErr; err == nil {
 			out.FS = fmt.Sprintf("fat%d", f.Type())
 			if out.Free, err = f.Free(); err != nil {
 				out.Error = err.Error()
 			}
 		} else if e, err := ext4.Open(section); err == nil {
 			out.FS, out.Free = disk.Ext4, e.Info().FreeBytes
+		} else if strings.HasPrefix(out.FS, "fat") {
+			out.Error = fatErr.Error()
 		} else if out.FS != "" {
 			out.Error = err.Error()
 		}

@@ -89,6 +89,11 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	result := &Stamped{Path: path, Image: m.info, Slot: info}
 	if inPlace {
+		// In a sparse file the slot may have holes: a full disk is noticed
+		// before the old slot is gone.
+		if err := m.reserve(p); err != nil {
+			return nil, fmt.Errorf("stamping image %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+		}
 		if err := m.hide(); err != nil {
 			return nil, fmt.Errorf("stamping image %s: %w", path, err)
 		}
@@ -144,6 +149,14 @@ func (m *image) stampDate(o StampOptions) (int64, error) {
 		return 0, fmt.Errorf("this computer's clock says %s, years after the image's date (sourceDate %s): set the clock; if it is right, leave the time out of the slot (--undated), or build the image with a later sourceDate", now.Format(time.DateOnly), built)
 	}
 	return now.Unix(), nil
+}
+
+// reserve takes room for the slot's bytes where the file has none yet.
+func (m *image) reserve(p gpt.Partition) error {
+	if m.device || m.z != nil {
+		return nil
+	}
+	return allocate(m.f, p.Start, p.Size)
 }
 
 // hide makes the file one that only its owner may read, before secrets get

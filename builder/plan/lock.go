@@ -99,5 +99,8 @@ func (l *Lock) Check(p *Plan) error {
 			errs = append(errs, fmt.Errorf("the lock has input %s, the Image has not", name))
 		}
 	}
+	if len(errs) > 0 {
+		errs = append(errs, errors.New("the lock is of other inputs: to fix: build without --locked, which renews it, or take the Image, the files and the edgebake that it was made with"))
+	}
 	return errors.Join(errs...)
 }

@@ -466,3 +466,29 @@ func TestValidateLooksForFiles(t *testing.T) {
 	c.run(1, "validate", "site.yaml")
 	c.want(c.err, "ignitionFile: open gone.ign", "caFile: open gone.crt")
 }
+
+// TestReportOfAnotherBuild: a build that was cut off between its files is
+// noticed.
+func TestReportOfAnotherBuild(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "build", "image.yaml")
+	c.run(0, "inspect", "tiny.raw")
+	if c.err != "" {
+		t.Errorf("said of a whole build: %s", c.err)
+	}
+	report, err := os.ReadFile("tiny.report.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("notes.txt", "another note")
+	c.run(0, "build", "image.yaml", "--force")
+	c.file("tiny.report.json", string(report))
+	c.run(0, "inspect", "tiny.raw")
+	c.want(c.err, "WARNING: tiny.report.json is of another build", "build the image again")
+
+	// A lock of other inputs says what to do.
+	c.file("notes.txt", "a third note")
+	c.run(1, "build", "image.yaml", "--force", "--locked")
+	c.want(c.err, "input file 1 has sha256", "build without --locked, which renews it")
+}

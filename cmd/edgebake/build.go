@@ -175,7 +175,7 @@ What was fetched or made once comes from the cache. A name that ends in
 // finishBuild writes what goes beside the image and the lock, and sums up.
 func finishBuild(s streams, o builder.Options, src source, res *builder.Result, asJSON bool) error {
 	out := o.Output
-	stem := strings.TrimSuffix(strings.TrimSuffix(out, ".zst"), ".raw")
+	stem := stemOf(out)
 	report, err := res.Report.Encode()
 	if err != nil {
 		return err

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 	"unicode"
@@ -47,6 +49,7 @@ the state of its slot. It prints no secret.`,
 			if err := errors.Join(errs...); err != nil {
 				return err
 			}
+			warnOfReport(s, a[0], info)
 			return printAs(s, output, info, func() { printInfo(s, info, verify, checkImages, packages) })
 		},
 	}
@@ -55,6 +58,29 @@ the state of its slot. It prints no secret.`,
 	c.Flags().BoolVar(&packages, "packages", false, "list the packages too")
 	c.Flags().BoolVar(&checkImages, "images", false, "also check that every container image on board can run without a registry")
 	return c
+}
+
+// warnOfReport says so where the report beside an image is of another build: a
+// build that was cut off at its end leaves the new image with the old report.
+func warnOfReport(s streams, image string, info *media.Info) {
+	name := stemOf(image) + ".report.json"
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return
+	}
+	var report struct{ Plan, Golden string }
+	if json.Unmarshal(raw, &report) != nil {
+		fmt.Fprintf(s.Err, "WARNING: %s is damaged: build the image again\n", name)
+		return
+	}
+	if report.Plan != info.Image.Plan || info.Slot.Golden != "" && report.Golden != info.Slot.Golden {
+		fmt.Fprintf(s.Err, "WARNING: %s is of another build (plan %.12s, the image's is %.12s): build the image again\n", name, report.Plan, info.Image.Plan)
+	}
+}
+
+// stemOf is an image's name without its ending: reports are called after it.
+func stemOf(image string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
 // plain writes what somebody else may have written: a terminal would obey the
@@ -92,7 +118,10 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		fmt.Fprintf(w, ", stamped %s", i.Slot.Stamped.Format(time.RFC3339))
 	}
 	if i.Slot.Error != "" {
-		fmt.Fprintf(w, ": %s; stamp it again", i.Slot.Error)
+		fmt.Fprintf(w, ": %s", i.Slot.Error)
+		if !strings.Contains(i.Slot.Error, "stamp the image again") {
+			fmt.Fprint(w, "; stamp it again")
+		}
 	}
 	if site := i.Slot.Site; site != nil {
 		fmt.Fprintf(w, "\nsite        %s (%s), masters %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))

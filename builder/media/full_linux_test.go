@@ -1,0 +1,71 @@
+package media
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/edgebake/edgebake/test/desk"
+)
+
+// TestStampOnAFullDisk runs itself again where a small file system can be
+// mounted. The image is sparse there: its slot has holes, which a full disk
+// cannot fill.
+func TestStampOnAFullDisk(t *testing.T) {
+	if dir := os.Getenv("EDGEBAKE_TEST_SMALL_DISK"); dir != "" {
+		stampOnAFullDisk(t, dir)
+		return
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec",
+		`mount -t tmpfs -o size=24m none "$0"; exec "$@"`,
+		dir, os.Args[0], "-test.run=^TestStampOnAFullDisk$", "-test.v")
+	cmd.Env = append(os.Environ(), "EDGEBAKE_TEST_SMALL_DISK="+dir)
+	out, err := cmd.CombinedOutput()
+	if err == nil && strings.Contains(string(out), "--- PASS") {
+		return
+	}
+	if !strings.Contains(string(out), "=== RUN") {
+		desk.Lacks(t, "no namespaces here: %v\n%s", err, out)
+	}
+	t.Errorf("%v\n%s", err, out)
+}
+
+func stampOnAFullDisk(t *testing.T, dir string) {
+	image := filepath.Join(dir, "g.raw")
+	r := golden(t, image, 1<<20, false)
+	ballast, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 4096))
+	}
+	if err := errors.Join(ballast.Close(), os.Chmod(image, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Stamp(t.Context(), image, site(), StampOptions{Now: now})
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "make room") {
+		t.Errorf("stamped on a full disk: %v", err)
+	}
+	i, err := Inspect(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.Slot.State != SlotGolden || i.Slot.Golden != r.Golden {
+		t.Errorf("the old slot is gone: %+v", i.Slot)
+	}
+	if st, err := os.Stat(image); err != nil || st.Mode().Perm() != 0o644 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+	if err := os.Remove(ballast.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if got := stamp(t, image, StampOptions{}); got.Slot.Golden != r.Golden {
+		t.Errorf("with room again: %+v", got)
+	}
+}
