@@ -27,7 +27,8 @@ others take a kubeconfig and work on any living cluster of kubeadm's.`,
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newClusterNew(s), newClusterSites(s), newClusterToken(s))
+	c.AddCommand(newClusterNew(s), newClusterSites(s), newClusterToken(s),
+		newClusterPrepare(s), newClusterVerify(s), newClusterRevert(s), newClusterStatus(s), newClusterRemove(s))
 	return c
 }
 

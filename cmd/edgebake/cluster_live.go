@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -188,5 +189,274 @@ with them stay.`,
 		},
 	}
 	w.flags(c)
+	return c
+}
+
+// wantedFlags are what prepare and verify are asked for.
+func wantedFlags(c *cobra.Command, vip *string, pools *map[string]string) {
+	c.Flags().StringVar(vip, "vip", "10.103.97.2", "VIP of the Sites; kube-proxy in mode ipvs must leave it alone")
+	c.Flags().StringToStringVar(pools, "nodepool", nil, "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
+}
+
+func wanted(vip string, pools map[string]string) (cluster.Wanted, error) {
+	for name, kind := range pools {
+		if kind != "Edge" && kind != "Cloud" {
+			return cluster.Wanted{}, usageError{fmt.Errorf("--nodepool %s=%s: want %s=Edge or %s=Cloud", name, kind, name, name)}
+		}
+	}
+	if _, err := netip.ParseAddr(vip); err != nil && vip != "" {
+		return cluster.Wanted{}, usageError{fmt.Errorf("--vip %q: it is not an IP address", vip)}
+	}
+	return cluster.Wanted{VIP: vip, Pools: pools}, nil
+}
+
+func newClusterPrepare(s streams) *cobra.Command {
+	var w way
+	var vip string
+	var pools map[string]string
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "prepare",
+		Short: "Give a living cluster what its nodes need",
+		Long: `Prepare makes and changes what nodes of edgebake need on a kubeadm cluster,
+whoever made it:
+
+  - the list of masters, kube-public/edgebake-masters, and nodes' right to read it
+  - kube-proxy in mode ipvs: the VIP among excludeCIDRs
+  - where OpenYurt is installed: yurthub's ClusterRole and its binding,
+    node pools that --nodepool names, and DNS that stays within a pool
+
+What objects were before is recorded in the cluster (kube-system/` + "edgebake-prepared" + `)
+for edgebake cluster revert. --dry-run shows each change as the API server would
+make it. Masters' own files are never touched.`,
+		Example: `  edgebake cluster prepare --dry-run
+  edgebake cluster prepare --nodepool shops=Edge`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			want, err := wanted(vip, pools)
+			if err != nil {
+				return err
+			}
+			client, err := w.open()
+			if err != nil {
+				return err
+			}
+			plan, err := client.Plan(c.Context(), want)
+			if err != nil {
+				return err
+			}
+			if len(plan) == 0 {
+				fmt.Fprintf(s.Out, "%s has all that is needed: nothing changed\n", client.Server())
+				return nil
+			}
+			if dryRun {
+				for i := range plan {
+					fmt.Fprintf(s.Out, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
+				}
+				fmt.Fprintf(s.Out, "%d changes, none carried out (--dry-run)\n", len(plan))
+				return nil
+			}
+			if err := client.Prepare(c.Context(), plan); err != nil {
+				return err
+			}
+			for i := range plan {
+				verb := "changed"
+				if plan[i].Before == nil {
+					verb = "made"
+				}
+				fmt.Fprintf(s.Out, "%s %s (%s)\n", verb, &plan[i], plan[i].Why)
+			}
+			for i := range plan {
+				if then := plan[i].Then(); then != "" {
+					fmt.Fprintf(s.Out, "Next: %s\n", then)
+				}
+			}
+			fmt.Fprintln(s.Out, "edgebake cluster revert takes it back")
+			return nil
+		},
+	}
+	w.flags(c)
+	wantedFlags(c, &vip, &pools)
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "show the changes and make none")
+	return c
+}
+
+func newClusterVerify(s streams) *cobra.Command {
+	var w way
+	var vip, endpoint, output string
+	var pools map[string]string
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Say what a living cluster lacks for its nodes",
+		Long: `Verify looks for what nodes need on a kubeadm cluster and prints a table: ✓ is
+there, ✗ is missing, with its fix, - cannot be seen from here or need not be. It
+changes nothing. Exit code 1: something is missing.`,
+		Example: `  edgebake cluster verify --nodepool shops=Edge
+  edgebake cluster verify -o json`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			want, err := wanted(vip, pools)
+			if err != nil {
+				return err
+			}
+			client, err := w.open()
+			if err != nil {
+				return err
+			}
+			found, err := client.Verify(c.Context(), want, endpoint)
+			if err != nil {
+				return err
+			}
+			bad := 0
+			for _, f := range found {
+				if f.State == cluster.Bad {
+					bad++
+				}
+			}
+			err = printAs(s, output, found, func() {
+				for _, f := range found {
+					mark := map[cluster.State]string{cluster.Good: "✓", cluster.Bad: "✗", cluster.Unknown: "-"}[f.State]
+					fmt.Fprintf(s.Out, "%s %s\n", mark, f.What)
+					if f.Detail != "" {
+						fmt.Fprintf(s.Out, "    %s\n", f.Detail)
+					}
+					if f.Fix != "" {
+						fmt.Fprintf(s.Out, "    to fix: %s\n", f.Fix)
+					}
+				}
+			})
+			if err == nil && bad > 0 {
+				err = fmt.Errorf("verifying %s: %d of %d things are missing", client.Server(), bad, len(found))
+			}
+			return err
+		},
+	}
+	w.flags(c)
+	wantedFlags(c, &vip, &pools)
+	c.Flags().StringVar(&endpoint, "endpoint", "apiserver.cluster.local", "endpoint of the Sites")
+	outputFlag(c, &output)
+	return c
+}
+
+func newClusterRevert(s streams) *cobra.Command {
+	var w way
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "revert",
+		Short: "Take back what prepare did",
+		Long: `Revert makes each object that edgebake cluster prepare changed what it was
+before, by the record in the cluster, and removes those it made. An object that
+somebody else has changed since is left as it is, named, and stays recorded.`,
+		Example: `  edgebake cluster revert --dry-run
+  edgebake cluster revert`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := w.open()
+			if err != nil {
+				return err
+			}
+			act := client.Revert
+			if dryRun {
+				act = client.RevertPlan
+			}
+			done, err := act(c.Context())
+			if err != nil {
+				return err
+			}
+			if len(done) == 0 {
+				fmt.Fprintf(s.Out, "%s: nothing to revert\n", client.Server())
+			}
+			var kept []error
+			for i := range done {
+				d := &done[i]
+				switch {
+				case d.Kept != "":
+					kept = append(kept, fmt.Errorf("reverting %s: %s", &d.Change, d.Kept))
+				case !dryRun:
+					fmt.Fprintf(s.Out, "reverted %s\n", &d.Change)
+				}
+				if dryRun {
+					fmt.Fprintf(s.Out, "%s\n%s\n", &d.Change, d.Diff())
+				}
+			}
+			return errors.Join(kept...)
+		},
+	}
+	w.flags(c)
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "show the changes and make none")
+	return c
+}
+
+func newClusterStatus(s streams) *cobra.Command {
+	var w way
+	var output string
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Say what became of each node",
+		Long: `Status lists a cluster's nodes, and those that a token was made for:
+
+  waiting    the token is there, the node is not
+  joining    its certificate is not approved
+  notReady   it has joined and does not work
+  ready`,
+		Example: `  edgebake cluster status
+  edgebake cluster status -o json`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := w.open()
+			if err != nil {
+				return err
+			}
+			all, err := client.Status(c.Context(), time.Now())
+			if err != nil {
+				return err
+			}
+			return printAs(s, output, all, func() {
+				t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+				fmt.Fprintln(t, "NODE\tSTATE\tSINCE\tDETAIL\tTO FIX")
+				for _, n := range all {
+					since := ""
+					if !n.Since.IsZero() {
+						since = n.Since.Format(time.RFC3339)
+					}
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", n.Node, n.State, since, n.Detail, n.Fix)
+				}
+				t.Flush()
+			})
+		},
+	}
+	w.flags(c)
+	outputFlag(c, &output)
+	return c
+}
+
+func newClusterRemove(s streams) *cobra.Command {
+	var w way
+	var force bool
+	c := &cobra.Command{
+		Use:   "remove NODE",
+		Short: "Remove a node, so that another machine can take its name",
+		Long: `Remove takes a node out of a living cluster: the tokens made for it, its
+requests for certificates, and the Node. A Node that is Ready needs --force; a
+control-plane node is refused, since its member of etcd would stay.`,
+		Example: `  edgebake cluster remove shop-7`,
+		Args:    args(1, 1, "the name of one node"),
+		RunE: func(c *cobra.Command, a []string) error {
+			if err := configs.CheckNodeName(a[0]); err != nil {
+				return usageError{err}
+			}
+			client, err := w.open()
+			if err != nil {
+				return err
+			}
+			done, err := client.Remove(c.Context(), a[0], cluster.RemoveOptions{Force: force, Now: time.Now()})
+			for _, d := range done {
+				fmt.Fprintf(s.Out, "removed %s\n", d)
+			}
+			return err
+		},
+	}
+	w.flags(c)
+	c.Flags().BoolVarP(&force, "force", "f", false, "remove it even though it is Ready")
 	return c
 }

@@ -1,0 +1,33 @@
+package cluster
+
+import (
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// requestSubject is the node that a request made with a bootstrap token is
+// for: its subject says so, since the token names nobody.
+func requestSubject(r *unstructured.Unstructured) string {
+	text, _, _ := unstructured.NestedString(r.Object, "spec", "request")
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return ""
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil {
+		return ""
+	}
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return ""
+	}
+	name, ok := strings.CutPrefix(request.Subject.CommonName, "system:node:")
+	if !ok {
+		return ""
+	}
+	return name
+}

@@ -1,0 +1,199 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Site is one node as the cluster knows it.
+type Site struct {
+	Node  string `json:"node"`
+	State string `json:"state"` // see below
+	// Since when, where the cluster says.
+	Since  time.Time `json:"since,omitzero"`
+	Detail string    `json:"detail,omitempty"`
+	Fix    string    `json:"fix,omitempty"`
+}
+
+// States of a Site.
+const (
+	Waiting  = "waiting"  // a token is there, the node is not
+	Joining  = "joining"  // its certificate waits for approval
+	NotReady = "notReady" // it has joined
+	Ready    = "ready"
+)
+
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// Status says what became of each node, and of each token that was made for
+// one.
+func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
+	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	requests, err := c.list(ctx, csrs, "", metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := c.Tokens(ctx, now)
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]Site{}
+	for i := range tokens {
+		if name, ok := strings.CutPrefix(tokens[i].Description, "edgebake: node "); ok {
+			byName[name] = waiting(name, &tokens[i])
+		}
+	}
+	for i := range all {
+		byName[all[i].GetName()] = nodeState(&all[i])
+	}
+	for i := range requests {
+		name, pending := requestOf(&requests[i])
+		if !pending || name == "" {
+			continue
+		}
+		s := byName[name]
+		s.Node = name
+		if s.State == "" || s.State == Waiting {
+			s.State, s.Since = Joining, requests[i].GetCreationTimestamp().UTC()
+		}
+		s.Detail = "CSR " + requests[i].GetName() + " is not approved"
+		s.Fix = "see that the approver runs (yurt-manager for yurthub's), or: kubectl certificate approve " + requests[i].GetName()
+		byName[name] = s
+	}
+	var out []Site
+	for _, s := range byName {
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b Site) int { return cmp.Compare(a.Node, b.Node) })
+	return out, nil
+}
+
+func waiting(name string, t *Token) Site {
+	s := Site{Node: name, State: Waiting, Detail: "token " + t.ID + " is valid"}
+	if !t.Expires.IsZero() {
+		s.Detail += " until " + t.Expires.Format(time.RFC3339)
+	}
+	if len(t.Problems) > 0 {
+		s.Detail, s.Fix = "token "+t.ID+": "+t.Problems[0], "edgebake cluster token mint --node "+name
+	}
+	return s
+}
+
+func nodeState(n *unstructured.Unstructured) Site {
+	s := Site{Node: n.GetName(), State: NotReady, Detail: "kubelet has not reported yet", Since: n.GetCreationTimestamp().UTC()}
+	conditions, _, _ := unstructured.NestedSlice(n.Object, "status", "conditions")
+	for _, raw := range conditions {
+		m, _ := raw.(map[string]any)
+		if m["type"] != "Ready" {
+			continue
+		}
+		if at, err := time.Parse(time.RFC3339, fmt.Sprint(m["lastTransitionTime"])); err == nil {
+			s.Since = at.UTC()
+		}
+		s.Detail = ""
+		if m["status"] == "True" {
+			s.State = Ready
+			continue
+		}
+		s.Detail = fmt.Sprint(m["message"])
+		s.Fix = "firstboot status on the node, or its console"
+	}
+	if unschedulable, _, _ := unstructured.NestedBool(n.Object, "spec", "unschedulable"); unschedulable {
+		s.Detail = strings.TrimPrefix(s.Detail+"; cordoned", "; ")
+	}
+	return s
+}
+
+// requestOf is the node that a certificate is asked for by, and whether nobody
+// has decided yet.
+func requestOf(r *unstructured.Unstructured) (node string, pending bool) {
+	conditions, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
+	user, _, _ := unstructured.NestedString(r.Object, "spec", "username")
+	if name, ok := strings.CutPrefix(user, "system:node:"); ok {
+		return name, len(conditions) == 0
+	}
+	return requestSubject(r), len(conditions) == 0
+}
+
+// RemoveOptions of Remove.
+type RemoveOptions struct {
+	// Force removes a Node that is Ready.
+	Force bool
+	Now   time.Time
+}
+
+// Remove takes a node out of the cluster, so that another machine can have its
+// name: the tokens made for it, its requests for certificates, the Node. It
+// returns what it removed.
+func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]string, error) {
+	doing := "removing node " + name
+	if err := c.need(ctx, doing, right{"get", nodes, "", name}, right{"delete", nodes, "", name}, right{"list", csrs, "", ""},
+		right{"delete", csrs, "", ""}, right{"list", secrets, systemNamespace, ""}, right{"delete", secrets, systemNamespace, ""}); err != nil {
+		return nil, err
+	}
+	node, err := c.get(ctx, nodes, "", name)
+	if err != nil {
+		return nil, err
+	}
+	if node != nil {
+		if _, master := node.GetLabels()[controlPlaneLabel]; master {
+			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay: kubeadm reset on it first, or remove the member, and then kubectl delete node %s", doing, name)
+		}
+		if nodeState(node).State == Ready && !o.Force {
+			return nil, fmt.Errorf("%s: it is Ready, and its kubelet would go on without a Node: firstboot reset on it first, or --force", doing)
+		}
+	}
+	var done []string
+	remove := func(what string, err error) error {
+		if err == nil {
+			done = append(done, what)
+		} else if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return c.explain(doing+": "+what, err)
+	}
+	tokens, err := c.Tokens(ctx, o.Now)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tokens {
+		if t.Description == "edgebake: node "+name {
+			if err := remove("token "+t.ID, c.resource(secrets, systemNamespace).Delete(ctx, tokenPrefix+t.ID, metav1.DeleteOptions{})); err != nil {
+				return done, err
+			}
+		}
+	}
+	requests, err := c.list(ctx, csrs, "", metav1.ListOptions{})
+	if err != nil {
+		return done, err
+	}
+	for i := range requests {
+		if of, _ := requestOf(&requests[i]); of == name {
+			if err := remove("CSR "+requests[i].GetName(), c.resource(csrs, "").Delete(ctx, requests[i].GetName(), metav1.DeleteOptions{})); err != nil {
+				return done, err
+			}
+		}
+	}
+	// The Node last: killed before, the command can be run again.
+	if node != nil {
+		if err := remove("Node "+name, c.resource(nodes, "").Delete(ctx, name, metav1.DeleteOptions{})); err != nil {
+			return done, err
+		}
+	}
+	if len(done) == 0 {
+		return nil, errors.New(doing + ": the cluster has no Node, CSR or token of it")
+	}
+	return done, nil
+}

@@ -1,0 +1,194 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+)
+
+// Finding is one row of Verify.
+type Finding struct {
+	What   string `json:"what"`
+	State  State  `json:"state"`
+	Detail string `json:"detail,omitempty"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+// State of a Finding.
+type State string
+
+// States of a Finding.
+const (
+	Good    State = "ok"
+	Bad     State = "missing"
+	Unknown State = "unknown" // cannot be seen from here, or need not be
+)
+
+// Verify says what nodes will find on the cluster, and lack.
+func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Finding, error) {
+	var out []Finding
+	add := func(what string, state State, detail, fix string) {
+		out = append(out, Finding{what, state, detail, fix})
+	}
+	if _, err := c.clusterInfo(ctx); err != nil {
+		add("cluster-info is published", Bad, err.Error(), "kubeadm init phase bootstrap-token")
+	} else {
+		add("cluster-info is published", Good, "", "")
+	}
+	wishes, err := c.wishes(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range wishes {
+		obj, err := c.get(ctx, w.resource, w.namespace, w.name)
+		if err != nil {
+			return nil, err
+		}
+		var is map[string]any
+		if obj != nil {
+			is = clean(obj.Object)
+		}
+		want, err := w.change(copyOf(is))
+		what := describe(w.resource, w.namespace, w.name)
+		switch {
+		case err != nil:
+			add(what, Bad, err.Error(), "")
+		case want == nil || strings.Join(lines(want), "\n") == strings.Join(lines(is), "\n"):
+			add(what, Good, "", "")
+		default:
+			add(what, Bad, w.why, "edgebake cluster prepare")
+		}
+	}
+	names, err := c.servingNames(ctx, endpoint, w.VIP)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, names)
+	pools, err := c.poolVersion(ctx)
+	if err != nil || pools == "" {
+		if err == nil {
+			add("OpenYurt", Unknown, "there is no CRD nodepools.apps.openyurt.io: native nodes can join, edge and cloud nodes cannot", "install OpenYurt's yurt-manager")
+		}
+		return out, err
+	}
+	manager, err := c.managerFindings(ctx)
+	return append(out, manager...), err
+}
+
+// servingNames says whether the API server's certificate has the endpoint and
+// the VIP. Nodes of ours do without; others may not.
+func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Finding, error) {
+	const doing = "reading the API server's certificate"
+	f := Finding{What: "the API server's certificate has endpoint and VIP", State: Good}
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return f, fmt.Errorf("%s: %w", doing, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(c.Server(), "/")+"/version", nil)
+	if err != nil {
+		return f, fmt.Errorf("%s: %w", doing, err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return f, c.explain(doing, err)
+	}
+	defer resp.Body.Close()
+	if resp.TLS == nil || len(resp.TLS.PeerCertificates) == 0 {
+		f.State, f.Detail = Unknown, "the API server is reached without TLS"
+		return f, nil
+	}
+	var lacks []string
+	for _, name := range []string{endpoint, vip} {
+		if name != "" && resp.TLS.PeerCertificates[0].VerifyHostname(name) != nil {
+			lacks = append(lacks, name)
+		}
+	}
+	if len(lacks) > 0 {
+		f.State = Unknown
+		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; nodes of edgebake do without, since they ask for the name kubernetes"
+		f.Fix = "on each master: add them to apiServer.certSANs in kubeadm-config, remove apiserver.crt and .key, kubeadm init phase certs apiserver, restart the API server"
+	}
+	return f, nil
+}
+
+// managerFindings are about OpenYurt's yurt-manager and what it replaces.
+func (c *Client) managerFindings(ctx context.Context) ([]Finding, error) {
+	var out []Finding
+	manager, err := c.get(ctx, deployments, systemNamespace, "yurt-manager")
+	if err != nil {
+		return nil, err
+	}
+	ready := Finding{What: "yurt-manager runs (it approves yurthub's certificates)", State: Good}
+	if manager == nil {
+		ready.State, ready.Detail, ready.Fix = Unknown, "there is no Deployment kube-system/yurt-manager", "if it is installed under another name, see that it is ready; else install it"
+		return append(out, ready), nil
+	}
+	if n, _, _ := unstructured.NestedInt64(manager.Object, "status", "availableReplicas"); n == 0 {
+		ready.State, ready.Detail, ready.Fix = Bad, "none of its pods is available: no yurthub gets its certificate", "kubectl -n kube-system describe deployment yurt-manager"
+	}
+	out = append(out, ready)
+	theirs := runs(containerArgs(manager.Object, "spec", "template", "spec", "containers"), "nodelifecycle")
+	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: "component=kube-controller-manager"})
+	if err != nil {
+		return out, err
+	}
+	f := Finding{What: "exactly one controller watches whether nodes live (nodelifecycle)", State: Good}
+	if len(all) == 0 {
+		f.State, f.Detail = Unknown, "kube-controller-manager's pods cannot be seen from here"
+		return append(out, f), nil
+	}
+	for _, p := range all {
+		ours := runs(containerArgs(p.Object, "spec", "containers"), "nodelifecycle")
+		switch {
+		case ours && theirs:
+			f.State, f.Detail = Bad, "kube-controller-manager ("+p.GetName()+") and yurt-manager both do"
+			f.Fix = "give yurt-manager --controllers=-nodelifecycle,* (the default of its chart since v1.6), or kube-controller-manager, as OpenYurt before v1.6 has it"
+		case !ours && !theirs:
+			f.State, f.Detail = Bad, "neither does: a dead node would stay Ready"
+			f.Fix = "take -nodelifecycle out of --controllers of kube-controller-manager (OpenYurt v1.6 and later), or of yurt-manager"
+		}
+	}
+	return append(out, f), nil
+}
+
+func containerArgs(obj map[string]any, path ...string) []string {
+	var out []string
+	containers, _, _ := unstructured.NestedSlice(obj, path...)
+	for _, container := range containers {
+		m, _ := container.(map[string]any)
+		for _, field := range []string{"command", "args"} {
+			list, _, _ := unstructured.NestedStringSlice(m, field)
+			out = append(out, list...)
+		}
+	}
+	return out
+}
+
+// runs reports whether --controllers lets a controller run, by the rules of
+// Kubernetes: named off, named on, else *.
+func runs(args []string, controller string) bool {
+	list := []string{"*"}
+	for i, a := range args {
+		if v, ok := strings.CutPrefix(a, "--controllers="); ok {
+			list = strings.Split(v, ",")
+		} else if a == "--controllers" && i+1 < len(args) {
+			list = strings.Split(args[i+1], ",")
+		}
+	}
+	for i := range list {
+		list[i] = strings.Trim(strings.TrimSpace(list[i]), `"'`)
+	}
+	switch {
+	case slices.Contains(list, controller):
+		return true
+	case slices.Contains(list, "-"+controller):
+		return false
+	}
+	return slices.Contains(list, "*")
+}
