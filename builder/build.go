@@ -248,7 +248,7 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 
 // spec says what the disk shall be.
 func (b *build) spec(id string, c *composed) disk.Spec {
-	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date}
+	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date, SectorSize: int64(b.img.Disk.Sector)}
 	for _, p := range b.plan.Partitions {
 		d := disk.Partition{Label: p.Label, FS: p.FS, Size: p.Size, Gap: p.Gap}
 		switch p.Label {
@@ -319,7 +319,7 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
 		Slot: func(golden string) ([]byte, error) {
 			return slot.Make(slot.Contents{Info: ondisk.SlotInfo{
-				Version: ondisk.SlotInfoVersion, Plan: id, Golden: golden, SiteVersions: siteVersions,
+				Version: ondisk.SlotInfoVersion, Plan: id, Golden: golden, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
 			}})
 		},
 	})

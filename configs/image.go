@@ -338,6 +338,10 @@ type Disk struct {
 	// Reserve keeps a second root partition of the same size, so that machines
 	// in the field can be updated; none on tiny disks.
 	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
+	// Sector is the size of the logical sectors of the devices that the image
+	// is for: 4096 for 4Kn disks; without it 512. An image of one size does not
+	// boot from a device of the other, and flash rejects such a device.
+	Sector int `yaml:"sector,omitempty" json:"sector,omitempty" jsonschema:"enum=512,enum=4096"`
 }
 
 // Agents are edgebake's programs that the image carries, for its arch.

@@ -175,6 +175,12 @@ func checkEnum(f reflect.Value, path string, allowed []string, probs *Problems) 
 		}
 		return
 	}
+	if f.CanInt() {
+		if !f.IsZero() && !slices.Contains(allowed, strconv.FormatInt(f.Int(), 10)) {
+			probs.add(path, "%d is not one of %s", f.Int(), strings.Join(allowed, ", "))
+		}
+		return
+	}
 	// Emptiness is the business of required.
 	if s := f.String(); s != "" && !slices.Contains(allowed, s) {
 		probs.add(path, "%q is not one of %s%s", shorten(s), strings.Join(allowed, ", "), cmp.Or(whyNot(path, s), didYouMean(s, allowed)))

@@ -14,10 +14,10 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// goldenOf puts the golden digest together out of the digests of the chunks,
+// GoldenOf puts the golden digest together out of the digests of the chunks,
 // of Align bytes each, that sum returns. The format is described in
 // docs/decisions/0002-golden-digest.md and must not change.
-func goldenOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) string {
+func GoldenOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) string {
 	h := sha256.New()
 	io.WriteString(h, "edgebake golden v1\n")
 	for _, p := range parts {
@@ -92,7 +92,7 @@ func Golden(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (stri
 	if err != nil {
 		return "", err
 	}
-	return goldenOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
+	return GoldenOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
 // Parallel calls a worker with 0…n-1, on as many processors as there are.
@@ -299,7 +299,7 @@ func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (str
 	if err != nil {
 		return "", err
 	}
-	return goldenOf(parts, func(off, _ int64) [32]byte {
+	return GoldenOf(parts, func(off, _ int64) [32]byte {
 		if i := int(off / Align); t.written(i) {
 			return t.chunks[i].sum
 		}

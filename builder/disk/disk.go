@@ -15,13 +15,13 @@
 //     of a frame of a compressed image: stamping replaces whole frames.
 //   - What nobody wrote is a hole in the file.
 //   - Nothing depends on the size of a disk's sectors but the table and the
-//     FAT file systems; a table for sectors of 4 KiB fits in their place
-//     (docs/decisions/0014-room-for-updates.md).
+//     FAT file systems, which are made for it.
 //   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
 //     partition but the slot.
 package disk
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -89,6 +89,9 @@ type Spec struct {
 	// the root partition.
 	Arch       string
 	SourceDate time.Time
+	// SectorSize of the devices that the image is for: 512, which 0 means too,
+	// or 4096.
+	SectorSize int64
 	Partitions []Partition
 }
 
@@ -117,6 +120,14 @@ func format(id [16]byte) string {
 // PartitionGUID is the PARTUUID of the partition with that label, lower case,
 // as fstab and the kernel's command line want it.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
+
+// RandomGUID is the GUID of a disk that is like no other, of random bytes.
+// PartitionGUID of it gives those of its partitions.
+func RandomGUID(random [16]byte) string {
+	random[6] = random[6]&0x0f | 0x40 // RFC 9562, version 4
+	random[8] = random[8]&0x3f | 0x80
+	return format(random)
+}
 
 // volumeLabel is the name inside a file system. The system's goes into either
 // of the root partitions as it is, and names neither.
@@ -150,7 +161,7 @@ func (s *Spec) ext4Options(p *Partition) ext4.Options {
 }
 
 func (s *Spec) fatOptions(p *Partition, i ondisk.PartitionInfo) fat.Options {
-	o := fat.Options{Type: 32, Label: p.Label, VolumeID: volumeID(s.ID, p.Label), Size: i.Size, Start: i.Start, Time: s.SourceDate}
+	o := fat.Options{Type: 32, Label: p.Label, VolumeID: volumeID(s.ID, p.Label), Size: i.Size, Start: i.Start, Time: s.SourceDate, SectorSize: s.SectorSize}
 	if p.FS == FAT16 {
 		o.Type = 16
 	}
@@ -298,7 +309,7 @@ func Compute(s Spec) (*Layout, error) {
 
 // table is the layout as a partition table.
 func (s *Spec) table(l *Layout) gpt.Table {
-	t := gpt.Table{GUID: l.DiskGUID, Size: l.Size}
+	t := gpt.Table{GUID: l.DiskGUID, Size: l.Size, SectorSize: cmp.Or(s.SectorSize, gpt.Sector512)}
 	for _, p := range l.Parts {
 		typ, attr := s.typeOf(p.Label)
 		t.Partitions = append(t.Partitions, gpt.Partition{

@@ -15,6 +15,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
@@ -47,6 +48,8 @@ type image struct {
 	device bool
 	// system opens the files that sites are held against, once.
 	system func() (node.Root, error)
+	// edits are made in what is read.
+	edits []edit
 }
 
 // open opens an image and reads what it says of itself.
@@ -105,6 +108,9 @@ func (m *image) read() error {
 	} else {
 		head = head[:n]
 	}
+	if strings.HasPrefix(unfinished, string(head)) && len(head) == cap(head) {
+		return ErrUnfinished
+	}
 	for _, x := range foreign {
 		if len(head) >= len(x.magic) && string(head[:len(x.magic)]) == x.magic {
 			return fmt.Errorf("%w: it is %s", ErrNotOurs, x.is)
@@ -126,11 +132,14 @@ func (m *image) read() error {
 }
 
 // ReadAt reads the disk.
-func (m *image) ReadAt(p []byte, off int64) (int, error) {
+func (m *image) ReadAt(p []byte, off int64) (n int, err error) {
 	if m.z != nil {
-		return m.z.ReadAt(p, off)
+		n, err = m.z.ReadAt(p, off)
+	} else {
+		n, err = m.f.ReadAt(p, off)
 	}
-	return m.f.ReadAt(p, off)
+	apply(m.edits, p[:n], off)
+	return n, err
 }
 
 // partition finds a partition by its label.
@@ -192,12 +201,13 @@ func (m *image) esp() (*fat.Reader, error) {
 
 // chunk reads n bytes at off for disk.Golden.
 func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
-	if m.z != nil && off%seekable.FrameSize == 0 && n == seekable.FrameSize {
-		b, zero, err := m.z.Decode(int(off/seekable.FrameSize), buf)
-		return b, zero, err
-	}
 	if m.z == nil && isHole(m.f, off, n) {
 		return nil, true, nil
+	}
+	if m.z != nil && off%seekable.FrameSize == 0 && n == seekable.FrameSize {
+		b, zero, err := m.z.Decode(int(off/seekable.FrameSize), buf)
+		apply(m.edits, b, off)
+		return b, zero, err
 	}
 	b := buf[:n]
 	_, err := m.ReadAt(b, off)
@@ -205,4 +215,12 @@ func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 		err = io.ErrUnexpectedEOF
 	}
 	return b, false, err
+}
+
+// hole reports whether a chunk is known to be zero without reading it.
+func (m *image) hole(i int) bool {
+	if m.z != nil {
+		return i < m.z.Frames() && m.z.Entry(i).Compressed < seekable.SmallFrame
+	}
+	return isHole(m.f, int64(i)*seekable.FrameSize, seekable.FrameSize)
 }

@@ -52,6 +52,16 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 // goldenWith has further files in its root and data file systems.
 func goldenWith(t testing.TB, path string, data int64, zstd bool, root, state []tree.Node) *disk.Result {
 	t.Helper()
+	return goldenFor(t, path, data, zstd, 512, root, state)
+}
+
+// goldenFor is for disks with sectors of that size.
+func goldenFor(t testing.TB, path string, data int64, zstd bool, sector int64, root, state []tree.Node) *disk.Result {
+	t.Helper()
+	esp := int64(64 << 20)
+	if sector == 4096 {
+		esp = 264 << 20 // FAT32 has 65,525 clusters at least
+	}
 	noise := make([]byte, data)
 	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
 	info := ondisk.ImageInfo{
@@ -60,8 +70,8 @@ func goldenWith(t testing.TB, path string, data int64, zstd bool, root, state []
 		Kubernetes: "v1.36.3", Images: []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:00", Size: 5}},
 		Yurthub: &ondisk.YurthubInfo{Version: "v1.7.0", Form: "unit"},
 	}
-	spec := disk.Spec{ID: info.Plan, Arch: info.Arch, SourceDate: built, Partitions: []disk.Partition{
-		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: 64 << 20, Nodes: []tree.Node{dir("."), blob("linux", min(data/4, 32<<20)), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
+	spec := disk.Spec{ID: info.Plan, Arch: info.Arch, SourceDate: built, SectorSize: sector, Partitions: []disk.Partition{
+		{Label: ondisk.LabelESP, FS: disk.FAT32, Size: esp, Nodes: []tree.Node{dir("."), blob("linux", min(data/4, 32<<20)), inline("edgebake/sbom.spdx.json", []byte(sbom))}},
 		{Label: ondisk.LabelSlot, FS: disk.FAT16},
 		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 8 << 20, Nodes: append([]tree.Node{dir("."), blob("data", data)}, root...)},
 		{Label: ondisk.LabelRootB},
@@ -72,13 +82,16 @@ func goldenWith(t testing.TB, path string, data int64, zstd bool, root, state []
 		t.Fatal(err)
 	}
 	info.Partitions = l.Parts
+	entry := fmt.Sprintf("title test\noptions root=PARTUUID=%s rw systemd.mount-extra=PARTUUID=%s:/var:ext4 systemd.mount-extra=PARTUUID=%s:/efi:vfat quiet\n",
+		l.Find(ondisk.LabelRootA).GUID, l.Find(ondisk.LabelData).GUID, l.Find(ondisk.LabelESP).GUID)
+	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, inline(ondisk.ESPEntryA, []byte(entry)))
 	b, err := json.Marshal(info)
 	if err != nil {
 		t.Fatal(err)
 	}
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, inline("edgebake/image.json", b))
 	r, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(g string) ([]byte, error) {
-		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: g, SiteVersions: info.SiteVersions}, Time: built})
+		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: g, SiteVersions: info.SiteVersions, SectorSize: sector}, Time: built})
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -454,8 +467,8 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}
 	end := info.Partitions[len(info.Partitions)-1]
 	for where, off := range map[string]int64{
-		"before partition ESP": 1 << 20, "right behind the table": gpt.HeadSize, "behind the last partition": end.Start + end.Size,
-		"before the table's copy": info.Size - gpt.TailSize - 1,
+		"before partition ESP": 1 << 20, "right behind the table": gpt.HeadSize(512), "behind the last partition": end.Start + end.Size,
+		"before the table's copy": info.Size - gpt.TailSize(512) - 1,
 	} {
 		flip(off)
 		if err := Verify(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("byte %d of the disk should be zero", off)) {

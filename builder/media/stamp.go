@@ -109,7 +109,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 // slotOf holds a site against the image and renders the slot that stamping
 // writes.
 func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) {
-	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions}
+	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, SectorSize: m.table.SectorSize}
 	if err := m.serves(s); err != nil {
 		return info, nil, err
 	}

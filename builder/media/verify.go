@@ -35,6 +35,7 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	}
 	bad(gpt.Verify(m, m.size))
 	bad(m.matches())
+	bad(m.asBuilt())
 	bad(m.gaps(ctx))
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -74,7 +75,7 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 // former copy of the table.
 func (m *image) gaps(ctx context.Context) error {
 	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
-	at := int64(gpt.HeadSize)
+	at := gpt.HeadSize(m.table.SectorSize)
 	where := "before partition"
 	buf := make([]byte, disk.Align)
 	for _, p := range parts {
@@ -83,7 +84,7 @@ func (m *image) gaps(ctx context.Context) error {
 		}
 		at, where = p.Start+p.Size, "between partitions, before"
 	}
-	if end := m.table.Size - gpt.TailSize; end-at <= disk.Align {
+	if end := m.table.Size - gpt.TailSize(m.table.SectorSize); end-at <= disk.Align {
 		if err := m.zero(ctx, buf, at, end); err != nil {
 			return fmt.Errorf("behind the last partition: %w", err)
 		}
@@ -122,12 +123,12 @@ func (m *image) parts() (out []ondisk.PartitionInfo) {
 // matches compares the table with what was built.
 func (m *image) matches() error {
 	var errs []error
-	found := m.parts()
+	found, own := m.parts(), m.ownGUIDs()
 	if len(found) != len(m.info.Partitions) {
 		return fmt.Errorf("it has %d partitions, it was built with %d", len(found), len(m.info.Partitions))
 	}
 	for i, want := range m.info.Partitions {
-		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID || got.Start != want.Start || got.Size != want.Size {
+		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID && !own || got.Start != want.Start || got.Size != want.Size {
 			errs = append(errs, fmt.Errorf("partition %d is %s with %d bytes at %d, it was built as %s with %d bytes at %d",
 				i+1, got.Label, got.Size, got.Start, want.Label, want.Size, want.Start))
 		}

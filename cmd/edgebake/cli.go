@@ -44,9 +44,13 @@ func run(ctx context.Context, args []string, s streams) int {
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	var usage usageError
+	var left unfinished
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &left):
+		fmt.Fprintf(s.Err, "edgebake: %v\n", left)
+		return exitInterrupted
 	case ctx.Err() != nil:
 		fmt.Fprintln(s.Err, "edgebake: interrupted; nothing was left behind")
 		return exitInterrupted
@@ -93,6 +97,7 @@ that boots such an image joins the site's cluster by itself.`,
 	})
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
+		newFlash(s), newDevices(s),
 		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
 	)
 	root.InitDefaultCompletionCmd()

@@ -28,7 +28,7 @@ func newDisplay(s streams, asJSON bool) display {
 	if f, ok := s.Err.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
-	return &plainLines{w: s.Err, last: map[string]time.Time{}}
+	return &plainLines{w: s.Err, last: map[string]time.Time{}, begun: map[string]time.Time{}}
 }
 
 // jsonLines prints every event, of progress one a second for each step.
@@ -52,15 +52,24 @@ func (j *jsonLines) close() {}
 // plainLines prints a line for each thing that happened, and of long
 // transfers one every ten seconds.
 type plainLines struct {
-	w    io.Writer
-	last map[string]time.Time
+	w           io.Writer
+	last, begun map[string]time.Time
+}
+
+// pace says how fast it goes and how long it will take, once that can be told.
+func pace(done, total int64, since time.Duration) string {
+	if since < time.Second || done <= 0 || total < done {
+		return ""
+	}
+	left := time.Duration(float64(since) * float64(total-done) / float64(done)).Round(time.Second)
+	return fmt.Sprintf(", %s/s, %s left", humanSize(int64(float64(done)/since.Seconds())), left)
 }
 
 func (p *plainLines) event(e builder.Event) {
 	switch e.State {
 	case builder.StateStart:
 		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
-		p.last[e.Step] = time.Now()
+		p.last[e.Step], p.begun[e.Step] = time.Now(), time.Now()
 	case builder.StateLog:
 		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
 	case builder.StateWarning:
@@ -71,7 +80,7 @@ func (p *plainLines) event(e builder.Event) {
 		}
 		p.last[e.Step] = time.Now()
 		if e.Total > 0 {
-			fmt.Fprintf(p.w, "%s: %s of %s (%d %%)\n", e.Step, humanSize(e.Done), humanSize(e.Total), e.Done*100/e.Total)
+			fmt.Fprintf(p.w, "%s: %s of %s (%d %%)%s\n", e.Step, humanSize(e.Done), humanSize(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, time.Since(p.begun[e.Step])))
 		} else {
 			fmt.Fprintf(p.w, "%s: %s\n", e.Step, humanSize(e.Done))
 		}
@@ -93,8 +102,9 @@ type bars struct {
 
 type bar struct {
 	*mpb.Bar
-	mu   sync.Mutex // text is drawn by another goroutine
-	text string
+	begun time.Time
+	mu    sync.Mutex // text is drawn by another goroutine
+	text  string
 }
 
 func (b *bar) say(s string) {
@@ -119,7 +129,7 @@ func (b *bars) event(e builder.Event) {
 	}
 	at, ok := b.all[e.Step]
 	if !ok || e.State == builder.StateStart {
-		at = &bar{text: e.Text}
+		at = &bar{text: e.Text, begun: time.Now()}
 		at.Bar = b.p.New(0, mpb.BarStyle().Lbound("").Rbound("").Filler("━").Tip("━").Padding(" "),
 			mpb.BarFillerClearOnComplete(),
 			mpb.PrependDecorators(decor.Name(e.Step, decor.WCSyncSpaceR), decor.Elapsed(decor.ET_STYLE_MMSS, decor.WCSyncSpace)),
@@ -132,7 +142,7 @@ func (b *bars) event(e builder.Event) {
 	case builder.StateProgress:
 		at.SetTotal(e.Total, false)
 		at.SetCurrent(e.Done)
-		at.say(humanSize(e.Done))
+		at.say(humanSize(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
 	case builder.StateDone:
 		at.say("done")
 		at.SetTotal(-1, true)

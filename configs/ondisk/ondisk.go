@@ -110,6 +110,8 @@ type SlotInfo struct {
 	// (docs/decisions/0002-golden-digest.md).
 	Golden       string   `json:"golden"`
 	SiteVersions []string `json:"siteVersions"`
+	// SectorSize is that of the disk, and so of the slot's file system; 0: 512.
+	SectorSize int64 `json:"sectorSize,omitempty"`
 	// Stamped is when the site was written, in seconds since the epoch; 0 in
 	// a golden image and without a date. It is one of the floors of the node's
 	// clock, if it lies within the image's StampDates.

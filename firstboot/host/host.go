@@ -438,16 +438,33 @@ func onSlot(device string, do func(f *os.File) error) error {
 	return errors.Join(do(f), f.Close())
 }
 
-func writeSlot(device string, c *slot.Contents) error {
-	img, err := slot.Make(*c)
+// sectorSize is the size of a device's logical sectors. A file has none, and
+// gets the usual.
+func sectorSize(f *os.File) int64 {
+	n, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
 	if err != nil {
-		return err
+		return 512
 	}
-	return onSlot(device, func(f *os.File) error { return slot.WriteWhole(f, img) })
+	return int64(n)
+}
+
+func writeSlot(device string, c *slot.Contents) error {
+	return onSlot(device, func(f *os.File) error {
+		own := *c
+		own.Info.SectorSize = sectorSize(f)
+		img, err := slot.Make(own)
+		if err != nil {
+			return err
+		}
+		return slot.WriteWhole(f, img)
+	})
 }
 
 func scrubSlot(device string, info ondisk.SlotInfo, site []byte, secrets []string) error {
-	return onSlot(device, func(f *os.File) error { return slot.Scrub(f, info, site, secrets...) })
+	return onSlot(device, func(f *os.File) error {
+		info.SectorSize = sectorSize(f)
+		return slot.Scrub(f, info, site, secrets...)
+	})
 }
 
 func reportSlot(device string, text, json []byte) error {

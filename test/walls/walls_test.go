@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/qemu":               {},
+	"builder/device":             {},
 	"builder":                    {"builder/...", "overlays/...", "configs/..."},
 	"overlays":                   {"configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
 	"overlays/node":              {"configs", "configs/ondisk"},

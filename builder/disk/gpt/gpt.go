@@ -36,26 +36,35 @@ const (
 // NoAuto is the attribute that keeps systemd-gpt-auto-generator away.
 const NoAuto = uint64(1) << 63
 
+// Sectors are the sizes of a logical block that disks have. A table counts in
+// them, so one for the other size is not found.
 const (
-	// Sector is the size of a logical block. Disks with sectors of 4 KiB
-	// need another table.
-	Sector = 512
-	// entries of 128 bytes are what every table has.
-	entries, entryBytes = 128, 128
-	arraySectors        = entries * entryBytes / Sector
-	// HeadSize is what the table takes at the beginning of the disk, with
-	// the protective MBR; TailSize is what its copy takes at the end.
-	HeadSize = (2 + arraySectors) * Sector
-	TailSize = (1 + arraySectors) * Sector
+	Sector512  = 512
+	Sector4096 = 4096
 )
+
+// entries of 128 bytes are what every table has.
+const entries, entryBytes = 128, 128
+
+// arraySize is what all entries take.
+const arraySize = entries * entryBytes
 
 // Table is a partition table. Offsets and sizes are bytes.
 type Table struct {
 	GUID string // of the disk, lower case
 	// Size of the disk that the table was made for.
-	Size       int64
+	Size int64
+	// SectorSize is Sector512 or Sector4096.
+	SectorSize int64
 	Partitions []Partition
 }
+
+// HeadSize is what a table takes at the beginning of a disk with sectors of
+// that size, with the protective MBR.
+func HeadSize(sector int64) int64 { return 2*sector + arraySize }
+
+// TailSize is what the table's copy takes at the end.
+func TailSize(sector int64) int64 { return sector + arraySize }
 
 // Partition is one entry of the table; entries are numbered in order, from 1.
 type Partition struct {
@@ -76,7 +85,12 @@ var (
 func (t *Table) check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if t.Size%Sector != 0 || t.Size < HeadSize+TailSize {
+	sector := t.SectorSize
+	if sector != Sector512 && sector != Sector4096 {
+		return fmt.Errorf("no disk has sectors of %d bytes: want %d or %d", sector, Sector512, Sector4096)
+	}
+	head, tail := HeadSize(sector), TailSize(sector)
+	if t.Size%sector != 0 || t.Size < head+tail {
 		bad("a disk of %d bytes has no room for a table", t.Size)
 	}
 	if len(t.Partitions) > entries {
@@ -84,7 +98,7 @@ func (t *Table) check() error {
 	}
 	seen := map[string]string{t.GUID: "the disk"}
 	for _, p := range t.Partitions {
-		if p.Start%Sector != 0 || p.Size%Sector != 0 || p.Size <= 0 || p.Start < HeadSize || p.Start > t.Size-TailSize || p.Size > t.Size-TailSize-p.Start {
+		if p.Start%sector != 0 || p.Size%sector != 0 || p.Size <= 0 || p.Start < head || p.Start > t.Size-tail || p.Size > t.Size-tail-p.Start {
 			bad("partition %s: %d bytes at %d do not fit a disk of %d", p.Name, p.Size, p.Start, t.Size)
 		}
 		if other, ok := seen[p.GUID]; ok {
@@ -119,22 +133,22 @@ func Encode(t Table) (head, tail []byte, err error) {
 	if _, err := uuid.Parse(t.GUID); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: disk GUID %q: %w", t.GUID, err)
 	}
-	lib := diskfs.Table{GUID: t.GUID, ProtectiveMBR: true, LogicalSectorSize: Sector, PhysicalSectorSize: Sector}
+	lib := diskfs.Table{GUID: t.GUID, ProtectiveMBR: true, LogicalSectorSize: int(t.SectorSize), PhysicalSectorSize: int(t.SectorSize)}
 	for i, p := range t.Partitions {
 		if _, err := uuid.Parse(p.GUID); err != nil {
 			return nil, nil, fmt.Errorf("making the partition table: GUID %q of partition %s: %w", p.GUID, p.Name, err)
 		}
 		lib.Partitions = append(lib.Partitions, &diskfs.Partition{
 			Index: i + 1, Name: p.Name, Type: diskfs.Type(strings.ToUpper(p.Type)), GUID: strings.ToUpper(p.GUID),
-			Start: uint64(p.Start / Sector), End: uint64((p.Start+p.Size)/Sector) - 1, Attributes: p.Attributes,
+			Start: uint64(p.Start / t.SectorSize), End: uint64((p.Start+p.Size)/t.SectorSize) - 1, Attributes: p.Attributes,
 		})
 	}
-	ends := &ends{head: make([]byte, HeadSize), tail: make([]byte, TailSize), size: t.Size}
+	ends := &ends{head: make([]byte, HeadSize(t.SectorSize)), tail: make([]byte, TailSize(t.SectorSize)), size: t.Size}
 	if err := lib.Write(ends, t.Size); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: %w", err)
 	}
-	// The MBR entry of a disk beyond 2 TiB ends where the format ends.
-	if t.Size/Sector-1 > 1<<32-1 {
+	// The MBR entry of a disk beyond 2^32 sectors ends where the format ends.
+	if t.Size/t.SectorSize-1 > 1<<32-1 {
 		binary.LittleEndian.PutUint32(ends.head[446+12:], 1<<32-1)
 	}
 	return ends.head, ends.tail, nil
@@ -191,54 +205,82 @@ func Read(r io.ReaderAt, size int64) (*Table, error) {
 }
 
 func read(r io.ReaderAt, size int64) (*Table, error) {
-	if size < HeadSize+TailSize {
+	// The size of the sectors shows only in where the table is. A sound first
+	// header decides; else a copy at the end is looked for.
+	var errs []error
+	for _, copyOnly := range []bool{false, true} {
+		for _, sector := range []int64{Sector512, Sector4096} {
+			t, err := readSectors(r, size, sector, copyOnly)
+			if !errors.Is(err, ErrNoTable) {
+				return t, err
+			}
+			errs = append(errs, err)
+		}
+	}
+	// What is said of the usual size comes first; "no header at all" is the
+	// least that can be said.
+	for _, err := range errs {
+		if err.Error() != ErrNoTable.Error() {
+			return nil, err
+		}
+	}
+	return nil, errs[0]
+}
+
+// readSectors reads a table for sectors of one size.
+func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, error) {
+	headSize, tailSize := HeadSize(sector), TailSize(sector)
+	if size < headSize+tailSize {
 		return nil, fmt.Errorf("%w in %d bytes", ErrNoTable, size)
 	}
-	head := make([]byte, HeadSize)
+	head := make([]byte, headSize)
 	if _, err := r.ReadAt(head, 0); err != nil {
 		return nil, err
 	}
-	disk := size
-	primary, err := parseHeader(head[Sector:2*Sector], 1)
-	if err == nil {
+	disk := size / sector * sector
+	primary, err := parseHeader(head[sector:2*sector], 1, sector)
+	switch {
+	case err != nil && !copyOnly:
+		return nil, err
+	case err != nil:
+	case primary.other > uint64(1)<<50:
+		return nil, fmt.Errorf("%w: its copy is nowhere", ErrNoTable)
+	default:
 		// Where the copy is tells how large the disk was made.
-		if primary.other > uint64(1)<<54 {
-			return nil, fmt.Errorf("%w: its copy is nowhere", ErrNoTable)
-		}
-		disk = int64(primary.other+1) * Sector
+		disk = int64(primary.other+1) * sector
 		if disk > size {
 			return nil, fmt.Errorf("%w: the table is of a disk of %d bytes, here are only %d; copy the image again", ErrTruncated, disk, size)
 		}
-		if disk < HeadSize+TailSize {
+		if disk < headSize+tailSize {
 			return nil, fmt.Errorf("%w: its copy is at sector %d", ErrNoTable, primary.other)
 		}
 	}
-	tail := make([]byte, TailSize)
-	if _, errTail := r.ReadAt(tail, disk-TailSize); errTail != nil {
+	tail := make([]byte, tailSize)
+	if _, errTail := r.ReadAt(tail, disk-tailSize); errTail != nil {
 		return nil, errTail
 	}
 	// What did not pass is not shown to the library.
 	if err != nil {
-		clear(head[Sector : 2*Sector])
+		clear(head[sector : 2*sector])
 	}
-	if _, errCopy := parseHeader(tail[TailSize-Sector:], uint64(disk/Sector)-1); errCopy != nil {
+	if _, errCopy := parseHeader(tail[tailSize-sector:], uint64(disk/sector)-1, sector); errCopy != nil {
 		if err != nil {
 			return nil, err
 		}
-		clear(tail[TailSize-Sector:])
+		clear(tail[tailSize-sector:])
 	}
-	lib, err := diskfs.Read(&ends{head: head, tail: tail, size: disk}, Sector, Sector)
+	lib, err := diskfs.Read(&ends{head: head, tail: tail, size: disk}, int(sector), int(sector))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoTable, err)
 	}
-	t := &Table{GUID: strings.ToLower(lib.GUID), Size: disk}
+	t := &Table{GUID: strings.ToLower(lib.GUID), Size: disk, SectorSize: sector}
 	for _, p := range lib.Partitions {
-		if p.Start > p.End || p.End >= uint64(disk/Sector) {
+		if p.Start > p.End || p.End >= uint64(disk/sector) {
 			return nil, fmt.Errorf("partition %d is not on the disk (sectors %d to %d)", p.Index, p.Start, p.End)
 		}
 		t.Partitions = append(t.Partitions, Partition{
 			Name: p.Name, Type: strings.ToLower(string(p.Type)), GUID: strings.ToLower(p.GUID),
-			Start: int64(p.Start) * Sector, Size: int64(p.End-p.Start+1) * Sector, Attributes: p.Attributes,
+			Start: int64(p.Start) * sector, Size: int64(p.End-p.Start+1) * sector, Attributes: p.Attributes,
 		})
 	}
 	return t, t.check()
@@ -247,7 +289,7 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 // header is what of a header must be known before the library may read it.
 type header struct{ other uint64 }
 
-func parseHeader(b []byte, lba uint64) (*header, error) {
+func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 	le := binary.LittleEndian
 	if string(b[:8]) != "EFI PART" {
 		return nil, ErrNoTable
@@ -265,7 +307,7 @@ func parseHeader(b []byte, lba uint64) (*header, error) {
 	}
 	array := uint64(2)
 	if lba != 1 {
-		array = lba - arraySectors
+		array = lba - uint64(arraySize/sector)
 	}
 	if le.Uint64(b[72:]) != array {
 		return nil, fmt.Errorf("%w: its entries are in an unusual place", ErrNoTable)
@@ -288,7 +330,7 @@ func Verify(r io.ReaderAt, size int64) error {
 		what string
 		want []byte
 		off  int64
-	}{{"partition table", head, 0}, {"partition table's copy", tail, t.Size - TailSize}} {
+	}{{"partition table", head, 0}, {"partition table's copy", tail, t.Size - int64(len(tail))}} {
 		got := make([]byte, len(x.want))
 		if _, err := r.ReadAt(got, x.off); err != nil {
 			errs = append(errs, fmt.Errorf("reading the %s: %w", x.what, err))

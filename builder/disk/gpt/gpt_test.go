@@ -16,7 +16,7 @@ import (
 
 func sample(size int64) Table {
 	return Table{
-		GUID: "11111111-2222-4333-8444-555555555555", Size: size,
+		GUID: "11111111-2222-4333-8444-555555555555", Size: size, SectorSize: Sector512,
 		Partitions: []Partition{
 			{Name: "ESP", Type: TypeESP, GUID: "aaaaaaaa-2222-4333-8444-555555555555", Start: 4 << 20, Size: 8 << 20},
 			{Name: "DATA", Type: TypeVar, GUID: "bbbbbbbb-2222-4333-8444-555555555555", Start: 12 << 20, Size: size - 13<<20, Attributes: NoAuto},
@@ -68,6 +68,54 @@ func TestRoundTripAndOracle(t *testing.T) {
 	}
 }
 
+// TestSectorsOf4KiB: the table of such a disk is found, checked, and told from
+// one of the usual kind, also by its copy alone. sgdisk takes the size of a
+// file's sectors for granted; test/oracle and the tests of flash ask it about
+// real devices.
+func TestSectorsOf4KiB(t *testing.T) {
+	want := sample(64 << 20)
+	want.SectorSize = Sector4096
+	b := disk(t, want)
+	for _, damaged := range []bool{false, true} {
+		if damaged {
+			b[Sector4096]++
+		}
+		got, err := Read(bytes.NewReader(b), int64(len(b)))
+		if err != nil || !reflect.DeepEqual(*got, want) {
+			t.Fatalf("damaged %v: read %+v, %v", damaged, got, err)
+		}
+		if err := Verify(bytes.NewReader(b), int64(len(b))); (err != nil) != damaged {
+			t.Errorf("damaged %v: Verify: %v", damaged, err)
+		}
+	}
+	b[Sector4096]--
+	if _, err := Read(bytes.NewReader(b), int64(len(b))-Sector4096); !errors.Is(err, ErrTruncated) {
+		t.Errorf("cut short: %v", err)
+	}
+	for _, part := range [][]byte{b[:3*Sector4096], b[len(b)-Sector4096:]} {
+		for i := 0; i < len(part); i += 7 {
+			part[i] ^= 1
+			if err := Verify(bytes.NewReader(b), int64(len(b))); err == nil {
+				t.Fatalf("not noticed: byte %d of %d", i, len(part))
+			}
+			part[i] ^= 1
+		}
+	}
+	huge := sample(32 << 40)
+	huge.SectorSize = Sector4096
+	head, _, err := Encode(huge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := binary.LittleEndian.Uint32(head[446+12:]); n != 1<<32-1 {
+		t.Errorf("the protective MBR of 32 TiB has %d sectors", n)
+	}
+	want.SectorSize = 520
+	if _, _, err := Encode(want); err == nil {
+		t.Error("sectors of 520 bytes were taken")
+	}
+}
+
 func TestHugeDisk(t *testing.T) {
 	tab := sample(4 << 40)
 	head, _, err := Encode(tab)
@@ -85,7 +133,7 @@ func TestDamage(t *testing.T) {
 
 	t.Run("copy is used", func(t *testing.T) {
 		x := bytes.Clone(b)
-		x[Sector+60]++
+		x[Sector512+60]++
 		got, err := Read(bytes.NewReader(x), size)
 		if err != nil || len(got.Partitions) != 2 {
 			t.Errorf("%v %v", got, err)
@@ -96,7 +144,7 @@ func TestDamage(t *testing.T) {
 	})
 	t.Run("entries", func(t *testing.T) {
 		x := bytes.Clone(b)
-		x[2*Sector]++
+		x[2*Sector512]++
 		if _, err := Read(bytes.NewReader(x), size); err != nil {
 			t.Error(err)
 		}
@@ -109,7 +157,7 @@ func TestDamage(t *testing.T) {
 		}
 	})
 	t.Run("cut short", func(t *testing.T) {
-		if _, err := Read(bytes.NewReader(b), size-Sector); !errors.Is(err, ErrTruncated) {
+		if _, err := Read(bytes.NewReader(b), size-Sector512); !errors.Is(err, ErrTruncated) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -122,9 +170,9 @@ func TestDamage(t *testing.T) {
 	})
 	t.Run("bytes of the table", func(t *testing.T) {
 		x := bytes.Clone(b)
-		for _, part := range [][]byte{x[:HeadSize], x[size-TailSize:]} {
+		for _, part := range [][]byte{x[:HeadSize(Sector512)], x[size-TailSize(Sector512):]} {
 			for i := 0; i < len(part); i++ {
-				if i > 4*Sector && i < len(part)-2*Sector {
+				if i > 4*Sector512 && i < len(part)-2*Sector512 {
 					i += 96 // the entries that are not used
 				}
 				part[i] ^= 1
@@ -165,7 +213,7 @@ func TestDamage(t *testing.T) {
 	})
 	t.Run("absurd count", func(t *testing.T) {
 		x := bytes.Clone(b)
-		h := x[Sector : 2*Sector]
+		h := x[Sector512 : 2*Sector512]
 		binary.LittleEndian.PutUint32(h[80:], 1<<31)
 		clear(h[16:20])
 		binary.LittleEndian.PutUint32(h[16:], crc32.ChecksumIEEE(h[:92]))
@@ -210,12 +258,12 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		// A fuzzer does not find checksums by itself.
-		if len(b) >= 2*Sector {
-			h := b[Sector:]
+		if len(b) >= 2*Sector512 {
+			h := b[Sector512:]
 			clear(h[16:20])
 			binary.LittleEndian.PutUint32(h[16:], crc32.ChecksumIEEE(h[:92]))
-			if len(b) >= HeadSize {
-				binary.LittleEndian.PutUint32(h[88:], crc32.ChecksumIEEE(b[2*Sector:HeadSize]))
+			if len(b) >= int(HeadSize(Sector512)) {
+				binary.LittleEndian.PutUint32(h[88:], crc32.ChecksumIEEE(b[2*Sector512:HeadSize(Sector512)]))
 				clear(h[16:20])
 				binary.LittleEndian.PutUint32(h[16:], crc32.ChecksumIEEE(h[:92]))
 			}

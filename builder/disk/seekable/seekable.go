@@ -30,6 +30,9 @@ import (
 // may hold fewer.
 const FrameSize = 4 << 20
 
+// SmallFrame is more than a frame of zeros takes. Hardly any other is smaller.
+const SmallFrame = 1024
+
 const (
 	magicFrame = 0xfd2fb528
 	magicSkip  = 0x184d2a5e // a skippable frame, which decoders pass over
@@ -319,7 +322,7 @@ func (z *Reader) Frame(frame int) ([]byte, error) {
 // zero it reports that the frame holds nothing but zeros, and content is nil.
 func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err error) {
 	e := z.entries[frame]
-	small := e.Compressed < 1024
+	small := e.Compressed < SmallFrame
 	var packed []byte
 	if small {
 		packed = make([]byte, e.Compressed)

@@ -17,6 +17,7 @@
 package fat
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"time"
@@ -31,6 +32,9 @@ type Options struct {
 	VolumeID uint32
 	// Size of the partition in bytes.
 	Size int64
+	// SectorSize is that of the disk: 512, which 0 means too, or 4096. No
+	// system mounts a file system whose sectors are smaller than the disk's.
+	SectorSize int64
 	// Start is where the partition begins on the disk, in bytes. The boot
 	// sector repeats it (BPB_HiddSec).
 	Start int64
@@ -41,9 +45,9 @@ type Options struct {
 var le = binary.LittleEndian
 
 const (
-	sectorSize = 512
-	entrySize  = 32  // a directory entry
-	rootMax    = 512 // root directory entries of FAT16, as every formatter sets it
+	bootSize  = 512 // what is used of the boot sector, whatever a sector has
+	entrySize = 32  // a directory entry
+	rootMax   = 512 // root directory entries of FAT16, as every formatter sets it
 	// dirMax is what a directory may hold at most: 65,536 entries.
 	dirMax = 65536 * entrySize
 
@@ -85,6 +89,10 @@ func (g *geometry) clusterOff(c uint32) int64 {
 
 // layout computes the geometry of a new file system.
 func layout(o Options) (*geometry, error) {
+	sectorSize := cmp.Or(o.SectorSize, 512)
+	if sectorSize != 512 && sectorSize != 4096 {
+		return nil, fmt.Errorf("a FAT file system cannot have sectors of %d bytes: want 512 or 4096", sectorSize)
+	}
 	g := &geometry{kind: o.Type, sectorSize: sectorSize, sectors: o.Size / sectorSize, fats: 2}
 	if o.Size <= 0 || o.Size%sectorSize != 0 || g.sectors > 1<<32-1 {
 		return nil, fmt.Errorf("a FAT file system cannot have a size of %d bytes", o.Size)
@@ -93,23 +101,25 @@ func layout(o Options) (*geometry, error) {
 	switch o.Type {
 	case 16:
 		bytesPerEntry, g.reserved, g.rootDir = 2, 1, rootMax*entrySize/sectorSize
-		// The smallest cluster that keeps FAT16 below its 65,524 clusters.
-		for g.perCluster = 4; g.sectors/g.perCluster >= minFAT32-1 && g.perCluster < 64; {
+		// The smallest cluster of 2 KiB or more that keeps FAT16 below its
+		// 65,524 clusters.
+		for g.perCluster = max(1, 2048/sectorSize); g.sectors/g.perCluster >= minFAT32-1 && g.perCluster < 64; {
 			g.perCluster *= 2
 		}
 	case 32:
 		bytesPerEntry, g.reserved, g.root = 4, 32, 2
 		// The table of cluster sizes in fatgen103.
+		size := int64(512)
 		switch {
 		case o.Size <= 260<<20:
-			g.perCluster = 1
 		case o.Size <= 8<<30:
-			g.perCluster = 8
+			size = 4 << 10
 		case o.Size <= 16<<30:
-			g.perCluster = 16
+			size = 8 << 10
 		default:
-			g.perCluster = 32
+			size = 16 << 10
 		}
+		g.perCluster = max(1, size/sectorSize)
 	default:
 		return nil, fmt.Errorf("FAT%d cannot be written, only FAT16 and FAT32", o.Type)
 	}
@@ -126,7 +136,7 @@ func layout(o Options) (*geometry, error) {
 		g.fatSectors = need
 	}
 	// Clusters on 4 KiB boundaries of the partition suit flash storage.
-	const align = 8
+	align := 4096 / sectorSize
 	if rem := (g.dataOff() / sectorSize) % align; rem != 0 {
 		g.reserved += align - rem
 	}

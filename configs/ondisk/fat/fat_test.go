@@ -80,11 +80,13 @@ var kinds = []Options{
 	{Type: 16, Label: "EDGEBAKE", VolumeID: 0x12345678, Size: 16 << 20, Start: 516 << 20, Time: date},
 	{Type: 32, Label: "ESP", VolumeID: 0x9abcdef0, Size: 512 << 20, Start: 4 << 20, Time: date},
 	{Type: 32, Label: "ESP", VolumeID: 1, Size: 64 << 20, Time: date},
+	{Type: 16, Label: "EDGEBAKE", VolumeID: 0x12345678, Size: 16 << 20, Start: 516 << 20, Time: date, SectorSize: 4096},
+	{Type: 32, Label: "ESP", VolumeID: 0x9abcdef0, Size: 512 << 20, Start: 4 << 20, Time: date, SectorSize: 4096},
 }
 
 func TestWriteIsCleanAndReadable(t *testing.T) {
 	for _, o := range kinds {
-		t.Run(fmt.Sprintf("FAT%d %dM", o.Type, o.Size>>20), func(t *testing.T) {
+		t.Run(fmt.Sprintf("FAT%d %dM %d", o.Type, o.Size>>20, o.SectorSize), func(t *testing.T) {
 			nodes, blobs := sample()
 			name := build(t, nodes, blobs, o)
 

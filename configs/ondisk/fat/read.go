@@ -42,7 +42,7 @@ type Extent struct{ Off, Len int64 }
 // Open reads the boot sector. Nothing else of the file system needs to be
 // sound yet.
 func Open(r io.ReaderAt) (*Reader, error) {
-	b := make([]byte, sectorSize)
+	b := make([]byte, bootSize)
 	if _, err := r.ReadAt(b, 0); err != nil {
 		return nil, fmt.Errorf("reading the boot sector: %w", err)
 	}
@@ -96,6 +96,9 @@ func Open(r io.ReaderAt) (*Reader, error) {
 
 // Type is 12, 16 or 32.
 func (r *Reader) Type() int { return r.g.kind }
+
+// SectorSize is the size of the file system's sectors in bytes.
+func (r *Reader) SectorSize() int64 { return r.g.sectorSize }
 
 // Size is the file system's size in bytes.
 func (r *Reader) Size() int64 { return r.g.sectors * r.g.sectorSize }

@@ -246,11 +246,11 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 		// The copies in sectors 6 and 7 are what repair tools look for.
 		info := fsInfo(g, next)
 		for _, at := range []int64{0, 6} {
-			if _, err := w.WriteAt(info, (at+1)*sectorSize); err != nil {
+			if _, err := w.WriteAt(info, (at+1)*g.sectorSize); err != nil {
 				return fmt.Errorf("writing the information sector: %w", err)
 			}
 		}
-		if _, err := w.WriteAt(boot, 6*sectorSize); err != nil {
+		if _, err := w.WriteAt(boot, 6*g.sectorSize); err != nil {
 			return fmt.Errorf("writing the boot sector's copy: %w", err)
 		}
 	}
@@ -316,7 +316,7 @@ func directory(d *file, o Options) []byte {
 // chains renders the allocation table as far as it is used.
 func chains(g *geometry, order []*file, next uint32) []byte {
 	width := int64(g.kind / 8)
-	b := make([]byte, (int64(next)*width+sectorSize-1)/sectorSize*sectorSize)
+	b := make([]byte, (int64(next)*width+g.sectorSize-1)/g.sectorSize*g.sectorSize)
 	set := func(c, v uint32) {
 		if g.kind == 16 {
 			le.PutUint16(b[c*2:], uint16(v))
@@ -348,18 +348,18 @@ func labelName(label string) shortName {
 }
 
 func bootSector(g *geometry, o Options) []byte {
-	b := make([]byte, sectorSize)
+	b := make([]byte, bootSize)
 	ext := 36 // where the fields that all types have begin
 	copy(b, []byte{0xeb, 0x3c, 0x90})
 	if g.kind == 32 {
 		ext, b[1] = 64, 0x58
 	}
 	copy(b[3:], "EDGEBAKE")
-	le.PutUint16(b[11:], sectorSize)
+	le.PutUint16(b[11:], uint16(g.sectorSize))
 	b[13] = byte(g.perCluster)
 	le.PutUint16(b[14:], uint16(g.reserved))
 	b[16] = byte(g.fats)
-	le.PutUint16(b[17:], uint16(g.rootDir*sectorSize/entrySize))
+	le.PutUint16(b[17:], uint16(g.rootDir*g.sectorSize/entrySize))
 	if g.kind == 16 && g.sectors < 1<<16 {
 		le.PutUint16(b[19:], uint16(g.sectors))
 	} else {
@@ -368,7 +368,7 @@ func bootSector(g *geometry, o Options) []byte {
 	b[21] = 0xf8              // a fixed disk
 	le.PutUint16(b[24:], 63)  // sectors a track
 	le.PutUint16(b[26:], 255) // heads
-	le.PutUint32(b[28:], uint32(min(o.Start/sectorSize, 1<<32-1)))
+	le.PutUint32(b[28:], uint32(min(o.Start/g.sectorSize, 1<<32-1)))
 	if g.kind == 16 {
 		le.PutUint16(b[22:], uint16(g.fatSectors))
 	} else {
@@ -389,7 +389,7 @@ func bootSector(g *geometry, o Options) []byte {
 }
 
 func fsInfo(g *geometry, next uint32) []byte {
-	b := make([]byte, sectorSize)
+	b := make([]byte, bootSize)
 	copy(b, "RRaA")
 	copy(b[484:], "rrAa")
 	free := uint32(g.clusters) - (next - 2)

@@ -166,7 +166,7 @@ func (c *Contents) make() ([]byte, error) {
 	img := make(image, ondisk.SlotSize)
 	err = fat.Write(img, nodes, nil, fat.Options{
 		Type: 16, Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
-		Size: ondisk.SlotSize, Time: when,
+		Size: ondisk.SlotSize, Time: when, SectorSize: info.SectorSize,
 	})
 	return img, err
 }
@@ -528,7 +528,7 @@ func writeReport(f Device, r Report) error {
 // that cannot be read, because the power went during an earlier Scrub or
 // somebody damaged it, is made from info and site alone: that no secret stays
 // matters more than what else was there. A file system larger than a slot is
-// left alone (ErrForeign).
+// left alone (ErrForeign). info says what the disk's sectors are.
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
 		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)
@@ -540,6 +540,7 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	if c.Info.Version == 0 {
 		c.Info = info
 	}
+	c.Info.SectorSize = info.SectorSize
 	name := ondisk.SlotSite
 	if _, ok := c.Files[ondisk.SlotInventory]; ok {
 		name = ondisk.SlotInventory

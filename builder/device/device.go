@@ -1,0 +1,253 @@
+// Package device knows the disks of the computer that edgebake runs on: which
+// there are, what they are called, and why one must not be overwritten. It
+// opens one so that nobody else uses it meanwhile, and writes, zeroes and
+// reads it past the page cache.
+//
+// What is on a disk, lsblk tells (util-linux, on every distribution): it
+// knows mounts, swap, holders, and what udev or libblkid found on partitions,
+// for users without rights too. Parse and Refusals are pure; the ioctls are in
+// the files of the operating system.
+package device
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Disk is one block device that could be written as a whole.
+type Disk struct {
+	Path   string `json:"path"`
+	Model  string `json:"model,omitempty"`
+	Serial string `json:"serial,omitempty"`
+	// Bus is how it is attached: usb, nvme, sata, mmc, ...
+	Bus       string `json:"bus,omitempty"`
+	Size      int64  `json:"size"`
+	Sector    int64  `json:"sector"` // bytes of a logical sector
+	Removable bool   `json:"removable,omitempty"`
+	// Holds is what is on it, for a person who has to decide: "sda1 ext4 ROOT".
+	Holds []string `json:"holds,omitempty"`
+	// Refusals say why it must not be overwritten; none: it may be.
+	Refusals []string `json:"refusals,omitempty"`
+}
+
+// String names the disk so that a person can tell it from others.
+func (d *Disk) String() string {
+	words := []string{d.Path}
+	if d.Model != "" {
+		words = append(words, d.Model)
+	}
+	if d.Serial != "" {
+		words = append(words, "serial "+d.Serial)
+	}
+	return strings.Join(words, ", ")
+}
+
+// node is a device as lsblk prints it.
+type node struct {
+	Name        string   `json:"name"`
+	Path        string   `json:"path"`
+	Type        string   `json:"type"`
+	Size        int64    `json:"size"`
+	Model       string   `json:"model"`
+	Serial      string   `json:"serial"`
+	Tran        string   `json:"tran"`
+	Removable   bool     `json:"rm"`
+	ReadOnly    bool     `json:"ro"`
+	Sector      int64    `json:"log-sec"`
+	FSType      string   `json:"fstype"`
+	Label       string   `json:"label"`
+	PartLabel   string   `json:"partlabel"`
+	Mountpoints []string `json:"mountpoints"`
+	Children    []node   `json:"children"`
+}
+
+// columns are what is asked of lsblk.
+const columns = "NAME,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FSTYPE,LABEL,PARTLABEL,MOUNTPOINTS"
+
+// Ask runs lsblk.
+func Ask(ctx context.Context) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "lsblk", "--json", "--bytes", "--output", columns)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	out, err := cmd.Output()
+	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
+		return nil, fmt.Errorf("listing disks: lsblk: %s: util-linux 2.37 or later is needed", bytes.TrimSpace(e.Stderr))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing disks: %w: install util-linux", err)
+	}
+	return out, nil
+}
+
+// Devices are all block devices of a computer.
+type Devices struct{ top []node }
+
+// Parse reads what lsblk printed.
+func Parse(out []byte) (*Devices, error) {
+	var doc struct {
+		Devices []node `json:"blockdevices"`
+	}
+	if err := json.Unmarshal(out, &doc); err != nil {
+		return nil, fmt.Errorf("listing disks: reading what lsblk prints: %w: util-linux 2.37 or later is needed", err)
+	}
+	return &Devices{doc.Devices}, nil
+}
+
+// isDisk reports whether something is a disk and has a medium. Drives for
+// optical media and memory that plays disk are none.
+func (n *node) isDisk() bool {
+	return n.Size > 0 && (n.Type == "disk" || n.Type == "loop") &&
+		!strings.HasPrefix(n.Name, "zram") && !strings.HasPrefix(n.Name, "mtdblock") &&
+		// Parts of an eMMC that only it itself or its boot ROM may write.
+		!(strings.HasPrefix(n.Name, "mmcblk") && (strings.Contains(n.Name, "boot") || strings.HasSuffix(n.Name, "rpmb")))
+}
+
+// Disks lists the disks, those that may be overwritten first.
+func (d *Devices) Disks() []Disk {
+	out := []Disk{}
+	for i := range d.top {
+		// What several disks are part of is listed below each of them.
+		if d.top[i].isDisk() {
+			out = append(out, d.top[i].disk())
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Disk) int {
+		return min(len(a.Refusals), 1) - min(len(b.Refusals), 1)
+	})
+	return out
+}
+
+// Find finds the disk that a path, or a link to it, names.
+func (d *Devices) Find(path string) (*Disk, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, err
+	}
+	for i := range d.top {
+		top := &d.top[i]
+		if top.Path == real {
+			disk := top.disk()
+			if !top.isDisk() {
+				disk.Refusals = append(disk.Refusals, notDisk(top))
+			}
+			return &disk, nil
+		}
+		if n := top.find(real); n != nil {
+			disk := n.disk()
+			disk.Refusals = append([]string{fmt.Sprintf("it is a part of %s (%s), and an image is a whole disk: name the disk", top.Path, n.Type)}, disk.Refusals...)
+			return &disk, nil
+		}
+	}
+	return nil, fmt.Errorf("the kernel lists no block device %s: see edgebake devices", real)
+}
+
+func notDisk(n *node) string {
+	if n.Size == 0 {
+		return "it has no medium, or a size of 0: insert one"
+	}
+	return fmt.Sprintf("it is not a disk but a device of type %s", n.Type)
+}
+
+func (n *node) find(path string) *node {
+	for i := range n.Children {
+		if n.Children[i].Path == path {
+			return &n.Children[i]
+		}
+		if found := n.Children[i].find(path); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+func (n *node) disk() Disk {
+	d := Disk{
+		Path: n.Path, Model: clean(n.Model), Serial: clean(n.Serial), Bus: n.Tran,
+		Size: n.Size, Sector: n.Sector, Removable: n.Removable,
+	}
+	if d.Bus == "" && strings.HasPrefix(n.Name, "mmcblk") {
+		d.Bus = "mmc"
+	}
+	n.walk(func(x *node) {
+		what := strings.Fields(x.FSType + " " + clean(x.Label))
+		if x.PartLabel != "" && x.PartLabel != x.Label {
+			what = append(what, "("+clean(x.PartLabel)+")")
+		}
+		if len(what) > 0 {
+			d.Holds = append(d.Holds, x.Name+" "+strings.Join(what, " "))
+		}
+	})
+	d.Refusals = n.refusals()
+	return d
+}
+
+// clean takes away what would change a terminal: models and labels are
+// anybody's.
+func clean(s string) string {
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return -1
+		}
+		return r
+	}, s))
+}
+
+func (n *node) walk(do func(*node)) {
+	do(n)
+	for i := range n.Children {
+		n.Children[i].walk(do)
+	}
+}
+
+// systemMounts are where the parts of a running system are mounted.
+var systemMounts = []string{"/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/home"}
+
+// members are file system types, as libblkid names them, of parts of something
+// larger, which is lost with any of them.
+var members = map[string]string{
+	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID", "isw_raid_member": "a firmware RAID",
+	"ddf_raid_member": "a firmware RAID", "zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume",
+	"VMFS_volume_member": "a VMFS volume", "ceph_bluestore": "a Ceph store", "mpath_member": "a multipath device",
+}
+
+// refusals says everything for which a disk must not be overwritten.
+func (n *node) refusals() []string {
+	var out []string
+	add := func(format string, args ...any) {
+		if s := fmt.Sprintf(format, args...); !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	if n.ReadOnly {
+		add("it is read-only: look for a write-protect switch")
+	}
+	n.walk(func(x *node) {
+		for _, at := range x.Mountpoints {
+			switch {
+			case at == "":
+			case at == "[SWAP]":
+				add("%s is swap in use: swapoff %s", x.Name, x.Path)
+			case slices.Contains(systemMounts, at):
+				add("this computer runs from it: %s is mounted at %s", x.Name, at)
+			default:
+				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
+			}
+		}
+		if what := members[x.FSType]; what != "" {
+			add("%s is part of %s: if that is given up, wipefs --all %s", x.Name, what, x.Path)
+		}
+		for i := range x.Children {
+			if c := &x.Children[i]; c.Type != "part" {
+				add("%s is in use by %s (%s): close or stop that first", x.Name, c.Path, c.Type)
+			}
+		}
+	})
+	return out
+}

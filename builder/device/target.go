@@ -1,0 +1,61 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Target is an open disk, or a file that plays one, to be written whole. No
+// other program can open a disk in a way that excludes others meanwhile: the
+// kernel mounts nothing of it.
+type Target struct {
+	// Size and Sector in bytes. A file has no sectors: Sector is 0.
+	Size, Sector int64
+
+	f *os.File
+	// block: it is a block device.
+	block bool
+	// direct: reads and writes pass the page cache.
+	direct bool
+	// zeroes: the device makes zeros faster than by being written to.
+	zeroes bool
+}
+
+// ErrBusy says that somebody uses the device.
+var ErrBusy = errors.New("another program, a mount or a holder uses it")
+
+// IsFile reports whether path is a regular file.
+func IsFile(path string) (bool, error) {
+	fi, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, fmt.Errorf("%w: edgebake devices lists the disks; for a file, make one first (truncate -s 8G %s) or use edgebake stamp --output", fs.ErrNotExist, path)
+	case err != nil:
+		return false, err
+	case fi.Mode().IsRegular():
+		return true, nil
+	case fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0:
+		return false, nil
+	case fi.IsDir():
+		return false, errors.New("it is a directory: name a disk")
+	}
+	return false, errors.New("it is neither a block device nor a file")
+}
+
+// Hide makes a file one that only its owner may read, before secrets get into
+// it. Who may read a disk is not ours to say.
+func (t *Target) Hide() error {
+	st, err := t.f.Stat()
+	if err != nil || !st.Mode().IsRegular() || st.Mode().Perm()&0o077 == 0 {
+		return err
+	}
+	return t.f.Chmod(st.Mode().Perm() &^ 0o077)
+}
+
+// Close closes the disk.
+func (t *Target) Close() error { return t.f.Close() }
+
+// align is what buffers for direct reads and writes begin on.
+const align = 4096

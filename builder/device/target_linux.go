@@ -1,0 +1,193 @@
+package device
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+var errReadOnly = fmt.Errorf("%w: look for a write-protect switch", unix.EROFS)
+
+// Open opens a disk or a file for writing. A disk that is in use, in whatever
+// way, is not opened.
+func Open(path string) (*Target, error) {
+	isFile, err := IsFile(path)
+	if err != nil {
+		return nil, err
+	}
+	flags := os.O_RDWR
+	if !isFile {
+		// Of a block device O_EXCL means that nobody else claims it.
+		flags |= unix.O_EXCL | unix.O_DIRECT
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, ErrBusy
+	case errors.Is(err, unix.EROFS):
+		return nil, errReadOnly
+	case errors.Is(err, unix.ENOMEDIUM):
+		return nil, fmt.Errorf("%w: insert one", unix.ENOMEDIUM)
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("%w: run edgebake as a user who may write it (sudo, or the group that ls -l shows)", os.ErrPermission)
+	case err != nil:
+		return nil, err
+	}
+	t := &Target{f: f, block: !isFile, direct: !isFile}
+	if isFile && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		f.Close()
+		return nil, ErrBusy
+	}
+	if err := t.look(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// look asks for size and abilities.
+func (t *Target) look() (err error) {
+	if t.Size, err = t.f.Seek(0, io.SeekEnd); err != nil || !t.block {
+		return err
+	}
+	n, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("asking for the size of its sectors: %w", err)
+	}
+	t.Sector = int64(n)
+	// Some kernels open a read-only disk for writing, and fail the first write.
+	if ro, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKROGET); err == nil && ro != 0 {
+		return errReadOnly
+	}
+	// 0 means that the kernel would write zeros one by one.
+	var st unix.Stat_t
+	if err := unix.Fstat(int(t.f.Fd()), &st); err != nil {
+		return err
+	}
+	limit, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/queue/write_zeroes_max_bytes", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
+	t.zeroes = err == nil && strings.TrimSpace(string(limit)) != "0"
+	return nil
+}
+
+// isAligned reports whether b begins where direct reads and writes may.
+func isAligned(b []byte) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%align == 0
+}
+
+// aligned returns b, or room of its length, that begins so.
+func aligned(b []byte) []byte {
+	if isAligned(b) {
+		return b
+	}
+	room := make([]byte, len(b)+align)
+	at := align - int(uintptr(unsafe.Pointer(unsafe.SliceData(room)))%align)
+	return room[at%align:][:len(b)]
+}
+
+// WriteAt writes; what it wrote lasts after Sync.
+func (t *Target) WriteAt(p []byte, off int64) (int, error) {
+	if t.direct {
+		if !isAligned(p) {
+			b := aligned(make([]byte, len(p)))
+			copy(b, p)
+			p = b
+		}
+	}
+	return t.f.WriteAt(p, off)
+}
+
+// ReadAt reads what the medium has, after a Sync: not what the page cache
+// remembers of it.
+func (t *Target) ReadAt(p []byte, off int64) (int, error) {
+	if !t.direct {
+		// The kernel drops the pages that are on the medium already.
+		_ = unix.Fadvise(int(t.f.Fd()), off, int64(len(p)), unix.FADV_DONTNEED)
+		return t.f.ReadAt(p, off)
+	}
+	if off%t.Sector == 0 && int64(len(p))%t.Sector == 0 && isAligned(p) {
+		return t.f.ReadAt(p, off)
+	}
+	// The whole sectors around it.
+	skip := off % t.Sector
+	b := aligned(make([]byte, (skip+int64(len(p))+t.Sector-1)/t.Sector*t.Sector))
+	n, err := t.f.ReadAt(b, off-skip)
+	if n = copy(p, b[min(skip, int64(n)):n]); n == len(p) {
+		err = nil
+	}
+	return n, err
+}
+
+// Sync waits until all is on the medium.
+func (t *Target) Sync() error { return t.f.Sync() }
+
+// ioctl makes one of the calls about a part of a disk.
+func (t *Target) ioctl(request uintptr, off, n int64) error {
+	arg := [2]uint64{uint64(off), uint64(n)}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, t.f.Fd(), request, uintptr(unsafe.Pointer(&arg)))
+	runtime.KeepAlive(&arg)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Zero makes a part of the disk read as zeros, for good. Discarding does not
+// promise that: what a device returns of discarded blocks is up to it, and may
+// change. So the device is told to make zeros where it can do so by itself;
+// where it cannot, what it holds is read, which sticks and cards do several
+// times faster than they write, and only what is not zero is written.
+func (t *Target) Zero(off, n int64) error {
+	switch {
+	case n <= 0:
+		return nil
+	case !t.block:
+		err := unix.Fallocate(int(t.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+		if err == nil || !errors.Is(err, unix.EOPNOTSUPP) {
+			return err
+		}
+	case t.zeroes:
+		if t.ioctl(unix.BLKZEROOUT, off, n) == nil {
+			return nil
+		}
+		// Devices claim it and fail. What follows works, or says why not.
+	}
+	const step = 4 << 20
+	b := aligned(make([]byte, min(n, step)))
+	zero := aligned(make([]byte, len(b)))
+	for n > 0 {
+		part := min(n, step)
+		if _, err := t.f.ReadAt(b[:part], off); err != nil {
+			return err
+		}
+		if !bytes.Equal(b[:part], zero[:part]) {
+			if _, err := t.f.WriteAt(zero[:part], off); err != nil {
+				return err
+			}
+		}
+		off, n = off+part, n-part
+	}
+	return nil
+}
+
+// Discard tells the device that nothing is kept in a part of it. What is read
+// there afterwards is anything. Many devices cannot do that, and need not.
+func (t *Target) Discard(off, n int64) {
+	if t.block && n > 0 {
+		_ = t.ioctl(unix.BLKDISCARD, off, n)
+	}
+}
+
+// Reread has the kernel read the partition table again, for whoever looks at
+// the disk next; without that it does so when the disk is plugged in again.
+func (t *Target) Reread() {
+	if t.block {
+		_ = unix.IoctlSetInt(int(t.f.Fd()), unix.BLKRRPART, 0)
+	}
+}

@@ -1,0 +1,154 @@
+package device
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/test/desk"
+)
+
+// loop makes a loop device of a new file.
+func loop(t *testing.T, size int64, args ...string) (dev, file string) {
+	t.Helper()
+	desk.NeedRoot(t, "it makes loop devices")
+	desk.NeedProgram(t, "losetup", "mount")
+	file = filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(file, bytes.Repeat([]byte("old data"), int(size/8)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", append(args, "--find", "--show", file)...).CombinedOutput()
+	if err != nil {
+		desk.Lacks(t, "losetup: %v: %s", err, out)
+	}
+	dev = strings.TrimSpace(string(out))
+	t.Cleanup(func() { exec.Command("losetup", "--detach", dev).Run() })
+	return dev, file
+}
+
+// TestRealDevices asks the real lsblk about real devices: a free one, a mounted
+// one, one with swap's, LVM's or RAID's mark, a read-only one.
+func TestRealDevices(t *testing.T) {
+	desk.NeedProgram(t, "lsblk", "util-linux")
+	free, _ := loop(t, 16<<20, "--sector-size", "4096")
+	locked, _ := loop(t, 16<<20, "--read-only")
+	mounted, _ := loop(t, 16<<20)
+	if out, err := exec.Command("mkfs.ext4", "-q", "-L", "STICK", mounted).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	at := t.TempDir()
+	if out, err := exec.Command("mount", mounted, at).CombinedOutput(); err != nil {
+		desk.Lacks(t, "mount: %v: %s", err, out)
+	}
+	t.Cleanup(func() { exec.Command("umount", at).Run() })
+	out, err := Ask(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := Parse(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dev, want := range map[string]string{free: "", locked: "read-only", mounted: "is mounted at " + at} {
+		d, err := devices.Find(dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := strings.Join(d.Refusals, "\n"); !strings.Contains(all, want) || want == "" && all != "" || d.Size != 16<<20 {
+			t.Errorf("%s: %+v, want %q", dev, d, want)
+		}
+	}
+	if d, _ := devices.Find(free); d.Sector != 4096 {
+		t.Errorf("sectors of %d", d.Sector)
+	}
+	if _, err := Open(mounted); !errors.Is(err, ErrBusy) {
+		t.Errorf("a mounted device was opened: %v", err)
+	}
+	if _, err := Open(locked); err == nil {
+		t.Error("a read-only device was opened")
+	}
+	// The system's own disk is there, in whatever this runs.
+	t.Logf("%d disks", len(devices.Disks()))
+}
+
+// TestZeroByHand is a device that makes no zeros by itself, and what it returns
+// of discarded blocks is anything: what was there, for one.
+func TestZeroByHand(t *testing.T) {
+	dev, _ := loop(t, 16<<20)
+	d, err := Open(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	d.zeroes = false
+	if err := d.Zero(4096, 9<<20); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 10<<20)
+	if _, err := d.ReadAt(b, 0); err != nil {
+		t.Fatal(err)
+	}
+	rest := b[4096+9<<20:]
+	if b[0] != 'o' || rest[0] != 'o' || len(bytes.Trim(b[4096:][:9<<20], "\x00")) > 0 {
+		t.Error("not zero, or more than what was asked for")
+	}
+	// Odd places and lengths, as whoever looks for a table reads.
+	for _, x := range []struct{ off, n int }{{1, 3}, {511, 2}, {4095, 4098}, {0, 512}} {
+		got := make([]byte, x.n)
+		if _, err := d.ReadAt(got, int64(x.off)); err != nil || !bytes.Equal(got, b[x.off:][:x.n]) {
+			t.Errorf("%d bytes at %d: %v", x.n, x.off, err)
+		}
+	}
+	if n, err := d.ReadAt(make([]byte, 100), 16<<20-50); n != 50 || err == nil {
+		t.Errorf("across the end: %d %v", n, err)
+	}
+}
+
+// TestReadsTheMedium: ReadAt shows what is on the medium, not what the page
+// cache remembers of it.
+func TestReadsTheMedium(t *testing.T) {
+	dev, file := loop(t, 16<<20)
+	cache, err := os.Open(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	b := make([]byte, 4096)
+	if _, err := cache.ReadAt(b, 0); err != nil { // now it remembers
+		t.Fatal(err)
+	}
+	d, err := Open(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte("changed below"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cache.ReadAt(b, 0); err != nil || !strings.HasPrefix(string(b), "old data") {
+		t.Fatalf("the page cache has forgotten: %q, %v", b[:13], err)
+	}
+	if _, err := d.ReadAt(b, 0); err != nil || !strings.HasPrefix(string(b), "changed below") {
+		t.Errorf("read %q, %v", b[:13], err)
+	}
+}
+
+func TestOpenOther(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]string{
+		dir: "directory", filepath.Join(dir, "none"): "edgebake devices", "/dev/null": "neither a block device nor a file",
+	} {
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

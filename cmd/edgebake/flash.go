@@ -1,0 +1,377 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/spf13/cobra"
+)
+
+func newDevices(s streams) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:               "devices",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Short:             "List the disks that an image can be flashed to",
+		Long: `Devices lists the disks of this computer: first those that flash would write
+to, then the others, with the reason why it would not.`,
+		Example: `  edgebake devices
+  edgebake devices --output json`,
+		Args: args(0, 0, "no arguments"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			found, err := listDevices(c.Context())
+			if err != nil {
+				return err
+			}
+			disks := found.Disks()
+			return printAs(s, output, disks, func() { printDisks(s, disks) })
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+func listDevices(ctx context.Context) (*device.Devices, error) {
+	out, err := device.Ask(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return device.Parse(out)
+}
+
+func printDisks(s streams, disks []device.Disk) {
+	w := plain{s.Out}
+	if len(disks) == 0 {
+		fmt.Fprintln(s.Err, "There is no disk.")
+		return
+	}
+	wide := 0
+	for _, d := range disks {
+		wide = max(wide, len(d.Path))
+	}
+	for _, d := range disks {
+		words := strings.Join(strings.Fields(strings.Join([]string{d.Bus, d.Model, serialOf(&d)}, " ")), " ")
+		if d.Sector == 4096 {
+			words += " (4Kn)"
+		}
+		fmt.Fprintf(w, "%-*s  %9s  %s\n", wide, d.Path, humanSize(d.Size), words)
+		for _, h := range d.Holds {
+			fmt.Fprintf(w, "%-*s  %9s    holds %s\n", wide, "", "", h)
+		}
+		for _, r := range d.Refusals {
+			fmt.Fprintf(w, "%-*s  %9s    NO: %s\n", wide, "", "", r)
+		}
+	}
+}
+
+func serialOf(d *device.Disk) string {
+	if d.Serial == "" {
+		return ""
+	}
+	return "serial " + d.Serial
+}
+
+// flashOptions are the flags of flash.
+type flashOptions struct {
+	site, ignition string
+	inventory      string
+	secrets        secretFlags
+	undated        bool
+	yes, noVerify  bool
+	log            string
+}
+
+func newFlash(s streams) *cobra.Command {
+	var o flashOptions
+	c := &cobra.Command{
+		Use: "flash IMAGE DEVICE",
+		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return completeDevices(c, word)
+			}
+			return completeFiles(imageEndings)(c, args, word)
+		},
+		Short: "Write an image to a disk, with a Site",
+		Long: `Flash writes an image (.raw or .raw.zst) to a disk in one pass, stamps the Site
+on the way, gives the disk GUIDs of its own, reads everything back and compares
+it with the golden digest. It rejects a disk that is in use, and asks before it
+writes. Until all of it is verified the disk has no partition table: one that was
+not finished does not boot, and inspect says why.
+
+DEVICE is a disk (edgebake devices lists them) or a file that is there. No root
+is needed where the user may write to it.`,
+		Example: `  edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml
+  edgebake flash my-edge.raw.zst /dev/sdX --inventory stores.yaml
+  edgebake flash my-edge.raw /dev/disk/by-id/usb-SanDisk_Ultra-0:0 --site site.yaml --yes --log flashed.jsonl`,
+		Args: args(2, 2, "an image and a disk"),
+		RunE: func(c *cobra.Command, a []string) error {
+			switch {
+			case o.site != "" && o.inventory != "":
+				return usageError{errors.New("--site and --inventory cannot be given together")}
+			case o.inventory != "":
+				o.site = o.inventory
+			}
+			return flash(c.Context(), s, a[0], a[1], o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.site, "site", "", "Site or Inventory to stamp on the way (default: the image's slot as it is)")
+	_ = c.MarkFlagFilename("site", documentEndings...)
+	f.StringVar(&o.inventory, "inventory", "", "Inventory to put into the slot: the machine takes the site that matches it")
+	_ = c.MarkFlagFilename("inventory", documentEndings...)
+	o.secrets.flags(c)
+	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
+	f.BoolVar(&o.undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
+	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask, for scripts")
+	f.BoolVar(&o.noVerify, "no-verify", false, "do not read back what was written")
+	f.StringVar(&o.log, "log", "", "append a line of JSON to this file: the disk, its serial number, Site and digest")
+	_ = c.MarkFlagFilename("log")
+	return c
+}
+
+// completeDevices offers the disks that may be written to.
+func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDirective) {
+	found, err := listDevices(c.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var out []string
+	for _, d := range found.Disks() {
+		if len(d.Refusals) == 0 && strings.HasPrefix(d.Path, word) {
+			out = append(out, fmt.Sprintf("%s\t%s %s %s", d.Path, humanSize(d.Size), d.Model, d.Serial))
+		}
+	}
+	if len(out) == 0 {
+		return nil, cobra.ShellCompDirectiveDefault // files are targets too
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// flash checks everything, asks, writes and keeps the record.
+func flash(ctx context.Context, s streams, image, path string, o flashOptions) error {
+	if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
+		return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
+	}
+	show := newDisplay(s, false)
+	f, t, d, err := prepareFlash(ctx, s, image, path, o, steps(show))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	defer t.Close()
+	if !o.yes {
+		if err := confirm(s, f, d, image, o.site); err != nil {
+			return err
+		}
+	}
+	// Whoever wants a record does not want a disk without one.
+	var log *os.File
+	if o.log != "" {
+		if log, err = os.OpenFile(o.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666); err != nil {
+			return fmt.Errorf("opening the log: %w: nothing was written to %s", err, path)
+		}
+		defer log.Close()
+	}
+	if o.site != "" || f.State != media.SlotGolden {
+		if err := t.Hide(); err != nil {
+			return fmt.Errorf("flashing %s: others may read the file, which will hold the Site's secrets: %w", path, err)
+		}
+	}
+	begun := time.Now()
+	done, err := f.Write(ctx, t)
+	show.close()
+	if err != nil {
+		err = fmt.Errorf("flashing %s: %w", d, err)
+		if ctx.Err() != nil {
+			return unfinished{fmt.Errorf("interrupted; %s has no partition table now: flash it again", d.Path)}
+		}
+		return err
+	}
+	t.Reread()
+	r := newRecord(image, o, f, d, done, begun)
+	if log != nil {
+		if err := r.append(log); err != nil {
+			return fmt.Errorf("%s is flashed and verified, but writing the log %s: %w", d, o.log, err)
+		}
+	}
+	verified := ", read back and verified"
+	if !done.Verified {
+		verified = ", not verified"
+	}
+	fmt.Fprintf(plain{s.Out}, "flashed %s with %s%s: %s in %.0f s%s, golden %.16s\n",
+		d, image, siteWords(f, o.site), humanSize(done.Written), r.Seconds, verified, done.Golden)
+	if f.Shared {
+		fmt.Fprintf(s.Err, "WARNING: %s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine\n", image)
+	}
+	if f.State == media.SlotGolden {
+		fmt.Fprintf(s.Err, "It has no Site: stamp one (edgebake stamp %s SITE), or bring one on a stick\n", d.Path)
+	}
+	return nil
+}
+
+// unfinished says what an interrupt left.
+type unfinished struct{ error }
+
+func siteWords(f *media.Flash, site string) string {
+	switch {
+	case site != "":
+		return " and " + site
+	case f.State == media.SlotGolden:
+		return " (no Site)"
+	}
+	return " and the Site in it"
+}
+
+// prepareFlash finds everything that is wrong with the disk, the image and
+// the Site before anything is written.
+func prepareFlash(ctx context.Context, s streams, image, path string, o flashOptions, progress func(step string, done, total int64)) (*media.Flash, *device.Target, *device.Disk, error) {
+	var errs []error
+	d, err := findTarget(ctx, image, path)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("flashing %s: %w", path, err)
+	}
+	for _, r := range d.Refusals {
+		errs = append(errs, fmt.Errorf("flashing %s: %s", d, r))
+	}
+	var t *device.Target
+	if len(errs) == 0 { // else opening it would say the same once more
+		if t, err = device.Open(d.Path); err != nil {
+			errs = append(errs, fmt.Errorf("flashing %s: %w", d, err))
+		} else {
+			d.Size, d.Sector = t.Size, t.Sector
+		}
+	}
+	fo := media.FlashOptions{
+		Stamp: media.StampOptions{Now: time.Now(), Undated: o.undated},
+		Size:  d.Size, Sector: d.Sector, SkipVerify: o.noVerify, Progress: progress,
+	}
+	if _, err := rand.Read(fo.Random[:]); err != nil {
+		errs = append(errs, err)
+	}
+	if o.site != "" {
+		site, err := readSites(s, o.site, o.ignition, o.secrets)
+		if err == nil && o.inventory != "" && site.Inventory == nil {
+			err = fmt.Errorf("%s is a Site: name it with --site", o.site)
+		}
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			fo.Site = &site
+		}
+	}
+	f, err := media.PrepareFlash(image, fo)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		if f != nil {
+			f.Close()
+		}
+		if t != nil {
+			t.Close()
+		}
+		return nil, nil, nil, err
+	}
+	return f, t, d, nil
+}
+
+// findTarget finds the disk, or the file that plays one.
+func findTarget(ctx context.Context, image, path string) (*device.Disk, error) {
+	isFile, err := device.IsFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if isOneOf(path, []string{image}) {
+		return nil, errors.New("it is the image itself: name a disk")
+	}
+	if isFile {
+		fi, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		return &device.Disk{Path: path, Size: fi.Size()}, nil
+	}
+	found, err := listDevices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return found.Find(path)
+}
+
+// confirm names the disk and asks.
+func confirm(s streams, f *media.Flash, d *device.Disk, image, site string) error {
+	w := plain{s.Err}
+	fmt.Fprintf(w, "%s, %s\n", d, humanSize(d.Size))
+	for _, h := range d.Holds {
+		fmt.Fprintf(w, "  holds %s\n", h)
+	}
+	fmt.Fprintf(w, "Everything on it will be lost. It gets %s (%s, Kubernetes %s)%s.\nWrite it? [y/N] ", image, f.Image.Name, f.Image.Kubernetes, siteWords(f, site))
+	answer, _ := bufio.NewReader(s.In).ReadString('\n')
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return nil
+	}
+	return fmt.Errorf("flashing %s: not confirmed, nothing was written: answer y, or add --yes in scripts", d.Path)
+}
+
+// steps shows progress as a build's.
+func steps(d display) func(step string, done, total int64) {
+	var begun time.Time
+	current := ""
+	return func(step string, done, total int64) {
+		if step != current {
+			current, begun = step, time.Now()
+			d.event(builder.Event{Step: step, State: builder.StateStart, Text: humanSize(total)})
+		}
+		d.event(builder.Event{Step: step, State: builder.StateProgress, Done: done, Total: total})
+		if done >= total {
+			d.event(builder.Event{Step: step, State: builder.StateDone, Seconds: time.Since(begun).Seconds()})
+		}
+	}
+}
+
+// record is a line of the log: which disk got what.
+type record struct {
+	Time       time.Time `json:"time"`
+	Device     string    `json:"device"`
+	Model      string    `json:"model,omitempty"`
+	Serial     string    `json:"serial,omitempty"`
+	Size       int64     `json:"size"`
+	Image      string    `json:"image"`
+	Name       string    `json:"name"`
+	Plan       string    `json:"plan"`
+	Site       string    `json:"site,omitempty"`
+	NodeName   string    `json:"nodeName,omitempty"`
+	Seconds    float64   `json:"seconds"`
+	Kubernetes string    `json:"kubernetes"`
+	*media.Flashed
+}
+
+func newRecord(image string, o flashOptions, f *media.Flash, d *device.Disk, done *media.Flashed, begun time.Time) *record {
+	return &record{
+		Time: begun.UTC(), Device: d.Path, Model: d.Model, Serial: d.Serial, Size: d.Size, Image: image, Name: f.Image.Name,
+		Plan: f.Image.Plan, Site: o.site, NodeName: f.NodeName, Seconds: time.Since(begun).Seconds(), Kubernetes: f.Image.Kubernetes, Flashed: done,
+	}
+}
+
+// append writes one line at once, so that several programs may share a log.
+func (r *record) append(f *os.File) error {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(append(line, '\n')); err != nil {
+		return err
+	}
+	return f.Sync()
+}
