@@ -318,9 +318,13 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
 		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
 		Slot: func(golden string) ([]byte, error) {
-			return slot.Make(slot.Contents{Info: ondisk.SlotInfo{
+			info := ondisk.SlotInfo{
 				Version: ondisk.SlotInfoVersion, Plan: id, Golden: golden, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
-			}})
+			}
+			if err := b.sign(&info, c.esp); err != nil {
+				return nil, err
+			}
+			return slot.Make(slot.Contents{Info: info})
 		},
 	})
 	if err != nil {
@@ -328,4 +332,17 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	}
 	s.done()
 	return b.report(id, c, layout, res)
+}
+
+// sign signs the image, if that is asked for.
+func (b *build) sign(info *ondisk.SlotInfo, esp []tree.Node) (err error) {
+	if b.Sign == nil {
+		return nil
+	}
+	i := slices.IndexFunc(esp, func(n tree.Node) bool { return n.Path == ondisk.ESPImageInfo })
+	if i < 0 {
+		return fmt.Errorf("BUG: the ESP has no %s", ondisk.ESPImageInfo)
+	}
+	info.Signature, err = b.Sign(info.Golden, esp[i].Data.Inline)
+	return err
 }

@@ -49,6 +49,8 @@ type Options struct {
 	// Output is the image to write, .raw or .raw.zst. Force replaces it.
 	Output string
 	Force  bool
+	// Sign, where set, signs the image: its golden digest and image.json.
+	Sign func(golden string, imageInfo []byte) (string, error)
 	// Events tells what is going on. It is called from several goroutines,
 	// one at a time.
 	Events func(Event)

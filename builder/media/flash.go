@@ -40,6 +40,9 @@ type FlashOptions struct {
 	Size, Sector int64
 	// Random makes the disk's own GUID.
 	Random [16]byte
+	// Keys, where there are any, are minisign public keys: one of them must have
+	// signed the image.
+	Keys []string
 	// SkipVerify leaves out reading everything back.
 	SkipVerify bool
 	// Progress, where set, is told of the bytes done so far of a step: "write"
@@ -215,7 +218,10 @@ func (f *Flash) fill() (err error) {
 		f.Slot, err = slot.ReadInfo(f.m.section(p))
 	}
 	if err == nil && f.Slot.Golden == "" {
-		err = errors.New("there is no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
+		return errors.New("there is no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
+	}
+	if err == nil && len(f.o.Keys) > 0 {
+		_, err = f.m.signedBy(f.Slot, f.o.Keys)
 	}
 	return err
 }

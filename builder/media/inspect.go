@@ -67,9 +67,11 @@ const (
 
 // SlotState is what the slot holds.
 type SlotState struct {
-	State   string    `json:"state"`
-	Error   string    `json:"error,omitempty"`
-	Golden  string    `json:"golden,omitempty"`
+	State  string `json:"state"`
+	Error  string `json:"error,omitempty"`
+	Golden string `json:"golden,omitempty"`
+	// Signed: there is a signature. Verify tells what it is worth.
+	Signed  bool      `json:"signed,omitempty"`
 	Stamped time.Time `json:"stamped,omitzero"`
 	Files   []File    `json:"files,omitempty"`
 	// Site is what the site says of the machine; nil where there is none, or
@@ -161,6 +163,7 @@ func (m *image) slot(i *Info) error {
 		i.Slot.Site = summary(c.Files[ondisk.SlotSite])
 	}
 	i.Slot.Golden, i.Slot.Report = c.Info.Golden, string(c.Report.Text)
+	i.Slot.Signed = c.Info.Signature != ""
 	if c.Info.Stamped > 0 {
 		i.Slot.Stamped = time.Unix(c.Info.Stamped, 0).UTC()
 	}

@@ -121,10 +121,10 @@ func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) 
 	if err != nil {
 		return info, nil, err
 	}
-	// The slot is made anew; of the old one only the digest is needed. A
-	// slot that somebody damaged does not stop us.
+	// The slot is made anew; of the old one only the digest is needed, and its
+	// signature. A slot that somebody damaged does not stop us.
 	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
-		info.Golden = old.Golden
+		info.Golden, info.Signature = old.Golden, old.Signature
 	}
 	fileTime := o.Now
 	if o.Undated {

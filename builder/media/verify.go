@@ -21,6 +21,7 @@ import (
 // between them, which is zero, and the slot itself. It returns all that is wrong. progress may be nil.
 //
 // It finds damage, not malice: the digest it compares with is in the image.
+// Whose image that is, VerifySignature tells.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
 	m, err := open(path, os.O_RDONLY)
 	if err != nil {
@@ -134,4 +135,36 @@ func (m *image) matches() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// VerifySignature returns which of the minisign public keys has signed the
+// image's golden digest and image.json. With Verify, which shows that the image
+// has that digest, it says that every byte of it is what the owner of the key
+// has built.
+func VerifySignature(path string, keys []string) (string, error) {
+	m, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	defer m.close()
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return "", err
+	}
+	info, err := slot.ReadInfo(m.section(p))
+	if err == nil {
+		var key string
+		if key, err = m.signedBy(info, keys); err == nil {
+			return key, nil
+		}
+	}
+	return "", fmt.Errorf("verifying the signature of image %s: %w", path, err)
+}
+
+func (m *image) signedBy(info ondisk.SlotInfo, keys []string) (string, error) {
+	b, err := m.espFile(ondisk.ESPImageInfo)
+	if err != nil {
+		return "", err
+	}
+	return slot.VerifyImage(info, b, keys)
 }

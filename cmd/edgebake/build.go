@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/spf13/cobra"
 )
 
@@ -97,6 +98,7 @@ func newBuild(s streams) *cobra.Command {
 		src        source
 		o          builder.Options
 		exportBase string
+		sign       string
 		asJSON     bool
 	)
 	c := &cobra.Command{
@@ -112,9 +114,15 @@ document asks for something else; with --locked it uses exactly these inputs
 or fails, with --update it takes the newest.
 
 What was fetched or made once comes from the cache. A name that ends in
-.raw.zst is written compressed (zstd, seekable).`,
+.raw.zst is written compressed (zstd, seekable).
+
+--sign signs the golden digest and image.json with a minisign secret key; verify,
+flash and whoever has the public key can tell the image from others. The password
+of an encrypted key is read from the environment variable
+` + passwordVariable + `, else from the terminal, else from standard input.`,
 		Example: `  edgebake build image.yaml
   edgebake build image.yaml --output node.raw.zst --locked
+  edgebake build image.yaml --output node.raw.zst --sign office.key
   edgebake build image.yaml --force --update                 # with today's packages
   edgebake build image.yaml --force --export-base base.tar   # keep the made base ...
   edgebake build image.yaml --force --locked --base base.tar # ... and build from it`,
@@ -132,6 +140,16 @@ What was fetched or made once comes from the cache. A name that ends in
 				opts.Lock, opts.Update = nil, true
 			}
 			opts.Base, opts.Output, opts.Force = o.Base, o.Output, o.Force
+			// The password is asked for before the long work, not after it.
+			if sign != "" {
+				key, err := secretKey(s, sign, args[0] == "-")
+				if err != nil {
+					return err
+				}
+				opts.Sign = func(golden string, info []byte) (string, error) {
+					return slot.SignImage(golden, info, key, img.SourceTime())
+				}
+			}
 			if opts.Output == "" {
 				opts.Output = img.Name + ".raw"
 			}
@@ -168,6 +186,8 @@ What was fetched or made once comes from the cache. A name that ends in
 	f.BoolVar(&o.Update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&o.Base, "base", "", "use this exported base instead of making one")
 	f.StringVar(&exportBase, "export-base", "", "also copy the made base to this file, for --base")
+	f.StringVar(&sign, "sign", "", "minisign secret key to sign the image with")
+	_ = c.MarkFlagFilename("sign")
 	f.BoolVar(&asJSON, "json", false, "print events and the report as JSON, one object a line")
 	return c
 }

@@ -110,6 +110,7 @@ func TestExamples(t *testing.T) {
 	}
 	c.file("site.yaml", site)
 	c.file("office.key", plainKey)
+	c.file("office.pub", publicKey+"\n")
 	c.file("cluster.yaml", string(configs.ExampleCluster()))
 	id, err := agekeys.GenerateX25519Identity()
 	if err != nil {
@@ -120,7 +121,7 @@ func TestExamples(t *testing.T) {
 	c.run(0, "cluster", "new", "cluster.yaml", "--out", "shops")
 	debianOf(t, filepath.Join(c.dir, "base.tar"))
 	c.run(0, "build", "image.yaml")
-	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst")
+	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst", "--sign", "office.key")
 	for _, file := range []string{"inventory.yaml", "stores.yaml"} {
 		c.file(file, strings.Replace(inventory, "name: berlin,", "name: berlin-7,", 1))
 	}

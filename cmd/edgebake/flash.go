@@ -89,6 +89,7 @@ type flashOptions struct {
 	undated        bool
 	yes, noVerify  bool
 	log            string
+	keys           []string
 }
 
 func newFlash(s streams) *cobra.Command {
@@ -112,6 +113,7 @@ DEVICE is a disk (edgebake devices lists them) or a file that is there. No root
 is needed where the user may write to it.`,
 		Example: `  edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml
   edgebake flash my-edge.raw.zst /dev/sdX --inventory stores.yaml
+  edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml --key office.pub
   edgebake flash my-edge.raw /dev/disk/by-id/usb-SanDisk_Ultra-0:0 --site site.yaml --yes --log flashed.jsonl`,
 		Args: args(2, 2, "an image and a disk"),
 		RunE: func(c *cobra.Command, a []string) error {
@@ -132,6 +134,7 @@ is needed where the user may write to it.`,
 	o.secrets.flags(c)
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
 	f.BoolVar(&o.undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
+	keyFlag(c, &o.keys)
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask, for scripts")
 	f.BoolVar(&o.noVerify, "no-verify", false, "do not read back what was written")
 	f.StringVar(&o.log, "log", "", "append a line of JSON to this file: the disk, its serial number, Site and digest")
@@ -256,6 +259,9 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 		Size:  d.Size, Sector: d.Sector, SkipVerify: o.noVerify, Progress: progress,
 	}
 	if _, err := rand.Read(fo.Random[:]); err != nil {
+		errs = append(errs, err)
+	}
+	if fo.Keys, err = publicKeys(o.keys); err != nil {
 		errs = append(errs, err)
 	}
 	if o.site != "" {

@@ -133,6 +133,9 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		}
 	}
 	fmt.Fprintf(w, "\ngolden      %s", i.Slot.Golden)
+	if i.Slot.Signed {
+		fmt.Fprint(w, " (signed)")
+	}
 	if verified {
 		fmt.Fprint(w, " (verified)")
 	}

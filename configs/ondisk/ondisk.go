@@ -112,6 +112,9 @@ type SlotInfo struct {
 	SiteVersions []string `json:"siteVersions"`
 	// SectorSize is that of the disk, and so of the slot's file system; 0: 512.
 	SectorSize int64 `json:"sectorSize,omitempty"`
+	// Signature is minisign's, over the golden digest and image.json
+	// (slot.ImageMessage); empty: the image is not signed.
+	Signature string `json:"signature,omitempty"`
 	// Stamped is when the site was written, in seconds since the epoch; 0 in
 	// a golden image and without a date. It is one of the floors of the node's
 	// clock, if it lies within the image's StampDates.

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"aead.dev/minisign"
+)
+
+// TestSignedImages: what was signed at the build is known after stamping,
+// copying and flashing, and nothing else passes.
+func TestSignedImages(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("site.yaml", site)
+	c.file("office.key", plainKey)
+	c.file("locked.key", encryptedKey)
+	c.file("office.pub", "untrusted comment: minisign public key\n"+publicKey+"\n")
+	stranger, _, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("stranger.pub", stranger.String())
+	c.run(0, "build", "image.yaml", "--output", "plain.raw")
+	c.run(0, "build", "image.yaml", "--output", "a.raw.zst", "--sign", "office.key")
+	c.run(0, "build", "image.yaml", "--output", "b.raw.zst", "--sign", "office.key")
+	a, errA := os.ReadFile("a.raw.zst")
+	b, errB := os.ReadFile("b.raw.zst")
+	if errA != nil || errB != nil || string(a) != string(b) {
+		t.Errorf("two signed builds differ: %v %v", errA, errB)
+	}
+	t.Setenv(passwordVariable, "wrong")
+	c.run(1, "build", "image.yaml", "--output", "c.raw", "--sign", "locked.key")
+	c.want(c.err, "the password is wrong")
+	if _, err := os.Stat("c.raw"); err == nil {
+		t.Error("built without its signature")
+	}
+	t.Setenv(passwordVariable, keyPassword)
+	c.run(0, "build", "image.yaml", "--output", "c.raw", "--sign", "locked.key")
+
+	c.run(0, "stamp", "a.raw.zst", "site.yaml", "--output", "stamped.raw")
+	c.disk("disk", 8<<30)
+	c.run(0, "flash", "b.raw.zst", "disk", "--site", "site.yaml", "--yes", "--key", publicKey)
+	for _, image := range []string{"a.raw.zst", "stamped.raw", "disk"} {
+		c.run(0, "verify", image, "--key", "office.pub")
+		c.want(c.out, image+": verified, signed by key ")
+		c.run(0, "verify", image, "--key", "stranger.pub", "--key", publicKey, "--signature-only")
+		c.want(c.out, "not read, signed by key ")
+		c.run(1, "verify", image, "--key", "stranger.pub")
+		c.want(c.err, "is signed by key", "expected")
+		c.run(0, "inspect", image)
+		c.want(c.out, "(signed)")
+	}
+	c.run(0, "verify", "plain.raw")
+	c.want(c.out, "plain.raw: verified\n")
+	c.run(1, "verify", "plain.raw", "--key", "office.pub")
+	c.want(c.err, "has no signature: build it with --sign KEY")
+	c.disk("disk", 8<<30)
+	c.run(1, "flash", "plain.raw", "disk", "--yes", "--key", "office.pub")
+	c.want(c.err, "has no signature")
+	c.run(1, "flash", "a.raw.zst", "disk", "--yes", "--key", "stranger.pub")
+	c.want(c.err, "somebody else's")
+	c.run(1, "inspect", "disk")
+	c.want(c.err, "no GUID partition table") // nothing was written
+
+	// A signed image that was changed.
+	f, err := os.OpenFile("stamped.raw", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("x"), 600<<20); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	c.run(1, "verify", "stamped.raw", "--key", "office.pub")
+	c.want(c.err, "its golden digest is")
+	for _, tc := range []struct {
+		code int
+		args []string
+		want string
+	}{
+		{2, []string{"plain.raw", "--signature-only"}, "--key PUB"},
+		{1, []string{"plain.raw", "--key", "office.key"}, "secret key"},
+		{1, []string{"plain.raw", "--key", "locked.key"}, "secret key"},
+		{1, []string{"plain.raw", "--key", "none.pub"}, "neither a file nor"},
+		{1, []string{"plain.raw", "--key", "site.yaml"}, "not a minisign public key"},
+	} {
+		c.run(tc.code, append([]string{"verify"}, tc.args...)...)
+		if !strings.Contains(c.err, tc.want) {
+			t.Errorf("%v: %s", tc.args, c.err)
+		}
+	}
+}
