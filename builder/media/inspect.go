@@ -24,10 +24,12 @@ type Info struct {
 	Path   string `json:"path"`
 	Format string `json:"format"` // raw | raw.zst
 	// Size of the disk, Stored bytes that the file takes.
-	Size     int64            `json:"size"`
-	Stored   int64            `json:"stored"`
-	DiskGUID string           `json:"diskGUID"`
-	Image    ondisk.ImageInfo `json:"image"`
+	Size   int64 `json:"size"`
+	Stored int64 `json:"stored"`
+	// SectorSize of the devices that it is for.
+	SectorSize int64            `json:"sectorSize"`
+	DiskGUID   string           `json:"diskGUID"`
+	Image      ondisk.ImageInfo `json:"image"`
 	// Partitions as the table has them.
 	Partitions []Partition `json:"partitions"`
 	Slot       SlotState   `json:"slot"`
@@ -106,7 +108,7 @@ func Inspect(path string) (*Info, error) {
 		return nil, err
 	}
 	defer m.close()
-	i := &Info{Path: path, Format: m.format, Size: m.size, Stored: stored(m.f, m.stored), DiskGUID: m.table.GUID, Image: m.info}
+	i := &Info{Path: path, Format: m.format, Size: m.size, Stored: stored(m.f, m.stored), DiskGUID: m.table.GUID, SectorSize: m.table.SectorSize, Image: m.info}
 	m.partitions(i)
 	if err := m.slot(i); err != nil {
 		return nil, fmt.Errorf("inspecting image %s: %w", path, err)

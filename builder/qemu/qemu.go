@@ -78,6 +78,8 @@ type Disk struct {
 	Format string // qcow2 (default) or raw
 	Serial string
 	Sync   bool
+	// Sector is the size of its logical and physical sectors; 0: 512.
+	Sector int64
 	// Log is a file, there and empty, that records every write and flush, in
 	// the format of the kernel's dm-log-writes: what a disk's cache may lose
 	// in a power cut can be told from it.
@@ -211,6 +213,9 @@ func (c *commandLine) disk(i int, d Disk) {
 	dev := fmt.Sprintf("virtio-blk-pci,drive=disk%d,bootindex=%d", i, i)
 	if d.Serial != "" {
 		dev += ",serial=" + value(d.Serial)
+	}
+	if d.Sector != 0 {
+		dev += fmt.Sprintf(",logical_block_size=%[1]d,physical_block_size=%[1]d", d.Sector)
 	}
 	c.add("-device", dev)
 }

@@ -119,7 +119,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if err := qemu.Overlay(ctx, image, overlay, size); err != nil {
 		return err
 	}
-	m.Disks = []qemu.Disk{{Path: overlay}}
+	m.Disks = []qemu.Disk{{Path: overlay, Sector: info.SectorSize}}
 	m.Serial = "terminal"
 	argv, err := m.Args(prog.Version)
 	if err != nil {

@@ -107,6 +107,9 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, humanSize(i.Size), humanSize(i.Stored))
 	fmt.Fprintf(w, "plan        %s\n", m.Plan)
 	fmt.Fprintf(w, "arch        %s\n", m.Arch)
+	if i.SectorSize != 512 {
+		fmt.Fprintf(w, "sectors     %d bytes\n", i.SectorSize)
+	}
 	fmt.Fprintf(w, "date        %s\n", time.Unix(m.SourceDate, 0).UTC().Format(time.RFC3339))
 	fmt.Fprintf(w, "kubernetes  %s\ncontainerd  %s\nkernel      %s\n", m.Kubernetes, m.Containerd, m.Kernel)
 	if m.Yurthub != nil {

@@ -204,7 +204,7 @@ func (w *world) bootWith(cfg lab.VMConfig, guest int, site lab.Site) *lab.VM {
 // start switches a machine on, in the test's network.
 func (w *world) start(cfg lab.VMConfig) *lab.VM {
 	w.t.Helper()
-	cfg.Net, cfg.Disk, cfg.Accel, cfg.Record = w.net, 8<<30, os.Getenv("EDGEBAKE_ACCEL"), w.record
+	cfg.Net, cfg.Disk, cfg.Accel, cfg.Record = w.net, cmp.Or(cfg.Disk, 8<<30), os.Getenv("EDGEBAKE_ACCEL"), w.record
 	vm, err := w.lab.StartVM(w.t.Context(), cfg)
 	if err != nil {
 		w.t.Fatal(err)

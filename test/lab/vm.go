@@ -23,7 +23,9 @@ type VMConfig struct {
 	Image string // .raw; never written
 	// Disk is the size of the device the image was put on; 0: the image's.
 	Disk int64
-	Net  Net
+	// Sector is the size of that device's sectors; 0: 512.
+	Sector int64
+	Net    Net
 	// Guest numbers the machine in Net, from 0.
 	Guest int
 	// Accel as qemu has it; empty: TCG.
@@ -83,7 +85,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	}
 	vm.mach = qemu.Machine{
 		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
-		Disks: []qemu.Disk{{Path: vm.Overlay}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
+		Disks: []qemu.Disk{{Path: vm.Overlay, Sector: cfg.Sector}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
 		Sticks: cfg.Sticks, Watchdog: cfg.Watchdog,
 	}
