@@ -209,7 +209,7 @@ func TestInspect(t *testing.T) {
 		if want := []Package{{"base-files", "13"}, {"runc", "1.1.15"}}; !slices.Equal(i.Packages, want) {
 			t.Errorf("packages: %v", i.Packages)
 		}
-		if len(i.Boot) != 3 || i.Boot[0].Name != "edgebake/image.json" || i.Boot[2] != (File{"linux", 2 << 20}) {
+		if len(i.Boot) != 4 || i.Boot[0].Name != "edgebake/image.json" || i.Boot[2] != (File{"linux", 2 << 20}) {
 			t.Errorf("boot: %v", i.Boot)
 		}
 		for n, want := range []struct {
