@@ -97,7 +97,6 @@ that boots such an image joins the site's cluster by itself.`,
 	})
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
-		newFlash(s),
 		newFlash(s), newDevices(s), newVerify(s),
 		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
 	)

@@ -47,7 +47,9 @@ func TestImageSignature(t *testing.T) {
 		"unsigned":        {func(i *ondisk.SlotInfo) { i.Signature = "" }, string(doc), []string{public.String()}, "--sign KEY"},
 		"damaged":         {func(i *ondisk.SlotInfo) { i.Signature = "hello" }, string(doc), []string{public.String()}, "damaged"},
 		"of a Site":       {func(i *ondisk.SlotInfo) { i.Signature = string(site) }, string(doc), []string{public.String()}, "does not match"},
-		"another comment": {func(i *ondisk.SlotInfo) { i.Signature = strings.Replace(sig, "edgebake image\n", "edgebake limage\n", 1) }, string(doc), []string{public.String()}, ""},
+		"another comment": {func(i *ondisk.SlotInfo) {
+			i.Signature = strings.Replace(sig, "edgebake image\n", "edgebake limage\n", 1)
+		}, string(doc), []string{public.String()}, ""},
 	} {
 		info := good
 		if tc.change != nil {
