@@ -306,7 +306,7 @@ func TestFlashPowerCut(t *testing.T) {
 	for at, over := 1, false; !over; at++ {
 		for _, kept := range []string{"none", "all", "some"} {
 			m := blank(t, size)
-			if said, err := exec("cp", "--sparse=always", old.path(), m.path()); err != nil {
+			if said, err := command("cp", "--sparse=always", old.path(), m.path()); err != nil {
 				t.Fatalf("%v: %s", err, said)
 			}
 			var pending []func(*os.File) error
@@ -466,7 +466,7 @@ func TestFlashRefuses(t *testing.T) {
 	}
 	cut := func(from, name string, n int64) string {
 		path := filepath.Join(d, name)
-		if said, err := exec("cp", "--sparse=always", from, path); err != nil {
+		if said, err := command("cp", "--sparse=always", from, path); err != nil {
 			t.Fatal(said, err)
 		}
 		if err := os.Truncate(path, n); err != nil {
@@ -529,7 +529,7 @@ func noSlotImage(t *testing.T, path string) {
 	}
 }
 
-func exec(name string, args ...string) (string, error) {
+func command(name string, args ...string) (string, error) {
 	out, err := osexec.Command(name, args...).CombinedOutput()
 	return string(out), err
 }
