@@ -2,6 +2,8 @@ package firstboot
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,7 +27,7 @@ func (w *world) clone(t *testing.T) *world {
 		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
 		offline: w.offline, heard: w.heard, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
 		deafKubelet: w.deafKubelet, synced: w.synced, unsynced: maps.Clone(w.unsynced),
-		effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
+		boots: w.boots, effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
 	}
 	c.log.Write(w.log.Bytes())
 	c.cluster.renewed, c.cluster.silent = c.kubeletReported, c.kubeletSilent
@@ -36,6 +38,51 @@ func (w *world) clone(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// snapshot tells a machine and its cluster from others: two of the same go on in
+// the same way. What was said so far is no part of it.
+func (w *world) snapshot(t *testing.T) [32]byte {
+	t.Helper()
+	h := sha256.New()
+	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		var b []byte
+		switch {
+		case d.Type()&fs.ModeSymlink != 0:
+			target, lerr := os.Readlink(p)
+			b, err = []byte(target), lerr
+		case d.Type().IsRegular():
+			b, err = os.ReadFile(p)
+		}
+		fmt.Fprintf(h, "%s %v %d\n%s\n", p[len(w.root):], st.Mode(), len(b), b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dev := range slices.Sorted(maps.Keys(w.slots)) {
+		fmt.Fprintln(h, dev)
+		for i, page := range w.slots[dev].pages {
+			fmt.Fprintln(h, i, len(page))
+			h.Write(page)
+		}
+	}
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	c := w.cluster
+	rest, err := json.Marshal([]any{w.units, w.started, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Write(rest)
+	return [32]byte(h.Sum(nil))
 }
 
 func copyTree(dst, src string) error {
@@ -84,7 +131,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := &fakeCluster{
-		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, tls: c.tls,
+		t: t, ca: c.ca, key: c.key, pem: c.pem, pin: c.pin, tls: c.tls, issued: c.issued,
 		down: maps.Clone(c.down), unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
@@ -142,16 +189,31 @@ func (m *memDevice) WriteAt(p []byte, off int64) (int, error) {
 		at := off + int64(done)
 		i, from := at/pageSize, int(at%pageSize)
 		n := min(len(p)-done, pageSize-from)
-		page := make([]byte, pageSize)
-		copy(page, m.pages[i])
-		copy(page[from:], p[done:done+n])
-		if bytes.Count(page, []byte{0}) == pageSize {
-			page = nil
-		}
-		m.pages[i] = page
+		m.pages[i] = changed(m.pages[i], p[done:done+n], from)
 		done += n
 	}
 	return len(p), nil
+}
+
+var zeros [pageSize]byte
+
+// changed is page with b written at an offset: the same one where that changes
+// nothing.
+func changed(page, b []byte, at int) []byte {
+	old := page
+	if old == nil {
+		old = zeros[:]
+	}
+	if bytes.Equal(old[at:at+len(b)], b) {
+		return page
+	}
+	if len(b) == pageSize && bytes.Equal(b, zeros[:]) {
+		return nil
+	}
+	page = make([]byte, pageSize)
+	copy(page, old)
+	copy(page[at:], b)
+	return page
 }
 
 func (m *memDevice) Sync() error { return nil }

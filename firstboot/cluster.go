@@ -28,11 +28,13 @@ const leavingFile = ondisk.StateDir + "/leaving"
 // memberName is the name that kubelet's certificate, expired or not, is for;
 // "" on a machine that is no node.
 func memberName(e *Env) string {
-	if !isMember(e) {
-		return ""
-	}
-	cert, err := kubeletCert(e)
-	if err != nil {
+	cert, _ := enrolment(e)
+	return nodeIn(cert)
+}
+
+// nodeIn is the node that kubelet's certificate is for; of nil, "".
+func nodeIn(cert *x509.Certificate) string {
+	if cert == nil {
 		return ""
 	}
 	name, _ := strings.CutPrefix(cert.Subject.CommonName, "system:node:")

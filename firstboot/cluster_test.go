@@ -73,6 +73,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 // TestSiteOfAnotherCluster: the machine leaves its cluster for the one that
 // the site pins, in every form.
 func TestSiteOfAnotherCluster(t *testing.T) {
+	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
 	for _, tc := range []struct {
 		name  string
@@ -171,6 +172,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 
 // TestMoveWithoutAToken stops, says so, and leaves the node as it runs.
 func TestMoveWithoutAToken(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	ipvs, former := w.get(ondisk.IPVSConfig), w.rebuild()
@@ -207,6 +209,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 // TestMoveWaitsForTheOtherCluster: until it shows itself, the node stays whole
 // in its own, and keeps the token for the other.
 func TestMoveWaitsForTheOtherCluster(t *testing.T) {
+	t.Parallel()
 	for name, spoil := range map[string]func(*world){
 		"out of reach":    func(w *world) { w.cluster.allDown(true); w.cluster.down["192.0.2.14:6443"] = true },
 		"token not valid": func(w *world) { w.cluster.revoked = true },
@@ -240,6 +243,7 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 
 // TestSlipInThePins: a token and a wrong hash do not cost a node that runs.
 func TestSlipInThePins(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	site := strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1)
@@ -256,6 +260,7 @@ func TestSlipInThePins(t *testing.T) {
 // TestTwoClustersInReach: the former one still answers, and still shows the
 // node as Ready.
 func TestTwoClustersInReach(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	former := w.rebuild()
@@ -279,6 +284,7 @@ func TestTwoClustersInReach(t *testing.T) {
 
 // TestMoveUnderAnotherName: the machine keeps its name until it has left.
 func TestMoveUnderAnotherName(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.rebuild()
@@ -299,6 +305,7 @@ func TestMoveUnderAnotherName(t *testing.T) {
 // TestCAOfADiscoveryThatNeverJoined does not stand in the way of the next
 // site.
 func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
+	t.Parallel()
 	for _, pinned := range []bool{true, false} {
 		w := nativeWorld(t)
 		w.joinError = func(n int) error { return errors.New("kubelet is not well") }
@@ -333,6 +340,7 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 // TestDiscoveryOfAnotherSite: what this boot discovered for one site is not
 // what the next one joins with.
 func TestDiscoveryOfAnotherSite(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.before = func(effect string) {
 		// After the discovery, before the join is begun.
@@ -352,6 +360,7 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 
 // TestSlipInTheName: a member is not renamed, whatever else its site changes.
 func TestSlipInTheName(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
@@ -372,6 +381,7 @@ func TestSlipInTheName(t *testing.T) {
 // TestNewCardSortsFirst: the name came from the first card, which is another
 // one now.
 func TestNewCardSortsFirst(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	site := func(lines ...string) string {
 		return strings.Replace(w.site(lines...), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
@@ -399,6 +409,7 @@ func TestNewCardSortsFirst(t *testing.T) {
 // TestNewCardAndAnExpiredCertificate: the machine joins again as what it was,
 // and stays it.
 func TestNewCardAndAnExpiredCertificate(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	site := strings.Replace(w.site(withToken), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
 	w.stamp(ownDev, site)
@@ -425,6 +436,7 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 
 // TestNewTokenWhileOffline: it is kept until the cluster has seen the node.
 func TestNewTokenWhileOffline(t *testing.T) {
+	t.Parallel()
 	for name, away := range map[string]func(*world, bool){
 		"offline":      func(w *world, on bool) { w.offline = on },
 		"masters down": func(w *world, on bool) { w.cluster.allDown(on) },
@@ -447,6 +459,7 @@ func TestNewTokenWhileOffline(t *testing.T) {
 // TestRejoinIsSeenReady: what the cluster has seen of an enrolment says
 // nothing of the next one, so that its token is not forgotten too soon.
 func TestRejoinIsSeenReady(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.now = w.now.AddDate(2, 0, 0)

@@ -81,6 +81,7 @@ func sameTree(t *testing.T, when string, got, want map[string]string) {
 var pool = ConvertOptions{NodePool: "shanghai"}
 
 func TestConvertRevertConvert(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	native := w.clean()
 	if steps, err := w.convert(pool); err != nil {
@@ -134,6 +135,7 @@ func TestConvertKilled(t *testing.T) {
 // TestConvertGoesOnWithoutAReport: a convert that was killed when it had just
 // restarted kubelet does not take the node for one that is not Ready.
 func TestConvertGoesOnWithoutAReport(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
@@ -246,6 +248,7 @@ func foreignNode(t *testing.T) *world {
 }
 
 func TestConvertForeignNode(t *testing.T) {
+	t.Parallel()
 	w := foreignNode(t)
 	native := w.clean()
 	if steps, err := w.convert(pool); err != nil {
@@ -271,6 +274,7 @@ func TestConvertForeignNode(t *testing.T) {
 // TestConvertAfterYurtadm: what yurtadm left beside its unit would win over our
 // arguments.
 func TestConvertAfterYurtadm(t *testing.T) {
+	t.Parallel()
 	w := foreignNode(t)
 	w.put(yurthubUnit, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
 	w.put(openYurtDropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
@@ -292,6 +296,7 @@ func TestConvertAfterYurtadm(t *testing.T) {
 // TestGateFitsKubelet: a gate that kubelet does not know would keep it from
 // starting, on a node that worked before.
 func TestGateFitsKubelet(t *testing.T) {
+	t.Parallel()
 	for version, want := range map[string]string{
 		"Kubernetes v1.24.17\n": "", "Kubernetes v1.29.15\n": "", "Kubernetes v1.30.0\n": "", "Kubernetes v1.34.2\n": "",
 		"Kubernetes v1.35.0\n": listPlainly, "Kubernetes v1.36.3\n": listPlainly, "Kubernetes v1.36.3-rc.0+abc\n": listPlainly,
@@ -316,6 +321,7 @@ func TestGateFitsKubelet(t *testing.T) {
 }
 
 func TestConvertUndoesWhatFailed(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name  string
 		lack  func(*world)
@@ -346,6 +352,7 @@ func TestConvertUndoesWhatFailed(t *testing.T) {
 }
 
 func TestConvertRefuses(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		prepare func(*world)
@@ -394,6 +401,7 @@ func TestConvertRefuses(t *testing.T) {
 }
 
 func TestConvertLeavesThePortOpen(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	if _, err := w.convert(ConvertOptions{NodePool: "shanghai", OpenPort: true}); err != nil {
 		t.Fatal(err)
@@ -406,6 +414,7 @@ func TestConvertLeavesThePortOpen(t *testing.T) {
 // TestConvertLeavesOpenYurtNodesAlone: what goes through yurthub already is not
 // touched, whatever it is to become, since only a native node could be put back.
 func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
+	t.Parallel()
 	converted := func(t *testing.T) *world {
 		w := readyNode(t)
 		if _, err := w.convert(pool); err != nil {
@@ -463,6 +472,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 // turned, and whose next run cannot get yurthub ready, leaves a native node,
 // not one behind a yurthub that is gone.
 func TestConvertKilledThenFails(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	native := w.clean()
 	if _, err := w.convert(pool); err != nil {
@@ -489,6 +499,7 @@ func TestConvertKilledThenFails(t *testing.T) {
 // TestRevertGivesLabelsBack: a revert that fails leaves the OpenYurt node that
 // it found.
 func TestRevertGivesLabelsBack(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
@@ -508,6 +519,7 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 // TestRevertFailsAtItsEnd: a node that is Ready as a native one is not sent back
 // to a yurthub that is gone.
 func TestRevertFailsAtItsEnd(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	native := w.clean()
 	if _, err := w.convert(pool); err != nil {
@@ -533,6 +545,7 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 
 // TestRevertLeavesKubeletWhereItIs: turned back, it would talk to nobody.
 func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
@@ -550,6 +563,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 // TestResetForgetsTheToken: a join that did not come to its end is not taken up
 // at the next boot.
 func TestResetForgetsTheToken(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	w.cluster.csr = "pending"
 	if err := w.boot(); err == nil {
@@ -569,6 +583,7 @@ func TestResetForgetsTheToken(t *testing.T) {
 
 // TestResetKeepsTheNextSite: its token is not that of the join that is left.
 func TestResetKeepsTheNextSite(t *testing.T) {
+	t.Parallel()
 	for name, next := range map[string]func(w *world) string{
 		"another name":  func(w *world) string { return strings.Replace(w.site(withToken), "edge-{{.Serial}}", "other", 1) },
 		"the same name": func(w *world) string { return w.site(withToken) },
@@ -643,6 +658,7 @@ func TestResetKilled(t *testing.T) {
 }
 
 func TestRegisterFlags(t *testing.T) {
+	t.Parallel()
 	edge := node.OpenYurtLabels("shanghai", false)
 	const both = configs.LabelNodePool + "=shanghai," + configs.LabelEdgeWorker + "=true"
 	for _, tc := range []struct {
@@ -672,6 +688,7 @@ func TestRegisterFlags(t *testing.T) {
 // TestResetThenJoinUnderAnotherName: a new site joins the machine again, and
 // what was baked is still there.
 func TestResetThenJoinUnderAnotherName(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	w.put(manifests+"/baked.yaml", "kind: Pod\n")
 	if err := w.boot(); err != nil {
@@ -708,6 +725,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 }
 
 func TestHubUnitIsTheBakedOne(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../overlays/files/yurthub/usr/lib/systemd/system/yurthub.service")
 	if err != nil {
 		t.Fatal(err)
@@ -718,6 +736,7 @@ func TestHubUnitIsTheBakedOne(t *testing.T) {
 }
 
 func TestHubArgsOfTheUser(t *testing.T) {
+	t.Parallel()
 	h := hub{extra: []string{"--enable-dummy-if=true", "--enable-resource-filter=0"}}
 	if args := h.args(); args[len(args)-1] != "--enable-dummy-if=false" {
 		t.Errorf("a kernel without dummy gets %v", args)

@@ -10,6 +10,7 @@ import (
 // TestNoAnonymousAccess: where the API servers answer nobody whom they do not
 // know, the cause is named, and a site that carries the CA joins.
 func TestNoAnonymousAccess(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.cluster.knownOnly = true
 	w.stamp(ownDev, w.site(withToken))
@@ -38,6 +39,7 @@ func TestNoAnonymousAccess(t *testing.T) {
 // TestAnotherClustersCA: masters of another cluster stop the run before they
 // see the token.
 func TestAnotherClustersCA(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	other := newFakeCluster(t)
 	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.pem)), "\n", "\n  ")

@@ -61,6 +61,7 @@ func literals(t *testing.T) (all, must []string) {
 // TestTroubleshootingSpeaksAsFirstBootDoes: what the page quotes is what the
 // code says, and what the code asks a person to heal is on the page.
 func TestTroubleshootingSpeaksAsFirstBootDoes(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../docs/troubleshooting.md")
 	if err != nil {
 		t.Fatal(err)

@@ -25,6 +25,13 @@ var (
 // and into them, since kubeadm and kubelet write without syncing, and a power
 // cut leaves names without contents.
 func enrolled(e *Env) error {
+	_, err := enrolment(e)
+	return err
+}
+
+// enrolment is the node's certificate, and what enrolled says of it; it is
+// there with errExpired too.
+func enrolment(e *Env) (*x509.Certificate, error) {
 	for _, f := range []struct {
 		path  string
 		parse func([]byte) error
@@ -35,24 +42,24 @@ func enrolled(e *Env) error {
 		{ondisk.KubeCA, isCA},
 	} {
 		if !e.exists(f.path) {
-			return fmt.Errorf("%w: there is no %s", errNotEnrolled, f.path)
+			return nil, fmt.Errorf("%w: there is no %s", errNotEnrolled, f.path)
 		}
 		b, err := e.read(f.path)
 		if err == nil {
 			err = f.parse(b)
 		}
 		if err != nil {
-			return fmt.Errorf("%w: reading %s: %w", errNotEnrolled, f.path, err)
+			return nil, fmt.Errorf("%w: reading %s: %w", errNotEnrolled, f.path, err)
 		}
 	}
 	cert, err := kubeletCert(e)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errNotEnrolled, err)
+		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
 	}
 	if e.Now().After(cert.NotAfter) {
-		return fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
+		return cert, fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
 	}
-	return nil
+	return cert, nil
 }
 
 // Enrolled reports whether the files below root, perhaps those of another

@@ -49,6 +49,7 @@ func (w *world) dualStack(addrs ...string) *Env {
 // TestFamilyOfTheNode: the node's address is of the VIP's family, whatever the
 // kernel prefers on the way to a name that has both.
 func TestFamilyOfTheNode(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, site string
 		addrs      []string

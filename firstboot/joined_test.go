@@ -10,6 +10,7 @@ import (
 // TestSettingsChangedAfterTheJoin: what kubeadm and kubelet take from a site
 // once is applied later, or said.
 func TestSettingsChangedAfterTheJoin(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, before, after string
 		taints              []api.Taint
@@ -46,6 +47,7 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 
 // TestLabelRemoved: the Node loses what the site lost, and nothing else.
 func TestLabelRemoved(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north, shop: '12'}")
 	w.mustBoot()
 	n := w.cluster.nodes["edge-sn0042"]

@@ -47,6 +47,7 @@ func (w *world) plug(site string) {
 // TestStickFromALaptop: what laptops make of a stick is a FAT file system
 // with a label, in a partition without a name or on the whole device.
 func TestStickFromALaptop(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		whole bool
@@ -89,6 +90,7 @@ func TestStickFromALaptop(t *testing.T) {
 
 // TestAStickOfManyPartitions: a device may claim as many slots as it likes.
 func TestAStickOfManyPartitions(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")
 	w.plug("")
@@ -138,6 +140,7 @@ func (w *world) slotSite(dev string) string {
 }
 
 func TestWaitsForASiteAndTakesAStick(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")
 	if err := w.boot(); err == nil {
@@ -170,6 +173,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 
 // TestSlowStick: it appears when the phase that would take it is over.
 func TestSlowStick(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -192,6 +196,7 @@ func TestSlowStick(t *testing.T) {
 }
 
 func TestBadSiteOnAStickIsSaid(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
@@ -204,6 +209,7 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 }
 
 func TestWithoutIPVS(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, "ipvs: {disabled: true}")
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -217,6 +223,7 @@ func TestWithoutIPVS(t *testing.T) {
 // TestStickCorrectsAStoppedMachine: a permanent failure goes on by itself
 // when a corrected site is brought.
 func TestStickCorrectsAStoppedMachine(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.stamp(ownDev, strings.Replace(w.site(withToken), w.cluster.pin, "sha256:"+strings.Repeat("0", 64), 1))
 	e := w.env()
@@ -236,6 +243,7 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 }
 
 func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -254,6 +262,7 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 }
 
 func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -280,6 +289,7 @@ func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 }
 
 func TestMastersChanged(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -295,6 +305,7 @@ func TestMastersChanged(t *testing.T) {
 }
 
 func TestCertificateExpiredOffline(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -322,6 +333,7 @@ func TestCertificateExpiredOffline(t *testing.T) {
 // TestNetworkRollsBack: the corrected settings reach no master, the former
 // ones do.
 func TestNetworkRollsBack(t *testing.T) {
+	t.Parallel()
 	settings := func(addr string) string {
 		return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
 	}
@@ -359,6 +371,7 @@ func TestNetworkRollsBack(t *testing.T) {
 
 // TestReportIsSentAgain: the server is away when the node is done.
 func TestReportIsSentAgain(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}")
 	e := w.env()
 	post, away := e.Post, 3
@@ -397,6 +410,7 @@ func TestReportIsSentAgain(t *testing.T) {
 }
 
 func TestClockBehind(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 	if err := w.boot(); err != nil {
@@ -412,6 +426,7 @@ func TestClockBehind(t *testing.T) {
 
 // TestReportGoesThroughTheProxy: the site has no other way out.
 func TestReportGoesThroughTheProxy(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -425,6 +440,7 @@ func TestReportGoesThroughTheProxy(t *testing.T) {
 // TestSpread: a thousand nodes that boot together do not ask together, and none
 // of them waits for long.
 func TestSpread(t *testing.T) {
+	t.Parallel()
 	var early, late int
 	for i := range 1000 {
 		id := fmt.Sprintf("shop-%d", i)
@@ -478,6 +494,7 @@ func TestSpread(t *testing.T) {
 // whatever the kernel says of its medium; the disk that was booted from and
 // what is soldered in are none.
 func TestCards(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, disk, file, text string
 		own                    bool
@@ -520,6 +537,7 @@ func TestCards(t *testing.T) {
 // TestClockSynced: a clock that follows a time server is not set, whatever the
 // slot says.
 func TestClockSynced(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.now, w.synced = time.Date(2025, 12, 1, 0, 0, 0, 0, time.UTC), true
 	if err := w.boot(); err != nil {
@@ -533,6 +551,7 @@ func TestClockSynced(t *testing.T) {
 // TestStampedByAWrongClock: what a computer of 2031 stamped does not take the
 // node there.
 func TestStampedByAWrongClock(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix()},
 		Files: map[string][]byte{ondisk.SlotSite: []byte(w.site(withToken))}})
@@ -553,6 +572,7 @@ func TestStampedByAWrongClock(t *testing.T) {
 // asked before anything is made of it; while none answers, the clock is named
 // beside the token, and once one does the node goes on with what it has.
 func TestClockInTheFuture(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		lines []string
@@ -617,6 +637,7 @@ func (c *fakeCluster) allDown(down bool) {
 // TestMastersComeLate: nobody answers when the machine is switched on, for
 // longer than kubeadm or any phase would wait.
 func TestMastersComeLate(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.patience = 30 * time.Minute
 	w.cluster.allDown(true)
@@ -643,6 +664,7 @@ func TestMastersComeLate(t *testing.T) {
 // TestMastersGoDuringTheJoin: kubeadm is left waiting, and killed when its
 // time is up.
 func TestMastersGoDuringTheJoin(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.patience = 30 * time.Minute
 	e := w.env()
@@ -681,6 +703,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 }
 
 func TestFirstMasterDead(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.cluster.down["192.0.2.11:6443"] = true
 	w.cluster.down["192.0.2.13:6443"] = true
@@ -695,6 +718,7 @@ func TestFirstMasterDead(t *testing.T) {
 // TestHealedInTheCluster: nobody comes to the machine when the stale Node was
 // removed.
 func TestHealedInTheCluster(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.patience = 30 * time.Minute
 	w.cluster.register("edge-sn0042", "", "another")
@@ -716,6 +740,7 @@ func TestHealedInTheCluster(t *testing.T) {
 // TestJoinsThroughTheEndpoint: where the certificate has its name, kubelet
 // need not be restarted after the join.
 func TestJoinsThroughTheEndpoint(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
 	w.stamp(ownDev, w.site(withToken))
 	if err := w.boot(); err != nil {
@@ -730,6 +755,7 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 }
 
 func TestAddressChanged(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -745,6 +771,7 @@ func TestAddressChanged(t *testing.T) {
 }
 
 func TestNodeRenamedByTheSite(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -757,6 +784,7 @@ func TestNodeRenamedByTheSite(t *testing.T) {
 }
 
 func TestStaleNodeKeepsItsLabels(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north}")
 	w.cluster.register("edge-sn0042", "", "another")
 	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
@@ -786,6 +814,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 // TestStaleEdgeNodeGetsItsLabels: as the administrator OpenYurt's webhook would
 // refuse it.
 func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	w.cluster.register("edge-sn0042", "", "another")
 	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
@@ -802,6 +831,7 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 // TestPoolChanged: what kubelet registers with follows the site, so that the
 // fix that is said is one.
 func TestPoolChanged(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -822,6 +852,7 @@ func TestPoolChanged(t *testing.T) {
 
 // TestPoolOfTheCluster: what OpenYurt would refuse or undo is named.
 func TestPoolOfTheCluster(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
 	if err := w.boot(); err == nil || !w.said("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -853,6 +884,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 // TestAnotherYurthub: a program of another release gets flags that it does not
 // know.
 func TestAnotherYurthub(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
 	if err := w.boot(); err == nil || !w.said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
@@ -863,6 +895,7 @@ func TestAnotherYurthub(t *testing.T) {
 // TestSiteTurnedNative: first boot does not turn a node back, and says that
 // nobody looks after its yurthub.
 func TestSiteTurnedNative(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -889,6 +922,7 @@ func TestSiteTurnedNative(t *testing.T) {
 
 // TestBackoff passes real time, made up by synctest.
 func TestBackoff(t *testing.T) {
+	t.Parallel()
 	e := newWorld(t, "testdata/machine.txtar").env() // its API servers live outside the bubble
 	synctest.Test(t, func(t *testing.T) {
 		var tried []time.Duration
@@ -942,6 +976,7 @@ func TestBackoff(t *testing.T) {
 }
 
 func TestImagesAreImportedOnce(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.put(ondisk.ImportImageDir+"/000-pause.tar", "archive")
 	w.put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1",
@@ -977,6 +1012,7 @@ func TestImagesAreImportedOnce(t *testing.T) {
 // TestOfflineHubIsWaitedFor: yurthub takes a while to serve from its cache,
 // and no master can be asked about certificates meanwhile.
 func TestOfflineHubIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -1007,6 +1043,7 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 
 // TestPortOpened: the port for other nodes of the pool, and no other.
 func TestPortOpened(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -1024,6 +1061,7 @@ func TestPortOpened(t *testing.T) {
 // TestAFailedLookUndoesNothing: systemd does not answer once, on an edge node
 // without a way to the masters. Kubelet stays behind yurthub.
 func TestAFailedLookUndoesNothing(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)

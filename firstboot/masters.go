@@ -3,7 +3,6 @@ package firstboot
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -59,11 +58,8 @@ func caPins(pem []byte) []string {
 // formerMasters are those that the site names no more and a member of the
 // cluster still counts on.
 func formerMasters(e *Env, site *configs.Site) []string {
-	if errors.Is(enrolled(e), errNotEnrolled) {
-		return nil
-	}
 	p, ok := readProven(e)
-	if !ok || slices.Equal(p.Masters, site.Masters) {
+	if !ok || slices.Equal(p.Masters, site.Masters) || !isMember(e) {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(p.Masters), func(m string) bool {

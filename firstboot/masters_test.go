@@ -22,6 +22,7 @@ func (w *world) withMasters(masters string, lines ...string) string {
 // TestSlipInMasters: none of the corrected list answers. The node keeps its way
 // to the cluster, after a reboot too, until one does.
 func TestSlipInMasters(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		world func(*testing.T, ...string) *world
@@ -84,6 +85,7 @@ func TestSlipInMasters(t *testing.T) {
 
 // TestSlipInMastersOffline: the correction comes while no master answers.
 func TestSlipInMastersOffline(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -105,6 +107,7 @@ func TestSlipInMastersOffline(t *testing.T) {
 // TestOneOfTheNewMastersProves: a list with one slip among the right ones takes
 // over as it is.
 func TestOneOfTheNewMastersProves(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -144,6 +147,7 @@ func (w *world) namedAs(addr string, names ...string) {
 // their certificates. The third, which has not, is away during the join, or
 // takes the place of another later.
 func TestMasterComesBackWithoutTheName(t *testing.T) {
+	t.Parallel()
 	const third = "192.0.2.13:6443"
 	wantName := func(t *testing.T, w *world, want string) {
 		t.Helper()

@@ -17,6 +17,7 @@ import (
 // the machine's own, so that a field to come is left out until somebody
 // decides.
 func TestWhatAStickMayChange(t *testing.T) {
+	t.Parallel()
 	var old, next configs.Site
 	old.Masters, next.Masters = []string{"old"}, []string{"new"}
 	fill(reflect.ValueOf(&next).Elem())
@@ -89,6 +90,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 // TestAStrangersStick: an enrolled node takes what brings it back, and neither
 // users nor config.ign.
 func TestAStrangersStick(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		policy        string
 		network, user bool

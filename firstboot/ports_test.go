@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 // TestPortsAreClosedOrYurthubDoesNotRun: where the rules cannot be loaded, the
 // phase fails, and yurthub is not started.
 func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	w.noNFT = true
 	if err := w.boot(); err == nil || !w.said("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed") {
@@ -115,6 +117,7 @@ func TestOpenPortsIsCutOff(t *testing.T) {
 
 // TestPortUnitsAreValid has systemd judge the units that keep the rules.
 func TestPortUnitsAreValid(t *testing.T) {
+	t.Parallel()
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
 	files := portFiles(ports{})
@@ -162,15 +165,17 @@ there $pod eth0 1; there $card wire1 2; there $bridged wire3 3
 "$SERVE" -test.run '^TestPortsAsServer$' >/dev/null & server=$!
 trap 'kill $pod $card $bridged $server' EXIT
 sleep 1
-try() { # NAME PID N
-	for port in 10250 10261 10267 10268 10269; do
-		for to in 10.$3.0.1 fd00:$3::1 169.254.2.1; do
-			nsenter -n -t $2 timeout 0.4 bash -c "exec 3<>/dev/tcp/$to/$port" 2>/dev/null && echo "$1 $to $port"
-		done
+all() { # at the same time, in this order
+	reach= tries=
+	for who in "pod $pod 1" "card $card 2" "bridged $bridged 3" "node $$ 1"; do
+		set -- $who
+		out="$OUT/$1"
+		reach="$reach $out"
+		WHO=$1 SUBNET=$3 OUT="$out" nsenter -n -t $2 "$SERVE" -test.run '^TestPortsAsClient$' >/dev/null & tries="$tries $!"
 	done
-	true
+	wait $tries
+	cat $reach
 }
-all() { try pod $pod 1; try card $card 2; try bridged $bridged 3; try node $$ 1; }
 if [ "$OPEN" = before ]; then all; exit; fi
 nft -f "$RULES"
 nft -f "$RULES"
@@ -202,9 +207,37 @@ func TestPortsAsServer(t *testing.T) {
 	time.Sleep(time.Minute) // until it is killed
 }
 
+// TestPortsAsClient tries those ports from where it was started.
+func TestPortsAsClient(t *testing.T) {
+	who, subnet := os.Getenv("WHO"), os.Getenv("SUBNET")
+	if who == "" {
+		t.Skip("SKIPPED: it is the other end of TestPortRules")
+	}
+	var reached [15]string
+	var tries sync.WaitGroup
+	for i := range reached {
+		port := []string{"10250", "10261", "10267", "10268", "10269"}[i/3]
+		to := []string{"10." + subnet + ".0.1", "fd00:" + subnet + "::1", "169.254.2.1"}[i%3]
+		tries.Go(func() {
+			// What is dropped is never answered; what is let in at once, but for
+			// a busy machine.
+			c, err := net.DialTimeout("tcp", net.JoinHostPort(to, port), 2*time.Second)
+			if err == nil {
+				reached[i] = who + " " + to + " " + port + "\n"
+				c.Close()
+			}
+		})
+	}
+	tries.Wait()
+	if err := os.WriteFile(os.Getenv("OUT"), []byte(strings.Join(reached[:], "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestPortRules holds the rules against the kernel's own: who reaches which
 // port, by IPv4 and IPv6.
 func TestPortRules(t *testing.T) {
+	t.Parallel()
 	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
 		desk.NeedProgram(t, program, pkg)
 	}
@@ -213,14 +246,15 @@ func TestPortRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules := filepath.Join(t.TempDir(), "nft")
+	dir := t.TempDir()
+	rules := filepath.Join(dir, "nft")
 	reach := func(when string, openPort bool) []string {
 		t.Helper()
 		if err := os.WriteFile(rules, portRules(openPort), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command("unshare", "-n", "bash", "-c", neighbours)
-		cmd.Env = append(os.Environ(), "SERVE="+self, "RULES="+rules, "OPEN="+when)
+		cmd.Env = append(os.Environ(), "SERVE="+self, "RULES="+rules, "OPEN="+when, "OUT="+dir)
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()

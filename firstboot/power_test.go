@@ -14,6 +14,7 @@ import (
 // TestPowerGoesRightAfterReady: once the token is forgotten, nothing of the
 // node may be on its way to the disk still.
 func TestPowerGoesRightAfterReady(t *testing.T) {
+	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
 		"native": func(t *testing.T) *world { return nativeWorld(t) },
 		"edge":   func(t *testing.T) *world { return edgeWorld(t) },
@@ -35,6 +36,7 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 
 // TestSyncFails: a disk that loses what it is given keeps the token.
 func TestSyncFails(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	e := w.env()
 	broken, sync := true, e.Sync
@@ -59,6 +61,7 @@ func TestSyncFails(t *testing.T) {
 // TestEnrolledReadsWhatItFinds: a name without contents, and contents that end
 // early or are zeros, are no enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
+	t.Parallel()
 	ready := readyNode(t)
 	for _, file := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, clientCert} {
 		for spoilt, spoil := range map[string]func([]byte) []byte{
@@ -99,6 +102,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 // TestRestoreCertificates: the current certificate of each store is spoilt in
 // each way that a power cut has, after two rotations.
 func TestRestoreCertificates(t *testing.T) {
+	t.Parallel()
 	base := newWorld(t, "testdata/machine.txtar")
 	pair := func(days int) string {
 		return base.cluster.clientFrom("system:node:edge-sn0042", base.now.AddDate(0, 0, days), base.now.AddDate(1, 0, days))
@@ -158,6 +162,7 @@ func TestRestoreCertificates(t *testing.T) {
 
 // TestRestoreKubeletsOwnPair: kubelet looks only whether the files are there.
 func TestRestoreKubeletsOwnPair(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	pair := w.cluster.client("edge-sn0042@1", w.now.AddDate(1, 0, 0))
 	cert, key := kubeletPKI+"/kubelet.crt", kubeletPKI+"/kubelet.key"
@@ -179,6 +184,7 @@ func TestRestoreKubeletsOwnPair(t *testing.T) {
 // TestRotationCutOff: the whole way of a node whose power goes after its
 // certificate was rotated, months after the token was forgotten.
 func TestRotationCutOff(t *testing.T) {
+	t.Parallel()
 	w := readyNode(t)
 	rotated := kubeletPKI + "/kubelet-client-2027-08-01-00-00-00.pem"
 	w.now = w.now.Add(200 * 24 * time.Hour)

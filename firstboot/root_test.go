@@ -54,6 +54,7 @@ func (w *world) exchangeRoot() {
 // A root that was exchanged gets the site's settings and the machine's id,
 // and the machine is the node that it was.
 func TestExchangedRoot(t *testing.T) {
+	t.Parallel()
 	for _, brought := range []struct{ id, how string }{
 		{"6f1c8f3e2a0b4d5c9e7f8a1b2c3d4e5f\n", "by the initrd"},
 		{"00000000000000000000000000000abc\n", "not by the initrd: systemd made another"},
@@ -100,6 +101,7 @@ func TestExchangedRoot(t *testing.T) {
 // The next boot of a root that was left in the middle goes on, offline too:
 // kubelet runs whatever happens to be reachable.
 func TestExchangedRootOffline(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -130,6 +132,7 @@ func TestExchangedRootOffline(t *testing.T) {
 // An edge node whose root was exchanged while its masters are out of reach has
 // its yurthub, without which kubelet runs no pod.
 func TestExchangedRootOfAnEdgeNode(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		form, args string
 		world      func(*testing.T) *world
@@ -161,6 +164,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 // Of the two roots the one in use gets ids of its own; the other stays as it
 // was written.
 func TestOwnFileSystems(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	golden := [16]byte{1}
 	w.uuids = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}

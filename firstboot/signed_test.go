@@ -53,6 +53,7 @@ const (
 // the Image names admits everything, and one that does not hold nothing more
 // than a stranger's stick.
 func TestASignedStick(t *testing.T) {
+	t.Parallel()
 	key, other := newSiteKey(t), newSiteKey(t)
 	for _, c := range []struct {
 		name   string
@@ -114,6 +115,7 @@ func TestASignedStick(t *testing.T) {
 // TestABlankMachineAndSignedSites: the first site, too, must be signed, and
 // the console says that its token stays on the stick.
 func TestABlankMachineAndSignedSites(t *testing.T) {
+	t.Parallel()
 	key := newSiteKey(t)
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")
@@ -133,6 +135,7 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 // TestAStampedSlotNeedsNoSignature: what is written to the machine's own disk
 // is not asked for one.
 func TestAStampedSlotNeedsNoSignature(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesSigned, newSiteKey(t))
 	w.mustBoot()
@@ -147,6 +150,7 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 // TestAnOldSignedSite is not taken again by whoever finds it, under no policy
 // that asks for signatures, and after a reset neither.
 func TestAnOldSignedSite(t *testing.T) {
+	t.Parallel()
 	key := newSiteKey(t)
 	for _, policy := range []string{ondisk.SitesSigned, ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
 		t.Run(policy, func(t *testing.T) {

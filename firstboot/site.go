@@ -115,7 +115,9 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
 	}
 	j, _ := readJoinedAs(e)
-	if was := cmp.Or(memberName(e), j.Was); was != "" && name != was {
+	cert, notEnrolled := enrolment(e)
+	member := nodeIn(cert)
+	if was := cmp.Or(member, j.Was); was != "" && name != was {
 		// Another card may sort first since; the machine is the same, and joins
 		// again as what it was.
 		if then, err := node.NodeName(site, j.Machine); err == nil && then == was {
@@ -123,8 +125,8 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 		}
 	}
 	hostname := name
-	if enrolled(e) == nil {
-		hostname = memberName(e)
+	if notEnrolled == nil {
+		hostname = member
 	}
 	called := *site
 	called.NodeName = hostname

@@ -10,6 +10,7 @@ import (
 // TestStampInTheMiddle: a site that is stamped while first boot is at work
 // waits for the next pass, whole, and keeps its token for it.
 func TestStampInTheMiddle(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		at   string // the effect before which somebody stamps
@@ -57,6 +58,7 @@ func TestStampInTheMiddle(t *testing.T) {
 
 // TestSlotIsReadOncePerPass counts what a check of a finished node reads.
 func TestSlotIsReadOncePerPass(t *testing.T) {
+	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)

@@ -39,6 +39,7 @@ func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix
 
 // TestBackToAFormerSite: S1, S2 and S1 again, each brought on the stick.
 func TestBackToAFormerSite(t *testing.T) {
+	t.Parallel()
 	for _, stamped := range []bool{false, true} {
 		t.Run(fmt.Sprint("stamped ", stamped), func(t *testing.T) {
 			w := nativeWorld(t)
@@ -67,6 +68,7 @@ func TestBackToAFormerSite(t *testing.T) {
 
 // TestAnotherSticksComeback: A, B, and A again, which was pulled out meanwhile.
 func TestAnotherSticksComeback(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	for _, host := range []string{"one", "two", "one"} {
@@ -86,6 +88,7 @@ func TestAnotherSticksComeback(t *testing.T) {
 // TestStickLeftIn does not undo what was stamped into the slot since, whether
 // the machine is a node or cannot join.
 func TestStickLeftIn(t *testing.T) {
+	t.Parallel()
 	for _, joined := range []bool{true, false} {
 		t.Run(fmt.Sprint("joined ", joined), func(t *testing.T) {
 			w := nativeWorld(t)
@@ -109,6 +112,7 @@ func TestStickLeftIn(t *testing.T) {
 // TestOlderStick: one that was stamped before the slot's site, and never seen
 // before. A date that cannot be true decides nothing.
 func TestOlderStick(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		own, stick int64
 		taken      bool
@@ -143,6 +147,7 @@ func TestOlderStick(t *testing.T) {
 // TestStickHelpsALostNode: its site is the machine's own, which has forgotten
 // the token.
 func TestStickHelpsALostNode(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.stamp(ownDev, "")
 	w.plug(w.site(withToken))
@@ -159,6 +164,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 
 // TestBadStickBesideAGoodOne: the one that can be read is taken.
 func TestBadStickBesideAGoodOne(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
@@ -176,6 +182,7 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 
 // TestStickKeepsIgnition: a stick with a site alone corrects the site alone.
 func TestStickKeepsIgnition(t *testing.T) {
+	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
 	w := nativeWorld(t)
 	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: ign})
@@ -324,6 +331,7 @@ func TestHidesToken(t *testing.T) {
 // TestResetAndASticksToken: the machine does not go back by itself where it
 // was taken out of.
 func TestResetAndASticksToken(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.stamp(ownDev, "")
 	w.plug(w.site(withToken))
@@ -354,6 +362,7 @@ func TestResetAndASticksToken(t *testing.T) {
 // TestResetBeforeANewStick: one that was brought for the time after it is
 // taken, and said.
 func TestResetBeforeANewStick(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.plug(w.reportTo("next", withToken))

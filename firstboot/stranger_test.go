@@ -16,6 +16,7 @@ const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAA
 // seems to by a clock that somebody moved, or whose credentials were damaged,
 // is no blank machine: a stick repairs it, and lets nobody in.
 func TestAStrangerAndALostIdentity(t *testing.T) {
+	t.Parallel()
 	for name, lose := range map[string]func(*world){
 		"certificate expired": func(w *world) { w.now = w.now.AddDate(2, 0, 0) },
 		"credentials damaged": func(w *world) { w.put(ondisk.KubeletConf, "") },
@@ -43,6 +44,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 // TestAStrangersCluster: a node whose site pins no CA stays in its cluster,
 // whatever masters and token a stick names.
 func TestAStrangersCluster(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.admits(ondisk.SitesRepair)
 	w.stamp(ownDev, unpin(w.site(withToken)))
@@ -65,6 +67,7 @@ func TestAStrangersCluster(t *testing.T) {
 // TestAStickOfTheFuture: an unsigned stick neither sets a node's clock years
 // ahead nor makes newer sites look old.
 func TestAStickOfTheFuture(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
 	w.mustBoot()
@@ -92,6 +95,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 // TestAStrangerAndASpoiltSlot: a node that cannot read its own site any more
 // has nothing to repair by a stranger's.
 func TestAStrangerAndASpoiltSlot(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.admits(ondisk.SitesRepair)
 	w.mustBoot()
@@ -109,6 +113,7 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 // TestWordsOfAStranger: nobody writes to the console's terminal, or to systemd,
 // through what first boot repeats.
 func TestWordsOfAStranger(t *testing.T) {
+	t.Parallel()
 	var out []string
 	e := &Env{Log: slog.New(slog.DiscardHandler), Now: time.Now,
 		Console: func(line string) { out = append(out, line) }, Notify: func(state string) { out = append(out, state) },

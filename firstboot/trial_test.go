@@ -38,6 +38,7 @@ func count(names []string, words string) int {
 // comes, so the former ones are tried, and the power goes at any point. When
 // power and uplink are back the site's addresses are in place.
 func TestPowerCutDuringATrial(t *testing.T) {
+	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
 	if err := base.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(base.console, "\n"))
@@ -74,6 +75,7 @@ func TestPowerCutDuringATrial(t *testing.T) {
 // TestPowerCutDuringARollback: the new addresses are wrong. Wherever the power
 // goes, the former ones end up in place.
 func TestPowerCutDuringARollback(t *testing.T) {
+	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
 	if err := base.boot(); err != nil {
 		t.Fatal(err)
@@ -105,6 +107,7 @@ func TestPowerCutDuringARollback(t *testing.T) {
 // TestDeadUplink: an enrolled node with new addresses and no uplink tries the
 // former ones a few times, and goes on with what it has.
 func TestDeadUplink(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -142,6 +145,7 @@ func TestDeadUplink(t *testing.T) {
 // TestCorrectedAfterARollback: nothing of the former settings outlives the
 // correction.
 func TestCorrectedAfterARollback(t *testing.T) {
+	t.Parallel()
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
 	w := nativeWorld(t, withVLAN)
 	w.link = func() bool { return !w.networkHas("192.0.3.50/24") }
@@ -165,6 +169,7 @@ func TestCorrectedAfterARollback(t *testing.T) {
 
 // TestTrialOfAnotherRoot: what was tried on one root is not baked into another.
 func TestTrialOfAnotherRoot(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
 	w.mustBoot()
 	w.stamp(ownDev, w.site(address("192.0.3.50")))

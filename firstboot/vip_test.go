@@ -10,6 +10,7 @@ import (
 // TestVIPInTheCluster: a VIP inside the cluster's service ranges is said, one
 // that a Service has is rejected, and what cannot be asked stops nobody.
 func TestVIPInTheCluster(t *testing.T) {
+	t.Parallel()
 	const inRange, taken = "the VIP 10.103.97.2 lies in the cluster's service range", "is the address of the cluster's Service shop/till"
 	for _, c := range []struct {
 		name  string
@@ -54,6 +55,7 @@ func TestVIPInTheCluster(t *testing.T) {
 
 // TestVIPInTheNextCluster: what was said of one cluster holds for no other.
 func TestVIPInTheNextCluster(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.cluster.serviceSubnet = "10.96.0.0/12"
 	w.mustBoot()
@@ -69,6 +71,7 @@ func TestVIPInTheNextCluster(t *testing.T) {
 // TestServiceTakesTheVIPLater: whoever may make a Service must not be able to
 // stop nodes that were Ready.
 func TestServiceTakesTheVIPLater(t *testing.T) {
+	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
 	w.cluster.serviceSubnet, w.cluster.services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}

@@ -26,7 +26,6 @@ import (
 	"math/big"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -71,7 +70,7 @@ type world struct {
 	joins     int
 	joinError func(n int) error
 	source    netip.Addr
-	hub       *httptest.Server
+	hub       listener
 	offline   bool
 	heard     time.Time           // when kubelet was last active
 	cabled    bool                // offline, with an address and a route all the same
@@ -88,6 +87,8 @@ type world struct {
 	// link reports whether the settings in place make a network; nil: they do.
 	link   func() bool
 	synced bool
+
+	boots int // how often the power came on after the first time
 
 	mu      sync.Mutex
 	effects int
@@ -266,7 +267,8 @@ func (w *world) powerOn() {
 		name = []byte("localhost\n")
 	}
 	w.put("/proc/sys/kernel/hostname", string(name))
-	w.put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.effects))
+	w.boots++
+	w.put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.boots))
 	w.cutAt, w.effects, w.names, w.console, w.cut = 0, 0, nil, nil, false
 	if err := RestoreCertificates(w.env()); err != nil { // a unit of its own, before kubelet
 		w.t.Fatal(err)
@@ -582,17 +584,16 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 	if w.has(hubManifest) && !w.has(hubIdentity) && !w.enrolHub() {
 		return nil, errors.New("connection refused") // nothing listens without certificates
 	}
-	if w.hub == nil {
-		w.hub = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+	if w.hub.Listener == nil {
+		w.hub = serve(w.t, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			if w.cluster.hubTrouble(w.has(hubManifest)) {
 				http.Error(rw, "error: caches not synced", http.StatusInternalServerError)
 				return
 			}
 			fmt.Fprint(rw, "OK")
-		}))
-		w.t.Cleanup(w.hub.Close)
+		})})
 	}
-	return (&net.Dialer{}).DialContext(ctx, "tcp", w.hub.Listener.Addr().String())
+	return w.hub.dial(ctx)
 }
 
 // enrolHub is yurthub as a static pod asking for its identity with the token,
@@ -817,7 +818,8 @@ type fakeCluster struct {
 	pem    []byte
 	pin    string
 	tls    *tls.Config
-	server *httptest.Server
+	server listener
+	issued *sync.Map // certificates of clients; clones share it
 
 	mu   sync.Mutex
 	down map[string]bool
@@ -862,7 +864,7 @@ type fakeCluster struct {
 
 // newFakeCluster makes one whose certificate has kubernetes and names.
 func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
-	c := &fakeCluster{t: t, down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2"}
+	c := &fakeCluster{t: t, issued: new(sync.Map), down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2"}
 	c.ca, c.key = newCA(t, "kubernetes")
 	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
 	c.pin = api.Pin(c.ca)
@@ -880,11 +882,10 @@ func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
 }
 
 func (c *fakeCluster) serve(t *testing.T) {
-	c.server = httptest.NewUnstartedServer(c)
-	c.server.TLS = c.tls.Clone()
-	c.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
-	c.server.StartTLS()
-	t.Cleanup(c.server.Close)
+	c.server = serve(t, &http.Server{
+		Handler: c, TLSConfig: c.tls.Clone(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1 will do
+	})
 }
 
 var longAgo = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -931,7 +932,14 @@ func (c *fakeCluster) client(cn string, until time.Time) string {
 	return c.clientFrom(cn, longAgo, until)
 }
 
+// clientFrom issues the same to who asks again: what a machine does is the same
+// each time, to the byte.
 func (c *fakeCluster) clientFrom(cn string, from, until time.Time) string {
+	pair, _ := c.issued.LoadOrStore(fmt.Sprint(cn, from, until), sync.OnceValue(func() string { return c.newPair(cn, from, until) }))
+	return pair.(func() string)()
+}
+
+func (c *fakeCluster) newPair(cn string, from, until time.Time) string {
 	cert := issue(c.t, c.ca, c.key, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, NotBefore: from, NotAfter: until,
@@ -966,7 +974,7 @@ func (c *fakeCluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if !strings.HasPrefix(addr, "192.0.2.") && !strings.HasPrefix(addr, "apiserver.cluster.local:") {
 		return nil, fmt.Errorf("no route to %s", addr)
 	}
-	return (&net.Dialer{}).DialContext(ctx, "tcp", c.server.Listener.Addr().String())
+	return c.server.dial(ctx)
 }
 
 // register is kubelet's first POST.

@@ -408,10 +408,20 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 		return nil, nil
 	}
 	b, err := in.read(e, room)
-	if b = bytes.TrimRight(b, "\n"); len(b) == 0 {
+	if b = unpad(b); len(b) == 0 {
 		return nil, err
 	}
 	return append(b, '\n'), err
+}
+
+// unpad takes off what pad added, in blocks: nearly all of a report's room is
+// empty, and it is read with every look at a site.
+func unpad(b []byte) []byte {
+	block := bytes.Repeat([]byte("\n"), 4<<10)
+	for bytes.HasSuffix(b, block) {
+		b = b[:len(b)-len(block)]
+	}
+	return bytes.TrimRight(b, "\n")
 }
 
 // signature reads site.minisig. One that is too large is none, and must not
