@@ -31,48 +31,45 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 	if err != nil {
 		return node, err
 	}
-	rec := newRecord(e, "reset")
-	rec.copyFiles("before")
-	type step struct {
-		name string
-		run  func(context.Context, *Env) error
-	}
-	carryOut := func(s step) error {
-		run, cancel := context.WithTimeout(ctx, 5*time.Minute)
-		err := s.run(run, e)
-		cancel()
-		if err != nil {
-			rec.note(tell, Step{s.name, "failed", oneLine(err)})
-			return fmt.Errorf("%s: %w (run it again; it goes on)", s.name, err)
-		}
-		rec.note(tell, Step{s.name, "done", ""})
-		return nil
-	}
-	stop := step{"firstboot", func(ctx context.Context, e *Env) error { return e.Unit(ctx, "stop", ondisk.UnitFirstboot) }}
-	if err := carryOut(stop); err != nil {
-		return node, err
-	}
-	active := siteIfAny(e, image) // nobody changes it any more
-	for _, s := range []step{
-		{"token", func(_ context.Context, e *Env) error { return resetToken(e, image, active) }}, // before the rest: with it, a cut on the way would end in a join
-		{"kubeadm", func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, active) }},
-		{"yurthub", func(ctx context.Context, e *Env) error {
-			if err := removeHub(ctx, e, image); err != nil {
+	c := newChange(e, "reset", tell)
+	c.onward = true
+	return node, c.carryOut(ctx, (&reset{image: image, note: c.note}).steps())
+}
+
+// reset is a machine on its way out of its cluster.
+type reset struct {
+	image  ondisk.ImageInfo
+	active *Active // read once nobody changes it any more; nil where there is none
+	note   func(Step)
+}
+
+func (r *reset) steps() []Phase {
+	steps := []Phase{
+		{Name: "firstboot", Run: func(ctx context.Context, e *Env) error {
+			if err := e.Unit(ctx, "stop", ondisk.UnitFirstboot); err != nil {
+				return err
+			}
+			r.active = siteIfAny(e, r.image)
+			return nil
+		}},
+		{Name: "token", Run: func(_ context.Context, e *Env) error { return resetToken(e, r.image, r.active) }}, // before the rest: with it, a cut on the way would end in a join
+		{Name: "kubeadm", Run: func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, r.active) }},
+		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error {
+			if err := removeHub(ctx, e, r.image); err != nil {
 				return err
 			}
 			return removeUnit(ctx, e)
 		}},
-		{"ipvs", resetIPVS},
-		{"sticks", func(_ context.Context, e *Env) error {
-			return resetSticks(e, image, func(what string) { rec.note(tell, Step{"sticks", "note", what}) })
+		{Name: "ipvs", Run: resetIPVS},
+		{Name: "sticks", Run: func(_ context.Context, e *Env) error {
+			return resetSticks(e, r.image, func(what string) { r.note(Step{"sticks", "note", what}) })
 		}},
-		{"files", resetFiles}, // last: the state tells what went before
-	} {
-		if err := carryOut(s); err != nil {
-			return node, err
-		}
+		{Name: "files", Run: resetFiles}, // last: the state tells what went before
 	}
-	return node, nil
+	for i := range steps {
+		steps[i].Timeout = 5 * time.Minute
+	}
+	return steps
 }
 
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties

@@ -15,43 +15,11 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// Phase is one step of first boot.
-type Phase struct {
-	Name, Doc string
-	// Check looks at the machine, never at the state file.
-	Check func(context.Context, *Env) (Verdict, error)
-	// Run does what Check found missing; it may be killed anywhere.
-	Run func(context.Context, *Env) error
-	// Undo takes back what a failed Run left; nil: nothing needs to be. It is
-	// not called when only a Check failed: the machine may be as it should.
-	Undo func(context.Context, *Env) error
-	// Timeout bounds one attempt of Run.
-	Timeout time.Duration
-	// Final is for what cannot be taken back: it is left alone in a pass in
-	// which a phase before it could not be told.
-	Final bool
-}
-
-// Verdict is what Check found.
-type Verdict int
-
-const (
-	// Todo: Run has work.
-	Todo Verdict = iota
-	// Done: the machine is as the phase would make it.
-	Done
-	// Unknown: it cannot be told now, offline say; Run must not try. An
-	// enrolled node never joins again because nobody answers.
-	Unknown
-)
-
 // Between attempts the pause doubles from backoffFirst to backoffMax. The
 // jitter keeps thousands of nodes that came up together from asking together.
 const (
 	backoffFirst = 2 * time.Second
 	backoffMax   = time.Minute
-	checkTimeout = 30 * time.Second
-	undoTimeout  = 2 * time.Minute
 	// standstill is how often a stopped run looks for a corrected site.
 	standstill = 10 * time.Second
 	// repeat is how often it looks, and says, whether it is still so: the fix
@@ -111,10 +79,6 @@ type Runner struct {
 	busyTil time.Time // the watchdog is fed until then
 }
 
-// errRestart begins again at the first phase. A phase whose Run has changed
-// what earlier phases go by returns it.
-var errRestart = errors.New("starting over")
-
 // Run carries out all phases until the node is done or ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
 	e := *r.Env
@@ -159,11 +123,11 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	active, err := r.Active(ctx, e)
 	if err != nil {
 		e.Log.Info("the site cannot be read any more: starting over", "error", err)
-		return r.startOver(ctx, e)
+		return r.beginAgain(ctx, e)
 	}
 	if !active.isApplied(e) {
 		e.Log.Info("another site was stamped meanwhile: starting over")
-		return r.startOver(ctx, e)
+		return r.beginAgain(ctx, e)
 	}
 	r.adopt(e, active)
 	if !r.spread {
@@ -195,7 +159,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	}
 	// A stick may have been slower to appear than the first phases were.
 	for _, p := range first {
-		if v, err := r.check(ctx, e, p); err == nil && v == Todo {
+		if v, err := p.check(ctx, e); err == nil && v == Todo {
 			return errRestart
 		}
 	}
@@ -211,79 +175,58 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	return nil
 }
 
+// phase makes one attempt at a phase. Unless it succeeds, or cannot be told,
+// the error ends the pass.
 func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string]int) (Verdict, error) {
 	r.busy(e, checkTimeout)
-	v, err := r.check(ctx, e, p)
-	if err == nil && v == Done {
+	res := p.attempt(ctx, e, progress{
+		running: func() {
+			attempts[p.Name]++
+			r.mark(e, p, ondisk.PhaseRunning, attempts[p.Name], nil)
+			r.busy(e, p.Timeout)
+		},
+		checking: func() { r.busy(e, checkTimeout) },
+	})
+	switch res.outcome {
+	case foundDone, didIt:
 		r.done(e, p, attempts[p.Name])
 		return Done, nil
-	}
-	if err == nil && v == Unknown {
+	case untold:
 		r.mark(e, p, ondisk.PhaseWaiting, attempts[p.Name], nil)
 		return Unknown, nil
+	case startOver:
+		r.mark(e, p, ondisk.PhasePending, attempts[p.Name], nil)
+		return Todo, errRestart
 	}
-	runFailed := false
-	if err == nil {
-		attempts[p.Name]++
-		r.mark(e, p, ondisk.PhaseRunning, attempts[p.Name], nil)
-		r.busy(e, p.Timeout)
-		run, cancel := context.WithTimeout(ctx, p.Timeout)
-		err = p.Run(run, e)
-		runFailed = err != nil
-		timedOut := run.Err() != nil
-		cancel()
-		if errors.Is(err, errRestart) {
-			r.mark(e, p, ondisk.PhasePending, attempts[p.Name], nil)
-			return Todo, errRestart
-		}
-		if err == nil {
-			r.busy(e, checkTimeout)
-			if v, err = r.check(ctx, e, p); err == nil {
-				switch v {
-				case Done:
-					r.done(e, p, attempts[p.Name])
-					return Done, nil
-				case Unknown:
-					r.mark(e, p, ondisk.PhaseWaiting, attempts[p.Name], nil)
-					return Unknown, nil
-				}
-				err = fmt.Errorf("phase %s came to its end, and its result does not show on the machine", p.Name)
-			}
-		} else if timedOut && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-			if w := r.waitedFor(p.Name); w != "" {
-				err = fmt.Errorf("after %s still waiting for %s: %w", p.Timeout, w, err)
-			}
-		}
-	} else {
+	if !res.ran {
 		attempts[p.Name]++
 	}
 	if ctx.Err() != nil {
 		return Todo, ctx.Err() // stopped from outside: the next run goes on
 	}
-	r.note(e, p, attempts[p.Name], err)
-	if runFailed && p.Undo != nil {
-		r.busy(e, undoTimeout)
-		undo, cancel := context.WithTimeout(ctx, undoTimeout)
-		if uerr := p.Undo(undo, e); uerr != nil {
-			e.Log.Error(r.redact(fmt.Sprintf("undoing %s: %v", p.Name, uerr)))
-		}
-		cancel()
-	}
-	if _, ok := Fix(err); ok {
-		return Todo, r.stop(ctx, e, p, attempts, err)
-	}
-	r.result(e, ondisk.ResultWaiting)
-	r.publish(ctx, e, attempts[p.Name]&(attempts[p.Name]-1) == 0) // 1, 2, 4, 8 …
-	if err := r.pause(ctx, e, Backoff(attempts[p.Name], e.Rand())); err != nil {
-		return Todo, err
-	}
-	return Todo, errRestart
+	return Todo, r.failed(ctx, e, p, attempts, res)
 }
 
-func (r *Runner) check(ctx context.Context, e *Env, p Phase) (Verdict, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	return p.Check(ctx, e)
+// failed reports a failure, undoes what Run left, and waits for the time to
+// begin again.
+func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[string]int, res result) error {
+	n := attempts[p.Name]
+	r.note(e, p, n, res.err)
+	if res.half {
+		r.busy(e, undoTimeout)
+		if err := p.undo(ctx, e); err != nil {
+			e.Log.Error(r.redact(fmt.Sprintf("undoing %s: %v", p.Name, err)))
+		}
+	}
+	if _, ok := Fix(res.err); ok {
+		return r.stop(ctx, e, p, attempts, res.err)
+	}
+	r.result(e, ondisk.ResultWaiting)
+	r.publish(ctx, e, n&(n-1) == 0) // 1, 2, 4, 8 …
+	if err := r.pause(ctx, e, Backoff(n, e.Rand())); err != nil {
+		return err
+	}
+	return errRestart
 }
 
 // stop stays after a permanent failure, visible, until there is another site
@@ -309,9 +252,9 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 	}
 }
 
-// startOver begins again at the first phase, which says what is wrong with the
+// beginAgain starts over at the first phase, which says what is wrong with the
 // site. The pause is for a slot that is written to all the time.
-func (r *Runner) startOver(ctx context.Context, e *Env) error {
+func (r *Runner) beginAgain(ctx context.Context, e *Env) error {
 	if err := r.pause(ctx, e, backoffFirst); err != nil {
 		return err
 	}
@@ -322,18 +265,6 @@ func (r *Runner) startOver(ctx context.Context, e *Env) error {
 func (r *Runner) pause(ctx context.Context, e *Env, d time.Duration) error {
 	r.busy(e, d)
 	return e.Sleep(ctx, d)
-}
-
-// waitedFor is the last thing that phase said it waits for.
-func (r *Runner) waitedFor(phase string) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, p := range r.state.Phases {
-		if p.Name == phase {
-			return p.Waiting
-		}
-	}
-	return ""
 }
 
 // busy says how long the next step may take: until then, and a while longer,

@@ -1,0 +1,175 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Step tells how a step of convert, revert or reset went.
+type Step struct {
+	Name, Status string // waiting, done, as it should be, failed, undone
+	Detail       string
+}
+
+// change carries out what a person asks for, in steps: convert, revert or
+// reset. It keeps evidence: how each step went, and what the files were before
+// and after.
+type change struct {
+	e     *Env
+	tell  func(Step)
+	dir   string // of the evidence
+	steps []Step
+	// resumed: steps that are found done were those of an earlier run, which
+	// was killed, and are undone as well.
+	resumed bool
+	// turnedAt is the step after which nothing is undone any more: the node is
+	// what it was to become, and what is left to do is tidying up.
+	turnedAt string
+	// onward: nothing is ever undone; run again it goes on.
+	onward bool
+}
+
+func newChange(e *Env, what string, tell func(Step)) *change {
+	own := *e // whose waiting is told here
+	return &change{e: &own, tell: tell, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+}
+
+// carryOut takes the steps in order. When one fails, it and those before it
+// are undone, the last first.
+func (c *change) carryOut(ctx context.Context, steps []Phase) error {
+	c.copyFiles("before")
+	var did []Phase
+	turned := false
+	for _, s := range steps {
+		res := c.step(ctx, s)
+		if res.ran || c.resumed && res.outcome == foundDone {
+			did = append(did, s)
+		}
+		switch {
+		case res.err == nil:
+		case c.onward:
+			return fmt.Errorf("%s: %w (run it again; it goes on)", s.Name, res.err)
+		case turned:
+			c.finish(context.WithoutCancel(ctx))
+			return Advise(fmt.Errorf("%s: %w (the node is turned; evidence is in %s)", s.Name, res.err, c.dir),
+				"the node is what it was to become; run the same command again, and it does the rest")
+		default:
+			// Undone even when we are told to stop: half a node is worse.
+			undo := context.WithoutCancel(ctx)
+			err := c.undo(undo, did, res.err)
+			c.finish(undo)
+			return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, c.dir)
+		}
+		turned = turned || s.Name == c.turnedAt
+	}
+	if !c.onward {
+		c.finish(ctx)
+	}
+	return nil
+}
+
+// step makes an attempt at a step and tells how it went.
+func (c *change) step(ctx context.Context, s Phase) result {
+	last := ""
+	c.e.waiting = func(what string) {
+		if what != last {
+			last = what
+			c.tell(Step{s.Name, "waiting", what})
+		}
+	}
+	res := insisting(s).attempt(ctx, c.e, progress{})
+	c.e.waiting = nil
+	if res.outcome == startOver {
+		res.err = errRestart
+	}
+	switch res.outcome {
+	case foundDone:
+		c.note(Step{s.Name, "as it should be", s.Doc})
+	case didIt:
+		c.note(Step{s.Name, "done", s.Doc})
+	default:
+		c.note(Step{s.Name, "failed", oneLine(res.err)})
+	}
+	return res
+}
+
+// insisting is a step that is tried also where it cannot be told whether it
+// needs to be: somebody asked for it.
+func insisting(s Phase) Phase {
+	if check := s.Check; check != nil {
+		s.Check = func(ctx context.Context, e *Env) (Verdict, error) {
+			v, err := check(ctx, e)
+			if v == Unknown {
+				v = Todo
+			}
+			return v, err
+		}
+	}
+	return s
+}
+
+// undo takes back what was done; the error is why, and what could not be taken
+// back.
+func (c *change) undo(ctx context.Context, did []Phase, why error) error {
+	for _, s := range slices.Backward(did) {
+		if s.Undo == nil {
+			continue
+		}
+		if err := s.undo(ctx, c.e); err != nil {
+			c.note(Step{s.Name, "failed", "undoing it: " + oneLine(err)})
+			why = errors.Join(why, fmt.Errorf("undoing %s: %w", s.Name, err))
+			continue
+		}
+		c.note(Step{s.Name, "undone", ""})
+	}
+	return why
+}
+
+func (c *change) note(s Step) {
+	c.steps = append(c.steps, s)
+	c.tell(s)
+	b, err := json.MarshalIndent(c.steps, "", "  ")
+	if err == nil {
+		err = c.e.WriteFile(c.dir+"/steps.json", append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		c.e.Log.Warn("keeping evidence", "error", err)
+	}
+}
+
+// keptFiles are the files worth comparing; none of them holds a secret.
+var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, openYurtDropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
+
+func (c *change) copyFiles(when string) {
+	for _, p := range keptFiles {
+		b, err := c.e.read(p)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = c.e.WriteFile(c.dir+"/"+when+p, b, Mode(0o600))
+		}
+		if err != nil {
+			c.e.Log.Warn("keeping evidence", "file", p, "error", err)
+		}
+	}
+}
+
+func (c *change) finish(ctx context.Context) {
+	c.copyFiles("after")
+	var out strings.Builder
+	err := c.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", ondisk.UnitYurthub, "-u", ondisk.UnitKubelet}, Output: &out})
+	if err == nil {
+		err = c.e.WriteFile(c.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
+	}
+	if err != nil {
+		c.e.Log.Warn("keeping evidence", "error", err)
+	}
+}

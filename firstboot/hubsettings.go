@@ -1,0 +1,212 @@
+package firstboot
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// hubForConvert is yurthub as a convert sets it up on this node.
+func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o ConvertOptions) (hub, error) {
+	if err := canRunHub(ctx, e, o); err != nil {
+		return hub{}, err
+	}
+	servers, err := serversFor(e, active, o)
+	if err != nil {
+		return hub{}, err
+	}
+	ca, err := e.read(ondisk.KubeCA)
+	if err != nil {
+		return hub{}, fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	if servers, err = usableServers(ctx, e, servers, ca); err != nil {
+		return hub{}, err
+	}
+	address, err := addressTowards(ctx, e, name, servers[0])
+	if err != nil {
+		return hub{}, err
+	}
+	certs, err := api.ParseCerts(ca)
+	if err != nil {
+		return hub{}, err
+	}
+	var pins []string
+	for _, c := range certs {
+		pins = append(pins, api.Pin(c))
+	}
+	return hub{
+		node: name, pool: o.NodePool, nodeIP: address, cloud: o.Cloud, dummy: hasDummy(ctx, e), servers: servers, pins: pins,
+		namespace: cmp.Or(o.Namespace, "kube-system"), lbMode: cmp.Or(o.LBMode, "priority"), openPort: o.OpenPort, extra: o.Extra,
+	}, nil
+}
+
+// canRunHub looks for what yurthub needs on the machine.
+func canRunHub(ctx context.Context, e *Env, o ConvertOptions) error {
+	if o.NodePool == "" {
+		return errors.New("no node pool is given: yurthub starts only with the name of one")
+	}
+	if !e.exists(yurthubProgram) {
+		return fmt.Errorf("there is no %s: put yurthub's program there, of the release the cluster runs", yurthubProgram)
+	}
+	if err := hubFits(ctx, e); err != nil {
+		return err
+	}
+	if !e.exists(clientCert) {
+		return fmt.Errorf("there is no %s, the certificate that yurthub borrows: kubelet must run with rotateCertificates: true, as kubeadm has it", clientCert)
+	}
+	return portsClosable(ctx, e)
+}
+
+// serversFor are those that were asked for, or where kubelet goes now and the
+// site's masters.
+func serversFor(e *Env, active *Active, o ConvertOptions) ([]string, error) {
+	server, _, err := kubeletServer(e)
+	if err != nil || len(o.Servers) > 0 {
+		return o.Servers, err
+	}
+	servers := []string{server}
+	if active != nil {
+		for _, m := range mastersOf(e, active.Site) {
+			servers = append(servers, "https://"+m)
+		}
+	}
+	return servers, nil
+}
+
+// addressTowards is this node's address. On the way to a VIP of its own a
+// machine may have any source address, so that is asked for last.
+func addressTowards(ctx context.Context, e *Env, name, server string) (string, error) {
+	u, err := url.Parse(server)
+	if err != nil {
+		return "", fmt.Errorf("reading server %s: %w", server, err)
+	}
+	if address := nodeAddress(e); address != "" {
+		return address, nil
+	}
+	if address, err := internalIP(ctx, e, name); address != "" || err != nil {
+		return address, err
+	}
+	ip, err := e.Source(ctx, u.Host)
+	if err != nil {
+		return "", fmt.Errorf("looking for this node's address on the way to %s: %w", u.Host, err)
+	}
+	return ip.String(), nil
+}
+
+// hasDummy reports whether the kernel has dummy interfaces. On a node that
+// edgebake did not build nobody may have loaded them yet.
+func hasDummy(ctx context.Context, e *Env) bool {
+	const module = "/sys/module/dummy"
+	if !e.exists(module) {
+		if err := e.Run(ctx, Cmd{Args: []string{"modprobe", "dummy"}}); err != nil {
+			e.Log.Info("this kernel has no dummy interface", "error", err)
+		}
+	}
+	return e.exists(module)
+}
+
+// internalIP is the address that the cluster knows the node by. Towards a
+// balancer on the node itself the way has another.
+func internalIP(ctx context.Context, e *Env, name string) (string, error) {
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return "", err
+	}
+	for _, a := range n.Status.Addresses {
+		if a.Type == "InternalIP" {
+			return a.Address, nil
+		}
+	}
+	return "", nil
+}
+
+// hubFits sees that yurthub's program can run here, and as a unit.
+func hubFits(ctx context.Context, e *Env) error {
+	version, err := hubProgram(ctx, e)
+	if err != nil || version == "" {
+		return err
+	}
+	if minor, err := strconv.Atoi(strings.TrimPrefix(version, "v1.")); err != nil || minor < 7 {
+		return fmt.Errorf("%s is %s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", yurthubProgram, version)
+	}
+	return nil
+}
+
+// hubProgram asks yurthub's program for its version, as v1.7; "": it was built
+// by hand, without one.
+func hubProgram(ctx context.Context, e *Env) (version string, err error) {
+	var out strings.Builder
+	if err := e.Run(ctx, Cmd{Args: []string{yurthubProgram, "--version"}, Output: &out}); err != nil {
+		var start *fs.PathError
+		if errors.As(err, &start) {
+			err = start.Err // the rest names the program once more
+		}
+		return "", fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", yurthubProgram, err)
+	}
+	if m := hubVersion.FindStringSubmatch(out.String()); m != nil {
+		version = m[1]
+	}
+	return version, nil
+}
+
+var hubVersion = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
+
+// CheckServers reports all that are not URLs of API servers as yurthub takes
+// them.
+func CheckServers(servers []string) error {
+	var errs []error
+	for _, s := range servers {
+		if u, err := url.Parse(s); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.Port() == "" {
+			errs = append(errs, fmt.Errorf("server %q is not of the form https://host:port", s))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// usableServers are the servers whose certificate has their own name: yurthub
+// takes no tls-server-name. One that does not answer now stays in the list, if
+// another does.
+func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]string, error) {
+	var out []string
+	var errs []error
+	answers := false
+	if err := CheckServers(servers); err != nil {
+		return nil, err
+	}
+	for _, s := range servers {
+		u, err := url.Parse(s)
+		if err != nil {
+			return nil, fmt.Errorf("reading server %s: %w", s, err)
+		}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
+		cancel()
+		if err == nil {
+			answers = true
+		} else {
+			errs = append(errs, err)
+		}
+		if errors.Is(err, api.ErrServerName) {
+			e.Log.Warn("yurthub does not get this server", "server", s, "error", err)
+			continue
+		}
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	if !answers {
+		return nil, fmt.Errorf("yurthub can use none of the servers: %w", errors.Join(errs...))
+	}
+	return out, nil
+}

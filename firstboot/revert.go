@@ -1,0 +1,194 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Revert makes an OpenYurt node native again, pods kept.
+func Revert(ctx context.Context, e *Env, tell func(Step)) error {
+	image, err := imageInfo(e)
+	if err != nil {
+		return err
+	}
+	active := siteIfAny(e, image)
+	name, err := nativeNode(ctx, e)
+	if err != nil {
+		return err
+	}
+	steps := (&reversion{node: name, image: image}).steps()
+	if all, err := allDone(ctx, e, steps); err != nil {
+		return err
+	} else if all {
+		return fmt.Errorf("%s is a native node already: %w", name, ErrAlready)
+	}
+	if active != nil && active.Site.OpenYurt() {
+		return Advise(fmt.Errorf("this machine's site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
+			"say nodeType: native, without a nodePool, in site.yaml, in the slot or on a stick; then revert")
+	}
+	c := newChange(e, "revert", tell)
+	c.turnedAt = readyStep
+	return c.carryOut(ctx, steps)
+}
+
+func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
+	for _, s := range steps {
+		if s.Name == readyStep {
+			continue // says how a change went, not whether there is one to make
+		}
+		v, err := s.Check(ctx, e)
+		if err != nil {
+			return false, fmt.Errorf("looking whether the step %s is done: %w", s.Name, err)
+		}
+		if v != Done {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// reversion is an OpenYurt node on its way back to a native one.
+type reversion struct {
+	node  string
+	image ondisk.ImageInfo
+	were  map[string]any    // the Node's labels of OpenYurt's, before
+	as    map[string]string // what kubelet registered as, before
+}
+
+// steps in their order. The labels come first: with a pool and without the
+// other label the cluster would convert the node again.
+func (r *reversion) steps() []Phase {
+	return []Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
+}
+
+func (r *reversion) unlabel() Phase {
+	return Phase{
+		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			return checkLabels(ctx, e, r.node, map[string]string{configs.LabelEdgeWorker: "", configs.LabelNodePool: ""})
+		},
+		Run: func(ctx context.Context, e *Env) (err error) {
+			if r.were, err = hubLabels(ctx, e, r.node); err != nil {
+				return err
+			}
+			return patchLabels(ctx, e, r.node, noLabels())
+		},
+		Undo: func(ctx context.Context, e *Env) error {
+			if r.were == nil || !behindYurthub(e) {
+				return nil // a native node it stays, and carries none
+			}
+			return patchLabels(ctx, e, r.node, r.were)
+		},
+	}
+}
+
+func (r *reversion) direct() Phase {
+	return Phase{
+		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			flags := e.contents(kubeadmFlags)
+			if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) || string(registering(flags, nil)) != string(flags) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			r.as = registeredAs(e.contents(kubeadmFlags))
+			return direct(ctx, e, nil)
+		},
+		Undo: func(ctx context.Context, e *Env) error {
+			if err := hubReady(ctx, e); err != nil {
+				e.Log.Warn("kubelet stays where it is, since yurthub does not serve", "error", err)
+				return nil
+			}
+			return redirect(ctx, e, r.image.Kubernetes, r.as)
+		},
+	}
+}
+
+func (r *reversion) yurthub() Phase {
+	return Phase{
+		Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			state, err := e.UnitState(ctx, ondisk.UnitYurthub)
+			if err != nil {
+				return Todo, err
+			}
+			if state == "active" || slices.ContainsFunc(hubLeavings, e.exists) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := removeHub(ctx, e, r.image); err != nil {
+				return err
+			}
+			return removeUnit(ctx, e)
+		},
+	}
+}
+
+const readyStep = "node-ready"
+
+// stillReady waits for the node to be Ready by the word of the kubelet that
+// runs now.
+func stillReady(name string, through bool) Phase {
+	seen := false // by this run
+	return Phase{
+		Name: readyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
+		Check: func(context.Context, *Env) (Verdict, error) {
+			if !seen {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			var last error
+			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+				last = readyNow(ctx, e, name)
+				return last == nil, nil
+			})
+			if err != nil && last != nil {
+				return last
+			}
+			if err == nil {
+				err = kubeletGoes(ctx, e, through)
+			}
+			seen = err == nil
+			return err
+		},
+	}
+}
+
+// kubeletGoes makes sure that kubelet runs with what was written for it: on a
+// node that edgebake did not build its unit may read its flags elsewhere.
+func kubeletGoes(ctx context.Context, e *Env, through bool) error {
+	var out strings.Builder
+	if err := e.Run(ctx, Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
+		return fmt.Errorf("looking for kubelet: %w", err)
+	}
+	args, err := e.read("/proc/" + strings.TrimSpace(out.String()) + "/cmdline")
+	if err != nil {
+		return fmt.Errorf("looking how kubelet was started: %w", err)
+	}
+	conf := "" // of several the last holds
+	words := strings.Split(string(args), "\x00")
+	for i, arg := range words {
+		if v, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {
+			conf = v
+		} else if arg == "--kubeconfig" && i+1 < len(words) {
+			conf = words[i+1]
+		}
+	}
+	if (conf == ondisk.YurthubConf) == through {
+		return nil
+	}
+	return Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, kubeadmFlags),
+		"see `systemctl cat kubelet`: its unit must pass $KUBELET_KUBEADM_ARGS on, and KUBELET_EXTRA_ARGS (/etc/default/kubelet, /etc/sysconfig/kubelet) must not set --kubeconfig")
+}

@@ -1,0 +1,318 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// sitePhase finds the site and makes the operating system's settings what it
+// says.
+func sitePhase(image ondisk.ImageInfo) Phase {
+	return Phase{
+		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if s, err := newStick(e, image); s != nil {
+				return Todo, nil
+			} else if err != nil {
+				e.Note("the site of %s", oneLine(err))
+			}
+			a, err := activeSite(e, image)
+			if errors.Is(err, errNoSite) {
+				return Todo, nil // Run waits
+			}
+			if err != nil {
+				return Todo, err
+			}
+			if !a.isApplied(e) || e.text("/proc/sys/kernel/hostname") != a.Hostname {
+				return Todo, nil
+			}
+			if held, err := kubeletHeld(ctx, e); held || err != nil {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := takeSticks(e, image); err != nil {
+				return err
+			}
+			a, err := activeSite(e, image)
+			if errors.Is(err, errNoSite) {
+				a, err = waitForSite(ctx, e, image)
+			}
+			if err != nil {
+				return err
+			}
+			return applySite(ctx, e, a)
+		},
+	}
+}
+
+// waitForSite waits, within its attempt, for somebody to bring a site.
+func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, error) {
+	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml")
+	var found *Active
+	var siteErr error
+	err := e.poll(ctx, standstill, func() (bool, error) {
+		if s, err := newStick(e, image); s != nil {
+			if err := s.take(e); err != nil {
+				return false, err
+			}
+		} else if err != nil {
+			e.Waiting("a site: the one on %s", oneLine(err))
+		}
+		found, siteErr = activeSite(e, image)
+		return !errors.Is(siteErr, errNoSite), nil
+	})
+	if err != nil {
+		return nil, Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml")
+	}
+	return found, siteErr
+}
+
+// applySite makes the machine's settings those of the site.
+func applySite(ctx context.Context, e *Env, a *Active) error {
+	if !a.isApplied(e) {
+		if err := endTrial(ctx, e); err != nil {
+			return err
+		}
+		if err := fits(e, a); err != nil {
+			return err
+		}
+		changes, err := apply.Apply(ctx, applier(e), a.config)
+		if err != nil {
+			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
+				return Permanent(err, "take these sections out of the Ignition config; disks are laid out when the image is built")
+			}
+			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
+				return Permanent(err, "correct the site's users or its Ignition config as said, and stamp it again or bring it on a stick")
+			}
+			return fmt.Errorf("applying the site's settings: %w", err)
+		}
+		if err := takeEffect(ctx, e, changes); err != nil {
+			return err
+		}
+		if err := keepSite(e, a); err != nil {
+			return err
+		}
+	}
+	if err := e.SetHostname(a.Hostname); err != nil {
+		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
+	}
+	// Last: from here on Check finds the settings in place.
+	if _, err := e.write(appliedFile, []byte(a.applied()+"\n"), Mode(0o600)); err != nil {
+		return fmt.Errorf("noting which site is in place: %w", err)
+	}
+	if held, err := kubeletHeld(ctx, e); !held || err != nil {
+		return err
+	}
+	if e.exists(hubManifest) { // of DATA, and the rules are of a root that is new
+		if err := closePorts(ctx, e, ports{open: a.Site.Yurthub.OpenPort, pod: true}); err != nil {
+			return err
+		}
+	}
+	if err := e.Unit(ctx, "start", ondisk.UnitKubelet); err != nil {
+		return fmt.Errorf("starting kubelet: %w", err)
+	}
+	return nil
+}
+
+// kubeletHeld reports whether kubelet of an enrolled node does not run: it
+// waited for the site's settings, on a root that had none.
+func kubeletHeld(ctx context.Context, e *Env) (bool, error) {
+	if enrolled(e) != nil {
+		return false, nil
+	}
+	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
+	return err == nil && state == "inactive", err
+}
+
+// keepSite copies the site for the day when the slot is spoilt. It has no
+// token; a Wi-Fi key stays in it, which is in the settings on this disk too.
+func keepSite(e *Env, a *Active) error {
+	doc, err := withoutToken(a.Site)
+	if err == nil {
+		err = e.WriteFile(ondisk.SiteCopy, doc, Mode(0o600))
+	}
+	if err == nil && a.ignition != nil {
+		// Without the token too: the slot may have to be made again from this
+		// when nobody knows any more what to take out.
+		err = e.WriteFile(ignitionCopy, slot.HideInIgnition(a.ignition, a.Site.Credentials.Token.Reveal()), Mode(0o600))
+	} else if err == nil {
+		err = e.Remove(ignitionCopy)
+	}
+	if err != nil {
+		return fmt.Errorf("keeping a copy of the site: %w", err)
+	}
+	return nil
+}
+
+// withoutToken is the site as it stays in the slot after the join. What its
+// settings need, a Wi-Fi key or a password's hash, stays: without it the next
+// boot would take it for corrected.
+func withoutToken(site *configs.Site) ([]byte, error) {
+	s := *site
+	s.Credentials = configs.Credentials{}
+	return configs.EncodeSlot(&s)
+}
+
+func applier(e *Env) apply.Target {
+	return apply.Target{
+		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
+		WriteFile: func(p string, b []byte, m apply.Meta) error {
+			if before := e.contents(p); hidesToken(b, before) {
+				b = before
+			}
+			return e.WriteFile(p, b, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
+		},
+		Mkdir: func(p string, m apply.Meta) error {
+			return e.Mkdir(p, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
+		},
+		Symlink: e.Symlink, Link: e.Link, Remove: e.Remove,
+		Unit: e.Unit,
+	}
+}
+
+// hidesToken reports whether after is before, with a filling in the place of a
+// bootstrap token: the slot's config.ign has that once the token is forgotten,
+// and what was made from it earlier is still what was meant.
+func hidesToken(after, before []byte) bool {
+	const shortest = 20 // a token has 23 bytes, and more in another encoding
+	if len(after) != len(before) || bytes.Equal(after, before) {
+		return false
+	}
+	for i := 0; i < len(after); {
+		if after[i] == before[i] {
+			i++
+			continue
+		}
+		filling := after[i]
+		if !strings.ContainsRune("*A0", rune(filling)) {
+			return false
+		}
+		from, to := i, i
+		for from > 0 && after[from-1] == filling {
+			from--
+		}
+		for to < len(after) && after[to] == filling {
+			to++
+		}
+		if to-from < shortest {
+			return false
+		}
+		i = to
+	}
+	return true
+}
+
+// takeEffect tells the running system what has changed below it: the files
+// were applied to a machine that is up.
+func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
+	if len(c.Units) > 0 {
+		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
+			return fmt.Errorf("reloading systemd: %w", err)
+		}
+	}
+	under := func(dir string) bool {
+		return slices.ContainsFunc(c.Paths, func(p string) bool { return strings.HasPrefix(p, dir) })
+	}
+	for _, r := range []struct{ dir, unit string }{
+		{"/etc/modules-load.d/", "systemd-modules-load.service"},
+		{"/etc/sysctl.d/", "systemd-sysctl.service"},
+		{"/etc/systemd/resolved.conf.d/", "systemd-resolved.service"},
+		{"/etc/systemd/timesyncd.conf.d/", "systemd-timesyncd.service"},
+	} {
+		if !under(r.dir) {
+			continue
+		}
+		if err := e.Unit(ctx, "restart", r.unit); err != nil {
+			e.Log.Warn("a setting takes effect at the next boot only", "unit", r.unit, "error", err)
+		}
+	}
+	if under("/etc/systemd/network/") {
+		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}}); err != nil {
+			e.Log.Warn("network settings take effect at the next boot only", "error", err)
+		}
+	}
+	for _, u := range wpaUnits(c.Paths) {
+		if err := e.Unit(ctx, "try-restart", u); err != nil {
+			e.Log.Warn("Wi-Fi settings take effect at the next boot only", "unit", u, "error", err)
+		}
+	}
+	for _, u := range c.Units {
+		verb := ""
+		switch {
+		case u.Name == ondisk.UnitFirstboot:
+		case u.Masked || u.Disabled:
+			verb = "stop"
+		case u.Enabled && u.Changed:
+			verb = "restart"
+		case u.Enabled:
+			verb = "start"
+		case u.Changed:
+			verb = "try-restart"
+		}
+		if verb == "" {
+			continue
+		}
+		if err := e.Unit(ctx, verb, u.Name); err != nil {
+			// The site's own unit is the site's own trouble; joining goes on.
+			e.Log.Warn("a unit of the site", "unit", u.Name, "verb", verb, "error", err)
+		}
+	}
+	return nil
+}
+
+// wpaUnits are the units that read the Wi-Fi settings among paths.
+func wpaUnits(paths []string) []string {
+	var out []string
+	for _, p := range paths {
+		if name, ok := strings.CutPrefix(p, "/etc/wpa_supplicant/wpa_supplicant-"); ok {
+			out = append(out, "wpa_supplicant@"+strings.TrimSuffix(name, ".conf")+".service")
+		}
+	}
+	return out
+}
+
+// setHosts keeps the owner's lines in /etc/hosts, and leaves all others.
+// ipvscare, which keeps a line there too, waits meanwhile.
+func (e *Env) setHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
+	release, err := e.Lock(ctx, ondisk.HostsLock)
+	if err != nil {
+		return fmt.Errorf("writing to /etc/hosts: %w", err)
+	}
+	defer release()
+	old, _ := e.read("/etc/hosts") // none: a new one is written
+	if _, err := e.write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
+		return fmt.Errorf("writing to /etc/hosts: %w", err)
+	}
+	return nil
+}
+
+func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
+	old, _ := e.read("/etc/hosts")
+	return bytes.Equal(node.EditHosts(old, owner, entries), old)
+}
+
+// fits refuses a site that asks for what this system has not, before any of it
+// is applied.
+func fits(e *Env, a *Active) error {
+	baked, err := apply.NewBaked(applier(e))
+	if err != nil {
+		return fmt.Errorf("looking for what the site needs: %w", err)
+	}
+	if probs := node.CheckSite(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
+		return goesNot(probs)
+	}
+	return nil
+}

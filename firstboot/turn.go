@@ -1,0 +1,120 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// firstbootIdle is an error while first boot is on its way to what the site says: the
+// two would undo each other's work.
+func firstbootIdle(ctx context.Context, e *Env) error {
+	s, err := LoadState(e.Root)
+	if err != nil || s.Result == ondisk.ResultDone {
+		return nil // not here, or it only sends its report
+	}
+	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
+	case err != nil:
+		return err
+	case state == "active", state == "activating", state == "reloading":
+		return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", s.Result),
+			"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
+	}
+	return nil
+}
+
+// nativeNode is the name of this worker node; a control plane is refused, and
+// one that first boot is still making.
+func nativeNode(ctx context.Context, e *Env) (string, error) {
+	if e.exists(manifests + "/kube-apiserver.yaml") {
+		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
+	}
+	if conf, err := e.read(ondisk.KubeletConf); err == nil && behindHub(conf) {
+		return "", errors.New("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before 1.7, a static pod), so that it cannot be turned in place: `firstboot reset`, then join it again as what it shall be")
+	}
+	if err := enrolled(e); err != nil {
+		return "", fmt.Errorf("only a node that kubeadm joined can be turned, and %w", err)
+	}
+	if err := firstbootIdle(ctx, e); err != nil {
+		return "", err
+	}
+	cert, err := kubeletCert(e)
+	if err != nil {
+		return "", err
+	}
+	name, ok := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
+	if !ok {
+		return "", fmt.Errorf("kubelet's certificate is for %q, which is no node", cert.Subject.CommonName)
+	}
+	return name, nil
+}
+
+// behindYurthub reports whether kubelet is told to go through yurthub.
+func behindYurthub(e *Env) bool {
+	return strings.Contains(string(e.contents(kubeadmFlags)), ondisk.YurthubConf)
+}
+
+// errUnread says that nothing could be told about the Node.
+var errUnread = errors.New("its Node cannot be read")
+
+// readNode asks the API server as kubelet.conf says, past yurthub.
+func readNode(ctx context.Context, e *Env, name string) (*api.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	c, err := nodeClient(e)
+	if err != nil {
+		return nil, err
+	}
+	n, err := c.GetNode(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errUnread, err)
+	}
+	return n, nil
+}
+
+func readyNow(ctx context.Context, e *Env, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return err
+	}
+	if ready, why := n.Ready(); !ready {
+		return fmt.Errorf("node %s is not Ready: %s", name, why)
+	}
+	return reported(ctx, e, n)
+}
+
+// hubNode returns the Node's labels where this is an OpenYurt node, whole:
+// kubelet goes through yurthub and both labels are there. A convert that was
+// killed, and goes on when it is run again, has left less; then it is nil.
+func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error) {
+	if !behindYurthub(e) {
+		return nil, nil
+	}
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return nil, err
+	}
+	if l := n.Metadata.Labels; l[configs.LabelEdgeWorker] != "" && l[configs.LabelNodePool] != "" {
+		return l, nil
+	}
+	return nil, nil
+}
+
+// siteIfAny is the site to go by; nil on a node that edgebake did not build,
+// or whose site is beyond reading.
+func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
+	active, err := activeSite(e, image)
+	if err != nil {
+		e.Log.Info("going on without a site", "reason", err)
+		return nil
+	}
+	return active
+}
