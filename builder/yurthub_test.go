@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -145,14 +144,17 @@ func TestYurthubRefused(t *testing.T) {
 	}
 }
 
+// openYurtModule is OpenYurt's Go module.
+const openYurtModule = "github.com/openyurtio/openyurt"
+
 // openYurt links a program as OpenYurt's make does, with further flags of go
 // build.
 func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, body := range map[string]string{
-		"go.mod":                     "module " + yurthubModule + "\n\ngo 1.22\n",
-		"cmd/yurthub/main.go":        "package main\n\nimport \"" + yurthubModule + "/pkg/projectinfo\"\n\nfunc main() { println(projectinfo.Version()) }\n",
+		"go.mod":                     "module " + openYurtModule + "\n\ngo 1.22\n",
+		"cmd/yurthub/main.go":        "package main\n\nimport \"" + openYurtModule + "/pkg/projectinfo\"\n\nfunc main() { println(projectinfo.Version()) }\n",
 		"pkg/projectinfo/project.go": "package projectinfo\n\nvar gitVersion = \"v0.0.0\"\n\nfunc Version() string { return gitVersion }\n",
 	} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
@@ -162,7 +164,7 @@ func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 			t.Fatal(err)
 		}
 	}
-	info := yurthubModule + "/pkg/projectinfo."
+	info := openYurtModule + "/pkg/projectinfo."
 	cmd := exec.Command("go", slices.Concat([]string{"build", "-o", "yurthub", "-buildvcs=false",
 		"-ldflags", "-s -w -X " + info + "projectPrefix=yurt -X " + info + "gitVersion=" + gitVersion + " -X " + info + "gitCommit=0a1b2c3"}, flags, []string{"./cmd/yurthub"})...)
 	cmd.Dir = dir
@@ -231,34 +233,4 @@ func TestYurthubOfAnotherVersion(t *testing.T) {
 		_, err = p.build(t, filepath.Join(t.TempDir(), "x.raw"))
 		check(t, err, strings.Replace(want, "yurthub.binary", "overlays[0].dir", 1))
 	})
-}
-
-// Only a tagged version of OpenYurt itself is taken for one.
-func TestOpenYurtVersion(t *testing.T) {
-	const flag = "-s -w -X github.com/openyurtio/openyurt/pkg/projectinfo.gitVersion="
-	for _, tt := range []struct{ path, module, flags, want string }{
-		{yurthubModule, "(devel)", flag + "v1.7.0 -X a.b=c", "v1.7.0"}, // its releases, by Go before 1.24
-		{yurthubModule, "v1.7.0", flag + "v1.7.0", "v1.7.0"},           // and since
-		{yurthubModule, "v1.7.0+dirty", flag + "v1.7.0", "v1.7.0"},
-		{yurthubModule, "v1.6.1+dirty", "", "v1.6.1"},
-		{yurthubModule, "", "-X '" + strings.TrimPrefix(flag, "-s -w -X ") + "v1.6.1'", "v1.6.1"},
-		{yurthubModule, "(devel)", flag + "v1.6.0 " + flag + "v1.7.0", "v1.7.0"},
-		{yurthubModule, "(devel)", "", ""},
-		{yurthubModule, "(devel)", flag + "v1.6.1-0a1b2c3", ""},
-		{yurthubModule, "(devel)", flag + "v1.7.0-shop", ""},
-		{yurthubModule, "(devel)", flag, ""},
-		{yurthubModule, "(devel)", flag + "v2.3.0", ""}, // somebody's own count
-		{yurthubModule, "(devel)", "-X example.com/x" + strings.TrimPrefix(flag, "-s -w -X github.com") + "v1.6.1", ""},
-		{yurthubModule, "v1.6.2-0.20260601000000-0a1b2c3d4e5f", flag + "v1.6.1", ""}, // on the way to 1.7
-		{yurthubModule, "v1.6.1", flag + "v1.7.0", ""},
-		{"example.com/yurthub", "v1.6.1", flag + "v1.6.1", ""},
-	} {
-		info := &debug.BuildInfo{Main: debug.Module{Path: tt.path, Version: tt.module}}
-		if tt.flags != "" {
-			info.Settings = []debug.BuildSetting{{Key: "-compiler", Value: "gc"}, {Key: "-ldflags", Value: tt.flags}}
-		}
-		if got := openYurtVersion(info); got != tt.want {
-			t.Errorf("%s %s with %q: %q, want %q", tt.path, tt.module, tt.flags, got, tt.want)
-		}
-	}
 }

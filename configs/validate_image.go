@@ -11,15 +11,17 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // setDefaults fills in what depends on other fields; the rest stands in the
 // struct tags.
 func (i *Image) setDefaults() {
 	if y := i.Yurthub; y != nil && y.Form == "" {
-		y.Form = "unit"
-		if minor, ok := yurthubMinor(y.Version); ok && minor >= oldestYurthub && minor < 7 {
-			y.Form = "staticPod"
+		y.Form = openyurt.FormUnit
+		if openyurt.RunsAsPod(y.Version) {
+			y.Form = openyurt.FormStaticPod
 		}
 	}
 	if len(i.Kernel.Consoles) == 0 {
@@ -55,7 +57,6 @@ var (
 	imageName         = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$`)
 	containerdVersion = regexp.MustCompile(`^([0-9]+)\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
 	crictlVersion     = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
-	yurthubVersion    = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-[0-9A-Za-z.]+)?$`)
 	releaseVersion    = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
 	suiteName         = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 	mirrorForm        = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)*/?$`)
@@ -67,8 +68,6 @@ var (
 // Oldest and newest minor releases whose contracts were tried.
 const (
 	oldestKubernetes = 30
-	oldestYurthub    = 6
-	newestYurthub    = 7
 )
 
 // KubernetesBefore reports whether a version of Kubernetes is one before
@@ -80,15 +79,6 @@ func KubernetesBefore(version string, minor int) bool {
 	}
 	n, err := strconv.Atoi(m[1])
 	return err == nil && n < minor
-}
-
-func yurthubMinor(version string) (int, bool) {
-	m := yurthubVersion.FindStringSubmatch(version)
-	if m == nil {
-		return 0, false
-	}
-	minor, err := strconv.Atoi(m[1])
-	return minor, err == nil
 }
 
 // Validate returns every problem of i, nil if there is none. It changes
@@ -334,9 +324,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	}
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)
-		// OpenYurt's issue 2379: kubelet lists Services by spec.clusterIP, of
-		// which yurthub 1.6 knows nothing, and starts no pod without the list.
-		if minor, ok := yurthubMinor(y.Version); ok && minor >= oldestYurthub && minor < 7 && k8sVersion.MatchString(k.Version) && !KubernetesBefore(k.Version, 31) {
+		if openyurt.RunsAsPod(y.Version) && k8sVersion.MatchString(k.Version) && !KubernetesBefore(k.Version, openyurt.LastKubernetesOfPods+1) {
 			probs.add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.31 and later when it asks for Services; take yurthub v1.7, or Kubernetes v1.30", k.Version, y.Version)
 		}
 	}
@@ -381,21 +369,21 @@ func extraV(v string, form *regexp.Regexp) string {
 }
 
 func (y *Yurthub) validate(probs *Problems) {
-	minor, ok := yurthubMinor(y.Version)
+	minor, ok := openyurt.Minor(y.Version)
 	switch {
 	case y.Version == "":
 	case !ok && releaseVersion.MatchString(y.Version):
-		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, oldestYurthub, newestYurthub)
+		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
 	case !ok:
-		probs.add("yurthub.version", "%q is not a version as v1.7.0%s", shorten(y.Version), missingV(y.Version, yurthubVersion))
-	case minor < oldestYurthub:
-		probs.add("yurthub.version", "%s is too old: v1.%d and v1.%d are served", y.Version, oldestYurthub, newestYurthub)
-	case minor > newestYurthub:
-		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, oldestYurthub, newestYurthub)
+		probs.add("yurthub.version", "%q is not a version as v1.7.0%s", shorten(y.Version), missingV(y.Version, openyurt.VersionForm))
+	case minor < openyurt.Oldest:
+		probs.add("yurthub.version", "%s is too old: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
+	case minor > openyurt.Newest:
+		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
 	}
 	switch y.Form {
-	case "unit":
-		if ok && minor >= oldestYurthub && minor < 7 {
+	case openyurt.FormUnit:
+		if openyurt.RunsAsPod(y.Version) {
 			probs.add("yurthub.form", "unit needs v1.7 or later, where yurthub can use kubelet's certificate; %s runs as staticPod", y.Version)
 		}
 		if y.Binary == nil {
@@ -404,8 +392,8 @@ func (y *Yurthub) validate(probs *Problems) {
 		if y.Image != nil {
 			probs.add("yurthub.image", "is for form staticPod; form unit runs binary")
 		}
-	case "staticPod":
-		if ok && minor >= 7 {
+	case openyurt.FormStaticPod:
+		if ok && openyurt.FormOf(minor) == openyurt.FormUnit {
 			probs.add("yurthub.form", "staticPod is for v1.6, as OpenYurt runs it; %s runs as unit", y.Version)
 		}
 		if y.Image == nil {

@@ -11,13 +11,7 @@ import (
 	"strings"
 	"unicode"
 
-	"golang.org/x/mod/semver"
-)
-
-// Labels of OpenYurt that follow from nodeType and nodePool.
-const (
-	LabelEdgeWorker = "openyurt.io/is-edge-worker"
-	LabelNodePool   = "apps.openyurt.io/nodepool"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Node types.
@@ -258,7 +252,7 @@ func (s *Site) validateNode(probs *Problems) {
 		switch bad := badLabelKey(k); {
 		case bad != "":
 			probs.add(path, "%s", bad)
-		case k == LabelEdgeWorker || k == LabelNodePool:
+		case k == openyurt.LabelEdgeWorker || k == openyurt.LabelNodePool:
 			probs.add(path, "follows from nodeType and nodePool; take it out")
 		case !kubeletMaySet(k):
 			probs.add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
@@ -382,56 +376,6 @@ func CheckHub(nodePool, namespace, lbMode string, extraArgs []string) error {
 	return probs.Err()
 }
 
-// yurthubFlags are those that yurthub v1.6.0, v1.6.1 and v1.7.0 have in common,
-// as its source has them; with one that it does not know it never starts.
-var yurthubFlags = strings.Fields(`
-	bind-address bind-proxy-address bootstrap-file bootstrap-mode disabled-resource-filters
-	discovery-token-ca-cert-hash discovery-token-unsafe-skip-ca-verification disk-cache-path dummy-if-ip
-	dummy-if-name enable-dummy-if enable-iptables enable-node-pool enable-pool-service-topology
-	enable-resource-filter gc-frequency heartbeat-failed-retry heartbeat-healthy-threshold
-	heartbeat-interval-seconds heartbeat-timeout-seconds host-control-plane-address hub-cert-organizations
-	join-token kubelet-health-grace-period lb-mode max-requests-in-flight min-request-timeout namespace
-	node-name nodepool-name profiling proxy-port proxy-secure-port root-dir serve-port server-addr
-	working-mode v vmodule`)
-
-// yurthubFlagsSince are those that came later and may be given, and with
-// which version they came.
-var yurthubFlagsSince = map[string]string{"pool-scope-resources": "v1.6.1"}
-
-// badYurthubFlag says that no yurthub, or not that of version, has a flag.
-// version may be empty.
-func badYurthubFlag(name, version string) string {
-	if slices.Contains(yurthubFlags, name) {
-		return ""
-	}
-	since, some := yurthubFlagsSince[name]
-	if !some {
-		return "is no flag of yurthub that this edgebake knows, and one that yurthub does not know keeps it from starting"
-	}
-	// What goes before a release, or somebody built of it, has its flags.
-	release, _, _ := strings.Cut(version, "-")
-	if !semver.IsValid(release) || semver.Compare(release, since) >= 0 {
-		return ""
-	}
-	return fmt.Sprintf("is no flag of yurthub %s and keeps it from starting; take it out, or build the Image with yurthub %s or later", version, since)
-}
-
-// managedYurthubArgs are what first boot sets, by the rules of a node that
-// survives (one URL where yurthub takes one, the endpoint first, the CA
-// pinned, an identity that is not asked for twice).
-var managedYurthubArgs = []string{"server-addr", "node-name", "node-ip", "nodepool-name", "working-mode", "bootstrap-mode", "bootstrap-file",
-	"join-token", "lb-mode", "namespace", "bind-address", "hub-cert-organizations", "discovery-token-ca-cert-hash", "discovery-token-unsafe-skip-ca-verification"}
-
-// fixedYurthubArgs have values of yurthub's own that others count on, and who.
-var fixedYurthubArgs = map[string]string{
-	"proxy-port":         "kubelet asks it at 127.0.0.1:10261",
-	"bind-proxy-address": "kubelet asks it at 127.0.0.1:10261",
-	"serve-port":         "first boot asks it at 127.0.0.1:10267 whether it is ready",
-	"multiplexer-port":   "it lends the node's rights there, and the firewall closes port 10269 alone",
-	"disk-cache-path":    "its cache is in /etc/kubernetes/cache, which lasts, and which reset and revert clear",
-	"root-dir":           "its identity is in /var/lib/yurthub, where first boot looks for it",
-}
-
 // CheckSiteYurthubArgs finds what is wrong with yurthub.extraArgs of a Site
 // for an image with that version of yurthub, which the Site does not say.
 func CheckSiteYurthubArgs(args []string, version string) Problems {
@@ -452,12 +396,8 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 			probs.add(sub, "%q is not of the form --name=value", shorten(a))
 		case strings.ContainsFunc(a, unicode.IsSpace) || badText(a) != "":
 			probs.add(sub, "contains a space or control character; write --name=value as one word")
-		case slices.Contains(managedYurthubArgs, name):
-			probs.add(sub, "--%s is set by first boot", name)
-		case fixedYurthubArgs[name] != "":
-			probs.add(sub, "--%s must keep yurthub's own value: %s; take it out", name, fixedYurthubArgs[name])
-		case badYurthubFlag(name, version) != "":
-			probs.add(sub, "--%s %s", name, badYurthubFlag(name, version))
+		case openyurt.BadFlag(name, version) != "":
+			probs.add(sub, "--%s %s", name, openyurt.BadFlag(name, version))
 		}
 	}
 }

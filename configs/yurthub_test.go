@@ -1,7 +1,6 @@
 package configs
 
 import (
-	"slices"
 	"strings"
 	"testing"
 )
@@ -19,11 +18,6 @@ func TestYurthubArgsThatOthersCountOn(t *testing.T) {
 		}
 		if err := CheckHub("", "", "", []string{arg}); err == nil || !strings.HasPrefix(err.Error(), "--yurthub-arg[0]: --"+name+" ") {
 			t.Errorf("%s of firstboot convert: %v", arg, err)
-		}
-	}
-	for name := range fixedYurthubArgs {
-		if slices.Contains(managedYurthubArgs, name) {
-			t.Errorf("%s is managed and fixed: only the first is ever said", name)
 		}
 	}
 }

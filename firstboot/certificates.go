@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // certStore is where a client-go certificate manager keeps what it rotates:
@@ -28,8 +28,8 @@ type certStore struct {
 var certStores = []certStore{
 	{kubeletPKI, "kubelet-client", false},
 	{kubeletPKI, "kubelet-server", true},
-	{ondisk.YurthubRoot + "/pki", "yurthub", false},
-	{ondisk.YurthubRoot + "/pki", "yurthub-server", true},
+	{openyurt.Root + "/pki", "yurthub", false},
+	{openyurt.Root + "/pki", "yurthub-server", true},
 }
 
 func (s certStore) current() string { return s.dir + "/" + s.name + "-current.pem" }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Step tells how a step of convert, revert or reset went.
@@ -145,7 +146,7 @@ func (c *change) note(s Step) {
 }
 
 // keptFiles are the files worth comparing; none of them holds a secret.
-var keptFiles = []string{kubeadmFlags, yurthubEnv, ondisk.YurthubConf, yurthubUnit, openYurtDropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
+var keptFiles = []string{kubeadmFlags, yurthubEnv, openyurt.KubeletConf, yurthubUnit, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
 
 func (c *change) copyFiles(when string) {
 	for _, p := range keptFiles {
@@ -165,7 +166,7 @@ func (c *change) copyFiles(when string) {
 func (c *change) finish(ctx context.Context) {
 	c.copyFiles("after")
 	var out strings.Builder
-	err := c.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", ondisk.UnitYurthub, "-u", ondisk.UnitKubelet}, Output: &out})
+	err := c.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", openyurt.Unit, "-u", ondisk.UnitKubelet}, Output: &out})
 	if err == nil {
 		err = c.e.WriteFile(c.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
 	}

@@ -8,43 +8,14 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 const (
-	yurthubProgram = "/usr/local/bin/yurthub"
-	yurthubUnit    = "/etc/systemd/system/" + ondisk.UnitYurthub
-	bakedHubUnit   = "/usr/lib/systemd/system/" + ondisk.UnitYurthub
-	hubCache       = "/etc/kubernetes/cache"
-	manifests      = "/etc/kubernetes/manifests"
+	yurthubUnit  = "/etc/systemd/system/" + openyurt.Unit
+	bakedHubUnit = "/usr/lib/systemd/system/" + openyurt.Unit
+	manifests    = "/etc/kubernetes/manifests"
 )
-
-// hubUnit is the unit that images carry, for nodes that edgebake did not
-// build. A test holds the two against each other.
-const hubUnit = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
-# on up before kubelet at every boot, with or without a network, and restarted
-# for ever: yurthub itself gives up after four minutes without its identity.
-[Unit]
-Description=OpenYurt yurthub
-After=network.target ipvscare.service systemd-modules-load.service
-Before=kubelet.service
-RequiresMountsFor=/etc/kubernetes /var/lib/yurthub
-ConditionPathExists=/etc/edgebake/yurthub.env
-StartLimitIntervalSec=0
-
-[Service]
-Type=simple
-EnvironmentFile=/etc/edgebake/yurthub.env
-ExecStart=/usr/local/bin/yurthub $YURTHUB_ARGS
-Restart=always
-RestartSec=3
-OOMScoreAdjust=-900
-# yurthub ignores SIGTERM while it waits for its identity.
-TimeoutStopSec=10
-
-[Install]
-WantedBy=multi-user.target
-`
 
 // ConvertOptions say what kind of OpenYurt node a native one becomes.
 type ConvertOptions struct {
@@ -82,7 +53,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	}
 	// Once kubelet is turned, by a convert that was killed, it may not have
 	// reported yet; the steps left wait for that.
-	if err := readyNow(ctx, e, name); err != nil && !e.exists(ondisk.YurthubConf) {
+	if err := readyNow(ctx, e, name); err != nil && !e.exists(openyurt.KubeletConf) {
 		if errors.Is(err, errUnread) {
 			return unread(err)
 		}
@@ -97,14 +68,14 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 		return err
 	}
 	if n, err := readNode(ctx, e, name); err == nil {
-		if now := n.Metadata.Labels[configs.LabelNodePool]; now != "" && now != h.pool {
+		if now := n.Metadata.Labels[openyurt.LabelNodePool]; now != "" && now != h.Pool {
 			return Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", name, now),
-				"convert it with --nodepool-name "+now+", or: kubectl label node "+name+" "+configs.LabelNodePool+"-")
+				"convert it with --nodepool-name "+now+", or: kubectl label node "+name+" "+openyurt.LabelNodePool+"-")
 		}
 	}
 	c := newChange(e, "convert", tell)
 	c.resumed = true
-	return c.carryOut(ctx, (&conversion{hub: h, image: image, labels: node.OpenYurtLabels(h.pool, h.cloud)}).steps())
+	return c.carryOut(ctx, (&conversion{hub: h, image: image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
 func unread(err error) error {
@@ -116,16 +87,16 @@ func unread(err error) error {
 // making the node native, which nobody asked for.
 func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels map[string]string, o ConvertOptions) error {
 	kind := configs.NodeEdge
-	if labels[configs.LabelEdgeWorker] != "true" {
+	if labels[openyurt.LabelEdgeWorker] != "true" {
 		kind = configs.NodeCloud
 	}
-	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[configs.LabelNodePool])
+	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[openyurt.LabelNodePool])
 	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
 		fix = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
-	if labels[configs.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
+	if labels[openyurt.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
 		return Advise(errors.New(is), fix)
 	}
 	if !bySite {
@@ -160,7 +131,7 @@ func (c *conversion) steps() []Phase {
 		hubUnitStep(),
 		c.yurthub(),
 		turn,
-		stillReady(c.hub.node, true),
+		stillReady(c.hub.Node, true),
 		c.label(),
 	}
 }
@@ -170,22 +141,22 @@ func hubUnitStep() Phase {
 	return Phase{
 		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if !e.exists(openYurtDropin) && (e.exists(bakedHubUnit) || string(e.contents(yurthubUnit)) == hubUnit) {
+			if !e.exists(openyurt.Dropin) && (e.exists(bakedHubUnit) || string(e.contents(yurthubUnit)) == openyurt.UnitFile) {
 				return Done, nil
 			}
 			return Todo, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if err := e.Remove(openYurtDropin); err != nil {
+			if err := e.Remove(openyurt.Dropin); err != nil {
 				return fmt.Errorf("writing the unit of yurthub: %w", err)
 			}
 			if !e.exists(bakedHubUnit) {
-				if err := e.WriteFile(yurthubUnit, []byte(hubUnit), Mode(0o644)); err != nil {
+				if err := e.WriteFile(yurthubUnit, []byte(openyurt.UnitFile), Mode(0o644)); err != nil {
 					return fmt.Errorf("writing the unit of yurthub: %w", err)
 				}
 			}
-			if err := e.Mkdir(ondisk.YurthubRoot, Mode(0o755)); err != nil {
-				return fmt.Errorf("making %s: %w", ondisk.YurthubRoot, err)
+			if err := e.Mkdir(openyurt.Root, Mode(0o755)); err != nil {
+				return fmt.Errorf("making %s: %w", openyurt.Root, err)
 			}
 			return e.Unit(ctx, "daemon-reload", "")
 		},
@@ -227,18 +198,18 @@ func (c *conversion) yurthub() Phase {
 func (c *conversion) label() Phase {
 	return Phase{
 		Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, c.hub.node, c.labels) },
+		Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, c.hub.Node, c.labels) },
 		Run: func(ctx context.Context, e *Env) (err error) {
-			if c.were, err = hubLabels(ctx, e, c.hub.node); err != nil {
+			if c.were, err = hubLabels(ctx, e, c.hub.Node); err != nil {
 				return err
 			}
-			return patchLabels(ctx, e, c.hub.node, anyOf(c.labels))
+			return patchLabels(ctx, e, c.hub.Node, anyOf(c.labels))
 		},
 		Undo: func(ctx context.Context, e *Env) error {
 			if c.were == nil {
 				return nil // they were not read, and so not changed
 			}
-			return patchLabels(ctx, e, c.hub.node, c.were)
+			return patchLabels(ctx, e, c.hub.Node, c.were)
 		},
 	}
 }

@@ -12,9 +12,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // readyNode is a native node, joined and Ready, with a yurthub to convert to.
@@ -88,11 +87,11 @@ func TestConvertRevertConvert(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	edge := w.clean()
-	if !strings.Contains(w.get(kubeadmFlags), listPlainly+hubWords) || w.get(ondisk.YurthubConf) != hubKubeconfig {
+	if !strings.Contains(w.get(kubeadmFlags), openyurt.ListPlainly+openyurt.TurnedFlags) || w.get(openyurt.KubeletConf) != openyurt.Kubeconfig {
 		t.Error("kubelet is not turned to yurthub")
 	}
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
+	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
@@ -103,8 +102,8 @@ func TestConvertRevertConvert(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	sameTree(t, "after revert", w.clean(), native)
-	if len(labels) != 0 || w.units[ondisk.UnitYurthub] == "active" {
-		t.Errorf("after revert: labels %v, yurthub %s", labels, w.units[ondisk.UnitYurthub])
+	if len(labels) != 0 || w.units[openyurt.Unit] == "active" {
+		t.Errorf("after revert: labels %v, yurthub %s", labels, w.units[openyurt.Unit])
 	}
 	if _, err := w.revert(); !errors.Is(err, ErrAlready) {
 		t.Errorf("reverted twice: %v", err)
@@ -140,7 +139,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []string{configs.LabelEdgeWorker, configs.LabelNodePool} {
+	for _, l := range []string{openyurt.LabelEdgeWorker, openyurt.LabelNodePool} {
 		delete(w.cluster.nodes["edge-sn0042"].Metadata.Labels, l)
 	}
 	w.kubeletBroken = true
@@ -259,7 +258,7 @@ func TestConvertForeignNode(t *testing.T) {
 			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(yurthubEnv))
 		}
 	}
-	if w.get(yurthubUnit) != hubUnit || !slices.Contains(w.names, "enable "+ondisk.UnitYurthub) || !slices.Contains(w.names, "run modprobe dummy") {
+	if w.get(yurthubUnit) != openyurt.UnitFile || !slices.Contains(w.names, "enable "+openyurt.Unit) || !slices.Contains(w.names, "run modprobe dummy") {
 		t.Errorf("the unit was not made to last: %v", w.names)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
@@ -277,18 +276,18 @@ func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)
 	w.put(yurthubUnit, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
-	w.put(openYurtDropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
+	w.put(openyurt.Dropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
 	if steps, err := w.convert(pool); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openYurtDropin) || w.get(yurthubUnit) != hubUnit {
+	if w.has(openyurt.Dropin) || w.get(yurthubUnit) != openyurt.UnitFile {
 		t.Error("yurthub would start as yurtadm had it")
 	}
-	w.put(openYurtDropin, "[Service]\n")
+	w.put(openyurt.Dropin, "[Service]\n")
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openYurtDropin) || w.has(yurthubUnit) {
+	if w.has(openyurt.Dropin) || w.has(yurthubUnit) {
 		t.Error("something of yurtadm's is left")
 	}
 }
@@ -299,7 +298,7 @@ func TestGateFitsKubelet(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{
 		"Kubernetes v1.24.17\n": "", "Kubernetes v1.29.15\n": "", "Kubernetes v1.30.0\n": "", "Kubernetes v1.34.2\n": "",
-		"Kubernetes v1.35.0\n": listPlainly, "Kubernetes v1.36.3\n": listPlainly, "Kubernetes v1.36.3-rc.0+abc\n": listPlainly,
+		"Kubernetes v1.35.0\n": openyurt.ListPlainly, "Kubernetes v1.36.3\n": openyurt.ListPlainly, "Kubernetes v1.36.3-rc.0+abc\n": openyurt.ListPlainly,
 	} {
 		w := foreignNode(t)
 		w.kubelet = version
@@ -307,7 +306,7 @@ func TestGateFitsKubelet(t *testing.T) {
 			t.Fatal(err)
 		}
 		flags := w.get(kubeadmFlags)
-		if !strings.Contains(flags, want+hubWords) || strings.Contains(flags, "feature-gates") != (want != "") {
+		if !strings.Contains(flags, want+openyurt.TurnedFlags) || strings.Contains(flags, "feature-gates") != (want != "") {
 			t.Errorf("%q: %s", version, flags)
 		}
 	}
@@ -363,9 +362,9 @@ func TestConvertRefuses(t *testing.T) {
 		{"no answer", func(w *world) { w.offline = true }, pool, "convert needs the cluster, to label the Node and to see whether all goes well: its Node cannot be read: "},
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
-		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, yurthubProgram)) }, pool, "there is no " + yurthubProgram},
-		{"another processor", func(w *world) { w.put(yurthubProgram, "for another processor") }, pool, "exec format error: it must be the program itself, for this machine's processor"},
-		{"older yurthub", func(w *world) { w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
+		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
+		{"another processor", func(w *world) { w.put(openyurt.Program, "for another processor") }, pool, "exec format error: it must be the program itself, for this machine's processor"},
+		{"older yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
 		{"first boot at work", func(w *world) {
 			w.put(ondisk.StateFile, strings.Replace(w.get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
 			w.units[ondisk.UnitFirstboot] = "active"
@@ -374,7 +373,7 @@ func TestConvertRefuses(t *testing.T) {
 		{"no such pool", func(w *world) { w.cluster.noPool = true }, pool, "the cluster has no NodePool shanghai"},
 		{"cloud in an edge pool", func(*world) {}, ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
 		{"in another pool", func(w *world) {
-			w.cluster.nodes["edge-sn0042"].Metadata.Labels = map[string]string{configs.LabelNodePool: "beijing"}
+			w.cluster.nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
 		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
 		{"no certificate that rotates", func(w *world) {
 			b := w.get(clientCert)
@@ -441,7 +440,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		{"another pool", converted, nil, ConvertOptions{NodePool: "beijing"}, is, "`firstboot revert`"},
 		{"another type", converted, nil, ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
 		{"other arguments", converted, nil, ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
-		{"yurthub is down", converted, func(w *world) { w.units[ondisk.UnitYurthub] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
+		{"yurthub is down", converted, func(w *world) { w.units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
 		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert needs the cluster", ""},
 		{"by its site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its site made it one"},
 	} {
@@ -463,7 +462,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 	w := bySite(t)
 	now := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if _, err := w.convert(ConvertOptions{NodePool: now[configs.LabelNodePool]}); !errors.Is(err, ErrAlready) {
+	if _, err := w.convert(ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, ErrAlready) {
 		t.Errorf("what its site made it: %v", err)
 	}
 }
@@ -478,13 +477,13 @@ func TestConvertKilledThenFails(t *testing.T) {
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []string{configs.LabelEdgeWorker, configs.LabelNodePool} {
+	for _, l := range []string{openyurt.LabelEdgeWorker, openyurt.LabelNodePool} {
 		delete(w.cluster.nodes["edge-sn0042"].Metadata.Labels, l)
 	}
 	w.cluster.csr = "pending"
 	w.powerOn()
 	for p := range w.clean() {
-		if strings.HasPrefix("/"+p, ondisk.YurthubRoot) {
+		if strings.HasPrefix("/"+p, openyurt.Root) {
 			if err := os.Remove(filepath.Join(w.root, p)); err != nil {
 				t.Fatal(err)
 			}
@@ -511,7 +510,7 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 	}
 	sameTree(t, "undone", w.clean(), edge)
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
+	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
 }
@@ -550,7 +549,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	if _, err := w.convert(pool); err != nil {
 		t.Fatal(err)
 	}
-	w.units[ondisk.UnitYurthub] = "failed"
+	w.units[openyurt.Unit] = "failed"
 	w.cluster.notReady = true
 	if _, err := w.revert(); err == nil {
 		t.Fatal("it takes a node that is not Ready for one")
@@ -659,8 +658,8 @@ func TestResetKilled(t *testing.T) {
 
 func TestRegisterFlags(t *testing.T) {
 	t.Parallel()
-	edge := node.OpenYurtLabels("shanghai", false)
-	const both = configs.LabelNodePool + "=shanghai," + configs.LabelEdgeWorker + "=true"
+	edge := openyurt.Labels("shanghai", false)
+	const both = openyurt.LabelNodePool + "=shanghai," + openyurt.LabelEdgeWorker + "=true"
 	for _, tc := range []struct {
 		args   string
 		labels map[string]string
@@ -670,12 +669,12 @@ func TestRegisterFlags(t *testing.T) {
 		{"--a=b ", edge, "--a=b --node-labels=" + both},
 		{"--a=b --node-labels=zone=north --c=d", edge, "--a=b --node-labels=zone=north," + both + " --c=d"},
 		{"--node-labels=" + both + ",zone=north --c=d", edge, "--node-labels=" + both + ",zone=north --c=d"},
-		{"--node-labels=" + configs.LabelNodePool + "=beijing,zone=north", edge, "--node-labels=zone=north," + both},
+		{"--node-labels=" + openyurt.LabelNodePool + "=beijing,zone=north", edge, "--node-labels=zone=north," + both},
 		{"--a=b --node-labels=" + both + " --c=d", nil, "--a=b --c=d"},
 		{"--node-labels=zone=north," + both, nil, "--node-labels=zone=north"},
 		{"--node-labels=zone=north --a=b --node-labels=rack=7", edge, "--node-labels=zone=north,rack=7," + both + " --a=b"},
-		{"--node-labels=" + configs.LabelNodePool + "=shanghai," + configs.LabelNodePool + "=shanghai", edge, "--node-labels=" + both},
-		{"--a=b --node-labels=" + configs.LabelNodePool + "=shanghai --node-labels=" + configs.LabelEdgeWorker + "=true --c=d", nil, "--a=b --c=d"},
+		{"--node-labels=" + openyurt.LabelNodePool + "=shanghai," + openyurt.LabelNodePool + "=shanghai", edge, "--node-labels=" + both},
+		{"--a=b --node-labels=" + openyurt.LabelNodePool + "=shanghai --node-labels=" + openyurt.LabelEdgeWorker + "=true --c=d", nil, "--a=b --c=d"},
 		{"--a=b --node-labels=zone=north", nil, "--a=b --node-labels=zone=north"},
 		{"--a=b", nil, "--a=b"},
 	} {
@@ -700,7 +699,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
-	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, yurthubEnv, ondisk.YurthubConf, readyMark} {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, yurthubEnv, openyurt.KubeletConf, readyMark} {
 		if w.has(p) {
 			t.Errorf("%s is still there", p)
 		}
@@ -721,27 +720,5 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	}
 	if s := w.state(); s.Node != "other" || s.Result != ondisk.ResultDone {
 		t.Errorf("state: %s %s", s.Node, s.Result)
-	}
-}
-
-func TestHubUnitIsTheBakedOne(t *testing.T) {
-	t.Parallel()
-	b, err := os.ReadFile("../overlays/files/yurthub/usr/lib/systemd/system/yurthub.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(b) != hubUnit {
-		t.Error("the unit that convert writes is not the one that images carry")
-	}
-}
-
-func TestHubArgsOfTheUser(t *testing.T) {
-	t.Parallel()
-	h := hub{extra: []string{"--enable-dummy-if=true", "--enable-resource-filter=0"}}
-	if args := h.args(); args[len(args)-1] != "--enable-dummy-if=false" {
-		t.Errorf("a kernel without dummy gets %v", args)
-	}
-	if kind, _ := h.poolKind(); kind != "" {
-		t.Errorf("without the filters it waits for %s", kind)
 	}
 }

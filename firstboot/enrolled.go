@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 var (
@@ -128,7 +129,7 @@ func kubeletCert(e *Env) (*x509.Certificate, error) {
 // forgotten. All that others write beside them (yurthub's cache, kubelet's
 // serving certificate) is on the same file system.
 func identityFiles(e *Env) []string {
-	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, hubIdentity}, kubeletKeys(e)...)
+	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Identity}, kubeletKeys(e)...)
 	for _, s := range certStores {
 		all = append(all, s.current())
 	}

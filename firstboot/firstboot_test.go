@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -176,9 +176,9 @@ func TestStaticPodForm(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.get(hubManifest), w.cluster.pin, "(pin)"))
+	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.get(openyurt.Manifest), w.cluster.pin, "(pin)"))
 	golden(t, "pod.effects", strings.Join(w.names, "\n")+"\n")
-	if w.has(yurthubEnv) || w.units[ondisk.UnitYurthub] == "active" {
+	if w.has(yurthubEnv) || w.units[openyurt.Unit] == "active" {
 		t.Error("the unit was used too")
 	}
 	if slices.Contains(w.names, "restart kubelet.service") {
@@ -231,7 +231,7 @@ func TestStaticPodPoolChanged(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		if flags := w.get(kubeadmFlags); !strings.Contains(flags, configs.LabelNodePool+"="+pool) || w.joins != 1 {
+		if flags := w.get(kubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"="+pool) || w.joins != 1 {
 			t.Errorf("kubelet registers with %s, kubeadm ran %d times", flags, w.joins)
 		}
 	}
@@ -280,7 +280,7 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.get(hubIdentity); !strings.Contains(got, "server: https://192.0.2.11:6443") {
+	if got := w.get(openyurt.Identity); !strings.Contains(got, "server: https://192.0.2.11:6443") {
 		t.Fatalf("yurthub.conf:\n%s", got)
 	}
 	w.stamp(ownDev, strings.Replace(w.site("nodeType: edge", "nodePool: shanghai"), "192.0.2.11", "192.0.2.14", 1))
@@ -288,8 +288,8 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if want := "--server-addr=https://192.0.2.14:6443,https://192.0.2.12:6443,https://192.0.2.13:6443,https://192.0.2.11:6443"; !strings.Contains(w.get(hubManifest), want) {
-		t.Errorf("the manifest lacks %s:\n%s", want, w.get(hubManifest))
+	if want := "--server-addr=https://192.0.2.14:6443,https://192.0.2.12:6443,https://192.0.2.13:6443,https://192.0.2.11:6443"; !strings.Contains(w.get(openyurt.Manifest), want) {
+		t.Errorf("the manifest lacks %s:\n%s", want, w.get(openyurt.Manifest))
 	}
 }
 
@@ -300,7 +300,7 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.put(yurthubProgram, "program")
+	w.put(openyurt.Program, "program")
 	_, convert := w.convert(pool)
 	_, revert := w.revert()
 	for _, err := range []error{convert, revert} {
@@ -311,7 +311,7 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	if name, err := w.reset(); err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
-	for _, p := range []string{hubManifest, hubIdentity, ondisk.KubeletConf, ondisk.YurthubConf} {
+	for _, p := range []string{openyurt.Manifest, openyurt.Identity, ondisk.KubeletConf, openyurt.KubeletConf} {
 		if w.has(p) {
 			t.Errorf("%s is still there", p)
 		}
@@ -376,27 +376,6 @@ func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	w.cluster.mu.Unlock()
 	if err := w.boot(); err != nil {
 		t.Errorf("healed: %v", err)
-	}
-}
-
-func TestPoolKind(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		image, extra, want string
-	}{
-		{"", "", "NodePool v1beta2"},
-		{"openyurt/yurthub:v1.6.1", "", "NodePool v1beta1"},
-		{"", "--enable-node-pool=false", " "},
-		{"", "--enable-node-pool", "NodePool v1beta2"},
-		{"", "--enable-resource-filter=false", " "},
-		{"", "--enable-pool-service-topology", "NodeBucket v1alpha1"},
-		{"openyurt/yurthub:v1.6.1", "--enable-pool-service-topology=true", "NodeBucket v1alpha1"},
-		{"", "--enable-pool-service-topology=false", "NodePool v1beta2"},
-	} {
-		kind, version := hub{image: tc.image, extra: []string{tc.extra}}.poolKind()
-		if got := kind + " " + version; got != tc.want {
-			t.Errorf("image %q, %q: %q, want %q", tc.image, tc.extra, got, tc.want)
-		}
 	}
 }
 

@@ -3,14 +3,14 @@ package firstboot
 import (
 	"testing"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // FuzzKubeadmFlags edits kubelet's flags: doing it twice is doing it once.
 func FuzzKubeadmFlags(f *testing.F) {
 	f.Add([]byte(`KUBELET_KUBEADM_ARGS="--node-ip=192.0.2.1 --node-labels=a=b"` + "\n"))
 	f.Add([]byte(`KUBELET_KUBEADM_ARGS="--node-labels=,=,==, --node-labels="` + "\nX=1"))
-	labels := map[string]string{configs.LabelEdgeWorker: "true"}
+	labels := map[string]string{openyurt.LabelEdgeWorker: "true"}
 	f.Fuzz(func(t *testing.T, env []byte) {
 		once, err := redirectFlags(env, "", labels)
 		if err != nil {

@@ -8,39 +8,14 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // What yurthub needs of the cluster, and says nothing of itself: it only waits.
-
-// poolKind is what yurthub lists to know its pool before it is ready, in the
-// version it asks for; no kind: nothing.
-func (h hub) poolKind() (kind, version string) {
-	on := func(name string, is bool) bool {
-		for _, a := range h.extra {
-			if flag, value, given := strings.Cut(a, "="); flag == "--"+name {
-				b, err := strconv.ParseBool(value)
-				is = !given || err != nil || b
-			}
-		}
-		return is
-	}
-	switch {
-	case !on("enable-resource-filter", true):
-		return "", ""
-	case on("enable-pool-service-topology", false):
-		return "NodeBucket", "v1alpha1"
-	case !on("enable-node-pool", true):
-		return "", ""
-	case h.image != "": // before 1.7
-		return "NodePool", "v1beta1"
-	}
-	return "NodePool", "v1beta2"
-}
 
 // csrList is what we read of certificate requests.
 type csrList struct {
@@ -107,22 +82,18 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	version := "v1beta2"
-	if h.image != "" { // before 1.7
-		version = "v1beta1"
-	}
 	var pools struct {
 		Items []nodePool `json:"items"`
 	}
-	if err := c.Get(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools?fieldSelector="+url.QueryEscape("metadata.name="+h.pool), &pools); err != nil {
+	if err := c.Get(ctx, openyurt.API+h.PoolVersion()+"/nodepools?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
 		return nil // why not is said by who waits for it
 	}
 	switch {
 	case len(pools.Items) == 0:
-		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook lets no Node be of a pool that is not there", h.pool),
+		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook lets no Node be of a pool that is not there", h.Pool),
 			"make it, or take one that is there (kubectl get nodepools)")
-	case h.cloud && pools.Items[0].Spec.Type == "Edge":
-		return Permanent(fmt.Errorf("NodePool %s is of type Edge, and OpenYurt would turn this cloud node into an edge node", h.pool),
+	case h.Cloud && pools.Items[0].Spec.Type == "Edge":
+		return Permanent(fmt.Errorf("NodePool %s is of type Edge, and OpenYurt would turn this cloud node into an edge node", h.Pool),
 			"choose a node pool of type Cloud, or node type edge")
 	}
 	return nil
@@ -133,7 +104,7 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 func missingForHub(ctx context.Context, e *Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	if h.image != "" && enrolled(e) != nil {
+	if h.Image != "" && enrolled(e) != nil {
 		return missingIdentity(ctx, e, h) // nobody to ask the rest as
 	}
 	c, err := nodeClient(e)
@@ -145,7 +116,7 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	if csrs, err := listCSRs(ctx, c, signer); err == nil {
 		// Kubelet may ask for one of its own, with the machine's name.
 		err := judgeCSRs(csrs, "server", signer, func(r csr) bool {
-			return r.Spec.Username == "system:node:"+h.node && slices.Contains(requestOf(r).DNSNames, "kubernetes")
+			return r.Spec.Username == "system:node:"+h.Node && slices.Contains(requestOf(r).DNSNames, "kubernetes")
 		})
 		if err != nil {
 			errs = append(errs, err)
@@ -154,13 +125,13 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
 	}
 	const rbac = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub"
-	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.namespace+"/configmaps?limit=1", nil); api.Code(err) {
+	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.Namespace+"/configmaps?limit=1", nil); api.Code(err) {
 	case 403:
-		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.namespace), rbac))
+		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.Namespace), rbac))
 	}
-	if kind, version := h.poolKind(); kind != "" {
+	if kind, version := h.PoolKind(); kind != "" {
 		resource := strings.ToLower(kind) + "s"
-		switch err := c.Get(ctx, "/apis/apps.openyurt.io/"+version+"/"+resource+"?limit=1", nil); {
+		switch err := c.Get(ctx, openyurt.API+version+"/"+resource+"?limit=1", nil); {
 		case api.Code(err) == 403 && kind == "NodePool":
 			errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
 		case api.Code(err) == 403:

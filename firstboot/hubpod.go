@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Yurthub before 1.7 is a static pod with an identity of its own, got with
@@ -22,68 +22,11 @@ import (
 // first start, so that nothing is left to turn around afterwards.
 
 const (
-	hubManifest = manifests + "/yurthub.yaml"
-	// hubIdentity is where yurthub keeps its way to the API server.
-	hubIdentity = ondisk.YurthubRoot + "/yurthub.conf"
 	// The token is on /run, gone with the power; as long as it is needed it
 	// comes from the slot again.
 	hubBootstrapDir = ondisk.RunDir + "/yurthub"
 	hubBootstrap    = hubBootstrapDir + "/bootstrap-hub.conf"
 )
-
-// pod is yurthub as a static pod.
-func (h hub) pod() []byte {
-	var args strings.Builder
-	for _, a := range h.args() {
-		fmt.Fprintf(&args, "    - %q\n", a)
-	}
-	return fmt.Appendf(nil, hubPod, h.image, args.String(), hubBootstrapDir, hubBootstrapDir)
-}
-
-const hubPod = `# Written by firstboot from the site.
-apiVersion: v1
-kind: Pod
-metadata:
-  name: yurt-hub
-  namespace: kube-system
-  labels:
-    k8s-app: yurt-hub
-spec:
-  hostNetwork: true
-  priorityClassName: system-node-critical
-  priority: 2000001000
-  containers:
-  - name: yurt-hub
-    image: %q
-    imagePullPolicy: IfNotPresent
-    command:
-    - yurthub
-%s    livenessProbe:
-      httpGet:
-        host: 127.0.0.1
-        path: /v1/healthz
-        port: 10267
-      initialDelaySeconds: 300
-      periodSeconds: 5
-      failureThreshold: 3
-    resources:
-      requests:
-        cpu: 150m
-        memory: 150Mi
-      limits:
-        memory: 300Mi
-    securityContext:
-      capabilities:
-        add: ["NET_ADMIN", "NET_RAW"]
-    volumeMounts:
-    - {name: kubernetes, mountPath: /etc/kubernetes}
-    - {name: hub, mountPath: /var/lib/yurthub}
-    - {name: bootstrap, mountPath: %s, readOnly: true}
-  volumes:
-  - {name: kubernetes, hostPath: {path: /etc/kubernetes, type: Directory}}
-  - {name: hub, hostPath: {path: /var/lib/yurthub, type: DirectoryOrCreate}}
-  - {name: bootstrap, hostPath: {path: %s, type: DirectoryOrCreate}}
-`
 
 // behindHub reports whether kubelet.conf, or what stands in its place, leads
 // to yurthub: then the node's own certificate is yurthub's.
@@ -93,7 +36,7 @@ func behindHub(kubeletConf []byte) bool {
 		return false
 	}
 	c, err := k.Cluster()
-	return err == nil && c.Server == yurthubProxy
+	return err == nil && c.Server == openyurt.Proxy
 }
 
 // credentials is the kubeconfig with this node's own certificate.
@@ -105,7 +48,7 @@ func credentials(e *Env) ([]byte, error) {
 	if !behindHub(conf) {
 		return conf, nil
 	}
-	if conf, err = e.read(hubIdentity); err != nil {
+	if conf, err = e.read(openyurt.Identity); err != nil {
 		return nil, fmt.Errorf("reading yurthub's credentials: %w", err)
 	}
 	return conf, nil
@@ -126,7 +69,7 @@ func otherForm(e *Env, pod bool) error {
 // which knows no other way to the cluster.
 func podJoinPhase(active *Active) Phase {
 	site := active.Site
-	labels := node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)
+	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -171,7 +114,7 @@ func podJoinPhase(active *Active) Phase {
 // podJoined reports whether kubeadm's part is over and yurthub has all it
 // needs to ask for its identity.
 func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
-	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, hubManifest} {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
 		if !e.exists(p) {
 			return false, nil
 		}
@@ -180,10 +123,10 @@ func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
 		return false, nil // another boot, or another token
 	}
-	if !strings.Contains(string(e.contents(hubManifest)), fmt.Sprintf("%q", "--node-name="+active.Node)) {
+	if !strings.Contains(string(e.contents(openyurt.Manifest)), fmt.Sprintf("%q", "--node-name="+active.Node)) {
 		return false, nil // the site gave it another name meanwhile
 	}
-	if !strings.Contains(string(e.contents(kubeadmFlags)), "--kubeconfig="+ondisk.YurthubConf) {
+	if !strings.Contains(string(e.contents(kubeadmFlags)), "--kubeconfig="+openyurt.KubeletConf) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
@@ -210,7 +153,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	server, err := hubServer(ctx, e, h.servers, ca)
+	server, err := hubServer(ctx, e, h.Servers, ca)
 	if err != nil {
 		return err
 	}
@@ -230,10 +173,10 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 		data []byte
 	}{
 		{hubBootstrap, boot},
-		{ondisk.YurthubConf, []byte(hubKubeconfig)},
+		{openyurt.KubeletConf, []byte(openyurt.Kubeconfig)},
 		// For kubeadm, which waits until kubelet has one.
-		{ondisk.KubeletConf, []byte(hubKubeconfig)},
-		{hubManifest, h.pod()},
+		{ondisk.KubeletConf, []byte(openyurt.Kubeconfig)},
+		{openyurt.Manifest, h.PodManifest()},
 	} {
 		if err := e.WriteFile(f.path, f.data, Mode(0o600)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
@@ -249,7 +192,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 		s.KubeletExtraArgs = map[string]string{}
 	}
 	maps.Copy(s.KubeletExtraArgs, map[string]string{
-		"kubeconfig":           ondisk.YurthubConf,
+		"kubeconfig":           openyurt.KubeletConf,
 		"bootstrap-kubeconfig": "",
 		"rotate-certificates":  "false", // it has none
 	})
@@ -316,7 +259,7 @@ func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string
 
 // undoPodJoin takes back what podJoin, and what it started, wrote.
 func undoPodJoin(ctx context.Context, e *Env, socket string) error {
-	ran := e.exists(hubManifest)
+	ran := e.exists(openyurt.Manifest)
 	if err := undoJoin(ctx, e); err != nil {
 		return err
 	}
@@ -371,7 +314,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	}
 	asked := false
 	err = judgeCSRs(csrs, "client", signer, func(r csr) bool {
-		mine := requestOf(r).Subject.CommonName == "system:node:"+h.node
+		mine := requestOf(r).Subject.CommonName == "system:node:"+h.Node
 		asked = asked || mine
 		return mine
 	})
@@ -383,7 +326,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 
 // hubLogs says where to look.
 func hubLogs(h hub) string {
-	if h.image != "" {
+	if h.Image != "" {
 		return "see `journalctl -u kubelet` and /var/log/pods/kube-system_yurt-hub* on the machine"
 	}
 	return "see `journalctl -u yurthub` on the machine"

@@ -4,17 +4,17 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{hubManifest, yurthubUnit, yurthubEnv, yurthubNFT, portsUnitFile, portsTimerFile, portsKubelet, yurthubDropin, openYurtDropin, yurthubSysctl, ondisk.YurthubConf, hubCache, ondisk.YurthubRoot + "/pki"}
+var hubLeavings = []string{openyurt.Manifest, yurthubUnit, yurthubEnv, yurthubNFT, portsUnitFile, portsTimerFile, portsKubelet, yurthubDropin, openyurt.Dropin, yurthubSysctl, openyurt.KubeletConf, openyurt.Cache, openyurt.Root + "/pki"}
 
 func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
-	if err := e.Unit(ctx, "stop", ondisk.UnitYurthub); err != nil {
+	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
 	if err := openPorts(ctx, e); err != nil {
@@ -23,7 +23,7 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	for _, p := range []string{yurthubEnv, yurthubKept, yurthubDropin, openYurtDropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
+	for _, p := range []string{yurthubEnv, yurthubKept, yurthubDropin, openyurt.Dropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -31,21 +31,14 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	return forgetHub(e)
 }
 
-// dummyName finds the interface that yurthub's arguments name.
-var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
-
 // removeDummy removes yurthub's interface, with the address at which pods look
 // for it: yurthub leaves it behind when it is killed.
 func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
-	names := []string{"hub-dummy0", "yurthub-dummy0"} // from 1.7, and before
 	args := string(e.contents(yurthubEnv))
 	if y := image.Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
-	for _, m := range dummyName.FindAllStringSubmatch(args, -1) {
-		names = append(names, m[1])
-	}
-	for _, n := range names {
+	for _, n := range openyurt.DummyNames(args) {
 		if !e.exists("/sys/class/net/" + n) {
 			continue
 		}
@@ -58,13 +51,13 @@ func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 
 // forgetHub removes yurthub's identity, its cache, and the ways to it.
 func forgetHub(e *Env) error {
-	for _, p := range []string{hubManifest, hubBootstrap, ondisk.YurthubConf} {
+	for _, p := range []string{openyurt.Manifest, hubBootstrap, openyurt.KubeletConf} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
 	}
 	// The folder itself may be baked; what is in it is yurthub's.
-	for _, p := range []string{hubCache, ondisk.YurthubRoot + "/pki", ondisk.YurthubRoot + "/autonomy", hubIdentity, ondisk.YurthubRoot + "/bootstrap-hub.conf"} {
+	for _, p := range []string{openyurt.Cache, openyurt.Root + "/pki", openyurt.Root + "/autonomy", openyurt.Identity, openyurt.Root + "/bootstrap-hub.conf"} {
 		if err := e.RemoveAll(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -78,7 +71,7 @@ func removeUnit(ctx context.Context, e *Env) error {
 	if !e.exists(yurthubUnit) {
 		return nil
 	}
-	if err := e.Unit(ctx, "disable", ondisk.UnitYurthub); err != nil {
+	if err := e.Unit(ctx, "disable", openyurt.Unit); err != nil {
 		return fmt.Errorf("disabling yurthub: %w", err)
 	}
 	if err := e.Remove(yurthubUnit); err != nil {

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // hubForConvert is yurthub as a convert sets it up on this node.
@@ -45,10 +44,10 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 	for _, c := range certs {
 		pins = append(pins, api.Pin(c))
 	}
-	return hub{
-		node: name, pool: o.NodePool, nodeIP: address, cloud: o.Cloud, dummy: hasDummy(ctx, e), servers: servers, pins: pins,
-		namespace: cmp.Or(o.Namespace, "kube-system"), lbMode: cmp.Or(o.LBMode, "priority"), openPort: o.OpenPort, extra: o.Extra,
-	}, nil
+	return hub{openPort: o.OpenPort, Hub: openyurt.Hub{
+		Node: name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
+		Namespace: cmp.Or(o.Namespace, "kube-system"), LBMode: cmp.Or(o.LBMode, "priority"), Extra: o.Extra,
+	}}, nil
 }
 
 // canRunHub looks for what yurthub needs on the machine.
@@ -56,8 +55,8 @@ func canRunHub(ctx context.Context, e *Env, o ConvertOptions) error {
 	if o.NodePool == "" {
 		return errors.New("no node pool is given: yurthub starts only with the name of one")
 	}
-	if !e.exists(yurthubProgram) {
-		return fmt.Errorf("there is no %s: put yurthub's program there, of the release the cluster runs", yurthubProgram)
+	if !e.exists(openyurt.Program) {
+		return fmt.Errorf("there is no %s: put yurthub's program there, of the release the cluster runs", openyurt.Program)
 	}
 	if err := hubFits(ctx, e); err != nil {
 		return err
@@ -137,8 +136,8 @@ func hubFits(ctx context.Context, e *Env) error {
 	if err != nil || version == "" {
 		return err
 	}
-	if minor, err := strconv.Atoi(strings.TrimPrefix(version, "v1.")); err != nil || minor < 7 {
-		return fmt.Errorf("%s is %s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", yurthubProgram, version)
+	if !openyurt.CanBorrow(version) {
+		return fmt.Errorf("%s is %s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", openyurt.Program, version)
 	}
 	return nil
 }
@@ -147,20 +146,15 @@ func hubFits(ctx context.Context, e *Env) error {
 // by hand, without one.
 func hubProgram(ctx context.Context, e *Env) (version string, err error) {
 	var out strings.Builder
-	if err := e.Run(ctx, Cmd{Args: []string{yurthubProgram, "--version"}, Output: &out}); err != nil {
+	if err := e.Run(ctx, Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
 		var start *fs.PathError
 		if errors.As(err, &start) {
 			err = start.Err // the rest names the program once more
 		}
-		return "", fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", yurthubProgram, err)
+		return "", fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", openyurt.Program, err)
 	}
-	if m := hubVersion.FindStringSubmatch(out.String()); m != nil {
-		version = m[1]
-	}
-	return version, nil
+	return openyurt.Reported(out.String()), nil
 }
-
-var hubVersion = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
 
 // CheckServers reports all that are not URLs of API servers as yurthub takes
 // them.

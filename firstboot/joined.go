@@ -11,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -141,7 +142,7 @@ func leftLabels(e *Env, site *configs.Site, n *api.Node) map[string]string {
 	want := node.KubeletLabels(site)
 	out := map[string]string{}
 	for k, v := range j.Labels {
-		if _, kept := want[k]; !kept && !isOpenYurts(k) && n.Metadata.Labels[k] == v {
+		if _, kept := want[k]; !kept && !openyurt.IsLabel(k) && n.Metadata.Labels[k] == v {
 			if _, has := n.Metadata.Labels[k]; has {
 				out[k] = v
 			}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // hubLabels is a change that makes the Node's labels of OpenYurt's what they
@@ -32,7 +32,7 @@ func anyOf(labels map[string]string) map[string]any {
 }
 
 func noLabels() map[string]any {
-	return map[string]any{configs.LabelEdgeWorker: nil, configs.LabelNodePool: nil}
+	return map[string]any{openyurt.LabelEdgeWorker: nil, openyurt.LabelNodePool: nil}
 }
 
 func checkLabels(ctx context.Context, e *Env, name string, want map[string]string) (Verdict, error) {

@@ -15,11 +15,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 const stickDev = "/dev/sdb1"
@@ -823,7 +823,7 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if labels[configs.LabelEdgeWorker] != "true" || labels[configs.LabelNodePool] != "shanghai" {
+	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
 }
@@ -842,10 +842,10 @@ func TestPoolChanged(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done in its old pool")
 	}
-	if !w.said("lacks labels of the site: "+configs.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
+	if !w.said("lacks labels of the site: "+openyurt.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
 		t.Errorf("%s", strings.Join(w.console, "\n"))
 	}
-	if flags := w.get(kubeadmFlags); !strings.Contains(flags, configs.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
+	if flags := w.get(kubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 }
@@ -864,7 +864,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	}
 	// Where nothing converts it, a node that runs goes on, also with a change.
 	w.cluster.poolType = ""
-	w.units[ondisk.UnitYurthub] = "failed"
+	w.units[openyurt.Unit] = "failed"
 	w.powerOn()
 	if err := w.boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -886,7 +886,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.put(yurthubProgram, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
+	w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
 	if err := w.boot(); err == nil || !w.said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
@@ -1036,7 +1036,7 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	if w.said("will be tried again") || !w.said("yurthub: done in") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
-	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+	if slices.Contains(w.names, "restart "+openyurt.Unit) {
 		t.Error("a yurthub that was starting was restarted")
 	}
 }
@@ -1079,7 +1079,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 			return state(ctx, unit)
 		}
 		if !before { // after a Run that went well
-			if err := os.Remove(filepath.Join(w.root, ondisk.YurthubConf)); err != nil {
+			if err := os.Remove(filepath.Join(w.root, openyurt.KubeletConf)); err != nil {
 				t.Fatal(err)
 			}
 			failed = 3
@@ -1097,7 +1097,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 		if failed != 3 {
 			t.Errorf("it was asked %d times", failed)
 		}
-		if slices.Contains(w.names, "remove "+ondisk.YurthubConf) || !strings.Contains(w.get(kubeadmFlags), ondisk.YurthubConf) {
+		if slices.Contains(w.names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.get(kubeadmFlags), openyurt.KubeletConf) {
 			t.Errorf("kubelet was turned away from yurthub: %s", w.names)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 const slip = "192.0.2.91:6443"
@@ -252,19 +253,19 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 	w.powerOn()
 	w.mustBoot()
-	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+	if slices.Contains(w.names, "restart "+openyurt.Unit) {
 		t.Error("yurthub is restarted while that master is still away")
 	}
 	w.cluster.down[third] = false
 	w.namedAs(third, "kubernetes")
 	w.powerOn()
 	w.mustBoot()
-	if strings.Contains(w.get(yurthubEnv), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+	if strings.Contains(w.get(yurthubEnv), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+openyurt.Unit) {
 		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(yurthubEnv))
 	}
 	w.powerOn()
 	w.mustBoot()
-	if slices.Contains(w.names, "restart "+ondisk.UnitYurthub) {
+	if slices.Contains(w.names, "restart "+openyurt.Unit) {
 		t.Error("and once more")
 	}
 }

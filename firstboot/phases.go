@@ -6,7 +6,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Phases is the way from a booted machine to a node. Without an active site it
@@ -44,7 +44,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			discoveryPhase(active),
 			imagesPhase(),
 		)
-		if hubForm(image) == formStaticPod {
+		if hubForm(image) == openyurt.FormStaticPod {
 			all = append(all,
 				podJoinPhase(active), // kubelet runs yurthub, and has no other way
 				yurthubPhase(active), // its two certificates, with the token and then with the first
@@ -53,7 +53,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			all = append(all,
 				joinPhase(active),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
 				yurthubPhase(active), // serves before anybody is sent to it
-				redirectPhase(image.Kubernetes, node.OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+				redirectPhase(image.Kubernetes, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 			)
 		}
 		return append(all,
@@ -98,8 +98,6 @@ func New(e *Env) *Runner {
 		Active: func(_ context.Context, e *Env) (*Active, error) { return activeSite(e, image) },
 	}
 }
-
-const formStaticPod = "staticPod"
 
 // hubForm is how yurthub runs on this image.
 func hubForm(image ondisk.ImageInfo) string {

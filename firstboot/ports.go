@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Yurthub asks nobody who he is and acts with the node's rights: on 10261 and
@@ -31,11 +33,11 @@ const (
 // bridge may have a network card for a port, so the port is looked at as well.
 // The table is replaced in one step, so loading the rules again opens nothing.
 func portRules(openPort bool) []byte {
-	local := "10267, 10269"
-	if openPort {
-		local = "10267"
+	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
+	if !openPort {
+		local += ", " + openyurt.PoolPort
 	}
-	return []byte(strings.NewReplacer("LOCAL", local, "TABLE", portsTable).Replace(
+	return []byte(strings.NewReplacer("LOCAL", local, "PODS", pods, "TABLE", portsTable).Replace(
 		`# Written by firstboot: yurthub lends this node's rights to whoever reaches its ports.
 table inet TABLE
 delete table inet TABLE
@@ -44,7 +46,7 @@ table inet TABLE {
 		type filter hook input priority filter - 10; policy accept;
 		iifname "lo" accept
 		tcp dport { LOCAL } drop
-		tcp dport { 10261, 10268 } jump pods
+		tcp dport { PODS } jump pods
 	}
 	chain pods {
 		meta iifkind { "veth", "netkit", "bridge" } accept
@@ -56,7 +58,7 @@ delete table bridge TABLE
 table bridge TABLE {
 	chain input {
 		type filter hook input priority filter; policy accept;
-		tcp dport { 10261, 10268 } jump pods
+		tcp dport { PODS } jump pods
 	}
 	chain pods {
 		meta iifkind { "veth", "netkit", "tun" } accept
@@ -72,7 +74,7 @@ type ports struct {
 	pod  bool // kubelet runs yurthub
 }
 
-func (h hub) ports() ports { return ports{open: h.openPort, pod: h.image != ""} }
+func (h hub) ports() ports { return ports{open: h.openPort, pod: h.Image != ""} }
 
 // portFiles are the rules and what keeps them in the kernel: whoever restarts
 // nftables.service or firewalld flushes all rules, those of others as well.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/test/desk"
 )
 
@@ -25,7 +26,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	if slices.ContainsFunc(w.names, func(n string) bool {
-		return strings.HasSuffix(n, "start "+ondisk.UnitYurthub)
+		return strings.HasSuffix(n, "start "+openyurt.Unit)
 	}) {
 		t.Error("yurthub was started")
 	}
@@ -35,7 +36,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	if err := w.boot(); err != nil || !strings.Contains(w.rules, "10261") {
 		t.Fatalf("%v; rules %q", err, w.rules)
 	}
-	load, start := slices.Index(w.names, "run nft -f "+yurthubNFT), slices.Index(w.names, "restart "+ondisk.UnitYurthub)
+	load, start := slices.Index(w.names, "run nft -f "+yurthubNFT), slices.Index(w.names, "restart "+openyurt.Unit)
 	if load < 0 || start < load {
 		t.Errorf("the rules are loaded after yurthub was started: %d, %d", load, start)
 	}

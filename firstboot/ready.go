@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -125,7 +126,7 @@ func readyPhase(active *Active) Phase {
 			if err != nil && last != nil {
 				return last
 			}
-			if err == nil && site.OpenYurt() && hubForm(active.Image) == formStaticPod {
+			if err == nil && site.OpenYurt() && hubForm(active.Image) == openyurt.FormStaticPod {
 				err = noteSocket(ctx, e, active)
 			}
 			if err == nil {
@@ -152,7 +153,7 @@ func labelOwn(ctx context.Context, e *Env, active *Active) (tried bool, refused 
 	// OpenYurt's two go together: the cluster acts on one without the other.
 	pair, rest := map[string]string{}, map[string]string{}
 	for k, v := range missingLabels(active.Site, n) {
-		if isOpenYurts(k) {
+		if openyurt.IsLabel(k) {
 			pair[k] = v
 		} else {
 			rest[k] = v

@@ -6,28 +6,15 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
-// hubWords turn kubelet to yurthub, in the words that OpenYurt's own tools use
-// and look for.
-const hubWords = " --kubeconfig=" + ondisk.YurthubConf + " --bootstrap-kubeconfig= "
-
-// listPlainly has kubelet list in a way that yurthub can serve offline.
-// Kubelet 1.35 and later asks for lists as watches; of these yurthub 1.7
-// without a server sends nothing at all, so that kubelet would not even find
-// its Node and run no pod.
-const listPlainly = " --feature-gates=WatchListClient=false"
-
-// plainLists is listPlainly where this node's kubelet, of the image's version,
-// needs it. Before 1.30 it
-// would not start with a gate it does not know, and until 1.35 it lists
-// plainly by itself.
+// plainLists is the flag with which this node's kubelet, of the image's
+// version, lists in a way that yurthub can serve.
 func plainLists(ctx context.Context, e *Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder
@@ -36,33 +23,12 @@ func plainLists(ctx context.Context, e *Env, version string) (string, error) {
 		}
 		version = out.String()
 	}
-	m := kubeletVersion.FindStringSubmatch(version)
-	if m == nil {
-		return "", fmt.Errorf("asking kubelet for its version: it says %q", strings.TrimSpace(version))
+	gate, err := openyurt.PlainLists(version)
+	if err != nil {
+		return "", fmt.Errorf("asking kubelet for its version: %w", err)
 	}
-	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 35 {
-		return "", err
-	}
-	return listPlainly, nil
+	return gate, nil
 }
-
-var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
-
-const hubKubeconfig = `apiVersion: v1
-kind: Config
-clusters:
-- cluster:
-    server: ` + yurthubProxy + `
-  name: default-cluster
-contexts:
-- context:
-    cluster: default-cluster
-    namespace: default
-    user: default-auth
-  name: default-context
-current-context: default-context
-preferences: {}
-`
 
 var kubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 
@@ -72,7 +38,7 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 	if !kubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
 	}
-	return eachArgs(env, func(args string) string { return registerFlags(args, labels) + gate + hubWords }), nil
+	return eachArgs(env, func(args string) string { return registerFlags(args, labels) + gate + openyurt.TurnedFlags }), nil
 }
 
 // eachArgs changes kubelet's arguments in kubeadm-flags.env.
@@ -86,7 +52,7 @@ func eachArgs(env []byte, change func(args string) string) []byte {
 // directFlags takes it out again.
 func directFlags(env []byte) []byte {
 	// Openyurt's own tools may have written their part alone.
-	return []byte(strings.NewReplacer(listPlainly+hubWords, "", hubWords, "", listPlainly, "").Replace(string(env)))
+	return []byte(strings.NewReplacer(openyurt.ListPlainly+openyurt.TurnedFlags, "", openyurt.TurnedFlags, "", openyurt.ListPlainly, "").Replace(string(env)))
 }
 
 var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
@@ -100,10 +66,6 @@ func givenLabels(args string) []string {
 	return out
 }
 
-func isOpenYurts(label string) bool {
-	return label == configs.LabelEdgeWorker || label == configs.LabelNodePool
-}
-
 // registerFlags has kubelet register its Node with these labels of OpenYurt's,
 // or with neither: they hold when the Node was deleted, and only then. Kubeadm
 // wrote down those of the day of the join.
@@ -112,7 +74,7 @@ func registerFlags(args string, labels map[string]string) string {
 	right, seen := map[string]bool{}, 0
 	for _, l := range givenLabels(args) {
 		k, v, _ := strings.Cut(l, "=")
-		if isOpenYurts(k) {
+		if openyurt.IsLabel(k) {
 			seen++
 			if want, ok := labels[k]; ok && want == v {
 				right[k] = true
@@ -172,7 +134,7 @@ func redirectPhase(kubernetes string, labels map[string]string) Phase {
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			flags := e.contents(kubeadmFlags)
-			if e.exists(kubeletRestart) || string(e.contents(ondisk.YurthubConf)) != hubKubeconfig {
+			if e.exists(kubeletRestart) || string(e.contents(openyurt.KubeletConf)) != openyurt.Kubeconfig {
 				return Todo, nil
 			}
 			gate, err := plainLists(ctx, e, kubernetes)
@@ -218,7 +180,7 @@ func redirect(ctx context.Context, e *Env, kubernetes string, labels map[string]
 	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
 		return fmt.Errorf("turning kubelet to yurthub: %w", err)
 	}
-	if _, err := e.write(ondisk.YurthubConf, []byte(hubKubeconfig), Mode(0o600)); err != nil {
+	if _, err := e.write(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), Mode(0o600)); err != nil {
 		return fmt.Errorf("turning kubelet to yurthub: %w", err)
 	}
 	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
@@ -241,7 +203,7 @@ func direct(ctx context.Context, e *Env, labels map[string]string) error {
 	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
-	if err := e.Remove(ondisk.YurthubConf); err != nil {
+	if err := e.Remove(openyurt.KubeletConf); err != nil {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
 	return restartKubelet(ctx, e)
@@ -261,7 +223,7 @@ func restartKubelet(ctx context.Context, e *Env) error {
 func registeredAs(env []byte) map[string]string {
 	out := map[string]string{}
 	for _, l := range givenLabels(string(env)) {
-		if k, v, _ := strings.Cut(l, "="); isOpenYurts(k) {
+		if k, v, _ := strings.Cut(l, "="); openyurt.IsLabel(k) {
 			out[k] = v
 		}
 	}

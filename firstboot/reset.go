@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Reset takes a node out of its cluster: kubeadm's part, yurthub, the IPVS
@@ -82,7 +83,7 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 	}
 	for _, en := range entries {
 		p := filepath.Join(manifests, en.Name())
-		if p == hubManifest {
+		if p == openyurt.Manifest {
 			continue // ours
 		}
 		if b, err := e.read(p); err == nil && en.Type().IsRegular() {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Revert makes an OpenYurt node native again, pods kept.
@@ -71,7 +71,7 @@ func (r *reversion) unlabel() Phase {
 	return Phase{
 		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			return checkLabels(ctx, e, r.node, map[string]string{configs.LabelEdgeWorker: "", configs.LabelNodePool: ""})
+			return checkLabels(ctx, e, r.node, map[string]string{openyurt.LabelEdgeWorker: "", openyurt.LabelNodePool: ""})
 		},
 		Run: func(ctx context.Context, e *Env) (err error) {
 			if r.were, err = hubLabels(ctx, e, r.node); err != nil {
@@ -93,7 +93,7 @@ func (r *reversion) direct() Phase {
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
 			flags := e.contents(kubeadmFlags)
-			if e.exists(kubeletRestart) || e.exists(ondisk.YurthubConf) || behindYurthub(e) || string(registering(flags, nil)) != string(flags) {
+			if e.exists(kubeletRestart) || e.exists(openyurt.KubeletConf) || behindYurthub(e) || string(registering(flags, nil)) != string(flags) {
 				return Todo, nil
 			}
 			return Done, nil
@@ -116,7 +116,7 @@ func (r *reversion) yurthub() Phase {
 	return Phase{
 		Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			state, err := e.UnitState(ctx, ondisk.UnitYurthub)
+			state, err := e.UnitState(ctx, openyurt.Unit)
 			if err != nil {
 				return Todo, err
 			}
@@ -186,7 +186,7 @@ func kubeletGoes(ctx context.Context, e *Env, through bool) error {
 			conf = words[i+1]
 		}
 	}
-	if (conf == ondisk.YurthubConf) == through {
+	if (conf == openyurt.KubeletConf) == through {
 		return nil
 	}
 	return Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, kubeadmFlags),

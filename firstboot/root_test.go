@@ -10,6 +10,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // exchangeRoot makes the next boot one of another root, in the other root
@@ -138,7 +139,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 		world      func(*testing.T) *world
 	}{
 		{"unit", yurthubEnv, func(t *testing.T) *world { return edgeWorld(t) }},
-		{"staticPod", hubManifest, podWorld},
+		{"staticPod", openyurt.Manifest, podWorld},
 	} {
 		t.Run(c.form, func(t *testing.T) {
 			w := c.world(t)

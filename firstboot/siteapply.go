@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -116,7 +117,7 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
 	}
-	if e.exists(hubManifest) { // of DATA, and the rules are of a root that is new
+	if e.exists(openyurt.Manifest) { // of DATA, and the rules are of a root that is new
 		if err := closePorts(ctx, e, ports{open: a.Site.Yurthub.OpenPort, pod: true}); err != nil {
 			return err
 		}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // firstbootIdle is an error while first boot is on its way to what the site says: the
@@ -57,7 +57,7 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 
 // behindYurthub reports whether kubelet is told to go through yurthub.
 func behindYurthub(e *Env) bool {
-	return strings.Contains(string(e.contents(kubeadmFlags)), ondisk.YurthubConf)
+	return strings.Contains(string(e.contents(kubeadmFlags)), openyurt.KubeletConf)
 }
 
 // errUnread says that nothing could be told about the Node.
@@ -102,7 +102,7 @@ func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error
 	if err != nil {
 		return nil, err
 	}
-	if l := n.Metadata.Labels; l[configs.LabelEdgeWorker] != "" && l[configs.LabelNodePool] != "" {
+	if l := n.Metadata.Labels; l[openyurt.LabelEdgeWorker] != "" && l[openyurt.LabelNodePool] != "" {
 		return l, nil
 	}
 	return nil, nil

@@ -41,6 +41,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 const (
@@ -139,7 +140,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 // kubeletReported is when kubelet last reached the cluster.
 func (w *world) kubeletReported() time.Time {
 	flags, _ := os.ReadFile(filepath.Join(w.root, kubeadmFlags))
-	if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), ondisk.YurthubConf) {
+	if w.units[ondisk.UnitKubelet] != "active" || w.kubeletBroken && strings.Contains(string(flags), openyurt.KubeletConf) {
 		return time.Time{}
 	}
 	return w.now
@@ -255,7 +256,7 @@ func (w *world) powerOn() {
 		w.rules = w.get(yurthubNFT)
 	}
 	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil && w.rules != "" {
-		w.units[ondisk.UnitYurthub] = "active"
+		w.units[openyurt.Unit] = "active"
 	}
 	// As kubelet.service has it.
 	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(appliedFile) || !w.has(ondisk.SiteCopy)) && !(w.has(portsKubelet) && w.noNFT) {
@@ -475,10 +476,10 @@ func (w *world) env() *Env {
 		},
 		ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if (w.offline || w.link != nil && !w.link()) && addr != yurthubHealth {
+			if (w.offline || w.link != nil && !w.link()) && addr != openyurt.Health {
 				return nil, errors.New("network is unreachable")
 			}
-			if addr == yurthubHealth {
+			if addr == openyurt.Health {
 				return w.dialHub(ctx)
 			}
 			return w.cluster.dial(ctx, addr)
@@ -578,15 +579,15 @@ func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
 // dialHub reaches yurthub's health port while its unit runs.
 func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 	// A static pod runs while kubelet does.
-	if w.units[ondisk.UnitYurthub] != "active" && !(w.has(hubManifest) && w.units[ondisk.UnitKubelet] == "active") {
+	if w.units[openyurt.Unit] != "active" && !(w.has(openyurt.Manifest) && w.units[ondisk.UnitKubelet] == "active") {
 		return nil, errors.New("connection refused")
 	}
-	if w.has(hubManifest) && !w.has(hubIdentity) && !w.enrolHub() {
+	if w.has(openyurt.Manifest) && !w.has(openyurt.Identity) && !w.enrolHub() {
 		return nil, errors.New("connection refused") // nothing listens without certificates
 	}
 	if w.hub.Listener == nil {
 		w.hub = serve(w.t, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-			if w.cluster.hubTrouble(w.has(hubManifest)) {
+			if w.cluster.hubTrouble(w.has(openyurt.Manifest)) {
 				http.Error(rw, "error: caches not synced", http.StatusInternalServerError)
 				return
 			}
@@ -615,13 +616,13 @@ func (w *world) enrolHub() bool {
 		w.t.Fatal(err)
 	}
 	name := nodeNameOf(w.podConf)
-	pem := ondisk.YurthubRoot + "/pki/yurthub-current.pem"
+	pem := openyurt.Root + "/pki/yurthub-current.pem"
 	w.puts(pem, w.cluster.client("system:node:"+name, w.now.AddDate(1, 0, 0)))
 	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: pem, KeyFile: pem})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.puts(hubIdentity, string(kc))
+	w.puts(openyurt.Identity, string(kc))
 	w.cluster.register(name, w.podConf, strings.TrimSpace(w.get("/etc/machine-id")))
 	return true
 }
@@ -645,8 +646,8 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 	case name == "kubelet --version":
 		_, err := io.WriteString(c.Output, w.kubelet)
 		return err
-	case name == yurthubProgram+" --version":
-		said := w.get(yurthubProgram)
+	case name == openyurt.Program+" --version":
+		said := w.get(openyurt.Program)
 		if said == "for another processor" {
 			return errors.New("exec format error")
 		}
@@ -654,8 +655,8 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		return err
 	case strings.HasPrefix(name, "systemctl show --property MainPID"):
 		conf := ondisk.KubeletConf
-		if strings.Contains(w.get(kubeadmFlags), ondisk.YurthubConf) && !w.deafKubelet {
-			conf = ondisk.YurthubConf
+		if strings.Contains(w.get(kubeadmFlags), openyurt.KubeletConf) && !w.deafKubelet {
+			conf = openyurt.KubeletConf
 		}
 		w.put("/proc/700/cmdline", "/usr/bin/kubelet\x00--kubeconfig="+ondisk.KubeletConf+"\x00--kubeconfig="+conf+"\x00")
 		_, err := io.WriteString(c.Output, "700\n")

@@ -17,10 +17,10 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
-// What an OpenYurt node has beside a native one. openyurt's own paths are
-// kept, so that its tools find what they know.
+// What first boot puts onto an OpenYurt node beside OpenYurt's own files.
 const (
 	yurthubEnv = ondisk.EtcDir + "/yurthub.env"
 	// yurthubKept is a copy of it on DATA, for a root that was exchanged while
@@ -28,68 +28,13 @@ const (
 	yurthubKept   = ondisk.StateDir + "/yurthub.env"
 	yurthubNFT    = ondisk.EtcDir + "/yurthub.nft"
 	yurthubDropin = "/etc/systemd/system/yurthub.service.d/10-edgebake-port.conf"
-	// openYurtDropin is where yurtadm and OpenYurt's own convert write the
-	// arguments; it would win over ours.
-	openYurtDropin = "/etc/systemd/system/yurthub.service.d/10-yurthub.conf"
-	yurthubSysctl  = "/etc/sysctl.d/80-edgebake-yurthub.conf"
-	yurthubHealth  = "127.0.0.1:10267"
-	yurthubProxy   = "http://127.0.0.1:10261"
+	yurthubSysctl = "/etc/sysctl.d/80-edgebake-yurthub.conf"
 )
 
 // hub is what first boot decides of a yurthub.
 type hub struct {
-	node, pool, nodeIP string
-	cloud, dummy       bool
-	servers            []string
-	namespace, lbMode  string
-	pins               []string
-	openPort           bool
-	extra, orgs        []string
-	// image is set where yurthub runs as a static pod.
-	image string
-}
-
-// args is yurthub's command line. The rules behind it are in the contract:
-// node-ip and nodepool-name always, https always, the server that never
-// changes first.
-func (h hub) args() []string {
-	mode := configs.NodeEdge
-	if h.cloud {
-		mode = configs.NodeCloud
-	}
-	out := []string{
-		"--v=2",
-		"--bind-address=127.0.0.1",
-		"--working-mode=" + mode,
-		"--namespace=" + h.namespace,
-		"--node-name=" + h.node,
-		"--nodepool-name=" + h.pool,
-		"--server-addr=" + strings.Join(h.servers, ","),
-		"--lb-mode=" + h.lbMode,
-	}
-	if h.image == "" {
-		out = append(out, "--bootstrap-mode=kubeletcertificate", "--node-ip="+h.nodeIP)
-	} else { // before 1.7, which knows no --node-ip
-		out = append(out, "--bootstrap-file="+hubBootstrap)
-		if len(h.orgs) > 0 {
-			out = append(out, "--hub-cert-organizations="+strings.Join(h.orgs, ","))
-		}
-	}
-	for _, p := range h.pins {
-		out = append(out, "--discovery-token-ca-cert-hash="+p)
-	}
-	if len(h.pins) > 0 {
-		out = append(out, "--discovery-token-unsafe-skip-ca-verification=false")
-	}
-	out = append(out, h.extra...)
-	if !h.dummy { // last, for the last one holds: with it yurthub would not start here
-		out = append(out, "--enable-dummy-if=false")
-	}
-	return out
-}
-
-func (h hub) env() []byte {
-	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.args(), " ") + "\n")
+	openyurt.Hub
+	openPort bool // to other nodes of the pool
 }
 
 // closePortDropin has yurthub, or the kubelet that runs it, start behind the
@@ -98,10 +43,6 @@ const closePortDropin = `# Written by firstboot.
 [Service]
 ExecStartPre=/usr/sbin/nft -f ` + yurthubNFT + `
 `
-
-// nonlocal lets yurthub listen on the node's address while the cable is out
-// and DHCP has taken the address away.
-const nonlocal = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind = 1\nnet.ipv6.ip_nonlocal_bind = 1\n"
 
 // hubOf puts together the hub of a site. withEndpoint says that the masters'
 // certificate has the endpoint's name.
@@ -114,30 +55,30 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	if m := nodeIPArg.FindSubmatch(e.contents(yurthubKept)); ip == "" && m != nil {
 		ip = string(m[1])
 	}
-	if ip == "" && info.Form != formStaticPod { // which does not need it
+	if ip == "" && info.Form != openyurt.FormStaticPod { // which does not need it
 		return hub{}, errors.New("this node's address is not known yet")
 	}
-	h := hub{
-		node: active.Node, pool: site.NodePool, nodeIP: ip, cloud: site.NodeType == configs.NodeCloud,
-		dummy: e.exists("/sys/module/dummy"), namespace: site.Yurthub.Namespace, lbMode: info.LBMode,
-		pins: site.CAPins(), openPort: site.Yurthub.OpenPort,
-		extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs), orgs: site.Organizations,
-	}
-	if info.Form == formStaticPod {
-		if h.image = info.Image; h.image == "" {
+	h := hub{openPort: site.Yurthub.OpenPort, Hub: openyurt.Hub{
+		Node: active.Node, Pool: site.NodePool, NodeIP: ip, Cloud: site.NodeType == configs.NodeCloud,
+		Dummy: e.exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
+		Pins: site.CAPins(), Organizations: site.Organizations, BootstrapFile: hubBootstrap,
+		Extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
+	}}
+	if info.Form == openyurt.FormStaticPod {
+		if h.Image = info.Image; h.Image == "" {
 			return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image anew, with yurthub.image")
 		}
 	}
-	if h.lbMode == "" {
-		h.lbMode = "priority"
+	if h.LBMode == "" {
+		h.LBMode = "priority"
 	}
 	if withEndpoint {
-		h.servers = append(h.servers, site.EndpointURL())
+		h.Servers = append(h.Servers, site.EndpointURL())
 	}
 	for _, m := range mastersOf(e, site) {
-		h.servers = append(h.servers, "https://"+m)
+		h.Servers = append(h.Servers, "https://"+m)
 	}
-	if h.image != "" {
+	if h.Image != "" {
 		h.keepServer(e)
 	}
 	return h, nil
@@ -148,12 +89,12 @@ var nodeIPArg = regexp.MustCompile(`(?:^|\s)--node-ip=(\S+)`)
 // keepServer leaves the server of yurthub.conf in the list: without it
 // yurthub would wipe its identity, and the token is long gone.
 func (h *hub) keepServer(e *Env) {
-	k, err := api.ParseKubeconfig(e.contents(hubIdentity))
+	k, err := api.ParseKubeconfig(e.contents(openyurt.Identity))
 	if err != nil {
 		return // it has none yet
 	}
-	if c, err := k.Cluster(); err == nil && !slices.Contains(h.servers, c.Server) {
-		h.servers = append(h.servers, c.Server)
+	if c, err := k.Cluster(); err == nil && !slices.Contains(h.Servers, c.Server) {
+		h.Servers = append(h.Servers, c.Server)
 	}
 }
 
@@ -179,11 +120,11 @@ func nodeAddress(e *Env) string {
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
 	files := portFiles(h.ports())
-	if h.image != "" {
-		files[hubManifest] = h.pod()
+	if h.Image != "" {
+		files[openyurt.Manifest] = h.PodManifest()
 		return files
 	}
-	files[yurthubEnv], files[yurthubKept], files[yurthubSysctl] = h.env(), h.env(), []byte(nonlocal)
+	files[yurthubEnv], files[yurthubKept], files[yurthubSysctl] = h.Env(), h.Env(), []byte(openyurt.Sysctl)
 	files[yurthubDropin] = []byte(closePortDropin)
 	return files
 }
@@ -246,7 +187,7 @@ func yurthubPhase(active *Active) Phase {
 			} else if !onDisk {
 				return err
 			}
-			if len(site.Organizations) > 0 && h.image == "" {
+			if len(site.Organizations) > 0 && h.Image == "" {
 				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(site.Organizations, ","))
 			}
 			if err := startHub(ctx, e, h); err != nil {
@@ -261,7 +202,7 @@ func yurthubPhase(active *Active) Phase {
 // Image named, whose flags it gets.
 func checkHubRelease(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	info := image.Yurthub
-	if info == nil || info.Form == formStaticPod {
+	if info == nil || info.Form == openyurt.FormStaticPod {
 		return nil
 	}
 	version, err := hubProgram(ctx, e)
@@ -298,20 +239,20 @@ func hubOnDisk(e *Env, active *Active) (h hub, onDisk bool, err error) {
 const hubRestart = ondisk.RunDir + "/restart-yurthub"
 
 func startHub(ctx context.Context, e *Env, h hub) error {
-	if !h.dummy {
+	if !h.Dummy {
 		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at 169.254.2.1")
 	}
-	if h.image != "" {
+	if h.Image != "" {
 		if err := makeManifests(e); err != nil {
 			return err
 		}
 		// kubelet watches the folder, and makes the pod anew when it changes.
-		if _, err := e.write(hubManifest, h.pod(), Mode(0o600)); err != nil {
+		if _, err := e.write(openyurt.Manifest, h.PodManifest(), Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)
 		}
 		return nil
 	}
-	state, err := e.UnitState(ctx, ondisk.UnitYurthub)
+	state, err := e.UnitState(ctx, openyurt.Unit)
 	if err != nil {
 		return err
 	}
@@ -330,7 +271,7 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", yurthubSysctl}}); err != nil {
 		e.Log.Warn("yurthub may not start without a network", "error", err)
 	}
-	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", ondisk.UnitYurthub}, {"restart", ondisk.UnitYurthub}} {
+	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", openyurt.Unit}, {"restart", openyurt.Unit}} {
 		if err := e.Unit(ctx, step[0], step[1]); err != nil {
 			return fmt.Errorf("starting yurthub: %w", err)
 		}
@@ -367,7 +308,7 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 // list: a master may have come back, or come in addition, whose certificate
 // lacks its name.
 func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool {
-	if !slices.Contains(h.servers, site.EndpointURL()) {
+	if !slices.Contains(h.Servers, site.EndpointURL()) {
 		return true
 	}
 	has, err := endpointInCert(ctx, e, site)
@@ -376,7 +317,7 @@ func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool 
 
 // keptEndpoint is what endpointInCert last said, as DATA has it.
 func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
-	kept := string(e.contents(yurthubKept)) + string(e.contents(hubManifest))
+	kept := string(e.contents(yurthubKept)) + string(e.contents(openyurt.Manifest))
 	if !strings.Contains(kept, "--server-addr=") {
 		return false, errors.New("no master can be asked for the names in its certificate, and no earlier answer is on the disk")
 	}
@@ -387,7 +328,7 @@ func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
 func hubReady(ctx context.Context, e *Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	body, code, err := localGet(ctx, e, yurthubHealth, "/v1/readyz")
+	body, code, err := localGet(ctx, e, openyurt.Health, "/v1/readyz")
 	if err != nil {
 		return fmt.Errorf("it does not answer: %w", err)
 	}

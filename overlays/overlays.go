@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 //go:embed all:files
@@ -134,9 +135,9 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		b.containerd(img, f),
 		b.cni(img, f),
 	}
-	if img.Yurthub != nil && img.Yurthub.Form != "staticPod" {
+	if img.Yurthub != nil && img.Yurthub.Form != openyurt.FormStaticPod {
 		errs = append(errs, b.embedded("files/yurthub"))
-		b.enable("yurthub.service", "multi-user.target")
+		b.enable(openyurt.Unit, "multi-user.target")
 	}
 	for _, u := range enabled {
 		b.enable(u.unit, u.target)
@@ -188,7 +189,7 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	}
 	b.dir("var/log/edgebake", 0o750)
 	if img.Yurthub != nil {
-		b.dir("var/lib/yurthub", 0o755)
+		b.dir(strings.TrimPrefix(openyurt.Root, "/"), 0o755)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return tree.Layer{}, err

@@ -79,8 +79,6 @@ const (
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
 	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA
-	YurthubConf    = "/var/lib/openyurt/kubelet.conf" // kubelet's way to yurthub
-	YurthubRoot    = "/var/lib/yurthub"               // yurthub's identity
 	CRISocket      = "unix:///run/containerd/containerd.sock"
 )
 
@@ -90,7 +88,6 @@ const (
 	UnitAgain     = "firstboot-again.timer" // runs first boot once more
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
-	UnitYurthub   = "yurthub.service"
 	UnitCRI       = "containerd.service"
 	// UnitHealthy ends once firstboot has written HealthyFile.
 	UnitHealthy = "edgebake-healthy.service"

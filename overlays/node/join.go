@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Join is what a join needs beside the site.
@@ -130,14 +130,9 @@ func KubeletLabels(site *configs.Site) map[string]string {
 		labels = map[string]string{}
 	}
 	if site.OpenYurt() {
-		maps.Copy(labels, OpenYurtLabels(site.NodePool, site.NodeType == configs.NodeCloud))
+		maps.Copy(labels, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud))
 	}
 	return labels
-}
-
-// OpenYurtLabels are the two that make a Node OpenYurt's.
-func OpenYurtLabels(pool string, cloud bool) map[string]string {
-	return map[string]string{configs.LabelEdgeWorker: strconv.FormatBool(!cloud), configs.LabelNodePool: pool}
 }
 
 func toYAML(what string, v any) ([]byte, error) {

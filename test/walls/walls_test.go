@@ -16,7 +16,8 @@ const self = "github.com/edgebake/edgebake"
 // rooms lists, for each package of ours, what it may import of ours. A name
 // that ends in /... stands for all below it too.
 var rooms = map[string][]string{
-	"configs":        {"configs/ondisk"},
+	"configs":        {"configs/ondisk", "openyurt"},
+	"openyurt":       {},
 	"configs/ondisk": {},
 	// What builder and node share lies apart from builder: the node carries
 	// nothing of that.
@@ -33,11 +34,11 @@ var rooms = map[string][]string{
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/qemu":               {},
 	"builder/device":             {},
-	"builder":                    {"builder/...", "overlays/...", "configs/..."},
-	"overlays":                   {"configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
-	"overlays/node":              {"configs", "configs/ondisk"},
-	"firstboot":                  {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
-	"firstboot/...":              {"configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
+	"builder":                    {"builder/...", "overlays/...", "configs/...", "openyurt"},
+	"overlays":                   {"openyurt", "configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
+	"overlays/node":              {"openyurt", "configs", "configs/ondisk"},
+	"firstboot":                  {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
+	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	"ipvs":                       {"configs/ondisk"},
 	"cluster":                    {"configs", "cluster/api"},
 	"cluster/api":                {},

@@ -1,0 +1,128 @@
+package openyurt
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// Paths of OpenYurt's own, which are kept, so that its tools find what they
+// know.
+const (
+	Program = "/usr/local/bin/yurthub"
+	Unit    = "yurthub.service"
+	// Dropin is where yurtadm and OpenYurt's own convert write the arguments; it
+	// would win over ours.
+	Dropin = "/etc/systemd/system/yurthub.service.d/10-yurthub.conf"
+	// Root is yurthub's identity, Cache what it answers from offline.
+	Root  = "/var/lib/yurthub"
+	Cache = "/etc/kubernetes/cache"
+	// Identity is where yurthub keeps its way to the API server.
+	Identity = Root + "/yurthub.conf"
+	// KubeletConf is kubelet's way to yurthub.
+	KubeletConf = "/var/lib/openyurt/kubelet.conf"
+	Manifest    = "/etc/kubernetes/manifests/yurthub.yaml"
+)
+
+// API is where OpenYurt's own resources are, without their version.
+const API = "/apis/apps.openyurt.io/"
+
+// Ports of yurthub. It asks nobody who he is and acts with the node's rights.
+const (
+	ProxyPort  = "10261" // for the node, and for pods at 169.254.2.1
+	HealthPort = "10267" // of its health, and of its profile
+	SecurePort = "10268" // as ProxyPort, by TLS
+	PoolPort   = "10269" // for other nodes of the pool
+)
+
+// Addresses on the node itself.
+const (
+	Health = "127.0.0.1:" + HealthPort
+	Proxy  = "http://127.0.0.1:" + ProxyPort
+)
+
+// UnitFile is the unit that images carry, for nodes that edgebake did not
+// build. A test holds the two against each other.
+const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
+# on up before kubelet at every boot, with or without a network, and restarted
+# for ever: yurthub itself gives up after four minutes without its identity.
+[Unit]
+Description=OpenYurt yurthub
+After=network.target ipvscare.service systemd-modules-load.service
+Before=kubelet.service
+RequiresMountsFor=/etc/kubernetes /var/lib/yurthub
+ConditionPathExists=/etc/edgebake/yurthub.env
+StartLimitIntervalSec=0
+
+[Service]
+Type=simple
+EnvironmentFile=/etc/edgebake/yurthub.env
+ExecStart=/usr/local/bin/yurthub $YURTHUB_ARGS
+Restart=always
+RestartSec=3
+OOMScoreAdjust=-900
+# yurthub ignores SIGTERM while it waits for its identity.
+TimeoutStopSec=10
+
+[Install]
+WantedBy=multi-user.target
+`
+
+// Sysctl lets yurthub listen on the node's address while the cable is out
+// and DHCP has taken the address away.
+const Sysctl = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind = 1\nnet.ipv6.ip_nonlocal_bind = 1\n"
+
+// PodManifest is yurthub as a static pod.
+func (h Hub) PodManifest() []byte {
+	dir := path.Dir(h.BootstrapFile)
+	var args strings.Builder
+	for _, a := range h.Args() {
+		fmt.Fprintf(&args, "    - %q\n", a)
+	}
+	return fmt.Appendf(nil, podManifest, h.Image, args.String(), dir, dir)
+}
+
+const podManifest = `# Written by firstboot from the site.
+apiVersion: v1
+kind: Pod
+metadata:
+  name: yurt-hub
+  namespace: kube-system
+  labels:
+    k8s-app: yurt-hub
+spec:
+  hostNetwork: true
+  priorityClassName: system-node-critical
+  priority: 2000001000
+  containers:
+  - name: yurt-hub
+    image: %q
+    imagePullPolicy: IfNotPresent
+    command:
+    - yurthub
+%s    livenessProbe:
+      httpGet:
+        host: 127.0.0.1
+        path: /v1/healthz
+        port: 10267
+      initialDelaySeconds: 300
+      periodSeconds: 5
+      failureThreshold: 3
+    resources:
+      requests:
+        cpu: 150m
+        memory: 150Mi
+      limits:
+        memory: 300Mi
+    securityContext:
+      capabilities:
+        add: ["NET_ADMIN", "NET_RAW"]
+    volumeMounts:
+    - {name: kubernetes, mountPath: /etc/kubernetes}
+    - {name: hub, mountPath: /var/lib/yurthub}
+    - {name: bootstrap, mountPath: %s, readOnly: true}
+  volumes:
+  - {name: kubernetes, hostPath: {path: /etc/kubernetes, type: Directory}}
+  - {name: hub, hostPath: {path: /var/lib/yurthub, type: DirectoryOrCreate}}
+  - {name: bootstrap, hostPath: {path: %s, type: DirectoryOrCreate}}
+`

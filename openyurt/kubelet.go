@@ -1,0 +1,51 @@
+package openyurt
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// TurnedFlags turn kubelet to yurthub, in the words that OpenYurt's own tools use
+// and look for.
+const TurnedFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
+
+// ListPlainly has kubelet list in a way that yurthub can serve offline.
+// Kubelet 1.35 and later asks for lists as watches; of these yurthub 1.7
+// without a server sends nothing at all, so that kubelet would not even find
+// its Node and run no pod.
+const ListPlainly = " --feature-gates=WatchListClient=false"
+
+var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
+
+// Kubeconfig is in KubeletConf.
+const Kubeconfig = `apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    server: ` + Proxy + `
+  name: default-cluster
+contexts:
+- context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+  name: default-context
+current-context: default-context
+preferences: {}
+`
+
+// PlainLists is ListPlainly where a kubelet of that version, as it says it,
+// needs it. Before 1.30 it would not start with a gate it does not know, and
+// until 1.35 it lists plainly by itself. It is an error where version is none.
+func PlainLists(version string) (string, error) {
+	m := kubeletVersion.FindStringSubmatch(version)
+	if m == nil {
+		return "", fmt.Errorf("it says %q", strings.TrimSpace(version))
+	}
+	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 35 {
+		return "", err
+	}
+	return ListPlainly, nil
+}
