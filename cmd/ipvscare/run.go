@@ -192,7 +192,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)
-		letGo()
+		debug.FreeOSMemory() // what only the start needed
 	}
 	opt.Alive = watchdog(lines)
 	err = ipvs.NewDaemon(opt).Run(ctx)
