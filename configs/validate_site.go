@@ -210,33 +210,53 @@ func managedKubeletArg(name string) string {
 
 var skipPhase = regexp.MustCompile(`^[a-z]+(-[a-z]+)*(/[a-z]+(-[a-z]+)*)?$`)
 
+// validateNode finds what is wrong with what the node is called, is and runs,
+// a group of fields at a time.
 func (s *Site) validateNode(probs *Problems) {
+	s.validateName(probs)
+	s.validatePool(probs)
+	s.validateYurthub(probs)
+	s.validateOrganizations(probs)
+	s.validateLabels(probs)
+	s.validateTaints(probs)
+	s.validateKubeadm(probs)
+	s.validateKubelet(probs)
+}
+
+func (s *Site) validateName(probs *Problems) {
 	if bad := badNodeNameTemplate(s.NodeName); bad != "" {
 		probs.add("nodeName", "%s", bad)
 	} else if s.NodeName == s.Endpoint {
 		probs.add("nodeName", "is also the endpoint, which stands for the masters")
 	}
+}
 
-	openYurt := s.NodeType == NodeEdge || s.NodeType == NodeCloud
+func (s *Site) validatePool(probs *Problems) {
 	switch {
-	case openYurt && s.NodePool == "":
+	case s.OpenYurt() && s.NodePool == "":
 		probs.add("nodePool", "is required for nodeType %s: yurthub starts only with the name of a node pool", s.NodeType)
 	case s.NodeType == NodeNative && s.NodePool != "":
 		probs.add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
 	case badNodePool(s.NodePool) != "":
 		probs.add("nodePool", "%s", badNodePool(s.NodePool))
 	}
+}
+
+func (s *Site) validateYurthub(probs *Problems) {
 	if !isNamespace(s.Yurthub.Namespace) {
 		probs.add("yurthub.namespace", "%q is not the name of a namespace", shorten(s.Yurthub.Namespace))
 	}
 	validateYurthubArgs("yurthub.extraArgs", s.Yurthub.ExtraArgs, "", probs)
-	if !openYurt && len(s.Yurthub.ExtraArgs) > 0 {
+	if !s.OpenYurt() && len(s.Yurthub.ExtraArgs) > 0 {
 		probs.add("yurthub.extraArgs", "needs nodeType edge or cloud; a native node runs no yurthub")
 	}
+}
+
+func (s *Site) validateOrganizations(probs *Problems) {
 	for i, org := range s.Organizations {
 		path := fmt.Sprintf("organizations[%d]", i)
 		switch {
-		case !openYurt:
+		case !s.OpenYurt():
 			probs.add(path, "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
 		case org == "" || strings.ContainsFunc(org, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
 			probs.add(path, "%q: one organization an item, without spaces or commas", shorten(org))
@@ -246,7 +266,9 @@ func (s *Site) validateNode(probs *Problems) {
 			probs.add(path, "is listed twice")
 		}
 	}
+}
 
+func (s *Site) validateLabels(probs *Problems) {
 	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
 		path := keyPath("labels", k)
 		switch bad := badLabelKey(k); {
@@ -261,6 +283,9 @@ func (s *Site) validateNode(probs *Problems) {
 			probs.add(path, "%s", bad)
 		}
 	}
+}
+
+func (s *Site) validateTaints(probs *Problems) {
 	for i, t := range s.Taints {
 		path := fmt.Sprintf("taints[%d]", i)
 		if bad := badLabelKey(t.Key); t.Key != "" && bad != "" {
@@ -273,7 +298,9 @@ func (s *Site) validateNode(probs *Problems) {
 			probs.add(path, "a taint %s:%s is listed already", t.Key, t.Effect)
 		}
 	}
+}
 
+func (s *Site) validateKubeadm(probs *Problems) {
 	if p, ok := strings.CutPrefix(s.CRISocket, "unix://"); !ok || badFilePath(p) != "" || badArgument(p) != "" {
 		probs.add("criSocket", "%q is not of the form unix:///run/containerd/containerd.sock", shorten(s.CRISocket))
 	}
@@ -299,6 +326,9 @@ func (s *Site) validateNode(probs *Problems) {
 			probs.add(path, "is listed twice")
 		}
 	}
+}
+
+func (s *Site) validateKubelet(probs *Problems) {
 	for _, k := range slices.Sorted(maps.Keys(s.KubeletExtraArgs)) {
 		path := keyPath("kubeletExtraArgs", k)
 		switch instead := managedKubeletArg(k); {

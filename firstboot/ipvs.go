@@ -12,44 +12,26 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ipvsPhase has ipvscare keep the way to the masters open, before anything
-// asks them.
+// ipvsPhase has the way to the masters kept open, before anything asks them.
 func ipvsPhase(site *configs.Site) Phase {
-	want := func(e *Env) ([]byte, error) {
-		doc, err := json.MarshalIndent(node.IPVS(siteWithFormer(e, site)), "", "  ")
-		if err != nil {
-			return nil, fmt.Errorf("writing the list of masters: %w", err)
-		}
-		return append(doc, '\n'), nil
+	if site.IPVS.Disabled {
+		return hostsPhase(site)
 	}
+	return ipvscarePhase(site)
+}
+
+// ipvscarePhase has ipvscare keep it.
+func ipvscarePhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "ipvs", Doc: "ipvscare keeps the way to the masters open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil {
+			if err != nil || !mastersSettled(ctx, e, site) {
 				return Todo, err
 			}
-			if !mastersSettled(ctx, e, site) {
-				return Todo, nil
-			}
-			have := string(e.contents(ondisk.IPVSConfig))
-			if site.IPVS.Disabled {
-				// The endpoint's name stands for one master; when that one is
-				// gone and another is there, it is time to move.
-				if have != "" || state == "active" || enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
-					return Todo, nil
-				}
-				return Done, nil
-			}
-			doc, err := want(e)
-			if err != nil {
+			want, err := ipvsConfig(e, site)
+			if err != nil || string(e.contents(ondisk.IPVSConfig)) != string(want) || state != "active" || endpointAnswers(ctx, e, site) != nil {
 				return Todo, err
-			}
-			if have != string(doc) || state != "active" {
-				return Todo, nil
-			}
-			if endpointAnswers(ctx, e, site) != nil {
-				return Todo, nil
 			}
 			return Done, nil
 		},
@@ -57,25 +39,7 @@ func ipvsPhase(site *configs.Site) Phase {
 			if err := settleMasters(ctx, e, site); err != nil {
 				return err
 			}
-			if site.IPVS.Disabled {
-				if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
-					return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
-				}
-				if e.exists(ondisk.IPVSConfig) { // while it says what is ours
-					if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
-						e.Log.Warn("removing IPVS rules", "error", err)
-					}
-				}
-				if err := e.Remove(ondisk.IPVSConfig); err != nil {
-					return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
-				}
-				master, err := reach(ctx, e, mastersOf(e, site))
-				if err != nil {
-					return err
-				}
-				return setEndpointHosts(ctx, e, site, master)
-			}
-			doc, err := want(e)
+			doc, err := ipvsConfig(e, site)
 			if err != nil {
 				return err
 			}
@@ -84,32 +48,90 @@ func ipvsPhase(site *configs.Site) Phase {
 				return fmt.Errorf("writing the list of masters: %w", err)
 			}
 			e.Waiting("ipvscare to serve")
+			if err := startIPVSCare(ctx, e, wrote); err != nil {
+				return err
+			}
+			return waitForEndpoint(ctx, e, site)
+		},
+	}
+}
+
+func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
+	doc, err := json.MarshalIndent(node.IPVS(siteWithFormer(e, site)), "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("writing the list of masters: %w", err)
+	}
+	return append(doc, '\n'), nil
+}
+
+// startIPVSCare starts its unit. That is Type=notify: its start is over when it
+// serves, or has said that this kernel has no IP_VS and keeps /etc/hosts. One
+// that runs follows a list that was written by itself.
+func startIPVSCare(ctx context.Context, e *Env, wrote bool) error {
+	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
+	if err != nil {
+		return err
+	}
+	verb := "start"
+	if state == "active" && !wrote {
+		verb = "restart" // it runs, and does not serve
+	}
+	if err := e.Unit(ctx, verb, ondisk.UnitIPVSCare); err != nil {
+		return fmt.Errorf("starting %s: %w", ondisk.UnitIPVSCare, err)
+	}
+	return nil
+}
+
+func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
+	end := e.Now().Add(servePatience)
+	var last error
+	if err := e.poll(ctx, time.Second, func() (bool, error) {
+		last = endpointAnswers(ctx, e, site)
+		return last == nil || e.Now().After(end), nil
+	}); err != nil {
+		return err
+	}
+	if last != nil {
+		return Advise(last, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; a master whose certificate is of another CA gets no traffic")
+	}
+	return nil
+}
+
+// hostsPhase goes without ipvscare: the endpoint's name stands for one master,
+// and when that one is gone and another is there, it is time to move.
+func hostsPhase(site *configs.Site) Phase {
+	return Phase{
+		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to a master", Timeout: 90 * time.Second,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
+			if err != nil || !mastersSettled(ctx, e, site) || state == "active" || len(e.contents(ondisk.IPVSConfig)) > 0 {
+				return Todo, err
+			}
+			if enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := settleMasters(ctx, e, site); err != nil {
+				return err
+			}
+			if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
+				return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
+			}
+			if e.exists(ondisk.IPVSConfig) { // while it says what is ours
+				if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
+					e.Log.Warn("removing IPVS rules", "error", err)
+				}
+			}
+			if err := e.Remove(ondisk.IPVSConfig); err != nil {
+				return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)
+			}
+			master, err := reach(ctx, e, mastersOf(e, site))
 			if err != nil {
 				return err
 			}
-			// The unit is Type=notify: its start is over when it serves, or
-			// has said that this kernel has no IP_VS and keeps /etc/hosts. One
-			// that runs follows the file by itself.
-			verb := "start"
-			if state == "active" && !wrote {
-				verb = "restart" // it runs, and does not serve
-			}
-			if err := e.Unit(ctx, verb, ondisk.UnitIPVSCare); err != nil {
-				return fmt.Errorf("starting %s: %w", ondisk.UnitIPVSCare, err)
-			}
-			end := e.Now().Add(servePatience)
-			var last error
-			if err := e.poll(ctx, time.Second, func() (bool, error) {
-				last = endpointAnswers(ctx, e, site)
-				return last == nil || e.Now().After(end), nil
-			}); err != nil {
-				return err
-			}
-			if last != nil {
-				return Advise(last, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; a master whose certificate is of another CA gets no traffic")
-			}
-			return nil
+			return setEndpointHosts(ctx, e, site, master)
 		},
 	}
 }
