@@ -272,8 +272,8 @@ type Registry struct {
 	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty"`
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool `yaml:"insecure,omitempty" json:"insecure,omitempty"`
-	// AuthFile is a docker config.json with the login; without it, the
-	// user's own.
+	// AuthFile is a docker config.json with the login, or with the credential
+	// helper that has it; without it, the user's own.
 	AuthFile string `yaml:"authFile,omitempty" json:"authFile,omitempty"`
 }
 

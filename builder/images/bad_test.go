@@ -829,6 +829,11 @@ func TestMirrors(t *testing.T) {
 func TestAuthFile(t *testing.T) {
 	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
 	s.auth = "robot:hunter2"
+	helper := filepath.Join(t.TempDir(), "docker-credential-edgebake-test")
+	if err := os.WriteFile(helper, []byte("#!/bin/sh\nread server\n[ \"$server\" = "+s.host+" ] && echo '{\"Username\":\"robot\",\"Secret\":\"hunter2\"}' || { echo 'credentials not found in native keychain'; exit 1; }\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Dir(helper)+":"+os.Getenv("PATH"))
 	write := func(doc string) string {
 		name := filepath.Join(t.TempDir(), "config.json")
 		if err := os.WriteFile(name, []byte(doc), 0o600); err != nil {
@@ -840,6 +845,11 @@ func TestAuthFile(t *testing.T) {
 		{`{"auths":{"` + s.host + `":{"username":"robot","password":"hunter2"}}}`, ""},
 		{`{"auths":{"` + s.host + `":{"auth":"cm9ib3Q6aHVudGVyMg=="}}}`, ""},
 		{`{"auths":{"` + s.host + `":{"auth":"wrong"}}}`, "base64"},
+		{`{"auths":{"` + s.host + `":{"auth":"cm9ib3Q="}}}`, "base64 of user:password"},
+		{`{"auths":{"https://` + s.host + `/v1/":{"username":"robot","password":"hunter2"}}}`, ""},
+		{`{"credHelpers":{"` + s.host + `":"edgebake-test"}}`, ""},
+		{`{"credsStore":"edgebake-test"}`, ""},
+		{`{"credHelpers":{"` + s.host + `":"edgebake-none"}}`, "asking its credential helper for the login of " + s.host},
 		{`{"auths":{}}`, "log in"},
 		{`hunter2`, "not a docker config.json"},
 	} {

@@ -1,11 +1,11 @@
 package images
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/docker/cli/cli/config/configfile"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -571,56 +572,45 @@ func fixOf(err error) string {
 	return ""
 }
 
-// authFile is a docker config.json without credential helpers.
-type authFile map[string]struct {
-	Auth          string `json:"auth"`
-	Username      string `json:"username"`
-	Password      string `json:"password"`
-	IdentityToken string `json:"identitytoken"`
-	RegistryToken string `json:"registrytoken"`
-}
+// authFile is a docker config.json, credential helpers and stores included, as
+// docker itself reads it.
+type authFile struct{ *configfile.ConfigFile }
 
 var errAuthFile = errors.New("reading authFile")
 
 func readAuthFile(path string) (authFile, error) {
 	raw, err := readFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errAuthFile, err)
+		return authFile{}, fmt.Errorf("%w: %w", errAuthFile, err)
 	}
-	var doc struct {
-		Auths authFile `json:"auths"`
+	a := authFile{configfile.New(path)}
+	switch err := a.LoadFromReader(bytes.NewReader(raw)); {
+	case err == nil && len(raw) > 0:
+		return a, nil
+	case err == nil: // which LoadFromReader takes for no logins
+	case errors.As(err, new(base64.CorruptInputError)), err.Error() == "invalid auth configuration file":
+		return authFile{}, fmt.Errorf("%w %s: an auth entry is not base64 of user:password", errAuthFile, path)
 	}
-	if err := json.Unmarshal(raw, &doc); err != nil {
-		// The decoder's message may quote the file, which holds secrets.
-		return nil, fmt.Errorf("%w %s: it is not a docker config.json", errAuthFile, path)
-	}
-	return doc.Auths, nil
+	// The decoder's message may quote the file, which holds secrets.
+	return authFile{}, fmt.Errorf("%w %s: it is not a docker config.json", errAuthFile, path)
 }
 
 // Resolve finds the credentials for a repository: its own before its
 // registry's.
 func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
-	keys := []string{target.String(), target.RegistryStr(), "https://" + target.RegistryStr(), "https://" + target.RegistryStr() + "/v1/"}
+	keys := []string{target.String(), target.RegistryStr()}
 	if target.RegistryStr() == name.DefaultRegistry {
 		keys = append(keys, "docker.io", authn.DefaultAuthKey)
 	}
 	for _, key := range keys {
-		c, ok := a[key]
-		if !ok {
-			continue
+		c, err := a.GetAuthConfig(key)
+		if err != nil {
+			return nil, fmt.Errorf("%w %s: asking its credential helper for the login of %s: %w", errAuthFile, a.Filename, key, err)
 		}
-		if c.Auth != "" {
-			raw, err := base64.StdEncoding.DecodeString(c.Auth)
-			user, password, ok := strings.Cut(string(raw), ":")
-			if err != nil || !ok {
-				return nil, fmt.Errorf("%w: the auth entry of %s is not base64 of user:password", errAuthFile, key)
-			}
-			c.Username, c.Password = user, password
+		login := authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken}
+		if login != (authn.AuthConfig{}) {
+			return authn.FromConfig(login), nil
 		}
-		return authn.FromConfig(authn.AuthConfig{
-			Username: c.Username, Password: c.Password,
-			IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken,
-		}), nil
 	}
 	return authn.Anonymous, nil
 }
