@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
@@ -77,5 +78,51 @@ func TestSlotIsReadOncePerPass(t *testing.T) {
 	// once more at the end.
 	if reads > 4 {
 		t.Errorf("the slot was read %d times", reads)
+	}
+}
+
+func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, "kind: Site\nmasters: nonsense\n")
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.slotSite(ownDev) != "kind: Site\nmasters: nonsense\n" {
+		t.Error("the person's file was written over")
+	}
+	if !w.said("the slot's site is not taken, the former one stays: the site has problems") {
+		t.Error("nothing was said")
+	}
+}
+
+func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.slots[ownDev].WriteAt(make([]byte, 512), 0); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !strings.Contains(w.slotSite(ownDev), "192.0.2.11:6443") {
+		t.Error("the slot was not made again")
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range w.names {
+		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && n != "write "+ondisk.HealthyFile {
+			t.Errorf("then it did %s", n)
+		}
 	}
 }

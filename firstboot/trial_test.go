@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -189,5 +190,60 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	w.mustBoot()
 	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
 		t.Error("settings of a site that is gone are in place for good")
+	}
+}
+
+// TestNetworkRollsBack: the corrected settings reach no master, the former
+// ones do.
+func TestNetworkRollsBack(t *testing.T) {
+	t.Parallel()
+	settings := func(addr string) string {
+		return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
+	}
+	w := nativeWorld(t, settings("192.0.2.50"))
+	// The link is up only with the first address.
+	w.link = func() bool {
+		files, _ := filepath.Glob(filepath.Join(w.root, "etc/systemd/network/*.network"))
+		for _, f := range files {
+			if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), "192.0.2.50/24") {
+				return true
+			}
+		}
+		return false
+	}
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w.stamp(ownDev, w.site(settings("192.0.3.50")))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("the former ones are back") || !w.link() {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	// It is not tried again at the next boot.
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if w.said("the former ones are back") {
+		t.Error("the bad settings were tried again")
+	}
+}
+
+func TestAddressChanged(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.source = netip.MustParseAddr("192.0.2.77")
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if hosts := w.get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.77\tedge-sn0042") || strings.Contains(hosts, "192.0.2.50") || !strings.Contains(hosts, "localhost") {
+		t.Errorf("hosts:\n%s", hosts)
 	}
 }

@@ -1,0 +1,144 @@
+package firstboot
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+)
+
+func TestClockBehind(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if floor := time.Unix(1767225600, 0); w.now.Before(floor) {
+		t.Errorf("the clock says %s", w.now)
+	}
+	if !strings.Contains(w.log.String(), "no time server answers") {
+		t.Error("a time server was not even tried")
+	}
+}
+
+// TestClockSynced: a clock that follows a time server is not set, whatever the
+// slot says.
+func TestClockSynced(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.now, w.synced = time.Date(2025, 12, 1, 0, 0, 0, 0, time.UTC), true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if slices.Contains(w.names, "clock") || w.now.Year() != 2025 {
+		t.Errorf("the clock was set to %s", w.now)
+	}
+}
+
+// TestStampedByAWrongClock: what a computer of 2031 stamped does not take the
+// node there.
+func TestStampedByAWrongClock(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix()},
+		Files: map[string][]byte{ondisk.SlotSite: []byte(w.site(withToken))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.slots[ownDev] = newMemDevice(img)
+	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.now.Year() != 2026 {
+		t.Errorf("the clock says %s, the image is of 2026-01-01", w.now)
+	}
+}
+
+// TestClockInTheFuture: the certificate only looks expired. A time server is
+// asked before anything is made of it; while none answers, the clock is named
+// beside the token, and once one does the node goes on with what it has.
+func TestClockInTheFuture(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		lines []string
+		after int // seconds until a time server answers; 0: none does
+	}{
+		{"a time server answers", nil, 20},
+		{"with a new token in the slot", []string{withToken}, 20},
+		{"late", nil, 15 * 60},
+		{"none answers", nil, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := nativeWorld(t)
+			w.patience = 30 * time.Minute
+			if err := w.boot(); err != nil {
+				t.Fatal(err)
+			}
+			truth := w.now
+			w.patience = 30 * time.Minute
+			cert := w.get(clientCert)
+			w.stamp(ownDev, w.site(c.lines...))
+			w.powerOn()
+			w.now = truth.AddDate(5, 0, 0)
+			e := w.env()
+			set, end := false, w.now.Add(time.Duration(c.after)*time.Second)
+			e.ClockSynced = func(context.Context) (bool, error) {
+				if c.after > 0 && !set && w.now.After(end) {
+					set, w.now = true, truth.Add(time.Minute)
+					w.started[ondisk.UnitKubelet] = w.now
+				}
+				return set, nil
+			}
+			err := w.run(New(e))
+			said := strings.Join(w.console, "\n")
+			if w.joins != 1 || w.get(clientCert) != cert {
+				t.Errorf("it joined anew\n%s", said)
+			}
+			if c.after == 0 {
+				if err == nil || w.state().Result != ondisk.ResultWaiting || !w.said("follows no time server") || !w.said("network.ntp") {
+					t.Errorf("%v, %s\n%s", err, w.state().Result, said)
+				}
+				return
+			}
+			if err != nil {
+				t.Errorf("%v\n%s", err, said)
+			}
+			if w.said("FAILED") {
+				t.Errorf("it gave up\n%s", said)
+			}
+		})
+	}
+}
+
+func TestCertificateExpiredOffline(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	w.now = w.now.AddDate(2, 0, 0)
+	if err := w.boot(); err == nil {
+		t.Fatal("it went on with an expired certificate")
+	}
+	if !w.said("this node's certificate has expired") || !w.said("put a new token into site.yaml") {
+		t.Fatalf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.plug(w.site(withToken))
+	w.powerOn()
+	w.cluster.revive = true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.joins != 2 {
+		t.Errorf("%d joins", w.joins)
+	}
+}

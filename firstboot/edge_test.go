@@ -1,0 +1,211 @@
+package firstboot
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+func TestNodeRenamedByTheSite(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+func TestStaleNodeKeepsItsLabels(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, "labels: {zone: north}")
+	w.cluster.register("edge-sn0042", "", "another")
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	w.cluster.labelsKept = true
+	if err := w.boot(); err == nil {
+		t.Fatal("it was said to be done without its label")
+	}
+	s := w.state()
+	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
+		t.Errorf("%+v", p)
+	}
+	if !w.said("the cluster has a stale Node edge-sn0042") {
+		t.Error("the stale Node was not said")
+	}
+	w.cluster.labelsKept = false
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if !w.said("the Node edge-sn0042 lacked labels of the site, and has them now: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+		t.Errorf("it did not label its Node:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestStaleEdgeNodeGetsItsLabels: as the administrator OpenYurt's webhook would
+// refuse it.
+func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	w.cluster.register("edge-sn0042", "", "another")
+	w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+	w.cluster.revive = true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
+		t.Errorf("labels: %v", labels)
+	}
+}
+
+// TestPoolChanged: what kubelet registers with follows the site, so that the
+// fix that is said is one.
+func TestPoolChanged(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.labelsKept = true
+	w.stamp(ownDev, strings.Replace(w.site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Fatal("it was said to be done in its old pool")
+	}
+	if !w.said("lacks labels of the site: "+openyurt.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
+		t.Errorf("%s", strings.Join(w.console, "\n"))
+	}
+	if flags := w.get(kubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
+		t.Errorf("kubelet registers with %s", flags)
+	}
+}
+
+// TestPoolOfTheCluster: what OpenYurt would refuse or undo is named.
+func TestPoolOfTheCluster(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
+	if err := w.boot(); err == nil || !w.said("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w = nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
+	w.cluster.poolType = "Cloud"
+	if err := w.boot(); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	// Where nothing converts it, a node that runs goes on, also with a change.
+	w.cluster.poolType = ""
+	w.units[openyurt.Unit] = "failed"
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w = edgeWorld(t)
+	w.cluster.noPool, w.cluster.refusesNode = true, true // as the webhook does
+	if err := w.boot(); err == nil || w.state().Result == ondisk.ResultDone || !w.said("node-ready: will be tried again: the cluster has no NodePool shanghai") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w = edgeWorld(t)
+	w.cluster.noPool, w.cluster.csr = true, "Denied" // which it also says
+	if err := w.boot(); err == nil || !w.said("the cluster has no NodePool shanghai, and OpenYurt's webhook lets no Node be of a pool that is not there") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestAnotherYurthub: a program of another release gets flags that it does not
+// know.
+func TestAnotherYurthub(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
+	if err := w.boot(); err == nil || !w.said("yurthub on board is of v1.6, the Image says v1.7.0, which has other flags") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestSiteTurnedNative: first boot does not turn a node back, and says that
+// nobody looks after its yurthub.
+func TestSiteTurnedNative(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's site says nodeType: edge") {
+		t.Errorf("revert against the site: %v", err)
+	}
+	w.stamp(ownDev, w.site())
+	w.powerOn()
+	if err := w.boot(); err != nil || !w.said("this node goes through yurthub, and its site says nodeType: native") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if _, err := w.revert(); err != nil {
+		t.Fatal(err)
+	}
+	if flags := w.get(kubeadmFlags); strings.Contains(flags, "openyurt") {
+		t.Errorf("kubelet registers with %s", flags)
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil || w.said("goes through yurthub") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestOfflineHubIsWaitedFor: yurthub takes a while to serve from its cache,
+// and no master can be asked about certificates meanwhile.
+func TestOfflineHubIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.powerOn()
+	w.offline = true
+	w.cluster.csr = "pending" // it is not ready
+	e := w.env()
+	sleep, naps := e.Sleep, 0
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if naps++; naps == 4 {
+			w.cluster.mu.Lock()
+			w.cluster.csr = "Approved"
+			w.cluster.mu.Unlock()
+		}
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err == nil {
+		t.Fatal("offline, and done")
+	}
+	if w.said("will be tried again") || !w.said("yurthub: done in") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	if slices.Contains(w.names, "restart "+openyurt.Unit) {
+		t.Error("a yurthub that was starting was restarted")
+	}
+}
+
+// TestPortOpened: the port for other nodes of the pool, and no other.
+func TestPortOpened(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, w.site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true}"))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if strings.Contains(w.rules, "10269") || !strings.Contains(w.rules, "10261, 10268") {
+		t.Errorf("the rules are:\n%s", w.rules)
+	}
+}

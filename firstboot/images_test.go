@@ -1,0 +1,45 @@
+package firstboot
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+func TestImagesAreImportedOnce(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.put(ondisk.ImportImageDir+"/000-pause.tar", "archive")
+	w.put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1",
+"sha256":"`+fmt.Sprintf("%x", sha256.Sum256([]byte("archive")))+`","platform":"linux/amd64","names":["example.com/pause@sha256:0"],"labels":{"a":"b"}}]}`)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	var ran []string
+	for _, n := range w.names {
+		if c, ok := strings.CutPrefix(n, "run ctr --namespace k8s.io images "); ok {
+			ran = append(ran, strings.ReplaceAll(c, w.root, ""))
+		}
+	}
+	want := []string{
+		"import --platform linux/amd64 " + ondisk.ImportImageDir + "/000-pause.tar",
+		"tag --force example.com/pause:1 example.com/pause@sha256:0",
+		"label example.com/pause:1 a=b", "label example.com/pause@sha256:0 a=b",
+	}
+	if !slices.Equal(ran, want) {
+		t.Errorf("ran %q", ran)
+	}
+	w.powerOn()
+	if err := w.boot(); err != nil || slices.ContainsFunc(w.names, func(n string) bool { return strings.Contains(n, "ctr") }) {
+		t.Errorf("%v, %v", err, w.names)
+	}
+	w.put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
+	w.powerOn()
+	if err := w.boot(); err == nil || !w.said("FAILED images") {
+		t.Errorf("a damaged archive: %v", err)
+	}
+}

@@ -1,0 +1,217 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+func TestWithoutIPVS(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, "ipvs: {disabled: true}")
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	hosts := w.get("/etc/hosts")
+	if w.has(ondisk.IPVSConfig) || w.units[ondisk.UnitIPVSCare] == "active" || !strings.Contains(hosts, "\tapiserver.cluster.local") {
+		t.Errorf("ipvscare %s, hosts:\n%s", w.units[ondisk.UnitIPVSCare], hosts)
+	}
+}
+
+func TestMastersChanged(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, strings.Replace(w.site(), "192.0.2.13", "192.0.2.14", 1))
+	w.powerOn()
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !strings.Contains(w.get(ondisk.IPVSConfig), "192.0.2.14:6443") || w.joins != 1 {
+		t.Errorf("%d joins, %s", w.joins, w.get(ondisk.IPVSConfig))
+	}
+}
+
+// allDown switches every master off or on.
+func (c *fakeCluster) allDown(down bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"} {
+		c.down[m] = down
+	}
+}
+
+// TestMastersComeLate: nobody answers when the machine is switched on, for
+// longer than kubeadm or any phase would wait.
+func TestMastersComeLate(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.patience = 30 * time.Minute
+	w.cluster.allDown(true)
+	e := w.env()
+	on, sleep := w.now, e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		err := sleep(ctx, d)
+		if w.now.Sub(on) > 17*time.Minute {
+			w.cluster.allDown(false)
+		}
+		return err
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if took := w.now.Sub(on); w.joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
+		t.Errorf("%d joins, Ready after %s", w.joins, took)
+	}
+	if !w.said("network: will be tried again: no master answers") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestMastersGoDuringTheJoin: kubeadm is left waiting, and killed when its
+// time is up.
+func TestMastersGoDuringTheJoin(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.patience = 30 * time.Minute
+	e := w.env()
+	gone, back := time.Time{}, time.Time{}
+	e.Run = func(ctx context.Context, c Cmd) error {
+		if c.Args[0] != "kubeadm" || !gone.IsZero() {
+			return w.exec(ctx, c)
+		}
+		w.cluster.allDown(true)
+		gone = w.now
+		for {
+			if err := w.sleep(ctx, 10*time.Second); err != nil {
+				back = w.now.Add(7 * time.Minute)
+				return err
+			}
+		}
+	}
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		err := sleep(ctx, d)
+		if !back.IsZero() && w.now.After(back) {
+			w.cluster.allDown(false)
+		}
+		return err
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if !w.said("join: will be tried again: context deadline exceeded") || w.joins != 1 {
+		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+	if late := w.now.Sub(back); late > 3*time.Minute {
+		t.Errorf("Ready %s after the masters were back", late)
+	}
+	noSecret(t, w)
+}
+
+func TestFirstMasterDead(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.cluster.down["192.0.2.11:6443"] = true
+	w.cluster.down["192.0.2.13:6443"] = true
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
+		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
+	}
+}
+
+// TestJoinsThroughTheEndpoint: where the certificate has its name, kubelet
+// need not be restarted after the join.
+func TestJoinsThroughTheEndpoint(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w.stamp(ownDev, w.site(withToken))
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if server, name, err := kubeletServer(w.env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
+		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
+	}
+	if slices.Contains(w.names, "restart kubelet.service") {
+		t.Error("kubelet was restarted for nothing")
+	}
+}
+
+// TestHealedInTheCluster: nobody comes to the machine when the stale Node was
+// removed.
+func TestHealedInTheCluster(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.patience = 30 * time.Minute
+	w.cluster.register("edge-sn0042", "", "another")
+	e := w.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if w.said("FAILED discovery") {
+			w.cluster.mu.Lock()
+			delete(w.cluster.nodes, "edge-sn0042")
+			w.cluster.mu.Unlock()
+		}
+		return sleep(ctx, d)
+	}
+	if err := w.run(New(e)); err != nil || w.state().Result != ondisk.ResultDone {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestAFailedLookUndoesNothing: systemd does not answer once, on an edge node
+// without a way to the masters. Kubelet stays behind yurthub.
+func TestAFailedLookUndoesNothing(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatal(err)
+	}
+	for _, before := range []bool{true, false} {
+		w.powerOn()
+		w.offline, w.patience = true, 10*time.Minute
+		e := w.env()
+		state, failed := e.UnitState, 0
+		e.UnitState = func(ctx context.Context, unit string) (string, error) {
+			if unit == ondisk.UnitKubelet && failed < 3 {
+				failed++
+				return "", errors.New("talking to systemd: context deadline exceeded")
+			}
+			return state(ctx, unit)
+		}
+		if !before { // after a Run that went well
+			if err := os.Remove(filepath.Join(w.root, openyurt.KubeletConf)); err != nil {
+				t.Fatal(err)
+			}
+			failed = 3
+			unit := e.Unit
+			e.Unit = func(ctx context.Context, verb, name string) error {
+				if verb == "restart" && name == ondisk.UnitKubelet {
+					failed = 0
+				}
+				return unit(ctx, verb, name)
+			}
+		}
+		if err := w.run(New(e)); err == nil {
+			t.Fatal("it was done, offline")
+		}
+		if failed != 3 {
+			t.Errorf("it was asked %d times", failed)
+		}
+		if slices.Contains(w.names, "remove "+openyurt.KubeletConf) || !strings.Contains(w.get(kubeadmFlags), openyurt.KubeletConf) {
+			t.Errorf("kubelet was turned away from yurthub: %s", w.names)
+		}
+	}
+}
