@@ -1,0 +1,173 @@
+package seat
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// maxAnswer bounds what is read of an answer; a member has some hundred bytes.
+const maxAnswer = 1 << 20
+
+// Probe asks a master's port 2380 what is behind it. An answer that is neither
+// etcd's nor first boot's counts as none: it proves nothing.
+//
+// etcd answers /members without a quorum, and to any client certificate of its
+// CA.
+func Probe(ctx context.Context, client *http.Client, peerURL string) PeerState {
+	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK && string(bytes.TrimSpace(body)) == BlankAnswer {
+		return Blank
+	}
+	code, body, err := ask(ctx, client, http.MethodGet, peerURL+"/members", nil)
+	if err != nil || code != http.StatusOK {
+		return Silent
+	}
+	var members []struct {
+		PeerURLs   []string `json:"peerURLs"`
+		ClientURLs []string `json:"clientURLs"`
+	}
+	if json.Unmarshal(body, &members) != nil || len(members) == 0 {
+		return Silent
+	}
+	for _, m := range members {
+		if len(m.ClientURLs) > 0 {
+			return Lived
+		}
+	}
+	return Newborn
+}
+
+// A master that has no data yet serves this alone on port 2380, and 404 to all
+// else: etcd at its peers ends at an answer that it does not expect.
+const (
+	BlankPath   = "/edgebake/seat"
+	BlankAnswer = `{"seat":"blank"}`
+)
+
+// ServeBlank is the handler of a master without data.
+func ServeBlank() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != BlankPath || r.Method != http.MethodGet {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		// A peer that went away asks again.
+		_, _ = io.WriteString(w, BlankAnswer)
+	})
+}
+
+func ask(ctx context.Context, client *http.Client, method, url string, body []byte) (int, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	return resp.StatusCode, answer, err
+}
+
+// Etcd is one member's client port, spoken to in JSON: a client library weighs
+// more than first boot.
+type Etcd struct {
+	Client *http.Client
+	URL    string // https://ADDRESS:2379
+}
+
+func (e Etcd) call(ctx context.Context, what string, request, answer any) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	code, text, err := ask(ctx, e.Client, http.MethodPost, e.URL+"/v3/cluster/member/"+what, body)
+	if err != nil {
+		return fmt.Errorf("asking etcd at %s to %s a member: %w", e.URL, what, err)
+	}
+	if code != http.StatusOK {
+		var said struct {
+			Message string `json:"message"`
+		}
+		if json.Unmarshal(text, &said) != nil || said.Message == "" {
+			said.Message = http.StatusText(code)
+		}
+		return fmt.Errorf("asking etcd at %s to %s a member: %s", e.URL, what, said.Message)
+	}
+	if err := json.Unmarshal(text, answer); err != nil {
+		return fmt.Errorf("asking etcd at %s to %s a member: its answer is no JSON: %w", e.URL, what, err)
+	}
+	return nil
+}
+
+type memberAnswer struct {
+	ID        string   `json:"ID"`
+	Name      string   `json:"name"`
+	PeerURLs  []string `json:"peerURLs"`
+	IsLearner bool     `json:"isLearner"`
+}
+
+func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, m.IsLearner} }
+
+// Members lists the members as a quorum has them; without a quorum it is an
+// error. (A list that is not linearizable comes from one member alone, which
+// may be the one that was left behind.)
+func (e Etcd) Members(ctx context.Context) ([]Member, error) {
+	var answer struct{ Members []memberAnswer }
+	if err := e.call(ctx, "list", map[string]bool{"linearizable": true}, &answer); err != nil {
+		return nil, err
+	}
+	var out []Member
+	for _, m := range answer.Members {
+		out = append(out, m.member())
+	}
+	if len(out) == 0 {
+		return nil, errors.New("asking etcd at " + e.URL + " to list a member: it has none")
+	}
+	return out, nil
+}
+
+// Remove takes a member out.
+func (e Etcd) Remove(ctx context.Context, id string) error {
+	return e.call(ctx, "remove", map[string]string{"ID": id}, &struct{}{})
+}
+
+// AddLearner adds a member that has no vote yet: a blank disk cannot complete
+// a quorum that way.
+func (e Etcd) AddLearner(ctx context.Context, peerURL string) (Member, error) {
+	var answer struct{ Member memberAnswer }
+	err := e.call(ctx, "add", map[string]any{"peerURLs": []string{peerURL}, "isLearner": true}, &answer)
+	return answer.Member.member(), err
+}
+
+// Promote gives a learner that has caught up its vote.
+func (e Etcd) Promote(ctx context.Context, id string) error {
+	return e.call(ctx, "promote", map[string]string{"ID": id}, &struct{}{})
+}
+
+// InitialCluster is what etcd's flag of that name says for a Join: the members
+// as they are, and this master under its name.
+func InitialCluster(members []Member, self Member, name string) string {
+	var parts []string
+	for _, m := range members {
+		if m.ID == self.ID {
+			m.Name = name
+		}
+		for _, url := range m.PeerURLs {
+			parts = append(parts, m.Name+"="+url)
+		}
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ",")
+}

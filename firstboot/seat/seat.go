@@ -1,0 +1,262 @@
+// Package seat decides whether a master may start etcd, and how.
+//
+// Every master is stamped with the same keys and the same list of masters, so
+// each could start an empty etcd that has the cluster's id. Done over a cluster
+// that lives, or has lived, that loses acknowledged writes without an error
+// anywhere. So etcd starts only after a decision from what the disk and the
+// other masters show; nothing on a reflashed disk is left to ask.
+//
+// Decide is pure. It is not wired into first boot yet: there is no node type
+// control-plane, and no phase calls it.
+//
+// Invariants:
+//   - A blank disk gives birth only where every other master was seen blank or
+//     newborn, and a ticket says that a birth is meant.
+//   - A master that has ever lived and cannot be asked stops a birth for ever;
+//     one that is silent makes it wait.
+//   - What could lose data needs a person's word, naming the master to keep.
+package seat
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// PeerState is what another master showed.
+type PeerState int
+
+// States of a peer, by what its port 2380 answers.
+const (
+	// Silent: nothing answers. It may be off, cut off, or hold everything.
+	Silent PeerState = iota
+	// Blank: first boot answers there that it has no data and waits for its
+	// own decision.
+	Blank
+	// Newborn: etcd runs, and has never had a leader (no member has a client
+	// URL).
+	Newborn
+	// Lived: a member of the list has a client URL, so the cluster has taken
+	// writes, whether or not it has a quorum now.
+	Lived
+)
+
+// Peer is another master.
+type Peer struct {
+	Name  string
+	State PeerState
+}
+
+// Member is a member of etcd, as a quorum lists it.
+type Member struct {
+	ID       string
+	Name     string // empty until it has started for the first time
+	PeerURLs []string
+	Learner  bool
+}
+
+// Disk is what the own disk holds.
+type Disk struct {
+	// WAL: there is a write-ahead log, so this member has lived here. (A start
+	// that etcd refused leaves a database without one.)
+	WAL bool
+	// Removed: etcd ended because its member was removed from the cluster.
+	Removed bool
+	// Generation of the cluster that the log is of.
+	Generation int
+	// Continued: the word to continue from this master has been carried out.
+	Continued bool
+}
+
+// Ticket says that a birth is meant. It comes with the Site.
+type Ticket int
+
+// A ticket's state.
+const (
+	NoTicket Ticket = iota
+	ValidTicket
+	ExpiredTicket
+)
+
+// Word is what a person says explicitly in the Site.
+type Word struct {
+	// ContinueFrom names the master whose data is to be kept, where a quorum
+	// is lost for good. Empty: no such word.
+	ContinueFrom string
+	// Generation of the cluster: raised to give birth again, with nothing of
+	// what was.
+	Generation int
+}
+
+// View is all that a decision is made of.
+type View struct {
+	Self    string
+	PeerURL string // own, https://ADDRESS:2380
+	Disk    Disk
+	Peers   []Peer // all other masters of the Site
+	// Quorum: a quorum answered, with these Members.
+	Quorum  bool
+	Members []Member
+	Ticket  Ticket
+	Word    Word
+}
+
+// Action is what a master does now.
+type Action int
+
+// The actions.
+const (
+	Wait  Action = iota // and look again
+	Stop                // and ask a person
+	Start               // etcd, with what the disk holds
+	// Birth: etcd with initial-cluster-state new.
+	Birth
+	// Join: Remove the own old seats, add a learner, start with
+	// initial-cluster-state existing, promote.
+	Join
+	// ForceNewCluster: etcd once with --force-new-cluster.
+	ForceNewCluster
+	// SetAside: move the data away, and decide again with a blank disk.
+	SetAside
+)
+
+func (a Action) String() string {
+	return [...]string{"wait", "stop", "start", "birth", "join", "force-new-cluster", "set-aside"}[a]
+}
+
+// Decision is an Action with what it needs, and why.
+type Decision struct {
+	Do Action
+	// Remove are the ids of members that are this master's old seats, for Join.
+	Remove []string
+	// Promote: the member on the disk is a learner, for Start.
+	Promote bool
+	// Generation is part of initial-cluster-token.
+	Generation int
+	Why, Fix   string
+}
+
+// Decide is the decision table.
+func Decide(v View) Decision {
+	d := v.decide()
+	d.Generation = max(v.Word.Generation, v.Disk.Generation)
+	return d
+}
+
+func (v View) decide() Decision {
+	switch {
+	case v.Disk.WAL && v.Word.Generation > v.Disk.Generation:
+		return Decision{Do: SetAside, Why: fmt.Sprintf("the Site says to begin again (generation %d), and the disk holds generation %d", v.Word.Generation, v.Disk.Generation)}
+	case v.Word.ContinueFrom != "":
+		return v.continued()
+	case v.Disk.WAL:
+		return v.lived()
+	}
+	return v.blank()
+}
+
+// lived: the disk has data of this cluster.
+func (v View) lived() Decision {
+	if v.Disk.Removed {
+		return Decision{Do: Stop, Why: "this master's member was removed from the cluster, and its data is of no use there",
+			Fix: "if it is to come back, flash it anew; it then joins as a new member"}
+	}
+	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this master's data"}
+}
+
+// learner reports whether a quorum lists this master as one that was added and
+// not yet promoted, as a power cut in the middle of a Join leaves it.
+func (v View) learner() bool {
+	return v.Quorum && slices.ContainsFunc(v.Members, func(m Member) bool { return m.Learner && v.own(m) })
+}
+
+// own reports whether a member has this master's seat. One that has not
+// started yet has no name.
+func (v View) own(m Member) bool {
+	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
+}
+
+// blank: the disk has nothing, be it new, wiped or reflashed.
+func (v View) blank() Decision {
+	switch lived, silent := v.in(Lived), v.in(Silent); {
+	case v.Quorum:
+		return v.join()
+	case len(lived) > 0:
+		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
+			Fix: "switch the other masters on; if they are lost for good, say in a Site from which master to continue"}
+	case len(silent) > 0:
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every master was seen, since one that is off could hold its data", list(silent)),
+			Fix: "switch every master on; if one is dead on arrival, say so with a Site that does not list it"}
+	}
+	switch v.Ticket {
+	case NoTicket:
+		return Decision{Do: Stop, Why: "every master is blank, and no ticket says that the cluster is to be born: they may all have been flashed anew",
+			Fix: "restore a snapshot of etcd, or write a ticket into the Site to begin with nothing"}
+	case ExpiredTicket:
+		return Decision{Do: Stop, Why: "every master is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
+			Fix: "restore a snapshot of etcd, or write a new ticket into the Site to begin with nothing"}
+	}
+	return Decision{Do: Birth, Why: "every master was seen blank or newborn, and the ticket is valid"}
+}
+
+// join takes a seat in a cluster that lives.
+func (v View) join() Decision {
+	d := Decision{Do: Join, Why: "a quorum lives"}
+	for _, m := range v.Members {
+		switch {
+		case v.own(m):
+			d.Remove = append(d.Remove, m.ID)
+		case m.Learner:
+			// etcd takes one learner at a time.
+			return Decision{Do: Wait, Why: fmt.Sprintf("another master (%s) is joining", orUnnamed(m))}
+		}
+	}
+	return d
+}
+
+func orUnnamed(m Member) string {
+	if m.Name != "" {
+		return m.Name
+	}
+	return strings.Join(m.PeerURLs, ", ")
+}
+
+// continued: a person gave up the lost masters' data and named one to keep.
+func (v View) continued() Decision {
+	from := v.Word.ContinueFrom
+	switch {
+	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
+		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is no master of it", Fix: "correct the Site"}
+	case v.Disk.WAL && v.Disk.Continued:
+		return v.lived()
+	case from == v.Self && !v.Disk.WAL:
+		if v.Quorum {
+			return v.join()
+		}
+		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a master that has data, or restore a snapshot of etcd"}
+	case v.Quorum && slices.ContainsFunc(v.Members, v.own) && v.Disk.WAL:
+		return v.lived() // the cluster lives, with this master: nothing to give up
+	case from == v.Self && v.Quorum:
+		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "take the word out of the Site"}
+	case from == v.Self:
+		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this master, and there is no quorum"}
+	case !v.Quorum:
+		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same word in its Site"}
+	case v.Disk.WAL:
+		return Decision{Do: SetAside, Why: "the cluster continues from " + from + ", and this master's data may differ from it"}
+	}
+	return v.join()
+}
+
+// in are the names of peers in a state.
+func (v View) in(s PeerState) []string {
+	var names []string
+	for _, p := range v.Peers {
+		if p.State == s {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+func list(names []string) string { return strings.Join(names, ", ") }

@@ -1,0 +1,149 @@
+package seat
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func peers(states ...PeerState) []Peer {
+	var out []Peer
+	for i, s := range states {
+		out = append(out, Peer{fmt.Sprintf("m%d", i+2), s})
+	}
+	return out
+}
+
+func members(text string) []Member {
+	var out []Member
+	for i, name := range strings.Fields(text) {
+		name, learner := strings.CutSuffix(name, "+")
+		out = append(out, Member{ID: fmt.Sprint(i + 1), Name: name, PeerURLs: []string{"https://" + name + ":2380"}, Learner: learner})
+	}
+	return out
+}
+
+// TestTable has every row of the decision table, and its neighbours.
+func TestTable(t *testing.T) {
+	for name, tt := range map[string]struct {
+		v    View
+		want string
+	}{
+		"data":                         {View{Disk: Disk{WAL: true}}, "start"},
+		"data, whatever peers show":    {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank)}, "start"},
+		"data of a learner":            {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1+ m2 m3")}, "start promote"},
+		"data, another is learner":     {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2+ m3")}, "start"},
+		"data, seat removed":           {View{Disk: Disk{WAL: true, Removed: true}, Quorum: true, Members: members("m2 m3")}, "stop"},
+		"blank, quorum":                {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
+		"blank, quorum, seat is gone":  {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3")}, "join"},
+		"blank, quorum, half joined":   {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m2 m3"), Member{ID: "9", PeerURLs: []string{"https://m1:2380"}, Learner: true})}, "join remove 9"},
+		"blank, another joins":         {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3+")}, "wait"},
+		"blank, lived without quorum":  {View{Peers: peers(Lived, Silent), Ticket: ValidTicket}, "stop"},
+		"blank, lived beside blank":    {View{Peers: peers(Blank, Lived), Ticket: ValidTicket}, "stop"},
+		"blank, all blank":             {View{Peers: peers(Blank, Blank), Ticket: ValidTicket}, "birth"},
+		"blank, newborn":               {View{Peers: peers(Newborn, Blank), Ticket: ValidTicket}, "birth"},
+		"blank, all reflashed":         {View{Peers: peers(Blank, Blank), Ticket: ExpiredTicket}, "stop"},
+		"blank, no ticket":             {View{Peers: peers(Blank, Blank)}, "stop"},
+		"blank, one silent":            {View{Peers: peers(Blank, Silent), Ticket: ValidTicket}, "wait"},
+		"blank, newborn, one silent":   {View{Peers: peers(Newborn, Silent), Ticket: ValidTicket}, "wait"},
+		"sole, ticket":                 {View{Ticket: ValidTicket}, "birth"},
+		"sole, expired":                {View{Ticket: ExpiredTicket}, "stop"},
+		"sole, no ticket":              {View{}, "stop"},
+		"two masters, other lived":     {View{Peers: peers(Lived), Ticket: ValidTicket}, "stop"},
+		"continue here":                {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m1"}}, "force-new-cluster"},
+		"continue here, done":          {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m1"}}, "start"},
+		"continue here, blank":         {View{Peers: peers(Silent, Lived), Word: Word{ContinueFrom: "m1"}, Ticket: ValidTicket}, "stop"},
+		"continue here, reflashed":     {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Word: Word{ContinueFrom: "m1"}}, "join remove 1"},
+		"continue here, quorum lives":  {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2"), Word: Word{ContinueFrom: "m1"}}, "start"},
+		"continue here, lives without": {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m2 m3"), Word: Word{ContinueFrom: "m1"}}, "stop"},
+		"continue there, not yet":      {View{Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m2"}, Ticket: ValidTicket}, "wait"},
+		"continue there, data":         {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m2"}}, "wait"},
+		"continue there, joins":        {View{Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Word: Word{ContinueFrom: "m2"}}, "join"},
+		"continue there, old data":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Word: Word{ContinueFrom: "m2"}}, "set-aside"},
+		"continue there, joined":       {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2 m1"), Word: Word{ContinueFrom: "m2"}}, "start"},
+		"continue from a stranger":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Word: Word{ContinueFrom: "m9"}}, "stop"},
+		"again, old data":              {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Silent), Word: Word{Generation: 1}}, "set-aside generation 1"},
+		"again, all blank":             {View{Peers: peers(Blank, Blank), Word: Word{Generation: 1}, Ticket: ValidTicket}, "birth generation 1"},
+		"again, an old one lives":      {View{Peers: peers(Blank, Lived), Word: Word{Generation: 1}, Ticket: ValidTicket}, "stop generation 1"},
+		"again, done":                  {View{Disk: Disk{WAL: true, Generation: 1}, Word: Word{Generation: 1}}, "start generation 1"},
+		"an older word":                {View{Disk: Disk{WAL: true, Generation: 2}, Word: Word{Generation: 1}}, "start generation 2"},
+	} {
+		tt.v.Self, tt.v.PeerURL = "m1", "https://m1:2380"
+		d := Decide(tt.v)
+		got := d.Do.String()
+		if d.Promote {
+			got += " promote"
+		}
+		if len(d.Remove) > 0 {
+			got += " remove " + strings.Join(d.Remove, " ")
+		}
+		if d.Generation > 0 {
+			got += fmt.Sprint(" generation ", d.Generation)
+		}
+		if got != tt.want || d.Why == "" || d.Do == Stop && d.Fix == "" {
+			t.Errorf("%s: %s (%s; %s), want %s", name, got, d.Why, d.Fix, tt.want)
+		}
+	}
+}
+
+// TestNeverTwice goes through every view there is of three masters: an empty
+// etcd is never started where one lives or could live.
+func TestNeverTwice(t *testing.T) {
+	n, births := 0, 0
+	states := []PeerState{Silent, Blank, Newborn, Lived}
+	for _, a := range states {
+		for _, b := range states {
+			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket} {
+				for bits := range 1 << 5 {
+					for _, from := range []string{"", "m1", "m2", "m9"} {
+						for generation := range 2 {
+							v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{from, generation},
+								Disk: Disk{WAL: bits&1 > 0, Removed: bits&2 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0}
+							if v.Quorum {
+								v.Members = members("m1 m2 m3")
+								if bits&16 > 0 {
+									v.Members = members("m2 m3")
+								}
+							}
+							n++
+							d := Decide(v)
+							alive := v.Quorum || a == Lived || b == Lived
+							switch d.Do {
+							case Birth:
+								births++
+								if v.Disk.WAL || alive || a == Silent || b == Silent || ticket != ValidTicket || from != "" {
+									t.Errorf("a birth with %+v", v)
+								}
+							case ForceNewCluster:
+								if !v.Disk.WAL || from != "m1" || v.Quorum {
+									t.Errorf("a forced cluster with %+v", v)
+								}
+							case Join:
+								if !v.Quorum || v.Disk.WAL {
+									t.Errorf("a join with %+v", v)
+								}
+								for _, m := range v.Members {
+									if m.Name != "m1" && slices.Contains(d.Remove, m.ID) {
+										t.Errorf("removes %s with %+v", m.Name, v)
+									}
+								}
+							case SetAside:
+								if !v.Disk.WAL || from == "" && generation == 0 {
+									t.Errorf("data is set aside without a word, with %+v", v)
+								}
+							case Start:
+								if !v.Disk.WAL {
+									t.Errorf("starts without data with %+v", v)
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	if births == 0 {
+		t.Errorf("no birth in %d views", n)
+	}
+}

@@ -1,0 +1,318 @@
+package cluster
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// etcds are three members as processes of this host, without TLS: what is
+// tested is what etcd does with a disk, and what it answers.
+type etcds struct {
+	t       *testing.T
+	program string
+	dir     string
+	peer    [3]string
+	client  [3]string
+	running [3]*exec.Cmd
+}
+
+func newEtcds(t *testing.T) *etcds {
+	t.Helper()
+	e := &etcds{t: t, program: needPrograms(t).Etcd, dir: t.TempDir()}
+	var held []net.Listener
+	for i := range 6 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, l)
+		url := "http://" + l.Addr().String()
+		if i < 3 {
+			e.peer[i] = url
+		} else {
+			e.client[i-3] = url
+		}
+	}
+	for _, l := range held {
+		l.Close()
+	}
+	t.Cleanup(func() {
+		for i := range 3 {
+			e.stop(i)
+		}
+	})
+	return e
+}
+
+func name(i int) string { return fmt.Sprintf("m%d", i+1) }
+
+func (e *etcds) all() string {
+	return fmt.Sprintf("m1=%s,m2=%s,m3=%s", e.peer[0], e.peer[1], e.peer[2])
+}
+
+func (e *etcds) disk(i int) string { return filepath.Join(e.dir, name(i)) }
+
+// start runs the i-th member as a birth would, or as a join.
+func (e *etcds) start(i int, cluster, state string) {
+	e.t.Helper()
+	log, err := os.OpenFile(e.disk(i)+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(e.program, "--name", name(i), "--data-dir", e.disk(i), "--unsafe-no-fsync",
+		"--listen-client-urls", e.client[i], "--advertise-client-urls", e.client[i], "--listen-peer-urls", e.peer[i], "--initial-advertise-peer-urls", e.peer[i],
+		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", "test-0",
+		"--heartbeat-interval", "500", "--election-timeout", "5000")
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		e.t.Fatal(err)
+	}
+	e.running[i] = cmd
+}
+
+func (e *etcds) birth(members ...int) {
+	e.t.Helper()
+	for _, i := range members {
+		e.start(i, e.all(), "new")
+	}
+}
+
+func (e *etcds) stop(i int) {
+	if cmd := e.running[i]; cmd != nil {
+		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = cmd.Wait()
+		e.running[i] = nil
+	}
+}
+
+func (e *etcds) wipe(i int) {
+	e.t.Helper()
+	e.stop(i)
+	if err := os.RemoveAll(e.disk(i)); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *etcds) kv(i int, what string, request map[string]string) (string, error) {
+	for k, v := range request {
+		request[k] = base64.StdEncoding.EncodeToString([]byte(v))
+	}
+	body, _ := json.Marshal(request)
+	ctx, cancel := context.WithTimeout(e.t.Context(), 3*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.client[i]+"/v3/kv/"+what, strings.NewReader(string(body)))
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s", text)
+	}
+	return string(text), err
+}
+
+func (e *etcds) put(i int, key, value string) {
+	e.t.Helper()
+	until(e.t, "etcd to take a write", func() bool {
+		_, err := e.kv(i, "put", map[string]string{"key": key, "value": value})
+		return err == nil
+	})
+}
+
+func (e *etcds) has(i int, key, value string) bool {
+	e.t.Helper()
+	var found bool
+	until(e.t, "etcd to answer a read", func() bool {
+		text, err := e.kv(i, "range", map[string]string{"key": key})
+		found = strings.Contains(text, base64.StdEncoding.EncodeToString([]byte(value)))
+		return err == nil
+	})
+	return found
+}
+
+// view is what the i-th master sees, by real probes.
+func (e *etcds) view(i int) seat.View {
+	e.t.Helper()
+	v := seat.View{Self: name(i), PeerURL: e.peer[i], Ticket: seat.ValidTicket}
+	_, err := os.Stat(filepath.Join(e.disk(i), "member", "wal"))
+	v.Disk.WAL = err == nil
+	client := &http.Client{Timeout: 10 * time.Second}
+	for j := range 3 {
+		if j == i {
+			continue
+		}
+		v.Peers = append(v.Peers, seat.Peer{Name: name(j), State: seat.Probe(e.t.Context(), client, e.peer[j])})
+		if members, err := (seat.Etcd{Client: client, URL: e.client[j]}).Members(e.t.Context()); err == nil {
+			v.Quorum, v.Members = true, members
+		}
+	}
+	return v
+}
+
+func (e *etcds) decide(i int, want seat.Action) seat.Decision {
+	e.t.Helper()
+	v := e.view(i)
+	d := seat.Decide(v)
+	if d.Do != want {
+		e.t.Fatalf("%s: %s (%s), want %s; it sees %+v", name(i), d.Do, d.Why, want, v)
+	}
+	return d
+}
+
+// blank serves what a master without data serves, until the test ends.
+func (e *etcds) blank(i int) (stop func()) {
+	e.t.Helper()
+	l, err := net.Listen("tcp", strings.TrimPrefix(e.peer[i], "http://"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	s := &http.Server{Handler: seat.ServeBlank()}
+	go func() { _ = s.Serve(l) }() // ends with Close
+	e.t.Cleanup(func() { s.Close() })
+	return func() { s.Close() }
+}
+
+// The danger that all this is for: two masters that were wiped start an empty
+// etcd under the cluster's own id, and nothing objects. The decision waits
+// instead, and stops once it sees that the cluster has lived.
+func TestTwoWiped(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "acknowledged")
+	for i := range 3 {
+		e.stop(i)
+	}
+	e.wipe(0)
+	e.wipe(1)
+	e.birth(0, 1)
+	if e.has(0, "k", "acknowledged") {
+		t.Fatal("etcd has changed: two wiped members found the write again")
+	}
+	e.wipe(0)
+	e.wipe(1)
+
+	stop := e.blank(1)
+	e.decide(0, seat.Wait) // m3 is off, and holds everything
+	e.start(2, e.all(), "new")
+	until(t, "m3 to answer", func() bool {
+		return seat.Probe(t.Context(), http.DefaultClient, e.peer[2]) == seat.Lived
+	})
+	e.decide(0, seat.Stop)
+	stop()
+}
+
+// All masters blank: born once every one was seen, in any order.
+func TestBirth(t *testing.T) {
+	e := newEtcds(t)
+	e.decide(0, seat.Wait) // nobody is there
+	stop := e.blank(1)
+	e.decide(0, seat.Wait) // one is missing
+	stopToo := e.blank(2)
+	e.decide(0, seat.Birth)
+	e.birth(0)
+	until(t, "the newborn member to answer", func() bool {
+		return seat.Probe(t.Context(), http.DefaultClient, e.peer[0]) == seat.Newborn
+	})
+	e.decide(1, seat.Birth)
+	stop()
+	e.birth(1)
+	until(t, "two of three to have a leader", func() bool { return e.view(2).Quorum })
+	stopToo()
+	// m3 was never a member that lived: it takes its seat as a replacement
+	// does.
+	e.replace(2)
+	e.put(2, "k", "v")
+	if !e.has(0, "k", "v") {
+		t.Error("a write through m3 is not at m1")
+	}
+}
+
+// replace carries a Join out.
+func (e *etcds) replace(i int) {
+	e.t.Helper()
+	d := e.decide(i, seat.Join)
+	client := &http.Client{Timeout: 15 * time.Second}
+	via := seat.Etcd{Client: client, URL: e.client[(i+1)%3]}
+	ctx := e.t.Context()
+	for _, id := range d.Remove {
+		until(e.t, "the old seat to be removed", func() bool { return via.Remove(ctx, id) == nil })
+	}
+	var self seat.Member
+	until(e.t, "the learner to be added", func() bool {
+		var err error
+		self, err = via.AddLearner(ctx, e.peer[i])
+		return err == nil
+	})
+	members, err := via.Members(ctx)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.start(i, seat.InitialCluster(members, self, name(i)), "existing")
+	until(e.t, "the learner to be promoted", func() bool { return via.Promote(ctx, self.ID) == nil })
+}
+
+// One of three wiped: it takes a new seat, and has what was written. A power
+// cut after each step of the way leaves a view that leads on.
+func TestReplacedMaster(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "kept")
+	e.wipe(0)
+	d := e.decide(0, seat.Join)
+	if len(d.Remove) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
+	until(t, "the old seat to be removed", func() bool { return via.Remove(t.Context(), d.Remove[0]) == nil })
+	if d = e.decide(0, seat.Join); len(d.Remove) != 0 { // cut after the removal
+		t.Errorf("%+v", d)
+	}
+	until(t, "the learner to be added", func() bool { _, err := via.AddLearner(t.Context(), e.peer[0]); return err == nil })
+	if d = e.decide(0, seat.Join); len(d.Remove) != 1 { // cut after the adding
+		t.Errorf("%+v", d)
+	}
+	e.replace(0)
+	if !e.has(0, "k", "kept") {
+		t.Error("the replaced master lacks what was written")
+	}
+	e.decide(0, seat.Start)
+}
+
+// The list of one member alone says nothing: without a quorum there is none.
+func TestMembersNeedQuorum(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "v")
+	e.stop(1)
+	e.stop(2)
+	until(t, "m1 to notice", func() bool {
+		_, err := (seat.Etcd{Client: &http.Client{Timeout: 10 * time.Second}, URL: e.client[0]}).Members(t.Context())
+		return err != nil
+	})
+	if s := seat.Probe(t.Context(), http.DefaultClient, e.peer[0]); s != seat.Lived {
+		t.Errorf("m1 without a quorum looks like %d", s)
+	}
+	e.wipe(2)
+	e.decide(2, seat.Stop)
+}
