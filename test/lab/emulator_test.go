@@ -2,6 +2,7 @@ package lab
 
 import (
 	"io"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -48,6 +49,38 @@ func TestStaleTranslation(t *testing.T) {
 		}
 		if err != nil && strings.Contains(err.Error(), "the emulator's fault") != (tt.want != "") {
 			t.Errorf("%s: blamed wrongly: %v", name, err)
+		}
+	}
+}
+
+// An image's kernel resets after a panic. One that the emulator has caused is
+// waited through; one of the next boot is judged by itself.
+func TestEmulatorsPanicIsNoEnd(t *testing.T) {
+	const (
+		boot  = "BdsDxe: starting Boot0001 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x1,0x0)\n"
+		stale = "[    5.0] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n[    5.0] RIP: 0010:sched_clock_tick+0x5/0xd0\n[    5.0] Code: 90 66 0f 1f 00 66 <90> c3\n[    5.1] Kernel panic - not syncing: Fatal exception in interrupt\n"
+		root  = "[    3.3] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)\n"
+		ready = "edgebake: node edge1 is Ready\n"
+	)
+	for name, tt := range map[string]struct {
+		console string
+		lives   bool
+	}{
+		"goes on":                    {boot + stale + boot + ready, true},
+		"no firmware":                {stale + ready, false},
+		"a panic of the next boot":   {boot + stale + boot + root + boot + ready, false},
+		"two of them":                {boot + stale + boot + stale + boot + ready, true},
+		"a panic of the disk":        {boot + root + boot + ready, false},
+		"a boot before was the disk": {boot + root + boot + stale + boot + ready, false},
+	} {
+		s := newSerial(io.Discard, nil)
+		io.WriteString(s, tt.console)
+		_, _, err := s.Expect(t.Context(), 0, regexp.MustCompile("is Ready"))
+		if (err == nil) != tt.lives {
+			t.Errorf("%s: %v", name, err)
+		}
+		if broken := s.Broken(); (broken == nil) != tt.lives {
+			t.Errorf("%s: Broken: %v", name, broken)
 		}
 	}
 }
