@@ -69,7 +69,7 @@ type Site struct {
 	// all.
 	IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty" json:"ignorePreflightErrors,omitempty"`
 	// KubeletExtraArgs are further flags of kubelet, by name without dashes.
-	// Those that other fields set are refused.
+	// Those that other fields set are refused. A later change restarts kubelet.
 	KubeletExtraArgs map[string]string `yaml:"kubeletExtraArgs,omitempty" json:"kubeletExtraArgs,omitempty"`
 
 	// IPVS is how the way to the masters is kept open.

@@ -80,7 +80,6 @@ func podJoinPhase(active *Active) Phase {
 				if err := sameName(e, active.Node); err != nil {
 					return Todo, err
 				}
-				noteKubeletSettings(e, site)
 				flags := e.contents(kubeadmFlags)
 				if e.exists(kubeletRestart) || string(registering(flags, labels)) != string(flags) {
 					return Todo, nil // the site names another pool since

@@ -226,7 +226,6 @@ func joinPhase(active *Active) Phase {
 			if err := errors.Join(otherForm(e, false), sameName(e, active.Node)); err != nil {
 				return Todo, err
 			}
-			noteKubeletSettings(e, site)
 			server, name, err := kubeletServer(e)
 			if err != nil {
 				return Todo, err

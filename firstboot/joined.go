@@ -24,8 +24,9 @@ type joinedAs struct {
 	Machine node.Machine `json:"machine"`
 	// Was is the name of a member that joins again: from now on its former
 	// credentials are gone.
-	Was              string            `json:"was,omitempty"`
-	Taints           []configs.Taint   `json:"taints,omitempty"`
+	Was    string          `json:"was,omitempty"`
+	Taints []configs.Taint `json:"taints,omitempty"`
+	// KubeletExtraArgs are what kubelet runs with now.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
 	CRISocket        string            `json:"criSocket"`
 	// Labels are those that first boot gave the Node, at the join or later.
@@ -63,26 +64,10 @@ func noteJoin(e *Env, active *Active) error {
 	}.write(e)
 }
 
-// noteKubeletSettings says which settings of a node's site kubelet has not,
-// since it took them when it joined.
-func noteKubeletSettings(e *Env, site *configs.Site) {
-	j, ok := readJoinedAs(e)
-	if !ok {
-		return
-	}
-	var changed []string
-	for _, k := range slices.Sorted(maps.Keys(union(j.KubeletExtraArgs, site.KubeletExtraArgs))) {
-		was, had := j.KubeletExtraArgs[k]
-		if is, has := site.KubeletExtraArgs[k]; is != was || has != had {
-			changed = append(changed, k)
-		}
-	}
-	const fix = "`firstboot reset` and a new token join the node anew with the site's; or give it back its former value"
-	if len(changed) > 0 {
-		e.Note("kubeletExtraArgs of the site are not in place (%s): kubelet has those that it joined with. To fix: %s", strings.Join(changed, ", "), fix)
-	}
+// noteSocketKept says that kubelet's container runtime is the one of the join.
+func noteSocketKept(e *Env, j joinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
-		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: %s", j.CRISocket, fix)
+		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node anew with the site's; or give it back its former value", j.CRISocket)
 	}
 }
 

@@ -1,10 +1,14 @@
 package firstboot
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // TestSettingsChangedAfterTheJoin: what kubeadm and kubelet take from a site
@@ -16,8 +20,6 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 		taints              []api.Taint
 		note                string
 	}{
-		{"an argument", "kubeletExtraArgs: {v: '2', max-pods: '50'}", "kubeletExtraArgs: {v: '4'}", nil,
-			"kubeletExtraArgs of the site are not in place (max-pods, v)"},
 		{"the socket", "taints: []", "criSocket: unix:///run/other.sock", nil, "criSocket of the site is not in place"},
 		{"a taint more", "taints: []", "taints: [{key: shop, value: a, effect: NoExecute}]", nil,
 			"kubectl taint node edge-sn0042 --overwrite shop=a:NoExecute"},
@@ -40,6 +42,159 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 			}
 			if tc.note != "" && !w.said(tc.note) {
 				t.Error("it is not on the console")
+			}
+		})
+	}
+}
+
+// TestArgumentsChangedAfterTheJoin: kubelet is restarted with those that the
+// site has now, as each kind of node and wherever the power goes meanwhile.
+func TestArgumentsChangedAfterTheJoin(t *testing.T) {
+	const before, after = "kubeletExtraArgs: {v: '2', max-pods: '50'}", "kubeletExtraArgs: {v: '4', system-reserved: 'cpu=100m,memory=50Mi'}"
+	for form, c := range map[string]struct {
+		world func(*testing.T) *world
+		more  []string
+	}{
+		"native":    {func(t *testing.T) *world { return nativeWorld(t) }, nil},
+		"unit":      {func(t *testing.T) *world { return edgeWorld(t) }, []string{"nodeType: edge", "nodePool: shanghai"}},
+		"staticPod": {podWorld, []string{"nodeType: edge", "nodePool: shanghai"}},
+	} {
+		for _, bad := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, bad %v", form, bad), func(t *testing.T) {
+				t.Parallel()
+				w := c.world(t)
+				w.stamp(ownDev, w.site(append(slices.Clone(c.more), withToken, before)...))
+				w.mustBoot()
+				if form != "staticPod" { // what kubeadm writes
+					w.put(kubeadmFlags, strings.Replace(w.get(kubeadmFlags), "containerd.sock", "containerd.sock --max-pods=50 --v=2", 1))
+				}
+				was := w.get(kubeadmFlags)
+				w.stamp(ownDev, w.site(append(slices.Clone(c.more), after)...))
+				w.powerOn()
+				if bad {
+					w.badArg = "system-reserved"
+				}
+				judge := func(w *world, cut string) {
+					t.Helper()
+					flags := w.get(kubeadmFlags)
+					note := strings.Contains(strings.Join(w.state().Notes, "\n"), "kubeletExtraArgs of the site are not in place (max-pods, system-reserved, v)")
+					has := strings.Contains(flags, "--v=4") && strings.Contains(flags, "--system-reserved=cpu=100m,memory=50Mi") && !strings.Contains(flags, "max-pods")
+					had := strings.Contains(flags, "--v=2") == strings.Contains(was, "--v=2") && !strings.Contains(flags, "system-reserved")
+					if w.units[ondisk.UnitKubelet] != "active" || note != bad || has == bad || had != bad ||
+						strings.Contains(flags, openyurt.TurnedFlags) != strings.Contains(was, openyurt.TurnedFlags) || strings.Count(flags, "--v=") > 1 {
+						t.Errorf("%s: notes %q, kubelet has\n%swas\n%s%s", cut, w.state().Notes, flags, was, strings.Join(w.console, "\n"))
+					}
+				}
+				whole := w.clone(t)
+				whole.badArg = w.badArg
+				whole.mustBoot()
+				judge(whole, "not cut")
+				restarts := 0
+				for _, n := range whole.names {
+					if n == "restart "+ondisk.UnitKubelet {
+						restarts++
+					}
+				}
+				if want := map[bool]int{false: 1, true: 2}[bad]; restarts != want {
+					t.Errorf("kubelet was restarted %d times, want %d", restarts, want)
+				}
+				whole.names = nil
+				whole.mustBoot() // first boot once more, as its timer has it
+				if slices.Contains(whole.names, "restart "+ondisk.UnitKubelet) {
+					t.Error("and it was restarted once more")
+				}
+				for n := 1; form == "unit"; n++ { // with the most to get wrong
+					cut := w.clone(t)
+					cut.badArg, cut.cutAt = w.badArg, n
+					if cut.boot() == nil {
+						break
+					}
+					cut.powerOn()
+					cut.mustBoot()
+					judge(cut, fmt.Sprintf("cut at effect %d", n))
+				}
+			})
+		}
+	}
+}
+
+// TestArgumentsThatFixKubelet: one that does not run keeps what the site gives
+// it, whether it helps or not.
+func TestArgumentsThatFixKubelet(t *testing.T) {
+	for _, helps := range []bool{true, false} {
+		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
+		w.mustBoot()
+		w.put(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
+		w.stamp(ownDev, w.site())
+		w.powerOn()
+		w.badArg = "--v=2"
+		if !helps {
+			w.badArg = "KUBELET"
+		}
+		if err := w.boot(); err != nil || w.said("kubelet does not come up: connection refused") == helps {
+			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.console, "\n"))
+		}
+		if got := w.get(kubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
+			t.Errorf("helps %v: kubelet has %s", helps, got)
+		}
+	}
+}
+
+func TestWithArgs(t *testing.T) {
+	env := func(args string) string { return "# comment\nKUBELET_KUBEADM_ARGS=\"" + args + "\"\nOTHER=1\n" }
+	for _, c := range []struct {
+		have, want    string
+		before, after map[string]string
+	}{
+		{"--a=1 --b=2", "--a=1 --b=3", map[string]string{"b": "2"}, map[string]string{"b": "3"}},
+		{"--a=1 --b=2", "--a=1", map[string]string{"b": "2"}, nil},
+		{"--a=1", "--a=1 --c=", nil, map[string]string{"c": ""}},
+		{"", "--c=x", nil, map[string]string{"c": "x"}},
+		{"--a=1" + openyurt.ListPlainly + openyurt.TurnedFlags, "--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.TurnedFlags, nil, map[string]string{"feature-gates": "X=true"}},
+		{"--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.TurnedFlags, "--a=1" + openyurt.ListPlainly + openyurt.TurnedFlags, map[string]string{"feature-gates": "X=true"}, nil},
+		{"--a=1" + openyurt.TurnedFlags, "--a=1 --v=4" + openyurt.TurnedFlags, nil, map[string]string{"v": "4"}},
+	} {
+		got := string(withArgs([]byte(env(c.have)), c.before, c.after))
+		if got != env(c.want) {
+			t.Errorf("%q: %v to %v: %q, want %q", c.have, c.before, c.after, got, env(c.want))
+		}
+		if again := string(withArgs([]byte(got), c.before, c.after)); again != got {
+			t.Errorf("once more: %q, was %q", again, got)
+		}
+	}
+}
+
+// TestNodeOfTwoFamilies: where the cluster's Services have both families and
+// the site gives the node fixed addresses of both, the Node has both too.
+func TestNodeOfTwoFamilies(t *testing.T) {
+	const fixed = "network: {interfaces: [{name: e*, addresses: [192.0.2.50/24, 'fd00:2::50/64'], gateway: 192.0.2.1}]}"
+	for _, c := range []struct {
+		name  string
+		lines []string
+		cidrs []string
+		want  string
+	}{
+		{"both", []string{fixed}, []string{"10.96.0.0/16", "fd00:96::/112"}, "--node-ip=192.0.2.50,fd00:2::50"},
+		{"the cluster has one", []string{fixed}, []string{"10.96.0.0/16"}, ""},
+		{"by DHCP", []string{"network: {interfaces: [{name: e*, dhcp: true}]}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
+		{"one family", []string{"network: {interfaces: [{name: e*, addresses: [192.0.2.50/24], gateway: 192.0.2.1}]}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
+		{"the site names one", []string{fixed, "kubeletExtraArgs: {node-ip: 192.0.2.50}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
+		{"a cloud's", []string{fixed, "kubeletExtraArgs: {cloud-provider: external}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t, c.lines...)
+			w.cluster.serviceCIDRs = c.cidrs
+			w.mustBoot()
+			if got := w.get(kubeadmFlags); strings.Contains(got, "--node-ip") != (c.want != "") || !strings.Contains(got, c.want) {
+				t.Errorf("kubelet has %s, want %q", got, c.want)
+			}
+			was := w.get(kubeadmFlags)
+			w.powerOn()
+			w.offline = true
+			w.boot()
+			if got := w.get(kubeadmFlags); got != was || slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+				t.Errorf("offline it was changed: %s, was %s", got, was)
 			}
 		})
 	}

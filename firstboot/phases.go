@@ -32,6 +32,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			imagesPhase(),          // long, so after all that may fail early; before kubelet wants them
 			joinPhase(active),
 			vipPhase(site),      // only a member may ask
+			argsPhase(active),   // a member's; the next phase sees whether it went well
 			readyPhase(active),  // the cluster's own word, not ours
 			forgetPhase(active), // last: until Ready, the join may have to begin again
 		)
@@ -58,6 +59,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 		}
 		return append(all,
 			vipPhase(site),
+			argsPhase(active),
 			readyPhase(active), // Ready through yurthub
 			forgetPhase(active),
 		)

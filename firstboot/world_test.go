@@ -82,6 +82,8 @@ type world struct {
 	// kubeletBroken: behind yurthub it runs, and does not get through.
 	kubeletBroken bool
 	noNFT         bool   // it is not installed
+	badArg        string // kubelet does not come up with it
+	kubeletSays   listener
 	rules         string // that nft has loaded
 	locked        map[string]bool
 	deafKubelet   bool // its unit does not read kubeadm-flags.env
@@ -476,6 +478,9 @@ func (w *world) env() *Env {
 		},
 		ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if addr == kubeletHealth {
+				return w.dialKubelet(ctx)
+			}
 			if (w.offline || w.link != nil && !w.link()) && addr != openyurt.Health {
 				return nil, errors.New("network is unreachable")
 			}
@@ -595,6 +600,20 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 		})})
 	}
 	return w.hub.dial(ctx)
+}
+
+const kubeletHealth = "127.0.0.1:10248"
+
+// dialKubelet reaches kubelet's health port while it runs with arguments that
+// it takes.
+func (w *world) dialKubelet(ctx context.Context) (net.Conn, error) {
+	if w.units[ondisk.UnitKubelet] != "active" || w.badArg != "" && strings.Contains(w.get(kubeadmFlags), w.badArg) {
+		return nil, errors.New("connection refused")
+	}
+	if w.kubeletSays.Listener == nil {
+		w.kubeletSays = serve(w.t, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, "ok") })})
+	}
+	return w.kubeletSays.dial(ctx)
 }
 
 // enrolHub is yurthub as a static pod asking for its identity with the token,

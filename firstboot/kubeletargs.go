@@ -1,0 +1,292 @@
+package firstboot
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+// kubeadm writes a site's kubeletExtraArgs down once, when the machine joins.
+// What the site says later is written to the same place, and kubelet restarted.
+// A slip must not cost a node that runs: a kubelet that does not come up with
+// the new arguments gets the former ones back.
+
+// refusedArgs are those that kubelet did not come up with, since this machine
+// was switched on.
+const refusedArgs = ondisk.RunDir + "/refused-kubelet-args"
+
+// argsPatience is how long kubelet may take to say that it is well.
+const argsPatience = 90 * time.Second
+
+// argsPhase has kubelet run with the arguments that the site gives it.
+func argsPhase(active *Active) Phase {
+	site := active.Site
+	return Phase{
+		Name: "kubelet-args", Doc: "kubelet has the site's arguments", Timeout: 5 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			j, ok := readJoinedAs(e)
+			if !ok {
+				return Done, nil // a node that joined before this was noted
+			}
+			noteSocketKept(e, j, site)
+			want := wantedArgs(ctx, e, site, j)
+			switch {
+			case maps.Equal(want, j.KubeletExtraArgs):
+				return Done, nil
+			case argsRefused(e, want):
+				noteRefusedArgs(e, j.KubeletExtraArgs, want)
+				return Done, nil
+			}
+			return Todo, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			j, _ := readJoinedAs(e)
+			return changeArgs(ctx, e, j, wantedArgs(ctx, e, site, j))
+		},
+	}
+}
+
+// wantedArgs are the site's, and --node-ip for a node of two families in a
+// cluster of two.
+func wantedArgs(ctx context.Context, e *Env, site *configs.Site, j joinedAs) map[string]string {
+	want := union(site.KubeletExtraArgs, nil)
+	if _, given := want["node-ip"]; given || want["cloud-provider"] != "" {
+		return want
+	}
+	both := bothAddresses(site, nodeAddress(e))
+	if both == "" {
+		return want
+	}
+	dual, err := dualStack(ctx, e)
+	if err != nil {
+		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
+		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as it was told last
+	}
+	if dual {
+		want["node-ip"] = both
+	}
+	return want
+}
+
+// bothAddresses is the node's address and, behind a comma, one of the other
+// family that the site gives the same interface for good. Kubelet takes a Node
+// whose --node-ip is not on the machine for broken, so what a router or DHCP
+// may change does not count.
+func bothAddresses(site *configs.Site, own string) string {
+	addr, err := netip.ParseAddr(own)
+	if err != nil {
+		return ""
+	}
+	var lists [][]string
+	for _, i := range site.Network.Interfaces {
+		lists = append(lists, i.Addresses)
+		for _, v := range i.VLANs {
+			lists = append(lists, v.Addresses)
+		}
+	}
+	for _, list := range lists {
+		has, other := false, netip.Addr{}
+		for _, text := range list {
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				continue
+			}
+			a := p.Addr()
+			has = has || a == addr
+			if a.Is4() != addr.Is4() && !a.IsLinkLocalUnicast() && !other.IsValid() {
+				other = a
+			}
+		}
+		if has && other.IsValid() {
+			return addr.String() + "," + other.String()
+		}
+	}
+	return ""
+}
+
+// dualStack asks the cluster whether its Services have addresses of both
+// families.
+func dualStack(ctx context.Context, e *Env) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c, err := nodeClient(e)
+	if err != nil {
+		return false, err
+	}
+	ranges, err := serviceRanges(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
+	is6 := func(p netip.Prefix) bool { return p.Addr().Is6() }
+	return slices.ContainsFunc(ranges, is4) && slices.ContainsFunc(ranges, is6), nil
+}
+
+// changeArgs restarts kubelet with the wanted arguments, and with the former
+// ones where it does not come up with these.
+func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string) error {
+	flags, err := e.read(kubeadmFlags)
+	if err != nil {
+		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
+	}
+	next := withArgs(flags, j.KubeletExtraArgs, want)
+	// Cut off, the new ones may be on the disk already: what runs with them
+	// tells nothing of the former ones.
+	wasWell := string(next) == string(flags) || kubeletWell(ctx, e) == nil
+	changed := changedArgs(j.KubeletExtraArgs, want)
+	e.Waiting("kubelet to come up with other arguments (%s)", changed)
+	if err := restartWith(ctx, e, next); err != nil {
+		return err
+	}
+	bad := awaitKubelet(ctx, e)
+	if ctx.Err() != nil {
+		return ctx.Err() // the next run goes on
+	}
+	if bad == nil || !wasWell { // where it was not well before, nothing is lost
+		j.KubeletExtraArgs = want
+		if err := j.write(e); err != nil {
+			return err
+		}
+		e.Console(fmt.Sprintf("kubelet was restarted with the site's arguments: %s changed", changed))
+		return bad
+	}
+	e.Log.Warn("kubelet does not come up with the site's arguments, and gets the former ones back", "changed", changed, "error", bad)
+	if err := restartWith(ctx, e, withArgs(next, want, j.KubeletExtraArgs)); err != nil {
+		return err
+	}
+	// Once a boot: kubelet is not restarted for it all the time.
+	b, err := json.Marshal(want)
+	if err != nil {
+		return fmt.Errorf("noting kubelet's arguments: %w", err)
+	}
+	if err := e.WriteFile(refusedArgs, b, Mode(0o600)); err != nil {
+		return fmt.Errorf("noting kubelet's arguments: %w", err)
+	}
+	return awaitKubelet(ctx, e)
+}
+
+func restartWith(ctx context.Context, e *Env, flags []byte) error {
+	// A kill between the file and the restart must not lose the restart.
+	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
+		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
+	}
+	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
+		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
+	}
+	return restartKubelet(ctx, e)
+}
+
+// withArgs is kubeadm-flags.env with arguments that changed from before to
+// after. What turns kubelet to yurthub stays as it is, at the end.
+func withArgs(env []byte, before, after map[string]string) []byte {
+	return eachArgs(env, func(args string) string {
+		tail := ""
+		for _, t := range []string{openyurt.ListPlainly + openyurt.TurnedFlags, openyurt.TurnedFlags, openyurt.ListPlainly} {
+			if strings.Contains(args, t) {
+				args, tail = strings.Replace(args, t, " ", 1), t
+				break
+			}
+		}
+		var kept []string
+		for _, f := range strings.Fields(args) {
+			name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")
+			_, was := before[name]
+			_, is := after[name]
+			if !was && !is {
+				kept = append(kept, f)
+			}
+		}
+		for _, k := range slices.Sorted(maps.Keys(after)) {
+			kept = append(kept, "--"+k+"="+after[k])
+		}
+		return strings.Join(kept, " ") + tail
+	})
+}
+
+// changedArgs names the arguments in which two sets differ.
+func changedArgs(before, after map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(union(before, after))) {
+		was, had := before[k]
+		if is, has := after[k]; is != was || has != had {
+			out = append(out, k)
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+func argsRefused(e *Env, want map[string]string) bool {
+	var refused map[string]string
+	b := e.contents(refusedArgs)
+	return b != nil && json.Unmarshal(b, &refused) == nil && maps.Equal(refused, want)
+}
+
+func noteRefusedArgs(e *Env, have, want map[string]string) {
+	e.Note("kubeletExtraArgs of the site are not in place (%s): kubelet did not come up with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine has kubelet's words",
+		changedArgs(have, want))
+}
+
+// awaitKubelet waits until kubelet says that it is well.
+func awaitKubelet(ctx context.Context, e *Env) error {
+	end := e.Now().Add(argsPatience)
+	var last error
+	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+		last = kubeletWell(ctx, e)
+		return last == nil || e.Now().After(end), nil
+	})
+	if last != nil {
+		return Advise(fmt.Errorf("kubelet does not come up: %w", last), "see `journalctl -u kubelet` on the machine")
+	}
+	return err
+}
+
+// kubeletWell asks kubelet itself, as kubeadm does.
+func kubeletWell(ctx context.Context, e *Env) error {
+	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
+		return errors.Join(fmt.Errorf("its unit is %s", state), err)
+	}
+	var conf struct {
+		Address string `yaml:"healthzBindAddress"`
+		Port    *int   `yaml:"healthzPort"`
+	}
+	if err := yaml.Unmarshal(e.contents(ondisk.KubeletConfig), &conf); err != nil {
+		return fmt.Errorf("reading %s: %w", ondisk.KubeletConfig, err)
+	}
+	port := 10248
+	if conf.Port != nil {
+		port = *conf.Port
+	}
+	if port == 0 { // it tells nobody: a kubelet that gives up does so at once
+		since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
+		if err == nil && e.Now().Sub(since) < 20*time.Second {
+			err = errors.New("it has run for less than 20 s")
+		}
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	host := cmp.Or(conf.Address, "127.0.0.1")
+	if a, err := netip.ParseAddr(host); err == nil && a.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	body, code, err := localGet(ctx, e, net.JoinHostPort(host, strconv.Itoa(port)), "/healthz")
+	if err == nil && code != 200 {
+		err = fmt.Errorf("it says: %s", body)
+	}
+	return err
+}
