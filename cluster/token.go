@@ -155,6 +155,9 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 	if o.VIP != "" {
 		site.VIP = o.VIP
 	}
+	if err := checkStub(site); err != nil {
+		return nil, fmt.Errorf("%s: no Site of this cluster would be valid, so none was made:\n%w", doing, err)
+	}
 	for range 3 { // ids have six letters: two can be the same
 		t, obj := newTokenSecret(o)
 		_, err = c.resource(secrets, systemNamespace).Create(ctx, obj, metav1.CreateOptions{FieldManager: "edgebake"})
@@ -168,6 +171,25 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 		return &Minted{t, site}, nil
 	}
 	return nil, fmt.Errorf("%s: %w", doing, err)
+}
+
+// checkStub says what is wrong with a Site before there is a token for it, e.g.
+// a VIP of another family than the masters.
+func checkStub(site *configs.Site) error {
+	with := *site
+	with.Credentials.Token = configs.NewSecret("abcdef.0123456789abcdef")
+	text, err := configs.EncodeSlot(&with)
+	if err != nil {
+		return err
+	}
+	var probs configs.Problems
+	if _, err = configs.ParseSite("", text); errors.As(err, &probs) {
+		for i := range probs { // of a text that nobody has seen
+			probs[i].Line, probs[i].Col = 0, 0
+		}
+		return probs
+	}
+	return err
 }
 
 func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {

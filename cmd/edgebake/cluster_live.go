@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -390,6 +392,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 func newClusterStatus(s streams) *cobra.Command {
 	var w way
 	var output string
+	var watch bool
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Say what became of each node",
@@ -399,7 +402,7 @@ func newClusterStatus(s streams) *cobra.Command {
   joining    its certificate is not approved
   notReady   it has joined and does not work
   ready`,
-		Example: `  edgebake cluster status
+		Example: `  edgebake cluster status --watch
   edgebake cluster status -o json`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -408,26 +411,56 @@ func newClusterStatus(s streams) *cobra.Command {
 				return err
 			}
 			all, err := client.Status(c.Context(), time.Now())
+			for err == nil && watch {
+				if err := printStatus(s, output, all); err != nil {
+					return err
+				}
+				all, err = nextStatus(c.Context(), client, all)
+			}
 			if err != nil {
 				return err
 			}
-			return printAs(s, output, all, func() {
-				t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
-				fmt.Fprintln(t, "NODE\tSTATE\tSINCE\tDETAIL\tTO FIX")
-				for _, n := range all {
-					since := ""
-					if !n.Since.IsZero() {
-						since = n.Since.Format(time.RFC3339)
-					}
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", n.Node, n.State, since, n.Detail, n.Fix)
-				}
-				t.Flush()
-			})
+			return printStatus(s, output, all)
 		},
 	}
 	w.flags(c)
 	outputFlag(c, &output)
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again whenever it changes, until interrupted")
 	return c
+}
+
+func printStatus(s streams, output string, all []cluster.Site) error {
+	return printAs(s, output, all, func() {
+		t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "NODE\tSTATE\tSINCE\tDETAIL\tTO FIX")
+		for _, n := range all {
+			since := ""
+			if !n.Since.IsZero() {
+				since = n.Since.Format(time.RFC3339)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", n.Node, n.State, since, n.Detail, n.Fix)
+		}
+		t.Flush()
+	})
+}
+
+// watchEvery is how often a watched status is asked for: nodes change state in
+// seconds, and each asking lists them all.
+const watchEvery = 5 * time.Second
+
+// nextStatus waits until the status is another than before.
+func nextStatus(ctx context.Context, client *cluster.Client, before []cluster.Site) ([]cluster.Site, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(watchEvery):
+		}
+		all, err := client.Status(ctx, time.Now())
+		if err != nil || !slices.Equal(all, before) {
+			return all, err
+		}
+	}
 }
 
 func newClusterRemove(s streams) *cobra.Command {

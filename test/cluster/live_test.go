@@ -201,6 +201,25 @@ func TestTokenProblems(t *testing.T) {
 	}
 }
 
+// A token for a Site that no machine would take is not made.
+func TestTokenOfNoUse(t *testing.T) {
+	lc := needCluster(t)
+	c, ctx := open(t, lc, ""), t.Context()
+	before, err := c.Tokens(ctx, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, vip := range []string{"fd00::2", "nowhere", "10.0.2.2"} {
+		if _, err := c.MintToken(ctx, cluster.MintOptions{TTL: time.Hour, Now: time.Now(), VIP: vip}); err == nil || !strings.Contains(err.Error(), "VIP") && !strings.Contains(err.Error(), "vip: ") {
+			t.Errorf("%s: %v", vip, err)
+		}
+	}
+	after, err := c.Tokens(ctx, time.Now())
+	if err != nil || len(after) != len(before) {
+		t.Error(len(after), err)
+	}
+}
+
 // Without rights, verb and resource are named, and nothing is half done.
 func TestTokenRights(t *testing.T) {
 	lc := needCluster(t)
