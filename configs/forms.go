@@ -240,6 +240,8 @@ func badURL(s string, schemes ...string) string {
 // front of the key are allowed.
 func badSSHKey(line string) string {
 	switch {
+	case line == placeholderKey:
+		return "replace the example by your public key (a file that ends in .pub), or take the user out"
 	case strings.Contains(line, "PRIVATE KEY"):
 		return "is a private key; give the public one, the file that ends in .pub"
 	case strings.ContainsAny(line, "\r\n"):

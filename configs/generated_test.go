@@ -147,6 +147,7 @@ func TestSchemas(t *testing.T) {
 			},
 		}
 		s := r.Reflect(v)
+		s.ID = jsonschema.ID("https://edgebake.io/schema/" + name + ".v1alpha1.json")
 		if name == "inventory" {
 			partSites(s)
 		}

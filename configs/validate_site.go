@@ -129,7 +129,9 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 		probs.add("endpoint", "%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s.Endpoint)
 	}
 
-	if tok := s.Credentials.Token; !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
+	if tok := s.Credentials.Token; tok.Reveal() == placeholderToken {
+		probs.add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
+	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
 		probs.add("credentials.token", "is not a bootstrap token: 6 letters or digits, a dot, 16 letters or digits, all in lower case (`kubeadm token create` makes one)")
 	} else if tok.IsZero() && credentials {
 		probs.add("credentials.token", "is required")
@@ -148,6 +150,8 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	for i, h := range s.CACertHashes {
 		path := fmt.Sprintf("caCertHashes[%d]", i)
 		switch {
+		case h == placeholderHash:
+			probs.add(path, "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)")
 		case sha256Hex.MatchString(strings.ToLower(h)):
 			probs.add(path, "write the kind of hash too: \"sha256:%s\"", h)
 		case !caHashForm.MatchString(h):

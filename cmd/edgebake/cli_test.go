@@ -315,13 +315,67 @@ func TestInit(t *testing.T) {
 	if _, err := configs.ParseImage("image.yaml", img); err != nil {
 		t.Error(err)
 	}
-	c.run(0, "validate", "new/image.yaml", "new/site.yaml")
+	// What only its reader knows is told to be replaced, and nothing else.
+	c.run(1, "validate", "new/image.yaml", "new/site.yaml")
+	c.want(c.out, "new/image.yaml: ok")
+	c.want(c.err, "credentials.token: replace the example", "caCertHashes[0]: replace the example", "users[0].sshAuthorizedKeys[0]: replace the example")
+	if n := strings.Count(c.err, "\n"); n != 3 {
+		t.Errorf("%d problems:\n%s", n, c.err)
+	}
+	for _, name := range []string{"image", "site"} {
+		doc, err := os.ReadFile("new/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		schema, ok := strings.CutPrefix(strings.SplitN(string(doc), "\n", 2)[0], "# yaml-language-server: $schema=")
+		if raw, err := os.ReadFile(filepath.Join("new", schema)); !ok || err != nil || !json.Valid(raw) {
+			t.Errorf("the schema of %s: %v", name, err)
+		}
+	}
 	c.file("new/image.yaml", "mine")
 	c.run(1, "init", "--dir", "new")
 	c.want(c.err, filepath.Join("new", "image.yaml")+" exists", filepath.Join("new", "site.yaml")+" exists")
 	if b, _ := os.ReadFile("new/image.yaml"); string(b) != "mine" {
 		t.Error("init replaced a file")
 	}
+}
+
+const joinLine = "sudo kubeadm join [fd00:7::11]:6443 --token abcdef.0123456789abcdef \\\n\t--discovery-token-ca-cert-hash=sha256:1123456789abcdef0123456789abcdef0123456789abcdef0123456789ABCDEF"
+
+// TestInitJoin fills a Site from kubeadm's own line.
+func TestInitJoin(t *testing.T) {
+	c := newCLI(t)
+	c.runIn(t.Context(), strings.Replace(joinLine, "[fd00:7::11]", "cp.example.com", 1), 0, "init", "--join", "-")
+	c.run(1, "validate", "site.yaml")
+	if !strings.Contains(c.err, "sshAuthorizedKeys[0]: replace the example") || strings.Count(c.err, "\n") != 1 {
+		t.Errorf("%s", c.err)
+	}
+	site, err := os.ReadFile("site.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.want(string(site), "masters:\n  - cp.example.com:6443\n\n", "token: abcdef.0123456789abcdef", "  - sha256:1123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n")
+
+	for line, want := range map[string]string{
+		"kubeadm init": "want a line that begins with kubeadm join",
+		"kubeadm join": "the API server is empty",
+		strings.Replace(joinLine, "--token", "--control-plane --token", 1):  "the line for control-plane nodes",
+		strings.Replace(joinLine, "--token", "--cri-socket=x --token", 1):   "--cri-socket, which is not taken over",
+		strings.Replace(joinLine, "abcdef.0", "ABCDEF.0", 1):                "it has no --token",
+		strings.Replace(joinLine, "sha256:11", "sha256:", 1):                "is not sha256: followed by 64",
+		strings.Replace(joinLine, "[fd00:7::11]:6443", "127.0.0.1:6443", 1): "the API server 127.0.0.1 is the loopback address",
+		strings.Replace(joinLine, "[fd00:7::11]:6443", "a:6443 b:6443", 1):  "it names two API servers",
+		"kubeadm join a:1 --discovery-token-unsafe-skip-ca-verification":    "--discovery-token-unsafe-skip-ca-verification, which is not taken over",
+	} {
+		c.run(1, "init", "--force", "--join", line)
+		c.want(c.err, "edgebake: --join: ", want)
+		if strings.Contains(c.err, "0123456789abcdef\n") || strings.Contains(c.err, "ABCDEF.0") {
+			t.Errorf("a token is quoted: %s", c.err)
+		}
+	}
+	c.file("id", "-----BEGIN OPENSSH PRIVATE KEY-----\n")
+	c.run(1, "init", "--force", "--join", "kubeadm join", "--ssh-key", "id")
+	c.want(c.err, "--join: the API server is empty", "--ssh-key: id: is a private key")
 }
 
 func TestInterrupted(t *testing.T) {

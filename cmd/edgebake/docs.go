@@ -220,49 +220,6 @@ join token.`,
 	return c
 }
 
-func newInit(s streams) *cobra.Command {
-	var dir string
-	var force bool
-	c := &cobra.Command{
-		Use:   "init",
-		Short: "Write a commented Image and Site to start from",
-		Example: `  edgebake init
-  edgebake init --dir sites/berlin`,
-		Args: args(0, 0, "no argument"),
-		RunE: func(c *cobra.Command, _ []string) error {
-			files := []struct {
-				name string
-				data []byte
-				perm fs.FileMode
-			}{{"image.yaml", configs.ExampleImage(), 0o666}, {"site.yaml", configs.ExampleSite(), 0o600}} // a token will be in it
-			var errs []error
-			for _, f := range files {
-				if _, err := os.Lstat(filepath.Join(dir, f.name)); err == nil && !force {
-					errs = append(errs, fmt.Errorf("%s exists; --force replaces it", filepath.Join(dir, f.name)))
-				}
-			}
-			if err := errors.Join(errs...); err != nil {
-				return err
-			}
-			if err := os.MkdirAll(dir, 0o777); err != nil {
-				return err
-			}
-			for _, f := range files {
-				p := filepath.Join(dir, f.name)
-				if err := builder.WriteFile(p, f.data, f.perm); err != nil {
-					return err
-				}
-				fmt.Fprintf(s.Out, "wrote %s\n", p)
-			}
-			fmt.Fprintf(s.Out, "Edit them, then: edgebake validate %s %s\n", filepath.Join(dir, "image.yaml"), filepath.Join(dir, "site.yaml"))
-			return nil
-		},
-	}
-	c.Flags().StringVar(&dir, "dir", ".", "folder to write to")
-	c.Flags().BoolVarP(&force, "force", "f", false, "replace files that are there")
-	return c
-}
-
 func newVersion(s streams) *cobra.Command {
 	var output string
 	c := &cobra.Command{

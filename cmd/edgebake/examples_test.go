@@ -69,7 +69,8 @@ func TestInitBuilds(t *testing.T) {
 		t.Fatal(err)
 	}
 	debianOf(t, filepath.Join(c.dir, "base.tar"))
-	c.run(0, "init", "--force")
+	c.file("id.pub", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ me\n")
+	c.run(0, "init", "--force", "--ssh-key", "id.pub", "--join", joinLine)
 	doc, err := os.ReadFile("image.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -68,6 +68,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case len(args) == 0 || slices.Contains([]string{"help", "-h", "--help"}, args[0]) && len(args) == 1:
 		fmt.Fprint(stdout, overview(all))
 		return nil
+	case len(args) == 1 && slices.Contains([]string{"version", "--version"}, args[0]):
+		fmt.Fprintln(stdout, "ipvscare", version())
+		return nil
 	case args[0] == "help":
 		args = []string{args[1], "--help"}
 	}
@@ -107,6 +110,7 @@ Commands:
 	for _, c := range all {
 		fmt.Fprintf(&b, "  %-11s %s\n", c.name, c.short)
 	}
+	fmt.Fprintf(&b, "  %-11s %s\n", "version", "Print the version")
 	b.WriteString("\nSee ipvscare COMMAND --help.\n")
 	return b.String()
 }
@@ -276,4 +280,13 @@ the hosts file. Stop ipvscare first.`,
 			return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: servers, Noted: true, HostsFile: hosts, RunDir: run}, func(line string) { fmt.Fprintln(stderr, line) })
 		},
 	}
+}
+
+// version is what the Go tool stamped into the program.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(devel)"
+	}
+	return strings.TrimPrefix(info.Main.Version, "v")
 }

@@ -52,6 +52,15 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+func TestVersion(t *testing.T) {
+	for _, arg := range []string{"version", "--version"} {
+		var out bytes.Buffer
+		if err := run(t.Context(), []string{arg}, &out, &out); err != nil || !strings.HasPrefix(out.String(), "ipvscare ") {
+			t.Errorf("%s: %v, %q", arg, err, out.String())
+		}
+	}
+}
+
 // TestSpread: nodes that boot together ask apart, and nobody else waits.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {

@@ -1,0 +1,150 @@
+package configs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"strings"
+)
+
+// What a Site to start from shows where only its reader knows what belongs
+// there. Validation tells them to replace it: nothing else would, until a
+// machine stands in a shop and does not join.
+const (
+	placeholderToken = "xxxxxx.xxxxxxxxxxxxxxxx"
+	placeholderHash  = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	placeholderKey   = "ssh-ed25519 xxxxxxxx admin@example.com"
+)
+
+// What examples/site.yaml has in their places.
+const (
+	exampleToken = "abcdef.0123456789abcdef"
+	exampleHash  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	exampleKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"
+)
+
+// Join is what `kubeadm join` is told of a cluster.
+type Join struct {
+	Master   string
+	Token    string
+	CAHashes []string
+}
+
+// ParseJoin reads the line that kubeadm prints for machines that shall join.
+// What is wrong with it never quotes the token.
+func ParseJoin(line string) (*Join, error) {
+	words := strings.Fields(strings.ReplaceAll(line, "\\\n", " "))
+	for len(words) > 0 && path.Base(words[0]) != "kubeadm" {
+		words = words[1:] // sudo
+	}
+	if len(words) < 2 || words[1] != "join" {
+		return nil, errors.New("want a line that begins with kubeadm join, as `kubeadm token create --print-join-command` prints it")
+	}
+	var j Join
+	var errs []error
+	for words = words[2:]; len(words) > 0; words = words[1:] {
+		flag, value, given := strings.Cut(words[0], "=")
+		if !strings.HasPrefix(flag, "-") {
+			if j.Master != "" {
+				errs = append(errs, errors.New("it names two API servers: give one, and add the others to masters in site.yaml"))
+			}
+			j.Master = words[0]
+			continue
+		}
+		switch flag {
+		case "--token", "--discovery-token-ca-cert-hash":
+		case "--control-plane", "--certificate-key":
+			errs = append(errs, fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag))
+			continue
+		default:
+			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look in docs/reference.md for the field of the Site", flag))
+			continue
+		}
+		if !given && len(words) > 1 {
+			words, value = words[1:], words[1]
+		}
+		if flag == "--token" {
+			j.Token = value
+		} else {
+			j.CAHashes = append(j.CAHashes, strings.ToLower(value))
+		}
+	}
+	if bad := badHostPort(j.Master); bad != "" {
+		errs = append(errs, fmt.Errorf("the API server %s", bad))
+	}
+	if !tokenForm.MatchString(j.Token) {
+		errs = append(errs, errors.New("it has no --token TOKEN: 6 letters or digits, a dot, 16 letters or digits, all in lower case"))
+	}
+	if len(j.CAHashes) == 0 {
+		errs = append(errs, errors.New("it has no --discovery-token-ca-cert-hash sha256:HEX, by which the machine knows your cluster"))
+	}
+	for _, h := range j.CAHashes {
+		if !caHashForm.MatchString(h) {
+			errs = append(errs, fmt.Errorf("--discovery-token-ca-cert-hash %q is not sha256: followed by 64 hexadecimal digits", shorten(h)))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &j, nil
+}
+
+// CheckSSHKey says what is wrong with a line of authorized_keys.
+func CheckSSHKey(line string) error {
+	if bad := badSSHKey(line); bad != "" {
+		return errors.New(bad)
+	}
+	return nil
+}
+
+// StartSite is a Site to start from: the example with what is known of the
+// cluster and of the person who will log in, and placeholders for the rest. What
+// the example shows besides is commented out.
+func StartSite(j *Join, sshKey string) []byte {
+	token, hashes := placeholderToken, []string{placeholderHash}
+	text := exampleSite
+	if j != nil {
+		token, hashes = j.Token, j.CAHashes
+		const masters = "  - 192.168.7.11:6443\n  - 192.168.7.12:6443\n  - 192.168.7.13:6443\n"
+		known := "  - " + quoteYAML(j.Master) + "\n"
+		if a, err := netip.ParseAddrPort(j.Master); err == nil && a.Addr().Is6() {
+			known += "\n# Of the masters' family; a free address that stands for all of them.\nvip: fd00:ed6e::2\n"
+		}
+		text = strings.Replace(text, masters, known, 1)
+	}
+	if sshKey == "" {
+		sshKey = placeholderKey
+	}
+	text = strings.Replace(text, exampleToken, token, 1)
+	text = strings.Replace(text, exampleHash, strings.Join(hashes, "\n  - "), 1)
+	text = strings.Replace(text, exampleKey, quoteYAML(sshKey), 1)
+	return []byte(commentOut(text, "labels:", "taints:", "network:"))
+}
+
+// quoteYAML quotes what YAML would read otherwise: [fd00::1]:6443.
+func quoteYAML(s string) string {
+	if strings.ContainsAny(s, "[]{}#'\"") || strings.Contains(s, ": ") {
+		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
+	}
+	return s
+}
+
+// commentOut makes comments of the fields with these names and all below them.
+func commentOut(text string, fields ...string) string {
+	var b strings.Builder
+	inside := false
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, " ") {
+			inside = false
+			for _, f := range fields {
+				inside = inside || strings.HasPrefix(line, f)
+			}
+		}
+		if inside {
+			b.WriteString("# ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
