@@ -142,11 +142,13 @@ func large() *State {
 // One damaged byte, wherever it is, gives an error or a state: no crash, no
 // endless walk. Flips run over the whole of both databases, in memory.
 func TestReadSurvivesEveryByte(t *testing.T) {
+	t.Parallel()
 	for name, s := range map[string]*State{"small": sample(), "large": large()} {
 		flips := map[string][]byte{"small": {0x81}, "large": {0xff}}[name]
 		meta, snaps := write(t, s)
 		for _, file := range []string{meta, snaps} {
 			t.Run(name+" "+filepath.Base(file), func(t *testing.T) {
+				t.Parallel()
 				raw, err := os.ReadFile(file)
 				if err != nil {
 					t.Fatal(err)
