@@ -481,7 +481,9 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 			if _, err := d.ReadAt(b, off); err != nil {
 				return fmt.Errorf("reading %d bytes at %d back: %w", len(b), off, err)
 			}
-			if sha256.Sum256(buf) != f.written[i] {
+			// A hole is compared, which is ten times faster than hashing it.
+			same := f.written[i] == f.zeroSum && bytes.Equal(buf, f.zeros)
+			if !same && sha256.Sum256(buf) != f.written[i] {
 				return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it says (a counterfeit): use another disk", off)
 			}
 			mu.Lock()

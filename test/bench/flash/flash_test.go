@@ -1,0 +1,203 @@
+// Package flash measures how an image gets onto a disk: edgebake flash beside
+// dd of as many bytes as the image has data, and beside bmaptool, which skips
+// holes too. All write to the same loop device, in turns, in one run. Results
+// go to test/bench/results.
+//
+//	EDGEBAKE_BENCH_RUNS   how often each runs, 5 if not set
+//	EDGEBAKE_BENCH_DIR    where image and device are, the folder for temporary files if not set
+package flash
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/test/desk"
+	"github.com/edgebake/edgebake/test/disktest"
+)
+
+const results = "../results/flash.md"
+
+// promised is the least speed of flash without reading back, as a part of
+// dd's.
+const promised = 0.95
+
+// data is about what a root file system with Kubernetes has.
+const data = 400 << 20
+
+var date = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// golden makes an image with data in its root, half of it noise and half of it
+// easy to compress.
+func golden(b *testing.B, path string) (written int64) {
+	b.Helper()
+	noise := make([]byte, data)
+	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
+	copy(noise[data/2:], bytes.Repeat([]byte("edgebake"), data/16))
+	dir := tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: date}}
+	file := func(name string, text []byte) tree.Node {
+		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes(text)}}
+	}
+	spec := disk.Spec{ID: "bench", Arch: "amd64", SourceDate: date, Partitions: []disk.Partition{
+		{Label: ondisk.LabelESP, FS: disk.FAT32, Nodes: []tree.Node{dir}},
+		{Label: ondisk.LabelSlot, FS: disk.FAT16},
+		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 256 << 20, Nodes: []tree.Node{dir, {Path: "data", Inode: &tree.Inode{
+			Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Content{Blob: "b", Size: data}}}}},
+		{Label: ondisk.LabelRootB},
+		{Label: ondisk.LabelData, FS: disk.Ext4, FreeBytes: 512 << 20, Nodes: []tree.Node{dir}},
+	}}
+	l, err := disk.Compute(spec)
+	if err != nil {
+		b.Fatal(err)
+	}
+	info, err := json.Marshal(ondisk.ImageInfo{Version: 1, Name: "bench", Plan: spec.ID, Arch: spec.Arch, SourceDate: date.Unix(), Partitions: l.Parts})
+	if err != nil {
+		b.Fatal(err)
+	}
+	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, file(ondisk.ESPImageInfo, info),
+		file(ondisk.ESPEntryA, []byte("options root=PARTUUID="+l.Find(ondisk.LabelRootA).GUID+"\n")))
+	res, err := disk.Write(b.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{
+		Zstd: strings.HasSuffix(path, ".zst"),
+		Slot: func(golden string) ([]byte, error) {
+			return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: spec.ID, Golden: golden}})
+		},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, p := range res.Parts {
+		written += p.Written
+	}
+	return written
+}
+
+// rival is one way to write the image.
+type rival struct {
+	name  string
+	run   func() error
+	times []float64
+}
+
+func (r *rival) median() float64 {
+	t := slices.Sorted(slices.Values(r.times))
+	return t[len(t)/2]
+}
+
+func (r *rival) least() float64 { return slices.Min(r.times) }
+
+// BenchmarkFlash writes the image to a device in every way, in turns.
+func BenchmarkFlash(b *testing.B) {
+	if b.N > 1 {
+		return
+	}
+	desk.NeedRoot(b, "it makes a loop device")
+	desk.NeedProgram(b, "losetup", "mount")
+	bmaptool := desk.NeedProgram(b, "bmaptool", "bmap-tools")
+	runs := 5
+	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
+		var err error
+		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
+			b.Fatalf("EDGEBAKE_BENCH_RUNS=%s", s)
+		}
+	}
+	dir, err := os.MkdirTemp(cmp.Or(os.Getenv("EDGEBAKE_BENCH_DIR"), os.TempDir()), "edgebake-bench-")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { os.RemoveAll(dir) })
+	at := func(name string) string { return filepath.Join(dir, name) }
+	written := golden(b, at("g.raw"))
+	golden(b, at("g.raw.zst"))
+	i, err := media.Inspect(at("g.raw"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	sh := func(argv ...string) error {
+		if out, err := exec.CommandContext(b.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+		}
+		return nil
+	}
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	must(sh(bmaptool, "create", "-o", at("g.bmap"), at("g.raw")))
+	must(sh("dd", "if=/dev/urandom", "of="+at("same"), "bs=1M", fmt.Sprintf("count=%d", written>>20)))
+	must(os.WriteFile(at("disk"), nil, 0o600))
+	must(os.Truncate(at("disk"), i.Size+64<<20))
+	out, err := exec.Command("losetup", "--find", "--show", at("disk")).Output()
+	must(err)
+	dev := strings.TrimSpace(string(out))
+	b.Cleanup(func() { exec.Command("losetup", "--detach", dev).Run() })
+
+	flash := func(image string, verify bool) func() error {
+		return func() error {
+			d, err := device.Open(dev)
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			f, err := media.PrepareFlash(image, media.FlashOptions{Size: d.Size, Sector: d.Sector, SkipVerify: !verify})
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			_, err = f.Write(b.Context(), d)
+			return err
+		}
+	}
+	rivals := []*rival{
+		{name: "dd, as many bytes, direct and synced", run: func() error {
+			return sh("dd", "if="+at("same"), "of="+dev, "bs=4M", "oflag=direct", "conv=fsync")
+		}},
+		{name: "bmaptool, .raw", run: func() error { return sh(bmaptool, "copy", "--bmap", at("g.bmap"), at("g.raw"), dev) }},
+		{name: "flash, .raw, not read back", run: flash(at("g.raw"), false)},
+		{name: "flash, .raw.zst, not read back", run: flash(at("g.raw.zst"), false)},
+		{name: "flash, .raw, verified", run: flash(at("g.raw"), true)},
+		{name: "flash, .raw.zst, verified", run: flash(at("g.raw.zst"), true)},
+	}
+	for range runs {
+		for _, r := range rivals {
+			start := time.Now()
+			must(r.run())
+			r.times = append(r.times, time.Since(start).Seconds())
+		}
+	}
+	var text strings.Builder
+	load, _ := os.ReadFile("/proc/loadavg")
+	fmt.Fprintf(&text, "# Flash, dd and bmaptool\n\nMade by `make bench` (test/bench/flash). %d runs each, in turns, %d processors, one loop device on a disk file.\n"+
+		"Load average at the end: %.14s. Flash and bmaptool need a processor to hash with and dd needs none, so on a machine that others use as well both fall behind dd.\n"+
+		"An image of %d MiB with %d MiB of data. `dd` writes as many bytes as the image has data, with O_DIRECT and fsync, as flash does; promised are %.2f of its speed without reading back. "+
+		"Flash also hashes everything, and makes holes zeros; bmaptool checks the digests of its map, and leaves in holes what was there.\n\n"+
+		"| | seconds (median) | least | speed, × dd | least | speed, × bmaptool | least |\n|---|---|---|---|---|---|---|\n",
+		runs, runtime.NumCPU(), load, i.Size>>20, written>>20, promised)
+	dd, bmap := rivals[0], rivals[1]
+	for _, r := range rivals {
+		fmt.Fprintf(&text, "| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", r.name, r.median(), r.least(),
+			dd.median()/r.median(), dd.least()/r.least(), bmap.median()/r.median(), bmap.least()/r.least())
+	}
+	b.Log("\n" + text.String())
+	if err := os.WriteFile(results, []byte(text.String()), 0o644); err != nil {
+		b.Fatal(err)
+	}
+}
