@@ -34,7 +34,7 @@ func examples(t *testing.T, do func(path string, words []string)) {
 		}
 		for line := range strings.Lines(c.Example) {
 			line, _, _ = strings.Cut(line, "#")
-			words := strings.Fields(line)
+			words := strings.Fields(strings.ReplaceAll(line, `"`, ""))
 			if len(words) == 0 {
 				continue
 			}
@@ -161,11 +161,18 @@ func TestExamples(t *testing.T) {
 		if strings.Contains(line, "--export-base base.tar") {
 			gone = append(gone, "base.tar")
 		}
-		if strings.HasPrefix(line, "cluster sites") {
+		if strings.HasPrefix(line, "cluster sites") || strings.HasPrefix(line, "inventory import") {
 			gone = append(gone, "inventory.yaml")
 		}
 		if strings.Contains(line, "--output out/") {
 			gone = append(gone, "out")
+		}
+		table := "name,serial\nberlin-7,SN1\n"
+		if strings.Contains(line, "S/N=") {
+			table = "name,S/N,Manager\nberlin-7,SN1,Anna\n"
+		}
+		if err := os.WriteFile(filepath.Join(here, "stores.csv"), []byte(table), 0o600); err != nil {
+			t.Fatal(err)
 		}
 		words = onFile(t, words, filepath.Join(here, "disk"), filepath.Join(here, name+".raw"))
 		for _, f := range gone {
