@@ -186,11 +186,11 @@ func BenchmarkFlash(b *testing.B) {
 	var text strings.Builder
 	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Fprintf(&text, "# Flash, dd and bmaptool\n\nMade by `make bench` (test/bench/flash). %d runs each, in turns, %d processors, one loop device on a disk file.\n"+
-		"Load average at the end: %.14s. Flash and bmaptool need a processor to hash with and dd needs none, so on a machine that others use as well both fall behind dd.\n"+
+		"Load average at the end: %s. Flash and bmaptool need a processor to hash with and dd needs none, so on a machine that others use as well both fall behind dd.\n"+
 		"An image of %d MiB with %d MiB of data. `dd` writes as many bytes as the image has data, with O_DIRECT and fsync, as flash does; promised are %.2f of its speed without reading back. "+
 		"Flash also hashes everything, and makes holes zeros; bmaptool checks the digests of its map, and leaves in holes what was there.\n\n"+
 		"| | seconds (median) | least | speed, × dd | least | speed, × bmaptool | least |\n|---|---|---|---|---|---|---|\n",
-		runs, runtime.NumCPU(), load, i.Size>>20, written>>20, promised)
+		runs, runtime.NumCPU(), strings.Join(slices.Concat(strings.Fields(string(load)), []string{"", "", ""})[:3], " "), i.Size>>20, written>>20, promised)
 	dd, bmap := rivals[0], rivals[1]
 	for _, r := range rivals {
 		fmt.Fprintf(&text, "| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", r.name, r.median(), r.least(),
