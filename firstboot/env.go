@@ -85,7 +85,8 @@ type Env struct {
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)
-	// WriteSlot writes a slot whole.
+	// WriteSlot writes a slot whole: a power cut leaves the old contents or the
+	// new ones.
 	WriteSlot func(device string, c *slot.Contents) error
 	// ScrubSlot writes a slot whole with site in it and no secret, whether it
 	// was readable before or not.

@@ -15,7 +15,7 @@ import (
 )
 
 // facts reads who this machine is from the kernel: MAC addresses of its own
-// network cards, and serial and UUID from SMBIOS or the device tree.
+// network cards, and serial, UUID and asset tag from SMBIOS or the device tree.
 func (e *Env) facts() node.Machine {
 	m := node.Machine{
 		Hostname: e.text("/proc/sys/kernel/hostname"),
@@ -33,6 +33,11 @@ func (e *Env) facts() node.Machine {
 		}
 	}
 	m.UUID = strings.ToLower(configs.Identity(string(e.contents("/sys/class/dmi/id/product_uuid"))))
+	for _, f := range []string{"/sys/class/dmi/id/chassis_asset_tag", "/sys/class/dmi/id/board_asset_tag"} {
+		if m.AssetTag = configs.Identity(string(e.contents(f))); m.AssetTag != "" {
+			break
+		}
+	}
 	return m
 }
 

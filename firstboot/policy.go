@@ -90,12 +90,14 @@ type taking struct {
 	signed int64
 	// left names what is left out.
 	left []string
+	// held is what the stick holds for this machine, unchanged.
+	held string
 }
 
 // admitFiles is what this machine, which goes by old, takes of a stick. Nothing
 // on the stick is parsed before its signature has been looked at.
 func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
-	all := &taking{info: c.Info, files: c.Files}
+	all := &taking{info: c.Info}
 	when, unsigned := checkSignature(e, image, c)
 	if unsigned == nil {
 		// What is not signed, as edgebake.json is not, does not count.
@@ -109,6 +111,13 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	case unsigned != nil && !errors.Is(unsigned, slot.ErrUnsigned):
 		e.Note("stick %s counts as unsigned: %v", dev, unsigned)
 	}
+	signature := c.Signature
+	c, err := forMachine(e, c)
+	if err != nil {
+		return nil, err
+	}
+	all.files = c.Files
+	all.held = contentsDigest(&slot.Contents{Files: c.Files, Signature: signature})
 	next, err := configs.ParsePublicSite(ondisk.SlotSite, c.Files[ondisk.SlotSite])
 	if err != nil {
 		return all, nil // whoever resolves the site says what is wrong with it
@@ -136,7 +145,8 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), left: got.left}
+	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), left: got.left, held: all.held}
+	delete(t.files, ondisk.SlotInventory) // of which the machine's site is taken
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
 			t.left = append(t.left, name)

@@ -87,15 +87,14 @@ func readSite(e *Env, image ondisk.ImageInfo, dev string) (*slot.Contents, *Acti
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
 	}
-	doc, ok := c.Files[ondisk.SlotSite]
-	if !ok {
-		if _, ok := c.Files[ondisk.SlotInventory]; ok {
-			return c, nil, Permanent(fmt.Errorf("the slot %s holds an %s, which this image's first boot does not read", dev, ondisk.SlotInventory),
-				"stamp one site onto the slot")
-		}
-		return c, nil, errNoSite
+	one, err := forMachine(e, c)
+	if errors.Is(err, errNoMatch) {
+		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
 	}
-	a, err := resolveSite(e, image, c, doc)
+	if err != nil {
+		return c, nil, err
+	}
+	a, err := resolveSite(e, image, one, one.Files[ondisk.SlotSite])
 	return c, a, err
 }
 

@@ -28,6 +28,9 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			} else if err != nil {
 				e.Note("the site of %s", oneLine(err))
 			}
+			if unsettled(e) {
+				return Todo, nil
+			}
 			a, err := activeSite(e, image)
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
@@ -44,6 +47,9 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
+			if err := settleInventory(e); err != nil {
+				return err
+			}
 			if err := takeSticks(e, image); err != nil {
 				return err
 			}
@@ -61,7 +67,7 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 
 // waitForSite waits, within its attempt, for somebody to bring a site.
 func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, error) {
-	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml")
+	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
 	var found *Active
 	var siteErr error
 	err := e.poll(ctx, standstill, func() (bool, error) {
@@ -70,13 +76,16 @@ func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, 
 				return false, err
 			}
 		} else if err != nil {
-			e.Waiting("a site: the one on %s", oneLine(err))
+			e.Waiting("a site: the one on %s. This machine: %s", oneLine(err), e.facts())
+		}
+		if err := settleInventory(e); err != nil {
+			return false, err
 		}
 		found, siteErr = activeSite(e, image)
 		return !errors.Is(siteErr, errNoSite), nil
 	})
 	if err != nil {
-		return nil, Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml")
+		return nil, Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
 	}
 	return found, siteErr
 }

@@ -71,7 +71,8 @@ func newStick(e *Env, image ondisk.ImageInfo) (*stick, error) {
 }
 
 // sticks reads the sites of removable slots, for a machine that goes by have;
-// those with none are passed over.
+// those with none, and inventories without one for this machine, are passed
+// over.
 func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
 	own := ownContents(e)
 	var out []*stick
@@ -81,21 +82,18 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 		if err != nil {
 			continue // no slot, or a blank one
 		}
-		if _, ok := c.Files[ondisk.SlotSite]; !ok {
-			continue
-		}
 		key, err := macKey(e)
 		if err != nil {
 			*errs = append(*errs, err)
 			continue
 		}
-		m := hmac.New(sha256.New, key)
-		fmt.Fprintf(m, "%d %s", c.Info.Stamped, contentsDigest(c))
 		got, err := admitFiles(e, image, have, dev, c)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
 		}
+		m := hmac.New(sha256.New, key)
+		fmt.Fprintf(m, "%d %s", c.Info.Stamped, got.held)
 		if len(got.left) > 0 {
 			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.left, ", "))
 		}

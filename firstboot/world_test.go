@@ -526,7 +526,7 @@ func (w *world) env() *Env {
 			if err != nil {
 				return err
 			}
-			return w.writeSlot(dev, func(d *memDevice) error { return slot.WriteWhole(d, img) })
+			return slot.Replace(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, img)
 		},
 		ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
 			return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })
@@ -562,6 +562,19 @@ func (w *world) env() *Env {
 		Notify:  func(string) {},
 	}
 	return e
+}
+
+// cutDevice is a device whose power may go before each write.
+type cutDevice struct {
+	*memDevice
+	effect func() error
+}
+
+func (d *cutDevice) WriteAt(p []byte, off int64) (int, error) {
+	if err := d.effect(); err != nil {
+		return 0, err
+	}
+	return d.memDevice.WriteAt(p, off)
 }
 
 // writeSlot is two effects: the power may go between the zeroed first sector

@@ -456,7 +456,7 @@ func writeSlot(device string, c *slot.Contents) error {
 		if err != nil {
 			return err
 		}
-		return slot.WriteWhole(f, img)
+		return slot.Replace(f, img)
 	})
 }
 

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
@@ -15,10 +17,59 @@ type Machine struct {
 	Serial   string   // SMBIOS or device tree
 	UUID     string   // SMBIOS
 	MACs     []string // physical network cards, the preferred one first
+	AssetTag string   // SMBIOS
+}
+
+// String is how a person reads the machine out over the phone.
+func (m Machine) String() string {
+	var parts []string
+	add := func(what, value string) {
+		if value == "" {
+			value = "none"
+		}
+		parts = append(parts, what+" "+value)
+	}
+	add("MAC", strings.Join(m.MACs, " "))
+	add("serial", configs.Identity(m.Serial))
+	add("UUID", configs.Identity(m.UUID))
+	add("asset tag", configs.Identity(m.AssetTag))
+	return strings.Join(parts, ", ")
+}
+
+// Matches reports whether the machine is the one that is meant: all that match
+// gives is the machine's. What a vendor left unfilled matches nothing.
+func Matches(match configs.Match, m Machine) bool {
+	is := func(want, have string) bool {
+		return want == "" || configs.Identity(want) != "" && strings.EqualFold(configs.Identity(want), configs.Identity(have))
+	}
+	card := len(match.MACs) == 0 || slices.ContainsFunc(match.MACs, func(want string) bool {
+		mac := configs.CardMAC(want)
+		return mac != "" && slices.ContainsFunc(m.MACs, func(have string) bool { return configs.CardMAC(have) == mac })
+	})
+	return !match.IsZero() && card && is(match.Serial, m.Serial) && is(match.UUID, m.UUID) && is(match.AssetTag, m.AssetTag)
+}
+
+// FindSite returns the site of the machine, nil if there is none. Several are
+// an error: each of them may be another machine's.
+func FindSite(inv *configs.Inventory, m Machine) (*configs.InventorySite, error) {
+	var found []*configs.InventorySite
+	var names []string
+	for i := range inv.Sites {
+		if s := &inv.Sites[i]; Matches(s.Match, m) {
+			found, names = append(found, s), append(names, s.Name)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, nil
+	case 1:
+		return found[0], nil
+	}
+	return nil, fmt.Errorf("the sites %s all match this machine (%s)", strings.Join(names, ", "), m)
 }
 
 func (m Machine) isZero() bool {
-	return m.Hostname == "" && m.Serial == "" && m.UUID == "" && len(m.MACs) == 0
+	return m.Hostname == "" && m.Serial == "" && m.UUID == "" && m.AssetTag == "" && len(m.MACs) == 0
 }
 
 // NodeName carries out the site's node name on the machine. Facts that

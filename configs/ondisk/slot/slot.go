@@ -7,7 +7,8 @@
 //   - The slot is always written whole, never edited, in an order that a power
 //     cut cannot turn into something half-right: the first sector is zeroed,
 //     the rest is written, the first sector comes last. Whoever finds the
-//     first sector zero knows that nothing is there (ErrBlank).
+//     first sector zero knows that nothing is there (ErrBlank), but for what
+//     Replace had put into the second half.
 //   - The one exception are the two reports. They are preallocated, and
 //     WriteReport fills them in place without touching any other sector.
 //   - Scrub is a whole write of what is left without the secrets, so no old
@@ -83,6 +84,9 @@ type Contents struct {
 	Report Report
 	// Time stamps the files; zero takes Info.Stamped.
 	Time time.Time
+	// Unfinished: Replace was cut off, and what it wrote is there twice. It is
+	// to be written again.
+	Unfinished bool
 }
 
 // Report is what the machine says of itself.
@@ -168,6 +172,10 @@ func (c *Contents) make() ([]byte, error) {
 		Type: 16, Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
 		Size: ondisk.SlotSize, Time: when, SectorSize: info.SectorSize,
 	})
+	if err == nil && inventory && len(trimmed(img)) > half-sectorSize {
+		err = fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: split the inventory, or stamp each site onto a copy of its own (--inventory)",
+			float64(total)/(1<<20), half>>20)
+	}
 	return img, err
 }
 
@@ -215,7 +223,17 @@ func read(r io.ReaderAt) (*Contents, error) {
 		return nil, err
 	}
 	if len(bytes.TrimLeft(first, "\x00")) == 0 {
-		return nil, ErrBlank
+		payload := readRecord(r)
+		if payload == nil {
+			return nil, ErrBlank
+		}
+		whole := make([]byte, ondisk.SlotSize)
+		copy(whole, payload)
+		c, err := read(bytes.NewReader(whole))
+		if c != nil {
+			c.Unfinished = true
+		}
+		return c, err
 	}
 	in, err := open(r)
 	if err != nil {
@@ -226,6 +244,9 @@ func read(r io.ReaderAt) (*Contents, error) {
 		return nil, err
 	}
 	c := &Contents{Label: label, Files: in.files}
+	if in.fat.Size() == ondisk.SlotSize {
+		c.Unfinished = readRecord(r) != nil
+	}
 	top, err := in.list(in.fat.Top())
 	if err != nil {
 		return nil, err

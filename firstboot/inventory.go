@@ -1,0 +1,98 @@
+package firstboot
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// An inventory holds the sites of many machines, and their secrets. On the
+// machine's own disk only its own stays: the slot is written anew with it alone
+// before anything else goes by it. A stick serves several machines and keeps
+// all.
+
+// errNoMatch says that an inventory is for other machines.
+var errNoMatch = errors.New("its inventory has no site for this machine")
+
+// forMachine is what a slot holds for this machine: the contents as they are,
+// or with the one site of their inventory that matches it.
+func forMachine(e *Env, c *slot.Contents) (*slot.Contents, error) {
+	doc, ok := c.Files[ondisk.SlotInventory]
+	if !ok {
+		return c, nil
+	}
+	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a site")
+	}
+	machine := e.facts()
+	site, err := node.FindSite(inv, machine)
+	if err != nil {
+		return nil, Permanent(err, "let each machine match one site of the inventory, and stamp it again")
+	}
+	if site == nil {
+		return nil, fmt.Errorf("%w (%s)", errNoMatch, machine)
+	}
+	own, err := configs.EncodeSlot(&site.Site)
+	if err != nil {
+		return nil, err
+	}
+	one := *c
+	one.Files = maps.Clone(c.Files)
+	delete(one.Files, ondisk.SlotInventory)
+	one.Files[ondisk.SlotSite] = own
+	return &one, nil
+}
+
+// unsettled reports whether the machine's own slot still has to be written: it
+// holds an inventory with a site for this machine, or the power went while it
+// was written.
+func unsettled(e *Env) bool {
+	dev, err := ownSlot(e)
+	if err != nil {
+		return false
+	}
+	c, err := e.ReadSlot(dev)
+	if err != nil {
+		return false
+	}
+	if _, many := c.Files[ondisk.SlotInventory]; !many {
+		return c.Unfinished
+	}
+	_, err = forMachine(e, c)
+	return err == nil
+}
+
+// settleInventory takes this machine's site of the inventory in its own slot,
+// and wipes the others'.
+func settleInventory(e *Env) error {
+	if !unsettled(e) {
+		return nil
+	}
+	dev, err := ownSlot(e)
+	if err != nil {
+		return err
+	}
+	c, err := e.ReadSlot(dev)
+	if err != nil {
+		return fmt.Errorf("reading the slot %s: %w", dev, err)
+	}
+	one, err := forMachine(e, c)
+	if err != nil {
+		return err
+	}
+	one.Signature = nil // of what was there
+	if err := e.WriteSlot(dev, one); err != nil {
+		return fmt.Errorf("taking this machine's site of the inventory in the slot %s: %w", dev, err)
+	}
+	if _, many := c.Files[ondisk.SlotInventory]; many {
+		e.Log.Info("took this machine's site of the inventory; the others are wiped from the slot", "slot", dev)
+		e.Console("took this machine's site of the inventory; the others are wiped from the slot")
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package firstboot
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+)
+
+const othersToken = "fedcba.fedcba9876543210"
+
+// inventory has two other machines and the given lines.
+func (w *world) inventory(sites ...string) string {
+	return strings.Join(append([]string{
+		"apiVersion: edgebake.io/v1alpha1", "kind: Inventory", "defaults:",
+		"  masters: [192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443]",
+		"  caCertHashes: ['" + w.cluster.pin + "']",
+		"sites:",
+		"- {name: paris, match: {serial: SN0099}, credentials: {token: " + othersToken + "}}",
+		"- {name: rome, match: {uuid: 4c4c4544-0099-3510-8052-c7c04f4e4232}, credentials: {token: " + othersToken + "}}",
+	}, sites...), "\n") + "\n"
+}
+
+const berlin = "- {name: berlin, match: {serial: sn0042, macs: [52-54-00-12-34-56]}, credentials: {token: " + testToken + "}}"
+
+// carry puts an inventory into a slot.
+func (w *world) carry(dev string, sites ...string) {
+	w.t.Helper()
+	w.stampAt(dev, day(1), map[string]string{ondisk.SlotInventory: w.inventory(sites...)})
+}
+
+// onlyItsOwn: nothing of another machine is left on the disk.
+func (w *world) onlyItsOwn() {
+	w.t.Helper()
+	for _, others := range []string{othersToken, "paris", "SN0099"} {
+		if bytes.Contains(w.slots[ownDev].written(), []byte(others)) {
+			w.t.Errorf("the slot still has %q", others)
+		}
+		filepath.WalkDir(w.root, func(p string, d os.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				if b, err := os.ReadFile(p); err == nil && bytes.Contains(b, []byte(others)) {
+					w.t.Errorf("%s has %q", p, others)
+				}
+			}
+			return nil
+		})
+	}
+	if strings.Contains(w.log.String(), othersToken) {
+		w.t.Error("the log has another machine's token")
+	}
+}
+
+// TestInventoryInTheSlot: the machine takes its site and wipes the others'
+// before it goes by it.
+func TestInventoryInTheSlot(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.carry(ownDev, berlin)
+	e := w.env()
+	w.before = func(effect string) {
+		if strings.HasPrefix(effect, "hostname") && bytes.Contains(w.slots[ownDev].written(), []byte(othersToken)) {
+			t.Error("the site was applied before the others were wiped")
+		}
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if s := w.state(); s.Result != ondisk.ResultDone || s.Node != "berlin" {
+		t.Errorf("result %s, node %s", s.Result, s.Node)
+	}
+	w.onlyItsOwn()
+	w.powerOn()
+	w.mustBoot()
+	if w.joins != 1 || w.said("inventory") {
+		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestPowerCutInAnInventory: whatever the power interrupts, the machine is a
+// node under its own name in the end, and has nothing of the others.
+func TestPowerCutInAnInventory(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.carry(ownDev, berlin)
+	whole := w.clone(t)
+	whole.mustBoot()
+	from := slices.Index(whole.names, "write slot "+ownDev)
+	to := slices.Index(whole.names, "hostname berlin")
+	if from < 0 || to < from {
+		t.Fatal(whole.names)
+	}
+	for n := from; n <= to+1; n++ {
+		cut := w.clone(t)
+		cut.cutAt = n + 1
+		if err := cut.boot(); err == nil {
+			t.Fatalf("cut at %s: it went on", whole.names[n])
+		}
+		if _, err := slot.Read(cut.slots[ownDev]); err != nil {
+			t.Errorf("cut at effect %d, %s: %v", n, whole.names[n], err)
+		}
+		cut.powerOn()
+		cut.mustBoot()
+		if s := cut.state(); s.Node != "berlin" || cut.joins != 1 {
+			t.Errorf("cut at %s: node %s", whole.names[n], s.Node)
+		}
+		cut.onlyItsOwn()
+	}
+}
+
+// TestNoSiteForThisMachine says what the machine is, waits, and reads again.
+func TestNoSiteForThisMachine(t *testing.T) {
+	w := nativeWorld(t)
+	w.put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
+	w.carry(ownDev)
+	if err := w.boot(); err == nil {
+		t.Fatal("it went on")
+	}
+	if !w.said("waiting for a site for this machine (MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7)") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	w.before = func(effect string) {
+		if w.before = nil; effect != "" {
+			w.carry(ownDev, "- {name: berlin, match: {assetTag: AT-7}, credentials: {token: "+testToken+"}}")
+		}
+	}
+	w.powerOn()
+	w.mustBoot()
+	if s := w.state(); s.Node != "berlin" {
+		t.Errorf("node %s", s.Node)
+	}
+	w.onlyItsOwn()
+}
+
+// TestJunkMatchesNobody: a machine without an identity of its own takes no site.
+func TestJunkMatchesNobody(t *testing.T) {
+	w := nativeWorld(t)
+	w.put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
+	w.put("/sys/class/dmi/id/product_uuid", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF\n")
+	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, credentials: {token: "+testToken+"}}")
+	if err := w.boot(); err == nil || !w.said("serial none, UUID none, asset tag none") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestTwoSitesForOneMachine stops, until the inventory is corrected.
+func TestTwoSitesForOneMachine(t *testing.T) {
+	w := nativeWorld(t)
+	w.carry(ownDev, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+testToken+"}}")
+	if err := w.boot(); err == nil || !w.said("the sites berlin, bonn all match this machine (MAC") {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w.stamp(ownDev, w.site(withToken))
+	w.powerOn()
+	w.mustBoot()
+}
+
+// TestOneStickForManyMachines: each takes its own site, and the stick keeps all.
+func TestOneStickForManyMachines(t *testing.T) {
+	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + testToken + "}}"}
+	for serial, name := range map[string]string{"SN0042": "berlin", "SN0043": "bonn"} {
+		w := nativeWorld(t)
+		w.stamp(ownDev, "")
+		w.put("/sys/class/dmi/id/product_serial", serial+"\n")
+		w.plug("")
+		w.carry(stickDev, sites...)
+		before := w.slots[stickDev].clone()
+		w.mustBoot()
+		if s := w.state(); s.Node != name {
+			t.Errorf("%s is %s", serial, s.Node)
+		}
+		w.onlyItsOwn()
+		if !bytes.Equal(before.written(), w.slots[stickDev].written()) {
+			t.Error("the stick was changed")
+		}
+		// The next machine's site is corrected on it: this one's stays.
+		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
+		w.powerOn()
+		w.mustBoot()
+		if w.said("took the site of stick") || w.joins != 1 {
+			t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+		}
+	}
+	w := nativeWorld(t)
+	w.stamp(ownDev, "")
+	w.plug("")
+	w.carry(stickDev)
+	if err := w.boot(); err == nil || !w.said("the one on stick /dev/sdb1 is not taken: its inventory has no site for this machine (MAC") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestInventoryOnANode: a member takes a corrected site by an inventory too,
+// keeps its own where it is not in it, and takes of a stick what the Image
+// allows.
+func TestInventoryOnANode(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.carry(ownDev)
+	w.powerOn()
+	w.mustBoot()
+	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 {
+		t.Errorf("node %s, %d joins", s.Node, w.joins)
+	}
+	w.carry(ownDev, fmt.Sprintf("- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {ntp: [192.0.2.123]}}"))
+	w.powerOn()
+	w.mustBoot()
+	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") || w.joins != 1 {
+		t.Errorf("the slot has\n%s", w.slotSite(ownDev))
+	}
+	w.onlyItsOwn()
+	w.admits(ondisk.SitesRepair)
+	w.plug("")
+	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {ntp: [192.0.2.124]}}")
+	w.powerOn()
+	w.mustBoot()
+	if got := w.slotSite(ownDev); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
+		t.Errorf("the slot has\n%s", got)
+	}
+}
+
+// TestSignedInventory: nothing of an unsigned one is read where the Image wants
+// a signature.
+func TestSignedInventory(t *testing.T) {
+	key := newSiteKey(t)
+	for _, tamper := range []bool{false, true} {
+		w := nativeWorld(t)
+		w.stamp(ownDev, "")
+		w.admits(ondisk.SitesSigned, key)
+		w.signed(key, day(2), func(c *slot.Contents) {
+			if tamper {
+				c.Files[ondisk.SlotInventory] = append(c.Files[ondisk.SlotInventory], "# changed\n"...)
+			}
+		}, map[string]string{ondisk.SlotInventory: w.inventory(berlin)})
+		err := w.boot()
+		if (err == nil) == tamper {
+			t.Fatalf("tampered with %v: %v\n%s", tamper, err, strings.Join(w.console, "\n"))
+		}
+		if s := w.state(); !tamper && s.Node != "berlin" {
+			t.Errorf("node %s", s.Node)
+		}
+	}
+}
