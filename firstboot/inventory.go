@@ -36,7 +36,7 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, error) {
 		return nil, Permanent(err, "let each machine match one site of the inventory, and stamp it again")
 	}
 	if site == nil {
-		return nil, fmt.Errorf("%w (%s)", errNoMatch, machine)
+		return nil, errNoMatch
 	}
 	own, err := configs.EncodeSlot(&site.Site)
 	if err != nil {

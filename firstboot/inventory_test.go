@@ -121,7 +121,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.said("waiting for a site for this machine (MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7)") {
+	if !w.said("waiting for a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 	w.before = func(effect string) {
@@ -190,7 +190,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	w.stamp(ownDev, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.said("the one on stick /dev/sdb1 is not taken: its inventory has no site for this machine (MAC") {
+	if err := w.boot(); err == nil || !w.said("the one on stick /dev/sdb1 is not taken: its inventory has no site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }

@@ -96,7 +96,7 @@ that boots such an image joins the site's cluster by itself.`,
 		return usageError{fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
 	})
 	root.AddCommand(
-		newBuild(s), newPlan(s), newStamp(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
+		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
 		newFlash(s), newDevices(s), newVerify(s),
 		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
 	)

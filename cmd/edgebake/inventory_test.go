@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -247,4 +248,35 @@ func TestInventoryImport(t *testing.T) {
 	c.run(2, "inventory", "import", "stores.csv", "--template", "sites/site.yaml", "--map", "x")
 	c.run(1, "inventory", "import", "gone.csv", "--template", "sites/site.yaml")
 	c.want(c.err, "gone.csv")
+}
+
+// TestPreflightOffline: a table with what is wrong and its fix, and the exit
+// code.
+func TestPreflightOffline(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "build", "image.yaml", "--output", "g.raw")
+	c.file("inventory.yaml", inventory)
+	c.run(0, "preflight", "inventory.yaml", "--image", "g.raw", "--offline")
+	c.want(c.out, "✓ names and matches", "✓ networks", "✓ VIP", "✓ token form", "✓ CA", "✓ image")
+	c.file("bad.yaml", strings.NewReplacer("fedcba.fedcba9876543210", "hunter2", "SN1", "Default string").Replace(inventory)+
+		"  - {name: paris, match: {serial: SN3}, vip: 10.1.1.9, network: {interfaces: [{name: en*, addresses: [10.1.1.2/24], gateway: 10.2.2.2}]}}\n")
+	c.run(1, "preflight", "bad.yaml", "--offline")
+	c.want(c.out, "✗ names and matches", "bad.yaml:8:36: sites[0].match.serial: ", "✗ networks", "✗ VIP", "✗ token form", "✓ CA", "to fix: ")
+	c.want(c.err, "preflight of bad.yaml: ", "checks failed")
+	if strings.Contains(c.out+c.err, "hunter2") {
+		t.Errorf("a secret is quoted: %s", c.out)
+	}
+	c.run(1, "preflight", "bad.yaml", "--offline", "-o", "json")
+	var report struct{ Checks []struct{ Name, State, Fix string } }
+	if err := json.Unmarshal([]byte(c.out), &report); err != nil || len(report.Checks) < 6 {
+		t.Errorf("%v: %s", err, c.out)
+	}
+	c.file("arm.yaml", site+"arch: arm64\n")
+	c.run(1, "preflight", "arm.yaml", "--image", "g.raw", "--offline")
+	c.want(c.out, "✗ image", "the site is for arm64")
+	c.run(2, "preflight", "arm.yaml", "--offline", "--kubeconfig", "x")
+	c.run(1, "preflight", "arm.yaml", "--kubeconfig", "gone")
+	c.run(1, "preflight", "gone.yaml")
+	c.want(c.err, "gone.yaml")
 }

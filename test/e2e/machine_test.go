@@ -98,10 +98,13 @@ func (w *world) output(argv ...string) (string, error) {
 // stick makes a USB stick as shops sell them, with one FAT32 partition in a
 // table of the old kind, and puts a site on it under the name that a laptop
 // gives.
-func (w *world) stick(site string) string {
+func (w *world) stick(site string) string { return w.stickWith("site.yaml", site) }
+
+// stickWith has the document under the name that first boot reads.
+func (w *world) stickWith(name, document string) string {
 	w.t.Helper()
 	const start, size = 1 << 20, 64 << 20
-	text, err := os.ReadFile(site)
+	text, err := os.ReadFile(document)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -117,7 +120,7 @@ func (w *world) stick(site string) string {
 	binary.LittleEndian.PutUint32(entry[8:], start/512)
 	binary.LittleEndian.PutUint32(entry[12:], size/512)
 	mbr[510], mbr[511] = 0x55, 0xaa
-	nodes := []tree.Node{{Path: "site.yaml", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(text)}}}
+	nodes := []tree.Node{{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(text)}}}
 	_, err = f.WriteAt(mbr, 0)
 	err = errors.Join(err, f.Truncate(start+size),
 		fat.Write(offset{f, start}, nodes, nil, fat.Options{Type: 32, Label: ondisk.LabelSlot, Size: size}))

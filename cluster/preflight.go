@@ -1,0 +1,406 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/semver"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// States of a check.
+const (
+	CheckOK      = "ok"
+	CheckFailed  = "failed"
+	CheckUnknown = "unknown" // it cannot be told from here
+)
+
+// Check is one thing that a join depends on.
+type Check struct {
+	Name string `json:"name"`
+	// Site is the one it is about; empty: all that go to the same cluster.
+	Site   string `json:"site,omitempty"`
+	State  string `json:"state"`
+	Detail string `json:"detail,omitempty"`
+	Fix    string `json:"fix,omitempty"`
+}
+
+// PreflightSite is one site to be checked.
+type PreflightSite struct {
+	Name string
+	*configs.Site
+}
+
+// PreflightOptions are what the checks go by.
+type PreflightOptions struct {
+	// Client is somebody with a kubeconfig; nil asks what discovery asks.
+	Client *Client
+	Now    time.Time
+	// ShipWithin is how long until the machines are switched on.
+	ShipWithin time.Duration
+	// Kubelet is the version of the image's; empty: unknown.
+	Kubelet string
+	Dial    api.DialFunc
+	// Timeout bounds the request to each master.
+	Timeout time.Duration
+}
+
+// preflight gathers checks of sites of one cluster.
+type preflight struct {
+	PreflightOptions
+	checks []Check
+	// found is a master that has proven itself.
+	found *api.Client
+}
+
+func (p *preflight) ok(name, site, detail string) {
+	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckOK, Detail: detail})
+}
+
+func (p *preflight) fail(name, site, detail, fix string) {
+	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckFailed, Detail: detail, Fix: fix})
+}
+
+func (p *preflight) unknown(name, site, detail, fix string) {
+	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckUnknown, Detail: detail, Fix: fix})
+}
+
+// Preflight looks, reading only, whether the sites' machines will be able to
+// join. Sites of one cluster ask it once for what they have in common.
+func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) []Check {
+	var order []string
+	groups := map[string][]PreflightSite{}
+	for _, s := range sites {
+		key := strings.Join(s.Masters, " ") + "|" + strings.Join(s.CACertHashes, " ") + "|" + s.CACert
+		if groups[key] == nil {
+			order = append(order, key)
+		}
+		groups[key] = append(groups[key], s)
+	}
+	var all []Check
+	for _, key := range order {
+		p := &preflight{PreflightOptions: o}
+		p.cluster(ctx, groups[key])
+		all = append(all, p.checks...)
+	}
+	return all
+}
+
+func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
+	first := sites[0]
+	for _, m := range first.Masters {
+		p.master(ctx, m, first.Site)
+	}
+	p.ca(ctx, first.Site)
+	p.version(ctx)
+	seen := map[configs.Secret]bool{}
+	for _, s := range sites {
+		if token := s.Credentials.Token; !seen[token] {
+			seen[token] = true
+			p.token(ctx, s)
+		}
+	}
+	for _, s := range sites {
+		p.nodeName(ctx, s)
+	}
+	p.openYurt(ctx, sites)
+}
+
+// discovery is how a node of the site finds the cluster.
+func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discovery {
+	host, _, _ := net.SplitHostPort(site.EndpointHostPort())
+	return api.Discovery{Masters: masters, Token: site.Credentials.Token.Reveal(), Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification,
+		CA: []byte(site.CACert), Names: []string{host, "kubernetes"}, Dial: p.Dial, Timeout: p.Timeout}
+}
+
+// master does with one master what a node does with all of them.
+func (p *preflight) master(ctx context.Context, master string, site *configs.Site) {
+	name := "master " + master
+	d := p.discovery(site, master)
+	found, err := api.Discover(ctx, d)
+	switch {
+	case err == nil:
+		p.ok(name, "", "answers, and proves that it is of the cluster")
+		if p.found == nil {
+			p.found = found.Client(d)
+		}
+	case errors.Is(err, api.ErrPin), errors.Is(err, api.ErrCA):
+		p.fail(name, "", inWords(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the cluster's own masters into masters")
+	case errors.Is(err, api.ErrServerName):
+		p.fail(name, "", inWords(err), "name the master as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
+	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature), errors.Is(err, api.ErrUnsigned):
+		// It is the token, of which more is said below.
+		p.fail(name, "", inWords(err), "mint a token and write it into the site: edgebake cluster token new, or kubeadm token create")
+	case api.Code(err) != 0:
+		p.fail(name, "", inWords(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
+	default:
+		p.fail(name, "", inWords(err), "correct the address, switch the master on, or open the way to it from where the machine will stand")
+	}
+}
+
+// inWords is an error of one master without the words that name it again.
+func inWords(err error) string {
+	text := err.Error()
+	if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
+		return rest
+	}
+	return text
+}
+
+// ca compares the pins with what the cluster says of itself.
+func (p *preflight) ca(ctx context.Context, site *configs.Site) {
+	const name = "CA hash"
+	switch {
+	case p.Client == nil:
+		return // each master has been asked to prove itself
+	case len(site.CACertHashes) == 0:
+		if site.UnsafeSkipCAVerification {
+			p.unknown(name, "", "the Site pins none", "write caCertHashes in the place of unsafeSkipCAVerification")
+		}
+		return
+	}
+	info, err := p.Client.clusterInfo(ctx)
+	if err != nil {
+		p.fail(name, "", err.Error(), "run kubeadm init phase bootstrap-token on a master")
+		return
+	}
+	if slices.ContainsFunc(site.CACertHashes, func(pin string) bool {
+		return slices.ContainsFunc(info.pins, func(i string) bool { return strings.EqualFold(i, pin) })
+	}) {
+		p.ok(name, "", "is the cluster's")
+		return
+	}
+	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes")
+}
+
+// version compares kubelet's with the API server's: kubelet may be up to three
+// minor versions older, and not newer.
+func (p *preflight) version(ctx context.Context) {
+	const name = "version"
+	var v struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	switch {
+	case p.Kubelet == "":
+		p.unknown(name, "", "the image is not given", "name it with --image")
+		return
+	case p.found == nil:
+		p.unknown(name, "", "no master was found", "")
+		return
+	}
+	if err := p.found.Get(ctx, "/version", &v); err != nil || !semver.IsValid(v.GitVersion) {
+		p.unknown(name, "", fmt.Sprintf("the API server does not tell its version (%v)", err), "")
+		return
+	}
+	kubelet, server := minor(p.Kubelet), minor(v.GitVersion)
+	detail := fmt.Sprintf("kubelet %s, cluster %s", p.Kubelet, v.GitVersion)
+	switch {
+	case semver.Major(p.Kubelet) != semver.Major(v.GitVersion), kubelet > server:
+		p.fail(name, "", detail+": kubelet may not be newer than the cluster", "update the cluster, or build the image with Kubernetes "+semver.MajorMinor(v.GitVersion))
+	case server-kubelet > 3:
+		p.fail(name, "", detail+": kubelet may be three minor versions older at most", "build the image with Kubernetes "+semver.MajorMinor(v.GitVersion))
+	default:
+		p.ok(name, "", detail)
+	}
+}
+
+func minor(v string) (n int) {
+	_, m, _ := strings.Cut(semver.MajorMinor(v), ".")
+	fmt.Sscan(m, &n)
+	return n
+}
+
+// token looks whether a token will be good on the day.
+func (p *preflight) token(ctx context.Context, s PreflightSite) {
+	token := s.Credentials.Token.Reveal()
+	id, _, _ := strings.Cut(token, ".")
+	name := "token " + id
+	const fix = "mint another and write it into the site: edgebake cluster token new --ttl, or kubeadm token create --ttl"
+	if token == "" {
+		p.fail("token", s.Name, "the site has none", fix)
+		return
+	}
+	if p.Client == nil {
+		if p.found == nil {
+			p.unknown(name, "", "no master was found", "")
+			return
+		}
+		as := *p.found
+		as.Token = token
+		if err := as.Get(ctx, "/version", nil); api.Code(err) == 401 {
+			p.fail(name, "", "the cluster does not accept it: it is unknown or expired", fix)
+			return
+		} else if err != nil && api.Code(err) == 0 {
+			p.unknown(name, "", err.Error(), "")
+			return
+		}
+		p.ok(name, "", "is accepted now")
+		p.unknown(name+" expiry", "", "only an administrator can see it", "give --kubeconfig")
+		return
+	}
+	t, err := p.Client.CheckToken(ctx, token, p.Now)
+	switch {
+	case err != nil:
+		p.fail(name, "", err.Error(), fix)
+	case len(t.Problems) > 0:
+		p.fail(name, "", strings.Join(t.Problems, "; "), fix)
+	case !t.Expires.IsZero() && t.Expires.Before(p.Now.Add(p.ShipWithin)):
+		p.fail(name, "", fmt.Sprintf("expires on %s, and the machines may be switched on until %s (--ship-within)", stamp(t.Expires), stamp(p.Now.Add(p.ShipWithin))), fix)
+	case t.Expires.IsZero():
+		p.ok(name, "", "never expires")
+	default:
+		p.ok(name, "", "is valid until "+stamp(t.Expires))
+	}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
+
+// nodeName looks whether the cluster has a Node of the site's name already.
+func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
+	const name = "node name"
+	node := strings.ToLower(s.NodeName)
+	if strings.Contains(node, "{{") {
+		p.unknown(name, s.Name, "the machine makes it of "+s.NodeName, "")
+		return
+	}
+	taken, err := p.hasNode(ctx, node, s.Credentials.Token.Reveal())
+	switch {
+	case err != nil:
+		p.unknown(name, s.Name, err.Error(), "")
+	case taken:
+		p.fail(name, s.Name, "the cluster has a Node "+node, "give the machine another nodeName, or, if the old machine is gone: kubectl delete node "+node)
+	default:
+		p.ok(name, s.Name, node+" is free")
+	}
+}
+
+func (p *preflight) hasNode(ctx context.Context, node, token string) (bool, error) {
+	if p.Client != nil {
+		obj, err := p.Client.get(ctx, nodes, "", node)
+		return obj != nil, err
+	}
+	if p.found == nil {
+		return false, errors.New("no master was found")
+	}
+	as := *p.found
+	as.Token = token
+	_, err := as.GetNode(ctx, node)
+	if api.Code(err) == 404 {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// nodePools is OpenYurt's, in the version that the cluster stores.
+func nodePools(version string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "apps.openyurt.io", Version: version, Resource: "nodepools"}
+}
+
+// openYurt looks at what yurthub needs of the cluster.
+func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
+	of := slices.DeleteFunc(slices.Clone(sites), func(s PreflightSite) bool { return !s.OpenYurt() })
+	if len(of) == 0 {
+		return
+	}
+	if p.Client == nil {
+		p.unknown("OpenYurt", "", "only an administrator can see it", "give --kubeconfig")
+		return
+	}
+	version := p.poolVersion(ctx)
+	p.poolCRD(version)
+	done := map[string]bool{}
+	for _, s := range of {
+		if key := s.NodePool + " " + s.NodeType; version != "" && !done[key] {
+			done[key] = true
+			p.pool(ctx, version, s)
+		}
+	}
+	role, err := p.Client.get(ctx, clusterRoles, "", "yurt-hub")
+	p.exists("yurthub's rights", role, err, "there is no ClusterRole yurt-hub", "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub")
+	p.approver(ctx)
+}
+
+// poolVersion is the newest version of NodePool that the cluster serves.
+func (p *preflight) poolVersion(ctx context.Context) string {
+	crd, err := p.Client.get(ctx, crds, "", "nodepools.apps.openyurt.io")
+	if err != nil || crd == nil {
+		return ""
+	}
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	best := ""
+	for _, v := range versions {
+		m, _ := v.(map[string]any)
+		if name, _ := m["name"].(string); m["served"] == true && name > best {
+			best = name
+		}
+	}
+	return best
+}
+
+func (p *preflight) poolCRD(version string) {
+	if version == "" {
+		p.fail("NodePools", "", "the cluster has no NodePool CRD (nodepools.apps.openyurt.io)", "install OpenYurt's yurt-manager chart, of the release that yurthub is of")
+	}
+}
+
+func (p *preflight) pool(ctx context.Context, version string, s PreflightSite) {
+	name := "NodePool " + s.NodePool
+	obj, err := p.Client.get(ctx, nodePools(version), "", s.NodePool)
+	if err != nil {
+		p.unknown(name, "", err.Error(), "")
+		return
+	}
+	if obj == nil {
+		p.fail(name, "", "the cluster has none of that name", "make it, or take one that is there (kubectl get nodepools)")
+		return
+	}
+	kind, _, _ := unstructured.NestedString(obj.Object, "spec", "type")
+	switch {
+	case s.NodeType == configs.NodeCloud && kind == "Edge":
+		p.fail(name, "", "is of type Edge, and OpenYurt would turn a cloud node into an edge node", "choose a node pool of type Cloud, or nodeType edge")
+	case s.NodeType == configs.NodeEdge && kind == "Cloud":
+		p.fail(name, "", "is of type Cloud, and the site's nodeType is edge", "choose a node pool of type Edge, or nodeType cloud")
+	default:
+		p.ok(name, "", "is of type "+kind)
+	}
+}
+
+func (p *preflight) exists(name string, obj *unstructured.Unstructured, err error, detail, fix string) {
+	switch {
+	case err != nil:
+		p.unknown(name, "", err.Error(), "")
+	case obj == nil:
+		p.fail(name, "", detail, fix)
+	default:
+		p.ok(name, "", "are there")
+	}
+}
+
+// approver looks for yurt-manager, which approves yurthub's certificates.
+func (p *preflight) approver(ctx context.Context) {
+	const name = "certificate approver"
+	obj, err := p.Client.get(ctx, deployments, systemNamespace, "yurt-manager")
+	if err != nil {
+		p.unknown(name, "", err.Error(), "")
+		return
+	}
+	const fix = "install OpenYurt's yurt-manager chart, or look why it does not run: kubectl -n kube-system get deployment yurt-manager"
+	if obj == nil {
+		p.fail(name, "", "there is no Deployment yurt-manager in kube-system, which approves yurthub's certificates", fix)
+		return
+	}
+	if n, _, _ := unstructured.NestedInt64(obj.Object, "status", "availableReplicas"); n == 0 {
+		p.fail(name, "", "no replica of yurt-manager runs", fix)
+		return
+	}
+	p.ok(name, "", "yurt-manager runs")
+}

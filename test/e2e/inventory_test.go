@@ -1,0 +1,75 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// One stick with an inventory of three serves machines with different serial
+// numbers, each Ready under its own name; one that is in no site shows what it
+// is. No disk keeps what is another's.
+func TestOneStickForManyMachines(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	names := []string{"shop-1", "shop-2", "shop-3"}
+	serial := func(name string) string { return "EB-" + strings.ToUpper(name) }
+	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Inventory\nsites:\n"
+	for i, name := range names {
+		text, err := os.ReadFile(w.site(i, lab.Site{NodeName: name}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc += "- match: {serial: " + serial(name) + "}\n"
+		for line := range strings.Lines(string(text)) {
+			if !regexp.MustCompile(`^(apiVersion|kind):`).MatchString(line) {
+				doc += "  " + line
+			}
+		}
+	}
+	file := filepath.Join(w.lab.Dir, "inventory.yaml")
+	if err := os.WriteFile(file, []byte(doc), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.must(w.bin, "validate", file)
+	stick := w.stickWith(ondisk.SlotInventory, file)
+
+	stranger := w.start(lab.VMConfig{Name: "stranger", Image: w.golden, Sticks: qemu.USB, SerialNumber: "EB-NOBODY"})
+	w.expect(stranger, 0, `edgebake: .*waiting for a site: .*This machine: MAC [0-9a-f:]{17}.*, serial EB-NOBODY, `)
+	if err := stranger.Plug(t.Context(), stick); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(stranger, 0, `edgebake: .*its inventory has no site for this machine`)
+	w.off(stranger)
+
+	for i, name := range names {
+		vm := w.start(lab.VMConfig{Name: name, Image: w.golden, Sticks: qemu.USB, SerialNumber: serial(name)})
+		w.expect(vm, 0, `edgebake: .*waiting for a site`)
+		if err := vm.Plug(t.Context(), stick); err != nil {
+			t.Fatal(err)
+		}
+		w.ready(vm, nil)
+		w.off(vm)
+		disk := w.disk(vm)
+		w.noSecret(vm, disk)
+		f, err := os.Open(disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, ondisk.SlotSize)
+		_, err = f.ReadAt(b, w.partition(disk, ondisk.LabelSlot))
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if others := serial(names[(i+1)%len(names)]); strings.Contains(string(b), others) {
+			t.Errorf("the slot of %s has %s", name, others)
+		}
+	}
+}
