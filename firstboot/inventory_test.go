@@ -246,3 +246,13 @@ func TestSignedInventory(t *testing.T) {
 		}
 	}
 }
+
+// TestOthersAreWipedInAnyCase: also where its own site cannot be applied.
+func TestOthersAreWipedInAnyCase(t *testing.T) {
+	w := nativeWorld(t)
+	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+testToken+"}}")
+	if err := w.boot(); err == nil || !w.said("FAILED site-config: the site does not go with this image") {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	w.onlyItsOwn()
+}

@@ -58,6 +58,10 @@ type Active struct {
 	// Note is what is wrong with a newer site that was not taken.
 	Note string
 
+	// unsettled: the slot still holds other machines' sites, or has to be
+	// written again.
+	unsettled bool
+
 	config   []byte // the settings, as Ignition
 	ignition []byte // the slot's config.ign, if there is one
 }
@@ -95,6 +99,9 @@ func readSite(e *Env, image ondisk.ImageInfo, dev string) (*slot.Contents, *Acti
 		return c, nil, err
 	}
 	a, err := resolveSite(e, image, one, one.Files[ondisk.SlotSite])
+	if err == nil {
+		a.unsettled = one != c || c.Unfinished
+	}
 	return c, a, err
 }
 

@@ -28,12 +28,12 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			} else if err != nil {
 				e.Note("the site of %s", oneLine(err))
 			}
-			if unsettled(e) {
-				return Todo, nil
-			}
 			a, err := activeSite(e, image)
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
+			}
+			if err == nil && a.unsettled || err != nil && unsettled(e) {
+				return Todo, nil // the others' sites are wiped, whatever is wrong with this one's
 			}
 			if err != nil {
 				return Todo, err

@@ -526,6 +526,9 @@ func (w *world) env() *Env {
 			if err != nil {
 				return err
 			}
+			if err := w.effect("blank " + dev); err != nil {
+				return err
+			}
 			return slot.Replace(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, img)
 		},
 		ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
