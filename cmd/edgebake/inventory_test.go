@@ -268,7 +268,9 @@ func TestPreflightOffline(t *testing.T) {
 		t.Errorf("a secret is quoted: %s", c.out)
 	}
 	c.run(1, "preflight", "bad.yaml", "--offline", "-o", "json")
-	var report struct{ Checks []struct{ Name, State, Fix string } }
+	var report struct {
+		Checks []struct{ Name, State, Fix string }
+	}
 	if err := json.Unmarshal([]byte(c.out), &report); err != nil || len(report.Checks) < 6 {
 		t.Errorf("%v: %s", err, c.out)
 	}
