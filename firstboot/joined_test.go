@@ -164,6 +164,46 @@ func TestWithArgs(t *testing.T) {
 	}
 }
 
+// TestMeteredKubelet reports less often, and as before once the link is not
+// metered any more. The file that says so is there before kubelet looks for it.
+func TestMeteredKubelet(t *testing.T) {
+	const flag = "--config-dir=" + kubeletConfDir
+	w := nativeWorld(t, "ipvs: {profile: metered}")
+	w.mustBoot()
+	if got := w.get(kubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.get(meteredConfFile), "nodeStatusReportFrequency: 1h") {
+		t.Errorf("kubelet has %s and %s", got, w.get(meteredConfFile))
+	}
+	file, flags := slices.Index(w.names, "write "+meteredConfFile), slices.Index(w.names, "write "+kubeadmFlags)
+	if file < 0 || flags < file {
+		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
+	}
+	w.powerOn()
+	w.mustBoot()
+	if slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+		t.Error("kubelet is restarted at each boot")
+	}
+	w.put(meteredConfFile, "")
+	w.powerOn()
+	w.mustBoot()
+	if w.get(meteredConfFile) != meteredConf || !slices.Contains(w.names, "restart "+ondisk.UnitKubelet) {
+		t.Error("a file that was damaged stays as it is")
+	}
+	w.stamp(ownDev, w.site())
+	w.powerOn()
+	w.mustBoot()
+	if got := w.get(kubeadmFlags); strings.Contains(got, "config-dir") {
+		t.Errorf("kubelet has %s", got)
+	}
+
+	older := podWorld(t)
+	older.put(ondisk.ImageInfoFile, strings.Replace(older.get(ondisk.ImageInfoFile), "v1.30.3", "v1.29.9", 1))
+	older.stamp(ownDev, older.site(withToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
+	older.mustBoot()
+	if got := older.get(kubeadmFlags); strings.Contains(got, "config-dir") {
+		t.Errorf("a kubelet that does not know the directory has %s", got)
+	}
+}
+
 // TestNodeOfTwoFamilies: where the cluster's Services have both families and
 // the site gives the node fixed addresses of both, the Node has both too.
 func TestNodeOfTwoFamilies(t *testing.T) {

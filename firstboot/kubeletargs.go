@@ -30,6 +30,21 @@ import (
 // was switched on.
 const refusedArgs = ondisk.RunDir + "/refused-kubelet-args"
 
+// A metered link pays for every report. Kubelet sends its status every five
+// minutes though nothing has changed, 2.6 MB a day; that it lives is told by its
+// lease alone, and what changes is sent at once. The setting has no flag, so
+// kubelet reads it from a directory. That is on DATA, as kubelet's other settings
+// are: on a root without it kubelet would not start.
+const (
+	kubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
+	meteredConfFile = kubeletConfDir + "/50-metered.conf"
+	meteredConf     = `# Written by firstboot for ipvs.profile: metered.
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+nodeStatusReportFrequency: 1h
+`
+)
+
 // argsPatience is how long kubelet may take to say that it is well.
 const argsPatience = 90 * time.Second
 
@@ -44,8 +59,10 @@ func argsPhase(active *Active) Phase {
 				return Done, nil // a node that joined before this was noted
 			}
 			noteSocketKept(e, j, site)
-			want := wantedArgs(ctx, e, site, j)
+			want := wantedArgs(ctx, e, active, j)
 			switch {
+			case want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf:
+				return Todo, nil
 			case maps.Equal(want, j.KubeletExtraArgs):
 				return Done, nil
 			case argsRefused(e, want):
@@ -56,31 +73,44 @@ func argsPhase(active *Active) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			j, _ := readJoinedAs(e)
-			return changeArgs(ctx, e, j, wantedArgs(ctx, e, site, j))
+			return changeArgs(ctx, e, j, wantedArgs(ctx, e, active, j))
 		},
 	}
 }
 
-// wantedArgs are the site's, and --node-ip for a node of two families in a
-// cluster of two.
-func wantedArgs(ctx context.Context, e *Env, site *configs.Site, j joinedAs) map[string]string {
+// wantedArgs are the site's, and what follows from its other fields.
+func wantedArgs(ctx context.Context, e *Env, active *Active, j joinedAs) map[string]string {
+	site := active.Site
 	want := union(site.KubeletExtraArgs, nil)
-	if _, given := want["node-ip"]; given || want["cloud-provider"] != "" {
-		return want
+	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
+		!configs.KubernetesBefore(active.Image.Kubernetes, 30) { // before, kubelet does not read such a directory
+		want["config-dir"] = kubeletConfDir
+	}
+	if ip := twoAddresses(ctx, e, site, j); ip != "" {
+		want["node-ip"] = ip
+	}
+	return want
+}
+
+// twoAddresses is --node-ip for a node of two families in a cluster of two;
+// "": kubelet finds one by itself, or the site names them.
+func twoAddresses(ctx context.Context, e *Env, site *configs.Site, j joinedAs) string {
+	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
+		return ""
 	}
 	both := bothAddresses(site, nodeAddress(e))
 	if both == "" {
-		return want
+		return ""
 	}
 	dual, err := dualStack(ctx, e)
 	if err != nil {
 		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
 		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as it was told last
 	}
-	if dual {
-		want["node-ip"] = both
+	if !dual {
+		return ""
 	}
-	return want
+	return both
 }
 
 // bothAddresses is the node's address and, behind a comma, one of the other
@@ -149,6 +179,14 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 	// tells nothing of the former ones.
 	wasWell := string(next) == string(flags) || kubeletWell(ctx, e) == nil
 	changed := changedArgs(j.KubeletExtraArgs, want)
+	if changed == "" { // their files alone
+		changed = "config-dir"
+	}
+	if want["config-dir"] == kubeletConfDir { // before kubelet looks for it
+		if err := e.WriteFile(meteredConfFile, []byte(meteredConf), Mode(0o644)); err != nil {
+			return fmt.Errorf("giving kubelet the site's settings: %w", err)
+		}
+	}
 	e.Waiting("kubelet to come up with other arguments (%s)", changed)
 	if err := restartWith(ctx, e, next); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot/apply"
+	"github.com/edgebake/edgebake/firstboot/beneath"
 	"github.com/edgebake/edgebake/openyurt"
 	"github.com/edgebake/edgebake/overlays/node"
 )
@@ -180,8 +181,11 @@ func applier(e *Env) apply.Target {
 	return apply.Target{
 		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
 		WriteFile: func(p string, b []byte, m apply.Meta) error {
-			if before := e.contents(p); hidesToken(b, before) {
-				b = before
+			if covered(b) {
+				// A user may have put anything where he may write.
+				if before, _, err := (beneath.Root{Dir: e.Root}).ReadFile(p); err == nil && hidesToken(b, before) {
+					b = before
+				}
 			}
 			return e.WriteFile(p, b, Owner{Mode: m.Mode, UID: m.UID, GID: m.GID})
 		},
@@ -193,11 +197,21 @@ func applier(e *Env) apply.Target {
 	}
 }
 
+// shortestCover is the least that stands in the place of a token, which has 23
+// bytes, and more in another encoding.
+const shortestCover = 20
+
+// covered reports whether b may have had a token.
+func covered(b []byte) bool {
+	return slices.ContainsFunc([]string{"*", "A", "0"}, func(filling string) bool {
+		return bytes.Contains(b, []byte(strings.Repeat(filling, shortestCover)))
+	})
+}
+
 // hidesToken reports whether after is before, with a filling in the place of a
 // bootstrap token: the slot's config.ign has that once the token is forgotten,
 // and what was made from it earlier is still what was meant.
 func hidesToken(after, before []byte) bool {
-	const shortest = 20 // a token has 23 bytes, and more in another encoding
 	if len(after) != len(before) || bytes.Equal(after, before) {
 		return false
 	}
@@ -217,7 +231,7 @@ func hidesToken(after, before []byte) bool {
 		for to < len(after) && after[to] == filling {
 			to++
 		}
-		if to-from < shortest {
+		if to-from < shortestCover {
 			return false
 		}
 		i = to

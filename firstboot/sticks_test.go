@@ -2,14 +2,20 @@ package firstboot
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/firstboot/apply"
 )
 
 // stampAt puts files into a slot as of a date; 0: without one, as a laptop does.
@@ -303,6 +309,29 @@ func TestTokenInAFileOfIgnitions(t *testing.T) {
 	look("after a correction")
 	if !slices.Contains(w.names, "write "+appliedFile) {
 		t.Error("the correction was not taken")
+	}
+}
+
+// TestAPipeInTheWayOfStars: what a user put where config.ign writes is not
+// opened and waited for.
+func TestAPipeInTheWayOfStars(t *testing.T) {
+	w := nativeWorld(t)
+	w.put("/home/user/probe", "")
+	pipe := filepath.Join(w.root, "home/user/probe")
+	if err := errors.Join(os.Remove(pipe), unix.Mkfifo(pipe, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- applier(w.env()).WriteFile("/home/user/probe", []byte("token="+strings.Repeat("*", len(testToken))), apply.Meta{Mode: 0o600})
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits for somebody to write into the pipe")
 	}
 }
 

@@ -79,10 +79,11 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 			continue
 		}
 		start := time.Now()
-		if err := w.bootsFrom(rec, guest, name, p.n < marks.joined); err != nil {
+		ran, err := w.bootsFrom(rec, guest, name, p.n < marks.joined)
+		if err != nil {
 			w.t.Fatalf("%s: %v", where, err)
 		}
-		w.t.Logf("%s: Ready after %.0f s", where, time.Since(start).Seconds())
+		w.t.Logf("%s: Ready after %.0f s, for %.0f s of which it had a processor", where, time.Since(start).Seconds(), ran.Seconds())
 	}
 	w.t.Logf("the disk was read at %d points and booted from at %d", len(all), len(boots))
 }
@@ -145,12 +146,12 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 	i, _ := slices.BinarySearch(m.flushes, m.ready+1)
 	early, late := m.flushes[:i], append(slices.Clone(m.flushes[i:]), m.end)
 	boots = []cutPoint{
-		{m.join + r.IntN(m.ready-m.join), true}, // in the middle of the join
-		{early[r.IntN(len(early))], false},      // a flush of it
-		{m.ready, false},                        // on the very moment, all lost that can be
-		{late[0], false},                        // at the first flush after it
-		{m.ready + 1 + r.IntN(max(1, late[0]-m.ready)), true},
-		{late[r.IntN(len(late))], false},
+		{m.join + r.IntN(m.ready-m.join), true},           // in the middle of the join
+		{early[r.IntN(len(early))] - 1, true},             // before a flush of it: most is at stake
+		{m.ready, false},                                  // on the very moment, all lost that can be
+		{late[0], false},                                  // at the first flush after it
+		{max(m.ready, late[min(1, len(late)-1)]-1), true}, // before the next
+		{late[min(len(late)-1, 1+r.IntN(len(late)))], false},
 	}
 	for i := range 6 { // spread over the join and what follows, and just after Ready
 		looks = append(looks, cutPoint{m.flushes[i*(len(m.flushes)-1)/5], false}, cutPoint{m.join + r.IntN(m.end-m.join), true})
@@ -166,29 +167,31 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 const emulatorTries = 3
 
 // bootsFrom switches a machine on with the disk as the cut left it. Before the
-// join was over, the cluster did not know it.
-func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bool) error {
+// join was over, the cluster did not know it. It returns how long the machine
+// had a processor, which tells on a busy host what a boot costs.
+func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bool) (ran time.Duration, err error) {
 	for try := 1; ; try++ {
 		if unknown {
 			if err := w.c.Delete(w.t.Context(), "/api/v1/nodes/"+name); err != nil && !lab.NotFound(err) {
-				return err
+				return 0, err
 			}
 		}
 		before, err := w.c.Node(w.t.Context(), name)
 		if err != nil && !lab.NotFound(err) {
-			return err
+			return 0, err
 		}
 		// On an overlay of its own: a further try is from the same bytes.
 		vm := w.start(lab.VMConfig{Name: name + "-again", Image: rec.Disk, Guest: guest, CPUs: 1})
 		vm.Node = name
 		_, err = w.becomesReady(vm, before)
+		ran = vm.Ran()
 		vm.Cut()
 		if err == nil {
-			return nil
+			return ran, nil
 		}
 		blame := vm.Serial.EmulatorsFault()
 		if blame == "" || try == emulatorTries {
-			return err
+			return ran, err
 		}
 		w.t.Logf("BOOTED ANEW from the same disk, try %d of %d: the emulator failed this one: %s", try+1, emulatorTries, blame)
 	}

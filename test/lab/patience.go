@@ -49,6 +49,9 @@ func effortOf(pid int) effort {
 	return sum
 }
 
+// Ran is how long the machine has had a processor since it was switched on.
+func (vm *VM) Ran() time.Duration { return effortOf(vm.proc.Pid()).ran }
+
 // Patience returns a context that ends after limit, not counting the time that
 // this host owed the guest. Its cause says whether the guest was starved.
 func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {

@@ -40,6 +40,7 @@ const meteredNodes = 6
 const (
 	leasesDay   = 86400 / 10      // nodeLeaseDurationSeconds 40: renewed every quarter
 	statusesDay = 86400 / 300     // nodeStatusReportFrequency 5m
+	meteredDay  = 86400 / 3600    // the same, as firstboot sets it for a metered link
 	watchesDay  = 5 * 86400 / 450 // nodes, pods, services, runtimeclasses, csidrivers: anew after 5 to 10 minutes
 )
 
@@ -376,30 +377,33 @@ days.
 	rows := []struct {
 		what string
 		each wireCount
-		day  int
+		// How often a day by kubelet's defaults, and as metered.
+		day, metered int
 	}{
-		{"kubelet renews its lease (every 10 s)", lease, leasesDay},
-		{"kubelet reports its status (every 5 min)", report, statusesDay},
-		{"kubelet opens a watch anew (5 watches, every 5 to 10 min)", watch, watchesDay},
+		{"kubelet renews its lease (every 10 s)", lease, leasesDay, leasesDay},
+		{"kubelet reports its status (every 5 min; metered: every hour)", report, statusesDay, meteredDay},
+		{"kubelet opens a watch anew (5 watches, every 5 to 10 min)", watch, watchesDay, watchesDay},
 	}
 	t.WriteString(`## The whole idle node
 
 An estimate: no kubelet ran. A stand-in (Go's HTTP/2 client, kubelet's paths,
 protobuf leases, a Node of 40 images) sent what kubelet sends, which was counted
-one by one; how often kubelet does so is by its defaults. Handshakes, yurthub,
+one by one; how often kubelet does so is by its settings. Handshakes, yurthub,
 pods' own traffic, DNS and time are not in it.
 
-| what | IP bytes each | times a day | bytes a day |
-|---|---|---|---|
+| what | IP bytes each | times a day | bytes a day | metered: times a day | bytes a day |
+|---|---|---|---|---|---|
 `)
-	var share int64
+	var byDefault, share int64
 	for _, r := range rows {
-		share += r.each.ip() * int64(r.day)
-		fmt.Fprintf(&t, "| %s | %d | %d | %d |\n", r.what, r.each.ip(), r.day, r.each.ip()*int64(r.day))
+		byDefault += r.each.ip() * int64(r.day)
+		share += r.each.ip() * int64(r.metered)
+		fmt.Fprintf(&t, "| %s | %d | %d | %d | %d | %d |\n", r.what, r.each.ip(), r.day, r.each.ip()*int64(r.day), r.metered, r.each.ip()*int64(r.metered))
 	}
+	fmt.Fprintf(&t, "\nkubelet by its defaults: %.2f MB a day. Metered, with ipvscare:\n", float64(byDefault)/1e6)
 	for _, masters := range []int{1, 3} {
 		care := mDay.ip * float64(masters)
-		fmt.Fprintf(&t, "\n%d API servers: kubelet %.2f MB, ipvscare (metered) %.2f MB, together %.2f MB a day.\n",
+		fmt.Fprintf(&t, "\n%d API servers: kubelet %.2f MB, ipvscare %.2f MB, together %.2f MB a day.\n",
 			masters, float64(share)/1e6, care/1e6, (float64(share)+care)/1e6)
 	}
 	t.WriteString(`
