@@ -141,6 +141,7 @@ type step struct {
 	b     *build
 	name  string
 	start time.Time
+	spoke bool // the work said something, so it was not in the cache
 }
 
 // StepTime is how long a step took, for the report's timings. It is the one
@@ -159,7 +160,10 @@ func (b *build) step(name, text string) *step {
 // depends on it.
 func now() time.Time { return time.Now() }
 
-func (s *step) log(line string) { s.b.event(Event{Step: s.name, State: StateLog, Text: line}) }
+func (s *step) log(line string) {
+	s.spoke = true
+	s.b.event(Event{Step: s.name, State: StateLog, Text: line})
+}
 
 func (s *step) warn(format string, args ...any) {
 	s.b.event(Event{Step: s.name, State: StateWarning, Text: fmt.Sprintf(format, args...)})

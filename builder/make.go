@@ -71,7 +71,7 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	case "mmdebstrap":
 		what = "making it with mmdebstrap: a minute, more on a slow line"
 	case "go":
-		what = "compiled by Go: up to 3 minutes the first time, then from the cache"
+		what = "compiled by Go: up to 3 minutes, unless it is cached"
 	default:
 		what = "making it (" + in.Make + ")"
 	}
@@ -94,6 +94,9 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 			return fmt.Errorf("made %s, locked is %s%s", sha, in.SHA256, lockedHint(in.Make))
 		}
 		s.warn("differs from the lock, which is renewed (%.12s, was %.12s)", sha, in.SHA256)
+	}
+	if in.Make == "go" && !s.spoke {
+		s.log("cached")
 	}
 	b.mu.Lock()
 	in.SHA256 = sha
