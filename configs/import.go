@@ -414,9 +414,7 @@ func (im *importer) encode() ([]byte, error) {
 	put("apiVersion", plain(APIVersion, "!!str"))
 	put("kind", plain(KindInventory, "!!str"))
 	put("defaults", im.defaults)
-	for _, s := range im.sites {
-		sites.Content = append(sites.Content, s)
-	}
+	sites.Content = append(sites.Content, im.sites...)
 	put("sites", sites)
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)

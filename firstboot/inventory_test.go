@@ -2,7 +2,6 @@ package firstboot
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -207,7 +206,7 @@ func TestInventoryOnANode(t *testing.T) {
 	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 {
 		t.Errorf("node %s, %d joins", s.Node, w.joins)
 	}
-	w.carry(ownDev, fmt.Sprintf("- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {ntp: [192.0.2.123]}}"))
+	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {ntp: [192.0.2.123]}}")
 	w.powerOn()
 	w.mustBoot()
 	if !strings.Contains(w.slotSite(ownDev), "192.0.2.123") || w.joins != 1 {
