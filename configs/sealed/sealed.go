@@ -92,7 +92,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 		}
 		if err != nil {
 			// The library quotes what it was given.
-			return nil, fmt.Errorf("reading the recipient %.20s...: not a public key of age or ssh: want age1... or ssh-ed25519 ...", k)
+			return nil, fmt.Errorf("reading the recipient %.20s...: not a public key of age or ssh: want one that begins with age1 or ssh-ed25519", k)
 		}
 		out = append(out, r)
 	}
