@@ -80,9 +80,6 @@ func badRouter(a netip.Addr) string {
 	return badMachine(a)
 }
 
-// serviceCIDR is what kubeadm takes Services' addresses from by default.
-var serviceCIDR = netip.MustParsePrefix("10.96.0.0/12")
-
 // serviceAddrs are what kubeadm gives the cluster's API and DNS by default:
 // kube-proxy takes them away from anybody else.
 var serviceAddrs = map[netip.Addr]string{

@@ -346,8 +346,6 @@ func badPodCIDR(s string) string {
 		return fmt.Sprintf("%s is not a network that machines can have; write a private one, e.g. 10.244.0.0/16", s)
 	case p.Contains(netip.MustParseAddr("10.96.0.1")):
 		return fmt.Sprintf("%s contains 10.96.0.1, the address of the Service kubernetes (kubeadm's default); write another private network, e.g. 10.244.0.0/16", s)
-	case p.Overlaps(serviceCIDR):
-		return fmt.Sprintf("%s overlaps %s, the addresses of Services (kubeadm's default); write another private network, e.g. 10.244.0.0/16", s, serviceCIDR)
 	}
 	return ""
 }
