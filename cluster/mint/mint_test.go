@@ -27,7 +27,7 @@ masters: [{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12}, 
 nodes:
   - {name: a, match: {serial: PC0Q1234}}
   - {name: b, nodePool: p, match: {macs: ["52:54:00:00:00:02"]}}
-users: [{name: admin, passwordHash: "$6$saltsalt$hashhashhash"}]
+users: [{name: admin, passwordHash: "$6$saltsalt$Ywt6vPsKHvpWwpoUej7GUvITYqLjHa7JSkXGIcwacvgf.lBcY.jAfOa4ogd.dGXmOSzfHnHwGVih5MJdZOnOM0"}]
 `
 
 func now() time.Time { return time.Date(2026, 11, 22, 6, 0, 0, 0, time.UTC) }
@@ -122,7 +122,7 @@ func TestNewRefuses(t *testing.T) {
 		{", {name: m3, address: 192.168.7.13}", ", {name: m3, address: 192.168.7.14}", "cluster.yaml:5:10: masters: was m1 (192.168.7.11), m2 (192.168.7.12), m3 (192.168.7.13)"},
 		{", {name: m2, address: 192.168.7.12}, {name: m3, address: 192.168.7.13}", "", "masters: was"},
 		{"v1.36.3", "v1.35.9", "cannot go back to v1.35.9"},
-		{"hashhashhash\"}]\n", "hashhashhash\"}]\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nnetworking: {dnsDomain: a.b}\n", "dnsDomain: was cluster.local"},
+		{"JdZOnOM0\"}]\n", "JdZOnOM0\"}]\n---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nnetworking: {dnsDomain: a.b}\n", "dnsDomain: was cluster.local"},
 	} {
 		text := strings.Replace(document, tt.old, tt.new, 1)
 		if text == document {
@@ -227,7 +227,7 @@ func TestEncrypted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := []string{"PRIVATE KEY", "client-key-data", "token-secret", "hashhashhash"}
+	secrets := []string{"PRIVATE KEY", "client-key-data", "token-secret", "Ywt6vPsKHvpWwpoUej7GUvITYqLjHa7JSkXGIcwacvgf"}
 	for _, s := range sites {
 		secrets = append(secrets, strings.Split(s.Site.Credentials.Token.Reveal(), ".")[1])
 	}
