@@ -28,7 +28,10 @@ type joinedAs struct {
 	Taints []configs.Taint `json:"taints,omitempty"`
 	// KubeletExtraArgs are what kubelet runs with now.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
-	CRISocket        string            `json:"criSocket"`
+	// TryingArgs are those that kubelet may run with instead, while it is not
+	// known whether it comes up with them; nil: there are none.
+	TryingArgs map[string]string `json:"tryingArgs,omitzero"`
+	CRISocket  string            `json:"criSocket"`
 	// Labels are those that first boot gave the Node, at the join or later.
 	Labels map[string]string `json:"labels,omitempty"`
 }

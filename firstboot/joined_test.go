@@ -2,6 +2,8 @@ package firstboot
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +101,9 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					t.Errorf("kubelet was restarted %d times, want %d", restarts, want)
 				}
 				whole.names = nil
+				if err := os.RemoveAll(filepath.Join(whole.root, ondisk.RunDir)); err != nil { // as systemd does
+					t.Fatal(err)
+				}
 				whole.mustBoot() // first boot once more, as its timer has it
 				if slices.Contains(whole.names, "restart "+ondisk.UnitKubelet) {
 					t.Error("and it was restarted once more")
@@ -109,9 +114,18 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					if cut.boot() == nil {
 						break
 					}
+					corrected := cut.clone(t)
+					corrected.badArg = w.badArg
 					cut.powerOn()
 					cut.mustBoot()
 					judge(cut, fmt.Sprintf("cut at effect %d", n))
+
+					corrected.stamp(ownDev, corrected.site(append(slices.Clone(c.more), before)...))
+					corrected.powerOn()
+					corrected.mustBoot()
+					if flags := corrected.get(kubeadmFlags); argsOf(flags) != argsOf(was) || corrected.said("not in place") {
+						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.state().Notes, flags, was)
+					}
 				}
 			})
 		}
@@ -120,6 +134,31 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 
 // TestArgumentsThatFixKubelet: one that does not run keeps what the site gives
 // it, whether it helps or not.
+// argsOf are kubelet's arguments, whatever their order.
+func argsOf(env string) string {
+	_, args, _ := strings.Cut(strings.ReplaceAll(env, `"`, " "), "=")
+	all := strings.Fields(args)
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+// A kubelet that is still starting, as at each boot, is one that was well; one
+// that ends a moment after it was well is not.
+func TestArgumentsWhileKubeletStarts(t *testing.T) {
+	for _, loops := range []bool{false, true} {
+		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
+		w.mustBoot()
+		was := w.get(kubeadmFlags)
+		w.stamp(ownDev, w.site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
+		w.powerOn()
+		w.badArg, w.refusals, w.crashLoop = "system-reserved", 3, loops
+		w.mustBoot()
+		if flags := w.get(kubeadmFlags); strings.Contains(flags, "system-reserved") || !w.said("not in place") {
+			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.state().Notes, flags, was)
+		}
+	}
+}
+
 func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")

@@ -27,8 +27,8 @@ import (
 // the new arguments gets the former ones back.
 
 // refusedArgs are those that kubelet did not come up with, since this machine
-// was switched on.
-const refusedArgs = ondisk.RunDir + "/refused-kubelet-args"
+// was switched on. It is not in RunDir, which goes when first boot ends.
+const refusedArgs = "/run/edgebake-refused-kubelet-args"
 
 // A metered link pays for every report. Kubelet sends its status every five
 // minutes though nothing has changed, 2.6 MB a day; that it lives is told by its
@@ -45,14 +45,19 @@ nodeStatusReportFrequency: 1h
 `
 )
 
-// argsPatience is how long kubelet may take to say that it is well.
-const argsPatience = 90 * time.Second
+const (
+	// argsPatience is how long kubelet may take to be well.
+	argsPatience = 2 * time.Minute
+	// argsSteady is how long it must have run then: kubelet says that it is well
+	// before it has begun all that its arguments may end.
+	argsSteady = 30 * time.Second
+)
 
 // argsPhase has kubelet run with the arguments that the site gives it.
 func argsPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
-		Name: "kubelet-args", Doc: "kubelet has the site's arguments", Timeout: 5 * time.Minute,
+		Name: "kubelet-args", Doc: "kubelet has the site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			j, ok := readJoinedAs(e)
 			if !ok {
@@ -61,6 +66,8 @@ func argsPhase(active *Active) Phase {
 			noteSocketKept(e, j, site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
+			case j.TryingArgs != nil: // cut off
+				return Todo, nil
 			case want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf:
 				return Todo, nil
 			case maps.Equal(want, j.KubeletExtraArgs):
@@ -174,20 +181,33 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 	if err != nil {
 		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
 	}
-	next := withArgs(flags, j.KubeletExtraArgs, want)
-	// Cut off, the new ones may be on the disk already: what runs with them
-	// tells nothing of the former ones.
-	wasWell := string(next) == string(flags) || kubeletWell(ctx, e) == nil
-	changed := changedArgs(j.KubeletExtraArgs, want)
-	if changed == "" { // their files alone
-		changed = "config-dir"
+	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
+	conf := want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf
+	if maps.Equal(want, former) && !conf && !cutOff {
+		return nil // what the cluster says has changed since the check
 	}
-	if want["config-dir"] == kubeletConfDir { // before kubelet looks for it
+	if conf { // before kubelet looks for it
 		if err := e.WriteFile(meteredConfFile, []byte(meteredConf), Mode(0o644)); err != nil {
 			return fmt.Errorf("giving kubelet the site's settings: %w", err)
 		}
 	}
+	// Those of a trial that was cut off may be in the file too.
+	ours := union(former, j.TryingArgs)
+	next := withArgs(flags, ours, want)
+	changed := changedArgs(ours, want)
+	if changed == "" {
+		changed = "config-dir" // its files alone
+	}
 	e.Waiting("kubelet to come up with other arguments (%s)", changed)
+	// After a cut, what runs tells nothing of the former ones.
+	wasWell := cutOff || awaitKubelet(ctx, e) == nil
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	j.TryingArgs = union(want, nil)
+	if err := j.write(e); err != nil {
+		return err
+	}
 	if err := restartWith(ctx, e, next); err != nil {
 		return err
 	}
@@ -196,7 +216,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 		return ctx.Err() // the next run goes on
 	}
 	if bad == nil || !wasWell { // where it was not well before, nothing is lost
-		j.KubeletExtraArgs = want
+		j.KubeletExtraArgs, j.TryingArgs = want, nil
 		if err := j.write(e); err != nil {
 			return err
 		}
@@ -204,7 +224,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 		return bad
 	}
 	e.Log.Warn("kubelet does not come up with the site's arguments, and gets the former ones back", "changed", changed, "error", bad)
-	if err := restartWith(ctx, e, withArgs(next, want, j.KubeletExtraArgs)); err != nil {
+	if err := restartWith(ctx, e, withArgs(next, union(ours, want), former)); err != nil {
 		return err
 	}
 	// Once a boot: kubelet is not restarted for it all the time.
@@ -214,6 +234,10 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 	}
 	if err := e.WriteFile(refusedArgs, b, Mode(0o600)); err != nil {
 		return fmt.Errorf("noting kubelet's arguments: %w", err)
+	}
+	j.TryingArgs = nil
+	if err := j.write(e); err != nil {
+		return err
 	}
 	return awaitKubelet(ctx, e)
 }
@@ -279,7 +303,8 @@ func noteRefusedArgs(e *Env, have, want map[string]string) {
 		changedArgs(have, want))
 }
 
-// awaitKubelet waits until kubelet says that it is well.
+// awaitKubelet waits until kubelet says that it is well, and has said so for a
+// while.
 func awaitKubelet(ctx context.Context, e *Env) error {
 	end := e.Now().Add(argsPatience)
 	var last error
@@ -309,11 +334,11 @@ func kubeletWell(ctx context.Context, e *Env) error {
 	if conf.Port != nil {
 		port = *conf.Port
 	}
-	if port == 0 { // it tells nobody: a kubelet that gives up does so at once
-		since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
-		if err == nil && e.Now().Sub(since) < 20*time.Second {
-			err = errors.New("it has run for less than 20 s")
-		}
+	since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
+	if err == nil && e.Now().Sub(since) < argsSteady {
+		err = fmt.Errorf("it has run for less than %s", argsSteady)
+	}
+	if err != nil || port == 0 { // without a port it tells nobody how it is
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
