@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -81,13 +82,24 @@ func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
 
 // lock keeps a directory to one process at a time; closing the file lets go.
 func lock(dir string) (*os.File, error) {
-	f, err := os.Open(dir)
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%s is in use by another edgebake: wait until it has ended", dir)
+	}
+	// Who held the lock may have put it elsewhere: then another one has the
+	// name now, or none.
+	held, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	if named, err := os.Lstat(dir); err != nil || !os.SameFile(held, named) {
+		f.Close()
+		return nil, fmt.Errorf("%s was replaced by another program just now: run the command again", dir)
 	}
 	return f, nil
 }
@@ -104,7 +116,11 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	}
 	// One name, so that what a power cut left is found again and removed.
 	work := filepath.Join(parent, "."+base+".minting")
-	if err := os.Mkdir(work, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(work, 0o700); errors.Is(err, fs.ErrExist) {
+		if err := leftOver(work, os.Geteuid()); err != nil {
+			return err
+		}
+	} else if err != nil {
 		return err
 	}
 	held, err := lock(work)
@@ -141,6 +157,26 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	return syncDir(parent)
 }
 
+// leftOver reports whether what has the name of a minting is what a power cut
+// left of one. In a parent that others can write to it may be anything: a link
+// to a directory of this user's, or a directory that its owner can look into.
+func leftOver(work string, uid int) error {
+	fi, err := os.Lstat(work)
+	switch {
+	case err != nil:
+		return err
+	case !fi.IsDir():
+		return fmt.Errorf("%s is not a directory, and edgebake did not make it: look what it is and remove it", work)
+	case ownerOf(fi) != uid:
+		return fmt.Errorf("%s is of another user (%d): look what it is and remove it, or name another directory with --out", work, ownerOf(fi))
+	}
+	return nil
+}
+
+func ownerOf(fi fs.FileInfo) int {
+	return int(fi.Sys().(*syscall.Stat_t).Uid)
+}
+
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -149,8 +185,8 @@ func empty(dir string) error {
 	return err
 }
 
-// checkModes reports what others could read or change.
-func checkModes(dir string) error {
+// checkModes reports what others than the user could read or change.
+func checkModes(dir string, uid int) error {
 	var errs []error
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -163,7 +199,45 @@ func checkModes(dir string) error {
 		if d.Type()&fs.ModeSymlink == 0 && fi.Mode().Perm()&0o077 != 0 {
 			errs = append(errs, fmt.Errorf("%s is open to others (mode %04o): whoever was on this computer may have its keys; if nobody was: chmod -R go= %s", p, fi.Mode().Perm(), dir))
 		}
+		if owner := ownerOf(fi); owner != uid {
+			errs = append(errs, fmt.Errorf("%s is of another user (%d), who can read and change it: run the command as that user, or, if he may have the keys no longer: chown -R %d %s", p, owner, uid, dir))
+		}
 		return nil
 	})
 	return errors.Join(append(errs, err)...)
+}
+
+// sweep removes what a power cut left: tokens that the record does not name,
+// and files that were not written to their end.
+func sweep(dir string, r *Record) error {
+	var errs []error
+	for _, sub := range []string{".", "pki", "pki/etcd", "tokens"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		gone := false
+		for _, e := range entries {
+			stray := strings.HasPrefix(e.Name(), ".tmp-") || sub == "tokens" && strayToken(e.Name(), r)
+			if stray && e.Type().IsRegular() {
+				gone = true
+				errs = append(errs, os.Remove(filepath.Join(dir, sub, e.Name())))
+			}
+		}
+		if gone {
+			errs = append(errs, syncDir(filepath.Join(dir, sub)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// strayToken reports whether a file of tokens/ is a token's that the record
+// does not name.
+func strayToken(file string, r *Record) bool {
+	if !strings.HasSuffix(strings.TrimSuffix(file, sealed.Ending), ".yaml") {
+		return false
+	}
+	return !slices.ContainsFunc(r.Tokens, func(t Token) bool {
+		return "tokens/"+file == storedName(tokenFile(t.Node), r.Recipients)
+	})
 }

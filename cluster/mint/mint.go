@@ -195,7 +195,7 @@ func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, 
 		return fail(err)
 	}
 	for _, n := range c.Nodes {
-		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now)
+		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now, record.Tokens)
 		if err != nil {
 			return fail(err)
 		}
@@ -231,9 +231,20 @@ type tokenSecret struct {
 	StringData map[string]string `yaml:"stringData"`
 }
 
+// drawToken draws a token whose id none of those taken has: the cluster knows
+// a token by its id, so that two with the same would be one.
+func drawToken(taken []Token, draw func() string) (id, secret string) {
+	for {
+		id, secret, _ = strings.Cut(draw(), ".")
+		if !slices.ContainsFunc(taken, func(t Token) bool { return t.ID == id }) {
+			return id, secret
+		}
+	}
+}
+
 // tokenFor makes a node's token, and the Secret that a cluster knows it by.
-func tokenFor(node string, life time.Duration, now time.Time) (Token, []byte, error) {
-	id, secret, _ := strings.Cut(newToken(), ".")
+func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (Token, []byte, error) {
+	id, secret := drawToken(taken, newToken)
 	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
 	s := tokenSecret{APIVersion: "v1", Kind: "Secret", Type: "bootstrap.kubernetes.io/token"}
 	s.Metadata.Name, s.Metadata.Namespace = "bootstrap-token-"+id, "kube-system"
@@ -275,18 +286,19 @@ func Load(dir string) (*Record, error) {
 
 // update brings a directory up to date with a document.
 func update(dir string, c *configs.ClusterFile, text []byte, recipients []string, o Options) (*Change, error) {
-	record, err := Load(dir)
-	if err != nil {
-		return nil, fmt.Errorf("%w: name an empty directory with --out", err)
-	}
-	if err := checkModes(dir); err != nil {
-		return nil, err
-	}
+	// The lock first: another run may be writing the record.
 	held, err := lock(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer held.Close()
+	record, err := Load(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: name an empty directory with --out", err)
+	}
+	if err := checkModes(dir, os.Geteuid()); err != nil {
+		return nil, err
+	}
 	if err := sameCluster(dir, record, c, text, o.File); err != nil {
 		return nil, err
 	}
@@ -303,7 +315,7 @@ func update(dir string, c *configs.ClusterFile, text []byte, recipients []string
 	change.Updated = record.Document != digest(text)
 	record.Document, record.Kubernetes = digest(text), c.KubernetesVersion
 	if change.Nothing() {
-		return change, nil
+		return change, sweep(dir, record)
 	}
 	if err := writeFile(dir, fileDocument, text, record.Recipients); err != nil {
 		return nil, err
@@ -316,12 +328,7 @@ func update(dir string, c *configs.ClusterFile, text []byte, recipients []string
 	if err := writeFile(dir, fileRecord, b, record.Recipients); err != nil {
 		return nil, err
 	}
-	for _, gone := range change.Removed {
-		if err := os.Remove(filepath.Join(dir, storedName(tokenFile(gone), record.Recipients))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
-	return change, nil
+	return change, sweep(dir, record)
 }
 
 func encryptedHow(r *Record) string {
@@ -345,7 +352,8 @@ func addTokens(dir string, record *Record, c *configs.ClusterFile, now time.Time
 			kept = append(kept, record.Tokens[i])
 			continue
 		}
-		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now)
+		// Kept tokens and those to go: the cluster may know both.
+		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now, slices.Concat(record.Tokens, kept))
 		if err != nil {
 			return err
 		}

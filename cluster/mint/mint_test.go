@@ -79,7 +79,7 @@ func TestNewAgain(t *testing.T) {
 	if !first.Minted || len(first.Record.Tokens) != 2 {
 		t.Fatalf("%+v", first)
 	}
-	if err := checkModes(dir); err != nil {
+	if err := checkModes(dir, os.Geteuid()); err != nil {
 		t.Error(err)
 	}
 	was := contents(t, dir)
@@ -201,7 +201,7 @@ func TestNewAfterPowerCut(t *testing.T) {
 	if _, err := os.Stat(work); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if err := checkModes(dir); err != nil {
+	if err := checkModes(dir, os.Geteuid()); err != nil {
 		t.Error(err)
 	}
 }

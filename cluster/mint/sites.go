@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -40,7 +41,7 @@ func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkModes(dir), complete(dir, record)); err != nil {
+	if err := errors.Join(checkModes(dir, os.Geteuid()), complete(dir, record)); err != nil {
 		return nil, err
 	}
 	text, err := readFile(dir, fileDocument, id)

@@ -1,0 +1,142 @@
+package mint
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// In a parent that others can write to, the name of the minting may be a link
+// or a directory that somebody else put there: nothing of it is touched.
+func TestNewMintingOfSomebodyElse(t *testing.T) {
+	for name, tt := range map[string]struct {
+		plant func(t *testing.T, victim, work string)
+		want  string
+	}{
+		"link": {func(t *testing.T, victim, work string) {
+			if err := os.Symlink(victim, work); err != nil {
+				t.Fatal(err)
+			}
+		}, "is not a directory"},
+		"file": {func(t *testing.T, victim, work string) {
+			if err := os.WriteFile(work, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "is not a directory"},
+		"another user's": {func(t *testing.T, victim, work string) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root gives a directory away")
+			}
+			if err := os.Mkdir(work, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chown(work, 65534, 65534); err != nil {
+				t.Fatal(err)
+			}
+		}, "is of another user (65534)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			parent, victim := t.TempDir(), t.TempDir()
+			if err := os.WriteFile(filepath.Join(victim, "letter"), []byte("dear"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(victim, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			tt.plant(t, victim, filepath.Join(parent, ".shops.minting"))
+			_, err := New(filepath.Join(parent, "shops"), []byte(document), Options{File: "cluster.yaml", Now: now()})
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Error(err)
+			}
+			if got := contents(t, victim); len(got) != 1 {
+				t.Errorf("the victim's files: %v", got)
+			}
+			if fi, err := os.Stat(victim); err != nil || fi.Mode().Perm() != 0o755 {
+				t.Error(fi.Mode(), err)
+			}
+		})
+	}
+}
+
+// A directory whose owner is another user is not taken for a secret one,
+// whatever its mode.
+func TestOwner(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	other := os.Geteuid() + 1
+	if err := checkModes(dir, other); err == nil || !strings.Contains(err.Error(), "ca.key is of another user") {
+		t.Error(err)
+	}
+	if err := leftOver(dir, other); err == nil || !strings.Contains(err.Error(), "is of another user") {
+		t.Error(err)
+	}
+	if err := leftOver(dir, os.Geteuid()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The lock follows no link, whatever becomes of the name in between.
+func TestLockFollowsNoLink(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(t.TempDir(), link); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := lock(link); err == nil {
+		held.Close()
+		t.Error("locked what a link names")
+	}
+}
+
+// While another run has the lock, its record is not read: it may be writing it.
+func TestUpdateLocksBeforeItReads(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	held, err := lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := os.WriteFile(filepath.Join(dir, fileRecord), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(dir, []byte(document), Options{File: "cluster.yaml", Now: now()}); err == nil || !strings.Contains(err.Error(), "is in use by another edgebake") {
+		t.Error(err)
+	}
+}
+
+// A power cut between the record and the removal of a token leaves a secret
+// that nothing names, and one in a write a half file: the next run takes both
+// away, and nothing else.
+func TestNewSweeps(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	for _, name := range []string{"tokens/gone.yaml", "tokens/gone.yaml.age", "tokens/.tmp-1", "pki/etcd/.tmp-2", ".tmp-3", "tokens/notes.txt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := mustNew(t, dir, document); !c.Nothing() {
+		t.Errorf("%+v", c)
+	}
+	is := contents(t, dir)
+	for _, name := range []string{"tokens/gone.yaml", "tokens/gone.yaml.age", "tokens/.tmp-1", "pki/etcd/.tmp-2", ".tmp-3"} {
+		if _, there := is[name]; there {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	for _, name := range []string{"tokens/a.yaml", "tokens/b.yaml", "tokens/notes.txt", "pki/ca.key"} {
+		if is[name] == "" {
+			t.Errorf("%s is gone", name)
+		}
+	}
+}
+
+// No two tokens have one id: the cluster would know one of them only.
+func TestDrawTokenAgain(t *testing.T) {
+	draws := []string{"aaaaaa.1", "bbbbbb.2", "cccccc.3"}
+	draw := func() (s string) { s, draws = draws[0], draws[1:]; return s }
+	if id, secret := drawToken([]Token{{ID: "aaaaaa"}, {ID: "bbbbbb"}}, draw); id != "cccccc" || secret != "3" {
+		t.Error(id, secret)
+	}
+}
