@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // recordName is the ConfigMap in kube-system that holds what objects were
@@ -23,6 +24,14 @@ import (
 const recordName = "edgebake-prepared"
 
 const fieldManager = "edgebake"
+
+// The objects that Prepare makes or changes, beside node pools.
+const (
+	mastersName = "edgebake-masters"
+	hubName     = "yurt-hub"
+	dnsName     = "kube-dns"
+	proxyName   = "kube-proxy"
+)
 
 // Wanted is what Prepare is asked for.
 type Wanted struct {
@@ -73,6 +82,10 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	if err := c.need(ctx, "preparing the cluster", rightsFor(wishes)...); err != nil {
 		return nil, err
 	}
+	noted, _, err := c.recorded(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var plan []Change
 	var errs []error
 	for _, w := range wishes {
@@ -80,6 +93,9 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 		if err != nil {
 			errs = append(errs, err)
 		} else if change != nil {
+			if i := noteOf(noted, change); i >= 0 && !noted[i].knows(change.Before) {
+				change.Why += "; somebody changed it since it was prepared before: revert will bring back what he made of it, not what it was before that"
+			}
 			plan = append(plan, *change)
 		}
 	}
@@ -186,40 +202,108 @@ func (c *Client) Prepare(ctx context.Context, plan []Change) error {
 	return nil
 }
 
+// note is a Change as the record has it.
+type note struct {
+	Change
+	// Earlier is what Prepare had made of the object before this change; nil:
+	// nothing. A power cut may have kept it from becoming After.
+	Earlier map[string]any `json:"earlier,omitempty"`
+}
+
+// knows reports whether an object in this state is without a change by
+// somebody else.
+func (n *note) knows(is map[string]any) bool {
+	return reflect.DeepEqual(is, n.Before) || n.made(is)
+}
+
+// made reports whether Prepare left an object in this state.
+func (n *note) made(is map[string]any) bool {
+	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
+}
+
+// noteOf is where the record has an object, -1 if nowhere.
+func noteOf(all []note, of *Change) int {
+	return slices.IndexFunc(all, func(n note) bool { return n.String() == of.String() })
+}
+
+// preparable reports whether Prepare could have recorded the change: the record
+// is carried out with an administrator's rights, and others may write to it.
+func preparable(c *Change) bool {
+	pool := nodePools(c.Resource.Version)
+	switch {
+	case c.After == nil || !names(c.After, c) || c.Before != nil && !names(c.Before, c):
+		return false
+	case c.Resource == pool:
+		return c.Namespace == "" && len(validation.IsDNS1035Label(c.Resource.Version)) == 0 && len(validation.IsDNS1123Subdomain(c.Name)) == 0
+	}
+	return slices.ContainsFunc([]Change{
+		{Resource: configMaps, Namespace: publicNamespace, Name: mastersName},
+		{Resource: roles, Namespace: publicNamespace, Name: mastersName},
+		{Resource: roleBindings, Namespace: publicNamespace, Name: mastersName},
+		{Resource: clusterRoles, Name: hubName},
+		{Resource: clusterRoleBindings, Name: hubName},
+		{Resource: services, Namespace: systemNamespace, Name: dnsName},
+		{Resource: configMaps, Namespace: systemNamespace, Name: proxyName},
+	}, func(of Change) bool {
+		return of.Resource == c.Resource && of.Namespace == c.Namespace && of.Name == c.Name
+	})
+}
+
+// names reports whether an object is the one that the change is of.
+func names(obj map[string]any, c *Change) bool {
+	u := unstructured.Unstructured{Object: obj}
+	return u.GetName() == c.Name && u.GetNamespace() == c.Namespace
+}
+
 // recorded reads the record; nil if there is none.
-func (c *Client) recorded(ctx context.Context) ([]Change, *unstructured.Unstructured, error) {
+func (c *Client) recorded(ctx context.Context) ([]note, *unstructured.Unstructured, error) {
 	obj, err := c.get(ctx, configMaps, systemNamespace, recordName)
 	if err != nil || obj == nil {
 		return nil, nil, err
 	}
 	text, _, _ := unstructured.NestedString(obj.Object, "data", "changes.json")
-	var all []Change
+	var all []note
+	reading := "reading " + describe(configMaps, systemNamespace, recordName)
 	// Numbers as the API server's answers have them, or nothing would compare
 	// equal.
 	if err := utiljson.Unmarshal([]byte(text), &all); err != nil {
-		return nil, nil, fmt.Errorf("reading %s: it is damaged: %w", describe(configMaps, systemNamespace, recordName), err)
+		return nil, nil, fmt.Errorf("%s: it is damaged: %w", reading, err)
+	}
+	for i := range all {
+		if !preparable(&all[i].Change) || noteOf(all[:i], &all[i].Change) >= 0 {
+			return nil, nil, fmt.Errorf("%s: it is damaged: `edgebake cluster prepare` does not write what it says of %s; nothing was changed: find out who wrote it (kubectl -n kube-system get configmap %s -o yaml --show-managed-fields), take back by hand what prepare did, and remove it", reading, &all[i].Change, recordName)
+		}
 	}
 	return all, obj, nil
 }
 
 // record notes what the objects of a plan were before. What is noted already
-// stays: the first state is the one to come back to.
+// stays: the first state is the one to come back to, unless somebody else has
+// changed the object since, which revert must not lose.
 func (c *Client) record(ctx context.Context, plan []Change) error {
 	all, obj, err := c.recorded(ctx)
 	if err != nil {
 		return err
 	}
 	for _, p := range plan {
-		if i := slices.IndexFunc(all, func(o Change) bool { return o.String() == p.String() }); i >= 0 {
-			all[i].After = p.After
+		i := noteOf(all, &p)
+		if i < 0 {
+			all = append(all, note{Change: p})
 			continue
 		}
-		all = append(all, p)
+		was := all[i]
+		all[i] = note{Change: p}
+		if was.knows(p.Before) {
+			all[i].Before = was.Before
+		}
+		if was.made(p.Before) {
+			all[i].Earlier = p.Before
+		}
 	}
 	return c.writeRecord(ctx, all, obj)
 }
 
-func (c *Client) writeRecord(ctx context.Context, all []Change, is *unstructured.Unstructured) error {
+func (c *Client) writeRecord(ctx context.Context, all []note, is *unstructured.Unstructured) error {
 	text, err := json.Marshal(all)
 	if err != nil {
 		return err
@@ -240,27 +324,33 @@ type Reverted struct {
 	Kept string
 }
 
+const keptChanged = "somebody changed it since: take edgebake's part out by hand (--dry-run shows the difference)"
+
 // RevertPlan is what Revert would do: each recorded change, turned round.
 func (c *Client) RevertPlan(ctx context.Context) ([]Reverted, error) {
 	all, _, err := c.recorded(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return c.turnRound(ctx, all)
+}
+
+func (c *Client) turnRound(ctx context.Context, all []note) ([]Reverted, error) {
 	var out []Reverted
-	for _, p := range slices.Backward(all) {
-		obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
+	for _, n := range slices.Backward(all) {
+		obj, err := c.get(ctx, n.Resource, n.Namespace, n.Name)
 		if err != nil {
 			return nil, err
 		}
-		back := Reverted{Change: Change{Resource: p.Resource, Namespace: p.Namespace, Name: p.Name, Why: p.Why, After: p.Before}}
+		back := Reverted{Change: Change{Resource: n.Resource, Namespace: n.Namespace, Name: n.Name, Why: n.Why, After: n.Before}}
 		if obj != nil {
 			back.Before = clean(obj.Object)
 		}
 		switch {
 		case reflect.DeepEqual(back.Before, back.After):
 			continue // never carried out, or taken back by hand
-		case !reflect.DeepEqual(back.Before, p.After):
-			back.Kept = "somebody changed it since: take edgebake's part out by hand (--dry-run shows the difference)"
+		case !n.made(back.Before):
+			back.Kept = keptChanged
 		}
 		out = append(out, back)
 	}
@@ -270,12 +360,12 @@ func (c *Client) RevertPlan(ctx context.Context) ([]Reverted, error) {
 // Revert makes every recorded object what it was, but for those that somebody
 // else has changed since, which stay and stay recorded.
 func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
-	plan, err := c.RevertPlan(ctx)
-	if err != nil {
-		return nil, err
-	}
 	all, record, err := c.recorded(ctx)
 	if err != nil || record == nil {
+		return nil, err
+	}
+	plan, err := c.turnRound(ctx, all)
+	if err != nil {
 		return nil, err
 	}
 	rights := []right{{"delete", configMaps, systemNamespace, recordName}, {"update", configMaps, systemNamespace, recordName}}
@@ -289,45 +379,65 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	if err := c.need(ctx, "reverting the cluster", rights...); err != nil {
 		return nil, err
 	}
-	var kept []Change
+	var kept []note
 	for i := range plan {
 		p := &plan[i]
+		if p.Kept == "" {
+			if p.Kept, err = c.putBack(ctx, &p.Change); err != nil {
+				return nil, err
+			}
+		}
 		if p.Kept != "" {
-			kept = append(kept, all[slices.IndexFunc(all, func(o Change) bool { return o.String() == p.String() })])
-			continue
-		}
-		if err := c.putBack(ctx, &p.Change); err != nil {
-			return nil, err
+			kept = append(kept, all[noteOf(all, &p.Change)])
 		}
 	}
+	slices.Reverse(kept) // in the order they were made
 	if len(kept) > 0 {
-		return plan, c.writeRecord(ctx, kept, record)
+		err = c.writeRecord(ctx, kept, record)
+	} else {
+		err = c.remove(ctx, &Change{Resource: configMaps, Namespace: systemNamespace, Name: recordName}, record)
 	}
-	err = c.resource(configMaps, systemNamespace).Delete(ctx, recordName, metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		err = nil
+	if apierrors.IsConflict(err) {
+		return nil, fmt.Errorf("reverting the cluster: another edgebake cluster prepare or revert ran at the same time: run the command again: %w", err)
 	}
-	return plan, c.explain("removing "+describe(configMaps, systemNamespace, recordName), err)
+	return plan, err
 }
 
-func (c *Client) putBack(ctx context.Context, p *Change) error {
+// putBack turns one object back, unless somebody has changed it since it was
+// read; then it says so.
+func (c *Client) putBack(ctx context.Context, p *Change) (kept string, err error) {
 	obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
 	if err != nil {
-		return err
+		return "", err
 	}
-	if p.After != nil {
-		_, err := c.write(ctx, p, p.After, obj)
-		return err
+	var is map[string]any
+	if obj != nil {
+		is = clean(obj.Object)
 	}
-	if obj == nil {
-		return nil
+	switch {
+	case reflect.DeepEqual(is, p.After):
+		return "", nil
+	case !reflect.DeepEqual(is, p.Before):
+		return keptChanged, nil
+	case p.After != nil:
+		_, err = c.write(ctx, p, p.After, obj)
+	default:
+		err = c.remove(ctx, p, obj)
 	}
-	uid, version := obj.GetUID(), obj.GetResourceVersion()
-	err = c.resource(p.Resource, p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+	if apierrors.IsConflict(err) {
+		return keptChanged, nil
+	}
+	return "", err
+}
+
+// remove removes an object as it was read; one that is gone is none.
+func (c *Client) remove(ctx context.Context, at *Change, is *unstructured.Unstructured) error {
+	uid, version := is.GetUID(), is.GetResourceVersion()
+	err := c.resource(at.Resource, at.Namespace).Delete(ctx, at.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	return c.explain("removing "+p.String(), err)
+	return c.explain("removing "+at.String(), err)
 }
 
 // wishes are what a cluster should have, by what it has.
@@ -427,7 +537,7 @@ func bindNodes(kind, name string) map[string]any {
 
 // mastersWishes publish the masters, for Sites with ipvs.learnMasters.
 func mastersWishes(masters []string) []wish {
-	const name, why = "edgebake-masters", "nodes learn of new masters (ipvs.learnMasters)"
+	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
 	return []wish{
 		{configMaps, publicNamespace, name, why, "", exactly(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "namespace": publicNamespace},
 			"data": map[string]any{"masters": strings.Join(masters, "\n") + "\n"}})},
@@ -449,7 +559,7 @@ func hubRules() []any {
 // hubWishes give yurthub its rights. Rules that are there already stay: those
 // of OpenYurt's own chart are wider.
 func hubWishes() []wish {
-	const name, why = "yurt-hub", "without it yurthub never becomes ready"
+	const name, why = hubName, "without it yurthub never becomes ready"
 	return []wish{
 		{clusterRoles, "", name, why, "", func(is map[string]any) (map[string]any, error) {
 			if is == nil {
@@ -502,7 +612,7 @@ const topologyKey = "openyurt.io/topologyKeys"
 
 // dnsWish keeps DNS within a node pool, where it works without the link.
 func dnsWish() wish {
-	return wish{services, systemNamespace, "kube-dns", "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
+	return wish{services, systemNamespace, dnsName, "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return nil, nil // the cluster's DNS has another name
 		}
@@ -515,8 +625,7 @@ func dnsWish() wish {
 }
 
 func poolWish(version, name, kind string) wish {
-	r := schema.GroupVersionResource{Group: "apps.openyurt.io", Version: version, Resource: "nodepools"}
-	return wish{r, "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
+	return wish{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return map[string]any{"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool", "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
 		}
@@ -529,7 +638,7 @@ func poolWish(version, name, kind string) wish {
 
 // proxyWish keeps kube-proxy in mode ipvs from clearing the VIP's rules.
 func proxyWish(vip string) wish {
-	return wish{configMaps, systemNamespace, "kube-proxy", "in mode ipvs kube-proxy removes virtual servers that it did not make",
+	return wish{configMaps, systemNamespace, proxyName, "in mode ipvs kube-proxy removes virtual servers that it did not make",
 		"kubectl -n kube-system rollout restart daemonset kube-proxy",
 		func(is map[string]any) (map[string]any, error) {
 			text, _, _ := unstructured.NestedString(is, "data", "config.conf")

@@ -134,6 +134,13 @@ type RemoveOptions struct {
 	Now   time.Time
 }
 
+// only deletes an object as long as it is this one: another machine may have
+// taken the name since it was read.
+func only(is *unstructured.Unstructured) metav1.DeleteOptions {
+	uid := is.GetUID()
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+}
+
 // Remove takes a node out of the cluster, so that another machine can have its
 // name: the tokens made for it, its requests for certificates, the Node. It
 // returns what it removed.
@@ -181,14 +188,14 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 	}
 	for i := range requests {
 		if of, _ := requestOf(&requests[i]); of == name {
-			if err := remove("CSR "+requests[i].GetName(), c.resource(csrs, "").Delete(ctx, requests[i].GetName(), metav1.DeleteOptions{})); err != nil {
+			if err := remove("CSR "+requests[i].GetName(), c.resource(csrs, "").Delete(ctx, requests[i].GetName(), only(&requests[i]))); err != nil {
 				return done, err
 			}
 		}
 	}
 	// The Node last: killed before, the command can be run again.
 	if node != nil {
-		if err := remove("Node "+name, c.resource(nodes, "").Delete(ctx, name, metav1.DeleteOptions{})); err != nil {
+		if err := remove("Node "+name, c.resource(nodes, "").Delete(ctx, name, only(node))); err != nil {
 			return done, err
 		}
 	}
