@@ -221,15 +221,20 @@ func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error))
 // until fn returns false.
 func (r *Reader) scan(dir Entry, fn func(raw []byte, e Entry) bool) error {
 	s := &scanner{r: r, dir: dir, fn: fn}
+	return r.eachOfDir(dir, s.run)
+}
+
+// eachOfDir calls fn with the runs of a directory's bytes.
+func (r *Reader) eachOfDir(dir Entry, fn func(Extent) (bool, error)) error {
 	var err error
 	if dir.Path == "." && r.g.kind != 32 {
-		_, err = s.run(Extent{r.g.rootOff(), r.g.rootDir * r.g.sectorSize})
+		_, err = fn(Extent{r.g.rootOff(), r.g.rootDir * r.g.sectorSize})
 	} else {
 		first := dir.first
 		if dir.Path == "." {
 			first = r.g.root
 		}
-		err = r.follow(first, -1, s.run)
+		err = r.follow(first, -1, fn)
 	}
 	switch {
 	case err != nil && dir.Path == ".":
@@ -435,14 +440,19 @@ func (r *Reader) Stat(name string) (Entry, error) {
 	return at, nil
 }
 
-// Extents says where in the partition a file's bytes are, in order.
+// Extents says where in the partition the bytes of a file or a directory are, in
+// order.
 func (r *Reader) Extents(name string) ([]Extent, error) {
 	e, err := r.Stat(name)
 	if err != nil {
 		return nil, err
 	}
+	each := r.each
+	if e.Dir {
+		each = r.eachOfDir
+	}
 	var out []Extent
-	err = r.each(e, func(x Extent) (bool, error) {
+	err = each(e, func(x Extent) (bool, error) {
 		if n := len(out); n > 0 && out[n-1].Off+out[n-1].Len == x.Off {
 			out[n-1].Len += x.Len
 		} else {

@@ -24,8 +24,8 @@ const (
 	maxDepth   = 8
 )
 
-// sizeLimit is how large a file of the slot may be.
-func sizeLimit(name string) int64 {
+// SizeLimit is how large a file of the slot may be.
+func SizeLimit(name string) int64 {
 	switch name {
 	case ondisk.SlotSite:
 		return maxSite

@@ -60,7 +60,11 @@ func replace(f Device, img []byte) error {
 	if err := writeFirstHalf(f, payload); err != nil {
 		return err
 	}
-	return write(f, half, make([]byte, half))
+	// The header goes last: while it is there, so may be what it heads.
+	if err := write(f, half+sectorSize, make([]byte, half-sectorSize)); err != nil {
+		return err
+	}
+	return write(f, half, make([]byte, sectorSize))
 }
 
 // writeFirstHalf writes the record's payload where it belongs, over all that
@@ -96,11 +100,21 @@ func isBlank(r io.ReaderAt) bool {
 	return err == nil && len(bytes.TrimLeft(first, "\x00")) == 0
 }
 
+// readHeader returns the header of a record, whether the record is whole or
+// not; nil if there is none.
+func readHeader(r io.ReaderAt) []byte {
+	header := make([]byte, sectorSize)
+	if _, err := r.ReadAt(header, half); err != nil || !bytes.HasPrefix(header, []byte(recordMagic)) {
+		return nil
+	}
+	return header
+}
+
 // readRecord returns what a Replace that was cut off had to write, nil if there
 // is no such record or it is not whole.
 func readRecord(r io.ReaderAt) []byte {
-	header := make([]byte, sectorSize)
-	if _, err := r.ReadAt(header, half); err != nil || !bytes.HasPrefix(header, []byte(recordMagic)) {
+	header := readHeader(r)
+	if header == nil {
 		return nil
 	}
 	n := binary.LittleEndian.Uint32(header[recordLength:])
@@ -117,7 +131,8 @@ func readRecord(r io.ReaderAt) []byte {
 	return payload
 }
 
-// secondHalfIsFree reports whether no file of the slot lies there.
+// secondHalfIsFree reports whether no file and no directory of the slot lies
+// there.
 func secondHalfIsFree(f Device) bool {
 	if isBlank(f) {
 		return true // there is nothing to lose
@@ -128,7 +143,7 @@ func secondHalfIsFree(f Device) bool {
 	}
 	free := true
 	err = in.fat.Walk(func(e fat.Entry) error {
-		if e.Dir || e.Size == 0 {
+		if !e.Dir && e.Size == 0 {
 			return nil
 		}
 		extents, err := in.fat.Extents(e.Path)

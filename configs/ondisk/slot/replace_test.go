@@ -2,6 +2,7 @@ package slot
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -64,11 +65,20 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 			t.Fatalf("%s: it holds %v", when, c.Files)
 		case c.Unfinished:
 			return "unfinished"
+		case !bytes.Equal(d.b, next):
+			t.Fatalf("%s: it seems finished, and leaves something in the second half", when)
 		}
 		return "new"
 	}
-	step := 1511
-	for n := 1; n < total; n += step {
+	var cuts []int
+	for n := 1; n < total; n += 1511 {
+		cuts = append(cuts, n)
+	}
+	// And where the second half begins to be zeroed: little of it is in use.
+	zeroed := len(trimmed(next))/512 + 1 + half/512
+	cuts = append(cuts, zeroed+1, zeroed+2, zeroed+100)
+	slices.Sort(cuts)
+	for _, n := range cuts {
 		d := &cutOff{slices.Clone(old), n}
 		when := fmt.Sprintf("cut after %d sectors", n)
 		if err := Replace(d, next); err == nil {
@@ -105,6 +115,44 @@ func TestReplaceLargeOnes(t *testing.T) {
 		if err := Replace(d, pair[1]); err != nil || !bytes.Equal(d.b, pair[1]) {
 			t.Error(err)
 		}
+	}
+}
+
+// TestDirectoriesAreNotWrittenOver: one may lie in the second half although no
+// file's contents do.
+func TestDirectoriesAreNotWrittenOver(t *testing.T) {
+	img := slotOf(t, "files/etc/empty", "")
+	if !secondHalfIsFree(&cutOff{img, 1 << 30}) {
+		t.Error("nothing lies there")
+	}
+	moveDirectory(t, img, "ETC        ", half+1<<20)
+	if c, err := Read(bytes.NewReader(img)); !errors.Is(err, ErrNoSite) || len(c.Files) != 1 {
+		t.Fatalf("%v, %v", c, err)
+	}
+	if secondHalfIsFree(&cutOff{img, 1 << 30}) {
+		t.Error("the directory etc lies there")
+	}
+}
+
+// moveDirectory puts a directory of one cluster where others would, at about
+// this offset.
+func moveDirectory(t *testing.T, img []byte, short string, off int) {
+	t.Helper()
+	le := binary.LittleEndian
+	sector, cluster := int(le.Uint16(img[11:])), int(le.Uint16(img[11:]))*int(img[13])
+	table, tableSize := int(le.Uint16(img[14:]))*sector, int(le.Uint16(img[22:]))*sector
+	data := table + int(img[16])*tableSize + int(le.Uint16(img[17:]))*32
+	entry := bytes.Index(img, []byte(short))
+	if entry < 0 {
+		t.Fatalf("there is no %s", short)
+	}
+	from, to := int(le.Uint16(img[entry+26:])), 2+(off-data)/cluster
+	copy(img[data+(to-2)*cluster:], img[data+(from-2)*cluster:data+(from-1)*cluster])
+	le.PutUint16(img[entry+26:], uint16(to))
+	for n := range int(img[16]) {
+		fat := img[table+n*tableSize:]
+		le.PutUint16(fat[from*2:], 0)
+		le.PutUint16(fat[to*2:], 0xffff)
 	}
 }
 

@@ -84,8 +84,8 @@ type Contents struct {
 	Report Report
 	// Time stamps the files; zero takes Info.Stamped.
 	Time time.Time
-	// Unfinished: Replace was cut off, and what it wrote is there twice. It is
-	// to be written again.
+	// Unfinished: Replace was cut off, and some of what it wrote is in the
+	// second half too. It is to be written again.
 	Unfinished bool
 }
 
@@ -144,7 +144,7 @@ func (c *Contents) make() ([]byte, error) {
 		if total += len(b); len(b) > len(c.Files[largest]) {
 			largest = name
 		}
-		if limit := sizeLimit(name); int64(len(b)) > limit {
+		if limit := SizeLimit(name); int64(len(b)) > limit {
 			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d", name, len(b), limit))
 		}
 		if strings.Count(name, "/") > maxDepth {
@@ -245,7 +245,7 @@ func read(r io.ReaderAt) (*Contents, error) {
 	}
 	c := &Contents{Label: label, Files: in.files}
 	if in.fat.Size() == ondisk.SlotSize {
-		c.Unfinished = readRecord(r) != nil
+		c.Unfinished = readHeader(r) != nil
 	}
 	top, err := in.list(in.fat.Top())
 	if err != nil {
@@ -358,7 +358,7 @@ func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 }
 
 func (in *reader) file(e fat.Entry, name string) error {
-	b, err := in.read(e, sizeLimit(name))
+	b, err := in.read(e, SizeLimit(name))
 	// Editors on Windows put a mark before UTF-8 that parsers stumble over.
 	in.files[name] = bytes.TrimPrefix(b, []byte("\xef\xbb\xbf"))
 	return err
@@ -551,9 +551,8 @@ func writeReport(f Device, r Report) error {
 	return errors.Join(errs...)
 }
 
-// Scrub writes the slot anew without its secrets: site takes the place of
-// site.yaml or inventory.yaml (the one that is there; nil removes it), pki/
-// and every file that the contract does not name go, config.ign, files/ and
+// Scrub writes the slot anew without its secrets: site is its site.yaml from now
+// on, also where an inventory.yaml was (nil: there is none of both), pki/ and every file that the contract does not name go, config.ign, files/ and
 // the report stay, with stars where they quote one of the secrets in any of the
 // forms that hider knows, compressed contents of config.ign among them. A slot
 // that cannot be read, because the power went during an earlier Scrub or
@@ -572,13 +571,10 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 		c.Info = info
 	}
 	c.Info.SectorSize = info.SectorSize
-	name := ondisk.SlotSite
-	if _, ok := c.Files[ondisk.SlotInventory]; ok {
-		name = ondisk.SlotInventory
-	}
-	delete(c.Files, name)
+	delete(c.Files, ondisk.SlotInventory)
+	delete(c.Files, ondisk.SlotSite)
 	if site != nil {
-		c.Files[name] = site
+		c.Files[ondisk.SlotSite] = site
 	}
 	hide := newHider(secrets)
 	for p, b := range c.Files {
