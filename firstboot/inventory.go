@@ -42,6 +42,10 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, error) {
 	if err != nil {
 		return nil, err
 	}
+	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(own)) > limit {
+		return nil, Permanent(fmt.Errorf("the site %s of the inventory has %d bytes, a slot has room for a site of %d", site.Name, len(own), limit),
+			"take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays) or into a config.ign for all (stamp --ignition); stamp the inventory again")
+	}
 	one := *c
 	one.Files = maps.Clone(c.Files)
 	delete(one.Files, ondisk.SlotInventory)

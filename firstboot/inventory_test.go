@@ -2,11 +2,14 @@ package firstboot
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
@@ -254,4 +257,81 @@ func TestOthersAreWipedInAnyCase(t *testing.T) {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	w.onlyItsOwn()
+}
+
+// TestOthersAreWipedFromAMember: a node whose own site of the inventory does
+// not go keeps its former one, and nothing of the others.
+func TestOthersAreWipedFromAMember(t *testing.T) {
+	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.carry(ownDev, bad)
+	w.powerOn()
+	w.mustBoot()
+	if !w.said("the slot's site is not taken, the former one stays") || w.joins != 1 {
+		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+	}
+	if !strings.Contains(w.slotSite(ownDev), "arm64") {
+		t.Errorf("the slot has\n%s", w.slotSite(ownDev))
+	}
+	w.onlyItsOwn()
+
+	// A slot that cannot be written does not stop a node.
+	w.carry(ownDev, bad)
+	w.powerOn()
+	e := w.env()
+	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
+	if err := w.run(New(e)); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if s := w.state(); s.Result != ondisk.ResultDone || !strings.Contains(w.log.String(), "input/output error") {
+		t.Errorf("result %s", s.Result)
+	}
+}
+
+// TestSiteTooLargeForASlot is a matter for a person: no retry makes room.
+func TestSiteTooLargeForASlot(t *testing.T) {
+	w := nativeWorld(t)
+	large := strings.Repeat("x", 300<<10)
+	w.carry(ownDev, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
+	err := w.boot()
+	if err == nil || !w.said("FAILED site-config: the site berlin of the inventory has") {
+		t.Errorf("%v\n%.2000s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestWaitingSaysWhatWentWrong: a site that came and could not be taken is not
+// a missing one.
+func TestWaitingSaysWhatWentWrong(t *testing.T) {
+	w := nativeWorld(t)
+	w.carry(ownDev)
+	e := w.env()
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		w.carry(ownDev, berlin)
+		return sleep(ctx, d)
+	}
+	e.WriteSlot = func(string, *slot.Contents) error { return errors.New("input/output error") }
+	image, err := imageInfo(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = sitePhase(image).Run(t.Context(), e)
+	if err == nil || errors.Is(err, errNoSite) || !strings.Contains(err.Error(), "input/output error") || Advice(err) == "" {
+		t.Error(err)
+	}
+}
+
+// TestJunkSerialOfAMember: an identity that counts as none since does not take
+// a node's name.
+func TestJunkSerialOfAMember(t *testing.T) {
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
+	w.stamp(ownDev, w.site("network: {ntp: [192.0.2.123]}"))
+	w.powerOn()
+	w.mustBoot()
+	if s := w.state(); s.Node != "edge-sn0042" || w.joins != 1 || w.said("is not taken") {
+		t.Errorf("node %s, %d joins\n%s", s.Node, w.joins, strings.Join(w.console, "\n"))
+	}
 }

@@ -112,14 +112,18 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 		return nil, Permanent(fmt.Errorf("the site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
 	}
 	m := e.facts()
-	name, err := node.NodeName(site, m)
-	if err != nil {
-		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
-	}
 	j, _ := readJoinedAs(e)
 	cert, notEnrolled := enrolment(e)
 	member := nodeIn(cert)
-	if was := cmp.Or(member, j.Was); was != "" && name != was {
+	was := cmp.Or(member, j.Was)
+	name, err := node.NodeName(site, m)
+	if missing := (*configs.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
+		name, err = was, nil // it had the fact, or what counts as none since
+	}
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
+	}
+	if was != "" && name != was {
 		// Another card may sort first since; the machine is the same, and joins
 		// again as what it was.
 		if then, err := node.NodeName(site, j.Machine); err == nil && then == was {
@@ -223,6 +227,7 @@ func activeSite(e *Env, image ondisk.ImageInfo) (*Active, error) {
 		return nil, err
 	}
 	old.Device, old.Note = dev, err.Error()
+	old.unsettled = unsettled(e) // whatever is wrong with this machine's own
 	return old, nil
 }
 

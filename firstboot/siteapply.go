@@ -21,6 +21,7 @@ import (
 // sitePhase finds the site and makes the operating system's settings what it
 // says.
 func sitePhase(image ondisk.ImageInfo) Phase {
+	left := false // the slot of a node, in this pass: it could not be written
 	return Phase{
 		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -33,7 +34,7 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
 			}
-			if err == nil && a.unsettled || err != nil && unsettled(e) {
+			if !left && (err == nil && a.unsettled || err != nil && unsettled(e)) {
 				return Todo, nil // the others' sites are wiped, whatever is wrong with this one's
 			}
 			if err != nil {
@@ -48,7 +49,11 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if err := settleInventory(e); err != nil {
+			err := settleInventory(e)
+			if left = err != nil && isMember(e); left {
+				// It has a site to go by, and other work to do.
+				e.Log.Warn("the slot is left as it is", "error", err)
+			} else if err != nil {
 				return err
 			}
 			if err := takeSticks(e, image); err != nil {
@@ -85,8 +90,11 @@ func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, 
 		found, siteErr = activeSite(e, image)
 		return !errors.Is(siteErr, errNoSite), nil
 	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errNoSite
+	}
 	if err != nil {
-		return nil, Advise(errNoSite, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
+		return nil, Advise(err, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
 	}
 	return found, siteErr
 }
