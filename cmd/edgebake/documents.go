@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
@@ -228,13 +229,30 @@ func finishInventory(name string, data []byte, inv *configs.Inventory, ignition 
 	}
 	var probs configs.Problems
 	for i := range inv.Sites {
-		if _, err := node.Render(&inv.Sites[i].Site, node.Machine{}, user); err != nil {
+		_, err := node.Render(&inv.Sites[i].Site, node.Machine{}, user)
+		for _, err := range []error{err, fitsSlot(&inv.Sites[i].Site)} {
+			if err == nil {
+				continue
+			}
 			field := fmt.Sprintf("sites[%d]", i)
 			line, col := configs.Locate(name, data, field)
 			probs = append(probs, configs.Problem{File: name, Line: line, Col: col, Path: field, Msg: err.Error()})
 		}
 	}
 	return user, probs.Err()
+}
+
+// fitsSlot refuses a site of an Inventory that its machine could not put into
+// its own slot: what defaults give it is in the Inventory once, and then in it.
+func fitsSlot(site *configs.Site) error {
+	b, err := configs.EncodeSlot(site)
+	if err != nil {
+		return err
+	}
+	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(b)) > limit {
+		return fmt.Errorf("has %d bytes with what defaults give it, and a slot has room for a site of at most %d bytes: take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays), or give all machines one Ignition config with --ignition", len(b), limit)
+	}
+	return nil
 }
 
 // eachSite is what goes into the slot of each machine of an Inventory alone.

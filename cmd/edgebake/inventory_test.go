@@ -282,3 +282,18 @@ func TestPreflightOffline(t *testing.T) {
 	c.run(1, "preflight", "gone.yaml")
 	c.want(c.err, "gone.yaml")
 }
+
+// TestSiteOfAnInventoryTooLarge: a file that defaults name is in the inventory
+// once, and in each machine's own site.
+func TestSiteOfAnInventoryTooLarge(t *testing.T) {
+	c := newCLI(t)
+	c.file("large.ign", `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/etc/large","contents":{"source":"data:,`+strings.Repeat("x", 300<<10)+`"}}]}}`)
+	c.file("inventory.yaml", strings.Replace(inventory, "sites:\n", "  ignitionFile: large.ign\nsites:\n", 1))
+	c.file("key", plainKey)
+	c.runIn(t.Context(), "", 1, "site", "sign", "--key", "key", "-o", "out", "inventory.yaml")
+	c.want(c.err, "inventory.yaml:9:", "sites[0]", "inventory.yaml:10:", "sites[1]", "of at most 262144 bytes", "--ignition")
+	c.runIn(t.Context(), "", 1, "validate", "inventory.yaml")
+	c.want(c.err, "sites[0]", "of at most 262144 bytes")
+	c.file("inventory.yaml", inventory)
+	c.runIn(t.Context(), "", 0, "site", "sign", "--key", "key", "-o", "out", "inventory.yaml", "--ignition", "large.ign")
+}
