@@ -58,8 +58,46 @@ type PreflightOptions struct {
 type preflight struct {
 	PreflightOptions
 	checks []Check
-	// found is a master that has proven itself.
+	// found is a master that has proven itself to the first site.
 	found *api.Client
+	// silent: no master answered, so none need be asked again.
+	silent bool
+	// proven is what a master proved to each token: one that a token vouches
+	// for is shown no other.
+	proven map[configs.Secret]proof
+}
+
+// proof is a master that has proven itself to one token, or why none has.
+type proof struct {
+	client *api.Client
+	err    error
+}
+
+// with is a way to the cluster for a site, by its own token.
+func (p *preflight) with(ctx context.Context, site *configs.Site) (*api.Client, error) {
+	token := site.Credentials.Token
+	if known, ok := p.proven[token]; ok {
+		return known.client, known.err
+	}
+	if p.silent {
+		return nil, errors.New("no master was found")
+	}
+	var of proof
+	d := p.discovery(site, site.Masters...)
+	found, err := api.Discover(ctx, d)
+	if err == nil {
+		of.client = found.Client(d)
+	}
+	of.err = err
+	p.proven[token] = of
+	return of.client, of.err
+}
+
+// get asks for as long as a master has to answer.
+func (p *preflight) get(ctx context.Context, client *api.Client, path string, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
+	defer cancel()
+	return client.Get(ctx, path, out)
 }
 
 func (p *preflight) ok(name, site, detail string) {
@@ -88,7 +126,7 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 	}
 	var all []Check
 	for _, key := range order {
-		p := &preflight{PreflightOptions: o}
+		p := &preflight{PreflightOptions: o, silent: true, proven: map[configs.Secret]proof{}}
 		p.cluster(ctx, groups[key])
 		all = append(all, p.checks...)
 	}
@@ -127,24 +165,34 @@ func (p *preflight) master(ctx context.Context, master string, site *configs.Sit
 	name := "master " + master
 	d := p.discovery(site, master)
 	found, err := api.Discover(ctx, d)
+	if err == nil || api.Code(err) != 0 || notThisToken(err) {
+		p.silent = false
+	}
 	switch {
 	case err == nil:
 		p.ok(name, "", "answers, and proves that it is of the cluster")
 		if p.found == nil {
 			p.found = found.Client(d)
+			p.proven[site.Credentials.Token] = proof{client: p.found}
 		}
 	case errors.Is(err, api.ErrPin), errors.Is(err, api.ErrCA):
 		p.fail(name, "", inWords(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the cluster's own masters into masters")
 	case errors.Is(err, api.ErrServerName):
 		p.fail(name, "", inWords(err), "name the master as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
-	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature), errors.Is(err, api.ErrUnsigned):
+	case notThisToken(err):
 		// It is the token, of which more is said below.
-		p.fail(name, "", inWords(err), "mint a token and write it into the site: edgebake cluster token new, or kubeadm token create")
+		p.fail(name, "", inWords(err), "mint a token and write it into the site: edgebake cluster token mint --node NAME, or kubeadm token create")
 	case api.Code(err) != 0:
 		p.fail(name, "", inWords(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
 	default:
 		p.fail(name, "", inWords(err), "correct the address, switch the master on, or open the way to it from where the machine will stand")
 	}
+}
+
+// notThisToken reports whether a master answered, and it is the token that is
+// wrong.
+func notThisToken(err error) bool {
+	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
 // inWords is an error of one master without the words that name it again.
@@ -197,7 +245,7 @@ func (p *preflight) version(ctx context.Context) {
 		p.unknown(name, "", "no master was found", "")
 		return
 	}
-	if err := p.found.Get(ctx, "/version", &v); err != nil || !semver.IsValid(v.GitVersion) {
+	if err := p.get(ctx, p.found, "/version", &v); err != nil || !semver.IsValid(v.GitVersion) {
 		p.unknown(name, "", fmt.Sprintf("the API server does not tell its version (%v)", err), "")
 		return
 	}
@@ -224,23 +272,18 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	token := s.Credentials.Token.Reveal()
 	id, _, _ := strings.Cut(token, ".")
 	name := "token " + id
-	const fix = "mint another and write it into the site: edgebake cluster token new --ttl, or kubeadm token create --ttl"
+	const fix = "mint another and write it into the site: edgebake cluster token mint --node NAME --ttl, or kubeadm token create --ttl"
 	if token == "" {
 		p.fail("token", s.Name, "the site has none", fix)
 		return
 	}
 	if p.Client == nil {
-		if p.found == nil {
-			p.unknown(name, "", "no master was found", "")
+		// A master that proves itself has accepted the token.
+		if _, err := p.with(ctx, s.Site); notThisToken(err) {
+			p.fail(name, "", inWords(err), fix)
 			return
-		}
-		as := *p.found
-		as.Token = token
-		if err := as.Get(ctx, "/version", nil); api.Code(err) == 401 {
-			p.fail(name, "", "the cluster does not accept it: it is unknown or expired", fix)
-			return
-		} else if err != nil && api.Code(err) == 0 {
-			p.unknown(name, "", err.Error(), "")
+		} else if err != nil {
+			p.unknown(name, "", inWords(err), "")
 			return
 		}
 		p.ok(name, "", "is accepted now")
@@ -272,7 +315,7 @@ func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
 		p.unknown(name, s.Name, "the machine makes it of "+s.NodeName, "")
 		return
 	}
-	taken, err := p.hasNode(ctx, node, s.Credentials.Token.Reveal())
+	taken, err := p.hasNode(ctx, node, s.Site)
 	switch {
 	case err != nil:
 		p.unknown(name, s.Name, err.Error(), "")
@@ -283,17 +326,16 @@ func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
 	}
 }
 
-func (p *preflight) hasNode(ctx context.Context, node, token string) (bool, error) {
+func (p *preflight) hasNode(ctx context.Context, node string, site *configs.Site) (bool, error) {
 	if p.Client != nil {
 		obj, err := p.Client.get(ctx, nodes, "", node)
 		return obj != nil, err
 	}
-	if p.found == nil {
-		return false, errors.New("no master was found")
+	as, err := p.with(ctx, site)
+	if err != nil {
+		return false, errors.New(inWords(err))
 	}
-	as := *p.found
-	as.Token = token
-	_, err := as.GetNode(ctx, node)
+	err = p.get(ctx, as, "/api/v1/nodes/"+node, nil)
 	if api.Code(err) == 404 {
 		return false, nil
 	}

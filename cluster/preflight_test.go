@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// impostor is a server that knows one token, and so can sign cluster-info for
+// it, and notes every token that it is shown.
+type impostor struct {
+	kubeconfig, id, secret string
+	// stuck are paths that it never answers.
+	stuck string
+	end   chan struct{}
+	mu    sync.Mutex
+	shown []string
+}
+
+func (i *impostor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if a := r.Header.Get("Authorization"); a != "" {
+		i.mu.Lock()
+		i.shown = append(i.shown, a)
+		i.mu.Unlock()
+	}
+	switch {
+	case i.stuck != "" && strings.HasPrefix(r.URL.Path, i.stuck):
+		select {
+		case <-i.end:
+		case <-r.Context().Done():
+		}
+	case strings.HasSuffix(r.URL.Path, "/cluster-info"):
+		head := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"` + i.id + `"}`))
+		mac := hmac.New(sha256.New, []byte(i.secret))
+		mac.Write([]byte(head + "." + base64.RawURLEncoding.EncodeToString([]byte(i.kubeconfig))))
+		json.NewEncoder(w).Encode(map[string]any{"data": map[string]string{"kubeconfig": i.kubeconfig,
+			"jws-kubeconfig-" + i.id: head + ".." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))}})
+	case r.URL.Path == "/version":
+		fmt.Fprint(w, `{"gitVersion":"v1.36.3"}`)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// serve returns the address.
+func (i *impostor) serve(t *testing.T) string {
+	t.Helper()
+	i.end = make(chan struct{})
+	srv := httptest.NewTLSServer(i)
+	t.Cleanup(func() { close(i.end); srv.Close() })
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})
+	i.kubeconfig = "apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster: {server: \"https://x:6443\", certificate-authority-data: " + base64.StdEncoding.EncodeToString(ca) + "}\n"
+	return srv.Listener.Addr().String()
+}
+
+func unpinned(name, token, master string) PreflightSite {
+	s := &configs.Site{Masters: []string{master}, UnsafeSkipCAVerification: true, NodeName: name}
+	s.Credentials.Token = configs.NewSecret(token)
+	return PreflightSite{Name: name, Site: s}
+}
+
+// A server that one site's token vouches for is not shown another's.
+func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
+	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
+	master := i.serve(t)
+	checks := Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master), unpinned("two", "bbbbbb.bbbbbbbbbbbbbbbb", master)},
+		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: 10 * time.Second})
+	if len(i.shown) == 0 {
+		t.Error("the first token was not shown: the test proves nothing")
+	}
+	for _, shown := range i.shown {
+		if shown != "Bearer aaaaaa.aaaaaaaaaaaaaaaa" {
+			t.Errorf("it was shown %s", shown)
+		}
+	}
+	state := map[string]string{}
+	for _, c := range checks {
+		state[strings.TrimSpace(c.Name+" "+c.Site)] = c.State
+	}
+	for name, want := range map[string]string{"token aaaaaa": CheckOK, "token bbbbbb": CheckFailed, "node name one": CheckOK, "node name two": CheckUnknown, "version": CheckOK} {
+		if state[name] != want {
+			t.Errorf("%s: %q in %+v", name, state[name], checks)
+		}
+	}
+}
+
+// A master that stops answering holds nothing up.
+func TestPreflightEnds(t *testing.T) {
+	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), stuck: "/api/v1/nodes/"}
+	master := i.serve(t)
+	start := time.Now()
+	Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master)},
+		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: 2 * time.Second})
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
