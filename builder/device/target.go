@@ -26,6 +26,26 @@ type Target struct {
 // ErrBusy says that somebody uses the device.
 var ErrBusy = errors.New("another program, a mount or a holder uses it")
 
+// ErrChanged says that a path does not lead where it led.
+var ErrChanged = errors.New("it became something else after it was looked at, nothing was written: run edgebake again")
+
+// sameKind checks that what was opened is what was decided on: a regular file,
+// or a block device. Between the two somebody may have put another thing there.
+func sameKind(f *os.File, isFile bool) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	block := fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0
+	if isFile && !fi.Mode().IsRegular() || !isFile && !block {
+		return ErrChanged
+	}
+	return nil
+}
+
+// IsFile reports whether it is a regular file.
+func (t *Target) IsFile() bool { return !t.block }
+
 // IsFile reports whether path is a regular file.
 func IsFile(path string) (bool, error) {
 	fi, err := os.Stat(path)

@@ -22,6 +22,11 @@ func Open(path string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
+	return open(path, isFile)
+}
+
+// open opens what was found to be a file, or a disk.
+func open(path string, isFile bool) (*Target, error) {
 	flags := os.O_RDWR
 	if !isFile {
 		// Of a block device O_EXCL means that nobody else claims it.
@@ -38,6 +43,10 @@ func Open(path string) (*Target, error) {
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%w: run edgebake as a user who may write it (sudo, or the group that ls -l shows)", os.ErrPermission)
 	case err != nil:
+		return nil, err
+	}
+	if err := sameKind(f, isFile); err != nil {
+		f.Close()
 		return nil, err
 	}
 	t := &Target{f: f, block: !isFile, direct: !isFile}

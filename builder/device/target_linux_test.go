@@ -142,6 +142,35 @@ func TestReadsTheMedium(t *testing.T) {
 	}
 }
 
+// TestOpenChanged: what lies at the path when it is opened is not what it was
+// when it was looked at.
+func TestOpenChanged(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		path   string
+		isFile bool
+	}{{"/dev/null", true}, {file, false}} {
+		d, err := open(tc.path, tc.isFile)
+		if !errors.Is(err, ErrChanged) {
+			t.Errorf("%s: %v", tc.path, err)
+		}
+		if d != nil {
+			d.Close()
+		}
+	}
+	d, err := open(file, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if !d.IsFile() {
+		t.Error("it is no file")
+	}
+}
+
 func TestOpenOther(t *testing.T) {
 	dir := t.TempDir()
 	for path, want := range map[string]string{

@@ -20,6 +20,10 @@ func Open(path string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := sameKind(f, isFile); err != nil {
+		f.Close()
+		return nil, err
+	}
 	st, err := f.Stat()
 	if err != nil {
 		f.Close()

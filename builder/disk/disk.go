@@ -168,8 +168,10 @@ func (s *Spec) fatOptions(p *Partition, i ondisk.PartitionInfo) fat.Options {
 	return o
 }
 
-// typeOf is the GPT type and the attributes of a partition.
-func (s *Spec) typeOf(label string) (guid string, attributes uint64) {
+// TypeOf is the GPT type and the attributes of a partition. They follow from
+// its label and the architecture alone: whoever knows both need not believe a
+// table.
+func TypeOf(arch, label string) (guid string, attributes uint64) {
 	switch label {
 	case ondisk.LabelESP:
 		return gpt.TypeESP, 0
@@ -178,7 +180,7 @@ func (s *Spec) typeOf(label string) (guid string, attributes uint64) {
 	case ondisk.LabelRootA:
 		// Never mounted on the strength of its type: with two edgebake disks
 		// in a machine it might be the other one's.
-		if s.Arch == "arm64" {
+		if arch == "arm64" {
 			return gpt.TypeRootARM64, gpt.NoAuto
 		}
 		return gpt.TypeRootAMD64, gpt.NoAuto
@@ -311,7 +313,7 @@ func Compute(s Spec) (*Layout, error) {
 func (s *Spec) table(l *Layout) gpt.Table {
 	t := gpt.Table{GUID: l.DiskGUID, Size: l.Size, SectorSize: cmp.Or(s.SectorSize, gpt.Sector512)}
 	for _, p := range l.Parts {
-		typ, attr := s.typeOf(p.Label)
+		typ, attr := TypeOf(s.Arch, p.Label)
 		t.Partitions = append(t.Partitions, gpt.Partition{
 			Name: p.Label, Type: typ, GUID: p.GUID, Start: p.Start, Size: p.Size, Attributes: attr,
 		})

@@ -105,6 +105,9 @@ const unfinished = "edgebake: writing an image to this disk did not finish\n"
 // ErrUnfinished says that flashing a disk was interrupted.
 var ErrUnfinished = errors.New("writing an image to this disk did not finish: flash it again")
 
+// ErrUntouched says that flashing was interrupted before the first write.
+var ErrUntouched = errors.New("nothing was written")
+
 const (
 	// headRoom has a table of either kind of sectors.
 	headRoom = 24 << 10
@@ -220,10 +223,17 @@ func (f *Flash) fill() (err error) {
 	if err == nil && f.Slot.Golden == "" {
 		return errors.New("there is no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
 	}
-	if err == nil && len(f.o.Keys) > 0 {
-		_, err = f.m.signedBy(f.Slot, f.o.Keys)
+	if err != nil || len(f.o.Keys) == 0 {
+		return err
 	}
-	return err
+	if _, err = f.m.signedBy(f.Slot, f.o.Keys); err != nil || f.slot != nil {
+		return err
+	}
+	p, err := f.m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
+	return slot.Strays(f.m.section(p))
 }
 
 // identity gives the disk GUIDs of its own, so that it is never taken for
@@ -245,6 +255,7 @@ func (f *Flash) identity() error {
 		f.edits, f.Shared = nil, true
 	}
 	for _, p := range f.m.table.Partitions {
+		p.Type, p.Attributes = disk.TypeOf(f.m.info.Arch, p.Name)
 		p.GUID = disk.PartitionGUID(f.Table.GUID, p.Name)
 		if f.Shared {
 			p.GUID = f.m.builtGUID(p.Name)
@@ -255,8 +266,11 @@ func (f *Flash) identity() error {
 }
 
 // Write writes the image. What was on the disk is lost from the first write
-// on.
+// on; ErrUntouched says that there was none.
 func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntouched, err)
+	}
 	r := &Flashed{DiskGUID: f.Table.GUID}
 	for _, step := range []func(context.Context, Medium, *Flashed) error{f.wipe, f.stream, f.golden, f.readBack, f.finish} {
 		if err := step(ctx, d, r); err != nil {
@@ -497,33 +511,64 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// finish writes the table, its first sector last.
+// finish writes the table, its first sector last, once the rest was read back:
+// with that sector the disk boots. Where the disk does not return it, it is
+// taken away again.
 func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 	head, tail, err := gpt.Encode(f.Table)
 	if err != nil {
 		return err
 	}
 	sector := f.Table.SectorSize
-	for _, step := range []struct {
-		b    []byte
-		off  int64
-		sync bool
-	}{{tail, f.Table.Size - int64(len(tail)), false}, {head[sector:], sector, true}, {head[:sector], 0, true}} {
-		if _, err := d.WriteAt(step.b, step.off); err != nil {
+	first, rest := extent{head[:sector], 0}, extent{head[sector:], sector}
+	if err := f.store(d, extent{tail, f.Table.Size - int64(len(tail))}, rest); err != nil {
+		return err
+	}
+	err = f.store(d, first)
+	if errors.Is(err, errReadBack) {
+		back := make([]byte, sector)
+		copy(back, unfinished)
+		if _, failed := d.WriteAt(back, 0); failed != nil {
+			return errors.Join(err, fmt.Errorf("taking the partition table away again: %w", failed))
+		}
+		if failed := d.Sync(); failed != nil {
+			return errors.Join(err, fmt.Errorf("taking the partition table away again: %w", failed))
+		}
+	}
+	return err
+}
+
+// extent is a part of the partition table, and its place.
+type extent struct {
+	b   []byte
+	off int64
+}
+
+// errReadBack says that the disk does not keep the partition table.
+var errReadBack = errors.New("reading the partition table back")
+
+// store writes parts of the table, waits until they are on the medium, and
+// reads them back.
+func (f *Flash) store(d Medium, parts ...extent) error {
+	for _, p := range parts {
+		if _, err := d.WriteAt(p.b, p.off); err != nil {
 			return fmt.Errorf("writing the partition table: %w", err)
 		}
-		if !step.sync {
-			continue
-		}
-		if err := d.Sync(); err != nil {
-			return fmt.Errorf("writing the partition table: %w", err)
-		}
+	}
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("writing the partition table: %w", err)
 	}
 	if f.o.SkipVerify {
 		return nil
 	}
-	if err := gpt.Verify(d, f.Table.Size); err != nil {
-		return fmt.Errorf("reading the partition table back: %w", err)
+	for _, p := range parts {
+		got := make([]byte, len(p.b))
+		if _, err := d.ReadAt(got, p.off); err != nil {
+			return fmt.Errorf("%w: %w", errReadBack, err)
+		}
+		if !bytes.Equal(got, p.b) {
+			return fmt.Errorf("%w: at %d the disk returns other bytes than were written to it: it is failing: use another disk", errReadBack, p.off)
+		}
 	}
 	return nil
 }

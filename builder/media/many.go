@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -100,24 +101,22 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
-	done := make(chan string, len(sites))
+	var mu sync.Mutex
+	var complete []string
 	err = disk.Parallel(ctx, len(sites), func() func(int) error {
 		return func(i int) error {
 			if err := m.stampOne(ctx, sites[i], outputs[i], o); err != nil {
 				return err
 			}
-			done <- outputs[i]
+			mu.Lock()
+			defer mu.Unlock()
+			complete = append(complete, outputs[i])
 			if o.Done != nil {
 				o.Done(outputs[i])
 			}
 			return nil
 		}
 	})
-	close(done)
-	var complete []string
-	for p := range done {
-		complete = append(complete, p)
-	}
 	if err != nil {
 		return complete, fmt.Errorf("%w (%d of %d are complete)", err, len(complete), len(sites))
 	}

@@ -121,7 +121,9 @@ func (m *image) parts() (out []ondisk.PartitionInfo) {
 	return out
 }
 
-// matches compares the table with what was built.
+// matches compares the table with what was built. Types and attributes, by
+// which firmware and boot loader choose what they start, are in no digest: they
+// must be those that label and architecture give.
 func (m *image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
@@ -133,6 +135,11 @@ func (m *image) matches() error {
 			errs = append(errs, fmt.Errorf("partition %d is %s with %d bytes at %d, it was built as %s with %d bytes at %d",
 				i+1, got.Label, got.Size, got.Start, want.Label, want.Size, want.Start))
 		}
+		p := m.table.Partitions[i]
+		if typ, attr := disk.TypeOf(m.info.Arch, want.Label); p.Type != typ || p.Attributes != attr {
+			errs = append(errs, fmt.Errorf("partition %d (%s) has type %s and attributes %#x, it was built with %s and %#x: somebody changed the partition table; do not use the image, copy or build it again",
+				i+1, want.Label, p.Type, p.Attributes, typ, attr))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -140,7 +147,9 @@ func (m *image) matches() error {
 // VerifySignature returns which of the minisign public keys has signed the
 // image's golden digest and image.json. With Verify, which shows that the image
 // has that digest, it says that every byte of it is what the owner of the key
-// has built.
+// has built, but for the Site. So the partition table, which is in no digest,
+// must be as it was built, and the slot may hold nothing that a machine could
+// boot.
 func VerifySignature(path string, keys []string) (string, error) {
 	m, err := open(path, os.O_RDONLY)
 	if err != nil {
@@ -155,6 +164,9 @@ func VerifySignature(path string, keys []string) (string, error) {
 	if err == nil {
 		var key string
 		if key, err = m.signedBy(info, keys); err == nil {
+			err = errors.Join(m.matches(), slot.Strays(m.section(p)))
+		}
+		if err == nil {
 			return key, nil
 		}
 	}

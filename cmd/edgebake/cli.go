@@ -42,7 +42,7 @@ func (e usageError) Unwrap() error { return e.error }
 func run(ctx context.Context, args []string, s streams) int {
 	root := newRoot(s)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	c, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	var left unfinished
 	switch {
@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, s streams) int {
 		fmt.Fprintf(s.Err, "edgebake: %v\n", left)
 		return exitInterrupted
 	case ctx.Err() != nil:
-		fmt.Fprintln(s.Err, "edgebake: interrupted; nothing was left behind")
+		fmt.Fprintf(s.Err, "edgebake: %s\n", interrupted(c, err))
 		return exitInterrupted
 	case errors.As(err, &usage):
 		fmt.Fprintf(s.Err, "edgebake: %v\n", err)
@@ -67,6 +67,16 @@ func run(ctx context.Context, args []string, s streams) int {
 		}
 	}
 	return exitFailed
+}
+
+// interrupted says what an interrupt left. Only some commands take back what
+// they have begun; of the others the error says how far they came.
+func interrupted(c *cobra.Command, err error) string {
+	switch path := c.CommandPath(); {
+	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
+		return "interrupted; nothing was left behind"
+	}
+	return fmt.Sprintf("interrupted before it was done: %v", err)
 }
 
 func newRoot(s streams) *cobra.Command {

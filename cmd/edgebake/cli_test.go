@@ -392,6 +392,34 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// TestInterruptedPromises: that nothing is left is said by those commands that
+// see to it.
+func TestInterruptedPromises(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("site.yaml", site)
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw")
+	c.file("stores.yaml", strings.Replace(site, "kind: Site", "kind: Inventory", 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c.runIn(ctx, "", exitInterrupted, "stamp", "tiny.raw", "site.yaml", "--output", "new.raw")
+	c.want(c.err, "interrupted; nothing was left behind")
+	c.file("kubeconfig", "none")
+	for _, args := range [][]string{
+		{"stamp", "tiny.raw", "--inventory", "stores.yaml", "--output", "many"},
+		{"cluster", "prepare", "--kubeconfig", "kubeconfig"},
+		{"cluster", "remove", "n1", "--kubeconfig", "kubeconfig"},
+		{"cluster", "token", "revoke", "abcdef", "--kubeconfig", "kubeconfig"},
+		{"verify", "tiny.raw"},
+	} {
+		c.runIn(ctx, "", exitInterrupted, args...)
+		c.want(c.err, "interrupted before it was done: ")
+		if strings.Contains(c.err, "nothing was left behind") {
+			t.Errorf("%s: %s", args, c.err)
+		}
+	}
+}
+
 // TestHelpfulEdges are small things that a first hour meets.
 func TestHelpfulEdges(t *testing.T) {
 	c := newCLI(t)

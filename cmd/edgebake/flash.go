@@ -195,6 +195,9 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 	show.close()
 	if err != nil {
 		err = fmt.Errorf("flashing %s: %w", d, err)
+		if errors.Is(err, media.ErrUntouched) {
+			return unfinished{fmt.Errorf("interrupted, nothing was written to %s", d.Path)}
+		}
 		if ctx.Err() != nil {
 			return unfinished{fmt.Errorf("interrupted; %s has no partition table now: flash it again", d.Path)}
 		}
@@ -202,16 +205,16 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 	}
 	t.Reread()
 	r := newRecord(image, o, f, d, done, begun)
+	verified := "read back and verified"
+	if !done.Verified {
+		verified = "not verified"
+	}
 	if log != nil {
 		if err := r.append(log); err != nil {
-			return fmt.Errorf("%s is flashed and verified, but writing the log %s: %w", d, o.log, err)
+			return fmt.Errorf("%s is flashed, %s, but writing the log %s: %w", d, verified, o.log, err)
 		}
 	}
-	verified := ", read back and verified"
-	if !done.Verified {
-		verified = ", not verified"
-	}
-	fmt.Fprintf(plain{s.Out}, "flashed %s with %s%s: %s in %.0f s%s, golden %.16s\n",
+	fmt.Fprintf(plain{s.Out}, "flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
 		d, image, siteWords(f, o.site), humanSize(done.Written), r.Seconds, verified, done.Golden)
 	if f.Shared {
 		fmt.Fprintf(s.Err, "WARNING: %s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine\n", image)
@@ -250,6 +253,9 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 	if len(errs) == 0 { // else opening it would say the same once more
 		if t, err = device.Open(d.Path); err != nil {
 			errs = append(errs, fmt.Errorf("flashing %s: %w", d, err))
+		} else if isFile := d.Sector == 0; t.IsFile() != isFile {
+			// Nobody has asked what is on it.
+			errs = append(errs, fmt.Errorf("flashing %s: %w", d, device.ErrChanged))
 		} else {
 			d.Size, d.Sector = t.Size, t.Sector
 		}

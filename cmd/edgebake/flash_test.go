@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -113,10 +115,45 @@ func TestFlashCommandRefuses(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c.runIn(ctx, "", exitInterrupted, "flash", "tiny.raw.zst", "disk", "--yes")
-	c.want(c.err, "interrupted; disk has no partition table now: flash it again")
+	c.want(c.err, "interrupted, nothing was written to disk")
+	if b, err := exec.Command("head", "-c", "8", "disk").Output(); err != nil || string(b) != "old data" {
+		t.Errorf("the disk has %q, %v", b, err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	var said bytes.Buffer
+	begun := writerFunc(func(b []byte) (int, error) {
+		if strings.Contains(string(b), "write") {
+			cancel()
+		}
+		return said.Write(b)
+	})
+	if code := run(ctx, []string{"flash", "tiny.raw.zst", "disk", "--yes"}, streams{In: strings.NewReader(""), Out: io.Discard, Err: begun}); code != exitInterrupted {
+		t.Errorf("exit code %d: %s", code, &said)
+	}
+	c.want(said.String(), "interrupted; disk has no partition table now: flash it again")
 	c.run(1, "inspect", "disk")
 	c.want(c.err, "writing an image to this disk did not finish: flash it again")
 	c.run(0, "flash", "tiny.raw.zst", "disk", "--yes")
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// TestFlashWithoutALog: where the record cannot be written, what is said of the
+// disk is still true.
+func TestFlashWithoutALog(t *testing.T) {
+	c := flashable(t)
+	for _, tc := range []struct{ flag, want, not string }{
+		{"--no-verify", "is flashed, not verified, but writing the log /dev/full", "and verified"},
+		{"--undated", "is flashed, read back and verified, but writing the log /dev/full", "not verified"},
+	} {
+		c.run(1, "flash", "tiny.raw.zst", "disk", "--yes", "--log", "/dev/full", tc.flag)
+		c.want(c.err, tc.want)
+		if strings.Contains(c.err, tc.not) {
+			t.Errorf("%s: %s", tc.flag, c.err)
+		}
+	}
 }
 
 // TestDevicesCommand asks the real lsblk.

@@ -304,6 +304,55 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	return info, nil
 }
 
+// Strays says what is at the top of a slot that the contract does not name,
+// but for what systems put there themselves. No signature covers a slot, and
+// there is firmware that boots EFI/BOOT from any FAT file system.
+func Strays(r io.ReaderAt) error {
+	in, err := open(r)
+	if err != nil {
+		return fmt.Errorf("reading the slot: %w", err)
+	}
+	top, err := in.list(in.fat.Top())
+	if err != nil {
+		return fmt.Errorf("reading the slot: %w", err)
+	}
+	var found []string
+	for _, e := range top {
+		if !named(e) && !litter(e.Name()) {
+			found = append(found, fmt.Sprintf("%q", e.Name()))
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	const most = 5
+	if n := len(found) - most; n > 0 {
+		found = append(found[:most], fmt.Sprintf("%d more", n))
+	}
+	return fmt.Errorf("the slot has what no Site puts there and no signature covers: %s: remove it, or stamp the image again", strings.Join(found, ", "))
+}
+
+// named reports whether the contract names what is at the top of a slot.
+func named(e fat.Entry) bool {
+	switch strings.ToLower(e.Name()) {
+	case ondisk.SlotFilesDir, ondisk.SlotPKIDir:
+		return e.Dir
+	case ondisk.SlotMeta, ondisk.SlotReportText, ondisk.SlotReportJSON, ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition, ondisk.SlotSignature:
+		return !e.Dir
+	}
+	return false
+}
+
+// litter reports whether systems put a file or folder of that name onto every
+// disk they see.
+func litter(name string) bool {
+	switch strings.ToLower(name) {
+	case ".ds_store", "thumbs.db", "desktop.ini", "system volume information", "$recycle.bin", ".trashes", ".fseventsd", ".spotlight-v100":
+		return true
+	}
+	return strings.HasPrefix(name, "._")
+}
+
 // looksLikeSite finds what editors and file managers make of site.yaml.
 func looksLikeSite(name string) bool {
 	for _, want := range []string{"site", "inventory"} {
