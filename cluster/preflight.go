@@ -357,8 +357,12 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 		p.unknown("OpenYurt", "", "only an administrator can see it", "give --kubeconfig")
 		return
 	}
-	version := p.poolVersion(ctx)
-	p.poolCRD(version)
+	version, err := p.Client.poolVersion(ctx)
+	if err != nil {
+		p.unknown("NodePools", "", err.Error(), "")
+	} else if version == "" {
+		p.fail("NodePools", "", "the cluster has no NodePool CRD (nodepools.apps.openyurt.io)", "install OpenYurt's yurt-manager chart, of the release that yurthub is of")
+	}
 	done := map[string]bool{}
 	for _, s := range of {
 		if key := s.NodePool + " " + s.NodeType; version != "" && !done[key] {
@@ -369,29 +373,6 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	role, err := p.Client.get(ctx, clusterRoles, "", "yurt-hub")
 	p.exists("yurthub's rights", role, err, "there is no ClusterRole yurt-hub", "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub")
 	p.approver(ctx)
-}
-
-// poolVersion is the newest version of NodePool that the cluster serves.
-func (p *preflight) poolVersion(ctx context.Context) string {
-	crd, err := p.Client.get(ctx, crds, "", "nodepools.apps.openyurt.io")
-	if err != nil || crd == nil {
-		return ""
-	}
-	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
-	best := ""
-	for _, v := range versions {
-		m, _ := v.(map[string]any)
-		if name, _ := m["name"].(string); m["served"] == true && name > best {
-			best = name
-		}
-	}
-	return best
-}
-
-func (p *preflight) poolCRD(version string) {
-	if version == "" {
-		p.fail("NodePools", "", "the cluster has no NodePool CRD (nodepools.apps.openyurt.io)", "install OpenYurt's yurt-manager chart, of the release that yurthub is of")
-	}
 }
 
 func (p *preflight) pool(ctx context.Context, version string, s PreflightSite) {
@@ -430,7 +411,7 @@ func (p *preflight) exists(name string, obj *unstructured.Unstructured, err erro
 // approver looks for yurt-manager, which approves yurthub's certificates.
 func (p *preflight) approver(ctx context.Context) {
 	const name = "certificate approver"
-	obj, err := p.Client.get(ctx, deployments, systemNamespace, "yurt-manager")
+	obj, available, err := p.Client.manager(ctx)
 	if err != nil {
 		p.unknown(name, "", err.Error(), "")
 		return
@@ -440,7 +421,7 @@ func (p *preflight) approver(ctx context.Context) {
 		p.fail(name, "", "there is no Deployment yurt-manager in kube-system, which approves yurthub's certificates", fix)
 		return
 	}
-	if n, _, _ := unstructured.NestedInt64(obj.Object, "status", "availableReplicas"); n == 0 {
+	if !available {
 		p.fail(name, "", "no replica of yurt-manager runs", fix)
 		return
 	}

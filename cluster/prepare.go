@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -117,10 +118,7 @@ func (c *Client) try(ctx context.Context, w wish) (*Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	var is map[string]any
-	if obj != nil {
-		is = clean(obj.Object)
-	}
+	is := stateOf(obj)
 	want, err := w.change(copyOf(is))
 	if err != nil || want == nil || reflect.DeepEqual(is, want) {
 		return nil, err
@@ -152,6 +150,14 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 	}
 	done, err := r.Update(ctx, obj, metav1.UpdateOptions{DryRun: dryRun, FieldManager: fieldManager})
 	return done, c.explain("changing "+at.String(), err)
+}
+
+// stateOf is an object that was read, as clean has it; nil where there was none.
+func stateOf(obj *unstructured.Unstructured) map[string]any {
+	if obj == nil {
+		return nil
+	}
+	return clean(obj.Object)
 }
 
 // clean is an object without what the API server keeps for itself.
@@ -188,11 +194,7 @@ func (c *Client) Prepare(ctx context.Context, plan []Change) error {
 		if err != nil {
 			return err
 		}
-		var is map[string]any
-		if obj != nil {
-			is = clean(obj.Object)
-		}
-		if !reflect.DeepEqual(is, p.Before) {
+		if !reflect.DeepEqual(stateOf(obj), p.Before) {
 			return fmt.Errorf("changing %s: somebody changed it since it was read: run the command again", p)
 		}
 		if _, err := c.write(ctx, p, p.After, obj); err != nil {
@@ -342,10 +344,7 @@ func (c *Client) turnRound(ctx context.Context, all []note) ([]Reverted, error) 
 		if err != nil {
 			return nil, err
 		}
-		back := Reverted{Change: Change{Resource: n.Resource, Namespace: n.Namespace, Name: n.Name, Why: n.Why, After: n.Before}}
-		if obj != nil {
-			back.Before = clean(obj.Object)
-		}
+		back := Reverted{Change: Change{Resource: n.Resource, Namespace: n.Namespace, Name: n.Name, Why: n.Why, Before: stateOf(obj), After: n.Before}}
 		switch {
 		case reflect.DeepEqual(back.Before, back.After):
 			continue // never carried out, or taken back by hand
@@ -410,10 +409,7 @@ func (c *Client) putBack(ctx context.Context, p *Change) (kept string, err error
 	if err != nil {
 		return "", err
 	}
-	var is map[string]any
-	if obj != nil {
-		is = clean(obj.Object)
-	}
+	is := stateOf(obj)
 	switch {
 	case reflect.DeepEqual(is, p.After):
 		return "", nil
@@ -454,7 +450,7 @@ func (c *Client) wishes(ctx context.Context, w Wanted) ([]wish, error) {
 	if pools != "" {
 		all = append(all, hubWishes()...)
 		all = append(all, dnsWish())
-		for _, name := range slices.Sorted(keysOf(w.Pools)) {
+		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
 			all = append(all, poolWish(pools, name, w.Pools[name]))
 		}
 	} else if len(w.Pools) > 0 {
@@ -464,16 +460,6 @@ func (c *Client) wishes(ctx context.Context, w Wanted) ([]wish, error) {
 		all = append(all, proxyWish(w.VIP))
 	}
 	return all, nil
-}
-
-func keysOf(m map[string]string) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }
 
 // poolVersion is the version of NodePool that the cluster stores; "" where it
@@ -682,13 +668,20 @@ func excludeVIP(text, vip string) (string, error) {
 	ipvs := child(root.Content[0], "ipvs", yaml.MappingNode)
 	list := child(ipvs, "excludeCIDRs", yaml.SequenceNode)
 	list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: want})
+	changed, err := encode(&root)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", doing, err)
+	}
+	return changed, nil
+}
+
+// encode is YAML as people write it.
+func encode(v any) (string, error) {
 	var b strings.Builder
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	if err := errors.Join(enc.Encode(&root), enc.Close()); err != nil {
-		return "", fmt.Errorf("%s: %w", doing, err)
-	}
-	return b.String(), nil
+	err := errors.Join(enc.Encode(v), enc.Close())
+	return b.String(), err
 }
 
 // child is a mapping's value of that kind, made where it is missing or null.
@@ -711,13 +704,11 @@ func lines(obj map[string]any) []string {
 	if obj == nil {
 		return nil
 	}
-	var b strings.Builder
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if errors.Join(enc.Encode(obj), enc.Close()) != nil {
+	text, err := encode(obj)
+	if err != nil {
 		return nil
 	}
-	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	return strings.Split(strings.TrimRight(text, "\n"), "\n")
 }
 
 // diff shows what turns a into b: lines with - and +, others around them.

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/edgebake/edgebake/cluster/api"
 )
 
 // Site is one node as the cluster knows it.
@@ -51,7 +53,7 @@ func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 	}
 	byName := map[string]Site{}
 	for i := range tokens {
-		if name, ok := strings.CutPrefix(tokens[i].Description, "edgebake: node "); ok {
+		if name, ok := api.TokenNode(tokens[i].Description); ok {
 			byName[name] = waiting(name, &tokens[i])
 		}
 	}
@@ -176,8 +178,8 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		return nil, err
 	}
 	for _, t := range tokens {
-		if t.Description == "edgebake: node "+name {
-			if err := remove("token "+t.ID, c.resource(secrets, systemNamespace).Delete(ctx, tokenPrefix+t.ID, metav1.DeleteOptions{})); err != nil {
+		if t.Description == api.TokenDescription(name) {
+			if err := remove("token "+t.ID, c.resource(secrets, systemNamespace).Delete(ctx, api.TokenSecretName(t.ID), metav1.DeleteOptions{})); err != nil {
 				return done, err
 			}
 		}

@@ -3,20 +3,14 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
 	"time"
-
-	"crypto/sha256"
-	"crypto/x509"
-	"encoding/hex"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,12 +21,8 @@ import (
 )
 
 const (
-	systemNamespace = "kube-system"
+	systemNamespace = api.TokenNamespace
 	publicNamespace = "kube-public"
-	tokenType       = "bootstrap.kubernetes.io/token"
-	tokenPrefix     = "bootstrap-token-"
-	// nodeGroup is whom kubeadm lets ask for a node's certificate.
-	nodeGroup = "system:bootstrappers:kubeadm:default-node-token"
 )
 
 // Token is a bootstrap token of a cluster.
@@ -59,10 +49,10 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 	}
 	t := Token{ID: data["token-id"], Description: data["description"], secret: configs.NewSecret(data["token-secret"])}
 	problem := func(format string, args ...any) { t.Problems = append(t.Problems, fmt.Sprintf(format, args...)) }
-	switch want := tokenPrefix + t.ID; {
+	switch want := api.TokenSecretName(t.ID); {
 	case t.ID == "":
 		problem("its Secret %s has no token-id: revoke it and mint another", obj.GetName())
-		t.ID = strings.TrimPrefix(obj.GetName(), tokenPrefix)
+		t.ID = api.TokenID(obj.GetName())
 	case obj.GetName() != want:
 		problem("its Secret is called %s, and the API server looks for %s: revoke it and mint another", obj.GetName(), want)
 	}
@@ -96,15 +86,15 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 			t.Groups = append(t.Groups, g)
 		}
 	}
-	if !slices.Contains(t.Groups, nodeGroup) {
-		problem("it lacks the group %s, which kubeadm lets ask for a node's certificate: mint another", nodeGroup)
+	if !slices.Contains(t.Groups, api.NodeGroup) {
+		problem("it lacks the group %s, which kubeadm lets ask for a node's certificate: mint another", api.NodeGroup)
 	}
 	return t
 }
 
 // Tokens lists the bootstrap tokens, those that expire first at the top.
 func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
-	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + tokenType})
+	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + api.TokenType})
 	if err != nil {
 		return nil, err
 	}
@@ -193,21 +183,17 @@ func checkStub(site *configs.Site) error {
 }
 
 func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {
-	// rand.Text is base32 in capitals; tokens want lower case.
-	t := Token{ID: strings.ToLower(rand.Text())[:6], secret: configs.NewSecret(strings.ToLower(rand.Text())[:16]),
-		Expires: o.Now.Add(o.TTL).UTC().Truncate(time.Second), Usages: []string{"authentication", "signing"}, Groups: []string{nodeGroup}}
-	t.Description = "edgebake"
-	if o.Node != "" {
-		t.Description += ": node " + o.Node
+	id, secret := api.NewToken()
+	t := Token{ID: id, secret: configs.NewSecret(secret), Description: api.TokenDescription(o.Node),
+		Expires: o.Now.Add(o.TTL).UTC().Truncate(time.Second), Usages: []string{"authentication", "signing"}, Groups: []string{api.NodeGroup}}
+	data := map[string]any{}
+	for k, v := range api.TokenData(id, secret, t.Description, t.Expires) {
+		data[k] = v
 	}
 	return t, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "type": tokenType,
-		"metadata": map[string]any{"name": tokenPrefix + t.ID, "namespace": systemNamespace},
-		"stringData": map[string]any{
-			"token-id": t.ID, "token-secret": t.secret.Reveal(), "expiration": t.Expires.Format(time.RFC3339),
-			"usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
-			"auth-extra-groups": nodeGroup, "description": t.Description,
-		},
+		"apiVersion": "v1", "kind": "Secret", "type": api.TokenType,
+		"metadata":   map[string]any{"name": api.TokenSecretName(id), "namespace": systemNamespace},
+		"stringData": data,
 	}}
 }
 
@@ -295,20 +281,12 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: its CA is not base64", doing)
 	}
-	for rest := ca; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("%s: its CA: %w", doing, err)
-		}
-		sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-		i.pins = append(i.pins, "sha256:"+hex.EncodeToString(sum[:]))
+	certs, err := api.ParseCerts(ca)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a master makes it anew", doing, err)
 	}
-	if len(i.pins) == 0 {
-		return nil, errors.New(doing + ": it has no CA: `kubeadm init phase bootstrap-token` on a master makes it anew")
+	for _, cert := range certs {
+		i.pins = append(i.pins, api.Pin(cert))
 	}
 	return i, nil
 }
@@ -322,7 +300,7 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 			return nil, err
 		}
 	}
-	obj, err := c.get(ctx, secrets, systemNamespace, tokenPrefix+id)
+	obj, err := c.get(ctx, secrets, systemNamespace, api.TokenSecretName(id))
 	if err != nil {
 		return nil, err
 	}
@@ -330,8 +308,8 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 		return nil, fmt.Errorf("checking token %s: the cluster has none of that id: it was never there, or it expired and was removed: mint another", shown(id))
 	}
 	t := tokenOf(obj, now)
-	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != tokenType {
-		t.Problems = append(t.Problems, fmt.Sprintf("its Secret is of type %s, not %s: revoke it and mint another", kind, tokenType))
+	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != api.TokenType {
+		t.Problems = append(t.Problems, fmt.Sprintf("its Secret is of type %s, not %s: revoke it and mint another", kind, api.TokenType))
 	}
 	if whole && secret != t.secret.Reveal() {
 		t.Problems = append(t.Problems, "the cluster's token of this id has another secret: write the right one into the Site, or mint another")
@@ -385,10 +363,10 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 func (c *Client) RevokeToken(ctx context.Context, token string) error {
 	id, _, _ := strings.Cut(token, ".")
 	doing := "revoking token " + shown(id)
-	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, tokenPrefix + id}); err != nil {
+	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, api.TokenSecretName(id)}); err != nil {
 		return err
 	}
-	err := c.resource(secrets, systemNamespace).Delete(ctx, tokenPrefix+id, metav1.DeleteOptions{})
+	err := c.resource(secrets, systemNamespace).Delete(ctx, api.TokenSecretName(id), metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: the cluster has none of that id", doing)
 	}

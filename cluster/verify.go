@@ -50,10 +50,7 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Findi
 		if err != nil {
 			return nil, err
 		}
-		var is map[string]any
-		if obj != nil {
-			is = clean(obj.Object)
-		}
+		is := stateOf(obj)
 		want, err := w.change(copyOf(is))
 		what := describe(w.resource, w.namespace, w.name)
 		switch {
@@ -117,10 +114,21 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Findin
 	return f, nil
 }
 
+// manager is the Deployment of OpenYurt's yurt-manager, which approves
+// yurthub's certificates, nil if there is none, and whether a replica of it runs.
+func (c *Client) manager(ctx context.Context) (obj *unstructured.Unstructured, available bool, err error) {
+	obj, err = c.get(ctx, deployments, systemNamespace, "yurt-manager")
+	if obj == nil || err != nil {
+		return nil, false, err
+	}
+	n, _, _ := unstructured.NestedInt64(obj.Object, "status", "availableReplicas")
+	return obj, n > 0, nil
+}
+
 // managerFindings are about OpenYurt's yurt-manager and what it replaces.
 func (c *Client) managerFindings(ctx context.Context) ([]Finding, error) {
 	var out []Finding
-	manager, err := c.get(ctx, deployments, systemNamespace, "yurt-manager")
+	manager, available, err := c.manager(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +137,7 @@ func (c *Client) managerFindings(ctx context.Context) ([]Finding, error) {
 		ready.State, ready.Detail, ready.Fix = Unknown, "there is no Deployment kube-system/yurt-manager", "if it is installed under another name, see that it is ready; else install it"
 		return append(out, ready), nil
 	}
-	if n, _, _ := unstructured.NestedInt64(manager.Object, "status", "availableReplicas"); n == 0 {
+	if !available {
 		ready.State, ready.Detail, ready.Fix = Bad, "none of its pods is available: no yurthub gets its certificate", "kubectl -n kube-system describe deployment yurt-manager"
 	}
 	out = append(out, ready)

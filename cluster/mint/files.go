@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,12 +135,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	if err := os.Chmod(work, 0o700); err != nil {
 		return err
 	}
-	names := make([]string, 0, len(files))
-	for name := range files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if err := writeFile(work, name, files[name], recipients); err != nil {
 			return errors.Join(err, os.RemoveAll(work))
 		}

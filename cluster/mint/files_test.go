@@ -124,7 +124,11 @@ func TestNewSweeps(t *testing.T) {
 // No two tokens have one id: the cluster would know one of them only.
 func TestDrawTokenAgain(t *testing.T) {
 	draws := []string{"aaaaaa.1", "bbbbbb.2", "cccccc.3"}
-	draw := func() (s string) { s, draws = draws[0], draws[1:]; return s }
+	draw := func() (id, secret string) {
+		id, secret, _ = strings.Cut(draws[0], ".")
+		draws = draws[1:]
+		return id, secret
+	}
 	if id, secret := drawToken([]Token{{ID: "aaaaaa"}, {ID: "bbbbbb"}}, draw); id != "cccccc" || secret != "3" {
 		t.Error(id, secret)
 	}

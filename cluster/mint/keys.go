@@ -5,15 +5,12 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/pem"
 	"fmt"
 	"math/big"
-	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -98,12 +95,6 @@ func newCA(name string, now time.Time) (pair, error) {
 	return p, nil
 }
 
-// caHash pins a CA as kubeadm and Sites do.
-func caHash(c *x509.Certificate) string {
-	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
 // adminConfig is an administrator's kubeconfig. Each master has a context: a
 // desk knows neither the endpoint's name nor the VIP.
 func adminConfig(c *configs.Cluster, ca pair, now time.Time) ([]byte, error) {
@@ -131,11 +122,4 @@ func adminConfig(c *configs.Cluster, ca pair, now time.Time) ([]byte, error) {
 	}
 	k.CurrentContext = k.Contexts[0].Name
 	return yaml.Marshal(k)
-}
-
-// newToken makes a bootstrap token.
-func newToken() string {
-	// rand.Text is base32 in capitals; tokens want lower case.
-	id, secret := strings.ToLower(rand.Text()), strings.ToLower(rand.Text())
-	return id[:6] + "." + secret[:16]
 }

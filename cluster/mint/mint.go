@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -17,11 +18,10 @@ import (
 	"strings"
 	"time"
 
-	"crypto/x509"
-
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/mod/semver"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
 )
@@ -180,7 +180,7 @@ func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, 
 			clusterCA = ca
 		}
 	}
-	record.CAHash = caHash(clusterCA.cert)
+	record.CAHash = api.Pin(clusterCA.cert)
 	sa, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return fail(err)
@@ -233,9 +233,9 @@ type tokenSecret struct {
 
 // drawToken draws a token whose id none of those taken has: the cluster knows
 // a token by its id, so that two with the same would be one.
-func drawToken(taken []Token, draw func() string) (id, secret string) {
+func drawToken(taken []Token, draw func() (id, secret string)) (id, secret string) {
 	for {
-		id, secret, _ = strings.Cut(draw(), ".")
+		id, secret = draw()
 		if !slices.ContainsFunc(taken, func(t Token) bool { return t.ID == id }) {
 			return id, secret
 		}
@@ -244,16 +244,11 @@ func drawToken(taken []Token, draw func() string) (id, secret string) {
 
 // tokenFor makes a node's token, and the Secret that a cluster knows it by.
 func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (Token, []byte, error) {
-	id, secret := drawToken(taken, newToken)
+	id, secret := drawToken(taken, api.NewToken)
 	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
-	s := tokenSecret{APIVersion: "v1", Kind: "Secret", Type: "bootstrap.kubernetes.io/token"}
-	s.Metadata.Name, s.Metadata.Namespace = "bootstrap-token-"+id, "kube-system"
-	s.StringData = map[string]string{
-		"token-id": id, "token-secret": secret, "expiration": t.Expires.Format(time.RFC3339),
-		"usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
-		"auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token",
-		"description":       "edgebake: node " + node,
-	}
+	s := tokenSecret{APIVersion: "v1", Kind: "Secret", Type: api.TokenType}
+	s.Metadata.Name, s.Metadata.Namespace = api.TokenSecretName(id), api.TokenNamespace
+	s.StringData = api.TokenData(id, secret, api.TokenDescription(node), t.Expires)
 	text, err := yaml.Marshal(s)
 	return t, text, err
 }
@@ -435,8 +430,8 @@ func complete(dir string, r *Record) error {
 	if err != nil {
 		return err
 	}
-	if caHash(ca) != r.CAHash {
-		return fmt.Errorf("reading %s: pki/ca.crt is another CA (%s) than was minted (%s): restore the directory from your copy of it", dir, caHash(ca), r.CAHash)
+	if pin := api.Pin(ca); pin != r.CAHash {
+		return fmt.Errorf("reading %s: pki/ca.crt is another CA (%s) than was minted (%s): restore the directory from your copy of it", dir, pin, r.CAHash)
 	}
 	return nil
 }
