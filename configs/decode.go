@@ -55,7 +55,7 @@ func ParseSite(name string, data []byte) (*Site, error) {
 }
 
 // errNoToken says what is wrong with a token that did not come with a document.
-var errNoToken = errors.New("the given token is not a bootstrap token: 6 letters or digits, a dot, 16 letters or digits, all in lower case (`kubeadm token create` makes one)")
+var errNoToken = errors.New("the given token is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)")
 
 // ParseSiteWith reads a Site that gets this bootstrap token if it has none;
 // with forced, in any case.

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -20,17 +21,20 @@ func EncodeSlot(s *Site) ([]byte, error) { return encode(s, true) }
 func EncodePublic(s *Site) ([]byte, error) { return encode(s, false) }
 
 func encode(s *Site, secrets bool) ([]byte, error) {
-	n := encodeValue(reflect.ValueOf(s).Elem(), secrets)
+	b, err := encodeNode(encodeValue(reflect.ValueOf(s).Elem(), secrets))
+	if err != nil {
+		return nil, fmt.Errorf("encoding the site: %w", err)
+	}
+	return b, nil
+}
+
+// encodeNode is YAML as people write it.
+func encodeNode(n *yaml.Node) ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	if err := enc.Encode(n); err != nil {
-		return nil, fmt.Errorf("encoding the site: %w", err)
-	}
-	if err := enc.Close(); err != nil {
-		return nil, fmt.Errorf("encoding the site: %w", err)
-	}
-	return b.Bytes(), nil
+	err := cmp.Or(enc.Encode(n), enc.Close())
+	return b.Bytes(), err
 }
 
 // encodeValue returns v as a YAML node, nil where there is nothing to write.

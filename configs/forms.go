@@ -40,6 +40,9 @@ var (
 	consoleForm  = regexp.MustCompile(`^(tty[A-Za-z0-9]*|hvc[0-9]+)(,[0-9]+[noe]?[78]?r?)?$`)
 )
 
+// tokenWords say what tokenForm is.
+const tokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
+
 // ParseSize reads a size like "512MiB" or "3GiB".
 func ParseSize(s string) (int64, error) {
 	m := sizeForm.FindStringSubmatch(s)

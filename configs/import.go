@@ -134,14 +134,7 @@ func tableText(name string, b []byte) (string, error) {
 		return fail(1+strings.Count(text[:i], "\n"), "holds a zero byte: it is not a table; save it as CSV UTF-8")
 	}
 	if !utf8.ValidString(text) {
-		line := 1
-		for l := range strings.Lines(text) {
-			if !utf8.ValidString(l) {
-				break
-			}
-			line++
-		}
-		return fail(line, "is not UTF-8: save the table as CSV UTF-8")
+		return fail(1+strings.Count(text[:invalidUTF8([]byte(text))], "\n"), "is not UTF-8: save the table as CSV UTF-8")
 	}
 	// Old Macs end lines with a carriage return alone.
 	return strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n"), nil
@@ -416,18 +409,16 @@ func (im *importer) encode() ([]byte, error) {
 	put("defaults", im.defaults)
 	sites.Content = append(sites.Content, im.sites...)
 	put("sites", sites)
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if err := cmp.Or(enc.Encode(root), enc.Close()); err != nil {
+	b, err := encodeNode(root)
+	if err != nil {
 		return nil, fmt.Errorf("encoding the inventory: %w", err)
 	}
-	_, err := ParsePublicInventory(im.name, b.Bytes())
+	_, err = ParsePublicInventory(im.name, b)
 	var probs Problems
 	if errors.As(err, &probs) {
 		return nil, im.byRow(probs)
 	}
-	return b.Bytes(), err
+	return b, err
 }
 
 var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)

@@ -338,17 +338,12 @@ func (d *document) ownedFields() {
 
 // nodeAt is the value at a dotted path, nil if there is none.
 func nodeAt(n *yaml.Node, path string) *yaml.Node {
+	n = deref(n)
 	for part := range strings.SplitSeq(path, ".") {
-		for n != nil && n.Kind == yaml.AliasNode {
-			n = n.Alias
-		}
 		if n == nil || n.Kind != yaml.MappingNode {
 			return nil
 		}
-		n = lookup(n, part)
-	}
-	for n != nil && n.Kind == yaml.AliasNode {
-		n = n.Alias
+		n = field(n, part)
 	}
 	return n
 }

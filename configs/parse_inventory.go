@@ -1,8 +1,6 @@
 package configs
 
 import (
-	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -456,13 +454,11 @@ func EncodeSlotInventory(inv *Inventory) ([]byte, error) {
 		sites.Content = append(sites.Content, clean(s))
 	}
 	put(root, "sites", sites)
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2)
-	if err := cmp.Or(enc.Encode(root), enc.Close()); err != nil {
+	b, err := encodeNode(root)
+	if err != nil {
 		return nil, fmt.Errorf("encoding the inventory: %w", err)
 	}
-	return b.Bytes(), nil
+	return b, nil
 }
 
 // plainKey finds keys that need no quotes.

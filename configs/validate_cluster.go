@@ -334,7 +334,7 @@ var fieldsOfNode = []string{"nodePool", "nodeType", "labels", "taints", "network
 
 // nodeProblems are those of the node's Site that lie in the node's own fields.
 func (c *Cluster) nodeProblems(n *ClusterNode) Problems {
-	site := c.NodeSite(n, NewSecret("abcdef.0123456789abcdef"), "sha256:"+strings.Repeat("0", 64))
+	site := c.NodeSite(n, NewSecret(exampleToken), exampleHash)
 	site.Users, site.Report = nil, Report{}
 	if !slices.Contains([]string{NodeNative, NodeEdge, NodeCloud}, site.NodeType) {
 		site.NodeType, site.NodePool = NodeNative, "" // reported already
@@ -355,8 +355,8 @@ func (c *Cluster) nodeProblems(n *ClusterNode) Problems {
 // siteProblems are those of fields that the Cluster shares with every Site.
 func (c *Cluster) siteProblems(probs *Problems) {
 	site := c.siteFrame(NodeNative)
-	site.Credentials.Token = NewSecret("abcdef.0123456789abcdef")
-	site.CACertHashes = []string{"sha256:" + strings.Repeat("0", 64)}
+	site.Credentials.Token = NewSecret(exampleToken)
+	site.CACertHashes = []string{exampleHash}
 	*probs = append(*probs, inFields(site.Validate(), []string{"vip", "endpoint", "users", "report"})...)
 	for i, m := range c.Masters {
 		a, err := netip.ParseAddr(m.Address)

@@ -132,7 +132,7 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	if tok := s.Credentials.Token; tok.Reveal() == placeholderToken {
 		probs.add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
 	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
-		probs.add("credentials.token", "is not a bootstrap token: 6 letters or digits, a dot, 16 letters or digits, all in lower case (`kubeadm token create` makes one)")
+		probs.add("credentials.token", "is not a bootstrap token: %s (`kubeadm token create` makes one)", tokenWords)
 	} else if tok.IsZero() && credentials {
 		probs.add("credentials.token", "is required")
 	}
