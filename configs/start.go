@@ -74,7 +74,7 @@ func ParseJoin(line string) (*Join, error) {
 		errs = append(errs, fmt.Errorf("the API server %s", bad))
 	}
 	if !tokenForm.MatchString(j.Token) {
-		errs = append(errs, errors.New("it has no --token TOKEN: " + tokenWords))
+		errs = append(errs, errors.New("it has no --token TOKEN: "+tokenWords))
 	}
 	if len(j.CAHashes) == 0 {
 		errs = append(errs, errors.New("it has no --discovery-token-ca-cert-hash sha256:HEX, by which the machine knows your cluster"))
