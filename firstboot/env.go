@@ -194,6 +194,17 @@ func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool
 	}
 }
 
+// patiently tries again until it goes well or patience is over. last is what
+// is wrong still, err what ended the trying.
+func (e *Env) patiently(ctx context.Context, patience, interval time.Duration, try func() error) (last, err error) {
+	end := e.Now().Add(patience)
+	err = e.poll(ctx, interval, func() (bool, error) {
+		last = try()
+		return last == nil || e.Now().After(end), nil
+	})
+	return last, err
+}
+
 // permanent is an error that no retry heals.
 type permanent struct {
 	err error

@@ -53,42 +53,34 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, error) {
 	return &one, nil
 }
 
-// unsettled reports whether the machine's own slot still has to be written: it
-// holds an inventory with a site for this machine, or the power went while it
-// was written.
-func unsettled(e *Env) bool {
+// readUnsettled reads the machine's own slot where it still has to be written:
+// it holds an inventory with a site for this machine, or the power went while it
+// was written. one is what it is to hold; nil where nothing has to be done.
+func readUnsettled(e *Env) (dev string, c, one *slot.Contents) {
 	dev, err := ownSlot(e)
 	if err != nil {
-		return false
+		return "", nil, nil
 	}
-	c, err := e.ReadSlot(dev)
-	if err != nil {
-		return false
+	if c, err = e.ReadSlot(dev); err != nil {
+		return "", nil, nil
 	}
-	if _, many := c.Files[ondisk.SlotInventory]; !many {
-		return c.Unfinished
+	if one, err = forMachine(e, c); err != nil || one == c && !c.Unfinished {
+		return "", nil, nil
 	}
-	_, err = forMachine(e, c)
-	return err == nil
+	return dev, c, one
+}
+
+func unsettled(e *Env) bool {
+	_, _, one := readUnsettled(e)
+	return one != nil
 }
 
 // settleInventory takes this machine's site of the inventory in its own slot,
 // and wipes the others'.
 func settleInventory(e *Env) error {
-	if !unsettled(e) {
+	dev, c, one := readUnsettled(e)
+	if one == nil {
 		return nil
-	}
-	dev, err := ownSlot(e)
-	if err != nil {
-		return err
-	}
-	c, err := e.ReadSlot(dev)
-	if err != nil {
-		return fmt.Errorf("reading the slot %s: %w", dev, err)
-	}
-	one, err := forMachine(e, c)
-	if err != nil {
-		return err
 	}
 	one.Signature = nil // of what was there
 	if err := e.WriteSlot(dev, one); err != nil {

@@ -83,12 +83,8 @@ func startIPVSCare(ctx context.Context, e *Env, wrote bool) error {
 }
 
 func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
-	end := e.Now().Add(servePatience)
-	var last error
-	if err := e.poll(ctx, time.Second, func() (bool, error) {
-		last = endpointAnswers(ctx, e, site)
-		return last == nil || e.Now().After(end), nil
-	}); err != nil {
+	last, err := e.patiently(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
+	if err != nil {
 		return err
 	}
 	if last != nil {

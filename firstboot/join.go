@@ -434,14 +434,7 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 	if err != nil {
 		return err
 	}
-	// A kill between the file and the restart must not lose the restart.
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet to the endpoint: %w", err)
-	}
-	if _, err := e.write(ondisk.KubeletConf, next, Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet to the endpoint: %w", err)
-	}
-	return restartKubelet(ctx, e)
+	return restartFor(ctx, e, "turning kubelet to the endpoint", writing(ondisk.KubeletConf, next, 0o600))
 }
 
 // sharedServerName is the name that the certificates of the masters that answer

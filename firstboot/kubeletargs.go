@@ -68,7 +68,7 @@ func argsPhase(active *Active) Phase {
 			switch {
 			case j.TryingArgs != nil: // cut off
 				return Todo, nil
-			case want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf:
+			case lacksConf(e, want):
 				return Todo, nil
 			case maps.Equal(want, j.KubeletExtraArgs):
 				return Done, nil
@@ -97,6 +97,11 @@ func wantedArgs(ctx context.Context, e *Env, active *Active, j joinedAs) map[str
 		want["node-ip"] = ip
 	}
 	return want
+}
+
+// lacksConf reports whether the directory that kubelet is to read is not there.
+func lacksConf(e *Env, want map[string]string) bool {
+	return want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf
 }
 
 // twoAddresses is --node-ip for a node of two families in a cluster of two;
@@ -182,7 +187,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
 	}
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
-	conf := want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf
+	conf := lacksConf(e, want)
 	if maps.Equal(want, former) && !conf && !cutOff {
 		return nil // what the cluster says has changed since the check
 	}
@@ -243,14 +248,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 }
 
 func restartWith(ctx context.Context, e *Env, flags []byte) error {
-	// A kill between the file and the restart must not lose the restart.
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
-	}
-	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
-		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
-	}
-	return restartKubelet(ctx, e)
+	return restartFor(ctx, e, "giving kubelet the site's arguments", writing(kubeadmFlags, flags, 0o644))
 }
 
 // withArgs is kubeadm-flags.env with arguments that changed from before to
@@ -306,12 +304,7 @@ func noteRefusedArgs(e *Env, have, want map[string]string) {
 // awaitKubelet waits until kubelet says that it is well, and has said so for a
 // while.
 func awaitKubelet(ctx context.Context, e *Env) error {
-	end := e.Now().Add(argsPatience)
-	var last error
-	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-		last = kubeletWell(ctx, e)
-		return last == nil || e.Now().After(end), nil
-	})
+	last, err := e.patiently(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
 	if last != nil {
 		return Advise(fmt.Errorf("kubelet does not come up: %w", last), "see `journalctl -u kubelet` on the machine")
 	}

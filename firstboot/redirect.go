@@ -3,6 +3,7 @@ package firstboot
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"maps"
 	"regexp"
 	"slices"
@@ -118,13 +119,7 @@ func register(ctx context.Context, e *Env, labels map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
 	}
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
-	}
-	if _, err := e.write(kubeadmFlags, registering(flags, labels), Mode(0o644)); err != nil {
-		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
-	}
-	return restartKubelet(ctx, e)
+	return restartFor(ctx, e, "having kubelet register with the site's labels", writing(kubeadmFlags, registering(flags, labels), 0o644))
 }
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels
@@ -177,16 +172,8 @@ func redirect(ctx context.Context, e *Env, kubernetes string, labels map[string]
 	if err != nil {
 		return err
 	}
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	if _, err := e.write(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
-	}
-	return restartKubelet(ctx, e)
+	return restartFor(ctx, e, "turning kubelet to yurthub",
+		writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), writing(kubeadmFlags, flags, 0o644))
 }
 
 // direct turns kubelet from yurthub, and has it register with these labels of
@@ -197,19 +184,27 @@ func direct(ctx context.Context, e *Env, labels map[string]string) error {
 		return fmt.Errorf("turning kubelet from yurthub: %w", err)
 	}
 	flags = registering(directFlags(flags), labels)
-	if err := e.WriteFile(kubeletRestart, nil, Mode(0o600)); err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	if _, err := e.write(kubeadmFlags, flags, Mode(0o644)); err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	if err := e.Remove(openyurt.KubeletConf); err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
-	}
-	return restartKubelet(ctx, e)
+	return restartFor(ctx, e, "turning kubelet from yurthub",
+		writing(kubeadmFlags, flags, 0o644), func(e *Env) error { return e.Remove(openyurt.KubeletConf) })
 }
 
-func restartKubelet(ctx context.Context, e *Env) error {
+// writing is a change of a file.
+func writing(path string, b []byte, mode fs.FileMode) func(*Env) error {
+	return func(e *Env) error {
+		_, err := e.write(path, b, Mode(mode))
+		return err
+	}
+}
+
+// restartFor carries out changes of what kubelet reads when it starts, and
+// restarts it. A kill in between must not lose the restart.
+func restartFor(ctx context.Context, e *Env, doing string, changes ...func(*Env) error) error {
+	mark := func(e *Env) error { return e.WriteFile(kubeletRestart, nil, Mode(0o600)) }
+	for _, change := range append([]func(*Env) error{mark}, changes...) {
+		if err := change(e); err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+	}
 	if err := e.Unit(ctx, "restart", ondisk.UnitKubelet); err != nil {
 		return fmt.Errorf("restarting kubelet: %w", err)
 	}

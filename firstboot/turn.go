@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// firstbootIdle is an error while first boot is on its way to what the site says: the
-// two would undo each other's work.
+// firstbootIdle is an error while first boot is on its way to what the site
+// says: the two would undo each other's work.
 func firstbootIdle(ctx context.Context, e *Env) error {
 	s, err := LoadState(e.Root)
 	if err != nil || s.Result == ondisk.ResultDone {
@@ -38,14 +38,11 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 	if conf, err := e.read(ondisk.KubeletConf); err == nil && behindHub(conf) {
 		return "", errors.New("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before 1.7, a static pod), so that it cannot be turned in place: `firstboot reset`, then join it again as what it shall be")
 	}
-	if err := enrolled(e); err != nil {
+	cert, err := enrolment(e)
+	if err != nil {
 		return "", fmt.Errorf("only a node that kubeadm joined can be turned, and %w", err)
 	}
 	if err := firstbootIdle(ctx, e); err != nil {
-		return "", err
-	}
-	cert, err := kubeletCert(e)
-	if err != nil {
 		return "", err
 	}
 	name, ok := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
