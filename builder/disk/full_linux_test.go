@@ -18,23 +18,7 @@ import (
 // TestFullAndReadOnlyDisks runs itself again where a small and a read-only
 // file system can be mounted: in namespaces of its own.
 func TestFullAndReadOnlyDisks(t *testing.T) {
-	if dir := os.Getenv("EDGEBAKE_TEST_SMALL_DISK"); dir != "" {
-		fullAndReadOnly(t, dir)
-		return
-	}
-	dir := t.TempDir()
-	cmd := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec",
-		`mount -t tmpfs -o size=44m none "$0"; mkdir "$0/small" "$0/ro"; mount -t tmpfs -o ro none "$0/ro"; exec "$@"`,
-		dir, os.Args[0], "-test.run=^TestFullAndReadOnlyDisks$", "-test.v")
-	cmd.Env = append(os.Environ(), "EDGEBAKE_TEST_SMALL_DISK="+dir)
-	out, err := cmd.CombinedOutput()
-	if err == nil && strings.Contains(string(out), "--- PASS") {
-		return
-	}
-	if !strings.Contains(string(out), "=== RUN") {
-		desk.Lacks(t, "no namespaces here: %v\n%s", err, out)
-	}
-	t.Errorf("%v\n%s", err, out)
+	disktest.Mounted(t, `mount -t tmpfs -o size=44m none "$0"; mkdir "$0/small" "$0/ro"; mount -t tmpfs -o ro none "$0/ro"`, fullAndReadOnly)
 }
 
 func fullAndReadOnly(t *testing.T, dir string) {

@@ -290,8 +290,8 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames from to to. A folder that stands there is none of ours and
-// would stop every build.
+// replace renames from to to. A folder that stands there is not ours and would
+// stop every build.
 func replace(from, to string) error {
 	err := os.Rename(from, to)
 	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {

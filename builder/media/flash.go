@@ -193,7 +193,11 @@ func (f *Flash) fits() error {
 }
 
 // fill makes the slot that the disk gets, or looks at the image's own.
-func (f *Flash) fill() (err error) {
+func (f *Flash) fill() error {
+	p, err := f.m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
 	if f.o.Site != nil {
 		f.Slot, f.slot, err = f.m.slotOf(*f.o.Site, f.o.Stamp)
 		f.State = SlotSite
@@ -214,10 +218,6 @@ func (f *Flash) fill() (err error) {
 		if i.Slot.Site != nil {
 			f.NodeName = i.Slot.Site.NodeName
 		}
-		var p gpt.Partition
-		if p, err = f.m.partition(ondisk.LabelSlot); err != nil {
-			return err
-		}
 		f.Slot, err = slot.ReadInfo(f.m.section(p))
 	}
 	if err == nil && f.Slot.Golden == "" {
@@ -227,10 +227,6 @@ func (f *Flash) fill() (err error) {
 		return err
 	}
 	if _, err = f.m.signedBy(f.Slot, f.o.Keys); err != nil || f.slot != nil {
-		return err
-	}
-	p, err := f.m.partition(ondisk.LabelSlot)
-	if err != nil {
 		return err
 	}
 	return slot.Strays(f.m.section(p))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
@@ -45,7 +46,7 @@ func (f *source) open(s streams, image string) (*configs.Image, builder.Options,
 	if f.lock == "" && image != "-" {
 		f.lock = strings.TrimSuffix(strings.TrimSuffix(image, ".yaml"), ".yml") + ".lock"
 	}
-	o := builder.Options{Dir: dirOf(image), Version: version(), Locked: f.locked}
+	o := builder.Options{Dir: dirOf(image), Version: version.String(), Locked: f.locked}
 	if f.lock != "" {
 		data, err := os.ReadFile(f.lock)
 		switch {

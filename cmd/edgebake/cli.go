@@ -8,11 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
@@ -90,7 +90,7 @@ that boots such an image joins the site's cluster by itself.`,
   edgebake build image.yaml                   # bakes the golden image
   edgebake stamp my-edge.raw site.yaml        # makes it one site's
   edgebake boot my-edge.raw                   # tries it in QEMU`,
-		Version: version(),
+		Version: version.String(),
 		// For unknown commands.
 		SuggestionsMinimumDistance: 2,
 		SilenceUsage:               true,
@@ -196,15 +196,6 @@ func readInput(s streams, name string) ([]byte, error) {
 		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from", err)
 	}
 	return data, err
-}
-
-// version is what the Go tool stamped into the program.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return strings.TrimPrefix(info.Main.Version, "v")
 }
 
 func humanSize(n int64) string {

@@ -190,8 +190,8 @@ func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) e
 	if err != nil {
 		return err
 	}
-	if _, err := os.Lstat(file); err == nil && !force {
-		return fmt.Errorf("%s exists; --force replaces it", file)
+	if err := builder.CheckFile(file, force); err != nil {
+		return err
 	}
 	if err := builder.WriteFile(file, text, 0o600); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
@@ -233,7 +234,7 @@ func newVersion(s streams) *cobra.Command {
 				Go       string   `json:"go"`
 				Platform string   `json:"platform"`
 				Reads    []string `json:"reads"`
-			}{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, []string{configs.APIVersion}}
+			}{version.String(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, []string{configs.APIVersion}}
 			if info, ok := debug.ReadBuildInfo(); ok {
 				v.Go = info.GoVersion
 			}

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -82,9 +81,9 @@ func importTable(s streams, name string, o importFlags) error {
 		}
 		columns[m[:i]] = m[i+1:]
 	}
-	if o.output != "" && !o.force {
-		if _, err := os.Lstat(o.output); err == nil {
-			return fmt.Errorf("%s exists; --force replaces it", o.output)
+	if o.output != "" {
+		if err := builder.CheckFile(o.output, o.force); err != nil {
+			return err
 		}
 	}
 	table, err := readInput(s, name)

@@ -198,19 +198,27 @@ func writeStick(dir string, c *slot.Contents) error {
 // maxKey is more than any key file has.
 const maxKey = 4 << 10
 
-// secretKey reads a minisign secret key, and its password where it has one.
-// stdinTaken: standard input is the Site.
-func secretKey(s streams, name string, stdinTaken bool) (key minisign.PrivateKey, err error) {
+// readKey reads a file of one key.
+func readKey(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return key, fmt.Errorf("reading the key: %w", err)
+		return nil, fmt.Errorf("reading the key: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxKey))
 	if err != nil {
-		return key, fmt.Errorf("reading the key %s: %w", name, err)
+		return nil, fmt.Errorf("reading the key %s: %w", name, err)
 	}
-	text = bytes.TrimSpace(text)
+	return bytes.TrimSpace(text), nil
+}
+
+// secretKey reads a minisign secret key, and its password where it has one.
+// stdinTaken: standard input is the Site.
+func secretKey(s streams, name string, stdinTaken bool) (key minisign.PrivateKey, err error) {
+	text, err := readKey(name)
+	if err != nil {
+		return key, err
+	}
 	if new(minisign.PublicKey).UnmarshalText(text) == nil {
 		return key, fmt.Errorf("reading the key %s: it is a public key: name the secret key (minisign -G -s FILE)", name)
 	}

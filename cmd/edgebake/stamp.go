@@ -80,7 +80,7 @@ machine is Ready.`,
 			if doc.Inventory != nil {
 				with += fmt.Sprintf(" (%s)", count(len(doc.Inventory.Sites), "site"))
 			}
-			fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
+			sayStamped(s, done, with)
 			return nil
 		},
 	}
@@ -147,6 +147,10 @@ func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, o.slot)
+	sayStamped(s, done, o.slot)
 	return nil
+}
+
+func sayStamped(s streams, done *media.Stamped, with string) {
+	fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
 }

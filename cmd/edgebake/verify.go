@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 
 	"aead.dev/minisign"
 	"github.com/edgebake/edgebake/builder/media"
@@ -89,19 +86,13 @@ func onePublicKey(name string) (key minisign.PublicKey, err error) {
 	if key.UnmarshalText([]byte(name)) == nil {
 		return key, nil
 	}
-	f, err := os.Open(name)
+	text, err := readKey(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return key, fmt.Errorf("reading the key %s: it is neither a file nor a minisign public key (RW...)", name)
 	}
 	if err != nil {
-		return key, fmt.Errorf("reading the key: %w", err)
+		return key, err
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxKey))
-	if err != nil {
-		return key, fmt.Errorf("reading the key %s: %w", name, err)
-	}
-	text = bytes.TrimSpace(text)
 	if key.UnmarshalText(text) == nil {
 		return key, nil
 	}

@@ -8,13 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
@@ -55,7 +55,7 @@ func newRoot(out, errOut io.Writer) *cobra.Command {
 		Long: `firstboot makes a machine that was booted from an edgebake image the node that
 its site describes. systemd runs it at every boot; what it did and what it
 waits for is in "firstboot status".`,
-		Version:       version(),
+		Version:       version.String(),
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
@@ -185,17 +185,8 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "firstboot", version())
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "firstboot", version.String())
 			return err
 		},
 	}
-}
-
-// version is what the Go tool stamped into the program.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return strings.TrimPrefix(info.Main.Version, "v")
 }

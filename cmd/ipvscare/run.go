@@ -19,6 +19,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/pflag"
 
+	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
 )
@@ -69,7 +70,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		fmt.Fprint(stdout, overview(all))
 		return nil
 	case len(args) == 1 && slices.Contains([]string{"version", "--version"}, args[0]):
-		fmt.Fprintln(stdout, "ipvscare", version())
+		fmt.Fprintln(stdout, "ipvscare", version.String())
 		return nil
 	case args[0] == "help":
 		args = []string{args[1], "--help"}
@@ -280,13 +281,4 @@ the hosts file. Stop ipvscare first.`,
 			return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: servers, Noted: true, HostsFile: hosts, RunDir: run}, func(line string) { fmt.Fprintln(stderr, line) })
 		},
 	}
-}
-
-// version is what the Go tool stamped into the program.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return strings.TrimPrefix(info.Main.Version, "v")
 }

@@ -60,3 +60,27 @@ func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 		io.Closer
 	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
 }
+
+// Mounted runs a test's body with a folder below which the script has mounted
+// small or read-only file systems, "$0" in it: the test's program runs itself
+// again in namespaces of its own.
+func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
+	t.Helper()
+	const variable = "EDGEBAKE_TEST_SMALL_DISK"
+	if dir := os.Getenv(variable); dir != "" {
+		body(t, dir)
+		return
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script+`; exec "$@"`,
+		dir, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), variable+"="+dir)
+	out, err := cmd.CombinedOutput()
+	if err == nil && strings.Contains(string(out), "--- PASS") {
+		return
+	}
+	if !strings.Contains(string(out), "=== RUN") {
+		desk.Lacks(t, "no namespaces here: %v\n%s", err, out)
+	}
+	t.Errorf("%v\n%s", err, out)
+}

@@ -601,8 +601,9 @@ func writeReport(f Device, r Report) error {
 }
 
 // Scrub writes the slot anew without its secrets: site is its site.yaml from now
-// on, also where an inventory.yaml was (nil: there is none of both), pki/ and every file that the contract does not name go, config.ign, files/ and
-// the report stay, with stars where they quote one of the secrets in any of the
+// on, also where an inventory.yaml was (nil: the slot has neither), pki/ and
+// every file that the contract does not name go, config.ign, files/ and the
+// report stay, with stars where they quote one of the secrets in any of the
 // forms that hider knows, compressed contents of config.ign among them. A slot
 // that cannot be read, because the power went during an earlier Scrub or
 // somebody damaged it, is made from info and site alone: that no secret stays
