@@ -36,7 +36,7 @@ func Open(kubeconfig, context string) (*Client, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
 	switch {
 	case clientcmd.IsEmptyConfig(err):
-		return nil, errors.New("reading the kubeconfig: there is none: name it with --kubeconfig, or set KUBECONFIG")
+		return nil, errors.New("reading the kubeconfig: not found: name it with --kubeconfig, or set KUBECONFIG")
 	case err != nil:
 		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
@@ -94,7 +94,7 @@ func (c *Client) resource(r schema.GroupVersionResource, namespace string) dynam
 	return c.dyn.Resource(r).Namespace(namespace)
 }
 
-// get reads an object; nil if there is none.
+// get reads an object; nil if it is not found.
 func (c *Client) get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
 	obj, err := c.resource(r, namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -21,7 +21,7 @@ import (
 const (
 	CheckOK      = "ok"
 	CheckFailed  = "failed"
-	CheckUnknown = "unknown" // it cannot be told from here
+	CheckUnknown = "unknown" // it cannot be checked from here
 )
 
 // Check is one thing that a join depends on.

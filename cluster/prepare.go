@@ -257,7 +257,7 @@ func names(obj map[string]any, c *Change) bool {
 	return u.GetName() == c.Name && u.GetNamespace() == c.Namespace
 }
 
-// recorded reads the record; nil if there is none.
+// recorded reads the record; nil if it is not found.
 func (c *Client) recorded(ctx context.Context) ([]note, *unstructured.Unstructured, error) {
 	obj, err := c.get(ctx, configMaps, systemNamespace, recordName)
 	if err != nil || obj == nil {
@@ -426,7 +426,7 @@ func (c *Client) putBack(ctx context.Context, p *Change) (kept string, err error
 	return "", err
 }
 
-// remove removes an object as it was read; one that is gone is none.
+// remove removes an object as it was read; not found is as good.
 func (c *Client) remove(ctx context.Context, at *Change, is *unstructured.Unstructured) error {
 	uid, version := is.GetUID(), is.GetResourceVersion()
 	err := c.resource(at.Resource, at.Namespace).Delete(ctx, at.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})

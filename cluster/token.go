@@ -269,7 +269,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 		return nil, err
 	}
 	if obj == nil {
-		return nil, errors.New(doing + ": there is none, so no node can find out what it joins: `kubeadm init phase bootstrap-token` on a master makes it")
+		return nil, errors.New(doing + ": not found, so no node can find out what it joins: `kubeadm init phase bootstrap-token` on a master makes it")
 	}
 	i := &info{}
 	i.data, _, _ = unstructured.NestedStringMap(obj.Object, "data")

@@ -115,7 +115,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Findin
 }
 
 // manager is the Deployment of OpenYurt's yurt-manager, which approves
-// yurthub's certificates, nil if there is none, and whether a replica of it runs.
+// yurthub's certificates, nil if not found, and whether a replica of it runs.
 func (c *Client) manager(ctx context.Context) (obj *unstructured.Unstructured, available bool, err error) {
 	obj, err = c.get(ctx, deployments, systemNamespace, "yurt-manager")
 	if obj == nil || err != nil {

@@ -39,7 +39,7 @@ only, the cluster: each master and its certificate, the CA hash, the token, the
 version, and whether the node names are free. With --kubeconfig it also sees the
 token's usages, groups and expiry, and what OpenYurt nodes need of the cluster.
 
-Each line is ✓, ✗ with the fix, or – where it cannot be told. The exit code is 1
+Each line is ✓, ✗ with the fix, or – where unknown. The exit code is 1
 if anything failed.`,
 		Example: `  edgebake preflight site.yaml --image my-edge.raw
   edgebake preflight stores.yaml --image my-edge.raw --kubeconfig admin.conf --ship-within 14d
