@@ -54,13 +54,16 @@ type Options struct {
 	// Events tells what is going on. It is called from several goroutines,
 	// one at a time.
 	Events func(Event)
+	// ShowsDetails says that Events prints what called programs say, so that an
+	// error need not say it again.
+	ShowsDetails bool
 }
 
 // Event is one step's news.
 type Event struct {
 	// Step names what is worked on: "base", "kubelet", "write".
 	Step string `json:"step"`
-	// State is start, progress, log, warning or done.
+	// State is start, progress, log, detail, warning or done.
 	State string `json:"state"`
 	Text  string `json:"text,omitempty"`
 	// Done and Total are bytes; Total is 0 where it is not known.
@@ -75,6 +78,7 @@ const (
 	StateStart    = "start"
 	StateProgress = "progress"
 	StateLog      = "log"
+	StateDetail   = "detail" // a line of a program that was called
 	StateWarning  = "warning"
 	StateDone     = "done"
 )
@@ -95,8 +99,10 @@ type build struct {
 	plugins []string
 	fields  map[string]string   // of the Image, by the input that they ask for
 	makes   map[string]makeFunc // how inputs without bytes get them
-	mu      sync.Mutex          // guards Events, plan.Inputs and steps
-	steps   []StepTime
+	// checkNames asks the archive for what a base is made of.
+	checkNames func(context.Context) error
+	mu         sync.Mutex // guards Events, plan.Inputs and steps
+	steps      []StepTime
 }
 
 // makeFunc brings an input's bytes into the cache.
@@ -165,6 +171,12 @@ func (s *step) log(line string) {
 	s.b.event(Event{Step: s.name, State: StateLog, Text: line})
 }
 
+// detail is a line of a program that was called.
+func (s *step) detail(line string) {
+	s.spoke = true
+	s.b.event(Event{Step: s.name, State: StateDetail, Text: line})
+}
+
 func (s *step) warn(format string, args ...any) {
 	s.b.event(Event{Step: s.name, State: StateWarning, Text: fmt.Sprintf(format, args...)})
 }
@@ -181,11 +193,11 @@ func (s *step) done() {
 	s.b.event(Event{Step: s.name, State: StateDone, Seconds: t})
 }
 
-// Write lets child processes' output become log lines.
+// Write lets child processes' output become details.
 func (s *step) Write(p []byte) (int, error) {
 	for line := range strings.Lines(string(p)) {
 		if line = strings.TrimSpace(line); line != "" {
-			s.log(line)
+			s.detail(line)
 		}
 	}
 	return len(p), nil

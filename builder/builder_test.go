@@ -1021,7 +1021,7 @@ func TestDebianArguments(t *testing.T) {
 
 func TestMissingMmdebstrap(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	err := makeDebian(t.Context(), debianRecipe{}, nil, nil, nil)
+	err := new(build).makeDebian(t.Context(), debianRecipe{}, nil, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
 		t.Errorf("%v", err)
 	}

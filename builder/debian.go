@@ -67,7 +67,7 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) (jso
 
 // makeDebian runs mmdebstrap and writes the root file system's tar to w. It
 // needs no root: an ordinary user gets a user namespace.
-func makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Writer, say func(line string)) error {
+func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Writer, say func(line string)) error {
 	for _, tool := range []struct{ name, pkg string }{
 		{"mmdebstrap", "mmdebstrap"}, {"newuidmap", "uidmap"},
 	} {
@@ -94,7 +94,11 @@ func makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Wri
 		return ctx.Err()
 	}
 	if err != nil {
-		return fmt.Errorf("mmdebstrap: %w\n%s%s", err, log.text(), debianHint(log.text()))
+		said := "\n" + log.text()
+		if b.ShowsDetails {
+			said = ""
+		}
+		return fmt.Errorf("mmdebstrap: %w%s%s", err, said, debianHint(log.text()))
 	}
 	return nil
 }
@@ -135,7 +139,7 @@ func debianHint(log string) string {
 	switch {
 	case has("NO_PUBKEY") || has("not signed") || has("no Signed-By"):
 		return "\nThe archive's key is not known here: apt-get install debian-archive-keyring (the newest), or name the key under base.debian.keyrings."
-	case has("Unable to locate package") || has("no installation candidate"):
+	case missingPackage.MatchString(log):
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."

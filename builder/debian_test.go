@@ -27,7 +27,7 @@ if [ -e "` + p.dir + `/fail" ]; then echo "E: Unable to locate package nonsense"
 if [ -e "` + p.dir + `/hang" ]; then trap 'echo cleaned >> "` + p.dir + `/runs"; exit 1' INT; head -c 4096 "` + p.dir + `/base.tar"; while :; do sleep 0.05; done; fi
 cat "` + p.dir + `/base.tar"
 `
-	for name, body := range map[string]string{"mmdebstrap": script, "newuidmap": "#!/bin/sh\n"} {
+	for name, body := range map[string]string{"mmdebstrap": script, "newuidmap": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestDebianBase(t *testing.T) {
 	if !strings.HasPrefix(runs, "1767225600 / ") || !strings.Contains(runs, "tcpdump") || strings.Count(runs, "\n") != 1 {
 		t.Errorf("mmdebstrap ran as: %s", runs)
 	}
-	if all := strings.Join(said, "\n"); !strings.Contains(all, "base log I: making it") {
+	if all := strings.Join(said, "\n"); !strings.Contains(all, "base detail I: making it") {
 		t.Errorf("its words are not passed on:\n%s", all)
 	}
 	// The archive is gone. With a lock, or a cache, nobody misses it.
@@ -167,7 +167,7 @@ func TestDebianInterrupted(t *testing.T) {
 	defer cancel()
 	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
 	o.Events = func(e Event) {
-		if e.Step == "base" && e.State == StateLog {
+		if e.Step == "base" && e.State == StateDetail {
 			time.AfterFunc(200*time.Millisecond, cancel)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -20,7 +21,6 @@ import (
 // by side; compilers run one after the other, since one already takes all
 // there is.
 func (b *build) make(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
 	var compile, rest []string
 	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
 		switch in := b.input(name); {
@@ -31,6 +31,12 @@ func (b *build) make(ctx context.Context) error {
 			rest = append(rest, name)
 		}
 	}
+	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
+		if err := b.checkNames(ctx); err != nil {
+			return err
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		for _, name := range compile {
 			if err := b.makeOne(ctx, name); err != nil {
@@ -52,6 +58,9 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 	}
 	if field := (*FieldError)(nil); errors.As(err, &field) {
 		return err // it knows its place
+	}
+	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
+		return &FieldError{strings.TrimSuffix(b.fields[name], ".source") + ".version", unknown}
 	}
 	if name == inputBase && b.Base != "" {
 		return fmt.Errorf("--base %s: %w", b.Base, err)

@@ -204,7 +204,7 @@ func (b *build) publishedDigest(ctx context.Context, url string) (string, error)
 		}
 		errs = append(errs, fmt.Errorf("%s%s holds no SHA-256", fetch.Redact(url), ext))
 	}
-	return "", fmt.Errorf("no digest is known for %s: give it under sha256 (%s: <hex>)\n%w", fetch.Redact(url), path.Base(url), errors.Join(errs...))
+	return "", fmt.Errorf("the server publishes no digest of %s: check the version, or give the digest under sha256 (%s: <hex>)\n%w", fetch.Redact(url), path.Base(url), errors.Join(errs...))
 }
 
 func (b *build) resolveDir(ctx context.Context, s programSet) error {

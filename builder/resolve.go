@@ -152,9 +152,10 @@ func (b *build) resolveBase(ctx context.Context) error {
 				in.SHA256 = sha
 			}
 		}
+		b.checkNames = func(ctx context.Context) error { return b.checkArchive(ctx, r) }
 		b.add("base.debian", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 			return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
-				return makeDebian(ctx, r, paths, w, s.log)
+				return b.makeDebian(ctx, r, paths, w, s.detail)
 			})
 		})
 		return nil

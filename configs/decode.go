@@ -209,11 +209,11 @@ func (d *document) wrongKind(want string) error {
 	p := Problem{File: d.file, Line: at.line, Col: at.col, Path: "kind"}
 	switch {
 	case want == "":
-		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped, an Inventory has many Sites, a Cluster says what is minted", d.kind, didYouMean(d.kind, kinds()))
+		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped, an Inventory has many Sites, a Cluster says what is minted", d.kind, DidYouMean(d.kind, kinds()))
 	case slices.Contains(kinds(), d.kind):
 		p.Msg = fmt.Sprintf("this is a document of kind %s where one of kind %s is wanted", d.kind, want)
 	default:
-		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.kind, didYouMean(d.kind, []string{want}), want)
+		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.kind, DidYouMean(d.kind, []string{want}), want)
 	}
 	return Problems{p}
 }
@@ -634,7 +634,7 @@ func fields(t reflect.Type) []reflect.StructField {
 // hint says what a person may have meant by an unknown field: a name close
 // to it, else the place where a field of that name exists.
 func (d *document) hint(name string, t reflect.Type) string {
-	if h := didYouMean(name, fieldNames(t)); h != "" {
+	if h := DidYouMean(name, fieldNames(t)); h != "" {
 		return h
 	}
 	if places := placesOf(name, d.typ(), "", 0); len(places) > 0 {
@@ -686,7 +686,9 @@ func placesOf(name string, t reflect.Type, path string, depth int) []string {
 	return found[:min(len(found), 3)]
 }
 
-func didYouMean(name string, known []string) string {
+// DidYouMean suggests one of the known names for an unknown one, as the end of
+// a message; it is empty where none is near.
+func DidYouMean(name string, known []string) string {
 	best, bestDist := "", 1+len(name)/4
 	for _, k := range known {
 		if dist := distance(strings.ToLower(name), strings.ToLower(k)); dist <= bestDist {

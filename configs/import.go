@@ -238,7 +238,7 @@ func (im *importer) header(line int, row []string, o ImportOptions) {
 	given := map[string]string{}
 	for h, f := range o.Map {
 		if !slices.Contains(row, h) {
-			im.problem(line, h, "is mapped to %s, and the table has no such column%s", f, didYouMean(h, row))
+			im.problem(line, h, "is mapped to %s, and the table has no such column%s", f, DidYouMean(h, row))
 		}
 	}
 	for _, h := range row {
@@ -287,7 +287,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
 		}
 		f, ok := fieldByName(reflect.New(t).Elem(), m[1])
 		if !ok {
-			return nil, nil, fmt.Sprintf("%q is not a field of a site%s", shorten(field), didYouMean(m[1], fieldNames(t)))
+			return nil, nil, fmt.Sprintf("%q is not a field of a site%s", shorten(field), DidYouMean(m[1], fieldNames(t)))
 		}
 		path, t = append(path, step{key: m[1]}), f.Type
 		for _, i := range strings.FieldsFunc(m[2], func(r rune) bool { return r == '[' || r == ']' }) {

@@ -272,7 +272,7 @@ func (d *document) readKubeadm() {
 		return
 	case !known:
 		d.problem(at("kind"), "kind", "unknown document %s of %s%s; want one of %s; Kubernetes objects go into files listed in manifests", shorten(d.kind), shorten(version),
-			didYouMean(d.kind, slices.Sorted(maps.Keys(kubeadmVersions))), strings.Join(slices.Sorted(maps.Keys(kubeadmVersions)), ", "))
+			DidYouMean(d.kind, slices.Sorted(maps.Keys(kubeadmVersions))), strings.Join(slices.Sorted(maps.Keys(kubeadmVersions)), ", "))
 		return
 	case group != wantGroup:
 		d.problem(at("apiVersion"), d.kind+".apiVersion", "%s is of %s, not %s", d.kind, want, shorten(version))

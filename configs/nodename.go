@@ -67,7 +67,7 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	w := &bounded{left: 1024} // a name is short: printf can fill pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
-			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], didYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
+			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
 		}
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
 		return "", fmt.Errorf("carrying out the template %q (it knows .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)

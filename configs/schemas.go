@@ -27,7 +27,7 @@ func SchemaKinds() []string { return slices.Sorted(maps.Keys(schemaFiles())) }
 func Schema(kind string) ([]byte, error) {
 	name, ok := schemaFiles()[kind]
 	if !ok {
-		return nil, fmt.Errorf("unknown kind of document %q: want one of %s%s", kind, strings.Join(SchemaKinds(), ", "), didYouMean(kind, SchemaKinds()))
+		return nil, fmt.Errorf("unknown kind of document %q: want one of %s%s", kind, strings.Join(SchemaKinds(), ", "), DidYouMean(kind, SchemaKinds()))
 	}
 	return schemas.ReadFile(name)
 }
@@ -91,7 +91,7 @@ func Explain(path string) (*Field, error) {
 			if len(names) == 0 {
 				return nil, fmt.Errorf("%s has no fields of its own", at)
 			}
-			return nil, fmt.Errorf("%s has no field %q: want one of %s%s", at, name, strings.Join(names, ", "), didYouMean(name, names))
+			return nil, fmt.Errorf("%s has no field %q: want one of %s%s", at, name, strings.Join(names, ", "), DidYouMean(name, names))
 		}
 		f, at = f.Fields[i], at+"."+name
 	}

@@ -183,7 +183,7 @@ func checkEnum(f reflect.Value, path string, allowed []string, probs *Problems) 
 	}
 	// Emptiness is the business of required.
 	if s := f.String(); s != "" && !slices.Contains(allowed, s) {
-		probs.add(path, "%q is not one of %s%s", shorten(s), strings.Join(allowed, ", "), cmp.Or(whyNot(path, s), didYouMean(s, allowed)))
+		probs.add(path, "%q is not one of %s%s", shorten(s), strings.Join(allowed, ", "), cmp.Or(whyNot(path, s), DidYouMean(s, allowed)))
 	}
 }
 

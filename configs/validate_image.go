@@ -320,7 +320,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 		probs.add("cni.podCIDR", "%s", bad)
 	}
 	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
-		probs.add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", shorten(c), didYouMean(c, []string{"bridge", "none"}))
+		probs.add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", shorten(c), DidYouMean(c, []string{"bridge", "none"}))
 	}
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)

@@ -28,6 +28,7 @@ import (
 //	sound/<sha256>   the state of the blob's file when it was hashed last
 //	keys/<sha256>    names the blob that a recipe led to
 //	locks/<sha256>   held while a recipe is being carried out
+//	programs/<name>-<start of sha256>  copies of blobs that are run from here
 //	tmp/<session>/   unfinished blobs of one process
 //
 // A session's folder is locked for as long as its process lives; folders
@@ -52,7 +53,7 @@ type Cache struct {
 // gives up what Open took.
 func Open(dir string) (*Cache, error) {
 	c := &Cache{dir: dir, until: context.Background()}
-	for _, d := range []string{"blobs", "sound", "keys", "locks", "tmp"} {
+	for _, d := range []string{"blobs", "sound", "keys", "locks", "programs", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
 		}
@@ -169,6 +170,37 @@ func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 	}
 	return f, nil
 }
+
+// Program lays a blob down as a program that can be run from here, and returns
+// its path. It goes with the blob.
+func (c *Cache) Program(sha, name string) (string, error) {
+	path := filepath.Join(c.dir, "programs", name+programSuffix(sha))
+	if _, err := os.Stat(path); err == nil && c.Has(sha) { // which marks the use
+		return path, nil
+	}
+	in, err := c.OpenBlob(sha)
+	if err != nil {
+		return "", err
+	}
+	defer in.Close()
+	tmp, err := os.CreateTemp(c.session, "program-")
+	if err != nil {
+		return "", fmt.Errorf("laying down the program %s: %w", name, err)
+	}
+	defer os.Remove(tmp.Name())
+	_, err = io.Copy(tmp, io.NewSectionReader(in, 0, 1<<62))
+	if err := errors.Join(err, tmp.Chmod(0o755), tmp.Close()); err != nil {
+		return "", fmt.Errorf("laying down the program %s: %w", name, err)
+	}
+	if err := replace(tmp.Name(), path); err != nil {
+		return "", fmt.Errorf("laying down the program %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// programSuffix ends the name of a blob's copies: a file of that name is the
+// program, whole.
+func programSuffix(sha string) string { return "-" + sha[:12] }
 
 // TempDir makes a scratch folder on the cache's own file system. The caller
 // removes it.

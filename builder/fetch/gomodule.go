@@ -256,6 +256,9 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 	fmt.Fprintf(g.log, "fetching %s %s\n", r.Module, r.Version)
 	out, err := g.run(ctx, dir, "mod", "download", "-json", r.Module+"@"+r.Version)
 	if err != nil {
+		if unknown := g.unknownVersion(ctx, dir, r); unknown != nil {
+			return unknown
+		}
 		return fmt.Errorf("fetching module %s %s: %w", r.Module, r.Version, err)
 	}
 	var got struct{ GoMod string }
@@ -274,6 +277,45 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 		return fmt.Errorf("making a scratch module: %w", err)
 	}
 	return nil
+}
+
+// UnknownVersionError is a version of a module that does not exist.
+type UnknownVersionError struct {
+	Module, Version string
+	// Newest are the newest release and, where there is one, the newest of the
+	// same minor version.
+	Newest []string
+}
+
+func (e *UnknownVersionError) Error() string {
+	return fmt.Sprintf("the Go module proxy has no %s %s: the newest is %s", e.Module, e.Version, strings.Join(e.Newest, ", of that minor version "))
+}
+
+// unknownVersion tells whether a download failed for want of that version.
+func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) error {
+	out, err := g.run(ctx, dir, "list", "-m", "-versions", r.Module)
+	if err != nil {
+		return nil // the proxy does not answer at all
+	}
+	all := strings.Fields(string(out))
+	if len(all) < 2 || slices.Contains(all, r.Version) {
+		return nil
+	}
+	newest, same := "", ""
+	for _, v := range all[1:] { // in ascending order, behind the module's name
+		if semver.Prerelease(v) != "" {
+			continue
+		}
+		newest = v
+		if semver.MajorMinor(v) == semver.MajorMinor(r.Version) {
+			same = v
+		}
+	}
+	e := &UnknownVersionError{Module: r.Module, Version: r.Version, Newest: []string{newest}}
+	if same != "" && same != newest {
+		e.Newest = append(e.Newest, same)
+	}
+	return e
 }
 
 // scratchGoMod renders the scratch module's go.mod from the go.mod of the

@@ -244,3 +244,17 @@ func zipOf(t *testing.T, prefix string, files map[string]string) []byte {
 	}
 	return b.Bytes()
 }
+
+func TestUnknownVersion(t *testing.T) {
+	proxy(t, "package main\n\nfunc main() {}\n")
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := GoRecipe{Module: "example.com/hello", Version: "v1.7.0", Packages: []string{"example.com/hello/cmd/hello"}, Arch: "amd64"}
+	_, err = GoBuild(t.Context(), c, r, io.Discard)
+	var unknown *UnknownVersionError
+	if !errors.As(err, &unknown) || unknown.Error() != "the Go module proxy has no example.com/hello v1.7.0: the newest is v1.0.0" {
+		t.Errorf("error: %v", err)
+	}
+}

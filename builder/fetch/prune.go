@@ -17,9 +17,10 @@ import (
 // Stored is a blob of the cache.
 type Stored struct {
 	SHA256 string    `json:"sha256"`
-	Size   int64     `json:"size"`
+	Size   int64     `json:"size"` // with what was laid down of it as a program
 	Used   time.Time `json:"used"` // by a build, last
 	owner  uint32
+	copies []string
 }
 
 // List returns the blobs, those used last first.
@@ -28,6 +29,10 @@ func (c *Cache) List() ([]Stored, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("listing the cache: %w", err)
+	}
+	programs, err := c.programs()
+	if err != nil {
+		return nil, err
 	}
 	var out []Stored
 	for _, e := range entries {
@@ -39,7 +44,14 @@ func (c *Cache) List() ([]Stored, error) {
 			return nil, fmt.Errorf("listing the cache: %w", err)
 		}
 		if fi.Mode().IsRegular() {
-			out = append(out, Stored{e.Name(), fi.Size(), fi.ModTime(), ownerOf(fi)})
+			s := Stored{SHA256: e.Name(), Size: fi.Size(), Used: fi.ModTime(), owner: ownerOf(fi)}
+			for path, size := range programs {
+				if isSHA256(s.SHA256) && strings.HasSuffix(path, programSuffix(s.SHA256)) {
+					s.Size += size
+					s.copies = append(s.copies, path)
+				}
+			}
+			out = append(out, s)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Stored) int {
@@ -49,6 +61,54 @@ func (c *Cache) List() ([]Stored, error) {
 		return strings.Compare(a.SHA256, b.SHA256)
 	})
 	return out, nil
+}
+
+// programs are the copies of blobs, with their sizes.
+func (c *Cache) programs() (map[string]int64, error) {
+	return c.sizes("programs")
+}
+
+// sizes are those of a folder's files, by path.
+func (c *Cache) sizes(dir string) (map[string]int64, error) {
+	out := map[string]int64{}
+	err := filepath.WalkDir(filepath.Join(c.dir, dir), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return skipGone(err)
+		}
+		fi, err := e.Info()
+		if err == nil {
+			out[path] = fi.Size()
+		}
+		return skipGone(err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the cache: %w", err)
+	}
+	return out, nil
+}
+
+// skipGone lets a walk go on where another process has removed something.
+func skipGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Notes is what the cache holds besides inputs, in bytes: which recipe led to
+// which, and what running builds have begun.
+func (c *Cache) Notes() (int64, error) {
+	var sum int64
+	for _, dir := range []string{"keys", "sound", "locks", "tmp"} {
+		sizes, err := c.sizes(dir)
+		if err != nil {
+			return 0, err
+		}
+		for _, n := range sizes {
+			sum += n
+		}
+	}
+	return sum, nil
 }
 
 // Limits are what Prune leaves. A zero value sets no limit.
@@ -121,14 +181,52 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 				p.Left.add(s)
 				continue
 			}
-			os.Remove(c.notePath(s.SHA256))
+			for _, path := range append(s.copies, c.notePath(s.SHA256)) {
+				if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					errs = append(errs, fmt.Errorf("pruning the cache: %w", err))
+				}
+			}
 		}
 		p.Freed.add(s)
 	}
 	if !l.DryRun {
-		errs = append(errs, c.dropKeys())
+		errs = append(errs, c.dropKeys(), c.dropNotes(len(running) == 0))
 	}
 	return p, errors.Join(errs...)
+}
+
+// dropNotes removes what belongs to blobs that are gone, and, while nobody can
+// hold them, the locks.
+func (c *Cache) dropNotes(alone bool) error {
+	var errs []error
+	drop := func(dir string, useless func(name string) bool) {
+		entries, err := os.ReadDir(filepath.Join(c.dir, dir))
+		errs = append(errs, err)
+		for _, e := range entries {
+			if useless(e.Name()) {
+				errs = append(errs, os.RemoveAll(filepath.Join(c.dir, dir, e.Name())))
+			}
+		}
+	}
+	blobs, err := os.ReadDir(filepath.Join(c.dir, "blobs"))
+	errs = append(errs, err)
+	if err == nil {
+		drop("sound", func(name string) bool {
+			return !slices.ContainsFunc(blobs, func(b fs.DirEntry) bool { return b.Name() == name })
+		})
+		drop("programs", func(name string) bool {
+			return !slices.ContainsFunc(blobs, func(b fs.DirEntry) bool {
+				return isSHA256(b.Name()) && strings.HasSuffix(name, programSuffix(b.Name()))
+			})
+		})
+	}
+	if alone {
+		drop("locks", func(string) bool { return true })
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("pruning the cache: %w", err)
+	}
+	return nil
 }
 
 // session is another process that has the cache open.

@@ -183,3 +183,66 @@ func TestPruneRaces(t *testing.T) {
 	close(begin)
 	wg.Wait()
 }
+
+// TestPruneTakesAllThatBelongsToABlob: what a cache holds is counted whole, and
+// nothing of it stays for ever.
+func TestPruneTakesAllThatBelongsToABlob(t *testing.T) {
+	dir := t.TempDir()
+	c, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, fresh := aged(t, c, "kubeadm", 48*time.Hour), aged(t, c, "kubectl", 0)
+	var paths []string
+	for _, sha := range []string{old, fresh} {
+		path, err := c.Program(sha, "it")
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := c.Program(sha, "it")
+		if fi, statErr := os.Stat(path); err != nil || again != path || statErr != nil || fi.Mode().Perm() != 0o755 {
+			t.Fatalf("%v, %v, %s", err, statErr, again)
+		}
+		paths = append(paths, path)
+	}
+	age(t, c, old, 48*time.Hour)
+	if err := os.WriteFile(filepath.Join(dir, "programs", "stranger-0123456789ab"), []byte("x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	blobs, err := c.List()
+	if err != nil || len(blobs) != 2 || blobs[0].Size != 14 || blobs[1].Size != 14 {
+		t.Errorf("counted: %v, %+v", err, blobs)
+	}
+	if n, err := c.Notes(); err != nil || n < 2*64 {
+		t.Errorf("notes: %d bytes, %v", n, err)
+	}
+	p := prune(t, c, Limits{UsedSince: time.Now().Add(-24 * time.Hour)})
+	if p.Freed.Bytes != 14 {
+		t.Errorf("freed %+v", p.Freed)
+	}
+	if _, err := os.Stat(paths[0]); err == nil {
+		t.Error("the program of a pruned blob stays")
+	}
+	if _, err := os.Stat(paths[1]); err != nil {
+		t.Errorf("the program of a blob that stays: %v", err)
+	}
+	none := int64(0)
+	prune(t, c, Limits{Keep: &none})
+	var left []string
+	err = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && !strings.HasPrefix(path, c.session) {
+			left = append(left, path)
+		}
+		return err
+	})
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %q", err, left)
+	}
+}

@@ -164,7 +164,7 @@ func leftOver(work string, uid int) error {
 	case !fi.IsDir():
 		return fmt.Errorf("%s is not a directory, and edgebake did not make it: look what it is and remove it", work)
 	case ownerOf(fi) != uid:
-		return fmt.Errorf("%s is of another user (%d): look what it is and remove it, or name another directory with --out", work, ownerOf(fi))
+		return fmt.Errorf("%s is of another user (%d): look what it is and remove it, or name another directory with --output", work, ownerOf(fi))
 	}
 	return nil
 }

@@ -145,7 +145,7 @@ func realDir(dir string) (string, error) {
 		return "", err
 	}
 	if fi, err := os.Stat(real); err != nil || !fi.IsDir() {
-		return "", errors.Join(err, fmt.Errorf("%s is not a directory: name another with --out", dir))
+		return "", errors.Join(err, fmt.Errorf("%s is not a directory: name another with --output", dir))
 	}
 	return real, nil
 }
@@ -289,7 +289,7 @@ func update(dir string, c *configs.ClusterFile, text []byte, recipients []string
 	defer held.Close()
 	record, err := Load(dir)
 	if err != nil {
-		return nil, fmt.Errorf("%w: name an empty directory with --out", err)
+		return nil, fmt.Errorf("%w: name an empty directory with --output", err)
 	}
 	if err := checkModes(dir, os.Geteuid()); err != nil {
 		return nil, err
@@ -372,7 +372,7 @@ func addTokens(dir string, record *Record, c *configs.ClusterFile, now time.Time
 func sameCluster(dir string, record *Record, c *configs.ClusterFile, text []byte, file string) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
-		return fmt.Errorf("minting %s: %s holds the keys of cluster %s: name another directory with --out; keys are never used twice", now.Name, dir, record.Fixed.Name)
+		return fmt.Errorf("minting %s: %s holds the keys of cluster %s: name another directory with --output; keys are never used twice", now.Name, dir, record.Fixed.Name)
 	}
 	var probs configs.Problems
 	changed := func(path string, was, is any) {

@@ -126,10 +126,14 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 		return err
 	}
 	cmd := exec.CommandContext(ctx, prog.Path, argv...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.Err
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.rawInput(), s.Out, s.Err
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Run(); err != nil && ctx.Err() == nil {
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
 		return fmt.Errorf("booting %s: %s: %w", image, filepath.Base(prog.Path), err)
 	}
 	return nil

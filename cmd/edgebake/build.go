@@ -158,7 +158,7 @@ of an encrypted key is read from the environment variable
 				return err
 			}
 			show := newDisplay(s, asJSON)
-			opts.Events = show.event
+			opts.Events, opts.ShowsDetails = show.event, s.verbose() && !asJSON
 			res, err := builder.Build(c.Context(), img, opts)
 			show.close()
 			if err != nil {
@@ -226,7 +226,9 @@ func finishBuild(s streams, o builder.Options, src source, res *builder.Result, 
 	if asJSON {
 		return json.NewEncoder(s.Out).Encode(map[string]any{"state": "result", "output": out, "report": res.Report})
 	}
-	printReport(s, out, res.Report)
+	if !s.quiet() {
+		printReport(s, out, res.Report)
+	}
 	return nil
 }
 

@@ -22,7 +22,7 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 		Example: `  edgebake cache
   edgebake cache --output json
   edgebake cache prune --older-than 30d`,
-		Args: args(0, 0, "no argument"),
+		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cache, err := openCache(dir)
 			if err != nil {
@@ -33,16 +33,21 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 			if err != nil {
 				return err
 			}
+			notes, err := cache.Notes()
+			if err != nil {
+				return err
+			}
 			v := struct {
 				Dir   string         `json:"dir"`
-				Bytes int64          `json:"bytes"`
+				Bytes int64          `json:"bytes"` // of all that it holds
+				Notes int64          `json:"notes"` // the part that is no input
 				Blobs []fetch.Stored `json:"blobs"`
-			}{Dir: cache.Dir(), Blobs: blobs}
+			}{Dir: cache.Dir(), Bytes: notes, Notes: notes, Blobs: blobs}
 			for _, b := range blobs {
 				v.Bytes += b.Size
 			}
 			return printAs(s, output, v, func() {
-				fmt.Fprintf(s.Out, "%s: %s in %d inputs\n", v.Dir, humanSize(v.Bytes), len(blobs))
+				fmt.Fprintf(s.Out, "%s: %s in %s and the notes on them\n", v.Dir, humanSize(v.Bytes), count(len(blobs), "input"))
 				printAges(s, blobs, time.Now())
 			})
 		},
@@ -123,10 +128,10 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 			if limits.DryRun {
 				verb = "would free"
 			}
-			fmt.Fprintf(s.Out, "%s %s in %d inputs; %s in %d stay in %s\n", verb,
+			s.note("%s %s in %d inputs; %s in %d stay in %s\n", verb,
 				humanSize(p.Freed.Bytes), p.Freed.Blobs, humanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
 			if p.InUse.Blobs > 0 {
-				fmt.Fprintf(s.Out, "%s in %d of them should go, but a build that is running may need them\n", humanSize(p.InUse.Bytes), p.InUse.Blobs)
+				s.note("%s in %d of them should go, but a build that is running may need them\n", humanSize(p.InUse.Bytes), p.InUse.Blobs)
 			}
 			return err
 		},

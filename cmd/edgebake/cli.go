@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes.
@@ -26,13 +27,6 @@ const (
 	exitInterrupted = 130
 )
 
-// streams are where a command reads and writes. Results go to Out, progress
-// and errors to Err.
-type streams struct {
-	In       io.Reader
-	Out, Err io.Writer
-}
-
 // usageError is a command line that cannot be carried out.
 type usageError struct{ error }
 
@@ -40,6 +34,7 @@ func (e usageError) Unwrap() error { return e.error }
 
 // run is the whole program but for signals and the exit.
 func run(ctx context.Context, args []string, s streams) int {
+	s.In = &input{ctx, s.In}
 	root := newRoot(s)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
@@ -80,30 +75,42 @@ func interrupted(c *cobra.Command, err error) string {
 }
 
 func newRoot(s streams) *cobra.Command {
+	s.talk = new(talk)
 	root := &cobra.Command{
 		Use:   "edgebake",
 		Short: "Bake bootable disk images for Kubernetes edge nodes",
 		Long: `Edgebake turns an Image document into one golden disk image that knows
 nothing of any site, and stamps a Site document onto copies of it. A machine
-that boots such an image joins the site's cluster by itself.`,
+that boots such an image joins the site's cluster by itself.
+
+Commands that make something take --output (-o) for where to write it, commands
+that tell something for the form: text or json. The exit code is 0 when all went
+well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 		Example: `  edgebake init                               # writes image.yaml and site.yaml
   edgebake build image.yaml                   # bakes the golden image
   edgebake stamp my-edge.raw site.yaml        # makes it one site's
   edgebake boot my-edge.raw                   # tries it in QEMU`,
-		Version: version.String(),
-		// For unknown commands.
-		SuggestionsMinimumDistance: 2,
-		SilenceUsage:               true,
-		SilenceErrors:              true,
-		Args:                       subcommand,
-		RunE:                       func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version:       version.String(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          subcommand,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
+	f := root.PersistentFlags()
+	f.BoolVarP(&s.talk.quiet, "quiet", "q", false, "print results, warnings and errors only")
+	f.BoolVarP(&s.talk.verbose, "verbose", "v", false, "print what the programs that are called say, too")
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		if s.talk.quiet && s.talk.verbose {
+			return usageError{errors.New("--quiet and --verbose exclude each other")}
+		}
+		return nil
+	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see %s --help", err, c.CommandPath())}
+		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
 	})
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
@@ -135,10 +142,26 @@ func subcommand(c *cobra.Command, args []string) error {
 		return nil
 	}
 	hint := ""
+	c.SuggestionsMinimumDistance = 2
 	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 		hint = fmt.Sprintf("; did you mean %q?", near[0])
 	}
 	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", strings.Join(args, " "), hint, c.CommandPath())}
+}
+
+// nearFlag suggests a flag for one that does not exist.
+func nearFlag(c *cobra.Command, err error) string {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return ""
+	}
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, "--"+f.Name)
+		}
+	})
+	return configs.DidYouMean("--"+unknown.GetSpecifiedName(), names)
 }
 
 // args checks the number of arguments and says which are wanted.

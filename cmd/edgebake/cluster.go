@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func newCluster(s streams) *cobra.Command {
@@ -22,7 +23,7 @@ func newCluster(s streams) *cobra.Command {
 		Long: `Cluster works on a whole cluster. new and sites need no network: they make the
 keys of a cluster that does not exist yet, and the Site of each of its nodes. The
 others take a kubeconfig and work on any living cluster of kubeadm's.`,
-		Example: `  edgebake cluster new cluster.yaml --out shops
+		Example: `  edgebake cluster new cluster.yaml --output shops
   edgebake cluster sites shops`,
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -36,7 +37,7 @@ func newClusterNew(s streams) *cobra.Command {
 	var out string
 	var encryptTo []string
 	c := &cobra.Command{
-		Use:               "new CLUSTER --out DIR",
+		Use:               "new CLUSTER --output DIR",
 		ValidArgsFunction: completeFiles(documentEndings),
 		Short:             "Mint the keys and tokens of a cluster, offline",
 		Long: `New makes what a cluster is known by, before any machine of it is switched on,
@@ -57,12 +58,12 @@ receive a token; those it lost have theirs removed from DIR (edgebake cluster
 token revoke removes it from the living cluster). A change in what the keys or
 the machines already say is an error: name, endpoint, VIP, port, networks, DNS
 domain, masters, or a lower version of Kubernetes.`,
-		Example: `  edgebake cluster new cluster.yaml --out shops
-  edgebake cluster new cluster.yaml --out sealed --encrypt-to team.pub`,
+		Example: `  edgebake cluster new cluster.yaml --output shops
+  edgebake cluster new cluster.yaml --output sealed --encrypt-to team.pub`,
 		Args: args(1, 1, "one Cluster document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if out == "" {
-				return usageError{errors.New("edgebake cluster new wants a directory: --out DIR; see edgebake cluster new --help")}
+				return usageError{errors.New("edgebake cluster new wants a directory: --output DIR; see edgebake cluster new --help")}
 			}
 			data, err := readInput(s, a[0])
 			if err != nil {
@@ -85,10 +86,19 @@ domain, masters, or a lower version of Kubernetes.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&out, "out", "", "directory to write to; it must be new, empty or this cluster's")
-	_ = c.MarkFlagDirname("out")
+	f.StringVarP(&out, "output", "o", "", "directory to write to; it must be new, empty or this cluster's")
+	_ = c.MarkFlagDirname("output")
+	f.SetNormalizeFunc(outIsOutput)
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public key, or to those of this file (can be repeated)")
 	return c
+}
+
+// outIsOutput keeps the former name of --output.
+func outIsOutput(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	if name == "out" {
+		name = "output"
+	}
+	return pflag.NormalizedName(name)
 }
 
 func printWarnings(s streams, doc *configs.ClusterFile) {
@@ -101,23 +111,23 @@ func printMint(s streams, dir string, change *mint.Change) {
 	r := change.Record
 	switch {
 	case change.Nothing():
-		fmt.Fprintf(s.Out, "%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
+		s.note("%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
 		return
 	case change.Minted:
-		fmt.Fprintf(s.Out, "minted cluster %s into %s: %s, %d masters, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
+		s.note("minted cluster %s into %s: %s, %d masters, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
 		if len(r.Recipients) == 0 {
-			fmt.Fprintf(s.Out, "The keys in %s are not encrypted: keep it as you would keep the masters themselves.\n", dir)
+			s.note("The keys in %s are not encrypted: keep it as you would keep the masters themselves.\n", dir)
 		}
 	default:
-		fmt.Fprintf(s.Out, "updated %s: cluster %s\n", dir, r.Fixed.Name)
+		s.note("updated %s: cluster %s\n", dir, r.Fixed.Name)
 	}
 	for _, n := range change.Added {
-		fmt.Fprintf(s.Out, "  token for %s; if the cluster lives already, it must learn of it: kubectl apply -f %s\n", n, filepath.Join(dir, "tokens", n+".yaml"))
+		s.note("  token for %s; if the cluster lives already, it must learn of it: kubectl apply -f %s\n", n, filepath.Join(dir, "tokens", n+".yaml"))
 	}
 	for _, n := range change.Removed {
-		fmt.Fprintf(s.Out, "  %s is gone; if the cluster lives already, its token must be revoked there\n", n)
+		s.note("  %s is gone; if the cluster lives already, its token must be revoked there\n", n)
 	}
-	fmt.Fprintf(s.Out, "Next: edgebake cluster sites %s\n", dir)
+	s.note("Next: edgebake cluster sites %s\n", dir)
 }
 
 func newClusterSites(s streams) *cobra.Command {
@@ -127,7 +137,7 @@ func newClusterSites(s streams) *cobra.Command {
 		Use:   "sites DIR",
 		Short: "Write the Sites of a minted cluster's nodes",
 		Long: `Sites writes the Site of each node of a cluster that edgebake cluster new
-minted into DIR, to DIR/sites or to --out; with --inventory all of them into one
+minted into DIR, to DIR/sites or to --output; with --inventory all of them into one
 Inventory instead, each with its match. A node's Site holds its own token, the
 hash of the CA, the masters and the VIP, and no key.
 
@@ -138,14 +148,14 @@ Cluster's endpoint as controlPlaneEndpoint, and endpoint, VIP and all masters'
 addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
-  edgebake cluster sites shops --identity key.txt --out sites`,
+  edgebake cluster sites shops --identity key.txt --output sites`,
 		Args: args(1, 1, "the directory of a minted cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
 		RunE: func(c *cobra.Command, a []string) error {
 			if out != "" && inventory != "" {
-				return usageError{errors.New("--out and --inventory exclude each other: Sites, or one Inventory")}
+				return usageError{errors.New("--output and --inventory exclude each other: Sites, or one Inventory")}
 			}
 			var id sealed.Identity
 			var err error
@@ -163,7 +173,7 @@ addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
 				return err
 			}
 			if out == "" && inventory == "" && len(record.Recipients) > 0 {
-				return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens in clear: say where to write with --out", a[0])}
+				return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens in clear: say where to write with --output", a[0])}
 			}
 			if inventory != "" {
 				return writeInventory(s, inventory, sites, force)
@@ -175,8 +185,9 @@ addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&out, "out", "", "directory to write to (default DIR/sites)")
-	_ = c.MarkFlagDirname("out")
+	f.StringVarP(&out, "output", "o", "", "directory to write to (default DIR/sites)")
+	_ = c.MarkFlagDirname("output")
+	f.SetNormalizeFunc(outIsOutput)
 	f.StringVar(&inventory, "inventory", "", "write one Inventory to this file instead")
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
 	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR")
@@ -196,7 +207,7 @@ func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) e
 	if err := builder.WriteFile(file, text, 0o600); err != nil {
 		return err
 	}
-	fmt.Fprintf(s.Out, "wrote %s: %d nodes\n", file, len(sites))
+	s.note("wrote %s: %d nodes\n", file, len(sites))
 	return nil
 }
 
@@ -229,9 +240,9 @@ func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force boo
 		names[i] = site.Name
 	}
 	if len(sites) == 0 {
-		fmt.Fprintln(s.Out, "The Cluster has no nodes: add them to its document and run edgebake cluster new again.")
+		s.note("The Cluster has no nodes: add them to its document and run edgebake cluster new again.\n")
 		return nil
 	}
-	fmt.Fprintf(s.Out, "wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
+	s.note("wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
 	return nil
 }

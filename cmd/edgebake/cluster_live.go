@@ -44,7 +44,7 @@ that Sites carry as credentials.token.`,
 func newTokenMint(s streams) *cobra.Command {
 	var w way
 	var node, vip string
-	var ttl time.Duration
+	ttl := 24 * time.Hour
 	c := &cobra.Command{
 		Use:   "mint",
 		Short: "Make a token and print the Site that joins with it",
@@ -83,7 +83,7 @@ machine's: network, users, node type. The output holds the token: keep it secret
 	w.flags(c)
 	f := c.Flags()
 	f.StringVar(&node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
-	f.DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid")
+	f.Var((*age)(&ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
 	f.StringVar(&vip, "vip", "", "VIP to write into the Site (default: the Site's own, 10.103.97.2)")
 	return c
 }
@@ -156,7 +156,7 @@ TOKEN is the whole token or its id.`,
 			if !t.Expires.IsZero() {
 				until = "until " + t.Expires.Format(time.RFC3339)
 			}
-			fmt.Fprintf(s.Out, "%s: ok, valid %s\n", t.ID, until)
+			s.note("%s: ok, valid %s\n", t.ID, until)
 			return nil
 		},
 	}
@@ -185,7 +185,7 @@ with them stay.`,
 					continue
 				}
 				id, _, _ := strings.Cut(token, ".")
-				fmt.Fprintf(s.Out, "revoked %s\n", id)
+				s.note("revoked %s\n", id)
 			}
 			return errors.Join(errs...)
 		},
@@ -248,7 +248,7 @@ make it. Masters' own files are never touched.`,
 				return err
 			}
 			if len(plan) == 0 {
-				fmt.Fprintf(s.Out, "%s has all that is needed: nothing changed\n", client.Server())
+				s.note("%s has all that is needed: nothing changed\n", client.Server())
 				return nil
 			}
 			if dryRun {
@@ -266,14 +266,14 @@ make it. Masters' own files are never touched.`,
 				if plan[i].Before == nil {
 					verb = "made"
 				}
-				fmt.Fprintf(s.Out, "%s %s (%s)\n", verb, &plan[i], plan[i].Why)
+				s.note("%s %s (%s)\n", verb, &plan[i], plan[i].Why)
 			}
 			for i := range plan {
 				if then := plan[i].Then(); then != "" {
-					fmt.Fprintf(s.Out, "Next: %s\n", then)
+					s.note("Next: %s\n", then)
 				}
 			}
-			fmt.Fprintln(s.Out, "edgebake cluster revert takes it back")
+			s.note("edgebake cluster revert takes it back\n")
 			return nil
 		},
 	}
@@ -366,7 +366,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 				return err
 			}
 			if len(done) == 0 {
-				fmt.Fprintf(s.Out, "%s: nothing to revert\n", client.Server())
+				s.note("%s: nothing to revert\n", client.Server())
 			}
 			var kept []error
 			for i := range done {
@@ -375,7 +375,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 				case d.Kept != "":
 					kept = append(kept, fmt.Errorf("reverting %s: %s", &d.Change, d.Kept))
 				case !dryRun:
-					fmt.Fprintf(s.Out, "reverted %s\n", &d.Change)
+					s.note("reverted %s\n", &d.Change)
 				}
 				if dryRun {
 					fmt.Fprintf(s.Out, "%s\n%s\n", &d.Change, d.Diff())
@@ -484,7 +484,7 @@ control-plane node is refused, since its member of etcd would stay.`,
 			}
 			done, err := client.Remove(c.Context(), a[0], cluster.RemoveOptions{Force: force, Now: time.Now()})
 			for _, d := range done {
-				fmt.Fprintf(s.Out, "removed %s\n", d)
+				s.note("removed %s\n", d)
 			}
 			return err
 		},

@@ -44,15 +44,15 @@ func TestClusterCommands(t *testing.T) {
 		}
 	}
 	step(1, "cni.yaml:5: document 2: not YAML", "validate", doc)
-	step(1, "cni.yaml:5: document 2: not YAML", "cluster", "new", doc, "--out", minted)
+	step(1, "cni.yaml:5: document 2: not YAML", "cluster", "new", doc, "--output", minted)
 	if _, err := os.Stat(minted); err == nil {
 		t.Error("a cluster was minted in spite of its manifest")
 	}
 	put("cni.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: cni}\n")
 	step(0, "masters: 2 masters survive the loss of 0", "validate", doc)
-	step(2, "wants a directory: --out DIR", "cluster", "new", doc)
-	step(0, "minted cluster shops", "cluster", "new", doc, "--out", minted)
-	step(0, "nothing changed", "cluster", "new", doc, "--out", minted)
+	step(2, "wants a directory: --output DIR", "cluster", "new", doc)
+	step(0, "minted cluster shops", "cluster", "new", doc, "--output", minted)
+	step(0, "nothing changed", "cluster", "new", doc, "--output", minted)
 	step(0, "wrote 1 Sites", "cluster", "sites", minted)
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
 	step(0, "wrote 1 Sites", "cluster", "sites", minted) // the same again is no replacing
@@ -60,6 +60,6 @@ func TestClusterCommands(t *testing.T) {
 	step(1, "--force replaces it", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(0, "ok", "validate", filepath.Join(dir, "inventory.yaml"))
 	put("cluster.yaml", strings.Replace(clusterDocument, "7.12", "7.13", 1))
-	step(1, "cluster.yaml:6:10: masters: was m1 (192.168.7.11), m2 (192.168.7.12)", "cluster", "new", doc, "--out", minted)
+	step(1, "cluster.yaml:6:10: masters: was m1 (192.168.7.11), m2 (192.168.7.12)", "cluster", "new", doc, "--output", minted)
 	step(2, "unknown command", "cluster", "site", minted)
 }

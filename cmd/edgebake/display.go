@@ -22,14 +22,28 @@ type display interface {
 }
 
 func newDisplay(s streams, asJSON bool) display {
-	if asJSON {
+	switch f, ok := s.Err.(*os.File); {
+	case asJSON:
 		return &jsonLines{json.NewEncoder(s.Out), map[string]time.Time{}}
-	}
-	if f, ok := s.Err.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+	case s.quiet():
+		return warnings{s.Err}
+	// Bars have no room for what programs say.
+	case ok && term.IsTerminal(int(f.Fd())) && !s.verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
-	return &plainLines{w: s.Err, last: map[string]time.Time{}, begun: map[string]time.Time{}}
+	return &plainLines{w: s.Err, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
 }
+
+// warnings prints nothing else.
+type warnings struct{ w io.Writer }
+
+func (w warnings) event(e builder.Event) {
+	if e.State == builder.StateWarning {
+		fmt.Fprintf(w.w, "%s: WARNING: %s\n", e.Step, e.Text)
+	}
+}
+
+func (warnings) close() {}
 
 // jsonLines prints every event, of progress one a second for each step.
 type jsonLines struct {
@@ -53,6 +67,7 @@ func (j *jsonLines) close() {}
 // transfers one every ten seconds.
 type plainLines struct {
 	w           io.Writer
+	details     bool // print them too
 	last, begun map[string]time.Time
 }
 
@@ -72,6 +87,10 @@ func (p *plainLines) event(e builder.Event) {
 		p.last[e.Step], p.begun[e.Step] = time.Now(), time.Now()
 	case builder.StateLog:
 		fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
+	case builder.StateDetail:
+		if p.details {
+			fmt.Fprintf(p.w, "%s: %s\n", e.Step, e.Text)
+		}
 	case builder.StateWarning:
 		fmt.Fprintf(p.w, "%s: WARNING: %s\n", e.Step, e.Text)
 	case builder.StateProgress:
@@ -137,7 +156,7 @@ func (b *bars) event(e builder.Event) {
 		b.all[e.Step] = at
 	}
 	switch e.State {
-	case builder.StateLog:
+	case builder.StateLog, builder.StateDetail:
 		at.say(e.Text)
 	case builder.StateProgress:
 		at.SetTotal(e.Total, false)

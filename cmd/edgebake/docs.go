@@ -35,7 +35,7 @@ too.`,
 			for _, name := range files {
 				err := validateFile(s, name, secrets)
 				if err == nil {
-					fmt.Fprintf(s.Out, "%s: ok\n", name)
+					s.note("%s: ok\n", name)
 				}
 				for _, e := range builder.Each(err) {
 					var p configs.Problems

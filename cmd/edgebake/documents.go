@@ -17,7 +17,6 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 // Where a Site's secrets come from, besides the Site: never the command line,
@@ -130,17 +129,15 @@ func passphrase(s streams, name string) (string, error) {
 	if p := os.Getenv(passphraseVariable); p != "" {
 		return p, nil
 	}
-	f, ok := s.In.(*os.File)
-	if name == "-" || !ok || !term.IsTerminal(int(f.Fd())) {
+	f, ok := s.terminal()
+	if name == "-" || !ok {
 		return "", fmt.Errorf("opening %s: it is encrypted: name an age identity file (--identity or $%s), or put the passphrase into $%s", name, identityVariable, passphraseVariable)
 	}
-	fmt.Fprintf(s.Err, "Passphrase of %s: ", name)
-	b, err := term.ReadPassword(int(f.Fd()))
-	fmt.Fprintln(s.Err)
+	pass, err := s.askHidden(fmt.Sprintf("Passphrase of %s: ", name), f)
 	if err != nil {
 		return "", fmt.Errorf("reading the passphrase of %s: %w", name, err)
 	}
-	return string(b), nil
+	return pass, nil
 }
 
 func siteVersion() string { return strings.TrimPrefix(configs.APIVersion, "edgebake.io/") }

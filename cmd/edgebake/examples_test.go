@@ -119,7 +119,7 @@ func TestExamples(t *testing.T) {
 	}
 	c.file("key.txt", id.String()+"\n")
 	c.file("team.pub", id.Recipient().String()+"\n")
-	c.run(0, "cluster", "new", "cluster.yaml", "--out", "shops")
+	c.run(0, "cluster", "new", "cluster.yaml", "--output", "shops")
 	debianOf(t, filepath.Join(c.dir, "base.tar"))
 	c.run(0, "build", "image.yaml")
 	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst", "--sign", "office.key")

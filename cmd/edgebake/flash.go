@@ -214,7 +214,7 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 			return fmt.Errorf("%s is flashed, %s, but writing the log %s: %w", d, verified, o.log, err)
 		}
 	}
-	fmt.Fprintf(plain{s.Out}, "flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
+	s.note("flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
 		d, image, siteWords(f, o.site), humanSize(done.Written), r.Seconds, verified, done.Golden)
 	if f.Shared {
 		fmt.Fprintf(s.Err, "WARNING: %s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine\n", image)

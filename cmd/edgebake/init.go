@@ -128,6 +128,6 @@ func writeStart(s streams, dir string, site []byte, force bool) error {
 		}
 	}
 	image, siteFile := filepath.Join(dir, "image.yaml"), filepath.Join(dir, "site.yaml")
-	fmt.Fprintf(s.Out, "wrote %s\nwrote %s\nEdit them, then: edgebake validate %s %s\n", image, siteFile, image, siteFile)
+	s.note("wrote %s\nwrote %s\nEdit them, then: edgebake validate %s %s\n", image, siteFile, image, siteFile)
 	return nil
 }

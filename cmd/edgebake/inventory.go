@@ -107,7 +107,7 @@ func importTable(s streams, name string, o importFlags) error {
 	if err := builder.WriteFile(o.output, out, 0o600); err != nil { // tokens may be in it
 		return err
 	}
-	fmt.Fprintf(s.Out, "wrote %s: %s\n", o.output, count(sites, "site"))
+	s.note("wrote %s: %s\n", o.output, count(sites, "site"))
 	return nil
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 // passwordVariable holds the password of an encrypted key, where nobody is
@@ -65,8 +64,8 @@ The files hold the join token: treat them and the stick as secrets.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(s.Out, "signed %s with key %X: %s\n", a[0], done.key, filepath.Join(done.dir, ondisk.SlotSignature))
-			fmt.Fprintf(s.Out, "Next: copy everything in %s to a FAT stick named %s\n", done.dir, ondisk.LabelSlot)
+			s.note("signed %s with key %X: %s\n", a[0], done.key, filepath.Join(done.dir, ondisk.SlotSignature))
+			s.note("Next: copy everything in %s to a FAT stick named %s\n", done.dir, ondisk.LabelSlot)
 			return nil
 		},
 	}
@@ -257,14 +256,12 @@ func readPassword(s streams, name string, stdinTaken bool) (string, error) {
 	if stdinTaken {
 		return "", fmt.Errorf("reading the key %s: it has a password, and standard input is the Site: put the password into %s", name, passwordVariable)
 	}
-	if f, ok := s.In.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		fmt.Fprintf(s.Err, "Password of %s: ", name)
-		b, err := term.ReadPassword(int(f.Fd()))
-		fmt.Fprintln(s.Err)
+	if f, ok := s.terminal(); ok {
+		password, err := s.askHidden(fmt.Sprintf("Password of %s: ", name), f)
 		if err != nil {
 			return "", fmt.Errorf("reading the password of %s: %w", name, err)
 		}
-		return string(b), nil
+		return password, nil
 	}
 	b, err := io.ReadAll(io.LimitReader(s.In, maxKey))
 	line, _, _ := strings.Cut(string(b), "\n")

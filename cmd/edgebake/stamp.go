@@ -123,7 +123,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if o.slots {
 		what = "slot"
 	}
-	fmt.Fprintf(s.Out, "stamped %s with the sites of %s: %s in %s\n", image, o.inventory, count(len(out), what), o.Output)
+	s.note("stamped %s with the sites of %s: %s in %s\n", image, o.inventory, count(len(out), what), o.Output)
 	return nil
 }
 
@@ -152,5 +152,5 @@ func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
 }
 
 func sayStamped(s streams, done *media.Stamped, with string) {
-	fmt.Fprintf(s.Out, "stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
+	s.note("stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
 }

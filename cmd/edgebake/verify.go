@@ -42,7 +42,7 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 				by = ", signed by key " + by
 			}
 			if quick {
-				fmt.Fprintf(s.Out, "%s: not read%s\n", a[0], by)
+				s.note("%s: not read%s\n", a[0], by)
 				return nil
 			}
 			show := newDisplay(s, false)
@@ -52,7 +52,7 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(s.Out, "%s: verified%s\n", a[0], by)
+			s.note("%s: verified%s\n", a[0], by)
 			return nil
 		},
 	}

@@ -33,7 +33,7 @@ var programs = sync.OnceValues(func() (*lab.Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lab.BuildPrograms(context.Background(), cache, lab.KubernetesVersion, filepath.Join(dir, "programs"), os.Stdout)
+	return lab.BuildPrograms(context.Background(), cache, lab.KubernetesVersion, os.Stdout)
 })
 
 func needPrograms(t *testing.T) *lab.Programs {

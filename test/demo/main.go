@@ -82,7 +82,7 @@ func run(ctx context.Context, out io.Writer, keep bool) (err error) {
 	if err != nil {
 		return err
 	}
-	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, filepath.Join(cacheDir, "programs"), out)
+	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, out)
 	if err != nil {
 		return err
 	}

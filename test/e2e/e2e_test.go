@@ -104,7 +104,7 @@ func controlPlane(ctx context.Context, version string) (*lab.Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lab.BuildPrograms(ctx, cache, version, filepath.Join(dir, "programs"), os.Stdout)
+	return lab.BuildPrograms(ctx, cache, version, os.Stdout)
 }
 
 func (p *parts) run(ctx context.Context, argv ...string) error {

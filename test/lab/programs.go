@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"runtime"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -26,9 +24,9 @@ type Programs struct {
 }
 
 // BuildPrograms compiles a control plane of this version of Kubernetes from
-// the Go module proxy, or takes it from the cache, and lays the programs into
-// dir.
-func BuildPrograms(ctx context.Context, c *fetch.Cache, version, dir string, log io.Writer) (*Programs, error) {
+// the Go module proxy, or takes it from the cache, where the programs are laid
+// down.
+func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.Writer) (*Programs, error) {
 	p := Programs{Version: version}
 	paths := map[string]*string{
 		"kube-apiserver":          &p.APIServer,
@@ -50,47 +48,10 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version, dir string, log
 		}
 		for pkg, sha := range blobs {
 			name := fetch.ProgramName(pkg)
-			if *paths[name], err = install(c, sha, filepath.Join(dir, name)); err != nil {
+			if *paths[name], err = c.Program(sha, name); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return &p, nil
-}
-
-// install copies a blob to path as a program. The name carries the digest:
-// a file of that name is the program, whole.
-func install(c *fetch.Cache, sha, path string) (string, error) {
-	path += "-" + sha[:12]
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	in, err := c.OpenBlob(sha)
-	if err != nil {
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	defer in.Close()
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".program-")
-	if err != nil {
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	defer os.Remove(tmp.Name())
-	if _, err := io.Copy(tmp, io.NewSectionReader(in, 0, 1<<62)); err != nil {
-		tmp.Close()
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	if err := tmp.Chmod(0o755); err != nil {
-		tmp.Close()
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	if err := tmp.Close(); err != nil {
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return "", fmt.Errorf("installing %s: %w", path, err)
-	}
-	return path, nil
 }

@@ -262,7 +262,7 @@ func BenchmarkWire(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { cache.Close() })
-	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, filepath.Join(dir, "programs"), io.Discard)
+	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, io.Discard)
 	if err != nil {
 		b.Fatal(err)
 	}

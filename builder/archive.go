@@ -1,0 +1,214 @@
+package builder
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// aptIndex asks Debian's archive which names it knows, by apt, which mmdebstrap
+// runs on. It takes seconds where mmdebstrap finds a wrong name after minutes,
+// and gives names to suggest. Nothing of it enters the image, so signatures are
+// left to mmdebstrap.
+type aptIndex struct {
+	dir string
+}
+
+// aptConf keeps apt in a folder of its own and off this computer's settings.
+const aptConf = `Dir "%[1]s";
+Dir::State "%[1]s";
+Dir::State::status "%[1]s/status";
+Dir::Cache "%[1]s";
+Dir::Log "%[1]s";
+Dir::Etc "%[1]s";
+Dir::Etc::sourcelist "%[1]s/sources.list";
+APT::Architecture "%[2]s";
+APT::Architectures "%[2]s";
+APT::Sandbox::User "";
+Acquire::Languages "none";
+Acquire::Retries "1";
+Acquire::AllowInsecureRepositories "true";
+Debug::NoLocking "true";
+`
+
+// defaultMirror is where mmdebstrap takes Debian from.
+const defaultMirror = "http://deb.debian.org/debian"
+
+func (b *build) newAptIndex(r debianRecipe) (*aptIndex, error) {
+	dir, err := b.Cache.TempDir()
+	if err != nil {
+		return nil, err
+	}
+	x := &aptIndex{dir}
+	sources := r.Sources
+	if len(sources) == 0 {
+		sources = []string{"deb " + defaultMirror + " " + r.Suite + " " + strings.Join(r.Components, " ")}
+	}
+	var errs []error
+	for _, d := range []string{"apt.conf.d", "preferences.d", "sources.list.d", "lists/partial", "archives/partial"} {
+		errs = append(errs, os.MkdirAll(filepath.Join(dir, d), 0o755))
+	}
+	for name, text := range map[string]string{
+		"conf": fmt.Sprintf(aptConf, dir, r.Arch), "status": "", "sources.list": strings.Join(sources, "\n") + "\n",
+	} {
+		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+	}
+	return x, errors.Join(errs...)
+}
+
+// run returns what the program prints, and the errors and warnings it has.
+func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, said string, err error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
+	cmd.Dir = "/"
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err = cmd.Run()
+	return stdout.String(), stderr.String(), err
+}
+
+var (
+	// The second form is what apt says of sources that are trusted anyhow.
+	missingSuite = regexp.MustCompile(`(?m)^[WE]: (?:The repository '(\S+) (\S+) [^']*' (?:does not have|no longer has) a Release file|` +
+		`Failed to fetch (\S+)/dists/(\S+)/[^/\s]+/binary-\S+\s+(?:404|File not found))`)
+	missingPackage = regexp.MustCompile(`(?m)^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate|Version '([^']*)' for '(\S+)' was not found|Release '([^']*)' for '(\S+)' was not found)`)
+)
+
+// checkArchive finds suites and packages that the archive does not have before
+// anything is made of it.
+func (b *build) checkArchive(ctx context.Context, r debianRecipe) error {
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return nil // mmdebstrap, which needs it too, will say so
+	}
+	x, err := b.newAptIndex(r)
+	if err != nil {
+		return fmt.Errorf("asking the archive for its index: %w", err)
+	}
+	defer os.RemoveAll(x.dir)
+	s := b.step("archive", "looking for the suite and packages in the archive's index")
+	_, said, err := x.run(ctx, "apt-get", "-q", "update", "--error-on=any")
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		if errs := b.missingSuites(r, said); errs != nil {
+			return errs
+		}
+		s.log("not asked: " + firstError(said))
+		return nil // mmdebstrap will find its way, or say why not
+	}
+	_, said, _ = x.run(ctx, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install", "--"}, r.Packages...)...)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := b.missingPackages(ctx, x, r, said); err != nil {
+		return err
+	}
+	s.done()
+	return nil
+}
+
+// firstError is the first of apt's errors: what follows it is only its result.
+func firstError(said string) string {
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "E: ") {
+			return strings.TrimSpace(strings.TrimPrefix(line, "E: "))
+		}
+	}
+	return strings.TrimSpace(said)
+}
+
+// missingSuites are those that apt did not find, each tied to its field.
+func (b *build) missingSuites(r debianRecipe, said string) error {
+	var errs []error
+	var seen []string
+	for _, m := range missingSuite.FindAllStringSubmatch(said, -1) {
+		uri, suite := cmp.Or(m[1], m[3]), cmp.Or(m[2], m[4])
+		if slices.Contains(seen, uri+" "+suite) {
+			continue
+		}
+		seen = append(seen, uri+" "+suite)
+		field, known := "base.debian.suite", []string{"bookworm", "trixie", "forky", "sid", "stable", "testing", "unstable"}
+		if i := slices.IndexFunc(r.Sources, func(line string) bool {
+			return strings.Contains(line, strings.TrimSuffix(uri, "/")) && slices.Contains(strings.Fields(line), suite)
+		}); i >= 0 {
+			field = fmt.Sprintf("base.debian.sources[%d]", i)
+		}
+		errs = append(errs, fieldError(field, fmt.Errorf("the archive %s has no suite %s%s", uri, suite, configs.DidYouMean(suite, known))))
+	}
+	return errors.Join(errs...)
+}
+
+// missingPackages are those that apt did not find, each tied to its field.
+func (b *build) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, said string) error {
+	found := missingPackage.FindAllStringSubmatch(said, -1)
+	if len(found) == 0 {
+		return nil
+	}
+	names, _, err := x.run(ctx, "apt-cache", "pkgnames")
+	if err != nil {
+		return fmt.Errorf("asking apt for the names of packages: %w", err)
+	}
+	known := strings.Fields(names)
+	slices.Sort(known)
+	var errs []error
+	for _, m := range found {
+		name := cmp.Or(m[1], m[2], m[4], m[6])
+		var what string
+		switch {
+		case m[3] != "":
+			what = fmt.Sprintf("suite %s has no version %s of %s%s", r.Suite, m[3], name, x.versions(ctx, name))
+		case m[5] != "":
+			what = fmt.Sprintf("there is no %s in %s: check the suite, and that base.debian.sources has it", name, m[5])
+		default:
+			bare, _, _ := strings.Cut(name, ":")
+			what = fmt.Sprintf("suite %s has no package %s (components: %s)%s", r.Suite, name, strings.Join(r.Components, ", "), configs.DidYouMean(bare, known))
+		}
+		i := slices.IndexFunc(b.img.Base.Debian.Packages, func(p string) bool { return packageName(p) == name })
+		if i < 0 {
+			errs = append(errs, fieldError("base.debian.suite", fmt.Errorf("%s, which a node needs", what)))
+			continue
+		}
+		errs = append(errs, fieldError(fmt.Sprintf("base.debian.packages[%d]", i), errors.New(what)))
+	}
+	return errors.Join(errs...)
+}
+
+// packageName is NAME of NAME=VERSION and NAME/SUITE.
+func packageName(spec string) string {
+	if i := strings.IndexAny(spec, "=/"); i >= 0 {
+		return spec[:i]
+	}
+	return spec
+}
+
+// versions lists those that there are.
+func (x *aptIndex) versions(ctx context.Context, name string) string {
+	out, _, err := x.run(ctx, "apt-cache", "madison", "--", name)
+	if err != nil {
+		return ""
+	}
+	var all []string
+	for line := range strings.Lines(out) {
+		if f := strings.Split(line, "|"); len(f) == 3 {
+			all = append(all, strings.TrimSpace(f[1]))
+		}
+	}
+	if all = slices.Compact(all); len(all) == 0 {
+		return ""
+	}
+	return ": it has " + strings.Join(all, ", ")
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/term"
+)
+
+// streams are where a command reads and writes. Results go to Out, progress
+// and errors to Err.
+type streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+	// talk is set by flags, after the commands got their streams.
+	talk *talk
+}
+
+// talk is how much a command says beside its results.
+type talk struct{ quiet, verbose bool }
+
+func (s streams) quiet() bool   { return s.talk != nil && s.talk.quiet }
+func (s streams) verbose() bool { return s.talk != nil && s.talk.verbose }
+
+// note says what a command did. With --quiet the exit code is enough.
+func (s streams) note(format string, args ...any) {
+	if !s.quiet() {
+		fmt.Fprintf(plain{s.Out}, format, args...)
+	}
+}
+
+// input is standard input for as long as the context lives: a command that
+// waits for somebody to type hears Ctrl-C.
+type input struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (i *input) Read(p []byte) (int, error) {
+	type result struct {
+		n   int
+		err error
+	}
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
+	}
+	buf := make([]byte, len(p)) // the read may outlive this call
+	done := make(chan result, 1)
+	go func() {
+		n, err := i.r.Read(buf)
+		done <- result{n, err}
+	}()
+	select {
+	case <-i.ctx.Done():
+		return 0, i.ctx.Err()
+	case r := <-done:
+		copy(p, buf[:r.n])
+		return r.n, r.err
+	}
+}
+
+// rawInput is standard input itself, for programs that get it.
+func (s streams) rawInput() io.Reader {
+	if in, ok := s.In.(*input); ok {
+		return in.r
+	}
+	return s.In
+}
+
+// terminal is standard input where somebody sits in front of it.
+func (s streams) terminal() (*os.File, bool) {
+	f, ok := s.rawInput().(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+// askHidden asks for what must not be seen on the terminal. An interrupt gives
+// the terminal its echo back.
+func (s streams) askHidden(prompt string, f *os.File) (string, error) {
+	before, err := term.GetState(int(f.Fd()))
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprint(s.Err, prompt)
+	defer fmt.Fprintln(s.Err)
+	type answer struct {
+		text []byte
+		err  error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		b, err := term.ReadPassword(int(f.Fd()))
+		done <- answer{b, err}
+	}()
+	var ended <-chan struct{}
+	in, ok := s.In.(*input)
+	if ok {
+		ended = in.ctx.Done()
+	}
+	select {
+	case a := <-done:
+		return string(a.text), a.err
+	case <-ended:
+		return "", errors.Join(in.ctx.Err(), term.Restore(int(f.Fd()), before))
+	}
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+func TestQuietAndVerbose(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("site.yaml", site)
+	c.run(0, "build", "image.yaml", "-q")
+	if c.out != "" || strings.Count(c.err, "\n") != strings.Count(c.err, "WARNING") {
+		t.Errorf("build --quiet says %q %q", c.out, c.err)
+	}
+	c.run(0, "--quiet", "stamp", "tiny.raw", "site.yaml")
+	if c.out+c.err != "" {
+		t.Errorf("stamp --quiet says %q %q", c.out, c.err)
+	}
+	// What was asked for is printed, and what went wrong.
+	c.run(0, "inspect", "tiny.raw", "-q")
+	c.want(c.out, "partitions")
+	c.run(1, "validate", "-q", "image.yaml", "tiny.report.json")
+	c.want(c.err, "tiny.report.json")
+	c.run(0, "build", "image.yaml", "-v", "--force")
+	c.want(c.err, "write: done")
+	c.run(2, "build", "image.yaml", "-q", "-v")
+	c.want(c.err, "--quiet and --verbose exclude each other")
+}
+
+func TestSuggestions(t *testing.T) {
+	c := newCLI(t)
+	c.run(2, "cache", "prnue")
+	c.want(c.err, `did you mean "prune"?`)
+	c.run(2, "build", "image.yaml", "--outptu", "x.raw")
+	c.want(c.err, "unknown flag: --outptu", `did you mean "--output"?`)
+	c.run(0, "cache", "prune", "--older-than", "30d")
+}
+
+// TestInterruptedWhileWaiting: a command that waits for standard input hears
+// Ctrl-C.
+func TestInterruptedWhileWaiting(t *testing.T) {
+	newCLI(t)
+	for _, args := range [][]string{{"validate", "-"}, {"init", "--join", "-"}, {"inventory", "import", "-", "--template", "site.yaml"}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		silent, writer := io.Pipe()
+		time.AfterFunc(50*time.Millisecond, cancel)
+		var said bytes.Buffer
+		if code := run(ctx, args, streams{In: silent, Out: io.Discard, Err: &said}); code != exitInterrupted {
+			t.Errorf("%s: exit code %d: %s", args, code, &said)
+		}
+		writer.Close()
+	}
+}
+
+// TestOneMeaningOfOutput: -o is where to write, with files of the right kind
+// offered, or a form, of which text and json are offered.
+func TestOneMeaningOfOutput(t *testing.T) {
+	var visit func(c *cobra.Command)
+	seen := map[string][]string{}
+	visit = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if (f.Shorthand == "o") != (f.Name == "output") {
+				t.Errorf("%s: -o is --%s, --%s is -%s", c.CommandPath(), f.Name, f.Name, f.Shorthand)
+			}
+		})
+		f := c.Flags().Lookup("output")
+		if f == nil {
+			return
+		}
+		if complete, ok := c.GetFlagCompletionFunc("output"); ok && strings.HasPrefix(f.Usage, "form of the output") {
+			offered, directive := complete(c, nil, "")
+			if !slices.Equal(offered, []string{"text", "json"}) || directive != cobra.ShellCompDirectiveNoFileComp {
+				t.Errorf("%s: -o offers %q", c.CommandPath(), offered)
+			}
+			seen["form"] = append(seen["form"], c.Name())
+			return
+		}
+		_, files := f.Annotations[cobra.BashCompFilenameExt]
+		_, dirs := f.Annotations[cobra.BashCompSubdirsInDir]
+		if !files && !dirs {
+			t.Errorf("%s: -o completes to nothing", c.CommandPath())
+		}
+		seen["place"] = append(seen["place"], c.Name())
+	}
+	visit(newRoot(streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}))
+	if len(seen["form"]) < 8 || len(seen["place"]) < 6 {
+		t.Errorf("too few commands were seen: %q", seen)
+	}
+}
