@@ -129,12 +129,10 @@ func anyPinned(pem []byte, pins []string) bool {
 
 // enrolledCA is what the node's own kubeconfig trusts, else the file beside it.
 func enrolledCA(e *Env) []byte {
-	if conf, err := credentials(e); err == nil {
-		if k, err := api.ParseKubeconfig(conf); err == nil {
-			if c, err := k.Cluster(); err == nil {
-				if pem, err := c.CA(e.Root); err == nil && len(pem) > 0 {
-					return pem
-				}
+	if k, err := credentials(e); err == nil {
+		if c, err := k.Cluster(); err == nil {
+			if pem, err := c.CA(e.Root); err == nil && len(pem) > 0 {
+				return pem
 			}
 		}
 	}
@@ -207,7 +205,7 @@ func strangersAnswer(e *Env) string {
 func provesItself(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
 	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(site.Masters, ", "))
-	d := discoverySite{site}.discovery(e)
+	d := discoveryOf(e, site)
 	found, err := api.Discover(ctx, d)
 	if err != nil {
 		return judgeDiscovery(ctx, e, site, err)

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -33,19 +34,23 @@ func enrolled(e *Env) error {
 // enrolment is the node's certificate, and what enrolled says of it; it is
 // there with errExpired too.
 func enrolment(e *Env) (*x509.Certificate, error) {
+	var conf *api.Kubeconfig
 	for _, f := range []struct {
 		path  string
 		parse func([]byte) error
 	}{
-		{ondisk.KubeletConf, leadsToServer},
+		{ondisk.KubeletConf, func(b []byte) (err error) {
+			conf, err = leadsToServer(b)
+			return err
+		}},
 		{ondisk.KubeletConfig, isKubeletConfig},
 		{kubeadmFlags, isKubeadmFlags},
 		{ondisk.KubeCA, isCA},
 	} {
-		if !e.exists(f.path) {
+		b, err := e.read(f.path)
+		if errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("%w: there is no %s", errNotEnrolled, f.path)
 		}
-		b, err := e.read(f.path)
 		if err == nil {
 			err = f.parse(b)
 		}
@@ -53,7 +58,11 @@ func enrolment(e *Env) (*x509.Certificate, error) {
 			return nil, fmt.Errorf("%w: reading %s: %w", errNotEnrolled, f.path, err)
 		}
 	}
-	cert, err := kubeletCert(e)
+	own, err := ownOf(e, conf)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
+	}
+	cert, err := certOf(e, own)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
 	}
@@ -72,15 +81,15 @@ func Enrolled(root string, now time.Time) error {
 // errCut describes a file that was still on its way to the disk.
 var errCut = errors.New("it is empty or was cut off, as by a power failure")
 
-func leadsToServer(kubeconfig []byte) error {
+func leadsToServer(kubeconfig []byte) (*api.Kubeconfig, error) {
 	k, err := api.ParseKubeconfig(kubeconfig)
 	if err != nil {
-		return errors.Join(errCut, err)
+		return nil, errors.Join(errCut, err)
 	}
 	if c, err := k.Cluster(); err != nil || c.Server == "" {
-		return errors.Join(errCut, err)
+		return nil, errors.Join(errCut, err)
 	}
-	return nil
+	return k, nil
 }
 
 func isKubeletConfig(b []byte) error {
@@ -106,14 +115,14 @@ func isCA(b []byte) error {
 }
 
 func kubeletCert(e *Env) (*x509.Certificate, error) {
-	conf, err := credentials(e)
+	k, err := credentials(e)
 	if err != nil {
 		return nil, err
 	}
-	k, err := api.ParseKubeconfig(conf)
-	if err != nil {
-		return nil, err
-	}
+	return certOf(e, k)
+}
+
+func certOf(e *Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	u, err := k.User()
 	if err != nil {
 		return nil, err
@@ -122,7 +131,7 @@ func kubeletCert(e *Env) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	return x509.ParseCertificate(pair.Certificate[0])
+	return pair.Leaf, nil
 }
 
 // identityFiles are what the node is nobody without, once the token is

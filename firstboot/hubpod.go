@@ -30,35 +30,47 @@ const (
 
 // behindHub reports whether kubelet.conf, or what stands in its place, leads
 // to yurthub: then the node's own certificate is yurthub's.
-func behindHub(kubeletConf []byte) bool {
-	k, err := api.ParseKubeconfig(kubeletConf)
-	if err != nil {
-		return false
-	}
-	c, err := k.Cluster()
+func behindHub(kubeletConf *api.Kubeconfig) bool {
+	c, err := kubeletConf.Cluster()
 	return err == nil && c.Server == openyurt.Proxy
 }
 
-// credentials is the kubeconfig with this node's own certificate.
-func credentials(e *Env) ([]byte, error) {
+// kubeletConfig is kubelet.conf, or what stands in its place.
+func kubeletConfig(e *Env) (*api.Kubeconfig, error) {
 	conf, err := e.read(ondisk.KubeletConf)
 	if err != nil {
 		return nil, fmt.Errorf("reading kubelet's credentials: %w", err)
 	}
-	if !behindHub(conf) {
-		return conf, nil
+	return api.ParseKubeconfig(conf)
+}
+
+// credentials is the kubeconfig with this node's own certificate.
+func credentials(e *Env) (*api.Kubeconfig, error) {
+	k, err := kubeletConfig(e)
+	if err != nil {
+		return nil, err
 	}
-	if conf, err = e.read(openyurt.Identity); err != nil {
+	return ownOf(e, k)
+}
+
+// ownOf is the kubeconfig with this node's own certificate, which kubelet.conf
+// has or leads to.
+func ownOf(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
+	if !behindHub(kubeletConf) {
+		return kubeletConf, nil
+	}
+	conf, err := e.read(openyurt.Identity)
+	if err != nil {
 		return nil, fmt.Errorf("reading yurthub's credentials: %w", err)
 	}
-	return conf, nil
+	return api.ParseKubeconfig(conf)
 }
 
 // otherForm is what an enrolled node meets whose image was replaced by one
 // with the other form of yurthub.
 func otherForm(e *Env, pod bool) error {
-	conf, err := e.read(ondisk.KubeletConf)
-	if err != nil || behindHub(conf) == pod {
+	k, err := kubeletConfig(e)
+	if err != nil || behindHub(k) == pod {
 		return nil
 	}
 	return Permanent(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
@@ -76,8 +88,8 @@ func podJoinPhase(active *Active) Phase {
 			if err := otherForm(e, true); err != nil {
 				return Todo, err
 			}
-			if enrolled(e) == nil {
-				if err := sameName(e, active.Node); err != nil {
+			if cert, err := enrolment(e); err == nil {
+				if err := sameName(cert, active.Node); err != nil {
 					return Todo, err
 				}
 				flags := e.contents(kubeadmFlags)
@@ -296,7 +308,11 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	if err != nil {
 		return fmt.Errorf("reading yurthub's bootstrap file: %w", err)
 	}
-	c, err := api.ClientFromKubeconfig(conf, e.Root, e.Dial)
+	k, err := api.ParseKubeconfig(conf)
+	if err != nil {
+		return err
+	}
+	c, err := k.Client(e.Root, e.Dial)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
@@ -117,20 +116,10 @@ func mastersProven(ctx context.Context, e *Env, site *configs.Site) bool {
 }
 
 func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	good := make([]bool, len(site.Masters))
-	var wg sync.WaitGroup
-	for i, m := range site.Masters {
-		wg.Go(func() {
-			// Not by the master's own name: a kubelet's serving certificate may be
-			// of the same CA, and be for its host.
-			_, err := api.ServerName(ctx, e.Dial, m, ca, []string{sharedName, site.Endpoint})
-			good[i] = err == nil
-		})
-	}
-	wg.Wait()
-	return slices.Contains(good, true)
+	// Not by the master's own name: a kubelet's serving certificate may be of the
+	// same CA, and be for its host.
+	errs := askNames(ctx, e, site.Masters, ca, sharedName, site.Endpoint)
+	return slices.Contains(errs, nil)
 }
 
 // mastersSettled reports whether nothing is left to be done about the list:

@@ -9,21 +9,22 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Phases is the way from a booted machine to a node. Without an active site it
-// is the part that needs none, and ends with one.
-func Phases(image ondisk.ImageInfo, active *Active) []Phase {
-	before := []Phase{
-		identityPhase(),  // first: everything later may log, and logs carry the machine id
-		diskPhase(),      // before anything fills DATA
-		sitePhase(image), // all that follows comes from the site
+// firstPhases is the part of the way from a booted machine to a node that needs
+// no site, and ends with one.
+func firstPhases(now *current) []Phase {
+	return []Phase{
+		identityPhase(), // first: everything later may log, and logs carry the machine id
+		diskPhase(),     // before anything fills DATA
+		sitePhase(now),  // all that follows comes from the site
 	}
-	if active == nil {
-		return before
-	}
-	site := active.Site
+}
+
+// Phases is the rest of the way, as an active site has it.
+func Phases(active *Active) []Phase {
+	site, image := active.Site, active.Image
 	switch site.NodeType {
 	case configs.NodeNative:
-		return append(before,
+		return []Phase{
 			networkPhase(site),     // a master must be in reach for the rest
 			clockPhase(active),     // before the first certificate is judged
 			clusterPhase(active),   // before masters are verified with the CA that is there
@@ -35,16 +36,16 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			argsPhase(active),   // a member's; the next phase sees whether it went well
 			readyPhase(active),  // the cluster's own word, not ours
 			forgetPhase(active), // last: until Ready, the join may have to begin again
-		)
+		}
 	case configs.NodeEdge, configs.NodeCloud:
-		all := append(before,
+		all := []Phase{
 			networkPhase(site),
 			clockPhase(active),
 			clusterPhase(active),
 			ipvsPhase(site),
 			discoveryPhase(active),
 			imagesPhase(),
-		)
+		}
 		if hubForm(image) == openyurt.FormStaticPod {
 			all = append(all,
 				podJoinPhase(active), // kubelet runs yurthub, and has no other way
@@ -64,7 +65,7 @@ func Phases(image ondisk.ImageInfo, active *Active) []Phase {
 			forgetPhase(active),
 		)
 	}
-	return append(before, unservedPhase(site))
+	return []Phase{unservedPhase(site)}
 }
 
 // unservedPhase stops at a node type that this program does not make.
@@ -92,12 +93,12 @@ func damagedPhase(err error) Phase {
 func New(e *Env) *Runner {
 	image, err := imageInfo(e)
 	if err != nil {
-		return &Runner{Env: e, Sources: siteSources, Phases: func(*Active) []Phase { return []Phase{damagedPhase(err)} }}
+		return &Runner{Env: e, Sources: siteSources, First: func() []Phase { return []Phase{damagedPhase(err)} }}
 	}
+	now := &current{image: image}
 	return &Runner{
 		Env: e, Plan: image.Plan, Sources: siteSources,
-		Phases: func(active *Active) []Phase { return Phases(image, active) },
-		Active: func(_ context.Context, e *Env) (*Active, error) { return activeSite(e, image) },
+		First: func() []Phase { return firstPhases(now) }, Active: func() *Active { return now.active }, Phases: Phases,
 	}
 }
 

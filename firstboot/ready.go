@@ -37,11 +37,11 @@ func kubeletKeys(e *Env) []string {
 // nodeClient reads with the node's own certificate, through the endpoint and
 // past yurthub.
 func nodeClient(e *Env) (*api.Client, error) {
-	conf, err := credentials(e)
+	k, err := credentials(e)
 	if err != nil {
 		return nil, err
 	}
-	return api.ClientFromKubeconfig(conf, e.Root, e.Dial)
+	return k.Client(e.Root, e.Dial)
 }
 
 // ownNode is this machine's Node as the cluster has it, and the client that
@@ -277,20 +277,28 @@ func secretsInSlot(e *Env, active *Active) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	c, now, err := readSite(e, active.Image, dev)
+	c, one, err := readContents(e, dev)
 	if errors.Is(err, slot.ErrBlank) {
 		return true, nil
+	}
+	var site *configs.Site
+	if err == nil {
+		site, err = parseSite(one.Files[ondisk.SlotSite])
+	}
+	mac := ""
+	if err == nil {
+		mac, err = siteMAC(active.made.key, site, one.Files[ondisk.SlotIgnition])
 	}
 	if err != nil {
 		// A person's half-written correction is left for the person.
 		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
 		return false, nil
 	}
-	if now.MAC != active.MAC {
+	if mac != active.MAC {
 		e.Log.Info("the slot has another site now, and is left as it is")
 		return false, nil
 	}
-	return !now.Site.Credentials.Token.IsZero() || hasPKI(c), nil
+	return !site.Credentials.Token.IsZero() || hasPKI(c), nil
 }
 
 // forgetToken leaves the site in the slot, and no secret.

@@ -147,7 +147,7 @@ func resetToken(e *Env, image ondisk.ImageInfo, active *Active) error {
 	if err != nil {
 		return nil
 	}
-	if _, _, err := readSite(e, image, dev); err != nil && !errors.Is(err, slot.ErrBlank) {
+	if _, _, err := readSite(e, image, dev, active); err != nil && !errors.Is(err, slot.ErrBlank) {
 		return nil // a person's half-written correction is left for the person
 	}
 	if active == nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,13 +54,14 @@ type Runner struct {
 	Env *Env
 	// Plan is the image's, for the report.
 	Plan string
-	// Phases of an active site; of nil, the ones that need none and end with
-	// one at hand. The phases of any site begin with these.
+	// First are the phases of a pass that need no site, and end with one in
+	// place.
+	First func() []Phase
+	// Active is the site that the last of them found in place. All later phases
+	// of a pass go by this one reading, whatever is stamped meanwhile.
+	Active func() *Active
+	// Phases are those of an active site, after the first.
 	Phases func(*Active) []Phase
-	// Active reads the site that those first phases left. All later phases of
-	// a pass go by this one reading, whatever is stamped meanwhile; nil with an
-	// error.
-	Active func(context.Context, *Env) (*Active, error)
 	// Sources tells one state of all slots in reach from another, so that a
 	// stopped run sees when there is another site.
 	Sources func(*Env) string
@@ -114,21 +116,13 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		}
 		return nil
 	}
-	first := r.Phases(nil)
+	first := r.First()
 	r.forgetNotes()
 	r.show(first)
 	if err := step(first); err != nil {
 		return err
 	}
-	active, err := r.Active(ctx, e)
-	if err != nil {
-		e.Log.Info("the site cannot be read any more: starting over", "error", err)
-		return r.beginAgain(ctx, e)
-	}
-	if !active.isApplied(e) {
-		e.Log.Info("another site was stamped meanwhile: starting over")
-		return r.beginAgain(ctx, e)
-	}
+	active := r.Active()
 	r.adopt(e, active)
 	if !r.spread {
 		// Before the first word to a master, and once: who waits for the
@@ -138,9 +132,9 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 			return err
 		}
 	}
-	all := r.Phases(active)
-	r.show(all)
-	if err := step(all[len(first):]); err != nil {
+	rest := r.Phases(active)
+	r.show(slices.Concat(first, rest))
+	if err := step(rest); err != nil {
 		return err
 	}
 	if unknown {
@@ -250,15 +244,6 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 			return errRestart
 		}
 	}
-}
-
-// beginAgain starts over at the first phase, which says what is wrong with the
-// site. The pause is for a slot that is written to all the time.
-func (r *Runner) beginAgain(ctx context.Context, e *Env) error {
-	if err := r.pause(ctx, e, backoffFirst); err != nil {
-		return err
-	}
-	return errRestart
 }
 
 // pause waits; systemd hears that we are alive meanwhile.

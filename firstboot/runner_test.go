@@ -82,7 +82,7 @@ func TestBackoff(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 		defer cancel()
 		r := &Runner{Env: e, Sources: func(*Env) string { return "" }}
-		r.Phases = func(*Active) []Phase {
+		r.First = func() []Phase {
 			return []Phase{{
 				Name: "never", Doc: "never done", Timeout: 10 * time.Second,
 				Check: func(context.Context, *Env) (Verdict, error) { return Todo, nil },

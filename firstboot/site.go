@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -39,7 +40,7 @@ const (
 )
 
 // Active is the site that a machine goes by, read once in a pass: a stamp in
-// the middle of one must not mix two sites.
+// the middle of one must not mix two sites. Nobody changes one.
 type Active struct {
 	Site *configs.Site
 	// Image is the image that the site is used on.
@@ -64,6 +65,34 @@ type Active struct {
 
 	config   []byte // the settings, as Ignition
 	ignition []byte // the slot's config.ign, if there is one
+	made     siteInputs
+}
+
+// siteInputs are all that a site on this machine is made of, beside the image.
+type siteInputs struct {
+	doc, ignition []byte
+	stamped       int64
+	machine       node.Machine
+	joined        joinedAs
+	member        string
+	enrolled      bool
+	key           []byte
+}
+
+// current is the site that a run goes by. Each phase of it that looks for the
+// site reads the machine; what that makes of it is worked out once, for as long
+// as it is made of the same.
+type current struct {
+	image  ondisk.ImageInfo
+	active *Active
+}
+
+func (c *current) read(e *Env) (*Active, error) {
+	a, err := activeSite(e, c.image, c.active)
+	if err == nil {
+		c.active = a
+	}
+	return a, err
 }
 
 // errNoSite: there is none yet, which is the state of every golden image.
@@ -82,39 +111,53 @@ func ownSlot(e *Env) (string, error) {
 	return "/dev/" + p.Name, nil
 }
 
-// readSite reads and checks what a slot holds.
-func readSite(e *Env, image ondisk.ImageInfo, dev string) (*slot.Contents, *Active, error) {
-	c, err := e.ReadSlot(dev)
-	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
-		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
-	}
-	one, err := forMachine(e, c)
-	if errors.Is(err, errNoMatch) {
-		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
-	}
+// readSite reads and checks what a slot holds. before, which may be nil, is what
+// it held earlier.
+func readSite(e *Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
+	c, one, err := readContents(e, dev)
 	if err != nil {
 		return c, nil, err
 	}
-	a, err := resolveSite(e, image, one, one.Files[ondisk.SlotSite])
+	a, err := resolveSite(e, image, one, one.Files[ondisk.SlotSite], before)
 	if err == nil {
 		a.unsettled = one != c || c.Unfinished
 	}
 	return c, a, err
 }
 
-// resolveSite makes of a site's document the site on this machine.
-func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (*Active, error) {
-	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
-	if err != nil {
-		return nil, Permanent(fmt.Errorf("the site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
+// readContents reads what a slot holds, whole and for this machine.
+func readContents(e *Env, dev string) (c, one *slot.Contents, err error) {
+	c, err = e.ReadSlot(dev)
+	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
+		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
 	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
+	}
+	one, err = forMachine(e, c)
+	if errors.Is(err, errNoMatch) {
+		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
+	}
+	return c, one, err
+}
+
+// resolveSite makes of a site's document the site on this machine. One that was
+// made of the same before is that one.
+func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, before *Active) (*Active, error) {
 	m := e.facts()
 	j, _ := readJoinedAs(e)
 	cert, notEnrolled := enrolment(e)
 	member := nodeIn(cert)
+	made := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
+	if before != nil && reflect.DeepEqual(before.made, made) {
+		same := *before
+		same.Device, same.Note, same.unsettled = "", "", false // of the slot, not of the site
+		return &same, nil
+	}
+	site, err := parseSite(doc)
+	if err != nil {
+		return nil, err
+	}
 	was := cmp.Or(member, j.Was)
 	name, err := node.NodeName(site, m)
 	if missing := (*configs.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
@@ -143,9 +186,20 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte) (
 	if err := servedBy(image, site); err != nil {
 		return nil, err
 	}
-	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: c.Info.Stamped, config: config, ignition: c.Files[ondisk.SlotIgnition]}
-	a.MAC, err = siteMAC(e, site, c)
+	if made.key, err = macKey(e); err != nil {
+		return nil, err
+	}
+	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: made.stamped, config: config, ignition: made.ignition, made: made}
+	a.MAC, err = siteMAC(made.key, site, made.ignition)
 	return a, err
+}
+
+func parseSite(doc []byte) (*configs.Site, error) {
+	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
+	if err != nil {
+		return nil, Permanent(fmt.Errorf("the site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
+	}
+	return site, nil
 }
 
 // servedBy refuses a site that the image was not made for, by the rules that
@@ -168,16 +222,11 @@ func goesNot(probs configs.Problems) error {
 
 // siteMAC names a site by its contents. The token is left out: it is
 // forgotten after the join, and the site is still the same.
-func siteMAC(e *Env, site *configs.Site, c *slot.Contents) (string, error) {
-	key, err := macKey(e)
-	if err != nil {
-		return "", err
-	}
+func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	doc, err := withoutToken(site)
 	if err != nil {
 		return "", fmt.Errorf("naming the site: %w", err)
 	}
-	ignition := c.Files[ondisk.SlotIgnition]
 	if token := site.Credentials.Token.Reveal(); token != "" {
 		// As it is after the token was forgotten: else it would be applied
 		// once more, with stars in the place of the token.
@@ -203,13 +252,14 @@ func macKey(e *Env) ([]byte, error) {
 
 // activeSite reads the site to go by: the slot's own, or, when that is gone or
 // spoilt on a node that has taken one before, the copy of that one. It is for
-// who begins a pass, and hands it on.
-func activeSite(e *Env, image ondisk.ImageInfo) (*Active, error) {
+// who begins a pass, and hands it on. before, which may be nil, is what it was
+// earlier.
+func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := ownSlot(e)
 	if err != nil {
 		return nil, err
 	}
-	_, a, err := readSite(e, image, dev)
+	_, a, err := readSite(e, image, dev, before)
 	if err == nil {
 		a.Device = dev
 		return a, nil
@@ -222,7 +272,7 @@ func activeSite(e *Env, image ondisk.ImageInfo) (*Active, error) {
 	if ign, err := e.read(ignitionCopy); err == nil {
 		files[ondisk.SlotIgnition] = ign
 	}
-	old, copyErr := resolveSite(e, image, &slot.Contents{Files: files}, doc)
+	old, copyErr := resolveSite(e, image, &slot.Contents{Files: files}, doc, before)
 	if copyErr != nil {
 		return nil, err
 	}

@@ -19,18 +19,18 @@ import (
 )
 
 // sitePhase finds the site and makes the operating system's settings what it
-// says.
-func sitePhase(image ondisk.ImageInfo) Phase {
+// says. When it is done now has that site, by which the rest of the pass goes.
+func sitePhase(now *current) Phase {
 	left := false // the slot of a node, in this pass: it could not be written
 	return Phase{
 		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if s, err := newStick(e, image); s != nil {
+			if s, err := newStick(e, now); s != nil {
 				return Todo, nil
 			} else if err != nil {
 				e.Note("the site of %s", oneLine(err))
 			}
-			a, err := activeSite(e, image)
+			a, err := now.read(e)
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
 			}
@@ -56,12 +56,12 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 			} else if err != nil {
 				return err
 			}
-			if err := takeSticks(e, image); err != nil {
+			if err := takeSticks(e, now); err != nil {
 				return err
 			}
-			a, err := activeSite(e, image)
+			a, err := now.read(e)
 			if errors.Is(err, errNoSite) {
-				a, err = waitForSite(ctx, e, image)
+				a, err = waitForSite(ctx, e, now)
 			}
 			if err != nil {
 				return err
@@ -72,12 +72,12 @@ func sitePhase(image ondisk.ImageInfo) Phase {
 }
 
 // waitForSite waits, within its attempt, for somebody to bring a site.
-func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, error) {
+func waitForSite(ctx context.Context, e *Env, now *current) (*Active, error) {
 	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
 	var found *Active
 	var siteErr error
 	err := e.poll(ctx, standstill, func() (bool, error) {
-		if s, err := newStick(e, image); s != nil {
+		if s, err := newStick(e, now); s != nil {
 			if err := s.take(e); err != nil {
 				return false, err
 			}
@@ -87,7 +87,7 @@ func waitForSite(ctx context.Context, e *Env, image ondisk.ImageInfo) (*Active, 
 		if err := settleInventory(e); err != nil {
 			return false, err
 		}
-		found, siteErr = activeSite(e, image)
+		found, siteErr = now.read(e)
 		return !errors.Is(siteErr, errNoSite), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -49,17 +49,17 @@ const notTaken = "not taken after reset: "
 
 // newStick looks for a site that somebody has brought. One with problems does
 // not hide another's; its error is returned when there is no other.
-func newStick(e *Env, image ondisk.ImageInfo) (*stick, error) {
+func newStick(e *Env, now *current) (*stick, error) {
 	devs := e.removableSlots()
 	if len(devs) == 0 {
 		return nil, nil
 	}
 	var errs []error
-	have, err := activeSite(e, image)
+	have, err := now.read(e)
 	if err != nil {
 		have = nil
 	}
-	for _, s := range sticks(e, image, have, devs, &errs) {
+	for _, s := range sticks(e, now.image, have, devs, &errs) {
 		switch isNew, why := s.judge(e, have); {
 		case isNew:
 			return s, nil
@@ -102,7 +102,7 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 		}
 		name := e.stickName(dev)
 		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, files: withOwnIgnition(got.files, own)}
-		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite])
+		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite], have)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
 			continue
@@ -121,9 +121,9 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 }
 
 // takeSticks takes what new sites there are, one after the other.
-func takeSticks(e *Env, image ondisk.ImageInfo) error {
+func takeSticks(e *Env, now *current) error {
 	for range maxSticks {
-		s, err := newStick(e, image)
+		s, err := newStick(e, now)
 		if s == nil {
 			if err != nil {
 				e.Note("the site of %s", oneLine(err))

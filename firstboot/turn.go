@@ -35,7 +35,7 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
-	if conf, err := e.read(ondisk.KubeletConf); err == nil && behindHub(conf) {
+	if k, err := kubeletConfig(e); err == nil && behindHub(k) {
 		return "", errors.New("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before 1.7, a static pod), so that it cannot be turned in place: `firstboot reset`, then join it again as what it shall be")
 	}
 	cert, err := enrolment(e)
@@ -108,7 +108,7 @@ func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error
 // siteIfAny is the site to go by; nil on a node that edgebake did not build,
 // or whose site is beyond reading.
 func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
-	active, err := activeSite(e, image)
+	active, err := activeSite(e, image, nil)
 	if err != nil {
 		e.Log.Info("going on without a site", "reason", err)
 		return nil

@@ -183,13 +183,8 @@ func resolve(root, file string) string {
 	return p
 }
 
-// ClientFromKubeconfig makes a Client of a kubeconfig file; root is where the
-// paths in it begin.
-func ClientFromKubeconfig(data []byte, root string, dial DialFunc) (*Client, error) {
-	k, err := ParseKubeconfig(data)
-	if err != nil {
-		return nil, err
-	}
+// Client makes a Client of a kubeconfig; root is where the paths in it begin.
+func (k *Kubeconfig) Client(root string, dial DialFunc) (*Client, error) {
 	cl, err := k.Cluster()
 	if err != nil {
 		return nil, err

@@ -1,0 +1,168 @@
+package firstboot
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// toEndpoint turns kubelet.conf from the one master it joined through to the
+// endpoint, which outlives any of them.
+func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certNames) error {
+	server, name, err := kubeletServer(e)
+	if err == nil && server == site.EndpointURL() && !e.exists(kubeletRestart) && names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+		return nil // it joined through the endpoint
+	}
+	conf, err := e.read(ondisk.KubeletConf)
+	if err != nil {
+		return fmt.Errorf("reading kubelet's credentials: %w", err)
+	}
+	if name, err = names.shared(ctx, e); err != nil {
+		return err
+	}
+	next, err := api.SetServer(conf, site.EndpointURL(), name)
+	if err != nil {
+		return err
+	}
+	return restartFor(ctx, e, "turning kubelet to the endpoint", writing(ondisk.KubeletConf, next, 0o600))
+}
+
+// everyMasterIsNamed reports whether the certificate of every master has the
+// endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
+// so only then may it begin with the endpoint. A master that does not answer
+// may come back with a certificate that has not.
+func everyMasterIsNamed(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
+	return errors.Join(askNames(ctx, e, site.Masters, ca, site.Endpoint)...) == nil
+}
+
+// askNames asks all masters at once whether their certificate has one of names.
+func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ...string) []error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	errs := make([]error, len(masters))
+	var wg sync.WaitGroup
+	for i, m := range masters {
+		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, names) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// certNames are the names in the certificates of all masters. They are asked
+// for each name once: a master may show another certificate for another name.
+type certNames struct {
+	endpoint string
+	masters  []string
+	ca       []byte
+	answers  map[string][]error // by name, one of each master
+}
+
+func certNamesOf(e *Env, site *configs.Site) *certNames {
+	return &certNames{site.Endpoint, mastersOf(e, site), e.contents(ondisk.KubeCA), map[string][]error{}}
+}
+
+func (c *certNames) ask(ctx context.Context, e *Env, name string) []error {
+	if _, known := c.answers[name]; !known {
+		c.answers[name] = askNames(ctx, e, c.masters, c.ca, name)
+	}
+	return c.answers[name]
+}
+
+// named counts the masters whose certificate has name; the error is what the
+// others said.
+func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error) {
+	errs := c.ask(ctx, e, name)
+	n := 0
+	for _, err := range errs {
+		if err == nil {
+			n++
+		}
+	}
+	return n, errors.Join(errs...)
+}
+
+// shared is the name that the certificates of the masters that answer have: the
+// one that kubeadm puts there, or the endpoint (then nothing needs to be said).
+// Where no name is in all of them it is the one that most have.
+func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
+	shared, sharedErr := c.named(ctx, e, sharedName)
+	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
+	switch {
+	case shared > 0 && shared >= endpoint:
+		return sharedName, nil
+	case endpoint > 0:
+		return "", nil
+	}
+	err := errors.Join(sharedErr, endpointErr)
+	if errors.Is(err, api.ErrServerName) {
+		return "", Permanent(err, "add "+c.endpoint+" to the API servers' certSANs")
+	}
+	return "", fmt.Errorf("asking the masters for their certificates' names: %w", sharedErr)
+}
+
+// fit reports whether name is in the certificate of every master that answers,
+// or no other name is in more of them. ipvscare takes a master whose
+// certificate is of the CA for healthy, whatever its names.
+func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
+	have, err := c.named(ctx, e, name)
+	if !errors.Is(err, api.ErrServerName) {
+		return true
+	}
+	for _, other := range []string{sharedName, c.endpoint} {
+		if n, _ := c.named(ctx, e, other); n > have {
+			return false
+		}
+	}
+	return true
+}
+
+// away counts the masters that answer with a certificate of the CA, whatever
+// its names, and those that do not.
+func (c *certNames) away(ctx context.Context, e *Env, name string) (answer, away int) {
+	for _, err := range c.ask(ctx, e, name) {
+		if err == nil || errors.Is(err, api.ErrServerName) {
+			answer++
+		} else {
+			away++
+		}
+	}
+	return answer, away
+}
+
+// lookLater reports whether first boot is to run once more while this machine
+// is on, and whether its timer runs: a master that is away now may come back
+// with a certificate that lacks kubelet's name for it, and new masters that are
+// still to come prove themselves only then.
+func lookLater(ctx context.Context, e *Env, site *configs.Site, names *certNames) (later, running bool) {
+	state, err := e.UnitState(ctx, ondisk.UnitAgain)
+	if err != nil {
+		e.Log.Warn("asking for the state of "+ondisk.UnitAgain, "error", err)
+		return false, false
+	}
+	running = state == "active"
+	_, name, _ := kubeletServer(e) // unreadable: any name will do
+	answer, away := names.away(ctx, e, cmp.Or(name, site.Endpoint))
+	if answer == 0 {
+		return running, running // offline: first boot itself stays and looks
+	}
+	return away > 0 || len(formerMasters(e, site)) > 0, running
+}
+
+// kubeletServer is where kubelet.conf points.
+func kubeletServer(e *Env) (server, tlsServerName string, err error) {
+	k, err := kubeletConfig(e)
+	if err != nil {
+		return "", "", err
+	}
+	c, err := k.Cluster()
+	if err != nil {
+		return "", "", err
+	}
+	return c.Server, c.TLSServerName, nil
+}
