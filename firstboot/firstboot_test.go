@@ -206,7 +206,9 @@ func TestStaticPodForm(t *testing.T) {
 // pod's way: the next boot goes on, and ends where an undisturbed one does.
 func TestStaticPodKilled(t *testing.T) {
 	t.Parallel()
-	cutEach(t, podWorld(t), 45, func(w *world) map[string]string {
+	machine := podWorld(t)
+	machine.oneMaster()
+	cutEach(t, machine, 45, func(w *world) map[string]string {
 		got, some := w.tree(), map[string]string{}
 		for _, p := range []string{"etc/kubernetes/manifests/yurthub.yaml", "etc/kubernetes/kubelet.conf", "var/lib/openyurt/kubelet.conf", "var/lib/kubelet/kubeadm-flags.env"} {
 			if some[p] = got[p]; got[p] == "" {
@@ -390,7 +392,9 @@ func TestPowerCut(t *testing.T) {
 func powerCut(t *testing.T, atLeast int, more ...string) {
 	t.Parallel()
 	lines := append(more, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
-	cutEach(t, nativeWorld(t, lines...), atLeast, (*world).tree)
+	w := nativeWorld(t, lines...)
+	w.oneMaster()
+	cutEach(t, w, atLeast, (*world).tree)
 }
 
 // cutEach takes the power away from a machine before each effect of its first
