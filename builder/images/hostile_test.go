@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
@@ -841,7 +842,7 @@ func FuzzAuthFile(f *testing.F) {
 		if err := os.WriteFile(file, raw, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		keys, err := readAuthFile(file)
+		keys, err := registry.Logins(file)
 		if err == nil {
 			keys.Resolve(target) // must return
 		}

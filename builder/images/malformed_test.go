@@ -4,13 +4,11 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -21,10 +19,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
@@ -741,32 +739,10 @@ func TestBadMirrorsAreAskedLast(t *testing.T) {
 	if got := asked("sha256:1") + ", " + asked("sha256:1") + ", " + asked("sha256:2"); got != "b.test c.test, c.test, b.test c.test" {
 		t.Error(got)
 	}
-	bad["b.test"] = errStalled
+	bad["b.test"] = registry.ErrStalled
 	if got := asked("") + ", " + asked("") + ", " + asked("sha256:3"); got != "b.test c.test, c.test, c.test" {
 		t.Error(got)
 	}
-}
-
-// A read that yields nothing ends at the limit, to the second; slow ones go on.
-func TestStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		r, w := io.Pipe()
-		context.AfterFunc(ctx, func() { w.CloseWithError(ctx.Err()) }) // as a connection does
-		s := watchStall(ctx, r, cancel, 30*time.Second)
-		defer s.Close()
-		go func() {
-			for range 3 {
-				time.Sleep(29 * time.Second)
-				w.Write([]byte("slow"))
-			}
-		}()
-		start := time.Now()
-		got, err := io.ReadAll(s)
-		if d := time.Since(start); string(got) != "slowslowslow" || !errors.Is(err, errStalled) || d != 117*time.Second {
-			t.Errorf("%q, %v after %v", got, err, d)
-		}
-	})
 }
 
 // A transfer that breaks off in the middle is begun again.

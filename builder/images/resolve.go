@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -148,7 +149,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if !known && err == nil {
 		root, err = src.root(ctx, ref)
 	}
-	if _, remote := src.(*registry); err != nil && remote {
+	if _, remote := src.(*registrySource); err != nil && remote {
 		return nil, blobError("manifest", Descriptor{}, ref, src, err)
 	}
 	if err != nil {
@@ -356,9 +357,9 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 // entry in its place would make the image depend on the day it was built.
 func unanswered(err error) bool {
 	switch e := err.(type) {
-	case *endpointError:
+	case *registry.Error:
 		var te *transport.Error
-		return !errors.As(e.err, &te) || te.StatusCode != http.StatusNotFound
+		return !errors.As(e.Err, &te) || te.StatusCode != http.StatusNotFound
 	case interface{ Unwrap() []error }:
 		return slices.ContainsFunc(e.Unwrap(), unanswered)
 	case interface{ Unwrap() error }:

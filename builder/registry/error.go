@@ -1,0 +1,178 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// Error is what one registry or mirror answered.
+type Error struct {
+	Host   string
+	Digest string // of the blob that was asked for; empty for a name
+	Stall  time.Duration
+	Err    error
+}
+
+// Error puts into plain words what the client library tells with requests and
+// pages of HTML.
+func (e *Error) Error() string {
+	var te *transport.Error
+	var untrusted *tls.CertificateVerificationError
+	var unknown *net.DNSError
+	var op *net.OpError
+	var ue *url.Error
+	// Those who log in or fetch blobs may be sent elsewhere.
+	who, sentTo := e.Host, ""
+	if errors.As(e.Err, &te) && te.Request != nil {
+		sentTo = te.Request.URL.Host
+	} else if errors.As(e.Err, &ue) {
+		sentTo = urlHost(ue.URL)
+	}
+	if sentTo != "" && sentTo != e.Host {
+		who += " (" + sentTo + ")"
+	}
+	switch {
+	case IsTimeout(e.Err):
+		return fmt.Sprintf("%s was silent for %v", who, e.Stall)
+	case errors.As(e.Err, &te):
+		s := fmt.Sprintf("%s answered %d %s", who, te.StatusCode, http.StatusText(te.StatusCode))
+		for _, d := range te.Errors {
+			if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
+				s += ": " + printable(said[:min(len(said), 200)])
+			}
+		}
+		return s
+	case errors.As(e.Err, &untrusted):
+		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
+	case errors.Is(e.Err, http.ErrSchemeMismatch):
+		return who + " speaks plain HTTP, not HTTPS"
+	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
+		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is refused", e.Host, sentTo)
+	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
+		return who + " is not known to the name server"
+	case errors.As(e.Err, &op) && op.Op == "dial":
+		return fmt.Sprintf("%s cannot be reached: %v", who, op.Err)
+	case e.Err == io.ErrUnexpectedEOF:
+		return e.Host + " broke off in the middle"
+	case errors.As(e.Err, &ue):
+		return fmt.Sprintf("%s: %v", who, ue.Err)
+	}
+	return fmt.Sprintf("%s: %v", e.Host, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// urlHost leaves out what a URL may tell beside: paths and tokens.
+func urlHost(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "another place"
+	}
+	return u.Host
+}
+
+// IsBroken reports whether a transfer broke off, as opposed to having been
+// refused or having brought wrong bytes.
+func IsBroken(err error) bool {
+	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// IsTimeout reports whether a registry was silent for too long.
+func IsTimeout(err error) bool {
+	var ne net.Error
+	return errors.Is(err, ErrStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
+}
+
+// printable leaves out what a terminal would obey: anybody may be on the other
+// side.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+}
+
+// ErrNoManifest says that something else came where a manifest was asked for.
+var ErrNoManifest = errors.New("which is no manifest")
+
+// Words are how a person sets what a fix names.
+type Words struct {
+	// Login and AuthFile say where credentials are named.
+	Login, AuthFile string
+	// Insecure allows plain HTTP and certificates that cannot be verified.
+	Insecure string
+	// Mirror adds that a mirror may be named, where it may.
+	Mirror string
+	// Lacks is what to do where the registry has the manifest and not a blob.
+	Lacks string
+}
+
+// Fix is what a person can do about an error of reaching a registry; empty
+// where that is not known.
+func Fix(err error, w Words) string {
+	var te *transport.Error
+	var unknown *net.DNSError
+	var refused *net.OpError
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case errors.Is(err, ErrAuthFile):
+		return "correct " + w.AuthFile + ", or the file"
+	case errors.As(err, &te):
+		return fixOfStatus(err, te.StatusCode, w)
+	case errors.Is(err, context.Canceled):
+		return ""
+	case IsTimeout(err):
+		return "check the network and the proxy settings" + w.Mirror
+	case errors.As(err, &untrusted):
+		return "have this machine trust the registry's CA; or, where that does not matter, " + w.Insecure
+	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, ErrPlainHTTP):
+		return w.Insecure + " if plain HTTP is meant"
+	case errors.Is(err, ErrNoManifest):
+		return "it is no registry, or a proxy or login page answers in its place: check its name and the network"
+	case errors.As(err, &unknown) && unknown.IsNotFound:
+		fix := "check the registry's name for spelling, and the network"
+		if w.Mirror != "" {
+			fix += ";" + strings.TrimPrefix(w.Mirror, ",")
+		}
+		return fix
+	case errors.As(err, &refused):
+		return "check the network and the proxy settings" + w.Mirror
+	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // the client's, which has no type for it
+		return "the registry must send to its login server (realm) by a host name, and by https unless insecure is set"
+	}
+	return ""
+}
+
+func fixOfStatus(err error, code int, w Words) string {
+	var asked *Error
+	switch {
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		return w.Login + " (registries also answer so when the image does not exist)"
+	case code == http.StatusNotFound && errors.As(err, &asked) && asked.Digest != "":
+		return w.Lacks
+	case code == http.StatusNotFound:
+		return "check repository, tag and digest for spelling"
+	case code == http.StatusTooManyRequests && w.Mirror != "":
+		return "the registry limits requests: wait, log in, or name a mirror in registries:"
+	case code == http.StatusTooManyRequests:
+		return "the registry limits requests: wait, or log in"
+	case code >= 500:
+		return "the registry is failing: try later" + w.Mirror
+	}
+	return ""
+}

@@ -1,0 +1,70 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/docker/cli/cli/config/configfile"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// Logins are the credentials that a docker config.json has; without a path
+// those of the user's own.
+func Logins(path string) (authn.Keychain, error) {
+	if path == "" {
+		return authn.DefaultKeychain, nil
+	}
+	return readAuthFile(path)
+}
+
+// authFile is a docker config.json, credential helpers and stores included, as
+// docker itself reads it.
+type authFile struct{ *configfile.ConfigFile }
+
+// ErrAuthFile says that a file of credentials cannot be used.
+var ErrAuthFile = errors.New("reading authFile")
+
+func readAuthFile(path string) (authFile, error) {
+	// A pipe or a device could be read for ever.
+	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
+		return authFile{}, fmt.Errorf("%w: %s is not a file", ErrAuthFile, path)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return authFile{}, fmt.Errorf("%w: %w", ErrAuthFile, err)
+	}
+	a := authFile{configfile.New(path)}
+	switch err := a.LoadFromReader(bytes.NewReader(raw)); {
+	case err == nil && len(raw) > 0:
+		return a, nil
+	case err == nil: // which LoadFromReader takes for no logins
+	case errors.As(err, new(base64.CorruptInputError)), err.Error() == "invalid auth configuration file":
+		return authFile{}, fmt.Errorf("%w %s: an auth entry is not base64 of user:password", ErrAuthFile, path)
+	}
+	// The decoder's message may quote the file, which holds secrets.
+	return authFile{}, fmt.Errorf("%w %s: it is not a docker config.json", ErrAuthFile, path)
+}
+
+// Resolve finds the credentials for a repository: its own before its
+// registry's.
+func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
+	keys := []string{target.String(), target.RegistryStr()}
+	if target.RegistryStr() == name.DefaultRegistry {
+		keys = append(keys, "docker.io", authn.DefaultAuthKey)
+	}
+	for _, key := range keys {
+		c, err := a.GetAuthConfig(key)
+		if err != nil {
+			return nil, fmt.Errorf("%w %s: asking its credential helper for the login of %s: %w", ErrAuthFile, a.Filename, key, err)
+		}
+		login := authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken}
+		if login != (authn.AuthConfig{}) {
+			return authn.FromConfig(login), nil
+		}
+	}
+	return authn.Anonymous, nil
+}
