@@ -28,16 +28,61 @@ func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
 	return create(path, perm, force, openNameless)
 }
 
-func create(path string, perm fs.FileMode, force bool, nameless func(dir string, perm fs.FileMode) (*os.File, error)) (*Output, error) {
-	if st, err := os.Stat(path); err == nil {
-		switch {
-		case st.IsDir():
-			return nil, fmt.Errorf("creating %s: it is a folder", path)
-		case !st.Mode().IsRegular():
-			return nil, fmt.Errorf("creating %s: it is a device; write a file, then copy or flash that", path)
-		case !force:
-			return nil, fmt.Errorf("creating %s: %w: choose another name, or --force to replace it", path, fs.ErrExist)
+// free checks that a file may get that name.
+func free(path string, force bool) error {
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil
+	case st.IsDir():
+		return fmt.Errorf("creating %s: it is a folder", path)
+	case !st.Mode().IsRegular():
+		return fmt.Errorf("creating %s: it is a device; write a file, then copy or flash that", path)
+	case !force:
+		return fmt.Errorf("creating %s: %w: choose another name, or --force to replace it", path, fs.ErrExist)
+	}
+	return nil
+}
+
+// Continue opens an output that an earlier run has begun and kept, or begins
+// it. What is in it is whatever that run, or a power cut, has left.
+func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
+	if err := free(path, force); err != nil {
+		return nil, err
+	}
+	dir, base := filepath.Split(path)
+	name := filepath.Join(dir, "."+base+".partial")
+	for {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, perm)
+		if err != nil {
+			return nil, fmt.Errorf("creating %s: %w", name, explainOpen(err, filepath.Dir(path)))
 		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			return nil, fmt.Errorf("creating %s: another program is writing it (%s): wait for that", path, name)
+		}
+		// Whoever had it before may have completed it in the meantime.
+		st, err := f.Stat()
+		now, errNow := os.Lstat(name)
+		if err == nil && errNow == nil && os.SameFile(st, now) {
+			return &Output{File: f, path: path, force: force, temp: name, sync: f.Sync}, nil
+		}
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("creating %s: %w", path, err)
+		}
+	}
+}
+
+// Keep closes an output that Continue goes on with.
+func (o *Output) Keep() error { return o.File.Close() }
+
+// Temp is the name that an output of Continue has until Commit.
+func (o *Output) Temp() string { return o.temp }
+
+func create(path string, perm fs.FileMode, force bool, nameless func(dir string, perm fs.FileMode) (*os.File, error)) (*Output, error) {
+	if err := free(path, force); err != nil {
+		return nil, err
 	}
 	o := &Output{path: path, force: force}
 	dir := filepath.Dir(path)
@@ -177,8 +222,8 @@ func Writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// checkSpace says early that n bytes will not fit.
-func checkSpace(dir string, n int64) error {
+// CheckSpace says early that n bytes will not fit.
+func CheckSpace(dir string, n int64) error {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
 		return nil // the writing itself will tell

@@ -57,7 +57,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	for _, p := range l.Parts {
 		used += p.Used
 	}
-	if err := checkSpace(dir, used); err != nil {
+	if err := CheckSpace(dir, used); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", path, err)
 	}
 	raw := out

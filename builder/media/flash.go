@@ -161,7 +161,7 @@ func (f *Flash) prepare() error {
 func (f *Flash) layout() error {
 	for _, p := range f.m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align {
-			return fmt.Errorf("%w: partition %s has %d bytes at %d, which is no place of edgebake's", ErrNotOurs, p.Name, p.Size, p.Start)
+			return misplaced(p)
 		}
 		f.End = max(f.End, p.Start+p.Size)
 	}

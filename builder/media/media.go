@@ -50,6 +50,8 @@ type image struct {
 	system func() (node.Root, error)
 	// edits are made in what is read.
 	edits []edit
+	// borrowed: the file is somebody else's to close.
+	borrowed bool
 }
 
 // open opens an image and reads what it says of itself.
@@ -61,10 +63,22 @@ func open(path string, flag int) (*image, error) {
 		}
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
+	m, err := openFile(f, path)
+	if err != nil {
+		f.Close()
+	}
+	return m, err
+}
+
+// openFile reads what the image in an open file says of itself. Where that
+// fails the file stays open.
+func openFile(f *os.File, path string) (*image, error) {
 	m := &image{f: f, path: path}
 	m.system = sync.OnceValues(m.root)
 	if err := m.read(); err != nil {
-		m.close()
+		if m.z != nil {
+			m.z.Close()
+		}
 		return nil, fmt.Errorf("reading image %s: %w", path, err)
 	}
 	return m, nil
@@ -74,7 +88,9 @@ func (m *image) close() {
 	if m.z != nil {
 		m.z.Close()
 	}
-	m.f.Close()
+	if !m.borrowed {
+		m.f.Close()
+	}
 }
 
 // foreign are beginnings of files that people take for images.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/edgebake/edgebake/builder/disk"
@@ -18,20 +17,33 @@ import (
 // Verify checks that an image that has not booted yet is the one that was
 // built: the partition table and its copy, the partitions against image.json,
 // every byte of them but the slot's against the golden digest, what lies
-// between them, which is zero, and the slot itself. It returns all that is wrong. progress may be nil.
+// between them, which is zero, and the slot itself. It returns all that is wrong. progress may be
+// nil.
 //
 // It finds damage, not malice: the digest it compares with is in the image.
 // Whose image that is, VerifySignature tells.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
-	m, err := open(path, os.O_RDONLY)
+	g, err := OpenGolden(path)
 	if err != nil {
 		return err
 	}
-	defer m.close()
+	defer g.Close()
+	return g.Verify(ctx, progress)
+}
+
+// Verify is Verify of an open image.
+func (g *Golden) Verify(ctx context.Context, progress func(done, total int64)) error {
+	return g.m.verify(ctx, func(ctx context.Context) (string, error) {
+		return disk.Golden(ctx, disk.Source{Read: g.m.chunk, Progress: progress}, g.m.parts())
+	})
+}
+
+// verify checks the image, whose golden digest golden computes.
+func (m *image) verify(ctx context.Context, golden func(context.Context) (string, error)) error {
 	var errs []error
 	bad := func(err error) {
 		if err != nil {
-			errs = append(errs, fmt.Errorf("verifying image %s: %w", path, err))
+			errs = append(errs, fmt.Errorf("verifying image %s: %w", m.path, err))
 		}
 	}
 	bad(gpt.Verify(m, m.size))
@@ -56,7 +68,7 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	case meta.Golden == "":
 		bad(errors.New("there is no golden digest to compare with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again"))
 	default:
-		got, err := disk.Golden(ctx, disk.Source{Read: m.chunk, Progress: progress}, m.parts())
+		got, err := golden(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -150,12 +162,8 @@ func (m *image) matches() error {
 // has built, but for the Site. So the partition table, which is in no digest,
 // must be as it was built, and the slot may hold nothing that a machine could
 // boot.
-func VerifySignature(path string, keys []string) (string, error) {
-	m, err := open(path, os.O_RDONLY)
-	if err != nil {
-		return "", err
-	}
-	defer m.close()
+func (g *Golden) VerifySignature(keys []string) (string, error) {
+	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return "", err
@@ -170,7 +178,7 @@ func VerifySignature(path string, keys []string) (string, error) {
 			return key, nil
 		}
 	}
-	return "", fmt.Errorf("verifying the signature of image %s: %w", path, err)
+	return "", fmt.Errorf("verifying the signature of image %s: %w", m.path, err)
 }
 
 func (m *image) signedBy(info ondisk.SlotInfo, keys []string) (string, error) {

@@ -171,6 +171,8 @@ func fixOfStatus(err error, code int, w Words) string {
 		return "the registry limits requests: wait, log in, or name a mirror in registries:"
 	case code == http.StatusTooManyRequests:
 		return "the registry limits requests: wait, or log in"
+	case code == http.StatusRequestEntityTooLarge:
+		return "the registry, or a proxy before it, limits the size of requests: raise that limit (nginx: client_max_body_size 0)"
 	case code >= 500:
 		return "the registry is failing: try later" + w.Mirror
 	}

@@ -70,6 +70,8 @@ func interrupted(c *cobra.Command, err error) string {
 	switch path := c.CommandPath(); {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
 		return "interrupted; nothing was left behind"
+	case path == "edgebake push":
+		return "interrupted; parts that have arrived stay in the registry, the same command goes on"
 	}
 	return fmt.Sprintf("interrupted before it was done: %v", err)
 }
@@ -114,7 +116,7 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 	})
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
-		newFlash(s), newDevices(s), newVerify(s),
+		newFlash(s), newDevices(s), newVerify(s), newPush(s), newPull(s),
 		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
 	)
 	root.InitDefaultCompletionCmd()

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/spf13/cobra"
 )
 
@@ -128,8 +131,21 @@ func TestExamples(t *testing.T) {
 	}
 	c.run(0, "stamp", name+".raw", "--inventory", "stores.yaml", "--slots", "--output", "out/")
 
+	// The examples' registry.
+	registry := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer registry.Close()
+	const example = "registry.example.com"
+	c.file("ci.json", `{"auths":{}}`)
+	c.run(0, "push", name+".raw.zst", registry.Listener.Addr().String()+"/edge/my-edge:2026.11", "--insecure")
+
 	done := 0
 	examples(t, func(path string, words []string) {
+		if slices.Contains([]string{"push", "pull"}, words[0]) {
+			words = append(words, "--insecure")
+			for i := range words {
+				words[i] = strings.Replace(words[i], example, registry.Listener.Addr().String(), 1)
+			}
+		}
 		target, rest, err := newRoot(streams{}).Find(words)
 		if err != nil || !strings.HasPrefix(target.CommandPath(), path) {
 			t.Errorf("%s: example %q: %v", path, words, err)
@@ -163,6 +179,9 @@ func TestExamples(t *testing.T) {
 		}
 		if strings.HasPrefix(line, "cluster sites") || strings.HasPrefix(line, "inventory import") {
 			gone = append(gone, "inventory.yaml")
+		}
+		if words[0] == "pull" {
+			gone = append(gone, name+".raw", name+".raw.zst")
 		}
 		if strings.Contains(line, "--output out/") {
 			gone = append(gone, "out")

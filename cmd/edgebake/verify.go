@@ -34,9 +34,16 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 			if quick && len(keys) == 0 {
 				return usageError{errors.New("--signature-only wants a key: --key PUB")}
 			}
+			// One file, whatever becomes of its name: the signature is that of
+			// the bytes that are read.
+			image, err := media.OpenGolden(a[0])
+			if err != nil {
+				return err
+			}
+			defer image.Close()
 			by := ""
 			if len(keys) > 0 {
-				if by, err = media.VerifySignature(a[0], keys); err != nil {
+				if by, err = image.VerifySignature(keys); err != nil {
 					return err
 				}
 				by = ", signed by key " + by
@@ -47,7 +54,7 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 			}
 			show := newDisplay(s, false)
 			progress := steps(show)
-			err = media.Verify(c.Context(), a[0], func(done, total int64) { progress("verify", done, total) })
+			err = image.Verify(c.Context(), func(done, total int64) { progress("verify", done, total) })
 			show.close()
 			if err != nil {
 				return err

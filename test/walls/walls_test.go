@@ -33,6 +33,7 @@ var rooms = map[string][]string{
 	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
 	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
+	"builder/carry":              {"builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
 	"builder/qemu":               {},
 	"builder/device":             {},
 	"builder":                    {"builder/...", "overlays/...", "configs/...", "openyurt"},

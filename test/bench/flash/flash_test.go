@@ -8,11 +8,8 @@
 package flash
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,13 +21,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/device"
-	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
-	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
-	"github.com/edgebake/edgebake/test/disktest"
+	"github.com/edgebake/edgebake/test/mediatest"
 )
 
 const results = "../results/flash.md"
@@ -42,46 +35,11 @@ const promised = 0.95
 // data is about what a root file system with Kubernetes has.
 const data = 400 << 20
 
-var date = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-
 // golden makes an image with data in its root, half of it noise and half of it
 // easy to compress.
 func golden(b *testing.B, path string) (written int64) {
 	b.Helper()
-	noise := make([]byte, data)
-	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
-	copy(noise[data/2:], bytes.Repeat([]byte("edgebake"), data/16))
-	dir := tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: date}}
-	file := func(name string, text []byte) tree.Node {
-		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes(text)}}
-	}
-	spec := disk.Spec{ID: "bench", Arch: "amd64", SourceDate: date, Partitions: []disk.Partition{
-		{Label: ondisk.LabelESP, FS: disk.FAT32, Nodes: []tree.Node{dir}},
-		{Label: ondisk.LabelSlot, FS: disk.FAT16},
-		{Label: ondisk.LabelRootA, FS: disk.Ext4, FreeBytes: 256 << 20, Nodes: []tree.Node{dir, {Path: "data", Inode: &tree.Inode{
-			Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Content{Blob: "b", Size: data}}}}},
-		{Label: ondisk.LabelRootB},
-		{Label: ondisk.LabelData, FS: disk.Ext4, FreeBytes: 512 << 20, Nodes: []tree.Node{dir}},
-	}}
-	l, err := disk.Compute(spec)
-	if err != nil {
-		b.Fatal(err)
-	}
-	info, err := json.Marshal(ondisk.ImageInfo{Version: 1, Name: "bench", Plan: spec.ID, Arch: spec.Arch, SourceDate: date.Unix(), Partitions: l.Parts})
-	if err != nil {
-		b.Fatal(err)
-	}
-	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, file(ondisk.ESPImageInfo, info),
-		file(ondisk.ESPEntryA, []byte("options root=PARTUUID="+l.Find(ondisk.LabelRootA).GUID+"\n")))
-	res, err := disk.Write(b.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{
-		Zstd: strings.HasSuffix(path, ".zst"),
-		Slot: func(golden string) ([]byte, error) {
-			return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: spec.ID, Golden: golden}})
-		},
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	res := mediatest.Make(b, path, mediatest.Image{ID: "bench", Data: data, FreeRoot: 256 << 20, FreeData: 512 << 20})
 	for _, p := range res.Parts {
 		written += p.Written
 	}

@@ -1,0 +1,218 @@
+// Package carry brings golden images into container registries and out of them,
+// as OCI artifacts: push and pull.
+//
+// An artifact is a manifest, a config blob and the compressed image (.raw.zst)
+// cut into a few large parts, each of whole frames. The config blob says what
+// the image will be: its golden digest, its signature, image.json and the table
+// of its frames. So whose image it is can be checked before it is downloaded,
+// any frame can be read by a range, and frames are hashed while the rest is on
+// its way.
+//
+// Invariants:
+//
+//   - The same image gives the same artifact, byte for byte.
+//   - The manifest is put last: a name in a registry stands for a whole,
+//     verified image or for what it stood for before.
+//   - A file appears under its name only when its golden digest was verified.
+//   - What was transferred is not transferred again: a part that the registry
+//     has is not sent, and a download goes on where it broke off, also in the
+//     next run.
+//   - No image with a Site in it leaves or arrives.
+package carry
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/registry"
+)
+
+// Media types of an artifact.
+const (
+	manifestType = "application/vnd.oci.image.manifest.v1+json"
+	artifactType = "application/vnd.edgebake.image.v1"
+	configType   = "application/vnd.edgebake.image.config.v1+json"
+	partType     = "application/vnd.edgebake.image.part.v1+zstd"
+)
+
+// PartSize is how large a part is: small enough that one that must be sent
+// again is no great loss, and so large that an image has few.
+const PartSize = 128 << 20
+
+// Bounds of what a registry may have us read or believe.
+const (
+	maxManifest = 4 << 20
+	maxConfig   = 64 << 20
+	maxStored   = 1 << 42
+)
+
+// Options are how a registry is reached, and who is told.
+type Options struct {
+	// Insecure allows plain HTTP and certificates that cannot be verified.
+	Insecure bool
+	// AuthFile is a docker config.json; empty: the user's own.
+	AuthFile string
+	// Stall is how long the registry may stay silent; 0: 30 s.
+	Stall time.Duration
+	// RetryWait is the first wait before it is asked again; 0: 1 s.
+	RetryWait time.Duration
+	// Progress, where set, is told of the bytes done so far of a step.
+	Progress func(step string, done, total int64)
+	// Warn, where set, is told why it takes longer.
+	Warn func(text string)
+	// PartSize is for tests; 0: PartSize.
+	PartSize int64
+}
+
+func (o *Options) warn(format string, a ...any) {
+	if o.Warn != nil {
+		o.Warn(fmt.Sprintf(format, a...))
+	}
+}
+
+func (o *Options) progress(step string, done, total int64) {
+	if o.Progress != nil {
+		o.Progress(step, done, total)
+	}
+}
+
+// descriptor points at a blob.
+type descriptor = images.Descriptor
+
+// manifest is the artifact's, as in the OCI image specification 1.1.
+type manifest struct {
+	SchemaVersion int               `json:"schemaVersion"`
+	MediaType     string            `json:"mediaType"`
+	ArtifactType  string            `json:"artifactType"`
+	Config        descriptor        `json:"config"`
+	Layers        []descriptor      `json:"layers"`
+	Annotations   map[string]string `json:"annotations,omitempty"`
+}
+
+// config is the config blob.
+type config struct {
+	Version int `json:"version"`
+	media.Cargo
+	// Stored is how many bytes the compressed image has, Table its last ones,
+	// behind the last frame.
+	Stored int64  `json:"stored"`
+	Table  []byte `json:"table"`
+}
+
+const configVersion = 1
+
+func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
+
+func encode(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a %T: %w", v, err)
+	}
+	return b, nil
+}
+
+// errNotArtifact says that a reference names something else.
+var errNotArtifact = errors.New("it is not an image that edgebake push brought there")
+
+// readManifest checks a manifest's shape. Nothing of it is believed but digests
+// and sizes, which bound what is read.
+func readManifest(b []byte) (*manifest, error) {
+	var kind struct {
+		MediaType, ArtifactType string
+		Manifests               []json.RawMessage
+		Config                  descriptor
+	}
+	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
+		return nil, fmt.Errorf("it answered with something else, %w", registry.ErrNoManifest)
+	}
+	if err := json.Unmarshal(b, &kind); err != nil {
+		return nil, fmt.Errorf("%w: its manifest cannot be read: %w", errNotArtifact, err)
+	}
+	switch {
+	case kind.ArtifactType == artifactType || kind.Config.MediaType == configType:
+	case len(kind.Manifests) > 0 || strings.HasPrefix(kind.Config.MediaType, "application/vnd.docker.") || kind.Config.MediaType == "application/vnd.oci.image.config.v1+json":
+		return nil, fmt.Errorf("%w, but a container image: name the repository of the disk image", errNotArtifact)
+	case strings.HasPrefix(kind.ArtifactType, "application/vnd.edgebake."):
+		return nil, fmt.Errorf("%w in a form that this edgebake knows (%s, known is %s): use the edgebake that pushed it", errNotArtifact, quoted(kind.ArtifactType), artifactType)
+	default:
+		return nil, fmt.Errorf("%w (its type is %s): check repository and tag", errNotArtifact, quoted(kind.ArtifactType))
+	}
+	var m manifest
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, fmt.Errorf("its manifest is damaged: %w: push the image again", err)
+	}
+	return &m, m.check()
+}
+
+// quoted is somebody else's text in a message.
+func quoted(s string) string { return fmt.Sprintf("%q", s[:min(len(s), 100)]) }
+
+func (m *manifest) check() error {
+	const fix = "push the image again"
+	all := append([]descriptor{m.Config}, m.Layers...)
+	for _, d := range all {
+		hex, ok := strings.CutPrefix(d.Digest, "sha256:")
+		if !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" || d.Size <= 0 || d.Size > maxStored {
+			return fmt.Errorf("its manifest names a blob %s of %d bytes: %s", quoted(d.Digest), d.Size, fix)
+		}
+	}
+	switch {
+	case m.Config.Size > maxConfig:
+		return fmt.Errorf("its config has %d bytes, at most %d are allowed: %s", m.Config.Size, maxConfig, fix)
+	case len(m.Layers) == 0:
+		return fmt.Errorf("its manifest names no parts: %s", fix)
+	}
+	for i, l := range m.Layers {
+		if l.MediaType != partType {
+			return fmt.Errorf("part %d of %d is of type %s, expected %s: use the edgebake that pushed it", i+1, len(m.Layers), quoted(l.MediaType), partType)
+		}
+	}
+	return nil
+}
+
+// readConfig checks what the config blob says against the manifest.
+func readConfig(b []byte, m *manifest) (*config, error) {
+	var c config
+	if err := json.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("its config is damaged: %w: push the image again", err)
+	}
+	if c.Version != configVersion {
+		return nil, fmt.Errorf("its config has version %d, this program knows %d: use the edgebake that pushed it", c.Version, configVersion)
+	}
+	sum := int64(0)
+	for _, l := range m.Layers {
+		sum += l.Size // at most 2^42 each, and 4 MiB of manifest
+	}
+	if sum != c.Stored || c.Stored > maxStored || int64(len(c.Table)) >= c.Stored {
+		return nil, fmt.Errorf("its parts have %d bytes, its config says %d: push the image again", sum, c.Stored)
+	}
+	return &c, nil
+}
+
+// words are how push and pull name what a fix is about.
+func words(lacks string) registry.Words {
+	return registry.Words{
+		Login:    "log in to the registry, or name a file with credentials (--auth-file)",
+		AuthFile: "--auth-file",
+		Insecure: "add --insecure",
+		Lacks:    lacks,
+	}
+}
+
+// explain adds the fix to what a registry answered.
+func explain(err error, lacks string) error {
+	var answered *registry.Error
+	if errors.As(err, &answered) || errors.Is(err, registry.ErrAuthFile) || errors.Is(err, registry.ErrNoManifest) {
+		if fix := registry.Fix(err, words(lacks)); fix != "" {
+			return fmt.Errorf("%w; %s", err, fix)
+		}
+	}
+	return err
+}

@@ -1,0 +1,966 @@
+package carry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"aead.dev/minisign"
+
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/test/disktest"
+	"github.com/edgebake/edgebake/test/mediatest"
+	"github.com/google/go-containerregistry/pkg/registry"
+)
+
+// server is go-containerregistry's registry, with faults before it.
+type server struct {
+	*httptest.Server
+	t *testing.T
+
+	mu    sync.Mutex
+	seen  []string // METHOD PATH [RANGE]
+	fault func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool
+	blobs int64 // bytes of blobs that were sent
+}
+
+func serve(t *testing.T, start func(http.Handler) *httptest.Server) *server {
+	t.Helper()
+	s := &server{t: t}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	s.Server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		s.seen = append(s.seen, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
+		fault := s.fault
+		s.mu.Unlock()
+		if fault != nil && fault(w, r, inner) {
+			return
+		}
+		inner.ServeHTTP(counting{w, s, r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")}, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+type counting struct {
+	http.ResponseWriter
+	s  *server
+	on bool
+}
+
+func (c counting) Write(b []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(b)
+	if c.on {
+		c.s.mu.Lock()
+		c.s.blobs += int64(n)
+		c.s.mu.Unlock()
+	}
+	return n, err
+}
+
+func (s *server) faulty(f func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fault, s.seen, s.blobs = f, nil, 0
+}
+
+func (s *server) requests(prefix string) (out []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.seen {
+		if strings.HasPrefix(r, prefix) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func (s *server) sent() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.blobs
+}
+
+func (s *server) ref(tag string) images.Ref {
+	s.t.Helper()
+	ref, err := images.ParseRef(s.Listener.Addr().String() + "/edge/image" + tag)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return ref
+}
+
+// quick are options that make no test wait, with parts so small that the test's
+// image has several.
+func quick(t *testing.T) Options {
+	return Options{Insecure: true, RetryWait: time.Millisecond, Stall: 5 * time.Second, PartSize: 2 << 20,
+		Warn: func(text string) { t.Log("WARNING: " + text) }}
+}
+
+// image copies one of 8 MiB of noise, which is built once.
+func image(t *testing.T, name string, key *minisign.PrivateKey) string {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, name)
+	made := mediatest.Image{ID: "carried", Data: 16 << 20, FreeRoot: 8 << 20, FreeData: 8 << 20, Key: key}
+	if key != nil {
+		mediatest.Make(t, path, made)
+		return path
+	}
+	built.Lock()
+	defer built.Unlock()
+	if built.dir == "" {
+		var err error
+		if built.dir, err = os.MkdirTemp("", "edgebake-carry-"); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"i.raw", "i.raw.zst"} {
+			mediatest.Make(t, filepath.Join(built.dir, name), made)
+		}
+	}
+	if err := exec.Command("cp", "--sparse=always", filepath.Join(built.dir, name), path).Run(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// built is where the images are.
+var built struct {
+	sync.Mutex
+	dir string
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built.dir != "" {
+		os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
+}
+
+func pushed(t *testing.T, s *server, path, tag string) *Pushed {
+	t.Helper()
+	p, err := Push(t.Context(), path, s.ref(tag), quick(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func wantError(t *testing.T, err error, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("%q is not in: %v", w, err)
+		}
+	}
+}
+
+// empty checks that a folder has nothing in it, hidden or not.
+func empty(t *testing.T, dir string) {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil || len(list) > 0 {
+		t.Errorf("left behind: %v %v", list, err)
+	}
+}
+
+// TestPushAndPull goes round on every format.
+func TestPushAndPull(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	zst, raw := image(t, "i.raw.zst", nil), image(t, "i.raw", nil)
+	first := pushed(t, s, zst, ":zst")
+	if first.Parts < 3 || first.Had != 0 || first.Sent < first.Stored/2 {
+		t.Errorf("%+v", first)
+	}
+	second := pushed(t, s, raw, ":raw")
+	if second.Digest != first.Digest || second.Had == 0 || second.Sent != 0 || second.Golden != first.Golden {
+		t.Errorf("the same image, raw, is another artifact: %+v, %+v", second, first)
+	}
+	for _, out := range []string{"o.raw.zst", "o.raw"} {
+		for _, tag := range []string{":zst", "@" + first.Digest} {
+			path := filepath.Join(t.TempDir(), out)
+			p, err := Pull(t.Context(), s.ref(tag), path, PullOptions{Options: quick(t)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Digest != first.Digest || p.Golden != first.Golden || p.Stored != first.Stored || p.Had != 0 {
+				t.Errorf("%+v", p)
+			}
+			want := zst
+			if out == "o.raw" {
+				want = raw
+			}
+			if disktest.Sum(t, path) != disktest.Sum(t, want) {
+				t.Errorf("%s of %s is another file", out, tag)
+			}
+			if st, err := os.Stat(path); err != nil || out == "o.raw" && st.Sys().(*syscall.Stat_t).Blocks*512 > st.Size()*3/4 {
+				t.Errorf("it has no holes: %v %v", st, err)
+			}
+			if err := media.Verify(t.Context(), path, nil); err != nil {
+				t.Error(err)
+			}
+			if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
+				t.Errorf("left behind: %v %v", list, err)
+			}
+			_, err = Pull(t.Context(), s.ref(tag), path, PullOptions{Options: quick(t)})
+			wantError(t, err, "exists", "--force")
+			if _, err = Pull(t.Context(), s.ref(tag), path, PullOptions{Options: quick(t), Force: true}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// abort ends a connection in the middle.
+func abort() { panic(http.ErrAbortHandler) }
+
+// cutAt answers a GET of a blob with its first bytes only, once in n times.
+func cutAt(bytes int, times int) func(http.ResponseWriter, *http.Request, http.Handler) bool {
+	var mu sync.Mutex
+	return func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if times == 0 || r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/sha256:") {
+			return false
+		}
+		rec := httptest.NewRecorder()
+		inner.ServeHTTP(rec, r)
+		if rec.Body.Len() < bytes {
+			return false
+		}
+		times--
+		for k, v := range rec.Header() {
+			w.Header()[k] = v
+		}
+		w.WriteHeader(rec.Code)
+		w.Write(rec.Body.Bytes()[:bytes])
+		w.(http.Flusher).Flush()
+		abort()
+		return true
+	}
+}
+
+// TestPullGoesOnInTheSameRun: a transfer that breaks costs what was on the wire,
+// no more.
+func TestPullGoesOnInTheSameRun(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	zst := image(t, "i.raw.zst", nil)
+	before := pushed(t, s, zst, ":1")
+	whole := func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		r.Header.Del("Range")
+		return false
+	}
+	shifted := func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		if at := r.Header.Get("Range"); at != "" {
+			from, to, _ := strings.Cut(strings.TrimPrefix(at, "bytes="), "-")
+			n, _ := strconv.Atoi(from)
+			r.Header.Set("Range", fmt.Sprintf("bytes=%d-%s", n-1, to))
+		}
+		return false
+	}
+	refused := func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		if r.Header.Get("Range") != "" {
+			w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
+			return true
+		}
+		return false
+	}
+	short := func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		if at := r.Header.Get("Range"); at != "" {
+			from, to, _ := strings.Cut(strings.TrimPrefix(at, "bytes="), "-")
+			n, _ := strconv.Atoi(from)
+			end, _ := strconv.Atoi(to)
+			r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", n, n+(end-n)/2))
+		}
+		return false
+	}
+	for name, test := range map[string]struct {
+		fault  func(http.ResponseWriter, *http.Request, http.Handler) bool
+		ranges bool
+	}{
+		"honest": {nil, true}, "ignores Range": {whole, false}, "another range": {shifted, false}, "416": {refused, false}, "shorter ranges": {short, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cut := cutAt(1<<20, 2)
+			s.faulty(func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+				return test.fault != nil && test.fault(w, r, inner) || cut(w, r, inner)
+			})
+			defer s.faulty(nil)
+			path := filepath.Join(t.TempDir(), "o.raw.zst")
+			if _, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)}); err != nil {
+				t.Fatal(err)
+			}
+			if disktest.Sum(t, path) != disktest.Sum(t, zst) {
+				t.Error("another file")
+			}
+			// The cut answers are not counted in sent.
+			if got := s.sent(); test.ranges && got > before.Stored {
+				t.Errorf("%d bytes were sent again", got-before.Stored)
+			}
+		})
+	}
+}
+
+// TestPullGoesOnInTheNextRun: what one run has left, the next one does not
+// fetch.
+func TestPullGoesOnInTheNextRun(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	zst, raw := image(t, "i.raw.zst", nil), image(t, "i.raw", nil)
+	before := pushed(t, s, zst, ":1")
+	for _, out := range []string{"o.raw.zst", "o.raw"} {
+		for _, damage := range []string{"", "zeros", "another image", "longer"} {
+			if out == "o.raw" && damage != "" && damage != "zeros" {
+				continue // what is kept is the same file
+			}
+			t.Run(out+" "+damage, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), out)
+				partial := filepath.Join(filepath.Dir(path), "."+out+".partial")
+				ctx, cancel := context.WithCancel(t.Context())
+				o := quick(t)
+				o.Progress = func(_ string, done, _ int64) {
+					if done > before.Stored*2/3 {
+						cancel()
+					}
+				}
+				_, err := Pull(ctx, s.ref(":1"), path, PullOptions{Options: o})
+				var left *InterruptedError
+				if !errors.As(err, &left) || left.Partial != partial || left.Done < before.Stored*2/3 || left.Total != before.Stored {
+					t.Fatalf("%v", err)
+				}
+				wantError(t, err, "the same command goes on there")
+				if _, err := os.Stat(path); err == nil {
+					t.Fatal("the output is there")
+				}
+				f, err := os.OpenFile(partial, os.O_RDWR, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch damage {
+				case "zeros": // as a power cut leaves them
+					_, err = f.WriteAt(make([]byte, 1<<20), 9<<20)
+				case "another image":
+					_, err = f.WriteAt(bytes.Repeat([]byte{7}, int(left.Done)), 0)
+				case "longer":
+					err = f.Truncate(before.Stored + 5)
+				}
+				if err := errors.Join(err, f.Close()); err != nil {
+					t.Fatal(err)
+				}
+				s.faulty(nil)
+				p, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if damage == "" && (p.Had < before.Stored*2/3 || s.sent() > before.Stored-p.Had+1<<20) {
+					t.Errorf("had %d of %d, %d were sent", p.Had, p.Stored, s.sent())
+				}
+				want := zst
+				if out == "o.raw" {
+					want = raw
+				}
+				if disktest.Sum(t, path) != disktest.Sum(t, want) {
+					t.Error("another file")
+				}
+				if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
+					t.Errorf("left behind: %v %v", list, err)
+				}
+			})
+		}
+	}
+}
+
+// TestTwoPulls: the second says so, and does not spoil what the first has.
+func TestTwoPulls(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	pushed(t, s, image(t, "i.raw.zst", nil), ":1")
+	path := filepath.Join(t.TempDir(), "o.raw.zst")
+	o := quick(t)
+	tried := false
+	o.Progress = func(string, int64, int64) {
+		if !tried {
+			tried = true
+			_, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
+			wantError(t, err, "another program is writing it")
+		}
+	}
+	if _, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: o}); err != nil || !tried {
+		t.Error(err)
+	}
+}
+
+// artifact puts a manifest with that config and those parts under a tag, as a
+// hostile push would.
+func (s *server) artifact(tag string, config any, parts ...[]byte) {
+	s.t.Helper()
+	put := func(method, path, contentType string, b []byte) {
+		req, err := http.NewRequestWithContext(s.t.Context(), method, s.URL+path, bytes.NewReader(b))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", contentType)
+		resp, err := s.Client().Do(req)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusCreated {
+			s.t.Fatalf("%s %s: %s", method, path, resp.Status)
+		}
+	}
+	b, err := json.Marshal(config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m := manifest{SchemaVersion: 2, MediaType: manifestType, ArtifactType: artifactType, Config: descriptor{MediaType: configType, Digest: digestOf(b), Size: int64(len(b))}}
+	for _, p := range append([][]byte{b}, parts...) {
+		put(http.MethodPost, "/v2/edge/image/blobs/uploads/?digest="+digestOf(p), "application/octet-stream", p)
+	}
+	for _, p := range parts {
+		m.Layers = append(m.Layers, descriptor{MediaType: partType, Digest: digestOf(p), Size: int64(len(p))})
+	}
+	if b, err = json.Marshal(m); err != nil {
+		s.t.Fatal(err)
+	}
+	put(http.MethodPut, "/v2/edge/image/manifests/"+tag, manifestType, b)
+}
+
+// configOf reads what a pushed image was announced with, and its bytes.
+func configOf(t *testing.T, path string) (config, []byte) {
+	t.Helper()
+	g, err := media.OpenGolden(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	cargo, err := g.Cargo()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := g.Frames()
+	return config{Version: 1, Cargo: cargo, Stored: int64(len(b)), Table: b[ends[len(ends)-1]:]}, b
+}
+
+// TestPullRejects what is not the image that was announced, and leaves nothing.
+func TestPullRejects(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	public, private, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, _, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := image(t, "i.raw.zst", &private)
+	pushed(t, s, signed, ":signed")
+	pushed(t, s, image(t, "i.raw.zst", nil), ":unsigned")
+	good, content := configOf(t, signed)
+
+	stamped := filepath.Join(t.TempDir(), "s.raw.zst")
+	if _, err := media.Stamp(t.Context(), signed, media.Site{Files: map[string][]byte{"site.yaml": []byte("token: abcdef.0123456789abcdef\n")}, Version: "v1alpha1"},
+		media.StampOptions{Output: stamped, Now: mediatest.Date}); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := os.ReadFile(stamped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	withSite := good
+	withSite.Table = tokens[good.Stored-int64(len(good.Table)):]
+	s.artifact("stamped", withSite, tokens)
+
+	another := filepath.Join(t.TempDir(), "another.raw.zst")
+	mediatest.Make(t, another, mediatest.Image{ID: "another", Data: 16 << 20, FreeRoot: 8 << 20, FreeData: 8 << 20})
+	c, foreign := configOf(t, another)
+	claims := good
+	claims.Stored, claims.Table = c.Stored, c.Table
+	s.artifact("other-content", claims, foreign)
+
+	lies := c
+	lies.Golden = good.Golden
+	s.artifact("wrong-golden", lies, foreign)
+	s.artifact("not-an-image", config{Version: 1, Cargo: good.Cargo, Stored: 100, Table: []byte("12345678901234567")}, make([]byte, 100))
+	s.artifact("wrong-size", config{Version: 1, Cargo: good.Cargo, Stored: 99, Table: []byte("1")}, make([]byte, 100))
+	s.artifact("newer", config{Version: 2}, []byte("x"))
+	s.artifact("no-parts", good)
+	// A frame whose bytes do not decompress, under a digest that is right.
+	spoilt := slices.Clone(content)
+	copy(spoilt[len(spoilt)/2:], bytes.Repeat([]byte{7}, 1000))
+	s.artifact("spoilt", good, spoilt)
+
+	swapped := func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/sha256:") || r.Header.Get("Range") != "" {
+			return false
+		}
+		rec := httptest.NewRecorder()
+		inner.ServeHTTP(rec, r)
+		b := rec.Body.Bytes()
+		if len(b) > 1<<20 {
+			b[len(b)/2] ^= 1
+		}
+		w.Write(b)
+		return true
+	}
+	page := func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		if !strings.Contains(r.URL.Path, "/manifests/") {
+			return false
+		}
+		io.WriteString(w, "<html>log in</html>")
+		return true
+	}
+	for name, test := range map[string]struct {
+		ref   string
+		keys  []string
+		fault func(http.ResponseWriter, *http.Request, http.Handler) bool
+		words []string
+		small bool // nothing large was downloaded
+	}{
+		"unknown tag":     {ref: ":none", words: []string{"answered 404", "check repository, tag and digest"}, small: true},
+		"unknown digest":  {ref: "@sha256:" + strings.Repeat("0", 64), words: []string{"answered 404"}, small: true},
+		"unsigned":        {ref: ":unsigned", keys: []string{public.String()}, words: []string{"has no signature", "nothing was downloaded"}, small: true},
+		"another key":     {ref: ":signed", keys: []string{other.String()}, words: []string{"is signed by key", "nothing was downloaded"}, small: true},
+		"newer":           {ref: ":newer", words: []string{"version 2", "use the edgebake that pushed it"}, small: true},
+		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, its config says 99"}, small: true},
+		"no parts":        {ref: ":no-parts", words: []string{"names no parts"}, small: true},
+		"no image":        {ref: ":not-an-image", words: []string{"its config is damaged", "push the image again"}, small: true},
+		"a page":          {ref: ":signed", fault: page, words: []string{"login page"}, small: true},
+		"a Site":          {ref: ":stamped", keys: []string{public.String()}, words: []string{"not a golden image", "join token"}},
+		"other content":   {ref: ":other-content", keys: []string{public.String()}, words: []string{"another than its config announced"}},
+		"wrong golden":    {ref: ":wrong-golden", words: []string{"another than its config announced"}},
+		"a bad frame":     {ref: ":spoilt", words: []string{"decompressing frame"}},
+		"a swapped blob":  {ref: ":signed", fault: swapped, words: []string{"part ", "sends other bytes than those of digest sha256:"}},
+		"a key that fits": {ref: ":signed", keys: []string{other.String(), public.String()}},
+		"none asked for":  {ref: ":unsigned"},
+		"a config swapped": {ref: ":signed", fault: func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+			rec := httptest.NewRecorder()
+			inner.ServeHTTP(rec, r)
+			if !bytes.HasPrefix(rec.Body.Bytes(), []byte(`{"version"`)) {
+				return false
+			}
+			io.WriteString(w, strings.Replace(rec.Body.String(), good.Golden[:6], "000000", 1))
+			return true
+		}, words: []string{"fetching its config", "sends other bytes"}, small: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.faulty(test.fault)
+			defer s.faulty(nil)
+			dir := t.TempDir()
+			path := filepath.Join(dir, "o.raw.zst")
+			p, err := Pull(t.Context(), s.ref(test.ref), path, PullOptions{Options: quick(t), Keys: test.keys})
+			if len(test.words) == 0 {
+				if err != nil || (p.Key == "") != (len(test.keys) == 0) {
+					t.Errorf("%+v %v", p, err)
+				}
+				return
+			}
+			wantError(t, err, append(test.words, "pulling "+s.ref(test.ref).String())...)
+			if _, err := os.Stat(path); err == nil {
+				t.Error("the output is there")
+			}
+			if name != "a swapped blob" {
+				empty(t, dir)
+			}
+			if test.small && s.sent() > 1<<20 {
+				t.Errorf("%d bytes were downloaded", s.sent())
+			}
+		})
+	}
+}
+
+// TestPullOfSomethingElse names what it is.
+func TestPullOfSomethingElse(t *testing.T) {
+	for doc, words := range map[string][]string{
+		`{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json"}}`:                                  {"a container image"},
+		`{"schemaVersion":2,"manifests":[{}]}`:                                                                                   {"a container image"},
+		`{"schemaVersion":2,"artifactType":"application/vnd.cncf.helm.v1"}`:                                                      {"its type is", "helm"},
+		`{"schemaVersion":2,"artifactType":"application/vnd.edgebake.image.v9"}`:                                                 {"image.v9", "use the edgebake that pushed it"},
+		`{"artifactType":"` + artifactType + `","config":{"digest":"sha256:../../x","size":5}}`:                                  {"names a blob", "../../x"},
+		`{"artifactType":"` + artifactType + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":9000000000}}`: {"its config has", "at most"},
+		`{"artifactType":"` + artifactType + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":1}}`:          {"no parts"},
+		`{"artifactType":"` + artifactType + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":-1}}`:         {"of -1 bytes"},
+		`{"artifactType":"` + artifactType + "\\u001b[2J\"}":                                                                     {`\x1b`},
+		`{"artifactType":`: {"cannot be read"},
+		`garbage`:          {"no manifest"},
+	} {
+		_, err := readManifest([]byte(doc))
+		wantError(t, err, words...)
+	}
+}
+
+// TestPushRejects what is not golden, before anything is sent.
+func TestPushRejects(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	stamped := image(t, "i.raw", nil)
+	if _, err := media.Stamp(t.Context(), stamped, media.Site{Files: map[string][]byte{"site.yaml": []byte("token: abcdef.0123456789abcdef\n")}, Version: "v1alpha1"},
+		media.StampOptions{Now: mediatest.Date}); err != nil {
+		t.Fatal(err)
+	}
+	damaged := image(t, "i.raw", nil)
+	deleted := image(t, "i.raw", nil)
+	for path, at := range map[string]string{damaged: "slot", deleted: "end of the slot"} {
+		i, err := media.Inspect(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at == "slot" {
+			_, err = f.WriteAt(make([]byte, 1<<20), i.Partitions[1].Start)
+		} else {
+			_, err = f.WriteAt([]byte("token: abcdef.0123456789abcdef\n"), i.Partitions[1].Start+i.Partitions[1].Size-512)
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, words := range map[string][]string{
+		stamped: {"stamped with a Site, which has a join token", "golden image that it was made of"},
+		damaged: {"slot cannot be read"},
+		deleted: {"a Site was deleted"},
+	} {
+		_, err := Push(t.Context(), path, s.ref(":1"), quick(t))
+		wantError(t, err, append(words, "pushing image "+path)...)
+	}
+	good := image(t, "i.raw.zst", nil)
+	_, err := Push(t.Context(), good, s.ref("@sha256:"+strings.Repeat("0", 64)), quick(t))
+	wantError(t, err, "name a tag")
+	if got := s.requests(""); len(got) > 0 {
+		t.Errorf("asked: %v", got)
+	}
+}
+
+// TestDamagedImageGetsNoName: what does not have its golden digest is not put
+// under a tag.
+func TestDamagedImageGetsNoName(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	path := image(t, "i.raw", nil)
+	i, err := media.Inspect(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte("damage"), i.Partitions[2].Start+20<<20)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Push(t.Context(), path, s.ref(":1"), quick(t))
+	wantError(t, err, "its golden digest is")
+	if got := s.requests("PUT /v2/edge/image/manifests"); len(got) > 0 {
+		t.Errorf("it got a name: %v", got)
+	}
+}
+
+// uploads answers what go-containerregistry's registry does not: how much of an
+// upload has arrived, and it keeps what arrived before a connection broke.
+type uploads struct {
+	mu   sync.Mutex
+	have map[string][]byte
+	cuts int
+	kept int64
+}
+
+func (u *uploads) serve(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+	id := r.URL.Path
+	if !strings.Contains(id, "/blobs/uploads/") || r.Method == http.MethodPost {
+		return false
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	answer := func(code int) {
+		w.Header().Set("Location", id)
+		w.Header().Set("Range", fmt.Sprintf("0-%d", max(len(u.have[id])-1, 0)))
+		w.WriteHeader(code)
+	}
+	switch r.Method {
+	case http.MethodGet:
+		u.kept += int64(len(u.have[id]))
+		answer(http.StatusNoContent)
+	case http.MethodPatch:
+		if from := r.Header.Get("Content-Range"); from != "" && !strings.HasPrefix(from, fmt.Sprintf("%d-", len(u.have[id]))) {
+			w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
+			return true
+		}
+		if u.cuts > 0 && r.ContentLength > 2<<20 {
+			u.cuts--
+			b := make([]byte, 1<<20)
+			io.ReadFull(r.Body, b)
+			u.have[id] = append(u.have[id], b...)
+			abort()
+		}
+		b, _ := io.ReadAll(r.Body)
+		u.have[id] = append(u.have[id], b...)
+		answer(http.StatusAccepted)
+	case http.MethodPut:
+		// The registry behind has none of it so far.
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(u.have[id])), int64(len(u.have[id]))
+		inner.ServeHTTP(w, r)
+	}
+	return true
+}
+
+// TestPushGoesOn after a connection broke, by range where the registry keeps
+// what has arrived, else with the part.
+func TestPushGoesOn(t *testing.T) {
+	zst := image(t, "i.raw.zst", nil)
+	undisturbed := serve(t, httptest.NewServer)
+	pushed(t, undisturbed, zst, ":1")
+	usual := len(undisturbed.requests("PATCH"))
+	t.Run("by range", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		u := &uploads{have: map[string][]byte{}, cuts: 3}
+		s.faulty(u.serve)
+		pushed(t, s, zst, ":1")
+		if got := len(s.requests("PATCH")); got != usual+3 || u.kept == 0 {
+			t.Errorf("%d requests, %d bytes were kept: %v", got, u.kept, s.requests("PATCH"))
+		}
+		s.faulty(nil)
+		path := filepath.Join(t.TempDir(), "o.raw.zst")
+		if _, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("by part", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		cuts := 3
+		s.faulty(func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+			if r.Method == http.MethodPatch && cuts > 0 && r.ContentLength > 2<<20 {
+				cuts--
+				io.CopyN(io.Discard, r.Body, 1<<20)
+				abort()
+			}
+			return false
+		})
+		pushed(t, s, zst, ":1")
+	})
+	t.Run("in the next run", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		ctx, cancel := context.WithCancel(t.Context())
+		o := quick(t)
+		o.Progress = func(step string, done, total int64) {
+			if done > total*2/3 {
+				cancel()
+			}
+		}
+		if _, err := Push(ctx, zst, s.ref(":1"), o); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if p := pushed(t, s, zst, ":1"); p.Had == 0 || p.Had == p.Parts {
+			t.Errorf("%+v", p)
+		}
+	})
+	t.Run("a lost answer", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		var once sync.Once
+		s.faulty(func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+			if r.Method == http.MethodPut && r.URL.Query().Has("digest") {
+				once.Do(func() {
+					inner.ServeHTTP(httptest.NewRecorder(), r)
+					abort()
+				})
+			}
+			return false
+		})
+		pushed(t, s, zst, ":1")
+		if got := len(s.requests("PATCH")); got != usual {
+			t.Errorf("it was sent again: %v", s.requests("PATCH"))
+		}
+	})
+	t.Run("for ever", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		s.faulty(func(_ http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+			if r.Method == http.MethodPatch {
+				abort()
+			}
+			return false
+		})
+		_, err := Push(t.Context(), zst, s.ref(":1"), quick(t))
+		wantError(t, err, "sending part 1 of", s.Listener.Addr().String())
+	})
+	t.Run("too large for a proxy", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		s.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+			if r.Method == http.MethodPatch {
+				io.Copy(io.Discard, r.Body)
+				w.WriteHeader(http.StatusRequestEntityTooLarge)
+			}
+			return r.Method == http.MethodPatch
+		})
+		_, err := Push(t.Context(), zst, s.ref(":1"), quick(t))
+		wantError(t, err, "answered 413", "client_max_body_size")
+	})
+}
+
+// TestSilentRegistry is given up, whichever way the bytes go.
+func TestSilentRegistry(t *testing.T) {
+	zst := image(t, "i.raw.zst", nil)
+	s := serve(t, httptest.NewServer)
+	pushed(t, s, zst, ":1")
+	o := quick(t)
+	o.Stall = 200 * time.Millisecond
+	s.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		large := r.Method == http.MethodPatch || strings.Contains(r.URL.Path, "/blobs/sha256:") && r.Method == http.MethodGet
+		if large {
+			<-r.Context().Done()
+		}
+		return large
+	})
+	_, err := Pull(t.Context(), s.ref(":1"), filepath.Join(t.TempDir(), "o.raw.zst"), PullOptions{Options: o})
+	wantError(t, err, "was silent for 200ms", "check the network")
+	other := serve(t, httptest.NewServer)
+	block := make(chan struct{})
+	defer close(block)
+	other.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		if r.Method == http.MethodPatch {
+			<-block // the body is not read
+		}
+		return r.Method == http.MethodPatch
+	})
+	_, err = Push(t.Context(), zst, other.ref(":1"), o)
+	wantError(t, err, "was silent for 200ms")
+}
+
+// TestAccess: TLS, plain HTTP and logins are as build has them.
+func TestAccess(t *testing.T) {
+	zst := image(t, "i.raw.zst", nil)
+	secure, plain := serve(t, httptest.NewTLSServer), serve(t, httptest.NewServer)
+	o := quick(t)
+	pushed(t, secure, zst, ":1")
+	o.Insecure = false
+	_, err := Push(t.Context(), zst, secure.ref(":1"), o)
+	wantError(t, err, "certificate that cannot be verified", "add --insecure")
+	_, err = Push(t.Context(), zst, plain.ref(":1"), o)
+	wantError(t, err, "plain HTTP", "add --insecure if plain HTTP is meant")
+	if got := plain.requests(""); len(got) > 0 {
+		t.Errorf("asked without TLS: %v", got)
+	}
+	o.Insecure = true
+	locked := serve(t, httptest.NewServer)
+	locked.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+		if u, p, _ := r.BasicAuth(); u+p != "robothunter2" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return true
+		}
+		return false
+	})
+	_, err = Push(t.Context(), zst, locked.ref(":1"), o)
+	wantError(t, err, "answered 401", "--auth-file")
+	o.AuthFile = filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(o.AuthFile, []byte(`{"auths":{"`+locked.Listener.Addr().String()+`":{"username":"robot","password":"hunter2"}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Push(t.Context(), zst, locked.ref(":1"), o); err != nil {
+		t.Error(err)
+	}
+	if _, err = Pull(t.Context(), locked.ref(":1"), filepath.Join(t.TempDir(), "o.raw"), PullOptions{Options: o}); err != nil {
+		t.Error(err)
+	}
+	gone, err := images.ParseRef("127.0.0.1:1/a:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	o.RetryWait = time.Minute
+	_, err = Pull(t.Context(), gone, filepath.Join(t.TempDir(), "o.raw"), PullOptions{Options: Options{Insecure: true}})
+	wantError(t, err, "cannot be reached", "check the network")
+	if time.Since(begun) > 30*time.Second {
+		t.Error("it waited")
+	}
+}
+
+// TestPullOntoAFullDisk runs itself again where a small file system can be
+// mounted. What has arrived is kept, and the next run goes on.
+func TestPullOntoAFullDisk(t *testing.T) {
+	disktest.Mounted(t, `mount -t tmpfs -o size=40m none "$0"`, func(t *testing.T, dir string) {
+		s := serve(t, httptest.NewServer)
+		zst := image(t, "i.raw.zst", nil)
+		p := pushed(t, s, zst, ":1")
+		ballast := filepath.Join(dir, "ballast")
+		fill := func(n int64) {
+			if err := os.WriteFile(ballast, make([]byte, n), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, out := range []string{"o.raw.zst", "o.raw"} {
+			path := filepath.Join(dir, out)
+			fill(40<<20 - p.Stored/2)
+			_, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
+			wantError(t, err, "no space left", "make room")
+			if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+				t.Errorf("it is seen before anything is fetched: %v", list)
+			}
+			// Something else fills it meanwhile.
+			fill(40<<20 - p.Stored - 1<<20)
+			o := quick(t)
+			var once sync.Once
+			o.Progress = func(string, int64, int64) { once.Do(func() { fill(40<<20 - p.Stored/2) }) }
+			_, err = Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: o})
+			wantError(t, err, "no space left", "make room", "the same command goes on")
+			if _, err := os.Stat(path); err == nil {
+				t.Error("the output is there")
+			}
+			if err := os.Remove(ballast); err != nil {
+				t.Fatal(err)
+			}
+			s.faulty(nil)
+			if out == "o.raw" {
+				// Both have no room here.
+				_, err = Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
+				wantError(t, err, "no space left", "make room")
+				continue
+			}
+			got, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
+			if err != nil || got.Had == 0 {
+				t.Errorf("%+v %v", got, err)
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// FuzzManifest: whatever a registry answers with, it is taken or rejected.
+func FuzzManifest(f *testing.F) {
+	f.Add([]byte(`{"artifactType":"`+artifactType+`","config":{"digest":"sha256:aa","size":5}}`), []byte(`{"version":1}`))
+	f.Fuzz(func(t *testing.T, doc, conf []byte) {
+		m, err := readManifest(doc)
+		if err != nil {
+			return
+		}
+		c, err := readConfig(conf, m)
+		if err != nil {
+			return
+		}
+		if chunks, err := media.NewChunks(bytes.NewReader(nil), c.Stored, c.Table); err == nil {
+			chunks.Close()
+		}
+	})
+}

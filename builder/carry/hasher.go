@@ -1,0 +1,111 @@
+package carry
+
+import (
+	"context"
+	"io"
+	"runtime"
+	"sync"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/builder/media"
+)
+
+// hasher takes chunks beside the download, as their frames are complete. A
+// frame may turn out to be wrong later, when its part's digest is known; it is
+// taken again then.
+type hasher struct {
+	chunks *media.Chunks
+	raw    io.WriterAt // nil: none
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	next    int // the chunk that is taken next
+	there   int // how many frames are there
+	busy    int
+	stopped bool
+	errs    []error // by chunk
+	workers sync.WaitGroup
+}
+
+func newHasher(c *media.Chunks, raw *disk.Output, dir string, cancel context.CancelCauseFunc) *hasher {
+	h := &hasher{chunks: c, errs: make([]error, c.Len())}
+	if raw != nil {
+		h.raw = rawDisk{raw.File, dir, cancel}
+	}
+	h.changed = sync.NewCond(&h.mu)
+	for range runtime.GOMAXPROCS(0) {
+		h.workers.Go(h.work)
+	}
+	return h
+}
+
+func (h *hasher) work() {
+	buf := make([]byte, seekable.FrameSize)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		for h.next >= h.there && !h.stopped {
+			h.changed.Wait()
+		}
+		if h.stopped {
+			return
+		}
+		i := h.next
+		h.next++
+		h.busy++
+		h.mu.Unlock()
+		err := h.chunks.Take(i, buf, h.raw)
+		h.mu.Lock()
+		h.errs[i] = err
+		h.busy--
+		h.changed.Broadcast()
+	}
+}
+
+// ready says that so many bytes of the file are there.
+func (h *hasher) ready(size int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.there < h.chunks.Len() && h.chunks.End(h.there) <= size {
+		h.there++
+		h.changed.Broadcast()
+	}
+}
+
+// rewind says that only so many bytes are there after all.
+func (h *hasher) rewind(size int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.there > 0 && h.chunks.End(h.there-1) > size {
+		h.there--
+	}
+	for h.busy > 0 {
+		h.changed.Wait()
+	}
+	h.next = min(h.next, h.there)
+}
+
+// wait returns when all chunks are taken, with what is wrong with one.
+func (h *hasher) wait() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.next < h.there || h.busy > 0 {
+		h.changed.Wait()
+	}
+	for _, err := range h.errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stop ends the workers.
+func (h *hasher) stop() {
+	h.mu.Lock()
+	h.stopped = true
+	h.changed.Broadcast()
+	h.mu.Unlock()
+	h.workers.Wait()
+}

@@ -1,0 +1,399 @@
+package carry
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// PullOptions are how an image is pulled.
+type PullOptions struct {
+	Options
+	// Keys, where there are any, are minisign public keys: one of them must have
+	// signed the image. That is checked before it is downloaded.
+	Keys []string
+	// Force replaces an output that is there.
+	Force bool
+}
+
+// Pulled is what Pull did.
+type Pulled struct {
+	Digest string // of the manifest
+	Golden string
+	Key    string // that has signed it; empty where none was asked for
+	// Stored bytes of the image, and Had ones that were there already.
+	Stored, Had int64
+}
+
+// InterruptedError says how far a pull came. The next one goes on there.
+type InterruptedError struct {
+	Done, Total int64
+	Partial     string
+}
+
+func (e *InterruptedError) Error() string {
+	return fmt.Sprintf("%d of %d MiB are in %s: the same command goes on there", e.Done>>20, e.Total>>20, e.Partial)
+}
+
+const lacks = "the registry lacks a part of the image: push the image again"
+
+// Pull fetches an image from a registry, into a file that ends in .raw.zst or
+// .raw, and verifies it on the way. The file appears when that is done; until
+// then, and after a failure, a hidden file beside it keeps what has arrived.
+func Pull(ctx context.Context, ref images.Ref, output string, o PullOptions) (*Pulled, error) {
+	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
+	p := &pull{o: &o, ref: ref}
+	// What is wrong with the output is said before anything is asked.
+	out, err := disk.Continue(output, 0o666, o.Force)
+	if err != nil {
+		return nil, err
+	}
+	p.out = out
+	keep := func() error {
+		// An empty one is of no use to anybody.
+		if st, err := out.Stat(); err == nil && st.Size() == 0 {
+			out.Discard()
+			return nil
+		}
+		return out.Keep()
+	}
+	if err := p.announce(ctx); err != nil {
+		keep()
+		return nil, failed(err)
+	}
+	var raw *disk.Output
+	if !media.IsCompressed(output) {
+		if raw, err = disk.Create(output, 0o666, o.Force); err != nil {
+			keep()
+			return nil, err
+		}
+		defer raw.Discard()
+	}
+	if err := p.download(ctx, raw); err != nil {
+		st, statErr := out.Stat()
+		if keep(); statErr != nil || st.Size() == 0 {
+			return nil, failed(err)
+		}
+		if ctx.Err() != nil {
+			return nil, &InterruptedError{Done: st.Size(), Total: p.config.Stored, Partial: out.Temp()}
+		}
+		return nil, fmt.Errorf("%w; what has arrived is kept, the same command goes on there", failed(err))
+	}
+	if err := p.verify(ctx); err != nil {
+		if ctx.Err() != nil {
+			keep()
+			return nil, &InterruptedError{Done: p.config.Stored, Total: p.config.Stored, Partial: out.Temp()}
+		}
+		out.Discard()
+		return nil, failed(err)
+	}
+	if raw == nil {
+		return p.result, out.Commit()
+	}
+	if err := raw.Commit(); err != nil {
+		keep()
+		return nil, err
+	}
+	out.Discard()
+	return p.result, nil
+}
+
+// pull is one on its way.
+type pull struct {
+	o      *PullOptions
+	ref    images.Ref
+	repo   *repo
+	out    *disk.Output
+	m      *manifest
+	config *config
+	chunks *media.Chunks
+	result *Pulled
+
+	// noRange: the registry sends blobs as a whole only.
+	noRange bool
+	left    int64 // bytes that a former run has left
+	done    int64 // bytes of the image that are there
+	resumed int64 // of them, those that were there before
+	// damaged is what is wrong with a frame of an image that has arrived whole.
+	damaged error
+}
+
+// announce asks what the image will be, and checks who says so.
+func (p *pull) announce(ctx context.Context) error {
+	var err error
+	if p.repo, err = openRepo(ctx, p.ref, transport.PullScope, &p.o.Options); err != nil {
+		return err
+	}
+	name := p.ref.Tag
+	if p.ref.Digest != "" {
+		name = p.ref.Digest
+	}
+	accept := strings.Join([]string{manifestType, "application/vnd.oci.image.index.v1+json",
+		"application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.distribution.manifest.list.v2+json"}, ", ")
+	// A tag's digest is whatever comes; digest is empty so that an answer of
+	// 404 is about the name.
+	b, err := p.repo.document(ctx, "/manifests/"+name, "", accept, maxManifest)
+	if err != nil {
+		return err
+	}
+	if p.ref.Digest != "" && digestOf(b) != p.ref.Digest {
+		return fmt.Errorf("%s sends another manifest than that of the digest: it is damaged, or somebody changed it on the way", p.ref.Domain)
+	}
+	if p.m, err = readManifest(b); err != nil {
+		return err
+	}
+	p.result = &Pulled{Digest: digestOf(b)}
+	if b, err = p.repo.document(ctx, "/blobs/"+p.m.Config.Digest, p.m.Config.Digest, "*/*", p.m.Config.Size); err != nil {
+		return fmt.Errorf("fetching its config: %w", err)
+	}
+	if p.config, err = readConfig(b, p.m); err != nil {
+		return err
+	}
+	p.result.Golden, p.result.Stored = p.config.Golden, p.config.Stored
+	if len(p.o.Keys) > 0 {
+		if p.result.Key, err = p.config.SignedBy(p.o.Keys); err != nil {
+			return fmt.Errorf("%w: nothing was downloaded", err)
+		}
+	}
+	return nil
+}
+
+// download brings all parts, and hashes their frames as they arrive.
+func (p *pull) download(ctx context.Context, raw *disk.Output) error {
+	st, err := p.out.Stat()
+	if err != nil {
+		return err
+	}
+	if p.left = st.Size(); p.left > p.config.Stored {
+		p.left = p.config.Stored
+		if err := p.out.Truncate(p.left); err != nil {
+			return err
+		}
+	}
+	if err := disk.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.left); err != nil {
+		return err
+	}
+	if p.chunks, err = media.NewChunks(p.out.File, p.config.Stored, p.config.Table); err != nil {
+		return fmt.Errorf("its config is damaged: %w: push the image again", err)
+	}
+	if raw != nil {
+		if err := raw.Truncate(p.chunks.Size()); err != nil {
+			return disk.Explain(err, filepath.Dir(p.out.Temp()))
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	h := newHasher(p.chunks, raw, filepath.Dir(p.out.Temp()), cancel)
+	defer h.stop()
+	from := int64(0)
+	for i, l := range p.m.Layers {
+		if err := p.part(ctx, h, l, from, min(max(p.left-from, 0), l.Size)); err != nil {
+			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+				err = cause
+			}
+			return fmt.Errorf("part %d of %d: %w", i+1, len(p.m.Layers), err)
+		}
+		from += l.Size
+	}
+	p.result.Had = p.resumed
+	p.damaged = h.wait()
+	return context.Cause(ctx)
+}
+
+// fetched is the state of one part.
+type fetched struct {
+	descriptor
+	from int64 // where it begins in the image
+	have int64
+	h    hash.Hash
+}
+
+// part brings one part, of which a former run has left have bytes.
+func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from, have int64) error {
+	f := &fetched{descriptor: d, from: from, h: sha256.New()}
+	if err := p.rehash(ctx, hashing, f, have); err != nil {
+		return err
+	}
+	for again := false; ; again = true {
+		cut, err := p.fetch(ctx, hashing, f)
+		if err != nil {
+			return err
+		}
+		if got := fmt.Sprintf("sha256:%x", f.h.Sum(nil)); got == d.Digest {
+			if !again {
+				p.resumed += have
+			}
+			return nil
+		} else if again || have == 0 && !cut {
+			if err := p.out.Truncate(from); err != nil {
+				return err
+			}
+			return fmt.Errorf("%s sends other bytes than those of digest %s (they have %s): the blob is damaged, or somebody changed it on the way: push the image again", p.ref.Domain, d.Digest, got)
+		}
+		p.o.warn("what is there of a part of %s is not of this image, or is damaged: fetching that part again", p.ref)
+		// Nothing behind it is believed either.
+		if err := p.out.Truncate(from); err != nil {
+			return err
+		}
+		p.left = from
+		hashing.rewind(from)
+		p.done -= f.have
+		f.have = 0
+		f.h.Reset()
+	}
+}
+
+// rehash takes what a former run has left of a part.
+func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched, have int64) error {
+	buf := make([]byte, 1<<20)
+	for f.have < have {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := p.out.ReadAt(buf[:min(int64(len(buf)), have-f.have)], f.from+f.have)
+		if n == 0 {
+			return fmt.Errorf("reading %s: %w", p.out.Temp(), err)
+		}
+		p.took(hashing, f, buf[:n])
+	}
+	return nil
+}
+
+// took counts bytes that are in the file.
+func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
+	f.h.Write(b)
+	f.have += int64(len(b))
+	p.done += int64(len(b))
+	hashing.ready(f.from + f.have)
+	p.o.progress("pull", p.done, p.config.Stored)
+}
+
+// fetch asks for what is missing of a part until all of it is there. cut says
+// that it came in more than one piece.
+func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) (cut bool, err error) {
+	if f.have == f.Size {
+		return false, nil
+	}
+	pieces := 0
+	err = p.repo.again(ctx, f.Digest, "going on where it broke off", func() (bool, error) {
+		missing := f.Size - f.have
+		pieces++
+		err := p.piece(ctx, hashing, f)
+		// Less is no progress: a line that gives so little before it breaks
+		// never comes to an end.
+		return missing-(f.Size-f.have) >= min(64<<10, missing/2), err
+	})
+	return pieces > 1, err
+}
+
+// piece makes one request.
+func (p *pull) piece(ctx context.Context, hashing *hasher, f *fetched) error {
+	header := http.Header{}
+	if f.have > 0 && !p.noRange {
+		header.Set("Range", fmt.Sprintf("bytes=%d-%d", f.have, f.Size-1))
+	}
+	resp, err := p.repo.request(ctx, http.MethodGet, p.repo.url("/blobs/"+f.Digest), header, nil, 0, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusOK:
+		if f.have > 0 && !p.noRange {
+			p.noRange = true
+			p.o.warn("%s ignores ranges: what is there already is sent again", p.ref.Domain)
+		}
+		if _, err := io.CopyN(io.Discard, resp.Body, f.have); err != nil {
+			return unexpected(err)
+		}
+	case resp.StatusCode == http.StatusPartialContent && f.have > 0 && startsAt(resp, f.have):
+	case !p.noRange && f.have > 0:
+		p.noRange = true
+		p.o.warn("%s answers another range than it was asked for: what is there already is sent again", p.ref.Domain)
+		return p.piece(ctx, hashing, f)
+	default:
+		return &ownError{fmt.Errorf("%s answers with a range that nobody asked for", p.ref.Domain)}
+	}
+	return p.copy(hashing, f, resp.Body)
+}
+
+// startsAt reports whether a partial answer begins at that byte.
+func startsAt(resp *http.Response, at int64) bool {
+	var from, to int64
+	_, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-%d", &from, &to)
+	return err == nil && from == at
+}
+
+// unexpected is the early end of what should have been longer.
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// copy takes what comes.
+func (p *pull) copy(hashing *hasher, f *fetched, body io.Reader) error {
+	buf := make([]byte, 256<<10)
+	for f.have < f.Size {
+		n, err := body.Read(buf[:min(int64(len(buf)), f.Size-f.have)])
+		if n > 0 {
+			if _, err := p.out.WriteAt(buf[:n], f.from+f.have); err != nil {
+				return &ownError{fmt.Errorf("writing %s: %w", p.out.Temp(), disk.Explain(err, filepath.Dir(p.out.Temp())))}
+			}
+			p.took(hashing, f, buf[:n])
+		}
+		if err != nil && f.have < f.Size {
+			return unexpected(err)
+		}
+	}
+	return nil
+}
+
+// verify checks what has arrived as an image, and that it is the one that was
+// announced.
+func (p *pull) verify(ctx context.Context) error {
+	if p.damaged != nil {
+		return fmt.Errorf("%w: push the image again", p.damaged)
+	}
+	g, err := media.OpenGoldenFile(p.out.File, p.ref.String())
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	cargo, err := g.Cargo()
+	if err != nil {
+		return err
+	}
+	if cargo.Golden != p.config.Golden || cargo.Signature != p.config.Signature || string(cargo.ImageInfo) != string(p.config.ImageInfo) {
+		return errors.New("the image is another than its config announced: do not use it, and ask who pushed it")
+	}
+	return g.VerifyChunks(ctx, p.chunks)
+}
+
+// rawDisk is the raw output. What cannot be written there ends the pull.
+type rawDisk struct {
+	f      *os.File
+	dir    string
+	cancel context.CancelCauseFunc
+}
+
+func (r rawDisk) WriteAt(b []byte, off int64) (int, error) {
+	n, err := r.f.WriteAt(b, off)
+	if err != nil {
+		r.cancel(fmt.Errorf("writing the image: %w", disk.Explain(err, r.dir)))
+	}
+	return n, err
+}

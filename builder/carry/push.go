@@ -1,0 +1,437 @@
+package carry
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"golang.org/x/sync/errgroup"
+)
+
+// Pushed is what Push did.
+type Pushed struct {
+	// Digest of the manifest: REPOSITORY@Digest names this image for ever.
+	Digest string
+	Golden string
+	// Parts of the image, and how many of them the registry had already.
+	Parts, Had int
+	// Stored bytes of the image, and Sent ones.
+	Stored, Sent int64
+}
+
+// Push brings a golden image into a registry. It is verified meanwhile; its
+// name is given only then.
+func Push(ctx context.Context, path string, ref images.Ref, o Options) (*Pushed, error) {
+	if ref.Digest != "" {
+		return nil, fmt.Errorf("pushing to %s: a digest is what pushing gives: name a tag, as in %s:1.2.3", ref, ref.Repo())
+	}
+	g, err := media.OpenGolden(path)
+	if err != nil {
+		return nil, err
+	}
+	defer g.Close()
+	cargo, err := g.Cargo()
+	if err != nil {
+		return nil, fmt.Errorf("pushing image %s: %w", path, err)
+	}
+	// What a login is needed for is not compressed first.
+	r, err := openRepo(ctx, ref, transport.PushScope, &o)
+	if err != nil {
+		return nil, fmt.Errorf("pushing to %s: %w", ref, explain(err, ""))
+	}
+	packed := g
+	if g.Frames() == nil {
+		f, err := pack(ctx, g, path, &o)
+		if err != nil {
+			return nil, fmt.Errorf("compressing image %s: %w", path, err)
+		}
+		defer f.Close()
+		if packed, err = media.OpenGoldenFile(f, path); err != nil {
+			return nil, err
+		}
+		defer packed.Close()
+	}
+	p := &push{repo: r, g: packed, cargo: cargo, here: map[string]bool{}, result: &Pushed{Golden: cargo.Golden, Stored: packed.Stored()}}
+	if err := p.run(ctx); err != nil {
+		return nil, err
+	}
+	return p.result, nil
+}
+
+// pack compresses a raw image into a file without a name.
+func pack(ctx context.Context, g *media.Golden, path string, o *Options) (*os.File, error) {
+	dir := os.TempDir()
+	f, err := os.CreateTemp(dir, ".edgebake-push-*")
+	if err != nil {
+		return nil, fmt.Errorf("%w: set TMPDIR to a directory with room, or build the image as .raw.zst", err)
+	}
+	os.Remove(f.Name())
+	if err := g.Pack(ctx, f, func(done, total int64) { o.progress("compress", done, total) }); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", disk.Explain(err, dir))
+	}
+	return f, nil
+}
+
+// push is one on its way.
+type push struct {
+	repo   *repo
+	g      *media.Golden
+	cargo  media.Cargo
+	result *Pushed
+
+	// here are the digests of what was sent: parts of an image may be equal.
+	here map[string]bool
+
+	mu   sync.Mutex
+	done int64
+}
+
+// part is a piece of the compressed image, of whole frames.
+type part struct {
+	descriptor
+	from int64
+}
+
+func (p *push) run(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.g.Verify(gctx, nil) })
+	var m *manifest
+	g.Go(func() (err error) {
+		m, err = p.blobs(gctx)
+		if err != nil && gctx.Err() == nil {
+			err = fmt.Errorf("pushing to %s: %w", p.repo.ref, explain(err, ""))
+		}
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	b, err := encode(m)
+	if err == nil {
+		err = p.repo.again(ctx, "", "", func() (bool, error) {
+			resp, err := p.repo.request(ctx, http.MethodPut, p.repo.url("/manifests/"+p.repo.ref.Tag), http.Header{"Content-Type": {manifestType}},
+				strings.NewReader(string(b)), int64(len(b)), http.StatusCreated, http.StatusOK, http.StatusAccepted)
+			if err == nil {
+				resp.Body.Close()
+			}
+			return false, err
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("pushing to %s: putting its manifest: %w", p.repo.ref, explain(err, ""))
+	}
+	p.result.Digest = digestOf(b)
+	return nil
+}
+
+// blobs sends all blobs that the registry does not have, and returns the
+// manifest that names them.
+func (p *push) blobs(ctx context.Context) (*manifest, error) {
+	m := &manifest{SchemaVersion: 2, MediaType: manifestType, ArtifactType: artifactType, Annotations: p.annotations()}
+	parts := p.cut()
+	stem := m.Annotations[titleKey]
+	c := config{Version: configVersion, Cargo: p.cargo, Stored: p.g.Stored()}
+	ends := p.g.Frames()
+	c.Table = make([]byte, p.g.Stored()-ends[len(ends)-1])
+	if _, err := p.g.File().ReadAt(c.Table, ends[len(ends)-1]); err != nil {
+		return nil, err
+	}
+	raw, err := encode(c)
+	if err != nil {
+		return nil, err
+	}
+	digests := p.digests(ctx, parts)
+	for i := range parts {
+		d := &parts[i].descriptor
+		sum, ok := <-digests
+		if !ok {
+			return nil, ctx.Err()
+		}
+		if sum.err != nil {
+			return nil, sum.err
+		}
+		d.Digest = sum.digest
+		// For programs that write blobs as files: put together in this order
+		// they are the image.
+		d.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
+		if err := p.blob(ctx, *d, io.NewSectionReader(p.g.File(), parts[i].from, d.Size)); err != nil {
+			return nil, fmt.Errorf("sending part %d of %d: %w", i+1, len(parts), err)
+		}
+		m.Layers = append(m.Layers, *d)
+	}
+	p.result.Parts = len(parts)
+	m.Config = descriptor{MediaType: configType, Digest: digestOf(raw), Size: int64(len(raw))}
+	if err := p.blob(ctx, m.Config, io.NewSectionReader(strings.NewReader(string(raw)), 0, int64(len(raw)))); err != nil {
+		return nil, fmt.Errorf("sending its config: %w", err)
+	}
+	return m, nil
+}
+
+// digested is a part's digest.
+type digested struct {
+	digest string
+	err    error
+}
+
+// digests hashes the parts, each while the one before is sent.
+func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
+	out := make(chan digested, 1)
+	go func() {
+		for _, part := range parts {
+			h := sha256.New()
+			_, err := io.Copy(h, io.NewSectionReader(p.g.File(), part.from, part.Size))
+			select {
+			case out <- digested{fmt.Sprintf("sha256:%x", h.Sum(nil)), err}:
+			case <-ctx.Done():
+			}
+			if err != nil || ctx.Err() != nil {
+				close(out)
+				return
+			}
+		}
+	}()
+	return out
+}
+
+const titleKey = "org.opencontainers.image.title"
+
+// annotations are for people and for what lists registries.
+func (p *push) annotations() map[string]string {
+	i := p.g.Info()
+	return map[string]string{
+		titleKey:                               filepath.Base(i.Name),
+		"org.opencontainers.image.created":     time.Unix(i.SourceDate, 0).UTC().Format(time.RFC3339),
+		"org.opencontainers.image.description": fmt.Sprintf("edgebake image for %s, Kubernetes %s, containerd %s", i.Arch, i.Kubernetes, i.Containerd),
+	}
+}
+
+// cut makes parts of whole frames. The table goes with the last one.
+func (p *push) cut() []part {
+	size := p.repo.o.PartSize
+	if size == 0 {
+		size = PartSize
+	}
+	var parts []part
+	from, end := int64(0), int64(0)
+	add := func() {
+		if end > from {
+			parts = append(parts, part{descriptor{MediaType: partType, Size: end - from}, from})
+			from = end
+		}
+	}
+	for _, e := range p.g.Frames() {
+		if e-from > size {
+			add()
+		}
+		end = e
+	}
+	end = p.g.Stored()
+	add()
+	return parts
+}
+
+// blob sends a blob, unless the registry has it.
+func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader) error {
+	if p.here[d.Digest] {
+		p.sent(d.Size)
+		return nil
+	}
+	p.here[d.Digest] = true
+	there, err := p.repo.has(ctx, d)
+	if err != nil {
+		return err
+	}
+	if there {
+		if d.MediaType == partType {
+			p.result.Had++
+			p.sent(d.Size)
+		}
+		return nil
+	}
+	u := &upload{p: p, d: d, content: content}
+	if err := p.repo.again(ctx, "", "sending goes on", func() (bool, error) { return u.try(ctx) }); err != nil {
+		return err
+	}
+	p.result.Sent += d.Size
+	return nil
+}
+
+// sent adds to what is there.
+func (p *push) sent(n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done += n
+	p.repo.o.progress("push", min(p.done, p.result.Stored), p.result.Stored)
+}
+
+// upload is one blob on its way. What the registry has kept of it when the
+// connection breaks is not sent again.
+type upload struct {
+	p       *push
+	d       descriptor
+	content *io.SectionReader
+	where   string // the registry's place for it; empty: none yet
+	begun   bool
+	counted int64 // told as progress
+}
+
+func (u *upload) try(ctx context.Context) (bool, error) {
+	from, err := u.resume(ctx)
+	if err != nil {
+		return false, err
+	}
+	if from < u.d.Size {
+		before := from
+		if err := u.send(ctx, from); err != nil {
+			// The next one looks what has arrived.
+			at, statErr := u.kept(ctx)
+			return statErr == nil && at > before, err
+		}
+	}
+	return false, u.finish(ctx)
+}
+
+// resume returns how much of the blob the registry has, at the place that it
+// has for it.
+func (u *upload) resume(ctx context.Context) (int64, error) {
+	if u.begun {
+		// Perhaps only the last answer was lost.
+		if there, err := u.p.repo.has(ctx, u.d); err != nil {
+			return 0, err
+		} else if there {
+			u.where = ""
+			return u.d.Size, nil
+		}
+		if from, err := u.kept(ctx); err == nil {
+			return from, nil
+		}
+	}
+	resp, err := u.p.repo.request(ctx, http.MethodPost, u.p.repo.url("/blobs/uploads/"), nil, nil, 0, http.StatusAccepted)
+	if err != nil {
+		return 0, err
+	}
+	resp.Body.Close()
+	if u.where, err = at(resp); err != nil {
+		return 0, &ownError{err}
+	}
+	u.begun = true
+	return 0, nil
+}
+
+// kept asks how much of the upload the registry has.
+func (u *upload) kept(ctx context.Context) (int64, error) {
+	if u.where == "" {
+		return 0, errors.New("there is no upload")
+	}
+	resp, err := u.p.repo.request(ctx, http.MethodGet, u.where, nil, nil, 0, http.StatusNoContent)
+	if err != nil {
+		return 0, err
+	}
+	resp.Body.Close()
+	where, err := at(resp)
+	if err != nil {
+		return 0, err
+	}
+	from, ok := ranged(resp.Header.Get("Range"))
+	// "0-0" is said of one byte, and by some of none.
+	if !ok || from <= 1 || from > u.d.Size {
+		return 0, errors.New("the registry does not say what it has")
+	}
+	u.where = where
+	return from, nil
+}
+
+// send sends what is left, in one request: there are registries that take no
+// more than one.
+func (u *upload) send(ctx context.Context, from int64) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	body := &outgoing{r: io.NewSectionReader(u.content, from, u.d.Size-from), limit: u.p.repo.stall, count: u.count, at: from}
+	body.timer = time.AfterFunc(body.limit, func() { cancel(errSilent) })
+	defer body.timer.Stop()
+	header := http.Header{"Content-Type": {"application/octet-stream"}}
+	if from > 0 {
+		header.Set("Content-Range", fmt.Sprintf("%d-%d", from, u.d.Size-1))
+	}
+	resp, err := u.p.repo.request(ctx, http.MethodPatch, u.where, header, body, u.d.Size-from, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
+	if err != nil {
+		if context.Cause(ctx) == errSilent {
+			err = errSilent
+		}
+		return err
+	}
+	resp.Body.Close()
+	if u.where, err = at(resp); err != nil {
+		return &ownError{err}
+	}
+	return nil
+}
+
+// count tells progress that was not told before.
+func (u *upload) count(at int64) {
+	if u.d.MediaType == partType && at > u.counted {
+		u.p.sent(at - u.counted)
+		u.counted = at
+	}
+}
+
+// finish has the registry check the digest and name the blob.
+func (u *upload) finish(ctx context.Context) error {
+	if u.where == "" {
+		return nil // it is there
+	}
+	where, err := url.Parse(u.where)
+	if err != nil {
+		return &ownError{err}
+	}
+	q := where.Query()
+	q.Set("digest", u.d.Digest)
+	where.RawQuery = q.Encode()
+	resp, err := u.p.repo.request(ctx, http.MethodPut, where.String(), nil, http.NoBody, 0, http.StatusCreated, http.StatusNoContent)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	return nil
+}
+
+// errSilent is a registry that takes nothing more.
+var errSilent = fmt.Errorf("sending: %w", context.DeadlineExceeded)
+
+// outgoing is a body that is sent. Whoever takes nothing of it for too long is
+// given up.
+type outgoing struct {
+	r     io.Reader
+	timer *time.Timer
+	limit time.Duration
+	count func(at int64)
+	at    int64
+}
+
+func (o *outgoing) Read(p []byte) (int, error) {
+	// When all is sent, the answer has a limit of its own.
+	if o.timer.Stop() {
+		o.timer.Reset(o.limit)
+	}
+	o.count(o.at)
+	n, err := o.r.Read(p)
+	o.at += int64(n)
+	if err == io.EOF {
+		o.timer.Stop()
+	}
+	return n, err
+}

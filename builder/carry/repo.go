@@ -1,0 +1,205 @@
+package carry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/builder/registry"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// repo is one repository of a registry.
+type repo struct {
+	o      *Options
+	ref    images.Ref
+	name   name.Repository
+	client *http.Client
+	stall  time.Duration
+	wait   time.Duration
+}
+
+// openRepo logs in. scope is transport.PullScope or PushScope.
+func openRepo(ctx context.Context, ref images.Ref, scope string, o *Options) (*repo, error) {
+	r := &repo{o: o, ref: ref, stall: cmp.Or(o.Stall, 30*time.Second), wait: cmp.Or(o.RetryWait, time.Second)}
+	var opts []name.Option
+	if o.Insecure {
+		opts = append(opts, name.Insecure)
+	}
+	var err error
+	if r.name, err = name.NewRepository(ref.Repo(), opts...); err != nil {
+		return nil, err
+	}
+	keys, err := registry.Logins(o.AuthFile)
+	if err != nil {
+		return nil, err
+	}
+	login, err := authn.Resolve(ctx, keys, r.name)
+	if err != nil {
+		return nil, fmt.Errorf("asking for the login of %s: %w", ref.Domain, err)
+	}
+	rt := transport.NewUserAgent(registry.Access{Insecure: o.Insecure, Stall: r.stall}.Transport(), "edgebake")
+	err = r.again(ctx, "", "", func() (bool, error) {
+		in, err := transport.NewWithContext(ctx, r.name.Registry, login, rt, []string{r.name.Scope(scope)})
+		r.client = &http.Client{Transport: in}
+		return false, err
+	})
+	return r, err
+}
+
+// url of something in the repository. The transport takes http for those that
+// speak nothing else.
+func (r *repo) url(path string) string {
+	return (&url.URL{Scheme: r.name.Scheme(), Host: r.name.RegistryStr(), Path: "/v2/" + r.name.RepositoryStr() + path}).String()
+}
+
+// request sends one and returns its answer, whose status is one of codes.
+func (r *repo) request(ctx context.Context, method, url string, header http.Header, body io.Reader, size int64, codes ...int) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.ContentLength = size
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := transport.CheckError(resp, codes...); err != nil {
+		resp.Body.Close()
+		return nil, err
+	}
+	return resp, nil
+}
+
+// attempts is how often in a row something is tried that brings nothing.
+const attempts = 5
+
+// again calls f until it succeeds, or there is no hope. progress says that f
+// brought something before it failed: on a line that breaks every minute a
+// transfer of an hour comes to its end. what says in a warning what is being
+// done.
+func (r *repo) again(ctx context.Context, digest, what string, f func() (progress bool, err error)) error {
+	for failures := 0; ; {
+		progress, err := f()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		var own *ownError
+		if errors.As(err, &own) {
+			return own.error
+		}
+		failed := &registry.Error{Host: r.ref.Domain, Digest: digest, Stall: r.stall, Err: err}
+		if failures++; progress {
+			failures = 0
+		}
+		var op *net.OpError
+		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // most often it is misspelt
+		if failures >= attempts || !passes(err) || first {
+			return failed
+		}
+		if what != "" {
+			r.o.warn("%v; %s", failed, what)
+		}
+		if failures == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(r.wait << (failures - 1)):
+		}
+	}
+}
+
+// ownError is not the registry's doing.
+type ownError struct{ error }
+
+// passes reports whether a failure may pass by itself.
+func passes(err error) bool {
+	var te *transport.Error
+	var op *net.OpError
+	var unknown *net.DNSError
+	switch {
+	case errors.As(err, &te):
+		return te.StatusCode >= 500 || te.StatusCode == http.StatusTooManyRequests || te.StatusCode == http.StatusRequestTimeout
+	case errors.As(err, &unknown):
+		return !unknown.IsNotFound
+	}
+	return registry.IsBroken(err) || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.As(err, &op)
+}
+
+// document reads a manifest or a blob that is small.
+func (r *repo) document(ctx context.Context, path, digest, accept string, limit int64) ([]byte, error) {
+	var b []byte
+	err := r.again(ctx, digest, "", func() (bool, error) {
+		resp, err := r.request(ctx, http.MethodGet, r.url(path), http.Header{"Accept": {accept}}, nil, 0, http.StatusOK)
+		if err != nil {
+			return false, err
+		}
+		defer resp.Body.Close()
+		if b, err = io.ReadAll(io.LimitReader(resp.Body, limit+1)); err == nil && int64(len(b)) > limit {
+			err = &ownError{fmt.Errorf("%s sent more than %d bytes of %s", r.ref.Domain, limit, path)}
+		}
+		return false, err
+	})
+	if err == nil && digest != "" && digestOf(b) != digest {
+		err = fmt.Errorf("%s sends other bytes than those of digest %s: it is damaged, or somebody changed them on the way", r.ref.Domain, digest)
+	}
+	return b, err
+}
+
+// has reports whether the registry has a blob.
+func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
+	there := false
+	err := r.again(ctx, "", "", func() (bool, error) {
+		resp, err := r.request(ctx, http.MethodHead, r.url("/blobs/"+d.Digest), nil, nil, 0, http.StatusOK, http.StatusNotFound)
+		if err != nil {
+			return false, err
+		}
+		resp.Body.Close()
+		there = resp.StatusCode == http.StatusOK && (resp.ContentLength < 0 || resp.ContentLength == d.Size)
+		return false, nil
+	})
+	return there, err
+}
+
+// at is a URL that the registry named, which may be relative.
+func at(resp *http.Response) (string, error) {
+	where := resp.Header.Get("Location")
+	if where == "" {
+		return "", errors.New("the registry names no place for an upload")
+	}
+	u, err := resp.Request.URL.Parse(where)
+	if err != nil {
+		return "", errors.New("the registry names a place for an upload that is not a URL")
+	}
+	return u.String(), nil
+}
+
+// ranged reads "0-1023" or "bytes=0-1023", of which registries answer either.
+func ranged(s string) (next int64, ok bool) {
+	var from, to int64
+	if _, err := fmt.Sscanf(strings.TrimPrefix(s, "bytes="), "%d-%d", &from, &to); err != nil || from != 0 || to < 0 {
+		return 0, false
+	}
+	return to + 1, true
+}

@@ -1,0 +1,292 @@
+package media
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+)
+
+// Cargo is what is known of a golden image before its bytes are there: which
+// they must be, and who says so.
+type Cargo struct {
+	Golden    string `json:"golden"`
+	Signature string `json:"signature,omitempty"`
+	// ImageInfo is image.json, byte for byte: the signature covers it.
+	ImageInfo []byte `json:"imageInfo"`
+}
+
+// SignedBy returns which of the minisign public keys has signed the image.
+func (c *Cargo) SignedBy(keys []string) (string, error) {
+	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
+}
+
+// ErrNotGolden says that an image has more than what was built, and so is not
+// for everybody.
+var ErrNotGolden = errors.New("it is not a golden image")
+
+// OpenGoldenFile reads an image from an open file, which stays open. Messages
+// call it name.
+func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
+	m, err := openFile(f, name)
+	if err != nil {
+		return nil, err
+	}
+	m.borrowed = true
+	return &Golden{m}, nil
+}
+
+// Cargo returns what the image is carried with. An image that is stamped or has
+// booted is rejected: no digest covers the slot, and what is in it is secret,
+// or somebody else's.
+func (g *Golden) Cargo() (Cargo, error) {
+	m := g.m
+	var i Info
+	if err := m.slot(&i); err != nil {
+		return Cargo{}, err
+	}
+	who := "a Site"
+	if i.Slot.Site != nil && i.Slot.Site.NodeName != "" {
+		who = "the Site " + i.Slot.Site.NodeName
+	}
+	const fix = "take the golden image that it was made of, and stamp copies of that"
+	switch s := i.Slot; {
+	case s.State == SlotDamaged:
+		return Cargo{}, fmt.Errorf("%w: its slot cannot be read (%s): take a copy of the golden image, or build it again", ErrNotGolden, s.Error)
+	case s.State == SlotInventory:
+		return Cargo{}, fmt.Errorf("%w: it is stamped with an Inventory, which has join tokens: %s", ErrNotGolden, fix)
+	case s.State == SlotSite:
+		return Cargo{}, fmt.Errorf("%w: it is stamped with %s, which has a join token: %s", ErrNotGolden, who, fix)
+	case len(s.Files) > 0:
+		return Cargo{}, fmt.Errorf("%w: its slot has %s, which no golden image has: %s", ErrNotGolden, s.Files[0].Name, fix)
+	case s.Report != "":
+		return Cargo{}, fmt.Errorf("%w: a machine has booted it and wrote a report into it: %s", ErrNotGolden, fix)
+	case s.Golden == "":
+		return Cargo{}, fmt.Errorf("%w: its slot has no golden digest: take a copy of the golden image, or build it again", ErrNotGolden)
+	}
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return Cargo{}, err
+	}
+	if err := errors.Join(slot.Strays(m.section(p)), leftovers(m.section(p))); err != nil {
+		return Cargo{}, fmt.Errorf("%w: %w", ErrNotGolden, err)
+	}
+	info, err := slot.ReadInfo(m.section(p))
+	if err != nil {
+		return Cargo{}, err
+	}
+	b, err := m.espFile(ondisk.ESPImageInfo)
+	return Cargo{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
+}
+
+// leftovers looks for secrets in the slot's free clusters: a Site that was
+// deleted by hand is still there.
+func leftovers(r io.Reader) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	if regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`).Match(b) || bytes.Contains(b, []byte(" PRIVATE KEY-----")) {
+		return errors.New("a Site was deleted from its slot, and its token or keys can still be read there: take the golden image that it was made of")
+	}
+	return nil
+}
+
+// Frames returns where each frame of a compressed image ends in its file; nil
+// of a raw one.
+func (g *Golden) Frames() []int64 {
+	if g.m.z == nil {
+		return nil
+	}
+	ends := make([]int64, g.m.z.Frames())
+	for i := range ends {
+		e := g.m.z.Entry(i)
+		ends[i] = e.Offset + e.Compressed
+	}
+	return ends
+}
+
+// Stored is how many bytes the image's file has.
+func (g *Golden) Stored() int64 { return g.m.stored }
+
+// File reads the image's file as it is.
+func (g *Golden) File() io.ReaderAt { return g.m.f }
+
+// Pack compresses a raw image, as it would have been built compressed. out is
+// empty.
+func (g *Golden) Pack(ctx context.Context, out io.WriterAt, progress func(done, total int64)) error {
+	m := g.m
+	enc, err := seekable.NewEncoder()
+	if err != nil {
+		return err
+	}
+	p, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
+	frames := make([][]byte, 4*runtime.GOMAXPROCS(0))
+	sums, sizes := make([]uint32, len(frames)), make([]int, len(frames))
+	var table seekable.Table
+	at := int64(0)
+	for off := int64(0); off < m.size; off += int64(len(frames)) * seekable.FrameSize {
+		n := min(int64(len(frames)), (m.size-off+seekable.FrameSize-1)/seekable.FrameSize)
+		err := disk.Parallel(ctx, int(n), func() func(int) error {
+			buf := make([]byte, seekable.FrameSize)
+			return func(i int) error {
+				from := off + int64(i)*seekable.FrameSize
+				size := min(seekable.FrameSize, m.size-from)
+				b, zero, err := m.chunk(buf, from, size)
+				if err != nil {
+					return err
+				}
+				if zero {
+					b = buf[:size]
+					clear(b)
+				}
+				sums[i], sizes[i] = seekable.Sum(b), len(b)
+				if p.Start <= from && from < p.Start+p.Size {
+					frames[i] = seekable.Raw(frames[i][:0], b)
+				} else {
+					frames[i] = enc.Encode(frames[i][:0], b)
+				}
+				return nil
+			}
+		})
+		if err != nil {
+			return err
+		}
+		for i := range n {
+			at = table.Append(len(frames[i]), sizes[i], sums[i])
+			if _, err := out.WriteAt(frames[i], at); err != nil {
+				return err
+			}
+			at += int64(len(frames[i]))
+		}
+		if progress != nil {
+			progress(min(off+n*seekable.FrameSize, m.size), m.size)
+		}
+	}
+	_, err = out.WriteAt(table.Encode(), at)
+	return err
+}
+
+// Chunks takes the chunks of a compressed image one by one, as its frames
+// arrive, and hashes them.
+type Chunks struct {
+	z    *seekable.Reader
+	sums [][32]byte
+	seen []bool // taken before: the disk may not have a hole any more
+	zero [32]byte
+}
+
+// NewChunks returns the chunks of the compressed image that will be in f. tail
+// are the last bytes of the file, from the end of the last frame on: its table.
+func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
+	z, err := seekable.Open(ahead{f, tail, size - int64(len(tail))}, size)
+	if err != nil {
+		return nil, err
+	}
+	if last := z.Entry(z.Frames() - 1); last.Offset+last.Compressed != size-int64(len(tail)) {
+		z.Close()
+		return nil, errors.New("the table of its frames is not at its end")
+	}
+	return &Chunks{z: z, sums: make([][32]byte, z.Frames()), seen: make([]bool, z.Frames()), zero: sha256.Sum256(make([]byte, seekable.FrameSize))}, nil
+}
+
+// ahead reads a file whose end is known before it is there.
+type ahead struct {
+	f    io.ReaderAt
+	tail []byte
+	at   int64
+}
+
+func (a ahead) ReadAt(p []byte, off int64) (int, error) {
+	if off >= a.at {
+		return bytes.NewReader(a.tail).ReadAt(p, off-a.at)
+	}
+	return a.f.ReadAt(p, off)
+}
+
+// Close lets go of the decoder.
+func (c *Chunks) Close() { c.z.Close() }
+
+// Len is how many there are, Size how many bytes the disk has.
+func (c *Chunks) Len() int    { return c.z.Frames() }
+func (c *Chunks) Size() int64 { return c.z.Size() }
+
+// End is where the frame of chunk i ends in the file.
+func (c *Chunks) End(i int) int64 {
+	e := c.z.Entry(i)
+	return e.Offset + e.Compressed
+}
+
+// Take hashes chunk i, whose frame is there. disk, where it is not nil, gets
+// the chunk too, but for a chunk of zeros: there it has a hole. Chunks may be
+// taken side by side, and one again when its frame came again.
+func (c *Chunks) Take(i int, buf []byte, disk io.WriterAt) error {
+	e := c.z.Entry(i)
+	b, zero, err := c.z.Decode(i, buf)
+	if err != nil {
+		return err
+	}
+	if zero {
+		b = buf[:e.Size]
+		clear(b)
+	}
+	if c.sums[i] = c.zero; !zero || e.Size != seekable.FrameSize {
+		c.sums[i] = sha256.Sum256(b)
+	}
+	if disk != nil && (!zero || c.seen[i]) {
+		_, err = disk.WriteAt(b, e.Start)
+	}
+	c.seen[i] = true
+	return err
+}
+
+// VerifyChunks checks the image as Verify does; its bytes were hashed before.
+func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
+	m := g.m
+	if m.z == nil || m.z.Frames() != c.Len() || m.z.Size() != c.Size() {
+		return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
+	}
+	for i := range c.Len() {
+		if m.z.Entry(i) != c.z.Entry(i) {
+			return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
+		}
+	}
+	if err := m.aligned(); err != nil {
+		return fmt.Errorf("verifying image %s: %w", m.path, err)
+	}
+	return m.verify(ctx, func(context.Context) (string, error) {
+		return disk.GoldenOf(m.parts(), func(off, _ int64) [32]byte { return c.sums[off/disk.Align] }), nil
+	})
+}
+
+// aligned reports whether every partition consists of whole chunks of the disk.
+func (m *image) aligned() error {
+	for _, p := range m.table.Partitions {
+		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align || p.Start+p.Size > m.size {
+			return misplaced(p)
+		}
+	}
+	return nil
+}
+
+func misplaced(p gpt.Partition) error {
+	return fmt.Errorf("%w: partition %s has %d bytes at %d, which is no place of edgebake's", ErrNotOurs, p.Name, p.Size, p.Start)
+}
+
+// IsCompressed tells by an image's name that it is, or will be, compressed.
+func IsCompressed(name string) bool { return strings.HasSuffix(name, ".zst") }

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/carry"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/spf13/cobra"
+)
+
+// registryFlags adds how a registry is reached.
+func registryFlags(c *cobra.Command, o *carry.Options) {
+	f := c.Flags()
+	f.BoolVar(&o.Insecure, "insecure", false, "allow plain HTTP, and a certificate that cannot be verified")
+	f.StringVar(&o.AuthFile, "auth-file", "", "docker config.json with the login (default: the user's own)")
+	_ = c.MarkFlagFilename("auth-file", "json")
+}
+
+// parseReference reads what a person writes for an image in a registry.
+func parseReference(s string) (images.Ref, error) {
+	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
+		if rest, ok := strings.CutPrefix(s, scheme); ok {
+			return images.Ref{}, usageError{fmt.Errorf("reference %q: leave %q out: %s", s, scheme, rest)}
+		}
+	}
+	ref, err := images.ParseRef(s)
+	if err != nil {
+		return ref, usageError{err}
+	}
+	return ref, nil
+}
+
+// unpinned is a reference without its digest.
+func unpinned(ref images.Ref) images.Ref {
+	ref.Digest = ""
+	return ref
+}
+
+// carrying shows progress and warnings.
+func carrying(o *carry.Options, show display) {
+	o.Progress = steps(show)
+	o.Warn = func(text string) {
+		show.event(builder.Event{Step: "registry", State: builder.StateWarning, Text: text})
+	}
+}
+
+func newPush(s streams) *cobra.Command {
+	var o carry.Options
+	c := &cobra.Command{
+		Use:               "push IMAGE REFERENCE",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Bring a golden image into a container registry",
+		Long: `Push sends a golden image to a registry as an OCI artifact: a few large parts,
+and a config with its golden digest, signature and image.json. The image is
+verified meanwhile, and gets its tag only when everything has arrived. Parts that
+the registry has already are not sent: after an interruption the same command
+goes on.
+
+A stamped image is rejected: its Site has a join token, which everybody who can
+read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
+		Example: `  edgebake push my-edge.raw.zst registry.example.com/edge/my-edge:2026.11
+  edgebake push my-edge.raw.zst registry.example.com/edge/my-edge:2026.11 --auth-file ci.json`,
+		Args: args(2, 2, "an image and a reference, HOST/REPOSITORY:TAG"),
+		RunE: func(c *cobra.Command, a []string) error {
+			ref, err := parseReference(a[1])
+			if err != nil {
+				return err
+			}
+			show := newDisplay(s, false)
+			carrying(&o, show)
+			p, err := carry.Push(c.Context(), a[0], ref, o)
+			show.close()
+			if err != nil {
+				return err
+			}
+			had := ""
+			if p.Had > 0 {
+				had = fmt.Sprintf(", %d of them there already", p.Had)
+			}
+			fmt.Fprintf(s.Out, "pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, humanSize(p.Stored), count(p.Parts, "part"), had, p.Golden)
+			return nil
+		},
+	}
+	registryFlags(c, &o)
+	return c
+}
+
+func newPull(s streams) *cobra.Command {
+	var o carry.PullOptions
+	var output string
+	var keys []string
+	c := &cobra.Command{
+		Use:               "pull REFERENCE",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Short:             "Fetch a golden image from a container registry",
+		Long: `Pull fetches an image that push brought into a registry, and verifies it on the
+way: every part against its digest, and the whole against its golden digest. With
+--key it downloads nothing unless the owner of that key has signed the image. An
+image with a Site in it is rejected.
+
+The file appears when all is verified. Until then a hidden file beside it
+(.NAME.partial) keeps what has arrived: after an interruption the same command
+goes on there.`,
+		Example: `  edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw.zst --key office.pub
+  edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw`,
+		Args: args(1, 1, "a reference, HOST/REPOSITORY:TAG"),
+		RunE: func(c *cobra.Command, a []string) error {
+			ref, err := parseReference(a[0])
+			if err != nil {
+				return err
+			}
+			if output == "" {
+				output = path.Base(ref.Path) + ".raw.zst"
+			}
+			if !isImageName(output) {
+				return usageError{fmt.Errorf("--output %s: name a file that ends in .raw.zst, or in .raw for one that is not compressed", output)}
+			}
+			if o.Keys, err = publicKeys(keys); err != nil {
+				return err
+			}
+			show := newDisplay(s, false)
+			carrying(&o.Options, show)
+			p, err := carry.Pull(c.Context(), ref, output, o)
+			show.close()
+			var left *carry.InterruptedError
+			if errors.As(err, &left) {
+				return unfinished{fmt.Errorf("interrupted; %w", left)}
+			}
+			if err != nil {
+				return err
+			}
+			more := ""
+			if p.Had > 0 {
+				more = fmt.Sprintf(" (%s were there already)", humanSize(p.Had))
+			}
+			by := ""
+			if p.Key != "" {
+				by = ", signed by key " + p.Key
+			}
+			fmt.Fprintf(s.Out, "pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, humanSize(p.Stored), more, p.Golden, by)
+			return nil
+		},
+	}
+	c.Flags().StringVarP(&output, "output", "o", "", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)")
+	_ = c.MarkFlagFilename("output", imageEndings...)
+	c.Flags().BoolVarP(&o.Force, "force", "f", false, "replace a file that is there")
+	keyFlag(c, &keys)
+	registryFlags(c, &o.Options)
+	return c
+}
