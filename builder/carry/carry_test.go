@@ -25,6 +25,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -119,8 +120,11 @@ func image(t *testing.T, name string, key *minisign.PrivateKey) string {
 	t.Helper()
 	dir := t.TempDir()
 	path := filepath.Join(dir, name)
-	made := mediatest.Image{ID: "carried", Data: 16 << 20, FreeRoot: 8 << 20, FreeData: 8 << 20, Key: key}
+	made := mediatest.Image{ID: "carried", Data: 16 << 20, FreeRoot: 8 << 20, FreeData: 8 << 20}
 	if key != nil {
+		made.Sign = func(golden string, info []byte) (string, error) {
+			return slot.SignImage(golden, info, *key, mediatest.Date)
+		}
 		mediatest.Make(t, path, made)
 		return path
 	}
