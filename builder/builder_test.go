@@ -88,6 +88,11 @@ func TestPlanGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Any change to a unit changes it; which one shows in package overlays.
+	if len(pl.Rendered) != 64 {
+		t.Errorf("rendered: %q", pl.Rendered)
+	}
+	pl.Rendered = "rendered"
 	got, err := pl.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +112,28 @@ func TestPlanGolden(t *testing.T) {
 	}
 	if !bytes.Equal(got, want) {
 		t.Errorf("the plan is not testdata/plan.json (go test -update rewrites it):\n%s", got)
+	}
+}
+
+// TestVersionDecidesNothing: a version is how edgebake was compiled, not what it
+// makes.
+func TestVersionDecidesNothing(t *testing.T) {
+	p := newProject(t, buildtest.Base(), nil)
+	var golden, plans []string
+	for _, v := range []string{"(devel)", "0.0.0-20260101000000-0123456789ab+dirty", "1.2.3"} {
+		o := p.options(filepath.Join(t.TempDir(), "tiny.raw"))
+		o.Version = v
+		res, err := Build(t.Context(), p.image(t), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Report.Builder != v {
+			t.Errorf("the report does not tell who built it: %q", res.Report.Builder)
+		}
+		golden, plans = append(golden, res.Report.Golden), append(plans, res.Report.Plan)
+	}
+	if len(slices.Compact(golden)) != 1 || len(slices.Compact(plans)) != 1 {
+		t.Errorf("golden digests %q of plans %q", golden, plans)
 	}
 }
 

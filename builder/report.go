@@ -28,7 +28,8 @@ type Report struct {
 	Inputs     map[string]plan.Input `json:"inputs"`
 	Packages   int                   `json:"packages"`
 	Images     images.Report         `json:"images"`
-	// Timings differ from run to run; all else follows from the plan.
+	// Timings differ from run to run, Builder from one edgebake to another; all
+	// else follows from the plan.
 	Timings []StepTime `json:"timings"`
 }
 

@@ -2,6 +2,8 @@ package builder
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -83,6 +86,9 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 		return nil, err
 	}
 	if b.plan.Config, err = renderedConfig(img, b.files); err != nil {
+		return nil, err
+	}
+	if b.plan.Rendered, err = b.rendered(); err != nil {
 		return nil, err
 	}
 	if o.Locked {
@@ -354,6 +360,33 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 		f.Contents = text
 	}
 	return canonical(c)
+}
+
+// rendered is the digest of what edgebake renders for the Image, before it is
+// known what the inputs bring: stand-ins take the place of that.
+func (b *build) rendered() (string, error) {
+	f := overlays.Facts{SourceDate: b.date, CNI: b.cni, Containerd: strings.TrimPrefix(b.img.Containerd.Version, "v")}
+	if b.img.Containerd.Debian {
+		f.Containerd = "1" // the form that Debian's has; the base is an input
+	}
+	f.Info = b.imageInfo("", "", f.Containerd, &images.Result{})
+	root, err := overlays.Root(b.img, f)
+	if err != nil {
+		return "", err
+	}
+	cmdline, err := overlays.CommandLine(b.img, f, ondisk.LabelRootA)
+	if err != nil {
+		return "", err
+	}
+	all, err := canonical(struct {
+		Nodes       []tree.Node
+		CommandLine string
+	}{root.Nodes, cmdline})
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(all)
+	return hex.EncodeToString(sum[:]), nil
 }
 
 // renderedFile finds what a template became.

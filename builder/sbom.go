@@ -40,7 +40,9 @@ func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
 		// specification wants it.
 		DocumentNamespace: "https://edgebake.io/spdx/" + url.PathEscape(b.img.Name) + "/" + id,
 		CreationInfo: &spdx.CreationInfo{
-			Creators: []common.Creator{{CreatorType: "Tool", Creator: "edgebake-" + b.plan.Builder}},
+			// Without its version, which says how edgebake was compiled: the
+			// SBOM is on the disk, whose bytes must not tell. The report has it.
+			Creators: []common.Creator{{CreatorType: "Tool", Creator: "edgebake"}},
 			Created:  b.date.UTC().Format(time.RFC3339),
 		},
 	}}

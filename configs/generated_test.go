@@ -126,6 +126,7 @@ func walkTypes(t reflect.Type, seen map[reflect.Type]bool, visit func(reflect.Ty
 
 func TestSchemas(t *testing.T) {
 	docs := comments(t)
+	used := map[string]bool{}
 	for name, v := range map[string]any{"image": &Image{}, "site": &Site{}, "inventory": &Inventory{}, "cluster": &Cluster{}} {
 		r := &jsonschema.Reflector{
 			Anonymous:      true,
@@ -151,6 +152,7 @@ func TestSchemas(t *testing.T) {
 		if name == "inventory" {
 			partSites(s)
 		}
+		strict(t, s, name, used)
 		s.Title = fmt.Sprintf("edgebake %s, %s", strings.ToUpper(name[:1])+name[1:], APIVersion)
 		var b bytes.Buffer
 		enc := json.NewEncoder(&b)
@@ -160,6 +162,16 @@ func TestSchemas(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden(t, "schema/"+name+".v1alpha1.json", b.Bytes())
+	}
+	for field := range schemaForms() {
+		if !used[field] {
+			t.Errorf("there is no field %s", field)
+		}
+	}
+	for name := range schemaRules() {
+		if !used[name] {
+			t.Errorf("there is no type %s", name)
+		}
 	}
 }
 

@@ -16,15 +16,20 @@ import (
 	"slices"
 )
 
-// Version of the plan's JSON form.
-const Version = 1
+// Version of the plan's JSON form, and of how a disk is written from it: a
+// change to either raises it.
+const Version = 2
 
 // Plan is what `edgebake plan` prints and what a build carries out.
 type Plan struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
-	// Builder is the edgebake that renders what inputs do not bring.
+	// Builder is the version of the edgebake that resolved the plan. It is not
+	// part of the id: the same source compiled in two ways has two versions.
 	Builder string `json:"builder"`
+	// Rendered is the SHA-256, in hex, of what edgebake itself renders for this
+	// Image, the part of its code that an update of edgebake changes most.
+	Rendered string `json:"rendered"`
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string `json:"arch"`
 	// SourceDate is the time stamp, in seconds since the epoch, given to all
@@ -111,9 +116,11 @@ func (g *Grow) Of(content int64) int64 {
 var ErrUnpinned = errors.New("the plan has inputs without digest")
 
 // ID names the plan: the SHA-256, in hex, of its canonical JSON without where
-// inputs come from. What an input's bytes are decides, not how they got here.
+// inputs come from and which build of edgebake resolved it. What an input's
+// bytes are decides, not how they got here.
 func (p *Plan) ID() (string, error) {
 	c := *p
+	c.Builder = ""
 	c.Inputs = make(map[string]Input, len(p.Inputs))
 	var open []string
 	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {

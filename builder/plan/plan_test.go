@@ -51,7 +51,7 @@ func TestIDFollowsBytes(t *testing.T) {
 		"layer":     func(p *Plan) { p.Layers[0].Replace = true },
 		"partition": func(p *Plan) { p.Partitions[0].Size = 1 },
 		"config":    func(p *Plan) { p.Config = json.RawMessage(`{"a":1}`) },
-		"builder":   func(p *Plan) { p.Builder = "2" },
+		"rendered":  func(p *Plan) { p.Rendered = "2" },
 		"date":      func(p *Plan) { p.SourceDate = 2 },
 		"arch":      func(p *Plan) { p.Arch = "arm64" },
 		"name":      func(p *Plan) { p.Name = "y" },

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/test/desk"
+)
+
+// TestCompiledInTwoWays: one commit and the same inputs give the same golden
+// digest, however edgebake was compiled.
+func TestCompiledInTwoWays(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles edgebake twice")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	repository := repositoryOf(t, root)
+	c := newCLI(t)
+	c.project(nil)
+	var versions, golden []string
+	for _, way := range []struct {
+		dir   string
+		flags []string
+	}{
+		{root, []string{"-buildvcs=false", "-ldflags=-s -w"}},
+		{repository, []string{"-buildvcs=true"}},
+	} {
+		bin := filepath.Join(t.TempDir(), "edgebake")
+		cmd := exec.Command("go", append(append([]string{"build", "-trimpath", "-o", bin}, way.flags...), "./cmd/edgebake")...)
+		cmd.Dir = way.dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		var v struct{ Version string }
+		if err := json.Unmarshal(output(t, bin, "version", "-o", "json"), &v); err != nil {
+			t.Fatal(err)
+		}
+		output(t, bin, "build", "image.yaml", "--force", "--quiet")
+		raw, err := os.ReadFile("tiny.report.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var report struct{ Golden string }
+		if err := json.Unmarshal(raw, &report); err != nil {
+			t.Fatal(err)
+		}
+		versions, golden = append(versions, v.Version), append(golden, report.Golden)
+	}
+	if versions[0] == versions[1] {
+		t.Errorf("both ways give version %q: the test compares nothing", versions[0])
+	}
+	if golden[0] != golden[1] || golden[0] == "" {
+		t.Errorf("golden digests %q of versions %q", golden, versions)
+	}
+}
+
+// repositoryOf copies the source into a repository of its own, where Go stamps
+// a version into what it compiles.
+func repositoryOf(t *testing.T, root string) string {
+	t.Helper()
+	dir := t.TempDir()
+	git := desk.NeedProgram(t, "git", "git")
+	list := exec.Command(git, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = root
+	names, err := list.Output()
+	if err != nil {
+		desk.Lacks(t, "the source lies in no repository: %v", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed and not yet committed
+		}
+		to := filepath.Join(dir, name)
+		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{"init", "-q"}, {"add", "-A"}, {"-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-q", "-m", "x"}} {
+		cmd := exec.Command(git, args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %q: %v\n%s", args, err, out)
+		}
+	}
+	return dir
+}
+
+func output(t *testing.T, name string, args ...string) []byte {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Stderr = t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %q: %v", name, args, err)
+	}
+	return out
+}

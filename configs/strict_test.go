@@ -1,0 +1,291 @@
+package configs
+
+import (
+	"encoding/json"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/invopop/jsonschema"
+)
+
+// What tags cannot say of the forms that validate checks, for the schemas. The
+// rule of writing one down: it rejects nothing that validate accepts, in any
+// document. test/oracle runs all documents of testdata/bad and all examples
+// through a validator.
+
+func form(r *regexp.Regexp) func(*jsonschema.Schema) { return pattern(r.String()) }
+
+func pattern(p string) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) { s.Pattern = p }
+}
+
+// each is about the items of a list.
+func each(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) { both(forms...)(s.Items) }
+}
+
+// items is about a list without repetitions.
+func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) {
+		s.UniqueItems = true
+		each(forms...)(s)
+	}
+}
+
+// mapOf is about a map of strings.
+func mapOf(names, values string) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) {
+		s.PropertyNames = &jsonschema.Schema{Pattern: names}
+		if values != "" {
+			s.AdditionalProperties.Pattern = values
+		}
+	}
+}
+
+func length(low, high uint64) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) {
+		if low > 0 {
+			s.MinItems = &low
+		}
+		if high > 0 {
+			s.MaxItems = &high
+		}
+	}
+}
+
+func both(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) {
+		for _, f := range forms {
+			f(s)
+		}
+	}
+}
+
+func except(p string) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) { s.Not = &jsonschema.Schema{Pattern: p} }
+}
+
+// orNull takes a field that is named without a value.
+func orNull(s *jsonschema.Schema) {
+	s.AnyOf = []*jsonschema.Schema{{Ref: s.Ref}, {Type: "null"}}
+	s.Ref = ""
+}
+
+// Forms that are functions in Go.
+const (
+	ipForm       = `^[0-9A-Fa-f:.]+$`
+	cidrForm     = `^[0-9A-Fa-f:.]+/[0-9]{1,3}$`
+	hostPortForm = `^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})$`
+	dnsForm      = `^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$`
+	labelKeyForm = `^([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
+	labelForm    = `^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$`
+	nodeNameForm = `\{\{|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`
+	refForm      = `^([a-z0-9.-]*[.:][a-z0-9.:-]*|localhost)/[a-z0-9._/-]+(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`
+	keyForm      = `(^|\s)(ssh-|ecdsa-|sk-)[a-z0-9@.-]+\s+AAAA[A-Za-z0-9+/]+={0,2}(\s|$)`
+	hubArgForm   = `^--[a-z0-9][a-z0-9-]*(=.*)?$`
+	noVIP        = `^(0\.|127\.|169\.254\.|2[2-5][0-9]\.|::1$|::$|::ffff:|fe80:|ff|10\.96\.0\.10?$)`
+	everyName    = `^([lL][oO][cC][aA][lL][hH][oO][sS][tT]|.*\.localhost|localhost\.localdomain)$`
+)
+
+// schemaForms are by type and field.
+func schemaForms() map[string]func(*jsonschema.Schema) {
+	return map[string]func(*jsonschema.Schema){
+		"Site.masters":                 both(length(1, 0), items(pattern(hostPortForm))),
+		"Site.endpoint":                both(pattern(dnsForm), except(everyName)),
+		"Site.vip":                     both(pattern(ipForm), except(noVIP)),
+		"Site.caCertHashes":            items(form(caHashForm)),
+		"Site.nodeName":                both(pattern(nodeNameForm), except(everyName)),
+		"Site.nodePool":                pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
+		"Site.labels":                  mapOf(labelKeyForm, labelForm),
+		"Site.organizations":           items(pattern(`^[^\s,]+$`), except(`^system:`)),
+		"Site.criSocket":               pattern(`^unix:///[^\s"'\\]+$`),
+		"Site.skipPhases":              items(form(skipPhase), except(`^kubelet-start$`)),
+		"Site.ignorePreflightErrors":   items(pattern(`^[^\s,]+$`)),
+		"Site.kubeletExtraArgs":        mapOf(flagName.String(), `^[^\s"'\\]*$`),
+		"Credentials.token":            form(tokenForm),
+		"Taint.key":                    pattern(labelKeyForm),
+		"Taint.value":                  pattern(labelForm),
+		"IPVS.probePath":               pattern(`^/\S*$`),
+		"SiteYurthub.namespace":        form(dnsLabel),
+		"SiteYurthub.extraArgs":        each(pattern(hubArgForm)),
+		"Network.dns":                  items(except(`^(127\.|0\.0\.0\.0$|255\.255\.255\.255$|::1?$)`)),
+		"Network.ntp":                  items(except(everyName)),
+		"Interface.name":               both(form(ifacePattern), except(`^(lo|\.\.?)$`)),
+		"Interface.addresses":          each(pattern(cidrForm)),
+		"VLAN.addresses":               each(pattern(cidrForm)),
+		"WiFi.country":                 form(countryCode),
+		"WiFi.psk":                     pattern(`^[ -~]{8,64}$`),
+		"Proxy.http":                   pattern(`^https?://[^\s/]+`),
+		"Proxy.https":                  pattern(`^https?://[^\s/]+`),
+		"Proxy.noProxy":                each(pattern(`^[^\s,"']+$`), except(`://`)),
+		"User.name":                    form(userName),
+		"User.groups":                  items(form(userName)),
+		"User.shell":                   pattern(`^/[^\x00-\x1f]*$`),
+		"User.passwordHash":            form(hashedPasswd),
+		"User.sshAuthorizedKeys":       each(pattern(keyForm)),
+		"Report.url":                   pattern(`^https://[^\s/]+`),
+		"Image.name":                   form(imageName),
+		"Image.sourceDate":             pattern(`^(19[89][0-9]|20[0-9]{2}|210[0-7])-[0-9]{2}-[0-9]{2}T`),
+		"Image.nodeTypes":              items(),
+		"Sites.keys":                   each(pattern(`^RW[A-Za-z0-9+/]{54}$`)),
+		"Base.debian":                  orNull,
+		"Source.goModule":              orNull,
+		"DebianBase.suite":             form(suiteName),
+		"DebianBase.sources":           each(pattern(`^deb(-src)? \S`)),
+		"DebianBase.packages":          items(form(packageSpec)),
+		"OCISource.ref":                pattern(refForm),
+		"OCISource.digest":             form(digestForm),
+		"FileSource.sha256":            form(sha256Hex),
+		"FileSource.url":               pattern(`^https?://`),
+		"URLSource.base":               pattern(`^https?://`),
+		"URLSource.sha256":             mapOf(`^[^/]+$`, sha256Hex.String()),
+		"DirSource.sha256":             mapOf(`^[^/]+$`, sha256Hex.String()),
+		"Kubernetes.version":           pattern(`^v1\.(3[0-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
+		"Containerd.version":           pattern(`^(1\.([7-9]|[1-9][0-9]+)|2\.[0-9]+)\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
+		"Containerd.sandbox":           pattern(refForm),
+		"Crictl.version":               form(crictlVersion),
+		"CNI.podCIDR":                  both(pattern(`^([0-9.]+/([89]|1[0-9]|2[0-8])|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*/(1[6-9]|[2-9][0-9]|1[01][0-9]|12[0-4]))$`), except(`^(0\.|127\.|169\.254\.|2[2-5][0-9]\.)`)),
+		"Yurthub.version":              pattern(`^v1\.[67]\.[0-9]+$`),
+		"Yurthub.extraArgs":            each(pattern(hubArgForm)),
+		"ContainerImage.ref":           pattern(refForm),
+		"ContainerImage.digest":        form(digestForm),
+		"ImageStore.maxLayerSize":      form(sizeForm),
+		"File.path":                    pattern(`^/`),
+		"File.mode":                    form(octalMode),
+		"Kernel.args":                  items(except(`^(single|emergency|rescue|s|S|1)$|^systemd\.unit=(emergency|rescue)\.target$`)),
+		"Kernel.consoles":              items(form(consoleForm)),
+		"Kernel.modules":               each(form(moduleName)),
+		"Disk.root":                    form(sizeForm),
+		"Disk.data":                    form(sizeForm),
+		"Inventory.sites":              length(1, 0),
+		"Cluster.masters":              length(1, 0),
+		"Cluster.kubernetesVersion":    pattern(`^v1\.(3[1-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
+		"Cluster.vip":                  pattern(ipForm),
+		"Cluster.podCIDRs":             both(length(0, 2), items(pattern(cidrForm))),
+		"Cluster.serviceCIDRs":         both(length(0, 2), items(pattern(cidrForm))),
+		"ClusterMaster.address":        pattern(ipForm),
+		"ClusterNode.nodePool":         pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
+		"ClusterNode.labels":           mapOf(labelKeyForm, labelForm),
+		"ClusterKubeProxy.bindAddress": pattern(ipForm),
+	}
+}
+
+// has asks for a field, and for one of these values of it.
+func has(field string, values ...any) *jsonschema.Schema {
+	s := &jsonschema.Schema{Required: []string{field}}
+	if len(values) > 0 {
+		s.Properties = jsonschema.NewProperties()
+		s.Properties.Set(field, &jsonschema.Schema{Enum: values})
+	}
+	return s
+}
+
+// oneOf asks for exactly one of the fields.
+func oneOf(fields ...string) func(*jsonschema.Schema) {
+	return func(s *jsonschema.Schema) {
+		for _, f := range fields {
+			s.OneOf = append(s.OneOf, has(f))
+		}
+	}
+}
+
+// needs asks for one of others where a field is there.
+func needs(field *jsonschema.Schema, others ...*jsonschema.Schema) *jsonschema.Schema {
+	return &jsonschema.Schema{If: field, Then: &jsonschema.Schema{AnyOf: others}}
+}
+
+// schemaRules are what a type says of its fields together.
+func schemaRules() map[string]func(*jsonschema.Schema) {
+	return map[string]func(*jsonschema.Schema){
+		"Base":      oneOf("debian", "oci", "tar"),
+		"Source":    oneOf("goModule", "url", "file"),
+		"OCISource": oneOf("ref", "layout", "archive"),
+		"File":      oneOf("contents", "source", "link"),
+		"URLSource": func(s *jsonschema.Schema) {
+			s.AnyOf = []*jsonschema.Schema{has("sha256"), has("sha256FromServer", true)}
+		},
+		"Sites": func(s *jsonschema.Schema) {
+			s.AllOf = append(s.AllOf, needs(has("removable", "signed"), has("keys")), needs(has("keys"), has("removable", "untilEnrolled", "repair", "signed", "always"), &jsonschema.Schema{Not: has("removable")}))
+		},
+	}
+}
+
+// siteRules hold for a Site of its own: in an Inventory defaults complete it.
+func siteRules(s *jsonschema.Schema) {
+	s.AnyOf = []*jsonschema.Schema{has("caCertHashes"), has("caCert"), has("caFile"), has("unsafeSkipCAVerification", true)}
+	s.AllOf = append(s.AllOf,
+		needs(has("nodeType", "edge"), has("nodePool")),
+		needs(has("nodePool"), has("nodeType", "edge", "cloud")),
+		needs(has("organizations"), has("nodeType", "edge", "cloud")),
+		&jsonschema.Schema{If: has("ignition"), Then: &jsonschema.Schema{Not: has("ignitionFile")}},
+	)
+	s.Definitions["Proxy"].AllOf = append(s.Definitions["Proxy"].AllOf, needs(has("noProxy"), has("http"), has("https")))
+}
+
+// where asks for a field of that kind.
+func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
+	s := has(field)
+	s.Properties = jsonschema.NewProperties()
+	s.Properties.Set(field, of)
+	return s
+}
+
+// inside asks for a form of a field of a field.
+func inside(field, sub, form string) *jsonschema.Schema {
+	inner := has(sub)
+	inner.Properties = jsonschema.NewProperties()
+	inner.Properties.Set(sub, &jsonschema.Schema{Pattern: form})
+	return where(field, inner)
+}
+
+// imageRules hold for an Image as a whole.
+func imageRules(s *jsonschema.Schema) {
+	hub := where("nodeTypes", &jsonschema.Schema{Contains: &jsonschema.Schema{Enum: []any{"edge", "cloud"}}})
+	s.AllOf = append(s.AllOf,
+		needs(hub, has("yurthub")),
+		needs(inside("kubernetes", "version", `^v1\.30\.`), where("containerd", has("crictl"))),
+		needs(inside("yurthub", "version", `^v1\.6\.`), inside("kubernetes", "version", `^v1\.30\.`)),
+	)
+}
+
+// strict adds to a schema what validate checks and a schema can say.
+func strict(t *testing.T, s *jsonschema.Schema, kind string, used map[string]bool) {
+	t.Helper()
+	root := strings.ToUpper(kind[:1]) + kind[1:]
+	all := maps.Clone(s.Definitions)
+	all[root] = s
+	// A site of an Inventory has a Site's fields among its own.
+	typeOf := func(name string) []string {
+		if name == "InventorySite" {
+			return []string{name, "Site"}
+		}
+		return []string{name}
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		for _, typ := range typeOf(name) {
+			for field, constrain := range schemaForms() {
+				of, f, _ := strings.Cut(field, ".")
+				if p, ok := all[name].Properties.Get(f); ok && of == typ {
+					constrain(p)
+					used[field] = true
+				}
+			}
+		}
+		if rule, ok := schemaRules()[name]; ok {
+			rule(all[name])
+			used[name] = true
+		}
+	}
+	switch kind {
+	case "site":
+		siteRules(s)
+	case "image":
+		imageRules(s)
+	}
+	if _, err := json.Marshal(s); err != nil {
+		t.Fatal(err)
+	}
+}

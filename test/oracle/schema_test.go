@@ -1,0 +1,213 @@
+package oracle
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/tools/txtar"
+)
+
+// beyondSchema are the documents of testdata/bad of which a JSON schema cannot
+// tell that they are wrong, and why.
+var beyondSchema = map[string]string{
+	"cluster-cidrs-small":         "arithmetic of networks",
+	"cluster-family":              "addresses compared with each other",
+	"cluster-kubeadm-form":        "documents of kubeadm that follow",
+	"cluster-kubeadm-owned":       "documents of kubeadm that follow",
+	"cluster-kubeadm-version":     "documents of kubeadm that follow",
+	"cluster-overlap":             "arithmetic of networks",
+	"cluster-twice":               "fields of two list items compared",
+	"family":                      "addresses compared with each other",
+	"ignition-invalid":            "a document within a string",
+	"ignition-syntax":             "a document within a string",
+	"ignition-version":            "a document within a string",
+	"image-podcidr-10_244_0_1_24": "arithmetic of networks",
+	"image-podcidr-10_96_0_0_12":  "arithmetic of networks",
+	"image-yurthub-args":          "which flags a version of yurthub has",
+	"image-yurthub-args16":        "which flags a version of yurthub has",
+	"name-endpoint":               "fields compared with each other",
+	"no-resolver":                 "the form of values decides about other fields",
+	"servers-nobody":              "fields compared with each other",
+	"template-1":                  "a template within a string",
+	"template-2":                  "a template within a string",
+	"template-3":                  "a template within a string",
+	"template-4":                  "a template within a string",
+	"template-5":                  "a template within a string",
+	"template-6":                  "a template within a string",
+	"template-7":                  "a template within a string",
+	"template-8":                  "a template within a string",
+	"template-9":                  "a template within a string",
+	"vip":                         "fields compared with each other",
+	"vip-default-network":         "arithmetic of networks",
+	"vip-network":                 "arithmetic of networks",
+	"vip-taken":                   "fields compared with each other",
+}
+
+// TestSchemas: what validate rejects, the schema rejects where JSON schema can
+// say it; and it rejects nothing that validate accepts.
+func TestSchemas(t *testing.T) {
+	schemas := compileSchemas(t)
+	bad, err := filepath.Glob("../../configs/testdata/bad/*.txtar")
+	if err != nil || len(bad) < 80 {
+		t.Fatalf("%d documents, %v", len(bad), err)
+	}
+	accepted := map[string]bool{}
+	for _, file := range bad {
+		archive, err := txtar.ParseFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimSuffix(filepath.Base(file), ".txtar")
+		for _, f := range archive.Files {
+			if strings.HasSuffix(f.Name, ".yaml") && checkSchema(schemas, f.Data) == nil {
+				accepted[name] = true
+			}
+		}
+	}
+	for name := range accepted {
+		if beyondSchema[name] == "" {
+			t.Errorf("the schema accepts testdata/bad/%s", name)
+		}
+	}
+	for name := range beyondSchema {
+		if !accepted[name] {
+			t.Errorf("the schema rejects testdata/bad/%s: take it out of the exceptions", name)
+		}
+	}
+	n := 0
+	for where, doc := range documents(t) {
+		if _, err := configs.ParseAny("x", doc); err != nil {
+			continue
+		}
+		n++
+		if err := checkSchema(schemas, doc); err != nil && !errors.Is(err, errNotJSON) {
+			t.Errorf("%s: validate accepts it, the schema does not: %v\n%s", where, err, doc)
+		}
+	}
+	if t.Logf("%d valid documents", n); n < 15 {
+		t.Errorf("only %d valid documents were found", n)
+	}
+}
+
+func compileSchemas(t *testing.T) map[string]*jsonschema.Schema {
+	t.Helper()
+	schemas := map[string]*jsonschema.Schema{}
+	for _, kind := range configs.SchemaKinds() {
+		raw, err := configs.Schema(kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := jsonschema.NewCompiler()
+		if err := c.AddResource(kind, doc); err != nil {
+			t.Fatal(err)
+		}
+		if schemas[kind], err = c.Compile(kind); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return schemas
+}
+
+// errNotJSON is about a document that no schema is asked about: it has no kind,
+// or its YAML is broken.
+var errNotJSON = errors.New("not a document of ours")
+
+// checkSchema judges a document by the schema of its kind, as an editor does.
+func checkSchema(schemas map[string]*jsonschema.Schema, doc []byte) error {
+	var v any
+	schema := schemas[strings.ToLower(configs.KindOf(doc))]
+	if err := yaml.Unmarshal(doc, &v); err != nil || schema == nil {
+		return errNotJSON
+	}
+	raw, err := json.Marshal(asText(v))
+	if err != nil {
+		return errNotJSON
+	}
+	instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		return errNotJSON
+	}
+	return schema.Validate(instance)
+}
+
+// asText leaves a value as it is; a mapping's keys become text.
+func asText(v any) any {
+	switch v := v.(type) {
+	case map[any]any:
+		out := map[string]any{}
+		for k, e := range v {
+			if s, ok := k.(string); ok {
+				out[s] = asText(e)
+			}
+		}
+		return out
+	case map[string]any:
+		for k, e := range v {
+			v[k] = asText(e)
+		}
+	case []any:
+		for i, e := range v {
+			v[i] = asText(e)
+		}
+	}
+	return v
+}
+
+// documents are all that the repository has: the examples, and what its tests
+// are written with.
+func documents(t *testing.T) map[string][]byte {
+	t.Helper()
+	out := map[string][]byte{}
+	err := filepath.WalkDir("../..", func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && slices.Contains([]string{".git", "build", "bin"}, e.Name()):
+			return fs.SkipDir
+		case strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, "test.go"):
+			f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				lit, ok := n.(*ast.BasicLit)
+				if !ok || lit.Kind != token.STRING {
+					return true
+				}
+				if s, err := strconv.Unquote(lit.Value); err == nil && strings.Contains(s, "apiVersion: edgebake.io") {
+					out[path+" "+strconv.Itoa(int(lit.Pos()))] = []byte(s)
+				}
+				return true
+			})
+		case strings.HasSuffix(path, ".yaml") && strings.Contains(path, "examples"):
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			out[path] = b
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
