@@ -16,9 +16,6 @@ import (
 // TestCompiledInTwoWays: one commit and the same inputs give the same golden
 // digest, however edgebake was compiled.
 func TestCompiledInTwoWays(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles edgebake twice")
-	}
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
