@@ -86,9 +86,10 @@ const (
 // build is one run of Resolve, Make or Build.
 type build struct {
 	Options
-	img  *configs.Image
-	date time.Time
-	plan *plan.Plan
+	img   *configs.Image
+	begun time.Time // for the report's timings only
+	date  time.Time
+	plan  *plan.Plan
 	// pinned are the container images to take on board.
 	pinned []images.Pinned
 	wanted []images.Wanted // the same, and who wants them
@@ -112,7 +113,7 @@ func newBuild(ctx context.Context, img *configs.Image, o Options) (*build, error
 	if err := img.Validate().Err(); err != nil {
 		return nil, err
 	}
-	b := &build{Options: o, img: img, date: img.SourceTime(), fields: map[string]string{}, makes: map[string]makeFunc{}}
+	b := &build{Options: o, img: img, begun: now(), date: img.SourceTime(), fields: map[string]string{}, makes: map[string]makeFunc{}}
 	if o.Cache != nil {
 		o.Cache.Until(ctx)
 		if o.Locked {
@@ -153,7 +154,9 @@ type step struct {
 // StepTime is how long a step took, for the report's timings. It is the one
 // thing that differs between two runs.
 type StepTime struct {
-	Step    string  `json:"step"`
+	Step string `json:"step"`
+	// Start is when it began, in seconds since the build did.
+	Start   float64 `json:"start"`
 	Seconds float64 `json:"seconds"`
 }
 
@@ -188,7 +191,7 @@ func (s *step) progress(done, total int64) {
 func (s *step) done() {
 	t := now().Sub(s.start).Seconds()
 	s.b.mu.Lock()
-	s.b.steps = append(s.b.steps, StepTime{s.name, t})
+	s.b.steps = append(s.b.steps, StepTime{s.name, s.start.Sub(s.b.begun).Seconds(), t})
 	s.b.mu.Unlock()
 	s.b.event(Event{Step: s.name, State: StateDone, Seconds: t})
 }

@@ -115,7 +115,7 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
 	})
 	root.AddCommand(
-		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newRender(s),
+		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newReport(s), newDiff(s), newRender(s),
 		newFlash(s), newDevices(s), newVerify(s), newPush(s), newPull(s),
 		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
 	)

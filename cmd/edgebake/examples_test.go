@@ -55,7 +55,7 @@ func examples(t *testing.T, do func(path string, words []string)) {
 func debianOf(t *testing.T, base string) {
 	t.Helper()
 	bin := t.TempDir()
-	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\necho >>'" + base + ".made'\nexec cat '" + base + "'\n", "newuidmap": "#!/bin/sh\n"} {
+	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\necho >>'" + base + ".made'\nexec cat '" + base + "'\n", "newuidmap": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n"} {
 		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -126,6 +126,8 @@ func TestExamples(t *testing.T) {
 	debianOf(t, filepath.Join(c.dir, "base.tar"))
 	c.run(0, "build", "image.yaml")
 	c.run(0, "build", "image.yaml", "--locked", "--output", name+".raw.zst", "--sign", "office.key")
+	c.run(0, "stamp", name+".raw", "site.yaml", "--output", "other.raw")
+	c.file("report.json", `{"version": 1, "node": "berlin-7", "result": "done"}`)
 	for _, file := range []string{"inventory.yaml", "stores.yaml"} {
 		c.file(file, strings.Replace(inventory, "name: berlin,", "name: berlin-7,", 1))
 	}

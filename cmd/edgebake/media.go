@@ -22,6 +22,7 @@ func isImageName(name string) bool {
 func newInspect(s streams) *cobra.Command {
 	var output string
 	var verify, packages, checkImages bool
+	var top int
 	c := &cobra.Command{
 		Use:               "inspect IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
@@ -31,14 +32,24 @@ the state of its slot. It prints no secret.`,
 		Example: `  edgebake inspect my-edge.raw
   edgebake inspect my-edge.raw.zst --output json
   edgebake inspect my-edge.raw --verify
-  edgebake inspect my-edge.raw --images`,
+  edgebake inspect my-edge.raw --images
+  edgebake inspect my-edge.raw --top 20`,
 		Args: args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
+			if top < 0 {
+				return usageError{fmt.Errorf("--top %d: want how many to list", top)}
+			}
 			info, err := media.Inspect(a[0])
 			if err != nil {
 				return err
 			}
 			var errs []error
+			var contents []media.Contents
+			if top > 0 {
+				var err error
+				contents, err = media.ReadContents(a[0])
+				errs = append(errs, err)
+			}
 			if verify {
 				errs = append(errs, media.Verify(c.Context(), a[0], nil))
 			}
@@ -50,11 +61,18 @@ the state of its slot. It prints no secret.`,
 				return err
 			}
 			warnOfReport(s, a[0], info)
-			return printAs(s, output, info, func() { printInfo(s, info, verify, checkImages, packages) })
+			return printAs(s, output, struct {
+				*media.Info
+				Contents []media.Contents `json:"contents,omitempty"`
+			}{info, contents}, func() {
+				printInfo(s, info, verify, checkImages, packages)
+				printTop(plain{s.Out}, contents, top)
+			})
 		},
 	}
 	outputFlag(c, &output)
 	c.Flags().BoolVar(&verify, "verify", false, "also read it all and compare with the golden digest")
+	c.Flags().IntVar(&top, "top", 0, "also list this many of the packages, programs and images that take the most room")
 	c.Flags().BoolVar(&packages, "packages", false, "list the packages too")
 	c.Flags().BoolVar(&checkImages, "images", false, "also check that every container image on board can run without a registry")
 	return c

@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 	"builder/images":             {"builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
 	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
 	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat"},
+	"builder/anatomy":            {"builder", "builder/media", "configs/ondisk"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/carry":              {"builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
 	"builder/qemu":               {},

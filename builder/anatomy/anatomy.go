@@ -1,0 +1,210 @@
+// Package anatomy tells what an image consists of: its partitions, the
+// packages, programs and container images in them and their largest files,
+// what was pinned for it and where the time of its build went. It is data
+// (Anatomy), one HTML page of it, and the difference between two of them.
+//
+// What is told comes from the image itself, and, where they are there, from the
+// report beside it and from a report of a node that booted it. The page needs
+// no network and no script, and every number in it is one of the data.
+package anatomy
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Version of Anatomy's JSON form.
+const Version = 1
+
+// Anatomy is what an image consists of.
+type Anatomy struct {
+	Version    int    `json:"version"`
+	Name       string `json:"name"`
+	Arch       string `json:"arch"`
+	Kubernetes string `json:"kubernetes"`
+	Containerd string `json:"containerd"`
+	Kernel     string `json:"kernel"`
+	SourceDate string `json:"sourceDate"`
+	Plan       string `json:"plan"`
+	Golden     string `json:"golden"`
+	Slot       string `json:"slot"` // its state
+	// Size of the disk, Stored bytes that the file takes.
+	Size       int64            `json:"size"`
+	Stored     int64            `json:"stored"`
+	Partitions []Partition      `json:"partitions"`
+	Contents   []media.Contents `json:"contents"`
+	// Images are the container images on board, Packages what the SBOM lists.
+	Images   []ondisk.ImageRef `json:"images"`
+	Packages []media.Package   `json:"packages"`
+	// Builder, Steps and Inputs are from the report beside the image.
+	Builder string             `json:"builder,omitempty"`
+	Steps   []builder.StepTime `json:"steps,omitempty"`
+	Inputs  []Input            `json:"inputs,omitempty"`
+	Boot    *Boot              `json:"boot,omitempty"`
+	// Notes are what could not be told, and why.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Partition is one of the disk.
+type Partition struct {
+	Label string `json:"label"`
+	FS    string `json:"fs,omitempty"`
+	Start int64  `json:"start"`
+	Size  int64  `json:"size"`
+	Used  int64  `json:"used"`
+	Free  int64  `json:"free"`
+}
+
+// Input is something pinned.
+type Input struct {
+	Name string `json:"name"`
+	// From says where it came from or how it was made.
+	From   string `json:"from"`
+	Digest string `json:"digest"`
+}
+
+// Boot is how a node's first boot went.
+type Boot struct {
+	Node    string    `json:"node"`
+	Result  string    `json:"result"`
+	Started time.Time `json:"started"`
+	// Seconds from the start to the last news.
+	Seconds float64  `json:"seconds"`
+	Phases  []Phase  `json:"phases"`
+	Notes   []string `json:"notes,omitempty"`
+}
+
+// Phase is one of a boot's.
+type Phase struct {
+	Name     string  `json:"name"`
+	Doc      string  `json:"doc,omitempty"`
+	Status   string  `json:"status"`
+	Attempts int     `json:"attempts"`
+	Start    float64 `json:"start"` // seconds since the boot's start
+	Seconds  float64 `json:"seconds"`
+	Said     string  `json:"said,omitempty"`
+}
+
+// Read takes an image apart. boot is the name of a node's report.json, or "".
+func Read(image, boot string) (*Anatomy, error) {
+	info, err := media.Inspect(image)
+	if err != nil {
+		return nil, err
+	}
+	m := info.Image
+	a := &Anatomy{
+		Version: Version, Name: m.Name, Arch: m.Arch, Kubernetes: m.Kubernetes, Containerd: m.Containerd, Kernel: m.Kernel,
+		SourceDate: time.Unix(m.SourceDate, 0).UTC().Format(time.RFC3339), Plan: m.Plan, Golden: info.Slot.Golden, Slot: info.Slot.State,
+		Size: info.Size, Stored: info.Stored, Images: m.Images, Packages: info.Packages,
+	}
+	for _, p := range info.Partitions {
+		part := Partition{Label: p.Label, FS: p.FS, Start: p.Start, Size: p.Size, Free: p.Free}
+		if p.FS != "" && p.Error == "" {
+			part.Used = p.Size - p.Free
+		}
+		a.Partitions = append(a.Partitions, part)
+	}
+	if a.Contents, err = media.ReadContents(image); err != nil {
+		return nil, err
+	}
+	if err := a.readReport(image); err != nil {
+		return nil, err
+	}
+	if boot != "" {
+		if a.Boot, err = readBoot(boot); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// readReport takes what is known of the build, if the report beside the image
+// is of it.
+func (a *Anatomy) readReport(image string) error {
+	name := strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + ".report.json"
+	raw, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		a.Notes = append(a.Notes, fmt.Sprintf("There is no %s beside the image: how it was built cannot be told.", base(name)))
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the build's report: %w", err)
+	}
+	var r builder.Report
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return fmt.Errorf("reading the build's report %s: %w: build the image again", name, err)
+	}
+	if r.Plan != a.Plan {
+		a.Notes = append(a.Notes, fmt.Sprintf("%s is of another build: how this one was built cannot be told.", base(name)))
+		return nil
+	}
+	a.Builder, a.Steps = r.Builder, r.Timings
+	slices.SortStableFunc(a.Steps, func(x, y builder.StepTime) int { return cmp.Compare(x.Start, y.Start) })
+	for name, in := range r.Inputs {
+		from := in.Make
+		switch {
+		case len(in.Fetch) > 0:
+			from = in.Fetch[0]
+		case in.File != "":
+			from = in.File
+		case in.Make == "go":
+			var g struct{ Module, Version string }
+			if json.Unmarshal(in.Recipe, &g) == nil {
+				from = g.Module + " " + g.Version
+			}
+		}
+		a.Inputs = append(a.Inputs, Input{name, from, cmp.Or(in.SHA256, in.Digest)})
+	}
+	slices.SortFunc(a.Inputs, func(x, y Input) int { return strings.Compare(x.Name, y.Name) })
+	return nil
+}
+
+func base(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
+
+// readBoot reads what first boot wrote into the slot.
+func readBoot(name string) (*Boot, error) {
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("reading the node's report: %w", err)
+	}
+	var s ondisk.State
+	if err := json.Unmarshal(raw, &s); err != nil || s.Version == 0 {
+		return nil, fmt.Errorf("reading the node's report %s: it is not the report.json of a first boot: take it from the slot, or from firstboot status --output json", name)
+	}
+	if s.Version != ondisk.StateVersion {
+		return nil, fmt.Errorf("reading the node's report %s: it has version %d, this edgebake knows %d", name, s.Version, ondisk.StateVersion)
+	}
+	b := &Boot{Node: s.Node, Result: s.Result, Started: s.Started, Seconds: max(0, s.Updated.Sub(s.Started).Seconds()), Notes: s.Notes}
+	for _, p := range s.Phases {
+		ph := Phase{Name: p.Name, Doc: p.Doc, Status: p.Status, Attempts: p.Attempts, Seconds: p.Seconds, Said: cmp.Or(p.Error, p.Waiting)}
+		if !p.Since.IsZero() {
+			end := p.Since.Sub(s.Started).Seconds()
+			if p.Status == ondisk.PhaseRunning || p.Status == ondisk.PhaseWaiting {
+				end += p.Seconds
+			}
+			ph.Start = max(0, end-p.Seconds)
+		}
+		b.Phases = append(b.Phases, ph)
+	}
+	return b, nil
+}
+
+// JSON is the data as it is printed.
+func (a *Anatomy) JSON() ([]byte, error) {
+	b, err := json.MarshalIndent(a, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encoding the report: %w", err)
+	}
+	return append(b, '\n'), nil
+}

@@ -1,0 +1,334 @@
+package anatomy
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Difference is what makes one image another.
+type Difference struct {
+	A     Side `json:"a"`
+	B     Side `json:"b"`
+	Equal bool `json:"equal"` // the same bytes but for the slot
+	// Facts are versions and settings of image.json.
+	Facts      []Change     `json:"facts"`
+	Packages   []Change     `json:"packages"`
+	Images     []Change     `json:"images"`
+	Partitions []SizeChange `json:"partitions"`
+	Groups     []SizeChange `json:"groups"`
+	Files      []SizeChange `json:"files"`
+	// Config are small files whose text differs.
+	Config []TextChange `json:"config"`
+}
+
+// Side is one of two images.
+type Side struct {
+	Path   string `json:"path"`
+	Name   string `json:"name"`
+	Plan   string `json:"plan"`
+	Golden string `json:"golden"`
+}
+
+// Change is of a value; "" stands for what is not there.
+type Change struct {
+	Name string `json:"name"`
+	A    string `json:"a"`
+	B    string `json:"b"`
+}
+
+// SizeChange is of something's bytes; -1 stands for what is not there. A file
+// that differs in its bytes alone has one size on both sides.
+type SizeChange struct {
+	Name string `json:"name"`
+	A    int64  `json:"a"`
+	B    int64  `json:"b"`
+}
+
+// TextChange is of a small file.
+type TextChange struct {
+	Path    string   `json:"path"`
+	Removed []string `json:"removed"` // lines
+	Added   []string `json:"added"`
+}
+
+// Diff compares two images.
+func Diff(a, b string) (*Difference, error) {
+	ia, err := media.Inspect(a)
+	if err != nil {
+		return nil, err
+	}
+	ib, err := media.Inspect(b)
+	if err != nil {
+		return nil, err
+	}
+	fa, err := media.ReadFiles(a)
+	if err != nil {
+		return nil, err
+	}
+	fb, err := media.ReadFiles(b)
+	if err != nil {
+		return nil, err
+	}
+	d := &Difference{A: sideOf(a, ia), B: sideOf(b, ib)}
+	d.Equal = d.A.Golden != "" && d.A.Golden == d.B.Golden
+	if d.Facts, err = facts(ia.Image, ib.Image); err != nil {
+		return nil, err
+	}
+	d.Packages = changes(versions(ia.Packages), versions(ib.Packages))
+	d.Images = changes(digests(ia.Image.Images), digests(ib.Image.Images))
+	d.Partitions = sizes(partSizes(ia), partSizes(ib))
+	d.Groups = sizes(groupSizes(fa), groupSizes(fb))
+	d.Files, d.Config = files(fa.Files, fb.Files)
+	return d, nil
+}
+
+func sideOf(path string, i *media.Info) Side {
+	return Side{path, i.Image.Name, i.Image.Plan, i.Slot.Golden}
+}
+
+// facts compares image.json, but for what has a list of its own.
+func facts(a, b ondisk.ImageInfo) ([]Change, error) {
+	flat := func(i ondisk.ImageInfo) (map[string]string, error) {
+		i.Images, i.Partitions, i.Plan = nil, nil, ""
+		raw, err := json.Marshal(i)
+		if err != nil {
+			return nil, fmt.Errorf("comparing image.json: %w", err)
+		}
+		var all map[string]any
+		if err := json.Unmarshal(raw, &all); err != nil {
+			return nil, fmt.Errorf("comparing image.json: %w", err)
+		}
+		out := map[string]string{}
+		for k, v := range all {
+			text, err := json.Marshal(v)
+			if err != nil {
+				return nil, fmt.Errorf("comparing image.json: %w", err)
+			}
+			out[k] = strings.Trim(string(text), `"`)
+		}
+		return out, nil
+	}
+	fa, err := flat(a)
+	if err != nil {
+		return nil, err
+	}
+	fb, err := flat(b)
+	if err != nil {
+		return nil, err
+	}
+	return changes(fa, fb), nil
+}
+
+func versions(all []media.Package) map[string]string {
+	out := map[string]string{}
+	for _, p := range all {
+		if old, ok := out[p.Name]; ok && old != p.Version { // a module in two programs
+			p.Version = old + ", " + p.Version
+		}
+		out[p.Name] = p.Version
+	}
+	return out
+}
+
+func digests(all []ondisk.ImageRef) map[string]string {
+	out := map[string]string{}
+	for _, i := range all {
+		out[i.Ref] = i.Digest
+	}
+	return out
+}
+
+func changes(a, b map[string]string) []Change {
+	out := []Change{}
+	for name, v := range a {
+		if w, ok := b[name]; !ok || w != v {
+			out = append(out, Change{name, v, w})
+		}
+	}
+	for name, w := range b {
+		if _, ok := a[name]; !ok {
+			out = append(out, Change{name, "", w})
+		}
+	}
+	slices.SortFunc(out, func(x, y Change) int { return strings.Compare(x.Name, y.Name) })
+	return out
+}
+
+func partSizes(i *media.Info) map[string]int64 {
+	out := map[string]int64{}
+	for _, p := range i.Partitions {
+		out[p.Label] = p.Size
+		if p.FS != "" {
+			out[p.Label+", used"] = p.Size - p.Free
+		}
+	}
+	return out
+}
+
+func groupSizes(l *media.Listing) map[string]int64 {
+	out := map[string]int64{}
+	for _, c := range l.Contents {
+		for _, g := range c.Groups {
+			out[g.Kind+" "+g.Name] += g.Bytes
+		}
+	}
+	return out
+}
+
+// sizes are the changes, the largest first.
+func sizes(a, b map[string]int64) []SizeChange {
+	out := []SizeChange{}
+	for name, n := range a {
+		m, ok := b[name]
+		if !ok {
+			m = -1
+		}
+		if n != m {
+			out = append(out, SizeChange{name, n, m})
+		}
+	}
+	for name, m := range b {
+		if _, ok := a[name]; !ok {
+			out = append(out, SizeChange{name, -1, m})
+		}
+	}
+	sortBySize(out)
+	return out
+}
+
+func sortBySize(all []SizeChange) {
+	weight := func(c SizeChange) int64 { return max(c.A, 0) - max(c.B, 0) }
+	abs := func(n int64) int64 { return max(n, -n) }
+	slices.SortFunc(all, func(x, y SizeChange) int {
+		return cmp.Or(cmp.Compare(abs(weight(y)), abs(weight(x))), strings.Compare(x.Name, y.Name))
+	})
+}
+
+// files compares them by size and digest, and the small ones line by line.
+func files(a, b map[string]media.Listed) ([]SizeChange, []TextChange) {
+	changed, texts := []SizeChange{}, []TextChange{}
+	for name, f := range a {
+		g, ok := b[name]
+		switch {
+		case !ok:
+			changed = append(changed, SizeChange{name, f.Size, -1})
+		case f.SHA256 != g.SHA256:
+			changed = append(changed, SizeChange{name, f.Size, g.Size})
+			if f.Text != "" && g.Text != "" {
+				texts = append(texts, linesOf(name, f.Text, g.Text))
+			}
+		}
+	}
+	for name, g := range b {
+		if _, ok := a[name]; !ok {
+			changed = append(changed, SizeChange{name, -1, g.Size})
+		}
+	}
+	sortBySize(changed)
+	slices.SortFunc(texts, func(x, y TextChange) int { return strings.Compare(x.Path, y.Path) })
+	return changed, texts
+}
+
+// linesOf tells which lines one text has and the other has not.
+func linesOf(path, a, b string) TextChange {
+	less := func(a, b string) []string {
+		count := map[string]int{}
+		for line := range strings.Lines(b) {
+			count[strings.TrimRight(line, "\n")]++
+		}
+		out := []string{}
+		for line := range strings.Lines(a) {
+			line = strings.TrimRight(line, "\n")
+			if count[line]--; count[line] < 0 {
+				out = append(out, line)
+			}
+		}
+		return out
+	}
+	return TextChange{path, less(a, b), less(b, a)}
+}
+
+// few is how many lines of a list are printed.
+const few = 40
+
+// Text is the form for people.
+func (d *Difference) Text(w io.Writer) {
+	fmt.Fprintf(w, "a  %s (%s, plan %.12s)\nb  %s (%s, plan %.12s)\n", d.A.Path, d.A.Name, d.A.Plan, d.B.Path, d.B.Name, d.B.Plan)
+	if d.Equal {
+		fmt.Fprintln(w, "The images are the same, byte for byte, but for the slot.")
+		return
+	}
+	changeList(w, "Versions and settings", d.Facts)
+	changeList(w, "Packages", d.Packages)
+	changeList(w, "Container images", d.Images)
+	sizeList(w, "Partitions", d.Partitions)
+	sizeList(w, "Packages, programs and images by size", d.Groups)
+	sizeList(w, "Files", d.Files)
+	if len(d.Config) > 0 {
+		fmt.Fprintf(w, "\nConfiguration (%d)\n", len(d.Config))
+	}
+	for i, c := range d.Config {
+		if i == few {
+			fmt.Fprintf(w, "  and %d more (--output json has all)\n", len(d.Config)-few)
+			break
+		}
+		fmt.Fprintf(w, "  %s\n", c.Path)
+		for _, l := range c.Removed[:min(len(c.Removed), few)] {
+			fmt.Fprintf(w, "    - %s\n", l)
+		}
+		for _, l := range c.Added[:min(len(c.Added), few)] {
+			fmt.Fprintf(w, "    + %s\n", l)
+		}
+	}
+}
+
+func changeList(w io.Writer, title string, all []Change) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s (%d)\n", title, len(all))
+	for i, c := range all {
+		if i == few {
+			fmt.Fprintf(w, "  and %d more (--output json has all)\n", len(all)-few)
+			return
+		}
+		switch {
+		case c.A == "":
+			fmt.Fprintf(w, "  + %s %s\n", c.Name, c.B)
+		case c.B == "":
+			fmt.Fprintf(w, "  - %s %s\n", c.Name, c.A)
+		default:
+			fmt.Fprintf(w, "  ~ %s %s -> %s\n", c.Name, c.A, c.B)
+		}
+	}
+}
+
+func sizeList(w io.Writer, title string, all []SizeChange) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s (%d)\n", title, len(all))
+	for i, c := range all {
+		if i == few {
+			fmt.Fprintf(w, "  and %d more (--output json has all)\n", len(all)-few)
+			return
+		}
+		switch {
+		case c.A < 0:
+			fmt.Fprintf(w, "  + %s, %s\n", c.Name, human(c.B))
+		case c.B < 0:
+			fmt.Fprintf(w, "  - %s, %s\n", c.Name, human(c.A))
+		case c.A == c.B:
+			fmt.Fprintf(w, "  ~ %s, other bytes\n", c.Name)
+		default:
+			fmt.Fprintf(w, "  ~ %s, %s -> %s (%+d bytes)\n", c.Name, human(c.A), human(c.B), c.B-c.A)
+		}
+	}
+}

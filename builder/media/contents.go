@@ -1,0 +1,448 @@
+package media
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/store"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+)
+
+// Kinds of a Group.
+const (
+	KindPackage = "package" // of Debian
+	KindProgram = "program" // that came without a package
+	KindImage   = "image"   // a container image
+	KindBoot    = "boot"    // on the EFI system partition
+	KindOther   = "other"   // rendered by edgebake, or made by packages
+)
+
+// Contents is what a file system holds, by where it comes from.
+type Contents struct {
+	Label string `json:"label"`
+	FS    string `json:"fs"`
+	// Size of the partition, Free bytes of its file system, and Bytes of the
+	// files in it. What is missing between them is the file system itself.
+	Size  int64 `json:"size"`
+	Free  int64 `json:"free"`
+	Bytes int64 `json:"bytes"`
+	Files int   `json:"files"`
+	// Groups, the largest first.
+	Groups []Group `json:"groups"`
+}
+
+// Group is a package, a program, a container image, or files of no such.
+type Group struct {
+	Kind    string `json:"kind"`
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+	Bytes   int64  `json:"bytes"`
+	Files   int    `json:"files"`
+	// Largest files, as paths of the running system.
+	Largest []File `json:"largest"`
+
+	all []File
+}
+
+// largest is how many files of a group are named.
+const largest = 8
+
+// ReadContents lists the contents of an image's file systems, each file once.
+func ReadContents(image string) ([]Contents, error) {
+	out, err := readContents(image)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range out {
+		for i := range c.Groups {
+			c.Groups[i].Largest = c.Groups[i].all[:min(largest, len(c.Groups[i].all))]
+		}
+	}
+	return out, nil
+}
+
+func readContents(name string) ([]Contents, error) {
+	m, err := open(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	var out []Contents
+	b, err := m.belongings()
+	if err != nil {
+		return nil, fmt.Errorf("reading what is in image %s: %w", name, err)
+	}
+	for _, p := range m.table.Partitions {
+		var c *Contents
+		switch p.Name {
+		case ondisk.LabelESP:
+			c, err = m.bootContents(b)
+		case ondisk.LabelRootA, ondisk.LabelData:
+			c, err = b.contents(p.Name)
+		default:
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", name, p.Name, err)
+		}
+		c.Label, c.Size = p.Name, p.Size
+		out = append(out, *c)
+	}
+	return out, nil
+}
+
+// belongings knows whose a path is.
+type belongings struct {
+	readers  map[string]*ext4.Reader // by partition
+	nodes    map[string][]tree.Node  // by partition, paths of the running system
+	packages map[string]string       // by path
+	versions map[string]string       // of packages
+	programs map[string]Package      // by path
+	images   map[string][]string     // by path of a directory or file
+}
+
+// belongings reads both file systems and what they say of their own files.
+func (m *image) belongings() (*belongings, error) {
+	b := &belongings{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
+		versions: map[string]string{}, programs: map[string]Package{}}
+	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
+		p, err := m.partition(label)
+		if err != nil {
+			return nil, err
+		}
+		r, err := ext4.Open(m.section(p))
+		if err != nil {
+			return nil, err
+		}
+		nodes, err := r.Nodes()
+		if err != nil {
+			return nil, err
+		}
+		if label == ondisk.LabelData {
+			for i := range nodes {
+				nodes[i].Path = path.Join("var", nodes[i].Path)
+			}
+		}
+		b.readers[label], b.nodes[label] = r, nodes
+	}
+	if err := b.readPackages(); err != nil {
+		return nil, err
+	}
+	if err := m.readPrograms(b); err != nil {
+		return nil, err
+	}
+	snapshotter := cmp.Or(m.info.Snapshotter, "overlayfs")
+	files := store.NodeFiles(b.nodes[ondisk.LabelData], b.readers[ondisk.LabelData])
+	if _, err := files.Stat(path.Join(store.Root, store.MetaDB)); err != nil {
+		return b, nil // no images, or such as are imported at first boot
+	}
+	var err error
+	b.images, err = store.Owners(files, store.Root, snapshotter)
+	return b, err
+}
+
+// readPackages reads dpkg's lists, wherever they lie.
+func (b *belongings) readPackages() error {
+	const info, status = "var/lib/dpkg/info/", "var/lib/dpkg/status"
+	for label, nodes := range b.nodes {
+		for _, n := range nodes {
+			list, isList := strings.CutSuffix(n.Path, ".list")
+			if !n.IsRegular() || n.Path != status && (!isList || !strings.HasPrefix(n.Path, info)) {
+				continue
+			}
+			text, err := tree.ReadContent(n.Data, b.readers[label], n.Data.Size)
+			if err != nil {
+				return err
+			}
+			if n.Path == status {
+				b.readStatus(string(text))
+				continue
+			}
+			name, _, _ := strings.Cut(strings.TrimPrefix(list, info), ":")
+			for line := range strings.Lines(string(text)) {
+				b.packages[real(strings.TrimSpace(line))] = name
+			}
+		}
+	}
+	return nil
+}
+
+// real is where a file of a package lies: Debian has moved /bin and the like
+// into /usr.
+func real(p string) string {
+	p = strings.TrimPrefix(p, "/")
+	for _, dir := range []string{"bin/", "sbin/", "lib/", "lib64/"} {
+		if strings.HasPrefix(p, dir) {
+			return "usr/" + p
+		}
+	}
+	return p
+}
+
+func (b *belongings) readStatus(text string) {
+	name := ""
+	s := bufio.NewScanner(strings.NewReader(text))
+	s.Buffer(nil, 1<<20)
+	for s.Scan() {
+		if v, ok := strings.CutPrefix(s.Text(), "Package: "); ok {
+			name = v
+		}
+		if v, ok := strings.CutPrefix(s.Text(), "Version: "); ok {
+			b.versions[name] = v
+		}
+	}
+}
+
+// readPrograms takes the programs from the SBOM on board.
+func (m *image) readPrograms(b *belongings) error {
+	raw, err := m.espFile(ondisk.ESPSBOM)
+	if err != nil {
+		return nil //nolint:nilerr // an image without an SBOM: its programs are files
+	}
+	var sbom struct {
+		Packages []struct {
+			Name    string `json:"name"`
+			Version string `json:"versionInfo"`
+			File    string `json:"packageFileName"`
+		} `json:"packages"`
+	}
+	if err := json.Unmarshal(raw, &sbom); err != nil {
+		return fmt.Errorf("reading %s: %w", ondisk.ESPSBOM, err)
+	}
+	for _, p := range sbom.Packages {
+		if p.File != "" {
+			b.programs[p.File] = Package{p.Name, p.Version}
+		}
+	}
+	return nil
+}
+
+// owner is the group that a file belongs to.
+func (b *belongings) owner(p string) Group {
+	if prog, ok := b.programs[p]; ok {
+		return Group{Kind: KindProgram, Name: prog.Name, Version: prog.Version}
+	}
+	if pkg, ok := b.packages[p]; ok {
+		return Group{Kind: KindPackage, Name: pkg, Version: b.versions[pkg]}
+	}
+	for dir := p; dir != "." && dir != "/"; dir = path.Dir(dir) {
+		switch names := b.images[dir]; len(names) {
+		case 0:
+		case 1:
+			return Group{Kind: KindImage, Name: names[0]}
+		default:
+			return Group{Kind: KindImage, Name: "shared: " + strings.Join(names, ", ")}
+		}
+	}
+	parts := strings.Split(p, "/")
+	return Group{Kind: KindOther, Name: "/" + strings.Join(parts[:min(2, max(1, len(parts)-1))], "/")}
+}
+
+func (b *belongings) contents(label string) (*Contents, error) {
+	c := &Contents{FS: disk.Ext4, Free: b.readers[label].Info().FreeBytes}
+	seen := map[*tree.Inode]bool{}
+	var files []owned
+	for _, n := range b.nodes[label] {
+		if n.IsRegular() && !seen[n.Inode] {
+			seen[n.Inode] = true
+			files = append(files, owned{b.owner(n.Path), File{"/" + n.Path, n.Data.Size}})
+		}
+	}
+	c.group(files)
+	return c, nil
+}
+
+func (m *image) bootContents(*belongings) (*Contents, error) {
+	fsys, err := m.esp()
+	if err != nil {
+		return nil, err
+	}
+	c := &Contents{FS: fmt.Sprintf("fat%d", fsys.Type())}
+	if c.Free, err = fsys.Free(); err != nil {
+		return nil, err
+	}
+	var files []owned
+	err = fsys.Walk(func(e fat.Entry) error {
+		if !e.Dir {
+			files = append(files, owned{Group{Kind: KindBoot, Name: path.Base(e.Path)}, File{"/efi/" + e.Path, e.Size}})
+		}
+		return nil
+	})
+	c.group(files)
+	return c, err
+}
+
+// owned is a file with its group.
+type owned struct {
+	group Group
+	file  File
+}
+
+// group sums files up, the largest group and the largest file first.
+func (c *Contents) group(files []owned) {
+	groups := map[string]*Group{}
+	for _, f := range files {
+		key := f.group.Kind + " " + f.group.Name
+		g := groups[key]
+		if g == nil {
+			g = &f.group
+			groups[key] = g
+		}
+		g.Bytes += f.file.Size
+		g.Files++
+		g.all = append(g.all, f.file)
+		c.Bytes += f.file.Size
+		c.Files++
+	}
+	for _, key := range slices.Sorted(maps.Keys(groups)) {
+		g := groups[key]
+		slices.SortFunc(g.all, func(a, b File) int {
+			return cmp.Or(cmp.Compare(b.Size, a.Size), strings.Compare(a.Name, b.Name))
+		})
+		c.Groups = append(c.Groups, *g)
+	}
+	slices.SortStableFunc(c.Groups, func(a, b Group) int { return cmp.Compare(b.Bytes, a.Bytes) })
+}
+
+// Listing is all that an image's file systems hold.
+type Listing struct {
+	Contents []Contents
+	// Files by their path in the running system.
+	Files map[string]Listed
+}
+
+// Listed is a file, a link or a directory.
+type Listed struct {
+	Size int64
+	// SHA256 of what it is: content, mode, owner, attributes, target.
+	SHA256 string
+	// Text of a small file of text.
+	Text string
+}
+
+// ReadFiles reads every file of an image.
+func ReadFiles(name string) (*Listing, error) {
+	m, err := open(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	l := &Listing{Files: map[string]Listed{}}
+	if l.Contents, err = ReadContents(name); err != nil {
+		return nil, err
+	}
+	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
+		if err := m.listTree(label, l.Files); err != nil {
+			return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", name, label, err)
+		}
+	}
+	if err := m.listBoot(l.Files); err != nil {
+		return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", name, ondisk.LabelESP, err)
+	}
+	return l, nil
+}
+
+// maxText is more than configuration has.
+const maxText = 64 << 10
+
+func (m *image) listTree(label string, out map[string]Listed) error {
+	p, err := m.partition(label)
+	if err != nil {
+		return err
+	}
+	r, err := ext4.Open(m.section(p))
+	if err != nil {
+		return err
+	}
+	prefix := "/"
+	if label == ondisk.LabelData {
+		prefix = "/var"
+	}
+	return r.Walk(func(n tree.Node) error {
+		h := sha256.New()
+		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, slices.Sorted(maps.Keys(n.Xattrs)))
+		f := Listed{Size: n.Data.Size}
+		switch {
+		case n.IsRegular() && n.Data.Blob == "": // an empty file
+			h.Write(n.Data.Inline)
+		case n.IsRegular():
+			file, err := r.OpenBlob(n.Data.Blob)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			var head bytes.Buffer
+			if _, err := io.Copy(io.MultiWriter(h, &limited{&head, maxText + 1}), io.NewSectionReader(file, n.Data.Off, n.Data.Size)); err != nil {
+				return err
+			}
+			f.Text = textOf(head.Bytes())
+		default:
+			f.Size = 0
+		}
+		f.SHA256 = hex.EncodeToString(h.Sum(nil))
+		out[path.Join(prefix, n.Path)] = f
+		return nil
+	})
+}
+
+func (m *image) listBoot(out map[string]Listed) error {
+	fsys, err := m.esp()
+	if err != nil {
+		return err
+	}
+	return fsys.Walk(func(e fat.Entry) error {
+		if e.Dir {
+			return nil
+		}
+		b, err := fsys.ReadFile(e.Path)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(b)
+		f := Listed{Size: e.Size, SHA256: hex.EncodeToString(sum[:])}
+		if !strings.HasSuffix(e.Path, ".json") { // they are compared by what they mean
+			f.Text = textOf(b)
+		}
+		out["/efi/"+e.Path] = f
+		return nil
+	})
+}
+
+// textOf is a small file's text, "" where it is none.
+func textOf(b []byte) string {
+	if len(b) > maxText || !utf8.Valid(b) || bytes.IndexByte(b, 0) >= 0 {
+		return ""
+	}
+	return string(b)
+}
+
+// limited keeps the first bytes and takes all.
+type limited struct {
+	w    io.Writer
+	left int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	n := min(len(p), l.left)
+	if _, err := l.w.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	l.left -= n
+	return len(p), nil
+}

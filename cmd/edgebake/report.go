@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/anatomy"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/spf13/cobra"
+)
+
+func newReport(s streams) *cobra.Command {
+	var output, boot string
+	var force bool
+	c := &cobra.Command{
+		Use:               "report IMAGE",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Draw what is in an image, as one HTML page",
+		Long: `Report writes one HTML page, without scripts and without anything to fetch, that
+shows an image's partitions, the packages, programs and container images in them
+with their largest files, where the time of the build went, what was pinned, and
+the SBOM. What is known of the build comes from NAME.report.json beside the
+image. --boot adds how a node's first boot went: report.json of its slot.
+
+The name given with --output decides the form: .html, or .json for the data that
+the page shows. --output json prints them. Reading a compressed image takes
+longer.`,
+		Example: `  edgebake report my-edge.raw
+  edgebake report my-edge.raw -o report.html --boot report.json
+  edgebake report my-edge.raw -o json`,
+		Args: args(1, 1, "one image"),
+		RunE: func(c *cobra.Command, a []string) error {
+			if output == "" {
+				output = stemOf(a[0]) + ".report.html"
+			}
+			asJSON := output == "json" || strings.HasSuffix(output, ".json")
+			if !asJSON && !strings.HasSuffix(output, ".html") {
+				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json, or json", output)}
+			}
+			if output != "json" {
+				if err := builder.CheckFile(output, force); err != nil {
+					return fmt.Errorf("output %w", err)
+				}
+			}
+			return writeReport(s, a[0], boot, output, asJSON)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json prints them (default IMAGE.report.html)")
+	_ = c.MarkFlagFilename("output", "html", "json")
+	f.StringVar(&boot, "boot", "", "report.json of a node that booted the image")
+	_ = c.MarkFlagFilename("boot", "json")
+	f.BoolVarP(&force, "force", "f", false, "replace a page that is there")
+	return c
+}
+
+func writeReport(s streams, image, boot, output string, asJSON bool) error {
+	a, err := anatomy.Read(image, boot)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if asJSON {
+		raw, err := a.JSON()
+		if err != nil {
+			return err
+		}
+		out.Write(raw)
+	} else if err := a.HTML(&out); err != nil {
+		return err
+	}
+	if output == "json" {
+		_, err := s.Out.Write(out.Bytes())
+		return err
+	}
+	if err := builder.WriteFile(output, out.Bytes(), 0o666); err != nil {
+		return err
+	}
+	s.note("wrote %s\n", output)
+	return nil
+}
+
+func newDiff(s streams) *cobra.Command {
+	var output string
+	c := &cobra.Command{
+		Use:               "diff A B",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Tell what makes one image another",
+		Long: `Diff compares two images: versions and settings, packages, container images,
+partitions, what takes how much room, files, and the lines of small ones. The
+slots are left out.`,
+		Example: `  edgebake diff my-edge.raw other.raw
+  edgebake diff my-edge.raw my-edge.raw.zst --output json`,
+		Args: args(2, 2, "two images"),
+		RunE: func(c *cobra.Command, a []string) error {
+			d, err := anatomy.Diff(a[0], a[1])
+			if err != nil {
+				return err
+			}
+			return printAs(s, output, d, func() { d.Text(plain{s.Out}) })
+		},
+	}
+	outputFlag(c, &output)
+	return c
+}
+
+// printTop prints what takes the most room, as bars.
+func printTop(w io.Writer, all []media.Contents, n int) {
+	type entry struct {
+		media.Group
+		label string
+	}
+	var top []entry
+	for _, c := range all {
+		for _, g := range c.Groups {
+			top = append(top, entry{g, c.Label})
+		}
+	}
+	slices.SortStableFunc(top, func(a, b entry) int { return int(max(-1, min(1, b.Bytes-a.Bytes))) })
+	top = top[:min(n, len(top))]
+	if len(top) == 0 {
+		return
+	}
+	const width = 30
+	wide := 0
+	for _, e := range top {
+		wide = max(wide, len(e.Name))
+	}
+	wide = min(wide, 48)
+	fmt.Fprintf(w, "largest %d\n", len(top))
+	for _, e := range top {
+		bar := int(width * e.Bytes / max(1, top[0].Bytes))
+		fmt.Fprintf(w, "  %-8s %-8s %-*.*s %9s  %s\n", e.label, e.Kind, wide, wide, e.Name, humanSize(e.Bytes), strings.Repeat("█", max(1, bar)))
+	}
+}

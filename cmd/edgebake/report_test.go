@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"image/png"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/anatomy"
+	"github.com/edgebake/edgebake/test/desk"
+	"golang.org/x/net/html"
+)
+
+const hostile = `<img src=x onerror=alert(1)>&"'.conf`
+
+// reported builds an image with a hostile file name and writes its report.
+func reported(t *testing.T) *cli {
+	t.Helper()
+	c := newCLI(t)
+	c.project(func(s string) string { return strings.Replace(s, "overlays:\n", "overlays:\n  - dir: over\n", 1) })
+	if err := os.MkdirAll("over/etc", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.file("over/etc/"+hostile, strings.Repeat("x", 70_000))
+	c.file("over/etc/shop.conf", "a = 1\nb = 2\n")
+	c.run(0, "build", "image.yaml", "--quiet")
+	c.file("boot.json", `{"version": 1, "node": "shop-7", "result": "done", "started": "2026-01-01T00:00:10Z", "updated": "2026-01-01T00:01:00Z", "phases": [
+		{"name": "network", "status": "done", "attempts": 1, "since": "2026-01-01T00:00:12Z", "seconds": 2},
+		{"name": "join", "status": "done", "attempts": 3, "since": "2026-01-01T00:00:50Z", "seconds": 36.5, "error": "<b>no</b>"}]}`)
+	c.run(0, "report", "tiny.raw", "-o", "report.html", "--boot", "boot.json")
+	return c
+}
+
+func TestReport(t *testing.T) {
+	c := reported(t)
+	c.run(1, "report", "tiny.raw", "-o", "report.html")
+	c.want(c.err, "--force replaces it")
+	c.run(2, "report", "tiny.raw", "-o", "report.pdf")
+	c.run(1, "report", "tiny.raw", "-o", "x.html", "--boot", "image.yaml")
+	c.want(c.err, "not the report.json of a first boot")
+	c.run(0, "report", "tiny.raw", "-o", "json")
+	var a anatomy.Anatomy
+	if err := json.Unmarshal([]byte(c.out), &a); err != nil {
+		t.Fatal(err)
+	}
+	// Every byte has a group, and every group what it is.
+	kinds := map[string]bool{}
+	for _, part := range a.Contents {
+		sum, files := int64(0), 0
+		for _, g := range part.Groups {
+			sum, files, kinds[g.Kind] = sum+g.Bytes, files+g.Files, true
+		}
+		if sum != part.Bytes || files != part.Files || part.Bytes == 0 || part.Bytes > part.Size-part.Free {
+			t.Errorf("%s: groups have %d bytes in %d files, the partition %d in %d; %d of %d are free", part.Label, sum, files, part.Bytes, part.Files, part.Free, part.Size)
+		}
+	}
+	for _, kind := range []string{"program", "boot", "other"} {
+		if !kinds[kind] {
+			t.Errorf("no group is a %s", kind)
+		}
+	}
+	if len(a.Steps) == 0 || len(a.Inputs) == 0 {
+		t.Errorf("the build is not told: %d steps, %d inputs", len(a.Steps), len(a.Inputs))
+	}
+	c.run(0, "inspect", "tiny.raw", "--top", "3")
+	c.want(c.out, "largest 3", "█")
+	if strings.Count(c.out, "█  ")+strings.Count(c.out, "█\n") != 3 {
+		t.Errorf("want three bars:\n%s", c.out)
+	}
+}
+
+func TestDiff(t *testing.T) {
+	c := reported(t)
+	c.run(0, "build", "image.yaml", "--quiet", "--output", "same.raw")
+	c.run(0, "diff", "tiny.raw", "same.raw")
+	c.want(c.out, "the same, byte for byte")
+	c.file("over/etc/shop.conf", "a = 1\nb = 3\n")
+	c.file("over/etc/new.conf", "n")
+	if err := os.Remove("over/etc/" + hostile); err != nil {
+		t.Fatal(err)
+	}
+	c.run(0, "build", "image.yaml", "--quiet", "--output", "other.raw")
+	c.run(0, "diff", "tiny.raw", "other.raw")
+	c.want(c.out, "- b = 2", "+ b = 3", "+ /etc/new.conf", "- /etc/"+hostile, "/etc/shop.conf, other bytes")
+	c.run(0, "diff", "tiny.raw", "other.raw", "-o", "json")
+	var d anatomy.Difference
+	if err := json.Unmarshal([]byte(c.out), &d); err != nil || d.Equal || len(d.Config) == 0 {
+		t.Errorf("%v: %s", err, c.out)
+	}
+}
+
+// TestReportInABrowser: Chromium shows the page, and every number on it is the
+// JSON's.
+func TestReportInABrowser(t *testing.T) {
+	chromium := desk.NeedProgram(t, "chromium", "chromium")
+	c := reported(t)
+	c.run(0, "report", "tiny.raw", "-o", "json", "--boot", "boot.json")
+	var data any
+	d := json.NewDecoder(strings.NewReader(c.out))
+	d.UseNumber()
+	if err := d.Decode(&data); err != nil {
+		t.Fatal(err)
+	}
+	page := browse(t, chromium, "--dump-dom", "file://"+filepath.Join(c.dir, "report.html"))
+	doc, err := html.Parse(bytes.NewReader(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	var visit func(n *html.Node)
+	visit = func(n *html.Node) {
+		if n.Type == html.ElementNode {
+			seen[n.Data]++
+			path, value := attribute(n, "data-path"), attribute(n, "value")+attribute(n, "data-value")
+			if path != "" {
+				seen["number"]++
+				if got := at(data, path); got != value {
+					t.Errorf("%s is %s in the JSON and %s on the page", path, got, value)
+				}
+			}
+			for _, a := range n.Attr {
+				if strings.HasPrefix(a.Key, "on") || a.Key == "src" || a.Key == "href" {
+					t.Errorf("<%s> has %s", n.Data, a.Key)
+				}
+			}
+		}
+		for child := n.FirstChild; child != nil; child = child.NextSibling {
+			visit(child)
+		}
+	}
+	visit(doc)
+	if seen["number"] < 60 || seen["rect"] < 10 || seen["script"]+seen["img"]+seen["link"] > 0 {
+		t.Errorf("the page has %v", seen)
+	}
+	// What is light is light, and what is dark is dark.
+	for theme, scheme := range map[string]string{"light": "1", "dark": "0"} {
+		shot := filepath.Join(t.TempDir(), theme+".png")
+		browse(t, chromium, "--blink-settings=preferredColorScheme="+scheme, "--window-size=1240,1800", "--screenshot="+shot, "file://"+filepath.Join(c.dir, "report.html"))
+		bright, colours := brightness(t, shot)
+		if (theme == "light") != (bright > 0.6) || (theme == "dark") != (bright < 0.35) || colours < 50 {
+			t.Errorf("%s: brightness %.2f, %d colours", theme, bright, colours)
+		}
+	}
+}
+
+func browse(t *testing.T, chromium string, args ...string) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, chromium, append([]string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+		"--no-first-run", "--disable-background-networking", "--disable-component-update", "--user-data-dir=" + t.TempDir()}, args...)...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("chromium %q: %v\n%s", args, err, &said)
+	}
+	return out
+}
+
+func attribute(n *html.Node, key string) string {
+	for _, a := range n.Attr {
+		if a.Key == key {
+			return a.Val
+		}
+	}
+	return ""
+}
+
+// at is a value of the JSON by its path: names, indices and length.
+func at(v any, path string) string {
+	for part := range strings.SplitSeq(path, ".") {
+		switch x := v.(type) {
+		case map[string]any:
+			v = x[part]
+		case []any:
+			if part == "length" {
+				return strconv.Itoa(len(x))
+			}
+			i, err := strconv.Atoi(part)
+			if err != nil || i >= len(x) {
+				return "not there"
+			}
+			v = x[i]
+		}
+	}
+	if n, ok := v.(json.Number); ok {
+		if f, err := n.Float64(); err == nil && strings.ContainsAny(n.String(), ".e") {
+			return strconv.FormatFloat(f, 'g', -1, 64)
+		}
+	}
+	return fmt.Sprint(v)
+}
+
+// brightness is a picture's, from 0 to 1, and how many colours it has.
+func brightness(t *testing.T, name string) (float64, int) {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	img, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	colours := map[[3]uint32]bool{}
+	sum, n := 0.0, 0
+	for y := img.Bounds().Min.Y; y < img.Bounds().Max.Y; y += 3 {
+		for x := img.Bounds().Min.X; x < img.Bounds().Max.X; x += 3 {
+			r, g, b, _ := img.At(x, y).RGBA()
+			colours[[3]uint32{r, g, b}] = true
+			sum += float64(r+g+b) / 3 / 0xffff
+			n++
+		}
+	}
+	return sum / float64(n), len(colours)
+}

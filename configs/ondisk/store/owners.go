@@ -1,0 +1,61 @@
+package store
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// Owners tells which images the directories and files of a store belong to:
+// the names of images by path, relative to root. What several images use has
+// several names.
+func Owners(f Files, root, snapshotter string) (map[string][]string, error) {
+	v := &verifier{Files: f, root: root, snapshotter: snapshotter}
+	state, err := v.read()
+	if err != nil {
+		return nil, err
+	}
+	blobs, snapshots := map[string]*Blob{}, map[string]*Snapshot{}
+	for i := range state.Blobs {
+		blobs[state.Blobs[i].Digest] = &state.Blobs[i]
+	}
+	for i := range state.Snapshots {
+		snapshots[state.Snapshots[i].Key] = &state.Snapshots[i]
+	}
+	owners := map[string][]string{}
+	own := func(p, name string) {
+		if p = path.Join(root, p); !slices.Contains(owners[p], name) {
+			owners[p] = append(owners[p], name)
+		}
+	}
+	seen := map[string]bool{} // damaged labels may go in circles
+	var follow func(digest, name string)
+	follow = func(digest, name string) {
+		b := blobs[digest]
+		if b == nil || seen[digest+" "+name] {
+			return
+		}
+		seen[digest+" "+name] = true
+		own(BlobPath(digest), name)
+		for label, to := range b.Labels {
+			switch {
+			case strings.HasPrefix(label, "containerd.io/gc.ref.content."):
+				follow(to, name)
+			case label == LabelGCSnapshot+snapshotter:
+				for s, n := snapshots[to], 0; s != nil && n < maxLayers; s, n = snapshots[s.Parent], n+1 {
+					own(SnapshotDir(snapshotter, s.ID), name)
+				}
+			}
+		}
+	}
+	names := state.Names()
+	for _, img := range state.Images {
+		if slices.Contains(names, img.Name) {
+			follow(img.Digest, img.Name)
+		}
+	}
+	for p := range owners {
+		slices.Sort(owners[p])
+	}
+	return owners, nil
+}
