@@ -153,19 +153,6 @@ func parseKind(name string, data []byte, kind string, into any, validate func(*d
 	return doc.probs.Err()
 }
 
-// Locate tells where in a document a field is, or what is nearest around it:
-// for problems that only show when what a field names is looked at. Line and
-// column are 0 if data is no document.
-func Locate(name string, data []byte, path string) (line, col int) {
-	doc, probs := readDocument(name, data)
-	if probs != nil {
-		return 0, 0
-	}
-	doc.decode(doc.root, reflect.New(doc.typ()).Elem(), "")
-	at := doc.find(path)
-	return at.line, at.col
-}
-
 // covers reports whether path is outer or a field inside it.
 func covers(outer, path string) bool {
 	rest, ok := strings.CutPrefix(path, outer)

@@ -62,7 +62,7 @@ func ParseIgnition(name string, data []byte) (*types.Config, Problems) {
 	for _, u := range UnsupportedIgnition(&cfg) {
 		own = append(own, u.Problem)
 	}
-	probs = append(probs, located(name, data, own)...)
+	probs = append(probs, LocateIgnition(name, data, own)...)
 	if len(probs) > 0 {
 		probs.sort()
 		return nil, probs
@@ -77,9 +77,9 @@ func ignitionError(err error) string {
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
 
-// located finds where in the config the fields of problems are, or what is
-// nearest around them.
-func located(name string, data []byte, probs Problems) Problems {
+// LocateIgnition says where in an Ignition config the fields of problems are,
+// or what is nearest around them.
+func LocateIgnition(name string, data []byte, probs Problems) Problems {
 	root, err := vjson.UnmarshalToContext(data)
 	for i := range probs {
 		probs[i].File = name

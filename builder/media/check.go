@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
 
@@ -121,8 +122,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 }
 
 // serves says everything that the site, or the sites of an inventory, want and
-// the image has not.
-func (m *image) serves(s Site) error {
+// the image has not: problems of the documents, and what is wrong besides.
+func (m *image) serves(s Site) (configs.Problems, error) {
 	var errs []error
 	_, site := s.Files[ondisk.SlotSite]
 	_, inventory := s.Files[ondisk.SlotInventory]
@@ -134,18 +135,16 @@ func (m *image) serves(s Site) error {
 	}
 	probs, err := m.problems(s)
 	if err != nil {
-		return err
-	}
-	for _, p := range probs {
-		errs = append(errs, p)
+		return nil, err
 	}
 	if err := m.reads(s.Version); err != nil {
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return probs, errors.Join(errs...)
 }
 
-// problems holds each Site against the image.
+// problems holds each Site against the image. They say where they are if what
+// the Site was read from is known.
 func (m *image) problems(s Site) (configs.Problems, error) {
 	if s.Doc == nil && s.Inventory == nil {
 		return node.CheckWants(m.info, node.Wants{Arch: s.Arch, NodeTypes: s.NodeTypes, Organizations: s.Organizations, YurthubArgs: s.YurthubArgs}), nil
@@ -156,15 +155,69 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 	}
 	img := node.Image{Info: m.info, Root: files, Strict: true}
 	if s.Doc != nil {
-		return node.CheckSite(img, s.Doc, s.Files[ondisk.SlotIgnition]), nil
+		return s.Read.site(node.CheckSite(img, s.Doc, s.Files[ondisk.SlotIgnition])), nil
 	}
-	var out configs.Problems
+	probs := make([]configs.Problems, len(s.Inventory.Sites))
 	for i := range s.Inventory.Sites {
-		one := &s.Inventory.Sites[i]
-		for _, p := range node.CheckSite(img, &one.Site, s.Files[ondisk.SlotIgnition]) {
-			p.Path = fmt.Sprintf("sites[%d] (%s): %s", i, one.Name, p.Path)
-			out = append(out, p)
+		probs[i] = node.CheckSite(img, &s.Inventory.Sites[i].Site, s.Files[ondisk.SlotIgnition])
+	}
+	return s.Read.inventory(probs), nil
+}
+
+// site says where the problems of a Site are.
+func (r Read) site(probs configs.Problems) configs.Problems {
+	own, ignition := r.apart(probs)
+	if r.Name != "" {
+		own = configs.LocateSite(r.Name, r.Data, own)
+	}
+	return append(own, ignition...)
+}
+
+// inventory says where the problems of each site of an Inventory are. What
+// many sites share is said once.
+func (r Read) inventory(sites []configs.Problems) configs.Problems {
+	own := make([]configs.Problems, len(sites))
+	var shared configs.Problems
+	for i, probs := range sites {
+		var ignition configs.Problems
+		own[i], ignition = r.apart(probs)
+		for _, p := range ignition {
+			if !slices.Contains(shared, p) {
+				shared = append(shared, p)
+			}
 		}
 	}
-	return out, nil
+	return append(configs.LocateInventory(r.Name, r.Data, own), shared...)
+}
+
+// apart parts the problems of a Site from those of the Ignition config beside
+// it, which get the name that the person knows it by.
+func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
+	for _, p := range probs {
+		if p.File == "" {
+			own = append(own, p)
+			continue
+		}
+		if r.Ignition != "" {
+			p.File = r.Ignition
+		}
+		ignition = append(ignition, p)
+	}
+	return own, ignition
+}
+
+// stamping names the image in an error. Problems of documents stay as they
+// are: they say where they are, and editors jump to it.
+func (m *image) stamping(err error) error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var out []error
+		for _, e := range all.Unwrap() {
+			out = append(out, m.stamping(e))
+		}
+		return errors.Join(out...)
+	}
+	if probs, ok := err.(configs.Problems); ok && probs[0].File != "" {
+		return err
+	}
+	return fmt.Errorf("stamping image %s, nothing was written: %w", m.path, err)
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
@@ -43,7 +44,7 @@ func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
 func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
 	_, img, err := g.m.slotOf(s, o)
 	if err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", g.m.path, err)
+		return nil, g.m.stamping(err)
 	}
 	return img, nil
 }
@@ -57,6 +58,8 @@ type Named struct {
 // ManyOptions are how each site is stamped onto a copy of its own.
 type ManyOptions struct {
 	StampOptions
+	// Read is the Inventory that the sites are from.
+	Read Read
 	// Slots has only the slot of each copy written.
 	Slots bool
 	// Done is told each file that is complete, one at a time.
@@ -84,9 +87,11 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	}
 	outputs := make([]string, len(sites))
 	var errs []error
+	probs := make([]configs.Problems, len(sites))
 	for i, s := range sites {
 		outputs[i] = filepath.Join(dir, s.Name+ending)
-		if err := m.serves(s.Site); err != nil {
+		var err error
+		if probs[i], err = m.serves(s.Site); err != nil {
 			errs = append(errs, fmt.Errorf("site %s: %w", s.Name, err))
 		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
 			errs = append(errs, fmt.Errorf("site %s: %s exists: choose another folder, or --force to replace it", s.Name, outputs[i]))
@@ -95,8 +100,15 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if n := len(errs); n > maxShown {
 		errs = append(errs[:maxShown], fmt.Errorf("%d more sites have problems", n-maxShown))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("stamping image %s, nothing was written: %w", path, err)
+	bad := o.Read.inventory(probs)
+	if n := len(bad); n > maxShown {
+		bad = append(bad[:maxShown], configs.Problem{File: o.Read.Name, Msg: fmt.Sprintf("%d more problems", n-maxShown)})
+	}
+	if len(bad) > 0 {
+		errs = append(errs, bad)
+	}
+	if len(errs) > 0 {
+		return nil, m.stamping(errors.Join(errs...))
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)

@@ -293,7 +293,8 @@ func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 			s := site()
 			s.YurthubArgs = []string{"--v=4", "--pool-scope-resources=services"}
 			got := ""
-			if err := m.serves(s); err != nil {
+			probs, err := m.serves(s)
+			if err := errors.Join(err, probs.Err()); err != nil {
 				got = err.Error()
 			}
 			if got != tc.want {

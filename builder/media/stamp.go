@@ -2,6 +2,7 @@ package media
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,6 +27,8 @@ type Site struct {
 	// what is asked of the image.
 	Doc       *configs.Site
 	Inventory *configs.Inventory
+	// Read is what Doc or Inventory was read from.
+	Read Read
 	// Files of the slot: site.yaml or inventory.yaml, and what goes with it.
 	Files map[string][]byte
 	// Version of the document: "v1alpha1".
@@ -38,6 +41,13 @@ type Site struct {
 	YurthubArgs []string
 	// Arch, where set, is the architecture the machine must have.
 	Arch string
+}
+
+// Read are the documents of a Site as they were read, so that errors say where.
+type Read struct {
+	Name     string // of the Site or Inventory; empty: errors name fields alone
+	Data     []byte
+	Ignition string // name of the Ignition config beside it
 }
 
 // StampOptions are how a site is stamped.
@@ -82,7 +92,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	info, img, err := m.slotOf(s, o)
 	if err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+		return nil, m.stamping(err)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -110,10 +120,10 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 // writes.
 func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) {
 	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, SectorSize: m.table.SectorSize}
-	if err := m.serves(s); err != nil {
+	probs, err := m.serves(s)
+	if err := errors.Join(err, probs.Err()); err != nil {
 		return info, nil, err
 	}
-	var err error
 	if info.Stamped, err = m.stampDate(o); err != nil {
 		return info, nil, err
 	}

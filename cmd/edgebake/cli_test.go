@@ -6,6 +6,7 @@ import (
 	"debug/elf"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -76,7 +77,12 @@ nodeName: berlin-7
 
 func (c *cli) file(name, body string) {
 	c.t.Helper()
-	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(body), 0o644); err != nil {
+	name = filepath.Join(c.dir, name)
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	if err == nil {
+		err = os.WriteFile(name, []byte(body), 0o644)
+	}
+	if err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -254,6 +260,51 @@ func TestBadImages(t *testing.T) {
 	c.run(1, "stamp", "tiny.raw", "site.yaml")
 }
 
+// TestStampSaysWhere: what a Site asks of an image and cannot have there is told
+// with file, line and column, as validate does, whichever document says it.
+func TestStampSaysWhere(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(doc string) string {
+		return strings.Replace(doc, "  - dir: overlay\n", "  - dir: overlay\n  - dir: accounts\n", 1)
+	})
+	c.file("accounts/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
+	c.file("accounts/etc/group", "root:x:0:\n")
+	c.run(0, "build", "image.yaml")
+	doc := site + "users: [{name: ops, groups: [missing]}]\nignitionFile: ign/more.ign\n"
+	c.file("site.yaml", doc)
+	c.file("ign/more.ign", `{"ignition": {"version": "3.4.0"}, "passwd": {
+  "users": [{"name": "two", "groups": ["none"]}]},
+  "storage": {"files": [
+    {"path": "/etc/passwd", "contents": {"source": "data:,x"}}]}}`)
+	line := strings.Count(site, "\n") + 1
+	c.run(1, "stamp", "tiny.raw", "site.yaml")
+	c.want(c.err, fmt.Sprintf("site.yaml:%d:30: users[0].groups[0]: the image has no group missing", line),
+		"ign/more.ign:2:40: passwd.users.0.groups.0: the image has no group none",
+		"ign/more.ign:4:6: storage.files.0: /etc/passwd is in the image already")
+	c.file("site.yaml", strings.Replace(doc, "ignitionFile: ign/more.ign\n", "", 1))
+	c.run(1, "stamp", "tiny.raw", "site.yaml", "--ignition", "ign/more.ign")
+	c.want(c.err, "site.yaml:", "ign/more.ign:2:40: passwd.users.0.groups.0")
+
+	c.file("stores.yaml", `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults:
+  masters: [192.0.2.11:6443]
+  unsafeSkipCAVerification: true
+  credentials: {token: abcdef.0123456789abcdef}
+  users: [{name: ops, groups: [missing]}]
+sites:
+  - {name: a, match: {serial: SN1}}
+  - {name: b, match: {serial: SN2}, arch: arm64}
+`)
+	for _, args := range [][]string{{"tiny.raw", "stores.yaml"}, {"tiny.raw", "--inventory", "stores.yaml", "--output", "out"}} {
+		c.run(1, append([]string{"stamp"}, args...)...)
+		c.want(c.err, "stores.yaml:7:32: defaults.users[0].groups[0]: the image has no group missing", "stores.yaml:10:43: sites[1].arch: the site is for arm64")
+		if strings.Count(c.err, "missing:") > 1 {
+			t.Errorf("what all sites share is said for each: %s", c.err)
+		}
+	}
+}
+
 // What the Site gives yurthub is held against the yurthub of the image.
 func TestStampYurthubArgs(t *testing.T) {
 	c := newCLI(t)
@@ -266,7 +317,7 @@ func TestStampYurthubArgs(t *testing.T) {
 	edge := site + "nodeType: edge\nnodePool: shops\nyurthub: {extraArgs: [--v=4, --pool-scope-resources=services]}\n"
 	c.file("edge.yaml", edge)
 	c.run(1, "stamp", "tiny.raw", "edge.yaml")
-	c.want(c.err, "stamping image tiny.raw: yurthub.extraArgs[1]: --pool-scope-resources is no flag of yurthub v1.6.0", "take it out, or build the Image with yurthub v1.6.1 or later")
+	c.want(c.err, "edge.yaml:10:30: yurthub.extraArgs[1]: --pool-scope-resources is no flag of yurthub v1.6.0", "take it out, or build the Image with yurthub v1.6.1 or later")
 	c.file("edge.yaml", strings.Replace(edge, "pool-scope-resources=services", "gc-frequency=5", 1))
 	c.run(0, "stamp", "tiny.raw", "edge.yaml")
 }

@@ -167,7 +167,7 @@ func sitesOf(s streams, name string, data []byte, ignition string, secrets secre
 }
 
 func siteFiles(name string, data []byte, site *configs.Site, ignition string) (media.Site, error) {
-	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: siteVersion()}
+	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: siteVersion(), Read: read(name, data, ignition, site.IgnitionFile)}
 	// What first boot would refuse is refused here, where somebody sees it.
 	_, user, err := renderSite(name, data, site, ignition)
 	if err != nil {
@@ -182,9 +182,18 @@ func siteFiles(name string, data []byte, site *configs.Site, ignition string) (m
 	return out, err
 }
 
+// read is what a Site or Inventory came from: ignition is the config that the
+// command names, or file the one that the Site does.
+func read(name string, data []byte, ignition, file string) media.Read {
+	if ignition == "" && file != "" {
+		ignition = besideDocument(name, file)
+	}
+	return media.Read{Name: name, Data: data, Ignition: ignition}
+}
+
 // inventoryFiles reads an Inventory and what goes into the slot with it.
 func inventoryFiles(name string, data []byte, ignition string, token configs.Secret, forced bool) (media.Site, error) {
-	out := media.Site{Files: map[string][]byte{}, Version: siteVersion()}
+	out := media.Site{Files: map[string][]byte{}, Version: siteVersion(), Read: read(name, data, ignition, "")}
 	inv, err := configs.ParseInventoryWith(name, data, token, forced)
 	if err != nil {
 		return out, err

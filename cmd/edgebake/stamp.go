@@ -115,7 +115,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	out, err := media.StampMany(c.Context(), image, sites, o.Output, media.ManyOptions{StampOptions: o.StampOptions, Slots: o.slots})
+	out, err := media.StampMany(c.Context(), image, sites, o.Output, media.ManyOptions{StampOptions: o.StampOptions, Read: doc.Read, Slots: o.slots})
 	if err != nil {
 		return err
 	}

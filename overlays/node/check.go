@@ -94,7 +94,40 @@ type check struct {
 }
 
 func (c *check) add(path, format string, args ...any) {
-	c.probs = append(c.probs, configs.Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+	c.at(field{path: path}, format, args...)
+}
+
+// at adds a problem of a field of the Site, or of the Ignition config: the one
+// beside the Site is a file of its own, the one in it is the field ignition.
+func (c *check) at(f field, format string, args ...any) {
+	p := configs.Problem{Path: f.path, Msg: fmt.Sprintf(format, args...)}
+	switch {
+	case f.ignition && c.site.Ignition.IsZero():
+		p.File = ondisk.SlotIgnition
+	case f.ignition:
+		p.Path, p.Msg = "ignition", f.path+": "+p.Msg
+	}
+	c.probs = append(c.probs, p)
+}
+
+// field is a place in the Site, or in the Ignition config.
+type field struct {
+	path     string
+	ignition bool
+}
+
+func ignitionField(format string, args ...any) field {
+	return field{fmt.Sprintf(format, args...), true}
+}
+
+func (f field) dot(name string) field { return field{f.path + "." + name, f.ignition} }
+
+// item is an element of the list, as the document of the field words it.
+func (f field) item(i int) field {
+	if f.ignition {
+		return f.dot(strconv.Itoa(i))
+	}
+	return field{fmt.Sprintf("%s[%d]", f.path, i), false}
 }
 
 // networks finds addresses of the Site among those of the image's pods.
@@ -161,6 +194,11 @@ func (c *check) files(userIgnition []byte) {
 	c.accounts()
 	c.paths()
 	c.units()
+	for i, p := range c.probs {
+		if p.File == ondisk.SlotIgnition {
+			c.probs[i] = configs.LocateIgnition(p.File, userIgnition, configs.Problems{p})[0]
+		}
+	}
 }
 
 // has reports whether something stands at one of the paths.
@@ -199,29 +237,21 @@ func (c *check) packages() {
 	}
 	for _, u := range c.cfg.Passwd.Users {
 		if len(u.SSHAuthorizedKeys) > 0 {
-			c.add(c.userField(u.Name)+".sshAuthorizedKeys", "the image has no SSH server: add the package openssh-server to the Image (base.debian.packages), or take the keys out")
+			c.at(c.userField(u.Name).dot("sshAuthorizedKeys"), "the image has no SSH server: add the package openssh-server to the Image (base.debian.packages), or take the keys out")
 			break
 		}
 	}
 }
 
 // userField is where a user is given: in the Site, or in the Ignition config.
-func (c *check) userField(name string) string {
+func (c *check) userField(name string) field {
 	if i := slices.IndexFunc(c.site.Users, func(u configs.User) bool { return u.Name == name }); i >= 0 {
-		return fmt.Sprintf("users[%d]", i)
+		return field{path: fmt.Sprintf("users[%d]", i)}
 	}
 	if c.user == nil {
-		return "users"
+		return field{path: "users"}
 	}
-	i := slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name })
-	return fmt.Sprintf("%s: passwd.users.%d", c.ignitionName(), i)
-}
-
-func (c *check) ignitionName() string {
-	if !c.site.Ignition.IsZero() {
-		return "ignition"
-	}
-	return ondisk.SlotIgnition
+	return ignitionField("passwd.users.%d", slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name }))
 }
 
 // names are the lines of an account file, by name.
@@ -263,22 +293,21 @@ func (c *check) accounts() {
 	if !ok || !okGroups {
 		return
 	}
-	ign := c.ignitionName() + ": "
 	for i, g := range c.cfg.Passwd.Groups {
-		field := fmt.Sprintf("%spasswd.groups.%d", ign, i)
+		at := ignitionField("passwd.groups.%d", i)
 		row, there := groups[g.Name]
 		switch {
 		case g.ShouldExist != nil && !*g.ShouldExist:
 			for _, name := range slices.Sorted(keys(users)) {
 				if u := users[name]; there && len(u) > 3 && u[3] == row[2] {
-					c.add(field, "group %s cannot be removed: it is the primary group of user %s", g.Name, name)
+					c.at(at, "group %s cannot be removed: it is the primary group of user %s", g.Name, name)
 				}
 			}
 			delete(groups, g.Name)
 		case there && g.Gid != nil && row[2] != strconv.Itoa(*g.Gid):
-			c.add(field+".gid", "group %s is in the image already with gid %s: take gid out, or name another group", g.Name, row[2])
+			c.at(at.dot("gid"), "group %s is in the image already with gid %s: take gid out, or name another group", g.Name, row[2])
 		case !there && g.Gid != nil && groups.byID(strconv.Itoa(*g.Gid)) != "":
-			c.add(field+".gid", "gid %d is %s's in the image: choose another", *g.Gid, groups.byID(strconv.Itoa(*g.Gid)))
+			c.at(at.dot("gid"), "gid %d is %s's in the image: choose another", *g.Gid, groups.byID(strconv.Itoa(*g.Gid)))
 		case !there:
 			id := ""
 			if g.Gid != nil {
@@ -299,7 +328,7 @@ func (c *check) accounts() {
 
 // account finds what is wrong with one user, and adds it.
 func (c *check) account(u types.PasswdUser, users, inImage, groups names) {
-	field := c.userField(u.Name)
+	at := c.userField(u.Name)
 	row, there := inImage[u.Name]
 	if u.ShouldExist != nil && !*u.ShouldExist {
 		delete(users, u.Name)
@@ -308,7 +337,7 @@ func (c *check) account(u types.PasswdUser, users, inImage, groups names) {
 	group := func(name string) bool { _, ok := groups[name]; return ok || groups.byID(name) != "" }
 	for j, g := range u.Groups {
 		if !group(string(g)) {
-			c.add(fmt.Sprintf("%s.groups%s", field, index(field, j)), "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", g)
+			c.at(at.dot("groups").item(j), "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", g)
 		}
 	}
 	primary := ""
@@ -317,12 +346,12 @@ func (c *check) account(u types.PasswdUser, users, inImage, groups names) {
 	}
 	switch {
 	case primary != "" && !group(primary):
-		c.add(field+".primaryGroup", "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", primary)
+		c.at(at.dot("primaryGroup"), "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", primary)
 	case primary != "" && there && len(row) > 3 && row[3] != primary && (len(groups[primary]) < 3 || row[3] != groups[primary][2]):
-		c.add(field+".primaryGroup", "user %s is in the image already with another primary group, and first boot hands over no files: use groups, or name another user", u.Name)
+		c.at(at.dot("primaryGroup"), "user %s is in the image already with another primary group, and first boot hands over no files: use groups, or name another user", u.Name)
 	case primary == "" && !there && (u.NoUserGroup == nil || !*u.NoUserGroup):
 		if _, taken := groups[u.Name]; taken && users[u.Name] == nil {
-			c.add(field, "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
+			c.at(at, "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
 		}
 		groups[u.Name] = []string{u.Name, "x", "", ""}
 	}
@@ -332,24 +361,16 @@ func (c *check) account(u types.PasswdUser, users, inImage, groups names) {
 	}
 	switch other := users.byID(id); {
 	case id != "" && there && row[2] != id:
-		c.add(field+".uid", "user %s is in the image already with uid %s: take uid out, or name another user", u.Name, row[2])
+		c.at(at.dot("uid"), "user %s is in the image already with uid %s: take uid out, or name another user", u.Name, row[2])
 	case id != "" && !there && other != "" && other != u.Name:
-		c.add(field+".uid", "uid %s is %s's in the image: choose another", id, other)
+		c.at(at.dot("uid"), "uid %s is %s's in the image: choose another", id, other)
 	}
 	if there && u.HomeDir != nil && *u.HomeDir != "" && len(row) > 5 && path.Clean(*u.HomeDir) != path.Clean(row[5]) {
-		c.add(field+".homeDir", "user %s is in the image already with the home %s, and first boot moves no homes: take homeDir out, or name another user", u.Name, row[5])
+		c.at(at.dot("homeDir"), "user %s is in the image already with the home %s, and first boot moves no homes: take homeDir out, or name another user", u.Name, row[5])
 	}
 	if !there {
 		users[u.Name] = []string{u.Name, "x", id}
 	}
-}
-
-// index words an item as the document of its field does.
-func index(field string, i int) string {
-	if strings.Contains(field, "passwd.") {
-		return fmt.Sprintf(".%d", i)
-	}
-	return fmt.Sprintf("[%d]", i)
 }
 
 func keys(n names) func(func(string) bool) {
@@ -363,33 +384,32 @@ func keys(n names) func(func(string) bool) {
 }
 
 // nodes are the paths of the Ignition config, with their fields.
-func (c *check) nodes(each func(field, kind string, n types.Node, f *types.File)) {
-	ign := c.ignitionName() + ": storage."
+func (c *check) nodes(each func(at field, kind string, n types.Node, f *types.File)) {
 	for i, d := range c.cfg.Storage.Directories {
-		each(fmt.Sprintf("%sdirectories.%d", ign, i), "directory", d.Node, nil)
+		each(ignitionField("storage.directories.%d", i), "directory", d.Node, nil)
 	}
 	for i, f := range c.cfg.Storage.Files {
-		each(fmt.Sprintf("%sfiles.%d", ign, i), "file", f.Node, &f)
+		each(ignitionField("storage.files.%d", i), "file", f.Node, &f)
 	}
 	for i, l := range c.cfg.Storage.Links {
-		each(fmt.Sprintf("%slinks.%d", ign, i), "link", l.Node, nil)
+		each(ignitionField("storage.links.%d", i), "link", l.Node, nil)
 	}
 }
 
 func (c *check) owners(users, groups names) {
-	c.nodes(func(field, _ string, n types.Node, _ *types.File) {
+	c.nodes(func(at field, _ string, n types.Node, _ *types.File) {
 		if name := n.User.Name; name != nil && *name != "" && users[*name] == nil {
-			c.add(field+".user.name", "the image has no user %s: add it to passwd.users, or its package to the Image", *name)
+			c.at(at.dot("user.name"), "the image has no user %s: add it to passwd.users, or its package to the Image", *name)
 		}
 		if name := n.Group.Name; name != nil && *name != "" && groups[*name] == nil {
-			c.add(field+".group.name", "the image has no group %s: add it to passwd.groups, or its package to the Image", *name)
+			c.at(at.dot("group.name"), "the image has no group %s: add it to passwd.groups, or its package to the Image", *name)
 		}
 	})
 }
 
 // paths finds what the config would write over without having said so.
 func (c *check) paths() {
-	c.nodes(func(field, kind string, n types.Node, f *types.File) {
+	c.nodes(func(at field, kind string, n types.Node, f *types.File) {
 		if n.Overwrite != nil && *n.Overwrite {
 			return // what of that is too much, first boot says
 		}
@@ -403,7 +423,7 @@ func (c *check) paths() {
 		case touches && found.Mode.IsRegular():
 		case kind == "link" && c.sameLink(n.Path, found):
 		default:
-			c.add(field, "%s is in the image already (a %s): add overwrite: true, or choose another path", n.Path, kindOf(found.Mode))
+			c.at(at, "%s is in the image already (a %s): add overwrite: true, or choose another path", n.Path, kindOf(found.Mode))
 		}
 	})
 }
@@ -443,7 +463,7 @@ func (c *check) units() {
 		if u.Enabled == nil || !*u.Enabled || c.hasUnit(u.Name) {
 			continue
 		}
-		c.add(fmt.Sprintf("%s: systemd.units.%d", c.ignitionName(), i), "the image has no unit %s to enable: add its package to the Image, or contents to the unit", u.Name)
+		c.at(ignitionField("systemd.units.%d", i), "the image has no unit %s to enable: add its package to the Image, or contents to the unit", u.Name)
 	}
 }
 
