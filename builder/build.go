@@ -84,7 +84,7 @@ func checkOutput(out string, force bool) error {
 	}
 	dir := filepath.Dir(out)
 	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return fmt.Errorf("output %s: there is no folder %s", out, dir)
+		return fmt.Errorf("output %s: directory %s not found", out, dir)
 	}
 	if err := CheckFile(out, force); err != nil {
 		return fmt.Errorf("output %w", err)

@@ -347,7 +347,7 @@ func TestBuildRefuses(t *testing.T) {
 			"etc/machine-id is one machine's identity", "ssh_host_rsa_key is one machine's identity", "random-seed is one machine's identity"}},
 		{name: "conflict", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "overlay/usr/local/bin/kubelet"), nil, 0o644)
-		}, edit: replace("path: /etc/motd", "path: /usr/bin/kubelet"), want: []string{"files[0].path: usr/bin/kubelet: layer kubelet has it already"}},
+		}, edit: replace("path: /etc/motd", "path: /usr/bin/kubelet"), want: []string{"files[0].path: usr/bin/kubelet: layer kubelet already has it"}},
 		{name: "missing inputs, all of them", prep: func(dir string) error {
 			return errorsJoin(os.Remove(filepath.Join(dir, "programs/kubelet")), os.Remove(filepath.Join(dir, "programs/firstboot")),
 				os.Remove(filepath.Join(dir, "notes.txt")), os.RemoveAll(filepath.Join(dir, "overlay")), os.Remove(filepath.Join(dir, "base.tar")))
@@ -358,7 +358,7 @@ func TestBuildRefuses(t *testing.T) {
 		}, want: []string{"base.tar: the tar is cut short after ./"}},
 		{name: "archive is something else", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "base.tar"), bytes.Repeat([]byte("no tar "), 1000), 0o644)
-		}, want: []string{"base.tar: this is no tar archive"}},
+		}, want: []string{"base.tar: not a tar archive"}},
 		{name: "an attribute that no ext4 holds", base: func() []buildtest.Entry {
 			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "usr/bin/heavy", Mode: 0o755, PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("v", 5000)}}})
 		}(), want: []string{"base.tar: usr/bin/heavy: extended attributes take"}},

@@ -103,7 +103,7 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	return b, nil
 }
 
-var errNoLock = errors.New("--locked: there is no lock beside the Image; build once without --locked to make one")
+var errNoLock = errors.New("--locked: no lock beside the Image; build once without --locked to make one")
 
 func checkLock(l *plan.Lock, p *plan.Plan) error {
 	if err := l.Check(p); err != nil {

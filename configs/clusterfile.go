@@ -1,13 +1,14 @@
 package configs
 
-// Cluster is a whole cluster, masters included: what `edgebake cluster new`
-// makes the keys and tokens of. Documents of kubeadm (ClusterConfiguration,
-// InitConfiguration, KubeletConfiguration, KubeProxyConfiguration) may follow
-// in the same file, each after a line `---`; what they set is merged in.
+// Cluster is a whole cluster, control-plane nodes (masters) included;
+// `edgebake cluster new` makes its keys and tokens. kubeadm documents
+// (ClusterConfiguration, InitConfiguration, KubeletConfiguration,
+// KubeProxyConfiguration) may follow in the same file, each after a line
+// `---`; what they set is merged in.
 type Cluster struct {
-	// APIVersion is the version of this document's form.
+	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
-	// Kind says that this is a Cluster.
+	// Kind is the kind of this document.
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Cluster"`
 	// Name of the cluster: lower-case letters, digits and -.
 	Name string `yaml:"name" json:"name"`
@@ -18,53 +19,52 @@ type Cluster struct {
 	// Endpoint is the cluster's domain name. Every node maps it to the VIP,
 	// every master to itself.
 	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
-	// VIP is the virtual address that IPVS balances to the masters: one that
-	// no network of the site, no pod and no Service uses.
+	// VIP is the virtual address that IPVS balances to the masters. No network
+	// of the site, no pod and no Service may use it.
 	VIP string `yaml:"vip,omitempty" json:"vip,omitempty" jsonschema:"default=10.103.97.2"`
 	// Port of the API servers.
 	Port int `yaml:"port,omitempty" json:"port,omitempty" jsonschema:"default=6443,minimum=1,maximum=65535"`
-	// PodCIDRs are the pods' networks: one, or one IPv4 and one IPv6. Without
-	// any: 10.244.0.0/16, or fd00:244::/56 where the masters are IPv6.
+	// PodCIDRs are the CIDRs of pods: one, or one IPv4 and one IPv6. Default:
+	// 10.244.0.0/16, or fd00:244::/56 if the masters use IPv6.
 	PodCIDRs []string `yaml:"podCIDRs,omitempty" json:"podCIDRs,omitempty"`
-	// ServiceCIDRs are the Services' networks, of the same families in the
-	// same order. Without any: 10.96.0.0/16, or fd00:96::/112. (kubeadm's own
-	// default, 10.96.0.0/12, contains the default VIP.)
+	// ServiceCIDRs are the CIDRs of Services, of the same families in the same
+	// order. Default: 10.96.0.0/16, or fd00:96::/112. (kubeadm's own default,
+	// 10.96.0.0/12, contains the default VIP.)
 	ServiceCIDRs []string `yaml:"serviceCIDRs,omitempty" json:"serviceCIDRs,omitempty"`
-	// ImageRepository is where the control plane's container images come
-	// from.
+	// ImageRepository is where the control plane's container images come from.
 	ImageRepository string `yaml:"imageRepository,omitempty" json:"imageRepository,omitempty" jsonschema:"default=registry.k8s.io"`
-	// KubeProxy is the Services' way on each node.
+	// KubeProxy sets how Services are reached on each node.
 	KubeProxy ClusterKubeProxy `yaml:"kubeProxy,omitempty" json:"kubeProxy,omitempty"`
-	// OpenYurt says that the cluster carries OpenYurt, so that edge and cloud
-	// nodes can join. Default true; false for a native one.
+	// OpenYurt says that the cluster runs OpenYurt, so that edge and cloud
+	// nodes can join. Default true; false for a native cluster.
 	OpenYurt *bool `yaml:"openyurt,omitempty" json:"openyurt,omitempty"`
-	// Manifests are files of Kubernetes objects (YAML), seen from this file's
-	// folder and applied in this order once the API answers: the CNI,
-	// OpenYurt, whatever else. Render charts first (helm template).
+	// Manifests are files of Kubernetes objects (YAML), relative to this file
+	// and applied in this order once the API server answers, e.g. the CNI
+	// plugin and OpenYurt. Render charts first (helm template).
 	Manifests []string `yaml:"manifests,omitempty" json:"manifests,omitempty"`
 
-	// Masters are the control-plane nodes, each with an API server and a
-	// member of etcd. An odd number: 1, 3 or 5.
+	// Masters are the control-plane nodes, each with an API server and an etcd
+	// member. An odd number: 1, 3 or 5.
 	Masters []ClusterMaster `yaml:"masters" json:"masters"`
-	// Nodes are the workers known so far. Each gets a bootstrap token and a
-	// Site of its own.
+	// Nodes are the workers known so far. Each gets its own bootstrap token
+	// and Site.
 	Nodes []ClusterNode `yaml:"nodes,omitempty" json:"nodes,omitempty"`
-	// TokenTTL is how long the bootstrap tokens are valid after they are
-	// made, e.g. 168h (a week): the time from minting to the last join.
+	// TokenTTL is how long bootstrap tokens are valid after they are made,
+	// e.g. 168h (a week): from minting to the last join.
 	TokenTTL string `yaml:"tokenTTL,omitempty" json:"tokenTTL,omitempty" jsonschema:"default=168h"`
 
-	// Users are logins of every machine. Without any there is no way to log
+	// Users are login accounts of every machine. Without any, nobody can log
 	// in.
 	Users []User `yaml:"users,omitempty" json:"users,omitempty"`
-	// Report is where first boot of every machine tells how it goes, besides
-	// console and slot.
+	// Report says where first boot of every machine sends its progress, in
+	// addition to the console and the slot.
 	Report Report `yaml:"report,omitempty" json:"report,omitempty"`
 }
 
-// ClusterKubeProxy is the Services' way on each node.
+// ClusterKubeProxy sets how Services are reached on each node.
 type ClusterKubeProxy struct {
 	// Mode is how kube-proxy balances Services. none leaves kube-proxy out,
-	// for a CNI that does its work.
+	// for a CNI plugin that replaces it.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=iptables,enum=ipvs,enum=nftables,enum=none,default=iptables"`
 	// BindAddress is the IP address that kube-proxy listens on.
 	BindAddress string `yaml:"bindAddress,omitempty" json:"bindAddress,omitempty"`
@@ -74,13 +74,13 @@ type ClusterKubeProxy struct {
 type ClusterMaster struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name"`
-	// Address is the IP address that the other masters and all nodes reach
-	// it at. It can never change.
+	// Address is the IP address at which the other masters and all nodes reach
+	// it. It can never change.
 	Address string `yaml:"address" json:"address"`
-	// Match says which machine it is, for an Inventory.
+	// Match selects the machine, for an Inventory.
 	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
-	// Network of the machine. Nothing set: DHCP on every wired interface,
-	// where address must be reserved for it.
+	// Network of the machine. Default: DHCP on every wired interface, with a
+	// reservation for address.
 	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
 }
 
@@ -91,14 +91,14 @@ type ClusterNode struct {
 	// NodeType is edge, cloud or native, as in a Site. Default: edge with a
 	// nodePool, else native.
 	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
-	// NodePool is OpenYurt's pool of the node.
+	// NodePool is the node's OpenYurt pool.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty"`
-	// Labels that kubelet registers the node with.
+	// Labels are node labels set at registration.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
-	// Taints that kubelet registers the node with.
+	// Taints are node taints set at registration.
 	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty"`
-	// Match says which machine it is, for an Inventory.
+	// Match selects the machine, for an Inventory.
 	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
-	// Network of the machine. Nothing set: DHCP on every wired interface.
+	// Network of the machine. Default: DHCP on every wired interface.
 	Network Network `yaml:"network,omitempty" json:"network,omitempty"`
 }

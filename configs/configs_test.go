@@ -78,10 +78,10 @@ func TestBad(t *testing.T) {
 
 // TestWrongKind: each parser says which document it wants.
 func TestWrongKind(t *testing.T) {
-	if _, err := ParseImage("a", ExampleSite()); err == nil || !strings.Contains(err.Error(), "kind Site where one of kind Image is wanted") {
+	if _, err := ParseImage("a", ExampleSite()); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
 		t.Error(err)
 	}
-	if _, err := ParseSite("a", ExampleImage()); err == nil || !strings.Contains(err.Error(), "kind Image where one of kind Site is wanted") {
+	if _, err := ParseSite("a", ExampleImage()); err == nil || !strings.Contains(err.Error(), "expected a document of kind Site, got one of kind Image") {
 		t.Error(err)
 	}
 }

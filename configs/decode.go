@@ -198,7 +198,7 @@ func (d *document) wrongKind(want string) error {
 	case want == "":
 		p.Msg = fmt.Sprintf("unknown kind %q%s; an Image says what is baked, a Site what is stamped, an Inventory has many Sites, a Cluster says what is minted", d.kind, DidYouMean(d.kind, kinds()))
 	case slices.Contains(kinds(), d.kind):
-		p.Msg = fmt.Sprintf("this is a document of kind %s where one of kind %s is wanted", d.kind, want)
+		p.Msg = fmt.Sprintf("expected a document of kind %s, got one of kind %s", want, d.kind)
 	default:
 		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.kind, DidYouMean(d.kind, []string{want}), want)
 	}

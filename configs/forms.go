@@ -150,7 +150,7 @@ func badHostPort(s string) string {
 	if inner, ok := strings.CutPrefix(host, "["); ok {
 		inner, ok = strings.CutSuffix(inner, "]")
 		if a, err := netip.ParseAddr(inner); !ok || err != nil || !a.Is6() {
-			return fmt.Sprintf("%q: what stands in brackets is not an IPv6 address", shorten(s))
+			return fmt.Sprintf("%q: the part in brackets is not an IPv6 address", shorten(s))
 		}
 		if a, err := netip.ParseAddr(inner); err == nil && badServer(a) != "" {
 			return fmt.Sprintf("%s %s", a, badServer(a))

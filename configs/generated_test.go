@@ -50,20 +50,23 @@ func comments(t *testing.T) map[string]string {
 	return docs
 }
 
-// fieldDoc is a field's comment, worded for people who write YAML: the Go
-// name at its start becomes the field's.
+// fieldDoc is a field's comment, worded for people who write YAML: "Name is
+// the node's" becomes "The node's", "Name of the node" stays.
 func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) string {
 	doc := docs[t.Name()+"."+f.Name]
-	if rest, ok := strings.CutPrefix(doc, f.Name); ok && (rest == "" || strings.ContainsAny(rest[:1], " ,(")) {
-		rest = strings.TrimLeft(rest, " ,")
-		for _, verb := range []string{"is ", "are "} {
-			rest = strings.TrimPrefix(rest, verb)
-		}
-		if rest != "" {
-			doc = strings.ToUpper(rest[:1]) + rest[1:]
+	rest, ok := strings.CutPrefix(doc, f.Name+" ")
+	if !ok || rest == "" {
+		return doc
+	}
+	for _, noun := range []string{"of ", "in ", "with ", "servers", "addresses", "on "} {
+		if strings.HasPrefix(rest, noun) {
+			return doc
 		}
 	}
-	return doc
+	for _, verb := range []string{"is ", "are "} {
+		rest = strings.TrimPrefix(rest, verb)
+	}
+	return strings.ToUpper(rest[:1]) + rest[1:]
 }
 
 // TestEveryFieldIsExplained: no field without a comment, and the JSON name is

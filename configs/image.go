@@ -1,27 +1,27 @@
 package configs
 
-// Image is what is baked into a golden image. It holds no secret and nothing
-// of a site. Paths in it are seen from the folder of the Image's file.
+// Image describes what is baked into a golden image. It contains no secrets
+// and nothing site-specific. Relative paths start at the folder of the Image's
+// file.
 type Image struct {
-	// APIVersion is the version of this document's form.
+	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
-	// Kind says that this is an Image.
+	// Kind is the kind of this document.
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Image"`
-	// Name is the image's own name: lower-case letters, digits, -, _ and .,
-	// at most 63.
+	// Name is the image's name: lower-case letters, digits, -, _ and ., at
+	// most 63.
 	Name string `yaml:"name" json:"name"`
 	// Arch is the processor architecture of the machines, as Go names it.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64"`
-	// SourceDate stamps everything that has no date of its own (RFC 3339),
-	// so that a second build gives the same bytes. It is also the earliest
-	// time that the node's clock will show: with the default, set it to about
-	// today once.
+	// SourceDate dates everything that has no date of its own (RFC 3339), so
+	// that a second build gives the same bytes. The node's clock never shows
+	// an earlier time; set it to about today once.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
-	// Hardware chooses the kernel: cloud is a small one for virtual machines,
+	// Hardware selects the kernel: cloud is a small one for virtual machines,
 	// generic has the drivers, firmware and microcode of real machines.
 	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,default=cloud"`
-	// NodeTypes are the types that sites of this image may choose. Without
-	// it: native, and edge and cloud too where yurthub is on board.
+	// NodeTypes are the node types that Sites may choose. Default: native, and
+	// with yurthub on board also edge and cloud.
 	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
 
 	// Base is the root file system to start from.
@@ -35,44 +35,44 @@ type Image struct {
 	// Yurthub makes OpenYurt nodes possible (node types edge and cloud).
 	Yurthub *Yurthub `yaml:"yurthub,omitempty" json:"yurthub,omitempty"`
 
-	// Sites says where the node's Site may come from.
+	// Sites says where a node's Site may come from.
 	Sites Sites `yaml:"sites,omitempty" json:"sites,omitempty"`
 
-	// Images are the container images on board: they run without a registry.
+	// Images are the container images to bake in; they run without a registry.
 	Images []ContainerImage `yaml:"images,omitempty" json:"images,omitempty"`
-	// ImagesFrom lists Kubernetes manifests (paths or patterns, as
-	// manifests/*.yaml) whose images are taken on board too.
+	// ImagesFrom lists Kubernetes manifests (paths or patterns, e.g.
+	// manifests/*.yaml) whose images are baked in too.
 	ImagesFrom []string `yaml:"imagesFrom,omitempty" json:"imagesFrom,omitempty"`
-	// ImageStore says how container images are laid down.
+	// ImageStore sets how container images are stored.
 	ImageStore ImageStore `yaml:"imageStore,omitempty" json:"imageStore,omitempty"`
-	// Registries says how single registries are reached while building.
+	// Registries sets how registries are reached while building.
 	Registries []Registry `yaml:"registries,omitempty" json:"registries,omitempty"`
 
-	// Overlays are folders laid over the root file system, in order.
+	// Overlays are folders copied over the root file system, in order.
 	Overlays []Overlay `yaml:"overlays,omitempty" json:"overlays,omitempty"`
-	// Files are single files laid over it, after the overlays.
+	// Files are single files added after the overlays.
 	Files []File `yaml:"files,omitempty" json:"files,omitempty"`
-	// Kernel is the kernel's command line, modules and settings.
+	// Kernel sets the kernel's command line, modules and sysctls.
 	Kernel Kernel `yaml:"kernel,omitempty" json:"kernel,omitempty"`
-	// Disk is the shape of the disk image.
+	// Disk sets the partitions of the disk image.
 	Disk Disk `yaml:"disk,omitempty" json:"disk,omitempty"`
-	// Agents are edgebake's own programs on the node, where they are not the
-	// ones that came with edgebake.
+	// Agents are edgebake's own programs on the node, if not the ones that
+	// came with edgebake.
 	Agents Agents `yaml:"agents,omitempty" json:"agents,omitempty"`
 }
 
 // Sites says where the node's Site may come from, besides its own disk.
 type Sites struct {
-	// Removable is what a machine takes of a Site on a USB stick or card.
-	// never takes nothing; signed takes a whole Site that is signed by one of
-	// keys, and nothing else. The others take the whole Site before the node
-	// has joined. Then repair takes masters, network, time servers and token,
-	// which bring the node back to its cluster, and nothing that lets somebody
-	// in; untilEnrolled takes nothing; both take the whole Site if it is signed
-	// by one of keys. always takes the whole Site.
+	// Removable sets what a machine takes from a Site on a USB stick or card.
+	// never takes nothing; signed takes only Sites signed by one of keys. The
+	// others take the whole Site before the node has joined. After that,
+	// repair takes masters, network, time servers and token, which bring the
+	// node back to its cluster, and nothing that lets anybody in;
+	// untilEnrolled takes nothing; both take the whole Site if it is signed by
+	// one of keys. always takes the whole Site.
 	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=signed,enum=always,default=repair"`
 	// Keys are minisign public keys, each the second line of the file that
-	// minisign -G writes. Sites on sticks are signed by edgebake site sign.
+	// minisign -G writes. edgebake site sign signs Sites for sticks.
 	Keys []string `yaml:"keys,omitempty" json:"keys,omitempty"`
 }
 
@@ -88,18 +88,18 @@ type Base struct {
 
 // DebianBase is made by mmdebstrap.
 type DebianBase struct {
-	// Suite is the release, by its name.
+	// Suite is the name of the Debian release.
 	Suite string `yaml:"suite,omitempty" json:"suite,omitempty" jsonschema:"default=trixie"`
-	// Sources are lines of sources.list (deb URI SUITE COMPONENT). Without
-	// any: the distribution's own mirror.
+	// Sources are lines for sources.list (deb URI SUITE COMPONENT). Default:
+	// the distribution's own mirror.
 	Sources []string `yaml:"sources,omitempty" json:"sources,omitempty"`
-	// Keyrings are files with the keys that verify Sources.
+	// Keyrings are files with the keys that verify sources.
 	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty"`
-	// Packages are installed beside the ones edgebake needs: NAME,
+	// Packages are installed in addition to those edgebake needs: NAME,
 	// NAME=VERSION or NAME/SUITE.
 	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty"`
-	// Run are shell commands carried out inside the base when all packages
-	// are there, one after another; the first that fails ends the build.
+	// Run lists shell commands that run inside the base, in order, after all
+	// packages are installed. The first that fails ends the build.
 	Run []string `yaml:"run,omitempty" json:"run,omitempty" text:"lines"`
 }
 
@@ -121,7 +121,7 @@ type OCISource struct {
 type FileSource struct {
 	// File is a path.
 	File string `yaml:"file,omitempty" json:"file,omitempty"`
-	// URL is fetched while building.
+	// URL is downloaded while building.
 	URL string `yaml:"url,omitempty" json:"url,omitempty"`
 	// SHA256 is the file's digest, 64 hexadecimal digits; required with url.
 	SHA256 string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
@@ -129,11 +129,11 @@ type FileSource struct {
 
 // Source is where programs come from; exactly one member is set.
 type Source struct {
-	// GoModule compiles them from the Go module proxy: goModule: {}.
+	// GoModule compiles the programs from the Go module proxy: goModule: {}.
 	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty"`
-	// URL takes them from a release server.
+	// URL downloads the programs from a release server.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty"`
-	// File takes them from a folder.
+	// File copies the programs from a folder.
 	File *DirSource `yaml:"file,omitempty" json:"file,omitempty"`
 }
 
@@ -143,13 +143,13 @@ type GoModuleSource struct{}
 
 // URLSource is a release server, or a mirror of one that keeps its folders.
 type URLSource struct {
-	// Base is the URL above the folder that is named after the version.
+	// Base is the URL that contains a folder for each version.
 	Base string `yaml:"base" json:"base"`
-	// SHA256 is the digest of each file, by the file's name.
+	// SHA256 maps file names to digests.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
-	// SHA256FromServer takes the digest of each file that sha256 does not
-	// name from the server itself (FILE.sha256), over HTTPS, when it is
-	// first fetched; image.lock keeps it from then on.
+	// SHA256FromServer takes digests that sha256 lacks from the server
+	// (FILE.sha256), over HTTPS, at the first download; image.lock pins them
+	// from then on.
 	SHA256FromServer bool `yaml:"sha256FromServer,omitempty" json:"sha256FromServer,omitempty"`
 }
 
@@ -157,39 +157,39 @@ type URLSource struct {
 type DirSource struct {
 	// Dir is the folder's path.
 	Dir string `yaml:"dir" json:"dir"`
-	// SHA256 is the digest of each file, by the file's name; a file without
-	// one is taken as it is.
+	// SHA256 maps file names to digests; a file without one is not checked.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
 }
 
 // Kubernetes on board.
 type Kubernetes struct {
-	// Version, as v1.36.3; v1.30 or later, and v1.30 itself with yurthub 1.6.
+	// Version, e.g. v1.36.3: v1.30 or later. With yurthub 1.6 it must be
+	// v1.30.
 	Version string `yaml:"version" json:"version"`
 	// Source is where kubelet and kubeadm come from.
 	Source Source `yaml:"source" json:"source"`
-	// Kubectl takes kubectl on board too.
+	// Kubectl adds kubectl.
 	Kubectl bool `yaml:"kubectl,omitempty" json:"kubectl,omitempty"`
 }
 
 // Containerd on board: either version and source, or debian.
 type Containerd struct {
-	// Version, as 2.2.9; 1.7 and 2.x are served.
+	// Version, e.g. 2.2.9: 1.7 and 2.x are supported.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
 	// Source is where containerd comes from.
 	Source Source `yaml:"source,omitempty" json:"source,omitempty"`
-	// Debian takes the package of the Debian base.
+	// Debian uses the package of the Debian base.
 	Debian bool `yaml:"debian,omitempty" json:"debian,omitempty"`
 	// Sandbox is the reference of the pause image, which every pod starts
 	// with. List it in images too.
 	Sandbox string `yaml:"sandbox,omitempty" json:"sandbox,omitempty"`
-	// Crictl takes crictl on board. Kubernetes v1.30 needs it.
+	// Crictl adds crictl, which Kubernetes v1.30 requires.
 	Crictl *Crictl `yaml:"crictl,omitempty" json:"crictl,omitempty"`
 }
 
 // Crictl on board.
 type Crictl struct {
-	// Version, as v1.36.0.
+	// Version, e.g. v1.36.0.
 	Version string `yaml:"version" json:"version"`
 	// Source is where crictl comes from.
 	Source Source `yaml:"source" json:"source"`
@@ -197,38 +197,40 @@ type Crictl struct {
 
 // CNI configures pod networking until the cluster's own agent does.
 type CNI struct {
-	// Config is bridge (a bridge on the node, enough for a single one), none
-	// (an agent of the cluster brings it), or the path of a .conflist.
+	// Config is bridge (a bridge on the node, enough for a single node), none
+	// (the cluster's network plugin brings its own), or the path of a
+	// .conflist.
 	Config string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge"`
-	// PodCIDR is the network that bridge gives pods addresses from.
+	// PodCIDR is the CIDR from which bridge assigns pod addresses.
 	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16"`
 }
 
 // Yurthub on board.
 type Yurthub struct {
-	// Version, that of the cluster's yurt-manager: v1.6.x or v1.7.x.
+	// Version must match the cluster's yurt-manager: v1.6.x or v1.7.x.
 	Version string `yaml:"version" json:"version"`
-	// Form is how it runs: unit is a program under systemd (1.7 and later),
-	// staticPod a pod of kubelet's. Without it: unit, for 1.6 staticPod.
+	// Form is how yurthub runs: unit is a program under systemd (1.7 and
+	// later), staticPod a static pod. Default: unit; staticPod for 1.6.
 	Form string `yaml:"form,omitempty" json:"form,omitempty" jsonschema:"enum=unit,enum=staticPod"`
 	// Binary is the program, for form unit.
 	Binary *FileSource `yaml:"binary,omitempty" json:"binary,omitempty"`
 	// Image is the container image, for form staticPod.
 	Image *ContainerImage `yaml:"image,omitempty" json:"image,omitempty"`
-	// LBMode is how it chooses among the servers: priority takes the first
-	// healthy one, rr goes round.
+	// LBMode is how yurthub chooses an API server: priority takes the first
+	// healthy one, rr takes turns.
 	LBMode string `yaml:"lbMode,omitempty" json:"lbMode,omitempty" jsonschema:"enum=priority,enum=rr,default=priority"`
-	// ExtraArgs are further arguments, each --name=value. Those that first
-	// boot sets or counts on are refused, and those that version has not.
+	// ExtraArgs are additional arguments, each --name=value. Arguments that
+	// first boot sets or relies on, or that this version does not know, are
+	// rejected.
 	ExtraArgs []string `yaml:"extraArgs,omitempty" json:"extraArgs,omitempty"`
 }
 
 // ContainerImage is one container image to take on board.
 type ContainerImage struct {
-	// Ref is its name on the node, in full: REGISTRY/PATH:TAG. It is fetched
-	// from there unless layout or archive is set.
+	// Ref is the image's full name on the node: REGISTRY/PATH:TAG. It is
+	// pulled from there unless layout or archive is set.
 	Ref string `yaml:"ref" json:"ref"`
-	// Layout is a folder in the OCI image layout that holds it.
+	// Layout is a folder in the OCI image layout that contains it.
 	Layout string `yaml:"layout,omitempty" json:"layout,omitempty"`
 	// Archive is a tar of such a layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty"`
@@ -239,18 +241,18 @@ type ContainerImage struct {
 
 // ImageStore says how container images are laid down.
 type ImageStore struct {
-	// Mode is prebaked (unpacked already, nothing is imported at first boot)
-	// or import (archives that first boot imports).
+	// Mode is prebaked (unpacked in the image, nothing is imported at first
+	// boot) or import (archives that first boot imports).
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=prebaked,enum=import,default=prebaked"`
-	// KeepLayers keeps the compressed layers too, which only `ctr images
+	// KeepLayers also keeps the compressed layers, which only `ctr images
 	// export` needs.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
-	// MaxLayerSize is how large a layer may be uncompressed, e.g. 20GiB; 8GiB
-	// unless set. All layers of an image may have four times, the sparse files
-	// of all images an eighth of it.
+	// MaxLayerSize is the largest uncompressed size of a layer, e.g. 20GiB;
+	// default 8GiB. All layers of an image may have four times as much, sparse
+	// files of all images an eighth.
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty"`
 	// MaxFiles is how many files and directories all images may have together;
-	// 2000000 unless set.
+	// default 2000000.
 	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
 }
 
@@ -267,13 +269,13 @@ func (s *ImageStore) MaxLayer() int64 {
 type Registry struct {
 	// Host is the registry, as references name it: HOST or HOST:PORT.
 	Host string `yaml:"host" json:"host"`
-	// Mirrors are asked first, in order: HOST, HOST:PORT, either with a path
-	// below which repositories lie, or the same as a URL.
+	// Mirrors are tried first, in order: HOST or HOST:PORT, optionally with a
+	// path, or the same as a URL.
 	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty"`
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool `yaml:"insecure,omitempty" json:"insecure,omitempty"`
-	// AuthFile is a docker config.json with the login, or with the credential
-	// helper that has it; without it, the user's own.
+	// AuthFile is a docker config.json with the login or its credential
+	// helper. Default: the user's own.
 	AuthFile string `yaml:"authFile,omitempty" json:"authFile,omitempty"`
 }
 
@@ -282,46 +284,44 @@ type Registry struct {
 type Overlay struct {
 	// Dir is the folder's path.
 	Dir string `yaml:"dir" json:"dir"`
-	// Replace lets it replace files that are there already; without it that
-	// is an error.
+	// Replace allows replacing existing files, which is an error without it.
 	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
 
 // File is one file laid over the root file system; exactly one of contents,
 // source and link is set.
 type File struct {
-	// Path is its place on the node, absolute.
+	// Path is the absolute path on the node.
 	Path string `yaml:"path" json:"path"`
-	// Contents is its text.
+	// Contents is the file's text.
 	Contents string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines"`
 	// Source is the path of a file to copy.
 	Source string `yaml:"source,omitempty" json:"source,omitempty"`
 	// Link makes it a symbolic link to this target.
 	Link string `yaml:"link,omitempty" json:"link,omitempty"`
-	// Mode in octal, 0644 if left out; a link has none.
+	// Mode in octal; default 0644. Not for links.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty"`
-	// UID is the owner's number.
+	// UID is the owner's numeric ID.
 	UID uint32 `yaml:"uid,omitempty" json:"uid,omitempty" jsonschema:"minimum=0,maximum=4294967294"`
-	// GID is the group's number.
+	// GID is the group's numeric ID.
 	GID uint32 `yaml:"gid,omitempty" json:"gid,omitempty" jsonschema:"minimum=0,maximum=4294967294"`
 	// Template renders contents or source as a Go template with the Image
 	// document as its data.
 	Template bool `yaml:"template,omitempty" json:"template,omitempty"`
-	// Replace lets it replace a file that is there already; without it that
-	// is an error.
+	// Replace allows replacing an existing file, which is an error without it.
 	Replace bool `yaml:"replace,omitempty" json:"replace,omitempty"`
 }
 
 // Kernel settings.
 type Kernel struct {
-	// Args are added to the kernel's command line, one argument an item.
+	// Args are added to the kernel's command line, one argument per item.
 	Args []string `yaml:"args,omitempty" json:"args,omitempty"`
-	// Consoles as in console=, each as tty0 or ttyS0,115200; the last one is
-	// /dev/console. Without any: the serial port and the screen.
+	// Consoles are values for console=, e.g. tty0 or ttyS0,115200; the last
+	// one is /dev/console. Default: the serial port and the screen.
 	Consoles []string `yaml:"consoles,omitempty" json:"consoles,omitempty"`
 	// Modules are loaded at boot.
 	Modules []string `yaml:"modules,omitempty" json:"modules,omitempty"`
-	// Sysctl are kernel settings by name, as vm.overcommit_memory: "1".
+	// Sysctl maps kernel settings to values, e.g. vm.overcommit_memory: "1".
 	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
 }
 
@@ -329,18 +329,18 @@ type Kernel struct {
 // TiB.
 type Disk struct {
 	// Root is the size of the root file system, and of the largest one that an
-	// update may bring. Without it: its content and some headroom, and room for
-	// half its content more, at least 256MiB.
+	// update may bring. Default: the content with some headroom, plus half the
+	// content again, at least 256MiB.
 	Root string `yaml:"root,omitempty" json:"root,omitempty"`
 	// Data is the size of the data partition before it grows to fill the
-	// device. Without it: its content and some headroom.
+	// device. Default: the content with some headroom.
 	Data string `yaml:"data,omitempty" json:"data,omitempty"`
 	// Reserve keeps a second root partition of the same size, so that machines
-	// in the field can be updated; none on tiny disks.
+	// in the field can be updated; none is for tiny disks.
 	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
-	// Sector is the size of the logical sectors of the devices that the image
-	// is for: 4096 for 4Kn disks; without it 512. An image of one size does not
-	// boot from a device of the other, and flash rejects such a device.
+	// Sector is the logical sector size of the target devices: 4096 for 4Kn
+	// disks; default 512. An image does not boot from a device with another
+	// sector size, and flash rejects such a device.
 	Sector int `yaml:"sector,omitempty" json:"sector,omitempty" jsonschema:"enum=512,enum=4096"`
 }
 
@@ -348,8 +348,8 @@ type Disk struct {
 // Without a path: the one beside the running edgebake (firstboot-linux-ARCH,
 // or firstboot where the arch is the same), else compiled from its module.
 type Agents struct {
-	// Firstboot is the path of that program.
+	// Firstboot is the path of the firstboot program.
 	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty"`
-	// IPVSCare is the path of that program.
+	// IPVSCare is the path of the ipvscare program.
 	IPVSCare string `yaml:"ipvscare,omitempty" json:"ipvscare,omitempty"`
 }

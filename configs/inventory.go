@@ -11,14 +11,14 @@ package configs
 //     place of all four, one of ignition and ignitionFile of both.
 //   - A field without a value ("vip:" or "vip: null") takes the default away.
 type Inventory struct {
-	// APIVersion is the version of this document's form.
+	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
-	// Kind says that this is an Inventory.
+	// Kind is the kind of this document.
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Inventory"`
-	// Defaults are fields of a Site that the sites have in common; none is
-	// required here.
+	// Defaults are fields of a Site that apply to all sites; none is required
+	// here.
 	Defaults Site `yaml:"defaults,omitempty" json:"defaults,omitempty"`
-	// Sites are one for each machine: name, match, and the fields of a Site
+	// Sites has one entry per machine: name, match, and the fields of a Site
 	// that differ from defaults.
 	Sites []InventorySite `yaml:"sites" json:"sites"`
 
@@ -27,12 +27,12 @@ type Inventory struct {
 
 // InventorySite is one machine of an Inventory.
 type InventorySite struct {
-	// Name is the site's, once in an Inventory: lower-case letters, digits, -
+	// Name identifies the site in the Inventory: lower-case letters, digits, -
 	// and . (at most 63). Files made for the site have this name, and so has
-	// its node if neither the site nor defaults give nodeName. Left out, it is
+	// its node if neither the site nor defaults set nodeName. Default:
 	// nodeName, which then must not be a template.
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
-	// Match says which machine the site is for. All that is given must be so.
+	// Match selects the machine. Every member that is set must match.
 	Match Match `yaml:"match" json:"match"`
 	// Site is the whole Site: defaults, changed by the fields that stand here.
 	Site `yaml:",inline"`
@@ -43,17 +43,18 @@ type InventorySite struct {
 // rejected ("To Be Filled By O.E.M.", zeros), since it would match many. No two
 // sites have the same member.
 type Match struct {
-	// MACs are addresses of the machine's own network cards; one that it has is
+	// MACs are addresses of the machine's own network cards; one match is
 	// enough.
 	MACs []string `yaml:"macs,omitempty" json:"macs,omitempty"`
-	// Serial is the serial number in SMBIOS (the product's, else the board's, else the
-	// chassis'), or of the device tree on boards without SMBIOS; capitals do not
-	// matter. On Linux: /sys/class/dmi/id/product_serial or
+	// Serial is the serial number in SMBIOS (of the product, else the board,
+	// else the chassis), or of the device tree on boards without SMBIOS; case
+	// does not matter. On Linux: /sys/class/dmi/id/product_serial or
 	// /sys/firmware/devicetree/base/serial-number.
 	Serial string `yaml:"serial,omitempty" json:"serial,omitempty"`
-	// UUID is the system's in SMBIOS, e.g. 4c4c4544-0042-3510-8052-c7c04f4e4232.
+	// UUID is the system UUID in SMBIOS, e.g.
+	// 4c4c4544-0042-3510-8052-c7c04f4e4232.
 	UUID string `yaml:"uuid,omitempty" json:"uuid,omitempty"`
-	// AssetTag is the one in SMBIOS: the chassis', else the board's.
+	// AssetTag is the asset tag in SMBIOS, of the chassis, else the board.
 	AssetTag string `yaml:"assetTag,omitempty" json:"assetTag,omitempty"`
 }
 

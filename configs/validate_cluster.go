@@ -99,7 +99,7 @@ func (c *Cluster) Validate() Problems {
 	if v := c.KubernetesVersion; v != "" {
 		switch {
 		case !k8sVersion.MatchString(v):
-			probs.add("kubernetesVersion", "%q is not a version as v1.36.3%s", shorten(v), missingV(v, k8sVersion))
+			probs.add("kubernetesVersion", "%s", badVersion(v, k8sVersion, "v1.36.3"))
 		case KubernetesBefore(v, oldestClusterKubernetes):
 			probs.add("kubernetesVersion", "%s is too old: kubeadm of v1.%d and later can build a cluster from images", v, oldestClusterKubernetes)
 		}
@@ -116,7 +116,7 @@ func (c *Cluster) Validate() Problems {
 	case err != nil:
 		probs.add("tokenTTL", "%q is not a duration, e.g. 168h", shorten(c.TokenTTL))
 	case d < time.Hour || d > maxTokenTTL:
-		probs.add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that lasts for ever is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
+		probs.add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that never expires is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
 	}
 	c.validateManifests(&probs)
 	c.validateMachines(&probs)
@@ -252,7 +252,7 @@ func (m *ClusterMaster) validateAddress(path string, probs *Problems) {
 	}
 	subnets := m.Network.subnets()
 	if len(subnets) > 0 && !m.Network.usesDHCP() && !slices.ContainsFunc(subnets, func(s subnet) bool { return s.Addr() == a.Unmap() }) {
-		probs.add(path+".address", "%s is none of the addresses in the machine's network, and no interface uses DHCP: give it to an interface", a)
+		probs.add(path+".address", "%s is not an address of the machine's network, and no interface uses DHCP: add it to an interface", a)
 	}
 	for _, s := range subnets {
 		if part := hostPart(s.Prefix, a); part != "" {

@@ -90,7 +90,7 @@ func (i *Image) Validate() Problems {
 		probs.add("name", "%q: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends", shorten(i.Name))
 	}
 	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
-		probs.add("sourceDate", "%q is not a date as 2026-01-31T12:00:00Z", shorten(i.SourceDate))
+		probs.add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
 		// The range of FAT's dates.
 		probs.add("sourceDate", "must lie between 1980 and 2107")
@@ -144,7 +144,7 @@ func exactlyOne(path string, probs *Problems, members map[string]bool) bool {
 	case 1:
 		return true
 	default:
-		probs.add(path, "exactly one of %s is wanted, but %s are given", names, strings.Join(set, " and "))
+		probs.add(path, "exactly one of %s is allowed, not %s", names, strings.Join(set, " and "))
 	}
 	return false
 }
@@ -273,7 +273,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	k := &i.Kubernetes
 	if m := k8sVersion.FindStringSubmatch(k.Version); m == nil {
 		if k.Version != "" {
-			probs.add("kubernetes.version", "%q is not a version as v1.36.3%s", shorten(k.Version), missingV(k.Version, k8sVersion))
+			probs.add("kubernetes.version", "%s", badVersion(k.Version, k8sVersion, "v1.36.3"))
 		}
 	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
 		probs.add("kubernetes.version", "%s is too old: v1.%d and later are served", k.Version, oldestKubernetes)
@@ -298,7 +298,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 		case c.Version == "":
 			probs.add("containerd.version", "is required, as 2.2.9 (or debian: true for the base's own)")
 		case m == nil:
-			probs.add("containerd.version", "%q is not a version as 2.2.9%s", shorten(c.Version), extraV(c.Version, containerdVersion))
+			probs.add("containerd.version", "%s", badVersion(c.Version, containerdVersion, "2.2.9"))
 		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
 			probs.add("containerd.version", "%s is not served; 1.7 and 2.x are", c.Version)
 		}
@@ -309,7 +309,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	}
 	if t := c.Crictl; t != nil {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
-			probs.add("containerd.crictl.version", "%q is not a version as v1.36.0%s", shorten(t.Version), missingV(t.Version, crictlVersion))
+			probs.add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, "v1.36.0"))
 		}
 		t.Source.validate("containerd.crictl.source", []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
 	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {
@@ -350,20 +350,15 @@ func badPodCIDR(s string) string {
 	return ""
 }
 
-// missingV and extraV hint at the letter v that one project writes and the
-// other does not.
-func missingV(v string, form *regexp.Regexp) string {
+// badVersion says what is wrong with a version that form does not match.
+func badVersion(v string, form *regexp.Regexp, example string) string {
 	if form.MatchString("v" + v) {
-		return fmt.Sprintf("; did you mean \"v%s\"?", v)
+		return fmt.Sprintf("%q must start with \"v\": v%s", v, v)
 	}
-	return ""
-}
-
-func extraV(v string, form *regexp.Regexp) string {
 	if bare, ok := strings.CutPrefix(v, "v"); ok && form.MatchString(bare) {
-		return fmt.Sprintf("; did you mean %q?", bare)
+		return fmt.Sprintf("%q must not start with \"v\": %s", v, bare)
 	}
-	return ""
+	return fmt.Sprintf("%q is not a version, e.g. %s", shorten(v), example)
 }
 
 func (y *Yurthub) validate(probs *Problems) {
@@ -373,7 +368,7 @@ func (y *Yurthub) validate(probs *Problems) {
 	case !ok && releaseVersion.MatchString(y.Version):
 		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
 	case !ok:
-		probs.add("yurthub.version", "%q is not a version as v1.7.0%s", shorten(y.Version), missingV(y.Version, openyurt.VersionForm))
+		probs.add("yurthub.version", "%s", badVersion(y.Version, openyurt.VersionForm, "v1.7.0"))
 	case minor < openyurt.Oldest:
 		probs.add("yurthub.version", "%s is too old: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
 	case minor > openyurt.Newest:
@@ -623,7 +618,7 @@ func (k *Kernel) validate(probs *Problems) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.Sysctl)) {
 		if !sysctlKey.MatchString(key) {
-			probs.add(keyPath("kernel.sysctl", key), "is not a key as net.ipv4.ip_forward")
+			probs.add(keyPath("kernel.sysctl", key), "is not a sysctl name, e.g. net.ipv4.ip_forward")
 		} else if plainSysctl(key) == "net.ipv4.ip_forward" && strings.TrimSpace(k.Sysctl[key]) != "1" {
 			probs.add(keyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; take it out")
 		}

@@ -479,7 +479,7 @@ func (s *Site) validateUsers(probs *Problems) {
 		switch hash := u.PasswordHash.Reveal(); {
 		case hash == "":
 		case !hashedPasswd.MatchString(hash):
-			probs.add(path+".passwordHash", "is not a hash as crypt(3) makes it ($y$… or $6$…; `mkpasswd` prints one); a password in clear is never taken")
+			probs.add(path+".passwordHash", "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected")
 		case !wholeHash.MatchString(hash):
 			probs.add(path+".passwordHash", "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints")
 		}

@@ -28,7 +28,7 @@ func TestYurthubArgsOfAVersion(t *testing.T) {
 		"": true, "v1.6.0": false, "v1.6.0-rc.1": false, "v1.6.1": true, "v1.6.2": true, "v1.7.0": true, "v1.7.0-shop.3": true, "v1.8.0": true, "shop": true,
 	} {
 		probs := CheckSiteYurthubArgs([]string{"--pool-scope-resources=a", "--proxy-secure-port=10300", "--gc-frequency=3"}, version)
-		want := "yurthub.extraArgs[0]: --pool-scope-resources is no flag of yurthub " + version + " and keeps it from starting; take it out, or build the Image with yurthub v1.6.1 or later"
+		want := "yurthub.extraArgs[0]: --pool-scope-resources is not a flag of yurthub " + version + " and would keep it from starting: remove it, or build the Image with yurthub v1.6.1 or later"
 		switch {
 		case fits && len(probs) > 0:
 			t.Errorf("yurthub %q: %v", version, probs)

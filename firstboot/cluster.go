@@ -188,7 +188,7 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 // noTokenToMove is what a member meets whose site is of another cluster, and
 // has no token for it.
 func noTokenToMove(e *Env, site *configs.Site) error {
-	return Permanent(fmt.Errorf("the site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and there is no token to join with",
+	return Permanent(fmt.Errorf("the site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the site has no token to join with",
 		strings.Join(site.CAPins(), ", "), strings.Join(enrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }

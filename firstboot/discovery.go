@@ -92,7 +92,7 @@ func discoveryPhase(active *Active) Phase {
 	}
 }
 
-// judgeDiscovery tells what time can heal from what a person must. One
+// judgeDiscovery tells transient failures from those that a person must fix. One
 // address that belongs to another cluster may be a slip of the pen while the
 // right masters are out of reach for now: it stops the run only when all do.
 func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) error {

@@ -12,7 +12,7 @@
 //     and never decides. So a machine cut off at any point, or cured by hand,
 //     goes on from where it really is.
 //   - Every Run can be killed anywhere and carried out again.
-//   - What time can heal is tried for ever, ever more seldom. What only a
+//   - Transient failures are retried forever, less and less often. What only a
 //     person can fix is a Permanent error: it names its fix and stops the
 //     run until the site is corrected.
 //   - The bootstrap token is never written to a disk: it is in the slot,

@@ -112,7 +112,7 @@ func (e *Env) rootDisk() (*blockDisk, error) {
 		}
 		part := filepath.Join("/sys/dev/block", target)
 		if !e.exists(filepath.Join(part, "partition")) {
-			return nil, fmt.Errorf("looking for the root device: %s is no partition", filepath.Base(part))
+			return nil, fmt.Errorf("looking for the root device: %s is not a partition", filepath.Base(part))
 		}
 		d, err := e.readDisk(filepath.Dir(part))
 		if err == nil {

@@ -161,7 +161,7 @@ func (r *Runner) mark(e *Env, p Phase, status string, attempts int, err error) {
 		e.Notify(fmt.Sprintf("STATUS=%s %s (attempt %d)", place, p.Name, attempts))
 		e.Log.Info("trying again", "phase", p.Name, "attempt", attempts)
 	case status == ondisk.PhaseWaiting && changed && ps.Error == "":
-		r.say(e, fmt.Sprintf("%s %s: cannot be told now, the node goes on with what it has", place, p.Name))
+		r.say(e, fmt.Sprintf("%s %s: offline: unknown, keeping current settings", place, p.Name))
 	case status == ondisk.PhaseFailed:
 		r.sayFailure(e, p, err)
 	}

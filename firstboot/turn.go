@@ -47,7 +47,7 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 	}
 	name, ok := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
 	if !ok {
-		return "", fmt.Errorf("kubelet's certificate is for %q, which is no node", cert.Subject.CommonName)
+		return "", fmt.Errorf("kubelet's certificate is for %q, which is not a node", cert.Subject.CommonName)
 	}
 	return name, nil
 }

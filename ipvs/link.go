@@ -193,7 +193,7 @@ func (l *link) handshake(ctx context.Context) error {
 	return nil
 }
 
-// names are those of which the certificate must carry one.
+// names are those the certificate must match one of them.
 func (t *target) names() []string {
 	names := []string{t.name, t.addr.Addr().String(), certName}
 	if t.sni != "" && t.sni != certName {

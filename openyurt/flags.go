@@ -53,12 +53,12 @@ func BadFlag(name, version string) string {
 	}
 	since, some := flagsSince[name]
 	if !some {
-		return "is no flag of yurthub that this edgebake knows, and one that yurthub does not know keeps it from starting"
+		return "is unknown to yurthub and would keep it from starting"
 	}
 	// What goes before a release, or somebody built of it, has its flags.
 	tag, _, _ := strings.Cut(version, "-")
 	if !semver.IsValid(tag) || semver.Compare(tag, since) >= 0 {
 		return ""
 	}
-	return fmt.Sprintf("is no flag of yurthub %s and keeps it from starting; take it out, or build the Image with yurthub %s or later", version, since)
+	return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, or build the Image with yurthub %s or later", version, since)
 }

@@ -36,7 +36,7 @@ type bundle struct {
 func openLayout(dir string) (source, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no OCI layout %s: make it, or correct the image's layout, a folder as seen from the Image's file", dir)
+		return nil, fmt.Errorf("OCI layout %s not found: make it, or correct the image's layout, a folder as seen from the Image's file", dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening OCI layout %s: %w", dir, err)
@@ -67,7 +67,7 @@ func openLayout(dir string) (source, error) {
 func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
 	switch fi, err := os.Stat(name); {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("there is no archive %s: make it, or correct the image's archive, a file as seen from the Image's file", name)
+		return nil, fmt.Errorf("archive %s not found: make it, or correct the image's archive, a file as seen from the Image's file", name)
 	case err == nil && fi.IsDir():
 		return nil, fmt.Errorf("image archive %s is a folder; where that is an OCI layout, name it as layout", name)
 	case err == nil && !fi.Mode().IsRegular():

@@ -285,7 +285,7 @@ func (m *image) aligned() error {
 }
 
 func misplaced(p gpt.Partition) error {
-	return fmt.Errorf("%w: partition %s has %d bytes at %d, which is no place of edgebake's", ErrNotOurs, p.Name, p.Size, p.Start)
+	return fmt.Errorf("%w: partition %s has %d bytes at %d, which is not where edgebake puts it", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
 // IsCompressed tells by an image's name that it is, or will be, compressed.

@@ -221,7 +221,7 @@ func (f *Flash) fill() error {
 		f.Slot, err = slot.ReadInfo(f.m.section(p))
 	}
 	if err == nil && f.Slot.Golden == "" {
-		return errors.New("there is no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
+		return errors.New("no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
 	}
 	if err != nil || len(f.o.Keys) == 0 {
 		return err

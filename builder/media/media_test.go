@@ -282,7 +282,7 @@ func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 		yurthub *ondisk.YurthubInfo
 		want    string
 	}{
-		"before the flag":  {at("v1.6.0"), "yurthub.extraArgs[1]: --pool-scope-resources is no flag of yurthub v1.6.0 and keeps it from starting; take it out, or build the Image with yurthub v1.6.1 or later"},
+		"before the flag":  {at("v1.6.0"), "yurthub.extraArgs[1]: --pool-scope-resources is not a flag of yurthub v1.6.0 and would keep it from starting: remove it, or build the Image with yurthub v1.6.1 or later"},
 		"with the flag":    {at("v1.6.1"), ""},
 		"after it":         {at("v1.7.0"), ""},
 		"a later edgebake": {at("v1.9.0"), ""},

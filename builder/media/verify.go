@@ -66,7 +66,7 @@ func (m *image) verify(ctx context.Context, golden func(context.Context) (string
 	case meta.Plan != m.info.Plan:
 		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
 	case meta.Golden == "":
-		bad(errors.New("there is no golden digest to compare with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again"))
+		bad(errors.New("no golden digest to compare with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again"))
 	default:
 		got, err := golden(ctx)
 		if ctx.Err() != nil {

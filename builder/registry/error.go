@@ -108,7 +108,7 @@ func printable(s string) string {
 }
 
 // ErrNoManifest says that something else came where a manifest was asked for.
-var ErrNoManifest = errors.New("which is no manifest")
+var ErrNoManifest = errors.New("which is not a manifest")
 
 // Words are how a person sets what a fix names.
 type Words struct {
@@ -143,7 +143,7 @@ func Fix(err error, w Words) string {
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, ErrPlainHTTP):
 		return w.Insecure + " if plain HTTP is meant"
 	case errors.Is(err, ErrNoManifest):
-		return "it is no registry, or a proxy or login page answers in its place: check its name and the network"
+		return "not a registry, or a proxy or login page answers instead: check its name and the network"
 	case errors.As(err, &unknown) && unknown.IsNotFound:
 		fix := "check the registry's name for spelling, and the network"
 		if w.Mirror != "" {

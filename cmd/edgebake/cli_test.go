@@ -317,7 +317,7 @@ func TestStampYurthubArgs(t *testing.T) {
 	edge := site + "nodeType: edge\nnodePool: shops\nyurthub: {extraArgs: [--v=4, --pool-scope-resources=services]}\n"
 	c.file("edge.yaml", edge)
 	c.run(1, "stamp", "tiny.raw", "edge.yaml")
-	c.want(c.err, "edge.yaml:10:30: yurthub.extraArgs[1]: --pool-scope-resources is no flag of yurthub v1.6.0", "take it out, or build the Image with yurthub v1.6.1 or later")
+	c.want(c.err, "edge.yaml:10:30: yurthub.extraArgs[1]: --pool-scope-resources is not a flag of yurthub v1.6.0", "remove it, or build the Image with yurthub v1.6.1 or later")
 	c.file("edge.yaml", strings.Replace(edge, "pool-scope-resources=services", "gc-frequency=5", 1))
 	c.run(0, "stamp", "tiny.raw", "edge.yaml")
 }

@@ -152,7 +152,7 @@ TOKEN is the whole token or its id.`,
 			if err := errors.Join(errs...); err != nil {
 				return err
 			}
-			until := "for ever"
+			until := "never"
 			if !t.Expires.IsZero() {
 				until = "until " + t.Expires.Format(time.RFC3339)
 			}

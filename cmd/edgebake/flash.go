@@ -52,7 +52,7 @@ func listDevices(ctx context.Context) (*device.Devices, error) {
 func printDisks(s streams, disks []device.Disk) {
 	w := plain{s.Out}
 	if len(disks) == 0 {
-		fmt.Fprintln(s.Err, "There is no disk.")
+		fmt.Fprintln(s.Err, "No disk found.")
 		return
 	}
 	wide := 0

@@ -88,7 +88,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "../up"}}, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "/abs"}}),
 			want: []string{`"../up": path leads out of the tree`, `"/abs": absolute path`, "tar -C FOLDER"}},
 		{name: "an OCI base that is not there", edit: func(s string) string { return strings.Replace(s, "tar:\n    file: base.tar", "oci: {layout: gone}", 1) },
-			want: []string{"image.yaml:5:8: base.oci: the image: there is no OCI layout gone: make it"}},
+			want: []string{"image.yaml:5:8: base.oci: the image: OCI layout gone not found: make it"}},
 		{name: "an OCI base with a broken layer", edit: func(s string) string {
 			return strings.Replace(s, "tar:\n    file: base.tar", "oci: {layout: images}", 1)
 		},
@@ -118,7 +118,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			c.file("base.tar", b.String()[:b.Len()-10])
 		}, want: []string{"image.yaml:6:5: base.tar: uncompressing (gzip): unexpected EOF: it is cut short; fetch it again"}},
 		{name: "no archive", prep: func(t *testing.T, c *cli) { c.file("base.tar", "hello") },
-			want: []string{"image.yaml:6:5: base.tar: this is no tar archive (5 bytes); name one"}},
+			want: []string{"image.yaml:6:5: base.tar: not a tar archive (5 bytes): make one"}},
 		{name: "what two layers have", prep: func(t *testing.T, c *cli) {
 			for _, f := range []string{"overlay/usr/bin/su", "overlay/etc/machine-id"} {
 				if err := os.MkdirAll(filepath.Dir(f), 0o755); err != nil {
@@ -127,7 +127,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 				c.file(f, "mine")
 			}
 		}, edit: func(s string) string { return strings.Replace(s, "path: /etc/motd", "path: /usr/bin", 1) },
-			want: []string{"image.yaml:22:10: overlays[0].dir: usr/bin/su: layer base has it already; say `replace: true`",
+			want: []string{"image.yaml:22:10: overlays[0].dir: usr/bin/su: layer base already has it: set `replace: true`",
 				"image.yaml:24:11: files[0].path: usr/bin: is a directory in layer base and a file here; remove one of them"}},
 		{name: "a link that leads round", base: append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "./a", Linkname: "b"}},
 			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "./b", Linkname: "a"}}),
@@ -143,7 +143,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			args: []string{"--base", "gone.tar"}, want: []string{"edgebake: --base gone.tar: open gone.tar: no such file"}},
 		{name: "an exported base that is none", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "hello") },
 			edit: func(s string) string { return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {}\n", 1) },
-			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: layer base: this is no tar archive"}},
+			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: layer base: not a tar archive"}},
 		{name: "outputs that are there", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "mine") },
 			args: []string{"--export-base", "kept.tar"}, want: []string{"--export-base: kept.tar exists; --force replaces it"}},
 		{name: "no place for the lock", args: []string{"--lock", "no/where.lock", "--export-base", "no/base.tar"},
@@ -200,8 +200,8 @@ spec:
 		c.run(1, command, "image.yaml")
 		c.want(c.err,
 			`image.yaml:12:12: containerd.version: containerd "2.99.0": its store is not known to this edgebake, which knows 1.7, 2.0, 2.1, 2.2, 2.3, 2.4; choose one of these versions, or imageStore.mode: import`,
-			"image.yaml:19:5: images[0]: image edgebake.test/gone:1: there is no OCI layout gone: make it",
-			"image.yaml:20:5: images[1]: image edgebake.test/gone:2: there is no archive gone.tar: make it",
+			"image.yaml:19:5: images[0]: image edgebake.test/gone:1: OCI layout gone not found: make it",
+			"image.yaml:20:5: images[1]: image edgebake.test/gone:2: archive gone.tar not found: make it",
 			"image.yaml:21:5: images[2]: image edgebake.test/other:1: OCI layout images: it has no image of that name, but edgebake.test/pause:1; write one of these as ref",
 			"image.yaml:22:5: images[3]: image edgebake.test/none:1: overlay is not an OCI layout: it has no index.json",
 			"image.yaml:23:5: images[4]: image edgebake.test/folder:1: image archive overlay is a folder; where that is an OCI layout, name it as layout",
@@ -226,7 +226,7 @@ func TestImagesCommand(t *testing.T) {
 	c.run(0, "images", "image.yaml", "-o", "json")
 	c.want(c.out, `"ref": "edgebake.test/pause:1"`, `"size": `, `"shared": 0`)
 	c.run(1, "images", "image.yaml", "--locked")
-	c.want(c.err, "there is no lock")
+	c.want(c.err, "no lock beside the Image")
 	c.run(0, "build", "image.yaml")
 	c.want(c.out, "2 Debian packages, 1 container image of 8 KiB in 1 layer\n")
 	c.run(0, "images", "image.yaml", "--locked")

@@ -150,7 +150,7 @@ func checkStick(dir string, files map[string][]byte, force bool, inputs ...strin
 		at := filepath.Join(dir, e.Name())
 		switch {
 		case !written && name != ondisk.SlotSignature:
-			problems = append(problems, fmt.Errorf("%s is no part of this Site, and the signature would not match: remove it, or name another folder", at))
+			problems = append(problems, fmt.Errorf("%s is not part of this Site, so the signature would not match: remove it, or name another folder", at))
 		case isOneOf(at, inputs):
 			problems = append(problems, fmt.Errorf("%s would be replaced by what is made of it: name another folder", at))
 		case !force:

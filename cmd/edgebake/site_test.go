@@ -95,7 +95,7 @@ func TestSiteSign(t *testing.T) {
 	wantSigned("site-stick", "config.ign", "site.yaml")
 	// What is left of a former site would be read, and spoil the signature.
 	c.run(1, "site", "sign", "site.yaml", "--key", "office.key", "--force")
-	c.want(c.err, "site-stick/config.ign is no part of this Site, and the signature would not match: remove it")
+	c.want(c.err, "site-stick/config.ign is not part of this Site, so the signature would not match: remove it")
 	c.run(1, "site", "sign", "site.yaml", "--key", "office.key", "--output", ".", "--force")
 	c.want(c.err, "site.yaml would be replaced by what is made of it: name another folder")
 

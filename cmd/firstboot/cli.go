@@ -69,7 +69,7 @@ waits for is in "firstboot status".`,
 		if c.Name() == "help" {
 			c.Args = func(_ *cobra.Command, args []string) error {
 				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
-					return usageError{fmt.Errorf("there is no command %q; firstboot --help lists them", strings.Join(args, " "))}
+					return usageError{fmt.Errorf("unknown command %q; firstboot --help lists them", strings.Join(args, " "))}
 				}
 				return nil
 			}

@@ -30,7 +30,7 @@ func TestUsage(t *testing.T) {
 		words string
 	}{
 		{"nonsense", exitUsage, "unknown command"},
-		{"help nonsense", exitUsage, "there is no command \"nonsense\""},
+		{"help nonsense", exitUsage, "unknown command \"nonsense\""},
 		{"run extra", exitUsage, "unexpected argument"},
 		{"status --nonsense", exitUsage, "unknown flag"},
 		{"reset", exitUsage, "say --yes"},
@@ -39,7 +39,7 @@ func TestUsage(t *testing.T) {
 		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--nodepool-name: "P_" is not the name of a node pool`},
 		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--lb-mode: "round-robin" is not one of priority, rr`},
 		{"convert --nodepool-name p --server-addr http://192.0.2.1:6443,https://192.0.2.2:6443", exitUsage, `server "http://192.0.2.1:6443" is not of the form https://host:port`},
-		{"convert --nodepool-name p --yurthub-arg --gc-frequencies=1", exitUsage, "--yurthub-arg[0]: --gc-frequencies is no flag of yurthub"},
+		{"convert --nodepool-name p --yurthub-arg --gc-frequencies=1", exitUsage, "--yurthub-arg[0]: --gc-frequencies is unknown to yurthub"},
 	} {
 		code, _, errOut := call(t, strings.Fields(tc.args)...)
 		if code != tc.code || !strings.Contains(errOut, tc.words) {
@@ -151,7 +151,7 @@ func TestMigrationNamesOurCommands(t *testing.T) {
 		}
 		name, _, _ := strings.Cut(rest, "`")
 		if cmd, _, err := root.Find([]string{name}); err != nil || cmd == root {
-			t.Errorf("%s %s: there is no command firstboot %s", f.Tool, f.Flag, name)
+			t.Errorf("%s %s: unknown command firstboot %s", f.Tool, f.Flag, name)
 		}
 		found++
 	}

@@ -49,7 +49,7 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
 			}
 			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%s is no baked store: %w; --from names lib/containerd of a disk image's DATA partition", o.From, err)
+				return fmt.Errorf("%s is not an edgebake image store: %w; --from names lib/containerd of a disk image's DATA partition", o.From, err)
 			}
 			if os.Geteuid() != 0 {
 				return errors.New("merge needs root: it copies files of any owner")
@@ -88,7 +88,7 @@ firstboot images merge, or write the machine's disk again.`,
 			s, err := store.Verify(f, ".", "overlayfs")
 			if err != nil {
 				if _, gone := os.Stat(filepath.Join(root, store.MetaDB)); errors.Is(gone, fs.ErrNotExist) {
-					return fmt.Errorf("there is no containerd store in %s: name containerd's folder with --root", filepath.Clean(root))
+					return fmt.Errorf("no containerd store in %s: name containerd's folder with --root", filepath.Clean(root))
 				}
 				return fmt.Errorf("%s: %w", filepath.Clean(root), err)
 			}

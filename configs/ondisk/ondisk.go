@@ -214,8 +214,8 @@ const StateVersion = 1
 // Results of a run of firstboot.
 const (
 	ResultRunning = "running"
-	ResultWaiting = "waiting" // something that time can heal
-	ResultFailed  = "failed"  // something only a person can heal
+	ResultWaiting = "waiting" // a transient failure
+	ResultFailed  = "failed"  // a failure that only a person can fix
 	ResultDone    = "done"
 )
 

@@ -416,7 +416,7 @@ func (a *accounts) changeLogin(u types.PasswdUser, row []string, added bool) err
 }
 
 func noGroup(name string) error {
-	return fmt.Errorf("there is no group %s: add it to passwd.groups, or to the image", name)
+	return fmt.Errorf("group %s not found: add it to passwd.groups, or to the image", name)
 }
 
 // findGroup finds a group by its name or, as useradd does, by its number.

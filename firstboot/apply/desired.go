@@ -257,7 +257,7 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 		case ours:
 		case w.keepData || w.appendTo:
 			if !st.Mode().IsRegular() {
-				bad("%s is there already, and is no file that could be appended to: choose another path", w.Path)
+				bad("%s exists and is not a file to append to: choose another path", w.Path)
 			}
 		case !t.same(w):
 			bad("%s is there already with other contents, and the config does not say overwrite: add overwrite: true, or choose another path", w.Path)

@@ -486,7 +486,7 @@ func fsUUID(device string) (u [16]byte, err error) {
 		return u, fmt.Errorf("reading the superblock of %s: %w", device, err)
 	}
 	if sb[0x38] != 0x53 || sb[0x39] != 0xef {
-		return u, fmt.Errorf("reading the superblock of %s: it is no ext4 file system", device)
+		return u, fmt.Errorf("reading the superblock of %s: not an ext4 file system", device)
 	}
 	copy(u[:], sb[0x68:])
 	return u, nil

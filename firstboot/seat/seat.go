@@ -239,7 +239,7 @@ func (v View) continued() Decision {
 	case from == v.Self && v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "take the word out of the Site"}
 	case from == v.Self:
-		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this master, and there is no quorum"}
+		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this master, and no quorum is left"}
 	case !v.Quorum:
 		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same word in its Site"}
 	case v.Disk.WAL:

@@ -223,7 +223,7 @@ func (s *source) blob(name string) (tree.BlobFile, error) {
 		}
 	}
 	if s.blobs == nil {
-		return nil, fmt.Errorf("blob %s is wanted, but no blobs were given", name)
+		return nil, fmt.Errorf("blob %s is needed, but no blobs were given", name)
 	}
 	if len(s.open) == maxOpenBlobs {
 		s.open[0].f.Close()

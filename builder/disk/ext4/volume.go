@@ -156,7 +156,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 	total := 0
 	v.eachChild(dirs, func(d *dir, name string, i int) {
 		if d == nil {
-			bad.at(&v.nodes[i], "its folder %q is not in the tree, or is no folder", path.Dir(v.nodes[i].Path))
+			bad.at(&v.nodes[i], "its directory %q is not in the tree, or not a directory", path.Dir(v.nodes[i].Path))
 			return
 		}
 		counts[d]++

@@ -149,7 +149,7 @@ func (m *merger) put(n Node, replace bool) {
 	case replace:
 		m.set(n)
 	default:
-		m.errorf(n.Layer, n.Path, "layer %s has it already; say `replace: true` where this one shall win", old.layer())
+		m.errorf(n.Layer, n.Path, "layer %s already has it: set `replace: true` on this one to replace it", old.layer())
 	}
 }
 

@@ -55,7 +55,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 			cut := errors.Is(err, io.ErrUnexpectedEOF)
 			switch {
 			case x.name == "" && (cut || errors.Is(err, tar.ErrHeader)):
-				x.errorf("this is no tar archive (%d bytes); name one, as tar -C FOLDER -cf FILE . makes it", size)
+				x.errorf("not a tar archive (%d bytes): make one with tar -C FOLDER -cf FILE .", size)
 			case cut:
 				x.errorf("the tar is cut short after %s (%d bytes); fetch it again", x.name, size)
 			default:
@@ -85,7 +85,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	}
 	switch {
 	case size == 0:
-		x.errorf("this is no tar archive: it is empty; fetch it again")
+		x.errorf("not a tar archive, it is empty: fetch it again")
 	case end+512 > size:
 		x.errorf("the tar is cut short after %s: its end mark is missing; fetch it again", x.last())
 	}

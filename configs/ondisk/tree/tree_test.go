@@ -82,9 +82,9 @@ func TestMerge(t *testing.T) {
 				file("dup", ""), file("dup", ""), file("lib/two", ""), file("usr/lib/two", ""), file("x/"+strings.Repeat("n", 256), ""),
 			}},
 			err: []string{
-				"layer o: etc/motd: layer base has it already", "layer o: tmp: is a directory in layer base and a file here",
+				"layer o: etc/motd: layer base already has it", "layer o: tmp: is a directory in layer base and a file here",
 				"layer o: etc/gone.not: is a directory here and a file in layer base", "etc/motd2/x: lies below etc/motd2, a symbolic link of the same layer",
-				"usr/lib/old: layer base has it already", "a/x: symbolic links loop at", "etc/motd/x: lies below etc/motd, which is a file (of layer base)",
+				"usr/lib/old: layer base already has it", "a/x: symbolic links loop at", "etc/motd/x: lies below etc/motd, which is a file (of layer base)",
 				`"../x": path leads out of the tree`, `"/x": absolute path`, `"x//y": not a clean path`, "an entry without a name",
 				"dup: twice in this layer", "usr/lib/two: is the same file as lib/two of this layer", "name longer than 255 bytes",
 			}},
