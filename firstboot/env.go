@@ -88,6 +88,9 @@ type Env struct {
 	// WriteSlot writes a slot whole: a power cut leaves the old contents or the
 	// new ones.
 	WriteSlot func(device string, c *slot.Contents) error
+	// ReadClaims and WriteClaim are for the notes on a stick.
+	ReadClaims func(device string) ([]slot.Claim, error)
+	WriteClaim func(device string, c slot.Claim) error
 	// ScrubSlot writes a slot whole with site in it and no secret, whether it
 	// was readable before or not.
 	ScrubSlot  func(device string, info ondisk.SlotInfo, site []byte, secrets []string) error

@@ -20,37 +20,38 @@ import (
 var errNoMatch = errors.New("its inventory has no site for this machine")
 
 // forMachine is what a slot holds for this machine: the contents as they are,
-// or with the one site of their inventory that matches it.
-func forMachine(e *Env, c *slot.Contents) (*slot.Contents, error) {
+// or with the one site of their inventory that matches it, which is returned
+// too.
+func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySite, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
-		return c, nil
+		return c, nil, nil
 	}
 	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
 	if err != nil {
-		return nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a site")
+		return nil, nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a site")
 	}
 	machine := e.facts()
 	site, err := node.FindSite(inv, machine)
 	if err != nil {
-		return nil, Permanent(err, "let each machine match one site of the inventory, and stamp it again")
+		return nil, nil, Permanent(err, "let each machine match one site of the inventory, and stamp it again")
 	}
 	if site == nil {
-		return nil, errNoMatch
+		return nil, nil, errNoMatch
 	}
 	own, err := configs.EncodeSlot(&site.Site)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(own)) > limit {
-		return nil, Permanent(fmt.Errorf("the site %s of the inventory has %d bytes, a slot has room for a site of %d", site.Name, len(own), limit),
+		return nil, nil, Permanent(fmt.Errorf("the site %s of the inventory has %d bytes, a slot has room for a site of %d", site.Name, len(own), limit),
 			"take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays) or into a config.ign for all (stamp --ignition); stamp the inventory again")
 	}
 	one := *c
 	one.Files = maps.Clone(c.Files)
 	delete(one.Files, ondisk.SlotInventory)
 	one.Files[ondisk.SlotSite] = own
-	return &one, nil
+	return &one, site, nil
 }
 
 // readUnsettled reads the machine's own slot where it still has to be written:
@@ -64,7 +65,7 @@ func readUnsettled(e *Env) (dev string, c, one *slot.Contents) {
 	if c, err = e.ReadSlot(dev); err != nil {
 		return "", nil, nil
 	}
-	if one, err = forMachine(e, c); err != nil || one == c && !c.Unfinished {
+	if one, _, err = forMachine(e, c); err != nil || one == c && !c.Unfinished {
 		return "", nil, nil
 	}
 	return dev, c, one

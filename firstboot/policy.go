@@ -92,6 +92,8 @@ type taking struct {
 	left []string
 	// held is what the stick holds for this machine, unchanged.
 	held string
+	// entry is the site of the stick's inventory; nil: it has none.
+	entry *configs.InventorySite
 }
 
 // admitFiles is what this machine, which goes by old, takes of a stick. Nothing
@@ -112,11 +114,11 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 		e.Note("stick %s counts as unsigned: %v", dev, unsigned)
 	}
 	signature := c.Signature
-	c, err := forMachine(e, c)
+	c, entry, err := forMachine(e, c)
 	if err != nil {
 		return nil, err
 	}
-	all.files = c.Files
+	all.files, all.entry = c.Files, entry
 	all.held = contentsDigest(&slot.Contents{Files: c.Files, Signature: signature})
 	next, err := configs.ParsePublicSite(ondisk.SlotSite, c.Files[ondisk.SlotSite])
 	if err != nil {
@@ -145,7 +147,7 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), left: got.left, held: all.held}
+	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), left: got.left, held: all.held, entry: entry}
 	delete(t.files, ondisk.SlotInventory) // of which the machine's site is taken
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {

@@ -134,7 +134,7 @@ func readContents(e *Env, dev string) (c, one *slot.Contents, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the slot %s: %w", dev, err)
 	}
-	one, err = forMachine(e, c)
+	one, _, err = forMachine(e, c)
 	if errors.Is(err, errNoMatch) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", errNoSite, dev, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
@@ -39,6 +40,8 @@ type stick struct {
 	info   ondisk.SlotInfo
 	files  map[string][]byte
 	active *Active
+	// entry is the site in the stick's inventory; nil: it holds one site.
+	entry *configs.InventorySite
 	// known: the machine goes by this site already.
 	known bool
 }
@@ -61,6 +64,12 @@ func newStick(e *Env, now *current) (*stick, error) {
 	}
 	for _, s := range sticks(e, now.image, have, devs, &errs) {
 		switch isNew, why := s.judge(e, have); {
+		case isNew && !s.known:
+			if by := s.claimedBy(e); by != nil {
+				errs = append(errs, fmt.Errorf("stick %s is not taken: %w", s.dev, errClaimed(s, by, e.facts())))
+				continue
+			}
+			return s, nil
 		case isNew:
 			return s, nil
 		case why != "":
@@ -101,7 +110,7 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
 		}
 		name := e.stickName(dev)
-		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, files: withOwnIgnition(got.files, own)}
+		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, entry: got.entry, files: withOwnIgnition(got.files, own)}
 		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite], have)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
@@ -227,6 +236,9 @@ func (s *stick) take(e *Env) error {
 		if err != nil {
 			return err
 		}
+		// Before the site is taken: a power cut in between leaves it to this
+		// machine.
+		s.claim(e)
 		c := slot.Contents{Info: s.info, Files: s.files}
 		if have, err := e.ReadSlot(own); err == nil || errors.Is(err, slot.ErrNoSite) && have != nil {
 			c.Info = have.Info // plan and golden digest are the disk's own

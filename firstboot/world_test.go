@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +58,7 @@ type world struct {
 	root      string
 	slots     map[string]*memDevice
 	slotReads []string // devices of which more than the label was read
+	readOnly  map[string]bool
 	units     map[string]string
 	started   map[string]time.Time
 	console   []string
@@ -544,6 +546,23 @@ func (w *world) env() *Env {
 				return err
 			}
 			return slot.Replace(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, img)
+		},
+		ReadClaims: func(dev string) ([]slot.Claim, error) {
+			d, ok := w.slots[dev]
+			if !ok {
+				return nil, fs.ErrNotExist
+			}
+			return slot.ReadClaims(d)
+		},
+		WriteClaim: func(dev string, c slot.Claim) error {
+			d, ok := w.slots[dev]
+			if !ok {
+				return fs.ErrNotExist
+			}
+			if w.readOnly[dev] {
+				return syscall.EROFS
+			}
+			return slot.WriteClaim(&cutDevice{d, func() error { return w.effect("claim " + dev) }}, c)
 		},
 		ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
 			return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"aead.dev/minisign"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/spf13/cobra"
@@ -191,7 +192,31 @@ func writeStick(dir string, c *slot.Contents) error {
 			return err
 		}
 	}
+	if err := makeClaims(dir, c.Files[ondisk.SlotInventory]); err != nil {
+		return fmt.Errorf("writing a signed Site: %w", err)
+	}
 	return write(ondisk.SlotSignature, c.Signature)
+}
+
+// makeClaims makes the file in which machines note which site of an inventory
+// they have taken, unless there is one. No signature covers it.
+func makeClaims(dir string, inventory []byte) error {
+	if inventory == nil {
+		return nil
+	}
+	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, inventory)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, ondisk.SlotClaims), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(slot.ClaimsFile(len(inv.Sites)))
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // maxKey is more than any key file has.

@@ -30,6 +30,9 @@ const (
 	// SlotSignature signs the other files of the site (slot.Digests), in
 	// minisign's format. It counts on removable devices only.
 	SlotSignature = "site.minisig"
+	// SlotClaims is where machines note on a stick which site of its inventory
+	// they have taken (slot.Claim).
+	SlotClaims = "claims.txt"
 	// SlotSize is the slot's size in bytes, and the alignment of its
 	// neighbours' frames in a compressed image.
 	SlotSize = 16 << 20

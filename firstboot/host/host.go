@@ -24,6 +24,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/coreos/go-systemd/v22/dbus"
@@ -74,6 +75,8 @@ func New(log io.Writer) *firstboot.Env {
 		SlotLabel:  slotLabel,
 		ReadSlot:   readSlot,
 		WriteSlot:  writeSlot,
+		ReadClaims: readClaims,
+		WriteClaim: writeClaim,
 		ScrubSlot:  scrubSlot,
 		ReportSlot: reportSlot,
 		FSUUID:     fsUUID,
@@ -460,6 +463,19 @@ func writeSlot(device string, c *slot.Contents) error {
 	})
 }
 
+func readClaims(device string) ([]slot.Claim, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return slot.ReadClaims(f)
+}
+
+func writeClaim(device string, c slot.Claim) error {
+	return onSlot(device, func(f *os.File) error { return slot.WriteClaim(f, c) })
+}
+
 func scrubSlot(device string, info ondisk.SlotInfo, site []byte, secrets []string) error {
 	return onSlot(device, func(f *os.File) error {
 		info.SectorSize = sectorSize(f)
@@ -590,6 +606,14 @@ func console(active, dev, line string) {
 	if err != nil {
 		return // a container, or no console at all
 	}
+	// A line may quote a cluster or a stick, and a terminal obeys control
+	// characters.
+	line = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return ' '
+		}
+		return r
+	}, line)
 	for name := range strings.FieldsSeq(string(names)) {
 		f, err := os.OpenFile(filepath.Join(dev, name), os.O_WRONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
 		if err != nil {

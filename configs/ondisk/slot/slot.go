@@ -337,7 +337,7 @@ func named(e fat.Entry) bool {
 	switch strings.ToLower(e.Name()) {
 	case ondisk.SlotFilesDir, ondisk.SlotPKIDir:
 		return e.Dir
-	case ondisk.SlotMeta, ondisk.SlotReportText, ondisk.SlotReportJSON, ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition, ondisk.SlotSignature:
+	case ondisk.SlotMeta, ondisk.SlotReportText, ondisk.SlotReportJSON, ondisk.SlotSite, ondisk.SlotInventory, ondisk.SlotIgnition, ondisk.SlotSignature, ondisk.SlotClaims:
 		return !e.Dir
 	}
 	return false

@@ -1,0 +1,171 @@
+package slot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"unicode"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// A stick with an inventory may have a file in which each machine notes which
+// site it has taken, so that another that matches the same one is told. No
+// machine allocates anything on a stick: the file is as large as whoever made the
+// stick has made it, and a record is written in place, one sector of it in one
+// write. A record that a power cut or anybody has damaged is none.
+
+// Claim says which machine has taken a site of an inventory.
+type Claim struct {
+	Site     string   `json:"site"`
+	MACs     []string `json:"macs,omitempty"`
+	Serial   string   `json:"serial,omitempty"`
+	UUID     string   `json:"uuid,omitempty"`
+	AssetTag string   `json:"assetTag,omitempty"`
+}
+
+// ErrNoClaims says that a stick has no room for another claim, or no file for
+// any.
+var ErrNoClaims = errors.New("it has no room for the note (" + ondisk.SlotClaims + ")")
+
+const (
+	claimSize = 512
+	claimHead = "edgebake claim 1 "
+	// maxClaims bounds what is read of a stick that anybody may have made.
+	maxClaims = 8192
+	maxCards  = 8 // of a claim
+)
+
+// encode renders a record. Cards beyond a few are left out.
+func (c Claim) encode() ([]byte, error) {
+	c.MACs = c.MACs[:min(len(c.MACs), maxCards)]
+	b, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a claim: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	b = fmt.Appendf(nil, "%s%x\n%s\n", claimHead, sum[:8], b)
+	if len(b) > claimSize {
+		return nil, fmt.Errorf("encoding a claim: it has %d bytes, there is room for %d", len(b), claimSize)
+	}
+	return append(b, make([]byte, claimSize-len(b))...), nil
+}
+
+// decodeClaim reads a record that may be anything.
+func decodeClaim(b []byte) (c Claim, ok bool) {
+	rest, ok := bytes.CutPrefix(b, []byte(claimHead))
+	if !ok || len(rest) < 17 || rest[16] != '\n' {
+		return c, false
+	}
+	doc, _, ok := bytes.Cut(rest[17:], []byte("\n"))
+	sum := sha256.Sum256(doc)
+	if !ok || hex.EncodeToString(sum[:8]) != string(rest[:16]) || json.Unmarshal(doc, &c) != nil || len(c.MACs) > maxCards {
+		return c, false
+	}
+	// It is compared, and shown to people.
+	for _, s := range append([]string{c.Site, c.Serial, c.UUID, c.AssetTag}, c.MACs...) {
+		if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			return c, false
+		}
+	}
+	return c, c.Site != ""
+}
+
+// claims are the places for records in a slot's file; nil where there is none.
+func (in *reader) claims() ([]int64, error) {
+	e, err := in.fat.Stat(ondisk.SlotClaims)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Dir {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	extents, err := in.fat.Extents(ondisk.SlotClaims)
+	if err != nil {
+		return nil, err
+	}
+	var at []int64
+	for _, x := range extents {
+		for off := int64(0); off+claimSize <= x.Len && len(at) < maxClaims; off += claimSize {
+			at = append(at, x.Off+off)
+		}
+	}
+	return at, nil
+}
+
+// ReadClaims returns the claims on a stick, in no order.
+func ReadClaims(r io.ReaderAt) ([]Claim, error) {
+	claims, _, err := readClaims(r, "")
+	if err != nil {
+		return nil, fmt.Errorf("reading the claims: %w", err)
+	}
+	return claims, nil
+}
+
+// readClaims also returns where one of that site's belongs: in place of the one
+// that is there, else where none is; -1: nowhere.
+func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err error) {
+	in, err := open(r)
+	if err != nil {
+		return nil, -1, err
+	}
+	at, err := in.claims()
+	if err != nil {
+		return nil, -1, err
+	}
+	free, own := int64(-1), int64(-1)
+	b := make([]byte, claimSize)
+	for _, off := range at {
+		if _, err := r.ReadAt(b, off); err != nil {
+			return nil, -1, err
+		}
+		c, ok := decodeClaim(b)
+		switch {
+		case !ok && free < 0:
+			free = off
+		case ok && c.Site == site:
+			own = off
+		}
+		if ok {
+			claims = append(claims, c)
+		}
+	}
+	if own >= 0 {
+		return claims, own, nil
+	}
+	return claims, free, nil
+}
+
+// WriteClaim notes a claim on a stick, in place of what is noted of that site.
+// ErrNoClaims is returned where there is no room.
+func WriteClaim(f Device, c Claim) error {
+	b, err := c.encode()
+	if err != nil {
+		return err
+	}
+	_, at, err := readClaims(f, c.Site)
+	if err == nil && at < 0 {
+		return ErrNoClaims
+	}
+	if err == nil {
+		_, err = f.WriteAt(b, at)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("writing a claim: %w", err)
+	}
+	return nil
+}
+
+// ClaimsFile is a new file for the claims of so many machines.
+func ClaimsFile(machines int) []byte {
+	return make([]byte, max(64, machines+machines/4)*claimSize)
+}

@@ -1,0 +1,74 @@
+package firstboot
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// Two machines may match one site of an inventory: a card that is carried from
+// one to the other, a vendor that gives all boards one serial number. Both would
+// be the same node. The first notes on the stick which site it has taken, before
+// it goes by it; the second reads that and stops. Where a stick has no room for
+// notes, or cannot be written, the cluster's Node of that name is what stops the
+// second (nameIsFree).
+
+// claimedBy returns who else has taken the stick's site; nil: nobody that still
+// matches it.
+func (s *stick) claimedBy(e *Env) *slot.Claim {
+	if s.entry == nil {
+		return nil
+	}
+	claims, err := e.ReadClaims(s.dev)
+	if err != nil {
+		e.Note("who has taken sites of stick %s cannot be read: %s", s.dev, oneLine(err))
+		return nil
+	}
+	me := e.facts()
+	for _, c := range claims {
+		// One that the inventory does not mean any more was replaced.
+		other := node.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
+		if c.Site == s.entry.Name && node.Matches(s.entry.Match, other) && !sameMachine(other, me) {
+			return &c
+		}
+	}
+	return nil
+}
+
+// sameMachine reports whether nothing shows that two machines are two. UUIDs
+// tell them apart, and so do cards where they have none in common: vendors that
+// give many boards one serial number give them one UUID too.
+func sameMachine(a, b node.Machine) bool {
+	x, y := configs.Identity(a.UUID), configs.Identity(b.UUID)
+	if x != "" && y != "" && !strings.EqualFold(x, y) {
+		return false
+	}
+	return len(a.MACs) == 0 || len(b.MACs) == 0 || slices.ContainsFunc(a.MACs, func(mac string) bool {
+		return slices.ContainsFunc(b.MACs, func(other string) bool { return configs.CardMAC(mac) == configs.CardMAC(other) })
+	})
+}
+
+// claim notes that this machine has taken the stick's site. A stick that cannot
+// be written serves all the same.
+func (s *stick) claim(e *Env) {
+	if s.entry == nil {
+		return
+	}
+	m := e.facts()
+	err := e.WriteClaim(s.dev, slot.Claim{Site: s.entry.Name, MACs: m.MACs, Serial: m.Serial, UUID: m.UUID, AssetTag: m.AssetTag})
+	if err != nil && !errors.Is(err, slot.ErrNoClaims) {
+		e.Note("stick %s does not note that this machine has taken the site %s: %s", s.dev, s.entry.Name, oneLine(err))
+	}
+}
+
+// errClaimed says that two machines are one site's.
+func errClaimed(s *stick, by *slot.Claim, me node.Machine) error {
+	return fmt.Errorf("another machine has taken its site %s (%s), and this one matches it too (%s): give each a site of its own in the inventory, by what only that machine has; if the other one is gone, delete %s from the stick",
+		s.entry.Name, node.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)
+}

@@ -1,0 +1,213 @@
+package firstboot
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+)
+
+// bySerial is a site that every machine with that serial number matches.
+const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token: " + testToken + "}}"
+
+// claimable plugs in a stick as site sign or a person makes it: an inventory,
+// with room for notes where size is not 0.
+func (w *world) claimable(size int, sites ...string) {
+	w.t.Helper()
+	w.plug("")
+	img := newMemDevice(make([]byte, 16<<20))
+	file := func(name string, b []byte) tree.Node {
+		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}}
+	}
+	nodes := []tree.Node{file(ondisk.SlotInventory, []byte(w.inventory(sites...)))}
+	if size > 0 {
+		nodes = append([]tree.Node{file(ondisk.SlotClaims, make([]byte, size))}, nodes...)
+	}
+	if err := fat.Write(img, nodes, nil, fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: 16 << 20, SectorSize: 512}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.slots[stickDev] = img
+}
+
+// another is a second machine with the same serial number, and a stick with the
+// notes of the first.
+func (w *world) another(t *testing.T, uuid, mac string) *world {
+	t.Helper()
+	o := first(t, 4096, bySerial)
+	o.put("/sys/class/dmi/id/product_uuid", uuid+"\n")
+	o.put("/sys/class/net/eth0/address", mac+"\n")
+	claims, err := slot.ReadClaims(w.slots[stickDev])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range claims {
+		if err := slot.WriteClaim(o.slots[stickDev], c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o
+}
+
+const (
+	ownUUID   = "4c4c4544-0042-3510-8052-c7c04f4e4232"
+	otherUUID = "4c4c4544-0077-3510-8052-c7c04f4e4232"
+	ownMAC    = "52:54:00:12:34:56"
+	otherMAC  = "52:54:00:77:77:77"
+)
+
+func first(t *testing.T, size int, sites ...string) *world {
+	t.Helper()
+	w := nativeWorld(t)
+	w.stamp(ownDev, "")
+	w.claimable(size, sites...)
+	return w
+}
+
+// TestTwoMachinesClaimOneSite: the second that matches a site stops, says which
+// machine has it, and takes nothing.
+func TestTwoMachinesClaimOneSite(t *testing.T) {
+	t.Parallel()
+	w := first(t, 4096, bySerial)
+	before := w.slots[stickDev].clone()
+	w.mustBoot()
+	claims, err := slot.ReadClaims(w.slots[stickDev])
+	if err != nil || len(claims) != 1 || claims[0].Site != "berlin" || claims[0].Serial != "SN0042" || claims[0].UUID != ownUUID || !slices.Contains(claims[0].MACs, ownMAC) {
+		t.Fatalf("%+v %v", claims, err)
+	}
+	// Nothing of the stick but the note has changed.
+	a, b := before.written(), w.slots[stickDev].written()
+	if i := bytes.Index(b, []byte("edgebake claim 1 ")); i < 0 || !bytes.Equal(a[:min(i, len(a))], b[:min(i, len(a))]) {
+		t.Error("the stick has other changes")
+	}
+	for name, other := range map[string]*world{
+		"another UUID":              w.another(t, otherUUID, otherMAC),
+		"a card that went along":    w.another(t, otherUUID, ownMAC),
+		"one UUID for all boards":   w.another(t, ownUUID, otherMAC),
+		"no UUID, and another card": w.another(t, "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", otherMAC),
+	} {
+		if err := other.boot(); err == nil {
+			t.Errorf("%s: it went on", name)
+		}
+		if !other.said("another machine has taken its site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.said("delete claims.txt from the stick") {
+			t.Errorf("%s:\n%s", name, strings.Join(other.console, "\n"))
+		}
+		if bytes.Contains(other.slots[ownDev].written(), []byte(testToken)) || other.joins != 0 {
+			t.Errorf("%s: it has taken the site", name)
+		}
+		// Once the note is gone, it is this one's.
+		other.claimable(4096, bySerial)
+		other.powerOn()
+		other.mustBoot()
+		if s := other.state(); s.Node != "berlin" {
+			t.Errorf("%s: node %s", name, s.Node)
+		}
+	}
+}
+
+// TestTheSameMachineComesAgain: flashed anew it takes its site again, whatever
+// its clock says.
+func TestTheSameMachineComesAgain(t *testing.T) {
+	t.Parallel()
+	w := first(t, 4096, bySerial)
+	w.mustBoot()
+	for _, mac := range []string{ownMAC, otherMAC} {
+		again := w.another(t, ownUUID, mac)
+		if mac == otherMAC {
+			// A card more does not make it another.
+			again.put("/sys/class/net/eth1/address", ownMAC+"\n")
+			again.put("/sys/class/net/eth1/device/vendor", "")
+		}
+		again.now = again.now.AddDate(-3, 0, 0)
+		again.mustBoot()
+		if s := again.state(); s.Node != "berlin" {
+			t.Errorf("node %s", s.Node)
+		}
+		if claims, err := slot.ReadClaims(again.slots[stickDev]); err != nil || len(claims) != 1 {
+			t.Errorf("%+v %v", claims, err)
+		}
+	}
+}
+
+// TestReplacedMachine: what the inventory does not mean any more has no claim.
+func TestReplacedMachine(t *testing.T) {
+	t.Parallel()
+	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+testToken+"}}")
+	w.mustBoot()
+	claims, err := slot.ReadClaims(w.slots[stickDev])
+	if err != nil || len(claims) != 1 {
+		t.Fatalf("%v %v", claims, err)
+	}
+	o := first(t, 4096, "- {name: berlin, match: {uuid: "+otherUUID+"}, credentials: {token: "+testToken+"}}")
+	if err := slot.WriteClaim(o.slots[stickDev], claims[0]); err != nil {
+		t.Fatal(err)
+	}
+	o.put("/sys/class/dmi/id/product_uuid", otherUUID+"\n")
+	o.put("/sys/class/net/eth0/address", otherMAC+"\n")
+	o.mustBoot()
+	claims, err = slot.ReadClaims(o.slots[stickDev])
+	if err != nil || len(claims) != 1 || claims[0].UUID != otherUUID {
+		t.Errorf("%+v %v", claims, err)
+	}
+}
+
+// TestStickWithoutNotes: one that has no room for them, or cannot be written,
+// serves all the same; what is not written for another reason than room is said.
+func TestStickWithoutNotes(t *testing.T) {
+	t.Parallel()
+	w := first(t, 0, bySerial)
+	w.mustBoot()
+	if s := w.state(); s.Node != "berlin" || w.said("does not note") {
+		t.Errorf("node %s\n%s", s.Node, strings.Join(w.console, "\n"))
+	}
+	w = first(t, 4096, bySerial)
+	w.readOnly = map[string]bool{stickDev: true}
+	w.mustBoot()
+	if s := w.state(); s.Node != "berlin" || !w.said("does not note that this machine has taken the site berlin") {
+		t.Errorf("node %s\n%s", s.Node, strings.Join(w.console, "\n"))
+	}
+}
+
+// TestPowerCutInAClaim: whatever the power interrupts, the machine takes its
+// site in the end, and the stick names it once.
+func TestPowerCutInAClaim(t *testing.T) {
+	t.Parallel()
+	w := first(t, 4096, bySerial)
+	whole := w.clone(t)
+	whole.mustBoot()
+	from := slices.Index(whole.names, "claim "+stickDev)
+	if from < 0 || slices.Index(whole.names, "blank "+ownDev) < from {
+		t.Fatalf("the claim is not before the slot is written: %v", whole.names)
+	}
+	for n := from; n <= from+3; n++ {
+		cut := w.clone(t)
+		cut.cutAt = n + 1
+		if err := cut.boot(); err == nil {
+			t.Fatalf("cut at %s: it went on", whole.names[n])
+		}
+		cut.powerOn()
+		cut.mustBoot()
+		claims, err := slot.ReadClaims(cut.slots[stickDev])
+		if s := cut.state(); s.Node != "berlin" || err != nil || len(claims) != 1 {
+			t.Errorf("cut at %s: node %s, %+v, %v", whole.names[n], s.Node, claims, err)
+		}
+	}
+}
+
+// TestClaimsAreNoFileOfTheSite: the notes are no part of what is signed.
+func TestClaimsAreNoFileOfTheSite(t *testing.T) {
+	t.Parallel()
+	w := first(t, 4096, bySerial)
+	c, err := slot.Read(w.slots[stickDev])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names := slices.Collect(maps.Keys(c.Files)); len(names) != 1 {
+		t.Errorf("%v", names)
+	}
+}
