@@ -3,6 +3,7 @@ package firstboot
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -13,6 +14,30 @@ const slack = 8 << 20
 
 // journal is the most an ext4 journal takes of a file system.
 const journal = 256 << 20
+
+// oneDisk checks that what is mounted is of one disk. Two dd copies of an image
+// have equal GUIDs, and the kernel takes whichever it sees first: / of one and
+// /var of the other is a machine that is neither.
+func oneDisk(e *Env) error {
+	root, err := e.rootDisk()
+	part, disk := e.mountedFrom("/var")
+	if err != nil || disk == "" || disk == root.Name {
+		return nil // or a node that edgebake did not build
+	}
+	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.disksWith(e.loaderPart()))),
+		"take one of the disks out; or write one anew with edgebake flash, which gives a disk GUIDs of its own")
+}
+
+// loaderWords says which disk the boot loader means.
+func loaderWords(disks []string) string {
+	switch len(disks) {
+	case 0:
+		return "two copies of one image are in this machine"
+	case 1:
+		return "the boot loader was started from " + disks[0]
+	}
+	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
+}
 
 // diskPhase makes DATA fill the device. systemd-repart and systemd-growfs do
 // it early at boot; this looks, and calls them where they did not.

@@ -23,6 +23,10 @@ func identityPhase() Phase {
 	return Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			// Before anything is written to either.
+			if err := oneDisk(e); err != nil {
+				return Todo, err
+			}
 			id := machineIDIn(e, ondisk.MachineID)
 			if id == "" || machineID(e) != id {
 				return Todo, nil

@@ -72,6 +72,7 @@ func (e *Env) macs() []string {
 type device struct {
 	Name  string // "nvme0n1p2"
 	Label string // GPT partition name
+	UUID  string // GPT partition GUID, where the kernel tells it (6.9 and later)
 	Start int64  // bytes
 	Size  int64
 }
@@ -91,6 +92,68 @@ func (d *blockDisk) part(label string) *device {
 		}
 	}
 	return nil
+}
+
+// mountedFrom finds the partition mounted at a place, and its disk, in
+// /sys/devices. It is empty where no partition is.
+func (e *Env) mountedFrom(place string) (part, disk string) {
+	b, err := e.read("/proc/self/mountinfo")
+	if err != nil {
+		return "", ""
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) < 5 || f[4] != place {
+			continue
+		}
+		target, err := os.Readlink(e.path("/sys/dev/block/" + f[2]))
+		if err != nil {
+			continue
+		}
+		if p := filepath.Join("/sys/dev/block", target); e.exists(filepath.Join(p, "partition")) {
+			part, disk = filepath.Base(p), filepath.Base(filepath.Dir(p)) // the last one lies on top
+		}
+	}
+	return part, disk
+}
+
+// loaderPart is the PARTUUID of the partition that the boot loader was started
+// from, as it says itself; empty where it does not.
+func (e *Env) loaderPart() string {
+	b := e.contents(loaderPartFile)
+	var s strings.Builder
+	for i := 4; i+1 < len(b); i += 2 { // behind the attributes: UTF-16
+		if r := rune(b[i]) | rune(b[i+1])<<8; r != 0 {
+			s.WriteRune(r)
+		}
+	}
+	return strings.ToLower(s.String())
+}
+
+// loaderPartFile is systemd's interface of boot loaders.
+const loaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+// disksWith lists the disks that have a partition of that PARTUUID.
+func (e *Env) disksWith(partUUID string) []string {
+	entries, err := os.ReadDir(e.path("/sys/block"))
+	if err != nil || partUUID == "" {
+		return nil
+	}
+	var out []string
+	for _, en := range entries {
+		dir := filepath.Join("/sys/block", en.Name())
+		if target, err := os.Readlink(e.path(dir)); err == nil {
+			dir = filepath.Join("/sys/block", target)
+		}
+		d, err := e.readDisk(dir)
+		if err != nil {
+			continue
+		}
+		if slices.ContainsFunc(d.Parts, func(p device) bool { return p.UUID == partUUID }) {
+			out = append(out, d.Name)
+		}
+	}
+	return out
 }
 
 // rootDisk is the disk we were started from: the one that has the partition
@@ -138,6 +201,9 @@ func (e *Env) readDisk(dir string) (*blockDisk, error) {
 		for line := range strings.Lines(string(e.contents(filepath.Join(p, "uevent")))) {
 			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PARTNAME="); ok {
 				part.Label = v
+			}
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "PARTUUID="); ok {
+				part.UUID = strings.ToLower(v)
 			}
 		}
 		d.Parts = append(d.Parts, part)

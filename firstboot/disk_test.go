@@ -1,0 +1,82 @@
+package firstboot
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// second puts another disk with the same image's partitions into the machine.
+func (w *world) second(disk string, espUUID string) {
+	dir := "/sys/devices/virtio/block/" + disk
+	w.put(dir+"/size", "16777216\n")
+	w.put(dir+"/removable", "0\n")
+	for n, label := range map[string]string{"1": "ESP", "5": "DATA"} {
+		w.put(dir+"/"+disk+n+"/partition", n+"\n")
+		w.put(dir+"/"+disk+n+"/start", "2048\n")
+		w.put(dir+"/"+disk+n+"/size", "1048576\n")
+		uuid := espUUID
+		if label == "DATA" {
+			uuid = "5"
+		}
+		w.put(dir+"/"+disk+n+"/uevent", "PARTNAME="+label+"\nPARTUUID="+uuid+"\n")
+	}
+	for name, to := range map[string]string{
+		"sys/block/" + disk: "../devices/virtio/block/" + disk, "sys/dev/block/253:5": "../../devices/virtio/block/" + disk + "/" + disk + "5",
+		"sys/dev/block/254:5": "../../devices/virtio/block/vda/vda5",
+	} {
+		if err := os.Symlink(to, filepath.Join(w.root, name)); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// utf16 is an EFI variable with a string in it.
+func utf16(s string) string {
+	var b strings.Builder
+	b.WriteString("\x06\x00\x00\x00")
+	for _, c := range s {
+		b.WriteRune(c)
+		b.WriteByte(0)
+	}
+	return b.String() + "\x00\x00"
+}
+
+// TestTwoCopiesOfOneImage: / of one disk and /var of another is noticed before
+// anything is done.
+func TestTwoCopiesOfOneImage(t *testing.T) {
+	const esp = "aaaaaaaa-0000-4000-8000-000000000001"
+	for name, tc := range map[string]struct {
+		other, loader string
+		words         string
+	}{
+		"the loader does not tell": {esp, "", "two copies of one image are in this machine"},
+		"the loader's disk":        {esp, strings.ToUpper(esp), "the boot loader was started from vdb"},
+		"of neither":               {"b", strings.ToUpper(esp), "two copies of one image are in this machine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := nativeWorld(t)
+			w.second("vdb", tc.other)
+			if tc.loader != "" {
+				w.put(loaderPartFile, utf16(tc.loader))
+			}
+			w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
+			if err := w.boot(); err == nil || !w.said("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
+				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+			}
+			if w.joins != 0 {
+				t.Error("it joined")
+			}
+			for _, effect := range w.names {
+				if strings.HasPrefix(effect, "run systemd-repart") || strings.HasPrefix(effect, "write slot") || strings.HasPrefix(effect, "hostname") {
+					t.Errorf("it went on: %s", effect)
+				}
+			}
+			// With one of them out it goes on.
+			w.put("/proc/self/mountinfo", strings.Replace(w.get("/proc/self/mountinfo"), "253:5 / /var", "254:5 / /var", 1))
+			w.powerOn()
+			w.mustBoot()
+		})
+	}
+}
