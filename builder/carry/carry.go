@@ -49,7 +49,7 @@ const PartSize = 128 << 20
 // Bounds of what a registry may have us read or believe.
 const (
 	maxManifest = 4 << 20
-	maxConfig   = 64 << 20
+	maxConfig   = 8 << 20
 	maxStored   = 1 << 42
 )
 

@@ -650,7 +650,19 @@ func TestPushRejects(t *testing.T) {
 		wantError(t, err, append(words, "pushing image "+path)...)
 	}
 	good := image(t, "i.raw.zst", nil)
-	_, err := Push(t.Context(), good, s.ref("@sha256:"+strings.Repeat("0", 64)), quick(t))
+	stamping, err := os.Open(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(stamping.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Push(t.Context(), good, s.ref(":1"), quick(t))
+	wantError(t, err, "another program is stamping it")
+	if err := stamping.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Push(t.Context(), good, s.ref("@sha256:"+strings.Repeat("0", 64)), quick(t))
 	wantError(t, err, "name a tag")
 	if got := s.requests(""); len(got) > 0 {
 		t.Errorf("asked: %v", got)

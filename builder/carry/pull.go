@@ -61,6 +61,11 @@ func Pull(ctx context.Context, ref images.Ref, output string, o PullOptions) (*P
 		return nil, err
 	}
 	p.out = out
+	defer func() {
+		if p.chunks != nil {
+			p.chunks.Close()
+		}
+	}()
 	keep := func() error {
 		// An empty one is of no use to anybody.
 		if st, err := out.Stat(); err == nil && st.Size() == 0 {

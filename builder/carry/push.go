@@ -43,6 +43,10 @@ func Push(ctx context.Context, path string, ref images.Ref, o Options) (*Pushed,
 		return nil, err
 	}
 	defer g.Close()
+	// What is found golden must not get a token while it is sent.
+	if err := g.Hold(); err != nil {
+		return nil, err
+	}
 	cargo, err := g.Cargo()
 	if err != nil {
 		return nil, fmt.Errorf("pushing image %s: %w", path, err)

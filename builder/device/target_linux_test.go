@@ -3,6 +3,7 @@ package device
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -179,5 +180,31 @@ func TestOpenOther(t *testing.T) {
 		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// TestUsers: a program that writes to a disk without claiming it is named; one
+// that only reads is not.
+func TestUsers(t *testing.T) {
+	dev, _ := loop(t, 16<<20)
+	if err := Users("/proc", dev); err != nil {
+		t.Errorf("nobody has it: %v", err)
+	}
+	for how, writes := range map[string]bool{"<": false, "<>": true, ">": true} {
+		cmd := exec.Command("sh", "-c", "exec 3"+how+`"$0"; echo; exec sleep 60`, dev)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		out.Read(make([]byte, 1))
+		err = Users("/proc", dev)
+		if writes != (err != nil) || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("(process %d): end that first", cmd.Process.Pid)) {
+			t.Errorf("%s: %v", how, err)
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
 	}
 }

@@ -48,6 +48,14 @@ func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
 	return &Golden{m}, nil
 }
 
+// Hold keeps others from stamping the image until it is closed.
+func (g *Golden) Hold() error {
+	if err := lock(g.m.f, false); err != nil {
+		return fmt.Errorf("reading image %s: another program is stamping it: try again (%w)", g.m.path, err)
+	}
+	return nil
+}
+
 // Cargo returns what the image is carried with. An image that is stamped or has
 // booted is rejected: no digest covers the slot, and what is in it is secret,
 // or somebody else's.

@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
@@ -433,7 +434,23 @@ func complete(dir string, r *Record) error {
 	if pin := api.Pin(ca); pin != r.CAHash {
 		return fmt.Errorf("reading %s: pki/ca.crt is another CA (%s) than was minted (%s): restore the directory from your copy of it", dir, pin, r.CAHash)
 	}
-	return nil
+	if len(r.Recipients) > 0 {
+		return nil
+	}
+	return pairs(dir)
+}
+
+// pairs compares each CA with its key. Encrypted keys cannot be compared: who has
+// the directory need not be able to open them.
+func pairs(dir string) error {
+	var errs []error
+	for _, name := range []string{"pki/ca", "pki/etcd/ca", "pki/front-proxy-ca"} {
+		base := filepath.Join(dir, filepath.FromSlash(name))
+		if _, err := tls.LoadX509KeyPair(base+".crt", base+".key"); err != nil {
+			errs = append(errs, fmt.Errorf("reading %s: %s.crt and %s.key are not a pair (%w): restore the directory from your copy of it", dir, name, name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func readCA(dir string) (*x509.Certificate, error) {

@@ -156,6 +156,13 @@ func TestNewDirectory(t *testing.T) {
 			}
 			return os.WriteFile(filepath.Join(d, "pki", "ca.crt"), ca.certPEM(), 0o600)
 		}, "is another CA"},
+		"other etcd CA": {func(d string) error {
+			ca, err := newCA("etcd-ca", now())
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(d, "pki", "etcd", "ca.crt"), ca.certPEM(), 0o600)
+		}, "pki/etcd/ca.crt and pki/etcd/ca.key are not a pair"},
 		"newer": {func(d string) error {
 			return os.WriteFile(filepath.Join(d, "mint.json"), []byte(`{"version":2,"new":1}`), 0o600)
 		}, "made by another edgebake (form 2"},

@@ -81,7 +81,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			if p.Had > 0 {
 				had = fmt.Sprintf(", %d of them there already", p.Had)
 			}
-			fmt.Fprintf(s.Out, "pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, humanSize(p.Stored), count(p.Parts, "part"), had, p.Golden)
+			s.note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, humanSize(p.Stored), count(p.Parts, "part"), had, p.Golden)
 			return nil
 		},
 	}
@@ -141,7 +141,7 @@ goes on there.`,
 			if p.Key != "" {
 				by = ", signed by key " + p.Key
 			}
-			fmt.Fprintf(s.Out, "pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, humanSize(p.Stored), more, p.Golden, by)
+			s.note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, humanSize(p.Stored), more, p.Golden, by)
 			return nil
 		},
 	}

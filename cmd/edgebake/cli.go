@@ -38,27 +38,29 @@ func run(ctx context.Context, args []string, s streams) int {
 	root := newRoot(s)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
+	// Errors quote what servers, images and disks say of themselves.
+	said := plain{s.Err}
 	var usage usageError
 	var left unfinished
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &left):
-		fmt.Fprintf(s.Err, "edgebake: %v\n", left)
+		fmt.Fprintf(said, "edgebake: %v\n", left)
 		return exitInterrupted
 	case ctx.Err() != nil:
-		fmt.Fprintf(s.Err, "edgebake: %s\n", interrupted(c, err))
+		fmt.Fprintf(said, "edgebake: %s\n", interrupted(c, err))
 		return exitInterrupted
 	case errors.As(err, &usage):
-		fmt.Fprintf(s.Err, "edgebake: %v\n", err)
+		fmt.Fprintf(said, "edgebake: %v\n", err)
 		return exitUsage
 	}
 	for _, e := range builder.Each(err) {
 		if problems, ok := e.(configs.Problems); ok {
 			// One a line and nothing before it, for editors to jump to.
-			fmt.Fprintln(s.Err, problems.Error())
+			fmt.Fprintln(said, problems.Error())
 		} else {
-			fmt.Fprintf(s.Err, "edgebake: %v\n", e)
+			fmt.Fprintf(said, "edgebake: %v\n", e)
 		}
 	}
 	return exitFailed

@@ -532,3 +532,18 @@ func TestCompletion(t *testing.T) {
 		c.want(c.out, tt.want+"\n")
 	}
 }
+
+// TestErrorsKeepToThemselves: what others have named does not reach the terminal
+// as commands to it.
+func TestErrorsKeepToThemselves(t *testing.T) {
+	c := newCLI(t)
+	c.run(1, "inspect", "no\x1b[2Jsuch\x07.raw")
+	if strings.ContainsAny(c.err, "\x1b\x07") || !strings.Contains(c.err, "no?[2Jsuch?.raw") {
+		t.Errorf("%q", c.err)
+	}
+	for _, s := range []string{"a\x1b]0;x\x07b", "a\u009bb", "a\rb"} {
+		if got := printable(s); strings.ContainsAny(got, "\x1b\x07\u009b\r") {
+			t.Errorf("%q", got)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
@@ -121,13 +122,17 @@ func printMint(s streams, dir string, change *mint.Change) {
 	default:
 		s.note("updated %s: cluster %s\n", dir, r.Fixed.Name)
 	}
+	apply, sites := "kubectl apply -f %s", "edgebake cluster sites %s"
+	if len(r.Recipients) > 0 {
+		apply, sites = "age --decrypt --identity KEY %s.age | kubectl apply -f -", sites+" --identity KEY --output DIR"
+	}
 	for _, n := range change.Added {
-		s.note("  token for %s; if the cluster lives already, it must learn of it: kubectl apply -f %s\n", n, filepath.Join(dir, "tokens", n+".yaml"))
+		s.note("  token for %s; if the cluster lives already, it must learn of it: "+apply+"\n", n, filepath.Join(dir, "tokens", n+".yaml"))
 	}
 	for _, n := range change.Removed {
 		s.note("  %s is gone; if the cluster lives already, its token must be revoked there\n", n)
 	}
-	s.note("Next: edgebake cluster sites %s\n", dir)
+	s.note("Next: "+sites+"\n", dir)
 }
 
 func newClusterSites(s streams) *cobra.Command {
@@ -211,6 +216,20 @@ func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) e
 	return nil
 }
 
+// writeNew writes a secret file, whole. Without force it replaces none, also
+// where one comes to be meanwhile.
+func writeNew(path string, text []byte, force bool) error {
+	f, err := disk.Create(path, 0o600, force)
+	if err != nil {
+		return err
+	}
+	defer f.Discard()
+	if _, err := f.Write(text); err != nil {
+		return fmt.Errorf("writing %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+	}
+	return f.Commit()
+}
+
 func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force bool) error {
 	var errs []error
 	texts := map[string][]byte{}
@@ -221,7 +240,11 @@ func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force boo
 		}
 		p := filepath.Join(dir, site.Name+".yaml")
 		texts[p] = append([]byte(site.Header(cluster)), text...)
-		if old, err := os.ReadFile(p); err == nil && !force && string(old) != string(texts[p]) {
+		old, err := os.ReadFile(p)
+		switch {
+		case err == nil && string(old) == string(texts[p]):
+			delete(texts, p) // it is there
+		case err == nil && !force:
 			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", p))
 		}
 	}
@@ -234,10 +257,12 @@ func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force boo
 	names := make([]string, len(sites))
 	for i, site := range sites {
 		p := filepath.Join(dir, site.Name+".yaml")
-		if err := builder.WriteFile(p, texts[p], 0o600); err != nil {
-			return err
-		}
 		names[i] = site.Name
+		if text, ok := texts[p]; ok {
+			if err := writeNew(p, text, force); err != nil {
+				return err
+			}
+		}
 	}
 	if len(sites) == 0 {
 		s.note("The Cluster has no nodes: add them to its document and run edgebake cluster new again.\n")

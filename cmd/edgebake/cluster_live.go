@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
@@ -32,7 +34,7 @@ func newClusterToken(s streams) *cobra.Command {
 		Short: "Make, list, check and revoke join tokens of a living cluster",
 		Long: `Token works on the bootstrap tokens of a living cluster, whoever made it: those
 that Sites carry as credentials.token.`,
-		Example: `  edgebake cluster token mint --node shop-7 > site.yaml
+		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
   edgebake cluster token list`,
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -43,15 +45,17 @@ that Sites carry as credentials.token.`,
 
 func newTokenMint(s streams) *cobra.Command {
 	var w way
-	var node, vip string
+	var node, vip, output string
+	var force bool
 	ttl := 24 * time.Hour
 	c := &cobra.Command{
 		Use:   "mint",
 		Short: "Make a token and print the Site that joins with it",
 		Long: `Mint makes a bootstrap token and prints a Site with it: masters, endpoint, the
 hash of the CA and the token, as the cluster itself has them. Add what is the
-machine's: network, users, node type. The output holds the token: keep it secret.`,
-		Example: `  edgebake cluster token mint --node shop-7 > site.yaml
+machine's: network, users, node type. The output holds the token: with --output it
+goes to a file that only you can read.`,
+		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
   edgebake cluster token mint --ttl 72h --vip 10.103.97.2`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -67,6 +71,16 @@ machine's: network, users, node type. The output holds the token: keep it secret
 			if err != nil {
 				return err
 			}
+			// A token that cannot be kept is not made.
+			to := s.Out
+			var file *disk.Output
+			if output != "" {
+				if file, err = disk.Create(output, 0o600, force); err != nil {
+					return err
+				}
+				defer file.Discard()
+				to = file
+			}
 			m, err := client.MintToken(c.Context(), cluster.MintOptions{Node: node, TTL: ttl, Now: time.Now(), VIP: vip})
 			if err != nil {
 				return err
@@ -76,16 +90,37 @@ machine's: network, users, node type. The output holds the token: keep it secret
 				return err
 			}
 			fmt.Fprintf(s.Err, "minted token %s, valid until %s\n", m.ID, m.Expires.Format(time.RFC3339))
-			_, err = s.Out.Write(text)
-			return err
+			if _, err := to.Write(text); err != nil {
+				return fmt.Errorf("writing the Site: %w: token %s is made: revoke it (edgebake cluster token revoke %s)", err, m.ID, m.ID)
+			}
+			if file != nil {
+				return file.Commit()
+			}
+			warnOfReaders(s)
+			return nil
 		},
 	}
 	w.flags(c)
 	f := c.Flags()
+	f.StringVarP(&output, "output", "o", "", "write the Site to this file, with mode 0600 (default: standard output)")
+	_ = c.MarkFlagFilename("output", documentEndings...)
+	f.BoolVarP(&force, "force", "f", false, "replace a file that is there")
 	f.StringVar(&node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
 	f.Var((*age)(&ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
 	f.StringVar(&vip, "vip", "", "VIP to write into the Site (default: the Site's own, 10.103.97.2)")
 	return c
+}
+
+// warnOfReaders says so where a shell has sent a secret to a file that others
+// may read.
+func warnOfReaders(s streams) {
+	f, ok := s.Out.(*os.File)
+	if !ok {
+		return
+	}
+	if st, err := f.Stat(); err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o077 != 0 {
+		fmt.Fprintf(s.Err, "WARNING: others may read the file that this went to, and it has the token: chmod 600, or use --output FILE\n")
+	}
 }
 
 func newTokenList(s streams) *cobra.Command {
@@ -107,14 +142,14 @@ func newTokenList(s streams) *cobra.Command {
 				return err
 			}
 			return printAs(s, output, all, func() {
-				t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+				t := tabwriter.NewWriter(plain{s.Out}, 0, 0, 2, ' ', 0)
 				fmt.Fprintln(t, "ID\tEXPIRES\tUSAGES\tDESCRIPTION\tPROBLEMS")
 				for _, token := range all {
 					expires := "never"
 					if !token.Expires.IsZero() {
 						expires = token.Expires.Format(time.RFC3339)
 					}
-					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", token.ID, expires, strings.Join(token.Usages, ","), token.Description, strings.Join(token.Problems, "; "))
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", token.ID, expires, strings.Join(token.Usages, ","), strings.Join(strings.Fields(token.Description), " "), strings.Join(token.Problems, "; "))
 				}
 				t.Flush()
 			})
@@ -127,16 +162,29 @@ func newTokenList(s streams) *cobra.Command {
 
 func newTokenCheck(s streams) *cobra.Command {
 	var w way
+	var file string
 	c := &cobra.Command{
-		Use:   "check TOKEN",
+		Use:   "check [TOKEN]",
 		Short: "Say whether a node could join with a token",
 		Long: `Check says why no node could join with a token: it is not there, expired, lacks
 a usage or the group, has another secret, does not sign cluster-info, or is not
 let in by the API server, whose rights for it are asked for in its own name.
-TOKEN is the whole token or its id.`,
-		Example: `  edgebake cluster token check abcdef`,
-		Args:    args(1, 1, "a token or its id"),
+TOKEN is the whole token or its id. Every user of this computer can read a command
+line: a whole token is better read from --token-file.`,
+		Example: `  edgebake cluster token check abcdef
+  edgebake cluster token check --token-file token`,
+		Args: args(0, 1, "a token or its id"),
 		RunE: func(c *cobra.Command, a []string) error {
+			if len(a) > 0 == (file != "") {
+				return usageError{errors.New("name one token: TOKEN, or the file that has it (--token-file, - for standard input)")}
+			}
+			if file != "" {
+				text, err := readSecret(s, file)
+				if err != nil {
+					return fmt.Errorf("reading the token: %w", err)
+				}
+				a = []string{text}
+			}
 			client, err := w.open()
 			if err != nil {
 				return err
@@ -161,6 +209,8 @@ TOKEN is the whole token or its id.`,
 		},
 	}
 	w.flags(c)
+	c.Flags().StringVar(&file, "token-file", "", "read the token from this file, - for standard input")
+	_ = c.MarkFlagFilename("token-file")
 	return c
 }
 
@@ -253,9 +303,9 @@ make it. Masters' own files are never touched.`,
 			}
 			if dryRun {
 				for i := range plan {
-					fmt.Fprintf(s.Out, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
+					fmt.Fprintf(plain{s.Out}, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
 				}
-				fmt.Fprintf(s.Out, "%d changes, none carried out (--dry-run)\n", len(plan))
+				fmt.Fprintf(plain{s.Out}, "%d changes, none carried out (--dry-run)\n", len(plan))
 				return nil
 			}
 			if err := client.Prepare(c.Context(), plan); err != nil {
@@ -318,12 +368,12 @@ changes nothing. Exit code 1: something is missing.`,
 			err = printAs(s, output, found, func() {
 				for _, f := range found {
 					mark := map[cluster.State]string{cluster.Good: "✓", cluster.Bad: "✗", cluster.Unknown: "-"}[f.State]
-					fmt.Fprintf(s.Out, "%s %s\n", mark, f.What)
+					fmt.Fprintf(plain{s.Out}, "%s %s\n", mark, f.What)
 					if f.Detail != "" {
-						fmt.Fprintf(s.Out, "    %s\n", f.Detail)
+						fmt.Fprintf(plain{s.Out}, "    %s\n", f.Detail)
 					}
 					if f.Fix != "" {
-						fmt.Fprintf(s.Out, "    to fix: %s\n", f.Fix)
+						fmt.Fprintf(plain{s.Out}, "    to fix: %s\n", f.Fix)
 					}
 				}
 			})
@@ -378,7 +428,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 					s.note("reverted %s\n", &d.Change)
 				}
 				if dryRun {
-					fmt.Fprintf(s.Out, "%s\n%s\n", &d.Change, d.Diff())
+					fmt.Fprintf(plain{s.Out}, "%s\n%s\n", &d.Change, d.Diff())
 				}
 			}
 			return errors.Join(kept...)
@@ -431,7 +481,7 @@ func newClusterStatus(s streams) *cobra.Command {
 
 func printStatus(s streams, output string, all []cluster.Site) error {
 	return printAs(s, output, all, func() {
-		t := tabwriter.NewWriter(s.Out, 0, 0, 2, ' ', 0)
+		t := tabwriter.NewWriter(plain{s.Out}, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "NODE\tSTATE\tSINCE\tDETAIL\tTO FIX")
 		for _, n := range all {
 			since := ""

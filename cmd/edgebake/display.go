@@ -26,12 +26,12 @@ func newDisplay(s streams, asJSON bool) display {
 	case asJSON:
 		return &jsonLines{json.NewEncoder(s.Out), map[string]time.Time{}}
 	case s.quiet():
-		return warnings{s.Err}
+		return warnings{plain{s.Err}}
 	// Bars have no room for what programs say.
 	case ok && term.IsTerminal(int(f.Fd())) && !s.verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
-	return &plainLines{w: s.Err, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
+	return &plainLines{w: plain{s.Err}, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
 }
 
 // warnings prints nothing else.
@@ -129,7 +129,7 @@ type bar struct {
 func (b *bar) say(s string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.text = s
+	b.text = printable(s)
 }
 
 func (b *bar) said(decor.Statistics) string {
@@ -148,7 +148,7 @@ func (b *bars) event(e builder.Event) {
 	}
 	at, ok := b.all[e.Step]
 	if !ok || e.State == builder.StateStart {
-		at = &bar{text: e.Text, begun: time.Now()}
+		at = &bar{text: printable(e.Text), begun: time.Now()}
 		at.Bar = b.p.New(0, mpb.BarStyle().Lbound("").Rbound("").Filler("━").Tip("━").Padding(" "),
 			mpb.BarFillerClearOnComplete(),
 			mpb.PrependDecorators(decor.Name(e.Step, decor.WCSyncSpaceR), decor.Elapsed(decor.ET_STYLE_MMSS, decor.WCSyncSpace)),
@@ -177,6 +177,6 @@ func (b *bars) close() {
 	}
 	b.p.Wait()
 	for _, w := range b.warnings {
-		fmt.Fprintln(b.w, w)
+		fmt.Fprintln(plain{b.w}, w)
 	}
 }

@@ -258,6 +258,9 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 			errs = append(errs, fmt.Errorf("flashing %s: %w", d, device.ErrChanged))
 		} else {
 			d.Size, d.Sector = t.Size, t.Sector
+			if err := stillThere(ctx, t, d); err != nil {
+				errs = append(errs, fmt.Errorf("flashing %s: %w", d, err))
+			}
 		}
 	}
 	fo := media.FlashOptions{
@@ -295,6 +298,27 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 		return nil, nil, nil, err
 	}
 	return f, t, d, nil
+}
+
+// stillThere looks again at the disk that was opened: between the list and the
+// opening another may have been plugged in under its name. Nobody can take its
+// place from here on.
+func stillThere(ctx context.Context, t *device.Target, d *device.Disk) error {
+	if t.IsFile() {
+		return nil
+	}
+	found, err := listDevices(ctx)
+	if err != nil {
+		return err
+	}
+	now, err := found.Find(d.Path)
+	if err != nil {
+		return err
+	}
+	if now.Path != d.Path || now.Model != d.Model || now.Serial != d.Serial || now.Bus != d.Bus {
+		return fmt.Errorf("now it is %s: %w", now, device.ErrChanged)
+	}
+	return device.Users("/proc", d.Path)
 }
 
 // findTarget finds the disk, or the file that plays one.

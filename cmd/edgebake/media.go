@@ -106,7 +106,13 @@ func stemOf(image string) string {
 type plain struct{ io.Writer }
 
 func (p plain) Write(b []byte) (int, error) {
-	text := strings.Map(func(r rune) rune {
+	_, err := io.WriteString(p.Writer, printable(string(b)))
+	return len(b), err
+}
+
+// printable takes the control characters out of a text.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
 		switch {
 		case r == '\r':
 			return -1
@@ -114,9 +120,7 @@ func (p plain) Write(b []byte) (int, error) {
 			return '?'
 		}
 		return r
-	}, string(b))
-	_, err := io.WriteString(p.Writer, text)
-	return len(b), err
+	}, s)
 }
 
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {

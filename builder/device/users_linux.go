@@ -1,0 +1,75 @@
+package device
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrUsers says that programs have a disk open for writing. O_EXCL does not find
+// those that do not claim it, e.g. a virtual machine whose disk it is.
+type ErrUsers struct{ Programs []string }
+
+func (e *ErrUsers) Error() string {
+	return fmt.Sprintf("open for writing in %s: end that first", strings.Join(e.Programs, ", "))
+}
+
+// Users returns an *ErrUsers where other programs have the disk of that path, or
+// a part of it, open for writing. Only root sees those of all users; proc is
+// /proc.
+func Users(proc, path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return nil // it was opened before
+	}
+	devs := []uint64{st.Rdev}
+	parts, _ := filepath.Glob(fmt.Sprintf("/sys/dev/block/%d:%d/*/dev", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
+	for _, p := range parts {
+		var major, minor uint32
+		b, err := os.ReadFile(p)
+		if err != nil {
+			continue
+		}
+		if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err == nil {
+			devs = append(devs, unix.Mkdev(major, minor))
+		}
+	}
+	e := &ErrUsers{}
+	fds, _ := filepath.Glob(filepath.Join(proc, "[0-9]*/fd/*"))
+	for _, fd := range fds {
+		pid := filepath.Base(filepath.Dir(filepath.Dir(fd)))
+		var has unix.Stat_t
+		if pid == strconv.Itoa(os.Getpid()) || unix.Stat(fd, &has) != nil || has.Mode&unix.S_IFMT != unix.S_IFBLK || !slices.Contains(devs, has.Rdev) || !writes(fd) {
+			continue
+		}
+		comm, _ := os.ReadFile(filepath.Join(proc, pid, "comm"))
+		if who := fmt.Sprintf("%s (process %s)", clean(string(comm)), pid); !slices.Contains(e.Programs, who) {
+			e.Programs = append(e.Programs, who)
+		}
+	}
+	if len(e.Programs) == 0 {
+		return nil
+	}
+	return e
+}
+
+// writes reports whether a descriptor is open for writing: /proc/PID/fdinfo/FD
+// has the flags, in octal.
+func writes(fd string) bool {
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(fd)), "fdinfo", filepath.Base(fd)))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "flags:"); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(v), 8, 64)
+			return err == nil && n&unix.O_ACCMODE != unix.O_RDONLY
+		}
+	}
+	return false
+}
