@@ -66,6 +66,7 @@ e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
 
 bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
+	@go test -count=1 -timeout 30m -run '^$$' -bench Slots ./builder/media
 	@cd test/oracle && EDGEBAKE_BENCH="$$PWD/../bench/results" go test -count=1 -v -timeout 90m -run Bench .
 
 # Without -fuzzminimizetime=1x minimizing inputs takes nearly all of the time.

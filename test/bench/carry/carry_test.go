@@ -1,0 +1,296 @@
+// Package carry measures push and pull beside copying the same bytes through the
+// same registry with go-containerregistry's client, over loopback and over a line
+// of 1 Gbit/s, and what it costs when the connection breaks in the middle.
+// Results go to test/bench/results.
+//
+//	EDGEBAKE_BENCH_RUNS   how often each runs, 3 if not set
+//	EDGEBAKE_BENCH_DIR    where the image is, the folder for temporary files if not set
+package carry
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/carry"
+	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/test/mediatest"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+const results = "../results/carry.md"
+
+// promised is the least speed, as a part of copying's.
+const promised = 0.9
+
+// gigabit is what a line of 1 Gbit/s carries, in bytes a second.
+const gigabit = 117 << 20
+
+// line is a listener whose connections together carry so many bytes a second,
+// each way; 0: as many as there are.
+type line struct {
+	net.Listener
+	up, down *pace
+}
+
+type pace struct {
+	rate int
+	mu   sync.Mutex
+	free time.Time // when the line is free again
+}
+
+func (p *pace) wait(n int) {
+	if p.rate == 0 {
+		return
+	}
+	p.mu.Lock()
+	if now := time.Now(); p.free.Before(now) {
+		p.free = now
+	}
+	p.free = p.free.Add(time.Duration(n) * time.Second / time.Duration(p.rate))
+	until := p.free
+	p.mu.Unlock()
+	time.Sleep(time.Until(until))
+}
+
+func (l line) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return slow{c, l}, err
+}
+
+type slow struct {
+	net.Conn
+	line
+}
+
+func (s slow) Read(p []byte) (int, error) {
+	n, err := s.Conn.Read(p[:min(len(p), 256<<10)])
+	s.up.wait(n)
+	return n, err
+}
+
+func (s slow) Write(p []byte) (done int, err error) {
+	for len(p) > 0 && err == nil {
+		n := 0
+		n, err = s.Conn.Write(p[:min(len(p), 256<<10)])
+		s.down.wait(n)
+		done, p = done+n, p[n:]
+	}
+	return done, err
+}
+
+func (s slow) Close() error   { return s.Conn.Close() }
+func (s slow) Addr() net.Addr { return s.Listener.Addr() }
+
+// serve starts an empty registry. cut, where it is not 0, breaks the first
+// answer that is longer after so many bytes.
+func serve(b *testing.B, rate int) (host string, cut func(at int64)) {
+	b.Helper()
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	var mu sync.Mutex
+	var left int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		at := left
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:") {
+			left = 0
+		}
+		mu.Unlock()
+		if at > 0 && r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:") {
+			w = &cutting{w, at}
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	s.Listener = line{s.Listener, &pace{rate: rate}, &pace{rate: rate}}
+	s.Start()
+	b.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://"), func(at int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		left = at
+	}
+}
+
+type cutting struct {
+	http.ResponseWriter
+	left int64
+}
+
+func (c *cutting) Write(p []byte) (int, error) {
+	if int64(len(p)) > c.left {
+		c.ResponseWriter.Write(p[:c.left])
+		panic(http.ErrAbortHandler)
+	}
+	c.left -= int64(len(p))
+	return c.ResponseWriter.Write(p)
+}
+
+// file is the whole image as one blob.
+type file struct {
+	path string
+	hash v1.Hash
+	size int64
+}
+
+func (f *file) Digest() (v1.Hash, error)             { return f.hash, nil }
+func (f *file) DiffID() (v1.Hash, error)             { return f.hash, nil }
+func (f *file) Size() (int64, error)                 { return f.size, nil }
+func (f *file) MediaType() (types.MediaType, error)  { return types.OCILayer, nil }
+func (f *file) Uncompressed() (io.ReadCloser, error) { return os.Open(f.path) }
+func (f *file) Compressed() (io.ReadCloser, error)   { return os.Open(f.path) }
+
+// copyIn sends a file as it is; a registry wants its digest first.
+func copyIn(ctx context.Context, host, path string) (*file, error) {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	h := sha256.New()
+	n, err := io.Copy(h, in)
+	if err != nil {
+		return nil, err
+	}
+	f := &file{path, v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(h.Sum(nil))}, n}
+	repo, err := name.NewRepository(host+"/copy", name.Insecure)
+	if err != nil {
+		return nil, err
+	}
+	return f, remote.WriteLayer(repo, f, remote.WithContext(ctx))
+}
+
+// copyOut fetches it again, to the disk.
+func copyOut(ctx context.Context, host string, f *file, path string) error {
+	repo, err := name.NewRepository(host+"/copy", name.Insecure)
+	if err != nil {
+		return err
+	}
+	l, err := remote.Layer(repo.Digest(f.hash.String()), remote.WithContext(ctx))
+	if err != nil {
+		return err
+	}
+	r, err := l.Compressed()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	out, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if _, err := io.Copy(out, r); err != nil {
+		return err
+	}
+	return out.Sync()
+}
+
+type row struct {
+	name, line, base string
+	times            []float64
+}
+
+func (r *row) median() float64 {
+	t := slices.Sorted(slices.Values(r.times))
+	return t[len(t)/2]
+}
+
+func BenchmarkCarry(b *testing.B) {
+	runs := 3
+	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
+		var err error
+		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
+			b.Fatalf("EDGEBAKE_BENCH_RUNS=%s", s)
+		}
+	}
+	dir, err := os.MkdirTemp(cmp.Or(os.Getenv("EDGEBAKE_BENCH_DIR"), os.TempDir()), "edgebake-bench-")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { os.RemoveAll(dir) })
+	zst := filepath.Join(dir, "g.raw.zst")
+	mediatest.Make(b, zst, mediatest.Image{ID: "bench", Data: 400 << 20, FreeRoot: 256 << 20, FreeData: 512 << 20})
+	st, err := os.Stat(zst)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var rows []*row
+	timed := func(what, over, base string, do func() error) {
+		b.Helper()
+		i := slices.IndexFunc(rows, func(r *row) bool { return r.name == what && r.line == over })
+		if i < 0 {
+			i = len(rows)
+			rows = append(rows, &row{name: what, line: over, base: base})
+		}
+		begun := time.Now()
+		if err := do(); err != nil {
+			b.Fatalf("%s over %s: %v", what, over, err)
+		}
+		rows[i].times = append(rows[i].times, time.Since(begun).Seconds())
+	}
+	for range runs {
+		for _, l := range []struct {
+			name string
+			rate int
+		}{{"loopback", 0}, {"1 Gbit/s", gigabit}} {
+			host, cut := serve(b, l.rate)
+			ref, err := images.ParseRef(host + "/edge/image:1")
+			if err != nil {
+				b.Fatal(err)
+			}
+			o := carry.Options{Insecure: true}
+			var f *file
+			timed("copy in", l.name, "copy in", func() (err error) { f, err = copyIn(b.Context(), host, zst); return err })
+			timed("push", l.name, "copy in", func() error { _, err := carry.Push(b.Context(), zst, ref, o); return err })
+			timed("push, all parts there", l.name, "copy in", func() error { _, err := carry.Push(b.Context(), zst, ref, o); return err })
+			out := filepath.Join(dir, "out.raw.zst")
+			fresh := func() { os.Remove(out) }
+			pull := func() error {
+				_, err := carry.Pull(b.Context(), ref, out, carry.PullOptions{Options: o})
+				return err
+			}
+			fresh()
+			timed("copy out", l.name, "copy out", func() error { return copyOut(b.Context(), host, f, out) })
+			fresh()
+			timed("pull, golden digest verified", l.name, "copy out", pull)
+			fresh()
+			cut(64 << 20)
+			timed("pull, cut after 64 MiB", l.name, "copy out", pull)
+		}
+	}
+	var text strings.Builder
+	load, _ := os.ReadFile("/proc/loadavg")
+	fmt.Fprintf(&text, "# Push and pull\n\nMade by `make bench` (test/bench/carry). %d runs each, in turns, %d processors, go-containerregistry's registry in the same process, all in memory.\n"+
+		"Load average at the end: %s.\nA compressed image of %d MiB. Copying sends and fetches the same file as one blob with go-containerregistry's client, its digest and a sync to the disk included; "+
+		"promised is %.1f of its speed. Push also verifies the image, and pull decompresses it and verifies its golden digest: on loopback, where registry and client share the processors with that, this shows; on a line it is done while bytes arrive.\n\n"+
+		"| | over | seconds (median) | speed, × copying |\n|---|---|---|---|\n",
+		runs, runtime.NumCPU(), strings.Join(slices.Concat(strings.Fields(string(load)), []string{"", "", ""})[:3], " "), st.Size()>>20, promised)
+	for _, r := range rows {
+		base := rows[slices.IndexFunc(rows, func(x *row) bool { return x.name == r.base && x.line == r.line })]
+		fmt.Fprintf(&text, "| %s | %s | %.2f | %.2f |\n", r.name, r.line, r.median(), base.median()/r.median())
+	}
+	b.Log("\n" + text.String())
+	if err := os.WriteFile(results, []byte(text.String()), 0o644); err != nil {
+		b.Fatal(err)
+	}
+}
