@@ -2,7 +2,6 @@ package anatomy
 
 import (
 	"bytes"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -129,7 +128,7 @@ func contrast(t *testing.T, a, b string) float64 {
 		return sum
 	}
 	if len(a) != 7 || len(b) != 7 {
-		t.Fatal(fmt.Sprintf("colours %q and %q", a, b))
+		t.Fatalf("colours %q and %q", a, b)
 	}
 	x, y := light(a), light(b)
 	return (max(x, y) + 0.05) / (min(x, y) + 0.05)

@@ -66,7 +66,8 @@ func repositoryOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := t.TempDir()
 	git := desk.NeedProgram(t, "git", "git")
-	list := exec.Command(git, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	// In CI somebody else may own the clone.
+	list := exec.Command(git, "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = root
 	names, err := list.Output()
 	if err != nil {
