@@ -190,6 +190,9 @@ func (s *Site) validateMasterUse(probs *Problems) {
 		if err != nil || badHostPort(m) != "" {
 			continue
 		}
+		if s.NodeType == NodeControlPlane {
+			continue // it is one of them
+		}
 		if strings.EqualFold(host, s.NodeName) {
 			probs.add(path, "%s is the node itself (nodeName), whose name stands for its own address there", host)
 		}

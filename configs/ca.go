@@ -2,6 +2,7 @@ package configs
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
@@ -57,6 +58,42 @@ func (s *Site) validateCA(atDesk bool, probs *Problems) {
 	if len(s.CACertHashes) > 0 && !slices.ContainsFunc(certs, pinned) {
 		probs.add("caCert", "has none of caCertHashes (it is %s): the two are of different clusters; keep the one of yours", caPin(certs[0]))
 	}
+}
+
+// parsePrivateKey reads a private key, PEM, and returns its public one. No error
+// quotes any of it.
+func parsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, error) {
+	b, rest := pem.Decode([]byte(text))
+	if b == nil {
+		return nil, errors.New("is not a private key in PEM (-----BEGIN … PRIVATE KEY-----)")
+	}
+	if len(bytes.TrimSpace(rest)) > 0 {
+		return nil, errors.New("has more behind the private key: give the key alone")
+	}
+	var key any
+	var err error
+	switch b.Type {
+	case "EC PRIVATE KEY":
+		key, err = x509.ParseECPrivateKey(b.Bytes)
+	case "RSA PRIVATE KEY":
+		key, err = x509.ParsePKCS1PrivateKey(b.Bytes)
+	case "PRIVATE KEY":
+		key, err = x509.ParsePKCS8PrivateKey(b.Bytes)
+	default:
+		return nil, fmt.Errorf("is a %s, not a private key in clear", strings.ToLower(shorten(b.Type)))
+	}
+	if err != nil {
+		return nil, errors.New("is a damaged private key")
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("is a private key that cannot sign")
+	}
+	public, ok := signer.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok {
+		return nil, errors.New("is a private key of an unknown kind")
+	}
+	return public, nil
 }
 
 // parseCA reads CA certificates and nothing else: a private key in a Site is

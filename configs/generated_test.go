@@ -22,7 +22,7 @@ func comments(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
 	flat := func(g *ast.CommentGroup) string { return strings.Join(strings.Fields(g.Text()), " ") }
-	for _, file := range []string{"image.go", "site.go", "inventory.go", "clusterfile.go"} {
+	for _, file := range []string{"image.go", "site.go", "inventory.go", "clusterfile.go", "controlplane.go"} {
 		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)

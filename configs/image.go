@@ -21,8 +21,9 @@ type Image struct {
 	// generic has the drivers, firmware and microcode of real machines.
 	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,default=cloud"`
 	// NodeTypes are the node types that Sites may choose. Default: native, and
-	// with yurthub on board also edge and cloud.
-	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud"`
+	// with yurthub on board also edge and cloud. control-plane needs the control
+	// plane's container images on board (images).
+	NodeTypes []string `yaml:"nodeTypes,omitempty" json:"nodeTypes,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane"`
 
 	// Base is the root file system to start from.
 	Base Base `yaml:"base" json:"base"`

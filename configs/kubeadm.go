@@ -248,8 +248,12 @@ func scalarOf(m *yaml.Node, key string) string {
 	return ""
 }
 
-// readKubeadm reports what is wrong with one document.
-func (d *document) readKubeadm() {
+// readKubeadm reports what is wrong with one document of a Cluster.
+func (d *document) readKubeadm() { d.kubeadmDocument(d.ownedFields) }
+
+// kubeadmDocument reports what is wrong with one document; owned reports the
+// fields that are not for a person to set, nil where edgebake wrote it.
+func (d *document) kubeadmDocument(owned func()) {
 	version := scalarOf(d.root, "apiVersion")
 	at := func(key string) *yaml.Node {
 		if n := lookup(d.root, key); n != nil {
@@ -287,18 +291,20 @@ func (d *document) readKubeadm() {
 	if !d.decodes(d.root) {
 		return
 	}
-	d.ownedFields()
+	if owned != nil {
+		owned()
+	}
 	switch d.kind {
 	case "ClusterConfiguration":
-		d.kubeadmForm(new(clusterConfiguration))
+		d.kubeadmForm(new(clusterConfiguration), owned != nil)
 	case "InitConfiguration":
-		d.kubeadmForm(new(initConfiguration))
+		d.kubeadmForm(new(initConfiguration), owned != nil)
 	}
 }
 
 // kubeadmForm decodes the document strictly, and reports arguments that are
-// not the document's to set.
-func (d *document) kubeadmForm(into any) {
+// not the document's to set: a person's, those that edgebake writes.
+func (d *document) kubeadmForm(into any, persons bool) {
 	before := len(d.probs)
 	v := reflect.ValueOf(into).Elem()
 	d.decode(d.root, v, "")
@@ -319,12 +325,16 @@ func (d *document) kubeadmForm(into any) {
 			switch {
 			case strings.HasPrefix(name, "-"):
 				d.problem(lookup(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
-			case slices.Contains(ownedArgs[list], name):
+			case slices.Contains(ownedArgs[list], name) && (persons || !writtenArg(name)):
 				d.problem(lookup(item, "name"), path, "--%s is set by edgebake and kubeadm: take it out", name)
 			}
 		}
 	}
 }
+
+// writtenArg reports whether edgebake itself puts an argument into the
+// documents of a Site.
+func writtenArg(name string) bool { return name == "node-ip" }
 
 // ownedFields reports fields that edgebake writes.
 func (d *document) ownedFields() {

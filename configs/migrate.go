@@ -22,7 +22,7 @@ func Flags() []Flag {
 	const (
 		onNode    = "`firstboot convert` and `revert` work on the node they run on; what belongs to the cluster is installed there, once, with OpenYurt's charts"
 		oneNode   = "run on each node that is meant"
-		notMaster = "control-plane machines are not baked by this edgebake"
+		notMaster = "control-plane nodes come from a Cluster: `edgebake cluster new` and `sites`"
 		noWait    = "first boot retries forever, and says what it waits for"
 	)
 	return []Flag{

@@ -335,6 +335,9 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		for _, p := range probs {
 			r.at(own+"."+p.Path, "%s", p.Msg)
 		}
+		if s.NodeType == NodeControlPlane {
+			r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
+		}
 		for _, p := range s.validate(credentials) {
 			r.of(i, p)
 		}

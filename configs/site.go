@@ -43,8 +43,9 @@ type Site struct {
 	// first that the machine has. The result is converted to lower case.
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub, keeps
-	// working without the cluster) or cloud (behind yurthub, always online).
-	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,default=native"`
+	// working without the cluster), cloud (behind yurthub, always online) or
+	// control-plane (`edgebake cluster sites` writes such Sites).
+	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane,default=native"`
 	// Arch is the machine's processor architecture; stamping rejects an image
 	// for another. Default: any.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`
@@ -73,6 +74,10 @@ type Site struct {
 	// kubelet.
 	KubeletExtraArgs map[string]string `yaml:"kubeletExtraArgs,omitempty" json:"kubeletExtraArgs,omitempty"`
 
+	// ControlPlane is what a control-plane node knows of its cluster; required
+	// for nodeType control-plane, rejected for others.
+	ControlPlane *SiteControlPlane `yaml:"controlPlane,omitempty" json:"controlPlane,omitempty"`
+
 	// IPVS sets how API servers are probed and balanced.
 	IPVS IPVS `yaml:"ipvs,omitempty" json:"ipvs,omitempty"`
 	// Yurthub sets up yurthub on edge and cloud nodes.
@@ -100,7 +105,13 @@ type Credentials struct {
 	// Token is a bootstrap token, e.g. abcdef.0123456789abcdef. It is never
 	// written to the node's disk and is wiped from the slot after the join.
 	Token Secret `yaml:"token,omitempty" json:"token,omitempty"`
+	// Keys are the cluster's own, for nodeType control-plane. They are wiped
+	// from the slot once the machine is a control-plane node.
+	Keys *ClusterKeys `yaml:"keys,omitempty" json:"keys,omitempty"`
 }
+
+// IsZero reports whether there are no credentials.
+func (c Credentials) IsZero() bool { return c.Token.IsZero() && c.Keys == nil }
 
 // Taint is one taint, as kubelet registers it.
 type Taint struct {

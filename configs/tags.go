@@ -192,8 +192,6 @@ func whyNot(path, value string) string {
 	switch {
 	case path == "nodeType" && value == "local":
 		return "; yurtadm's local type (no yurthub cache, iptables rules to the API servers of a tenant cluster) is not built: a native node with masters and ipvs keeps the same way open"
-	case strings.HasPrefix(path, "nodeType") && value == NodeControlPlane:
-		return "; control-plane machines are not baked by this edgebake"
 	}
 	return ""
 }

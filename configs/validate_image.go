@@ -104,6 +104,7 @@ func (i *Image) Validate() Problems {
 			probs.add(p, "%s is listed twice", t)
 		}
 	}
+	i.validateControlPlane(&probs)
 	i.Sites.validate(&probs)
 	i.Base.validate(&probs)
 	i.validatePrograms(&probs)
@@ -441,6 +442,37 @@ func (c *ContainerImage) validate(path string, probs *Problems) {
 	checkDigest(path+".digest", c.Digest, probs)
 	if _, inRef, ok := strings.Cut(c.Ref, "@"); ok && c.Digest != "" && inRef != c.Digest {
 		probs.add(path+".digest", "is not the digest in ref")
+	}
+}
+
+// validateControlPlane looks for the container images that every control plane
+// runs. Those that manifests name are not known yet: then stamping looks.
+func (i *Image) validateControlPlane(probs *Problems) {
+	at := slices.Index(i.NodeTypes, NodeControlPlane)
+	if at < 0 || len(i.ImagesFrom) > 0 {
+		return
+	}
+	if KubernetesBefore(i.Kubernetes.Version, oldestClusterKubernetes) {
+		probs.add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", oldestClusterKubernetes)
+	}
+	has := func(name, tag string) bool {
+		return slices.ContainsFunc(i.Images, func(c ContainerImage) bool {
+			ref, _, _ := strings.Cut(c.Ref, "@")
+			colon := strings.LastIndexByte(ref, ':')
+			return colon > 0 && strings.HasSuffix(ref[:colon], "/"+name) && (tag == "" || ref[colon+1:] == tag)
+		})
+	}
+	var missing []string
+	for _, name := range ControlPlaneComponents() {
+		if !has(name, i.Kubernetes.Version) {
+			missing = append(missing, defaultRepository+"/"+name+":"+i.Kubernetes.Version)
+		}
+	}
+	if !has(ImageEtcd, "") {
+		missing = append(missing, defaultRepository+"/"+ImageEtcd)
+	}
+	if len(missing) > 0 {
+		probs.add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s (`kubeadm config images list --kubernetes-version %s` prints the list; with another registry, its names)", strings.Join(missing, ", "), i.Kubernetes.Version)
 	}
 }
 

@@ -30,6 +30,7 @@ func (s *Site) validate(credentials bool) Problems {
 	var probs Problems
 	checkTags(reflect.ValueOf(s).Elem(), "", &probs)
 	s.validateCluster(credentials, &probs)
+	s.validateControlPlane(credentials, &probs)
 	s.validateNode(&probs)
 	s.validateIPVS(&probs)
 	s.Network.validate(&probs)
@@ -133,7 +134,7 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 		probs.add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
 	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
 		probs.add("credentials.token", "is not a bootstrap token: %s (`kubeadm token create` makes one)", tokenWords)
-	} else if tok.IsZero() && credentials {
+	} else if tok.IsZero() && credentials && s.NodeType != NodeControlPlane {
 		probs.add("credentials.token", "is required")
 	}
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -74,6 +75,8 @@ type Env struct {
 	ClockSynced func(ctx context.Context) (bool, error)
 
 	Dial api.DialFunc
+	// Listen takes connections at one of this machine's own addresses.
+	Listen func(ctx context.Context, addr string) (net.Listener, error)
 	// Source is the node's own address on the way to addr ("host:port").
 	Source func(ctx context.Context, addr string) (netip.Addr, error)
 	// Resolve looks a name up.
@@ -282,6 +285,15 @@ func secretsOf(s *configs.Site) []string {
 	add(token)
 	if _, secret, err := api.SplitToken(token); err == nil {
 		add(secret)
+	}
+	if k := s.Credentials.Keys; k != nil {
+		for _, secret := range []configs.Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount} {
+			for line := range strings.Lines(secret.Reveal()) {
+				if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") {
+					out = append(out, line)
+				}
+			}
+		}
 	}
 	for _, i := range s.Network.Interfaces {
 		if i.WiFi != nil {

@@ -64,6 +64,8 @@ func Phases(active *Active) []Phase {
 			readyPhase(active), // Ready through yurthub
 			forgetPhase(active),
 		)
+	case configs.NodeControlPlane:
+		return masterPhases(active)
 	}
 	return []Phase{unservedPhase(site)}
 }

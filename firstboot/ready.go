@@ -298,7 +298,7 @@ func secretsInSlot(e *Env, active *Active) (bool, error) {
 		e.Log.Info("the slot has another site now, and is left as it is")
 		return false, nil
 	}
-	return !site.Credentials.Token.IsZero() || hasPKI(c), nil
+	return !site.Credentials.IsZero() || hasPKI(c), nil
 }
 
 // forgetToken leaves the site in the slot, and no secret.

@@ -95,6 +95,12 @@ type world struct {
 	link   func() bool
 	synced bool
 
+	// On a control-plane node: the phases of kubeadm init, connections that are
+	// not the cluster's, and what first boot listens on.
+	init    func(Cmd) error
+	dials   func(ctx context.Context, addr string) (net.Conn, error, bool)
+	listens func(addr string) (net.Listener, error)
+
 	boots int // how often the power came on after the first time
 
 	mu      sync.Mutex
@@ -293,6 +299,9 @@ func (w *world) powerOn() {
 // puts is put by a program that does not sync.
 func (w *world) puts(path, data string) {
 	w.put(path, data)
+	if target, err := os.Readlink(filepath.Join(w.root, path)); err == nil && filepath.IsAbs(target) {
+		path = target // where it was written to
+	}
 	if !strings.HasPrefix(path, ondisk.RunDir+"/") {
 		w.unsynced[path] = true
 	}
@@ -503,8 +512,14 @@ func (w *world) env() *Env {
 			if addr == openyurt.Health {
 				return w.dialHub(ctx)
 			}
+			if w.dials != nil {
+				if conn, err, ours := w.dials(ctx, addr); ours {
+					return conn, err
+				}
+			}
 			return w.cluster.dial(ctx, addr)
 		},
+		Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.listens(addr) },
 		Source: func(context.Context, string) (netip.Addr, error) {
 			if w.offline && !w.cabled || w.link != nil && !w.link() {
 				return netip.Addr{}, errors.New("network is unreachable")
@@ -751,6 +766,8 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		return err
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadm(ctx, c)
+	case strings.HasPrefix(name, "kubeadm init phase "):
+		return w.init(c)
 	}
 	return nil
 }
@@ -931,6 +948,9 @@ type fakeCluster struct {
 	pools      string // version of NodePools that is served
 	noWebhook  bool   // that turns NodePools from one version into another
 	requests   []string
+	// unpublished: there is no cluster-info yet.
+	unpublished bool
+	objects     []string // that were created
 	// renewed is when kubelet last reported.
 	renewed func() time.Time
 	// silent reports whether that machine's kubelet has been off for a while.
@@ -939,8 +959,13 @@ type fakeCluster struct {
 
 // newFakeCluster makes one whose certificate has kubernetes and names.
 func newFakeCluster(t *testing.T, names ...string) *fakeCluster {
-	c := &fakeCluster{t: t, issued: new(sync.Map), down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2"}
-	c.ca, c.key = newCA(t, "kubernetes")
+	ca, key := newCA(t, "kubernetes")
+	return newFakeClusterOf(t, ca, key, names...)
+}
+
+// newFakeClusterOf makes one with that CA.
+func newFakeClusterOf(t *testing.T, ca *x509.Certificate, key *ecdsa.PrivateKey, names ...string) *fakeCluster {
+	c := &fakeCluster{t: t, issued: new(sync.Map), down: map[string]bool{}, nodes: map[string]*api.Node{}, pools: "v1beta2", ca: ca, key: key}
 	c.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.ca.Raw})
 	c.pin = api.Pin(c.ca)
 	cert := issue(t, c.ca, c.key, &x509.Certificate{
@@ -1108,6 +1133,24 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
+	case r.URL.Path == "/readyz":
+		answer("ok")
+	case r.URL.Path == "/api/v1":
+		answer(map[string]any{"resources": []any{map[string]any{"name": "secrets", "kind": "Secret", "namespaced": true}}})
+	case r.URL.Path == "/api/v1/namespaces/kube-system/secrets" && r.Method == http.MethodPost:
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			c.t.Error(err)
+		}
+		if slices.Contains(c.objects, string(b)) {
+			http.Error(w, `{"message":"already exists"}`, http.StatusConflict)
+			return
+		}
+		c.objects = append(c.objects, string(b))
+		w.WriteHeader(http.StatusCreated)
+		answer(map[string]any{})
+	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && c.unpublished:
+		http.NotFound(w, r)
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info":
 		kc := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: https://192.0.2.11:6443\n    certificate-authority-data: %s\n", base64.StdEncoding.EncodeToString(c.pem))
 		data := map[string]string{"kubeconfig": kc}

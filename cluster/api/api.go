@@ -11,6 +11,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -111,6 +112,58 @@ func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 	return do(req, c.Dial, conf, c.Token, nil)
 }
 
+// Create creates an object, whose kind the API server must know.
+func (c *Client) Create(ctx context.Context, object []byte) error {
+	var o struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		Metadata   struct {
+			Namespace string `json:"namespace"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(object, &o); err != nil || o.APIVersion == "" || o.Kind == "" {
+		return errors.New("creating an object: it has no apiVersion and kind")
+	}
+	base := "/apis/" + o.APIVersion
+	if !strings.Contains(o.APIVersion, "/") {
+		base = "/api/" + o.APIVersion
+	}
+	var served struct {
+		Resources []struct {
+			Name       string `json:"name"`
+			Kind       string `json:"kind"`
+			Namespaced bool   `json:"namespaced"`
+		} `json:"resources"`
+	}
+	if err := c.Get(ctx, base, &served); err != nil {
+		return err
+	}
+	for _, r := range served.Resources {
+		if r.Kind != o.Kind || strings.Contains(r.Name, "/") { // a subresource
+			continue
+		}
+		path := base + "/" + r.Name
+		if r.Namespaced {
+			path = base + "/namespaces/" + cmp.Or(o.Metadata.Namespace, "default") + "/" + r.Name
+		}
+		return c.post(ctx, path, object)
+	}
+	return &StatusError{Code: http.StatusNotFound, Path: base, Message: "the API server does not know the kind " + printable(o.Kind)}
+}
+
+func (c *Client) post(ctx context.Context, path string, body []byte) error {
+	conf, err := c.tls()
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Server+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("asking %s: %w", c.Server, err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return do(req, c.Dial, conf, c.Token, nil)
+}
+
 func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, token string, out any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server+path, nil)
 	if err != nil {
@@ -149,7 +202,7 @@ func do(req *http.Request, dial DialFunc, conf *tls.Config, token string, out an
 	if len(body) > maxAnswer {
 		return fmt.Errorf("reading the answer of %s: longer than %d bytes", where, maxAnswer)
 	}
-	if res.StatusCode != http.StatusOK {
+	if res.StatusCode != http.StatusOK && res.StatusCode != http.StatusCreated {
 		var status struct {
 			Message string `json:"message"`
 		}

@@ -51,6 +51,24 @@ type Record struct {
 	// compared otherwise.
 	Document string  `json:"document"`
 	Tokens   []Token `json:"tokens,omitempty"`
+	// Births are the times in which the cluster may be born, as its masters'
+	// Sites were told, the latest last.
+	Births []Birth `json:"births,omitempty"`
+}
+
+// Birth is a time in which etcd may begin with nothing: the ticket that the
+// masters' Sites carry.
+type Birth struct {
+	Issued time.Time `json:"issued"`
+	Until  time.Time `json:"until"`
+}
+
+// birth is until when the cluster may be born; zero: it may not.
+func (r *Record) birth(now time.Time) time.Time {
+	if n := len(r.Births); n > 0 && now.Before(r.Births[n-1].Until) {
+		return r.Births[n-1].Until
+	}
+	return time.Time{}
 }
 
 // Fixed is what of a Cluster can never change once its keys are made:
@@ -165,6 +183,7 @@ func fixed(c *configs.ClusterFile) Fixed {
 func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, now time.Time) (*Change, error) {
 	fail := func(err error) (*Change, error) { return nil, fmt.Errorf("minting %s: %w", c.Name, err) }
 	record := &Record{Version: version, ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(text)}
+	record.Births = []Birth{{Issued: record.Created, Until: record.Created.Add(c.TokenLifetime())}}
 	files := map[string][]byte{fileDocument: text}
 	var clusterCA pair
 	for base, name := range map[string]string{"ca": "kubernetes", "etcd/ca": "etcd-ca", "front-proxy-ca": "front-proxy-ca"} {

@@ -21,18 +21,25 @@ func digest(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// NodeSite is the Site of one worker, whole: with the token that lets this
-// machine, and no other, join.
+// NodeSite is the Site of one machine, whole.
 type NodeSite struct {
-	Name    string
-	Match   configs.Match
-	Expires time.Time // of its token
+	Name  string
+	Match configs.Match
+	// Expires is when its token does, a master's when the cluster can no longer
+	// be born with it; zero: it cannot now.
+	Expires time.Time
 	Site    *configs.Site
 }
 
-// Sites are those of all workers of a directory. What a worker gets is its
-// own token, the CA's hash, the masters and the VIP; no key.
-func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
+// opened is a directory that was read and is whole.
+type opened struct {
+	dir     string
+	record  *Record
+	cluster *configs.ClusterFile
+	id      sealed.Identity
+}
+
+func open(dir string, id sealed.Identity) (*opened, error) {
 	dir, err := realDir(dir)
 	if err != nil {
 		return nil, err
@@ -52,11 +59,21 @@ func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	if err != nil {
 		return nil, err
 	}
+	return &opened{dir, record, c, id}, nil
+}
+
+// Sites are those of all workers of a directory. What a worker gets is its
+// own token, the CA's hash, the masters and the VIP; no key.
+func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
+	o, err := open(dir, id)
+	if err != nil {
+		return nil, err
+	}
 	var out []NodeSite
 	var errs []error
-	for i := range c.Nodes {
-		n := &c.Nodes[i]
-		site, err := nodeSite(dir, record, c.Cluster, n, id, now)
+	for i := range o.cluster.Nodes {
+		n := &o.cluster.Nodes[i]
+		site, err := nodeSite(o.dir, o.record, o.cluster.Cluster, n, id, now)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -97,6 +114,18 @@ func nodeSite(dir string, record *Record, c *configs.Cluster, n *configs.Cluster
 
 // Header is the comment above a Site that is written out.
 func (s *NodeSite) Header(cluster string) string {
+	if s.Site.NodeType == configs.NodeControlPlane {
+		born := "With it the machine only takes a seat in a cluster that lives."
+		if !s.Expires.IsZero() {
+			born = "Until " + s.Expires.Format(time.RFC3339) + " the cluster may be born with it: etcd begins with nothing."
+		}
+		return strings.Join([]string{
+			"# The Site of control-plane node " + s.Name + " of cluster " + cluster + ".",
+			"# It holds the cluster's keys: whoever has it has the cluster.",
+			"# " + born,
+			"",
+		}, "\n")
+	}
 	return strings.Join([]string{
 		"# The Site of node " + s.Name + " of cluster " + cluster + ".",
 		"# It holds the node's join token, valid until " + s.Expires.Format(time.RFC3339) + ": keep it secret.",

@@ -137,23 +137,29 @@ func printMint(s streams, dir string, change *mint.Change) {
 
 func newClusterSites(s streams) *cobra.Command {
 	var out, inventory, identity string
+	var birth time.Duration
 	var force bool
 	c := &cobra.Command{
 		Use:   "sites DIR",
-		Short: "Write the Sites of a minted cluster's nodes",
-		Long: `Sites writes the Site of each node of a cluster that edgebake cluster new
-minted into DIR, to DIR/sites or to --output; with --inventory all of them into one
-Inventory instead, each with its match. A node's Site holds its own token, the
-hash of the CA, the masters and the VIP, and no key.
+		Short: "Write the Sites of a minted cluster's machines",
+		Long: `Sites writes the Site of each machine of a cluster that edgebake cluster new
+minted into DIR, to DIR/sites or to --output. A worker's Site holds its own token,
+the hash of the CA, the masters and the VIP, and no key. A control-plane node's
+holds the cluster's keys and the tokens, which the first of them publishes.
 
-Only workers get Sites so far. Masters have none, since no node type
-control-plane exists yet: bring the control plane up with kubeadm on machines of
-your own, with the keys in DIR/pki (kubeadm takes them as they are), the
-Cluster's endpoint as controlPlaneEndpoint, and endpoint, VIP and all masters'
-addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
+With --inventory all workers' Sites go into one Inventory instead, each with its
+match. Control-plane nodes are never part of it: whoever has a copy of it must
+not have the keys.
+
+A cluster may be born as long as its tokens are valid after minting (tokenTTL).
+Control-plane nodes whose Sites are written later, or that are flashed anew
+then, only take a seat in a cluster that lives. --birth TIME says that etcd may
+begin with nothing until then: for a cluster that was never switched on in time,
+or whose data is given up. What was said is recorded in DIR/mint.json.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
-  edgebake cluster sites shops --identity key.txt --output sites`,
+  edgebake cluster sites shops --identity key.txt --output sites
+  edgebake cluster sites shops --birth 48h`,
 		Args: args(1, 1, "the directory of a minted cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
@@ -161,6 +167,12 @@ addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
 		RunE: func(c *cobra.Command, a []string) error {
 			if out != "" && inventory != "" {
 				return usageError{errors.New("--output and --inventory exclude each other: Sites, or one Inventory")}
+			}
+			if c.Flags().Changed("birth") && (birth <= 0 || birth > maxBirth) {
+				return usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", birth, maxBirth)}
+			}
+			if birth > 0 && inventory != "" {
+				return usageError{errors.New("--birth and --inventory exclude each other: an Inventory has no control-plane nodes")}
 			}
 			var id sealed.Identity
 			var err error
@@ -173,20 +185,32 @@ addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
 			if err != nil {
 				return err
 			}
-			sites, err := mint.Sites(a[0], id, time.Now())
-			if err != nil {
-				return err
+			now := time.Now()
+			sites, nodeErr := mint.Sites(a[0], id, now)
+			if nodeErr != nil && inventory != "" {
+				return nodeErr
 			}
 			if out == "" && inventory == "" && len(record.Recipients) > 0 {
-				return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens in clear: say where to write with --output", a[0])}
+				return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens and keys in clear: say where to write with --output", a[0])}
 			}
 			if inventory != "" {
 				return writeInventory(s, inventory, sites, force)
 			}
+			if birth > 0 {
+				if record, err = mint.AllowBirth(a[0], now, now.Add(birth)); err != nil {
+					return err
+				}
+			}
+			masters, err := mint.MasterSites(a[0], id, now)
+			if err != nil {
+				return err
+			}
+			sites = append(masters, sites...)
 			if out == "" {
 				out = filepath.Join(a[0], "sites")
 			}
-			return writeSites(s, out, record.Fixed.Name, sites, force)
+			// A token that has expired keeps no control-plane node from its Site.
+			return errors.Join(writeSites(s, out, record.Fixed.Name, sites, force), nodeErr)
 		},
 	}
 	f := c.Flags()
@@ -197,9 +221,14 @@ addresses in apiServer.certSANs. Then kubectl apply -f DIR/tokens.`,
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
 	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR")
 	_ = c.MarkFlagFilename("identity")
+	f.DurationVar(&birth, "birth", 0, "let etcd begin with nothing until this long from now, e.g. 48h")
 	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
 	return c
 }
+
+// maxBirth bounds --birth: the shorter it is, the sooner masters that are
+// flashed anew can lose nothing.
+const maxBirth = 31 * 24 * time.Hour
 
 func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) error {
 	text, err := mint.Inventory(sites)
@@ -264,10 +293,11 @@ func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force boo
 			}
 		}
 	}
-	if len(sites) == 0 {
-		s.note("The Cluster has no nodes: add them to its document and run edgebake cluster new again.\n")
-		return nil
-	}
 	s.note("wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
+	if until := sites[0].Expires; until.IsZero() {
+		s.note("The cluster can no longer be born with them: control-plane nodes only take a seat in one that lives (--birth).\n")
+	} else {
+		s.note("Those of control-plane nodes hold the cluster's keys. Until %s the cluster may be born with them.\n", until.Format(time.RFC3339))
+	}
 	return nil
 }

@@ -53,9 +53,9 @@ func TestClusterCommands(t *testing.T) {
 	step(2, "wants a directory: --output DIR", "cluster", "new", doc)
 	step(0, "minted cluster shops", "cluster", "new", doc, "--output", minted)
 	step(0, "nothing changed", "cluster", "new", doc, "--output", minted)
-	step(0, "wrote 1 Sites", "cluster", "sites", minted)
+	step(0, "wrote 3 Sites", "cluster", "sites", minted)
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
-	step(0, "wrote 1 Sites", "cluster", "sites", minted) // the same again is no replacing
+	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again is no replacing
 	step(0, "1 nodes", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(1, "--force replaces it", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(0, "ok", "validate", filepath.Join(dir, "inventory.yaml"))

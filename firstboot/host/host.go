@@ -65,7 +65,10 @@ func New(log io.Writer) *firstboot.Env {
 		SetClock:    setClock,
 		ClockSynced: clockSynced,
 		Dial:        dialer.DialContext,
-		Source:      source,
+		Listen: func(ctx context.Context, addr string) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", addr)
+		},
+		Source: source,
 		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},

@@ -6,8 +6,7 @@
 // anywhere. So etcd starts only after a decision from what the disk and the
 // other masters show; nothing on a reflashed disk is left to ask.
 //
-// Decide is pure. It is not wired into first boot yet: there is no node type
-// control-plane, and no phase calls it.
+// Decide is pure: first boot asks, and carries out.
 //
 // Invariants:
 //   - A blank disk gives birth only where every other master was seen blank or

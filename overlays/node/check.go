@@ -55,6 +55,7 @@ func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Probl
 		Organizations: site.Organizations, YurthubArgs: site.Yurthub.ExtraArgs})
 	c := &check{img: img, site: site, probs: probs}
 	c.networks()
+	c.controlPlane()
 	if img.Root != nil {
 		c.files(userIgnition)
 	}

@@ -150,6 +150,18 @@ func newWorldOf(t *testing.T, p *parts, masters int) *world {
 // newWorldIn is newWorldOf, with masters that speak IPv6 alone.
 func newWorldIn(t *testing.T, p *parts, masters int, ipv6 bool) *world {
 	t.Helper()
+	w := newNet(t, p)
+	w.net.IPv6 = ipv6
+	var err error
+	if w.c, err = w.lab.StartCluster(t.Context(), w.progs, w.net, masters); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// newNet is a world without a cluster.
+func newNet(t *testing.T, p *parts) *world {
+	t.Helper()
 	w := &world{parts: p, t: t}
 	dir := filepath.Join(w.root, "build", "e2e", t.Name())
 	if err := os.RemoveAll(dir); err != nil {
@@ -171,10 +183,6 @@ func newWorldIn(t *testing.T, p *parts, masters int, ipv6 bool) *world {
 		}
 	})
 	if w.net, err = w.lab.NewNamespace(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.net.IPv6 = ipv6
-	if w.c, err = w.lab.StartCluster(t.Context(), w.progs, w.net, masters); err != nil {
 		t.Fatal(err)
 	}
 	return w

@@ -45,14 +45,35 @@ func main() {
 	defer stop()
 	out := flag.String("o", filepath.Join("build", "images"), "folder of the OCI layout")
 	arch := flag.String("arch", "amd64", "architecture: amd64 or arm64")
+	control := flag.Bool("control-plane", false, "make the images of a control plane instead, from the Go module proxy")
 	flag.Parse()
-	if err := run(ctx, *out, *arch, os.Stdout); err != nil {
+	make := run
+	if *control {
+		make = controlPlane
+	}
+	if err := make(ctx, *out, *arch, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
 func run(ctx context.Context, out, arch string, log io.Writer) error {
+	return writeLayout(out, arch, log, func(add func(ref, program, user string, binary []byte, env []string) error) error {
+		for _, im := range images {
+			program, err := compile(ctx, im.pkg, arch)
+			if err != nil {
+				return err
+			}
+			if err := add(im.ref, im.program, im.user, program, im.env); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// writeLayout makes an OCI layout of the images that each adds.
+func writeLayout(out, arch string, log io.Writer, each func(add func(ref, program, user string, binary []byte, env []string) error) error) error {
 	// Made aside and moved into place: a reader never meets half a layout.
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
@@ -69,27 +90,26 @@ func run(ctx context.Context, out, arch string, log io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
 	}
-	for _, im := range images {
-		program, err := compile(ctx, im.pkg, arch)
+	err = each(func(ref, program, user string, binary []byte, env []string) error {
+		img, err := image(program, user, arch, binary, env)
 		if err != nil {
-			return err
-		}
-		img, err := image(im.program, im.user, arch, program, im.env)
-		if err != nil {
-			return fmt.Errorf("making image %s: %w", im.ref, err)
+			return fmt.Errorf("making image %s: %w", ref, err)
 		}
 		digest, err := img.Digest()
 		if err != nil {
-			return fmt.Errorf("making image %s: %w", im.ref, err)
+			return fmt.Errorf("making image %s: %w", ref, err)
 		}
-		err = oci.AppendImage(img, layout.WithAnnotations(map[string]string{
-			"org.opencontainers.image.ref.name": im.ref,
-			"io.containerd.image.name":          im.ref,
-		}), layout.WithPlatform(v1.Platform{OS: "linux", Architecture: arch}))
-		if err != nil {
-			return fmt.Errorf("making image %s: %w", im.ref, err)
+		if err := oci.AppendImage(img, layout.WithAnnotations(map[string]string{
+			"org.opencontainers.image.ref.name": ref,
+			"io.containerd.image.name":          ref,
+		}), layout.WithPlatform(v1.Platform{OS: "linux", Architecture: arch})); err != nil {
+			return fmt.Errorf("making image %s: %w", ref, err)
 		}
-		fmt.Fprintf(log, "%s %s\n", im.ref, digest)
+		fmt.Fprintf(log, "%s %s\n", ref, digest)
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	if err := os.RemoveAll(out); err != nil {
 		return fmt.Errorf("replacing %s: %w", out, err)

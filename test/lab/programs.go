@@ -15,6 +15,8 @@ const (
 	// KubernetesBeforeHub17 is what nodes with yurthub before 1.7 belong to.
 	KubernetesBeforeHub17 = "v1.30.3"
 	EtcdVersion           = "v3.6.8"
+	// EtcdImageTag is the tag by which kubeadm of KubernetesVersion asks for it.
+	EtcdImageTag = "3.6.8-0"
 )
 
 // Programs are the paths of what a control plane runs.

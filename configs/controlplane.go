@@ -1,0 +1,295 @@
+package configs
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// SiteControlPlane is what a control-plane node knows of its cluster.
+type SiteControlPlane struct {
+	// ID is that of the keys, as mint.json has it. etcd's members of another
+	// id are not taken for members.
+	ID string `yaml:"id" json:"id"`
+	// Members are all control-plane nodes, this one included: the members of
+	// etcd.
+	Members []ControlPlaneMember `yaml:"members" json:"members"`
+	// BirthUntil is until when (RFC 3339) the cluster may be born: etcd begin
+	// with nothing, once every member was seen without data. Without it, this
+	// machine only takes a seat in a cluster that lives.
+	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty"`
+	// Kubeadm are kubeadm's documents for this machine: ClusterConfiguration
+	// and InitConfiguration, and of kubelet and kube-proxy what they have.
+	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
+}
+
+// ControlPlaneMember is one control-plane node.
+type ControlPlaneMember struct {
+	// Name of the node.
+	Name string `yaml:"name" json:"name"`
+	// Address is its IP address.
+	Address string `yaml:"address" json:"address"`
+}
+
+// ClusterKeys are what a cluster is known by, and what its first control-plane
+// node publishes in it.
+type ClusterKeys struct {
+	// CA is the cluster's.
+	CA KeyPair `yaml:"ca" json:"ca"`
+	// EtcdCA is that of etcd's members.
+	EtcdCA KeyPair `yaml:"etcdCA" json:"etcdCA"`
+	// FrontProxyCA is that of the aggregation layer.
+	FrontProxyCA KeyPair `yaml:"frontProxyCA" json:"frontProxyCA"`
+	// ServiceAccount is the key that service accounts' tokens are signed with.
+	ServiceAccount Secret `yaml:"serviceAccount" json:"serviceAccount"`
+	// Objects are created in the cluster once, in this order, by the first
+	// control-plane node that finds it unpublished (YAML): the nodes'
+	// bootstrap tokens and the Cluster's manifests.
+	Objects Secret `yaml:"objects,omitempty" json:"objects,omitempty"`
+}
+
+// KeyPair is a certificate and its key, PEM.
+type KeyPair struct {
+	// Cert is the certificate.
+	Cert string `yaml:"cert" json:"cert" text:"lines"`
+	// Key is its private key.
+	Key Secret `yaml:"key" json:"key"`
+}
+
+// Secrets of the keys, for whoever must never show them.
+func (k *ClusterKeys) Secrets() []Secret {
+	return []Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount, k.Objects}
+}
+
+// EtcdPeerPort is where etcd's members reach each other, and EtcdClientPort
+// where they are asked.
+const (
+	EtcdPeerPort   = "2380"
+	EtcdClientPort = "2379"
+)
+
+// PeerURL is where a member's etcd is reached by the others.
+func (m ControlPlaneMember) PeerURL() string {
+	return "https://" + net.JoinHostPort(m.Address, EtcdPeerPort)
+}
+
+// Self is this machine among the members; of a valid Site.
+func (s *Site) Self() ControlPlaneMember {
+	for _, m := range s.ControlPlane.Members {
+		if m.Name == s.NodeName {
+			return m
+		}
+	}
+	panic("BUG: the member of a Site that was not validated")
+}
+
+// Birth is until when the cluster may be born; zero: it may not.
+func (c *SiteControlPlane) Birth() time.Time {
+	t, err := time.Parse(time.RFC3339, c.BirthUntil)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// validateControlPlane checks what belongs to a control-plane node, and that
+// no other has it.
+func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
+	if s.NodeType != NodeControlPlane {
+		if s.ControlPlane != nil {
+			probs.add("controlPlane", "needs nodeType control-plane")
+		}
+		if s.Credentials.Keys != nil {
+			probs.add("credentials.keys", "needs nodeType control-plane: no other node may have the cluster's keys")
+		}
+		return
+	}
+	for path, given := range map[string]bool{
+		"labels": len(s.Labels) > 0, "taints": len(s.Taints) > 0, "kubeletExtraArgs": len(s.KubeletExtraArgs) > 0,
+		"skipPhases": len(s.SkipPhases) > 0, "ignorePreflightErrors": len(s.IgnorePreflightErrors) > 0,
+	} {
+		if given {
+			probs.add(path, "is not for nodeType control-plane: say it in the kubeadm documents of the Cluster, and write the Sites again")
+		}
+	}
+	if s.NodePool != "" {
+		probs.add("nodePool", "needs nodeType edge or cloud: a control-plane node is in no pool")
+	}
+	if !s.IPVS.Disabled {
+		probs.add("ipvs.disabled", "must be true for nodeType control-plane: the node maps the endpoint to its own API server")
+	}
+	if !s.Credentials.Token.IsZero() {
+		probs.add("credentials.token", "is not for nodeType control-plane, which has the cluster's keys: take it out")
+	}
+	switch {
+	case s.Credentials.Keys != nil:
+		s.Credentials.Keys.validate(s.CACertHashes, probs)
+	case credentials:
+		probs.add("credentials.keys", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
+	}
+	if s.ControlPlane == nil {
+		probs.add("controlPlane", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
+		return
+	}
+	s.validateMembers(probs)
+	c := s.ControlPlane
+	if c.ID != "" && !mintID(c.ID) {
+		probs.add("controlPlane.id", "%q is not an id of `edgebake cluster new`", shorten(c.ID))
+	}
+	if c.BirthUntil != "" && c.Birth().IsZero() {
+		probs.add("controlPlane.birthUntil", "%q is not a date, e.g. 2026-12-24T12:00:00Z", shorten(c.BirthUntil))
+	}
+	if c.Kubeadm != "" {
+		s.validateKubeadmDocuments(probs)
+	}
+}
+
+// mintID reports whether id is one that etcd and file names take.
+func mintID(id string) bool {
+	return len(id) <= 64 && !strings.ContainsFunc(id, func(r rune) bool {
+		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	})
+}
+
+func (s *Site) validateMembers(probs *Problems) {
+	self := false
+	for i, m := range s.ControlPlane.Members {
+		path := fmt.Sprintf("controlPlane.members[%d]", i)
+		before := s.ControlPlane.Members[:i]
+		self = self || m.Name == s.NodeName
+		if m.Name != "" && CheckNodeName(m.Name) != nil {
+			probs.add(path+".name", "%v", CheckNodeName(m.Name))
+		}
+		a, err := netip.ParseAddr(m.Address)
+		switch {
+		case m.Address == "":
+		case err != nil:
+			probs.add(path+".address", "%q is not an IP address", shorten(m.Address))
+		case badServer(a) != "":
+			probs.add(path+".address", "%s %s", a, badServer(a))
+		case len(s.Masters) == len(s.ControlPlane.Members) && hostOf(s.Masters[i]) != m.Address:
+			probs.add(path+".address", "%s is not the address of masters[%d] (%s): both must list the same machines in the same order", a, i, shorten(s.Masters[i]))
+		}
+		if slices.ContainsFunc(before, func(o ControlPlaneMember) bool { return o.Name == m.Name }) {
+			probs.add(path+".name", "%s is listed twice", shorten(m.Name))
+		}
+		if slices.ContainsFunc(before, func(o ControlPlaneMember) bool { return o.Address == m.Address }) {
+			probs.add(path+".address", "%s is listed twice", shorten(m.Address))
+		}
+	}
+	if len(s.Masters) != len(s.ControlPlane.Members) {
+		probs.add("controlPlane.members", "has %d machines, and masters %d: both must list the same", len(s.ControlPlane.Members), len(s.Masters))
+	}
+	if !self && len(s.ControlPlane.Members) > 0 {
+		probs.add("nodeName", "%q is not among controlPlane.members", shorten(s.NodeName))
+	}
+}
+
+func hostOf(hostPort string) string {
+	host, _, err := net.SplitHostPort(hostPort)
+	if err != nil {
+		return ""
+	}
+	return host
+}
+
+// validateKubeadmDocuments checks that the documents are kubeadm's, whole, and
+// of this Site.
+func (s *Site) validateKubeadmDocuments(probs *Problems) {
+	const path = "controlPlane.kubeadm"
+	docs, bad := readKubeadmText(s.ControlPlane.Kubeadm)
+	for _, p := range bad {
+		probs.add(path, "%s", inner(p))
+	}
+	if bad != nil {
+		return
+	}
+	want := func(kind, field, value, why string) {
+		root := docs.of(kind)
+		if root == nil {
+			return
+		}
+		n := nodeAt(root, field)
+		if got := scalarText(n); got != value {
+			probs.add(path, "%s.%s is %q, and must be %q: %s", kind, field, shorten(got), shorten(value), why)
+		}
+	}
+	for _, kind := range []string{"ClusterConfiguration", "InitConfiguration"} {
+		if docs.of(kind) == nil {
+			probs.add(path, "has no %s", kind)
+		}
+	}
+	if len(s.Masters) > 0 && badHostPort(s.Masters[0]) == "" {
+		want("ClusterConfiguration", "controlPlaneEndpoint", s.EndpointHostPort(), "that is the Site's endpoint and the masters' port")
+		_, port, _ := net.SplitHostPort(s.Masters[0])
+		want("InitConfiguration", "localAPIEndpoint.bindPort", port, "that is the masters' port")
+	}
+	want("InitConfiguration", "nodeRegistration.name", s.NodeName, "that is the Site's nodeName")
+	for _, m := range s.ControlPlane.Members {
+		if m.Name == s.NodeName {
+			want("InitConfiguration", "localAPIEndpoint.advertiseAddress", m.Address, "that is this member's address")
+		}
+	}
+	want("ClusterConfiguration", "etcd.local.dataDir", EtcdDataDir, "the decision whether etcd may start looks there")
+	if c := docs.of("ClusterConfiguration"); c != nil && !k8sVersion.MatchString(scalarText(nodeAt(c, "kubernetesVersion"))) {
+		probs.add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. v1.36.3")
+	}
+}
+
+// EtcdDataDir is where a control-plane node's etcd has its data.
+const EtcdDataDir = "/var/lib/etcd"
+
+func scalarText(n *yaml.Node) string {
+	if n == nil || n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return n.Value
+}
+
+// validate checks the keys, each against its certificate.
+func (k *ClusterKeys) validate(pins []string, probs *Problems) {
+	for _, p := range []struct {
+		path string
+		pair KeyPair
+	}{{"ca", k.CA}, {"etcdCA", k.EtcdCA}, {"frontProxyCA", k.FrontProxyCA}} {
+		path := "credentials.keys." + p.path
+		if p.pair.Key.IsZero() {
+			probs.add(path+".key", "is required")
+		}
+		if p.pair.Cert == "" || p.pair.Key.IsZero() {
+			continue
+		}
+		certs, err := parseCA(p.pair.Cert)
+		if err != nil {
+			probs.add(path+".cert", "%v", err)
+			continue
+		}
+		if len(certs) != 1 {
+			probs.add(path+".cert", "has %d certificates, expected the CA's alone", len(certs))
+			continue
+		}
+		if public, err := parsePrivateKey(p.pair.Key.Reveal()); err != nil {
+			probs.add(path+".key", "%v", err)
+		} else if !public.Equal(certs[0].PublicKey) {
+			probs.add(path+".key", "is not the key of the certificate beside it")
+		}
+		if p.path == "ca" && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
+			probs.add(path+".cert", "has none of caCertHashes (it is %s): the two are of different clusters", caPin(certs[0]))
+		}
+	}
+	if k.ServiceAccount.IsZero() {
+		probs.add("credentials.keys.serviceAccount", "is required")
+	} else if _, err := parsePrivateKey(k.ServiceAccount.Reveal()); err != nil {
+		probs.add("credentials.keys.serviceAccount", "%v", err)
+	}
+	if objects := k.Objects.Reveal(); objects != "" {
+		for _, p := range CheckManifest("", []byte(objects)) {
+			probs.add("credentials.keys.objects", "%s", inner(p))
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package configs
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// MasterSite is the Site of one control-plane node of a valid Cluster, without
+// its credentials. id is the minting's; birth is until when the cluster may be
+// born, zero: not any more.
+func (f *ClusterFile) MasterSite(m *ClusterMaster, id, caHash string, birth time.Time) (*Site, error) {
+	s := f.siteFrame(NodeControlPlane)
+	s.NodeName, s.Network = m.Name, m.Network
+	s.IPVS.Disabled = true
+	s.CACertHashes = []string{caHash}
+	c := &SiteControlPlane{ID: id}
+	for _, o := range f.Masters {
+		c.Members = append(c.Members, ControlPlaneMember{o.Name, o.Address})
+	}
+	if !birth.IsZero() {
+		c.BirthUntil = birth.UTC().Format(time.RFC3339)
+	}
+	docs, err := f.masterDocuments(m)
+	if err != nil {
+		return nil, err
+	}
+	c.Kubeadm = string(docs)
+	s.ControlPlane = c
+	return &s, nil
+}
+
+// masterDocuments are kubeadm's documents for one control-plane node: those of
+// the Cluster's file, with what its fields say.
+func (f *ClusterFile) masterDocuments(m *ClusterMaster) ([]byte, error) {
+	docs := kubeadmDocs{
+		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
+	}
+	cluster, init := docs[0].Root, docs[1].Root
+	str := func(n *yaml.Node, value string, path ...string) {
+		if value != "" {
+			setAt(n, encodeString(value), path...)
+		}
+	}
+	str(cluster, f.Name, "clusterName")
+	str(cluster, f.KubernetesVersion, "kubernetesVersion")
+	str(cluster, fmt.Sprintf("%s:%d", f.Endpoint, f.Port), "controlPlaneEndpoint")
+	str(cluster, f.ImageRepository, "imageRepository")
+	str(cluster, "ECDSA-P256", "encryptionAlgorithm")
+	str(cluster, strings.Join(f.PodCIDRs, ","), "networking", "podSubnet")
+	str(cluster, strings.Join(f.ServiceCIDRs, ","), "networking", "serviceSubnet")
+	str(cluster, EtcdDataDir, "etcd", "local", "dataDir")
+	names := []string{f.Endpoint, f.VIP}
+	for _, o := range f.Masters {
+		names = append(names, o.Address)
+	}
+	addItems(cluster, names, "apiServer", "certSANs")
+	str(init, m.Name, "nodeRegistration", "name")
+	str(init, defaultCRISocket, "nodeRegistration", "criSocket")
+	str(init, m.Address, "localAPIEndpoint", "advertiseAddress")
+	setAt(init, plain(fmt.Sprint(f.Port), "!!int"), "localAPIEndpoint", "bindPort")
+	args := &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{mapping("name", encodeString("node-ip"), "value", encodeString(m.Address))}}
+	if own := nodeAt(init, "nodeRegistration.kubeletExtraArgs"); own != nil && own.Kind == yaml.SequenceNode {
+		args.Content = append(args.Content, own.Content...)
+	}
+	setAt(init, args, "nodeRegistration", "kubeletExtraArgs")
+	if f.KubeProxy.Mode == "none" {
+		setAt(cluster, plain("true", "!!bool"), "proxy", "disabled")
+		return docs.encode()
+	}
+	proxy := f.document("KubeProxyConfiguration")
+	str(proxy.Root, f.KubeProxy.Mode, "mode")
+	str(proxy.Root, f.KubeProxy.BindAddress, "bindAddress")
+	if f.KubeProxy.Mode == "ipvs" {
+		// It removes virtual servers that it did not make, ipvscare's too.
+		bits := 32
+		if strings.Contains(f.VIP, ":") {
+			bits = 128
+		}
+		addItems(proxy.Root, []string{fmt.Sprintf("%s/%d", f.VIP, bits)}, "ipvs", "excludeCIDRs")
+	}
+	return append(docs, proxy).encode()
+}
+
+const defaultCRISocket = "unix:///run/containerd/containerd.sock"
+
+// document is the person's document of a kind, to be changed, or a new one.
+func (f *ClusterFile) document(kind string) KubeadmDocument {
+	root := &yaml.Node{Kind: yaml.MappingNode}
+	for _, d := range f.Kubeadm {
+		if d.Kind == kind {
+			root = cloneNode(d.Root)
+		}
+	}
+	setAt(root, plain(kubeadmVersions[kind], "!!str"), "apiVersion")
+	setAt(root, plain(kind, "!!str"), "kind")
+	return KubeadmDocument{kind, root}
+}
+
+// cloneNode copies a tree, with what its aliases stand for.
+func cloneNode(n *yaml.Node) *yaml.Node {
+	c := *deref(n)
+	c.Anchor, c.Alias = "", nil
+	c.Content = slices.Clone(c.Content)
+	for i := range c.Content {
+		c.Content[i] = cloneNode(c.Content[i])
+	}
+	return &c
+}
+
+// addItems adds texts to a list, those that it has not yet.
+func addItems(root *yaml.Node, items []string, path ...string) {
+	list := listAt(root, path...)
+	for _, item := range items {
+		if !slices.ContainsFunc(list.Content, func(n *yaml.Node) bool { return deref(n).Value == item }) {
+			list.Content = append(list.Content, encodeString(item))
+		}
+	}
+}

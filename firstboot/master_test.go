@@ -1,0 +1,664 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/cluster/mint"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// cutConf is the kubeconfig that kubeadm stumbles over: half a file.
+var errHalf = errors.New("a kubeconfig file exists already but cannot be read")
+
+// mintedSites are the Sites of a minted cluster with one or three masters.
+func mintedSites(t *testing.T, masters int) []mint.NodeSite {
+	t.Helper()
+	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters:\n"
+	for i := range masters {
+		doc += fmt.Sprintf("- {name: m%d, address: 192.0.2.1%d}\n", i+1, i+1)
+	}
+	doc += "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ndns: {disabled: true}\n"
+	dir, now := filepath.Join(t.TempDir(), "shops"), time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
+	if _, err := mint.New(dir, []byte(doc), mint.Options{File: "cluster.yaml", Now: now}); err != nil {
+		t.Fatal(err)
+	}
+	sites, err := mint.MasterSites(dir, sealed.Identity{}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sites
+}
+
+const masterImage = `{"version":1,"name":"test","plan":"plan","arch":"amd64","sourceDate":1767225600,"nodeTypes":["native","control-plane"],"siteVersions":["v1alpha1"],"kubernetes":"v1.36.3","containerd":"2.2.9","partitions":[],
+"images":[{"ref":"registry.k8s.io/kube-apiserver:v1.36.3"},{"ref":"registry.k8s.io/kube-controller-manager:v1.36.3"},{"ref":"registry.k8s.io/kube-scheduler:v1.36.3"},{"ref":"registry.k8s.io/etcd:3.6.8-0"}]}`
+
+// master is m1: its machine, what kubeadm, kubelet and etcd do there, and the
+// other masters.
+type master struct {
+	*world
+	site *configs.Site
+
+	blankAt listener // what first boot listens on
+	others  map[string]*fakeMember
+	// starts are how etcd was started with a blank disk: its initial-cluster-state.
+	starts []string
+	// started is how etcd's pod was when it started in this boot.
+	started string
+	learner bool // m1's member has no vote yet
+	inits   []string
+	halves  map[string]bool
+}
+
+// fakeMember is another master.
+type fakeMember struct {
+	mu      sync.Mutex
+	state   seat.PeerState
+	quorum  bool
+	members []map[string]any
+	next    int
+	server  listener
+}
+
+func newMaster(t *testing.T, sites []mint.NodeSite) *master {
+	t.Helper()
+	w := newWorld(t, "testdata/machine.txtar")
+	w.put("/usr/share/edgebake/image.json", masterImage)
+	m := &master{world: w, site: sites[0].Site, others: map[string]*fakeMember{}, halves: map[string]bool{}}
+	keys := m.site.Credentials.Keys
+	ca, key := parsePair(t, keys.CA)
+	w.cluster = newFakeClusterOf(t, ca, key, "192.0.2.11")
+	w.cluster.renewed, w.cluster.silent = w.kubeletReported, w.kubeletSilent
+	w.cluster.unpublished = true
+	w.source = netip.MustParseAddr("192.0.2.11")
+	w.init = m.kubeadm
+	w.dials = m.dial
+	w.listens = func(addr string) (net.Listener, error) {
+		if addr != "192.0.2.11:2380" {
+			return nil, fmt.Errorf("it listens on %s", addr)
+		}
+		return net.Listen("unix", "@firstboot-test-"+fmt.Sprint(time.Now().UnixNano()))
+	}
+	for _, s := range sites[1:] {
+		m.others[s.Site.Self().Address] = newFakeMember(t, keys.EtcdCA)
+	}
+	m.stampSite(m.site)
+	return m
+}
+
+func (m *master) stampSite(s *configs.Site) {
+	m.t.Helper()
+	text, err := configs.EncodeSlot(s)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.stamp(ownDev, string(text))
+}
+
+func parsePair(t *testing.T, p configs.KeyPair) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	pair, err := tls.X509KeyPair([]byte(p.Cert), []byte(p.Key.Reveal()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair.Leaf, pair.PrivateKey.(*ecdsa.PrivateKey)
+}
+
+func newFakeMember(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
+	f := &fakeMember{next: 100}
+	ca, key := parsePair(t, etcdCA)
+	cert := issue(t, ca, key, &x509.Certificate{Subject: pkix.Name{CommonName: "etcd"},
+		IPAddresses: []net.IP{net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13")}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
+	pool := x509.NewCertPool()
+	pool.AddCert(ca)
+	f.server = serve(t, &http.Server{Handler: f, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}})
+	return f
+}
+
+func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
+	var asked struct {
+		ID       string
+		PeerURLs []string `json:"peerURLs"`
+	}
+	_ = json.NewDecoder(r.Body).Decode(&asked)
+	find := func() int {
+		return slices.IndexFunc(f.members, func(m map[string]any) bool { return m["ID"] == asked.ID })
+	}
+	switch {
+	case f.state == seat.Blank:
+		seat.ServeBlank().ServeHTTP(w, r)
+	case r.URL.Path == "/members" && f.state == seat.Newborn:
+		answer([]any{map[string]any{"name": "m2"}})
+	case r.URL.Path == "/members":
+		answer([]any{map[string]any{"name": "m2", "clientURLs": []string{"https://192.0.2.12:2379"}}})
+	case !f.quorum:
+		http.Error(w, `{"message":"etcdserver: request timed out"}`, http.StatusServiceUnavailable)
+	case r.URL.Path == "/v3/cluster/member/list":
+		answer(map[string]any{"members": f.members})
+	case r.URL.Path == "/v3/cluster/member/add":
+		f.next++
+		m := map[string]any{"ID": fmt.Sprint(f.next), "peerURLs": asked.PeerURLs, "isLearner": true}
+		f.members = append(f.members, m)
+		answer(map[string]any{"member": m})
+	case find() < 0:
+		http.Error(w, `{"message":"etcdserver: member not found"}`, http.StatusNotFound)
+	case r.URL.Path == "/v3/cluster/member/remove":
+		f.members = slices.Delete(f.members, find(), find()+1)
+		answer(map[string]any{})
+	case r.URL.Path == "/v3/cluster/member/promote":
+		delete(f.members[find()], "isLearner")
+		answer(map[string]any{})
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// dial reaches the other masters, and what this one runs.
+func (m *master) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
+	host, port, _ := net.SplitHostPort(addr)
+	if f := m.others[host]; f != nil && (port == "2379" || port == "2380") {
+		f.mu.Lock()
+		silent := f.state == seat.Silent
+		f.mu.Unlock()
+		if silent {
+			return nil, errors.New("no route to host"), true
+		}
+		conn, err := f.server.dial(ctx)
+		return conn, err, true
+	}
+	if host == "192.0.2.11" && port == "6443" || strings.HasPrefix(addr, "apiserver.cluster.local:") {
+		if err := m.kubelet(); err != nil {
+			return nil, err, true
+		}
+		conn, err := m.cluster.dial(ctx, addr)
+		return conn, err, true
+	}
+	return nil, nil, false
+}
+
+// kubelet starts what its directory holds, as it would have in the meantime,
+// and reports whether the API server answers.
+func (m *master) kubelet() error {
+	refused := errors.New("connection refused")
+	if m.units[ondisk.UnitKubelet] != "active" {
+		return refused
+	}
+	pod, err := os.ReadFile(m.inside(etcdManifest))
+	if err != nil || len(pod) == 0 {
+		return refused
+	}
+	if m.started == "" {
+		m.started = string(pod)
+		if !m.has("/var/lib/etcd/member/wal/0.wal") {
+			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
+			m.put("/var/lib/etcd/member/wal/0.wal", "")
+			m.learner = strings.Contains(string(pod), "existing")
+		}
+	}
+	for _, f := range m.others {
+		f.mu.Lock()
+		for _, o := range f.members {
+			if urls, ok := o["peerURLs"].([]string); ok && slices.Contains(urls, "https://192.0.2.11:2380") && o["isLearner"] == nil {
+				m.learner = false
+			}
+		}
+		f.mu.Unlock()
+	}
+	if m.learner {
+		return refused
+	}
+	for _, p := range masterPods {
+		if b, err := os.ReadFile(filepath.Join(m.root, p)); err != nil || len(b) == 0 {
+			return refused
+		}
+	}
+	conf, err := os.ReadFile(filepath.Join(m.root, ondisk.KubeletConf))
+	if err != nil || len(conf) == 0 {
+		return nil
+	}
+	if !m.has(clientCert) {
+		pem := kubeletPKI + "/kubelet-client-2026-11-20-10-00-00.pem"
+		m.puts(pem, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0)))
+		if err := os.Symlink(pem, filepath.Join(m.root, clientCert)); err != nil {
+			return err
+		}
+	}
+	m.cluster.register("m1", "", strings.TrimSpace(m.get("/etc/machine-id")))
+	return nil
+}
+
+func (m *master) on() {
+	m.t.Helper()
+	m.started = ""
+	m.powerOn()
+	// Kubelet is up before first boot has looked around.
+	if err := m.kubelet(); m.started != "" {
+		m.t.Errorf("etcd starts at a boot before anybody has decided that it may (%v)", err)
+	}
+}
+
+// kubeadm does what the phases of kubeadm init do to the disk and the cluster.
+func (m *master) kubeadm(c Cmd) error {
+	phase := strings.Join(c.Args[3:len(c.Args)-2], " ")
+	m.inits = append(m.inits, phase)
+	conf := m.get(c.Args[len(c.Args)-1])
+	write := func(p, data string) error {
+		if err := m.effect("kubeadm writes " + p); err != nil {
+			return err
+		}
+		m.puts(p, data)
+		return nil
+	}
+	need := func(p string) string {
+		b, err := os.ReadFile(filepath.Join(m.root, p))
+		if err != nil {
+			m.t.Errorf("kubeadm %s without %s", phase, p)
+		}
+		return string(b)
+	}
+	switch phase {
+	case "certs all":
+		for _, l := range leaves {
+			if err := m.leaf(l, conf, write, need); err != nil {
+				return err
+			}
+		}
+	case "kubeconfig all":
+		for _, f := range append(slices.Clone(masterConfs), ondisk.KubeletConf) {
+			if b, err := os.ReadFile(filepath.Join(m.root, f)); err == nil {
+				if _, err := api.ParseKubeconfig(b); err != nil {
+					fmt.Fprintf(c.Output, "error execution phase kubeconfig: %v\n", errHalf)
+					return errHalf
+				}
+				continue
+			}
+			cn := strings.TrimSuffix(filepath.Base(f), ".conf")
+			if f == ondisk.KubeletConf {
+				cn = "system:node:m1"
+			}
+			pair := m.cluster.client(cn, m.now.AddDate(1, 0, 0))
+			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
+				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
+			if err != nil {
+				return err
+			}
+			if err := write(f, string(text)); err != nil {
+				return err
+			}
+		}
+	case "etcd local":
+		if m.has("/var/lib/etcd/member/wal/0.wal") {
+			return write(etcdManifest, "has data\n")
+		}
+		return write(etcdManifest, etcdState(m.t, conf))
+	case "control-plane all":
+		for _, p := range masterPods {
+			if err := write(p, "pod\n"); err != nil {
+				return err
+			}
+		}
+	case "kubelet-start":
+		if err := errors.Join(write(kubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--node-ip=192.0.2.11\"\n"), write(ondisk.KubeletConfig, "kind: KubeletConfiguration\n")); err != nil {
+			return err
+		}
+		m.units[ondisk.UnitKubelet], m.world.started[ondisk.UnitKubelet], m.heard = "active", m.now, m.now
+	case "upload-config all", "addon all":
+		if strings.Contains(conf, "initial-cluster") {
+			m.t.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
+		}
+	case "bootstrap-token":
+		if !strings.Contains(conf, "ttl: \"1m0s\"") {
+			m.t.Errorf("a bootstrap token that lives on:\n%s", conf)
+		}
+		if err := m.effect("kubeadm publishes cluster-info"); err != nil {
+			return err
+		}
+		m.cluster.mu.Lock()
+		m.cluster.unpublished = false
+		m.cluster.mu.Unlock()
+	case "mark-control-plane":
+		m.cluster.mu.Lock()
+		m.cluster.nodes["m1"].Metadata.Labels[controlPlaneLabel] = ""
+		m.cluster.mu.Unlock()
+	case "kubelet-finalize all":
+		text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
+			api.User{CertFile: clientCert, KeyFile: clientCert})
+		if err != nil {
+			return err
+		}
+		return write(ondisk.KubeletConf, string(text))
+	default:
+		m.t.Errorf("kubeadm %s", phase)
+	}
+	return nil
+}
+
+// etcdState is initial-cluster-state, by the members of initial-cluster.
+func etcdState(t *testing.T, conf string) string {
+	t.Helper()
+	dec := yaml.NewDecoder(strings.NewReader(conf))
+	for {
+		var c struct {
+			Kind string
+			Etcd struct {
+				Local struct {
+					ImageTag  string                         `yaml:"imageTag"`
+					ExtraArgs []struct{ Name, Value string } `yaml:"extraArgs"`
+				}
+			}
+		}
+		if err := dec.Decode(&c); err != nil {
+			t.Fatalf("no arguments of etcd in\n%s", conf)
+		}
+		if c.Kind != "ClusterConfiguration" {
+			continue
+		}
+		out := c.Etcd.Local.ImageTag
+		for _, a := range c.Etcd.Local.ExtraArgs {
+			if a.Name != "initial-cluster-token" {
+				out += " " + a.Value
+			}
+		}
+		return out + "\n"
+	}
+}
+
+// leaf makes a certificate that is not there; what is there is whole to it.
+func (m *master) leaf(l leaf, conf string, write func(p, data string) error, need func(string) string) error {
+	cert, key := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key"
+	if m.has(cert) {
+		return nil
+	}
+	pair, err := tls.X509KeyPair([]byte(need(pkiDir+"/"+l.ca+".crt")), []byte(need(pkiDir+"/"+l.ca+".key")))
+	if err != nil {
+		return err
+	}
+	made := issue(m.t, pair.Leaf, pair.PrivateKey.(*ecdsa.PrivateKey), &x509.Certificate{Subject: pkix.Name{CommonName: l.base},
+		DNSNames: []string{"apiserver.cluster.local"}, NotBefore: longAgo, NotAfter: m.now.AddDate(1, 0, 0),
+		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13"), net.ParseIP("10.103.97.2")},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
+	der, err := x509.MarshalPKCS8PrivateKey(made.PrivateKey)
+	if err != nil {
+		return err
+	}
+	if err := write(key, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))); err != nil {
+		return err
+	}
+	return write(cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Certificate[0]})))
+}
+
+// keysOnlyInPlace scans the machine for the cluster's keys.
+func (m *master) keysOnlyInPlace() {
+	m.t.Helper()
+	keys := m.site.Credentials.Keys
+	for name, key := range map[string]configs.Secret{"ca.key": keys.CA.Key, "etcd/ca.key": keys.EtcdCA.Key, "front-proxy-ca.key": keys.FrontProxyCA.Key, "sa.key": keys.ServiceAccount} {
+		line := []byte(strings.Split(key.Reveal(), "\n")[1])
+		err := filepath.WalkDir(m.root, func(p string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			b, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			rel, _ := filepath.Rel(m.root, p)
+			if own := "/"+rel == pkiDir+"/"+name; bytes.Contains(b, line) != own {
+				m.t.Errorf("%s in /%s: %v", name, rel, !own)
+			}
+			return nil
+		})
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if bytes.Contains(bytes.Join(m.slots[ownDev].pages, nil), line) {
+			m.t.Errorf("the slot has %s still", name)
+		}
+		if said := m.log.String() + strings.Join(m.console, "\n"); strings.Contains(said, string(line)) {
+			m.t.Errorf("%s was said", name)
+		}
+	}
+	if objects := keys.Objects.Reveal(); bytes.Contains(bytes.Join(m.slots[ownDev].pages, nil), []byte("token-secret")) || objects == "" {
+		m.t.Error("the slot has the nodes' tokens still")
+	}
+}
+
+func (m *master) bootDone() {
+	m.t.Helper()
+	if err := m.boot(); err != nil {
+		m.t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	if s := m.state(); s.Result != ondisk.ResultDone {
+		m.t.Errorf("result %s", s.Result)
+	}
+}
+
+func TestSoleMasterIsBorn(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380 new"}; !slices.Equal(m.starts, want) {
+		t.Errorf("etcd was started as %q, want %q", m.starts, want)
+	}
+	if want := []string{"certs all", "kubeconfig all", "etcd local", "control-plane all", "kubelet-start", "upload-config all", "addon all", "bootstrap-token", "mark-control-plane", "kubelet-finalize all"}; !slices.Equal(m.inits, want) {
+		t.Errorf("kubeadm ran %q", m.inits)
+	}
+	if len(m.cluster.objects) != 1 || !strings.Contains(m.cluster.objects[0], "bootstrap-token-") {
+		t.Errorf("objects: %q", m.cluster.objects)
+	}
+	if hosts := m.get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
+		t.Errorf("the endpoint is not the machine itself:\n%s", hosts)
+	}
+	m.keysOnlyInPlace()
+
+	// The next boot starts etcd with what is there, and publishes nothing.
+	m.inits = nil
+	m.on()
+	m.bootDone()
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || len(m.starts) != 1 || len(m.cluster.objects) != 1 {
+		t.Errorf("again: kubeadm ran %q; etcd was started as %q", m.inits, m.starts)
+	}
+	golden(t, "master.again.console", strings.Join(m.console, "\n")+"\n")
+}
+
+// A master that was written anew, with the same Site after the time of its
+// birth, does not begin again.
+func TestReflashedMasterStops(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		masters int
+		others  seat.PeerState
+		late    bool
+		says    string
+	}{
+		"sole, late":                 {1, 0, true, "the ticket for the cluster's birth has expired"},
+		"all of them, late":          {3, seat.Blank, true, "the ticket for the cluster's birth has expired"},
+		"the others without quorum":  {3, seat.Lived, false, "has no quorum"},
+		"the others without, late":   {3, seat.Lived, true, "has no quorum"},
+		"the others are silent":      {3, seat.Silent, false, ""},
+		"the others are silent, too": {3, seat.Silent, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, mintedSites(t, tt.masters))
+			if tt.late {
+				m.now = m.now.Add(200 * time.Hour)
+			}
+			for _, f := range m.others {
+				f.state = tt.others
+			}
+			err := m.boot()
+			if err == nil || len(m.starts) > 0 || m.has(etcdManifest) {
+				t.Fatalf("%v, etcd was started as %q", err, m.starts)
+			}
+			if tt.says != "" && (!m.said("FAILED seat") || !m.said(tt.says)) || tt.says == "" && !m.said("not seen yet") {
+				t.Errorf("console:\n%s", strings.Join(m.console, "\n"))
+			}
+		})
+	}
+}
+
+// A master on a blank disk takes its seat where a quorum lives, whatever its
+// ticket: its old seat goes, and it has no vote until it has caught up.
+func TestReplacedMasterJoins(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.now = m.now.Add(200 * time.Hour)
+	m.cluster.unpublished = false
+	f := m.others["192.0.2.12"]
+	f.state, f.quorum = seat.Lived, true
+	f.members = []map[string]any{
+		{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}},
+		{"ID": "2", "name": "m2", "peerURLs": []string{"https://192.0.2.12:2380"}},
+		{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}},
+	}
+	m.bootDone()
+	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380,m2=https://192.0.2.12:2380,m3=https://192.0.2.13:2380 existing"}; !slices.Equal(m.starts, want) {
+		t.Errorf("etcd was started as %q, want %q", m.starts, want)
+	}
+	if own := f.members[2]; own["ID"] != "101" || own["isLearner"] != nil {
+		t.Errorf("members: %v", f.members)
+	}
+	if slices.Contains(m.inits, "bootstrap-token") || slices.Contains(m.inits, "addon all") {
+		t.Errorf("it published a cluster that lives: %q", m.inits)
+	}
+	m.keysOnlyInPlace()
+}
+
+// Removed while it was off: its data is of no use, and a person decides.
+func TestRemovedMasterStops(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.put("/var/lib/etcd/member/wal/0.wal", "")
+	f := m.others["192.0.2.13"]
+	f.state, f.quorum = seat.Lived, true
+	f.members = []map[string]any{{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}}}
+	if err := m.boot(); err == nil || !m.said("was removed from the cluster") || len(m.inits) > 2 {
+		t.Errorf("%v, kubeadm ran %q\n%s", err, m.inits, strings.Join(m.console, "\n"))
+	}
+}
+
+// Certificates that a power cut broke, that lack a name, or that end soon are
+// made anew; so is kubelet's after a year in a drawer.
+func TestMasterRenewsCertificates(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	for name, spoil := range map[string]func(m *master) []string{
+		"a key is empty": func(m *master) []string {
+			m.put(pkiDir+"/etcd/server.key", "")
+			return []string{"certs all", "kubeconfig all", "etcd local"}
+		},
+		"half a kubeconfig": func(m *master) []string {
+			m.put(superAdminConf, "apiVersion: v1\nkind: Conf")
+			return []string{"certs all", "kubeconfig all", "etcd local"}
+		},
+		"eight months later": func(m *master) []string {
+			m.now = m.now.AddDate(0, 8, 0)
+			return []string{"certs all", "kubeconfig all", "etcd local"}
+		},
+		"370 days later": func(m *master) []string {
+			m.now = m.now.AddDate(0, 0, 370)
+			return []string{"certs all", "kubeconfig all", "etcd local", "kubelet-finalize all"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, sites)
+			m.bootDone()
+			want := spoil(m)
+			m.inits = nil
+			m.on()
+			m.bootDone()
+			if !slices.Equal(m.inits, want) {
+				t.Errorf("kubeadm ran %q, want %q", m.inits, want)
+			}
+			if bad := badCertificates(m.env(), m.site); len(bad) > 0 {
+				t.Errorf("still bad: %q", bad)
+			}
+		})
+	}
+}
+
+// Keys that are lost once the slot is scrubbed are asked for again.
+func TestMasterLosesKeys(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	m.put(pkiDir+"/front-proxy-ca.key", "")
+	m.on()
+	if err := m.boot(); err == nil || !m.said("FAILED keys") {
+		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	m.stampSite(m.site)
+	m.on()
+	m.bootDone()
+}
+
+// The power goes before each effect of a birth, with and without what was not
+// synced; etcd begins once, and nothing starts it at a boot but a decision.
+func TestPowerCutOfMaster(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	whole := newMaster(t, sites)
+	whole.bootDone()
+	if whole.effects < 60 {
+		t.Fatalf("only %d effects were counted", whole.effects)
+	}
+	for n := 1; n <= whole.effects; n++ {
+		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
+			t.Parallel()
+			for _, killed := range []bool{false, true} {
+				m := newMaster(t, sites)
+				m.cutAt = n
+				if err := m.boot(); err == nil && n < whole.effects-3 {
+					t.Fatalf("cut at %d: it went on without power", n)
+				}
+				at := m.names[len(m.names)-1]
+				if killed {
+					m.cutAt, m.effects, m.names = 0, 0, nil
+				} else {
+					m.lose()
+					m.on()
+				}
+				if err := m.boot(); err != nil {
+					t.Fatalf("cut at %d (%s), killed: %v: %v\n%s", n, at, killed, err, strings.Join(m.console, "\n"))
+				}
+				if len(m.starts) != 1 || len(m.cluster.objects) != 1 {
+					t.Errorf("cut at %d (%s), killed: %v: etcd was started as %q, objects %q", n, at, killed, m.starts, m.cluster.objects)
+				}
+				m.keysOnlyInPlace()
+			}
+		})
+	}
+}

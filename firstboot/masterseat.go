@@ -1,0 +1,328 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// etcd's pod is a link into /run: kubelet, which starts at a boot before first
+// boot has looked around, finds nothing to start there, and a decision is
+// never older than this boot.
+const (
+	etcdManifest = manifests + "/etcd.yaml"
+	etcdRun      = ondisk.RunDir + "/etcd.yaml"
+)
+
+const (
+	// seatPatience is how long what only a person can decide must stay so: a
+	// quorum forms anew after a power cut of all.
+	seatPatience = 2 * time.Minute
+	seatInterval = 2 * time.Second
+	// askTimeout bounds one question to another master.
+	askTimeout = 8 * time.Second
+)
+
+// seatPhase lets etcd start, once it is decided how.
+func seatPhase(active *Active) Phase {
+	return Phase{
+		Name: "seat", Doc: "it is decided that etcd may start, and how", Timeout: time.Hour,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			if decided(e) {
+				return Done, nil
+			}
+			return Todo, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			client, err := etcdClient(e)
+			if err != nil {
+				return err
+			}
+			t := &taker{e: e, active: active, site: active.Site, client: client}
+			defer t.close()
+			return t.take(ctx)
+		},
+	}
+}
+
+// decided reports whether the decision of this boot was made.
+func decided(e *Env) bool {
+	target, err := os.Readlink(e.path(etcdManifest))
+	return err == nil && target == etcdRun && len(e.contents(etcdRun)) > 0
+}
+
+// etcdTLS is how control-plane nodes know each other before there is a
+// cluster: by etcd's CA, which only they have the key of.
+func etcdTLS(e *Env) (*tls.Config, error) {
+	pool, err := api.Pool(e.contents(pkiDir + "/etcd/ca.crt"))
+	if err != nil {
+		return nil, fmt.Errorf("reading etcd's CA: %w", err)
+	}
+	cert, err := tls.X509KeyPair(e.contents(pkiDir+"/etcd/peer.crt"), e.contents(pkiDir+"/etcd/peer.key"))
+	if err != nil {
+		return nil, fmt.Errorf("reading etcd's certificate: %w", err)
+	}
+	return &tls.Config{
+		Certificates: []tls.Certificate{cert}, RootCAs: pool, MinVersion: tls.VersionTLS12,
+		ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, Time: e.Now,
+	}, nil
+}
+
+func etcdClient(e *Env) (*http.Client, error) {
+	conf, err := etcdTLS(e)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, DisableKeepAlives: true}}, nil
+}
+
+// taker takes a seat in etcd.
+type taker struct {
+	e      *Env
+	active *Active
+	site   *configs.Site
+	client *http.Client
+
+	blank   *http.Server // tells the others that this machine has no data
+	stopped time.Time    // since when only a person can decide
+	via     seat.Etcd    // a member that a quorum answered through
+}
+
+func (t *taker) take(ctx context.Context) error {
+	said := ""
+	for {
+		v := t.view(ctx)
+		d := seat.Decide(v)
+		if line := d.Do.String() + ": " + d.Why; line != said {
+			t.e.Log.Info("the seat in etcd", "decision", d.Do.String(), "why", d.Why)
+			said = line
+		}
+		if d.Do != seat.Stop {
+			t.stopped = time.Time{}
+		}
+		switch d.Do {
+		case seat.Start:
+			return t.start(ctx, d, "existing", everyMember(t.site))
+		case seat.Birth:
+			t.e.Console("etcd begins with nothing: " + d.Why)
+			return t.start(ctx, d, "new", everyMember(t.site))
+		case seat.Join:
+			members, err := t.join(ctx, d)
+			if err == nil {
+				return t.start(ctx, d, "existing", members)
+			}
+			// As while another member is away for a moment.
+			t.e.Waiting("a seat in etcd: %s", oneLine(err))
+		case seat.Stop:
+			if t.stopped.IsZero() {
+				t.stopped = t.e.Now()
+			}
+			if t.e.Now().Sub(t.stopped) >= seatPatience {
+				return Permanent(errors.New(d.Why), d.Fix)
+			}
+			t.e.Waiting("%s", d.Why)
+		case seat.Wait:
+			t.e.Waiting("%s", d.Why)
+		default:
+			return Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "write the image to the machine's disk again")
+		}
+		if !v.Disk.WAL {
+			t.tellBlank(ctx)
+		}
+		if err := t.e.Sleep(ctx, seatInterval); err != nil {
+			return Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
+		}
+	}
+}
+
+// view looks at the disk, and asks the others.
+func (t *taker) view(ctx context.Context) seat.View {
+	self := t.site.Self()
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Ticket: ticket(t.site, t.e.Now())}
+	v.Disk.WAL = hasWAL(t.e)
+	t.via = seat.Etcd{}
+	type answer struct {
+		peer    seat.Peer
+		members []seat.Member
+		etcd    seat.Etcd
+	}
+	var wg sync.WaitGroup
+	answers := make([]answer, len(t.site.ControlPlane.Members))
+	for i, m := range t.site.ControlPlane.Members {
+		if m.Name == self.Name {
+			continue
+		}
+		wg.Go(func() {
+			a := &answers[i]
+			a.peer = seat.Peer{Name: m.Name, State: seat.Probe(ctx, t.client, m.PeerURL())}
+			if a.peer.State != seat.Lived {
+				return
+			}
+			a.etcd = memberEtcd(t.client, m)
+			members, err := a.etcd.Members(ctx)
+			if err != nil {
+				t.e.Log.Debug("no quorum answers through "+m.Name, "error", err)
+				return
+			}
+			a.members = members
+		})
+	}
+	wg.Wait()
+	for _, a := range answers {
+		if a.peer.Name == "" {
+			continue
+		}
+		v.Peers = append(v.Peers, a.peer)
+		if a.members != nil && !v.Quorum {
+			v.Quorum, v.Members, t.via = true, a.members, a.etcd
+		}
+	}
+	v.Disk.Removed = v.Disk.WAL && v.Quorum && !slices.ContainsFunc(v.Members, func(m seat.Member) bool {
+		return m.Name == self.Name || slices.Contains(m.PeerURLs, self.PeerURL())
+	})
+	return v
+}
+
+func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {
+	return seat.Etcd{Client: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
+}
+
+// hasWAL reports whether etcd has lived on this disk.
+func hasWAL(e *Env) bool {
+	found, err := filepath.Glob(e.path(configs.EtcdDataDir + "/member/wal/*.wal"))
+	return err == nil && len(found) > 0
+}
+
+func ticket(site *configs.Site, now time.Time) seat.Ticket {
+	switch until := site.ControlPlane.Birth(); {
+	case until.IsZero():
+		return seat.NoTicket
+	case now.Before(until):
+		return seat.ValidTicket
+	}
+	return seat.ExpiredTicket
+}
+
+// everyMember is etcd's first cluster.
+func everyMember(site *configs.Site) string {
+	var parts []string
+	for _, m := range site.ControlPlane.Members {
+		parts = append(parts, m.Name+"="+m.PeerURL())
+	}
+	return strings.Join(parts, ",")
+}
+
+// tellBlank tells the others that this machine has no data, until it decides.
+func (t *taker) tellBlank(ctx context.Context) {
+	if t.blank != nil {
+		return
+	}
+	conf, err := etcdTLS(t.e)
+	if err != nil {
+		t.e.Log.Warn("telling the other masters that this one is blank", "error", err)
+		return
+	}
+	l, err := t.e.Listen(ctx, net.JoinHostPort(t.site.Self().Address, configs.EtcdPeerPort))
+	if err != nil {
+		t.e.Log.Warn("telling the other masters that this one is blank", "error", err)
+		return
+	}
+	server := &http.Server{Handler: seat.ServeBlank(), ReadHeaderTimeout: askTimeout}
+	t.blank = server
+	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // ends with Close
+}
+
+func (t *taker) close() {
+	if t.blank != nil {
+		t.blank.Close()
+		t.blank = nil
+	}
+}
+
+// join makes room for this machine in a cluster that lives. Cut off anywhere,
+// the next try begins again with what is there.
+func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster string, err error) {
+	for _, id := range d.Remove {
+		if err := t.via.Remove(ctx, id); err != nil {
+			return "", err
+		}
+		t.e.Log.Info("removed this machine's old seat in etcd", "id", id)
+	}
+	self, err := t.via.AddLearner(ctx, t.site.Self().PeerURL())
+	if err != nil {
+		return "", err
+	}
+	members, err := t.via.Members(ctx)
+	if err != nil {
+		return "", err
+	}
+	return seat.InitialCluster(members, self, t.site.Self().Name), nil
+}
+
+// start has kubelet start etcd.
+func (t *taker) start(ctx context.Context, d seat.Decision, state, members string) error {
+	t.close() // etcd listens there now
+	e := t.e
+	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
+		return fmt.Errorf("letting etcd start: %w", err)
+	}
+	l := configs.KubeadmLocal{EtcdArgs: []configs.KubeadmArg{
+		{Name: "initial-cluster", Value: members},
+		{Name: "initial-cluster-state", Value: state},
+		{Name: "initial-cluster-token", Value: fmt.Sprintf("%s-%d", t.site.ControlPlane.ID, d.Generation)},
+	}}
+	if err := kubeadmInit(ctx, e, t.active, l, []string{"etcd", "local"}); err != nil {
+		return err
+	}
+	pod := e.contents(etcdManifest) // through the link, or what took its place
+	if len(pod) == 0 {
+		return errors.New("kubeadm wrote no pod of etcd")
+	}
+	if err := e.WriteFile(etcdRun, pod, Mode(0o600)); err != nil {
+		return fmt.Errorf("letting etcd start: %w", err)
+	}
+	// Kubelet notices changes in the directory, not behind a link.
+	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
+		return fmt.Errorf("letting etcd start: %w", err)
+	}
+	return nil
+}
+
+// promote gives this machine's member its vote, if it is there and has none.
+func promote(ctx context.Context, e *Env, site *configs.Site, client *http.Client) error {
+	self := site.Self()
+	for _, m := range site.ControlPlane.Members {
+		if m.Name == self.Name {
+			continue
+		}
+		via := memberEtcd(client, m)
+		members, err := via.Members(ctx)
+		if err != nil {
+			continue
+		}
+		for _, own := range members {
+			if own.Learner && slices.Contains(own.PeerURLs, self.PeerURL()) {
+				if err := via.Promote(ctx, own.ID); err != nil {
+					return err
+				}
+				e.Log.Info("this machine's member of etcd has its vote", "id", own.ID)
+			}
+		}
+		return nil
+	}
+	return nil
+}

@@ -1,0 +1,57 @@
+package node
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// controlPlane finds container images that a control plane runs and the image
+// has not on board: nothing is fetched on the way up.
+func (c *check) controlPlane() {
+	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
+		return
+	}
+	if v := c.site.ControlPlane.KubernetesVersion(); v != c.img.Info.Kubernetes {
+		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, c.img.Info.Kubernetes, v)
+	}
+	for _, n := range c.site.ControlPlane.NeededImages() {
+		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {
+			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n)
+		} else if n.Tag == "" && len(tags) > 1 {
+			c.add("controlPlane.kubeadm", "the image has %s on board with several tags (%s): keep one of them in images of the Image, or name the tag in the Cluster's ClusterConfiguration", n.Name, strings.Join(tags, ", "))
+		}
+	}
+}
+
+// tagsOf are the tags with which an image is on board.
+func tagsOf(info ondisk.ImageInfo, name string) []string {
+	var tags []string
+	for _, i := range info.Images {
+		ref, _, _ := strings.Cut(i.Ref, "@")
+		if tag, ok := strings.CutPrefix(ref, name+":"); ok {
+			tags = append(tags, tag)
+		}
+	}
+	return tags
+}
+
+// LocalKubeadm are the tags of etcd and CoreDNS that this image has on board.
+func LocalKubeadm(info ondisk.ImageInfo, site *configs.Site) configs.KubeadmLocal {
+	var l configs.KubeadmLocal
+	for _, n := range site.ControlPlane.NeededImages() {
+		tags := tagsOf(info, n.Name)
+		if n.Tag != "" || len(tags) == 0 {
+			continue
+		}
+		switch n.Name[strings.LastIndexByte(n.Name, '/')+1:] {
+		case configs.ImageEtcd:
+			l.EtcdTag = tags[0]
+		case configs.ImageDNS:
+			l.DNSTag = tags[0]
+		}
+	}
+	return l
+}

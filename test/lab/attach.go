@@ -1,0 +1,33 @@
+package lab
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+)
+
+// Attach is a cluster that its own machines run: this host only looks. CA and
+// kubeconfig are files; kubeconfig is an administrator's, with a client
+// certificate.
+func (l *Lab) Attach(progs *Programs, network Net, caFile, kubeconfig string, masters ...string) (*Cluster, error) {
+	c := &Cluster{Masters: masters, CAFile: caFile, Kubeconfig: kubeconfig, lab: l, net: network, progs: progs,
+		dir: filepath.Join(l.Dir, "cluster"), hosts: masters}
+	ca, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("reading %s: no certificate in it", caFile)
+	}
+	pair, err := clientPair(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	c.http = &http.Client{Transport: &http.Transport{DialContext: network.Dial,
+		TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}}}
+	return c, nil
+}
