@@ -21,10 +21,10 @@ help: ## list the targets
 deps: ## install the Debian packages that tests call, where missing
 	@test/deps/install.sh
 
-build: ## compile edgebake, firstboot and ipvscare into bin/
-	@echo "Compiling edgebake, firstboot and ipvscare into bin/"
+build: ## compile edgebake, firstboot, ipvscare and installer into bin/
+	@echo "Compiling edgebake, firstboot, ipvscare and installer into bin/"
 	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/edgebake
-	@$(AGENT) -o bin/ ./cmd/firstboot ./cmd/ipvscare
+	@$(AGENT) -o bin/ ./cmd/firstboot ./cmd/ipvscare ./cmd/installer
 
 demo: ## bake an image, boot it, watch it join a small real cluster
 	@test/deps/install.sh demo

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/configs"
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
 )
@@ -38,6 +39,27 @@ func (b *build) resolveAgents(ctx context.Context) error {
 		b.add("agents."+a.name, a.name, plan.Input{Make: "agent", SHA256: sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
 	}
 	return errors.Join(errs...)
+}
+
+// Program finds a program of ours that is no part of an image, for machines of
+// an architecture: beside the running edgebake, in the source tree we stand in,
+// or on the module proxy.
+func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
+	b := &build{Options: o, img: &configs.Image{Arch: arch}}
+	o.Cache.Until(ctx)
+	sha, err := b.agent(ctx, name, "")
+	if r, ok := agentRecipe(b.Version, name, arch); ok && errors.Is(err, errNoAgent) {
+		s := b.step(name, "compiled by Go: up to 3 minutes, unless it is cached")
+		var made map[string]string
+		if made, err = fetch.GoBuild(ctx, b.Cache, r, s); err == nil {
+			sha = made[r.Packages[0]]
+			s.done()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(b.Cache.BlobPath(sha))
 }
 
 // agentRecipe compiles one of our programs from the module proxy, in the

@@ -9,64 +9,13 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/facts"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// facts reads who this machine is from the kernel: MAC addresses of its own
-// network cards, and serial, UUID and asset tag from SMBIOS or the device tree.
-func (e *Env) facts() node.Machine {
-	m := node.Machine{
-		Hostname: e.text("/proc/sys/kernel/hostname"),
-		MACs:     e.macs(),
-	}
-	for _, f := range []string{
-		"/sys/class/dmi/id/product_serial",
-		"/sys/class/dmi/id/board_serial",
-		"/sys/class/dmi/id/chassis_serial",
-		"/sys/firmware/devicetree/base/serial-number",
-	} {
-		if s := configs.Identity(string(e.contents(f))); s != "" {
-			m.Serial = s
-			break
-		}
-	}
-	m.UUID = strings.ToLower(configs.Identity(string(e.contents("/sys/class/dmi/id/product_uuid"))))
-	for _, f := range []string{"/sys/class/dmi/id/chassis_asset_tag", "/sys/class/dmi/id/board_asset_tag"} {
-		if m.AssetTag = configs.Identity(string(e.contents(f))); m.AssetTag != "" {
-			break
-		}
-	}
-	return m
-}
-
-// macs lists the addresses of the physical network cards, the on-board and
-// wired ones first: in order of interface name, wireless last.
-func (e *Env) macs() []string {
-	dir := "/sys/class/net"
-	entries, err := os.ReadDir(e.path(dir))
-	if err != nil {
-		return nil
-	}
-	var wired, wireless []string
-	for _, en := range entries {
-		p := filepath.Join(dir, en.Name())
-		if !e.exists(filepath.Join(p, "device")) { // bridges, veths, lo have none
-			continue
-		}
-		mac := strings.ToLower(e.text(filepath.Join(p, "address")))
-		if len(mac) != 17 || strings.Trim(mac, "0:") == "" || strings.Trim(mac, "f:") == "" {
-			continue
-		}
-		if e.exists(filepath.Join(p, "wireless")) || e.exists(filepath.Join(p, "phy80211")) {
-			wireless = append(wireless, mac)
-		} else {
-			wired = append(wired, mac)
-		}
-	}
-	return append(wired, wireless...)
-}
+// facts are who this machine is.
+func (e *Env) facts() node.Machine { return facts.Read(e.Root) }
 
 // device is one partition that the kernel shows.
 type device struct {

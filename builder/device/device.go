@@ -36,6 +36,9 @@ type Disk struct {
 	Holds []string `json:"holds,omitempty"`
 	// Refusals say why it must not be overwritten; none: it may be.
 	Refusals []string `json:"refusals,omitempty"`
+	// Members are those of the Refusals that are only about what would be lost:
+	// parts of RAIDs, LVM and the like that nobody uses now.
+	Members []string `json:"-"`
 }
 
 // String names the disk so that a person can tell it from others.
@@ -184,7 +187,7 @@ func (n *node) disk() Disk {
 			d.Holds = append(d.Holds, x.Name+" "+strings.Join(what, " "))
 		}
 	})
-	d.Refusals = n.refusals()
+	d.Refusals, d.Members = n.refusals()
 	return d
 }
 
@@ -217,9 +220,9 @@ var members = map[string]string{
 	"VMFS_volume_member": "a VMFS volume", "ceph_bluestore": "a Ceph store", "mpath_member": "a multipath device",
 }
 
-// refusals says everything for which a disk must not be overwritten.
-func (n *node) refusals() []string {
-	var out []string
+// refusals says everything for which a disk must not be overwritten, and which
+// of that is membership in something larger.
+func (n *node) refusals() (out, lost []string) {
 	add := func(format string, args ...any) {
 		if s := fmt.Sprintf(format, args...); !slices.Contains(out, s) {
 			out = append(out, s)
@@ -242,6 +245,9 @@ func (n *node) refusals() []string {
 		}
 		if what := members[x.FSType]; what != "" {
 			add("%s is part of %s: if that is given up, wipefs --all %s", x.Name, what, x.Path)
+			if last := out[len(out)-1]; !slices.Contains(lost, last) {
+				lost = append(lost, last)
+			}
 		}
 		for i := range x.Children {
 			if c := &x.Children[i]; c.Type != "part" {
@@ -249,5 +255,5 @@ func (n *node) refusals() []string {
 			}
 		}
 	})
-	return out
+	return out, lost
 }

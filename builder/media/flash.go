@@ -34,6 +34,9 @@ type Medium interface {
 type FlashOptions struct {
 	// Site to stamp on the way; nil leaves the image's slot as it is.
 	Site *Site
+	// Slot, where set, is the whole slot of this image as it is to be written, in
+	// the place of the image's own: whoever has checked it wants no other.
+	Slot []byte
 	// Stamp says how: Now and Undated are used.
 	Stamp StampOptions
 	// Size of the disk, and of its sectors; 0: it has none, as a file.
@@ -84,6 +87,7 @@ type Flash struct {
 	zeros          []byte   // a chunk of them
 	zeroSum        [32]byte // its digest
 	data           int64    // about so many bytes are to be written, holes left out
+	plain          bool     // no image, but an installer: see PrepareInstaller
 }
 
 // Flashed is what was written.
@@ -123,6 +127,10 @@ func PrepareFlash(path string, o FlashOptions) (*Flash, error) {
 	if err != nil {
 		return nil, err
 	}
+	return prepareFlash(m, o)
+}
+
+func prepareFlash(m *image, o FlashOptions) (*Flash, error) {
 	f := &Flash{m: m, o: o, Image: m.info, zeros: make([]byte, disk.Align)}
 	f.zeroSum = sha256.Sum256(f.zeros)
 	if err := f.prepare(); err != nil {
@@ -137,8 +145,10 @@ func (f *Flash) Close() { f.m.close() }
 
 func (f *Flash) prepare() error {
 	m := f.m
-	if err := lock(m.f, false); err != nil {
-		return fmt.Errorf("reading image %s: another program is stamping it: try again (%w)", m.path, err)
+	if m.f != nil {
+		if err := lock(m.f, false); err != nil {
+			return fmt.Errorf("reading image %s: another program is stamping it: try again (%w)", m.path, err)
+		}
 	}
 	var errs []error
 	bad := func(err error) {
@@ -178,7 +188,9 @@ func (f *Flash) layout() error {
 // fits compares the disk with the image.
 func (f *Flash) fits() error {
 	var errs []error
-	if f.o.Size < f.End+tailRoom {
+	if f.o.Size < f.End+tailRoom && f.plain {
+		errs = append(errs, fmt.Errorf("it has %d MiB and the installer needs %d MiB: take a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
+	} else if f.o.Size < f.End+tailRoom {
 		errs = append(errs, fmt.Errorf("the disk has %d MiB and the image needs %d MiB: take a larger disk, or build the image with less (disk.root, disk.data, disk.reserve)",
 			f.o.Size>>20, (f.End+tailRoom)>>20))
 	}
@@ -208,6 +220,10 @@ func (f *Flash) fill() error {
 			f.State = SlotInventory
 		}
 	} else {
+		own := io.ReaderAt(f.m.section(p))
+		if f.slot = f.o.Slot; f.slot != nil {
+			own = bytes.NewReader(f.slot)
+		}
 		var i Info
 		if err = f.m.slot(&i); err != nil {
 			return err
@@ -218,7 +234,7 @@ func (f *Flash) fill() error {
 		if i.Slot.Site != nil {
 			f.NodeName = i.Slot.Site.NodeName
 		}
-		f.Slot, err = slot.ReadInfo(f.m.section(p))
+		f.Slot, err = slot.ReadInfo(own)
 	}
 	if err == nil && f.Slot.Golden == "" {
 		return errors.New("no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
@@ -467,7 +483,7 @@ func (f *Flash) at(off int64) *gpt.Partition {
 // golden checks that what was read is what was built.
 func (f *Flash) golden(_ context.Context, _ Medium, r *Flashed) error {
 	r.Golden = disk.GoldenOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
-	if r.Golden != f.Slot.Golden {
+	if !f.plain && r.Golden != f.Slot.Golden {
 		return fmt.Errorf("image %s is damaged, or has booted: its golden digest is %s, it was built with %s: copy or build it again", f.m.path, r.Golden, f.Slot.Golden)
 	}
 	return nil

@@ -37,7 +37,8 @@ const (
 
 // image is an open image.
 type image struct {
-	f      *os.File
+	f      *os.File    // nil where the image is no file of this computer
+	src    io.ReaderAt // f, or what stands for it
 	path   string
 	format string
 	size   int64 // of the disk
@@ -73,7 +74,7 @@ func open(path string, flag int) (*image, error) {
 // openFile reads what the image in an open file says of itself. Where that
 // fails the file stays open.
 func openFile(f *os.File, path string) (*image, error) {
-	m := &image{f: f, path: path}
+	m := &image{f: f, src: f, path: path}
 	m.system = sync.OnceValues(m.root)
 	if err := m.read(); err != nil {
 		if m.z != nil {
@@ -88,7 +89,7 @@ func (m *image) close() {
 	if m.z != nil {
 		m.z.Close()
 	}
-	if !m.borrowed {
+	if m.f != nil && !m.borrowed {
 		m.f.Close()
 	}
 }
@@ -105,21 +106,20 @@ var foreign = []struct{ magic, is string }{
 }
 
 func (m *image) read() error {
-	st, err := m.f.Stat()
-	if err != nil {
+	if err := m.readDisk(); err != nil {
 		return err
 	}
-	if st.IsDir() {
-		return fmt.Errorf("%w: it is a folder", ErrNotOurs)
-	}
-	m.device = st.Mode()&fs.ModeDevice != 0
-	// A block device has no size but an end.
-	if m.stored, err = m.f.Seek(0, io.SeekEnd); err != nil {
+	return m.readInfo()
+}
+
+// readDisk reads the partition table, of a raw or a compressed disk.
+func (m *image) readDisk() error {
+	if err := m.measure(); err != nil {
 		return err
 	}
 	m.size, m.format = m.stored, FormatRaw
 	head := make([]byte, 16)
-	if n, err := m.f.ReadAt(head, 0); err != nil && err != io.EOF {
+	if n, err := m.src.ReadAt(head, 0); err != nil && err != io.EOF {
 		return err
 	} else {
 		head = head[:n]
@@ -134,17 +134,39 @@ func (m *image) read() error {
 	}
 	if seekable.IsZstd(head) {
 		m.format = FormatZstd
-		if m.z, err = seekable.Open(m.f, m.stored); err != nil {
+		z, err := seekable.Open(m.src, m.stored)
+		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNotOurs, err)
 		}
-		m.size = m.z.Size()
+		m.z, m.size = z, z.Size()
+	} else if m.f == nil {
+		return fmt.Errorf("%w: it is not compressed", ErrNotOurs)
 	}
+	var err error
 	if m.table, err = gpt.Read(m, m.size); errors.Is(err, gpt.ErrNoTable) {
 		return fmt.Errorf("%w: %w; name one that edgebake build made", ErrNotOurs, err)
 	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotOurs, err)
 	}
-	return m.readInfo()
+	return nil
+}
+
+// measure finds how large the file is.
+func (m *image) measure() error {
+	if m.f == nil {
+		return nil
+	}
+	st, err := m.f.Stat()
+	if err != nil {
+		return err
+	}
+	if st.IsDir() {
+		return fmt.Errorf("%w: it is a folder", ErrNotOurs)
+	}
+	m.device = st.Mode()&fs.ModeDevice != 0
+	// A block device has no size but an end.
+	m.stored, err = m.f.Seek(0, io.SeekEnd)
+	return err
 }
 
 // ReadAt reads the disk.
@@ -152,7 +174,7 @@ func (m *image) ReadAt(p []byte, off int64) (n int, err error) {
 	if m.z != nil {
 		n, err = m.z.ReadAt(p, off)
 	} else {
-		n, err = m.f.ReadAt(p, off)
+		n, err = m.src.ReadAt(p, off)
 	}
 	apply(m.edits, p[:n], off)
 	return n, err
@@ -176,6 +198,9 @@ func (m *image) section(p gpt.Partition) *io.SectionReader {
 func (m *image) readInfo() error {
 	slot, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
+		if _, installs := m.partition(ondisk.LabelInstall); installs == nil {
+			return fmt.Errorf("%w: it is an installer (edgebake flash --installer), which carries one", ErrNotOurs)
+		}
 		return err
 	}
 	if slot.Size != ondisk.SlotSize || slot.Start%disk.Align != 0 {

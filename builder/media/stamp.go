@@ -217,6 +217,11 @@ func (m *image) put(f *os.File, p gpt.Partition, img []byte) error {
 	if m.z == nil {
 		return slot.WriteWhole(window{f, p.Start, m.device}, img)
 	}
+	return m.putFrames(f, p, img)
+}
+
+// putFrames puts the slot's frames in the place of those of a compressed image.
+func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	first := int(p.Start / seekable.FrameSize)
 	n := len(img) / seekable.FrameSize
 	for i := first; i < first+n; i++ {

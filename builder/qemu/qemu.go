@@ -47,6 +47,10 @@ type Machine struct {
 	// Sticks is the bus that removable drives are plugged into while the
 	// machine runs: USB, or SCSI for kernels that know no USB; empty: none.
 	Sticks string
+	// Stick is a raw image that is plugged in from the start, and booted first.
+	Stick string
+	// CD is an ISO in an optical drive, booted first.
+	CD string
 	// Watchdog is a hardware watchdog that resets a machine that hangs.
 	Watchdog bool
 	// Serial is the console: "stdio" (default), "terminal" (stdio where
@@ -106,8 +110,12 @@ func (m Machine) Args(v Version) ([]string, error) {
 	c := &commandLine{args: []string{"-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"}}
 	c.machine(m, v)
 	c.boot(m)
+	first := 0
+	if m.Stick != "" || m.CD != "" {
+		first = 1
+	}
 	for i, d := range m.Disks {
-		c.disk(i, d)
+		c.disk(i, first+i, d)
 	}
 	for i, n := range m.NICs {
 		c.nic(i, n)
@@ -191,7 +199,7 @@ func (c *commandLine) boot(m Machine) {
 		"-drive", "if=pflash,format=raw,file="+value(m.Firmware.Vars))
 }
 
-func (c *commandLine) disk(i int, d Disk) {
+func (c *commandLine) disk(i, boot int, d Disk) {
 	if d.Path == "" {
 		c.bad("disk %d has no path", i)
 	}
@@ -210,7 +218,7 @@ func (c *commandLine) disk(i int, d Disk) {
 	} else {
 		c.add("-drive", fmt.Sprintf("if=none,id=disk%d,format=%s,cache=%s,discard=unmap,file=%s", i, format, cache, value(d.Path)))
 	}
-	dev := fmt.Sprintf("virtio-blk-pci,drive=disk%d,bootindex=%d", i, i)
+	dev := fmt.Sprintf("virtio-blk-pci,drive=disk%d,bootindex=%d", i, boot)
 	if d.Serial != "" {
 		dev += ",serial=" + value(d.Serial)
 	}
@@ -252,6 +260,16 @@ func (c *commandLine) devices(m Machine) {
 		c.add("-device", "virtio-scsi-pci")
 	default:
 		c.bad("bus %q for removable drives: want usb or scsi", m.Sticks)
+	}
+	if m.Stick != "" {
+		driver := map[string]string{USB: "usb-storage", SCSI: "scsi-hd"}[m.Sticks]
+		if driver == "" {
+			c.bad("the stick %s has no bus to be plugged into", m.Stick)
+		}
+		c.add("-drive", "if=none,id=stick,format=raw,cache=unsafe,file="+value(m.Stick), "-device", driver+",drive=stick,removable=on,bootindex=0")
+	}
+	if m.CD != "" {
+		c.add("-drive", "if=none,id=cd,format=raw,readonly=on,media=cdrom,file="+value(m.CD), "-device", "ide-cd,drive=cd,bootindex=0")
 	}
 	if m.Watchdog {
 		c.add("-device", "i6300esb")

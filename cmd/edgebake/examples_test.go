@@ -105,7 +105,7 @@ func TestInitBuilds(t *testing.T) {
 func TestExamples(t *testing.T) {
 	c := newCLI(t)
 	const name = "my-edge"
-	err := buildtest.Write(c.dir, buildtest.Base(), func(s string) string {
+	err := buildtest.Write(c.dir, buildtest.InstallableBase(), func(s string) string {
 		s = strings.Replace(s, "name: tiny", "name: "+name, 1)
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
 	})
@@ -113,6 +113,7 @@ func TestExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.file("site.yaml", site)
+	c.program("installer")
 	c.file("office.key", plainKey)
 	c.file("office.pub", publicKey+"\n")
 	c.file("cluster.yaml", string(configs.ExampleCluster()))

@@ -90,12 +90,14 @@ type flashOptions struct {
 	yes, noVerify  bool
 	log            string
 	keys           []string
+	stick          string // to make an installer of
+	install        installFlags
 }
 
 func newFlash(s streams) *cobra.Command {
 	var o flashOptions
 	c := &cobra.Command{
-		Use: "flash IMAGE DEVICE",
+		Use: "flash IMAGE (DEVICE | --installer STICK)",
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 1 {
 				return completeDevices(c, word)
@@ -110,22 +112,53 @@ writes. Until all of it is verified the disk has no partition table: one that wa
 not finished does not boot, and inspect says why.
 
 DEVICE is a disk (edgebake devices lists them) or a file that is there. No root
-is needed where the user may write to it.`,
+is needed where the user may write to it.
+
+With --installer the STICK gets an installer: a machine that boots it installs
+the image with the Site on its own disk, the one that --disk says, and verifies
+it. It does not overwrite an edgebake disk, and waits where the rule leaves two.
+With an Inventory each machine gets the Site that matches it.`,
 		Example: `  edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml
   edgebake flash my-edge.raw.zst /dev/sdX --inventory stores.yaml
   edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml --key office.pub
+  edgebake flash my-edge.raw.zst --installer /dev/sdX --inventory stores.yaml --disk smallest-nvme
   edgebake flash my-edge.raw /dev/disk/by-id/usb-SanDisk_Ultra-0:0 --site site.yaml --yes --log flashed.jsonl`,
-		Args: args(2, 2, "an image and a disk"),
+		Args: args(1, 2, "an image and a disk, or an image and --installer STICK"),
 		RunE: func(c *cobra.Command, a []string) error {
 			switch {
+			case o.stick != "" && len(a) == 2:
+				return usageError{fmt.Errorf("give either the disk %s or --installer %s", a[1], o.stick)}
+			case o.stick == "" && len(a) == 1:
+				return usageError{errors.New("edgebake flash wants an image and a disk, or an image and --installer STICK; see edgebake flash --help")}
+			case o.stick == "" && o.install.given(c):
+				return usageError{errors.New("--disk, --then and --reinstall are for --installer")}
 			case o.site != "" && o.inventory != "":
 				return usageError{errors.New("--site and --inventory cannot be given together")}
 			case o.inventory != "":
 				o.site = o.inventory
 			}
+			if o.stick != "" {
+				return flashInstaller(c.Context(), s, a[0], o)
+			}
 			return flash(c.Context(), s, a[0], a[1], o)
 		},
 	}
+	f := c.Flags()
+	o.siteFlags(c)
+	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask, for scripts")
+	f.BoolVar(&o.noVerify, "no-verify", false, "do not read back what was written")
+	f.StringVar(&o.stick, "installer", "", "make this stick (or file) an installer of the image")
+	_ = c.RegisterFlagCompletionFunc("installer", func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+		return completeDevices(c, word)
+	})
+	o.install.flags(c)
+	f.StringVar(&o.log, "log", "", "append a line of JSON to this file: the disk, its serial number, Site and digest")
+	_ = c.MarkFlagFilename("log")
+	return c
+}
+
+// siteFlags add what goes into the slot.
+func (o *flashOptions) siteFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.site, "site", "", "Site or Inventory to stamp on the way (default: the image's slot as it is)")
 	_ = c.MarkFlagFilename("site", documentEndings...)
@@ -135,11 +168,17 @@ is needed where the user may write to it.`,
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
 	f.BoolVar(&o.undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	keyFlag(c, &o.keys)
-	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask, for scripts")
-	f.BoolVar(&o.noVerify, "no-verify", false, "do not read back what was written")
-	f.StringVar(&o.log, "log", "", "append a line of JSON to this file: the disk, its serial number, Site and digest")
-	_ = c.MarkFlagFilename("log")
-	return c
+}
+
+// oneSite takes an Inventory where a Site could be.
+func (o *flashOptions) oneSite() error {
+	switch {
+	case o.site != "" && o.inventory != "":
+		return usageError{errors.New("--site and --inventory cannot be given together")}
+	case o.inventory != "":
+		o.site = o.inventory
+	}
+	return nil
 }
 
 // completeDevices offers the disks that may be written to.
@@ -242,26 +281,12 @@ func siteWords(f *media.Flash, site string) string {
 // the Site before anything is written.
 func prepareFlash(ctx context.Context, s streams, image, path string, o flashOptions, progress func(step string, done, total int64)) (*media.Flash, *device.Target, *device.Disk, error) {
 	var errs []error
-	d, err := findTarget(ctx, image, path)
+	d, t, err := openTarget(ctx, image, path)
+	if d == nil {
+		return nil, nil, nil, err
+	}
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("flashing %s: %w", path, err)
-	}
-	for _, r := range d.Refusals {
-		errs = append(errs, fmt.Errorf("flashing %s: %s", d, r))
-	}
-	var t *device.Target
-	if len(errs) == 0 { // else opening it would say the same once more
-		if t, err = device.Open(d.Path); err != nil {
-			errs = append(errs, fmt.Errorf("flashing %s: %w", d, err))
-		} else if isFile := d.Sector == 0; t.IsFile() != isFile {
-			// Nobody has asked what is on it.
-			errs = append(errs, fmt.Errorf("flashing %s: %w", d, device.ErrChanged))
-		} else {
-			d.Size, d.Sector = t.Size, t.Sector
-			if err := stillThere(ctx, t, d); err != nil {
-				errs = append(errs, fmt.Errorf("flashing %s: %w", d, err))
-			}
-		}
+		errs = append(errs, err)
 	}
 	fo := media.FlashOptions{
 		Stamp: media.StampOptions{Now: time.Now(), Undated: o.undated},
@@ -273,16 +298,8 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 	if fo.Keys, err = publicKeys(o.keys); err != nil {
 		errs = append(errs, err)
 	}
-	if o.site != "" {
-		site, err := readSites(s, o.site, o.ignition, o.secrets)
-		if err == nil && o.inventory != "" && site.Inventory == nil {
-			err = fmt.Errorf("%s is a Site: name it with --site", o.site)
-		}
-		if err != nil {
-			errs = append(errs, err)
-		} else {
-			fo.Site = &site
-		}
+	if fo.Site, err = o.readSite(s); err != nil {
+		errs = append(errs, err)
 	}
 	f, err := media.PrepareFlash(image, fo)
 	if err != nil {
@@ -321,6 +338,52 @@ func stillThere(ctx context.Context, t *device.Target, d *device.Disk) error {
 	return device.Users("/proc", d.Path)
 }
 
+// readSite reads what is to be stamped; nil where nothing is.
+func (o *flashOptions) readSite(s streams) (*media.Site, error) {
+	if o.site == "" {
+		return nil, nil
+	}
+	site, err := readSites(s, o.site, o.ignition, o.secrets)
+	if err == nil && o.inventory != "" && site.Inventory == nil {
+		err = fmt.Errorf("%s is a Site: name it with --site", o.site)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &site, nil
+}
+
+// openTarget finds the disk and opens it. Where it must not be overwritten, it
+// returns the disk, and why.
+func openTarget(ctx context.Context, image, path string) (*device.Disk, *device.Target, error) {
+	d, err := findTarget(ctx, image, path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("flashing %s: %w", path, err)
+	}
+	var errs []error
+	for _, r := range d.Refusals {
+		errs = append(errs, fmt.Errorf("flashing %s: %s", d, r))
+	}
+	if len(errs) > 0 { // opening it would say the same once more
+		return d, nil, errors.Join(errs...)
+	}
+	t, err := device.Open(d.Path)
+	if err != nil {
+		return d, nil, fmt.Errorf("flashing %s: %w", d, err)
+	}
+	if isFile := d.Sector == 0; t.IsFile() != isFile {
+		t.Close()
+		// Nobody has asked what is on it.
+		return d, nil, fmt.Errorf("flashing %s: %w", d, device.ErrChanged)
+	}
+	d.Size, d.Sector = t.Size, t.Sector
+	if err := stillThere(ctx, t, d); err != nil {
+		t.Close()
+		return d, nil, fmt.Errorf("flashing %s: %w", d, err)
+	}
+	return d, t, nil
+}
+
 // findTarget finds the disk, or the file that plays one.
 func findTarget(ctx context.Context, image, path string) (*device.Disk, error) {
 	isFile, err := device.IsFile(path)
@@ -346,12 +409,17 @@ func findTarget(ctx context.Context, image, path string) (*device.Disk, error) {
 
 // confirm names the disk and asks.
 func confirm(s streams, f *media.Flash, d *device.Disk, image, site string) error {
+	return confirmLoss(s, d, fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, f.Image.Name, f.Image.Kubernetes, siteWords(f, site)))
+}
+
+// confirmLoss asks whether a disk is to get something else.
+func confirmLoss(s streams, d *device.Disk, gets string) error {
 	w := plain{s.Err}
 	fmt.Fprintf(w, "%s, %s\n", d, humanSize(d.Size))
 	for _, h := range d.Holds {
 		fmt.Fprintf(w, "  holds %s\n", h)
 	}
-	fmt.Fprintf(w, "Everything on it will be lost. It gets %s (%s, Kubernetes %s)%s.\nWrite it? [y/N] ", image, f.Image.Name, f.Image.Kubernetes, siteWords(f, site))
+	fmt.Fprintf(w, "Everything on it will be lost. It gets %s.\nWrite it? [y/N] ", gets)
 	answer, _ := bufio.NewReader(s.In).ReadString('\n')
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
@@ -363,14 +431,15 @@ func confirm(s streams, f *media.Flash, d *device.Disk, image, site string) erro
 // steps shows progress as a build's.
 func steps(d display) func(step string, done, total int64) {
 	var begun time.Time
-	current := ""
+	current, over := "", false
 	return func(step string, done, total int64) {
 		if step != current {
-			current, begun = step, time.Now()
+			current, begun, over = step, time.Now(), false
 			d.event(builder.Event{Step: step, State: builder.StateStart, Text: humanSize(total)})
 		}
 		d.event(builder.Event{Step: step, State: builder.StateProgress, Done: done, Total: total})
-		if done >= total {
+		if done >= total && !over {
+			over = true
 			d.event(builder.Event{Step: step, State: builder.StateDone, Seconds: time.Since(begun).Seconds()})
 		}
 	}

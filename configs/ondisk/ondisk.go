@@ -211,6 +211,68 @@ type PartitionInfo struct {
 	Room int64 `json:"room,omitempty"`
 }
 
+// What an installer has: edgebake makes it, the program installer on board
+// reads it.
+const (
+	// LabelInstall is the partition of an installer's stick that has the image.
+	LabelInstall = "EDGEBAKE-INSTALL"
+	// InstallImage is the image there, with the Site in its slot.
+	InstallImage = "image.raw.zst"
+	// InstallDir is the directory of the initrd that has the installer's files.
+	InstallDir     = "/edgebake"
+	InstallProgram = "/edgebake/installer"
+	InstallConfig  = "/edgebake/install.json"
+	InstallModules = "/edgebake/modules" // kernel modules that the initrd lacks
+	InstallCA      = "/edgebake/ca.crt"  // for servers with TLS
+	// InstallBootImage is the disk that firmware fetches and starts.
+	InstallBootImage = "boot.img"
+	// InstallScript is what initramfs-tools runs for boot=edgebake, instead of
+	// mounting a root.
+	InstallScript = "/scripts/edgebake"
+	InstallBoot   = "edgebake"
+)
+
+// What an installer does once the disk is installed.
+const (
+	ThenPowerOff = "poweroff"
+	ThenReboot   = "reboot"
+)
+
+// InstallVersion is the version of Install.
+const InstallVersion = 1
+
+// Install is install.json in an installer's initrd. It holds no secret: the Site
+// is in the slot of the image.
+type Install struct {
+	Version int `json:"version"`
+	// ID of this installer, hex, random: the GUIDs of its stick, and of the disks
+	// it installs, follow from it.
+	ID string `json:"id"`
+	// Image is the name of the image, Golden its digest, and Slot the SHA-256 of
+	// its slot with the Site in it: nothing else is installed.
+	Image  string `json:"image"`
+	Golden string `json:"golden"`
+	Slot   string `json:"slot"`
+	// Need is how large the disk must be, and Sector the size of its sectors, in
+	// bytes.
+	Need   int64 `json:"need"`
+	Sector int64 `json:"sector"`
+	// One of the next three says where InstallImage is. Partition is the PARTUUID
+	// of the partition that has it.
+	Partition string `json:"partition,omitempty"`
+	// Volume is the name of the ISO 9660 volume that has InstallImage.
+	Volume string `json:"volume,omitempty"`
+	// URL is where InstallImage is fetched from, by ranges.
+	URL string `json:"url,omitempty"`
+	// Disk is the rule by which the disk is chosen (device.ParseRule).
+	Disk string `json:"disk"`
+	// Then is what follows: ThenPowerOff or ThenReboot.
+	Then string `json:"then"`
+	// Reinstall overwrites a disk that has an edgebake image already, or is part
+	// of a RAID or the like; once.
+	Reinstall bool `json:"reinstall,omitempty"`
+}
+
 // StateVersion is the version of State.
 const StateVersion = 1
 

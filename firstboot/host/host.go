@@ -24,7 +24,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/coreos/go-systemd/v22/dbus"
@@ -35,6 +34,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/beneath"
+	"github.com/edgebake/edgebake/firstboot/console"
 )
 
 // New makes the Env of this machine. The log goes to log, which systemd hands
@@ -84,7 +84,7 @@ func New(log io.Writer) *firstboot.Env {
 		ReportSlot: reportSlot,
 		FSUUID:     fsUUID,
 		FSSize:     fsSize,
-		Console:    func(line string) { console("/sys/class/tty/console/active", "/dev", line) },
+		Console:    func(line string) { console.Say(console.Active, "/dev", line) },
 		Notify: func(state string) {
 			// Without systemd there is nobody to tell, which is no error.
 			_, _ = daemon.SdNotify(false, state)
@@ -600,29 +600,4 @@ func userspaceStarted(ctx context.Context) float64 {
 		return 0
 	}
 	return us / 1e6
-}
-
-// console writes a line to every active console. A console nobody reads must
-// not hold us up, so writing does not block.
-func console(active, dev, line string) {
-	names, err := os.ReadFile(active)
-	if err != nil {
-		return // a container, or no console at all
-	}
-	// A line may quote a cluster or a stick, and a terminal obeys control
-	// characters.
-	line = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
-			return ' '
-		}
-		return r
-	}, line)
-	for name := range strings.FieldsSeq(string(names)) {
-		f, err := os.OpenFile(filepath.Join(dev, name), os.O_WRONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
-		if err != nil {
-			continue
-		}
-		_, _ = f.WriteString("edgebake: " + line + "\r\n") // best effort by nature
-		f.Close()
-	}
 }

@@ -120,26 +120,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestConsole(t *testing.T) {
-	dir := t.TempDir()
-	active := filepath.Join(dir, "active")
-	if err := os.WriteFile(active, []byte("tty0 ttyS0\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, tty := range []string{"tty0", "ttyS0"} {
-		if err := os.WriteFile(filepath.Join(dir, tty), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	console(active, dir, "hello")
-	for _, tty := range []string{"tty0", "ttyS0"} {
-		if b, _ := os.ReadFile(filepath.Join(dir, tty)); string(b) != "edgebake: hello\r\n" {
-			t.Errorf("%s has %q", tty, b)
-		}
-	}
-	console(filepath.Join(dir, "nothing"), dir, "no console is no trouble")
-}
-
 func TestBoot(t *testing.T) {
 	if at := initRecord("6,339,5140900,-;Run /init as init process\n"); at != 5.1409 {
 		t.Errorf("it was run at %v", at)

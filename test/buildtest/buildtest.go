@@ -65,6 +65,7 @@ func ELF(m elf.Machine) string {
 	b[elf.EI_CLASS], b[elf.EI_DATA], b[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1
 	binary.LittleEndian.PutUint16(b[16:], uint16(elf.ET_EXEC))
 	binary.LittleEndian.PutUint16(b[18:], uint16(m))
+	binary.LittleEndian.PutUint32(b[20:], uint32(elf.EV_CURRENT))
 	return string(b)
 }
 
@@ -125,6 +126,15 @@ func Base() []Entry {
 		file("var/lib/systemd/random-seed", "seed"), link("var/lib/dbus/machine-id", "/etc/machine-id"),
 		file("var/log/dpkg.log", "log"), file("var/cache/apt/pkgcache.bin", "cache"), file("etc/passwd-", "old"),
 	}
+}
+
+// InstallableBase is Base with what an installer takes of a system: its initrd is
+// initramfs-tools', and it has lsblk.
+func InstallableBase() []Entry {
+	lsblk := file("usr/bin/lsblk", ELF(elf.EM_X86_64))
+	lsblk.Mode = 0o755
+	return append(Base(), dir("usr/share"), dir("usr/share/initramfs-tools"), file("usr/share/initramfs-tools/init", "#!/bin/sh\n"), lsblk,
+		file("usr/lib/modules/"+Kernel+"/kernel/fs/efivarfs/efivarfs.ko.xz", "module"))
 }
 
 // Tar packs entries.

@@ -35,7 +35,10 @@ type VMConfig struct {
 	SerialNumber string // what SMBIOS says
 	Clock        string // as in qemu.Machine
 	Sticks       string // as in qemu.Machine; what Plug plugs into
+	Stick, CD    string // as in qemu.Machine
 	Watchdog     bool   // a hardware watchdog
+	// More are further disks: raw files, which are written.
+	More []string
 	// EachLine is called with every line of the console.
 	EachLine func(Line)
 	// Record writes down what the machine hands to its disk, so that
@@ -87,7 +90,10 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay, Sector: cfg.Sector}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
-		Sticks: cfg.Sticks, Watchdog: cfg.Watchdog,
+		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, Watchdog: cfg.Watchdog,
+	}
+	for _, file := range cfg.More {
+		vm.mach.Disks = append(vm.mach.Disks, qemu.Disk{Path: file, Format: "raw"})
 	}
 	if cfg.Record {
 		vm.mach.Disks[0].Log = vm.writes()
@@ -144,6 +150,19 @@ func (vm *VM) Off(ctx context.Context) error {
 		return fmt.Errorf("switching %s off: %w; its last lines:\n%s", vm.Name, context.Cause(ctx), vm.Serial.Tail(30))
 	}
 }
+
+// WaitOff waits until the machine has powered itself off.
+func (vm *VM) WaitOff(ctx context.Context) error {
+	select {
+	case <-vm.proc.Done():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting until %s is off: %w; its last lines:\n%s", vm.Name, context.Cause(ctx), vm.Serial.Tail(30))
+	}
+}
+
+// Unplug takes the stick out of a machine that is off.
+func (vm *VM) Unplug() { vm.mach.Stick = "" }
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }

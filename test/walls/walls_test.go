@@ -35,6 +35,7 @@ var rooms = map[string][]string{
 	"builder/anatomy":            {"builder", "builder/media", "configs/ondisk"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/carry":              {"builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
+	"builder/installer":          {"builder/media", "builder/disk", "configs/ondisk", "configs/ondisk/fat", "configs/ondisk/tree"},
 	"builder/qemu":               {},
 	"builder/device":             {},
 	"builder":                    {"builder/...", "overlays/...", "configs/...", "openyurt"},
@@ -42,13 +43,16 @@ var rooms = map[string][]string{
 	"overlays/node":              {"openyurt", "configs", "configs/ondisk"},
 	"firstboot":                  {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
-	"ipvs":                       {"configs/ondisk"},
-	"cluster":                    {"configs", "cluster/api"},
-	"cluster/api":                {},
-	"cluster/mint":               {"configs", "configs/sealed", "cluster/api"},
-	"configs/sealed":             {},
-	"cmd/...":                    {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "cluster/...", "cmd/..."},
-	"test/...":                   {"..."},
+	// The installer runs on the machine before it is a node: it flashes as
+	// edgebake does, and knows the machine as first boot does.
+	"installer":      {"builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
+	"ipvs":           {"configs/ondisk"},
+	"cluster":        {"configs", "cluster/api"},
+	"cluster/api":    {},
+	"cluster/mint":   {"configs", "configs/sealed", "cluster/api"},
+	"configs/sealed": {},
+	"cmd/...":        {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
+	"test/...":       {"..."},
 }
 
 // doors lists foreign modules and the only packages of ours that may import
@@ -71,6 +75,7 @@ var doors = map[string][]string{
 // burdens are modules that a binary must not even carry indirectly.
 var burdens = map[string][]string{
 	"cmd/firstboot": {self + "/builder", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
+	"cmd/installer": {self + "/builder/fetch", self + "/builder/images", "k8s.io/client-go", "filippo.io/age", "github.com/spf13/cobra", "github.com/google/go-containerregistry"},
 	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }
 

@@ -1,0 +1,198 @@
+package device
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Rule says which disk of a machine an installer takes, before anybody has seen
+// the machine. It never guesses: where it leaves two disks, it has picked none.
+type Rule struct {
+	text string
+	// path names one disk, and nothing else is asked.
+	path          string
+	bus           string
+	model, serial string // patterns, as in path.Match; case does not matter
+	least, most   int64  // bytes; 0: no limit
+	pick          string // smallest, largest or empty
+}
+
+// OnlyDisk is the rule of a machine with one internal disk.
+const OnlyDisk = "only"
+
+const (
+	smallest = "smallest"
+	largest  = "largest"
+	pickTerm = "smallest or largest"
+)
+
+// buses are how disks are attached, as lsblk calls it.
+var buses = []string{"nvme", "sata", "sas", "mmc", "virtio", "usb", "ata", "scsi"}
+
+// String is the rule as it was written.
+func (r Rule) String() string { return r.text }
+
+// ParseRule reads a rule: "only", a path that begins with /, or terms between
+// commas that all must hold. It reports all that is wrong at once.
+func ParseRule(text string) (Rule, error) {
+	r := Rule{text: text}
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("rule %q: "+format, append([]any{text}, args...)...))
+	}
+	seen := map[string]bool{}
+	for term := range strings.SplitSeq(text, ",") {
+		term = strings.TrimSpace(term)
+		key, value, hasValue := strings.Cut(term, "=")
+		if strings.HasSuffix(key, ">") || strings.HasSuffix(key, "<") {
+			key += "="
+		}
+		pick, bus, ofBus := strings.Cut(term, "-")
+		switch {
+		case term == "":
+			bad("a term is empty: want only, a path, or terms such as smallest-nvme, model=Samsung*, size>=100G")
+			continue
+		case strings.HasPrefix(term, "/"):
+			key = "path"
+			if r.path = filepath.Clean(term); strings.Contains(text, ",") {
+				bad("%s names one disk: no other term goes with it", term)
+			} else if !strings.HasPrefix(r.path, "/dev/") {
+				bad("%s is not below /dev", term)
+			}
+		case term == OnlyDisk:
+			if key = pickTerm; text != OnlyDisk {
+				bad("only means that there is one disk: no other term goes with it")
+			}
+		case !hasValue && (pick == smallest || pick == largest):
+			if key, r.pick = pickTerm, pick; ofBus {
+				if seen["bus"] {
+					bad("bus is given twice")
+				}
+				seen["bus"], r.bus = true, bus
+				if !slices.Contains(buses, bus) {
+					bad("unknown bus %q: want one of %s", bus, strings.Join(buses, ", "))
+				}
+			}
+		case key == "bus":
+			if r.bus = value; !slices.Contains(buses, value) {
+				bad("unknown bus %q: want one of %s", value, strings.Join(buses, ", "))
+			}
+		case key == "model" || key == "serial":
+			if _, err := path.Match(value, ""); err != nil || value == "" {
+				bad("%s is not a pattern, e.g. %s=Samsung*", term, key)
+			}
+			if key == "model" {
+				r.model = value
+			} else {
+				r.serial = value
+			}
+		case key == "size>=" || key == "size<=":
+			n, err := parseSize(value)
+			if err != nil {
+				bad("%s: %w", term, err)
+			}
+			if key == "size>=" {
+				r.least = n
+			} else {
+				r.most = n
+			}
+		default:
+			bad("unknown term %q: want only, smallest, largest (or smallest-nvme), bus=, model=, serial=, size>=, size<=, or a path below /dev", term)
+			continue
+		}
+		if seen[key] {
+			bad("%s is given twice", strings.TrimRight(key, "<>="))
+		}
+		seen[key] = true
+	}
+	if r.most > 0 && r.least > r.most {
+		bad("no disk has both %s and %s", "size>="+size(r.least), "size<="+size(r.most))
+	}
+	return r, errors.Join(errs...)
+}
+
+// parseSize reads 100G: as vendors count, 100 × 10⁹ bytes, or with an i, as in
+// 100Gi, × 2³⁰.
+func parseSize(s string) (int64, error) {
+	i := strings.IndexFunc(s, func(c rune) bool { return c < '0' || c > '9' })
+	if i < 0 {
+		i = len(s)
+	}
+	units := map[string]int64{"": 1, "M": 1e6, "G": 1e9, "T": 1e12, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+		"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+	unit, ok := units[s[i:]]
+	n, err := strconv.ParseInt(s[:i], 10, 64)
+	if err != nil || !ok || n <= 0 || n > (1<<62)/unit {
+		return 0, fmt.Errorf("%q is not a size, e.g. 100G or 64Gi", s)
+	}
+	return n * unit, nil
+}
+
+// size shows bytes as vendors print them on disks.
+func size(n int64) string {
+	if n >= 1e12 {
+		return strconv.FormatFloat(float64(n)/1e12, 'f', 1, 64) + " TB"
+	}
+	return strconv.FormatFloat(float64(n)/1e9, 'f', 1, 64) + " GB"
+}
+
+// Describe names the disk as a person who holds it would find it: path, size,
+// how it is attached, model and serial number.
+func (d *Disk) Describe() string {
+	words := []string{d.Path, size(d.Size)}
+	for _, w := range []string{d.Bus, d.Model} {
+		if w != "" {
+			words = append(words, w)
+		}
+	}
+	if d.Serial != "" {
+		words = append(words, "serial "+d.Serial)
+	}
+	return strings.Join(words, ", ")
+}
+
+// IsInternal reports whether a disk stays in the machine: what people plug in
+// and out is taken only by a rule that says so.
+func (d *Disk) IsInternal() bool { return d.Bus != "usb" && !d.Removable }
+
+// Pick returns the disks that the rule leaves of those given: one, if it has
+// picked one.
+func (r Rule) Pick(disks []Disk) []Disk {
+	var left []Disk
+	for _, d := range disks {
+		if r.admits(&d) {
+			left = append(left, d)
+		}
+	}
+	if r.pick == "" || len(left) == 0 {
+		return left
+	}
+	bySize := func(a, b Disk) int { return cmp.Compare(a.Size, b.Size) }
+	best := slices.MinFunc(left, bySize)
+	if r.pick == largest {
+		best = slices.MaxFunc(left, bySize)
+	}
+	return slices.DeleteFunc(left, func(d Disk) bool { return d.Size != best.Size })
+}
+
+func (r Rule) admits(d *Disk) bool {
+	if r.path != "" {
+		real, err := filepath.EvalSymlinks(r.path)
+		return err == nil && real == d.Path
+	}
+	is := func(pattern, have string) bool {
+		// A model's name is no path: * stands for a slash in it too.
+		plain := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
+		ok, err := path.Match(plain(pattern), plain(have))
+		return pattern == "" || err == nil && ok
+	}
+	return (d.IsInternal() || r.bus == "usb") && (r.bus == "" || r.bus == d.Bus) &&
+		is(r.model, d.Model) && is(r.serial, d.Serial) &&
+		d.Size >= r.least && (r.most == 0 || d.Size <= r.most)
+}

@@ -1,0 +1,131 @@
+package device
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// shelf is what machines have.
+var shelf = []Disk{
+	{Path: "/dev/nvme0n1", Bus: "nvme", Model: "Samsung SSD 980 PRO", Serial: "S5GX", Size: 500e9},
+	{Path: "/dev/nvme1n1", Bus: "nvme", Model: "WD/BLACK SN770", Serial: "22A1", Size: 1000e9},
+	{Path: "/dev/sda", Bus: "sata", Model: "ST2000DM008", Serial: "ZFL1", Size: 2000e9},
+	{Path: "/dev/sdb", Bus: "sata", Model: "ST2000DM008", Serial: "ZFL2", Size: 2000e9},
+	{Path: "/dev/sdc", Bus: "usb", Model: "Ultra", Serial: "4C53", Size: 32e9, Removable: true},
+	{Path: "/dev/sdd", Bus: "usb", Model: "Portable SSD", Serial: "P1", Size: 4000e9},
+	{Path: "/dev/mmcblk0", Bus: "mmc", Model: "", Serial: "0x1", Size: 64 << 30},
+}
+
+// A rule picks one disk, none, or says that there are several: it never
+// chooses between two that it cannot tell apart, nor takes what people plug in
+// unless it says so.
+func TestRule(t *testing.T) {
+	for _, c := range []struct{ rule, want string }{
+		{"only", "nvme0n1 nvme1n1 sda sdb mmcblk0"},
+		{"smallest", "mmcblk0"},
+		{"largest", "sda sdb"},
+		{"smallest-nvme", "nvme0n1"},
+		{"largest-nvme", "nvme1n1"},
+		{"smallest-sata", "sda sdb"},
+		{"smallest-sata,serial=zfl2", "sdb"},
+		{"bus=nvme", "nvme0n1 nvme1n1"},
+		{"model=samsung*", "nvme0n1"},
+		{"model=*black*", "nvme1n1"},
+		{"model=Samsung", ""},
+		{"serial=ZFL?", "sda sdb"},
+		{"size>=600G,size<=1T", "nvme1n1"},
+		{"size<=64Gi", "mmcblk0"},
+		{"size<=64G", ""},
+		{"size>=100G,smallest", "nvme0n1"},
+		{"largest,size<=1500G", "nvme1n1"},
+		{"bus=usb", "sdc sdd"},
+		{"smallest-usb", "sdc"},
+		{"bus=usb,size>=1T", "sdd"},
+		{"bus=scsi", ""},
+		{"/dev/sdb", ""}, // there is no such device here
+	} {
+		r, err := ParseRule(c.rule)
+		if err != nil {
+			t.Errorf("%s: %v", c.rule, err)
+			continue
+		}
+		var got []string
+		for _, d := range r.Pick(shelf) {
+			got = append(got, filepath.Base(d.Path))
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("%s picks %q, want %q", c.rule, s, c.want)
+		}
+		if r.String() != c.rule {
+			t.Errorf("%s is shown as %s", c.rule, r)
+		}
+	}
+}
+
+// A path names one disk, through whatever link, and whatever it is.
+func TestRuleByPath(t *testing.T) {
+	dir := t.TempDir()
+	disk, link := filepath.Join(dir, "sdz"), filepath.Join(dir, "by-path")
+	if err := os.WriteFile(disk, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("sdz", link); err != nil {
+		t.Fatal(err)
+	}
+	got := Rule{path: link}.Pick([]Disk{{Path: "/dev/sda"}, {Path: disk, Bus: "usb"}})
+	if len(got) != 1 || got[0].Path != disk {
+		t.Errorf("%v", got)
+	}
+}
+
+// What is wrong with a rule is said at once, with what is meant.
+func TestRuleRefuses(t *testing.T) {
+	for rule, wants := range map[string][]string{
+		"":                             {"a term is empty"},
+		"biggest":                      {`unknown term "biggest"`},
+		"smallest-floppy":              {`unknown bus "floppy": want one of nvme`},
+		"bus=pci,size>=big":            {`unknown bus "pci"`, `"big" is not a size`},
+		"smallest,largest":             {"smallest or largest is given twice"},
+		"smallest-nvme,bus=sata":       {"bus is given twice"},
+		"only,smallest":                {"no other term goes with it"},
+		"/dev/sda,smallest":            {"/dev/sda names one disk"},
+		"/etc/passwd":                  {"not below /dev"},
+		"/dev/../etc/passwd":           {"not below /dev"},
+		"model=":                       {"is not a pattern"},
+		"model=[":                      {"is not a pattern"},
+		"size>=2T,size<=1T":            {"no disk has both"},
+		"size>=99999999999999T":        {"is not a size"},
+		"size=1T":                      {`unknown term "size=1T"`},
+		"serial=a,serial=b":            {"serial is given twice"},
+		"size>=0":                      {"is not a size"},
+		",":                            {"a term is empty"},
+		"size>=1G, size>=2G,bus=zip,x": {"size is given twice", "unknown bus", `unknown term "x"`},
+	} {
+		_, err := ParseRule(rule)
+		for _, want := range wants {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %v\nwant %s", rule, err, want)
+			}
+		}
+	}
+}
+
+// FuzzRule: whatever the rule, nothing removable is picked unless it says so.
+func FuzzRule(f *testing.F) {
+	for _, s := range []string{"only", "smallest-nvme", "model=[a-z]*,size>=1G", "/dev/sda"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		r, err := ParseRule(text)
+		if err != nil {
+			return
+		}
+		for _, d := range r.Pick(shelf) {
+			if !d.IsInternal() && !strings.Contains(text, "usb") && r.path == "" {
+				t.Errorf("%q picks %s", text, d.Path)
+			}
+		}
+	})
+}

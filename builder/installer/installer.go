@@ -1,0 +1,370 @@
+// Package installer makes what installs an image on a machine that nobody logs
+// in to: the image's own loader, kernel and initrd, as its maker signed them,
+// and one more initrd archive with the program that installs, what it needs of
+// the image's system, and what it is to do. The image lies beside it as a file.
+package installer
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
+)
+
+//go:embed script.sh
+var script []byte
+
+// Options are what an installer is made of.
+type Options struct {
+	Payload *media.Payload
+	// Program is the installer itself, for the machine's architecture.
+	Program []byte
+	// Install is what it is to do; of the image nothing need be said.
+	Install ondisk.Install
+}
+
+// parts are the files that boot.
+type parts struct {
+	loader  map[string][]byte // EFI/BOOT
+	kernel  []byte
+	initrd  []byte // the image's own
+	extra   []byte // ours
+	options string
+}
+
+// parts reads what boots out of the image, and makes what is added.
+func (o Options) parts() (*parts, error) {
+	p, in := o.Payload, o.Install
+	in.Version, in.Image, in.Golden, in.Slot = ondisk.InstallVersion, p.Image.Name, p.Slot.Golden, p.SlotSum
+	in.Need, in.Sector = p.Need, p.Sector
+	out := &parts{loader: map[string][]byte{}}
+	e, err := readEntry(p)
+	if err != nil {
+		return nil, err
+	}
+	if out.options = e.options; in.URL != "" {
+		out.options += " ip=dhcp"
+	}
+	names, err := p.ESPFiles("EFI/BOOT")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if out.loader[name], err = p.ESPFile("EFI/BOOT/" + name); err != nil {
+			return nil, err
+		}
+	}
+	if out.kernel, err = p.ESPFile(e.kernel); err != nil {
+		return nil, err
+	}
+	for _, name := range e.initrds {
+		b, err := p.ESPFile(name)
+		if err != nil {
+			return nil, err
+		}
+		// The kernel looks for the next archive at a multiple of four.
+		out.initrd = append(out.initrd, make([]byte, -len(out.initrd)&3)...)
+		out.initrd = append(out.initrd, b...)
+	}
+	files, err := o.files(in)
+	if err != nil {
+		return nil, err
+	}
+	out.extra = archive(files)
+	return out, nil
+}
+
+// bootEntry is one, of systemd-boot.
+type bootEntry struct {
+	kernel  string
+	initrds []string
+	options string
+}
+
+// readEntry reads the image's boot entry.
+func readEntry(p *media.Payload) (*bootEntry, error) {
+	text, err := p.ESPFile(ondisk.ESPEntryA)
+	if err != nil {
+		return nil, fmt.Errorf("reading the boot entry %s of the image: %w: build the image with this edgebake", ondisk.ESPEntryA, err)
+	}
+	e := &bootEntry{}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		value = strings.TrimSpace(value)
+		switch key {
+		case "linux":
+			e.kernel = strings.TrimPrefix(value, "/")
+		case "initrd":
+			e.initrds = append(e.initrds, strings.TrimPrefix(value, "/"))
+		case "options":
+			e.options = options(value)
+		}
+	}
+	if e.kernel == "" || len(e.initrds) == 0 {
+		return nil, fmt.Errorf("the boot entry %s of the image names no kernel and initrd: build the image with this edgebake", ondisk.ESPEntryA)
+	}
+	return e, nil
+}
+
+// options are those of the image for its kernel, consoles for example, without
+// what is about its root and its system.
+func options(of string) string {
+	out := []string{"boot=" + ondisk.InstallBoot}
+	for _, o := range words(of) {
+		key, _, _ := strings.Cut(o, "=")
+		switch {
+		case slices.Contains([]string{"root", "rootfstype", "rootflags", "rw", "ro", "rootwait", "boot", "init", "resume"}, key),
+			strings.HasPrefix(key, "systemd."), strings.HasPrefix(key, "fsck."):
+		default:
+			out = append(out, o)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// words splits a kernel command line: white space within double quotes is part
+// of an option.
+func words(s string) []string {
+	quoted := false
+	return strings.FieldsFunc(s, func(r rune) bool {
+		if r == '"' {
+			quoted = !quoted
+		}
+		return r == ' ' && !quoted
+	})
+}
+
+// files are what the installer adds to the image's initrd.
+func (o Options) files(in ondisk.Install) (map[string]member, error) {
+	p := o.Payload
+	if _, err := p.SystemFile("usr/share/initramfs-tools/init"); err != nil {
+		return nil, fmt.Errorf("the image's initrd is not initramfs-tools' (%w), and the installer is a part of that: take a Debian base with initramfs-tools", err)
+	}
+	config, err := json.MarshalIndent(in, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]member{}
+	put := func(name string, mode uint32, b []byte) { out[strings.TrimPrefix(name, "/")] = member{mode, b} }
+	put(ondisk.InstallConfig, 0o600, append(config, '\n'))
+	put(ondisk.InstallProgram, 0o755, o.Program)
+	put(ondisk.InstallScript, 0o644, script)
+	lsblk, libs, err := program(p, "usr/bin/lsblk")
+	if err != nil {
+		return nil, err
+	}
+	put(path.Join(ondisk.InstallDir, "bin/lsblk"), 0o755, lsblk)
+	for name, b := range libs {
+		put(path.Join(ondisk.InstallDir, "lib", name), 0o755, b)
+	}
+	if ca, err := p.SystemFile("etc/ssl/certs/ca-certificates.crt"); err == nil {
+		put(ondisk.InstallCA, 0o644, ca)
+	}
+	// Without it the firmware cannot be told to start the disk next.
+	dir := "usr/lib/modules/" + p.Image.Kernel + "/kernel/"
+	for _, m := range []string{"fs/efivarfs/efivarfs.ko"} {
+		for _, ending := range []string{"", ".xz", ".zst", ".gz"} {
+			b, err := p.SystemFile(dir + m + ending)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it is in the kernel itself
+			}
+			if err != nil {
+				return nil, err
+			}
+			put(path.Join(ondisk.InstallModules, path.Base(m)+ending), 0o644, b)
+		}
+	}
+	return out, nil
+}
+
+// libraryDirs are where Debian has libraries.
+var libraryDirs = map[string][]string{
+	"amd64": {"usr/lib/x86_64-linux-gnu", "usr/lib", "lib/x86_64-linux-gnu", "lib"},
+	"arm64": {"usr/lib/aarch64-linux-gnu", "usr/lib", "lib/aarch64-linux-gnu", "lib"},
+}
+
+// program reads a program of the image's system and all libraries that it is
+// linked with.
+func program(p *media.Payload, name string) ([]byte, map[string][]byte, error) {
+	b, err := p.SystemFile(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the image has no %s, with which the installer looks at disks: %w: add the package util-linux to the base", name, err)
+	}
+	libs := map[string][]byte{}
+	todo := [][]byte{b}
+	for len(todo) > 0 {
+		f, err := elf.NewFile(bytes.NewReader(todo[0]))
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading %s of the image: %w", name, err)
+		}
+		needs, err := f.ImportedLibraries()
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading %s of the image: %w", name, err)
+		}
+		todo = todo[1:]
+		for _, lib := range needs {
+			if _, ok := libs[lib]; ok {
+				continue
+			}
+			found, err := library(p, lib)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%s of the image needs the library %s: %w", name, lib, err)
+			}
+			libs[lib] = found
+			todo = append(todo, found)
+		}
+	}
+	return b, libs, nil
+}
+
+func library(p *media.Payload, name string) ([]byte, error) {
+	err := fs.ErrNotExist
+	for _, dir := range libraryDirs[p.Image.Arch] {
+		var b []byte
+		if b, err = p.SystemFile(dir + "/" + name); !errors.Is(err, fs.ErrNotExist) {
+			return b, err
+		}
+	}
+	return nil, err
+}
+
+// Where the installer's parts are on its EFI system partition.
+const (
+	espKernel = "edgebake/linux"
+	espInitrd = "edgebake/initrd"
+	espExtra  = "edgebake/installer.cpio"
+	espEntry  = "loader/entries/edgebake-installer.conf"
+)
+
+// esp are the nodes of the EFI system partition.
+func (ps *parts) esp(name string, when time.Time) []tree.Node {
+	files := map[string][]byte{
+		espKernel: ps.kernel, espInitrd: ps.initrd, espExtra: ps.extra,
+		"loader/loader.conf": []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"),
+		espEntry: fmt.Appendf(nil, "title Install %s\nlinux /%s\ninitrd /%s\ninitrd /%s\noptions %s\n",
+			name, espKernel, espInitrd, espExtra, ps.options),
+	}
+	for file, b := range ps.loader {
+		files["EFI/BOOT/"+file] = b
+	}
+	return nodes(files, when)
+}
+
+// nodes makes a tree of files, parents first.
+func nodes(files map[string][]byte, when time.Time) []tree.Node {
+	inodes := map[string]*tree.Inode{}
+	for name, b := range files {
+		inodes[name] = &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: when, Data: tree.Bytes(b)}
+		for d := path.Dir(name); ; d = path.Dir(d) {
+			inodes[d] = &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: when}
+			if d == "." {
+				break
+			}
+		}
+	}
+	var out []tree.Node
+	for name, i := range inodes {
+		out = append(out, tree.Node{Path: name, Inode: i})
+	}
+	slices.SortFunc(out, func(a, b tree.Node) int {
+		if a.Path == "." || b.Path == "." {
+			return strings.Compare(strings.TrimPrefix(a.Path, "."), strings.TrimPrefix(b.Path, "."))
+		}
+		return slices.Compare(strings.Split(a.Path, "/"), strings.Split(b.Path, "/"))
+	})
+	return out
+}
+
+// blobs gives the payload to the file system's writer.
+type blobs struct{ p *media.Payload }
+
+const payloadBlob = "payload"
+
+func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
+	if name != payloadBlob {
+		return nil, fmt.Errorf("BUG: there is no blob %s", name)
+	}
+	return open{b.p}, nil
+}
+
+// open is the payload, which its owner closes.
+type open struct{ *media.Payload }
+
+func (open) Close() error { return nil }
+
+// Warn says what the image's kernel lacks for a stick; empty: nothing. It may
+// still be plugged into a virtual machine, on another bus.
+func Warn(p *media.Payload) string {
+	dir := "usr/lib/modules/" + p.Image.Kernel
+	var all []byte
+	for _, list := range []string{"modules.builtin", "modules.dep"} {
+		b, err := p.SystemFile(dir + "/" + list)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err.Error()
+		}
+		all = append(all, b...)
+	}
+	if len(all) == 0 || bytes.Contains(all, []byte("/usb-storage.ko")) {
+		return "" // nobody can tell, or it has the driver
+	}
+	return "its kernel (" + p.Image.Kernel + ") has no driver for USB sticks: the installer will not find its own image on one. Build the image with hardware: generic"
+}
+
+// Stick makes a raw disk image of a stick that installs, at file. sector is the
+// size of the stick's sectors.
+func Stick(ctx context.Context, file string, sector int64, o Options, progress func(done, total int64)) error {
+	o.Install.Partition = disk.PartitionGUID(o.Install.ID, ondisk.LabelInstall)
+	ps, err := o.parts()
+	if err != nil {
+		return err
+	}
+	when := time.Unix(o.Payload.Image.SourceDate, 0).UTC()
+	boot := ps.esp(o.Payload.Image.Name, when)
+	image := nodes(map[string][]byte{ondisk.InstallImage: nil}, when)
+	for i := range image {
+		if image[i].IsRegular() {
+			image[i].Mode = tree.ModeRegular | 0o600
+			image[i].Data = tree.Content{Blob: payloadBlob, Size: o.Payload.Size()}
+		}
+	}
+	return o.write(ctx, file, sector, progress,
+		disk.Partition{Label: ondisk.LabelESP, FS: disk.FAT32, Size: espSize(boot, sector), Nodes: boot},
+		disk.Partition{Label: ondisk.LabelInstall, FS: disk.Ext4, Nodes: image})
+}
+
+// write makes a raw disk.
+func (o Options) write(ctx context.Context, file string, sector int64, progress func(done, total int64), partitions ...disk.Partition) error {
+	spec := disk.Spec{ID: o.Install.ID, Arch: o.Payload.Image.Arch, SourceDate: time.Unix(o.Payload.Image.SourceDate, 0).UTC(), SectorSize: sector, Partitions: partitions}
+	layout, err := disk.Compute(spec)
+	if err != nil {
+		return err
+	}
+	if _, err := disk.Write(ctx, file, spec, layout, blobs{o.Payload}, disk.WriteOptions{Progress: progress}); err != nil {
+		return err
+	}
+	progress(o.Payload.Size(), o.Payload.Size())
+	return nil
+}
+
+// espSize is room for the files, and at least what makes a FAT32 with sectors of
+// that size.
+func espSize(files []tree.Node, sector int64) int64 {
+	n := int64(0)
+	for _, f := range files {
+		n += f.Data.Size + 64<<10
+	}
+	return max(n+n/16, 66_000*max(sector, 512))
+}

@@ -1,0 +1,113 @@
+package installer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
+)
+
+// typeESP is the type of an EFI system partition in a GPT.
+const typeESP = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"
+
+// ISO makes an installer as an image for optical drives, as remote consoles of
+// servers have them, at file: UEFI starts the file system of the EFI system
+// partition in it (El Torito), and the image lies beside that as a file. On a
+// stick it boots too. xorriso writes it.
+func ISO(ctx context.Context, file string, o Options, progress func(done, total int64)) error {
+	if _, err := exec.LookPath("xorriso"); err != nil {
+		return errors.New("making an ISO needs xorriso: apt-get install xorriso")
+	}
+	o.Install.Volume = "EDGEBAKE_" + strings.ToUpper(o.Install.ID[:min(16, len(o.Install.ID))])
+	ps, err := o.parts()
+	if err != nil {
+		return err
+	}
+	when := time.Unix(o.Payload.Image.SourceDate, 0).UTC()
+	tmp, err := os.MkdirTemp("", "edgebake-iso-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	esp := filepath.Join(tmp, "esp.img")
+	if err := writeFAT(esp, ps, o, when); err != nil {
+		return err
+	}
+	content := filepath.Join(tmp, "content")
+	if err := os.Mkdir(content, 0o755); err != nil {
+		return err
+	}
+	image := filepath.Join(content, ondisk.InstallImage)
+	if err := copyPayload(ctx, image, o, progress); err != nil {
+		return err
+	}
+	if err := os.Chtimes(image, when, when); err != nil {
+		return err
+	}
+	out, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(out.Name())
+	defer out.Close()
+	stamp := when.Format("20060102150405") + "00"
+	cmd := exec.CommandContext(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
+		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
+		"-append_partition", "2", typeESP, esp, "-appended_part_as_gpt", "-e", "--interval:appended_partition_2:all::", "-no-emul-boot", content)
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("making the ISO: xorriso: %w\n%s", err, bytes.TrimSpace(said))
+	}
+	if err := out.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(out.Name(), file)
+}
+
+// writeFAT makes the EFI system partition alone.
+func writeFAT(file string, ps *parts, o Options, when time.Time) error {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	nodes := ps.esp(o.Payload.Image.Name, when)
+	size := (espSize(nodes, 512) + 1<<20 - 1) >> 20 << 20
+	if err := f.Truncate(size); err != nil {
+		return err
+	}
+	if err := fat.Write(f, nodes, blobs{o.Payload}, fat.Options{Type: 32, Label: ondisk.LabelESP, Size: size, Time: when}); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// copyPayload writes the image with its Site.
+func copyPayload(ctx context.Context, file string, o Options, progress func(done, total int64)) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	size := o.Payload.Size()
+	for at := int64(0); at < size; at += 16 << 20 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(16<<20, size-at)
+		if _, err := io.Copy(io.NewOffsetWriter(f, at), io.NewSectionReader(o.Payload, at, n)); err != nil {
+			return err
+		}
+		progress(at+n, size)
+	}
+	return f.Close()
+}

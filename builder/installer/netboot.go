@@ -1,0 +1,45 @@
+package installer
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Netboot makes in dir what UEFI HTTP boot starts: a disk with the EFI system
+// partition alone, which the firmware fetches into memory and starts as if it
+// were plugged in, and the image, which the installer reads from the URL. What
+// is there is replaced.
+func Netboot(ctx context.Context, dir, url string, o Options, progress func(done, total int64)) error {
+	o.Install.URL = url
+	ps, err := o.parts()
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(dir, ".edgebake-netboot-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	boot := ps.esp(o.Payload.Image.Name, time.Unix(o.Payload.Image.SourceDate, 0).UTC())
+	esp := disk.Partition{Label: ondisk.LabelESP, FS: disk.FAT32, Size: espSize(boot, 512), Nodes: boot}
+	// Both parts belong to one another: they are put in place together, and a
+	// boot disk rejects an image that it was not made with.
+	if err := o.write(ctx, filepath.Join(tmp, ondisk.InstallBootImage), 512, func(int64, int64) {}, esp); err != nil {
+		return err
+	}
+	if err := copyPayload(ctx, filepath.Join(tmp, ondisk.InstallImage), o, progress); err != nil {
+		return err
+	}
+	for _, name := range []string{ondisk.InstallImage, ondisk.InstallBootImage} {
+		if err := os.Rename(filepath.Join(tmp, name), filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("putting %s in place: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,315 @@
+package media
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
+)
+
+// An installer carries an image as a file, and boots with the image's own
+// loader, kernel and initrd. Payload is what it takes of the image;
+// PrepareInstaller writes the finished installer to a stick; Look tells what is
+// on a disk that one might install to.
+
+// Payload is an image with a Site in its slot, as an installer carries it: a
+// compressed file that is read, and never made.
+type Payload struct {
+	Image ondisk.ImageInfo
+	Slot  ondisk.SlotInfo
+	// State of the slot: SlotGolden, SlotSite or SlotInventory.
+	State string
+	// Need is how large a disk must be.
+	Need int64
+	// Sector is the size of the sectors of the disks that the image is for.
+	Sector int64
+	// SlotSum is the SHA-256 of the slot's bytes, in hex: no golden digest covers
+	// them.
+	SlotSum string
+
+	f       *Flash
+	patches []edit // of the compressed file
+	system  func() (*ext4.Reader, error)
+}
+
+// OpenPayload holds the Site against the image, as flashing does.
+func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Payload, error) {
+	f, err := PrepareFlash(file, FlashOptions{Site: site, Stamp: o, Keys: keys, Size: 1 << 62})
+	if err != nil {
+		return nil, err
+	}
+	p := &Payload{Image: f.Image, Slot: f.Slot, State: f.State, Need: f.End + tailRoom, Sector: f.m.table.SectorSize, f: f}
+	p.system = sync.OnceValues(p.openSystem)
+	if err := p.take(); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("making an installer of image %s: %w", file, err)
+	}
+	return p, nil
+}
+
+// Close closes the image.
+func (p *Payload) Close() { p.f.Close() }
+
+// take puts the slot into the compressed file.
+func (p *Payload) take() error {
+	m := p.f.m
+	if m.z == nil {
+		return errors.New("it is not compressed, and an installer carries it as it is: name the image NAME.raw.zst when it is built, or compress it with edgebake build --output NAME.raw.zst")
+	}
+	part, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return err
+	}
+	img := p.f.slot
+	if img == nil {
+		img = make([]byte, part.Size)
+		if _, err := m.ReadAt(img, part.Start); err != nil {
+			return err
+		}
+	} else if p.patches, err = m.slotEdits(part, img); err != nil {
+		return err
+	}
+	sum := sha256.Sum256(img)
+	p.SlotSum = hex.EncodeToString(sum[:])
+	return nil
+}
+
+// slotEdits are what stamping the slot writes into a compressed file.
+func (m *image) slotEdits(p gpt.Partition, img []byte) ([]edit, error) {
+	w := &editor{}
+	err := m.putFrames(w, p, img)
+	return w.edits, err
+}
+
+// editor notes what is written to it.
+type editor struct{ edits []edit }
+
+func (w *editor) WriteAt(b []byte, off int64) (int, error) {
+	w.edits = append(w.edits, edit{off, bytes.Clone(b)})
+	return len(b), nil
+}
+
+// Verify reads the whole image and compares it with its golden digest: damage
+// is to be found at the desk, not in front of the machine.
+func (p *Payload) Verify(ctx context.Context, progress func(done, total int64)) error {
+	got, err := disk.Golden(ctx, disk.Source{Read: p.f.m.chunk, Progress: progress}, p.f.m.parts())
+	if err == nil && got != p.Slot.Golden {
+		err = fmt.Errorf("its golden digest is %s, it was built with %s: it is damaged, or has booted; copy or build it again", got, p.Slot.Golden)
+	}
+	if err != nil {
+		return fmt.Errorf("verifying image %s: %w", p.f.m.path, err)
+	}
+	return nil
+}
+
+// Size of the compressed file.
+func (p *Payload) Size() int64 { return p.f.m.stored }
+
+// ReadAt reads the compressed file, with the Site in its slot.
+func (p *Payload) ReadAt(b []byte, off int64) (int, error) {
+	n, err := p.f.m.src.ReadAt(b, off)
+	apply(p.patches, b[:n], off)
+	return n, err
+}
+
+// ESPFile reads a file of the EFI system partition.
+func (p *Payload) ESPFile(name string) ([]byte, error) { return p.f.m.espFile(name) }
+
+// ESPFiles lists the files of a directory of the EFI system partition.
+func (p *Payload) ESPFiles(dir string) ([]string, error) {
+	fsys, err := p.f.m.esp()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := fsys.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		if !e.Dir {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
+// SystemFile reads a file of the root file system.
+func (p *Payload) SystemFile(name string) ([]byte, error) {
+	r, err := p.system()
+	if err != nil {
+		return nil, err
+	}
+	return r.ReadFile(name)
+}
+
+func (p *Payload) openSystem() (*ext4.Reader, error) {
+	part, err := p.f.m.partition(ondisk.LabelRootA)
+	if err != nil {
+		return nil, err
+	}
+	r, err := ext4.Open(p.f.m.section(part))
+	if err != nil {
+		return nil, fmt.Errorf("reading partition %s: %w: the image is damaged; copy or build it again", ondisk.LabelRootA, err)
+	}
+	return r, nil
+}
+
+// PrepareInstaller readies a raw disk that is no image of edgebake's, an
+// installer, to be written to a stick as Flash writes an image: verified, and
+// unfinished or whole at any time.
+func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
+	r, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	m := &image{f: r, src: r, path: file}
+	f := &Flash{m: m, o: o, plain: true, zeros: make([]byte, disk.Align)}
+	f.zeroSum = sha256.Sum256(f.zeros)
+	if err = m.readDisk(); err == nil {
+		err = errors.Join(f.layout(), f.fits())
+	}
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	f.Table = *m.table
+	f.Table.Size = o.Size - o.Size%m.table.SectorSize
+	return f, nil
+}
+
+// Found is what is on a disk.
+type Found struct {
+	// Unfinished: writing an image to it was interrupted.
+	Unfinished bool
+	// Ours: it has the partitions of an edgebake image, whatever state they are
+	// in.
+	Ours bool
+	// Name and Golden are those of the image, as far as they can be read.
+	Name, Golden string
+	// GUID of the disk.
+	GUID string
+	// ESP is its EFI system partition, and the number of it; 0: none.
+	ESP       gpt.Partition
+	ESPNumber int
+	Sector    int64
+}
+
+// Look tells what is on a disk. Only a disk that cannot be read is an error.
+func Look(file string) (Found, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return Found{}, err
+	}
+	m := &image{f: f, src: f, path: file}
+	defer m.close()
+	switch err := m.readDisk(); {
+	case errors.Is(err, ErrUnfinished):
+		return Found{Unfinished: true}, nil
+	case m.table == nil && isDeviceError(err):
+		return Found{}, err
+	case m.table == nil:
+		return Found{}, nil // something else, or nothing
+	}
+	found := Found{GUID: m.table.GUID, Sector: m.table.SectorSize}
+	labels := map[string]bool{}
+	for i, p := range m.table.Partitions {
+		if labels[p.Name] = true; p.Type == gpt.TypeESP && found.ESPNumber == 0 {
+			found.ESP, found.ESPNumber = p, i+1
+		}
+	}
+	found.Ours = labels[ondisk.LabelSlot] && labels[ondisk.LabelRootA] && labels[ondisk.LabelData]
+	if !found.Ours || m.readInfo() != nil {
+		return found, nil
+	}
+	found.Name = m.info.Name
+	if p, err := m.partition(ondisk.LabelSlot); err == nil {
+		if info, err := slot.ReadInfo(m.section(p)); err == nil {
+			found.Golden = info.Golden
+		}
+	}
+	return found, nil
+}
+
+// isDeviceError tells a disk that fails from one that has something else on it.
+func isDeviceError(err error) bool {
+	var e *fs.PathError
+	return errors.As(err, &e) && !errors.Is(err, io.EOF)
+}
+
+// DiskGUID is the GUID of a disk that was flashed with those random bytes.
+func DiskGUID(random [16]byte) string { return disk.RandomGUID(random) }
+
+// ImageSlot is what an image's slot holds.
+type ImageSlot struct {
+	Info  ondisk.SlotInfo
+	Files map[string][]byte
+	Bytes []byte // all of the slot
+}
+
+// Source is where an installer reads its image: a file, or something remote
+// that can be read at any place.
+type Source struct {
+	// Name of the file, or of what Remote is.
+	Name   string
+	Remote io.ReaderAt // nil: the file
+	Size   int64       // of what is remote
+}
+
+func (s Source) open() (*image, error) {
+	if s.Remote == nil {
+		return open(s.Name, os.O_RDONLY)
+	}
+	m := &image{src: s.Remote, path: s.Name, stored: s.Size}
+	m.system = sync.OnceValues(m.root)
+	if err := m.read(); err != nil {
+		m.close()
+		return nil, fmt.Errorf("reading image %s: %w", s.Name, err)
+	}
+	return m, nil
+}
+
+// PrepareFlashFrom is PrepareFlash of a source.
+func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
+	m, err := s.open()
+	if err != nil {
+		return nil, err
+	}
+	return prepareFlash(m, o)
+}
+
+// ReadImageSlot reads an image's slot; one without a Site has no files.
+func ReadImageSlot(from Source) (*ImageSlot, error) {
+	m, err := from.open()
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	part, err := m.partition(ondisk.LabelSlot)
+	if err != nil {
+		return nil, err
+	}
+	s := &ImageSlot{Bytes: make([]byte, part.Size)}
+	if _, err := m.ReadAt(s.Bytes, part.Start); err != nil {
+		return nil, fmt.Errorf("reading the slot of %s: %w", from.Name, err)
+	}
+	c, err := slot.Read(bytes.NewReader(s.Bytes))
+	if err != nil && !errors.Is(err, slot.ErrNoSite) {
+		return nil, fmt.Errorf("reading the slot of %s: %w", from.Name, err)
+	}
+	s.Files = c.Files
+	s.Info, err = slot.ReadInfo(bytes.NewReader(s.Bytes))
+	return s, err
+}

@@ -1,0 +1,341 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/installer"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cmd/internal/version"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/spf13/cobra"
+)
+
+// installFlags say what an installer does on the machine.
+type installFlags struct {
+	disk, then string
+	reinstall  bool
+	cache      string
+}
+
+func (f *installFlags) flags(c *cobra.Command) {
+	s := c.Flags()
+	s.StringVar(&f.disk, "disk", device.OnlyDisk, "which disk of the machine is installed: only, smallest, largest, smallest-nvme, bus=, model=, serial=, size>=, size<= (with commas: all of them), or a path below /dev")
+	s.StringVar(&f.then, "then", ondisk.ThenPowerOff, "what follows: poweroff or reboot")
+	s.BoolVar(&f.reinstall, "reinstall", false, "overwrite a disk that has an edgebake image already, or is part of LVM or a RAID; once for each installer")
+	cacheFlag(c, &f.cache)
+	complete(c, "disk", device.OnlyDisk, "smallest", "largest", "smallest-nvme", "smallest-sata")
+	complete(c, "then", ondisk.ThenPowerOff, ondisk.ThenReboot)
+}
+
+// given reports whether one of the flags was.
+func (f *installFlags) given(c *cobra.Command) bool {
+	for _, name := range []string{"disk", "then", "reinstall"} {
+		if c.Flags().Changed(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// check says all that is wrong with the flags.
+func (f *installFlags) check() error {
+	_, err := device.ParseRule(f.disk)
+	if err != nil {
+		err = fmt.Errorf("--disk: %w", err)
+	}
+	if f.then != ondisk.ThenPowerOff && f.then != ondisk.ThenReboot {
+		err = errors.Join(err, fmt.Errorf("--then %q: want %s or %s", f.then, ondisk.ThenPowerOff, ondisk.ThenReboot))
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
+// install makes what the installer is told, with an id of its own.
+func (f *installFlags) install() (ondisk.Install, error) {
+	id := make([]byte, 16)
+	_, err := rand.Read(id)
+	return ondisk.Install{ID: hex.EncodeToString(id), Disk: f.disk, Then: f.then, Reinstall: f.reinstall}, err
+}
+
+func newInstaller(s streams) *cobra.Command {
+	var (
+		o   flashOptions
+		out installerOutput
+	)
+	c := &cobra.Command{
+		Use:               "installer IMAGE (--iso FILE | --netboot DIR --url URL)",
+		ValidArgsFunction: completeFiles(imageEndings),
+		Short:             "Make an ISO, or files for network boot, that install an image on a machine",
+		Long: `Installer makes the installer of flash --installer as an image for optical
+drives: for machines without a free USB port, through the virtual drive of a
+remote console for example. The machine must boot it with UEFI. The same file
+boots from a stick, with dd. xorriso writes it.
+
+With --netboot it makes the files for UEFI HTTP boot: boot.img, which firmware
+fetches and starts, and image.raw.zst, which the installer reads from the URL of
+the folder. The server must answer ranges.
+
+ISO and image contain the Site's token: keep them like one.`,
+		Example: `  edgebake installer my-edge.raw.zst --iso install.iso --inventory stores.yaml --disk smallest-nvme
+  edgebake installer my-edge.raw.zst --iso install.iso --site site.yaml --then reboot
+  edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --then reboot`,
+		Args: args(1, 1, "an image"),
+		RunE: func(c *cobra.Command, a []string) error {
+			if err := errors.Join(o.oneSite(), o.install.check()); err != nil {
+				return usageError{err}
+			}
+			if err := out.check(); err != nil {
+				return usageError{err}
+			}
+			return makeInstaller(c.Context(), s, a[0], out, o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out.iso, "iso", "", "write the installer as an ISO to this file")
+	_ = c.MarkFlagFilename("iso", "iso")
+	f.StringVar(&out.netboot, "netboot", "", "write the files for UEFI HTTP boot to this folder")
+	_ = c.MarkFlagDirname("netboot")
+	f.StringVar(&out.url, "url", "", "where a web server shows that folder, http:// or https://")
+	f.BoolVarP(&out.force, "force", "f", false, "replace an output that is there")
+	o.siteFlags(c)
+	o.install.flags(c)
+	return c
+}
+
+// installerOutput is what installer makes.
+type installerOutput struct {
+	iso, netboot, url string
+	force             bool
+}
+
+// check says what is wrong with the flags.
+func (out *installerOutput) check() error {
+	switch {
+	case out.iso != "" && out.netboot != "":
+		return errors.New("--iso and --netboot cannot be given together")
+	case out.iso == "" && out.netboot == "":
+		return errors.New("say what to make: --iso FILE or --netboot DIR")
+	case (out.netboot == "") != (out.url == ""):
+		return errors.New("--netboot DIR and --url URL go together: the installer reads the image from there")
+	case out.url == "":
+		return nil
+	}
+	u, err := url.Parse(out.url)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return fmt.Errorf("--url %s: want the address of a folder, e.g. http://10.0.0.1/edge", out.url)
+	}
+	return nil
+}
+
+// files are those to be written.
+func (out *installerOutput) files() []string {
+	if out.iso != "" {
+		return []string{out.iso}
+	}
+	return []string{filepath.Join(out.netboot, ondisk.InstallBootImage), filepath.Join(out.netboot, ondisk.InstallImage)}
+}
+
+// writable finds what must not be replaced.
+func (out *installerOutput) writable(image string) error {
+	var errs []error
+	if out.netboot != "" {
+		if err := os.MkdirAll(out.netboot, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, f := range out.files() {
+		err := builder.CheckFile(f, out.force)
+		if err == nil && isOneOf(f, []string{image}) {
+			err = fmt.Errorf("%s is the image itself: name another file", f)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// make makes it.
+func (out *installerOutput) make(ctx context.Context, o installer.Options, progress func(done, total int64)) error {
+	if out.iso != "" {
+		return installer.ISO(ctx, out.iso, o, progress)
+	}
+	return installer.Netboot(ctx, out.netboot, strings.TrimRight(out.url, "/")+"/"+ondisk.InstallImage, o, progress)
+}
+
+// makeInstaller makes an ISO, or files for network boot.
+func makeInstaller(ctx context.Context, s streams, image string, out installerOutput, o flashOptions) error {
+	fileErr := out.writable(image)
+	p, err := o.payload(s, image)
+	if p != nil {
+		defer p.Close()
+	}
+	if err := errors.Join(fileErr, err); err != nil {
+		return err
+	}
+	show := newDisplay(s, false)
+	defer show.close()
+	io, err := o.install.options(ctx, p, show)
+	if err != nil {
+		return err
+	}
+	progress := steps(show)
+	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
+		return err
+	}
+	if err := out.make(ctx, io, func(done, total int64) { progress("make", done, total) }); err != nil {
+		return full(err)
+	}
+	show.close()
+	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s\n", out.files()[0], payloadWords(image, p, o.site), o.install.disk, o.install.then)
+	if out.netboot != "" {
+		fmt.Fprintf(s.Err, "Only you may read %s: give the web server the right to\n", out.files()[1])
+	}
+	o.install.tell(s, p)
+	return nil
+}
+
+// full says what to do where there was no room to put an installer together.
+func full(err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("%w; TMPDIR names another folder to put the installer together in", err)
+	}
+	return err
+}
+
+// tell says what is left to others.
+func (f *installFlags) tell(s streams, p *media.Payload) {
+	if p.State == media.SlotGolden {
+		fmt.Fprintln(s.Err, "It has no Site: the machines wait for one, on their disk or on a stick")
+	}
+}
+
+// flashInstaller makes a stick that installs.
+func flashInstaller(ctx context.Context, s streams, image string, o flashOptions) error {
+	if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
+		return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
+	}
+	if o.log != "" || o.noVerify {
+		return usageError{errors.New("--log and --no-verify are for disks, not for --installer")}
+	}
+	if err := o.install.check(); err != nil {
+		return err
+	}
+	show := newDisplay(s, false)
+	defer show.close()
+	d, t, targetErr := openTarget(ctx, image, o.stick)
+	if t != nil {
+		defer t.Close()
+	}
+	p, payloadErr := o.payload(s, image)
+	if p != nil {
+		defer p.Close()
+	}
+	if err := errors.Join(targetErr, payloadErr); err != nil {
+		return err
+	}
+	words := payloadWords(image, p, o.site)
+	if !o.yes {
+		if err := confirmLoss(s, d, "an installer of "+words); err != nil {
+			return err
+		}
+	}
+	io, err := o.install.options(ctx, p, show)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp("", "edgebake-installer-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	progress := steps(show)
+	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
+		return err
+	}
+	file := filepath.Join(tmp, "stick.raw")
+	if err := installer.Stick(ctx, file, t.Sector, io, func(done, total int64) { progress("make", done, total) }); err != nil {
+		return full(err)
+	}
+	if err := t.Hide(); err != nil {
+		return fmt.Errorf("flashing %s: others may read the file, which will hold the Site's secrets: %w", o.stick, err)
+	}
+	f, err := media.PrepareInstaller(file, media.FlashOptions{Size: d.Size, Sector: d.Sector, Progress: progress})
+	if err != nil {
+		return fmt.Errorf("flashing %s: %w", d, err)
+	}
+	defer f.Close()
+	done, err := f.Write(ctx, t)
+	if err != nil {
+		err = fmt.Errorf("flashing %s: %w", d, err)
+		if errors.Is(err, media.ErrUntouched) {
+			return unfinished{fmt.Errorf("interrupted, nothing was written to %s", d.Path)}
+		}
+		if ctx.Err() != nil {
+			return unfinished{fmt.Errorf("interrupted; %s has no partition table now: flash it again", d.Path)}
+		}
+		return err
+	}
+	t.Reread()
+	show.close()
+	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s; %s written, read back and verified\n", d, words, o.install.disk, o.install.then, humanSize(done.Written))
+	if w := installer.Warn(p); w != "" {
+		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
+	}
+	o.install.tell(s, p)
+	return nil
+}
+
+// payload holds image and Site against each other.
+func (o *flashOptions) payload(s streams, image string) (*media.Payload, error) {
+	var errs []error
+	keys, err := publicKeys(o.keys)
+	errs = append(errs, err)
+	site, err := o.readSite(s)
+	errs = append(errs, err)
+	p, err := media.OpenPayload(image, site, media.StampOptions{Now: time.Now(), Undated: o.undated}, keys)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		if p != nil {
+			p.Close()
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+func payloadWords(image string, p *media.Payload, site string) string {
+	words := fmt.Sprintf("%s (%s, Kubernetes %s)", image, p.Image.Name, p.Image.Kubernetes)
+	switch {
+	case site != "":
+		return words + " and " + site
+	case p.State == media.SlotGolden:
+		return words + " (no Site)"
+	}
+	return words + " and the Site in it"
+}
+
+// options brings the program that installs.
+func (f *installFlags) options(ctx context.Context, p *media.Payload, show display) (installer.Options, error) {
+	cache, err := openCache(f.cache)
+	if err != nil {
+		return installer.Options{}, err
+	}
+	program, err := builder.Program(ctx, "installer", p.Image.Arch, builder.Options{Cache: cache, Version: version.String(), Events: show.event})
+	if err != nil {
+		return installer.Options{}, err
+	}
+	in, err := f.install()
+	return installer.Options{Payload: p, Program: program, Install: in}, err
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
+)
+
+// program makes a source tree in which one of our programs is a small one.
+func (c *cli) program(name string) {
+	c.t.Helper()
+	if err := os.MkdirAll(filepath.Join(c.dir, "cmd", name), 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	c.file("go.mod", "module github.com/edgebake/edgebake\n\ngo 1.24\n")
+	c.file("cmd/"+name+"/main.go", "package main\n\nfunc main() {}\n")
+}
+
+// installable is a folder of which an installer can be made.
+func installable(t *testing.T) *cli {
+	t.Helper()
+	c := newCLI(t)
+	if err := buildtest.Write(c.dir, buildtest.InstallableBase(), nil); err != nil {
+		t.Fatal(err)
+	}
+	c.program("installer")
+	c.file("site.yaml", site)
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw.zst")
+	c.disk("stick", 1<<30)
+	return c
+}
+
+// TestFlashInstaller asks, makes a stick, and writes it verified.
+func TestFlashInstaller(t *testing.T) {
+	c := installable(t)
+	c.runIn(t.Context(), "no\n", 1, "flash", "tiny.raw.zst", "--installer", "stick", "--site", "site.yaml")
+	c.want(c.err, "stick, 1.0 GiB", "It gets an installer of tiny.raw.zst (tiny, Kubernetes v1.36.3) and site.yaml", "nothing was written", "--yes")
+	if b, err := exec.Command("head", "-c", "8", "stick").Output(); err != nil || string(b) != "old data" {
+		t.Errorf("the stick has %q, %v", b, err)
+	}
+	c.run(0, "flash", "tiny.raw.zst", "--installer", "stick", "--site", "site.yaml", "--yes", "--disk", "smallest-nvme", "--then", "reboot")
+	c.want(c.out, "stick installs tiny.raw.zst (tiny, Kubernetes v1.36.3) and site.yaml: on disk smallest-nvme, then reboot", "read back and verified")
+	c.want(c.err, "installer: compiling", "make: ", "write: ", "verify: ", "has no driver for USB sticks", "hardware: generic")
+	if fi, err := os.Stat("stick"); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the file with the token: %v %v", fi.Mode(), err)
+	}
+	guid := func() string {
+		f, err := os.Open("stick")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		table, err := gpt.Read(f, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(table.Partitions) != 2 || table.Partitions[1].Name != ondisk.LabelInstall || table.Size != 1<<30 {
+			t.Errorf("%+v", table)
+		}
+		return table.GUID
+	}
+	first := guid()
+	c.run(0, "flash", "tiny.raw.zst", "--installer", "stick", "--yes")
+	c.want(c.err, "It has no Site")
+	c.want(c.out, "(no Site): on disk only, then poweroff")
+	if guid() == first {
+		t.Error("two installers have one id: the second would take the first's work for its own")
+	}
+	c.run(1, "inspect", "stick")
+	c.want(c.err, "not an edgebake image: it is an installer")
+}
+
+// TestInstallerISO makes one that xorriso reads, with the Site in the image.
+func TestInstallerISO(t *testing.T) {
+	desk.NeedProgram(t, "xorriso", "xorriso")
+	c := installable(t)
+	for _, tc := range []struct {
+		code int
+		args string
+		want []string
+	}{
+		{2, "installer tiny.raw.zst", []string{"--iso FILE"}},
+		{2, "installer tiny.raw.zst --iso i.iso --disk x --then y", []string{"unknown term", "want poweroff or reboot"}},
+		{1, "installer tiny.raw.zst --iso none/i.iso", []string{"none"}},
+		{1, "installer tiny.raw.zst --iso site.yaml", []string{"site.yaml exists; --force replaces it"}},
+		{1, "installer tiny.raw.zst --iso tiny.raw.zst --force", []string{"tiny.raw.zst is the image itself"}},
+	} {
+		c.run(tc.code, strings.Fields(tc.args)...)
+		c.want(c.err, tc.want...)
+	}
+	c.run(0, "installer", "tiny.raw.zst", "--iso", "i.iso", "--site", "site.yaml")
+	c.want(c.out, "i.iso installs tiny.raw.zst (tiny, Kubernetes v1.36.3) and site.yaml: on disk only, then poweroff")
+	if fi, err := os.Stat("i.iso"); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the file with the token: %v %v", fi.Mode(), err)
+	}
+	out, err := exec.Command("xorriso", "-indev", "i.iso", "-osirrox", "on", "-report_el_torito", "plain", "-extract", "/image.raw.zst", "out.raw.zst").CombinedOutput()
+	if err != nil || !regexp.MustCompile(`El Torito boot img :\s+1\s+UEFI\s+y\s+none`).Match(out) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	c.run(0, "inspect", "out.raw.zst", "--verify")
+	c.want(c.out, "berlin-7", "(verified)")
+	c.run(1, "installer", "tiny.raw.zst", "--iso", "i.iso")
+	c.want(c.err, "--force")
+}
+
+// TestInstallerNetboot makes what firmware fetches, without any secret, and the
+// image with the Site beside it.
+func TestInstallerNetboot(t *testing.T) {
+	c := installable(t)
+	for _, tc := range []struct{ args, want string }{
+		{"--netboot www", "--netboot DIR and --url URL go together"},
+		{"--netboot www --iso i.iso --url http://10.0.0.1/", "cannot be given together"},
+		{"--netboot www --url 10.0.0.1/edge", "want the address of a folder"},
+		{"--netboot www --url ftp://10.0.0.1/edge", "want the address of a folder"},
+		{"--netboot www --url http://10.0.0.1/edge?x=1", "want the address of a folder"},
+	} {
+		c.run(2, append([]string{"installer", "tiny.raw.zst"}, strings.Fields(tc.args)...)...)
+		c.want(c.err, tc.want)
+	}
+	c.run(0, "installer", "tiny.raw.zst", "--netboot", "www", "--url", "http://10.0.0.1/edge/", "--site", "site.yaml")
+	c.want(c.out, "www/boot.img installs tiny.raw.zst")
+	c.want(c.err, "Only you may read www/image.raw.zst")
+	boot, err := os.ReadFile("www/boot.img")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{"abcdef.0123456789abcdef": false, `"url": "http://10.0.0.1/edge/image.raw.zst"`: true, "boot=edgebake panic=10": true, " ip=dhcp": true} {
+		if strings.Contains(string(boot), text) != want {
+			t.Errorf("boot.img has %q: %v", text, !want)
+		}
+	}
+	c.run(0, "inspect", "www/image.raw.zst", "--verify")
+	c.want(c.out, "berlin-7", "(verified)")
+	c.run(1, "installer", "tiny.raw.zst", "--netboot", "www", "--url", "http://10.0.0.1/edge/")
+	c.want(c.err, "www/boot.img exists; --force replaces it", "www/image.raw.zst exists")
+	c.run(0, "installer", "tiny.raw.zst", "--netboot", "www", "--url", "http://10.0.0.1/edge/", "--force")
+	if left, err := os.ReadDir("www"); err != nil || len(left) != 2 {
+		t.Errorf("%v %v", left, err)
+	}
+}
+
+// TestFlashInstallerRefuses names every problem, and writes nothing.
+func TestFlashInstallerRefuses(t *testing.T) {
+	c := installable(t)
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	c.disk("small", 1<<20)
+	c.file("bad.yaml", "apiVersion: edgebake.io/v1alpha1\nkind: Site\n")
+	c.run(0, "build", "image.yaml", "--output", "tiny.raw")
+	for _, tc := range []struct {
+		code int
+		args string
+		want []string
+	}{
+		{2, "flash tiny.raw.zst --disk smallest stick", []string{"are for --installer"}},
+		{2, "flash tiny.raw.zst disk --installer stick", []string{"give either the disk disk or --installer stick"}},
+		{2, "flash tiny.raw.zst --installer stick --disk biggest --then sleep", []string{`unknown term "biggest"`, `--then "sleep": want poweroff or reboot`}},
+		{2, "flash tiny.raw.zst --installer stick --log log", []string{"--log and --no-verify are for disks"}},
+		{2, "flash tiny.raw.zst --installer stick --site -", []string{"add --yes"}},
+		{1, "flash tiny.raw.zst --installer none --site bad.yaml --yes", []string{"flashing none: ", "masters", "credentials"}},
+		{1, "flash tiny.raw.zst --installer tiny.raw.zst --yes", []string{"it is the image itself"}},
+		{1, "flash tiny.raw --installer stick --yes", []string{"not compressed", ".raw.zst"}},
+		{1, "flash site.yaml --installer stick --yes", []string{"not an edgebake image"}},
+		{1, "flash tiny.raw.zst --installer small --yes", []string{"it has 1 MiB and the installer needs", "take a larger one"}},
+		{1, "flash tiny.raw.zst --installer stick --inventory site.yaml --yes", []string{"is a Site: name it with --site"}},
+	} {
+		c.run(tc.code, strings.Fields(tc.args)...)
+		c.want(c.err, tc.want...)
+	}
+	if b, err := exec.Command("head", "-c", "8", "stick").Output(); err != nil || string(b) != "old data" {
+		t.Errorf("the stick has %q, %v", b, err)
+	}
+	left, err := filepath.Glob(filepath.Join(tmp, "edgebake-installer-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+	// Without the source tree, and beside no other program, it says what is missing.
+	if err := os.Remove("go.mod"); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "flash", "tiny.raw.zst", "--installer", "stick", "--yes")
+	c.want(c.err, fmt.Sprintf("there is no installer-linux-%s beside edgebake", "amd64"), "put it there")
+}

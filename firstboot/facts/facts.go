@@ -1,0 +1,82 @@
+// Package facts reads who a machine is from the kernel. First boot and the
+// installer go by the same facts: what one of them matches with a site of an
+// inventory, the other does too.
+package facts
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// Read reads the MAC addresses of the machine's own network cards, and serial
+// number, UUID and asset tag from SMBIOS or the device tree, below root.
+func Read(root string) node.Machine {
+	m := node.Machine{
+		Hostname: text(root, "/proc/sys/kernel/hostname"),
+		MACs:     macs(root),
+	}
+	for _, f := range []string{
+		"/sys/class/dmi/id/product_serial",
+		"/sys/class/dmi/id/board_serial",
+		"/sys/class/dmi/id/chassis_serial",
+		"/sys/firmware/devicetree/base/serial-number",
+	} {
+		if m.Serial = configs.Identity(contents(root, f)); m.Serial != "" {
+			break
+		}
+	}
+	m.UUID = strings.ToLower(configs.Identity(contents(root, "/sys/class/dmi/id/product_uuid")))
+	for _, f := range []string{"/sys/class/dmi/id/chassis_asset_tag", "/sys/class/dmi/id/board_asset_tag"} {
+		if m.AssetTag = configs.Identity(contents(root, f)); m.AssetTag != "" {
+			break
+		}
+	}
+	return m
+}
+
+// macs lists the addresses of the physical network cards, the on-board and
+// wired ones first: in order of interface name, wireless last.
+func macs(root string) []string {
+	dir := "/sys/class/net"
+	entries, err := os.ReadDir(filepath.Join(root, dir))
+	if err != nil {
+		return nil
+	}
+	var wired, wireless []string
+	for _, en := range entries {
+		p := filepath.Join(dir, en.Name())
+		if !exists(root, filepath.Join(p, "device")) { // bridges, veths, lo have none
+			continue
+		}
+		mac := strings.ToLower(text(root, filepath.Join(p, "address")))
+		if len(mac) != 17 || strings.Trim(mac, "0:") == "" || strings.Trim(mac, "f:") == "" {
+			continue
+		}
+		if exists(root, filepath.Join(p, "wireless")) || exists(root, filepath.Join(p, "phy80211")) {
+			wireless = append(wireless, mac)
+		} else {
+			wired = append(wired, mac)
+		}
+	}
+	return append(wired, wireless...)
+}
+
+// contents are a file's, nothing where it cannot be read.
+func contents(root, path string) string {
+	b, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+func text(root, path string) string { return strings.TrimSpace(contents(root, path)) }
+
+func exists(root, path string) bool {
+	_, err := os.Lstat(filepath.Join(root, path))
+	return err == nil
+}

@@ -1,0 +1,113 @@
+package installer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf16"
+
+	"github.com/edgebake/edgebake/builder/media"
+)
+
+// The firmware starts the disk next where the variable BootNext names an entry
+// for it (UEFI, 3.1). The order of its entries stays as it is: whoever plugs an
+// installer in again wants it started.
+
+// efiGlobal is the GUID of the variables that the specification names.
+const efiGlobal = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+// efiAttributes: kept without power, seen before and after the system starts.
+var efiAttributes = []byte{7, 0, 0, 0}
+
+// bootNext makes or finds an entry for the disk's loader in dir, where the
+// kernel shows the variables, and names it for the next start.
+func bootNext(dir, arch string, found media.Found) error {
+	if found.ESPNumber == 0 {
+		return errors.New("the disk has no EFI system partition")
+	}
+	option, err := loadOption(found, arch)
+	if err != nil {
+		return err
+	}
+	number, err := bootEntry(dir, option)
+	if err != nil {
+		return err
+	}
+	return writeVar(dir, "BootNext", binary.LittleEndian.AppendUint16(nil, number))
+}
+
+// bootEntry returns the number of the entry with that content, which it makes
+// where there is none.
+func bootEntry(dir string, option []byte) (uint16, error) {
+	for n := 0; n < 1<<16; n++ {
+		name := fmt.Sprintf("Boot%04X", n)
+		b, err := os.ReadFile(filepath.Join(dir, name+"-"+efiGlobal))
+		switch {
+		case err == nil && len(b) > 4 && bytes.Equal(b[4:], option):
+			return uint16(n), nil
+		case errors.Is(err, os.ErrNotExist):
+			return uint16(n), writeVar(dir, name, option)
+		}
+	}
+	return 0, errors.New("all boot entries of the firmware are taken")
+}
+
+// writeVar writes a variable in one write, as the kernel wants it.
+func writeVar(dir, name string, value []byte) error {
+	return os.WriteFile(filepath.Join(dir, name+"-"+efiGlobal), append(bytes.Clone(efiAttributes), value...), 0o644)
+}
+
+// loadOption is an EFI_LOAD_OPTION that starts the loader on the disk's ESP.
+func loadOption(found media.Found, arch string) ([]byte, error) {
+	guid, err := efiGUID(found.ESP.GUID)
+	if err != nil {
+		return nil, err
+	}
+	file := map[string]string{"amd64": `\EFI\BOOT\BOOTX64.EFI`, "arm64": `\EFI\BOOT\BOOTAA64.EFI`}[arch]
+	le := binary.LittleEndian
+	var path []byte
+	node := func(typ, sub byte, data []byte) {
+		path = append(path, typ, sub)
+		path = le.AppendUint16(path, uint16(4+len(data)))
+		path = append(path, data...)
+	}
+	// A partition, by its number, place and GUID (UEFI, 10.3.5.1).
+	var hd []byte
+	hd = le.AppendUint32(hd, uint32(found.ESPNumber))
+	hd = le.AppendUint64(hd, uint64(found.ESP.Start/found.Sector))
+	hd = le.AppendUint64(hd, uint64(found.ESP.Size/found.Sector))
+	hd = append(append(hd, guid...), 2, 2) // GPT; the signature is a GUID
+	node(4, 1, hd)
+	node(4, 4, ucs2(file))
+	node(0x7f, 0xff, nil)
+	out := le.AppendUint32(nil, 1) // active
+	out = le.AppendUint16(out, uint16(len(path)))
+	return append(append(out, ucs2("edgebake")...), path...), nil
+}
+
+// ucs2 is a string as UEFI has it, with its end.
+func ucs2(s string) (out []byte) {
+	for _, u := range append(utf16.Encode([]rune(s)), 0) {
+		out = binary.LittleEndian.AppendUint16(out, u)
+	}
+	return out
+}
+
+// efiGUID is a GUID as it is on disks: its first three parts little-endian.
+func efiGUID(s string) ([]byte, error) {
+	b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
+	if err != nil || len(b) != 16 {
+		return nil, fmt.Errorf("%q is not a GUID", s)
+	}
+	for _, p := range [][2]int{{0, 4}, {4, 6}, {6, 8}} {
+		for i, j := p[0], p[1]-1; i < j; i, j = i+1, j-1 {
+			b[i], b[j] = b[j], b[i]
+		}
+	}
+	return b, nil
+}

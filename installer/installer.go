@@ -1,0 +1,464 @@
+// Package installer is what an installer's stick, ISO or network boot runs on
+// the machine: it finds the image that came with it, picks the internal disk by
+// the rule it was given, writes the image with this machine's Site, verifies
+// it, and says on every console what it does.
+//
+// It never guesses. Where the rule leaves two disks, or an inventory has no
+// site for the machine, it waits and shows what there is. It never overwrites
+// an edgebake disk unless it was made to, and then once: a stick that was
+// forgotten in the machine starts the disk that it installed.
+package installer
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// Env is how the installer touches the machine.
+type Env struct {
+	// Say shows a line on every console.
+	Say func(line string)
+	// Sleep waits, or returns why not.
+	Sleep func(context.Context, time.Duration) error
+	// Source finds the image that came with the installer, and the disk that it
+	// is on, empty where it is on none.
+	Source func(context.Context) (Source, error)
+	// Disks lists the machine's disks.
+	Disks func(context.Context) ([]device.Disk, error)
+	// Machine is who this machine is.
+	Machine func() node.Machine
+	// BootNext has the firmware start that disk next, once.
+	BootNext func(path string, found media.Found) error
+	// PowerOff and Reboot do not return where they succeed.
+	PowerOff, Reboot func() error
+	// Gone reports whether the installer's own medium was taken away.
+	Gone func(Source) bool
+}
+
+// Source is where the image lies.
+type Source struct {
+	Image media.Source
+	Disk  string // the disk it is on; empty: none
+}
+
+// The installer's times.
+const (
+	poll = 3 * time.Second
+	// again is how often a line is repeated that nobody has answered.
+	again = time.Minute
+	// settle is how long the list of disks must stay the same: controllers find
+	// their disks one by one, and the rule is about all of them.
+	settle = 9 * time.Second
+	// grace is for a person to switch the machine off.
+	grace = 10 * time.Second
+	// retry is after a disk failed.
+	retry = time.Minute
+)
+
+// waiting is something that a person, or time, must change.
+type waiting struct {
+	lines []string
+	after time.Duration
+}
+
+func (w *waiting) Error() string { return strings.Join(w.lines, "; ") }
+
+func wait(lines ...string) error { return &waiting{lines, poll} }
+
+// run is one installer at work.
+type run struct {
+	*Env
+	c    ondisk.Install
+	rule device.Rule
+	// clock is the time spent waiting; said is what was last said of it, and when.
+	clock  time.Duration
+	said   string
+	saidAt time.Duration
+}
+
+// sleep waits, and counts.
+func (r *run) sleep(ctx context.Context, d time.Duration) error {
+	r.clock += d
+	return r.Sleep(ctx, d)
+}
+
+// Run installs. It returns once the machine is to stop, or ctx ends.
+func Run(ctx context.Context, c ondisk.Install, e *Env) error {
+	r := &run{Env: e, c: c}
+	if c.Version != ondisk.InstallVersion {
+		return fmt.Errorf("%s has version %d, this program knows %d: make the installer again", ondisk.InstallConfig, c.Version, ondisk.InstallVersion)
+	}
+	var err error
+	if r.rule, err = device.ParseRule(c.Disk); err != nil {
+		return err
+	}
+	r.Say(fmt.Sprintf("installer of image %s (golden %.16s); disk: %s; then: %s", c.Image, c.Golden, c.Disk, c.Then))
+	for {
+		err := r.attempt(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		var w *waiting
+		if err == nil {
+			return nil
+		}
+		if !errors.As(err, &w) {
+			w = &waiting{[]string{"FAILED: " + err.Error()}, retry}
+		}
+		r.show(w)
+		if err := r.sleep(ctx, w.after); err != nil {
+			return err
+		}
+	}
+}
+
+// show says why nothing goes on, when it is new and every minute.
+func (r *run) show(w *waiting) {
+	text := strings.Join(w.lines, "\n")
+	if text == r.said && r.clock-r.saidAt < again {
+		return
+	}
+	r.said, r.saidAt = text, r.clock
+	for _, l := range w.lines {
+		r.Say(l)
+	}
+}
+
+// attempt goes all the way, or says where it stopped. Nothing is remembered
+// from one to the next: the machine may have changed.
+func (r *run) attempt(ctx context.Context) error {
+	src, err := r.Source(ctx)
+	if err != nil {
+		return wait(fmt.Sprintf("waiting for the image %s that this installer carries: %v", r.c.Image, err))
+	}
+	disks, err := r.settled(ctx, src)
+	if err != nil {
+		return err
+	}
+	target, err := r.choose(disks)
+	if err != nil {
+		return err
+	}
+	if target.done != nil {
+		return r.start(ctx, src, *target.done)
+	}
+	return r.install(ctx, src, target.disk)
+}
+
+// settled lists the disks but for the installer's own, once no more come.
+func (r *run) settled(ctx context.Context, src Source) ([]seen, error) {
+	var before []string
+	for same := time.Duration(0); ; same += poll {
+		disks, err := r.Disks(ctx)
+		if err != nil {
+			return nil, err
+		}
+		disks = slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk })
+		var now []string
+		for i := range disks {
+			now = append(now, disks[i].Describe())
+		}
+		if !slices.Equal(now, before) {
+			before, same = now, 0
+		}
+		if same >= settle {
+			return look(disks)
+		}
+		if err := r.sleep(ctx, poll); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// seen is a disk, and what is on it.
+type seen struct {
+	device.Disk
+	media.Found
+	unreadable error
+}
+
+func look(disks []device.Disk) (out []seen, err error) {
+	for _, d := range disks {
+		s := seen{Disk: d}
+		s.Found, s.unreadable = media.Look(d.Path)
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// line describes a disk for whoever has to choose.
+func (s *seen) line(c ondisk.Install) string {
+	text := "  " + s.Describe()
+	switch {
+	case s.unreadable != nil:
+		text += fmt.Sprintf(": it cannot be read: %v", s.unreadable)
+	case s.Unfinished:
+		text += ": an installation of it was interrupted"
+	case s.Ours && s.Name != "":
+		text += ": has the edgebake image " + s.Name
+	case s.Ours:
+		text += ": has an edgebake image"
+	}
+	if why := s.unfit(c); why != "" {
+		text += ": " + why
+	}
+	for _, no := range s.Refusals {
+		text += ": " + no
+	}
+	if !s.IsInternal() {
+		text += ": removable"
+	}
+	return text
+}
+
+// unfit says why the image cannot be on a disk.
+func (s *seen) unfit(c ondisk.Install) string {
+	switch {
+	case s.Size < c.Need:
+		return fmt.Sprintf("too small, the image needs %d MiB", (c.Need+1<<20-1)>>20)
+	case s.Disk.Sector != 0 && s.Disk.Sector != c.Sector:
+		return fmt.Sprintf("has sectors of %d bytes, the image is for %d (disk.sector)", s.Disk.Sector, c.Sector)
+	}
+	return ""
+}
+
+// mark are the bytes from which a disk that this installer writes gets the first
+// half of its GUID: it knows its own work again by that. The other half is
+// random, since one installer serves many machines.
+func (r *run) mark() (b [16]byte) {
+	sum := sha256.Sum256([]byte("edgebake installer\x00" + r.c.ID))
+	copy(b[:8], sum[:])
+	return b
+}
+
+// isOwn reports whether this installer has written the disk.
+func (r *run) isOwn(s *seen) bool {
+	const half = len("01234567-0123-4567")
+	return s.Ours && len(s.GUID) > half && s.GUID[:half] == media.DiskGUID(r.mark())[:half]
+}
+
+// choice is a disk to install, or one that is installed.
+type choice struct {
+	disk device.Disk
+	done *seen
+}
+
+// choose decides by rule; what it cannot decide it shows.
+func (r *run) choose(disks []seen) (choice, error) {
+	var own, installed []seen
+	for _, s := range disks {
+		switch {
+		case !s.Ours:
+		case r.isOwn(&s):
+			own = append(own, s)
+		case s.IsInternal():
+			installed = append(installed, s)
+		}
+	}
+	if len(own) > 0 {
+		installed = own
+	}
+	if len(own) > 0 || !r.c.Reinstall && len(installed) > 0 {
+		if len(installed) == 1 {
+			return choice{done: &installed[0]}, nil
+		}
+		return choice{}, wait(r.list("this machine has edgebake disks already, and nothing is installed. Remove the installer and start one of them; or make an installer with --reinstall:", disks)...)
+	}
+	var fit []device.Disk
+	for i := range disks {
+		if s := &disks[i]; s.unfit(r.c) == "" {
+			fit = append(fit, s.Disk)
+		}
+	}
+	left := r.rule.Pick(fit)
+	switch {
+	case len(left) == 0:
+		return choice{}, wait(r.list(fmt.Sprintf("no disk for the rule %q. Attach one, or make an installer with another --disk. There are:", r.c.Disk), disks)...)
+	case len(left) > 1:
+		return choice{}, wait(r.list(fmt.Sprintf("%d disks for the rule %q, and it must be one. Make an installer with a --disk that names it, or take the others out. There are:", len(left), r.c.Disk), disks)...)
+	}
+	d := left[0]
+	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
+	if disks[i].Ours && !r.c.Reinstall { // one that can be plugged in and out
+		return choice{done: &disks[i]}, nil
+	}
+	if err := disks[i].unreadable; err != nil {
+		return choice{}, fmt.Errorf("the disk %s cannot be read: %w: replace it", d.Describe(), err)
+	}
+	no := slices.DeleteFunc(slices.Clone(d.Refusals), func(s string) bool { return r.c.Reinstall && slices.Contains(d.Members, s) })
+	if len(no) > 0 {
+		lines := []string{fmt.Sprintf("the rule %q picks %s, and it is not overwritten:", r.c.Disk, d.Describe())}
+		for _, n := range no {
+			fix := ""
+			if slices.Contains(d.Members, n) {
+				fix = ", or make an installer with --reinstall"
+			}
+			lines = append(lines, "  "+n+fix)
+		}
+		return choice{}, wait(lines...)
+	}
+	return choice{disk: d}, nil
+}
+
+func (r *run) list(head string, disks []seen) []string {
+	out := []string{head}
+	for i := range disks {
+		out = append(out, disks[i].line(r.c))
+	}
+	if len(disks) == 0 {
+		out = append(out, "  (no disk)")
+	}
+	return append(out, "  This machine: "+r.Machine().String())
+}
+
+// install writes the image.
+func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
+	o, name, err := r.site(src.Image)
+	if err != nil {
+		return err
+	}
+	what := r.c.Image
+	if name != "" {
+		what += " for " + name
+	}
+	r.Say(fmt.Sprintf("installing %s on %s in %.0f seconds: everything on it will be lost; switch the machine off to keep it", what, d.Describe(), grace.Seconds()))
+	if err := r.sleep(ctx, grace); err != nil {
+		return err
+	}
+	o.Random = r.mark()
+	if _, err := rand.Read(o.Random[8:]); err != nil {
+		return err
+	}
+	done, err := r.write(ctx, src.Image, d, o)
+	if err != nil {
+		return fmt.Errorf("installing on %s: %w", d.Describe(), err)
+	}
+	r.Say(fmt.Sprintf("INSTALLED %s on %s, read back and verified, golden %.16s", what, d.Describe(), done.Golden))
+	if r.c.Then == ondisk.ThenPowerOff {
+		r.Say("powering off: remove the installer, then switch the machine on")
+		if err := r.sleep(ctx, grace); err != nil {
+			return err
+		}
+		return r.PowerOff()
+	}
+	found, err := media.Look(d.Path)
+	if err != nil {
+		return err
+	}
+	return r.start(ctx, src, seen{Disk: d, Found: found})
+}
+
+// site is what goes into the slot: what is there, or this machine's own site of
+// an inventory. name is how a person calls that.
+func (r *run) site(image media.Source) (o media.FlashOptions, name string, err error) {
+	s, err := media.ReadImageSlot(image)
+	if err != nil {
+		return o, "", err
+	}
+	if sum := sha256.Sum256(s.Bytes); hex.EncodeToString(sum[:]) != r.c.Slot || s.Info.Golden != r.c.Golden {
+		return o, "", errors.New("the image is not the one that this installer was made for: its slot or its golden digest is another: make the installer again")
+	}
+	doc, ok := s.Files[ondisk.SlotInventory]
+	if !ok {
+		o.Slot = s.Bytes
+		return o, "", nil
+	}
+	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
+	if err != nil {
+		return o, "", fmt.Errorf("the inventory has problems: %w: make the installer again", err)
+	}
+	machine := r.Machine()
+	found, err := node.FindSite(inv, machine)
+	if err != nil {
+		return o, "", wait(err.Error() + ": let each machine match one site, and make the installer again")
+	}
+	if found == nil {
+		return o, "", wait("the inventory has no site for this machine, and nothing is installed. This machine: " + machine.String())
+	}
+	own, err := configs.EncodeSlot(&found.Site)
+	if err != nil {
+		return o, "", err
+	}
+	files := maps.Clone(s.Files)
+	delete(files, ondisk.SlotInventory)
+	files[ondisk.SlotSite] = own
+	o.Site = &media.Site{Doc: &found.Site, Files: files, Version: filepath.Base(configs.APIVersion)}
+	o.Stamp = media.StampOptions{Now: time.Unix(s.Info.Stamped, 0), Undated: s.Info.Stamped == 0}
+	return o, found.Name, nil
+}
+
+// write flashes the disk, as edgebake flash does.
+func (r *run) write(ctx context.Context, image media.Source, d device.Disk, o media.FlashOptions) (*media.Flashed, error) {
+	t, err := device.Open(d.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	if t.Size != d.Size {
+		return nil, device.ErrChanged
+	}
+	o.Size, o.Sector, o.Progress = t.Size, t.Sector, r.progress()
+	f, err := media.PrepareFlashFrom(image, o)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	done, err := f.Write(ctx, t)
+	if err == nil {
+		t.Reread()
+	}
+	return done, err
+}
+
+// progress says every tenth part of each step.
+func (r *run) progress() func(step string, done, total int64) {
+	step, tenth := "", int64(-1)
+	return func(s string, done, total int64) {
+		if s != step {
+			step, tenth = s, -1
+		}
+		if now := done * 10 / max(total, 1); now != tenth {
+			tenth = now
+			r.Say(fmt.Sprintf("%s: %d %%", s, now*10))
+		}
+	}
+}
+
+// start has the firmware start the installed disk.
+func (r *run) start(ctx context.Context, src Source, s seen) error {
+	what := "an edgebake image"
+	if s.Name != "" {
+		what = "the edgebake image " + s.Name
+	}
+	r.Say(fmt.Sprintf("this machine is installed: %s has %s", s.Describe(), what))
+	err := r.BootNext(s.Path, s.Found)
+	if err == nil {
+		r.Say("starting it now; the installer can be removed")
+		if err := r.sleep(ctx, grace); err != nil {
+			return err
+		}
+		return r.Reboot()
+	}
+	for !r.Gone(src) {
+		r.show(&waiting{[]string{fmt.Sprintf("remove the installer, then the machine restarts from its disk (the firmware cannot be told to start it: %v)", err)}, poll})
+		if err := r.sleep(ctx, poll); err != nil {
+			return err
+		}
+	}
+	return r.Reboot()
+}

@@ -1,0 +1,581 @@
+package installer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/test/buildtest"
+)
+
+// built is an image that all tests share, and copy.
+var built = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "installer-test-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := buildtest.Write(dir, buildtest.Base(), nil); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "image.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	img, err := configs.ParseImage("image.yaml", text)
+	if err != nil {
+		return nil, err
+	}
+	cache, err := fetch.Open(filepath.Join(dir, "cache"))
+	if err != nil {
+		return nil, err
+	}
+	defer cache.Close()
+	out := filepath.Join(dir, "tiny.raw.zst")
+	if _, err := builder.Build(context.Background(), img, builder.Options{Dir: dir, Cache: cache, Output: out}); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(out)
+})
+
+const siteText = `apiVersion: edgebake.io/v1alpha1
+kind: Site
+nodeName: berlin-7
+masters: ["10.0.0.1:6443"]
+credentials: {token: abcdef.0123456789abcdef}
+caCertHashes: ["sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]
+`
+
+const inventoryText = `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults:
+  masters: ["10.0.0.1:6443"]
+  caCertHashes: ["sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]
+sites:
+- {name: shop-1, match: {serial: EB-ONE}, credentials: {token: aaaaaa.0123456789abcdef}}
+- {name: shop-2, match: {macs: ["52:54:00:00:00:02"]}, credentials: {token: bbbbbb.0123456789abcdef}}
+- {name: shop-3, match: {serial: EB-TWICE}, credentials: {token: cccccc.0123456789abcdef}}
+- {name: shop-4, match: {macs: ["52:54:00:00:00:04"]}, credentials: {token: dddddd.0123456789abcdef}}
+`
+
+// room is a machine with an installer in it.
+type room struct {
+	t     *testing.T
+	c     ondisk.Install
+	src   Source
+	disks []device.Disk
+	me    node.Machine
+	said  []string
+	// each is called with every line, and may change the machine or stop it.
+	each func(line string)
+	// bootErr is what the firmware says; next what it was told.
+	bootErr error
+	next    string
+	ended   string // poweroff or reboot
+	gone    bool
+	slept   time.Duration
+	stop    context.CancelFunc
+
+	verified bool
+}
+
+// newRoom has an installer with that document in the image's slot; "" is none.
+func newRoom(t *testing.T, document string, sizes ...int64) *room {
+	t.Helper()
+	b, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	image := filepath.Join(dir, "image.raw.zst")
+	if err := os.WriteFile(image, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if document != "" {
+		name, s := ondisk.SlotSite, media.Site{Version: "v1alpha1"}
+		if strings.Contains(document, "kind: Inventory") {
+			name = ondisk.SlotInventory
+			s.Inventory, err = configs.ParseInventory(name, []byte(document))
+		} else {
+			s.Doc, err = configs.ParseSite(name, []byte(document))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Files = map[string][]byte{name: []byte(document)}
+		if _, err := media.Stamp(t.Context(), image, s, media.StampOptions{Now: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := media.OpenPayload(image, nil, media.StampOptions{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	r := &room{t: t, src: Source{Image: media.Source{Name: image}}, me: node.Machine{Serial: "EB-ONE", MACs: []string{"52:54:00:00:00:09"}}}
+	r.c = ondisk.Install{Version: ondisk.InstallVersion, ID: "0123456789abcdef0123456789abcdef", Image: p.Image.Name, Golden: p.Slot.Golden, Slot: p.SlotSum,
+		Need: p.Need, Sector: p.Sector, Disk: device.OnlyDisk, Then: ondisk.ThenPowerOff}
+	for i, size := range sizes {
+		r.add(fmt.Sprintf("disk%d", i+1), size)
+	}
+	return r
+}
+
+// add puts a disk into the machine, with something else on it.
+func (r *room) add(name string, size int64) *device.Disk {
+	r.t.Helper()
+	path := filepath.Join(filepath.Dir(r.src.Image.Name), name)
+	if err := os.WriteFile(path, []byte("old data"), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.Truncate(path, size); err != nil {
+		r.t.Fatal(err)
+	}
+	r.disks = append(r.disks, device.Disk{Path: path, Size: size, Sector: 512, Bus: "sata", Model: "Model of " + name, Serial: "S-" + name})
+	return &r.disks[len(r.disks)-1]
+}
+
+var errStopped = errors.New("stopped by the test")
+
+// run runs the installer until the machine stops, or it has waited for so
+// long.
+func (r *room) run(limit time.Duration) error {
+	r.t.Helper()
+	ctx, stop := context.WithCancel(r.t.Context())
+	defer stop()
+	r.stop, r.ended, r.next, r.said, r.slept = stop, "", "", nil, 0
+	return Run(ctx, r.c, &Env{
+		Say: func(line string) {
+			r.said = append(r.said, line)
+			if r.each != nil {
+				r.each(line)
+			}
+		},
+		Sleep: func(ctx context.Context, d time.Duration) error {
+			if r.slept += d; r.slept > limit {
+				return errStopped
+			}
+			return ctx.Err()
+		},
+		Source:   func(context.Context) (Source, error) { return r.src, nil },
+		Disks:    func(context.Context) ([]device.Disk, error) { return slices.Clone(r.disks), nil },
+		Machine:  func() node.Machine { return r.me },
+		BootNext: func(path string, _ media.Found) error { r.next = path; return r.bootErr },
+		PowerOff: func() error { r.ended = "poweroff"; return nil },
+		Reboot:   func() error { r.ended = "reboot"; return nil },
+		Gone:     func(Source) bool { return r.gone },
+	})
+}
+
+// want checks what was said.
+func (r *room) want(lines ...string) {
+	r.t.Helper()
+	all := strings.Join(r.said, "\n")
+	for _, l := range lines {
+		if !strings.Contains(all, l) {
+			r.t.Errorf("nobody said %q:\n%s", l, all)
+		}
+	}
+}
+
+// untouched checks that a disk has what it had.
+func (r *room) untouched(paths ...string) {
+	r.t.Helper()
+	for _, p := range paths {
+		f, err := os.Open(p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		b := make([]byte, 8)
+		_, err = f.ReadAt(b, 0)
+		f.Close()
+		if string(b) != "old data" {
+			r.t.Errorf("%s has %q %v", p, b, err)
+		}
+	}
+}
+
+// installed checks that a disk is whole.
+func (r *room) installed(path string) *media.Info {
+	r.t.Helper()
+	if !r.verified { // reading gigabytes once is enough
+		r.verified = true
+		if err := media.Verify(r.t.Context(), path, nil); err != nil {
+			r.t.Error(err)
+		}
+	}
+	i, err := media.Inspect(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return i
+}
+
+const gb = 1e9
+
+// The right one of two disks is installed, with the Site, and the machine
+// powers off. Whoever forgets the stick in it gets the disk started, again and
+// again, and never another installation: not by this stick, nor by another.
+func TestInstall(t *testing.T) {
+	r := newRoom(t, siteText, 12*gb, 8*gb)
+	r.c.Disk = "smallest"
+	if err := r.run(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	disk1, disk2 := r.disks[0].Path, r.disks[1].Path
+	if r.ended != "poweroff" || r.next != "" {
+		t.Errorf("it ended with %s, told the firmware %q", r.ended, r.next)
+	}
+	r.want("installing tiny on "+disk2+", 8.0 GB, sata, Model of disk2, serial S-disk2 in 10 seconds", "write: 100 %", "verify: 100 %", "INSTALLED tiny on", "read back and verified", "powering off: remove the installer")
+	r.untouched(disk1)
+	if i := r.installed(disk2); i.Slot.Site == nil || i.Slot.Site.NodeName != "berlin-7" {
+		t.Errorf("%+v", i.Slot)
+	}
+	for range 2 {
+		if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
+			t.Errorf("%v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+		}
+		r.want("this machine is installed: " + disk2)
+	}
+	r.c.Reinstall = true
+	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
+		t.Errorf("its own work: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+	}
+	// Another stick, and a disk that came later, which its rule would take.
+	r.c.Reinstall, r.c.ID = false, "another"
+	r.add("disk3", 7*gb)
+	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
+		t.Errorf("another stick: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+	}
+	r.untouched(disk1, r.disks[2].Path)
+	r.c.Reinstall, r.c.Disk, r.c.Then = true, "serial=S-disk2", ondisk.ThenReboot
+	before := r.installed(disk2).DiskGUID
+	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
+		t.Errorf("reinstalling: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+	}
+	r.want("INSTALLED")
+	if after := r.installed(disk2).DiskGUID; after == before {
+		t.Error("it was not installed anew")
+	}
+	if err := r.run(time.Hour); err != nil || r.next != disk2 || slices.ContainsFunc(r.said, func(s string) bool { return strings.Contains(s, "INSTALLED") }) {
+		t.Errorf("a forgotten stick with --reinstall installs again and again: %v\n%s", err, strings.Join(r.said, "\n"))
+	}
+}
+
+// A disk that can be plugged in and out is as safe, where the rule picks it.
+func TestInstallsNoEdgebakeDisk(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	r.disks[0].Bus, r.c.Disk = "usb", "bus=usb"
+	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+		t.Fatalf("%v %s", err, r.ended)
+	}
+	before := r.installed(r.disks[0].Path).DiskGUID
+	r.c.ID = "another"
+	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != r.disks[0].Path {
+		t.Errorf("%v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+	}
+	if after := r.installed(r.disks[0].Path).DiskGUID; after != before {
+		t.Error("it was installed again")
+	}
+}
+
+// Two machines of one installer have disks of their own GUIDs.
+func TestDisksOfTheirOwn(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	if err := r.run(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	one := r.installed(r.disks[0].Path).DiskGUID
+	r.disks = nil
+	two := r.add("two", 8*gb).Path
+	if err := r.run(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if guid := r.installed(two).DiskGUID; guid == one {
+		t.Errorf("both have %s", guid)
+	}
+}
+
+// Where the firmware cannot be told, it waits until the stick is gone.
+func TestForgottenStickWithoutFirmware(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	if err := r.run(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	r.bootErr = errors.New("no variables here")
+	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
+		t.Errorf("%v %s", err, r.ended)
+	}
+	r.want("remove the installer, then the machine restarts from its disk (the firmware cannot be told to start it: no variables here)")
+	if n := len(r.said); n > 10 {
+		t.Errorf("it said %d lines in five minutes", n)
+	}
+	r.each = func(line string) { r.gone = strings.HasPrefix(line, "remove the installer") }
+	if err := r.run(time.Hour); err != nil || r.ended != "reboot" {
+		t.Errorf("%v %s", err, r.ended)
+	}
+}
+
+// What the rule does not settle is shown, with all that tells disks apart, and
+// nothing is written. It goes on by itself once the machine has changed.
+func TestWaits(t *testing.T) {
+	for _, c := range []struct {
+		name, rule string
+		sizes      []int64
+		change     func(*room)
+		want       []string
+	}{
+		{"two", "only", []int64{8 * gb, 9 * gb}, nil, []string{`2 disks for the rule "only", and it must be one`, "disk1, 8.0 GB, sata, Model of disk1, serial S-disk1", "disk2, 9.0 GB", "This machine: MAC 52:54:00:00:00:09, serial EB-ONE"}},
+		{"two of a size", "smallest", []int64{8 * gb, 8 * gb, 9 * gb}, nil, []string{`2 disks for the rule "smallest"`}},
+		{"none", "smallest-nvme", []int64{8 * gb}, nil, []string{`no disk for the rule "smallest-nvme"`, "disk1, 8.0 GB, sata"}},
+		{"no disks", "only", nil, nil, []string{"(no disk)"}},
+		{"small", "only", []int64{1 * gb}, nil, []string{"no disk for the rule", "too small, the image needs "}},
+		{"sectors", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"has sectors of 4096 bytes, the image is for 512 (disk.sector)"}},
+		{"stick", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb" }, []string{"no disk for the rule", ": removable"}},
+		{"its own stick", "bus=usb", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb"; r.src.Disk = r.disks[0].Path }, []string{"no disk for the rule", "(no disk)"}},
+		{"in use", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Refusals = []string{"sda1 is mounted"} }, []string{"is not overwritten:", "  sda1 is mounted"}},
+		{"member", "only", []int64{8 * gb}, func(r *room) {
+			r.disks[0].Refusals = []string{"sda1 is part of LVM"}
+			r.disks[0].Members = r.disks[0].Refusals
+		}, []string{"is not overwritten:", "sda1 is part of LVM, or make an installer with --reinstall"}},
+		{"member in use", "only", []int64{8 * gb}, func(r *room) {
+			r.c.Reinstall = true
+			r.disks[0].Refusals = []string{"sda1 is part of LVM", "sda1 is in use by dm-0"}
+			r.disks[0].Members = r.disks[0].Refusals[:1]
+		}, []string{"is not overwritten:", "sda1 is in use by dm-0"}},
+		{"another inventory", "only", []int64{8 * gb}, func(r *room) { r.me = node.Machine{Serial: "EB-NOBODY", MACs: []string{"52:54:00:00:00:77"}} },
+			[]string{"the inventory has no site for this machine, and nothing is installed. This machine: MAC 52:54:00:00:00:77, serial EB-NOBODY"}},
+		{"two sites", "only", []int64{8 * gb}, func(r *room) { r.me = node.Machine{Serial: "EB-TWICE", MACs: []string{"52:54:00:00:00:04"}} },
+			[]string{"the sites shop-3, shop-4 all match this machine"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRoom(t, inventoryText, c.sizes...)
+			r.c.Disk = c.rule
+			if c.change != nil {
+				c.change(r)
+			}
+			if err := r.run(4 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
+				t.Errorf("%v %s", err, r.ended)
+			}
+			r.want(c.want...)
+			if n := strings.Count(strings.Join(r.said, "\n"), r.said[1]); n < 3 || n > 6 {
+				t.Errorf("it said %q %d times in four minutes", r.said[1], n)
+			}
+			for _, d := range r.disks {
+				r.untouched(d.Path)
+			}
+		})
+	}
+}
+
+// A disk that is taken out makes a rule clear.
+func TestGoesOn(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb, 9*gb)
+	other := r.disks[1].Path
+	r.each = func(line string) {
+		if strings.Contains(line, "This machine:") {
+			r.disks = r.disks[:1]
+		}
+	}
+	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+		t.Fatalf("%v %s", err, r.ended)
+	}
+	r.installed(r.disks[0].Path)
+	r.untouched(other)
+}
+
+// A disk that shows late counts: nothing is decided before.
+func TestLateDisk(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	first := r.disks[0].Path
+	late := *r.add("late", 7*gb)
+	r.disks = r.disks[:1]
+	r.c.Disk = "smallest"
+	asked := 0
+	disks := func() []device.Disk {
+		if asked++; asked == 3 {
+			r.disks = append(r.disks, late)
+		}
+		return slices.Clone(r.disks)
+	}
+	ctx := t.Context()
+	e := &Env{Say: func(string) {}, Sleep: func(context.Context, time.Duration) error { return nil },
+		Disks: func(context.Context) ([]device.Disk, error) { return disks(), nil }}
+	found, err := (&run{Env: e, c: r.c}).settled(ctx, Source{})
+	if err != nil || len(found) != 2 || found[0].Path != first || found[1].Path != late.Path {
+		t.Errorf("%v %v", found, err)
+	}
+}
+
+// A machine of an inventory gets its own site, and no trace of the others'.
+func TestInventory(t *testing.T) {
+	r := newRoom(t, inventoryText, 8*gb)
+	r.me = node.Machine{Serial: "whatever", MACs: []string{"52:54:00:00:00:02"}}
+	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+		t.Fatal(err)
+	}
+	r.want("INSTALLED tiny for shop-2 on")
+	i := r.installed(r.disks[0].Path)
+	if i.Slot.State != media.SlotSite || i.Slot.Site == nil || i.Slot.Site.NodeName != "shop-2" || !i.Slot.Site.Token {
+		t.Errorf("%+v", i.Slot)
+	}
+	s, err := media.ReadImageSlot(media.Source{Name: r.disks[0].Path})
+	if err != nil || s.Info.Stamped == 0 {
+		t.Fatalf("%+v %v", s, err)
+	}
+	for _, other := range []string{"aaaaaa", "cccccc", "shop-1", "EB-ONE"} {
+		if strings.Contains(string(s.Bytes), other) {
+			t.Errorf("the slot has %s", other)
+		}
+	}
+}
+
+// The power goes at any moment of an installation: the next start installs.
+func TestInstallAgain(t *testing.T) {
+	for _, at := range []string{"write: 0 %", "verify: 90 %"} {
+		r := newRoom(t, siteText, 8*gb)
+		r.each = func(line string) {
+			if line == at {
+				r.stop()
+			}
+		}
+		if err := r.run(time.Hour); !errors.Is(err, context.Canceled) {
+			t.Fatalf("%s: %v", at, err)
+		}
+		found, err := media.Look(r.disks[0].Path)
+		if err != nil || !found.Unfinished {
+			t.Errorf("%s: %+v %v", at, found, err)
+		}
+		r.each = nil
+		if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+			t.Errorf("%s: %v", at, err)
+		}
+		r.installed(r.disks[0].Path)
+	}
+}
+
+// What fails is said, and tried again: a disk that vanished, an image that is
+// not the one that the installer was made for.
+func TestFails(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	path := r.disks[0].Path
+	r.each = func(line string) {
+		switch {
+		case strings.HasPrefix(line, "installing "):
+			_ = os.Rename(path, path+".away")
+		case strings.HasPrefix(line, "FAILED: "):
+			_ = os.Rename(path+".away", path)
+			r.each = nil
+		}
+	}
+	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+		t.Fatalf("%v %s", err, r.ended)
+	}
+	r.want("FAILED: installing on "+path, "INSTALLED")
+
+	r = newRoom(t, siteText, 8*gb)
+	r.c.Slot = strings.Repeat("0", 64)
+	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) {
+		t.Error(err)
+	}
+	r.want("FAILED: the image is not the one that this installer was made for")
+	r.untouched(r.disks[0].Path)
+
+	r = newRoom(t, siteText, 8*gb)
+	if err := os.Truncate(r.src.Image.Name, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) {
+		t.Error(err)
+	}
+	r.want("FAILED: ", "cut short")
+	r.untouched(r.disks[0].Path)
+}
+
+// A configuration of another version, or a rule that cannot be read, stops at
+// once.
+func TestConfig(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	r.c.Version = 99
+	if err := r.run(time.Hour); err == nil || !strings.Contains(err.Error(), "version 99") {
+		t.Error(err)
+	}
+	r.c.Version, r.c.Disk = ondisk.InstallVersion, "the nice one"
+	if err := r.run(time.Hour); err == nil || !strings.Contains(err.Error(), "unknown term") {
+		t.Error(err)
+	}
+	file := filepath.Join(t.TempDir(), "install.json")
+	if _, err := ReadConfig(file); err == nil {
+		t.Error("there is no file")
+	}
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadConfig(file); err == nil || !strings.Contains(err.Error(), "make the installer again") {
+		t.Error(err)
+	}
+}
+
+// The firmware's variables, as a kernel shows them: an entry is made once, and
+// named for the next start. The bytes are as the specification lays them out.
+func TestBootNext(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	if err := r.run(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	found, err := media.Look(r.disks[0].Path)
+	if err != nil || !found.Ours || found.ESPNumber != 1 || found.Golden != r.c.Golden || found.Name != "tiny" {
+		t.Fatalf("%+v %v", found, err)
+	}
+	dir := t.TempDir()
+	if err := writeVar(dir, "Boot0000", []byte("of another")); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := bootNext(dir, "amd64", found); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 3 {
+		t.Errorf("%v %v", entries, err)
+	}
+	next, err := os.ReadFile(filepath.Join(dir, "BootNext-"+efiGlobal))
+	if err != nil || string(next) != "\x07\x00\x00\x00\x01\x00" {
+		t.Errorf("%q %v", next, err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "Boot0001-"+efiGlobal))
+	if err != nil {
+		t.Fatal(err)
+	}
+	guid, err := efiGUID(found.ESP.GUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "\x07\x00\x00\x00" + "\x01\x00\x00\x00" + "\x5e\x00" + "e\x00d\x00g\x00e\x00b\x00a\x00k\x00e\x00\x00\x00" +
+		"\x04\x01\x2a\x00" + "\x01\x00\x00\x00" + "\x00\x20\x00\x00\x00\x00\x00\x00" + "\x00\x00\x10\x00\x00\x00\x00\x00" + string(guid) + "\x02\x02" +
+		"\x04\x04\x30\x00" + "\\\x00E\x00F\x00I\x00\\\x00B\x00O\x00O\x00T\x00\\\x00B\x00O\x00O\x00T\x00X\x006\x004\x00.\x00E\x00F\x00I\x00\x00\x00" + "\x7f\xff\x04\x00"
+	if string(b) != want {
+		t.Errorf("%q\nwant %q", b, want)
+	}
+	if err := bootNext(dir, "amd64", media.Found{}); err == nil {
+		t.Error("a disk without an ESP")
+	}
+	if g, err := efiGUID("00112233-4455-6677-8899-aabbccddeeff"); err != nil || fmt.Sprintf("%x", g) != "33221100554477668899aabbccddeeff" {
+		t.Errorf("%x %v", g, err)
+	}
+}

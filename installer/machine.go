@@ -1,0 +1,180 @@
+package installer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/console"
+	"github.com/edgebake/edgebake/firstboot/facts"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// ReadConfig reads what the installer is to do.
+func ReadConfig(file string) (ondisk.Install, error) {
+	var c ondisk.Install
+	b, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(b, &c)
+	}
+	if err != nil {
+		return c, fmt.Errorf("reading %s: %w: make the installer again", file, err)
+	}
+	return c, nil
+}
+
+// sourceDir is where the installer's own partition is mounted.
+const sourceDir = "/run/edgebake-installer"
+
+// New makes the Env of this machine, in its initrd.
+func New(c ondisk.Install) *Env {
+	return &Env{
+		Say:   func(line string) { console.Say(console.Active, "/dev", line) },
+		Sleep: sleep,
+		Source: func(ctx context.Context) (Source, error) {
+			switch {
+			case c.URL != "":
+				return online(ctx, c.URL)
+			case c.Volume != "":
+				return volume(c.Volume)
+			}
+			return partition(c.Partition)
+		},
+		Disks:   disks,
+		Machine: func() node.Machine { return facts.Read("/") },
+		BootNext: func(_ string, found media.Found) error {
+			const vars = "/sys/firmware/efi/efivars"
+			if err := mount("efivarfs", vars, "efivarfs", 0); err != nil {
+				return err
+			}
+			return bootNext(vars, runtime.GOARCH, found)
+		},
+		PowerOff: func() error { unix.Sync(); return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
+		Reboot:   func() error { unix.Sync(); return unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) },
+		Gone: func(s Source) bool {
+			if c.Volume != "" { // the drive stays
+				_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
+				return volumeOf(s.Disk) != c.Volume
+			}
+			_, err := os.Stat(s.Disk)
+			return s.Disk != "" && errors.Is(err, os.ErrNotExist)
+		},
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// disks lists the disks, once udev has looked at all that the kernel found.
+func disks(ctx context.Context) ([]device.Disk, error) {
+	// What udev does not get done in its time, the list shows later.
+	_ = exec.CommandContext(ctx, "udevadm", "settle", "--timeout=30").Run()
+	out, err := device.Ask(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found, err := device.Parse(out)
+	if err != nil {
+		return nil, err
+	}
+	return found.Disks(), nil
+}
+
+// partition finds the partition that has the image, and mounts it.
+func partition(uuid string) (Source, error) {
+	dev, err := filepath.EvalSymlinks("/dev/disk/by-partuuid/" + uuid)
+	if err != nil {
+		return Source{}, fmt.Errorf("no partition %s yet: leave the stick plugged in", uuid)
+	}
+	sys, err := filepath.EvalSymlinks("/sys/class/block/" + filepath.Base(dev))
+	if err != nil {
+		return Source{}, err
+	}
+	if err := mount(dev, sourceDir, "ext4", unix.MS_RDONLY); err != nil {
+		return Source{}, err
+	}
+	return Source{Image: mounted(), Disk: "/dev/" + filepath.Base(filepath.Dir(sys))}, nil
+}
+
+// mounted is the image on what was mounted.
+func mounted() media.Source {
+	return media.Source{Name: filepath.Join(sourceDir, ondisk.InstallImage)}
+}
+
+// volume finds the drive, or the stick, that has an ISO 9660 volume of that
+// name, and mounts it.
+func volume(name string) (Source, error) {
+	entries, err := os.ReadDir("/sys/block")
+	if err != nil {
+		return Source{}, err
+	}
+	for _, e := range entries {
+		dev := "/dev/" + e.Name()
+		if volumeOf(dev) != name {
+			continue
+		}
+		if err := mount(dev, sourceDir, "iso9660", unix.MS_RDONLY); err != nil {
+			return Source{}, err
+		}
+		return Source{Image: mounted(), Disk: dev}, nil
+	}
+	return Source{}, fmt.Errorf("no drive has the volume %s yet: leave it in", name)
+}
+
+// volumeOf is the name of the ISO 9660 volume on a device (ECMA-119, 8.4);
+// empty: there is none.
+func volumeOf(dev string) string {
+	f, err := os.Open(dev)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b := make([]byte, 2048)
+	if _, err := f.ReadAt(b, 16*2048); err != nil || string(b[1:6]) != "CD001" {
+		return ""
+	}
+	return strings.TrimRight(string(b[40:72]), " ")
+}
+
+// mount mounts what is not mounted there.
+func mount(dev, dir, fs string, flags uintptr) error {
+	table, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 2 && f[1] == dir {
+			if f[0] == dev {
+				return nil
+			}
+			_ = unix.Unmount(dir, unix.MNT_DETACH) // of a stick that was pulled out
+		}
+	}
+	if flags&unix.MS_RDONLY != 0 {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(dev, dir, fs, flags|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mounting %s: %w", dev, err)
+	}
+	return nil
+}

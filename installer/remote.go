@@ -1,0 +1,143 @@
+package installer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+)
+
+// remote is an image on a web server, read by ranges: each is asked for again
+// from where it broke off, so that a line that comes and goes costs the time it
+// is away. What the bytes are worth, the digests tell.
+type remote struct {
+	ctx   context.Context
+	http  *http.Client
+	url   string
+	size  int64
+	etag  string
+	sleep func(context.Context, time.Duration) error
+}
+
+const (
+	// requestTimeout is how long a server may say nothing.
+	requestTimeout = 30 * time.Second
+	// patience is how often a range is asked for before the installation begins
+	// anew.
+	patience = 20
+	// maxPause is between two attempts.
+	maxPause = 15 * time.Second
+)
+
+// errChanged says that a server has something else now.
+var errChanged = errors.New("the image on the server is another than before")
+
+// online finds the image on its server.
+func online(ctx context.Context, url string) (Source, error) {
+	r := &remote{ctx: ctx, http: &http.Client{}, url: url, sleep: sleep}
+	if err := r.find(); err != nil {
+		return Source{}, err
+	}
+	return Source{Image: media.Source{Name: url, Remote: r, Size: r.size}}, nil
+}
+
+// find asks for the first byte: the answer says how many there are.
+func (r *remote) find() error {
+	_, err := r.once(make([]byte, 1), 0)
+	return err
+}
+
+// ReadAt reads a range.
+func (r *remote) ReadAt(p []byte, off int64) (n int, err error) {
+	if off >= r.size {
+		return 0, io.EOF
+	}
+	whole := p
+	p = p[:min(int64(len(p)), r.size-off)]
+	pause := time.Second
+	for failed := 0; n < len(p); {
+		var got int
+		got, err = r.once(p[n:], off+int64(n))
+		n += got
+		switch {
+		case err == nil:
+			continue
+		case got > 0: // it goes on
+			failed, pause = 0, time.Second
+		case errors.Is(err, errChanged), failed == patience:
+			return n, err
+		}
+		failed++
+		if err := r.sleep(r.ctx, pause); err != nil {
+			return n, err
+		}
+		pause = min(2*pause, maxPause)
+	}
+	if n < len(whole) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// once asks for a range, and returns how much of it came.
+func (r *remote) once(p []byte, off int64) (int, error) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	quiet := time.AfterFunc(requestTimeout, cancel)
+	defer quiet.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url, nil)
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", off, off+int64(len(p))-1))
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if err := r.check(resp, off); err != nil {
+		return 0, err
+	}
+	n := 0
+	for n < len(p) {
+		got, err := resp.Body.Read(p[n:])
+		n += got
+		quiet.Reset(requestTimeout)
+		if err != nil && n < len(p) {
+			return n, fmt.Errorf("reading %s: %w", r.url, err)
+		}
+	}
+	return n, nil
+}
+
+// check holds an answer against what was asked for, and against the answers
+// before.
+func (r *remote) check(resp *http.Response, off int64) error {
+	switch resp.StatusCode {
+	case http.StatusPartialContent:
+	case http.StatusOK:
+		return fmt.Errorf("reading %s: the server does not answer ranges: use another one", r.url)
+	default:
+		return fmt.Errorf("reading %s: the server says %s", r.url, resp.Status)
+	}
+	span, total, ok := strings.Cut(strings.TrimPrefix(resp.Header.Get("Content-Range"), "bytes "), "/")
+	from, _, _ := strings.Cut(span, "-")
+	size, err := strconv.ParseInt(total, 10, 64)
+	if at, badFrom := strconv.ParseInt(from, 10, 64); !ok || err != nil || badFrom != nil || at != off || size <= 0 {
+		return fmt.Errorf("reading %s: the server answers with the range %q", r.url, resp.Header.Get("Content-Range"))
+	}
+	etag := resp.Header.Get("ETag")
+	if r.size == 0 {
+		r.size, r.etag = size, etag
+	}
+	if size != r.size || etag != r.etag {
+		return fmt.Errorf("reading %s: %w", r.url, errChanged)
+	}
+	return nil
+}

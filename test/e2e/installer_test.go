@@ -1,0 +1,171 @@
+package e2e
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// A stick with an inventory installs the smaller of a machine's two disks with
+// the Site that matches it, through a power cut in the middle, starts it, and
+// it becomes a node. The stick is forgotten in the machine: it starts the disk.
+// Another machine, of which the inventory knows nothing, is not touched.
+func TestInstaller(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	image := filepath.Join(w.lab.Dir, "golden.raw.zst")
+	w.must(w.bin, "build", "configs/examples/quickstart.yaml", "--output", image, "--lock", filepath.Join(w.lab.Dir, "golden.lock"))
+	stick := w.blank("stick.raw", 1<<30)
+	w.must(w.bin, "flash", image, "--installer", stick, "--inventory", w.inventory("shop-1", "EB-SHOP-1"), "--disk", "smallest", "--then", "reboot", "--yes")
+
+	large := w.blank("large.raw", 12<<30)
+	vm := w.start(lab.VMConfig{Name: "shop-1", Image: w.blank("small.raw", 8<<30), Disk: 8 << 30, More: []string{large}, Sticks: qemu.SCSI, Stick: stick, SerialNumber: "EB-SHOP-1"})
+	w.expect(vm, 0, `edgebake: installing quickstart for shop-1 on /dev/vda, 8\.6 GB, virtio in 10 seconds`)
+	w.expect(vm, 0, `edgebake: write: [4-9]0 %`)
+	vm.Cut()
+	if found, err := media.Look(w.disk(vm)); err != nil || !found.Unfinished {
+		t.Errorf("after the power cut: %+v %v", found, err)
+	}
+
+	w.on(vm)
+	w.expect(vm, 0, `edgebake: INSTALLED quickstart for shop-1 on /dev/vda, .*read back and verified`)
+	mark := w.expect(vm, 0, `edgebake: starting it now`)
+	node := w.ready(vm, nil)
+	w.off(vm)
+	w.on(vm)
+	w.expect(vm, 0, `edgebake: this machine is installed: /dev/vda, .*has the edgebake image quickstart`)
+	w.expect(vm, 0, `edgebake: starting it now`)
+	w.readyAfter(vm, node)
+	w.off(vm)
+	if out := vm.Serial.Tail(10000); strings.Contains(out, "INSTALLED") {
+		t.Errorf("the stick installed again (the first start ended at %d):\n%s", mark, out)
+	}
+	disk := w.disk(vm)
+	w.noSecret(vm, disk)
+	w.checkDisk(disk)
+	w.empty(large)
+
+	w.must("truncate", "--size=0", large)
+	w.must("truncate", "--size=12G", large)
+	small := w.blank("stranger.raw", 8<<30)
+	stranger := w.start(lab.VMConfig{Name: "stranger", Image: small, Disk: 8 << 30, More: []string{large}, Sticks: qemu.SCSI, Stick: stick, SerialNumber: "EB-NOBODY"})
+	w.expect(stranger, 0, `edgebake: the inventory has no site for this machine, and nothing is installed\. This machine: MAC [0-9a-f:]{17}, serial EB-NOBODY`)
+	stranger.Cut()
+	w.empty(large)
+	w.empty(w.disk(stranger))
+}
+
+// Under firmware that enforces Secure Boot, a USB stick installs and the machine
+// powers off; without the stick it boots its disk and becomes a node.
+func TestInstallerSecureBoot(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	image := filepath.Join(w.lab.Dir, "generic.raw.zst")
+	w.must(w.bin, "build", "test/e2e/testdata/generic.yaml", "--output", image, "--lock", filepath.Join(w.lab.Dir, "generic.lock"))
+	stick := w.blank("stick.raw", 2<<30)
+	out := w.must(w.bin, "flash", image, "--installer", stick, "--site", w.site(0, lab.Site{NodeName: "box1"}), "--yes")
+	if strings.Contains(out, "WARNING") {
+		t.Errorf("%s", out)
+	}
+	vm := w.start(lab.VMConfig{Name: "box1", Image: w.blank("box1.raw", 8<<30), Disk: 8 << 30, Secure: true, Sticks: qemu.USB, Stick: stick})
+	w.expect(vm, 0, `edgebake: INSTALLED generic on /dev/vda, .*read back and verified`)
+	w.expect(vm, 0, `edgebake: powering off: remove the installer`)
+	ctx, cancel := vm.Patience(t.Context(), 10*time.Minute)
+	defer cancel()
+	if err := vm.WaitOff(ctx); err != nil {
+		t.Fatal(err)
+	}
+	vm.Unplug()
+	w.on(vm)
+	w.ready(vm, nil)
+	w.off(vm)
+	w.noSecret(vm, w.disk(vm))
+}
+
+// An ISO in an optical drive installs.
+func TestInstallerISO(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	image, iso := filepath.Join(w.lab.Dir, "golden.raw.zst"), filepath.Join(w.lab.Dir, "install.iso")
+	w.must(w.bin, "build", "configs/examples/quickstart.yaml", "--output", image, "--lock", filepath.Join(w.lab.Dir, "golden.lock"))
+	w.must(w.bin, "installer", image, "--iso", iso, "--site", w.site(0, lab.Site{NodeName: "disc"}), "--disk", "size<=10G")
+	large := w.blank("large.raw", 12<<30)
+	vm := w.start(lab.VMConfig{Name: "disc", Image: w.blank("disc.raw", 8<<30), Disk: 8 << 30, More: []string{large}, CD: iso})
+	w.expect(vm, 0, `edgebake: INSTALLED quickstart on /dev/vda, .*read back and verified`)
+	ctx, cancel := vm.Patience(t.Context(), 10*time.Minute)
+	defer cancel()
+	if err := vm.WaitOff(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := media.Verify(t.Context(), w.disk(vm), nil); err != nil {
+		t.Error(err)
+	}
+	w.empty(large)
+}
+
+// on switches a machine on that was off.
+func (w *world) on(vm *lab.VM) {
+	w.t.Helper()
+	if err := vm.On(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// blank makes an empty file that plays a disk.
+func (w *world) blank(name string, size int64) string {
+	w.t.Helper()
+	path := filepath.Join(w.lab.Dir, name)
+	f, err := os.Create(path)
+	if err == nil {
+		err = f.Truncate(size)
+		f.Close()
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return path
+}
+
+// empty checks that nobody has written to where a table would be, or to the
+// middle.
+func (w *world) empty(path string) {
+	w.t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 64<<20)
+	if _, err := io.ReadFull(f, b); err != nil || len(bytes.TrimLeft(b, "\x00")) > 0 {
+		w.t.Errorf("somebody wrote to %s: %v", path, err)
+	}
+}
+
+// inventory has one site, for a serial number.
+func (w *world) inventory(name, serial string) string {
+	w.t.Helper()
+	text, err := os.ReadFile(w.site(0, lab.Site{NodeName: name}))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Inventory\nsites:\n- match: {serial: " + serial + "}\n"
+	for line := range strings.Lines(string(text)) {
+		if !regexp.MustCompile(`^(apiVersion|kind):`).MatchString(line) {
+			doc += "  " + line
+		}
+	}
+	file := filepath.Join(w.lab.Dir, "inventory.yaml")
+	if err := os.WriteFile(file, []byte(doc), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return file
+}
