@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // clone is another machine in the same state, with a cluster of its own, as
@@ -22,7 +23,7 @@ import (
 func (w *world) clone(t *testing.T) *world {
 	t.Helper()
 	c := &world{
-		t: t, root: scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
+		t: t, root: disktest.Scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
 		console: slices.Clone(w.console), posted: slices.Clone(w.posted), now: w.now, deadlines: map[time.Time]time.Time{},
 		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
 		offline: w.offline, heard: w.heard, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
@@ -109,22 +110,6 @@ func copyTree(dst, src string) error {
 		}
 		return os.Chmod(to, st.Mode().Perm())
 	})
-}
-
-// scratch is a directory for a machine's files: in memory where there is some,
-// since thousands of small files are made and removed.
-func scratch(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "firstboot-test-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 func (c *fakeCluster) clone(t *testing.T) *fakeCluster {

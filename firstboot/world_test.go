@@ -43,6 +43,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 const (
@@ -121,7 +122,7 @@ var errPower = errors.New("the power is gone")
 func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
-		t: t, root: scratch(t), units: map[string]string{}, started: map[string]time.Time{},
+		t: t, root: disktest.Scratch(t), units: map[string]string{}, started: map[string]time.Time{},
 		slots: map[string]*memDevice{}, unsynced: map[string]bool{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",

@@ -38,7 +38,7 @@ type medium struct {
 // blank makes a disk of that size, full of what was there before.
 func blank(t testing.TB, size int64) *medium {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	f, err := os.Create(filepath.Join(disktest.Scratch(t), "disk"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,6 +53,21 @@ func blank(t testing.TB, size int64) *medium {
 		}
 	}
 	return &medium{f: f, size: size, junk: 0xa5, flip: -1}
+}
+
+// copy is another disk with what is on this one.
+func (m *medium) copy(t testing.TB) *medium {
+	t.Helper()
+	to := filepath.Join(disktest.Scratch(t), "disk")
+	if said, err := command("cp", "--sparse=always", m.path(), to); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	f, err := os.OpenFile(to, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return &medium{f: f, size: m.size, junk: m.junk, flip: -1}
 }
 
 func (m *medium) path() string { return m.f.Name() }
@@ -128,7 +143,7 @@ func flashTo(t testing.TB, image string, d *medium, change func(*FlashOptions)) 
 // GUIDs of its own, whatever was on it and whatever it returns of what was
 // discarded.
 func TestFlash(t *testing.T) {
-	d := t.TempDir()
+	d := disktest.Scratch(t)
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
 	want := golden(t, raw, 8<<20, false)
 	golden(t, packed, 8<<20, true)
@@ -288,7 +303,7 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 // is the old one, whole, or it is rejected and does not boot, or it is the new
 // one, whole. What was not synced is lost, or stored, or any part of it.
 func TestFlashPowerCut(t *testing.T) {
-	d := t.TempDir()
+	d := disktest.Scratch(t)
 	image := filepath.Join(d, "new.raw.zst")
 	golden(t, image, 2<<20, true)
 	size := int64(200 << 20)
@@ -305,10 +320,7 @@ func TestFlashPowerCut(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for at, over := 1, false; !over; at++ {
 		for _, kept := range []string{"none", "all", "some"} {
-			m := blank(t, size)
-			if said, err := command("cp", "--sparse=always", old.path(), m.path()); err != nil {
-				t.Fatalf("%v: %s", err, said)
-			}
+			m := old.copy(t)
 			var pending []func(*os.File) error
 			settle := func() error {
 				for _, op := range pending {

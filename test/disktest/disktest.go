@@ -46,6 +46,22 @@ func Sum(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
+// Scratch is a directory for files that a test makes and removes many of, or
+// large ones: in memory, where there is some for that.
+func Scratch(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "edgebake-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // Blobs are blobs in memory, by name.
 type Blobs map[string][]byte
 
