@@ -68,7 +68,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		p := &b.pinned[n]
 		// On the node the image has the name the document gives it, whoever
 		// pinned it.
-		ref, err := images.ParseRef(p.Source.Ref)
+		ref, err := configs.ParseRef(p.Source.Ref)
 		if err != nil {
 			return err
 		}

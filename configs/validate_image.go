@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -61,8 +62,6 @@ var (
 	suiteName         = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 	mirrorForm        = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)*/?$`)
 	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
-	repoPath          = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
-	imageTag          = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
 // Oldest and newest minor releases whose contracts were tried.
@@ -415,19 +414,17 @@ func (y *Yurthub) validate(probs *Problems) {
 // looks baked images up by their full name.
 func badImageRef(ref string) string {
 	name, digest, hasDigest := strings.Cut(ref, "@")
-	if hasDigest && !digestForm.MatchString(digest) {
-		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", shorten(ref))
-	}
-	host, rest, ok := strings.Cut(name, "/")
-	if !ok || !strings.ContainsAny(host, ".:") && host != "localhost" {
-		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", shorten(ref))
-	}
-	repo, tag, hasTag := strings.Cut(rest, ":")
+	host, _, hasHost := strings.Cut(name, "/")
+	_, err := ParseRef(ref)
 	switch {
-	case !hostForm.MatchString(host) || !repoPath.MatchString(repo) || hasTag && !imageTag.MatchString(tag) || len(name) > 255:
-		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", shorten(ref))
-	case !hasTag && !hasDigest:
+	case hasDigest && !digestForm.MatchString(digest):
+		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", shorten(ref))
+	case !hasHost || !strings.ContainsAny(host, ".:") && host != "localhost":
+		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", shorten(ref))
+	case errors.As(err, new(*untaggedError)):
 		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", shorten(ref))
+	case err != nil || strings.ToLower(host) != host: // names are looked up to the letter
+		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", shorten(ref))
 	}
 	return ""
 }

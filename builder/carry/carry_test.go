@@ -23,8 +23,8 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/mediatest"
@@ -99,9 +99,9 @@ func (s *server) sent() int64 {
 	return s.blobs
 }
 
-func (s *server) ref(tag string) images.Ref {
+func (s *server) ref(tag string) configs.Ref {
 	s.t.Helper()
-	ref, err := images.ParseRef(s.Listener.Addr().String() + "/edge/image" + tag)
+	ref, err := configs.ParseRef(s.Listener.Addr().String() + "/edge/image" + tag)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -898,7 +898,7 @@ func TestAccess(t *testing.T) {
 	if _, err = Pull(t.Context(), locked.ref(":1"), filepath.Join(t.TempDir(), "o.raw"), PullOptions{Options: o}); err != nil {
 		t.Error(err)
 	}
-	gone, err := images.ParseRef("127.0.0.1:1/a:1")
+	gone, err := configs.ParseRef("127.0.0.1:1/a:1")
 	if err != nil {
 		t.Fatal(err)
 	}

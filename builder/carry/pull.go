@@ -13,8 +13,8 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
@@ -52,7 +52,7 @@ const lacks = "the registry lacks a part of the image: push the image again"
 // Pull fetches an image from a registry, into a file that ends in .raw.zst or
 // .raw, and verifies it on the way. The file appears when that is done; until
 // then, and after a failure, a hidden file beside it keeps what has arrived.
-func Pull(ctx context.Context, ref images.Ref, output string, o PullOptions) (*Pulled, error) {
+func Pull(ctx context.Context, ref configs.Ref, output string, o PullOptions) (*Pulled, error) {
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}
 	// What is wrong with the output is said before anything is asked.
@@ -118,7 +118,7 @@ func Pull(ctx context.Context, ref images.Ref, output string, o PullOptions) (*P
 // pull is one on its way.
 type pull struct {
 	o      *PullOptions
-	ref    images.Ref
+	ref    configs.Ref
 	repo   *repo
 	out    *disk.Output
 	m      *manifest

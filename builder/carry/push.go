@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"golang.org/x/sync/errgroup"
 )
@@ -34,7 +34,7 @@ type Pushed struct {
 
 // Push brings a golden image into a registry. It is verified meanwhile; its
 // name is given only then.
-func Push(ctx context.Context, path string, ref images.Ref, o Options) (*Pushed, error) {
+func Push(ctx context.Context, path string, ref configs.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
 		return nil, fmt.Errorf("pushing to %s: a digest is what pushing gives: name a tag, as in %s:1.2.3", ref, ref.Repo())
 	}

@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/registry"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -23,7 +23,7 @@ import (
 // repo is one repository of a registry.
 type repo struct {
 	o      *Options
-	ref    images.Ref
+	ref    configs.Ref
 	name   name.Repository
 	client *http.Client
 	stall  time.Duration
@@ -31,7 +31,7 @@ type repo struct {
 }
 
 // openRepo logs in. scope is transport.PullScope or PushScope.
-func openRepo(ctx context.Context, ref images.Ref, scope string, o *Options) (*repo, error) {
+func openRepo(ctx context.Context, ref configs.Ref, scope string, o *Options) (*repo, error) {
 	r := &repo{o: o, ref: ref, stall: cmp.Or(o.Stall, 30*time.Second), wait: cmp.Or(o.RetryWait, time.Second)}
 	var opts []name.Option
 	if o.Insecure {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
@@ -42,7 +43,7 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 		if err != nil {
 			return nil, fmt.Errorf("image %s: making its archive: %w", p.Ref, err)
 		}
-		ref, err := ParseRef(p.Ref)
+		ref, err := configs.ParseRef(p.Ref)
 		if err != nil {
 			return nil, err
 		}

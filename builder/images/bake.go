@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
@@ -54,12 +55,12 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 	if sandbox == "" {
 		return nil
 	}
-	want, err := ParseRef(sandbox)
+	want, err := configs.ParseRef(sandbox)
 	if err != nil {
 		return fmt.Errorf("sandbox image: %w", err)
 	}
 	for _, p := range pinned {
-		have, err := ParseRef(p.Ref)
+		have, err := configs.ParseRef(p.Ref)
 		if err == nil && have.Repo() == want.Repo() && have.Tag == want.Tag {
 			return nil
 		}
@@ -140,7 +141,7 @@ type baker struct {
 
 // image adds one image's snapshots, blobs and records.
 func (b *baker) image(ctx context.Context, p *Pinned) error {
-	ref, err := ParseRef(p.Ref)
+	ref, err := configs.ParseRef(p.Ref)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 )
 
 // bundle is a set of files that holds images: a folder, or a tar.
@@ -241,7 +242,7 @@ func openOCI(b *bundle) (source, error) {
 func (f *ociFiles) name() string { return f.label }
 func (f *ociFiles) Close() error { return f.close() }
 
-func (f *ociFiles) root(_ context.Context, ref Ref) (Descriptor, error) {
+func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) {
 	var found []Descriptor
 	have := map[string]bool{}
 	for _, d := range f.index.Manifests {
@@ -298,15 +299,15 @@ func orNone(names []string) string {
 }
 
 // sameRef reports whether name is the reference, both in full form.
-func sameRef(name string, ref Ref) bool {
+func sameRef(name string, ref configs.Ref) bool {
 	if !strings.ContainsAny(name, "/:") {
 		return false // a tag
 	}
-	r, err := ParseRef(name)
+	r, err := configs.ParseRef(name)
 	return err == nil && r.Repo() == ref.Repo() && r.Tag == ref.Tag
 }
 
-func (f *ociFiles) open(_ context.Context, _ Ref, d Descriptor) (io.ReadCloser, error) {
+func (f *ociFiles) open(_ context.Context, _ configs.Ref, d Descriptor) (io.ReadCloser, error) {
 	sha, err := shaOf(d.Digest)
 	if err != nil {
 		return nil, err
@@ -348,13 +349,13 @@ func openDocker(b *bundle) (source, error) {
 func (f *dockerFiles) name() string { return f.label }
 func (f *dockerFiles) Close() error { return f.close() }
 
-func (f *dockerFiles) root(ctx context.Context, ref Ref) (Descriptor, error) {
+func (f *dockerFiles) root(ctx context.Context, ref configs.Ref) (Descriptor, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.find(ctx, ref)
 }
 
-func (f *dockerFiles) find(ctx context.Context, ref Ref) (Descriptor, error) {
+func (f *dockerFiles) find(ctx context.Context, ref configs.Ref) (Descriptor, error) {
 	var have []string
 	for _, img := range f.images {
 		match := len(f.images) == 1 && (len(img.RepoTags) == 0 || ref.Repo()+":"+ref.Tag == Sole)
@@ -433,7 +434,7 @@ func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Des
 	return d, nil
 }
 
-func (f *dockerFiles) open(ctx context.Context, ref Ref, d Descriptor) (io.ReadCloser, error) {
+func (f *dockerFiles) open(ctx context.Context, ref configs.Ref, d Descriptor) (io.ReadCloser, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if raw, ok := f.manifests[d.Digest]; ok {

@@ -691,7 +691,7 @@ type cutSource struct {
 	cut  int
 }
 
-func (s *cutSource) open(context.Context, Ref, Descriptor) (io.ReadCloser, error) {
+func (s *cutSource) open(context.Context, configs.Ref, Descriptor) (io.ReadCloser, error) {
 	b := s.blob
 	if s.cut > 0 {
 		s.cut--
@@ -711,11 +711,11 @@ func TestLimitOfBrokenTransfers(t *testing.T) {
 	u := unpacker{limit: sizeLimit{1 << 20, left}}
 	src := &cutSource{blob: raw, cut: 2}
 	for range 2 {
-		if err := u.fetchLayer(t.Context(), c, src, Ref{}, l, false); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := u.fetchLayer(t.Context(), c, src, configs.Ref{}, l, false); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Fatal(err)
 		}
 	}
-	if err := u.fetchLayer(t.Context(), c, src, Ref{}, l, false); err != nil {
+	if err := u.fetchLayer(t.Context(), c, src, configs.Ref{}, l, false); err != nil {
 		t.Fatal(err)
 	}
 	if left.Load() != 0 {

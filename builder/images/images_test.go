@@ -396,9 +396,10 @@ func TestParseRef(t *testing.T) {
 		"localhost/x:1":                       "localhost/x:1",
 		"host:5000/x/y:v1.2":                  "host:5000/x/y:v1.2",
 		"index.docker.io/library/x:1":         "docker.io/library/x:1",
+		"docker.io/x:1":                       "docker.io/library/x:1", // where the kubelet looks for it
 		"x@sha256:" + strings.Repeat("a", 64): "docker.io/library/x@sha256:" + strings.Repeat("a", 64),
 	} {
-		r, err := ParseRef(in)
+		r, err := configs.ParseRef(in)
 		if err != nil || r.String() != want {
 			t.Errorf("%s: %s, %v; want %s", in, r, err, want)
 		}
@@ -415,7 +416,7 @@ func TestParseRef(t *testing.T) {
 		"../x:1":                           "host name",
 		"a//b:1":                           "repository",
 	} {
-		if _, err := ParseRef(in); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := configs.ParseRef(in); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, expected %q", in, err, want)
 		}
 	}
@@ -424,11 +425,11 @@ func TestParseRef(t *testing.T) {
 func FuzzParseRef(f *testing.F) {
 	f.Add("registry.example.com/pause:3.10@sha256:" + strings.Repeat("0", 64))
 	f.Fuzz(func(t *testing.T, s string) {
-		r, err := ParseRef(s)
+		r, err := configs.ParseRef(s)
 		if err != nil {
 			return
 		}
-		again, err := ParseRef(r.String())
+		again, err := configs.ParseRef(r.String())
 		if err != nil || again != r {
 			t.Errorf("%q → %q → %v, %v", s, r, again, err)
 		}

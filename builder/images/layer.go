@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
@@ -204,7 +205,7 @@ type unpacker struct {
 
 // fetchLayer brings a layer into the cache, uncompressed under its diffID,
 // and, if kept, as it is under its digest.
-func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Layer, keep bool) error {
+func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, keep bool) error {
 	sha, err := shaOf(l.Digest)
 	if err != nil {
 		return err
@@ -236,7 +237,7 @@ func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, re
 	return err
 }
 
-func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref Ref, l Layer, window uint64) error {
+func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, window uint64) error {
 	sha, err := shaOf(l.Digest)
 	if err != nil {
 		return err

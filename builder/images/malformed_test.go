@@ -725,7 +725,7 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 // that spoiled a blob is asked last for that blob.
 func TestBadMirrorsAreAskedLast(t *testing.T) {
 	r := newRegistry(&Options{Registries: []configs.Registry{{Host: "a.test", Mirrors: []string{"b.test", "c.test"}}}}, nil)
-	ref := Ref{Domain: "a.test", Path: "x", Tag: "1"}
+	ref := configs.Ref{Domain: "a.test", Path: "x", Tag: "1"}
 	bad := map[string]error{}
 	asked := func(digest string) string {
 		var hosts []string

@@ -31,7 +31,7 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 	var errs []error
 	for n, i := range img.Images {
 		list = append(list, Wanted{ContainerImage: i, Field: fmt.Sprintf("images[%d]", n)})
-		r, err := ParseRef(i.Ref)
+		r, err := configs.ParseRef(i.Ref)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -39,7 +39,7 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 		have[r.String()] = true
 	}
 	add := func(w Wanted) {
-		r, err := ParseRef(w.Ref)
+		r, err := configs.ParseRef(w.Ref)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s%s: %w", w.Field, w.Manifest, err))
 			return
@@ -61,7 +61,7 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 		add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref}, Manifest: f.Where})
 	}
 	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(i Wanted) bool {
-		r, err := ParseRef(i.Ref)
+		r, err := configs.ParseRef(i.Ref)
 		return err == nil && strings.HasSuffix("/"+r.Path, "/kube-proxy")
 	}) {
 		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images:", v))
@@ -209,7 +209,7 @@ func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]erro
 				continue
 			}
 			where := fmt.Sprintf("%s:%d: %s", name, image.Line, what)
-			ref, err := ParseRef(image.Value)
+			ref, err := configs.ParseRef(image.Value)
 			if err != nil {
 				*errs = append(*errs, fmt.Errorf("%s: %w", where, err))
 				continue

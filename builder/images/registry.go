@@ -72,7 +72,7 @@ type endpoint struct {
 }
 
 // endpoints lists the mirrors of a registry, then the registry.
-func (r *registrySource) endpoints(ref Ref) []endpoint {
+func (r *registrySource) endpoints(ref configs.Ref) []endpoint {
 	var es []endpoint
 	for _, m := range r.config[ref.Domain].Mirrors {
 		// A URL's scheme decides nothing: plain HTTP is for hosts that are
@@ -130,7 +130,7 @@ func (r *registrySource) repository(e endpoint) (name.Repository, error) {
 // each asks the endpoints in turn until one has it. Those that spoiled the blob
 // before are asked last, and those that were silent, which may take long;
 // digest is empty for what is asked by name.
-func (r *registrySource) each(ref Ref, digest string, f func(*remote.Puller, name.Repository) error) error {
+func (r *registrySource) each(ref configs.Ref, digest string, f func(*remote.Puller, name.Repository) error) error {
 	es := r.endpoints(ref)
 	t := r.triesOf(digest)
 	r.mu.Lock()
@@ -204,7 +204,7 @@ const attempts = 3
 
 // spoiled notes that the transfer of a blob failed after it had begun, and
 // tells how long to wait before it is asked for again, or what to say instead.
-func (r *registrySource) spoiled(ref Ref, digest string, err error) (time.Duration, error) {
+func (r *registrySource) spoiled(ref configs.Ref, digest string, err error) (time.Duration, error) {
 	t := r.triesOf(digest)
 	es := r.endpoints(ref)
 	r.mu.Lock()
@@ -234,7 +234,7 @@ func (r *registrySource) spoiled(ref Ref, digest string, err error) (time.Durati
 // hope. The client library repeats requests; a transfer that broke off in the
 // middle is ours to repeat, and bytes that one mirror spoiled are asked of the
 // next.
-func again(ctx context.Context, src source, ref Ref, digest string, f func() error) error {
+func again(ctx context.Context, src source, ref configs.Ref, digest string, f func() error) error {
 	for {
 		err := f()
 		r, remote := src.(*registrySource)
@@ -293,7 +293,7 @@ func (es endpointErrors) Unwrap() []error {
 	return out
 }
 
-func (r *registrySource) root(ctx context.Context, ref Ref) (Descriptor, error) {
+func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor, error) {
 	var d Descriptor
 	err := r.each(ref, "", func(p *remote.Puller, repo name.Repository) error {
 		got, err := p.Get(ctx, r.reference(repo, ref))
@@ -309,14 +309,14 @@ func (r *registrySource) root(ctx context.Context, ref Ref) (Descriptor, error) 
 	return d, err
 }
 
-func (r *registrySource) reference(repo name.Repository, ref Ref) name.Reference {
+func (r *registrySource) reference(repo name.Repository, ref configs.Ref) name.Reference {
 	if ref.Digest != "" {
 		return repo.Digest(ref.Digest)
 	}
 	return repo.Tag(ref.Tag)
 }
 
-func (r *registrySource) open(ctx context.Context, ref Ref, d Descriptor) (io.ReadCloser, error) {
+func (r *registrySource) open(ctx context.Context, ref configs.Ref, d Descriptor) (io.ReadCloser, error) {
 	var body io.ReadCloser
 	err := r.each(ref, d.Digest, func(p *remote.Puller, repo name.Repository) error {
 		if isIndex(d.MediaType) || isManifest(d.MediaType) {

@@ -48,7 +48,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	var out []Pinned
 	byTag := map[string]*Pinned{}
 	for _, p := range pinned {
-		ref, err := ParseRef(p.Ref)
+		ref, err := configs.ParseRef(p.Ref)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +125,7 @@ func parallel(n int, f func(i int)) {
 }
 
 func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage, o *Options, sources *sources) (*Pinned, error) {
-	ref, err := ParseRef(img.Ref)
+	ref, err := configs.ParseRef(img.Ref)
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 
 // cachedRoot is what a registry would answer for a digest, when the cache has
 // that already: a build whose lock pins everything needs no network then.
-func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref Ref) (d Descriptor, known bool, err error) {
+func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref configs.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil
 	}
@@ -292,7 +292,7 @@ type indexReader struct {
 	ctx   context.Context
 	cache *fetch.Cache
 	src   source
-	ref   Ref
+	ref   configs.Ref
 	arch  string
 
 	have []string // platforms, for a message
@@ -447,7 +447,7 @@ func (p Platform) fits(arch string) bool {
 }
 
 // readConfig reads the image's config and pairs its diffIDs with the layers.
-func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref Ref, doc manifestDoc, arch string, platformKnown bool) error {
+func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, doc manifestDoc, arch string, platformKnown bool) error {
 	for _, d := range append([]Descriptor{doc.Config}, doc.Layers...) {
 		if d.Size < 0 {
 			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it gives %s the size %d; have the image pushed again", d.Digest, d.Size))

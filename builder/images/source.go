@@ -17,9 +17,9 @@ import (
 // layout or archive. What it yields is not trusted; its readers verify.
 type source interface {
 	// root finds what the reference points at.
-	root(ctx context.Context, ref Ref) (Descriptor, error)
+	root(ctx context.Context, ref configs.Ref) (Descriptor, error)
 	// open reads a blob or manifest.
-	open(ctx context.Context, ref Ref, d Descriptor) (io.ReadCloser, error)
+	open(ctx context.Context, ref configs.Ref, d Descriptor) (io.ReadCloser, error)
 	// name is how messages call the source.
 	name() string
 	io.Closer
@@ -49,7 +49,7 @@ func openSource(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 const maxDoc = 8 << 20
 
 // readDoc reads a manifest, index or config into the cache and returns it.
-func readDoc(ctx context.Context, c *fetch.Cache, src source, ref Ref, what string, d Descriptor) ([]byte, error) {
+func readDoc(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, what string, d Descriptor) ([]byte, error) {
 	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
 	sha, err := shaOf(d.Digest)
 	if err != nil {
@@ -111,12 +111,12 @@ func isHex(s string) bool {
 
 // blobError says which blob of which image could not be had, from where, and
 // what to do.
-func blobError(what string, d Descriptor, ref Ref, src source, err error) error {
+func blobError(what string, d Descriptor, ref configs.Ref, src source, err error) error {
 	return &BlobError{What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
 // badBlob says what is wrong with a blob that could be had.
-func badBlob(what string, d Descriptor, ref Ref, src source, err error) error {
+func badBlob(what string, d Descriptor, ref configs.Ref, src source, err error) error {
 	return &BlobError{Read: true, What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 

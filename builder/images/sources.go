@@ -55,7 +55,7 @@ func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit 
 	if err1 == nil && err2 == nil && s.cache.Has(diff) && (!keep || s.cache.Has(sha)) {
 		return nil
 	}
-	ref, err := ParseRef(p.Ref)
+	ref, err := configs.ParseRef(p.Ref)
 	if err != nil {
 		return err
 	}

@@ -336,7 +336,7 @@ func FuzzImagesOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		found, _ := ImagesOf("fuzz", b)
 		for _, i := range found {
-			if _, err := ParseRef(i.Ref); err != nil {
+			if _, err := configs.ParseRef(i.Ref); err != nil {
 				t.Errorf("%q: %v", i.Ref, err)
 			}
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/carry"
-	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
 
@@ -21,13 +21,13 @@ func registryFlags(c *cobra.Command, o *carry.Options) {
 }
 
 // parseReference reads what a person writes for an image in a registry.
-func parseReference(s string) (images.Ref, error) {
+func parseReference(s string) (configs.Ref, error) {
 	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
 		if rest, ok := strings.CutPrefix(s, scheme); ok {
-			return images.Ref{}, usageError{fmt.Errorf("reference %q: leave %q out: %s", s, scheme, rest)}
+			return configs.Ref{}, usageError{fmt.Errorf("reference %q: leave %q out: %s", s, scheme, rest)}
 		}
 	}
-	ref, err := images.ParseRef(s)
+	ref, err := configs.ParseRef(s)
 	if err != nil {
 		return ref, usageError{err}
 	}
@@ -35,7 +35,7 @@ func parseReference(s string) (images.Ref, error) {
 }
 
 // unpinned is a reference without its digest.
-func unpinned(ref images.Ref) images.Ref {
+func unpinned(ref configs.Ref) configs.Ref {
 	ref.Digest = ""
 	return ref
 }

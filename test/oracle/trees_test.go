@@ -175,7 +175,7 @@ func containerdImport(ctx context.Context, root, layout string, keepLayers bool)
 		if err != nil {
 			return err
 		}
-		ref, err := baker.ParseRef(name)
+		ref, err := configs.ParseRef(name)
 		if err != nil {
 			return err
 		}

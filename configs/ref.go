@@ -1,0 +1,100 @@
+package configs
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/distribution/reference"
+)
+
+// Ref is the name of a container image in its full form, as containerd and the
+// kubelet write it: "pause" has become docker.io/library/pause.
+type Ref struct {
+	Domain string // "registry.example.com", "localhost:5000"
+	Path   string // "pause", "library/nginx"
+	Tag    string
+	Digest string // "sha256:…"
+}
+
+// Repo is the reference without tag and digest.
+func (r Ref) Repo() string { return r.Domain + "/" + r.Path }
+
+// String is the reference's full form.
+func (r Ref) String() string {
+	s := r.Repo()
+	if r.Tag != "" {
+		s += ":" + r.Tag
+	}
+	if r.Digest != "" {
+		s += "@" + r.Digest
+	}
+	return s
+}
+
+// ParseRef reads a reference, by the grammar of containerd and the kubelet. One
+// that names neither a tag nor a digest is rejected: what it means changes over
+// time, and an image is baked once.
+func ParseRef(s string) (Ref, error) {
+	named, err := reference.ParseNormalizedNamed(s)
+	if err == nil && reference.Domain(named) == "" { // "a.b_c/x", of which it takes all for the path
+		err = reference.ErrReferenceInvalidFormat
+	}
+	if err != nil {
+		return Ref{}, fmt.Errorf("image reference %q: %w", s, whyNoRef(s, err))
+	}
+	r := Ref{Domain: reference.Domain(named), Path: reference.Path(named)}
+	if t, ok := named.(reference.Tagged); ok {
+		r.Tag = t.Tag()
+	}
+	if d, ok := named.(reference.Digested); ok {
+		if r.Digest = d.Digest().String(); !digestForm.MatchString(r.Digest) {
+			return Ref{}, fmt.Errorf("image reference %q: %w", s, badDigest(r.Digest))
+		}
+	}
+	if r.Tag == "" && r.Digest == "" {
+		return Ref{}, &untaggedError{s}
+	}
+	return r, nil
+}
+
+type untaggedError struct{ ref string }
+
+func (e *untaggedError) Error() string {
+	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.ref, e.ref, e.ref)
+}
+
+func badDigest(digest string) error {
+	return fmt.Errorf("digest %q is not sha256: and 64 hex digits", digest)
+}
+
+// whyNoRef names the part of s for which it is no reference; err is what is said
+// of the whole.
+func whyNoRef(s string, err error) error {
+	rest, digest, hasDigest := strings.Cut(s, "@")
+	if hasDigest && !digestForm.MatchString(digest) {
+		return badDigest(digest)
+	}
+	if i := strings.LastIndexByte(rest, ':'); i >= 0 && !strings.Contains(rest[i:], "/") {
+		tag := rest[i+1:]
+		if rest = rest[:i]; !matches(reference.TagRegexp, tag) {
+			return fmt.Errorf("tag %q is not 1 to 128 letters, digits, '_', '.' and '-'", tag)
+		}
+	}
+	domain, path, ok := strings.Cut(rest, "/")
+	if !ok || !strings.ContainsAny(domain, ".:") && domain != "localhost" && strings.ToLower(domain) == domain {
+		domain, path = "docker.io", rest
+	}
+	switch {
+	case !matches(reference.DomainRegexp, domain):
+		return fmt.Errorf("%q is not a registry's host name", domain)
+	case !matches(reference.NameRegexp, "docker.io/"+path) || len(path) > reference.RepositoryNameTotalLengthMax:
+		return fmt.Errorf("%q is not a repository: lower case letters, digits and single separators, at most %d bytes", path, reference.RepositoryNameTotalLengthMax)
+	}
+	return err
+}
+
+// matches reports whether all of s is what re, which has no anchors, describes.
+func matches(re *regexp.Regexp, s string) bool {
+	return regexp.MustCompile("^(?:" + re.String() + ")$").MatchString(s)
+}
