@@ -40,7 +40,7 @@ func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := b.make(ctx); err != nil {
+	if err := b.makeInputs(ctx); err != nil {
 		return nil, err
 	}
 	id, err := b.plan.ID()
@@ -69,7 +69,7 @@ func ExportBase(ctx context.Context, img *configs.Image, o Options, path string)
 	if err := b.resolveBase(ctx); err != nil {
 		return nil, err
 	}
-	if err := b.make(ctx); err != nil {
+	if err := b.makeInputs(ctx); err != nil {
 		return nil, err
 	}
 	return b.plan, b.exportBase(path)

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// make brings the bytes of every input into the cache and completes the
+// makeInputs brings the bytes of every input into the cache and completes the
 // plan's digests. What needs the network and what needs the processor go side
 // by side; compilers run one after the other, since one already takes all
 // there is.
-func (b *build) make(ctx context.Context) error {
+func (b *build) makeInputs(ctx context.Context) error {
 	var compile, rest []string
 	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
 		switch in := b.input(name); {

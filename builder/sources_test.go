@@ -29,7 +29,7 @@ func (p *project) merged(t *testing.T) (*build, map[string]tree.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.make(t.Context()); err != nil {
+	if err := b.makeInputs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	id, err := b.plan.ID()
@@ -193,7 +193,7 @@ func TestReleaseServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := again.make(t.Context()); err != nil {
+	if err := again.makeInputs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if asked := s.requests(); len(asked) != 0 {
@@ -212,7 +212,7 @@ func TestReleaseServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := again.make(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "not the one that was asked for") {
+	if err := again.makeInputs(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "not the one that was asked for") {
 		t.Errorf("a changed file: %v", err)
 	}
 

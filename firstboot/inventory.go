@@ -54,10 +54,10 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySit
 	return &one, site, nil
 }
 
-// readUnsettled reads the machine's own slot where it still has to be written:
+// readUnwritten reads the machine's own slot where it still has to be written:
 // it holds an inventory with a site for this machine, or the power went while it
 // was written. one is what it is to hold; nil where nothing has to be done.
-func readUnsettled(e *Env) (dev string, c, one *slot.Contents) {
+func readUnwritten(e *Env) (dev string, c, one *slot.Contents) {
 	dev, err := ownSlot(e)
 	if err != nil {
 		return "", nil, nil
@@ -71,15 +71,15 @@ func readUnsettled(e *Env) (dev string, c, one *slot.Contents) {
 	return dev, c, one
 }
 
-func unsettled(e *Env) bool {
-	_, _, one := readUnsettled(e)
+func unwritten(e *Env) bool {
+	_, _, one := readUnwritten(e)
 	return one != nil
 }
 
-// settleInventory takes this machine's site of the inventory in its own slot,
+// takeFromInventory takes this machine's site of the inventory in its own slot,
 // and wipes the others'.
-func settleInventory(e *Env) error {
-	dev, c, one := readUnsettled(e)
+func takeFromInventory(e *Env) error {
+	dev, c, one := readUnwritten(e)
 	if one == nil {
 		return nil
 	}

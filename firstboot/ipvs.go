@@ -26,7 +26,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 		Name: "ipvs", Doc: "ipvscare keeps the way to the masters open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !mastersSettled(ctx, e, site) {
+			if err != nil || !mastersRecorded(ctx, e, site) {
 				return Todo, err
 			}
 			want, err := ipvsConfig(e, site)
@@ -36,7 +36,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if err := settleMasters(ctx, e, site); err != nil {
+			if err := recordMasters(ctx, e, site); err != nil {
 				return err
 			}
 			doc, err := ipvsConfig(e, site)
@@ -100,7 +100,7 @@ func hostsPhase(site *configs.Site) Phase {
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to a master", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !mastersSettled(ctx, e, site) || state == "active" || len(e.contents(ondisk.IPVSConfig)) > 0 {
+			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || len(e.contents(ondisk.IPVSConfig)) > 0 {
 				return Todo, err
 			}
 			if enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
@@ -109,7 +109,7 @@ func hostsPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if err := settleMasters(ctx, e, site); err != nil {
+			if err := recordMasters(ctx, e, site); err != nil {
 				return err
 			}
 			if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {

@@ -122,9 +122,9 @@ func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool 
 	return slices.Contains(errs, nil)
 }
 
-// mastersSettled reports whether nothing is left to be done about the list:
+// mastersRecorded reports whether nothing is left to be done about the list:
 // it is on record, or no master of it proves itself yet and that was said.
-func mastersSettled(ctx context.Context, e *Env, site *configs.Site) bool {
+func mastersRecorded(ctx context.Context, e *Env, site *configs.Site) bool {
 	if enrolled(e) != nil {
 		return true
 	}
@@ -134,9 +134,9 @@ func mastersSettled(ctx context.Context, e *Env, site *configs.Site) bool {
 	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.exists(saidFormer))
 }
 
-// settleMasters records the site's list once a master of it has proven itself,
+// recordMasters records the site's list once a master of it has proven itself,
 // and says so while none has.
-func settleMasters(ctx context.Context, e *Env, site *configs.Site) error {
+func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 	if enrolled(e) != nil {
 		return nil
 	}

@@ -187,12 +187,12 @@ func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
 	return node.HostsEntry{IP: addr.String(), Names: []string{e.text("/etc/hostname")}}
 }
 
-// settleTime is how long a network may take to come up: DHCP, spanning tree,
+// networkTime is how long a network may take to come up: DHCP, spanning tree,
 // a Wi-Fi association.
-const settleTime = 75 * time.Second
+const networkTime = 75 * time.Second
 
 func waitForMaster(ctx context.Context, e *Env, masters []string) (string, error) {
-	end := e.Now().Add(settleTime)
+	end := e.Now().Add(networkTime)
 	var last error
 	found := ""
 	err := e.poll(ctx, 2*time.Second, func() (bool, error) {

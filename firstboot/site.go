@@ -59,9 +59,9 @@ type Active struct {
 	// Note is what is wrong with a newer site that was not taken.
 	Note string
 
-	// unsettled: the slot still holds other machines' sites, or has to be
+	// unwritten: the slot still holds other machines' sites, or has to be
 	// written again.
-	unsettled bool
+	unwritten bool
 
 	config   []byte // the settings, as Ignition
 	ignition []byte // the slot's config.ign, if there is one
@@ -120,7 +120,7 @@ func readSite(e *Env, image ondisk.ImageInfo, dev string, before *Active) (*slot
 	}
 	a, err := resolveSite(e, image, one, one.Files[ondisk.SlotSite], before)
 	if err == nil {
-		a.unsettled = one != c || c.Unfinished
+		a.unwritten = one != c || c.Unfinished
 	}
 	return c, a, err
 }
@@ -151,7 +151,7 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	made := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
 	if before != nil && reflect.DeepEqual(before.made, made) {
 		same := *before
-		same.Device, same.Note, same.unsettled = "", "", false // of the slot, not of the site
+		same.Device, same.Note, same.unwritten = "", "", false // of the slot, not of the site
 		return &same, nil
 	}
 	site, err := parseSite(doc)
@@ -277,7 +277,7 @@ func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error)
 		return nil, err
 	}
 	old.Device, old.Note = dev, err.Error()
-	old.unsettled = unsettled(e) // whatever is wrong with this machine's own
+	old.unwritten = unwritten(e) // whatever is wrong with this machine's own
 	return old, nil
 }
 

@@ -34,7 +34,7 @@ func sitePhase(now *current) Phase {
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
 			}
-			if !left && (err == nil && a.unsettled || err != nil && unsettled(e)) {
+			if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
 				return Todo, nil // the others' sites are wiped, whatever is wrong with this one's
 			}
 			if err != nil {
@@ -49,7 +49,7 @@ func sitePhase(now *current) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			err := settleInventory(e)
+			err := takeFromInventory(e)
 			if left = err != nil && isMember(e); left {
 				// It has a site to go by, and other work to do.
 				e.Log.Warn("the slot is left as it is", "error", err)
@@ -84,7 +84,7 @@ func waitForSite(ctx context.Context, e *Env, now *current) (*Active, error) {
 		} else if err != nil {
 			e.Waiting("a site: the one on %s. This machine: %s", oneLine(err), e.facts())
 		}
-		if err := settleInventory(e); err != nil {
+		if err := takeFromInventory(e); err != nil {
 			return false, err
 		}
 		found, siteErr = now.read(e)

@@ -50,8 +50,8 @@ type Options struct {
 }
 
 const (
-	// settleTime bounds the wait for first verdicts before Ready.
-	settleTime = 3 * time.Second
+	// verdictTime bounds the wait for first verdicts before Ready.
+	verdictTime = 3 * time.Second
 	// lookTime is the pause between looks at the files that are followed. It is
 	// on the beat.
 	lookTime = 2 * keepTick
@@ -195,7 +195,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	}
 	wg.Go(func() {
-		d.settle(ctx)
+		d.awaitVerdicts(ctx)
 		if d.opt.Once {
 			cancel(context.Canceled)
 		}
@@ -461,9 +461,9 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 	return errors.Join(errs...)
 }
 
-// settle calls Ready when every group has first verdicts, or had its time.
-func (d *Daemon) settle(ctx context.Context) {
-	limit := time.NewTimer(d.opt.Spread + settleTime)
+// awaitVerdicts calls Ready when every group has first verdicts, or had its time.
+func (d *Daemon) awaitVerdicts(ctx context.Context) {
+	limit := time.NewTimer(d.opt.Spread + verdictTime)
 	defer limit.Stop()
 	late := false
 	for _, r := range d.all() {
@@ -471,7 +471,7 @@ func (d *Daemon) settle(ctx context.Context) {
 			break
 		}
 		select {
-		case <-r.settled:
+		case <-r.judged:
 		case <-ctx.Done():
 			return
 		case <-limit.C:

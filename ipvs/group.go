@@ -47,7 +47,7 @@ type group struct {
 	renew    chan struct{} // the list of masters may have changed
 	learnNow chan struct{} // the cluster's list is wanted soon
 	lookNow  chan struct{} // names are to be looked up soon
-	settled  chan struct{} // closed when every master had its first verdict
+	judged   chan struct{} // closed when every master had its first verdict
 	once     sync.Once
 	wg       sync.WaitGroup
 }
@@ -72,7 +72,7 @@ const darkAfter = time.Minute
 func newGroup(d *Daemon, s Server) *group {
 	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
 		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), learnNow: make(chan struct{}, 1),
-		lookNow: make(chan struct{}, 1), settled: make(chan struct{})}
+		lookNow: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
@@ -371,7 +371,7 @@ func (g *group) apply(ctx context.Context) {
 		candidates = append(candidates, Candidate{a, m.health.State})
 		via = append(via, a.Addr())
 	}
-	settled := g.looked && len(candidates) > 0 && g.count(Unknown) == 0
+	judged := g.looked && len(candidates) > 0 && g.count(Unknown) == 0
 	slices.SortFunc(candidates, func(a, b Candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := Choose(candidates, g.last)
@@ -398,8 +398,8 @@ func (g *group) apply(ctx context.Context) {
 		}
 	}
 	g.hosts(ctx)
-	if settled {
-		g.once.Do(func() { close(g.settled) })
+	if judged {
+		g.once.Do(func() { close(g.judged) })
 	}
 }
 

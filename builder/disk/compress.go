@@ -118,7 +118,7 @@ func (c *compressor) store(ctx context.Context, out *Output) error {
 		}
 		if c.inSlot(i) {
 			c.table.Append(seekable.RawSize(f.size), f.size, 0)
-		} else if err := c.append(out, i, f); err != nil {
+		} else if err := c.add(out, i, f); err != nil {
 			return err
 		}
 		c.ahead.advance()
@@ -127,7 +127,7 @@ func (c *compressor) store(ctx context.Context, out *Output) error {
 	return nil
 }
 
-func (c *compressor) append(out *Output, i int, f frame) error {
+func (c *compressor) add(out *Output, i int, f frame) error {
 	at := c.table.Append(len(f.packed), f.size, f.sum)
 	if _, err := out.WriteAt(f.packed, at); err != nil {
 		return err

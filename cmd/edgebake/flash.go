@@ -249,7 +249,7 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 		verified = "not verified"
 	}
 	if log != nil {
-		if err := r.append(log); err != nil {
+		if err := r.addTo(log); err != nil {
 			return fmt.Errorf("%s is flashed, %s, but writing the log %s: %w", d, verified, o.log, err)
 		}
 	}
@@ -469,8 +469,8 @@ func newRecord(image string, o flashOptions, f *media.Flash, d *device.Disk, don
 	}
 }
 
-// append writes one line at once, so that several programs may share a log.
-func (r *record) append(f *os.File) error {
+// addTo writes one line at once, so that several programs may share a log.
+func (r *record) addTo(f *os.File) error {
 	line, err := json.Marshal(r)
 	if err != nil {
 		return err

@@ -60,7 +60,7 @@ func (r Root) replace(p string, make func(at *place, tmp string) error) error {
 	}
 	defer at.close()
 	tmp := at.temporary()
-	if err := at.clear(tmp); err != nil {
+	if err := at.sweep(tmp); err != nil {
 		return &fs.PathError{Op: "unlink", Path: path.Join(path.Dir(p), tmp), Err: err}
 	}
 	err = make(at, tmp)
@@ -98,10 +98,10 @@ func random() string {
 	return hex.EncodeToString(b)
 }
 
-// clear removes what a power cut left of an earlier try. In a directory of
+// sweep removes what a power cut left of an earlier try. In a directory of
 // others its name is not known: whatever is named alike goes, up to a number
 // that no power cuts make.
-func (p *place) clear(tmp string) error {
+func (p *place) sweep(tmp string) error {
 	names := []string{tmp}
 	if p.theirs {
 		const most = 10000
@@ -218,7 +218,7 @@ func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 // cut leaves none that is half made.
 func (p *place) newDir(o Owner) error {
 	tmp := p.temporary()
-	if err := p.clear(tmp); err != nil {
+	if err := p.sweep(tmp); err != nil {
 		return err
 	}
 	if err := unix.Mkdirat(p.fd(), tmp, 0o700); err != nil {

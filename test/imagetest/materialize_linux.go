@@ -18,7 +18,7 @@ func Materialize(dir string, nodes []tree.Node, blobs tree.Blobs) error {
 	m := materializer{dir: dir, blobs: blobs, open: map[string]tree.BlobFile{}, first: map[*tree.Inode]string{}}
 	var err error
 	for _, n := range nodes {
-		if err = m.make(n); err != nil {
+		if err = m.node(n); err != nil {
 			err = fmt.Errorf("%s: %w", n.Path, err)
 			break
 		}
@@ -46,7 +46,7 @@ type materializer struct {
 	first map[*tree.Inode]string
 }
 
-func (m *materializer) make(n tree.Node) error {
+func (m *materializer) node(n tree.Node) error {
 	p := filepath.Join(m.dir, n.Path)
 	if to, ok := m.first[n.Inode]; ok {
 		return os.Link(to, p)

@@ -183,7 +183,7 @@ func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *
 	case number == journalInode:
 		putJournal(e.block(p.content[0].start), v.jblocks, v.opts.UUID)
 	case n.IsRegular():
-		if err := src.copy(e, n, p.content); err != nil {
+		if err := src.writeTo(e, n, p.content); err != nil {
 			return fmt.Errorf("reading %s: %w", describe(n), err)
 		}
 	case len(p.content) > 0: // a long symbolic link
@@ -246,8 +246,8 @@ func (s *source) close() (err error) {
 	return err
 }
 
-// copy puts a file's content into its blocks.
-func (s *source) copy(e *emitter, n *tree.Node, blocks []extent) error {
+// writeTo puts a file's content into its blocks.
+func (s *source) writeTo(e *emitter, n *tree.Node, blocks []extent) error {
 	if n.Data.Size == 0 {
 		return nil
 	}

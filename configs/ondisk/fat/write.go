@@ -231,7 +231,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 			if _, err := w.WriteAt(directory(f, o), off); err != nil {
 				return fmt.Errorf("writing directory %s: %w", f.path, err)
 			}
-		} else if err := c.copy(w, off, f.inode.Data); err != nil {
+		} else if err := c.write(w, off, f.inode.Data); err != nil {
 			return fmt.Errorf("writing %s: %w", f.path, err)
 		}
 	}
@@ -417,7 +417,7 @@ func (c *copier) close() {
 	}
 }
 
-func (c *copier) copy(w io.WriterAt, off int64, d tree.Content) error {
+func (c *copier) write(w io.WriterAt, off int64, d tree.Content) error {
 	if d.Blob == "" {
 		if int64(len(d.Inline)) != d.Size {
 			return fmt.Errorf("content has %d bytes, %d were promised", len(d.Inline), d.Size)

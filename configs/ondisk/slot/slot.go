@@ -97,14 +97,14 @@ type Report struct {
 
 // Make renders a slot of SlotSize bytes.
 func Make(c Contents) ([]byte, error) {
-	b, err := c.make()
+	b, err := c.encode()
 	if err != nil {
 		return nil, fmt.Errorf("making the slot: %w", err)
 	}
 	return b, nil
 }
 
-func (c *Contents) make() ([]byte, error) {
+func (c *Contents) encode() ([]byte, error) {
 	info := c.Info
 	if info.Version == 0 {
 		info.Version = ondisk.SlotInfoVersion
