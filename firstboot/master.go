@@ -83,7 +83,7 @@ func addressPhase(site *configs.Site) Phase {
 				return err
 			}
 			e.Waiting("this machine's address %s", own)
-			last, err := e.patiently(ctx, settleTime, 2*time.Second, func() error { return has(ctx, e) })
+			last, err := e.patiently(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) })
 			if err == nil {
 				err = last
 			}

@@ -29,7 +29,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/carry"
-	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -254,7 +254,7 @@ func BenchmarkCarry(b *testing.B) {
 			rate int
 		}{{"loopback", 0}, {"1 Gbit/s", gigabit}} {
 			host, cut := serve(b, l.rate)
-			ref, err := images.ParseRef(host + "/edge/image:1")
+			ref, err := configs.ParseRef(host + "/edge/image:1")
 			if err != nil {
 				b.Fatal(err)
 			}
