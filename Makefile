@@ -56,7 +56,7 @@ tidy:
 # The walls ask `go list`, of which go's cache of test results knows nothing.
 unit:
 	@go test -count=1 ./test/walls
-	@go test -timeout 20m $(UNIT)
+	@go test -timeout 60m $(UNIT)
 
 oracle:
 	@cd test/oracle && go test -timeout 30m ./...
