@@ -141,6 +141,19 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	), nil
 }
 
+// masterFiles are the keys of a control-plane node, and what is made with them.
+func masterFiles() []string {
+	files := append([]string{pkiDir + "/sa.key", pkiDir + "/sa.pub"}, masterConfs...)
+	bases := []string{"ca", "etcd/ca", "front-proxy-ca"}
+	for _, l := range leaves {
+		bases = append(bases, l.base)
+	}
+	for _, base := range bases {
+		files = append(files, pkiDir+"/"+base+".key", pkiDir+"/"+base+".crt")
+	}
+	return files
+}
+
 // publicOf is the public key of a private one, PEM both.
 func publicOf(private string) ([]byte, error) {
 	signer, err := parseSigner([]byte(private))

@@ -662,3 +662,31 @@ func TestPowerCutOfMaster(t *testing.T) {
 		})
 	}
 }
+
+// A reset before kubeadm has made anything leaves no key of the cluster.
+func TestResetForgetsKeys(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.init = func(Cmd) error { return errHalf }
+	if err := m.boot(); err == nil || !m.has(pkiDir+"/ca.key") {
+		t.Fatalf("%v, and no key to forget", err)
+	}
+	if _, err := m.reset(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range masterFiles() {
+		if m.has(f) {
+			t.Errorf("%s is there still", f)
+		}
+	}
+}
+
+// What cannot be looked at is not blank.
+func TestUnreadableEtcdIsNotBlank(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.put("/var/lib/etcd/member/wal", "")
+	if err := m.boot(); err == nil || m.has(etcdManifest) || !m.said("looking for the data of etcd") {
+		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+}

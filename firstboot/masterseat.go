@@ -5,10 +5,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -105,7 +105,10 @@ type taker struct {
 func (t *taker) take(ctx context.Context) error {
 	said := ""
 	for {
-		v := t.view(ctx)
+		v, err := t.view(ctx)
+		if err != nil {
+			return err
+		}
 		d := seat.Decide(v)
 		if line := d.Do.String() + ": " + d.Why; line != said {
 			t.e.Log.Info("the seat in etcd", "decision", d.Do.String(), "why", d.Why)
@@ -150,10 +153,13 @@ func (t *taker) take(ctx context.Context) error {
 }
 
 // view looks at the disk, and asks the others.
-func (t *taker) view(ctx context.Context) seat.View {
+func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
 	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Ticket: ticket(t.site, t.e.Now())}
-	v.Disk.WAL = hasWAL(t.e)
+	var err error
+	if v.Disk.WAL, err = hasWAL(t.e); err != nil {
+		return v, err
+	}
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
@@ -194,17 +200,21 @@ func (t *taker) view(ctx context.Context) seat.View {
 	v.Disk.Removed = v.Disk.WAL && v.Quorum && !slices.ContainsFunc(v.Members, func(m seat.Member) bool {
 		return m.Name == self.Name || slices.Contains(m.PeerURLs, self.PeerURL())
 	})
-	return v
+	return v, nil
 }
 
 func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {
 	return seat.Etcd{Client: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
 }
 
-// hasWAL reports whether etcd has lived on this disk.
-func hasWAL(e *Env) bool {
-	found, err := filepath.Glob(e.path(configs.EtcdDataDir + "/member/wal/*.wal"))
-	return err == nil && len(found) > 0
+// hasWAL reports whether etcd has lived on this disk. A disk that cannot be
+// read is not blank.
+func hasWAL(e *Env) (bool, error) {
+	entries, err := os.ReadDir(e.path(configs.EtcdDataDir + "/member/wal"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one")
+	}
+	return slices.ContainsFunc(entries, func(en os.DirEntry) bool { return strings.HasSuffix(en.Name(), ".wal") }), nil
 }
 
 func ticket(site *configs.Site, now time.Time) seat.Ticket {

@@ -112,6 +112,12 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 	if err := e.Remove(ondisk.KubeCA); err != nil {
 		return fmt.Errorf("removing the cluster's CA: %w", err)
 	}
+	// Kubeadm was not asked where it has made nothing yet.
+	for _, f := range masterFiles() {
+		if err := e.Remove(f); err != nil {
+			return fmt.Errorf("removing the cluster's keys: %w", err)
+		}
+	}
 	kept, err := os.ReadDir(e.path(keptManifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", keptManifests, err)

@@ -182,7 +182,7 @@ func (v View) blank() Decision {
 		return v.join()
 	case len(lived) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
-			Fix: "switch the other masters on; if they are lost for good, say in a Site from which master to continue"}
+			Fix: "switch the other masters on until more than half of all run; that they are lost for good cannot be said in a Site yet: keep the disks of all"}
 	case len(silent) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every master was seen, since one that is off could hold its data", list(silent)),
 			Fix: "switch every master on; if one is dead on arrival, say so with a Site that does not list it"}
