@@ -422,7 +422,7 @@ func TestOutput(t *testing.T) {
 	for out, want := range map[string]string{
 		there:                               "exists; --force replaces it",
 		filepath.Join(dir, "x.img"):         "must end in .raw or .raw.zst",
-		filepath.Join(dir, "none", "x.raw"): "there is no folder",
+		filepath.Join(dir, "none", "x.raw"): "not found",
 		"":                                  "no output is named",
 	} {
 		if _, err := p.build(t, out); err == nil || !strings.Contains(err.Error(), want) {
@@ -473,7 +473,7 @@ func TestLock(t *testing.T) {
 	}
 	o := p.options(out)
 	o.Locked, o.Force = true, true
-	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "there is no lock") {
+	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "no lock beside the Image") {
 		t.Errorf("without a lock: %v", err)
 	}
 	o.Lock = lock

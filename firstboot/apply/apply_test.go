@@ -344,7 +344,7 @@ func TestRefuses(t *testing.T) {
 		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc is there already"},
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},
 		{"no such user", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","user":{"name":"nobody-here"},"contents":{"source":"data:,x"}}]}}`, "there is no user nobody-here"},
-		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "there is no group nowhere"},
+		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "group nowhere not found"},
 		{"uid taken", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","uid":1000}]}}`, "uid 1000 is old's"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
