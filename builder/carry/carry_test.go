@@ -323,6 +323,40 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 	}
 }
 
+// TestLastByteNeverComes: a registry that breaks off before the end, each time
+// anew, is given up.
+func TestLastByteNeverComes(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	pushed(t, s, image(t, "i.raw.zst", nil), ":1")
+	s.faulty(func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
+		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/sha256:") {
+			return false
+		}
+		if r.Header.Get("Range") != "" {
+			abort()
+		}
+		rec := httptest.NewRecorder()
+		if inner.ServeHTTP(rec, r); rec.Body.Len() < 1<<20 { // the config
+			w.Write(rec.Body.Bytes())
+			return true
+		}
+		w.Header().Set("Content-Length", strconv.Itoa(rec.Body.Len()))
+		w.Write(rec.Body.Bytes()[:rec.Body.Len()-1])
+		w.(http.Flusher).Flush()
+		abort()
+		return true
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	o := quick(t)
+	o.Warn = nil
+	_, err := Pull(ctx, s.ref(":1"), filepath.Join(t.TempDir(), "o.raw.zst"), PullOptions{Options: o})
+	wantError(t, err, "part 2 of 9", s.Listener.Addr().String(), "the same command goes on there")
+	if n := len(s.requests("GET")); n > 20 {
+		t.Errorf("%d requests", n)
+	}
+}
+
 // TestPullGoesOnInTheNextRun: what one run has left, the next one does not
 // fetch.
 func TestPullGoesOnInTheNextRun(t *testing.T) {
@@ -817,6 +851,29 @@ func TestPushGoesOn(t *testing.T) {
 			return false
 		})
 		_, err := Push(t.Context(), zst, s.ref(":1"), quick(t))
+		wantError(t, err, "sending part 1 of", s.Listener.Addr().String())
+	})
+	t.Run("the registry forgets what it kept", func(t *testing.T) {
+		s := serve(t, httptest.NewServer)
+		asked := 0
+		s.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+			switch {
+			case r.Method == http.MethodPatch:
+				abort()
+			case r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/uploads/"):
+				asked++
+				w.Header().Set("Location", r.URL.Path)
+				w.Header().Set("Range", fmt.Sprintf("0-%d", 100+asked%2))
+				w.WriteHeader(http.StatusNoContent)
+				return true
+			}
+			return false
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		o := quick(t)
+		o.Warn = nil
+		_, err := Push(ctx, zst, s.ref(":1"), o)
 		wantError(t, err, "sending part 1 of", s.Listener.Addr().String())
 	})
 	t.Run("too large for a proxy", func(t *testing.T) {

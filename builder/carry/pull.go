@@ -298,7 +298,8 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) (cut bool
 		err := p.piece(ctx, hashing, f)
 		// Less is no progress: a line that gives so little before it breaks
 		// never comes to an end.
-		return missing-(f.Size-f.have) >= min(64<<10, missing/2), err
+		got := missing - (f.Size - f.have)
+		return got > 0 && got >= min(64<<10, missing/2), err
 	})
 	return pieces > 1, err
 }

@@ -291,6 +291,9 @@ type upload struct {
 	where   string // the registry's place for it; empty: none yet
 	begun   bool
 	counted int64 // told as progress
+	// most that the registry ever had of it: one that loses what it had, and
+	// gets that again, comes no further.
+	most int64
 }
 
 func (u *upload) try(ctx context.Context) (bool, error) {
@@ -299,11 +302,13 @@ func (u *upload) try(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if from < u.d.Size {
-		before := from
+		u.most = max(u.most, from)
 		if err := u.send(ctx, from); err != nil {
 			// The next one looks what has arrived.
 			at, statErr := u.kept(ctx)
-			return statErr == nil && at > before, err
+			progress := statErr == nil && at > u.most
+			u.most = max(u.most, at)
+			return progress, err
 		}
 	}
 	return false, u.finish(ctx)
