@@ -59,12 +59,14 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
 		return who + " speaks plain HTTP, not HTTPS"
-	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
-		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is refused", e.Host, sentTo)
+	// The client library tries hosts of private networks without TLS too, when
+	// they cannot be reached with it: that it may not is no news.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
 		return who + " is not known to the name server"
 	case errors.As(e.Err, &op) && op.Op == "dial":
 		return fmt.Sprintf("%s cannot be reached: %v", who, op.Err)
+	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
+		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is refused", e.Host, sentTo)
 	case e.Err == io.ErrUnexpectedEOF:
 		return e.Host + " broke off in the middle"
 	case errors.As(e.Err, &ue):
@@ -140,6 +142,8 @@ func Fix(err error, w Words) string {
 		return "check the network and the proxy settings" + w.Mirror
 	case errors.As(err, &untrusted):
 		return "have this machine trust the registry's CA; or, where that does not matter, " + w.Insecure
+	case errors.As(err, &refused) && errors.Is(err, ErrPlainHTTP):
+		return "check its name, its port and the network; " + w.Insecure + " if plain HTTP is meant"
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, ErrPlainHTTP):
 		return w.Insecure + " if plain HTTP is meant"
 	case errors.Is(err, ErrNoManifest):
