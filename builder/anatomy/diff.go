@@ -16,7 +16,7 @@ import (
 type Difference struct {
 	A     Side `json:"a"`
 	B     Side `json:"b"`
-	Equal bool `json:"equal"` // the same bytes but for the slot
+	Equal bool `json:"equal"` // the same golden digest, and nothing differs
 	// Facts are versions and settings of image.json.
 	Facts      []Change     `json:"facts"`
 	Packages   []Change     `json:"packages"`
@@ -77,7 +77,6 @@ func Diff(a, b string) (*Difference, error) {
 		return nil, err
 	}
 	d := &Difference{A: sideOf(a, ia), B: sideOf(b, ib)}
-	d.Equal = d.A.Golden != "" && d.A.Golden == d.B.Golden
 	if d.Facts, err = facts(ia.Image, ib.Image); err != nil {
 		return nil, err
 	}
@@ -86,6 +85,10 @@ func Diff(a, b string) (*Difference, error) {
 	d.Partitions = sizes(partSizes(ia), partSizes(ib))
 	d.Groups = sizes(groupSizes(fa), groupSizes(fb))
 	d.Files, d.Config = files(fa.Files, fb.Files)
+	// A disk that has booted keeps in its slot the digest that it was built
+	// with.
+	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
+	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
 	return d, nil
 }
 
@@ -262,7 +265,7 @@ const few = 40
 func (d *Difference) Text(w io.Writer) {
 	fmt.Fprintf(w, "a  %s (%s, plan %.12s)\nb  %s (%s, plan %.12s)\n", d.A.Path, d.A.Name, d.A.Plan, d.B.Path, d.B.Name, d.B.Plan)
 	if d.Equal {
-		fmt.Fprintln(w, "The images are the same, byte for byte, but for the slot.")
+		fmt.Fprintln(w, "The images are the same but for the slot: no file differs, and both have the same golden digest (edgebake verify compares every byte with it).")
 		return
 	}
 	changeList(w, "Versions and settings", d.Facts)

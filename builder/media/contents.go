@@ -332,7 +332,8 @@ type Listed struct {
 	Size int64
 	// SHA256 of what it is: content, mode, owner, attributes, target.
 	SHA256 string
-	// Text of a small file of text.
+	// Text of a small file of text that every user of the node may read: what
+	// others may not is secret, e.g. a key of a node that has booted.
 	Text string
 }
 
@@ -376,7 +377,7 @@ func (m *image) listTree(label string, out map[string]Listed) error {
 	}
 	return r.Walk(func(n tree.Node) error {
 		h := sha256.New()
-		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, slices.Sorted(maps.Keys(n.Xattrs)))
+		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, n.Xattrs) // a map is printed in the order of its keys
 		f := Listed{Size: n.Data.Size}
 		switch {
 		case n.IsRegular() && n.Data.Blob == "": // an empty file
@@ -391,7 +392,9 @@ func (m *image) listTree(label string, out map[string]Listed) error {
 			if _, err := io.Copy(io.MultiWriter(h, &limited{&head, maxText + 1}), io.NewSectionReader(file, n.Data.Off, n.Data.Size)); err != nil {
 				return err
 			}
-			f.Text = textOf(head.Bytes())
+			if n.Mode&0o004 != 0 {
+				f.Text = textOf(head.Bytes())
+			}
 		default:
 			f.Size = 0
 		}

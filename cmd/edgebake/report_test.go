@@ -81,7 +81,25 @@ func TestDiff(t *testing.T) {
 	c := reported(t)
 	c.run(0, "build", "image.yaml", "--quiet", "--output", "same.raw")
 	c.run(0, "diff", "tiny.raw", "same.raw")
-	c.want(c.out, "the same, byte for byte")
+	c.want(c.out, "no file differs", "the same golden digest")
+	// The slot keeps the digest when a file changes on the disk.
+	raw, err := os.ReadFile("same.raw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("booted.raw", strings.Replace(string(raw), "a = 1\nb = 2\n", "a = 1\nb = 9\n", 1))
+	c.run(0, "diff", "tiny.raw", "booted.raw")
+	c.want(c.out, "~ /etc/shop.conf, other bytes", "+ b = 9")
+	if strings.Contains(c.out, "the same") {
+		t.Errorf("they differ:\n%s", c.out)
+	}
+	// What only root may read is named and not shown, and capabilities count.
+	c.file("notes.txt", "token")
+	base, err := os.ReadFile("base.tar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("base.tar", strings.Replace(string(base), "\x01\x00\x00\x02\x00\x20", "\x01\x00\x00\x02\x00\x30", 1))
 	c.file("over/etc/shop.conf", "a = 1\nb = 3\n")
 	c.file("over/etc/new.conf", "n")
 	if err := os.Remove("over/etc/" + hostile); err != nil {
@@ -89,8 +107,15 @@ func TestDiff(t *testing.T) {
 	}
 	c.run(0, "build", "image.yaml", "--quiet", "--output", "other.raw")
 	c.run(0, "diff", "tiny.raw", "other.raw")
-	c.want(c.out, "- b = 2", "+ b = 3", "+ /etc/new.conf", "- /etc/"+hostile, "/etc/shop.conf, other bytes")
+	c.want(c.out, "- b = 2", "+ b = 3", "+ /etc/new.conf", "- /etc/"+hostile, "/etc/shop.conf, other bytes",
+		"/opt/site/notes, ", "/usr/bin/ping, other bytes")
+	if strings.Contains(c.out, "token") {
+		t.Errorf("a file of mode 0600 is shown:\n%s", c.out)
+	}
 	c.run(0, "diff", "tiny.raw", "other.raw", "-o", "json")
+	if strings.Contains(c.out, "token") {
+		t.Errorf("a file of mode 0600 is shown:\n%s", c.out)
+	}
 	var d anatomy.Difference
 	if err := json.Unmarshal([]byte(c.out), &d); err != nil || d.Equal || len(d.Config) == 0 {
 		t.Errorf("%v: %s", err, c.out)
