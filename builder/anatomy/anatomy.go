@@ -135,7 +135,7 @@ func (a *Anatomy) readReport(image string) error {
 	name := strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + ".report.json"
 	raw, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		a.Notes = append(a.Notes, fmt.Sprintf("There is no %s beside the image: how it was built cannot be told.", base(name)))
+		a.Notes = append(a.Notes, fmt.Sprintf("No %s beside the image: how it was built is unknown.", base(name)))
 		return nil
 	}
 	if err != nil {
@@ -146,7 +146,7 @@ func (a *Anatomy) readReport(image string) error {
 		return fmt.Errorf("reading the build's report %s: %w: build the image again", name, err)
 	}
 	if r.Plan != a.Plan {
-		a.Notes = append(a.Notes, fmt.Sprintf("%s is of another build: how this one was built cannot be told.", base(name)))
+		a.Notes = append(a.Notes, fmt.Sprintf("%s is of another build: how this one was built is unknown.", base(name)))
 		return nil
 	}
 	a.Builder, a.Steps = r.Builder, r.Timings
