@@ -66,7 +66,6 @@ type master struct {
 	*world
 	site *configs.Site
 
-	blankAt listener // what first boot listens on
 	others  map[string]*fakeMember
 	// starts are how etcd was started with a blank disk: its initial-cluster-state.
 	starts []string
