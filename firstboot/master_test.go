@@ -66,7 +66,7 @@ type master struct {
 	*world
 	site *configs.Site
 
-	others  map[string]*fakeMember
+	others map[string]*fakeMember
 	// starts are how etcd was started with a blank disk: its initial-cluster-state.
 	starts []string
 	// started is how etcd's pod was when it started in this boot.
