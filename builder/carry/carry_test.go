@@ -640,7 +640,7 @@ func TestPullOfSomethingElse(t *testing.T) {
 		`{"artifactType":"` + artifactType + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":-1}}`:         {"of -1 bytes"},
 		`{"artifactType":"` + artifactType + "\\u001b[2J\"}":                                                                     {`\x1b`},
 		`{"artifactType":`: {"cannot be read"},
-		`garbage`:          {"no manifest"},
+		`garbage`:          {"not a manifest"},
 	} {
 		_, err := readManifest([]byte(doc))
 		wantError(t, err, words...)

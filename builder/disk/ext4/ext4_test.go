@@ -526,7 +526,7 @@ func TestRefused(t *testing.T) {
 		{"root twice", []tree.Node{dir("."), dir(".")}, []string{`"."`, "already"}},
 		{"folder and file", []tree.Node{dir("a"), file("a", "")}, []string{`"a"`, "already"}},
 		{"no parent", []tree.Node{file("a/b", "")}, []string{`"a/b"`, `"a"`}},
-		{"parent is a file", []tree.Node{file("a", ""), file("a/b", "")}, []string{`"a/b"`, "no folder"}},
+		{"parent is a file", []tree.Node{file("a", ""), file("a/b", "")}, []string{`"a/b"`, "not a directory"}},
 		{"root is a file", []tree.Node{file(".", "")}, []string{`"."`, "folder"}},
 		{"no inode", []tree.Node{{Path: "a"}}, []string{`"a"`, "inode"}},
 		{"folder with two names", []tree.Node{{Path: "a", Inode: shared}, {Path: "b", Inode: shared}}, []string{`"b"`, `"a"`, "folder"}},
