@@ -220,6 +220,7 @@ func siteRules(s *jsonschema.Schema) {
 		needs(has("nodeType", "edge"), has("nodePool")),
 		needs(has("nodePool"), has("nodeType", "edge", "cloud")),
 		needs(has("organizations"), has("nodeType", "edge", "cloud")),
+		needs(has("nodeType", "control-plane"), has("controlPlane")),
 		&jsonschema.Schema{If: has("ignition"), Then: &jsonschema.Schema{Not: has("ignitionFile")}},
 	)
 	s.Definitions["Proxy"].AllOf = append(s.Definitions["Proxy"].AllOf, needs(has("noProxy"), has("http"), has("https")))

@@ -35,6 +35,7 @@ var beyondSchema = map[string]string{
 	"ignition-invalid":            "a document within a string",
 	"ignition-syntax":             "a document within a string",
 	"ignition-version":            "a document within a string",
+	"image-control-plane":         "names of images compared with the version",
 	"image-podcidr-10_244_0_1_24": "arithmetic of networks",
 	"image-podcidr-10_96_0_0_12":  "arithmetic of networks",
 	"image-yurthub-args":          "which flags a version of yurthub has",
