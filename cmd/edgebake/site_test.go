@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/test/desk"
 )
@@ -47,11 +48,13 @@ func (c *cli) stick(dir string) *slot.Contents {
 		if fi, err := e.Info(); err != nil || fi.Mode().Perm() != 0o600 {
 			c.t.Errorf("%s: %v, mode %v", e.Name(), err, fi.Mode())
 		}
-		if e.Name() == "site.minisig" {
+		switch e.Name() {
+		case ondisk.SlotClaims: // the machines', and no part of a slot
+		case "site.minisig":
 			made.Signature = b
-			continue
+		default:
+			made.Files[e.Name()] = b
 		}
-		made.Files[e.Name()] = b
 	}
 	img, err := slot.Make(made)
 	if err != nil {
