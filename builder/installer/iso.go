@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
 )
 
-// typeESP is the type of an EFI system partition in a GPT.
-const typeESP = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"
+// isoESP is the EFI system partition as a file of an ISO.
+const isoESP = "esp.img"
 
 // ISO makes an installer as an image for optical drives, as remote consoles of
 // servers have them, at file: UEFI starts the file system of the EFI system
@@ -38,19 +38,15 @@ func ISO(ctx context.Context, file string, o Options, progress func(done, total 
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	esp := filepath.Join(tmp, "esp.img")
-	if err := writeFAT(esp, ps, o, when); err != nil {
-		return err
-	}
 	content := filepath.Join(tmp, "content")
 	if err := os.Mkdir(content, 0o755); err != nil {
 		return err
 	}
-	image := filepath.Join(content, ondisk.InstallImage)
-	if err := copyPayload(ctx, image, o, progress); err != nil {
+	esp, image := filepath.Join(content, isoESP), filepath.Join(content, ondisk.InstallImage)
+	if err := writeFAT(esp, ps, o, when); err != nil {
 		return err
 	}
-	if err := os.Chtimes(image, when, when); err != nil {
+	if err := copyPayload(ctx, image, o, progress); err != nil {
 		return err
 	}
 	out, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
@@ -60,9 +56,11 @@ func ISO(ctx context.Context, file string, o Options, progress func(done, total 
 	defer os.Remove(out.Name())
 	defer out.Close()
 	stamp := when.Format("20060102150405") + "00"
+	// The ESP is a file of the volume, and not behind its end: of one that is
+	// larger than El Torito can say, firmware takes all up to there.
 	cmd := exec.CommandContext(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
-		"-append_partition", "2", typeESP, esp, "-appended_part_as_gpt", "-e", "--interval:appended_partition_2:all::", "-no-emul-boot", content)
+		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("making the ISO: xorriso: %w\n%s", err, bytes.TrimSpace(said))

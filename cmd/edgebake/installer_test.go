@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,8 +13,10 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/fat"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // program makes a source tree in which one of our programs is a small one.
@@ -106,10 +110,49 @@ func TestInstallerISO(t *testing.T) {
 	if err != nil || !regexp.MustCompile(`El Torito boot img :\s+1\s+UEFI\s+y\s+none`).Match(out) {
 		t.Errorf("%v\n%s", err, out)
 	}
+	checkElTorito(t, "i.iso")
 	c.run(0, "inspect", "out.raw.zst", "--verify")
 	c.want(c.out, "berlin-7", "(verified)")
 	c.run(1, "installer", "tiny.raw.zst", "--iso", "i.iso")
 	c.want(c.err, "--force")
+}
+
+// checkElTorito finds the EFI system partition as firmware does: where El Torito
+// gives no size, it reaches to the end of the volume, so it must be in it.
+func checkElTorito(t *testing.T, iso string) {
+	t.Helper()
+	f, err := os.Open(iso)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const block = 2048
+	read := func(at uint32) []byte {
+		b := make([]byte, block)
+		if _, err := f.ReadAt(b, int64(at)*block); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	le := binary.LittleEndian
+	volume := le.Uint32(read(16)[80:])
+	catalog := read(le.Uint32(read(17)[71:]))
+	at, count := le.Uint32(catalog[40:]), le.Uint16(catalog[38:])
+	esp, err := fat.Open(io.NewSectionReader(f, int64(at)*block, 1<<40))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if end := int64(at)*block + esp.Size(); count == 0 && end > int64(volume)*block {
+		t.Errorf("the EFI system partition ends at %d, the volume at %d: firmware does not find it", end, int64(volume)*block)
+	}
+	if _, err := esp.ReadFile("EFI/BOOT/BOOTX64.EFI"); err != nil {
+		t.Error(err)
+	}
+	// A stick with it boots by the table.
+	want := regexp.MustCompile(fmt.Sprintf(`(?m)^ +\d+ +%d +\d+ .* EF00 `, int64(at)*block/512))
+	if out := disktest.Oracle(t, "sgdisk", "-p", iso); !want.MatchString(out) {
+		t.Errorf("no EFI system partition at %d:\n%s", int64(at)*block/512, out)
+	}
 }
 
 // TestInstallerNetboot makes what firmware fetches, without any secret, and the
