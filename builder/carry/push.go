@@ -97,12 +97,15 @@ type push struct {
 	cargo  media.Cargo
 	result *Pushed
 
+	mu sync.Mutex
 	// here are the digests of what was sent: parts of an image may be equal.
 	here map[string]bool
-
-	mu   sync.Mutex
 	done int64
 }
+
+// sideBySide is how many parts are sent at once: while the registry hashes
+// what it got of one, the line has another.
+const sideBySide = 2
 
 // part is a piece of the compressed image, of whole frames.
 type part struct {
@@ -158,24 +161,14 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	digests := p.digests(ctx, parts)
-	for i := range parts {
-		d := &parts[i].descriptor
-		sum, ok := <-digests
-		if !ok {
-			return nil, ctx.Err()
-		}
-		if sum.err != nil {
-			return nil, sum.err
-		}
-		d.Digest = sum.digest
+	if err := p.parts(ctx, parts); err != nil {
+		return nil, err
+	}
+	for i, part := range parts {
 		// For programs that write blobs as files: put together in this order
 		// they are the image.
-		d.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
-		if err := p.blob(ctx, *d, io.NewSectionReader(p.g.File(), parts[i].from, d.Size)); err != nil {
-			return nil, fmt.Errorf("sending part %d of %d: %w", i+1, len(parts), err)
-		}
-		m.Layers = append(m.Layers, *d)
+		part.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
+		m.Layers = append(m.Layers, part.descriptor)
 	}
 	p.result.Parts = len(parts)
 	m.Config = descriptor{MediaType: configType, Digest: digestOf(raw), Size: int64(len(raw))}
@@ -183,6 +176,32 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 		return nil, fmt.Errorf("sending its config: %w", err)
 	}
 	return m, nil
+}
+
+// parts sends the parts and fills in their digests.
+func (p *push) parts(ctx context.Context, parts []part) error {
+	g, ctx := errgroup.WithContext(ctx)
+	// The digest of the next one is computed meanwhile.
+	g.SetLimit(sideBySide)
+	digests := p.digests(ctx, parts)
+	for i := range parts {
+		sum, ok := <-digests
+		if !ok {
+			break // the group knows why
+		}
+		g.Go(func() error {
+			if sum.err != nil {
+				return sum.err
+			}
+			d := &parts[i].descriptor
+			d.Digest = sum.digest
+			if err := p.blob(ctx, *d, io.NewSectionReader(p.g.File(), parts[i].from, d.Size)); err != nil {
+				return fmt.Errorf("sending part %d of %d: %w", i+1, len(parts), err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // digested is a part's digest.
@@ -250,18 +269,17 @@ func (p *push) cut() []part {
 
 // blob sends a blob, unless the registry has it.
 func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader) error {
-	if p.here[d.Digest] {
+	if p.known(d.Digest) {
 		p.sent(d.Size)
 		return nil
 	}
-	p.here[d.Digest] = true
 	there, err := p.repo.has(ctx, d)
 	if err != nil {
 		return err
 	}
 	if there {
 		if d.MediaType == partType {
-			p.result.Had++
+			p.count(func(r *Pushed) { r.Had++ })
 			p.sent(d.Size)
 		}
 		return nil
@@ -270,8 +288,25 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 	if err := p.repo.again(ctx, "", "sending goes on", func() (bool, error) { return u.try(ctx) }); err != nil {
 		return err
 	}
-	p.result.Sent += d.Size
+	p.count(func(r *Pushed) { r.Sent += d.Size })
 	return nil
+}
+
+// known notes a blob, and says whether it was noted before: it is sent, or on
+// its way, and what fails it fails the push.
+func (p *push) known(digest string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.here[digest]
+	p.here[digest] = true
+	return before
+}
+
+// count changes what Push returns.
+func (p *push) count(change func(*Pushed)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change(p.result)
 }
 
 // sent adds to what is there.

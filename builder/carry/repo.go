@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,6 +29,7 @@ type repo struct {
 	client *http.Client
 	stall  time.Duration
 	wait   time.Duration
+	told   sync.Mutex // parts that are sent side by side warn one at a time
 }
 
 // openRepo logs in. scope is transport.PullScope or PushScope.
@@ -117,7 +119,9 @@ func (r *repo) again(ctx context.Context, digest, what string, f func() (progres
 			return failed
 		}
 		if what != "" {
+			r.told.Lock()
 			r.o.warn("%v; %s", failed, what)
+			r.told.Unlock()
 		}
 		if failures == 0 {
 			continue
