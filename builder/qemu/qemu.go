@@ -51,6 +51,8 @@ type Machine struct {
 	Stick string
 	// CD is an ISO in an optical drive, booted first.
 	CD string
+	// NetBoot has the firmware boot from the first network card, if it can.
+	NetBoot bool
 	// Watchdog is a hardware watchdog that resets a machine that hangs.
 	Watchdog bool
 	// Serial is the console: "stdio" (default), "terminal" (stdio where
@@ -118,7 +120,7 @@ func (m Machine) Args(v Version) ([]string, error) {
 		c.disk(i, first+i, d)
 	}
 	for i, n := range m.NICs {
-		c.nic(i, n)
+		c.nic(i, n, m.NetBoot && i == 0)
 	}
 	c.devices(m)
 	c.console(m)
@@ -228,7 +230,7 @@ func (c *commandLine) disk(i, boot int, d Disk) {
 	c.add("-device", dev)
 }
 
-func (c *commandLine) nic(i int, n NIC) {
+func (c *commandLine) nic(i int, n NIC, boot bool) {
 	if n.Tap != "" && len(n.Forwards) > 0 {
 		c.bad("network card %d is on tap %s: ports are forwarded in user-mode networking only", i, n.Tap)
 	}
@@ -246,7 +248,10 @@ func (c *commandLine) nic(i int, n NIC) {
 	if n.MAC != "" {
 		dev += ",mac=" + n.MAC
 	}
-	// Without a boot ROM the firmware does not try the network.
+	if boot {
+		dev += ",bootindex=0"
+	}
+	// UEFI has drivers of its own; QEMU's boot ROM would take the card from them.
 	c.add("-netdev", netdev, "-device", dev+",romfile=")
 }
 
@@ -270,6 +275,9 @@ func (c *commandLine) devices(m Machine) {
 	}
 	if m.CD != "" {
 		c.add("-drive", "if=none,id=cd,format=raw,readonly=on,media=cdrom,file="+value(m.CD), "-device", "ide-cd,drive=cd,bootindex=0")
+	}
+	if m.NetBoot && (len(m.NICs) == 0 || m.Stick != "" || m.CD != "") {
+		c.bad("booting from the network needs a network card, and neither stick nor CD")
 	}
 	if m.Watchdog {
 		c.add("-device", "i6300esb")

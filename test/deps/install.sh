@@ -12,7 +12,7 @@ set -euo pipefail
 packages=(ca-certificates debian-archive-keyring mmdebstrap uidmap qemu-system-x86 qemu-utils ovmf)
 # The oracles that judge disks and units, and the network of the end-to-end
 # tests.
-[ "${1:-}" = demo ] || packages+=(bmap-tools chromium cpio cryptsetup-bin e2fsprogs dosfstools gdisk minisign mtools systemd iproute2 nftables openssh-client zstd gcc libc6-dev libblkid-dev passwd xorriso)
+[ "${1:-}" = demo ] || packages+=(bmap-tools chromium cpio cryptsetup-bin e2fsprogs dosfstools dnsmasq-base gdisk minisign mtools systemd iproute2 nftables openssh-client zstd gcc libc6-dev libblkid-dev passwd xorriso)
 
 if ! command -v apt-get >/dev/null; then
 	echo "This is not Debian or a relative of it. Install by your own means: ${packages[*]}" >&2

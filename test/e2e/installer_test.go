@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -110,6 +111,33 @@ func TestInstallerISO(t *testing.T) {
 		t.Error(err)
 	}
 	w.empty(large)
+}
+
+// Firmware fetches the installer by HTTP, which fetches the image: a machine
+// without any port installs itself, and its disk is a node's.
+func TestInstallerNetboot(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	image, www := filepath.Join(w.lab.Dir, "golden.raw.zst"), filepath.Join(w.lab.Dir, "www")
+	w.must(w.bin, "build", "configs/examples/quickstart.yaml", "--output", image, "--lock", filepath.Join(w.lab.Dir, "golden.lock"))
+	url, err := w.lab.ServeNetBoot(t.Context(), w.net, www, ondisk.InstallBootImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.must(w.bin, "installer", image, "--netboot", www, "--url", url, "--site", w.site(0, lab.Site{NodeName: "net1"}))
+	vm := w.start(lab.VMConfig{Name: "net1", Image: w.blank("net1.raw", 8<<30), Disk: 8 << 30, NetBoot: true})
+	w.expect(vm, 0, `Start HTTP Boot`)
+	w.expect(vm, 0, `edgebake: INSTALLED quickstart on /dev/vda, .*read back and verified`)
+	ctx, cancel := vm.Patience(t.Context(), 10*time.Minute)
+	defer cancel()
+	if err := vm.WaitOff(ctx); err != nil {
+		t.Fatal(err)
+	}
+	vm.Unplug()
+	w.on(vm)
+	w.ready(vm, nil)
+	w.off(vm)
+	w.noSecret(vm, w.disk(vm))
 }
 
 // on switches a machine on that was off.

@@ -40,7 +40,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	w.must(w.bin, "validate", file)
 	stick := w.stickWith(ondisk.SlotInventory, file)
 
-	stranger := w.start(lab.VMConfig{Name: "stranger", Image: w.golden, Sticks: qemu.USB, SerialNumber: "EB-NOBODY"})
+	stranger := w.start(lab.VMConfig{Name: "stranger", Image: w.golden, Sticks: qemu.SCSI, SerialNumber: "EB-NOBODY"})
 	w.expect(stranger, 0, `edgebake: .*waiting for a site: .*This machine: MAC [0-9a-f:]{17}.*, serial EB-NOBODY, `)
 	if err := stranger.Plug(t.Context(), stick); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	w.off(stranger)
 
 	for i, name := range names {
-		vm := w.start(lab.VMConfig{Name: name, Image: w.golden, Sticks: qemu.USB, SerialNumber: serial(name)})
+		vm := w.start(lab.VMConfig{Name: name, Image: w.golden, Sticks: qemu.SCSI, SerialNumber: serial(name)})
 		w.expect(vm, 0, `edgebake: .*waiting for a site`)
 		if err := vm.Plug(t.Context(), stick); err != nil {
 			t.Fatal(err)

@@ -208,44 +208,56 @@ func (l *Lab) PullMaster(ctx context.Context, ns *Namespace, n int, pulled bool)
 	return err
 }
 
-// Dial opens the connection on a thread that has moved into the namespace. A
-// socket stays in the namespace it was made in.
-func (ns *Namespace) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+// Dial connects from within the namespace.
+func (ns *Namespace) Dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+	inside := ns.within(func() {
+		var d net.Dialer
+		conn, err = d.DialContext(ctx, network, addr)
+	})
+	return conn, errors.Join(inside, err)
+}
+
+// Listen accepts connections within the namespace.
+func (ns *Namespace) Listen(ctx context.Context, network, addr string) (l net.Listener, err error) {
+	inside := ns.within(func() {
+		var c net.ListenConfig
+		l, err = c.Listen(ctx, network, addr)
+	})
+	return l, errors.Join(inside, err)
+}
+
+// within runs f on a thread that has moved into the namespace. A socket stays
+// in the namespace it was made in.
+func (ns *Namespace) within(f func()) error {
 	// On a goroutine of its own: where the thread cannot move back, the
 	// goroutine ends locked to it, and Go discards the thread.
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	got := make(chan result, 1)
+	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		conn, err, back := ns.dialHere(ctx, network, addr)
+		back, err := ns.visit(f)
 		if back {
 			runtime.UnlockOSThread()
 		}
-		got <- result{conn, err}
+		done <- err
 	}()
-	r := <-got
-	return r.conn, r.err
+	return <-done
 }
 
-// dialHere reports, as back, whether the thread is where it was before.
-func (ns *Namespace) dialHere(ctx context.Context, network, addr string) (conn net.Conn, err error, back bool) {
+// visit reports, as back, whether the thread is where it was before.
+func (ns *Namespace) visit(f func()) (back bool, err error) {
 	home, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
-		return nil, fmt.Errorf("entering network namespace %s: %w", ns.Name, err), true
+		return true, fmt.Errorf("entering network namespace %s: %w", ns.Name, err)
 	}
 	defer home.Close()
 	there, err := os.Open(filepath.Join(netnsDir, ns.Name))
 	if err != nil {
-		return nil, fmt.Errorf("entering network namespace %s: %w", ns.Name, err), true
+		return true, fmt.Errorf("entering network namespace %s: %w", ns.Name, err)
 	}
 	defer there.Close()
 	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, fmt.Errorf("entering network namespace %s: %w", ns.Name, err), true
+		return true, fmt.Errorf("entering network namespace %s: %w", ns.Name, err)
 	}
-	var d net.Dialer
-	conn, err = d.DialContext(ctx, network, addr)
-	return conn, err, unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil
+	f()
+	return unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil, nil
 }

@@ -36,6 +36,7 @@ type VMConfig struct {
 	Clock        string // as in qemu.Machine
 	Sticks       string // as in qemu.Machine; what Plug plugs into
 	Stick, CD    string // as in qemu.Machine
+	NetBoot      bool   // as in qemu.Machine; what answers is Lab.ServeNetBoot
 	Watchdog     bool   // a hardware watchdog
 	// More are further disks: raw files, which are written.
 	More []string
@@ -90,7 +91,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay, Sector: cfg.Sector}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
-		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, Watchdog: cfg.Watchdog,
+		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, NetBoot: cfg.NetBoot, Watchdog: cfg.Watchdog,
 	}
 	for _, file := range cfg.More {
 		vm.mach.Disks = append(vm.mach.Disks, qemu.Disk{Path: file, Format: "raw"})
@@ -161,8 +162,9 @@ func (vm *VM) WaitOff(ctx context.Context) error {
 	}
 }
 
-// Unplug takes the stick out of a machine that is off.
-func (vm *VM) Unplug() { vm.mach.Stick = "" }
+// Unplug takes the stick out of a machine that is off, or the server that it
+// boots from off its network.
+func (vm *VM) Unplug() { vm.mach.Stick, vm.mach.NetBoot = "", false }
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }

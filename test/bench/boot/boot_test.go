@@ -1,0 +1,347 @@
+// Package boot measures a machine from power-on to a Ready node: the golden
+// image of the example, beside the same base that only boots to
+// multi-user.target, and, where EDGEBAKE_BOOT_BEFORE names one, beside an
+// image of an earlier version. All boot in QEMU on this computer, in turns, in
+// one run. Results go to test/bench/results.
+//
+//	EDGEBAKE_BENCH_RUNS    how often each boots, 3 if not set
+//	EDGEBAKE_BOOT_BEFORE   a golden .raw that another version of edgebake built from the same Image
+//	EDGEBAKE_ACCEL         as for `make demo`: kvm or tcg
+package boot
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/test/desk"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+const (
+	results    = "../results/boot.md"
+	quickstart = "configs/examples/quickstart.yaml"
+	hello      = "edgebake.test/hello:1"
+	// promised is the most that a Ready node takes, in times of what the base
+	// alone and kubelet's own start take together.
+	promised = 1.3
+	// goal is for two quiet processors without KVM.
+	goal = 40.0
+)
+
+// ours are the units that an image has beyond its base.
+var ours = []string{"firstboot.service", "firstboot-again.timer", "ipvscare.service", "containerd.service", "kubelet.service",
+	"edgebake-certificates.service", "edgebake-sshkeys.service", "edgebake-healthy.service"}
+
+// subject is an image, and how its boots went.
+type subject struct {
+	name   string
+	golden string
+	joins  bool
+	// at has, for each milestone, the seconds from power-on in each boot.
+	at    map[string][]float64
+	order []string
+	// units has the seconds that systemd waited for each unit, in each boot.
+	units map[string][]float64
+	last  string // systemd's own account of the last boot
+}
+
+func (s *subject) note(what string, at time.Duration) {
+	if _, ok := s.at[what]; !ok {
+		s.order = append(s.order, what)
+	}
+	s.at[what] = append(s.at[what], at.Seconds())
+}
+
+func median(t []float64) float64 {
+	if len(t) == 0 {
+		return 0
+	}
+	t = slices.Sorted(slices.Values(t))
+	return t[len(t)/2]
+}
+
+// bench is what all boots share.
+type bench struct {
+	*testing.B
+	root, dir string
+	lab       *lab.Lab
+	net       lab.Net
+	cluster   *lab.Cluster
+	boots     int
+}
+
+func (b *bench) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatalf("%v\n%s", err, b.lab.Evidence())
+	}
+}
+
+func (b *bench) run(argv ...string) {
+	b.Helper()
+	cmd := exec.CommandContext(b.Context(), argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env = b.root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+	}
+}
+
+// BenchmarkBoot boots every subject in turns.
+func BenchmarkBoot(b *testing.B) {
+	if b.N > 1 {
+		return
+	}
+	desk.NeedProgram(b, "qemu-system-x86_64", "qemu-system-x86")
+	runs := 3
+	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
+		var err error
+		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
+			b.Fatalf("EDGEBAKE_BENCH_RUNS=%s", s)
+		}
+	}
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := &bench{B: b, root: root, dir: filepath.Join(root, "build", "bench-boot")}
+	if err := os.RemoveAll(w.dir); err != nil {
+		b.Fatal(err)
+	}
+	if w.lab, err = lab.New(w.dir, b.Output()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := w.lab.Close(); err != nil {
+			b.Error(err)
+		}
+		os.RemoveAll(w.dir)
+	})
+	subjects := w.images()
+	w.start()
+	for range runs {
+		for _, s := range subjects {
+			w.boot(s)
+		}
+	}
+	text := report(subjects, runs)
+	b.Log("\n" + text)
+	if err := os.WriteFile(results, []byte(text), 0o644); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// images builds what is booted.
+func (b *bench) images() []*subject {
+	bin := filepath.Join(b.dir, "edgebake")
+	b.run("go", "build", "-trimpath", "-o", bin, "./cmd/edgebake")
+	b.run("go", "run", "./test/images", "-o", "build/images")
+	doc, err := os.ReadFile(filepath.Join(b.root, quickstart))
+	b.must(err)
+	// Next to the example, since paths in it are seen from its folder.
+	bare := filepath.Join(b.root, filepath.Dir(quickstart), ".bench-boot.yaml")
+	args := []string{"systemd.show_status=yes"}
+	for _, u := range ours {
+		args = append(args, "systemd.mask="+u)
+	}
+	b.must(os.WriteFile(bare, fmt.Appendf(doc, "\nkernel:\n  args: [%s]\n", strings.Join(args, ", ")), 0o644))
+	b.Cleanup(func() { os.Remove(bare) })
+	made := func(name, doc string, joins bool) *subject {
+		s := &subject{name: name, golden: filepath.Join(b.dir, strings.Fields(name)[0]+".raw"), joins: joins, at: map[string][]float64{}, units: map[string][]float64{}}
+		if doc != "" {
+			b.run(bin, "build", doc, "--output", s.golden, "--lock", s.golden+".lock")
+		}
+		return s
+	}
+	subjects := []*subject{made("base alone, to multi-user.target", bare, false)}
+	if before := os.Getenv("EDGEBAKE_BOOT_BEFORE"); before != "" {
+		s := made("before", "", true)
+		s.golden = before
+		subjects = append(subjects, s)
+	}
+	return append(subjects, made("now", filepath.Join(b.root, quickstart), true))
+}
+
+// start starts the cluster that the nodes join.
+func (b *bench) start() {
+	dir, err := fetch.DefaultDir()
+	b.must(err)
+	cache, err := fetch.Open(dir)
+	b.must(err)
+	progs, err := lab.BuildPrograms(b.Context(), cache, lab.KubernetesVersion, b.Output())
+	b.must(err)
+	b.net, err = lab.FreeLoopback()
+	b.must(err)
+	b.cluster, err = b.lab.StartCluster(b.Context(), progs, b.net, 1)
+	b.must(err)
+	b.must(b.cluster.LetLogsBeRead(b.Context()))
+}
+
+// boot boots a machine with a fresh copy and notes when what happened.
+func (b *bench) boot(s *subject) {
+	b.boots++
+	name := fmt.Sprintf("boot-%d", b.boots)
+	image := s.golden
+	if s.joins {
+		text, err := lab.Site{Cluster: b.cluster, NodeName: name}.YAML()
+		b.must(err)
+		site := filepath.Join(b.dir, name+".yaml")
+		b.must(os.WriteFile(site, []byte(text), 0o600))
+		image = filepath.Join(b.dir, name+".raw")
+		b.run(filepath.Join(b.dir, "edgebake"), "stamp", s.golden, site, "--output", image)
+		defer os.Remove(image)
+	}
+	vm, err := b.lab.StartVM(b.Context(), lab.VMConfig{Name: name, Image: image, Disk: 8 << 30, Net: b.net, Accel: os.Getenv("EDGEBAKE_ACCEL")})
+	b.must(err)
+	defer func() {
+		vm.Cut()
+		os.Remove(vm.Overlay)
+	}()
+	ctx, cancel := vm.Patience(b.Context(), 20*time.Minute)
+	defer cancel()
+	if !s.joins {
+		line, _, err := vm.Serial.Expect(ctx, 0, regexp.MustCompile(`Reached target .*multi-user\.target`))
+		b.must(err)
+		for _, e := range vm.Serial.Events() {
+			s.note(e.What, e.At)
+		}
+		s.note("multi-user.target", line.At)
+		return
+	}
+	_, err = b.cluster.WaitNode(ctx, vm, name, lab.Ready)
+	b.must(err)
+	ready := vm.Serial.Note("Ready")
+	_, _, err = vm.Serial.Expect(ctx, 0, lab.FirstBootDone)
+	b.must(err)
+	for _, e := range vm.Serial.Events() {
+		if !strings.HasPrefix(e.What, "since the kernel") {
+			what, _, _ := strings.Cut(e.What, ":")
+			s.note(what, e.At)
+		}
+	}
+	s.note(ready.What, ready.At)
+	out, err := b.cluster.OnNode(ctx, vm, name, hello, onNode)
+	b.must(err)
+	s.account(out)
+}
+
+// onNode prints systemd's account of the boot, and when kubelet started and
+// was up, as microseconds since the kernel's start.
+const onNode = `systemd-analyze time --no-pager
+systemd-analyze critical-chain --no-pager firstboot.service containerd.service systemd-networkd.service ipvscare.service
+echo ----blame
+systemd-analyze blame --no-pager
+echo ----kubelet
+journalctl -u kubelet.service -o json --output-fields=MESSAGE,_PID --no-pager | grep -e 'Starting to serve\|Started kubelet' | head -n 4
+echo ----units
+systemctl show -p Id,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic '*' | paste -sd ' ' | sed 's/  /\n/g'`
+
+// blamed is a line of systemd-analyze blame.
+var blamed = regexp.MustCompile(`^\s*((?:\d+min )?(?:[\d.]+m?s)?) (\S+)$`)
+
+// account reads what onNode printed.
+func (s *subject) account(out string) {
+	chain, rest, _ := strings.Cut(out, "----blame\n")
+	blame, rest, _ := strings.Cut(rest, "----kubelet\n")
+	kubelet, units, _ := strings.Cut(rest, "----units\n")
+	s.last = chain + "\n" + units
+	for line := range strings.Lines(blame) {
+		if m := blamed.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
+			d, err := time.ParseDuration(strings.ReplaceAll(strings.ReplaceAll(m[1], "min ", "m"), " ", ""))
+			if err == nil {
+				s.units[m[2]] = append(s.units[m[2]], d.Seconds())
+			}
+		}
+	}
+	// Kubelet's own start: from the unit's start to the line that says so.
+	var up int64
+	for line := range strings.Lines(kubelet) {
+		var e struct {
+			At string `json:"__MONOTONIC_TIMESTAMP"`
+		}
+		if json.Unmarshal([]byte(line), &e) == nil {
+			if at, err := strconv.ParseInt(e.At, 10, 64); err == nil {
+				up = max(up, at)
+			}
+		}
+	}
+	if m := regexp.MustCompile(`Id=kubelet\.service .*`).FindString(units); m != "" {
+		if f := regexp.MustCompile(`ActiveEnterTimestampMonotonic=(\d+)`).FindStringSubmatch(m); f != nil {
+			if from, err := strconv.ParseInt(f[1], 10, 64); err == nil && up > from {
+				s.note("kubelet's own start", time.Duration(up-from)*time.Microsecond)
+			}
+		}
+	}
+}
+
+// report is the page for results.
+func report(subjects []*subject, runs int) string {
+	var t strings.Builder
+	load, _ := os.ReadFile("/proc/loadavg")
+	fmt.Fprintf(&t, "# From power-on to a Ready node\n\nMade by `make bench` (test/bench/boot). %d boots each, in turns, %d processors, accelerator %s, the example's image (%s) in QEMU beside its cluster on the same computer.\n"+
+		"Load average at the end: %s. Seconds are medians.\n\n", runs, runtime.NumCPU(), cmp.Or(os.Getenv("EDGEBAKE_ACCEL"), "tcg"), quickstart,
+		strings.Join(slices.Concat(strings.Fields(string(load)), []string{"", "", ""})[:3], " "))
+	var order []string
+	for _, s := range slices.Backward(subjects) {
+		for _, what := range s.order {
+			if !slices.Contains(order, what) {
+				order = append(order, what)
+			}
+		}
+	}
+	heads := func(first string) {
+		fmt.Fprintf(&t, "| %s |", first)
+		for _, s := range subjects {
+			fmt.Fprintf(&t, " %s |", s.name)
+		}
+		t.WriteString("\n|---|" + strings.Repeat("---|", len(subjects)) + "\n")
+	}
+	row := func(what string, of func(*subject) []float64) {
+		fmt.Fprintf(&t, "| %s |", what)
+		for _, s := range subjects {
+			if v := of(s); len(v) > 0 {
+				fmt.Fprintf(&t, " %.1f |", median(v))
+			} else {
+				t.WriteString(" |")
+			}
+		}
+		t.WriteString("\n")
+	}
+	heads("from power-on")
+	for _, what := range order {
+		row(what, func(s *subject) []float64 { return s.at[what] })
+	}
+	bare, now := subjects[0], subjects[len(subjects)-1]
+	base := median(bare.at["multi-user.target"]) + median(now.at["kubelet's own start"])
+	fmt.Fprintf(&t, "\nThe base alone and kubelet's own start take %.1f s together; promised is Ready in %.1f times that, and in %.0f s on two quiet processors without KVM.\n\n", base, promised, goal)
+	for _, s := range subjects[1:] {
+		fmt.Fprintf(&t, "- %s: Ready after %.1f s, %.2f times.\n", s.name, median(s.at["Ready"]), median(s.at["Ready"])/base)
+	}
+	t.WriteString("\nWhat systemd says of each unit (`systemd-analyze blame`; they run side by side, so sums mean nothing), from half a second on:\n\n")
+	heads("unit")
+	units := map[string]float64{}
+	for _, s := range subjects {
+		for u, v := range s.units {
+			units[u] = max(units[u], median(v))
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(units), func(a, b string) int { return cmp.Or(cmp.Compare(units[b], units[a]), cmp.Compare(a, b)) })
+	for _, u := range names {
+		if units[u] >= 0.5 {
+			row("`"+u+"`", func(s *subject) []float64 { return s.units[u] })
+		}
+	}
+	return t.String()
+}
