@@ -40,8 +40,8 @@ func masterPhases(active *Active) []Phase {
 		controlPlanePhase(active),  // kubelet, and with it the control plane
 		publishPhase(active),       // what nodes join with; once in a cluster's life
 		registerPhase(active),      // the Node is a control-plane node's
+		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
 		readyPhase(active),
-		forgetPhase(active), // last: until Ready, the keys may have to be put in place again
 	}
 }
 
@@ -180,7 +180,7 @@ func keysPhase(active *Active) Phase {
 			}
 			if keys == nil {
 				if err := keysInPlace(e, site); err != nil {
-					return Todo, Permanent(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`)")
+					return Todo, Permanent(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 				}
 				return Done, nil
 			}

@@ -82,6 +82,7 @@ type fakeMember struct {
 	state   seat.PeerState
 	quorum  bool
 	members []map[string]any
+	active  string // the member that it is in touch with
 	next    int
 	server  listener
 }
@@ -164,8 +165,10 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer([]any{map[string]any{"name": "m2", "clientURLs": []string{"https://192.0.2.12:2379"}}})
 	case !f.quorum:
 		http.Error(w, `{"message":"etcdserver: request timed out"}`, http.StatusServiceUnavailable)
+	case r.URL.Path == "/metrics":
+		fmt.Fprintf(w, "etcd_network_active_peers{Local=\"2\",Remote=\"3\"} 1\netcd_network_active_peers{Local=\"2\",Remote=\"%s\"} 1\n", f.active)
 	case r.URL.Path == "/v3/cluster/member/list":
-		answer(map[string]any{"members": f.members})
+		answer(map[string]any{"header": map[string]any{"cluster_id": "77"}, "members": f.members})
 	case r.URL.Path == "/v3/cluster/member/add":
 		f.next++
 		m := map[string]any{"ID": fmt.Sprint(f.next), "peerURLs": asked.PeerURLs, "isLearner": true}
@@ -222,6 +225,9 @@ func (m *master) kubelet() error {
 		m.started = string(pod)
 		if !m.has("/var/lib/etcd/member/wal/0.wal") {
 			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
+			if note := readSeatNote(m.env()); note.Cluster != m.site.ControlPlane.ID {
+				m.t.Errorf("etcd begins on a disk with the note %+v", note)
+			}
 			m.put("/var/lib/etcd/member/wal/0.wal", "")
 			m.learner = strings.Contains(string(pod), "existing")
 		}
@@ -346,7 +352,11 @@ func (m *master) kubeadm(c Cmd) error {
 		}
 		m.cluster.mu.Lock()
 		m.cluster.unpublished = false
+		readable := len(m.cluster.rules) == 2
 		m.cluster.mu.Unlock()
+		if !readable {
+			m.t.Errorf("cluster-info is there, and no node may read it: a cut now would leave it so")
+		}
 	case "mark-control-plane":
 		m.cluster.mu.Lock()
 		m.cluster.nodes["m1"].Metadata.Labels[controlPlaneLabel] = ""
@@ -461,6 +471,19 @@ func (m *master) bootDone() {
 	if s := m.state(); s.Result != ondisk.ResultDone {
 		m.t.Errorf("result %s", s.Result)
 	}
+	m.ends()
+}
+
+// ends is what systemd does when first boot ends: its directory in /run goes.
+// Kubelet stops the pods whose manifest is gone.
+func (m *master) ends() {
+	m.t.Helper()
+	if err := os.RemoveAll(filepath.Join(m.root, ondisk.RunDir)); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := m.kubelet(); err != nil || !decided(m.env()) {
+		m.t.Errorf("first boot ended, and with it etcd: %v", err)
+	}
 }
 
 func TestSoleMasterIsBorn(t *testing.T) {
@@ -535,13 +558,7 @@ func TestReplacedMasterJoins(t *testing.T) {
 	m := newMaster(t, mintedSites(t, 3))
 	m.now = m.now.Add(200 * time.Hour)
 	m.cluster.unpublished = false
-	f := m.others["192.0.2.12"]
-	f.state, f.quorum = seat.Lived, true
-	f.members = []map[string]any{
-		{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}},
-		{"ID": "2", "name": "m2", "peerURLs": []string{"https://192.0.2.12:2380"}},
-		{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}},
-	}
+	f := m.quorum()
 	m.bootDone()
 	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380,m2=https://192.0.2.12:2380,m3=https://192.0.2.13:2380 existing"}; !slices.Equal(m.starts, want) {
 		t.Errorf("etcd was started as %q, want %q", m.starts, want)
@@ -555,11 +572,87 @@ func TestReplacedMasterJoins(t *testing.T) {
 	m.keysOnlyInPlace()
 }
 
+// lived has etcd's data of a cluster on the disk.
+func (m *master) lived(cluster string) {
+	m.t.Helper()
+	m.put("/var/lib/etcd/member/wal/0.wal", "")
+	m.put(seatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
+}
+
+// quorum has m2 answer for a cluster of all three.
+func (m *master) quorum() *fakeMember {
+	f := m.others["192.0.2.12"]
+	f.state, f.quorum = seat.Lived, true
+	f.members = []map[string]any{
+		{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}},
+		{"ID": "2", "name": "m2", "peerURLs": []string{"https://192.0.2.12:2380"}},
+		{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}},
+	}
+	return f
+}
+
+// Data of another cluster, and data that nobody can tell of, is never served.
+func TestForeignEtcdIsNotServed(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ cluster, says string }{
+		"another's":  {"another", "is of another cluster (id another) than the Site"},
+		"nobody's":   {"", "no note of which cluster it is"},
+		"the Site's": {"own", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, mintedSites(t, 1))
+			m.lived(strings.ReplaceAll(tt.cluster, "own", m.site.ControlPlane.ID))
+			err := m.boot()
+			if served := m.has(etcdManifest); served != (tt.says == "") || (err == nil) != served || !m.said(tt.says) {
+				t.Errorf("%v, served: %v\n%s", err, served, strings.Join(m.console, "\n"))
+			}
+		})
+	}
+}
+
+// Two machines with one Site: the second never takes the seat of a first that
+// lives, and takes that of one that does not.
+func TestLivingSeatIsNotTaken(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		node, active, renews bool
+		joins                bool
+	}{
+		"etcd is in touch with it":        {active: true},
+		"its kubelet renews the lease":    {node: true, renews: true},
+		"both":                            {node: true, active: true, renews: true},
+		"its lease stays as it is":        {node: true, joins: true},
+		"it never had a Node, and is off": {joins: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, mintedSites(t, 3))
+			m.cluster.unpublished = false
+			f := m.quorum()
+			if tt.active {
+				f.active = "1"
+			}
+			if tt.node {
+				m.cluster.register("m1", "", "00000000000000000000000000000001")
+			}
+			if tt.renews {
+				m.cluster.lease = func() string { return m.now.Format(time.RFC3339Nano) }
+			}
+			err := m.boot()
+			own := f.members[0]["ID"] == "1"
+			if own == tt.joins || tt.joins == (len(m.starts) == 0) || !tt.joins && (err == nil || !m.said("another machine runs with this machine's Site")) {
+				t.Errorf("%v; members %v, etcd was started as %q\n%s", err, f.members, m.starts, strings.Join(m.console, "\n"))
+			}
+		})
+	}
+}
+
 // Removed while it was off: its data is of no use, and a person decides.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()
 	m := newMaster(t, mintedSites(t, 3))
-	m.put("/var/lib/etcd/member/wal/0.wal", "")
+	m.lived(m.site.ControlPlane.ID)
 	f := m.others["192.0.2.13"]
 	f.state, f.quorum = seat.Lived, true
 	f.members = []map[string]any{{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}}}
@@ -622,6 +715,126 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.stampSite(m.site)
 	m.on()
 	m.bootDone()
+}
+
+// A master takes lost keys from a stick with its own Site, be it new, the one
+// that it was set up with, or an old one; only where they are lost, and only
+// keys of its cluster.
+func TestMasterTakesLostKeysFromAStick(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	for name, tt := range map[string]struct {
+		before bool // the stick set the machine up, and stayed
+		own    int64
+		policy string
+	}{
+		"a new stick":                {},
+		"the stick it was set up by": {before: true},
+		"an older stick":             {own: day(21)},
+		"any stick will do":          {policy: ondisk.SitesAlways},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, sites)
+			m.admits(tt.policy)
+			text, err := configs.EncodeSlot(m.site)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files := map[string]string{ondisk.SlotSite: string(text)}
+			m.stampAt(ownDev, max(tt.own, day(19)), files)
+			if tt.before {
+				m.plug("")
+				m.stampAt(stickDev, day(19), files)
+			}
+			m.bootDone()
+			m.put(pkiDir+"/etcd/ca.key", "")
+			m.on()
+			if !tt.before {
+				if err := m.boot(); err == nil || !m.said("FAILED keys") {
+					t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+				}
+				m.plug("")
+				m.stampAt(stickDev, day(19), files)
+			}
+			m.bootDone()
+			if !m.said("the cluster's keys stay on stick") {
+				t.Errorf("nobody was told:\n%s", strings.Join(m.console, "\n"))
+			}
+			m.keysOnlyInPlace()
+			m.on()
+			m.bootDone()
+			if m.said("took the site of stick") {
+				t.Error("it was taken again, with all keys in place")
+			}
+		})
+	}
+}
+
+func TestMasterTakesNoOthersKeys(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	m.put(pkiDir+"/etcd/ca.key", "")
+	text, err := configs.EncodeSlot(mintedSites(t, 1)[0].Site)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.plug(string(text))
+	m.on()
+	if err := m.boot(); err == nil || !m.said("FAILED keys") || m.said("took the site") {
+		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+}
+
+// cluster-info that somebody deleted from a living cluster is not published
+// again by a machine that has no tokens any more; one that never published it
+// asks for the keys.
+func TestPublishWithoutKeys(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	m := newMaster(t, sites)
+	m.bootDone()
+	m.cluster.unpublished, m.inits = true, nil
+	m.on()
+	m.bootDone()
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.said("publishes no cluster-info any more") {
+		t.Errorf("kubeadm ran %q\n%s", m.inits, strings.Join(m.console, "\n"))
+	}
+
+	m = newMaster(t, sites)
+	m.before = func(effect string) {
+		if effect == "kubeadm publishes cluster-info" && !m.cut {
+			m.cutAt = 1
+		}
+	}
+	if err := m.boot(); err == nil {
+		t.Fatal("it went on without power")
+	}
+	m.before = nil
+	bare := *m.site
+	bare.Credentials = configs.Credentials{}
+	m.stampSite(&bare)
+	m.on()
+	m.inits = nil
+	if err := m.boot(); err == nil || !m.said("the cluster was never published") || slices.Contains(m.inits, "addon all") {
+		t.Errorf("%v: kubeadm ran %q\n%s", err, m.inits, strings.Join(m.console, "\n"))
+	}
+	m.stampSite(m.site)
+	m.on()
+	m.bootDone()
+}
+
+// The keys leave the slot once they are needed no more, not when a network
+// add-on has made the Node Ready.
+func TestKeysAreWipedBeforeReady(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.cluster.notReady = true
+	if err := m.boot(); err == nil || !m.said("not Ready") {
+		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	m.keysOnlyInPlace()
 }
 
 // The power goes before each effect of a birth, with and without what was not

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -16,16 +15,16 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
 // etcd's pod is a link into /run: kubelet, which starts at a boot before first
 // boot has looked around, finds nothing to start there, and a decision is
-// never older than this boot.
+// never older than this boot. It is not in RunDir, which goes when first boot
+// ends: kubelet would stop etcd.
 const (
 	etcdManifest = manifests + "/etcd.yaml"
-	etcdRun      = ondisk.RunDir + "/etcd.yaml"
+	etcdRun      = "/run/edgebake-etcd.yaml"
 )
 
 const (
@@ -100,6 +99,7 @@ type taker struct {
 	blank   *http.Server // tells the others that this machine has no data
 	stopped time.Time    // since when only a person can decide
 	via     seat.Etcd    // a member that a quorum answered through
+	watch   seatWatch    // over the old seat
 }
 
 func (t *taker) take(ctx context.Context) error {
@@ -122,10 +122,16 @@ func (t *taker) take(ctx context.Context) error {
 			return t.start(ctx, d, "existing", everyMember(t.site))
 		case seat.Birth:
 			t.e.Console("etcd begins with nothing: " + d.Why)
+			if err := t.note(d); err != nil {
+				return err
+			}
 			return t.start(ctx, d, "new", everyMember(t.site))
 		case seat.Join:
 			members, err := t.join(ctx, d)
 			if err == nil {
+				if err := t.note(d); err != nil {
+					return err
+				}
 				return t.start(ctx, d, "existing", members)
 			}
 			// As while another member is away for a moment.
@@ -155,14 +161,15 @@ func (t *taker) take(ctx context.Context) error {
 // view looks at the disk, and asks the others.
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Ticket: ticket(t.site, t.e.Now())}
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.site, t.e.Now())}
 	var err error
-	if v.Disk.WAL, err = hasWAL(t.e); err != nil {
+	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err
 	}
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
+		cluster string
 		members []seat.Member
 		etcd    seat.Etcd
 	}
@@ -179,42 +186,50 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 				return
 			}
 			a.etcd = memberEtcd(t.client, m)
-			members, err := a.etcd.Members(ctx)
+			cluster, members, err := a.etcd.List(ctx)
 			if err != nil {
 				t.e.Log.Debug("no quorum answers through "+m.Name, "error", err)
 				return
 			}
-			a.members = members
+			a.cluster, a.members = cluster, members
 		})
 	}
 	wg.Wait()
+	var etcds []seat.Etcd
 	for _, a := range answers {
 		if a.peer.Name == "" {
 			continue
 		}
 		v.Peers = append(v.Peers, a.peer)
-		if a.members != nil && !v.Quorum {
-			v.Quorum, v.Members, t.via = true, a.members, a.etcd
+		if a.members == nil {
+			continue
+		}
+		etcds = append(etcds, a.etcd)
+		if !v.Quorum {
+			v.Quorum, v.Members, v.Etcd, t.via = true, a.members, a.cluster, a.etcd
 		}
 	}
-	v.Disk.Removed = v.Disk.WAL && v.Quorum && !slices.ContainsFunc(v.Members, func(m seat.Member) bool {
-		return m.Name == self.Name || slices.Contains(m.PeerURLs, self.PeerURL())
-	})
-	return v, nil
+	if v.Quorum && !v.Disk.WAL {
+		v.Seat, v.SeatWhy, err = t.oldSeat(ctx, v, etcds)
+	}
+	return v, err
 }
 
 func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {
 	return seat.Etcd{Client: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
 }
 
-// hasWAL reports whether etcd has lived on this disk. A disk that cannot be
-// read is not blank.
-func hasWAL(e *Env) (bool, error) {
-	entries, err := os.ReadDir(e.path(configs.EtcdDataDir + "/member/wal"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one")
+// etcdDisk is what the disk has of etcd. One that cannot be read is not blank.
+func etcdDisk(e *Env) (seat.Disk, error) {
+	var d seat.Disk
+	var err error
+	d.WAL, d.Member, d.Etcd, err = seat.LogOf(e.path(configs.EtcdDataDir + "/member/wal"))
+	if err != nil {
+		return d, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one")
 	}
-	return slices.ContainsFunc(entries, func(en os.DirEntry) bool { return strings.HasSuffix(en.Name(), ".wal") }), nil
+	note := readSeatNote(e)
+	d.Cluster, d.Generation = note.Cluster, note.Generation
+	return d, nil
 }
 
 func ticket(site *configs.Site, now time.Time) seat.Ticket {
@@ -263,6 +278,11 @@ func (t *taker) close() {
 	}
 }
 
+// note says of which cluster the data is that etcd is about to write.
+func (t *taker) note(d seat.Decision) error {
+	return seatNote{Cluster: t.site.ControlPlane.ID, Generation: d.Generation}.write(t.e)
+}
+
 // join makes room for this machine in a cluster that lives. Cut off anywhere,
 // the next try begins again with what is there.
 func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster string, err error) {
@@ -298,7 +318,11 @@ func (t *taker) start(ctx context.Context, d seat.Decision, state, members strin
 	if err := kubeadmInit(ctx, e, t.active, l, []string{"etcd", "local"}); err != nil {
 		return err
 	}
-	pod := e.contents(etcdManifest) // through the link, or what took its place
+	written := etcdManifest
+	if target, err := os.Readlink(e.path(etcdManifest)); err == nil {
+		written = target // kubeadm writes through a link
+	}
+	pod := e.contents(written)
 	if len(pod) == 0 {
 		return errors.New("kubeadm wrote no pod of etcd")
 	}

@@ -122,6 +122,23 @@ func adminClient(e *Env, site *configs.Site) (*api.Client, error) {
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
+// clusterInfoRules let nodes that have no certificate yet read cluster-info, as
+// kubeadm has them. It would make them only after cluster-info itself: cut off
+// in between, the cluster would look published, and no node could join.
+const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
+rules:
+- {apiGroups: [""], resources: [configmaps], resourceNames: [cluster-info], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: "kubeadm:bootstrap-signer-clusterinfo"}
+subjects:
+- {kind: User, name: "system:anonymous"}
+`
+
 // publishPhase gives a new cluster what kubeadm's init gives it, and the
 // objects of the site. cluster-info comes last: where it is, all is. Nothing
 // is done twice in a cluster's life: what somebody changed since stays.
@@ -137,10 +154,18 @@ func publishPhase(active *Active) Phase {
 			switch err := c.Get(ctx, clusterInfo, nil); {
 			case err == nil:
 				return Done, nil
-			case api.Code(err) == 404:
-				return Todo, nil
-			default:
+			case api.Code(err) != 404:
 				return Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
+			case site.Credentials.Keys != nil:
+				return Todo, nil
+			case e.exists(readyMark):
+				// It was published before the keys were wiped, and somebody has
+				// deleted it since. What else is there is not to be reset.
+				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
+				return Done, nil
+			default:
+				return Todo, Permanent(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
+					"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 			}
 		},
 		Run: func(ctx context.Context, e *Env) error {
@@ -154,8 +179,8 @@ func publishPhase(active *Active) Phase {
 			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"upload-config", "all"}, []string{"addon", "all"}); err != nil {
 				return err
 			}
-			if keys := site.Credentials.Keys; keys != nil {
-				if err := createAll(ctx, e, c, keys.Objects.Reveal()); err != nil {
+			for _, objects := range []string{site.Credentials.Keys.Objects.Reveal(), clusterInfoRules} {
+				if err := createAll(ctx, c, objects); err != nil {
 					return err
 				}
 			}
@@ -181,7 +206,7 @@ func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, name string) err
 }
 
 // createAll creates the objects of a YAML text that are not there yet.
-func createAll(ctx context.Context, e *Env, c *api.Client, text string) error {
+func createAll(ctx context.Context, c *api.Client, text string) error {
 	dec := yaml.NewDecoder(strings.NewReader(text))
 	for n := 1; ; n++ {
 		var object map[string]any

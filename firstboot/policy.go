@@ -31,7 +31,8 @@ type admitted struct {
 //
 // A machine that is no member of a cluster yet has no other way to its site.
 // A member takes from a stranger only what brings it back to its cluster, whose
-// CA stays pinned: the masters, the network, the time servers, a token. It
+// CA stays pinned: the masters, the network, the time servers, a token, and on a
+// control-plane node the cluster's keys, which hold against that CA. It
 // takes nothing that lets somebody in (users, keys, Ignition), that leads it to
 // another cluster (pins, CA), or that changes what runs on it (arguments,
 // labels, pools, the proxy that images come through).
@@ -52,7 +53,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	site.Masters = next.Masters
 	site.Network = next.Network
 	site.Network.Proxy = old.Network.Proxy
-	if !next.Credentials.Token.IsZero() {
+	if !next.Credentials.IsZero() {
 		site.Credentials = next.Credentials
 	}
 	rest := *next
@@ -135,7 +136,7 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	case got.whole:
 		return all, nil
 	}
-	if unpinned(site) && !next.Credentials.Token.IsZero() {
+	if unpinned(site) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
 		if got.site.CACertHashes = enrolledPins(e); len(got.site.CACertHashes) == 0 {

@@ -187,14 +187,17 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 	unchanged := strings.TrimPrefix(remembered, notTaken) == s.held
 	token := s.active.Site.Credentials.Token
 	same := have != nil && have.MAC == s.active.MAC
+	lost := same && s.bringsLostKeys(e, have)
 	switch {
-	case same && have.Site.Credentials.Token == token:
+	case same && have.Site.Credentials.Token == token && !lost:
 		s.known = true
 		return !unchanged, "" // to be remembered
 	case unchanged && strings.HasPrefix(remembered, notTaken):
 		return false, "it was there when the machine was reset: change it, or stamp it anew"
 	case unchanged && have == nil:
 		return true, "" // there is no other
+	case lost:
+		return true, "" // whatever its date: the site is the machine's own
 	case unchanged:
 		// The machine's own copy of the token is forgotten. One whose
 		// certificate has expired, or was lost, may use the stick's.
@@ -204,6 +207,13 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 			date(s.active.Stamped), date(have.Stamped))
 	}
 	return true, ""
+}
+
+// bringsLostKeys reports whether a control-plane node that goes by have has lost
+// keys of its cluster, of which its slot has none any more, and the stick has
+// them.
+func (s *stick) bringsLostKeys(e *Env, have *Active) bool {
+	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && keysInPlace(e, have.Site) != nil
 }
 
 // older reports whether a was stamped before b, where both have a date that
@@ -262,6 +272,9 @@ func (s *stick) take(e *Env) error {
 		if !s.active.Site.Credentials.Token.IsZero() {
 			e.Console("the bootstrap token stays on stick " + s.dev + ", also after the join: pull it out and keep it safe, or delete site.yaml from it")
 		}
+		if s.active.Site.Credentials.Keys != nil {
+			e.Console("the cluster's keys stay on stick " + s.dev + ": pull it out and keep it safe, or delete site.yaml from it. Whoever has it has the cluster")
+		}
 	}
 	return nil
 }
@@ -307,6 +320,9 @@ func resetSticks(e *Env, image ondisk.ImageInfo, say func(string)) error {
 		token := ""
 		if !s.active.Site.Credentials.Token.IsZero() {
 			token = ", with its bootstrap token"
+		}
+		if s.active.Site.Credentials.Keys != nil {
+			token = ", with the cluster's keys"
 		}
 		say(fmt.Sprintf("stick %s holds the site of before%s: it is not taken again until it is changed or stamped anew; pull it out", s.dev, token))
 	}

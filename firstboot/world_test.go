@@ -952,6 +952,9 @@ type fakeCluster struct {
 	// unpublished: there is no cluster-info yet.
 	unpublished bool
 	objects     []string // that were created
+	rules       []string // in kube-public, that were created
+	// lease is when kubelet last renewed the lease of its Node.
+	lease func() string
 	// renewed is when kubelet last reported.
 	renewed func() time.Time
 	// silent reports whether that machine's kubelet has been off for a while.
@@ -1150,6 +1153,16 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.objects = append(c.objects, string(b))
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{})
+	case r.URL.Path == "/apis/rbac.authorization.k8s.io/v1":
+		answer(map[string]any{"resources": []any{map[string]any{"name": "roles", "kind": "Role", "namespaced": true}, map[string]any{"name": "rolebindings", "kind": "RoleBinding", "namespaced": true}}})
+	case strings.HasPrefix(r.URL.Path, "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/role") && r.Method == http.MethodPost:
+		if slices.Contains(c.rules, r.URL.Path) {
+			http.Error(w, `{"message":"already exists"}`, http.StatusConflict)
+			return
+		}
+		c.rules = append(c.rules, r.URL.Path)
+		w.WriteHeader(http.StatusCreated)
+		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info" && c.unpublished:
 		http.NotFound(w, r)
 	case r.URL.Path == "/api/v1/namespaces/kube-public/configmaps/cluster-info":
@@ -1237,6 +1250,12 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		answer(map[string]any{})
+	case strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"):
+		renewed := "2026-11-20T09:00:00.000000Z"
+		if c.lease != nil {
+			renewed = c.lease()
+		}
+		answer(map[string]any{"spec": map[string]any{"renewTime": renewed}})
 	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
 		n := c.nodes[strings.TrimPrefix(r.URL.Path, "/api/v1/nodes/")]
 		if n == nil {

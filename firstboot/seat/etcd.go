@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -124,18 +125,53 @@ func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, 
 // error. (A list that is not linearizable comes from one member alone, which
 // may be the one that was left behind.)
 func (e Etcd) Members(ctx context.Context) ([]Member, error) {
-	var answer struct{ Members []memberAnswer }
+	_, out, err := e.List(ctx)
+	return out, err
+}
+
+// List is Members, and the id of etcd's cluster.
+func (e Etcd) List(ctx context.Context) (cluster string, members []Member, err error) {
+	var answer struct {
+		Header struct {
+			ClusterID string `json:"cluster_id"`
+		} `json:"header"`
+		Members []memberAnswer
+	}
 	if err := e.call(ctx, "list", map[string]bool{"linearizable": true}, &answer); err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	var out []Member
 	for _, m := range answer.Members {
-		out = append(out, m.member())
+		members = append(members, m.member())
 	}
-	if len(out) == 0 {
-		return nil, errors.New("asking etcd at " + e.URL + " to list a member: it has none")
+	if len(members) == 0 {
+		return "", nil, errors.New("asking etcd at " + e.URL + " to list a member: it has none")
 	}
-	return out, nil
+	return answer.Header.ClusterID, members, nil
+}
+
+// Active reports whether this member is in touch with another one: the other's
+// machine runs. Within seconds of its end it is not any more.
+func (e Etcd) Active(ctx context.Context, id string) (bool, error) {
+	n, err := strconv.ParseUint(id, 10, 64)
+	if err != nil {
+		return false, fmt.Errorf("asking etcd at %s for member %q: that is not a member's id", e.URL, id)
+	}
+	code, text, err := ask(ctx, e.Client, http.MethodGet, e.URL+"/metrics", nil)
+	if err == nil && code != http.StatusOK {
+		err = errors.New(http.StatusText(code))
+	}
+	if err != nil {
+		return false, fmt.Errorf("asking etcd at %s whether member %x runs: %w", e.URL, n, err)
+	}
+	remote := fmt.Sprintf("Remote=\"%x\"", n)
+	for line := range strings.Lines(string(text)) {
+		rest, ours := strings.CutPrefix(line, "etcd_network_active_peers{")
+		labels, value, ok := strings.Cut(rest, "} ")
+		if ours && ok && slices.Contains(strings.Split(labels, ","), remote) {
+			return strings.TrimSpace(value) != "0", nil
+		}
+	}
+	return false, nil
 }
 
 // Remove takes a member out.

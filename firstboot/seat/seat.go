@@ -13,6 +13,8 @@
 //     newborn, and a ticket says that a birth is meant.
 //   - A master that has ever lived and cannot be asked stops a birth for ever;
 //     one that is silent makes it wait.
+//   - Data of another cluster is never started, and a seat whose machine runs
+//     is never taken.
 //   - What could lose data needs a person's word, naming the master to keep.
 package seat
 
@@ -59,6 +61,12 @@ type Disk struct {
 	// WAL: there is a write-ahead log, so this member has lived here. (A start
 	// that etcd refused leaves a database without one.)
 	WAL bool
+	// Cluster is the id of the cluster that the data is of, as first boot noted
+	// it before etcd was started; empty: nobody has.
+	Cluster string
+	// Member is the member that the log is of, and Etcd its cluster, by etcd's
+	// own ids; empty: the log does not tell.
+	Member, Etcd string
 	// Removed: etcd ended because its member was removed from the cluster.
 	Removed bool
 	// Generation of the cluster that the log is of.
@@ -66,6 +74,19 @@ type Disk struct {
 	// Continued: the word to continue from this master has been carried out.
 	Continued bool
 }
+
+// Seat is what the others show of this machine's old seat.
+type Seat int
+
+// An old seat's states.
+const (
+	// Gone: its machine does not run, or there is no old seat.
+	Gone Seat = iota
+	// Watched: it cannot be told yet.
+	Watched
+	// Alive: another machine runs with it.
+	Alive
+)
 
 // Ticket says that a birth is meant. It comes with the Site.
 type Ticket int
@@ -91,11 +112,19 @@ type Word struct {
 type View struct {
 	Self    string
 	PeerURL string // own, https://ADDRESS:2380
+	// Cluster is the id of the Site's cluster.
+	Cluster string
 	Disk    Disk
 	Peers   []Peer // all other masters of the Site
 	// Quorum: a quorum answered, with these Members.
 	Quorum  bool
 	Members []Member
+	// Etcd is the quorum's cluster, by etcd's own id; empty: it did not say.
+	Etcd string
+	// Seat is the old seat's state, for a blank disk; SeatWhy tells what shows
+	// it.
+	Seat    Seat
+	SeatWhy string
 	Ticket  Ticket
 	Word    Word
 }
@@ -144,6 +173,9 @@ func Decide(v View) Decision {
 
 func (v View) decide() Decision {
 	switch {
+	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
+		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk is of another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
+			Fix: "write the image to the machine's disk again, or stamp the machine's former Site"}
 	case v.Disk.WAL && v.Word.Generation > v.Disk.Generation:
 		return Decision{Do: SetAside, Why: fmt.Sprintf("the Site says to begin again (generation %d), and the disk holds generation %d", v.Word.Generation, v.Disk.Generation)}
 	case v.Word.ContinueFrom != "":
@@ -156,9 +188,16 @@ func (v View) decide() Decision {
 
 // lived: the disk has data of this cluster.
 func (v View) lived() Decision {
-	if v.Disk.Removed {
+	switch {
+	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
+		return Decision{Do: Stop, Why: fmt.Sprintf("the other masters run another etcd (cluster %s) than this disk is of (%s): it was born anew or restored without this machine", v.Etcd, v.Disk.Etcd),
+			Fix: "if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off"}
+	case v.Disk.Removed || v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this master's member was removed from the cluster, and its data is of no use there",
 			Fix: "if it is to come back, flash it anew; it then joins as a new member"}
+	case v.Disk.Cluster == "":
+		return Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
+			Fix: "write the image to the machine's disk again: it then joins the others; data that somebody put there is to be restored as a snapshot"}
 	}
 	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this master's data"}
 }
@@ -166,12 +205,22 @@ func (v View) lived() Decision {
 // learner reports whether a quorum lists this master as one that was added and
 // not yet promoted, as a power cut in the middle of a Join leaves it.
 func (v View) learner() bool {
-	return v.Quorum && slices.ContainsFunc(v.Members, func(m Member) bool { return m.Learner && v.own(m) })
+	return v.Quorum && slices.ContainsFunc(v.Members, func(m Member) bool { return m.Learner && v.member(m) })
 }
 
-// own reports whether a member has this master's seat. One that has not
+// member reports whether m is the member that the log is of. Another may have
+// this master's name and address: one that was added after the log's was
+// removed.
+func (v View) member(m Member) bool {
+	if v.Disk.Member == "" {
+		return v.Own(m)
+	}
+	return m.ID == v.Disk.Member
+}
+
+// Own reports whether a member has this master's seat. One that has not
 // started yet has no name.
-func (v View) own(m Member) bool {
+func (v View) Own(m Member) bool {
 	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
 }
 
@@ -200,10 +249,17 @@ func (v View) blank() Decision {
 
 // join takes a seat in a cluster that lives.
 func (v View) join() Decision {
+	switch v.Seat {
+	case Alive:
+		return Decision{Do: Stop, Why: "another machine runs with this machine's Site: " + v.SeatWhy,
+			Fix: "switch one of the two off. To replace a control-plane node, switch the old machine off first; never use one machine's Site or stick for another"}
+	case Watched:
+		return Decision{Do: Wait, Why: v.SeatWhy}
+	}
 	d := Decision{Do: Join, Why: "a quorum lives"}
 	for _, m := range v.Members {
 		switch {
-		case v.own(m):
+		case v.Own(m):
 			d.Remove = append(d.Remove, m.ID)
 		case m.Learner:
 			// etcd takes one learner at a time.
@@ -233,7 +289,7 @@ func (v View) continued() Decision {
 			return v.join()
 		}
 		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a master that has data, or restore a snapshot of etcd"}
-	case v.Quorum && slices.ContainsFunc(v.Members, v.own) && v.Disk.WAL:
+	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
 		return v.lived() // the cluster lives, with this master: nothing to give up
 	case from == v.Self && v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "take the word out of the Site"}

@@ -34,6 +34,16 @@ func TestTable(t *testing.T) {
 		"data, whatever peers show":    {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank)}, "start"},
 		"data of a learner":            {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1+ m2 m3")}, "start promote"},
 		"data, another is learner":     {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2+ m3")}, "start"},
+		"data of another cluster":      {View{Disk: Disk{WAL: true, Cluster: "other"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
+		"another's, begin again":       {View{Disk: Disk{WAL: true, Cluster: "other"}, Word: Word{Generation: 1}}, "stop generation 1"},
+		"another's, continue here":     {View{Disk: Disk{WAL: true, Cluster: "other"}, Word: Word{ContinueFrom: "m1"}}, "stop"},
+		"data that nobody noted":       {View{Disk: Disk{WAL: true, Cluster: "none"}}, "stop"},
+		"data, others are born anew":   {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "8"}, "stop"},
+		"data, same etcd":              {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "7"}, "start"},
+		"data, name was added anew":    {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
+		"data, name is learner anew":   {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1+ m2 m3")}, "stop"},
+		"blank, seat lives":            {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Alive}, "stop"},
+		"blank, seat is watched":       {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Watched, SeatWhy: "a minute"}, "wait"},
 		"data, seat removed":           {View{Disk: Disk{WAL: true, Removed: true}, Quorum: true, Members: members("m2 m3")}, "stop"},
 		"blank, quorum":                {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
 		"blank, quorum, seat is gone":  {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3")}, "join"},
@@ -69,7 +79,13 @@ func TestTable(t *testing.T) {
 		"again, done":                  {View{Disk: Disk{WAL: true, Generation: 1}, Word: Word{Generation: 1}}, "start generation 1"},
 		"an older word":                {View{Disk: Disk{WAL: true, Generation: 2}, Word: Word{Generation: 1}}, "start generation 2"},
 	} {
-		tt.v.Self, tt.v.PeerURL = "m1", "https://m1:2380"
+		tt.v.Self, tt.v.PeerURL, tt.v.Cluster = "m1", "https://m1:2380", "shops"
+		switch tt.v.Disk.Cluster {
+		case "":
+			tt.v.Disk.Cluster = "shops"
+		case "none":
+			tt.v.Disk.Cluster = ""
+		}
 		d := Decide(tt.v)
 		got := d.Do.String()
 		if d.Promote {
@@ -95,11 +111,15 @@ func TestNeverTwice(t *testing.T) {
 	for _, a := range states {
 		for _, b := range states {
 			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket} {
-				for bits := range 1 << 5 {
+				for bits := range 1 << 8 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
 						for generation := range 2 {
 							v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{from, generation},
-								Disk: Disk{WAL: bits&1 > 0, Removed: bits&2 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0}
+								Disk: Disk{WAL: bits&1 > 0, Removed: bits&2 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
+							v.Disk.Cluster = []string{"shops", "other", "", "shops"}[bits>>5&3]
+							if bits&128 > 0 {
+								v.Seat, v.Disk.Member = Alive, "9"
+							}
 							if v.Quorum {
 								v.Members = members("m1 m2 m3")
 								if bits&16 > 0 {
@@ -108,6 +128,9 @@ func TestNeverTwice(t *testing.T) {
 							}
 							n++
 							d := Decide(v)
+							if v.Disk.WAL && v.Disk.Cluster != "shops" && d.Do != Stop && (v.Disk.Cluster != "" || d.Do == Start) {
+								t.Errorf("%s with another cluster's data, with %+v", d.Do, v)
+							}
 							alive := v.Quorum || a == Lived || b == Lived
 							switch d.Do {
 							case Birth:
@@ -120,7 +143,7 @@ func TestNeverTwice(t *testing.T) {
 									t.Errorf("a forced cluster with %+v", v)
 								}
 							case Join:
-								if !v.Quorum || v.Disk.WAL {
+								if !v.Quorum || v.Disk.WAL || v.Seat == Alive {
 									t.Errorf("a join with %+v", v)
 								}
 								for _, m := range v.Members {
@@ -133,6 +156,9 @@ func TestNeverTwice(t *testing.T) {
 									t.Errorf("data is set aside without a word, with %+v", v)
 								}
 							case Start:
+								if v.Quorum && v.Disk.Member == "9" {
+									t.Errorf("a member that is not listed starts with %+v", v)
+								}
 								if !v.Disk.WAL {
 									t.Errorf("starts without data with %+v", v)
 								}

@@ -28,6 +28,7 @@ type etcds struct {
 	peer    [3]string
 	client  [3]string
 	running [3]*exec.Cmd
+	word    seat.Word
 }
 
 func newEtcds(t *testing.T) *etcds {
@@ -154,17 +155,21 @@ func (e *etcds) has(i int, key, value string) bool {
 // view is what the i-th master sees, by real probes.
 func (e *etcds) view(i int) seat.View {
 	e.t.Helper()
-	v := seat.View{Self: name(i), PeerURL: e.peer[i], Ticket: seat.ValidTicket}
-	_, err := os.Stat(filepath.Join(e.disk(i), "member", "wal"))
-	v.Disk.WAL = err == nil
+	v := seat.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: seat.ValidTicket, Word: e.word}
+	v.Disk.Cluster = "test"
+	var err error
+	v.Disk.WAL, v.Disk.Member, v.Disk.Etcd, err = seat.LogOf(filepath.Join(e.disk(i), "member", "wal"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
 	client := &http.Client{Timeout: 10 * time.Second}
 	for j := range 3 {
 		if j == i {
 			continue
 		}
 		v.Peers = append(v.Peers, seat.Peer{Name: name(j), State: seat.Probe(e.t.Context(), client, e.peer[j])})
-		if members, err := (seat.Etcd{Client: client, URL: e.client[j]}).Members(e.t.Context()); err == nil {
-			v.Quorum, v.Members = true, members
+		if cluster, members, err := (seat.Etcd{Client: client, URL: e.client[j]}).List(e.t.Context()); err == nil {
+			v.Quorum, v.Members, v.Etcd = true, members, cluster
 		}
 	}
 	return v
@@ -297,6 +302,65 @@ func TestReplacedMaster(t *testing.T) {
 		t.Error("the replaced master lacks what was written")
 	}
 	e.decide(0, seat.Start)
+}
+
+// The log says which member it is of: an old disk that is put back after its
+// seat was given to another does not start, though the list has its name.
+func TestOldDiskPutBack(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "v")
+	until(t, "m1 to have its own log", func() bool {
+		v := e.view(0)
+		return v.Quorum && v.Disk.Etcd == v.Etcd && len(v.Members) == 3
+	})
+	v := e.view(0)
+	if own := v.Members[0]; own.ID != v.Disk.Member && v.Members[1].ID != v.Disk.Member && v.Members[2].ID != v.Disk.Member {
+		t.Fatalf("the log is of member %s, the members are %+v", v.Disk.Member, v.Members)
+	}
+	e.decide(0, seat.Start)
+	e.stop(0)
+	if err := os.Rename(e.disk(0), e.disk(0)+".old"); err != nil {
+		t.Fatal(err)
+	}
+	e.replace(0)
+	e.stop(0)
+	e.wipe(0)
+	if err := os.Rename(e.disk(0)+".old", e.disk(0)); err != nil {
+		t.Fatal(err)
+	}
+	if d := e.decide(0, seat.Stop); !strings.Contains(d.Why, "was removed") {
+		t.Error(d.Why)
+	}
+}
+
+// Whoever asks another member learns whether a seat's machine runs.
+func TestActiveMember(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "v")
+	v := e.view(1)
+	id := ""
+	for _, m := range v.Members {
+		if m.Name == "m1" {
+			id = m.ID
+		}
+	}
+	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
+	active := func() bool {
+		a, err := via.Active(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	until(t, "m1 to be seen", active)
+	e.wipe(0)
+	e.blank(0) // what a second machine serves at the same address is no life
+	until(t, "m1 to be missed", func() bool { return !active() })
+	if _, err := via.Active(t.Context(), "m1"); err == nil {
+		t.Error("a name is taken for an id")
+	}
 }
 
 // The list of one member alone says nothing: without a quorum there is none.

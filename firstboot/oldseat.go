@@ -1,0 +1,90 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// Two machines with one control-plane node's Site have the same keys, name and
+// address, and to the second the first looks like an old seat of its own. It
+// lives if another member of etcd is in touch with it, or its kubelet still
+// renews the Node's lease. This machine cannot ask it: its address is its own.
+
+// seatWatched is how long the lease of an old seat must stay as it is. Kubelet
+// renews it every 10 s; the clocks of two machines need not agree.
+const seatWatched = time.Minute
+
+// seatWatch is the lease of the Node, as it was first seen.
+type seatWatch struct {
+	since time.Time
+	lease string
+}
+
+// oldSeat finds out whether another machine runs with this machine's seat.
+// etcds are the members that a quorum answered through.
+func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (seat.Seat, string, error) {
+	for _, m := range v.Members {
+		if !v.Own(m) {
+			continue
+		}
+		for _, etcd := range etcds {
+			active, err := etcd.Active(ctx, m.ID)
+			if err != nil {
+				return seat.Watched, oneLine(err), nil
+			}
+			if active {
+				return seat.Alive, fmt.Sprintf("etcd at %s is in touch with the member %s (%s)", etcd.URL, m.ID, v.Self), nil
+			}
+		}
+	}
+	machine, lease := t.leaseOfNode(ctx)
+	if machine == "" || machine == machineID(t.e) {
+		return seat.Gone, "", nil
+	}
+	if t.watch.since.IsZero() {
+		t.watch = seatWatch{t.e.Now(), lease}
+	}
+	switch {
+	case lease != t.watch.lease:
+		return seat.Alive, fmt.Sprintf("the Node %s is renewed by the machine with id %s", t.site.NodeName, machine), nil
+	case t.e.Now().Sub(t.watch.since) < seatWatched:
+		return seat.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", seatWatched, t.site.NodeName), nil
+	}
+	return seat.Gone, "", nil
+}
+
+// leaseOfNode asks the other masters' API servers which machine this machine's
+// Node is, and when that was last heard of. Without a Node, or an answer, both
+// are empty: what there is of etcd tells alone.
+func (t *taker) leaseOfNode(ctx context.Context) (machine, renewed string) {
+	self := t.site.Self()
+	for i, m := range t.site.ControlPlane.Members {
+		if m.Name == self.Name {
+			continue
+		}
+		c, err := adminClient(t.e, t.site)
+		if err != nil {
+			continue
+		}
+		c.Server, c.ServerName = "https://"+t.site.Masters[i], sharedName
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		n, err := c.GetNode(ctx, t.site.NodeName)
+		var lease struct {
+			Spec struct {
+				RenewTime string `json:"renewTime"`
+			} `json:"spec"`
+		}
+		if err == nil {
+			err = c.Get(ctx, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"+t.site.NodeName, &lease)
+		}
+		cancel()
+		if err == nil {
+			return n.Status.NodeInfo.MachineID, lease.Spec.RenewTime
+		}
+		t.e.Log.Debug("the Node is not known through "+m.Name, "error", err)
+	}
+	return "", ""
+}

@@ -1,0 +1,48 @@
+package firstboot
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// seatNoteFile lies beside etcd's data, and goes where that goes: it says of
+// which cluster the data is, which etcd's own ids do not.
+const seatNoteFile = configs.EtcdDataDir + "/edgebake.json"
+
+// seatNote is seatNoteFile.
+type seatNote struct {
+	Version int `json:"version"`
+	// Cluster is the id of the Site's cluster, and Generation which of its
+	// births.
+	Cluster    string `json:"cluster"`
+	Generation int    `json:"generation,omitempty"`
+}
+
+const seatNoteVersion = 1
+
+// readSeatNote reads the note; one that is missing or damaged says nothing.
+func readSeatNote(e *Env) seatNote {
+	var n seatNote
+	if json.Unmarshal(e.contents(seatNoteFile), &n) != nil {
+		return seatNote{}
+	}
+	return n
+}
+
+// write notes it before etcd can start. It outlasts a power cut.
+func (n seatNote) write(e *Env) error {
+	n.Version = seatNoteVersion
+	b, err := json.Marshal(n)
+	if err == nil && !e.exists(configs.EtcdDataDir) {
+		err = e.Mkdir(configs.EtcdDataDir, Mode(0o700))
+	}
+	if err == nil {
+		_, err = e.write(seatNoteFile, append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting of which cluster etcd's data is: %w", err)
+	}
+	return nil
+}
