@@ -984,9 +984,12 @@ func TestCheckHidden(t *testing.T) {
 // does not fit what was asked for.
 func FuzzPinned(f *testing.F) {
 	wanted := []configs.ContainerImage{{Ref: "registry.example/a:1", Digest: "sha256:" + strings.Repeat("a", 64)}}
-	good, err := json.Marshal([]images.Pinned{{Ref: wanted[0].Ref, Source: wanted[0],
-		Target: images.Descriptor{Digest: wanted[0].Digest}, Manifest: images.Descriptor{Digest: wanted[0].Digest},
-		Config: images.Descriptor{Digest: wanted[0].Digest}}})
+	ref, err := configs.ParseRef(wanted[0].Ref)
+	if err != nil {
+		f.Fatal(err)
+	}
+	blob := images.Descriptor{Digest: configs.Digest(wanted[0].Digest)}
+	good, err := json.Marshal([]images.Pinned{{Ref: ref, Source: wanted[0], Target: blob, Manifest: blob, Config: blob}})
 	if err != nil {
 		f.Fatal(err)
 	}

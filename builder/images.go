@@ -68,17 +68,16 @@ func (b *build) resolveImages(ctx context.Context) error {
 		p := &b.pinned[n]
 		// On the node the image has the name the document gives it, whoever
 		// pinned it.
-		ref, err := configs.ParseRef(p.Source.Ref)
-		if err != nil {
+		var err error
+		if p.Ref, err = configs.ParseRef(p.Source.Ref); err != nil {
 			return err
 		}
-		p.Ref = ref.String()
 		in := origins[p.Source]
-		in.SHA256, in.Digest = strings.TrimPrefix(p.Target.Digest, "sha256:"), p.Manifest.Digest
+		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
 		b.add("images", imagePrefix+p.Source.Ref, in, nil, nil)
 	}
 	// The order in which the document names them must not show on the disk.
-	slices.SortFunc(b.pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref, b.Ref) })
+	slices.SortFunc(b.pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	return nil
 }
 
@@ -210,7 +209,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	if err != nil {
 		return err
 	}
-	in.Digest = p.Target.Digest
+	in.Digest = string(p.Target.Digest)
 	if sha, ok := b.Cache.Lookup(ociKey(p)); ok && b.Base == "" {
 		in.SHA256 = sha
 	}
@@ -229,7 +228,7 @@ func (b *build) pinOCI(ctx context.Context, i configs.ContainerImage) (images.Pi
 	return pinned[0], nil
 }
 
-func ociKey(p images.Pinned) string { return "oci root 1 " + p.Manifest.Digest }
+func ociKey(p images.Pinned) string { return "oci root 1 " + string(p.Manifest.Digest) }
 
 // makeOCI flattens the image's layers into one tar.
 func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
@@ -239,11 +238,11 @@ func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
 	}
 	var layers []tree.Layer
 	for n, sha := range blobs {
-		nodes, err := b.index(sha, p.Layers[n].Digest)
+		nodes, err := b.index(sha, string(p.Layers[n].Digest))
 		if err != nil {
 			return "", err
 		}
-		layers = append(layers, tree.Layer{Name: p.Layers[n].Digest, Nodes: nodes})
+		layers = append(layers, tree.Layer{Name: string(p.Layers[n].Digest), Nodes: nodes})
 	}
 	flat, err := tree.Flatten(layers, b.date)
 	if err != nil {

@@ -86,7 +86,7 @@ func (b *build) placeNodes(err error) error {
 // is a manifest.
 func (b *build) imageField(ref string) string {
 	for _, p := range b.pinned {
-		if p.Ref != ref {
+		if p.Ref.String() != ref {
 			continue
 		}
 		for _, w := range b.wanted {

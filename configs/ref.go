@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"encoding/hex"
 	"fmt"
 	"regexp"
 	"strings"
@@ -14,7 +15,7 @@ type Ref struct {
 	Domain string // "registry.example.com", "localhost:5000"
 	Path   string // "pause", "library/nginx"
 	Tag    string
-	Digest string // "sha256:…"
+	Digest Digest
 }
 
 // Repo is the reference without tag and digest.
@@ -27,9 +28,50 @@ func (r Ref) String() string {
 		s += ":" + r.Tag
 	}
 	if r.Digest != "" {
-		s += "@" + r.Digest
+		s += "@" + string(r.Digest)
 	}
 	return s
+}
+
+// MarshalText writes the full form.
+func (r Ref) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText is ParseRef.
+func (r *Ref) UnmarshalText(text []byte) (err error) {
+	*r, err = ParseRef(string(text))
+	return err
+}
+
+// Digest is a SHA-256 as registries write it: "sha256:" and 64 hexadecimal
+// digits. Empty is none. Text becomes one by ParseDigest alone, so that who has
+// one need not look again.
+type Digest string
+
+// DigestError says that a text is no Digest.
+type DigestError struct{ Text string }
+
+func (e *DigestError) Error() string {
+	return fmt.Sprintf("digest %q is not sha256: and 64 hex digits", e.Text)
+}
+
+// ParseDigest reads a digest.
+func ParseDigest(s string) (Digest, error) {
+	if !digestForm.MatchString(s) {
+		return "", &DigestError{s}
+	}
+	return Digest(s), nil
+}
+
+// DigestOf is the digest with those 32 bytes.
+func DigestOf(sha256 []byte) Digest { return Digest("sha256:" + hex.EncodeToString(sha256)) }
+
+// Hex is the digest without its algorithm, as the cache names blobs.
+func (d Digest) Hex() string { return strings.TrimPrefix(string(d), "sha256:") }
+
+// UnmarshalText is ParseDigest.
+func (d *Digest) UnmarshalText(text []byte) (err error) {
+	*d, err = ParseDigest(string(text))
+	return err
 }
 
 // ParseRef reads a reference, by the grammar of containerd and the kubelet. One
@@ -48,8 +90,8 @@ func ParseRef(s string) (Ref, error) {
 		r.Tag = t.Tag()
 	}
 	if d, ok := named.(reference.Digested); ok {
-		if r.Digest = d.Digest().String(); !digestForm.MatchString(r.Digest) {
-			return Ref{}, fmt.Errorf("image reference %q: %w", s, badDigest(r.Digest))
+		if r.Digest, err = ParseDigest(d.Digest().String()); err != nil {
+			return Ref{}, fmt.Errorf("image reference %q: %w", s, err)
 		}
 	}
 	if r.Tag == "" && r.Digest == "" {
@@ -64,16 +106,12 @@ func (e *untaggedError) Error() string {
 	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.ref, e.ref, e.ref)
 }
 
-func badDigest(digest string) error {
-	return fmt.Errorf("digest %q is not sha256: and 64 hex digits", digest)
-}
-
 // whyNoRef names the part of s for which it is no reference; err is what is said
 // of the whole.
 func whyNoRef(s string, err error) error {
 	rest, digest, hasDigest := strings.Cut(s, "@")
-	if hasDigest && !digestForm.MatchString(digest) {
-		return badDigest(digest)
+	if _, err := ParseDigest(digest); hasDigest && err != nil {
+		return err
 	}
 	if i := strings.LastIndexByte(rest, ':'); i >= 0 && !strings.Contains(rest[i:], "/") {
 		tag := rest[i+1:]

@@ -32,6 +32,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/registry"
+	"github.com/edgebake/edgebake/configs"
 )
 
 // Media types of an artifact.
@@ -108,7 +109,10 @@ type config struct {
 
 const configVersion = 1
 
-func digestOf(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
+func digestOf(b []byte) configs.Digest {
+	sum := sha256.Sum256(b)
+	return configs.DigestOf(sum[:])
+}
 
 func encode(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
@@ -127,7 +131,7 @@ func readManifest(b []byte) (*manifest, error) {
 	var kind struct {
 		MediaType, ArtifactType string
 		Manifests               []json.RawMessage
-		Config                  descriptor
+		Config                  struct{ MediaType string }
 	}
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
 		return nil, fmt.Errorf("it answered with something else, %w", registry.ErrNoManifest)
@@ -145,7 +149,10 @@ func readManifest(b []byte) (*manifest, error) {
 		return nil, fmt.Errorf("%w (its type is %s): check repository and tag", errNotArtifact, quoted(kind.ArtifactType))
 	}
 	var m manifest
-	if err := json.Unmarshal(b, &m); err != nil {
+	err := json.Unmarshal(b, &m)
+	if bad := (*configs.DigestError)(nil); errors.As(err, &bad) {
+		return nil, fmt.Errorf("its manifest names a blob %s: push the image again", quoted(bad.Text))
+	} else if err != nil {
 		return nil, fmt.Errorf("its manifest is damaged: %w: push the image again", err)
 	}
 	return &m, m.check()
@@ -158,9 +165,8 @@ func (m *manifest) check() error {
 	const fix = "push the image again"
 	all := append([]descriptor{m.Config}, m.Layers...)
 	for _, d := range all {
-		hex, ok := strings.CutPrefix(d.Digest, "sha256:")
-		if !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" || d.Size <= 0 || d.Size > maxStored {
-			return fmt.Errorf("its manifest names a blob %s of %d bytes: %s", quoted(d.Digest), d.Size, fix)
+		if d.Digest == "" || d.Size <= 0 || d.Size > maxStored {
+			return fmt.Errorf("its manifest names a blob %q of %d bytes: %s", d.Digest, d.Size, fix)
 		}
 	}
 	switch {

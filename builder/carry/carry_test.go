@@ -469,7 +469,7 @@ func (s *server) artifact(tag string, config any, parts ...[]byte) {
 	}
 	m := manifest{SchemaVersion: 2, MediaType: manifestType, ArtifactType: artifactType, Config: descriptor{MediaType: configType, Digest: digestOf(b), Size: int64(len(b))}}
 	for _, p := range append([][]byte{b}, parts...) {
-		put(http.MethodPost, "/v2/edge/image/blobs/uploads/?digest="+digestOf(p), "application/octet-stream", p)
+		put(http.MethodPost, "/v2/edge/image/blobs/uploads/?digest="+string(digestOf(p)), "application/octet-stream", p)
 	}
 	for _, p := range parts {
 		m.Layers = append(m.Layers, descriptor{MediaType: partType, Digest: digestOf(p), Size: int64(len(p))})

@@ -143,7 +143,7 @@ func (p *pull) announce(ctx context.Context) error {
 	}
 	name := p.ref.Tag
 	if p.ref.Digest != "" {
-		name = p.ref.Digest
+		name = string(p.ref.Digest)
 	}
 	accept := strings.Join([]string{manifestType, "application/vnd.oci.image.index.v1+json",
 		"application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.distribution.manifest.list.v2+json"}, ", ")
@@ -159,8 +159,8 @@ func (p *pull) announce(ctx context.Context) error {
 	if p.m, err = readManifest(b); err != nil {
 		return err
 	}
-	p.result = &Pulled{Digest: digestOf(b)}
-	if b, err = p.repo.document(ctx, "/blobs/"+p.m.Config.Digest, p.m.Config.Digest, "*/*", p.m.Config.Size); err != nil {
+	p.result = &Pulled{Digest: string(digestOf(b))}
+	if b, err = p.repo.document(ctx, "/blobs/"+string(p.m.Config.Digest), p.m.Config.Digest, "*/*", p.m.Config.Size); err != nil {
 		return fmt.Errorf("fetching its config: %w", err)
 	}
 	if p.config, err = readConfig(b, p.m); err != nil {
@@ -236,7 +236,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from, ha
 		if err != nil {
 			return err
 		}
-		if got := fmt.Sprintf("sha256:%x", f.h.Sum(nil)); got == d.Digest {
+		if got := configs.DigestOf(f.h.Sum(nil)); got == d.Digest {
 			if !again {
 				p.resumed += have
 			}
@@ -310,7 +310,7 @@ func (p *pull) piece(ctx context.Context, hashing *hasher, f *fetched) error {
 	if f.have > 0 && !p.noRange {
 		header.Set("Range", fmt.Sprintf("bytes=%d-%d", f.have, f.Size-1))
 	}
-	resp, err := p.repo.request(ctx, http.MethodGet, p.repo.url("/blobs/"+f.Digest), header, nil, 0, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+	resp, err := p.repo.request(ctx, http.MethodGet, p.repo.url("/blobs/"+string(f.Digest)), header, nil, 0, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func Push(ctx context.Context, path string, ref configs.Ref, o Options) (*Pushed
 		}
 		defer packed.Close()
 	}
-	p := &push{repo: r, g: packed, cargo: cargo, here: map[string]bool{}, result: &Pushed{Golden: cargo.Golden, Stored: packed.Stored()}}
+	p := &push{repo: r, g: packed, cargo: cargo, here: map[configs.Digest]bool{}, result: &Pushed{Golden: cargo.Golden, Stored: packed.Stored()}}
 	if err := p.run(ctx); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ type push struct {
 
 	mu sync.Mutex
 	// here are the digests of what was sent: parts of an image may be equal.
-	here map[string]bool
+	here map[configs.Digest]bool
 	done int64
 }
 
@@ -141,7 +141,7 @@ func (p *push) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("pushing to %s: putting its manifest: %w", p.repo.ref, explain(err, ""))
 	}
-	p.result.Digest = digestOf(b)
+	p.result.Digest = string(digestOf(b))
 	return nil
 }
 
@@ -206,7 +206,7 @@ func (p *push) parts(ctx context.Context, parts []part) error {
 
 // digested is a part's digest.
 type digested struct {
-	digest string
+	digest configs.Digest
 	err    error
 }
 
@@ -218,7 +218,7 @@ func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 			h := sha256.New()
 			_, err := io.Copy(h, io.NewSectionReader(p.g.File(), part.from, part.Size))
 			select {
-			case out <- digested{fmt.Sprintf("sha256:%x", h.Sum(nil)), err}:
+			case out <- digested{configs.DigestOf(h.Sum(nil)), err}:
 			case <-ctx.Done():
 			}
 			if err != nil || ctx.Err() != nil {
@@ -443,7 +443,7 @@ func (u *upload) finish(ctx context.Context) error {
 		return &ownError{err}
 	}
 	q := where.Query()
-	q.Set("digest", u.d.Digest)
+	q.Set("digest", string(u.d.Digest))
 	where.RawQuery = q.Encode()
 	resp, err := u.p.repo.request(ctx, http.MethodPut, where.String(), nil, http.NoBody, 0, http.StatusCreated, http.StatusNoContent)
 	if err != nil {

@@ -96,7 +96,7 @@ const attempts = 5
 // brought something before it failed: on a line that breaks every minute a
 // transfer of an hour comes to its end. what says in a warning what is being
 // done.
-func (r *repo) again(ctx context.Context, digest, what string, f func() (progress bool, err error)) error {
+func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f func() (progress bool, err error)) error {
 	for failures := 0; ; {
 		progress, err := f()
 		if err == nil {
@@ -109,7 +109,7 @@ func (r *repo) again(ctx context.Context, digest, what string, f func() (progres
 		if errors.As(err, &own) {
 			return own.error
 		}
-		failed := &registry.Error{Host: r.ref.Domain, Digest: digest, Stall: r.stall, Err: err}
+		failed := &registry.Error{Host: r.ref.Domain, Digest: string(digest), Stall: r.stall, Err: err}
 		if failures++; progress {
 			failures = 0
 		}
@@ -152,7 +152,7 @@ func passes(err error) bool {
 }
 
 // document reads a manifest or a blob that is small.
-func (r *repo) document(ctx context.Context, path, digest, accept string, limit int64) ([]byte, error) {
+func (r *repo) document(ctx context.Context, path string, digest configs.Digest, accept string, limit int64) ([]byte, error) {
 	var b []byte
 	err := r.again(ctx, digest, "", func() (bool, error) {
 		resp, err := r.request(ctx, http.MethodGet, r.url(path), http.Header{"Accept": {accept}}, nil, 0, http.StatusOK)
@@ -175,7 +175,7 @@ func (r *repo) document(ctx context.Context, path, digest, accept string, limit 
 func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
 	there := false
 	err := r.again(ctx, "", "", func() (bool, error) {
-		resp, err := r.request(ctx, http.MethodHead, r.url("/blobs/"+d.Digest), nil, nil, 0, http.StatusOK, http.StatusNotFound)
+		resp, err := r.request(ctx, http.MethodHead, r.url("/blobs/"+string(d.Digest)), nil, nil, 0, http.StatusOK, http.StatusNotFound)
 		if err != nil {
 			return false, err
 		}

@@ -43,28 +43,25 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 		if err != nil {
 			return nil, fmt.Errorf("image %s: making its archive: %w", p.Ref, err)
 		}
-		ref, err := configs.ParseRef(p.Ref)
-		if err != nil {
-			return nil, err
-		}
-		names := []string{ref.Repo() + "@" + p.named().Digest}
+		ref := p.Ref.String()
+		names := []string{p.Ref.Repo() + "@" + string(p.named().Digest)}
 		if p.Direct {
-			names = append(names, ref.Repo()+"@"+p.Target.Digest)
+			names = append(names, p.Ref.Repo()+"@"+string(p.Target.Digest))
 		}
-		name := fmt.Sprintf("%03d-%s.tar", n, fileName(p.Ref))
+		name := fmt.Sprintf("%03d-%s.tar", n, fileName(ref))
 		t.file(dir+"/"+name, 0o644, data)
 		var size int64
 		for _, l := range p.Layers {
 			size += l.Size
 		}
 		index.Archives = append(index.Archives, ondisk.ImportArchive{
-			File: name, Ref: p.Ref, Digest: p.named().Digest, Size: data.Size, SHA256: data.Blob,
+			File: name, Ref: ref, Digest: string(p.named().Digest), Size: data.Size, SHA256: data.Blob,
 			Platform: "linux/" + o.Arch,
 			Names:    names,
 			Labels:   map[string]string{store.LabelManaged: "managed", store.LabelPinned: "pinned", store.LabelBaked: "true"},
 		})
-		r.Images = append(r.Images, ondisk.ImageRef{Ref: p.Ref, Digest: p.Target.Digest, Size: size})
-		r.Report.Images = append(r.Report.Images, ImageReport{Ref: p.Ref, Digest: p.Target.Digest, Size: data.Size, Layers: len(p.Layers)})
+		r.Images = append(r.Images, ondisk.ImageRef{Ref: ref, Digest: string(p.Target.Digest), Size: size})
+		r.Report.Images = append(r.Report.Images, ImageReport{Ref: ref, Digest: string(p.Target.Digest), Size: data.Size, Layers: len(p.Layers)})
 		r.Report.Size += data.Size
 		r.Report.Layers += len(p.Layers)
 	}
@@ -91,7 +88,7 @@ func fileName(ref string) string {
 // archive makes an OCI archive of one image, for its platform alone.
 func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, error) {
 	annotated := p.named()
-	annotated.Annotations = map[string]string{annotationImageName: p.Ref, annotationRefName: p.Ref}
+	annotated.Annotations = map[string]string{annotationImageName: p.Ref.String(), annotationRefName: p.Ref.String()}
 	index, err := json.Marshal(struct {
 		SchemaVersion int          `json:"schemaVersion"`
 		MediaType     string       `json:"mediaType"`
@@ -128,7 +125,7 @@ func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, erro
 		if err := small("index.json", index); err != nil {
 			return err
 		}
-		done := map[string]bool{}
+		done := map[configs.Digest]bool{}
 		for _, d := range blobs {
 			if done[d.Digest] {
 				continue
@@ -163,10 +160,7 @@ func sizeOf(f io.ReaderAt) (int64, error) {
 }
 
 func addBlob(ctx context.Context, tw *tar.Writer, c *fetch.Cache, d Descriptor) error {
-	sha, err := shaOf(d.Digest)
-	if err != nil {
-		return err
-	}
+	sha := d.Digest.Hex()
 	f, err := c.OpenBlob(sha)
 	if err != nil {
 		return err

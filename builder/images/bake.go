@@ -33,14 +33,14 @@ func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Res
 	// Numbers and record order come from here, so that they do not depend on
 	// the order the images were given in.
 	pinned = slices.Clone(pinned)
-	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref, b.Ref) })
+	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	if err := fetchLayers(ctx, c, pinned, &o, o.KeepLayers); err != nil {
 		return nil, err
 	}
 	b := &baker{
 		cache: c, options: &o, snapshotter: snapshotter,
 		snapshots: map[string]*snapshot{}, budget: newBudget(&o),
-		blobs: map[string]*store.Blob{},
+		blobs: map[configs.Digest]*store.Blob{},
 		state: store.State{Schema: store.SchemaVersion},
 	}
 	for i := range pinned {
@@ -60,8 +60,7 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 		return fmt.Errorf("sandbox image: %w", err)
 	}
 	for _, p := range pinned {
-		have, err := configs.ParseRef(p.Ref)
-		if err == nil && have.Repo() == want.Repo() && have.Tag == want.Tag {
+		if p.Ref.Repo() == want.Repo() && p.Ref.Tag == want.Tag {
 			return nil
 		}
 	}
@@ -75,12 +74,12 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 		image, layer int
 	}
 	var jobs []job
-	seen := map[string]bool{}
+	seen := map[[2]configs.Digest]bool{}
 	for i := range pinned {
 		for j, l := range pinned[i].Layers {
-			key := l.DiffID
+			key := [2]configs.Digest{l.DiffID}
 			if keep {
-				key += l.Digest
+				key[1] = l.Digest
 			}
 			if !seen[key] {
 				seen[key] = true
@@ -118,7 +117,7 @@ func fetchLayers(ctx context.Context, c *fetch.Cache, pinned []Pinned, o *Option
 			return
 		}
 		if o.Progress != nil {
-			o.Progress(Progress{Ref: p.Ref, Blob: p.Layers[j].Digest, Done: int(done.Add(1)), Total: len(jobs)})
+			o.Progress(Progress{Ref: p.Ref.String(), Blob: p.Layers[j].Digest, Done: int(done.Add(1)), Total: len(jobs)})
 		}
 	})
 	if err := full.Load(); err != nil {
@@ -134,24 +133,21 @@ type baker struct {
 	snapshotter string
 	snapshots   map[string]*snapshot // by chain ID
 	order       []*snapshot
-	blobs       map[string]*store.Blob // by digest
+	blobs       map[configs.Digest]*store.Blob
 	state       store.State
 	budget      *budget
 }
 
 // image adds one image's snapshots, blobs and records.
 func (b *baker) image(ctx context.Context, p *Pinned) error {
-	ref, err := configs.ParseRef(p.Ref)
-	if err != nil {
-		return err
-	}
 	var top *snapshot
 	for i, l := range p.Layers {
+		var err error
 		if top, err = b.layer(ctx, l, top); err != nil {
 			return &ImageError{p.Source, fmt.Errorf("image %s: unpacking layer %d of %d (%s): %w", p.Ref, i+1, len(p.Layers), l.Digest, err)}
 		}
 		if top.label == "" {
-			top.label = p.Ref
+			top.label = p.Ref.String()
 		}
 	}
 
@@ -160,30 +156,30 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 		config[store.LabelGCSnapshot+b.snapshotter] = top.chainID
 	}
 	b.blob(p.Config, config)
-	manifest := map[string]string{store.LabelGCConfig: p.Config.Digest}
+	manifest := map[string]string{store.LabelGCConfig: string(p.Config.Digest)}
 	if b.options.KeepLayers {
 		for i, l := range p.Layers {
-			manifest[fmt.Sprint(store.LabelGCLayer, i)] = l.Digest
-			b.blob(l.Descriptor, map[string]string{store.LabelUncompressed: l.DiffID})
+			manifest[fmt.Sprint(store.LabelGCLayer, i)] = string(l.Digest)
+			b.blob(l.Descriptor, map[string]string{store.LabelUncompressed: string(l.DiffID)})
 		}
 	}
 	b.blob(p.Manifest, manifest)
 	target := p.named()
 	if target.Digest != p.Manifest.Digest {
-		b.blob(target, map[string]string{store.LabelGCManifest + "0": p.Manifest.Digest})
+		b.blob(target, map[string]string{store.LabelGCManifest + "0": string(p.Manifest.Digest)})
 	}
 
 	date := b.options.SourceDate
-	names := store.RecordNames(ref.Repo(), ref.Tag, target.Digest, p.Config.Digest)
+	names := store.RecordNames(p.Ref.Repo(), p.Ref.Tag, string(target.Digest), string(p.Config.Digest))
 	if p.Direct { // pods may name the index
-		names = append(names, ref.Repo()+"@"+p.Target.Digest)
+		names = append(names, p.Ref.Repo()+"@"+string(p.Target.Digest))
 	}
 	for _, name := range names {
 		if slices.ContainsFunc(b.state.Images, func(i store.Image) bool { return i.Name == name }) {
 			continue // the same image under another tag
 		}
 		b.state.Images = append(b.state.Images, store.Image{
-			Name: name, MediaType: target.MediaType, Digest: target.Digest, Size: target.Size,
+			Name: name, MediaType: target.MediaType, Digest: string(target.Digest), Size: target.Size,
 			Labels: map[string]string{
 				store.LabelManaged: "managed",
 				store.LabelPinned:  "pinned",
@@ -200,7 +196,7 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 func (b *baker) blob(d Descriptor, labels map[string]string) {
 	bl := b.blobs[d.Digest]
 	if bl == nil {
-		bl = &store.Blob{Digest: d.Digest, Size: d.Size, Labels: map[string]string{},
+		bl = &store.Blob{Digest: string(d.Digest), Size: d.Size, Labels: map[string]string{},
 			Created: b.options.SourceDate, Updated: b.options.SourceDate}
 		b.blobs[d.Digest] = bl
 	}
@@ -213,14 +209,11 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	if parent != nil {
 		below = parent.chainID
 	}
-	chainID := store.ChainID(below, l.DiffID)
+	chainID := store.ChainID(below, string(l.DiffID))
 	if s := b.snapshots[chainID]; s != nil {
 		return s, nil
 	}
-	diff, err := shaOf(l.DiffID)
-	if err != nil {
-		return nil, err
-	}
+	diff := l.DiffID.Hex()
 	f, err := os.Open(b.cache.BlobPath(diff))
 	if err != nil {
 		return nil, err
@@ -241,7 +234,7 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	case err != nil:
 		return nil, fmt.Errorf("%w; the image is broken, have it built again", err)
 	}
-	s.chainID, s.diffID = chainID, l.DiffID
+	s.chainID, s.diffID = chainID, string(l.DiffID)
 	s.id = uint64(len(b.order) + 1)
 	if n := s.mountLength(); n > mountOptions {
 		return nil, fmt.Errorf("to mount the image's layers takes %d bytes, the kernel has room for %d: have the image built with fewer layers", n, mountOptions)
@@ -325,12 +318,8 @@ func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	} {
 		t.dir(d.path, d.perm)
 	}
-	for _, bl := range b.state.Blobs {
-		sha, err := shaOf(bl.Digest)
-		if err != nil {
-			return nil, err
-		}
-		t.file(path.Join(store.Root, store.BlobPath(bl.Digest)), 0o444, tree.Content{Blob: sha, Size: bl.Size})
+	for _, digest := range slices.Sorted(maps.Keys(b.blobs)) {
+		t.file(path.Join(store.Root, store.BlobPath(string(digest))), 0o444, tree.Content{Blob: digest.Hex(), Size: b.blobs[digest].Size})
 	}
 	for _, s := range b.order {
 		dir := path.Join(store.Root, store.SnapshotDir(b.snapshotter, s.id))
@@ -398,7 +387,7 @@ func (b *baker) report(pinned []Pinned) Report {
 	for i, p := range pinned {
 		below := ""
 		for _, l := range p.Layers {
-			below = store.ChainID(below, l.DiffID)
+			below = store.ChainID(below, string(l.DiffID))
 			s := b.snapshots[below]
 			chains[i] = append(chains[i], s)
 			users[s]++
@@ -406,7 +395,7 @@ func (b *baker) report(pinned []Pinned) Report {
 	}
 	r := Report{Layers: len(b.order)}
 	for i, p := range pinned {
-		ir := ImageReport{Ref: p.Ref, Digest: p.Target.Digest, Layers: len(p.Layers)}
+		ir := ImageReport{Ref: p.Ref.String(), Digest: string(p.Target.Digest), Layers: len(p.Layers)}
 		for _, s := range chains[i] {
 			ir.Size += s.size
 			if users[s] > 1 {
@@ -430,11 +419,7 @@ func Layers(ctx context.Context, c *fetch.Cache, p Pinned, o Options) ([]string,
 	}
 	var blobs []string
 	for _, l := range p.Layers {
-		sha, err := shaOf(l.DiffID)
-		if err != nil {
-			return nil, err
-		}
-		blobs = append(blobs, sha)
+		blobs = append(blobs, l.DiffID.Hex())
 	}
 	return blobs, nil
 }

@@ -8,7 +8,12 @@ import "github.com/edgebake/edgebake/builder/fetch"
 func DocumentsCached(c *fetch.Cache, pinned []Pinned) bool {
 	for _, p := range pinned {
 		for _, d := range []Descriptor{p.Target, p.Manifest, p.Config} {
-			if sha, err := shaOf(d.Digest); err != nil || !c.Has(sha) {
+			if d.Digest == "" || !c.Has(d.Digest.Hex()) {
+				return false
+			}
+		}
+		for _, l := range p.Layers {
+			if l.Digest == "" || l.DiffID == "" {
 				return false
 			}
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // bundle is a set of files that holds images: a folder, or a tar.
@@ -243,20 +244,20 @@ func (f *ociFiles) name() string { return f.label }
 func (f *ociFiles) Close() error { return f.close() }
 
 func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) {
-	var found []Descriptor
+	var found []ocispec.Descriptor
 	have := map[string]bool{}
 	for _, d := range f.index.Manifests {
 		full, tag := d.Annotations[annotationImageName], d.Annotations[annotationRefName]
 		names := []string{full, tag}
 		if full == "" && tag == "" || ref.Tag == "" {
-			names = []string{d.Digest}
+			names = []string{string(d.Digest)}
 		}
 		for _, n := range names {
 			if n != "" {
 				have[n] = true
 			}
 		}
-		if ref.Digest != "" && d.Digest == ref.Digest || ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag) {
+		if ref.Digest != "" && string(d.Digest) == string(ref.Digest) || ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag) {
 			found = append(found, d)
 		}
 	}
@@ -267,7 +268,7 @@ func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) 
 	if len(found) == 0 && ref.Repo()+":"+ref.Tag == Sole {
 		var each []string
 		for _, d := range f.index.Manifests {
-			each = append(each, strings.TrimSpace(cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])+" "+d.Digest))
+			each = append(each, strings.TrimSpace(cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])+" "+string(d.Digest)))
 		}
 		if ref.Digest != "" {
 			return Descriptor{}, fmt.Errorf("it has no image %s, but %s; correct the digest", ref.Digest, orNone(each))
@@ -286,9 +287,7 @@ func (f *ociFiles) root(_ context.Context, ref configs.Ref) (Descriptor, error) 
 			return Descriptor{}, fmt.Errorf("it has two different images of that name, %s and %s; pin one by its digest", found[0].Digest, d.Digest)
 		}
 	}
-	d := found[0]
-	d.Annotations, d.Platform = nil, nil
-	return d, nil
+	return listed("manifest", found[0], ref, f)
 }
 
 func orNone(names []string) string {
@@ -308,11 +307,7 @@ func sameRef(name string, ref configs.Ref) bool {
 }
 
 func (f *ociFiles) open(_ context.Context, _ configs.Ref, d Descriptor) (io.ReadCloser, error) {
-	sha, err := shaOf(d.Digest)
-	if err != nil {
-		return nil, err
-	}
-	return f.file("blobs/sha256/" + sha)
+	return f.file("blobs/sha256/" + d.Digest.Hex())
 }
 
 // dockerFiles is what `docker save` writes: layers and configs by name, and
@@ -324,8 +319,8 @@ type dockerFiles struct {
 
 	mu sync.Mutex
 	// names maps digests to files, for what root has made descriptors of.
-	names     map[string]string
-	manifests map[string][]byte
+	names     map[configs.Digest]string
+	manifests map[configs.Digest][]byte
 }
 
 type dockerImage struct {
@@ -343,7 +338,7 @@ func openDocker(b *bundle) (source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading manifest.json: %w; it is damaged, make it again", err)
 	}
-	return &dockerFiles{bundle: b, images: images, names: map[string]string{}, manifests: map[string][]byte{}}, nil
+	return &dockerFiles{bundle: b, images: images, names: map[configs.Digest]string{}, manifests: map[configs.Digest][]byte{}}, nil
 }
 
 func (f *dockerFiles) name() string { return f.label }
@@ -400,7 +395,7 @@ func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor
 		return Descriptor{}, err
 	}
 	sum := sha256.Sum256(raw)
-	d := Descriptor{MediaType: dockerManifest, Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(raw))}
+	d := Descriptor{MediaType: dockerManifest, Digest: configs.DigestOf(sum[:]), Size: int64(len(raw))}
 	f.manifests[d.Digest] = raw
 	return d, nil
 }
@@ -429,7 +424,7 @@ func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Des
 	if err != nil {
 		return Descriptor{}, err
 	}
-	d := Descriptor{MediaType: mediaType, Digest: "sha256:" + hex.EncodeToString(h.Sum(nil)), Size: n}
+	d := Descriptor{MediaType: mediaType, Digest: configs.DigestOf(h.Sum(nil)), Size: n}
 	f.names[d.Digest] = name
 	return d, nil
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Options say how images are resolved and baked.
@@ -67,44 +68,37 @@ type Options struct {
 // Progress is one step of fetching.
 type Progress struct {
 	Ref         string
-	Blob        string // digest of the layer that was fetched
-	Done, Total int    // layers, over all images
+	Blob        configs.Digest // of the layer that was fetched
+	Done, Total int            // layers, over all images
 }
 
-// Descriptor points at a blob, as in the OCI image specification.
+// Descriptor points at a blob, as in the OCI image specification, whose own
+// type foreign documents are read into: their digests may be of any form, and
+// they may say more than belongs into a plan.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
+	Digest      configs.Digest    `json:"digest"`
 	Size        int64             `json:"size"`
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Platform    *Platform         `json:"platform,omitempty"`
 }
 
-// Platform is what a manifest in an index is for.
-type Platform struct {
-	Architecture string `json:"architecture"`
-	OS           string `json:"os"`
-	Variant      string `json:"variant,omitempty"`
-}
-
-func (p Platform) String() string {
-	s := p.OS + "/" + p.Architecture
-	if p.Variant != "" {
-		s += "/" + p.Variant
-	}
-	return s
+// describe takes over what a foreign document says of a blob; not what its
+// platform and annotations are.
+func describe(d ocispec.Descriptor) (Descriptor, error) {
+	digest, err := configs.ParseDigest(string(d.Digest))
+	return Descriptor{MediaType: d.MediaType, Digest: digest, Size: d.Size}, err
 }
 
 // Layer is a layer's blob and the digest of its uncompressed bytes.
 type Layer struct {
 	Descriptor
-	DiffID string `json:"diffID"`
+	DiffID configs.Digest `json:"diffID"`
 }
 
 // Pinned is a resolved image: pure data, part of a plan.
 type Pinned struct {
-	// Ref is the image's name on the node, in its full form.
-	Ref string `json:"ref"`
+	// Ref is the image's name on the node.
+	Ref configs.Ref `json:"ref"`
 	// Source is where its blobs are fetched.
 	Source configs.ContainerImage `json:"source"`
 	// Target is what the name points at: an index or a manifest.
@@ -157,10 +151,10 @@ type ImageReport struct {
 // Summary is the report on images none of whose layers was fetched yet: sizes
 // are those of the layers as they are shipped.
 func Summary(pinned []Pinned) Report {
-	users, sizes := map[string]int{}, map[string]int64{}
-	own := make([]map[string]bool, len(pinned)) // an image may have one layer twice
+	users, sizes := map[configs.Digest]int{}, map[configs.Digest]int64{}
+	own := make([]map[configs.Digest]bool, len(pinned)) // an image may have one layer twice
 	for n, p := range pinned {
-		own[n] = map[string]bool{}
+		own[n] = map[configs.Digest]bool{}
 		for _, l := range p.Layers {
 			if !own[n][l.Digest] {
 				own[n][l.Digest] = true
@@ -174,7 +168,7 @@ func Summary(pinned []Pinned) Report {
 		r.Size += size
 	}
 	for n, p := range pinned {
-		ir := ImageReport{Ref: p.Ref, Digest: p.Target.Digest, Layers: len(p.Layers)}
+		ir := ImageReport{Ref: p.Ref.String(), Digest: string(p.Target.Digest), Layers: len(p.Layers)}
 		for digest := range own[n] {
 			ir.Size += sizes[digest]
 			if users[digest] > 1 {

@@ -124,7 +124,7 @@ func TestSummary(t *testing.T) {
 		t.Errorf("%+v; the base has %d bytes, the image's own layer, which it has twice, %d", i, base, own)
 	}
 	text := r.Text("as they are shipped")
-	for _, want := range []string{"IMAGE", "SHARED", "edgebake.test/b:1  " + pinned[1].Target.Digest, "2 images, 3 layers", "as they are shipped"} {
+	for _, want := range []string{"IMAGE", "SHARED", "edgebake.test/b:1  " + string(pinned[1].Target.Digest), "2 images, 3 layers", "as they are shipped"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the table lacks %q:\n%s", want, text)
 		}
@@ -138,7 +138,7 @@ func TestNamesOfImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	digest := pinned[0].Target.Digest
+	digest := string(pinned[0].Target.Digest)
 	for name, tt := range map[string]struct {
 		refs, names []string
 	}{

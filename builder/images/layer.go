@@ -86,8 +86,8 @@ type digestReader struct {
 
 var errTooLong = errors.New("the source is damaged, fetch it again or use another")
 
-func newDigestReader(r io.Reader, sha string, size int64) *digestReader {
-	return &digestReader{r: r, h: sha256.New(), sha: sha, size: size}
+func newDigestReader(r io.Reader, d Descriptor) *digestReader {
+	return &digestReader{r: r, h: sha256.New(), sha: d.Digest.Hex(), size: d.Size}
 }
 
 func (d *digestReader) Read(p []byte) (n int, err error) {
@@ -129,15 +129,11 @@ type layerReader struct {
 }
 
 func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
-	sha, err := shaOf(l.Digest)
-	if err != nil {
-		return nil, err
-	}
 	compressed, err := mayBeCompressed(l.MediaType)
 	if err != nil {
 		return nil, err
 	}
-	raw := newDigestReader(r, sha, l.Size)
+	raw := newDigestReader(r, l.Descriptor)
 	br := bufio.NewReaderSize(raw, 64<<10)
 	compression := ""
 	if compressed {
@@ -206,20 +202,13 @@ type unpacker struct {
 // fetchLayer brings a layer into the cache, uncompressed under its diffID,
 // and, if kept, as it is under its digest.
 func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, keep bool) error {
-	sha, err := shaOf(l.Digest)
-	if err != nil {
-		return err
-	}
-	diff, err := shaOf(l.DiffID)
-	if err != nil {
-		return err
-	}
+	sha, diff := l.Digest.Hex(), l.DiffID.Hex()
 	if keep && !c.Has(sha) {
 		r, err := src.open(ctx, ref, l.Descriptor)
 		if err != nil {
 			return err
 		}
-		_, _, err = c.Put(ctx, sha, newDigestReader(r, sha, l.Size))
+		_, _, err = c.Put(ctx, sha, newDigestReader(r, l.Descriptor))
 		r.Close()
 		if err != nil {
 			return err
@@ -228,7 +217,7 @@ func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, re
 	if c.Has(diff) {
 		return nil
 	}
-	err = u.uncompress(ctx, c, src, ref, l, usualWindow)
+	err := u.uncompress(ctx, c, src, ref, l, usualWindow)
 	if errors.Is(err, errLargeWindow) {
 		u.large.Lock()
 		defer u.large.Unlock()
@@ -238,16 +227,10 @@ func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, re
 }
 
 func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, l Layer, window uint64) error {
-	sha, err := shaOf(l.Digest)
-	if err != nil {
-		return err
-	}
-	diff, err := shaOf(l.DiffID)
-	if err != nil {
-		return err
-	}
+	diff := l.DiffID.Hex()
 	var raw io.ReadCloser
-	if c.Has(sha) {
+	var err error
+	if sha := l.Digest.Hex(); c.Has(sha) {
 		f, err := c.OpenBlob(sha)
 		if err != nil {
 			return err

@@ -369,13 +369,13 @@ func TestPinnedDigestIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.imgs[0].Digest = p[0].Target.Digest
+	l.imgs[0].Digest = string(p[0].Target.Digest)
 	if _, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions()); err != nil {
 		t.Error(err)
 	}
 	l.imgs[0].Digest = "sha256:" + strings.Repeat("1", 64)
 	_, err = Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "edgebake.test/a:1", "pinned is sha256:111", p[0].Target.Digest)
+	wantError(t, err, "edgebake.test/a:1", "pinned is sha256:111", string(p[0].Target.Digest))
 }
 
 func TestMissingNameSaysWhichExist(t *testing.T) {
@@ -394,8 +394,8 @@ func TestSoleImageOfSeveral(t *testing.T) {
 	wantError(t, err, "the image: OCI layout ", "must hold one image and has 2: edgebake.test/a:1 sha256:", ", edgebake.test/b:1 sha256:", "say which by digest")
 	var index manifestDoc
 	l.read("", &index)
-	sole.Digest = index.Manifests[1].Digest
-	if p, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions()); err != nil || p[0].Target.Digest != sole.Digest {
+	sole.Digest = string(index.Manifests[1].Digest)
+	if p, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions()); err != nil || string(p[0].Target.Digest) != sole.Digest {
 		t.Errorf("%+v, %v", p, err)
 	}
 	sole.Digest = "sha256:" + strings.Repeat("1", 64)
@@ -444,8 +444,8 @@ func serve(t *testing.T, l *layout, start func(http.Handler) *httptest.Server) *
 		l.read("", &index)
 		digest := r.PathValue("ref")
 		for _, d := range index.Manifests {
-			if d.Digest == digest || strings.HasSuffix(d.Annotations[annotationRefName], "/"+r.PathValue("a")+":"+digest) {
-				digest = d.Digest
+			if string(d.Digest) == digest || strings.HasSuffix(d.Annotations[annotationRefName], "/"+r.PathValue("a")+":"+digest) {
+				digest = string(d.Digest)
 				w.Header().Set("Content-Type", d.MediaType)
 			}
 		}
@@ -727,7 +727,7 @@ func TestBadMirrorsAreAskedLast(t *testing.T) {
 	r := newRegistry(&Options{Registries: []configs.Registry{{Host: "a.test", Mirrors: []string{"b.test", "c.test"}}}}, nil)
 	ref := configs.Ref{Domain: "a.test", Path: "x", Tag: "1"}
 	bad := map[string]error{}
-	asked := func(digest string) string {
+	asked := func(digest configs.Digest) string {
 		var hosts []string
 		r.each(ref, digest, func(_ *remote.Puller, repo name.Repository) error {
 			hosts = append(hosts, repo.RegistryStr())

@@ -29,8 +29,8 @@ type registrySource struct {
 
 	mu      sync.Mutex
 	pullers map[string]*remote.Puller // by host
-	tries   map[string]*tries         // by digest
-	silent  map[string]int            // how often a host was
+	tries   map[configs.Digest]*tries
+	silent  map[string]int // how often a host was
 	warn    func(text string)
 	warned  map[string]bool // of this host
 }
@@ -50,7 +50,7 @@ func newRegistry(o *Options, at func(string) string) *registrySource {
 		at:      at,
 		config:  map[string]configs.Registry{},
 		pullers: map[string]*remote.Puller{},
-		tries:   map[string]*tries{},
+		tries:   map[configs.Digest]*tries{},
 		silent:  map[string]int{},
 		warn:    o.Warn,
 		warned:  map[string]bool{},
@@ -130,7 +130,7 @@ func (r *registrySource) repository(e endpoint) (name.Repository, error) {
 // each asks the endpoints in turn until one has it. Those that spoiled the blob
 // before are asked last, and those that were silent, which may take long;
 // digest is empty for what is asked by name.
-func (r *registrySource) each(ref configs.Ref, digest string, f func(*remote.Puller, name.Repository) error) error {
+func (r *registrySource) each(ref configs.Ref, digest configs.Digest, f func(*remote.Puller, name.Repository) error) error {
 	es := r.endpoints(ref)
 	t := r.triesOf(digest)
 	r.mu.Lock()
@@ -157,7 +157,7 @@ func (r *registrySource) each(ref configs.Ref, digest string, f func(*remote.Pul
 			r.mu.Unlock()
 			return nil
 		}
-		failed := &registry.Error{Host: e.host, Digest: digest, Stall: r.stall, Err: err}
+		failed := &registry.Error{Host: e.host, Digest: string(digest), Stall: r.stall, Err: err}
 		errs = append(errs, failed)
 		r.mu.Lock()
 		r.failed(t, failed)
@@ -186,7 +186,7 @@ func (r *registrySource) failed(t *tries, e *registry.Error) {
 	}
 }
 
-func (r *registrySource) triesOf(digest string) *tries {
+func (r *registrySource) triesOf(digest configs.Digest) *tries {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t := r.tries[digest]; t != nil {
@@ -204,12 +204,12 @@ const attempts = 3
 
 // spoiled notes that the transfer of a blob failed after it had begun, and
 // tells how long to wait before it is asked for again, or what to say instead.
-func (r *registrySource) spoiled(ref configs.Ref, digest string, err error) (time.Duration, error) {
+func (r *registrySource) spoiled(ref configs.Ref, digest configs.Digest, err error) (time.Duration, error) {
 	t := r.triesOf(digest)
 	es := r.endpoints(ref)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	failed := &registry.Error{Host: t.at, Digest: digest, Stall: r.stall, Err: err}
+	failed := &registry.Error{Host: t.at, Digest: string(digest), Stall: r.stall, Err: err}
 	r.failed(t, failed)
 	t.total++
 	switch {
@@ -234,7 +234,7 @@ func (r *registrySource) spoiled(ref configs.Ref, digest string, err error) (tim
 // hope. The client library repeats requests; a transfer that broke off in the
 // middle is ours to repeat, and bytes that one mirror spoiled are asked of the
 // next.
-func again(ctx context.Context, src source, ref configs.Ref, digest string, f func() error) error {
+func again(ctx context.Context, src source, ref configs.Ref, digest configs.Digest, f func() error) error {
 	for {
 		err := f()
 		r, remote := src.(*registrySource)
@@ -246,7 +246,7 @@ func again(ctx context.Context, src source, ref configs.Ref, digest string, f fu
 		switch {
 		case errors.As(err, &unopened):
 			return err
-		case registry.IsBroken(err), errors.Is(err, errTooLong), errors.As(err, &wrong) && "sha256:"+wrong.Want == digest:
+		case registry.IsBroken(err), errors.Is(err, errTooLong), errors.As(err, &wrong) && wrong.Want == digest.Hex():
 		default:
 			return err // not the registry's doing
 		}
@@ -303,15 +303,16 @@ func (r *registrySource) root(ctx context.Context, ref configs.Ref) (Descriptor,
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
 			return fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
 		}
-		d = Descriptor{MediaType: string(got.MediaType), Digest: got.Digest.String(), Size: got.Size}
-		return nil
+		d = Descriptor{MediaType: string(got.MediaType), Size: got.Size}
+		d.Digest, err = configs.ParseDigest(got.Digest.String())
+		return err
 	})
 	return d, err
 }
 
 func (r *registrySource) reference(repo name.Repository, ref configs.Ref) name.Reference {
 	if ref.Digest != "" {
-		return repo.Digest(ref.Digest)
+		return repo.Digest(string(ref.Digest))
 	}
 	return repo.Tag(ref.Tag)
 }
@@ -320,14 +321,14 @@ func (r *registrySource) open(ctx context.Context, ref configs.Ref, d Descriptor
 	var body io.ReadCloser
 	err := r.each(ref, d.Digest, func(p *remote.Puller, repo name.Repository) error {
 		if isIndex(d.MediaType) || isManifest(d.MediaType) {
-			got, err := p.Get(ctx, repo.Digest(d.Digest))
+			got, err := p.Get(ctx, repo.Digest(string(d.Digest)))
 			if err != nil {
 				return err
 			}
 			body = io.NopCloser(strings.NewReader(string(got.Manifest)))
 			return nil
 		}
-		l, err := p.Layer(ctx, repo.Digest(d.Digest))
+		l, err := p.Layer(ctx, repo.Digest(string(d.Digest)))
 		if err != nil {
 			return err
 		}
@@ -367,7 +368,7 @@ func fixOf(err error) string {
 		return fix
 	case errors.As(err, &de):
 		return "the source is damaged or was changed on its way; fetch it again or use another source"
-	case errors.Is(err, errDigestForm):
+	case errors.As(err, new(*configs.DigestError)):
 		return "the source is damaged; use another"
 	case errors.Is(err, fs.ErrNotExist):
 		return "the layout or archive is incomplete; make it again, with this platform"

@@ -44,17 +44,13 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 		return nil, errs[i] // the others could only say so again
 	}
 	pinned = slices.DeleteFunc(pinned, func(p *Pinned) bool { return p == nil })
-	slices.SortFunc(pinned, func(a, b *Pinned) int { return cmp.Compare(a.Ref, b.Ref) })
+	slices.SortFunc(pinned, func(a, b *Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	var out []Pinned
 	byTag := map[string]*Pinned{}
 	for _, p := range pinned {
-		ref, err := configs.ParseRef(p.Ref)
-		if err != nil {
-			return nil, err
-		}
-		key := p.Ref
-		if ref.Tag != "" {
-			key = ref.Repo() + ":" + ref.Tag
+		key := p.Ref.String()
+		if p.Ref.Tag != "" {
+			key = p.Ref.Repo() + ":" + p.Ref.Tag
 		}
 		if other := byTag[key]; other != nil {
 			if other.Target.Digest != p.Target.Digest {
@@ -130,29 +126,31 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, err
 	}
 	// The name on the node is the document's, whoever pinned its digest.
+	p := &Pinned{Ref: ref, Source: img}
 	named := ref.String()
 	if img.Digest != "" {
-		if _, err := shaOf(img.Digest); err != nil {
+		if ref.Digest, err = configs.ParseDigest(img.Digest); err != nil {
 			return nil, fmt.Errorf("%s: %w", label(named), err)
 		}
-		if ref.Digest != "" && ref.Digest != img.Digest {
+		if p.Ref.Digest != "" && p.Ref.Digest != ref.Digest {
 			return nil, fmt.Errorf("%s: its reference and its digest: %s disagree; keep one", label(named), img.Digest)
 		}
-		ref.Digest = img.Digest
 	}
 	src, err := sources.get(ctx, img)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", label(named), err)
 	}
-	p := &Pinned{Ref: named, Source: img}
 	root, known, err := cachedRoot(c, img, ref)
 	if !known && err == nil {
 		root, err = src.root(ctx, ref)
 	}
-	if _, remote := src.(*registrySource); err != nil && remote {
+	_, remote := src.(*registrySource)
+	switch {
+	case err != nil && remote:
 		return nil, blobError("manifest", Descriptor{}, ref, src, err)
-	}
-	if err != nil {
+	case errors.As(err, new(*BlobError)):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("%s: %s: %w", label(named), src.name(), err)
 	}
 	p.Target = root
@@ -161,7 +159,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		return nil, err
 	}
 	p.Target.Size = int64(len(raw))
-	doc, err := parseManifest(raw, &p.Target)
+	doc, err := parseManifest(raw, &p.Target.MediaType)
 	if err != nil {
 		return nil, badBlob("manifest", p.Target, ref, src, err)
 	}
@@ -200,23 +198,23 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref configs.Ref) (d 
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil
 	}
-	sha, err := shaOf(ref.Digest)
-	if err != nil || !c.Has(sha) {
-		return d, false, err
+	sha := ref.Digest.Hex()
+	if !c.Has(sha) {
+		return d, false, nil
 	}
 	raw, err := os.ReadFile(c.BlobPath(sha))
 	if err != nil {
 		return d, false, err
 	}
 	d = Descriptor{Digest: ref.Digest, Size: int64(len(raw))}
-	_, err = parseManifest(raw, &d)
+	_, err = parseManifest(raw, &d.MediaType)
 	return d, true, err
 }
 
 // parseManifest reads an index or a manifest as containerd does, and settles
-// its media type: the descriptor's where it has one, else the document's own,
+// the media type: the descriptor's where it has one, else the document's own,
 // else, since OCI allows to leave it out, by what the document lists.
-func parseManifest(raw []byte, d *Descriptor) (manifestDoc, error) {
+func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`
 		Config    json.RawMessage `json:"config"`
@@ -227,35 +225,39 @@ func parseManifest(raw []byte, d *Descriptor) (manifestDoc, error) {
 	if err := json.Unmarshal(raw, &parts); err != nil {
 		return manifestDoc{}, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", plainJSON(err))
 	}
-	d.MediaType = cmp.Or(d.MediaType, parts.MediaType)
-	if d.MediaType == "" {
-		d.MediaType = ociManifest
+	*mediaType = cmp.Or(*mediaType, parts.MediaType)
+	if *mediaType == "" {
+		*mediaType = ociManifest
 		if len(parts.Manifests) > 0 {
-			d.MediaType = ociIndex
+			*mediaType = ociIndex
 		}
 	}
 	doc := manifestDoc{}
 	switch {
-	case len(parts.FSLayers) > 0, strings.HasPrefix(d.MediaType, "application/vnd.docker.distribution.manifest.v1"):
+	case len(parts.FSLayers) > 0, strings.HasPrefix(*mediaType, "application/vnd.docker.distribution.manifest.v1"):
 		return doc, errors.New("it is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
-	case isIndex(d.MediaType):
+	case isIndex(*mediaType):
 		if len(parts.Config) > 0 || len(parts.Layers) > 0 || isManifest(parts.MediaType) {
 			return doc, errors.New("it is called an index and is a manifest; have the image pushed again")
 		}
-		return doc, readStrict(raw, &ocispec.Index{}, &doc)
-	case isManifest(d.MediaType):
+		var index ocispec.Index
+		err := readStrict(raw, &index)
+		return manifestDoc{Manifests: index.Manifests}, err
+	case isManifest(*mediaType):
 		if len(parts.Manifests) > 0 || isIndex(parts.MediaType) {
 			return doc, errors.New("it is called a manifest and is an index; have the image pushed again")
 		}
-		return doc, readStrict(raw, &ocispec.Manifest{}, &doc)
+		var m ocispec.Manifest
+		err := readStrict(raw, &m)
+		return manifestDoc{Config: m.Config, Layers: m.Layers}, err
 	}
-	return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", d.MediaType)
+	return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", *mediaType)
 }
 
-// readStrict reads a document into what we need of it, after containerd's own
-// type for it: what that cannot read would be on board and never run.
-func readStrict(raw []byte, as, into any) error {
-	if err := cmp.Or(json.Unmarshal(raw, as), json.Unmarshal(raw, into)); err != nil {
+// readStrict reads a document into containerd's own type for it: what that
+// cannot read would be on board and never run.
+func readStrict(raw []byte, into any) error {
+	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))
 	}
 	return nil
@@ -325,16 +327,16 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 		r.errs = append(r.errs, fmt.Errorf("more than %d indexes lie in each other; name the manifest by its digest", maxIndexes))
 		return nil, nil
 	}
-	var fitting, silent []Descriptor
+	var fitting, silent []ocispec.Descriptor
 	for _, d := range index.Manifests {
 		switch {
 		case d.Platform == nil:
 			silent = append(silent, d)
-		case d.Platform.fits(r.arch):
+		case fits(*d.Platform, r.arch):
 			fitting = append(fitting, d)
 		}
 		if d.Platform != nil && d.Platform.OS != "unknown" { // attestations
-			r.have = append(r.have, d.Platform.String())
+			r.have = append(r.have, platformName(*d.Platform))
 		}
 	}
 	for n, d := range append(fitting, silent...) {
@@ -369,45 +371,51 @@ func unanswered(err error) bool {
 }
 
 // entry looks at one entry of an index.
-func (r *indexReader) entry(d Descriptor, depth int) (*chosen, error) {
-	if !isIndex(d.MediaType) && !isManifest(d.MediaType) {
+func (r *indexReader) entry(e ocispec.Descriptor, depth int) (*chosen, error) {
+	if !isIndex(e.MediaType) && !isManifest(e.MediaType) {
 		return nil, nil
 	}
 	if r.read++; r.read > maxIndexDoc {
 		return nil, nil
 	}
-	platform := d.Platform
-	d.Platform, d.Annotations = nil, nil
+	d, err := listed("manifest", e, r.ref, r.src)
+	if err != nil {
+		return nil, err
+	}
 	raw, err := readDoc(r.ctx, r.cache, r.src, r.ref, "manifest", d)
 	if err != nil {
 		return nil, err
 	}
 	d.Size = int64(len(raw))
-	doc, err := parseManifest(raw, &d)
+	doc, err := parseManifest(raw, &d.MediaType)
 	if err != nil {
 		return nil, badBlob("manifest", d, r.ref, r.src, err)
 	}
 	if isIndex(d.MediaType) {
 		return r.choose(doc, depth+1)
 	}
-	if platform == nil {
+	if e.Platform == nil {
 		if !isConfig(doc.Config.MediaType) {
 			return nil, nil // an attestation or another artifact
 		}
-		raw, err := readDoc(r.ctx, r.cache, r.src, r.ref, "config", doc.Config)
+		config, err := listed("config", doc.Config, r.ref, r.src)
 		if err != nil {
 			return nil, err
 		}
-		var of Platform
-		if err := json.Unmarshal(raw, &of); err != nil {
-			return nil, badBlob("config", doc.Config, r.ref, r.src, plainJSON(err))
+		raw, err := readDoc(r.ctx, r.cache, r.src, r.ref, "config", config)
+		if err != nil {
+			return nil, err
 		}
-		r.have = append(r.have, of.String())
-		if !of.fits(r.arch) {
+		var of ocispec.Platform
+		if err := json.Unmarshal(raw, &of); err != nil {
+			return nil, badBlob("config", config, r.ref, r.src, plainJSON(err))
+		}
+		r.have = append(r.have, platformName(of))
+		if !fits(of, r.arch) {
 			return nil, nil
 		}
 	}
-	return &chosen{Descriptor: d, doc: doc, platformKnown: platform != nil}, nil
+	return &chosen{Descriptor: d, doc: doc, platformKnown: e.Platform != nil}, nil
 }
 
 // nothing says why no manifest was found.
@@ -424,9 +432,18 @@ func (r *indexReader) nothing() error {
 	return fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
 }
 
+// platformName is how messages call a platform.
+func platformName(p ocispec.Platform) string {
+	s := p.OS + "/" + p.Architecture
+	if p.Variant != "" {
+		s += "/" + p.Variant
+	}
+	return s
+}
+
 // fits reports whether the platform's programs run on every machine of that
 // arch. Names are taken as containerd does (platforms.Normalize).
-func (p Platform) fits(arch string) bool {
+func fits(p ocispec.Platform, arch string) bool {
 	os, of, variant := strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
 	switch of {
 	case "x86_64", "x86-64":
@@ -448,23 +465,25 @@ func (p Platform) fits(arch string) bool {
 
 // readConfig reads the image's config and pairs its diffIDs with the layers.
 func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, doc manifestDoc, arch string, platformKnown bool) error {
-	for _, d := range append([]Descriptor{doc.Config}, doc.Layers...) {
+	for _, d := range append([]ocispec.Descriptor{doc.Config}, doc.Layers...) {
 		if d.Size < 0 {
 			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it gives %s the size %d; have the image pushed again", d.Digest, d.Size))
 		}
 	}
-	p.Config = doc.Config
-	p.Config.Annotations, p.Config.Platform = nil, nil
+	var err error
+	p.Config, err = listed("config", doc.Config, ref, src)
 	if !isConfig(p.Config.MediaType) {
 		return badBlob("config", p.Config, ref, src, fmt.Errorf("its media type %q is not a container image's config; this is another kind of artifact and cannot be run; name an image", p.Config.MediaType))
+	}
+	if err != nil {
+		return err
 	}
 	raw, err := readDoc(ctx, c, src, ref, "config", p.Config)
 	if err != nil {
 		return err
 	}
-	var config configDoc
 	var image ocispec.Image
-	if err := readStrict(raw, &image, &config); err != nil {
+	if err := readStrict(raw, &image); err != nil {
 		return badBlob("config", p.Config, ref, src, err)
 	}
 	fail := func(format string, args ...any) error {
@@ -475,29 +494,28 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	// An index that names the platform has the last word, and a config that
 	// names none fits any, in containerd.
-	platform := Platform{Architecture: config.Architecture, OS: config.OS, Variant: config.Variant}
-	if !platformKnown && platform.Architecture != "" && !platform.fits(arch) {
-		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platform, arch)
+	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(platform, arch) {
+		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
 	}
-	if len(config.RootFS.DiffIDs) != len(doc.Layers) {
-		return fail("it lists %d layers, the manifest %d; have the image pushed again", len(config.RootFS.DiffIDs), len(doc.Layers))
+	diffIDs := image.RootFS.DiffIDs
+	if len(diffIDs) != len(doc.Layers) {
+		return fail("it lists %d layers, the manifest %d; have the image pushed again", len(diffIDs), len(doc.Layers))
 	}
 	if len(doc.Layers) > maxLayers {
 		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))
 	}
 	var errs []error
 	for i, l := range doc.Layers {
-		l.Annotations, l.Platform = nil, nil
 		what := fmt.Sprintf("layer %d of %d", i+1, len(doc.Layers))
-		if _, err := mayBeCompressed(l.MediaType); err != nil {
-			errs = append(errs, badBlob(what, l, ref, src, err))
-		}
-		_, err1 := shaOf(l.Digest)
-		_, err2 := shaOf(config.RootFS.DiffIDs[i])
+		d, err1 := describe(l)
+		diff, err2 := configs.ParseDigest(string(diffIDs[i]))
 		if err := errors.Join(err1, err2); err != nil {
-			errs = append(errs, badBlob(what, l, ref, src, err))
+			errs = append(errs, badBlob(what, d, ref, src, err))
 		}
-		p.Layers = append(p.Layers, Layer{l, config.RootFS.DiffIDs[i]})
+		if _, err := mayBeCompressed(l.MediaType); err != nil {
+			errs = append(errs, badBlob(what, d, ref, src, err))
+		}
+		p.Layers = append(p.Layers, Layer{d, diff})
 	}
 	return errors.Join(errs...)
 }

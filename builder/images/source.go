@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // source is where an image's blobs come from: a registry, or files in an OCI
@@ -51,10 +52,7 @@ const maxDoc = 8 << 20
 // readDoc reads a manifest, index or config into the cache and returns it.
 func readDoc(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, what string, d Descriptor) ([]byte, error) {
 	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
-	sha, err := shaOf(d.Digest)
-	if err != nil {
-		return fail(err)
-	}
+	sha := d.Digest.Hex()
 	if d.Size < 0 {
 		return fail(fmt.Errorf("its size is given as %d; have the image pushed again", d.Size))
 	}
@@ -90,34 +88,24 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref configs.Ref, w
 	return b, nil
 }
 
-var errDigestForm = errors.New("is not sha256: and 64 hex digits")
-
-func shaOf(digest string) (string, error) {
-	const prefix = "sha256:"
-	if len(digest) != len(prefix)+64 || digest[:len(prefix)] != prefix || !isHex(digest[len(prefix):]) {
-		return "", fmt.Errorf("digest %q %w", digest, errDigestForm)
-	}
-	return digest[len(prefix):], nil
-}
-
-func isHex(s string) bool {
-	for _, c := range s {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
-}
-
 // blobError says which blob of which image could not be had, from where, and
 // what to do.
 func blobError(what string, d Descriptor, ref configs.Ref, src source, err error) error {
-	return &BlobError{What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
+	return &BlobError{What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
 // badBlob says what is wrong with a blob that could be had.
 func badBlob(what string, d Descriptor, ref configs.Ref, src source, err error) error {
-	return &BlobError{Read: true, What: what, Digest: d.Digest, MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
+	return &BlobError{Read: true, What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
+}
+
+// listed is describe, with an error that says where the blob is listed.
+func listed(what string, l ocispec.Descriptor, ref configs.Ref, src source) (Descriptor, error) {
+	d, err := describe(l)
+	if err != nil {
+		return d, &BlobError{What: what, Digest: string(l.Digest), MediaType: l.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
+	}
+	return d, nil
 }
 
 // BlobError is a failure to fetch, or to make sense of, one blob of an image.
@@ -167,20 +155,9 @@ func (e *BlobError) Unwrap() error { return e.Err }
 
 // manifestDoc is an index or a manifest; which, its media type says.
 type manifestDoc struct {
-	Config    Descriptor   `json:"config"`
-	Layers    []Descriptor `json:"layers"`
-	Manifests []Descriptor `json:"manifests"`
-}
-
-// configDoc is what we need of an image's config.
-type configDoc struct {
-	Architecture string `json:"architecture"`
-	OS           string `json:"os"`
-	Variant      string `json:"variant"`
-	RootFS       struct {
-		Type    string   `json:"type"`
-		DiffIDs []string `json:"diff_ids"`
-	} `json:"rootfs"`
+	Config    ocispec.Descriptor   `json:"config"`
+	Layers    []ocispec.Descriptor `json:"layers"`
+	Manifests []ocispec.Descriptor `json:"manifests"`
 }
 
 func parseDoc[T any](b []byte) (T, error) {

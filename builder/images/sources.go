@@ -50,23 +50,17 @@ func (s *sources) close() {
 // the cache has it already.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
 	l := p.Layers[j]
-	sha, err1 := shaOf(l.Digest)
-	diff, err2 := shaOf(l.DiffID)
-	if err1 == nil && err2 == nil && s.cache.Has(diff) && (!keep || s.cache.Has(sha)) {
+	if s.cache.Has(l.DiffID.Hex()) && (!keep || s.cache.Has(l.Digest.Hex())) {
 		return nil
-	}
-	ref, err := configs.ParseRef(p.Ref)
-	if err != nil {
-		return err
 	}
 	src, err := s.get(ctx, p.Source)
 	if err != nil {
 		return fmt.Errorf("image %s: %w", p.Ref, err)
 	}
 	u := unpacker{limit, &s.large}
-	err = again(ctx, src, ref, l.Digest, func() error { return u.fetchLayer(ctx, s.cache, src, ref, l, keep) })
+	err = again(ctx, src, p.Ref, l.Digest, func() error { return u.fetchLayer(ctx, s.cache, src, p.Ref, l, keep) })
 	if err != nil {
-		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, ref, src, err)
+		return blobError(fmt.Sprintf("layer %d of %d", j+1, len(p.Layers)), l.Descriptor, p.Ref, src, err)
 	}
 	return nil
 }

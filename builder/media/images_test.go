@@ -97,7 +97,7 @@ func TestVerifyImages(t *testing.T) {
 		spoiled = append(spoiled, n)
 	}
 	for _, n := range baked.Nodes {
-		if n.Path != store.Root+"/"+store.BlobPath(pinned[0].Config.Digest) {
+		if n.Path != store.Root+"/"+store.BlobPath(string(pinned[0].Config.Digest)) {
 			holed = append(holed, n)
 		}
 	}
@@ -106,7 +106,7 @@ func TestVerifyImages(t *testing.T) {
 		nodes []tree.Node
 		want  string
 	}{
-		"blob missing":    {baked.Images, holed, pinned[0].Config.Digest},
+		"blob missing":    {baked.Images, holed, string(pinned[0].Config.Digest)},
 		"archive missing": {archives.Images, gone, "000-edgebake.test_a_1.tar of image edgebake.test/a:1: "},
 		"archive spoiled": {archives.Images, spoiled, "is damaged, build or copy it again: archive 000-edgebake.test_a_1.tar of image edgebake.test/a:1: sha256 is "},
 		"archive of more": {append(archives.Images, archives.Images...), archives.Nodes, "lists 2 container images, 1 are to be imported"},
