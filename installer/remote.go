@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/transfer"
 )
 
 // remote is an image on a web server, read by ranges: each is asked for again
@@ -28,8 +29,8 @@ type remote struct {
 const (
 	// requestTimeout is how long a server may say nothing.
 	requestTimeout = 30 * time.Second
-	// patience is how often a range is asked for before the installation begins
-	// anew.
+	// patience is how often in a row a range is asked for again that brings
+	// nothing, before the installation begins anew.
 	patience = 20
 	// maxPause is between two attempts.
 	maxPause = 15 * time.Second
@@ -40,7 +41,7 @@ var errChanged = errors.New("the image on the server is another than before")
 
 // online finds the image on its server.
 func online(ctx context.Context, url string) (Source, error) {
-	r := &remote{ctx: ctx, http: &http.Client{}, url: url, sleep: sleep}
+	r := &remote{ctx: ctx, http: &http.Client{Transport: transfer.Impatient(transfer.Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
 	if err := r.find(); err != nil {
 		return Source{}, err
 	}
@@ -60,24 +61,17 @@ func (r *remote) ReadAt(p []byte, off int64) (n int, err error) {
 	}
 	whole := p
 	p = p[:min(int64(len(p)), r.size-off)]
-	pause := time.Second
-	for failed := 0; n < len(p); {
-		var got int
-		got, err = r.once(p[n:], off+int64(n))
+	retry := transfer.Retry{Attempts: patience + 1, Pause: time.Second, Longest: maxPause, Sleep: r.sleep}
+	err = retry.Do(r.ctx, func() (bool, error) {
+		got, err := r.once(p[n:], off+int64(n))
 		n += got
-		switch {
-		case err == nil:
-			continue
-		case got > 0: // it goes on
-			failed, pause = 0, time.Second
-		case errors.Is(err, errChanged), failed == patience:
-			return n, err
+		if errors.Is(err, errChanged) {
+			return false, transfer.Final(err)
 		}
-		failed++
-		if err := r.sleep(r.ctx, pause); err != nil {
-			return n, err
-		}
-		pause = min(2*pause, maxPause)
+		return got > 0, err
+	})
+	if err != nil {
+		return n, err
 	}
 	if n < len(whole) {
 		return n, io.EOF
@@ -87,11 +81,7 @@ func (r *remote) ReadAt(p []byte, off int64) (n int, err error) {
 
 // once asks for a range, and returns how much of it came.
 func (r *remote) once(p []byte, off int64) (int, error) {
-	ctx, cancel := context.WithCancel(r.ctx)
-	defer cancel()
-	quiet := time.AfterFunc(requestTimeout, cancel)
-	defer quiet.Stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url, nil)
+	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, r.url, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -104,14 +94,9 @@ func (r *remote) once(p []byte, off int64) (int, error) {
 	if err := r.check(resp, off); err != nil {
 		return 0, err
 	}
-	n := 0
-	for n < len(p) {
-		got, err := resp.Body.Read(p[n:])
-		n += got
-		quiet.Reset(requestTimeout)
-		if err != nil && n < len(p) {
-			return n, fmt.Errorf("reading %s: %w", r.url, err)
-		}
+	n, err := io.ReadFull(resp.Body, p)
+	if err != nil {
+		return n, fmt.Errorf("reading %s: %w", r.url, err)
 	}
 	return n, nil
 }
@@ -124,7 +109,7 @@ func (r *remote) check(resp *http.Response, off int64) error {
 	case http.StatusOK:
 		return fmt.Errorf("reading %s: the server does not answer ranges: use another one", r.url)
 	default:
-		return fmt.Errorf("reading %s: the server says %s", r.url, resp.Status)
+		return transfer.After(fmt.Errorf("reading %s: the server says %s", r.url, resp.Status), transfer.RetryAfter(resp))
 	}
 	span, total, ok := strings.Cut(strings.TrimPrefix(resp.Header.Get("Content-Range"), "bytes "), "/")
 	from, _, _ := strings.Cut(span, "-")

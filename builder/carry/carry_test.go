@@ -24,11 +24,13 @@ import (
 	"aead.dev/minisign"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // server is go-containerregistry's registry, with faults before it.
@@ -1036,4 +1038,23 @@ func FuzzManifest(f *testing.F) {
 			chunks.Close()
 		}
 	})
+}
+
+// A registry that says how long to wait is not asked before.
+func TestRetryAfter(t *testing.T) {
+	s := serve(t, httptest.NewServer)
+	o := quick(t)
+	r, err := openRepo(t.Context(), s.ref(":1"), transport.PullScope, &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.faulty(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) bool {
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(http.StatusTooManyRequests)
+		return true
+	})
+	_, err = r.request(t.Context(), http.MethodGet, r.url("/manifests/1"), nil, nil, 0, http.StatusOK)
+	if pause := transfer.AskedPause(err); pause != 7*time.Second || !passes(err) {
+		t.Errorf("to wait %v: %v", pause, err)
+	}
 }

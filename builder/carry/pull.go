@@ -14,6 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
@@ -330,7 +331,7 @@ func (p *pull) piece(ctx context.Context, hashing *hasher, f *fetched) error {
 		p.o.warn("%s answers another range than it was asked for: what is there already is sent again", p.ref.Domain)
 		return p.piece(ctx, hashing, f)
 	default:
-		return &ownError{fmt.Errorf("%s answers with a range that nobody asked for", p.ref.Domain)}
+		return transfer.Final(fmt.Errorf("%s answers with a range that nobody asked for", p.ref.Domain))
 	}
 	return p.copy(hashing, f, resp.Body)
 }
@@ -357,7 +358,7 @@ func (p *pull) copy(hashing *hasher, f *fetched, body io.Reader) error {
 		n, err := body.Read(buf[:min(int64(len(buf)), f.Size-f.have)])
 		if n > 0 {
 			if _, err := p.out.WriteAt(buf[:n], f.from+f.have); err != nil {
-				return &ownError{fmt.Errorf("writing %s: %w", p.out.Temp(), disk.Explain(err, filepath.Dir(p.out.Temp())))}
+				return transfer.Final(fmt.Errorf("writing %s: %w", p.out.Temp(), disk.Explain(err, filepath.Dir(p.out.Temp()))))
 			}
 			p.took(hashing, f, buf[:n])
 		}

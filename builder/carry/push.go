@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"golang.org/x/sync/errgroup"
@@ -294,7 +295,7 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 
 // known notes a blob, and says whether it was noted before: it is sent, or on
 // its way, and what fails it fails the push.
-func (p *push) known(digest string) bool {
+func (p *push) known(digest configs.Digest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.here[digest]
@@ -370,7 +371,7 @@ func (u *upload) resume(ctx context.Context) (int64, error) {
 	}
 	resp.Body.Close()
 	if u.where, err = at(resp); err != nil {
-		return 0, &ownError{err}
+		return 0, transfer.Final(err)
 	}
 	u.begun = true
 	return 0, nil
@@ -402,27 +403,22 @@ func (u *upload) kept(ctx context.Context) (int64, error) {
 // send sends what is left, in one request: there are registries that take no
 // more than one.
 func (u *upload) send(ctx context.Context, from int64) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	body := &outgoing{r: io.NewSectionReader(u.content, from, u.d.Size-from), limit: u.p.repo.stall, count: u.count, at: from}
-	body.timer = time.AfterFunc(body.limit, func() { cancel(errSilent) })
-	defer body.timer.Stop()
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
 	if from > 0 {
 		header.Set("Content-Range", fmt.Sprintf("%d-%d", from, u.d.Size-1))
 	}
-	resp, err := u.p.repo.request(ctx, http.MethodPatch, u.where, header, body, u.d.Size-from, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
-	if err != nil {
-		if context.Cause(ctx) == errSilent {
-			err = errSilent
+	body := &counted{r: io.NewSectionReader(u.content, from, u.d.Size-from), count: u.count, at: from}
+	return transfer.Send(ctx, body, u.p.repo.stall, func(ctx context.Context, body io.Reader) error {
+		resp, err := u.p.repo.request(ctx, http.MethodPatch, u.where, header, body, u.d.Size-from, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	resp.Body.Close()
-	if u.where, err = at(resp); err != nil {
-		return &ownError{err}
-	}
-	return nil
+		resp.Body.Close()
+		if u.where, err = at(resp); err != nil {
+			return transfer.Final(err)
+		}
+		return nil
+	})
 }
 
 // count tells progress that was not told before.
@@ -440,7 +436,7 @@ func (u *upload) finish(ctx context.Context) error {
 	}
 	where, err := url.Parse(u.where)
 	if err != nil {
-		return &ownError{err}
+		return transfer.Final(err)
 	}
 	q := where.Query()
 	q.Set("digest", string(u.d.Digest))
@@ -453,29 +449,16 @@ func (u *upload) finish(ctx context.Context) error {
 	return nil
 }
 
-// errSilent is a registry that takes nothing more.
-var errSilent = fmt.Errorf("sending: %w", context.DeadlineExceeded)
-
-// outgoing is a body that is sent. Whoever takes nothing of it for too long is
-// given up.
-type outgoing struct {
+// counted is a body that is sent, and tells how far.
+type counted struct {
 	r     io.Reader
-	timer *time.Timer
-	limit time.Duration
 	count func(at int64)
 	at    int64
 }
 
-func (o *outgoing) Read(p []byte) (int, error) {
-	// When all is sent, the answer has a limit of its own.
-	if o.timer.Stop() {
-		o.timer.Reset(o.limit)
-	}
-	o.count(o.at)
-	n, err := o.r.Read(p)
-	o.at += int64(n)
-	if err == io.EOF {
-		o.timer.Stop()
-	}
+func (c *counted) Read(p []byte) (int, error) {
+	c.count(c.at) // what was read before is on its way
+	n, err := c.r.Read(p)
+	c.at += int64(n)
 	return n, err
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/registry"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -84,7 +85,7 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 	}
 	if err := transport.CheckError(resp, codes...); err != nil {
 		resp.Body.Close()
-		return nil, err
+		return nil, transfer.After(err, transfer.RetryAfter(resp))
 	}
 	return resp, nil
 }
@@ -92,50 +93,34 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 // attempts is how often in a row something is tried that brings nothing.
 const attempts = 5
 
-// again calls f until it succeeds, or there is no hope. progress says that f
-// brought something before it failed: on a line that breaks every minute a
-// transfer of an hour comes to its end. what says in a warning what is being
-// done.
-func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f func() (progress bool, err error)) error {
-	for failures := 0; ; {
-		progress, err := f()
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		var own *ownError
-		if errors.As(err, &own) {
-			return own.error
-		}
-		failed := &registry.Error{Host: r.ref.Domain, Digest: string(digest), Stall: r.stall, Err: err}
-		if failures++; progress {
-			failures = 0
-		}
-		var op *net.OpError
-		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // most often it is misspelt
-		if failures >= attempts || !passes(err) || first {
-			return failed
-		}
-		if what != "" {
+// again calls f until it succeeds, or there is no hope. what says in a warning
+// what is being done.
+func (r *repo) again(ctx context.Context, digest configs.Digest, what string, f func() (brought bool, err error)) error {
+	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
+	if what != "" {
+		retry.Again = func(err error) {
 			r.told.Lock()
-			r.o.warn("%v; %s", failed, what)
-			r.told.Unlock()
-		}
-		if failures == 0 {
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(r.wait << (failures - 1)):
+			defer r.told.Unlock()
+			r.o.warn("%v; %s", err, what)
 		}
 	}
+	return retry.Do(ctx, func() (bool, error) {
+		brought, err := f()
+		if err == nil {
+			return false, nil
+		}
+		failed := &registry.Error{Host: r.ref.Domain, Digest: string(digest), Stall: r.stall, Err: err}
+		var op *net.OpError
+		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // most often it is misspelt
+		switch {
+		case transfer.IsFinal(err): // not the registry's doing
+			return false, err
+		case first || !passes(err):
+			return false, transfer.Final(failed)
+		}
+		return brought, failed
+	})
 }
-
-// ownError is not the registry's doing.
-type ownError struct{ error }
 
 // passes reports whether a failure may pass by itself.
 func passes(err error) bool {
@@ -144,11 +129,11 @@ func passes(err error) bool {
 	var unknown *net.DNSError
 	switch {
 	case errors.As(err, &te):
-		return te.StatusCode >= 500 || te.StatusCode == http.StatusTooManyRequests || te.StatusCode == http.StatusRequestTimeout
+		return transfer.MayPass(te.StatusCode)
 	case errors.As(err, &unknown):
 		return !unknown.IsNotFound
 	}
-	return registry.IsBroken(err) || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.As(err, &op)
+	return transfer.IsBroken(err) || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.As(err, &op)
 }
 
 // document reads a manifest or a blob that is small.
@@ -161,7 +146,7 @@ func (r *repo) document(ctx context.Context, path string, digest configs.Digest,
 		}
 		defer resp.Body.Close()
 		if b, err = io.ReadAll(io.LimitReader(resp.Body, limit+1)); err == nil && int64(len(b)) > limit {
-			err = &ownError{fmt.Errorf("%s sent more than %d bytes of %s", r.ref.Domain, limit, path)}
+			err = transfer.Final(fmt.Errorf("%s sent more than %d bytes of %s", r.ref.Domain, limit, path))
 		}
 		return false, err
 	})

@@ -11,9 +11,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/builder/transfer"
 )
 
 // Download brings the file that any of urls serves into the cache and
@@ -37,18 +38,14 @@ func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
 }
 
 func newDownloader() downloader {
+	const silence = time.Minute
+	base := transfer.Transport(20*time.Second, silence)
+	// Bytes are named by their digest: they must come as they are.
+	base.DisableCompression = true
 	return downloader{
 		rounds: 4,
 		pause:  time.Second,
-		idle:   time.Minute,
-		client: &http.Client{Transport: StayEncrypted(&http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           (&net.Dialer{Timeout: 20 * time.Second}).DialContext,
-			TLSHandshakeTimeout:   20 * time.Second,
-			ResponseHeaderTimeout: time.Minute,
-			// Bytes are named by their digest: they must come as they are.
-			DisableCompression: true,
-		})},
+		client: &http.Client{Transport: StayEncrypted(transfer.Impatient(base, silence))},
 	}
 }
 
@@ -77,16 +74,12 @@ func (e encrypted) CloseIdleConnections() {
 type downloader struct {
 	rounds int           // how often each mirror is tried
 	pause  time.Duration // before the second round; doubles with each
-	idle   time.Duration // longest time without a byte
 	head   int64         // how many bytes are wanted; 0: all
 	client *http.Client
 }
 
-// passing marks an error that time may heal.
-type passing struct {
-	error
-	after time.Duration // what the server asked us to wait
-}
+// passing marks an error that another attempt may not meet.
+type passing struct{ error }
 
 func (p passing) Unwrap() error { return p.error }
 
@@ -102,39 +95,37 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	}
 	failed := make(map[string]error, len(urls)) // the last word on each mirror
 	left := urls
-	pause := d.pause
-	for round := 0; len(left) > 0 && round < d.rounds; round++ {
-		if round > 0 {
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-				return "", ctx.Err()
-			}
-			pause *= 2
-		}
+	sha := ""
+	retry := transfer.Retry{Attempts: d.rounds, Pause: d.pause}
+	err := retry.Do(ctx, func() (bool, error) {
 		var again []string
+		var pause time.Duration
 		for _, u := range left {
-			sha, err := d.once(ctx, c, u, want, progress)
-			if err == nil {
-				return sha, nil
-			}
-			if ctx.Err() != nil {
-				return "", ctx.Err()
+			var err error
+			if sha, err = d.once(ctx, c, u, want, progress); err == nil || ctx.Err() != nil {
+				return false, err
 			}
 			failed[u] = fmt.Errorf("fetching %s: %w", Redact(u), err)
-			var p passing
-			if errors.As(err, &p) {
+			if errors.As(err, new(passing)) {
 				again = append(again, u)
-				pause = max(pause, min(p.after, time.Minute))
+				pause = max(pause, transfer.AskedPause(err))
 			}
 		}
 		left = again
+		var errs []error
+		for _, u := range urls {
+			errs = append(errs, failed[u])
+		}
+		if err := errors.Join(errs...); len(left) == 0 {
+			return false, transfer.Final(err)
+		} else {
+			return false, transfer.After(err, pause)
+		}
+	})
+	if err != nil {
+		return "", err
 	}
-	var errs []error
-	for _, u := range urls {
-		errs = append(errs, failed[u])
-	}
-	return "", errors.Join(errs...)
+	return sha, nil
 }
 
 // missing is fs.ErrNotExist in a server's words.
@@ -161,17 +152,12 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 		}
 		r = f
 	case "http", "https":
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
 		resp, err := d.get(ctx, u.String())
 		if err != nil {
 			return "", err
 		}
 		total = resp.ContentLength
-		idle := time.AfterFunc(d.idle, cancel)
-		defer idle.Stop()
-		r = &idleReader{ReadCloser: resp.Body, timer: idle, limit: d.idle}
+		r = onTheWay{resp.Body}
 	default:
 		return "", fmt.Errorf("scheme %q: use https, http or file", u.Scheme)
 	}
@@ -203,10 +189,13 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		if ne := (*net.DNSError)(nil); errors.As(err, &ne) && ne.IsNotFound {
 			err = fmt.Errorf("%s is not known to the name server; check its spelling, and the network", ne.Name)
 		}
+		if errors.Is(err, io.EOF) {
+			err = errors.New("the server closed the connection without an answer")
+		}
 		if errors.Is(err, errDowngrade) {
 			return nil, err
 		}
-		return nil, passing{error: err}
+		return nil, passing{err}
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -218,36 +207,24 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		return nil, fmt.Errorf("%w: it wants other credentials (user:password@ in the URL)", err)
 	case code == http.StatusNotFound || code == http.StatusGone:
 		return nil, missing{fmt.Errorf("%w: check version, name and architecture", err)}
-	case code == http.StatusTooManyRequests || code == http.StatusRequestTimeout || code >= 500:
-		after, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
-		return nil, passing{err, time.Duration(after) * time.Second}
+	case transfer.MayPass(code):
+		return nil, passing{transfer.After(err, transfer.RetryAfter(resp))}
 	}
 	return nil, err
 }
 
-// idleReader ends a transfer that has come to a stand, and marks what goes
-// wrong on the way as passing: storing errors are not.
-type idleReader struct {
-	io.ReadCloser
-	timer *time.Timer
-	limit time.Duration
-}
+// onTheWay marks what goes wrong on the way as passing: storing errors are not.
+type onTheWay struct{ io.ReadCloser }
 
-func (r *idleReader) Read(p []byte) (int, error) {
+func (r onTheWay) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
-	if err == nil {
-		r.timer.Reset(r.limit)
-		return n, nil
-	}
-	if err == io.EOF {
+	switch {
+	case err == nil || err == io.EOF:
 		return n, err
-	}
-	if !r.timer.Stop() && errors.Is(err, context.Canceled) {
-		err = fmt.Errorf("no data for %s", r.limit)
-	} else if errors.Is(err, io.ErrUnexpectedEOF) {
+	case errors.Is(err, io.ErrUnexpectedEOF):
 		err = errors.New("the connection ended in the middle of the file")
 	}
-	return n, passing{error: err}
+	return n, passing{err}
 }
 
 // meter tells how far reading has come.

@@ -24,6 +24,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
+
+	"github.com/edgebake/edgebake/builder/transfer"
 )
 
 func open(t testing.TB, dir string) *Cache {
@@ -267,8 +269,8 @@ func TestOpenRefused(t *testing.T) {
 
 // quick is a downloader whose waits do not hold a test up.
 func quick() downloader {
-	return downloader{rounds: 3, pause: time.Millisecond, idle: 100 * time.Millisecond,
-		client: &http.Client{Transport: &http.Transport{DisableCompression: true}}}
+	return downloader{rounds: 3, pause: time.Millisecond,
+		client: &http.Client{Transport: transfer.Impatient(&http.Transport{DisableCompression: true}, 100*time.Millisecond)}}
 }
 
 func TestDownload(t *testing.T) {
@@ -298,6 +300,7 @@ func TestDownload(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	})
+	mux.HandleFunc("/hangup", func(http.ResponseWriter, *http.Request) { asked.Add(1); panic(http.ErrAbortHandler) })
 	mux.HandleFunc("/other", func(w http.ResponseWriter, _ *http.Request) { asked.Add(1); io.WriteString(w, "another file") })
 	srv := httptest.NewServer(mux)
 	defer srv.Close()
@@ -321,6 +324,7 @@ func TestDownload(t *testing.T) {
 		{name: "missing", urls: []string{"/none"}, err: []string{"404", "check version, name and architecture"}},
 		{name: "credentials", urls: []string{"/secret"}, asked: 1, err: []string{"401", "user:password@"}},
 		{name: "cut short", urls: []string{"/cut"}, asked: 3, err: []string{"the connection ended in the middle of the file"}},
+		{name: "hangs up", urls: []string{"/hangup"}, asked: 3, err: []string{"/hangup: the server closed the connection without an answer"}},
 		{name: "stall", urls: []string{"/stall"}, asked: 3, err: []string{"no data for 100ms"}},
 		{name: "another file", urls: []string{"/other"}, asked: 1, err: []string{"sha256 is " + sum([]byte("another file")), "not the one that was asked for"}},
 		{name: "all mirrors are named", urls: []string{"/none", "/secret"}, asked: 1, err: []string{"/none: ", "/secret: "}},

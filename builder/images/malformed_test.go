@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/registry"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
@@ -578,6 +578,12 @@ func TestRegistryFailures(t *testing.T) {
 		<-r.Context().Done()
 		return true
 	}
+	hangup := func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	}
 	stall := func(match string) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.Contains(r.URL.Path, match) {
@@ -614,6 +620,7 @@ func TestRegistryFailures(t *testing.T) {
 		{"429", status(429, "/manifests/"), 0, []string{"limits requests", "mirror"}},
 		{"500", status(500, "/manifests/"), 0, []string{"failing", "mirror"}},
 		{"503 blob", status(503, "/blobs/"), 0, []string{"config sha256:", "failing"}},
+		{"hangs up", hangup, 0, []string{"closed the connection without an answer", "proxy", "mirror"}},
 		{"hangs", hang, briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
 		{"stalls", stall("/blobs/"), briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
 		{"stalls in a manifest", stall("/manifests/"), briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
@@ -739,7 +746,7 @@ func TestBadMirrorsAreAskedLast(t *testing.T) {
 	if got := asked("sha256:1") + ", " + asked("sha256:1") + ", " + asked("sha256:2"); got != "b.test c.test, c.test, b.test c.test" {
 		t.Error(got)
 	}
-	bad["b.test"] = registry.ErrStalled
+	bad["b.test"] = transfer.ErrStalled
 	if got := asked("") + ", " + asked("") + ", " + asked("sha256:3"); got != "b.test c.test, c.test, c.test" {
 		t.Error(got)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/registry"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -40,7 +41,6 @@ type tries struct {
 	at    string                     // the host that was asked last
 	count map[string]int             // failures, by host
 	errs  map[string]*registry.Error // the last failure, by host
-	total int                        // transfers that failed
 }
 
 func newRegistry(o *Options, at func(string) string) *registrySource {
@@ -161,7 +161,7 @@ func (r *registrySource) each(ref configs.Ref, digest configs.Digest, f func(*re
 		errs = append(errs, failed)
 		r.mu.Lock()
 		r.failed(t, failed)
-		if n < len(es)-1 && registry.IsTimeout(err) {
+		if n < len(es)-1 && transfer.IsTimeout(err) {
 			r.warnOnce(failed, "asking the next, and this one last from now on")
 		}
 		r.mu.Unlock()
@@ -181,7 +181,7 @@ func (r *registrySource) warnOnce(e *registry.Error, goOn string) {
 func (r *registrySource) failed(t *tries, e *registry.Error) {
 	t.count[e.Host]++
 	t.errs[e.Host] = e
-	if registry.IsTimeout(e.Err) {
+	if transfer.IsTimeout(e.Err) {
 		r.silent[e.Host]++
 	}
 }
@@ -199,27 +199,22 @@ func (r *registrySource) triesOf(digest configs.Digest) *tries {
 	return t
 }
 
-// attempts is how often a blob is asked for whose transfer breaks off.
+// attempts is how often a blob is asked for whose transfer breaks off, once all
+// hosts have been asked.
 const attempts = 3
 
 // spoiled notes that the transfer of a blob failed after it had begun, and
-// tells how long to wait before it is asked for again, or what to say instead.
-func (r *registrySource) spoiled(ref configs.Ref, digest configs.Digest, err error) (time.Duration, error) {
+// reports whether another host can be asked for it, or what to say if not.
+func (r *registrySource) spoiled(ref configs.Ref, digest configs.Digest, err error) (elsewhere bool, _ error) {
 	t := r.triesOf(digest)
 	es := r.endpoints(ref)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	failed := &registry.Error{Host: t.at, Digest: string(digest), Stall: r.stall, Err: err}
 	r.failed(t, failed)
-	t.total++
-	switch {
-	case slices.ContainsFunc(es, func(e endpoint) bool { return t.count[e.host] == 0 }):
+	if slices.ContainsFunc(es, func(e endpoint) bool { return t.count[e.host] == 0 }) {
 		r.warnOnce(failed, "asking the next")
-		return 0, nil
-	// Who sends wrong bytes will send them again.
-	case registry.IsBroken(err) && t.total < attempts+len(es)-1:
-		r.warnOnce(failed, "asking again")
-		return r.wait * time.Duration(t.total), nil
+		return true, nil
 	}
 	var errs endpointErrors
 	for _, e := range es {
@@ -227,7 +222,11 @@ func (r *registrySource) spoiled(ref configs.Ref, digest configs.Digest, err err
 			errs = append(errs, failed)
 		}
 	}
-	return 0, errs.join()
+	if !transfer.IsBroken(err) { // who sends wrong bytes will send them again
+		return false, transfer.Final(errs.join())
+	}
+	r.warnOnce(failed, "asking again")
+	return false, errs.join()
 }
 
 // again calls f, which fetches a blob, until that succeeds or there is no
@@ -235,31 +234,32 @@ func (r *registrySource) spoiled(ref configs.Ref, digest configs.Digest, err err
 // middle is ours to repeat, and bytes that one mirror spoiled are asked of the
 // next.
 func again(ctx context.Context, src source, ref configs.Ref, digest configs.Digest, f func() error) error {
-	for {
-		err := f()
-		r, remote := src.(*registrySource)
-		if err == nil || !remote || ctx.Err() != nil {
-			return err
-		}
-		var unopened *registry.Error
-		var wrong *fetch.DigestError
-		switch {
-		case errors.As(err, &unopened):
-			return err
-		case registry.IsBroken(err), errors.Is(err, errTooLong), errors.As(err, &wrong) && wrong.Want == digest.Hex():
-		default:
-			return err // not the registry's doing
-		}
-		wait, err := r.spoiled(ref, digest, err)
-		if err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
-		}
+	r, remote := src.(*registrySource)
+	if !remote {
+		return f()
 	}
+	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
+	return retry.Do(ctx, func() (bool, error) {
+		for {
+			err := f()
+			if err == nil || ctx.Err() != nil {
+				return false, err
+			}
+			var unopened *registry.Error
+			var wrong *fetch.DigestError
+			switch {
+			case errors.As(err, &unopened):
+				return false, transfer.Final(err)
+			case transfer.IsBroken(err), errors.Is(err, errTooLong), errors.As(err, &wrong) && wrong.Want == digest.Hex():
+			default:
+				return false, transfer.Final(err) // not the registry's doing
+			}
+			elsewhere, err := r.spoiled(ref, digest, err)
+			if !elsewhere {
+				return false, err
+			}
+		}
+	})
 }
 
 // endpointErrors is what a registry and its mirrors answered, each with its

@@ -11,10 +11,10 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
@@ -45,7 +45,7 @@ func (e *Error) Error() string {
 		who += " (" + sentTo + ")"
 	}
 	switch {
-	case IsTimeout(e.Err):
+	case transfer.IsTimeout(e.Err):
 		return fmt.Sprintf("%s was silent for %v", who, e.Stall)
 	case errors.As(e.Err, &te):
 		s := fmt.Sprintf("%s answered %d %s", who, te.StatusCode, http.StatusText(te.StatusCode))
@@ -69,6 +69,8 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is refused", e.Host, sentTo)
 	case e.Err == io.ErrUnexpectedEOF:
 		return e.Host + " broke off in the middle"
+	case errors.Is(e.Err, io.EOF):
+		return who + " closed the connection without an answer"
 	case errors.As(e.Err, &ue):
 		return fmt.Sprintf("%s: %v", who, ue.Err)
 	}
@@ -84,18 +86,6 @@ func urlHost(s string) string {
 		return "another place"
 	}
 	return u.Host
-}
-
-// IsBroken reports whether a transfer broke off, as opposed to having been
-// refused or having brought wrong bytes.
-func IsBroken(err error) bool {
-	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
-}
-
-// IsTimeout reports whether a registry was silent for too long.
-func IsTimeout(err error) bool {
-	var ne net.Error
-	return errors.Is(err, ErrStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
 // printable leaves out what a terminal would obey: anybody may be on the other
@@ -138,7 +128,7 @@ func Fix(err error, w Words) string {
 		return fixOfStatus(err, te.StatusCode, w)
 	case errors.Is(err, context.Canceled):
 		return ""
-	case IsTimeout(err):
+	case transfer.IsTimeout(err), errors.Is(err, io.EOF):
 		return "check the network and the proxy settings" + w.Mirror
 	case errors.As(err, &untrusted):
 		return "have this machine trust the registry's CA; or, where that does not matter, " + w.Insecure

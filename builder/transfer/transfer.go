@@ -1,0 +1,147 @@
+// Package transfer is how long whatever comes or goes over a network is waited
+// for, and how it is asked for again: registries, downloads, and an image on a
+// web server that a machine installs.
+//
+// A wait in which nothing moves has an end, however long the transfer; one that
+// is merely slow goes on. What is asked for again is asked for after pauses
+// that grow, no sooner than the server says. What is worth another attempt, and
+// how many, is for the caller to say.
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+)
+
+// Transport carries requests. Connecting may take as long as connect, and so
+// may TLS; an answer may take silence to begin.
+func Transport(connect, silence time.Duration) *http.Transport {
+	return &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: connect}).DialContext,
+		TLSHandshakeTimeout:   connect,
+		ResponseHeaderTimeout: silence,
+		IdleConnTimeout:       90 * time.Second,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConnsPerHost:   8,
+	}
+}
+
+// Impatient ends answers that yield nothing for so long, with ErrStalled.
+func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
+	return impatient{base, silence}
+}
+
+type impatient struct {
+	base  http.RoundTripper
+	limit time.Duration
+}
+
+func (i impatient) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(req.Context())
+	resp, err := i.base.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = watch(ctx, resp.Body, cancel, i.limit)
+	return resp, nil
+}
+
+func (i impatient) CloseIdleConnections() {
+	if c, ok := i.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// ErrStalled says that a transfer yielded nothing for too long.
+var ErrStalled = errors.New("no data")
+
+func stalled(limit time.Duration) error { return fmt.Errorf("%w for %v", ErrStalled, limit) }
+
+// IsTimeout reports whether the other side was silent for too long.
+func IsTimeout(err error) bool {
+	var ne net.Error
+	return errors.Is(err, ErrStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
+}
+
+// IsBroken reports whether a transfer broke off, as opposed to having been
+// refused or having brought wrong bytes.
+func IsBroken(err error) bool {
+	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+type incoming struct {
+	ctx    context.Context
+	body   io.ReadCloser
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	limit  time.Duration
+}
+
+func watch(ctx context.Context, body io.ReadCloser, cancel context.CancelCauseFunc, limit time.Duration) io.ReadCloser {
+	in := &incoming{ctx: ctx, body: body, cancel: cancel, limit: limit}
+	in.timer = time.AfterFunc(limit, func() { cancel(stalled(limit)) })
+	in.timer.Stop()
+	return in
+}
+
+func (in *incoming) Read(p []byte) (int, error) {
+	// Only waiting for the server counts, not what the reader does with the
+	// data.
+	in.timer.Reset(in.limit)
+	n, err := in.body.Read(p)
+	in.timer.Stop()
+	if err != nil && err != io.EOF {
+		if cause := context.Cause(in.ctx); cause != nil {
+			err = cause
+		}
+	}
+	return n, err
+}
+
+func (in *incoming) Close() error {
+	in.timer.Stop()
+	err := in.body.Close()
+	in.cancel(nil)
+	return err
+}
+
+// Send has send bring a body to where nothing may take it for no longer than
+// limit; else it ends with ErrStalled.
+func Send(ctx context.Context, body io.Reader, limit time.Duration, send func(context.Context, io.Reader) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &outgoing{r: body, limit: limit}
+	out.timer = time.AfterFunc(limit, func() { cancel(stalled(limit)) })
+	defer out.timer.Stop()
+	err := send(ctx, out)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, ErrStalled) {
+		return cause
+	}
+	return err
+}
+
+type outgoing struct {
+	r     io.Reader
+	timer *time.Timer
+	limit time.Duration
+}
+
+func (o *outgoing) Read(p []byte) (int, error) {
+	// When all is sent, the answer has a limit of its own.
+	if o.timer.Stop() {
+		o.timer.Reset(o.limit)
+	}
+	n, err := o.r.Read(p)
+	if err == io.EOF {
+		o.timer.Stop()
+	}
+	return n, err
+}
