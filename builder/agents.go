@@ -28,7 +28,7 @@ func (b *build) resolveAgents(ctx context.Context) error {
 		{"ipvscare", b.img.Agents.IPVSCare},
 	} {
 		sha, err := b.agent(ctx, a.name, a.given)
-		if recipe, ok := agentRecipe(b.Version, a.name, b.img.Arch); ok && errors.Is(err, errNoAgent) {
+		if recipe, ok := agentRecipe(b.Options, a.name, b.img.Arch); ok && errors.Is(err, errNoAgent) {
 			errs = append(errs, b.addGo("agents."+a.name, program{a.name, "usr/bin/" + a.name}, recipe))
 			continue
 		}
@@ -42,13 +42,13 @@ func (b *build) resolveAgents(ctx context.Context) error {
 }
 
 // Program finds a program of ours that is no part of an image, for machines of
-// an architecture: beside the running edgebake, in the source tree we stand in,
-// or on the module proxy.
+// an architecture: from edgebake's package, in the source tree we stand in,
+// beside the running edgebake, or on the module proxy.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
 	b := &build{Options: o, img: &configs.Image{Arch: arch}}
 	o.Cache.Until(ctx)
 	sha, err := b.agent(ctx, name, "")
-	if r, ok := agentRecipe(b.Version, name, arch); ok && errors.Is(err, errNoAgent) {
+	if r, ok := agentRecipe(o, name, arch); ok && errors.Is(err, errNoAgent) {
 		s := b.step(name, "compiled by Go: up to 3 minutes, unless it is cached")
 		var made map[string]string
 		if made, err = fetch.GoBuild(ctx, b.Cache, r, s); err == nil {
@@ -63,21 +63,29 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 }
 
 // agentRecipe compiles one of our programs from the module proxy, in the
-// running edgebake's version, where that is a published one.
-func agentRecipe(version, name, arch string) (fetch.GoRecipe, bool) {
-	v := "v" + version
-	if !semver.IsValid(v) || semver.Build(v) != "" || semver.Canonical(v) != v || module.IsPseudoVersion(v) {
-		return fetch.GoRecipe{}, false // "(devel)", or a commit that nobody else may have
+// running edgebake's version, where that is a published one: a release, or the
+// version that `go install` has fetched.
+func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
+	v := o.Published
+	if v == "" {
+		v = "v" + o.Version
+		if !semver.IsValid(v) || semver.Build(v) != "" || semver.Canonical(v) != v || module.IsPseudoVersion(v) {
+			return fetch.GoRecipe{}, false // "(devel)", or a commit that nobody else may have
+		}
 	}
 	return fetch.GoRecipe{Module: modulePath, Version: v, Packages: []string{modulePath + "/cmd/" + name}, Arch: arch, LDFlags: "-s -w"}, true
 }
 
 // errNoAgent is wrapped where a program of ours is nowhere to be found.
-var errNoAgent = errors.New("put it there, name it under agents, or run inside the source tree")
+var errNoAgent = errors.New("install edgebake's package, which has it, put it there, name it under agents, or run inside the source tree")
+
+// packaged is where edgebake's package has our programs of all architectures,
+// from the folder of edgebake itself.
+const packaged = "../lib/edgebake"
 
 // agent brings one of our programs into the cache: from the path given, else
-// from beside the running edgebake, else compiled from the source tree we
-// stand in.
+// from the package that edgebake was installed with, else compiled from the
+// source tree we stand in, else from beside the running edgebake.
 func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 	if given != "" {
 		sha, err := b.importNamed(ctx, given, "")
@@ -86,25 +94,48 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 		}
 		return sha, nil
 	}
-	// Beside the source tree's own edgebake there may be an old build; the
-	// source is what counts there.
-	if dir, ok := sourceTree(); ok {
-		return b.compileAgent(ctx, name, dir)
-	}
-	exe, err := os.Executable()
+	dir, err := ownDir()
 	if err != nil {
 		return "", fmt.Errorf("looking for %s beside edgebake: %w", name, err)
+	}
+	forArch := name + "-linux-" + b.img.Arch
+	// An installed edgebake's programs are those that came with it, wherever it
+	// is called: that folder may be the source of another version.
+	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
+		return b.importProgram(ctx, p)
+	}
+	// Beside the source tree's own edgebake there may be an old build; the
+	// source is what counts there.
+	if src, ok := sourceTree(); ok {
+		return b.compileAgent(ctx, name, src)
+	}
+	for _, f := range []string{forArch, name} {
+		if p := filepath.Join(dir, f); fileExists(p) && elfArch(p) == b.img.Arch {
+			return b.importFile(ctx, p, "")
+		}
+	}
+	return "", fmt.Errorf("there is no %s beside edgebake (in %s): %w", forArch, dir, errNoAgent)
+}
+
+// importProgram takes what can be nothing else than a program for the image's
+// architecture.
+func (b *build) importProgram(ctx context.Context, path string) (string, error) {
+	if got := elfArch(path); got != b.img.Arch {
+		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.img.Arch)
+	}
+	return b.importFile(ctx, path, "")
+}
+
+// ownDir is the folder of the running edgebake.
+func ownDir() (string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
 	}
 	if real, err := filepath.EvalSymlinks(exe); err == nil {
 		exe = real
 	}
-	for _, f := range []string{name + "-linux-" + b.img.Arch, name} {
-		p := filepath.Join(filepath.Dir(exe), f)
-		if fileExists(p) && elfArch(p) == b.img.Arch {
-			return b.importFile(ctx, p, "")
-		}
-	}
-	return "", fmt.Errorf("there is no %s-linux-%s beside edgebake (in %s): %w", name, b.img.Arch, filepath.Dir(exe), errNoAgent)
+	return filepath.Dir(exe), nil
 }
 
 // sourceTree finds our own module around the current folder.
@@ -139,13 +170,8 @@ func (b *build) compileAgent(ctx context.Context, name, src string) (string, err
 	}
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
-	// The Makefile's AGENT says the same: the programs beside edgebake and
-	// those compiled here must be the same bytes.
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
-	cmd.Dir = src
-	cmd.Env = append(append(os.Environ(), "GOARCH="+b.img.Arch), agentEnv...)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said)
+	if err := CompileProgram(ctx, src, name, b.img.Arch, out); err != nil {
+		return "", err
 	}
 	f, err := os.Open(out)
 	if err != nil {
@@ -154,6 +180,19 @@ func (b *build) compileAgent(ctx context.Context, name, src string) (string, err
 	defer f.Close()
 	sha, _, err := b.Cache.Put(ctx, "", f)
 	return sha, err
+}
+
+// CompileProgram compiles one of our programs from the source tree src for a
+// machine of an architecture. It gives the same bytes whoever asks: edgebake,
+// its package or, as the Makefile's AGENT says the same, make.
+func CompileProgram(ctx context.Context, src, name, arch, out string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
+	cmd.Dir = src
+	cmd.Env = append(append(os.Environ(), "GOARCH="+arch), agentEnv...)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said)
+	}
+	return nil
 }
 
 // elfArch is the GOARCH of a program, empty where it is none we know.

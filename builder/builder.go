@@ -32,8 +32,11 @@ type Options struct {
 	// there.
 	Dir   string
 	Cache *fetch.Cache
-	// Version is the running edgebake's; it is part of the plan.
+	// Version is the running edgebake's. It is told, and decides nothing.
 	Version string
+	// Published is the version of our module that the running edgebake was
+	// fetched in by `go install`, empty where it was not.
+	Published string
 	// Lock, where there is one, pins inputs. Locked refuses every input the
 	// lock does not have.
 	Lock   *plan.Lock

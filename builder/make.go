@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,6 +32,9 @@ func (b *build) makeInputs(ctx context.Context) error {
 			rest = append(rest, name)
 		}
 	}
+	if err := b.missingTools(compile, rest); err != nil {
+		return err
+	}
 	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
 		if err := b.checkNames(ctx); err != nil {
 			return err
@@ -49,6 +53,40 @@ func (b *build) makeInputs(ctx context.Context) error {
 		g.Go(func() error { return b.makeOne(ctx, name) })
 	}
 	return g.Wait()
+}
+
+// missingTools finds the programs that making these inputs needs and that are not
+// here, all of them before the first one is made.
+func (b *build) missingTools(compile, rest []string) error {
+	var errs []error
+	if _, err := exec.LookPath("go"); err != nil {
+		var told []string
+		for _, name := range compile {
+			field := b.fields[name]
+			if slices.Contains(told, field) {
+				continue
+			}
+			told = append(told, field)
+			hint := "take the programs from a release server (url) or a folder (file)"
+			if strings.HasPrefix(field, "agents.") {
+				hint = "install edgebake's package, which has it"
+			}
+			errs = append(errs, &FieldError{field, fmt.Errorf("compiling %s needs Go, and there is no go on PATH: install Go (https://go.dev/dl), or %s", name, hint)})
+		}
+	}
+	if !slices.Contains(rest, inputBase) || b.Base != "" || b.img.Base.Debian == nil {
+		return errors.Join(errs...)
+	}
+	tools := []string{"mmdebstrap"}
+	if os.Geteuid() != 0 {
+		tools = append(tools, "newuidmap")
+	}
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			errs = append(errs, &FieldError{"base.debian", fmt.Errorf("making the Debian base needs %s: apt-get install mmdebstrap uidmap debian-archive-keyring (or give a base of another kind: tar, oci)", tool)})
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (b *build) makeOne(ctx context.Context, name string) error {

@@ -329,9 +329,14 @@ func TestAgents(t *testing.T) {
 		t.Errorf("firstboot: %+v", in)
 	}
 	for _, v := range []string{"(devel)", "0.1.0+dirty", "0.0.0-20260101000000-abcdefabcdef", "0.1", "test"} {
-		if _, ok := agentRecipe(v, "firstboot", "amd64"); ok {
+		if _, ok := agentRecipe(Options{Version: v}, "firstboot", "amd64"); ok {
 			t.Errorf("version %s is taken for a published one", v)
 		}
+	}
+	// What `go install` has fetched is there for others, commits too.
+	const commit = "v0.0.0-20260101000000-abcdefabcdef"
+	if r, ok := agentRecipe(Options{Version: commit[1:], Published: commit}, "firstboot", "amd64"); !ok || r.Version != commit {
+		t.Errorf("%+v, %v", r, ok)
 	}
 }
 

@@ -46,7 +46,7 @@ func (f *source) open(s streams, image string) (*configs.Image, builder.Options,
 	if f.lock == "" && image != "-" {
 		f.lock = strings.TrimSuffix(strings.TrimSuffix(image, ".yaml"), ".yml") + ".lock"
 	}
-	o := builder.Options{Dir: dirOf(image), Version: version.String(), Locked: f.locked}
+	o := builder.Options{Dir: dirOf(image), Version: version.String(), Published: version.Published(), Locked: f.locked}
 	if f.lock != "" {
 		data, err := os.ReadFile(f.lock)
 		switch {

@@ -332,7 +332,7 @@ func (f *installFlags) options(ctx context.Context, p *media.Payload, show displ
 	if err != nil {
 		return installer.Options{}, err
 	}
-	program, err := builder.Program(ctx, "installer", p.Image.Arch, builder.Options{Cache: cache, Version: version.String(), Events: show.event})
+	program, err := builder.Program(ctx, "installer", p.Image.Arch, builder.Options{Cache: cache, Version: version.String(), Published: version.Published(), Events: show.event})
 	if err != nil {
 		return installer.Options{}, err
 	}

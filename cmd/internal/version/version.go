@@ -14,3 +14,12 @@ func String() string {
 	}
 	return strings.TrimPrefix(info.Main.Version, "v")
 }
+
+// Published is the version in which the Go tool fetched our module, as with
+// `go install`; empty where the program was compiled from a source tree.
+func Published() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Sum != "" {
+		return info.Main.Version
+	}
+	return ""
+}
