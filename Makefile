@@ -13,7 +13,7 @@ UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps build demo test check lint tidy unit oracle e2e bench fuzz nightly clean
+.PHONY: help deps build packages demo test check lint tidy unit oracle e2e bench fuzz nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,6 +25,10 @@ build: ## compile edgebake, firstboot, ipvscare and installer into bin/
 	@echo "Compiling edgebake, firstboot, ipvscare and installer into bin/"
 	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/edgebake
 	@$(AGENT) -o bin/ ./cmd/firstboot ./cmd/ipvscare ./cmd/installer
+
+packages: ## make Debian packages and container images of edgebake in build/packages/ (amd64, arm64)
+	@test/deps/install.sh packages
+	@go run ./packaging
 
 demo: ## bake an image, boot it, watch it join a small real cluster
 	@test/deps/install.sh demo
@@ -80,8 +84,9 @@ fuzz: ## run every fuzz target for FUZZTIME (10s) each
 	  done; \
 	done; exit $$bad
 
-nightly: deps ## the long runs: fuzzing, power cuts, Secure Boot, damaged disks
-	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h $(GUESTS) || rc=1; \
+nightly: deps ## the long runs: fuzzing, power cuts, Secure Boot, damaged disks, all packages
+	@test/deps/install.sh nightly
+	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h ./packaging $(GUESTS) || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; exit $$rc
 
 clean: ## remove what was made here (the cache of inputs stays)

@@ -119,7 +119,7 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 	root.AddCommand(
 		newBuild(s), newPlan(s), newStamp(s), newPreflight(s), newInventory(s), newSite(s), newCluster(s), newValidate(s), newInspect(s), newReport(s), newDiff(s), newRender(s),
 		newFlash(s), newInstaller(s), newDevices(s), newVerify(s), newPush(s), newPull(s),
-		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s),
+		newBoot(s), newImages(s), newInit(s), newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s), newMan(s),
 	)
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()

@@ -3,16 +3,20 @@
 # are missing. A second run changes nothing and needs no root. Go is the one
 # thing assumed.
 #
-#   install.sh demo   what `make demo` needs
-#   install.sh        what the tests need besides
+#   install.sh demo      what `make demo` needs
+#   install.sh packages  what `make packages` needs
+#   install.sh           what the tests need besides
+#   install.sh nightly   what `make nightly` needs besides
 set -euo pipefail
 
 # What the demo runs: mmdebstrap makes the base (uidmap lets it do so without
 # root), QEMU boots it with OVMF's firmware.
 packages=(ca-certificates debian-archive-keyring mmdebstrap uidmap qemu-system-x86 qemu-utils ovmf)
+[ "${1:-}" != packages ] || packages=(ca-certificates debian-archive-keyring git mmdebstrap uidmap)
 # The oracles that judge disks and units, and the network of the end-to-end
 # tests.
-[ "${1:-}" = demo ] || packages+=(bmap-tools chromium cpio cryptsetup-bin e2fsprogs dosfstools dnsmasq-base gdisk minisign mtools systemd iproute2 nftables openssh-client zstd gcc libc6-dev libblkid-dev passwd xorriso)
+case "${1:-}" in demo | packages) ;; *) packages+=(bmap-tools chromium cpio cryptsetup-bin e2fsprogs dosfstools dnsmasq-base gdisk minisign mtools systemd iproute2 nftables openssh-client zstd gcc libc6-dev libblkid-dev man-db passwd xorriso) ;; esac
+[ "${1:-}" != nightly ] || packages+=(lintian)
 
 if ! command -v apt-get >/dev/null; then
 	echo "This is not Debian or a relative of it. Install by your own means: ${packages[*]}" >&2

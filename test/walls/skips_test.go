@@ -18,6 +18,7 @@ var skips = map[string]string{
 	"builder/memory_test.go":           "with -short",
 	"firstboot/apply/ignition_test.go": "with -short",
 	"firstboot/ports_test.go":          "the other end of a test is none by itself",
+	"packaging/packaging_test.go":      "all architectures and go install, which are the nightly's",
 	"test/desk/desk.go":                "at a desk only",
 	"test/e2e/e2e_test.go":             "long runs are the nightly's",
 	"test/ipvs/ipvs_test.go":           "with -short, and what the guest left out: its measurements",

@@ -54,6 +54,7 @@ var rooms = map[string][]string{
 	"configs/sealed": {},
 	"cmd/...":        {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
 	"test/...":       {"..."},
+	"packaging":      {"builder"},
 }
 
 // doors lists foreign modules and the only packages of ours that may import

@@ -1,0 +1,355 @@
+// Command packaging makes the packages of edgebake: a Debian package and container
+// images, for each architecture. They carry edgebake, its programs for nodes of
+// all architectures, manual pages and completions. The same commit gives the same
+// bytes, except for the Debian below the larger container image, which is that of
+// the day.
+package main
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/builder"
+)
+
+// nfpm writes the Debian package. Later versions need modules for Windows'
+// packages that not every proxy gives out.
+const nfpm = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4"
+
+// architectures are those of computers that edgebake runs on, and of nodes.
+var architectures = []string{"amd64", "arm64"}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	p := packages{log: os.Stdout, nodes: architectures}
+	flag.StringVar(&p.src, "src", ".", "source tree")
+	flag.StringVar(&p.out, "o", filepath.Join("build", "packages"), "folder to write to")
+	arch := flag.String("arch", strings.Join(architectures, ","), "architectures of the computers that edgebake is for")
+	only := flag.String("only", "deb,container,debian", "what to make: deb, container (edgebake alone), debian (a container with what base.debian needs)")
+	flag.StringVar(&p.suite, "suite", "trixie", "Debian suite of the container")
+	flag.Func("source", "line for apt of the container's Debian, e.g. of a snapshot; repeatable (default: today's archive)", func(s string) error {
+		p.sources = append(p.sources, s)
+		return nil
+	})
+	flag.Parse()
+	p.arch, p.only = strings.Split(*arch, ","), strings.Split(*only, ",")
+	if err := p.make(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "packaging:", err)
+		os.Exit(1)
+	}
+}
+
+// packages is what is made in one run.
+type packages struct {
+	src, out   string
+	arch, only []string
+	nodes      []string // architectures of nodes
+	suite      string
+	sources    []string
+	log        io.Writer
+
+	date    time.Time
+	version string // as edgebake tells it
+	stage   string // a folder for each architecture's files
+}
+
+func (p *packages) make(ctx context.Context) error {
+	var err error
+	for _, dir := range []*string{&p.src, &p.out} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return err
+		}
+	}
+	if p.date, err = sourceDate(ctx, p.src); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(p.out, 0o755); err != nil {
+		return err
+	}
+	if p.stage, err = os.MkdirTemp(p.out, ".stage-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(p.stage)
+	if err := p.layOut(ctx); err != nil {
+		return err
+	}
+	for _, what := range p.only {
+		switch what {
+		case "deb":
+			err = p.debs(ctx)
+		case "container":
+			err = p.container()
+		case "debian":
+			err = p.debianContainer(ctx)
+		default:
+			err = errors.New("want deb, container or debian")
+		}
+		if err != nil {
+			return fmt.Errorf("making %s: %w", what, err)
+		}
+	}
+	return nil
+}
+
+// sourceDate is SOURCE_DATE_EPOCH, else the date of the commit.
+func sourceDate(ctx context.Context, src string) (time.Time, error) {
+	epoch := os.Getenv("SOURCE_DATE_EPOCH")
+	if epoch == "" {
+		cmd := exec.CommandContext(ctx, "git", "-c", "safe.directory=*", "log", "-1", "--format=%ct")
+		cmd.Dir = src
+		out, err := cmd.Output()
+		if err != nil {
+			return time.Time{}, fmt.Errorf("asking git for the date of the commit: %w: set SOURCE_DATE_EPOCH where there is no repository", err)
+		}
+		epoch = strings.TrimSpace(string(out))
+	}
+	n, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH=%s: want seconds since 1970", epoch)
+	}
+	return time.Unix(n, 0).UTC(), nil
+}
+
+// layOut makes each architecture's files as they are installed.
+func (p *packages) layOut(ctx context.Context) error {
+	nodes := filepath.Join(p.stage, "nodes")
+	for _, arch := range p.nodes {
+		for _, name := range []string{"firstboot", "ipvscare", "installer"} {
+			fmt.Fprintf(p.log, "compiling %s for %s\n", name, arch)
+			if err := builder.CompileProgram(ctx, p.src, name, arch, filepath.Join(nodes, name+"-linux-"+arch)); err != nil {
+				return err
+			}
+		}
+	}
+	own := filepath.Join(p.stage, "edgebake")
+	if err := p.compile(ctx, runtime.GOARCH, own); err != nil {
+		return err
+	}
+	var told struct{ Version string }
+	out, err := exec.CommandContext(ctx, own, "version", "--output", "json").Output()
+	if err == nil {
+		err = json.Unmarshal(out, &told)
+	}
+	if err != nil {
+		return fmt.Errorf("asking edgebake for its version: %w", err)
+	}
+	p.version = told.Version
+	for _, arch := range p.arch {
+		root := filepath.Join(p.stage, arch)
+		if err := p.compile(ctx, arch, filepath.Join(root, "usr/bin/edgebake")); err != nil {
+			return err
+		}
+		if err := os.CopyFS(filepath.Join(root, "usr/lib/edgebake"), os.DirFS(nodes)); err != nil {
+			return err
+		}
+		if err := errors.Join(p.manuals(ctx, own, root), p.completions(ctx, own, root), p.docs(root), p.settle(root)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compile makes edgebake itself. Its version is what Go finds in the repository.
+func (p *packages) compile(ctx context.Context, arch, out string) error {
+	fmt.Fprintf(p.log, "compiling edgebake for %s\n", arch)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/edgebake")
+	cmd.Dir = p.src
+	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling edgebake for %s: %w\n%s", arch, err, said)
+	}
+	return nil
+}
+
+func (p *packages) manuals(ctx context.Context, edgebake, root string) error {
+	dir := filepath.Join(root, "usr/share/man/man1")
+	cmd := exec.CommandContext(ctx, edgebake, "man", "--output", dir)
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("making the manual pages: %w\n%s", err, said)
+	}
+	pages, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, page := range pages {
+		name := filepath.Join(dir, page.Name())
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(writeGzip(name+".gz", text), os.Remove(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *packages) completions(ctx context.Context, edgebake, root string) error {
+	for shell, name := range map[string]string{
+		"bash": "usr/share/bash-completion/completions/edgebake",
+		"zsh":  "usr/share/zsh/vendor-completions/_edgebake",
+		"fish": "usr/share/fish/vendor_completions.d/edgebake.fish",
+	} {
+		script, err := exec.CommandContext(ctx, edgebake, "completion", shell).Output()
+		if err != nil {
+			return fmt.Errorf("making the completions of %s: %w", shell, err)
+		}
+		if err := writeFile(filepath.Join(root, name), script); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// docs writes what Debian wants to find of every package.
+func (p *packages) docs(root string) error {
+	doc := filepath.Join(root, "usr/share/doc/edgebake")
+	news, err := os.ReadFile(filepath.Join(p.src, "CHANGELOG.md"))
+	if err != nil {
+		return err
+	}
+	debian := fmt.Sprintf("edgebake (%s) unstable; urgency=medium\n\n  * What changed is in NEWS.md.\n\n -- edgebake developers <edgebake@edgebake.io>  %s\n",
+		debianVersion(p.version, p.date), p.date.Format(time.RFC1123Z))
+	return errors.Join(
+		writeGzip(filepath.Join(doc, "changelog.gz"), []byte(debian)),
+		writeGzip(filepath.Join(doc, "NEWS.md.gz"), news),
+		p.copyDocs(doc),
+		writeFile(filepath.Join(doc, "copyright"), []byte(copyright)),
+		writeFile(filepath.Join(root, "usr/share/lintian/overrides/edgebake"), []byte(overrides)),
+	)
+}
+
+// copyDocs takes what a reader of the README goes on to, under the same names.
+func (p *packages) copyDocs(doc string) error {
+	var errs []error
+	for _, pattern := range []string{"docs/*.md", "docs/*.svg", "configs/examples/*.yaml"} {
+		files, err := filepath.Glob(filepath.Join(p.src, pattern))
+		if err == nil && len(files) == 0 {
+			err = fmt.Errorf("there is no %s in %s", pattern, p.src)
+		}
+		errs = append(errs, err)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			errs = append(errs, err, writeFile(filepath.Join(doc, filepath.Dir(pattern), filepath.Base(file)), text))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+const copyright = `Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: edgebake
+Source: https://github.com/edgebake/edgebake
+
+Files: *
+Copyright: 2026 the edgebake authors
+License: Apache-2.0
+ On Debian systems, the complete text of the Apache License, version 2.0, is in
+ /usr/share/common-licenses/Apache-2.0.
+`
+
+// overrides are lintian's findings in programs of Go, in a package that has
+// programs for other machines, and in programs that look into images.
+const overrides = `# Go's programs are linked statically.
+edgebake: statically-linked-binary *
+# What the images of nodes get, for nodes of all architectures.
+edgebake: binary-from-other-architecture *
+# It is the database in an image that they read, not this computer's.
+edgebake: uses-dpkg-database-directly *
+`
+
+// settle gives all files the modes and times of the package.
+func (p *packages) settle(root string) error {
+	return filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		mode := os.FileMode(0o644)
+		if d.IsDir() || slices.Contains(programDirs, filepath.Dir(rel)) {
+			mode = 0o755
+		}
+		return errors.Join(err, os.Chmod(path, mode), os.Chtimes(path, p.date, p.date))
+	})
+}
+
+// programDirs are where programs are installed.
+var programDirs = []string{"usr/bin", "usr/lib/edgebake"}
+
+// debs writes the Debian packages.
+func (p *packages) debs(ctx context.Context) error {
+	version := debianVersion(p.version, p.date)
+	for _, arch := range p.arch {
+		out := filepath.Join(p.out, fmt.Sprintf("edgebake_%s_%s.deb", version, arch))
+		cmd := exec.CommandContext(ctx, "go", "run", nfpm, "package", "--config", filepath.Join(p.src, "packaging/nfpm.yaml"), "--packager", "deb", "--target", out)
+		cmd.Dir = p.src
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "ARCH="+arch, "VERSION="+version, "STAGE="+filepath.Join(p.stage, arch),
+			"SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
+		if said, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nfpm: %w\n%s", err, said)
+		}
+		if err := p.made(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *packages) made(name string) error {
+	fi, err := os.Stat(name)
+	if err == nil {
+		fmt.Fprintf(p.log, "made %s (%d MiB)\n", name, fi.Size()>>20)
+	}
+	return err
+}
+
+// debianVersion is a version as dpkg orders them: what precedes a release, a
+// commit too, is less than the release.
+func debianVersion(version string, date time.Time) string {
+	if version == "(devel)" {
+		return "0~" + date.Format("20060102150405")
+	}
+	release, pre, ok := strings.Cut(version, "-")
+	if !ok {
+		return version
+	}
+	return release + "~" + strings.ReplaceAll(pre, "-", ".")
+}
+
+func writeFile(name string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(name, data, 0o644)
+}
+
+func writeGzip(name string, data []byte) error {
+	var b strings.Builder
+	w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(data); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return writeFile(name, []byte(b.String()))
+}

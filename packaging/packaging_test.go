@@ -1,0 +1,637 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+
+	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
+)
+
+// TestMain gives what is made a date, whoever owns the clone.
+func TestMain(m *testing.M) {
+	os.Setenv("SOURCE_DATE_EPOCH", "1767225600")
+	os.Exit(m.Run())
+}
+
+// makeIn makes packages of the source tree into a folder.
+func makeIn(t *testing.T, p packages) []string {
+	t.Helper()
+	p.src, p.log, p.out = "..", t.Output(), t.TempDir()
+	if p.suite == "" {
+		p.suite = "trixie"
+	}
+	if err := p.make(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	made, err := filepath.Glob(filepath.Join(p.out, "*"))
+	if err != nil || len(made) == 0 {
+		t.Fatalf("made %q, %v", made, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(p.out, ".*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, %v", left, err)
+	}
+	return made
+}
+
+// TestPackages makes the packages of this computer's architecture, twice, and
+// uses them as somebody who has nothing else: no source, no Go, an empty home.
+func TestPackages(t *testing.T) {
+	host := packages{arch: []string{runtime.GOARCH}, nodes: []string{runtime.GOARCH}, only: []string{"deb", "container"}}
+	made := makeIn(t, host)
+	t.Setenv("TZ", "Pacific/Chatham")
+	old := syscall.Umask(0o077)
+	again := makeIn(t, host)
+	syscall.Umask(old)
+	same(t, made, again)
+
+	root := t.TempDir()
+	run(t, exec.Command(desk.NeedProgram(t, "dpkg-deb", "dpkg"), "-x", find(t, made, ".deb"), root))
+	t.Run("installed", func(t *testing.T) { installed(t, root) })
+	t.Run("manuals", func(t *testing.T) { manuals(t, root) })
+	t.Run("completions", func(t *testing.T) { completions(t, root) })
+	t.Run("container", func(t *testing.T) { container(t, find(t, made, ".oci.tar"), root) })
+}
+
+// TestAllPackages makes everything for all architectures, twice: lintian judges
+// the Debian packages, Debian installs one, and the larger container image builds
+// on a base of Debian, without Go.
+func TestAllPackages(t *testing.T) {
+	nightly(t)
+	desk.NeedRoot(t, "a chroot in which dpkg installs")
+	all := packages{arch: architectures, nodes: architectures, only: []string{"deb", "container", "debian"}}
+	made := makeIn(t, all)
+	same(t, made, makeIn(t, all))
+	lintian := desk.NeedProgram(t, "lintian", "lintian")
+	for _, deb := range made {
+		if strings.HasSuffix(deb, ".deb") {
+			run(t, exec.Command(lintian, "--allow-root", "--fail-on=error,warning", "--tag-display-limit=0", deb))
+		}
+	}
+	index, err := readArchive(t, find(t, made, runtime.GOARCH+".oci.tar")).ImageIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Fatal(err)
+	}
+	img := imageFor(t, index, runtime.GOARCH)
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	unpack(t, img, root)
+	work := filepath.Join(root, "work")
+	resolv, err := os.ReadFile("/etc/resolv.conf")
+	if err := errors.Join(err, os.Mkdir(work, 0o777), os.WriteFile(filepath.Join(root, "etc/resolv.conf"), resolv, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	env := config.Config.Env
+	for _, name := range []string{"http_proxy", "https_proxy", "no_proxy"} {
+		if v := os.Getenv(name); v != "" {
+			env = append(env, name+"="+v)
+		}
+	}
+	err = buildtest.Write(work, buildtest.Base(), func(doc string) string {
+		return strings.Replace(withoutAgents(doc), "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, root, env, "/usr/bin/edgebake", "build", "image.yaml")
+	within(t, root, env, "/usr/bin/edgebake", "inspect", "tiny.raw", "--verify")
+
+	deb, err := os.ReadFile(find(t, made, runtime.GOARCH+".deb"))
+	if err := errors.Join(err, os.WriteFile(filepath.Join(work, "edgebake.deb"), deb, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	within(t, root, env, "dpkg", "--install", "edgebake.deb")
+	if out := within(t, root, env, "dpkg", "--verify", "edgebake"); strings.Contains(out, "/usr/bin/") || strings.Contains(out, "/usr/lib/") {
+		t.Errorf("installed is not what is in the package:\n%s", out)
+	}
+	within(t, root, env, "edgebake", "version")
+}
+
+// TestGoInstall has the Go tool fetch our module from a proxy: edgebake then
+// compiles its programs for nodes in that version.
+func TestGoInstall(t *testing.T) {
+	nightly(t)
+	const version = "v0.0.0-20260101000000-abcdefabcdef"
+	proxy := t.TempDir()
+	at := filepath.Join(proxy, "github.com/edgebake/edgebake/@v")
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	// In CI somebody else may own the clone.
+	t.Setenv("GIT_CONFIG_COUNT", "1")
+	t.Setenv("GIT_CONFIG_KEY_0", "safe.directory")
+	t.Setenv("GIT_CONFIG_VALUE_0", "*")
+	if err := zip.CreateFromVCS(&archive, module.Version{Path: "github.com/edgebake/edgebake", Version: version}, "..", "HEAD", ""); err != nil {
+		t.Fatal(err)
+	}
+	for ending, data := range map[string][]byte{".mod": mod, ".zip": archive.Bytes(), ".info": []byte(`{"Version":"` + version + `"}`)} {
+		if err := os.WriteFile(filepath.Join(at, version+ending), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cache := strings.TrimSpace(run(t, exec.Command("go", "env", "GOMODCACHE")))
+	bin := t.TempDir()
+	t.Setenv("GOPROXY", "file://"+proxy+",file://"+filepath.Join(cache, "cache/download")+","+strings.TrimSpace(run(t, exec.Command("go", "env", "GOPROXY"))))
+	t.Setenv("GOMODCACHE", filepath.Join(t.TempDir(), "mod"))
+	t.Setenv("GONOSUMDB", "github.com/edgebake/edgebake")
+	t.Setenv("GOFLAGS", "-trimpath")
+	t.Setenv("GOBIN", bin)
+	t.Cleanup(func() { run(t, exec.Command("go", "clean", "-modcache")) }) // all of it is read-only
+	dir := t.TempDir()
+	install := exec.Command("go", "install", "github.com/edgebake/edgebake/cmd/edgebake@"+version)
+	install.Dir = dir
+	run(t, install)
+	if err := buildtest.Write(dir, buildtest.Base(), withoutAgents); err != nil {
+		t.Fatal(err)
+	}
+	work := t.TempDir()
+	for _, command := range []string{"build", "plan"} {
+		cmd := exec.Command(filepath.Join(bin, "edgebake"), command, "image.yaml", "--cache", work)
+		cmd.Dir = dir
+		if out := run(t, cmd); command == "plan" && !strings.Contains(out, version) {
+			t.Errorf("the plan lacks %s:\n%s", version, out)
+		}
+	}
+}
+
+func nightly(t *testing.T) {
+	t.Helper()
+	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
+		t.Skip("minutes; make nightly runs it")
+	}
+}
+
+// same compares two runs' files.
+func same(t *testing.T, made, again []string) {
+	t.Helper()
+	if len(made) != len(again) {
+		t.Fatalf("made %q, then %q", made, again)
+	}
+	for i := range made {
+		a, err := os.ReadFile(made[i])
+		b, err2 := os.ReadFile(again[i])
+		if err := errors.Join(err, err2); err != nil {
+			t.Fatal(err)
+		}
+		if filepath.Base(made[i]) != filepath.Base(again[i]) || !bytes.Equal(a, b) {
+			t.Errorf("%s and %s differ", made[i], again[i])
+		}
+	}
+}
+
+func find(t *testing.T, made []string, ending string) string {
+	t.Helper()
+	i := slices.IndexFunc(made, func(name string) bool { return strings.HasSuffix(name, ending) })
+	if i < 0 {
+		t.Fatalf("no %s among %q", ending, made)
+	}
+	return made[i]
+}
+
+func run(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%q: %v\n%s%s", cmd.Args, err, out.Bytes(), said.Bytes())
+	}
+	return out.String()
+}
+
+// lonely is an installed edgebake where there is nothing else.
+func lonely(t *testing.T, root, dir string, args ...string) *exec.Cmd {
+	bin := filepath.Join(root, "usr/bin")
+	cmd := exec.Command(filepath.Join(bin, "edgebake"), args...)
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + bin, "HOME=" + t.TempDir()}
+	return cmd
+}
+
+func installed(t *testing.T, root string) {
+	dir := t.TempDir()
+	run(t, lonely(t, root, dir, "version"))
+	run(t, lonely(t, root, dir, "init"))
+	run(t, lonely(t, root, dir, "validate", "image.yaml"))
+
+	// What a first build lacks is told at once, before anything is made.
+	out, err := lonely(t, root, dir, "build", "image.yaml").CombinedOutput()
+	if err == nil {
+		t.Error("nothing is there to build with, and it was built")
+	}
+	for _, want := range []string{"containerd.source: ", "kubernetes.source: ", "needs Go", "base.debian: making the Debian base needs mmdebstrap: apt-get install"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("error lacks %q:\n%s", want, out)
+		}
+	}
+	if strings.Contains(string(out), "agents.") {
+		t.Errorf("the package has them:\n%s", out)
+	}
+
+	// An image from the package is the clone's, byte for byte, also when the
+	// package's edgebake is called in the clone.
+	if err := buildtest.Write(dir, buildtest.Base(), withoutAgents); err != nil {
+		t.Fatal(err)
+	}
+	clone, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(dir, "image.yaml")
+	run(t, lonely(t, root, dir, "build", image, "--force", "--output", filepath.Join(dir, "away.raw")))
+	run(t, lonely(t, root, clone, "build", image, "--force", "--output", filepath.Join(dir, "within.raw")))
+	own := filepath.Join(t.TempDir(), "edgebake")
+	compile := exec.Command("go", "build", "-o", own, "./cmd/edgebake")
+	compile.Dir = clone
+	run(t, compile)
+	build := exec.Command(own, "build", image, "--force", "--output", filepath.Join(dir, "clone.raw"), "--cache", t.TempDir())
+	build.Dir = clone
+	run(t, build)
+	want := golden(t, filepath.Join(dir, "clone.report.json"))
+	for _, name := range []string{"away", "within"} {
+		if got := golden(t, filepath.Join(dir, name+".report.json")); got != want || got == "" {
+			t.Errorf("%s: golden digest %q, the clone's %q", name, got, want)
+		}
+	}
+}
+
+func withoutAgents(doc string) string {
+	var kept []string
+	for line := range strings.Lines(doc) {
+		if !strings.HasPrefix(line, "agents:") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+func golden(t *testing.T, report string) string {
+	t.Helper()
+	raw, err := os.ReadFile(report)
+	var r struct{ Golden string }
+	if err := errors.Join(err, json.Unmarshal(raw, &r)); err != nil {
+		t.Fatal(err)
+	}
+	return r.Golden
+}
+
+// manuals has man render each page: without a warning, and with all words of the
+// command's help.
+func manuals(t *testing.T, root string) {
+	man := desk.NeedProgram(t, "man", "man-db")
+	pages, err := filepath.Glob(filepath.Join(root, "usr/share/man/man1/*.1.gz"))
+	if err != nil || len(pages) < 30 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	for _, page := range pages {
+		cmd := exec.Command(man, "--warnings", "--local-file", page)
+		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "MANWIDTH=400", "MAN_KEEP_FORMATTING=", "MANOPT=--nh --nj")
+		var out, said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &said
+		if err := cmd.Run(); err != nil || said.Len() > 0 {
+			t.Errorf("%s: %v\n%s", filepath.Base(page), err, said.Bytes())
+		}
+		words := strings.Fields(out.String())
+		command := strings.Split(strings.TrimSuffix(filepath.Base(page), ".1.gz"), "-")
+		help := run(t, lonely(t, root, root, append(command[1:], "--help")...))
+		if usage := "\n  " + strings.Join(command, " "); !strings.Contains(help, usage+" ") && !strings.Contains(help, usage+"\n") {
+			t.Errorf("%s is about no command: %q says\n%s", filepath.Base(page), command, help)
+		}
+		help, _, _ = strings.Cut(help, "\nFlags:")
+		help, _, _ = strings.Cut(help, "\nAvailable Commands:") // SEE ALSO has them
+		for _, word := range strings.Fields(help) {
+			if !slices.Contains(words, word) && !slices.Contains([]string{"Usage:", "Examples:", "[command]"}, word) {
+				t.Errorf("%s lacks %q of the command's help", filepath.Base(page), word)
+			}
+		}
+	}
+}
+
+func completions(t *testing.T, root string) {
+	bash := filepath.Join(root, "usr/share/bash-completion/completions/edgebake")
+	run(t, exec.Command("bash", "-n", bash))
+	for _, name := range []string{"usr/share/zsh/vendor-completions/_edgebake", "usr/share/fish/vendor_completions.d/edgebake.fish"} {
+		if text, err := os.ReadFile(filepath.Join(root, name)); err != nil || !bytes.Contains(text, []byte(" __complete ")) {
+			t.Errorf("%s: %v\n%.200s", name, err, text)
+		}
+	}
+	if out := run(t, lonely(t, root, root, "__complete", "report", "x.raw", "--outp")); !strings.Contains(out, "--output") {
+		t.Errorf("completing --outp: %s", out)
+	}
+}
+
+// container runs the image's edgebake where there is nothing but the image.
+func container(t *testing.T, archive, deb string) {
+	index, err := readArchive(t, archive).ImageIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Fatal(err)
+	}
+	img := imageFor(t, index, runtime.GOARCH)
+	root := t.TempDir()
+	unpack(t, img, root)
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := config.Config.Entrypoint; !slices.Equal(got, []string{"edgebake"}) {
+		t.Errorf("entry point %q", got)
+	}
+	for _, name := range []string{"usr/bin/edgebake", "usr/lib/edgebake/firstboot-linux-" + runtime.GOARCH} {
+		a, err := os.ReadFile(filepath.Join(root, name))
+		b, err2 := os.ReadFile(filepath.Join(deb, name))
+		if err := errors.Join(err, err2); err != nil || !bytes.Equal(a, b) {
+			t.Errorf("%s is not the Debian package's (%v)", name, err)
+		}
+	}
+	work := filepath.Join(root, "work")
+	if err := os.Mkdir(work, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := buildtest.Write(work, buildtest.Base(), withoutAgents); err != nil {
+		t.Fatal(err)
+	}
+	within(t, root, config.Config.Env, "/usr/bin/edgebake", "version")
+	within(t, root, config.Config.Env, "/usr/bin/edgebake", "validate", "image.yaml")
+	within(t, root, config.Config.Env, "/usr/bin/edgebake", "build", "image.yaml")
+	within(t, root, config.Config.Env, "/usr/bin/edgebake", "inspect", "tiny.raw", "--verify")
+}
+
+// within calls a program of a root file system in it, in its folder /work.
+func within(t *testing.T, root string, env []string, args ...string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(root, "proc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	unshare := desk.NeedProgram(t, "unshare", "util-linux")
+	flags := []string{}
+	if os.Geteuid() != 0 {
+		flags = append(flags, "--map-root-user")
+	}
+	cmd := exec.Command(unshare, slices.Concat(flags, []string{"--mount", "--pid", "--fork", "--mount-proc", "--root=" + root, "--wd=/work", "--"}, args)...)
+	cmd.Env = env
+	return run(t, cmd)
+}
+
+// readArchive unpacks an OCI archive.
+func readArchive(t *testing.T, archive string) layout.Path {
+	t.Helper()
+	f, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	dir := t.TempDir()
+	untar(t, f, dir)
+	oci, err := layout.FromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return oci
+}
+
+// imageFor finds an architecture's image.
+func imageFor(t *testing.T, index v1.ImageIndex, arch string) v1.Image {
+	t.Helper()
+	m, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range m.Manifests {
+		if d.MediaType.IsIndex() {
+			below, err := index.ImageIndex(d.Digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return imageFor(t, below, arch)
+		}
+		if d.Platform.Architecture == arch {
+			img, err := index.Image(d.Digest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return img
+		}
+	}
+	t.Fatalf("no image for %s", arch)
+	return nil
+}
+
+func unpack(t *testing.T, img v1.Image, dir string) {
+	t.Helper()
+	r := mutate.Extract(img)
+	defer r.Close()
+	untar(t, r, dir)
+}
+
+func untar(t *testing.T, r io.Reader, dir string) {
+	t.Helper()
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Join(dir, h.Name)
+		err = os.MkdirAll(filepath.Dir(name), 0o755)
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = errors.Join(err, os.MkdirAll(name, 0o755), os.Chmod(name, fs.FileMode(h.Mode).Perm()))
+		case tar.TypeReg:
+			data, err2 := io.ReadAll(tr)
+			err = errors.Join(err, err2, os.WriteFile(name, data, fs.FileMode(h.Mode).Perm()))
+		case tar.TypeSymlink:
+			err = errors.Join(err, os.Symlink(h.Linkname, name))
+		case tar.TypeLink:
+			err = errors.Join(err, os.Link(filepath.Join(dir, h.Linkname), name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// programs are those that edgebake calls by name, and the Debian packages that
+// have them. One of "" is there on every Debian.
+var programs = map[string]string{
+	"apt-cache": "mmdebstrap", "apt-get": "mmdebstrap", // which depends on apt
+	"go":         "golang-go",
+	"lsblk":      "", // util-linux
+	"mmdebstrap": "mmdebstrap", "newuidmap": "uidmap",
+	"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86",
+	"xorriso": "xorriso",
+}
+
+// computed are the calls whose program is no literal, by file and expression, and
+// what they can be.
+var computed = map[string][]string{
+	"builder/archive.go name":          {"apt-get", "apt-cache"},
+	"builder/fetch/gomodule.go g.path": {"go"},
+	"builder/make.go tool":             {"mmdebstrap", "newuidmap"},
+	"builder/qemu/host.go name":        {"qemu-system-x86_64"},
+	"builder/qemu/host.go p.Path":      {"qemu-system-x86_64"},
+	"builder/qemu/host.go path":        {"qemu-system-x86_64"},
+	"builder/qemu/host.go tool":        {"qemu-img"},
+	"cmd/edgebake/boot.go prog.Path":   {"qemu-system-x86_64"},
+}
+
+// TestProgramsAreDeclared: what edgebake calls stands in the package's fields, and
+// nothing else but the data of those programs.
+func TestProgramsAreDeclared(t *testing.T) {
+	raw, err := os.ReadFile("nfpm.yaml")
+	var config struct{ Recommends, Suggests []string }
+	if err := errors.Join(err, yaml.Unmarshal(raw, &config)); err != nil {
+		t.Fatal(err)
+	}
+	declared := append(config.Recommends, config.Suggests...)
+	called := map[string]bool{}
+	for place, program := range calls(t) {
+		names := computed[place]
+		if program != "" {
+			names = []string{program}
+		}
+		if names == nil {
+			t.Errorf("%s: which program is that? add it to computed", place)
+		}
+		for _, name := range names {
+			called[name] = true
+			if pkg, ok := programs[name]; !ok {
+				t.Errorf("%s calls %s: add it to programs, and its package to nfpm.yaml", place, name)
+			} else if pkg != "" && !slices.Contains(declared, pkg) {
+				t.Errorf("%s calls %s: nfpm.yaml lacks %s", place, name, pkg)
+			}
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(called)), slices.Sorted(maps.Keys(programs)); !slices.Equal(got, want) {
+		t.Errorf("programs that are called: %q, listed: %q", got, want)
+	}
+	// Certificates, keyrings and firmware, which those programs and edgebake read.
+	needed := append(slices.Collect(maps.Values(programs)), "ca-certificates", "debian-archive-keyring", "ovmf")
+	for _, pkg := range declared {
+		if !slices.Contains(needed, pkg) {
+			t.Errorf("nfpm.yaml has %s, which nothing needs", pkg)
+		}
+	}
+}
+
+// calls finds each call of a program in what edgebake is made of, by file and
+// expression; a literal is given.
+func calls(t *testing.T) map[string]string {
+	t.Helper()
+	list := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}} {{.Dir}}{{end}}", "./cmd/edgebake")
+	list.Dir = ".."
+	found := map[string]string{}
+	for line := range strings.Lines(run(t, list)) {
+		path, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
+		rel, ours := strings.CutPrefix(path, "github.com/edgebake/edgebake/")
+		if !ours {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			set := token.NewFileSet()
+			f, err := parser.ParseFile(set, file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				s, ok := call.Fun.(*ast.SelectorExpr)
+				if !ok || !isExec(s) {
+					return true
+				}
+				arg := call.Args[0]
+				if s.Sel.Name == "CommandContext" {
+					arg = call.Args[1]
+				}
+				place := rel + "/" + filepath.Base(file) + " "
+				if literal, ok := arg.(*ast.BasicLit); ok {
+					name, err := strconv.Unquote(literal.Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					found[place+name] = name
+					return true
+				}
+				text, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found[place+string(text[set.Position(arg.Pos()).Offset:set.Position(arg.End()).Offset])] = ""
+				return true
+			})
+		}
+	}
+	if len(found) < 8 {
+		t.Fatalf("only these calls were found: %q", found)
+	}
+	return found
+}
+
+func isExec(s *ast.SelectorExpr) bool {
+	x, ok := s.X.(*ast.Ident)
+	return ok && x.Name == "exec" && slices.Contains([]string{"Command", "CommandContext", "LookPath"}, s.Sel.Name)
+}
+
+// TestDebianVersion holds the order of versions against dpkg's.
+func TestDebianVersion(t *testing.T) {
+	dpkg := desk.NeedProgram(t, "dpkg", "dpkg")
+	date := time.Unix(1767225600, 0).UTC()
+	var last string
+	for _, v := range []string{"(devel)", "0.0.0-20260101000000-abcdefabcdef", "0.0.0-20260102000000-0bcdefabcdef+dirty", "0.1.0-rc.1", "0.1.0", "0.1.1-0.20260101000000-abcdefabcdef", "0.1.1", "0.10.0"} {
+		got := debianVersion(v, date)
+		if last != "" {
+			run(t, exec.Command(dpkg, "--compare-versions", last, "lt", got))
+		}
+		last = got
+	}
+}
