@@ -69,6 +69,9 @@ type Env struct {
 	// UnitSince is when an active unit was started, by the clock of now.
 	UnitSince func(ctx context.Context, unit string) (time.Time, error)
 
+	// BootClock is when the parts of this boot began, FirstBoot being now.
+	BootClock func(ctx context.Context) (ondisk.BootClock, error)
+
 	SetHostname func(name string) error
 	SetClock    func(t time.Time) error
 	// ClockSynced reports whether the clock follows a time server.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // TestReportIsSentAgain: the server is away when the node is done.
@@ -46,6 +48,33 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 	if err := w.run(New(e)); err != nil || tries != reportTries {
 		t.Errorf("%d tries, %v", tries, err)
+	}
+}
+
+// TestReportTellsOfTheBoot: when its parts began, first boot's own start included,
+// and when systemd had started all, which is known later.
+func TestReportTellsOfTheBoot(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	if err := w.boot(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	s, err := LoadState(w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (ondisk.BootClock{Userspace: 6_100_000, Finish: 24_000_000, FirstBoot: 1_000_000}); s.Boot == nil || *s.Boot != want {
+		t.Errorf("%+v", s.Boot)
+	}
+	// Without an answer there is a node all the same.
+	w.powerOn()
+	e := w.env()
+	e.BootClock = func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no bus") }
+	if err := w.run(New(e)); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = LoadState(w.root); err != nil || s.Boot != nil {
+		t.Errorf("%+v, %v", s.Boot, err)
 	}
 }
 

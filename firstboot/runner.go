@@ -87,6 +87,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	e.waiting, e.noting = r.waiting, r.noting
 	r.lastErr = map[string]string{}
 	r.begin(&e)
+	r.clock(ctx, &e)
 	defer r.posting.Wait()
 	attempts := map[string]int{}
 	for {
@@ -161,6 +162,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		// By a convert, or by the site of before: nobody looks after yurthub.
 		r.say(e, "this node goes through yurthub, and its site says nodeType: native: say edge or cloud there, or run `firstboot revert`")
 	}
+	r.clock(ctx, e)
 	r.result(e, ondisk.ResultDone)
 	if err := noteHealthy(e); err != nil {
 		return err

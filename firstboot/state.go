@@ -29,13 +29,40 @@ func (r *Runner) begin(e *Env) {
 		Plan:   r.Plan, Started: now, Updated: now,
 	}
 	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {
-		r.state.Started = old.Started // restarted within one boot
+		r.state.Started, r.state.Boot = old.Started, old.Boot // restarted within one boot
 	}
 	r.busyTil = now.Add(time.Minute)
 	if dev, err := ownSlot(e); err == nil {
 		r.device = dev // where to say that its site is no good
 	}
 }
+
+// clock notes when the parts of this boot began. The end of systemd's own part is
+// not known at first; the report is as good without any of it.
+func (r *Runner) clock(ctx context.Context, e *Env) {
+	r.mu.Lock()
+	known := r.state.Boot
+	r.mu.Unlock()
+	if known != nil && known.Finish != 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
+	defer cancel()
+	c, err := e.BootClock(ctx)
+	if err != nil {
+		e.Log.Info("when the parts of this boot began is unknown", "error", err)
+		return
+	}
+	if known != nil {
+		c.FirstBoot = known.FirstBoot // this run's start, not its end
+	}
+	r.mu.Lock()
+	r.state.Boot = &c
+	r.mu.Unlock()
+}
+
+// clockTimeout is more than systemd takes to answer.
+const clockTimeout = 5 * time.Second
 
 // imageInfo is what the builder wrote about the image, read once in a run. A
 // node that edgebake did not build has none, which is no error; one that

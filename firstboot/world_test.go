@@ -67,9 +67,11 @@ type world struct {
 	posted    [][]byte
 	proxies   []string // that reports went through
 	now       time.Time
-	deadlines map[time.Time]time.Time
-	randoms   byte
-	cluster   *fakeCluster
+	// clockAsked counts how often systemd was asked for the boot's clock.
+	clockAsked uint64
+	deadlines  map[time.Time]time.Time
+	randoms    byte
+	cluster    *fakeCluster
 	// joins counts kubeadm's runs; joinError, if set, is what it says.
 	joins     int
 	joinError func(n int) error
@@ -487,6 +489,14 @@ func (w *world) env() *Env {
 				return w.now.Add(-9 * time.Second), nil
 			}
 			return w.started[unit], nil
+		},
+		BootClock: func(context.Context) (ondisk.BootClock, error) {
+			w.clockAsked++
+			c := ondisk.BootClock{Userspace: 6_100_000, FirstBoot: 1_000_000 * w.clockAsked}
+			if w.clockAsked > 1 {
+				c.Finish = 24_000_000
+			}
+			return c, nil
 		},
 		SetHostname: func(name string) error {
 			if err := w.effect("hostname " + name); err != nil {

@@ -80,9 +80,22 @@ type Boot struct {
 	Result  string    `json:"result"`
 	Started time.Time `json:"started"`
 	// Seconds from the start to the last news.
-	Seconds float64  `json:"seconds"`
-	Phases  []Phase  `json:"phases"`
-	Notes   []string `json:"notes,omitempty"`
+	Seconds float64 `json:"seconds"`
+	// Before are the parts of the boot before first boot, in their order, and
+	// Finished when systemd had started all: seconds from power-on, or from the
+	// kernel's start where the firmware does not tell.
+	Before   []Part   `json:"before,omitempty"`
+	Finished float64  `json:"finished,omitempty"`
+	Phases   []Phase  `json:"phases"`
+	Notes    []string `json:"notes,omitempty"`
+}
+
+// Part is one of a boot before first boot: firmware, loader, kernel, initrd or
+// system.
+type Part struct {
+	Name    string  `json:"name"`
+	Start   float64 `json:"start"`
+	Seconds float64 `json:"seconds"`
 }
 
 // Phase is one of a boot's.
@@ -197,7 +210,43 @@ func readBoot(name string) (*Boot, error) {
 		}
 		b.Phases = append(b.Phases, ph)
 	}
+	if s.Boot != nil {
+		b.Before, b.Finished = before(*s.Boot)
+	}
 	return b, nil
+}
+
+// before splits the time until first boot began. What systemd does not tell is
+// left out, and its time belongs to what comes before it.
+func before(c ondisk.BootClock) (parts []Part, finished float64) {
+	const us = 1e6
+	power := float64(max(c.Firmware, c.Loader)) // from power-on to the kernel
+	begun := func(at uint64) float64 { return (power + float64(at)) / us }
+	add := func(name string, start float64) {
+		if n := len(parts); n > 0 {
+			parts[n-1].Seconds = max(0, start-parts[n-1].Start)
+		}
+		parts = append(parts, Part{Name: name, Start: start})
+	}
+	if c.Firmware > 0 {
+		add("firmware", 0)
+	}
+	if c.Loader > 0 {
+		add("loader", (power-float64(c.Loader))/us)
+	}
+	add("kernel", power/us)
+	if c.InitRD > 0 {
+		add("initrd", begun(c.InitRD))
+	}
+	if c.Userspace > 0 {
+		add("system", begun(c.Userspace))
+	}
+	last := &parts[len(parts)-1]
+	last.Seconds = max(0, begun(c.FirstBoot)-last.Start)
+	if c.Finish > 0 {
+		finished = begun(c.Finish)
+	}
+	return parts, finished
 }
 
 // JSON is the data as it is printed.

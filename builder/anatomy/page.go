@@ -55,6 +55,7 @@ type view struct {
 	Timeline     []lane
 	Tables       []table
 	BootSeconds  number
+	Finished     *number // nil where it is unknown
 	PackageCount number
 }
 
@@ -151,13 +152,26 @@ func (a *Anatomy) view() *view {
 	}
 	if b := a.Boot; b != nil {
 		v.BootSeconds = secondsAt("boot.seconds", b.Seconds)
-		end := b.Seconds
+		began := 0.0 // on the clock of what was before
+		for _, p := range b.Before {
+			began = max(began, p.Start+p.Seconds)
+		}
+		end := began + b.Seconds
 		for _, p := range b.Phases {
-			end = max(end, p.Start+p.Seconds)
+			end = max(end, began+p.Start+p.Seconds)
+		}
+		for i, p := range b.Before {
+			v.Timeline = append(v.Timeline, laneOf(p.Name, "before", p.Start, p.Seconds, end, fmt.Sprintf("boot.before.%d.", i)))
+		}
+		if b.Finished > 0 {
+			n := secondsAt("boot.finished", b.Finished)
+			v.Finished = &n
 		}
 		for i, p := range b.Phases {
 			at := fmt.Sprintf("boot.phases.%d.", i)
 			l := laneOf(p.Name, p.Status, p.Start, p.Seconds, end, at)
+			l.Left = 100 * (began + p.Start) / max(end, 1e-9)
+			l.Width = min(l.Width, 100-l.Left)
 			l.Said = p.Said
 			if p.Attempts > 1 {
 				n := countAt(at+"attempts", p.Attempts)

@@ -32,7 +32,10 @@ func reported(t *testing.T) *cli {
 	c.file("over/etc/"+hostile, strings.Repeat("x", 70_000))
 	c.file("over/etc/shop.conf", "a = 1\nb = 2\n")
 	c.run(0, "build", "image.yaml", "--quiet")
-	c.file("boot.json", `{"version": 1, "node": "shop-7", "result": "done", "started": "2026-01-01T00:00:10Z", "updated": "2026-01-01T00:01:00Z", "phases": [
+	c.file("boot.json", `{"version": 1, "node": "shop-7", "result": "done", "started": "2026-01-01T00:00:10Z", "updated": "2026-01-01T00:01:00Z",
+		"boot": {"firmwareTimestampMonotonic": 4000000, "loaderTimestampMonotonic": 500000, "initRDTimestampMonotonic": 6000000,
+			"userspaceTimestampMonotonic": 8000000, "finishTimestampMonotonic": 20000000, "firstBootMonotonic": 26000000},
+		"phases": [
 		{"name": "network", "status": "done", "attempts": 1, "since": "2026-01-01T00:00:12Z", "seconds": 2},
 		{"name": "join", "status": "done", "attempts": 3, "since": "2026-01-01T00:00:50Z", "seconds": 36.5, "error": "<b>no</b>"}]}`)
 	c.run(0, "report", "tiny.raw", "-o", "report.html", "--boot", "boot.json")
@@ -46,10 +49,14 @@ func TestReport(t *testing.T) {
 	c.run(2, "report", "tiny.raw", "-o", "report.pdf")
 	c.run(1, "report", "tiny.raw", "-o", "x.html", "--boot", "image.yaml")
 	c.want(c.err, "not the report.json of a first boot")
-	c.run(0, "report", "tiny.raw", "-o", "json")
+	c.run(0, "report", "tiny.raw", "-o", "json", "--boot", "boot.json")
 	var a anatomy.Anatomy
 	if err := json.Unmarshal([]byte(c.out), &a); err != nil {
 		t.Fatal(err)
+	}
+	const before = "[{firmware 0 3.5} {loader 3.5 0.5} {kernel 4 6} {initrd 10 2} {system 12 18}]"
+	if a.Boot == nil || fmt.Sprint(a.Boot.Before) != before || a.Boot.Finished != 24 {
+		t.Errorf("boot: %+v", a.Boot)
 	}
 	// Every byte has a group, and every group what it is.
 	kinds := map[string]bool{}

@@ -300,6 +300,25 @@ type State struct {
 	// Notes are what a person should know of a node that goes on: what of its
 	// site is not in place, and why.
 	Notes []string `json:"notes,omitempty"`
+	// Boot is when the parts of this boot began; nil where systemd does not tell.
+	Boot *BootClock `json:"boot,omitempty"`
+}
+
+// BootClock is when the parts of a boot began, in microseconds, as systemd's
+// manager tells in its properties of the same names (org.freedesktop.systemd1(5)).
+// Firmware and Loader count back from the kernel's start, the others on from it.
+// 0: not known.
+type BootClock struct {
+	Firmware uint64 `json:"firmwareTimestampMonotonic,omitempty"`
+	Loader   uint64 `json:"loaderTimestampMonotonic,omitempty"`
+	// Kernel is the start of the kernel by the clock of then, in microseconds
+	// since 1970.
+	Kernel    uint64 `json:"kernelTimestamp,omitempty"`
+	InitRD    uint64 `json:"initRDTimestampMonotonic,omitempty"`
+	Userspace uint64 `json:"userspaceTimestampMonotonic,omitempty"`
+	Finish    uint64 `json:"finishTimestampMonotonic,omitempty"`
+	// FirstBoot is when first boot began, which systemd does not tell.
+	FirstBoot uint64 `json:"firstBootMonotonic,omitempty"`
 }
 
 // Phase statuses.

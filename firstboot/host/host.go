@@ -61,6 +61,7 @@ func New(log io.Writer) *firstboot.Env {
 		Unit:        unit,
 		UnitState:   unitState,
 		UnitSince:   unitSince,
+		BootClock:   bootClock,
 		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
 		SetClock:    setClock,
 		ClockSynced: clockSynced,
@@ -532,7 +533,11 @@ func Boot(ctx context.Context) string {
 	if err != nil {
 		return ""
 	}
-	return boot(total, kernelReady("/dev/kmsg"), userspaceStarted(ctx))
+	c, err := bootClock(ctx)
+	if err != nil {
+		return boot(total, 0, 0)
+	}
+	return boot(total, float64(c.InitRD)/1e6, float64(c.Userspace)/1e6)
 }
 
 // boot splits the seconds since the kernel started: until it ran the initrd,
@@ -584,20 +589,46 @@ func initRecord(record string) float64 {
 	return us / 1e6
 }
 
-// userspaceStarted is the second in which systemd was started.
-func userspaceStarted(ctx context.Context) float64 {
+// bootClock asks systemd when the parts of this boot began. It does not know of
+// an initrd that has no systemd: then the kernel's log tells.
+func bootClock(ctx context.Context) (ondisk.BootClock, error) {
+	var c ondisk.BootClock
 	conn, err := dbus.NewSystemConnectionContext(ctx)
 	if err != nil {
-		return 0
+		return c, err
 	}
 	defer conn.Close()
-	v, err := conn.GetManagerProperty("UserspaceTimestampMonotonic")
-	if err != nil {
-		return 0
+	if err := readClock(conn.GetManagerProperty, &c); err != nil {
+		return c, err
 	}
-	us, err := strconv.ParseFloat(strings.TrimPrefix(v, "@t "), 64)
-	if err != nil {
-		return 0
+	if c.InitRD == 0 {
+		c.InitRD = uint64(kernelReady("/dev/kmsg") * 1e6)
 	}
-	return us / 1e6
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return c, err
+	}
+	c.FirstBoot = uint64(now.Nano() / 1000)
+	return c, nil
+}
+
+// readClock reads the manager's properties, which are printed like "@t 5140900".
+func readClock(property func(string) (string, error), c *ondisk.BootClock) error {
+	for name, to := range map[string]*uint64{
+		"FirmwareTimestampMonotonic":  &c.Firmware,
+		"LoaderTimestampMonotonic":    &c.Loader,
+		"KernelTimestamp":             &c.Kernel,
+		"InitRDTimestampMonotonic":    &c.InitRD,
+		"UserspaceTimestampMonotonic": &c.Userspace,
+		"FinishTimestampMonotonic":    &c.Finish,
+	} {
+		v, err := property(name)
+		if err != nil {
+			return fmt.Errorf("asking systemd for %s: %w", name, err)
+		}
+		if *to, err = strconv.ParseUint(strings.TrimPrefix(v, "@t "), 10, 64); err != nil {
+			return fmt.Errorf("asking systemd for %s: it says %q", name, v)
+		}
+	}
+	return nil
 }

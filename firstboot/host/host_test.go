@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot"
 )
 
@@ -137,6 +138,25 @@ func TestBoot(t *testing.T) {
 	}
 	if got := boot(24.1, 0, 6.1); got != "up for 24.1 s" {
 		t.Error(got)
+	}
+}
+
+// TestReadClock reads properties as systemd's manager prints them.
+func TestReadClock(t *testing.T) {
+	said := map[string]string{
+		"FirmwareTimestampMonotonic": "@t 4093210", "LoaderTimestampMonotonic": "@t 513370", "KernelTimestamp": "@t 1767225600000000",
+		"InitRDTimestampMonotonic": "@t 0", "UserspaceTimestampMonotonic": "@t 6100000", "FinishTimestampMonotonic": "@t 24000000",
+	}
+	var c ondisk.BootClock
+	if err := readClock(func(name string) (string, error) { return said[name], nil }, &c); err != nil {
+		t.Fatal(err)
+	}
+	if want := (ondisk.BootClock{Firmware: 4093210, Loader: 513370, Kernel: 1767225600000000, Userspace: 6100000, Finish: 24000000}); c != want {
+		t.Errorf("%+v", c)
+	}
+	said["LoaderTimestampMonotonic"] = "soon"
+	if err := readClock(func(name string) (string, error) { return said[name], nil }, &c); err == nil || !strings.Contains(err.Error(), `LoaderTimestampMonotonic: it says "soon"`) {
+		t.Errorf("%v", err)
 	}
 }
 
