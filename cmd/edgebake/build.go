@@ -257,7 +257,8 @@ func printReport(s streams, out string, r *builder.Report) {
 	}
 	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)
-	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml\n", out)
+	// A copy, so that the golden image stays one.
+	fmt.Fprintf(s.Out, "Next: edgebake stamp %s site.yaml --output SITE%s\n", out, out[len(stemOf(out)):])
 }
 
 func newPlan(s streams) *cobra.Command {

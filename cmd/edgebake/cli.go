@@ -90,10 +90,10 @@ that boots such an image joins the site's cluster by itself.
 Commands that make something take --output (-o) for where to write it, commands
 that tell something for the form: text or json. The exit code is 0 when all went
 well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
-		Example: `  edgebake init                               # writes image.yaml and site.yaml
-  edgebake build image.yaml                   # bakes the golden image
-  edgebake stamp my-edge.raw site.yaml        # makes it one site's
-  edgebake boot my-edge.raw                   # tries it in QEMU`,
+		Example: `  edgebake init                                           # writes image.yaml and site.yaml
+  edgebake build image.yaml                               # bakes the golden image
+  edgebake stamp my-edge.raw site.yaml --output shop.raw  # makes a copy one site's
+  edgebake boot shop.raw                                  # tries it in QEMU`,
 		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -43,9 +43,9 @@ with that site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready.`,
-		Example: `  edgebake stamp my-edge.raw site.yaml
+		Example: `  edgebake stamp my-edge.raw site.yaml --output berlin-7.raw
   edgebake stamp my-edge.raw.zst site.yaml --output berlin-7.raw.zst
-  edgebake stamp my-edge.raw inventory.yaml
+  edgebake stamp my-edge.raw inventory.yaml --output stores.raw
   edgebake stamp my-edge.raw --inventory stores.yaml --slots --output out/
   edgebake stamp /dev/sdX --slot out/berlin-7.slot`,
 		Args: args(1, 2, "an image and a Site or Inventory document"),
