@@ -1049,11 +1049,29 @@ func TestDebianArguments(t *testing.T) {
 	}
 }
 
-func TestMissingMmdebstrap(t *testing.T) {
+// TestMissingTools: all programs that a build lacks are told at once, each with
+// what asks for it, before anything is made.
+func TestMissingTools(t *testing.T) {
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		s = strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
+		return strings.ReplaceAll(s, "file: {dir: programs}", "goModule: {}")
+	})
 	t.Setenv("PATH", t.TempDir())
-	err := new(build).makeDebian(t.Context(), debianRecipe{}, nil, nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
-		t.Errorf("%v", err)
+	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
+	found := map[string]string{}
+	for _, e := range Each(err) {
+		if field := (*FieldError)(nil); errors.As(e, &field) {
+			found[field.Path] += field.Err.Error()
+		}
+	}
+	for field, want := range map[string]string{
+		"base.debian":       "apt-get install mmdebstrap",
+		"kubernetes.source": "compiling kubeadm needs Go",
+		"containerd.source": "compiling containerd needs Go",
+	} {
+		if !strings.Contains(found[field], want) {
+			t.Errorf("%s: want %q in %v", field, want, err)
+		}
 	}
 }
 
