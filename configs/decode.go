@@ -85,8 +85,8 @@ func KindOf(data []byte) string {
 	return doc.kind
 }
 
-// ParsePublicSite reads what EncodePublic wrote: a Site whose secrets have
-// been forgotten. It is as strict as ParseSite but asks for no credentials.
+// ParsePublicSite reads a Site whose secrets have been forgotten, or are in
+// another file. It is as strict as ParseSite but asks for no credentials.
 func ParsePublicSite(name string, data []byte) (*Site, error) {
 	site := new(Site)
 	if err := parseKind(name, data, KindSite, site, func(*document) Problems { return site.validate(false) }); err != nil {

@@ -16,8 +16,7 @@ import (
 // where secrets leave a Site. The bytes depend on the Site alone.
 func EncodeSlot(s *Site) ([]byte, error) { return encode(s, true) }
 
-// EncodePublic is the Site without its secrets, for the copy that a node
-// keeps; ParsePublicSite reads it back.
+// EncodePublic is the Site without its secrets; ParsePublicSite reads it back.
 func EncodePublic(s *Site) ([]byte, error) { return encode(s, false) }
 
 func encode(s *Site, secrets bool) ([]byte, error) {

@@ -391,5 +391,23 @@ Instead of running a tool on each machine, an image is baked and stamped, and th
 machine joins by itself at first boot. The cluster needs what OpenYurt asks of it
 (yurt-manager with its certificate approver, the yurthub chart's RBAC, the NodePool
 CRD); first boot names what is missing while it waits.
-`+FlagTables()))
+`+flagTables()))
+}
+
+// flagTables are Flags as Markdown, a table for each tool.
+func flagTables() string {
+	var b strings.Builder
+	last := ""
+	for _, f := range Flags() {
+		if f.Tool != last {
+			fmt.Fprintf(&b, "\n## %s\n\n| %s | edgebake | |\n|---|---|---|\n", f.Tool, f.Tool)
+			last = f.Tool
+		}
+		fields := "–"
+		if len(f.Fields) > 0 {
+			fields = "`" + strings.Join(f.Fields, "`, `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.Flag, fields, f.Note)
+	}
+	return b.String()
 }

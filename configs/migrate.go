@@ -1,11 +1,5 @@
 package configs
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
-
 // Flag says what a flag of another tool is here.
 type Flag struct {
 	Tool string // "yurtadm join"
@@ -111,26 +105,4 @@ func Flags() []Flag {
 		{"edgeadm reset", "--enable-edge", []string{"Site.nodeType"}, "`firstboot reset` takes the Site's"},
 		{"edgeadm reset", "--worker-path", nil, "nothing is unpacked on the node"},
 	}
-}
-
-// FlagTables are Flags as Markdown, a table for each tool; with tools, only
-// of those.
-func FlagTables(tools ...string) string {
-	var b strings.Builder
-	last := ""
-	for _, f := range Flags() {
-		if len(tools) > 0 && !slices.Contains(tools, f.Tool) {
-			continue
-		}
-		if f.Tool != last {
-			fmt.Fprintf(&b, "\n## %s\n\n| %s | edgebake | |\n|---|---|---|\n", f.Tool, f.Tool)
-			last = f.Tool
-		}
-		fields := "–"
-		if len(f.Fields) > 0 {
-			fields = "`" + strings.Join(f.Fields, "`, `") + "`"
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.Flag, fields, f.Note)
-	}
-	return b.String()
 }

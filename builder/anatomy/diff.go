@@ -274,46 +274,46 @@ func (d *Difference) Text(w io.Writer) {
 	sizeList(w, "Partitions", d.Partitions)
 	sizeList(w, "Packages, programs and images by size", d.Groups)
 	sizeList(w, "Files", d.Files)
-	if len(d.Config) > 0 {
-		fmt.Fprintf(w, "\nConfiguration (%d)\n", len(d.Config))
-	}
-	for i, c := range d.Config {
-		if i == few {
-			fmt.Fprintf(w, "  and %d more (--output json has all)\n", len(d.Config)-few)
-			break
-		}
-		fmt.Fprintf(w, "  %s\n", c.Path)
+	section(w, "Configuration", d.Config, func(c TextChange) string {
+		lines := []string{c.Path}
 		for _, l := range c.Removed[:min(len(c.Removed), few)] {
-			fmt.Fprintf(w, "    - %s\n", l)
+			lines = append(lines, "    - "+l)
 		}
 		for _, l := range c.Added[:min(len(c.Added), few)] {
-			fmt.Fprintf(w, "    + %s\n", l)
+			lines = append(lines, "    + "+l)
 		}
-	}
+		return strings.Join(lines, "\n")
+	})
 }
 
 func changeList(w io.Writer, title string, all []Change) {
-	if len(all) == 0 {
-		return
-	}
-	fmt.Fprintf(w, "\n%s (%d)\n", title, len(all))
-	for i, c := range all {
-		if i == few {
-			fmt.Fprintf(w, "  and %d more (--output json has all)\n", len(all)-few)
-			return
-		}
+	section(w, title, all, func(c Change) string {
 		switch {
 		case c.A == "":
-			fmt.Fprintf(w, "  + %s %s\n", c.Name, c.B)
+			return fmt.Sprintf("+ %s %s", c.Name, c.B)
 		case c.B == "":
-			fmt.Fprintf(w, "  - %s %s\n", c.Name, c.A)
-		default:
-			fmt.Fprintf(w, "  ~ %s %s -> %s\n", c.Name, c.A, c.B)
+			return fmt.Sprintf("- %s %s", c.Name, c.A)
 		}
-	}
+		return fmt.Sprintf("~ %s %s -> %s", c.Name, c.A, c.B)
+	})
 }
 
 func sizeList(w io.Writer, title string, all []SizeChange) {
+	section(w, title, all, func(c SizeChange) string {
+		switch {
+		case c.A < 0:
+			return fmt.Sprintf("+ %s, %s", c.Name, human(c.B))
+		case c.B < 0:
+			return fmt.Sprintf("- %s, %s", c.Name, human(c.A))
+		case c.A == c.B:
+			return fmt.Sprintf("~ %s, other bytes", c.Name)
+		}
+		return fmt.Sprintf("~ %s, %s -> %s (%+d bytes)", c.Name, human(c.A), human(c.B), c.B-c.A)
+	})
+}
+
+// section writes a title and a list, of which a person sees the first few.
+func section[T any](w io.Writer, title string, all []T, line func(T) string) {
 	if len(all) == 0 {
 		return
 	}
@@ -323,15 +323,6 @@ func sizeList(w io.Writer, title string, all []SizeChange) {
 			fmt.Fprintf(w, "  and %d more (--output json has all)\n", len(all)-few)
 			return
 		}
-		switch {
-		case c.A < 0:
-			fmt.Fprintf(w, "  + %s, %s\n", c.Name, human(c.B))
-		case c.B < 0:
-			fmt.Fprintf(w, "  - %s, %s\n", c.Name, human(c.A))
-		case c.A == c.B:
-			fmt.Fprintf(w, "  ~ %s, other bytes\n", c.Name)
-		default:
-			fmt.Fprintf(w, "  ~ %s, %s -> %s (%+d bytes)\n", c.Name, human(c.A), human(c.B), c.B-c.A)
-		}
+		fmt.Fprintf(w, "  %s\n", line(c))
 	}
 }

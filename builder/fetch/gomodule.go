@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,21 +70,6 @@ func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 		r.Packages = append(r.Packages, r.Module+"/cmd/"+c)
 	}
 	return r, nil
-}
-
-// EtcdRecipe compiles etcd ("v3.6.8"), for control planes.
-func EtcdRecipe(version, arch string) GoRecipe {
-	const m = "go.etcd.io/etcd/server/v3"
-	return GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
-}
-
-// ProgramName is the file name that the program of a main package goes by.
-func ProgramName(pkg string) string {
-	prefix, _, ok := module.SplitPathVersion(pkg)
-	if !ok {
-		prefix = pkg
-	}
-	return path.Base(prefix)
 }
 
 // GoBuild compiles the recipe's packages and returns the blob of each. What

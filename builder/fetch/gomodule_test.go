@@ -86,25 +86,13 @@ func TestGoRecipeTellsAllThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestProgramName(t *testing.T) {
-	for pkg, want := range map[string]string{
-		"k8s.io/kubernetes/cmd/kubelet":               "kubelet",
-		"go.etcd.io/etcd/server/v3":                   "server",
-		"github.com/containerd/containerd/v2/cmd/ctr": "ctr",
-	} {
-		if got := ProgramName(pkg); got != want {
-			t.Errorf("ProgramName(%s) = %s, want %s", pkg, got, want)
-		}
-	}
-}
-
 func TestGoBuildWithoutGoSaysSo(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	c, err := Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = GoBuild(t.Context(), c, EtcdRecipe("v3.6.8", "amd64"), io.Discard)
+	_, err = GoBuild(t.Context(), c, GoRecipe{Module: "go.etcd.io/etcd/server/v3", Version: "v3.6.8", Arch: "amd64", Packages: []string{"go.etcd.io/etcd/server/v3"}}, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "no go command") {
 		t.Fatalf("error: %v", err)
 	}

@@ -76,7 +76,7 @@ func TestVerifyOnDisk(t *testing.T) {
 		}
 		return io.NopCloser(io.NewSectionReader(f, 0, f.Size())), nil
 	}}
-	s, err := images.VerifyStore(files, store.Root, o)
+	s, err := store.Verify(files, store.Root, "overlayfs")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	base := imagetest.Script(imagetest.File("base", 0o644, 0, 0, "base"))
-	r, o := bake(t, c, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{base, imagetest.Script(imagetest.File("own", 0o644, 0, 0, "own"))}})
+	r, _ := bake(t, c, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{base, imagetest.Script(imagetest.File("own", 0o644, 0, 0, "own"))}})
 	snapshots := store.Root + "/" + store.SnapshotterDir("overlayfs") + "/snapshots/"
 	blobs := store.Root + "/" + store.ContentDir + "/blobs/sha256/"
 	without := func(prefix string) []tree.Node {
@@ -182,7 +182,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 		"database replaced": {append(without(store.Root+"/"+store.MetaDB), tree.Node{Path: store.Root + "/" + store.MetaDB, Inode: wrong.Inode}), "meta.db"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := images.VerifyStore(store.NodeFiles(tt.nodes, c), store.Root, o)
+			_, err := store.Verify(store.NodeFiles(tt.nodes, c), store.Root, "overlayfs")
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, expected %q", err, tt.want)
 			}

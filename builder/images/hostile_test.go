@@ -395,7 +395,7 @@ func TestTooManyLayers(t *testing.T) {
 	wantError(t, err, "edgebake.test/tall:1", "it has 501 layers", "500")
 	c := newCache(t)
 	r := mustBake(t, c, testOptions(), many(500))
-	if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions()); err != nil {
+	if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
 		t.Error(err)
 	}
 }
@@ -638,7 +638,7 @@ func TestIndexes(t *testing.T) {
 			for _, digest := range []string{"", string(pinned[0].Target.Digest), string(pinned[0].Manifest.Digest)} {
 				l.imgs[0].Digest = digest
 				r := mustBake(t, c, o, l.imgs)
-				s, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o)
+				s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs")
 				if err != nil || !slices.Equal(s.Images, []string{"edgebake.test/a:1"}) {
 					t.Errorf("pinned to %q: %+v, %v", digest, s, err)
 				}
@@ -779,7 +779,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions()); err != nil {
+			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
 				t.Error(err)
 			}
 		})

@@ -85,7 +85,7 @@ func TestBakedStoreVerifies(t *testing.T) {
 		o := testOptions()
 		o.KeepLayers = keep
 		r := mustBake(t, c, o, imgs)
-		s, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o)
+		s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +152,7 @@ func TestNamesOfImages(t *testing.T) {
 			}
 			c := newCache(t)
 			r := mustBake(t, c, testOptions(), list)
-			s, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions())
+			s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs")
 			if err != nil || !slices.Equal(s.Images, tt.names) || len(s.Images) != len(r.Images) {
 				t.Errorf("%+v, %v; report %+v", s, err, r.Images)
 			}

@@ -346,7 +346,7 @@ func TestPlatformIsChosen(t *testing.T) {
 		if !found {
 			t.Error("the arm64 layer is not there")
 		}
-		if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o); err != nil {
+		if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
 			t.Error(err)
 		}
 	}
@@ -497,7 +497,7 @@ func TestRegistry(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, testOptions()); err != nil {
+			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
 				t.Error(err)
 			}
 			// Insecure only when said.

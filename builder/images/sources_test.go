@@ -131,7 +131,7 @@ func TestArchivesAsSources(t *testing.T) {
 				c := newCache(t)
 				r := mustBake(t, c, o, []configs.ContainerImage{
 					{Ref: "edgebake.test/a:1", Archive: "images.tar"}, {Ref: "edgebake.test/b:1", Archive: "images.tar"}})
-				if _, err := VerifyStore(store.NodeFiles(r.Nodes, c), store.Root, o); err != nil {
+				if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
 					t.Error(err)
 				}
 				if r.Report.Layers != 3 {

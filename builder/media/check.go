@@ -209,7 +209,8 @@ func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 // stamping names the image in an error. Problems of documents stay as they
 // are: they say where they are, and editors jump to it.
 func (m *image) stamping(err error) error {
-	if all, ok := err.(interface{ Unwrap() []error }); ok {
+	// Only what was joined: an error of several, made with words, is one.
+	if all, ok := err.(interface{ Unwrap() []error }); ok && err.Error() == errors.Join(all.Unwrap()...).Error() {
 		var out []error
 		for _, e := range all.Unwrap() {
 			out = append(out, m.stamping(e))

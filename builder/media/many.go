@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
@@ -184,9 +183,6 @@ func writeSparse(f *os.File, img []byte) error {
 	}
 	return nil
 }
-
-// IsSlotName tells by a file's name that it is a slot's.
-func IsSlotName(name string) bool { return strings.HasSuffix(name, SlotEnding) }
 
 // ReadSlotFile reads what StampMany wrote as a slot. One without a site is an
 // error.

@@ -9,12 +9,14 @@
 package media
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -136,6 +138,12 @@ func (m *image) readDisk() error {
 		m.format = FormatZstd
 		z, err := seekable.Open(m.src, m.stored)
 		if err != nil {
+			head := make([]byte, gpt.HeadSize(gpt.Sector4096))
+			if seekable.Head(m.src, m.stored, head) == nil {
+				if t := ours(bytes.NewReader(head)); t != nil && errors.Is(err, seekable.ErrFormat) {
+					return &partError{fmt.Errorf("it holds an edgebake image, of %d bytes uncompressed, and not as edgebake writes it: %w: copy or build it again", t.Size, err)}
+				}
+			}
 			return fmt.Errorf("%w: %w", ErrNotOurs, err)
 		}
 		m.z, m.size = z, z.Size()
@@ -143,12 +151,43 @@ func (m *image) readDisk() error {
 		return fmt.Errorf("%w: it is not compressed", ErrNotOurs)
 	}
 	var err error
-	if m.table, err = gpt.Read(m, m.size); errors.Is(err, gpt.ErrNoTable) {
+	m.table, err = gpt.Read(m, m.size)
+	if cut := (*gpt.TruncatedError)(nil); errors.As(err, &cut) && ours(m) != nil {
+		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", cut.Size, cut.Disk)}
+	} else if errors.Is(err, gpt.ErrNoTable) {
 		return fmt.Errorf("%w: %w; name one that edgebake build made", ErrNotOurs, err)
 	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotOurs, err)
 	}
 	return nil
+}
+
+// partError is about an image of ours that is not whole.
+type partError struct{ error }
+
+func (e *partError) Unwrap() error        { return e.error }
+func (e *partError) Is(target error) bool { return target == ErrNotOurs }
+
+// ours is the partition table at the beginning of an edgebake image, however
+// much of the image is there; nil where there is none.
+func ours(head io.ReaderAt) *gpt.Table {
+	t, err := gpt.Read(padded{head}, 1<<50)
+	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
+		return nil
+	}
+	return t
+}
+
+// padded has zeros behind the end.
+type padded struct{ io.ReaderAt }
+
+func (r padded) ReadAt(p []byte, off int64) (int, error) {
+	n, err := r.ReaderAt.ReadAt(p, off)
+	clear(p[n:])
+	if err == io.EOF {
+		err = nil
+	}
+	return len(p), err
 }
 
 // measure finds how large the file is.

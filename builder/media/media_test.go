@@ -366,6 +366,25 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			}
 		})
 	}
+	t.Run("what is there of an image", func(t *testing.T) {
+		for name, tc := range map[string]struct {
+			content []byte
+			want    string
+		}{
+			"raw":          {cut(good, 1<<20), fmt.Sprintf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
+			"zst":          {cut(goodZ, 5000), fmt.Sprintf("it holds an edgebake image, of %d bytes uncompressed, ", len(good))},
+			"another disk": {cut(bytes.ReplaceAll(good[:1<<20], []byte("E\x00D\x00G\x00E\x00"), []byte("O\x00D\x00G\x00E\x00")), 1), "not an edgebake image"},
+		} {
+			p := filepath.Join(t.TempDir(), "image")
+			if err := os.WriteFile(p, tc.content, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			_, err := Inspect(p)
+			if !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "not an edgebake image") != (name == "another disk") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
 	t.Run("folder", func(t *testing.T) {
 		if _, err := Inspect(t.TempDir()); !errors.Is(err, ErrNotOurs) {
 			t.Errorf("got %v", err)
@@ -667,4 +686,19 @@ func FuzzSBOM(f *testing.F) {
 			}
 		}
 	})
+}
+
+// An error made of several with words between keeps them; joined ones are named
+// one by one.
+func TestStampingKeepsWords(t *testing.T) {
+	m := &image{path: "i.raw"}
+	a, b := errors.New("one"), errors.New("another")
+	for want, err := range map[string]error{
+		"stamping image i.raw, nothing was written: one, because of another":                                 fmt.Errorf("%w, because of %w", a, b),
+		"stamping image i.raw, nothing was written: one\nstamping image i.raw, nothing was written: another": errors.Join(a, b),
+	} {
+		if got := m.stamping(err); got.Error() != want || !errors.Is(got, a) || !errors.Is(got, b) {
+			t.Errorf("%v\nwant %s", got, want)
+		}
+	}
 }

@@ -135,8 +135,8 @@ func (b *bar) say(s string) {
 func (b *bar) said(decor.Statistics) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.text) > 60 {
-		return b.text[:60]
+	if r := []rune(b.text); len(r) > 60 {
+		return string(r[:60])
 	}
 	return b.text
 }

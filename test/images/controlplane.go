@@ -27,13 +27,13 @@ func controlPlane(ctx context.Context, out, arch string, log io.Writer) error {
 		return err
 	}
 	return writeLayout(out, arch, log, func(add func(ref, program, user string, binary []byte, env []string) error) error {
-		for _, r := range []fetch.GoRecipe{k8s, fetch.EtcdRecipe(lab.EtcdVersion, arch)} {
+		for _, r := range []fetch.GoRecipe{k8s, lab.EtcdRecipe(lab.EtcdVersion, arch)} {
 			blobs, err := fetch.GoBuild(ctx, cache, r, log)
 			if err != nil {
 				return fmt.Errorf("making a control plane: %w", err)
 			}
 			for _, pkg := range r.Packages {
-				name, tag := fetch.ProgramName(pkg), lab.KubernetesVersion
+				name, tag := lab.ProgramName(pkg), lab.KubernetesVersion
 				if r.Module != k8s.Module {
 					name, tag = "etcd", lab.EtcdImageTag
 				}

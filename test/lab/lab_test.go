@@ -185,3 +185,15 @@ func TestProcessesEndWithTheLab(t *testing.T) {
 		t.Error("a process lives on")
 	}
 }
+
+func TestProgramName(t *testing.T) {
+	for pkg, want := range map[string]string{
+		"k8s.io/kubernetes/cmd/kubelet":               "kubelet",
+		"go.etcd.io/etcd/server/v3":                   "server",
+		"github.com/containerd/containerd/v2/cmd/ctr": "ctr",
+	} {
+		if got := ProgramName(pkg); got != want {
+			t.Errorf("ProgramName(%s) = %s, want %s", pkg, got, want)
+		}
+	}
+}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path"
 	"runtime"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"golang.org/x/mod/module"
 )
 
 // Versions of the control plane.
@@ -43,17 +45,32 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.W
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range []fetch.GoRecipe{k8s, fetch.EtcdRecipe(EtcdVersion, runtime.GOARCH)} {
+	for _, r := range []fetch.GoRecipe{k8s, EtcdRecipe(EtcdVersion, runtime.GOARCH)} {
 		blobs, err := fetch.GoBuild(ctx, c, r, log)
 		if err != nil {
 			return nil, fmt.Errorf("making a control plane: %w", err)
 		}
 		for pkg, sha := range blobs {
-			name := fetch.ProgramName(pkg)
+			name := ProgramName(pkg)
 			if *paths[name], err = c.Program(sha, name); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return &p, nil
+}
+
+// EtcdRecipe compiles etcd ("v3.6.8"), for control planes.
+func EtcdRecipe(version, arch string) fetch.GoRecipe {
+	const m = "go.etcd.io/etcd/server/v3"
+	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
+}
+
+// ProgramName is the file name that the program of a main package goes by.
+func ProgramName(pkg string) string {
+	prefix, _, ok := module.SplitPathVersion(pkg)
+	if !ok {
+		prefix = pkg
+	}
+	return path.Base(prefix)
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	baker "github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"google.golang.org/grpc"
@@ -523,7 +522,7 @@ func verifyDir(t *testing.T, dir string) {
 	t.Helper()
 	f := store.DirFiles(dir)
 	f.InUse = true
-	if _, err := baker.VerifyStore(f, store.Root, options()); err != nil {
+	if _, err := store.Verify(f, store.Root, "overlayfs"); err != nil {
 		t.Error(err)
 	}
 }

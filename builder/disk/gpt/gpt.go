@@ -81,6 +81,17 @@ var (
 	ErrTruncated = errors.New("cut short")
 )
 
+// TruncatedError is ErrTruncated with how much there is.
+type TruncatedError struct {
+	Disk, Size int64 // bytes that there should be, and that there are
+}
+
+func (e *TruncatedError) Error() string {
+	return fmt.Sprintf("%v: the table is of a disk of %d bytes, here are only %d; copy the image again", ErrTruncated, e.Disk, e.Size)
+}
+
+func (e *TruncatedError) Unwrap() error { return ErrTruncated }
+
 // check says everything that is wrong with the table.
 func (t *Table) check() error {
 	var errs []error
@@ -249,7 +260,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 		// Where the copy is tells how large the disk was made.
 		disk = int64(primary.other+1) * sector
 		if disk > size {
-			return nil, fmt.Errorf("%w: the table is of a disk of %d bytes, here are only %d; copy the image again", ErrTruncated, disk, size)
+			return nil, &TruncatedError{Disk: disk, Size: size}
 		}
 		if disk < headSize+tailSize {
 			return nil, fmt.Errorf("%w: its copy is at sector %d", ErrNoTable, primary.other)

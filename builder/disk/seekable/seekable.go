@@ -215,6 +215,17 @@ func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	return z, nil
 }
 
+// Head reads the first bytes of what may be no whole file, and so has no table.
+func Head(r io.ReaderAt, size int64, b []byte) error {
+	dec, err := zstd.NewReader(io.NewSectionReader(r, 0, size), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(2*FrameSize), zstd.WithDecoderLowmem(true))
+	if err != nil {
+		return fmt.Errorf("setting up zstd: %w", err)
+	}
+	defer dec.Close()
+	_, err = io.ReadFull(dec, b)
+	return err
+}
+
 func (z *Reader) readTable(size int64) error {
 	foot := make([]byte, footerSize)
 	if size < 8+footerSize {
