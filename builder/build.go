@@ -151,7 +151,8 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	if err != nil {
 		return nil, err
 	}
-	layers := slices.Concat(base, []tree.Layer{{Name: "images", Nodes: store.Nodes}, own}, user, files)
+	brought := slices.Concat(user, files)
+	layers := slices.Concat(base, []tree.Layer{{Name: "images", Nodes: store.Nodes}, overlays.Fresh(own, brought)}, brought)
 	if c.merged, err = tree.Merge(layers, b.date); err != nil {
 		return nil, b.place(err)
 	}

@@ -279,7 +279,7 @@ func setNetwork(ctx context.Context, e *Env, files map[string]netFile) error {
 			return fmt.Errorf("writing network setting %s: %w", p, err)
 		}
 	}
-	if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}}); err != nil {
+	if err := e.reloadNetwork(ctx); err != nil {
 		return fmt.Errorf("loading the network settings: %w", err)
 	}
 	for _, u := range wpaUnits(slices.Sorted(maps.Keys(files))) {

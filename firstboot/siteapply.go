@@ -272,7 +272,7 @@ func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 	}
 	if under("/etc/systemd/network/") {
-		if err := e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}}); err != nil {
+		if err := e.reloadNetwork(ctx); err != nil {
 			e.Log.Warn("network settings take effect at the next boot only", "error", err)
 		}
 	}
@@ -347,4 +347,13 @@ func fits(e *Env, a *Active) error {
 		return goesNot(probs)
 	}
 	return nil
+}
+
+// reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
+// which may come up later than first boot does.
+func (e *Env) reloadNetwork(ctx context.Context) error {
+	if err := e.Unit(ctx, "start", "dbus.service"); err != nil {
+		return err
+	}
+	return e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})
 }

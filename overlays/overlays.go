@@ -116,6 +116,11 @@ var masked = []string{
 	"systemd-firstboot.service", "systemd-networkd-persistent-storage.service",
 	// They write to the ESP behind our back, at every boot.
 	"systemd-boot-random-seed.service", "systemd-boot-update.service",
+	// Modules for what nothing here uses while it boots; the kernel loads each
+	// when something does. Six modprobes beside udev's first look at all
+	// devices made the partitions wait for it.
+	"modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service",
+	"modprobe@fuse.service", "modprobe@loop.service",
 }
 
 // removed is what the base may bring and no image should carry.
@@ -155,6 +160,11 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	// Empty, not missing: systemd makes an id at first boot without running
 	// all presets, which would enable what packages bring.
 	b.file("etc/machine-id", 0o444, nil)
+	if img.Base.Debian != nil {
+		for _, mark := range updated {
+			b.file(mark, 0o644, nil)
+		}
+	}
 	b.file("etc/fstab", 0o644, []byte("# The boot entry on the ESP says what is mounted where.\n"))
 	b.file("etc/hostname", 0o644, []byte("localhost\n"))
 	b.file("etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n"))

@@ -382,3 +382,50 @@ func TestFiles(t *testing.T) {
 		t.Errorf("both problems are to be reported, got %v", err)
 	}
 }
+
+// TestFresh: systemd makes nothing at boot that Debian's packages have made,
+// and everything where the user's layers bring something to make it from.
+func TestFresh(t *testing.T) {
+	img := testImage()
+	marks := func(l tree.Layer) (n int) {
+		for _, node := range l.Nodes {
+			if node.Path == "etc/.updated" || node.Path == "var/.updated" {
+				n++
+				// Older than /usr it says the opposite.
+				if node.MTime != testFacts().SourceDate {
+					t.Errorf("%s is of %v", node.Path, node.MTime)
+				}
+			}
+		}
+		return n
+	}
+	root := func() tree.Layer {
+		t.Helper()
+		l, err := Root(img, testFacts())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	if n := marks(root()); n != 0 {
+		t.Errorf("a base that edgebake did not make has %d marks", n)
+	}
+	img.Base.Debian = &configs.DebianBase{Suite: "trixie"}
+	own := root()
+	for _, c := range []struct {
+		path string
+		want int
+	}{
+		{"etc/motd", 2}, {"usr/bin/agent", 2}, {"opt/agent/share/so.txt", 2},
+		{"usr/lib/sysusers.d/agent.conf", 0}, {"etc/udev/hwdb.d/70-scanner.hwdb", 0}, {"etc/ld.so.conf.d/agent.conf", 0},
+		{"usr/lib/x86_64-linux-gnu/libagent.so.1", 0}, {"usr/local/lib/libagent.so", 0}, {"usr/lib/systemd/catalog/agent.catalog", 0},
+	} {
+		got := Fresh(own, []tree.Layer{{Name: "overlays[0]", Nodes: []tree.Node{{Path: "usr"}, {Path: c.path}}}})
+		if n := marks(got); n != c.want {
+			t.Errorf("with %s of the user's there are %d marks, want %d", c.path, n, c.want)
+		}
+	}
+	if n := marks(own); n != 2 {
+		t.Errorf("the layer itself has %d marks left", n)
+	}
+}

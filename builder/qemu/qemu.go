@@ -113,7 +113,7 @@ func (m Machine) Args(v Version) ([]string, error) {
 	c.machine(m, v)
 	c.boot(m)
 	first := 0
-	if m.Stick != "" || m.CD != "" {
+	if m.Stick != "" || m.CD != "" || m.NetBoot {
 		first = 1
 	}
 	for i, d := range m.Disks {

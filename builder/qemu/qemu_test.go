@@ -25,6 +25,7 @@ func TestArgsGolden(t *testing.T) {
 			NICs:   []NIC{{MAC: "52:54:00:00:01:01", Forwards: []Forward{{2222, 22}, {8080, 80}}}},
 			Serial: "/run/serial.log", QMP: "/run/qmp", UUID: "4c4c4544-0000-2010-8020-80c04f202020", SerialNumber: "EB,1",
 			Clock: "2026-01-31T12:00:00", CPUs: 1, Memory: 768}, Version{7, 2}},
+		{"netboot", Machine{Firmware: fw, NetBoot: true, NICs: []NIC{{Tap: "tap1"}, {}}, Disks: []Disk{{Path: "d.qcow2"}}}, Version{7, 2}},
 		{"tap", Machine{Firmware: fw, Accel: KVM, NICs: []NIC{{Tap: "tap1"}}, Disks: []Disk{{Path: "d.raw", Format: "raw", Sync: true}}}, Version{7, 2}},
 		{"logged", Machine{Firmware: fw, Disks: []Disk{{Path: "d.qcow2", Log: "d,log"}}}, Version{7, 2}},
 		{"secure", Machine{Firmware: Firmware{fw.Code, fw.Vars, true}}, Version{7, 2}},

@@ -248,7 +248,7 @@ func run(ctx context.Context, c firstboot.Cmd) error {
 
 // unit carries out a verb on a unit and waits for its job.
 func unit(ctx context.Context, verb, name string) error {
-	conn, err := dbus.NewSystemConnectionContext(ctx)
+	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
 		return fmt.Errorf("talking to systemd: %w", err)
 	}
@@ -297,7 +297,7 @@ func unknownUnit(err error) bool {
 }
 
 func unitState(ctx context.Context, name string) (string, error) {
-	conn, err := dbus.NewSystemConnectionContext(ctx)
+	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
 		return "", fmt.Errorf("talking to systemd: %w", err)
 	}
@@ -315,7 +315,7 @@ func unitState(ctx context.Context, name string) (string, error) {
 
 // unitSince goes by the clock that nobody sets, and translates.
 func unitSince(ctx context.Context, name string) (time.Time, error) {
-	conn, err := dbus.NewSystemConnectionContext(ctx)
+	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("talking to systemd: %w", err)
 	}
@@ -593,7 +593,7 @@ func initRecord(record string) float64 {
 // an initrd that has no systemd: then the kernel's log tells.
 func bootClock(ctx context.Context) (ondisk.BootClock, error) {
 	var c ondisk.BootClock
-	conn, err := dbus.NewSystemConnectionContext(ctx)
+	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
 		return c, err
 	}

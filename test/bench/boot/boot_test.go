@@ -78,7 +78,7 @@ type bench struct {
 	*testing.B
 	root, dir string
 	lab       *lab.Lab
-	net       lab.Net
+	net       *lab.Namespace
 	cluster   *lab.Cluster
 	boots     int
 }
@@ -104,6 +104,7 @@ func BenchmarkBoot(b *testing.B) {
 	if b.N > 1 {
 		return
 	}
+	desk.NeedRoot(b, "it makes a network namespace")
 	desk.NeedProgram(b, "qemu-system-x86_64", "qemu-system-x86")
 	runs := 3
 	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
@@ -150,14 +151,13 @@ func (b *bench) images() []*subject {
 	b.run("go", "run", "./test/images", "-o", "build/images")
 	doc, err := os.ReadFile(filepath.Join(b.root, quickstart))
 	b.must(err)
-	// Next to the example, since paths in it are seen from its folder.
-	bare := filepath.Join(b.root, filepath.Dir(quickstart), ".bench-boot.yaml")
+	// As deep as the example: paths in it are seen from its folder.
+	bare := filepath.Join(b.dir, "bare.yaml")
 	args := []string{"systemd.show_status=yes"}
 	for _, u := range ours {
 		args = append(args, "systemd.mask="+u)
 	}
 	b.must(os.WriteFile(bare, fmt.Appendf(doc, "\nkernel:\n  args: [%s]\n", strings.Join(args, ", ")), 0o644))
-	b.Cleanup(func() { os.Remove(bare) })
 	made := func(name, doc string, joins bool) *subject {
 		s := &subject{name: name, golden: filepath.Join(b.dir, strings.Fields(name)[0]+".raw"), joins: joins, at: map[string][]float64{}, units: map[string][]float64{}}
 		if doc != "" {
@@ -182,7 +182,7 @@ func (b *bench) start() {
 	b.must(err)
 	progs, err := lab.BuildPrograms(b.Context(), cache, lab.KubernetesVersion, b.Output())
 	b.must(err)
-	b.net, err = lab.FreeLoopback()
+	b.net, err = b.lab.NewNamespace(b.Context())
 	b.must(err)
 	b.cluster, err = b.lab.StartCluster(b.Context(), progs, b.net, 1)
 	b.must(err)
@@ -195,7 +195,7 @@ func (b *bench) boot(s *subject) {
 	name := fmt.Sprintf("boot-%d", b.boots)
 	image := s.golden
 	if s.joins {
-		text, err := lab.Site{Cluster: b.cluster, NodeName: name}.YAML()
+		text, err := lab.Site{Cluster: b.cluster, NodeName: name, Address: fmt.Sprintf("%s/%d", b.net.GuestAddr(0), lab.GuestsCIDR), Gateway: lab.Gateway}.YAML()
 		b.must(err)
 		site := filepath.Join(b.dir, name+".yaml")
 		b.must(os.WriteFile(site, []byte(text), 0o600))
@@ -235,6 +235,7 @@ func (b *bench) boot(s *subject) {
 	out, err := b.cluster.OnNode(ctx, vm, name, hello, onNode)
 	b.must(err)
 	s.account(out)
+	b.Logf("%s, %s:\n%s", s.name, name, s.last)
 }
 
 // onNode prints systemd's account of the boot, and when kubelet started and
