@@ -109,7 +109,7 @@ func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 		return fmt.Errorf("asking %s: %w", c.Server, err)
 	}
 	req.Header.Set("Content-Type", "application/merge-patch+json")
-	return do(req, c.Dial, conf, c.Token, nil)
+	return do(req, transport(c.Dial, conf), c.Token, nil)
 }
 
 // Create creates an object, whose kind the API server must know.
@@ -161,25 +161,40 @@ func (c *Client) post(ctx context.Context, path string, body []byte) error {
 		return fmt.Errorf("asking %s: %w", c.Server, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	return do(req, c.Dial, conf, c.Token, nil)
+	return do(req, transport(c.Dial, conf), c.Token, nil)
 }
 
 func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, token string, out any) error {
+	return getOver(ctx, transport(dial, conf), server, path, token, out)
+}
+
+func getOver(ctx context.Context, tr *http.Transport, server, path, token string, out any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server+path, nil)
 	if err != nil {
 		return fmt.Errorf("asking %s: %w", server, err)
 	}
-	return do(req, dial, conf, token, out)
+	return do(req, tr, token, out)
 }
 
-// do sends one request and decodes its answer.
-func do(req *http.Request, dial DialFunc, conf *tls.Config, token string, out any) error {
-	tr := &http.Transport{
+func transport(dial DialFunc, conf *tls.Config) *http.Transport {
+	return &http.Transport{
 		DialContext:         dial,
 		TLSClientConfig:     conf,
 		TLSHandshakeTimeout: 10 * time.Second,
 		DisableKeepAlives:   true, // one request, then seldom another
 	}
+}
+
+// over sends a request over a connection whose server has proven itself.
+func over(conn *tls.Conn) *http.Transport {
+	return &http.Transport{
+		DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return conn, nil },
+		DisableKeepAlives: true,
+	}
+}
+
+// do sends one request and decodes its answer.
+func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	defer tr.CloseIdleConnections()
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "edgebake-firstboot")

@@ -183,6 +183,21 @@ func TestDiscoverFirstDead(t *testing.T) {
 	}
 }
 
+// TestDiscoverConnectsTwice: a thousand machines come up at once, and a
+// handshake is most of what one costs a master.
+func TestDiscoverConnectsTwice(t *testing.T) {
+	ca := newAuthority(t)
+	d := discovery(ca, serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1")))
+	dial, connections := d.Dial, 0
+	d.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		connections++
+		return dial(ctx, network, addr)
+	}
+	if _, err := Discover(t.Context(), d); err != nil || connections != 2 {
+		t.Errorf("%d connections, %v", connections, err)
+	}
+}
+
 func TestDiscoverSilentMasterDoesNotHoldUpTheOthers(t *testing.T) {
 	ca := newAuthority(t)
 	live := serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1"))

@@ -129,13 +129,7 @@ func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) 
 	if errors.As(err, &unknown) {
 		return nil, fmt.Errorf("%w: %w", ErrCA, err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := f.accepted(ctx, d); err != nil {
-		return nil, err
-	}
-	return f, nil
+	return f, err
 }
 
 // askUnknown is discovery as kubeadm does it: cluster-info over unverified
@@ -191,50 +185,60 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	if err != nil {
 		return nil, err
 	}
-	if err := f.accepted(ctx, d); err != nil {
-		return nil, err
-	}
 	if !signed {
 		return nil, ErrUnsigned
 	}
 	return f, nil
 }
 
-// found has a master prove itself by ca.
+// found has a master prove itself by ca, and shows it the token then: 401 is
+// the one certain sign of an unknown or expired token, whatever the signer does.
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
 		return nil, fmt.Errorf("reading the master's address: %w", err)
 	}
-	name, err := ServerName(ctx, d.Dial, master, ca, append([]string{host}, d.Names...))
+	conn, name, err := connect(ctx, d.Dial, master, ca, append([]string{host}, d.Names...))
 	if err != nil {
 		return nil, err
 	}
+	defer conn.Close()
+	f := &Found{Master: master, CA: ca}
 	if name == host {
-		name = ""
+		err = getOver(ctx, over(conn), "https://"+master, "/version", d.Token, nil)
+	} else {
+		// Asked by that name it may show another certificate.
+		f.ServerName = name
+		err = f.Client(d).Get(ctx, "/version", nil)
 	}
-	return &Found{Master: master, CA: ca, ServerName: name}, nil
-}
-
-// accepted shows the token to a server that has proven itself: 401 is the one
-// certain sign of an unknown or expired token, whatever the signer does.
-func (f *Found) accepted(ctx context.Context, d Discovery) error {
-	err := f.Client(d).Get(ctx, "/version", nil)
 	switch Code(err) {
 	case 401:
-		return ErrToken
+		return nil, ErrToken
 	case 0:
-		return err
+		if err != nil {
+			return nil, err
+		}
 	}
-	return nil
+	return f, nil
 }
 
 // ServerName makes a verified connection to master and returns the first of
 // names that its certificate is for. None fitting is ErrServerName.
 func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (string, error) {
-	pool, err := Pool(ca)
+	conn, name, err := connect(ctx, dial, master, ca, names)
 	if err != nil {
 		return "", err
+	}
+	conn.Close()
+	return name, nil
+}
+
+// connect makes a verified connection to master, for the first of names that its
+// certificate has.
+func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (*tls.Conn, string, error) {
+	pool, err := Pool(ca)
+	if err != nil {
+		return nil, "", err
 	}
 	chosen := ""
 	conf := &tls.Config{
@@ -262,14 +266,14 @@ func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, na
 	}
 	raw, err := dial(ctx, "tcp", master)
 	if err != nil {
-		return "", fmt.Errorf("connecting to master %s: %w", master, err)
+		return nil, "", fmt.Errorf("connecting to master %s: %w", master, err)
 	}
 	conn := tls.Client(raw, conf)
-	defer conn.Close()
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return "", err
+		conn.Close()
+		return nil, "", err
 	}
-	return chosen, nil
+	return conn, chosen, nil
 }
 
 func clusterCA(kubeconfig []byte) ([]byte, error) {
