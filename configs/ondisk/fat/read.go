@@ -486,16 +486,29 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 
 // Read reads a whole file.
 func (r *Reader) Read(e Entry) ([]byte, error) {
+	return r.read(e, maxRun, nil)
+}
+
+// ReadWhile reads a file in blocks up to the first for which more is false; that
+// one is the last that it returns.
+func (r *Reader) ReadWhile(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
+	return r.read(e, block, more)
+}
+
+func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
 	// Grown by what is there, not by what the entry says: a damaged entry
 	// may claim 4 GiB.
 	var out []byte
 	err := r.each(e, func(x Extent) (bool, error) {
 		for x.Len > 0 {
-			n := min(x.Len, maxRun)
+			n := min(x.Len, block)
 			at := len(out)
 			out = slices.Grow(out, int(n))[:at+int(n)]
 			if _, err := r.r.ReadAt(out[at:], x.Off); err != nil {
 				return false, noEOF(err)
+			}
+			if more != nil && !more(out[at:]) {
+				return false, nil
 			}
 			x.Off += n
 			x.Len -= n

@@ -220,7 +220,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	if err != nil {
 		return err
 	}
-	c := &copier{blobs: blobs, buf: make([]byte, 1<<20)}
+	c := &copier{blobs: blobs}
 	defer c.close()
 	for _, f := range order {
 		off := g.rootOff()
@@ -436,6 +436,9 @@ func (c *copier) write(w io.WriterAt, off int64, d tree.Content) error {
 			return err
 		}
 		c.name, c.blob = d.Blob, b
+	}
+	if c.buf == nil {
+		c.buf = make([]byte, 1<<20)
 	}
 	for done := int64(0); done < d.Size; {
 		b := c.buf[:min(int64(len(c.buf)), d.Size-done)]

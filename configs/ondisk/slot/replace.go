@@ -81,7 +81,7 @@ func writeFirstHalf(f Device, payload []byte) error {
 	return write(f, 0, whole[:sectorSize])
 }
 
-func write(f Device, off int64, b []byte) error {
+func write(f Writer, off int64, b []byte) error {
 	if _, err := f.WriteAt(b, off); err != nil {
 		return err
 	}
@@ -90,8 +90,14 @@ func write(f Device, off int64, b []byte) error {
 
 // trimmed is img without the zero sectors at its end.
 func trimmed(img []byte) []byte {
-	n := len(bytes.TrimRight(img, "\x00"))
-	return img[:min((n+sectorSize-1)/sectorSize*sectorSize, len(img))]
+	var zero [sectorSize]byte
+	for n := len(img) % sectorSize; ; n = sectorSize {
+		rest := len(img) - n
+		if rest < 0 || !bytes.Equal(img[rest:], zero[:n]) {
+			return img
+		}
+		img = img[:rest]
+	}
 }
 
 func isBlank(r io.ReaderAt) bool {

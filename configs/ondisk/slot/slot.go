@@ -101,9 +101,13 @@ func Make(c Contents) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the slot: %w", err)
 	}
-	return b, nil
+	img := make([]byte, ondisk.SlotSize)
+	copy(img, b)
+	return img, nil
 }
 
+// encode renders a slot up to its last byte that is in use. All behind it, most
+// of a slot, is zero, and the machines that write one have little memory.
 func (c *Contents) encode() ([]byte, error) {
 	info := c.Info
 	if info.Version == 0 {
@@ -167,26 +171,33 @@ func (c *Contents) encode() ([]byte, error) {
 		when = time.Unix(info.Stamped, 0)
 	}
 	id := sha256.Sum256([]byte("edgebake slot\x00" + info.Plan))
-	img := make(image, ondisk.SlotSize)
+	img := new(image)
 	err = fat.Write(img, nodes, nil, fat.Options{
 		Type: 16, Label: ondisk.LabelSlot, VolumeID: binary.LittleEndian.Uint32(id[:]),
 		Size: ondisk.SlotSize, Time: when, SectorSize: info.SectorSize,
 	})
-	if err == nil && inventory && len(trimmed(img)) > half-sectorSize {
+	if err == nil && inventory && len(trimmed(img.b)) > half-sectorSize {
 		err = fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: split the inventory, or stamp each site onto a copy of its own (--inventory)",
 			float64(total)/(1<<20), half>>20)
 	}
-	return img, err
+	return img.b, err
 }
 
-// image is a file system in memory.
-type image []byte
+const page = 4096
 
-func (m image) WriteAt(p []byte, off int64) (int, error) {
-	if off < 0 || off > int64(len(m)-len(p)) {
+// image is a slot in memory, as far as it is written to.
+type image struct{ b []byte }
+
+func (m *image) WriteAt(p []byte, off int64) (int, error) {
+	end := off + int64(len(p))
+	if off < 0 || end > ondisk.SlotSize {
 		return 0, io.ErrShortWrite
 	}
-	return copy(m[off:], p), nil
+	if end > int64(len(m.b)) {
+		whole := (end + page - 1) / page * page // no device has larger sectors
+		m.b = append(m.b, make([]byte, whole-int64(len(m.b)))...)
+	}
+	return copy(m.b[off:], p), nil
 }
 
 // known reports whether the contract names the path.
@@ -396,14 +407,22 @@ func open(r io.ReaderAt) (*reader, error) {
 }
 
 func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
+	if err := in.admit(e, limit); err != nil {
+		return nil, err
+	}
+	return in.fat.Read(e)
+}
+
+// admit reports whether a file may still be read.
+func (in *reader) admit(e fat.Entry, limit int64) error {
 	if e.Size > limit {
-		return nil, fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
+		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
 	}
 	if in.total += e.Size; in.total > maxFiles {
-		return nil, fmt.Errorf("reading %s: the files of a slot have more than %d MiB: remove what does not belong there", e.Path, maxFiles>>20)
+		return fmt.Errorf("reading %s: the files of a slot have more than %d MiB: remove what does not belong there", e.Path, maxFiles>>20)
 	}
 	in.budget.allow(e.Size)
-	return in.fat.Read(e)
+	return nil
 }
 
 func (in *reader) file(e fat.Entry, name string) error {
@@ -472,27 +491,24 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 	return info, nil
 }
 
-// report reads what WriteReport left; a larger file is somebody else's.
+// report reads what WriteReport left; a larger file is somebody else's. Nearly
+// all of its room is empty, and it is read with every look at a site: a block of
+// what pad added is the end.
 func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
 	}
-	b, err := in.read(e, room)
+	if err := in.admit(e, room); err != nil {
+		return nil, err
+	}
+	b, err := in.fat.ReadWhile(e, 16<<10, func(block []byte) bool { return len(unpad(block)) > 0 })
 	if b = unpad(b); len(b) == 0 {
 		return nil, err
 	}
 	return append(b, '\n'), err
 }
 
-// unpad takes off what pad added, in blocks: nearly all of a report's room is
-// empty, and it is read with every look at a site.
-func unpad(b []byte) []byte {
-	block := bytes.Repeat([]byte("\n"), 4<<10)
-	for bytes.HasSuffix(b, block) {
-		b = b[:len(b)-len(block)]
-	}
-	return bytes.TrimRight(b, "\n")
-}
+func unpad(b []byte) []byte { return bytes.TrimRight(b, "\n") }
 
 // signature reads site.minisig. One that is too large is none, and must not
 // hide the site.
@@ -510,28 +526,42 @@ type Device interface {
 	Sync() error
 }
 
-// WriteWhole writes the slot's bytes so that a power cut leaves the old
-// contents, ErrBlank, or the new contents.
-func WriteWhole(f interface {
+// Writer is what a slot is written to by who needs to read nothing of it.
+type Writer interface {
 	io.WriterAt
 	Sync() error
-}, img []byte) error {
-	const sector = 512
-	if len(img) <= sector {
-		return fmt.Errorf("writing the slot: %d bytes are no slot", len(img))
-	}
-	for _, step := range []struct {
-		b   []byte
-		off int64
-	}{{make([]byte, sector), 0}, {img[sector:], sector}, {img[:sector], 0}} {
-		if _, err := f.WriteAt(step.b, step.off); err != nil {
-			return fmt.Errorf("writing the slot: %w", err)
-		}
-		if err := f.Sync(); err != nil {
-			return fmt.Errorf("writing the slot: %w", err)
-		}
+}
+
+// WriteWhole writes the slot's bytes so that a power cut leaves the old
+// contents, ErrBlank, or the new contents.
+func WriteWhole(f Writer, img []byte) error {
+	if err := writeWhole(f, img, len(img)); err != nil {
+		return fmt.Errorf("writing the slot: %w", err)
 	}
 	return nil
+}
+
+// writeWhole writes a slot of a size, of which all behind img is zero.
+func writeWhole(f Writer, img []byte, size int) error {
+	if len(img) <= sectorSize {
+		return fmt.Errorf("%d bytes are no slot", len(img))
+	}
+	if err := write(f, 0, make([]byte, sectorSize)); err != nil {
+		return err
+	}
+	if _, err := f.WriteAt(img[sectorSize:], sectorSize); err != nil {
+		return err
+	}
+	zeros := make([]byte, min(1<<20, size-len(img)))
+	for at := len(img); at < size; at += len(zeros) {
+		if _, err := f.WriteAt(zeros[:min(len(zeros), size-at)], int64(at)); err != nil {
+			return err
+		}
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return write(f, 0, img[:sectorSize])
 }
 
 // WriteReport puts a report into the preallocated files, in place: a power
@@ -640,9 +670,12 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	}
 	c.Signature = nil // of what was there
 	c.Report.Text, c.Report.JSON = hide.text(c.Report.Text), hide.text(c.Report.JSON)
-	img, err := Make(*c)
+	img, err := c.encode()
+	if err == nil {
+		err = writeWhole(f, img, ondisk.SlotSize)
+	}
 	if err != nil {
 		return fmt.Errorf("scrubbing the slot: %w", err)
 	}
-	return WriteWhole(f, img)
+	return nil
 }
