@@ -45,7 +45,7 @@ func diskPhase() Phase {
 	return Phase{
 		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			d, err := e.rootDisk()
+			d, err := e.lookUpRootDisk()
 			if err != nil {
 				return Todo, err
 			}
@@ -69,7 +69,7 @@ func diskPhase() Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			d, err := e.rootDisk()
+			d, err := e.lookUpRootDisk()
 			if err != nil {
 				return err
 			}

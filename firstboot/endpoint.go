@@ -92,6 +92,9 @@ func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error)
 // Where no name is in all of them it is the one that most have.
 func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 	shared, sharedErr := c.named(ctx, e, sharedName)
+	if shared == len(c.masters) && shared > 0 {
+		return sharedName, nil // no name can be in more of them
+	}
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	switch {
 	case shared > 0 && shared >= endpoint:

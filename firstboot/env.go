@@ -117,6 +117,9 @@ type Env struct {
 	// noting is set by the Runner: what a person should know of a node that
 	// goes on.
 	noting func(what string)
+	// ownDisk is set by the Runner: what this pass has found of the disk that we
+	// were started from.
+	ownDisk *knownDisk
 }
 
 // Owner says whose a file becomes, and with which permissions.

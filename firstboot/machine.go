@@ -105,10 +105,26 @@ func (e *Env) disksWith(partUUID string) []string {
 	return out
 }
 
+// knownDisk is a disk that was looked up.
+type knownDisk struct{ disk *blockDisk }
+
 // rootDisk is the disk we were started from: the one that has the partition
 // mounted at /. Its siblings are ours, whatever other disks carry the same
-// labels.
+// labels. A pass looks it up once, in dozens of files: nobody exchanges it, and
+// its partitions keep their names. Their sizes are lookUpRootDisk's to tell.
 func (e *Env) rootDisk() (*blockDisk, error) {
+	if e.ownDisk != nil && e.ownDisk.disk != nil {
+		return e.ownDisk.disk, nil
+	}
+	d, err := e.lookUpRootDisk()
+	if err == nil && e.ownDisk != nil {
+		e.ownDisk.disk = d
+	}
+	return d, err
+}
+
+// lookUpRootDisk is rootDisk as it is now.
+func (e *Env) lookUpRootDisk() (*blockDisk, error) {
 	b, err := e.read("/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("looking for the root device: %w", err)

@@ -63,6 +63,7 @@ var errNoNode = errors.New("the cluster has no Node")
 // readyPhase sees the node as the cluster sees it.
 func readyPhase(active *Active) Phase {
 	site := active.Site
+	otherLabels := false // than the site's, when look looked
 	// look returns nil when all is well, else what is missing.
 	look := func(ctx context.Context, e *Env) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -78,12 +79,14 @@ func readyPhase(active *Active) Phase {
 		if err != nil {
 			return err
 		}
-		if missing := missingLabels(site, n); len(missing) > 0 {
+		missing, left := missingLabels(site, n), leftLabels(e, site, n)
+		otherLabels = len(missing)+len(left) > 0
+		if len(missing) > 0 {
 			// Kubelet labels only the Node that it makes itself.
 			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, labelWords(missing)),
 				fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 		}
-		if left := leftLabels(e, site, n); len(left) > 0 {
+		if len(left) > 0 {
 			return Advise(fmt.Errorf("the Node %s has labels that the site has no more: %s", n.Metadata.Name, labelWords(left)),
 				fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
 		}
@@ -96,13 +99,13 @@ func readyPhase(active *Active) Phase {
 	return Phase{
 		Name: "node-ready", Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			if !e.exists(readyMark) {
+				return Todo, nil // whatever the cluster says
+			}
 			if err := look(ctx, e); err != nil {
-				if api.Code(err) == 0 && Advice(err) == "" && e.exists(readyMark) {
+				if api.Code(err) == 0 && Advice(err) == "" {
 					return Unknown, nil // nobody answers: a node that was Ready goes on
 				}
-				return Todo, nil
-			}
-			if !e.exists(readyMark) {
 				return Todo, nil
 			}
 			return Done, nil
@@ -112,10 +115,12 @@ func readyPhase(active *Active) Phase {
 			labelled := false
 			var refused error
 			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-				if !labelled {
+				last = look(ctx, e)
+				if otherLabels && !labelled {
 					labelled, refused = labelOwn(ctx, e, active)
+					last = look(ctx, e)
 				}
-				if last = look(ctx, e); last != nil {
+				if last != nil {
 					if refused != nil {
 						last = fmt.Errorf("%w; the node may not set them: %w", last, refused)
 					}

@@ -103,6 +103,7 @@ func (r *Runner) Run(ctx context.Context) error {
 // pause, and the next begins at the first phase: checks are cheap, and what an
 // earlier phase made may be what went wrong.
 func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) error {
+	e.ownDisk = new(knownDisk)
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {

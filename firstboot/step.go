@@ -34,7 +34,7 @@ const (
 	Todo Verdict = iota
 	// Done: the machine is as the phase would make it.
 	Done
-	// Unknown: it offline: unknown, keeping current settings, offline say; Run must not try. An
+	// Unknown: it cannot be told, offline say; Run must not try. An
 	// enrolled node never joins again because nobody answers.
 	Unknown
 )
@@ -51,7 +51,7 @@ const (
 	failed    outcome = iota
 	foundDone         // there was nothing to do
 	didIt             // Run did it, and Check agrees
-	untold            // it offline: unknown, keeping current settings
+	untold            // Check found Unknown
 	startOver         // Run returned errRestart
 )
 
