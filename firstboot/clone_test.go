@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +23,12 @@ import (
 // clone is another machine in the same state, with a cluster of its own, as
 // the disk of a machine whose power was cut is looked at twice.
 func (w *world) clone(t *testing.T) *world {
+	t.Helper()
+	return w.cloneWith(t, w.files())
+}
+
+// cloneWith is clone of a machine whose files were read already.
+func (w *world) cloneWith(t *testing.T, files []entry) *world {
 	t.Helper()
 	c := &world{
 		t: t, root: disktest.Scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
@@ -35,7 +43,7 @@ func (w *world) clone(t *testing.T) *world {
 	for dev, d := range w.slots {
 		c.slots[dev] = d.clone()
 	}
-	if err := copyTree(c.root, w.root); err != nil {
+	if err := makeFiles(c.root, files); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -43,30 +51,11 @@ func (w *world) clone(t *testing.T) *world {
 
 // snapshot tells a machine and its cluster from others: two of the same go on in
 // the same way. What was said so far is no part of it.
-func (w *world) snapshot(t *testing.T) [32]byte {
+func (w *world) snapshot(t *testing.T, files []entry) [32]byte {
 	t.Helper()
 	h := sha256.New()
-	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		st, err := d.Info()
-		if err != nil {
-			return err
-		}
-		var b []byte
-		switch {
-		case d.Type()&fs.ModeSymlink != 0:
-			target, lerr := os.Readlink(p)
-			b, err = []byte(target), lerr
-		case d.Type().IsRegular():
-			b, err = os.ReadFile(p)
-		}
-		fmt.Fprintf(h, "%s %v %d\n%s\n", p[len(w.root):], st.Mode(), len(b), b)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
+	for _, f := range files {
+		fmt.Fprintf(h, "%s %v %d\n%s\n", f.path, f.mode, len(f.data), f.data)
 	}
 	for _, dev := range slices.Sorted(maps.Keys(w.slots)) {
 		fmt.Fprintln(h, dev)
@@ -78,7 +67,7 @@ func (w *world) snapshot(t *testing.T) [32]byte {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	c := w.cluster
-	rest, err := json.Marshal([]any{w.units, w.started, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR})
+	rest, err := json.Marshal([]any{w.units, w.started, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,30 +75,89 @@ func (w *world) snapshot(t *testing.T) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-func copyTree(dst, src string) error {
-	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
+// entry is a file of a machine, a directory or a link.
+type entry struct {
+	path string // below its root
+	mode fs.FileMode
+	data []byte // or where a link leads
+}
+
+// files are all of a machine, each behind the directory that it is in. A test
+// that looks at thousands of machines reads each once.
+func (w *world) files() []entry {
+	w.t.Helper()
+	var all []entry
+	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || p == w.root {
+			return err
+		}
+		st, err := d.Info()
 		if err != nil {
 			return err
 		}
-		to := filepath.Join(dst, p[len(src):])
+		e := entry{path: p[len(w.root):], mode: st.Mode()}
 		switch {
-		case d.IsDir() && p == src:
-			return nil
-		case d.IsDir():
-			err = os.Mkdir(to, 0o755)
-		case d.Type()&fs.ModeSymlink != 0:
-			target, lerr := os.Readlink(p)
-			return errors.Join(lerr, os.Symlink(target, to))
-		default:
-			b, rerr := os.ReadFile(p)
-			err = errors.Join(rerr, os.WriteFile(to, b, 0o600))
+		case e.mode&fs.ModeSymlink != 0:
+			var target string
+			target, err = os.Readlink(p)
+			e.data = []byte(target)
+		case e.mode.IsRegular():
+			e.data, err = readFile(p, int(st.Size()))
 		}
-		st, serr := d.Info()
-		if err = errors.Join(err, serr); err != nil {
+		all = append(all, e)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return all
+}
+
+// readFile is os.ReadFile by as few system calls as there can be.
+func readFile(path string, size int) ([]byte, error) {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, size)
+	n, err := syscall.Read(fd, b)
+	if err == nil && n < size {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, errors.Join(err, syscall.Close(fd))
+}
+
+func makeFiles(root string, files []entry) error {
+	for _, f := range files {
+		to, perm := root+f.path, f.mode.Perm()
+		var err error
+		switch {
+		case f.mode.IsDir():
+			if err = os.Mkdir(to, 0o755); err == nil && perm != 0o755 {
+				err = os.Chmod(to, perm)
+			}
+		case f.mode&fs.ModeSymlink != 0:
+			err = os.Symlink(string(f.data), to)
+		default:
+			err = makeFile(to, f.data, uint32(perm))
+		}
+		if err != nil {
 			return err
 		}
-		return os.Chmod(to, st.Mode().Perm())
-	})
+	}
+	return nil
+}
+
+func makeFile(path string, b []byte, perm uint32) error {
+	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	n, err := syscall.Write(fd, b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	return errors.Join(err, syscall.Fchmod(fd, perm), syscall.Close(fd))
 }
 
 func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
@@ -120,7 +168,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 		down: maps.Clone(c.down), unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
-		requests: slices.Clone(c.requests),
+		requests: slices.Clone(c.requests), unpublished: c.unpublished, objects: slices.Clone(c.objects),
 	}
 	for name, node := range c.nodes {
 		m := *node
@@ -138,8 +186,12 @@ type memDevice struct{ pages [][]byte }
 
 const pageSize = 64 << 10
 
+func blankDevice(size int) *memDevice {
+	return &memDevice{pages: make([][]byte, (size+pageSize-1)/pageSize)}
+}
+
 func newMemDevice(img []byte) *memDevice {
-	m := &memDevice{pages: make([][]byte, (len(img)+pageSize-1)/pageSize)}
+	m := blankDevice(len(img))
 	m.WriteAt(img, 0)
 	return m
 }
@@ -205,12 +257,11 @@ func (m *memDevice) Sync() error { return nil }
 
 // written is all of the device but long runs of zeros.
 func (m *memDevice) written() []byte {
-	var out []byte
-	for _, p := range m.pages {
+	pages := slices.Clone(m.pages)
+	for i, p := range pages {
 		if p == nil {
-			p = make([]byte, 1)
+			pages[i] = zeros[:1]
 		}
-		out = append(out, p...)
 	}
-	return out
+	return bytes.Join(pages, nil)
 }

@@ -45,34 +45,21 @@ func golden(t *testing.T, name, got string) {
 // from run to run by nature.
 func (w *world) tree() map[string]string {
 	w.t.Helper()
+	return w.treeOf(w.files())
+}
+
+func (w *world) treeOf(files []entry) map[string]string {
 	out := map[string]string{}
-	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	for _, f := range files {
+		rel := f.path[1:]
+		if top, _, _ := strings.Cut(rel, "/"); f.mode.IsDir() || top == "sys" || top == "proc" || top == "run" {
+			continue
 		}
-		rel, err := filepath.Rel(w.root, p)
-		if err != nil {
-			return err
+		text := string(f.data)
+		if f.mode&fs.ModeSymlink != 0 {
+			out[rel] = text
+			continue
 		}
-		if d.IsDir() {
-			if rel == "sys" || rel == "proc" || rel == "run" {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		st, err := d.Info()
-		if err != nil {
-			return err
-		}
-		if d.Type()&fs.ModeSymlink != 0 {
-			out[rel], err = os.Readlink(p)
-			return err
-		}
-		b, err := os.ReadFile(p)
-		if err != nil {
-			return err
-		}
-		text := string(b)
 		switch {
 		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
 			text = "(differs from run to run)"
@@ -81,11 +68,7 @@ func (w *world) tree() map[string]string {
 			text = a + "(CA)"
 		}
 		text = strings.ReplaceAll(text, w.cluster.pin, "(pin)")
-		out[rel] = fmt.Sprintf("%v\n%s", st.Mode().Perm(), text)
-		return nil
-	})
-	if err != nil {
-		w.t.Fatal(err)
+		out[rel] = fmt.Sprintf("%v\n%s", f.mode.Perm(), text)
 	}
 	return out
 }
@@ -208,8 +191,8 @@ func TestStaticPodKilled(t *testing.T) {
 	t.Parallel()
 	machine := podWorld(t)
 	machine.oneMaster()
-	cutEach(t, machine, 45, func(w *world) map[string]string {
-		got, some := w.tree(), map[string]string{}
+	cutEach(t, machine, 45, func(w *world, left []entry) map[string]string {
+		got, some := w.treeOf(left), map[string]string{}
 		for _, p := range []string{"etc/kubernetes/manifests/yurthub.yaml", "etc/kubernetes/kubelet.conf", "var/lib/openyurt/kubelet.conf", "var/lib/kubelet/kubeadm-flags.env"} {
 			if some[p] = got[p]; got[p] == "" {
 				w.t.Errorf("%s is missing or empty", p)
@@ -394,19 +377,20 @@ func powerCut(t *testing.T, atLeast int, more ...string) {
 	lines := append(more, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
 	w := nativeWorld(t, lines...)
 	w.oneMaster()
-	cutEach(t, w, atLeast, (*world).tree)
+	cutEach(t, w, atLeast, (*world).treeOf)
 }
 
 // cutEach takes the power away from a machine before each effect of its first
 // boot: the next boot, and a firstboot that was only killed and started again,
 // end in the tree of an undisturbed machine. Cuts that leave the very same
 // machine are followed once.
-func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world) map[string]string) {
-	whole := machine.clone(t)
+func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []entry) map[string]string) {
+	files := machine.files()
+	whole := machine.cloneWith(t, files)
 	if err := whole.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(whole.console, "\n"))
 	}
-	want, count := tree(whole), whole.effects
+	want, count := tree(whole, whole.files()), whole.effects
 	if count < atLeast {
 		t.Fatalf("only %d effects were counted", count)
 	}
@@ -414,24 +398,35 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world) map[st
 	for n := 1; n <= count; n++ {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
-			cut := machine.clone(t)
+			cut := machine.cloneWith(t, files)
 			cut.cutAt = n
 			// Of the last words (state, report) a failure stops nobody.
 			if err := cut.boot(); err == nil && n < count-3 {
 				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}
 			at := cut.names[len(cut.names)-1]
-			killed, lost := cut.clone(t), cut.clone(t)
-			killed.effects, killed.names = 0, nil
-			cut.powerOn()
-			lost.lose()
-			lost.powerOn()
-			for _, way := range []struct {
+			type way struct {
 				kind string
 				*world
-			}{{"kill", killed}, {"power cut", cut}, {"power cut that lost what was not synced", lost}} {
+			}
+			left := cut.files()
+			killed := cut.cloneWith(t, left)
+			killed.effects, killed.names = 0, nil
+			ways := []way{{"kill", killed}, {"power cut", cut}}
+			if len(cut.unsynced) > 0 { // else that is the same
+				lost := cut.cloneWith(t, left)
+				lost.lose()
+				lost.powerOn()
+				ways = append(ways, way{"power cut that lost what was not synced", lost})
+			}
+			cut.powerOn()
+			for _, way := range ways {
 				w, when := way.world, fmt.Sprintf("%s at %d (%s)", way.kind, n, at)
-				if other, same := followed.LoadOrStore(w.snapshot(t), when); same {
+				now := left
+				if w != killed { // which has just been made of them
+					now = w.files()
+				}
+				if other, same := followed.LoadOrStore(w.snapshot(t, now), when); same {
 					t.Logf("%s is as %s", when, other)
 					noSecretSaid(t, w)
 					continue
@@ -443,8 +438,9 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world) map[st
 				if s := w.state(); s.Result != ondisk.ResultDone {
 					t.Errorf("%s: result %s", when, s.Result)
 				}
-				sameTree(t, when, tree(w), want)
-				noSecret(t, w)
+				now = w.files()
+				sameTree(t, when, tree(w, now), want)
+				noSecretIn(t, w, now)
 			}
 		})
 	}
@@ -454,16 +450,15 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world) map[st
 // Ready.
 func noSecret(t *testing.T, w *world) {
 	t.Helper()
-	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
+	noSecretIn(t, w, w.files())
+}
+
+func noSecretIn(t *testing.T, w *world, files []entry) {
+	t.Helper()
+	for _, f := range files {
+		if f.mode.IsRegular() {
+			noTokenIn(t, f.path, f.data)
 		}
-		b, err := os.ReadFile(p)
-		noTokenIn(t, p, b)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	for dev, d := range w.slots {
 		noTokenIn(t, "slot "+dev, d.written())

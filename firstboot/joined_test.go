@@ -116,11 +116,13 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 						break
 					}
 					cut.powerOn()
-					if followed[cut.snapshot(t)] {
+					left := cut.files()
+					state := cut.snapshot(t, left)
+					if followed[state] {
 						continue // the very machine of another cut
 					}
-					followed[cut.snapshot(t)] = true
-					corrected := cut.clone(t)
+					followed[state] = true
+					corrected := cut.cloneWith(t, left)
 					corrected.badArg = w.badArg
 					cut.mustBoot()
 					judge(cut, fmt.Sprintf("cut at effect %d", n))

@@ -3,16 +3,15 @@ package firstboot
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
+	"crypto"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -113,6 +112,27 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 	return m
 }
 
+// clone is the same machine in the same state, alone in its cluster.
+func (m *master) clone(t *testing.T) *master {
+	t.Helper()
+	return m.cloneWith(t, m.files())
+}
+
+func (m *master) cloneWith(t *testing.T, files []entry) *master {
+	t.Helper()
+	if len(m.others) > 0 {
+		t.Fatal("the other masters cannot be had twice")
+	}
+	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits)}
+	c.init, c.dials, c.listens = c.kubeadm, c.dial, m.listens
+	return c
+}
+
+func (m *master) snapshot(t *testing.T, files []entry) [32]byte {
+	w := m.world.snapshot(t, files)
+	return sha256.Sum256(fmt.Append(w[:], m.starts, m.started, m.learner))
+}
+
 func (m *master) stampSite(s *configs.Site) {
 	m.t.Helper()
 	text, err := configs.EncodeSlot(s)
@@ -122,13 +142,13 @@ func (m *master) stampSite(s *configs.Site) {
 	m.stamp(ownDev, string(text))
 }
 
-func parsePair(t *testing.T, p configs.KeyPair) (*x509.Certificate, *ecdsa.PrivateKey) {
+func parsePair(t *testing.T, p configs.KeyPair) (*x509.Certificate, crypto.Signer) {
 	t.Helper()
 	pair, err := tls.X509KeyPair([]byte(p.Cert), []byte(p.Key.Reveal()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pair.Leaf, pair.PrivateKey.(*ecdsa.PrivateKey)
+	return pair.Leaf, pair.PrivateKey.(crypto.Signer)
 }
 
 func newFakeMember(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
@@ -414,53 +434,63 @@ func (m *master) leaf(l leaf, conf string, write func(p, data string) error, nee
 	if err != nil {
 		return err
 	}
-	made := issue(m.t, pair.Leaf, pair.PrivateKey.(*ecdsa.PrivateKey), &x509.Certificate{Subject: pkix.Name{CommonName: l.base},
-		DNSNames: []string{"apiserver.cluster.local"}, NotBefore: longAgo, NotAfter: m.now.AddDate(1, 0, 0),
-		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13"), net.ParseIP("10.103.97.2")},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
-	der, err := x509.MarshalPKCS8PrivateKey(made.PrivateKey)
-	if err != nil {
+	// Who asks again for the same gets the same, as with the cluster's clients.
+	until := m.now.AddDate(1, 0, 0)
+	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.base, until), sync.OnceValue(func() string {
+		return pairPEM(m.t, issue(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), &x509.Certificate{Subject: pkix.Name{CommonName: l.base},
+			DNSNames: []string{"apiserver.cluster.local"}, NotBefore: longAgo, NotAfter: until,
+			IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13"), net.ParseIP("10.103.97.2")},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}))
+	}))
+	both := made.(func() string)()
+	i := strings.Index(both, "-----BEGIN PRIVATE KEY")
+	if err := write(key, both[i:]); err != nil {
 		return err
 	}
-	if err := write(key, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))); err != nil {
-		return err
-	}
-	return write(cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Certificate[0]})))
+	return write(cert, both[:i])
 }
 
 // keysOnlyInPlace scans the machine for the cluster's keys.
 func (m *master) keysOnlyInPlace() {
 	m.t.Helper()
-	keys := m.site.Credentials.Keys
-	for name, key := range map[string]configs.Secret{"ca.key": keys.CA.Key, "etcd/ca.key": keys.EtcdCA.Key, "front-proxy-ca.key": keys.FrontProxyCA.Key, "sa.key": keys.ServiceAccount} {
-		line := []byte(strings.Split(key.Reveal(), "\n")[1])
-		err := filepath.WalkDir(m.root, func(p string, d fs.DirEntry, err error) error {
-			if err != nil || !d.Type().IsRegular() {
-				return err
+	lines := m.keyLines()
+	for _, f := range m.files() {
+		for name, line := range lines {
+			if own := f.path == pkiDir+"/"+name; f.mode.IsRegular() && bytes.Contains(f.data, []byte(line)) != own {
+				m.t.Errorf("%s in %s: %v", name, f.path, !own)
 			}
-			b, err := os.ReadFile(p)
-			if err != nil {
-				return err
-			}
-			rel, _ := filepath.Rel(m.root, p)
-			if own := "/"+rel == pkiDir+"/"+name; bytes.Contains(b, line) != own {
-				m.t.Errorf("%s in /%s: %v", name, rel, !own)
-			}
-			return nil
-		})
-		if err != nil {
-			m.t.Fatal(err)
 		}
-		if bytes.Contains(bytes.Join(m.slots[ownDev].pages, nil), line) {
+	}
+	slot := bytes.Join(m.slots[ownDev].pages, nil)
+	for name, line := range lines {
+		if bytes.Contains(slot, []byte(line)) {
 			m.t.Errorf("the slot has %s still", name)
 		}
-		if said := m.log.String() + strings.Join(m.console, "\n"); strings.Contains(said, string(line)) {
+	}
+	m.keysUnsaid()
+	if bytes.Contains(slot, []byte("token-secret")) || m.site.Credentials.Keys.Objects.Reveal() == "" {
+		m.t.Error("the slot has the nodes' tokens still")
+	}
+}
+
+// keysUnsaid looks for the cluster's keys in what was said so far.
+func (m *master) keysUnsaid() {
+	m.t.Helper()
+	said := m.log.String() + strings.Join(m.console, "\n")
+	for name, line := range m.keyLines() {
+		if strings.Contains(said, line) {
 			m.t.Errorf("%s was said", name)
 		}
 	}
-	if objects := keys.Objects.Reveal(); bytes.Contains(bytes.Join(m.slots[ownDev].pages, nil), []byte("token-secret")) || objects == "" {
-		m.t.Error("the slot has the nodes' tokens still")
+}
+
+// keyLines is a line of each of the cluster's keys, by the key's file.
+func (m *master) keyLines() map[string]string {
+	keys, lines := m.site.Credentials.Keys, map[string]string{}
+	for name, key := range map[string]configs.Secret{"ca.key": keys.CA.Key, "etcd/ca.key": keys.EtcdCA.Key, "front-proxy-ca.key": keys.FrontProxyCA.Key, "sa.key": keys.ServiceAccount} {
+		lines[name] = strings.Split(key.Reveal(), "\n")[1]
 	}
+	return lines
 }
 
 func (m *master) bootDone() {
@@ -841,33 +871,44 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 // synced; etcd begins once, and nothing starts it at a boot but a decision.
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
-	sites := mintedSites(t, 1)
-	whole := newMaster(t, sites)
+	machine := newMaster(t, mintedSites(t, 1))
+	files := machine.files()
+	whole := machine.cloneWith(t, files)
 	whole.bootDone()
 	if whole.effects < 60 {
 		t.Fatalf("only %d effects were counted", whole.effects)
 	}
+	var followed sync.Map
 	for n := 1; n <= whole.effects; n++ {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
-			for _, killed := range []bool{false, true} {
-				m := newMaster(t, sites)
-				m.cutAt = n
-				if err := m.boot(); err == nil && n < whole.effects-3 {
-					t.Fatalf("cut at %d: it went on without power", n)
+			cut := machine.cloneWith(t, files)
+			cut.cutAt = n
+			if err := cut.boot(); err == nil && n < whole.effects-3 {
+				t.Fatalf("cut at %d: it went on without power", n)
+			}
+			at := cut.names[len(cut.names)-1]
+			left := cut.files()
+			killed := cut.cloneWith(t, left)
+			killed.effects, killed.names = 0, nil
+			cut.lose()
+			cut.on()
+			for kind, m := range map[string]*master{"kill": killed, "power cut": cut} {
+				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
+				now := left
+				if m == cut {
+					now = cut.files()
 				}
-				at := m.names[len(m.names)-1]
-				if killed {
-					m.cutAt, m.effects, m.names = 0, 0, nil
-				} else {
-					m.lose()
-					m.on()
+				if other, same := followed.LoadOrStore(m.snapshot(t, now), when); same {
+					t.Logf("%s is as %s", when, other)
+					m.keysUnsaid()
+					continue
 				}
 				if err := m.boot(); err != nil {
-					t.Fatalf("cut at %d (%s), killed: %v: %v\n%s", n, at, killed, err, strings.Join(m.console, "\n"))
+					t.Fatalf("%s: %v\n%s", when, err, strings.Join(m.console, "\n"))
 				}
 				if len(m.starts) != 1 || len(m.cluster.objects) != 1 {
-					t.Errorf("cut at %d (%s), killed: %v: etcd was started as %q, objects %q", n, at, killed, m.starts, m.cluster.objects)
+					t.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.cluster.objects)
 				}
 				m.keysOnlyInPlace()
 			}
