@@ -40,7 +40,7 @@ func enrolment(e *Env) (*x509.Certificate, error) {
 		parse func([]byte) error
 	}{
 		{ondisk.KubeletConf, func(b []byte) (err error) {
-			conf, err = leadsToServer(b)
+			conf, err = leadsToServer(e, b)
 			return err
 		}},
 		{ondisk.KubeletConfig, isKubeletConfig},
@@ -81,8 +81,8 @@ func Enrolled(root string, now time.Time) error {
 // errCut describes a file that was still on its way to the disk.
 var errCut = errors.New("it is empty or was cut off, as by a power failure")
 
-func leadsToServer(kubeconfig []byte) (*api.Kubeconfig, error) {
-	k, err := api.ParseKubeconfig(kubeconfig)
+func leadsToServer(e *Env, kubeconfig []byte) (*api.Kubeconfig, error) {
+	k, err := e.parseKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, errors.Join(errCut, err)
 	}

@@ -117,9 +117,31 @@ type Env struct {
 	// noting is set by the Runner: what a person should know of a node that
 	// goes on.
 	noting func(what string)
-	// ownDisk is set by the Runner: what this pass has found of the disk that we
-	// were started from.
-	ownDisk *knownDisk
+	// known is set by the Runner: what this pass has found that is not looked up
+	// twice.
+	known *known
+}
+
+// known is what does not change in a pass, or is known by what it is made of.
+type known struct {
+	disk        *blockDisk                 // that we were started from
+	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
+}
+
+// parseKubeconfig parses each text once in a pass: a dozen checks look into
+// kubelet.conf.
+func (e *Env) parseKubeconfig(text []byte) (*api.Kubeconfig, error) {
+	if e.known == nil {
+		return api.ParseKubeconfig(text)
+	}
+	if k := e.known.kubeconfigs[string(text)]; k != nil {
+		return k, nil
+	}
+	k, err := api.ParseKubeconfig(text)
+	if err == nil {
+		e.known.kubeconfigs[string(text)] = k
+	}
+	return k, err
 }
 
 // Owner says whose a file becomes, and with which permissions.

@@ -41,7 +41,7 @@ func kubeletConfig(e *Env) (*api.Kubeconfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading kubelet's credentials: %w", err)
 	}
-	return api.ParseKubeconfig(conf)
+	return e.parseKubeconfig(conf)
 }
 
 // credentials is the kubeconfig with this node's own certificate.
@@ -63,7 +63,7 @@ func ownOf(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading yurthub's credentials: %w", err)
 	}
-	return api.ParseKubeconfig(conf)
+	return e.parseKubeconfig(conf)
 }
 
 // otherForm is what an enrolled node meets whose image was replaced by one

@@ -105,20 +105,17 @@ func (e *Env) disksWith(partUUID string) []string {
 	return out
 }
 
-// knownDisk is a disk that was looked up.
-type knownDisk struct{ disk *blockDisk }
-
 // rootDisk is the disk we were started from: the one that has the partition
 // mounted at /. Its siblings are ours, whatever other disks carry the same
 // labels. A pass looks it up once, in dozens of files: nobody exchanges it, and
 // its partitions keep their names. Their sizes are lookUpRootDisk's to tell.
 func (e *Env) rootDisk() (*blockDisk, error) {
-	if e.ownDisk != nil && e.ownDisk.disk != nil {
-		return e.ownDisk.disk, nil
+	if e.known != nil && e.known.disk != nil {
+		return e.known.disk, nil
 	}
 	d, err := e.lookUpRootDisk()
-	if err == nil && e.ownDisk != nil {
-		e.ownDisk.disk = d
+	if err == nil && e.known != nil {
+		e.known.disk = d
 	}
 	return d, err
 }

@@ -69,6 +69,9 @@ func vipInCluster(ctx context.Context, e *Env, site *configs.Site) (in netip.Pre
 		return in, "", fmt.Errorf("reading the VIP: %w", err)
 	}
 	c, err := nodeClient(e)
+	if err == nil {
+		c, err = c.Kept()
+	}
 	if err != nil {
 		return in, "", err
 	}

@@ -400,11 +400,8 @@ func (w *world) env() *Env {
 			if err := os.RemoveAll(full); err != nil { // never through a link
 				return err
 			}
-			if err := os.WriteFile(full, b, 0o600); err != nil {
-				return err
-			}
 			delete(w.unsynced, p)
-			return os.Chmod(full, o.Mode)
+			return makeFile(full, b, uint32(o.Mode.Perm()))
 		},
 		Symlink: func(target, p string) error {
 			if err := w.effect("symlink " + p); err != nil {

@@ -47,6 +47,29 @@ type Client struct {
 	// Cert is the client's certificate; nil: none.
 	Cert *tls.Certificate
 	Dial DialFunc
+
+	// kept, if there is one, is the way of all requests.
+	kept *http.Transport
+}
+
+// keptFor is how long a connection that is kept waits for another request.
+const keptFor = 5 * time.Second
+
+// Kept is a client whose requests, if they follow each other closely, go over
+// one connection.
+func (c *Client) Kept() (*Client, error) {
+	tr, err := c.way()
+	if err != nil {
+		return nil, err
+	}
+	k := *c
+	k.kept = keeping(tr)
+	return &k, nil
+}
+
+func keeping(tr *http.Transport) *http.Transport {
+	tr.DisableKeepAlives, tr.IdleConnTimeout = false, keptFor
+	return tr
 }
 
 // StatusError is an answer other than success.
@@ -75,11 +98,22 @@ func Code(err error) int {
 
 // Get reads path and decodes the JSON answer into out, which may be nil.
 func (c *Client) Get(ctx context.Context, path string, out any) error {
-	conf, err := c.tls()
+	tr, err := c.way()
 	if err != nil {
 		return err
 	}
-	return get(ctx, c.Dial, conf, c.Server, path, c.Token, out)
+	return getOver(ctx, tr, c.Server, path, c.Token, out)
+}
+
+func (c *Client) way() (*http.Transport, error) {
+	if c.kept != nil {
+		return c.kept, nil
+	}
+	conf, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	return transport(c.Dial, conf), nil
 }
 
 func (c *Client) tls() (*tls.Config, error) {
@@ -96,7 +130,7 @@ func (c *Client) tls() (*tls.Config, error) {
 
 // MergePatch changes an object as RFC 7386 describes.
 func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
-	conf, err := c.tls()
+	tr, err := c.way()
 	if err != nil {
 		return err
 	}
@@ -109,7 +143,7 @@ func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 		return fmt.Errorf("asking %s: %w", c.Server, err)
 	}
 	req.Header.Set("Content-Type", "application/merge-patch+json")
-	return do(req, transport(c.Dial, conf), c.Token, nil)
+	return do(req, tr, c.Token, nil)
 }
 
 // Create creates an object, whose kind the API server must know.
@@ -152,7 +186,7 @@ func (c *Client) Create(ctx context.Context, object []byte) error {
 }
 
 func (c *Client) post(ctx context.Context, path string, body []byte) error {
-	conf, err := c.tls()
+	tr, err := c.way()
 	if err != nil {
 		return err
 	}
@@ -161,7 +195,7 @@ func (c *Client) post(ctx context.Context, path string, body []byte) error {
 		return fmt.Errorf("asking %s: %w", c.Server, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	return do(req, transport(c.Dial, conf), c.Token, nil)
+	return do(req, tr, c.Token, nil)
 }
 
 func get(ctx context.Context, dial DialFunc, conf *tls.Config, server, path, token string, out any) error {
@@ -185,17 +219,8 @@ func transport(dial DialFunc, conf *tls.Config) *http.Transport {
 	}
 }
 
-// over sends a request over a connection whose server has proven itself.
-func over(conn *tls.Conn) *http.Transport {
-	return &http.Transport{
-		DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return conn, nil },
-		DisableKeepAlives: true,
-	}
-}
-
 // do sends one request and decodes its answer.
 func do(req *http.Request, tr *http.Transport, token string, out any) error {
-	defer tr.CloseIdleConnections()
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "edgebake-firstboot")
 	if token != "" {

@@ -193,8 +193,27 @@ func TestDiscoverConnectsTwice(t *testing.T) {
 		connections++
 		return dial(ctx, network, addr)
 	}
-	if _, err := Discover(t.Context(), d); err != nil || connections != 2 {
-		t.Errorf("%d connections, %v", connections, err)
+	f, err := Discover(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := f.Client(d).Get(t.Context(), "/version", nil); err != nil || connections != 2 {
+			t.Errorf("%d connections, %v", connections, err)
+		}
+	}
+	own := &Client{Server: "https://" + f.Master, CA: f.CA, Dial: d.Dial}
+	kept, err := own.Kept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := errors.Join(kept.Get(t.Context(), "/version", nil), own.Get(t.Context(), "/version", nil)); err != nil {
+			t.Error(err)
+		}
+	}
+	if connections != 2+1+3 {
+		t.Errorf("%d connections", connections)
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -65,11 +67,14 @@ type Found struct {
 	// ServerName is the name to expect in the masters' certificate; empty:
 	// Master's own host.
 	ServerName string
+
+	kept *http.Transport
 }
 
-// Client reads from the cluster found, with the bootstrap token.
+// Client reads from the cluster found, with the bootstrap token; at first over
+// the connection on which the master has proven itself.
 func (f *Found) Client(d Discovery) *Client {
-	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial}
+	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, kept: f.kept}
 }
 
 // Discover asks every master at once and returns the first that proves to
@@ -202,24 +207,47 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
 	f := &Found{Master: master, CA: ca}
 	if name == host {
-		err = getOver(ctx, over(conn), "https://"+master, "/version", d.Token, nil)
+		f.kept = d.over(conn, master, ca)
 	} else {
 		// Asked by that name it may show another certificate.
 		f.ServerName = name
-		err = f.Client(d).Get(ctx, "/version", nil)
+		conn.Close()
 	}
-	switch Code(err) {
-	case 401:
-		return nil, ErrToken
-	case 0:
+	err = f.Client(d).Get(ctx, "/version", nil)
+	switch code := Code(err); {
+	case code == 401:
+		err = ErrToken
+	case code != 0:
+		err = nil // whatever it thinks of the question, it takes the token
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// over is the way to a master by the connection on which it has proven itself,
+// and by others like it.
+func (d Discovery) over(first *tls.Conn, master string, ca []byte) *http.Transport {
+	var unused atomic.Pointer[tls.Conn]
+	unused.Store(first)
+	return keeping(&http.Transport{DialTLSContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+		if conn := unused.Swap(nil); conn != nil {
+			return conn, nil
+		}
+		host, _, err := net.SplitHostPort(addr)
 		if err != nil {
 			return nil, err
 		}
-	}
-	return f, nil
+		conn, _, err := connect(ctx, d.Dial, master, ca, []string{host})
+		if err != nil {
+			return nil, err // no conn, not one that is nil
+		}
+		return conn, nil
+	}})
 }
 
 // ServerName makes a verified connection to master and returns the first of
