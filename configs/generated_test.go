@@ -381,11 +381,13 @@ func TestFlagTable(t *testing.T) {
 	}
 	golden(t, "../docs/migrate.md", []byte(`<!-- Generated from package configs: go test ./configs -update -->
 
-# Coming from yurtadm, yurtctl or edgeadm
+# Coming from yurtadm, yurtctl, edgeadm, sealer or sealos
 
-What each flag of yurtadm v1.7.0, yurtctl v0.6.1 and edgeadm v0.7.0 is in edgebake:
-a field of the Image, which is baked once, or of the Site, which is stamped for each
-machine. `+"`firstboot help migrate`"+` prints the same on a node.
+What each flag of yurtadm v1.7.0 (init: v1.3.4, the last that has it), yurtctl v0.6.1,
+edgeadm v0.7.0 and sealos v3.3.9, and each field of the files of sealer v0.9.3, is in
+edgebake: a field of the Image, which is baked once, of the Site, which is stamped for
+each machine, or of the Cluster, which the masters' keys and all Sites are made from
+([docs/cluster.md](cluster.md)). `+"`firstboot help migrate`"+` prints the same on a node.
 
 Instead of running a tool on each machine, an image is baked and stamped, and the
 machine joins by itself at first boot. The cluster needs what OpenYurt asks of it

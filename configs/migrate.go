@@ -11,13 +11,20 @@ type Flag struct {
 }
 
 // Flags is the exact equivalence with the tools edgebake takes the place of:
-// yurtadm v1.7.0, yurtctl v0.6.1 (the last that converts), edgeadm v0.7.0.
+// yurtadm v1.7.0, and v1.3.4 for init, which later ones lack; yurtctl v0.6.1 (the
+// last that converts); edgeadm v0.7.0; the files of sealer v0.9.3; sealos v3.3.9,
+// the last with init, join and clean.
 func Flags() []Flag {
 	const (
-		onNode    = "`firstboot convert` and `revert` work on the node they run on; what belongs to the cluster is installed there, once, with OpenYurt's charts"
-		oneNode   = "run on each node that is meant"
-		notMaster = "control-plane nodes come from a Cluster: `edgebake cluster new` and `sites`"
-		noWait    = "first boot retries forever, and says what it waits for"
+		onNode     = "`firstboot convert` and `revert` work on the node they run on; what belongs to the cluster is installed there, once, with OpenYurt's charts"
+		oneNode    = "run on each node that is meant"
+		notMaster  = "a control-plane node is one by its Site, which `edgebake cluster sites` writes"
+		kubeadmDoc = "in a document of kubeadm, kubelet or kube-proxy behind the Cluster, in the same file"
+		oneMint    = "`edgebake cluster new` makes the keys once; each master's Site brings them"
+		noSSH      = "nothing logs in: a machine's Site is on its disk or on a stick"
+		noRegistry = "no registry is needed: container images are on board, already unpacked"
+		newToken   = "minted for each node; on a living cluster `edgebake cluster token mint`"
+		noWait     = "first boot retries forever, and says what it waits for"
 	)
 	return []Flag{
 		{"yurtadm join", "ADDRESS[,ADDRESS...]", []string{"Site.masters"}, "all are tried at once, not only the first"},
@@ -90,11 +97,11 @@ func Flags() []Flag {
 		{"edgeadm join", "--kubeconfig", nil, "none is needed"},
 		{"edgeadm join", "--default-ha", []string{"Site.ipvs", "Site.vip"}, "kube-vip is for masters; on nodes ipvscare keeps the way to them open"},
 		{"edgeadm join", "--interface", nil, "only for kube-vip"},
-		{"edgeadm join", "--control-plane", nil, notMaster},
-		{"edgeadm join", "--certificate-key", nil, notMaster},
-		{"edgeadm join", "--apiserver-advertise-address", nil, notMaster},
-		{"edgeadm join", "--apiserver-bind-port", nil, notMaster},
-		{"edgeadm join", "--experimental-patches", nil, notMaster},
+		{"edgeadm join", "--control-plane", []string{"Site.controlPlane"}, notMaster},
+		{"edgeadm join", "--certificate-key", nil, oneMint},
+		{"edgeadm join", "--apiserver-advertise-address", []string{"Cluster.masters[].address"}, ""},
+		{"edgeadm join", "--apiserver-bind-port", []string{"Cluster.port"}, "the same on all masters"},
+		{"edgeadm join", "--experimental-patches", nil, kubeadmDoc},
 
 		{"edgeadm reset", "--cert-dir", nil, "`firstboot reset`: the folder is always /etc/kubernetes/pki"},
 		{"edgeadm reset", "--force", nil, "`firstboot reset`"},
@@ -104,5 +111,119 @@ func Flags() []Flag {
 		{"edgeadm reset", "--skip-phases", nil, "`firstboot reset` leaves nothing out, and never touches what was baked"},
 		{"edgeadm reset", "--enable-edge", []string{"Site.nodeType"}, "`firstboot reset` takes the Site's"},
 		{"edgeadm reset", "--worker-path", nil, "nothing is unpacked on the node"},
+
+		{"yurtadm init", "--apiserver-advertise-address", []string{"Cluster.masters[].address"}, "each master has its own"},
+		{"yurtadm init", "--image-repository", []string{"Cluster.imageRepository"}, "the container images themselves are on board (Image.images)"},
+		{"yurtadm init", "--openyurt-version", []string{"Cluster.manifests", "Image.yurthub.version"}, "the cluster's part are OpenYurt's own manifests, the node's is on board"},
+		{"yurtadm init", "--pod-network-cidr", []string{"Cluster.podCIDRs"}, ""},
+		{"yurtadm init", "--service-cidr", []string{"Cluster.serviceCIDRs"}, ""},
+		{"yurtadm init", "--yurt-tunnel-server-address", nil, "raven took the place of yurt-tunnel, and is installed with its own chart"},
+
+		{"edgeadm init", "--apiserver-advertise-address", []string{"Cluster.masters[].address"}, "each master has its own"},
+		{"edgeadm init", "--apiserver-bind-port", []string{"Cluster.port"}, "the same on all masters"},
+		{"edgeadm init", "--apiserver-cert-extra-sans", nil, kubeadmDoc},
+		{"edgeadm init", "--cert-dir", nil, "the folder is always /etc/kubernetes/pki; keys are minted by `edgebake cluster new`"},
+		{"edgeadm init", "--certificate-key", nil, oneMint},
+		{"edgeadm init", "--config", nil, kubeadmDoc},
+		{"edgeadm init", "--control-plane-endpoint", []string{"Cluster.endpoint", "Cluster.vip"}, "every node maps the name to the VIP, every master to itself"},
+		{"edgeadm init", "--cri-socket", nil, "containerd's, always"},
+		{"edgeadm init", "--default-ha", []string{"Cluster.vip"}, "no kube-vip: nodes balance to all masters by IPVS, and a master asks itself"},
+		{"edgeadm init", "--dry-run", nil, "`edgebake validate` and `edgebake cluster sites` show what would be done"},
+		{"edgeadm init", "--enable-edge", []string{"Cluster.openyurt"}, "SuperEdge's own parts are not baked, OpenYurt's are"},
+		{"edgeadm init", "--experimental-kustomize", nil, kubeadmDoc},
+		{"edgeadm init", "--experimental-patches", nil, kubeadmDoc},
+		{"edgeadm init", "--feature-gates", nil, kubeadmDoc},
+		{"edgeadm init", "--ignore-preflight-errors", []string{"Site.ignorePreflightErrors"}, "in the Site of that master"},
+		{"edgeadm init", "--image-repository", []string{"Cluster.imageRepository"}, "the container images themselves are on board (Image.images)"},
+		{"edgeadm init", "--install-pkg-path", []string{"Image.kubernetes", "Image.containerd", "Image.images"}, "what the package holds is on board"},
+		{"edgeadm init", "--interface", nil, "only for kube-vip"},
+		{"edgeadm init", "--kubernetes-version", []string{"Cluster.kubernetesVersion"}, ""},
+		{"edgeadm init", "--manifests-dir", []string{"Cluster.manifests"}, "files, in their order"},
+		{"edgeadm init", "--node-name", []string{"Cluster.masters[].name"}, ""},
+		{"edgeadm init", "--pod-network-cidr", []string{"Cluster.podCIDRs"}, ""},
+		{"edgeadm init", "--runtime", []string{"Image.containerd"}, "containerd; docker is not served"},
+		{"edgeadm init", "--service-cidr", []string{"Cluster.serviceCIDRs"}, ""},
+		{"edgeadm init", "--service-dns-domain", nil, kubeadmDoc},
+		{"edgeadm init", "--skip-certificate-key-print", nil, oneMint},
+		{"edgeadm init", "--skip-phases", []string{"Cluster.kubeProxy.mode"}, "none leaves kube-proxy out; the other phases belong to a control-plane node"},
+		{"edgeadm init", "--skip-token-print", nil, "no token is printed"},
+		{"edgeadm init", "--token", nil, newToken},
+		{"edgeadm init", "--token-ttl", []string{"Cluster.tokenTTL"}, ""},
+		{"edgeadm init", "--upload-certs", nil, oneMint},
+		{"edgeadm init", "--worker-path", nil, "nothing is unpacked on the node"},
+
+		{"sealer Clusterfile", "metadata.name", []string{"Cluster.name"}, ""},
+		{"sealer Clusterfile", "spec.image", []string{"Image.name"}, "the golden image; `edgebake push` and `pull` carry it through a registry"},
+		{"sealer Clusterfile", "spec.env", []string{"Cluster.endpoint", "Cluster.podCIDRs"}, "no templates: each setting has a field"},
+		{"sealer Clusterfile", "spec.cmd", []string{"Cluster.manifests"}, "objects are applied, no commands run"},
+		{"sealer Clusterfile", "spec.cmd_args", []string{"Cluster.manifests"}, "objects are applied, no commands run"},
+		{"sealer Clusterfile", "spec.appNames", []string{"Cluster.manifests", "Image.images"}, "what shall run is listed; its container images are on board"},
+		{"sealer Clusterfile", "spec.hosts[].ips", []string{"Cluster.masters[].address", "Cluster.nodes[].network"}, "or DHCP"},
+		{"sealer Clusterfile", "spec.hosts[].roles", []string{"Cluster.masters", "Cluster.nodes"}, "two lists"},
+		{"sealer Clusterfile", "spec.hosts[].env", []string{"Cluster.nodes[].labels", "Cluster.nodes[].network"}, "what differs between machines has fields"},
+		{"sealer Clusterfile", "spec.hosts[].labels", []string{"Cluster.nodes[].labels"}, ""},
+		{"sealer Clusterfile", "spec.hosts[].taints", []string{"Cluster.nodes[].taints"}, ""},
+		{"sealer Clusterfile", "spec.hosts[].ssh", nil, noSSH},
+		{"sealer Clusterfile", "spec.ssh", nil, noSSH},
+		{"sealer Clusterfile", "spec.containerRuntime.type", []string{"Image.containerd"}, "containerd; docker is not served"},
+		{"sealer Clusterfile", "spec.hostAliases", []string{"Site.network.dns"}, "names belong into the DNS of the site"},
+		{"sealer Clusterfile", "spec.registry.localRegistry", nil, noRegistry},
+		{"sealer Clusterfile", "spec.registry.externalRegistry", []string{"Image.images"}, "read while baking, with your own login"},
+		{"sealer Clusterfile", "kind: Config", []string{"Image.files", "Image.overlays"}, ""},
+		{"sealer Clusterfile", "kind: Plugin", []string{"Image.base.debian.run", "Image.files"}, "commands run while baking, none on the node"},
+		{"sealer Clusterfile", "kind: ClusterConfiguration", nil, kubeadmDoc},
+		{"sealer Clusterfile", "kind: InitConfiguration", nil, kubeadmDoc},
+		{"sealer Clusterfile", "kind: KubeletConfiguration", nil, kubeadmDoc},
+		{"sealer Clusterfile", "kind: KubeProxyConfiguration", nil, kubeadmDoc},
+
+		{"sealer Kubefile", "FROM", []string{"Image.base"}, "Debian, a tar or an OCI image"},
+		{"sealer Kubefile", "COPY", []string{"Image.overlays", "Image.files"}, ""},
+		{"sealer Kubefile", "ADD", []string{"Image.overlays", "Image.files"}, ""},
+		{"sealer Kubefile", "RUN", []string{"Image.base.debian.run"}, "in the base, while baking"},
+		{"sealer Kubefile", "ARG", nil, "documents have no arguments: a build is known by its inputs alone"},
+		{"sealer Kubefile", "LABEL", []string{"Image.name"}, "an image's SBOM and report say what it holds"},
+		{"sealer Kubefile", "MAINTAINER", nil, "an image's SBOM and report say what it holds"},
+		{"sealer Kubefile", "APP", []string{"Cluster.manifests", "Image.imagesFrom"}, "manifests name the container images, which are baked in"},
+		{"sealer Kubefile", "APPCMDS", []string{"Cluster.manifests"}, "objects are applied, no commands run"},
+		{"sealer Kubefile", "LAUNCH", []string{"Cluster.manifests"}, "objects are applied, no commands run"},
+		{"sealer Kubefile", "CMD", []string{"Cluster.manifests"}, "objects are applied, no commands run"},
+		{"sealer Kubefile", "CMDS", []string{"Cluster.manifests"}, "objects are applied, no commands run"},
+		{"sealer Kubefile", "CNI", []string{"Image.cni", "Cluster.manifests"}, "an agent's manifests are the cluster's; a bridge of its own is the image's"},
+		{"sealer Kubefile", "CSI", []string{"Cluster.manifests"}, ""},
+		{"sealer Kubefile", "KUBEVERSION", []string{"Image.kubernetes.version", "Cluster.kubernetesVersion"}, ""},
+
+		{"sealos init", "--user", nil, noSSH},
+		{"sealos init", "--passwd", nil, noSSH},
+		{"sealos init", "--pk", nil, noSSH},
+		{"sealos init", "--pk-passwd", nil, noSSH},
+		{"sealos init", "--kubeadm-config", nil, kubeadmDoc},
+		{"sealos init", "--apiserver", []string{"Cluster.endpoint"}, "the same default"},
+		{"sealos init", "--vip", []string{"Cluster.vip"}, "the same default"},
+		{"sealos init", "--master", []string{"Cluster.masters"}, ""},
+		{"sealos init", "--node", []string{"Cluster.nodes"}, ""},
+		{"sealos init", "--cert-sans", nil, kubeadmDoc},
+		{"sealos init", "--pkg-url", []string{"Image.kubernetes", "Image.containerd", "Image.images"}, "what the package holds is on board"},
+		{"sealos init", "--version", []string{"Cluster.kubernetesVersion"}, ""},
+		{"sealos init", "--repo", []string{"Cluster.imageRepository"}, ""},
+		{"sealos init", "--podcidr", []string{"Cluster.podCIDRs"}, ""},
+		{"sealos init", "--svccidr", []string{"Cluster.serviceCIDRs"}, ""},
+		{"sealos init", "--interface", []string{"Cluster.masters[].network"}, "Calico's own setting is in its manifest"},
+		{"sealos init", "--without-cni", []string{"Image.cni.config"}, "none, and no manifest of one"},
+		{"sealos init", "--network", []string{"Cluster.manifests"}, "the agent's own manifest"},
+		{"sealos init", "--bgp", []string{"Cluster.manifests"}, "the agent's own manifest"},
+		{"sealos init", "--mtu", []string{"Cluster.manifests"}, "the agent's own manifest"},
+		{"sealos init", "--lvscare-image", []string{"Site.ipvs"}, "ipvscare is on board: no container image, no static pod"},
+		{"sealos init", "--lvscare-tag", []string{"Site.ipvs"}, "ipvscare is on board: no container image, no static pod"},
+		{"sealos init", "--vlog", nil, "first boot tells each phase on the console, in the journal and in its report"},
+
+		{"sealos join", "--master", nil, "a cluster's masters are fixed when it is minted; a replaced one has the Site of its seat"},
+		{"sealos join", "--node", []string{"Cluster.nodes"}, "add it, and stamp its Site: `edgebake cluster new` again makes its token; on any cluster `edgebake cluster token mint` does"},
+		{"sealos join", "--vlog", nil, "first boot tells each phase on the console, in the journal and in its report"},
+
+		{"sealos clean", "--node", nil, "`edgebake cluster remove` takes it out of the cluster, `firstboot reset` off the machine"},
+		{"sealos clean", "--master", nil, "its disk is written anew: the seat in etcd is taken over by who has its Site"},
+		{"sealos clean", "--force", nil, "`edgebake cluster remove --force`, for a node that is Ready"},
+		{"sealos clean", "--all", nil, "write other images to the disks"},
+		{"sealos clean", "--vlog", nil, "first boot tells each phase on the console, in the journal and in its report"},
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -279,5 +280,31 @@ func TestCacheCommand(t *testing.T) {
 		if c.err == "" {
 			t.Errorf("%v: no message", args)
 		}
+	}
+}
+
+// TestMigrationNamesOurCommands: what the table for people who come from other
+// tools says of edgebake exists.
+func TestMigrationNamesOurCommands(t *testing.T) {
+	command := regexp.MustCompile("`edgebake ([a-z -]+)`")
+	found := 0
+	for _, f := range configs.Flags() {
+		for _, m := range command.FindAllStringSubmatch(f.Note, -1) {
+			found++
+			words := strings.Fields(m[1])
+			c, rest, err := newRoot(streams{}).Find(words)
+			if err != nil || strings.Join(append(strings.Fields(c.CommandPath())[1:], rest...), " ") != strings.Join(words, " ") {
+				t.Errorf("%s %s: there is no `edgebake %s` (%v)", f.Tool, f.Flag, m[1], err)
+				continue
+			}
+			for _, flag := range rest {
+				if name := strings.TrimPrefix(flag, "--"); name == flag || c.Flags().Lookup(name) == nil {
+					t.Errorf("%s %s: `edgebake %s` has no %s", f.Tool, f.Flag, m[1], flag)
+				}
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("the table names %d commands of edgebake", found)
 	}
 }

@@ -157,7 +157,7 @@ restart the machine.
 // newMigrate is a help topic: `firstboot help migrate`.
 func newMigrate() *cobra.Command {
 	return &cobra.Command{
-		Use: "migrate", Short: "Which field stands for which flag of yurtadm, yurtctl and edgeadm",
+		Use: "migrate", Short: "Which field stands for which flag of yurtadm, edgeadm, sealer, sealos",
 		Long: migration(),
 	}
 }
@@ -165,8 +165,10 @@ func newMigrate() *cobra.Command {
 // migration is docs/migrate.md's table for a terminal.
 func migration() string {
 	var b strings.Builder
-	b.WriteString("What stands for each flag of yurtadm v1.7.0, yurtctl v0.6.1 and edgeadm v0.7.0:\n" +
-		"a field of the Image, which is baked, or of the Site, which is stamped.\n")
+	b.WriteString("What stands for each flag of yurtadm v1.7.0 (init: v1.3.4), yurtctl v0.6.1, edgeadm\n" +
+		"v0.7.0 and sealos v3.3.9, and for each field of the files of sealer v0.9.3: a field\n" +
+		"of the Image, which is baked, of the Site, which is stamped, or of the Cluster, which\n" +
+		"keys and Sites are made from.\n")
 	tool := ""
 	for _, f := range configs.Flags() {
 		if f.Tool != tool {
