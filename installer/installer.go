@@ -279,13 +279,15 @@ func (r *run) choose(disks []seen) (choice, error) {
 		}
 		return choice{}, wait(r.list("this machine has edgebake disks already, and nothing is installed. Remove the installer and start one of them; or make an installer with --reinstall:", disks)...)
 	}
-	var fit []device.Disk
+	// A rule that compares disks is about all of them: where the smallest is too
+	// small for the image, the next one may hold what the machine is there for.
+	var asked []device.Disk
 	for i := range disks {
-		if s := &disks[i]; s.unfit(r.c) == "" {
-			fit = append(fit, s.Disk)
+		if s := &disks[i]; r.c.Disk != device.OnlyDisk || s.unfit(r.c) == "" {
+			asked = append(asked, s.Disk)
 		}
 	}
-	left := r.rule.Pick(fit)
+	left := r.rule.Pick(asked)
 	switch {
 	case len(left) == 0:
 		return choice{}, wait(r.list(fmt.Sprintf("no disk for the rule %q. Attach one, or make an installer with another --disk. There are:", r.c.Disk), disks)...)
@@ -296,6 +298,9 @@ func (r *run) choose(disks []seen) (choice, error) {
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
 	if disks[i].Ours && !r.c.Reinstall { // one that can be plugged in and out
 		return choice{done: &disks[i]}, nil
+	}
+	if disks[i].unfit(r.c) != "" {
+		return choice{}, wait(r.list(fmt.Sprintf("the rule %q picks a disk that the image cannot be on, and no other is taken in its place. Make an installer with another --disk (size>=32G,smallest for example). There are:", r.c.Disk), disks)...)
 	}
 	if err := disks[i].unreadable; err != nil {
 		return choice{}, fmt.Errorf("the disk %s cannot be read: %w: replace it", d.Describe(), err)
@@ -363,6 +368,9 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 	return r.start(ctx, src, seen{Disk: d, Found: found})
 }
 
+// errForeign says that the image is not the one that the configuration names.
+var errForeign = errors.New("the image is not the one that this installer was made for: its slot or its golden digest is another: make the installer again")
+
 // site is what goes into the slot: what is there, or this machine's own site of
 // an inventory. name is how a person calls that.
 func (r *run) site(image media.Source) (o media.FlashOptions, name string, err error) {
@@ -371,7 +379,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 		return o, "", err
 	}
 	if sum := sha256.Sum256(s.Bytes); hex.EncodeToString(sum[:]) != r.c.Slot || s.Info.Golden != r.c.Golden {
-		return o, "", errors.New("the image is not the one that this installer was made for: its slot or its golden digest is another: make the installer again")
+		return o, "", errForeign
 	}
 	doc, ok := s.Files[ondisk.SlotInventory]
 	if !ok {
@@ -409,8 +417,8 @@ func (r *run) write(ctx context.Context, image media.Source, d device.Disk, o me
 		return nil, err
 	}
 	defer t.Close()
-	if t.Size != d.Size {
-		return nil, device.ErrChanged
+	if err := r.stillThere(ctx, t, d); err != nil {
+		return nil, err
 	}
 	o.Size, o.Sector, o.Progress = t.Size, t.Sector, r.progress()
 	f, err := media.PrepareFlashFrom(image, o)
@@ -418,11 +426,31 @@ func (r *run) write(ctx context.Context, image media.Source, d device.Disk, o me
 		return nil, err
 	}
 	defer f.Close()
+	// A server may have shown another image when the slot was looked at. What is
+	// read from here on must be the one with this digest.
+	if f.Slot.Golden != r.c.Golden {
+		return nil, errForeign
+	}
 	done, err := f.Write(ctx, t)
 	if err == nil {
 		t.Reread()
 	}
 	return done, err
+}
+
+// stillThere looks again at the disk that was opened: since it was chosen
+// another may have been plugged in under its name. Nobody can take its place
+// from here on.
+func (r *run) stillThere(ctx context.Context, t *device.Target, d device.Disk) error {
+	disks, err := r.Disks(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(disks, func(now device.Disk) bool { return now.Path == d.Path })
+	if i < 0 || disks[i].Describe() != d.Describe() || t.Size != d.Size {
+		return device.ErrChanged
+	}
+	return nil
 }
 
 // progress says every tenth part of each step.

@@ -345,6 +345,9 @@ func TestWaits(t *testing.T) {
 		{"no disks", "only", nil, nil, []string{"(no disk)"}},
 		{"small", "only", []int64{1 * gb}, nil, []string{"no disk for the rule", "too small, the image needs "}},
 		{"sectors", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"has sectors of 4096 bytes, the image is for 512 (disk.sector)"}},
+		{"the smallest is too small", "smallest", []int64{1 * gb, 8 * gb}, nil, []string{`the rule "smallest" picks a disk that the image cannot be on, and no other is taken in its place`, "disk1, 1.0 GB", "too small, the image needs ", "disk2, 8.0 GB"}},
+		{"the smallest has other sectors", "smallest-sata", []int64{8 * gb, 9 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"the image cannot be on", "has sectors of 4096 bytes"}},
+		{"one of two is too small", "bus=sata", []int64{1 * gb, 8 * gb}, nil, []string{`2 disks for the rule "bus=sata"`}},
 		{"stick", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb" }, []string{"no disk for the rule", ": removable"}},
 		{"its own stick", "bus=usb", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb"; r.src.Disk = r.disks[0].Path }, []string{"no disk for the rule", "(no disk)"}},
 		{"in use", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Refusals = []string{"sda1 is mounted"} }, []string{"is not overwritten:", "  sda1 is mounted"}},
@@ -503,6 +506,23 @@ func TestFails(t *testing.T) {
 		t.Error(err)
 	}
 	r.want("FAILED: ", "cut short")
+	r.untouched(r.disks[0].Path)
+}
+
+// While it counts down another disk is plugged in under the name of the one that
+// was chosen: that one was not announced, and is not written.
+func TestAnotherDiskUnderItsName(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	r.each = func(line string) {
+		if strings.HasPrefix(line, "installing ") {
+			r.disks[0].Serial = "S-customer"
+		}
+	}
+	r.c.Disk = "serial=S-disk1"
+	if err := r.run(2 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
+		t.Errorf("%v %s", err, r.ended)
+	}
+	r.want("it became something else after it was looked at")
 	r.untouched(r.disks[0].Path)
 }
 

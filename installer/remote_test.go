@@ -10,12 +10,17 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // server shows bytes; each may answer in the place of it.
@@ -179,5 +184,134 @@ func TestInstallFromServer(t *testing.T) {
 		t.Error(err)
 	}
 	r.want("FAILED: ")
+	r.untouched(r.disks[0].Path)
+}
+
+// altered is an image with another content and the golden digest of that, as a
+// compressed file with its own slot and one with the slot of the first.
+func altered(t *testing.T, image string) (own, disguised []byte) {
+	t.Helper()
+	raw := filepath.Join(t.TempDir(), "altered.raw")
+	g, err := media.OpenGolden(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	s, err := media.ReadImageSlot(media.Source{Name: image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := media.Inspect(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.Open(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	z, err := seekable.Open(in, g.Stored())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	f, err := os.Create(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	put := func(b []byte, off int64) {
+		if _, err := f.WriteAt(b, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Truncate(i.Size); err != nil {
+		t.Fatal(err)
+	}
+	for n := range z.Frames() {
+		b, zero, err := z.Decode(n, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !zero {
+			put(b, z.Entry(n).Start)
+		}
+	}
+	slotAt := int64(0)
+	for _, p := range i.Partitions {
+		switch p.Label {
+		case ondisk.LabelRootA:
+			put([]byte("something else"), p.Start+p.Size-4096)
+		case ondisk.LabelSlot:
+			slotAt = p.Start
+		}
+	}
+	golden, err := disk.Golden(t.Context(), disk.Source{Read: func(buf []byte, off, n int64) ([]byte, bool, error) {
+		_, err := f.ReadAt(buf[:n], off)
+		return buf[:n], false, err
+	}}, i.Image.Partitions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pack := func() []byte {
+		g, err := media.OpenGolden(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		out := filepath.Join(t.TempDir(), "packed.raw.zst")
+		w, err := os.Create(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if err := g.Pack(t.Context(), w, nil); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	disguised = pack()
+	s.Info.Golden = golden
+	img, err := slot.Make(slot.Contents{Info: s.Info, Files: s.Files, Time: time.Unix(s.Info.Stamped, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(img, slotAt)
+	return pack(), disguised
+}
+
+// A server that shows the right slot when it is looked at, and another image
+// when that is written, is found out before anything is written.
+func TestServerThatShowsTwoImages(t *testing.T) {
+	r := newRoom(t, inventoryText, 8*gb)
+	own, disguised := altered(t, r.src.Image.Name)
+	if len(own) != len(disguised) {
+		t.Fatalf("%d and %d bytes", len(own), len(disguised))
+	}
+	looking := true
+	from, _ := server(t, disguised, func(_ int64, w http.ResponseWriter, q *http.Request) bool {
+		if !looking {
+			w.Header().Set("ETag", `"one"`)
+			http.ServeContent(w, q, "image", time.Time{}, bytes.NewReader(own))
+		}
+		return !looking
+	})
+	if err := from.find(); err != nil {
+		t.Fatal(err)
+	}
+	r.src.Image = media.Source{Name: from.url, Remote: from, Size: from.size}
+	r.each = func(line string) {
+		if strings.HasPrefix(line, "installing ") {
+			looking = false
+		}
+	}
+	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) {
+		t.Errorf("%v %s\n%s", err, r.ended, strings.Join(r.said, "\n"))
+	}
+	r.want("FAILED: ", "the image is not the one that this installer was made for")
 	r.untouched(r.disks[0].Path)
 }
