@@ -42,12 +42,15 @@ func (s *stick) claimedBy(e *Env) *slot.Claim {
 }
 
 // sameMachine reports whether nothing shows that two machines are two. UUIDs
-// tell them apart, and so do cards where they have none in common: vendors that
-// give many boards one serial number give them one UUID too.
+// tell them apart, serial numbers too, which are all that boards with a device
+// tree have, and so do cards where they have none in common: vendors that give
+// many boards one serial number give them one UUID too.
 func sameMachine(a, b node.Machine) bool {
-	x, y := configs.Identity(a.UUID), configs.Identity(b.UUID)
-	if x != "" && y != "" && !strings.EqualFold(x, y) {
-		return false
+	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
+		x, y := configs.Identity(own[0]), configs.Identity(own[1])
+		if x != "" && y != "" && !strings.EqualFold(x, y) {
+			return false
+		}
 	}
 	return len(a.MACs) == 0 || len(b.MACs) == 0 || slices.ContainsFunc(a.MACs, func(mac string) bool {
 		return slices.ContainsFunc(b.MACs, func(other string) bool { return configs.CardMAC(mac) == configs.CardMAC(other) })

@@ -110,6 +110,34 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 	}
 }
 
+// TestACardGoesFromBoardToBoard: boards have a serial number and no UUID, and
+// often a card that can be pulled out, by which the inventory means one of them.
+func TestACardGoesFromBoardToBoard(t *testing.T) {
+	t.Parallel()
+	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + testToken + "}}"
+	board := func(serial string) *world {
+		w := first(t, 4096, site)
+		w.put("/sys/class/dmi/id/product_uuid", "")
+		w.put("/sys/class/dmi/id/product_serial", serial+"\n")
+		return w
+	}
+	w := board("10000000AAAA1111")
+	w.mustBoot()
+	claims, err := slot.ReadClaims(w.slots[stickDev])
+	if err != nil || len(claims) != 1 {
+		t.Fatalf("%+v %v", claims, err)
+	}
+	for serial, same := range map[string]bool{"10000000BBBB2222": false, "10000000aaaa1111": true, "": true} {
+		other := board(serial)
+		if err := slot.WriteClaim(other.slots[stickDev], claims[0]); err != nil {
+			t.Fatal(err)
+		}
+		if err := other.boot(); (err == nil) != same || other.said("another machine has taken its site berlin") == same {
+			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.console, "\n"))
+		}
+	}
+}
+
 // TestTheSameMachineComesAgain: flashed anew it takes its site again, whatever
 // its clock says.
 func TestTheSameMachineComesAgain(t *testing.T) {
