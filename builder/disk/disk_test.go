@@ -596,3 +596,48 @@ func TestSyncedBeforeNamed(t *testing.T) {
 		}
 	}
 }
+
+// What somebody else has left is not gone on with: it would be his under its new
+// name too.
+func TestContinueOfAnotherUser(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "image.raw.zst")
+	partial := filepath.Join(filepath.Dir(path), ".image.raw.zst.partial")
+	for what, leave := range map[string]func() error{
+		"a file": func() error {
+			return errors.Join(os.WriteFile(partial, []byte("begun"), 0o666), os.Chown(partial, 65534, 65534))
+		},
+		"a pipe": func() error { return syscall.Mkfifo(partial, 0o666) },
+		"a link": func() error {
+			other := filepath.Join(t.TempDir(), "other")
+			return errors.Join(os.WriteFile(other, []byte("begun"), 0o666), os.Symlink(other, partial))
+		},
+	} {
+		if os.Geteuid() != 0 && what == "a file" {
+			continue // only root can make one of another user's
+		}
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := Continue(path, 0o666, false); err == nil || !strings.Contains(err.Error(), partial) {
+			t.Errorf("%s: %v", what, err)
+			if err == nil {
+				o.Discard()
+			}
+		}
+		_ = os.Remove(partial)
+	}
+	// One's own is.
+	if err := os.WriteFile(partial, []byte("begun"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := Continue(path, 0o666, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := o.Stat(); err != nil || st.Size() != 5 {
+		t.Errorf("%v %v", st, err)
+	}
+	if err := o.Commit(); err != nil {
+		t.Error(err)
+	}
+}

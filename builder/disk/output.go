@@ -53,7 +53,13 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	dir, base := filepath.Split(path)
 	name := filepath.Join(dir, "."+base+".partial")
 	for {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, perm)
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
+		if errors.Is(err, fs.ErrExist) {
+			f, err = openOwn(name)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // whoever had it has completed it
+			}
+		}
 		if err != nil {
 			return nil, fmt.Errorf("creating %s: %w", name, explainOpen(err, filepath.Dir(path)))
 		}
@@ -72,6 +78,29 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 			return nil, fmt.Errorf("creating %s: %w", path, err)
 		}
 	}
+}
+
+// openOwn opens a file that an earlier run has left. One of another user is
+// rejected: he could change it after it was verified, under its new name too.
+func openOwn(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil {
+		sys, ok := st.Sys().(*syscall.Stat_t)
+		// File systems without owners show root's, who needs no trick.
+		foreign := ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0
+		if foreign || !st.Mode().IsRegular() {
+			err = errors.New("it is another user's, or no file: remove it, or write elsewhere")
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // Keep closes an output that Continue goes on with.
