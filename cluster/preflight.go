@@ -207,10 +207,11 @@ func inWords(err error) string {
 // ca compares the pins with what the cluster says of itself.
 func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	const name = "CA hash"
+	pins := site.CAPins()
 	switch {
 	case p.Client == nil:
 		return // each master has been asked to prove itself
-	case len(site.CACertHashes) == 0:
+	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
 			p.unknown(name, "", "the Site pins none", "write caCertHashes in the place of unsafeSkipCAVerification")
 		}
@@ -221,13 +222,13 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 		p.fail(name, "", err.Error(), "run kubeadm init phase bootstrap-token on a master")
 		return
 	}
-	if slices.ContainsFunc(site.CACertHashes, func(pin string) bool {
+	if slices.ContainsFunc(pins, func(pin string) bool {
 		return slices.ContainsFunc(info.pins, func(i string) bool { return strings.EqualFold(i, pin) })
 	}) {
 		p.ok(name, "", "is the cluster's")
 		return
 	}
-	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes")
+	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes (or caCert), or name the kubeconfig of the site's own cluster")
 }
 
 // version compares kubelet's with the API server's: kubelet may be up to three

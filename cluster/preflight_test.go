@@ -1,20 +1,27 @@
 package cluster
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 )
 
@@ -106,4 +113,47 @@ func TestPreflightEnds(t *testing.T) {
 	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("it took %v", took)
 	}
+}
+
+// The kubeconfig of another cluster is found out, however the Site names its CA:
+// what that cluster says of tokens and names is worth nothing.
+func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
+	store, c := newStore(t)
+	i := &impostor{}
+	master := i.serve(t)
+	store.put("/api/v1/namespaces/kube-public/configmaps/cluster-info", map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": "cluster-info", "namespace": "kube-public"}, "data": map[string]any{"kubeconfig": i.kubeconfig}})
+	other := anotherCA(t)
+	k, err := api.ParseKubeconfig([]byte(i.kubeconfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := k.Clusters[0].Cluster.CA("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ca, want := range map[string]string{string(own): CheckOK, other: CheckFailed} {
+		s := unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master)
+		s.UnsafeSkipCAVerification, s.CACert = false, ca
+		checks := Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Client: c, Now: time.Now(), Dial: (&net.Dialer{}).DialContext, Timeout: 10 * time.Second})
+		at := slices.IndexFunc(checks, func(k Check) bool { return k.Name == "CA hash" })
+		if at < 0 || checks[at].State != want {
+			t.Errorf("want %s: %+v", want, checks)
+		}
+	}
+}
+
+// anotherCA is a certificate of nobody here.
+func anotherCA(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
