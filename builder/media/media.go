@@ -242,6 +242,13 @@ func (m *image) readInfo() error {
 		}
 		return err
 	}
+	// A second one would be the slot to some and data to others: no digest covers
+	// what is called so.
+	for _, p := range m.table.Partitions {
+		if p.Name == ondisk.LabelSlot && p.GUID != slot.GUID {
+			return fmt.Errorf("%w: it has two partitions %s", ErrNotOurs, ondisk.LabelSlot)
+		}
+	}
 	if slot.Size != ondisk.SlotSize || slot.Start%disk.Align != 0 {
 		return fmt.Errorf("%w: its partition %s has %d bytes at %d", ErrNotOurs, ondisk.LabelSlot, slot.Size, slot.Start)
 	}

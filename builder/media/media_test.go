@@ -329,6 +329,18 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		nameless[i] = 'X'
 		clearLong(nameless[i-32 : i])
 	}
+	twice := slices.Clone(good)
+	table, err := gpt.Read(bytes.NewReader(good), int64(len(good)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.Partitions[len(table.Partitions)-1].Name = ondisk.LabelSlot
+	head, tail, err := gpt.Encode(*table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(twice, head)
+	copy(twice[len(twice)-len(tail):], tail)
 	plain := filepath.Join(d, "plain.zst")
 	disktest.Oracle(t, "zstd", "-q", raw, "-o", plain)
 
@@ -344,6 +356,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		"zst cut short":       {cut(goodZ, 5000), "cut short"},
 		"zst without a table": {read(plain), "another program compressed it"},
 		"no image.json":       {nameless, "file does not exist"},
+		"two slots":           {twice, "two partitions"},
 		"gzip":                {[]byte("\x1f\x8b\x08"), "gzip"},
 		"qcow2":               {[]byte("QFI\xfb1234"), "qemu-img convert"},
 	} {
