@@ -104,10 +104,11 @@ func Parse(out []byte) (*Devices, error) {
 }
 
 // isDisk reports whether something is a disk and has a medium. Drives for
-// optical media and memory that plays disk are none.
+// optical media and memory that plays disk are none: firmware that booted over
+// the network shows what it fetched as one (pmem).
 func (n *node) isDisk() bool {
 	return n.Size > 0 && (n.Type == "disk" || n.Type == "loop") &&
-		!strings.HasPrefix(n.Name, "zram") && !strings.HasPrefix(n.Name, "mtdblock") &&
+		!slices.ContainsFunc([]string{"zram", "mtdblock", "ram", "pmem"}, func(p string) bool { return strings.HasPrefix(n.Name, p) }) &&
 		// Parts of an eMMC that only it itself or its boot ROM may write.
 		!(strings.HasPrefix(n.Name, "mmcblk") && (strings.Contains(n.Name, "boot") || strings.HasSuffix(n.Name, "rpmb")))
 }

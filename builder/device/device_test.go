@@ -32,7 +32,8 @@ const computer = `{"blockdevices": [
  {"name":"sr0","path":"/dev/sr0","type":"rom","size":1073741312,"model":"DVD","serial":"2","tran":"sata","rm":true,"ro":false,"log-sec":2048,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null]},
  {"name":"mmcblk0","path":"/dev/mmcblk0","type":"disk","size":31000000000,"model":null,"serial":"0xabc","tran":null,"rm":false,"ro":true,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null]},
  {"name":"mmcblk0boot0","path":"/dev/mmcblk0boot0","type":"disk","size":4194304,"model":null,"serial":null,"tran":null,"rm":false,"ro":true,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null]},
- {"name":"zram0","path":"/dev/zram0","type":"disk","size":4194304,"model":null,"serial":null,"tran":null,"rm":false,"ro":false,"log-sec":4096,"fstype":null,"label":null,"partlabel":null,"mountpoints":["[SWAP]"]}
+ {"name":"zram0","path":"/dev/zram0","type":"disk","size":4194304,"model":null,"serial":null,"tran":null,"rm":false,"ro":false,"log-sec":4096,"fstype":null,"label":null,"partlabel":null,"mountpoints":["[SWAP]"]},
+ {"name":"pmem0","path":"/dev/pmem0","type":"disk","size":134217728,"model":null,"serial":null,"tran":null,"rm":false,"ro":false,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null]}
 ]}`
 
 // TestDisks: each reason for which a disk must not be overwritten is named,
