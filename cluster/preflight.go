@@ -17,23 +17,6 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// States of a check.
-const (
-	CheckOK      = "ok"
-	CheckFailed  = "failed"
-	CheckUnknown = "unknown" // it cannot be checked from here
-)
-
-// Check is one thing that a join depends on.
-type Check struct {
-	Name string `json:"name"`
-	// Site is the one it is about; empty: all that go to the same cluster.
-	Site   string `json:"site,omitempty"`
-	State  string `json:"state"`
-	Detail string `json:"detail,omitempty"`
-	Fix    string `json:"fix,omitempty"`
-}
-
 // PreflightSite is one site to be checked.
 type PreflightSite struct {
 	Name string

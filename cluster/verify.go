@@ -12,34 +12,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Finding is one row of Verify.
-type Finding struct {
-	What   string `json:"what"`
-	State  State  `json:"state"`
-	Detail string `json:"detail,omitempty"`
-	Fix    string `json:"fix,omitempty"`
-}
-
-// State of a Finding.
-type State string
-
-// States of a Finding.
-const (
-	Good    State = "ok"
-	Bad     State = "missing"
-	Unknown State = "unknown" // cannot be seen from here, or need not be
-)
-
 // Verify says what nodes will find on the cluster, and lack.
-func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Finding, error) {
-	var out []Finding
-	add := func(what string, state State, detail, fix string) {
-		out = append(out, Finding{what, state, detail, fix})
+func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check, error) {
+	var out []Check
+	add := func(name, state, detail, fix string) {
+		out = append(out, Check{Name: name, State: state, Detail: detail, Fix: fix})
 	}
 	if _, err := c.clusterInfo(ctx); err != nil {
-		add("cluster-info is published", Bad, err.Error(), "kubeadm init phase bootstrap-token")
+		add("cluster-info is published", CheckFailed, err.Error(), "kubeadm init phase bootstrap-token")
 	} else {
-		add("cluster-info is published", Good, "", "")
+		add("cluster-info is published", CheckOK, "", "")
 	}
 	wishes, err := c.wishes(ctx, w)
 	if err != nil {
@@ -55,11 +37,11 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Findi
 		what := describe(w.resource, w.namespace, w.name)
 		switch {
 		case err != nil:
-			add(what, Bad, err.Error(), "")
+			add(what, CheckFailed, err.Error(), "")
 		case want == nil || strings.Join(lines(want), "\n") == strings.Join(lines(is), "\n"):
-			add(what, Good, "", "")
+			add(what, CheckOK, "", "")
 		default:
-			add(what, Bad, w.why, "edgebake cluster prepare")
+			add(what, CheckFailed, w.why, "edgebake cluster prepare")
 		}
 	}
 	names, err := c.servingNames(ctx, endpoint, w.VIP)
@@ -70,19 +52,19 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Findi
 	pools, err := c.poolVersion(ctx)
 	if err != nil || pools == "" {
 		if err == nil {
-			add("OpenYurt", Unknown, "there is no CRD nodepools.apps.openyurt.io: native nodes can join, edge and cloud nodes cannot", "install OpenYurt's yurt-manager")
+			add("OpenYurt", CheckUnknown, "there is no CRD nodepools.apps.openyurt.io: native nodes can join, edge and cloud nodes cannot", "install OpenYurt's yurt-manager")
 		}
 		return out, err
 	}
-	manager, err := c.managerFindings(ctx)
+	manager, err := c.managerChecks(ctx)
 	return append(out, manager...), err
 }
 
 // servingNames says whether the API server's certificate has the endpoint and
 // the VIP. Nodes of ours do without; others may not.
-func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Finding, error) {
+func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check, error) {
 	const doing = "reading the API server's certificate"
-	f := Finding{What: "the API server's certificate has endpoint and VIP", State: Good}
+	f := Check{Name: "the API server's certificate has endpoint and VIP", State: CheckOK}
 	client, err := rest.HTTPClientFor(c.config)
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", doing, err)
@@ -97,7 +79,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Findin
 	}
 	defer resp.Body.Close()
 	if resp.TLS == nil || len(resp.TLS.PeerCertificates) == 0 {
-		f.State, f.Detail = Unknown, "the API server is reached without TLS"
+		f.State, f.Detail = CheckUnknown, "the API server is reached without TLS"
 		return f, nil
 	}
 	var lacks []string
@@ -107,7 +89,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Findin
 		}
 	}
 	if len(lacks) > 0 {
-		f.State = Unknown
+		f.State = CheckUnknown
 		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; nodes of edgebake do without, since they ask for the name kubernetes"
 		f.Fix = "on each master: add them to apiServer.certSANs in kubeadm-config, remove apiserver.crt and .key, kubeadm init phase certs apiserver, restart the API server"
 	}
@@ -125,20 +107,20 @@ func (c *Client) manager(ctx context.Context) (obj *unstructured.Unstructured, a
 	return obj, n > 0, nil
 }
 
-// managerFindings are about OpenYurt's yurt-manager and what it replaces.
-func (c *Client) managerFindings(ctx context.Context) ([]Finding, error) {
-	var out []Finding
+// managerChecks are about OpenYurt's yurt-manager and what it replaces.
+func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
+	var out []Check
 	manager, available, err := c.manager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ready := Finding{What: "yurt-manager runs (it approves yurthub's certificates)", State: Good}
+	ready := Check{Name: "yurt-manager runs (it approves yurthub's certificates)", State: CheckOK}
 	if manager == nil {
-		ready.State, ready.Detail, ready.Fix = Unknown, "there is no Deployment kube-system/yurt-manager", "if it is installed under another name, see that it is ready; else install it"
+		ready.State, ready.Detail, ready.Fix = CheckUnknown, "there is no Deployment kube-system/yurt-manager", "if it is installed under another name, see that it is ready; else install it"
 		return append(out, ready), nil
 	}
 	if !available {
-		ready.State, ready.Detail, ready.Fix = Bad, "none of its pods is available: no yurthub gets its certificate", "kubectl -n kube-system describe deployment yurt-manager"
+		ready.State, ready.Detail, ready.Fix = CheckFailed, "none of its pods is available: no yurthub gets its certificate", "kubectl -n kube-system describe deployment yurt-manager"
 	}
 	out = append(out, ready)
 	theirs := runs(containerArgs(manager.Object, "spec", "template", "spec", "containers"), "nodelifecycle")
@@ -146,19 +128,19 @@ func (c *Client) managerFindings(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return out, err
 	}
-	f := Finding{What: "exactly one controller watches whether nodes live (nodelifecycle)", State: Good}
+	f := Check{Name: "exactly one controller watches whether nodes live (nodelifecycle)", State: CheckOK}
 	if len(all) == 0 {
-		f.State, f.Detail = Unknown, "kube-controller-manager's pods cannot be seen from here"
+		f.State, f.Detail = CheckUnknown, "kube-controller-manager's pods cannot be seen from here"
 		return append(out, f), nil
 	}
 	for _, p := range all {
 		ours := runs(containerArgs(p.Object, "spec", "containers"), "nodelifecycle")
 		switch {
 		case ours && theirs:
-			f.State, f.Detail = Bad, "kube-controller-manager ("+p.GetName()+") and yurt-manager both do"
+			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and yurt-manager both do"
 			f.Fix = "give yurt-manager --controllers=-nodelifecycle,* (the default of its chart since v1.6), or kube-controller-manager, as OpenYurt before v1.6 has it"
 		case !ours && !theirs:
-			f.State, f.Detail = Bad, "neither does: a dead node would stay Ready"
+			f.State, f.Detail = CheckFailed, "neither does: a dead node would stay Ready"
 			f.Fix = "take -nodelifecycle out of --controllers of kube-controller-manager (OpenYurt v1.6 and later), or of yurt-manager"
 		}
 	}

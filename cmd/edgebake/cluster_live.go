@@ -333,6 +333,13 @@ make it. Masters' own files are never touched.`,
 	return c
 }
 
+// verified is a row of cluster verify in JSON, which says what in place of name,
+// and missing in place of failed, to those who read that before.
+type verified struct {
+	cluster.Check
+	What string `json:"what"`
+}
+
 func newClusterVerify(s streams) *cobra.Command {
 	var w way
 	var vip, endpoint, output string
@@ -360,15 +367,19 @@ changes nothing. Exit code 1: something is missing.`,
 				return err
 			}
 			bad := 0
+			var rows []verified
 			for _, f := range found {
-				if f.State == cluster.Bad {
+				row := verified{Check: f, What: f.Name}
+				if f.State == cluster.CheckFailed {
 					bad++
+					row.State = "missing"
 				}
+				rows = append(rows, row)
 			}
-			err = printAs(s, output, found, func() {
+			err = printAs(s, output, rows, func() {
 				for _, f := range found {
-					mark := map[cluster.State]string{cluster.Good: "✓", cluster.Bad: "✗", cluster.Unknown: "-"}[f.State]
-					fmt.Fprintf(plain{s.Out}, "%s %s\n", mark, f.What)
+					mark := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "-"}[f.State]
+					fmt.Fprintf(plain{s.Out}, "%s %s\n", mark, f.Name)
 					if f.Detail != "" {
 						fmt.Fprintf(plain{s.Out}, "    %s\n", f.Detail)
 					}

@@ -98,8 +98,8 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		}
 		var out []string
 		for _, f := range found {
-			if f.State == cluster.Bad {
-				out = append(out, f.What)
+			if f.State == cluster.CheckFailed {
+				out = append(out, f.Name)
 			}
 		}
 		return out
