@@ -23,6 +23,14 @@ type SiteControlPlane struct {
 	// with nothing, once every member was seen without data. Without it, this
 	// machine only takes a seat in a cluster that lives.
 	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty"`
+	// Absent are members that are dead on arrival: the cluster is born without
+	// them, and they take their seat later. Take it out once it lives.
+	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty"`
+	// ContinueFrom names the member whose data the cluster goes on with, where
+	// more than half of etcd's members are lost for good: it forms a cluster of
+	// its own once, and the others join it with nothing. What the lost ones had
+	// and it has not is lost. Take it out once the cluster lives.
+	ContinueFrom string `yaml:"continueFrom,omitempty" json:"continueFrom,omitempty"`
 	// Kubeadm are kubeadm's documents for this machine: ClusterConfiguration
 	// and InitConfiguration, and of kubelet and kube-proxy what they have.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
@@ -144,8 +152,34 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	if c.BirthUntil != "" && c.Birth().IsZero() {
 		probs.add("controlPlane.birthUntil", "%q is not a date, e.g. 2026-12-24T12:00:00Z", shorten(c.BirthUntil))
 	}
+	s.validateSeatWords(probs)
 	if c.Kubeadm != "" {
 		s.validateKubeadmDocuments(probs)
+	}
+}
+
+// validateSeatWords checks what a person says of lost members.
+func (s *Site) validateSeatWords(probs *Problems) {
+	c := s.ControlPlane
+	member := func(name string) bool {
+		return slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return m.Name == name })
+	}
+	for i, name := range c.Absent {
+		path := fmt.Sprintf("controlPlane.absent[%d]", i)
+		switch {
+		case !member(name):
+			probs.add(path, "%q is not among controlPlane.members", shorten(name))
+		case slices.Contains(c.Absent[:i], name):
+			probs.add(path, "%s is listed twice", shorten(name))
+		case name == c.ContinueFrom:
+			probs.add(path, "%s is named by controlPlane.continueFrom: it cannot be absent", shorten(name))
+		}
+	}
+	if len(c.Members) > 0 && len(c.Absent) >= len(c.Members) {
+		probs.add("controlPlane.absent", "lists every member: one must be left to be born")
+	}
+	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
+		probs.add("controlPlane.continueFrom", "%q is not among controlPlane.members", shorten(c.ContinueFrom))
 	}
 }
 

@@ -67,7 +67,7 @@ func (w *world) snapshot(t *testing.T, files []entry) [32]byte {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	c := w.cluster
-	rest, err := json.Marshal([]any{w.units, w.started, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects})
+	rest, err := json.Marshal([]any{w.units, w.started, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func (c *fakeCluster) clone(t *testing.T) *fakeCluster {
 		down: maps.Clone(c.down), unsigned: c.unsigned, revoked: c.revoked, nodes: map[string]*api.Node{}, notReady: c.notReady,
 		csr: c.csr, clientCSR: c.clientCSR, revive: c.revive, noRBAC: c.noRBAC, noPool: c.noPool, poolType: c.poolType,
 		refusesNode: c.refusesNode, labelsKept: c.labelsKept, pools: c.pools, noWebhook: c.noWebhook,
-		requests: slices.Clone(c.requests), unpublished: c.unpublished, objects: slices.Clone(c.objects),
+		requests: slices.Clone(c.requests), unpublished: c.unpublished, objects: slices.Clone(c.objects), rules: slices.Clone(c.rules),
 	}
 	for name, node := range c.nodes {
 		m := *node

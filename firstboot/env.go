@@ -39,6 +39,11 @@ type Env struct {
 	// WriteFile replaces a file at once: after a power cut it has the old
 	// contents or the new. Missing parents are made.
 	WriteFile func(path string, data []byte, o Owner) error
+	// Stream is WriteFile for what is too large for memory.
+	Stream func(path string, o Owner, write func(io.Writer) error) error
+	// Rename moves a file or a directory within a file system, to where nothing
+	// is.
+	Rename func(from, to string) error
 	// Symlink and Link replace what is at path, if it is no directory.
 	Symlink func(target, path string) error
 	Link    func(target, path string) error

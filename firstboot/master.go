@@ -38,9 +38,12 @@ func masterPhases(active *Active) []Phase {
 		certificatesPhase(active),  // the seat decision asks with them
 		seatPhase(active),          // before etcd can start, at each boot
 		controlPlanePhase(active),  // kubelet, and with it the control plane
+		continuedPhase(active),     // etcd's force-new-cluster is for one start
 		publishPhase(active),       // what nodes join with; once in a cluster's life
 		registerPhase(active),      // the Node is a control-plane node's
 		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
+		againPhase(),               // certificates and snapshots are looked after while the machine is on
+		snapshotPhase(active),
 		readyPhase(active),
 	}
 }

@@ -66,13 +66,15 @@ type master struct {
 	site *configs.Site
 
 	others map[string]*fakeMember
+	own    *fakeMember // etcd on m1, once kubelet has started it
 	// starts are how etcd was started with a blank disk: its initial-cluster-state.
 	starts []string
 	// started is how etcd's pod was when it started in this boot.
-	started string
-	learner bool // m1's member has no vote yet
-	inits   []string
-	halves  map[string]bool
+	started  string
+	restarts []string // with other arguments, while it ran
+	learner  bool     // m1's member has no vote yet
+	inits    []string
+	halves   map[string]bool
 }
 
 // fakeMember is another master.
@@ -82,8 +84,11 @@ type fakeMember struct {
 	quorum  bool
 	members []map[string]any
 	active  string // the member that it is in touch with
-	next    int
-	server  listener
+	// snapshot is what it has; short: it is cut off when somebody asks for it.
+	snapshot string
+	short    bool
+	next     int
+	server   listener
 }
 
 func newMaster(t *testing.T, sites []mint.NodeSite) *master {
@@ -108,6 +113,10 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 	for _, s := range sites[1:] {
 		m.others[s.Site.Self().Address] = newFakeMember(t, keys.EtcdCA)
 	}
+	m.own = newFakeMember(t, keys.EtcdCA)
+	m.own.state, m.own.quorum = seat.Lived, true
+	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
+	m.own.snapshot = "all objects"
 	m.stampSite(m.site)
 	return m
 }
@@ -123,7 +132,8 @@ func (m *master) cloneWith(t *testing.T, files []entry) *master {
 	if len(m.others) > 0 {
 		t.Fatal("the other masters cannot be had twice")
 	}
-	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits)}
+	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
+		own: m.own, restarts: slices.Clone(m.restarts)}
 	c.init, c.dials, c.listens = c.kubeadm, c.dial, m.listens
 	return c
 }
@@ -155,7 +165,7 @@ func newFakeMember(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
 	f := &fakeMember{next: 100}
 	ca, key := parsePair(t, etcdCA)
 	cert := issue(t, ca, key, &x509.Certificate{Subject: pkix.Name{CommonName: "etcd"},
-		IPAddresses: []net.IP{net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13")}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13")}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
@@ -187,6 +197,15 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"message":"etcdserver: request timed out"}`, http.StatusServiceUnavailable)
 	case r.URL.Path == "/metrics":
 		fmt.Fprintf(w, "etcd_network_active_peers{Local=\"2\",Remote=\"3\"} 1\netcd_network_active_peers{Local=\"2\",Remote=\"%s\"} 1\n", f.active)
+	case r.URL.Path == "/v3/maintenance/snapshot":
+		sum := sha256.Sum256([]byte(f.snapshot))
+		all := append([]byte(f.snapshot), sum[:]...)
+		if f.short {
+			all = all[:len(all)-9]
+		}
+		for chunk := range slices.Chunk(all, 5) {
+			answer(map[string]any{"result": map[string]any{"blob": chunk}})
+		}
 	case r.URL.Path == "/v3/cluster/member/list":
 		answer(map[string]any{"header": map[string]any{"cluster_id": "77"}, "members": f.members})
 	case r.URL.Path == "/v3/cluster/member/add":
@@ -210,6 +229,13 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // dial reaches the other masters, and what this one runs.
 func (m *master) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
 	host, port, _ := net.SplitHostPort(addr)
+	if addr == "192.0.2.11:2379" {
+		if m.started == "" {
+			return nil, errors.New("connection refused"), true
+		}
+		conn, err := m.own.server.dial(ctx)
+		return conn, err, true
+	}
 	if f := m.others[host]; f != nil && (port == "2379" || port == "2380") {
 		f.mu.Lock()
 		silent := f.state == seat.Silent
@@ -240,6 +266,10 @@ func (m *master) kubelet() error {
 	pod, err := os.ReadFile(m.inside(etcdManifest))
 	if err != nil || len(pod) == 0 {
 		return refused
+	}
+	if m.started != "" && m.started != string(pod) { // it starts it anew
+		m.restarts = append(m.restarts, strings.TrimSpace(string(pod)))
+		m.started = string(pod)
 	}
 	if m.started == "" {
 		m.started = string(pod)
@@ -345,12 +375,15 @@ func (m *master) kubeadm(c Cmd) error {
 		}
 	case "etcd local":
 		if m.has("/var/lib/etcd/member/wal/0.wal") {
+			if strings.Contains(conf, forceNewCluster) {
+				return write(etcdManifest, "--"+forceNewCluster+"=true\n")
+			}
 			return write(etcdManifest, "has data\n")
 		}
 		return write(etcdManifest, etcdState(m.t, conf))
 	case "control-plane all":
 		for _, p := range masterPods {
-			if err := write(p, "pod\n"); err != nil {
+			if err := write(p, "kind: Pod\nmetadata: {name: "+filepath.Base(p)+"}\n"); err != nil {
 				return err
 			}
 		}
@@ -729,6 +762,228 @@ func TestMasterRenewsCertificates(t *testing.T) {
 				t.Errorf("still bad: %q", bad)
 			}
 		})
+	}
+}
+
+// A machine that runs for years has no certificate that expires, and its control
+// plane has read the new ones.
+func TestMasterRunsForYears(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	if m.units[ondisk.UnitAgain] != "active" {
+		t.Fatal("nothing runs first boot again")
+	}
+	pods := m.get(masterPods[1])
+	m.inits = nil
+	for range 26 { // the timer, for 780 days
+		m.now = m.now.AddDate(0, 0, 30)
+		m.heard = m.now
+		if at, err := os.Readlink(filepath.Join(m.root, clientCert)); err != nil {
+			t.Fatal(err)
+		} else {
+			m.puts(at, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0))) // kubelet renews its own
+		}
+		m.bootDone()
+		for _, l := range leaves {
+			cert, err := loadPair(m.env(), pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key")
+			if err != nil || m.now.AddDate(0, 0, 30).After(cert.NotAfter) {
+				t.Fatalf("%s on %s: %v", l.base, m.now, err)
+			}
+		}
+		if len(m.inits) > 0 {
+			if now := m.get(masterPods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
+				t.Fatalf("the controller manager still has the former certificate:\n%s", now)
+			} else {
+				pods = now
+			}
+			if !slices.Equal(m.inits, []string{"certs all", "kubeconfig all"}) || len(m.restarts) > 0 {
+				t.Fatalf("kubeadm ran %q, etcd was restarted %q", m.inits, m.restarts)
+			}
+			m.inits = nil
+		} else if m.get(masterPods[1]) != pods {
+			t.Fatal("it was restarted for nothing")
+		}
+	}
+}
+
+// Killed between the new certificates and the restart, the next run restarts.
+func TestRestartOutlastsAKill(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	pods := m.get(masterPods[1])
+	m.now = m.now.AddDate(0, 8, 0)
+	m.effects, m.names = 0, nil
+	m.before = func(effect string) {
+		if effect == "write "+masterPods[1] {
+			m.cutAt = 1
+		}
+	}
+	if err := m.boot(); err == nil || m.get(masterPods[1]) != pods {
+		t.Fatalf("%v: it was not killed", err)
+	}
+	m.before, m.cutAt = nil, 0
+	m.bootDone()
+	if m.get(masterPods[1]) == pods {
+		t.Error("the controller manager still has the former certificate")
+	}
+}
+
+// A snapshot a day, of which a bounded number stays.
+func TestSnapshots(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	saved := func() []savedSnapshot {
+		all, err := snapshots(m.env())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	if all := saved(); len(all) != 1 || !strings.HasPrefix(m.get(snapshotDir+"/"+all[0].name), "all objects") {
+		t.Fatalf("%v", all)
+	}
+	m.put(snapshotDir+"/.20260101-000000.db.edgebake-new", "half")
+	for range 10 {
+		m.now = m.now.Add(25 * time.Hour)
+		m.bootDone()
+		m.now = m.now.Add(time.Hour)
+		m.bootDone() // it is young
+	}
+	all := saved()
+	newest, err := time.Parse("20060102-150405.db", all[0].name)
+	if err != nil || len(all) != snapshotsKept || m.now.Sub(newest) > 2*time.Hour || m.has(snapshotDir+"/.20260101-000000.db.edgebake-new") {
+		t.Errorf("%v on %s", all, m.now)
+	}
+	m.own.short = true
+	m.now = m.now.Add(25 * time.Hour)
+	m.bootDone()
+	if !slices.Equal(saved(), all) || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "no snapshot of etcd") }) {
+		t.Errorf("%v, notes %q", saved(), m.state().Notes)
+	}
+	path, err := Snapshot(t.Context(), m.env())
+	if err == nil || m.has(path) && path != "" {
+		t.Errorf("half a snapshot is at %q", path)
+	}
+}
+
+// withWords stamps the Site with words on lost masters.
+func (m *master) withWords(w mint.Words) {
+	m.t.Helper()
+	s := *m.site
+	c := *s.ControlPlane
+	c.Absent, c.ContinueFrom = w.Absent, w.ContinueFrom
+	s.ControlPlane = &c
+	m.stampSite(&s)
+}
+
+// The quorum is lost for good, and a person names this machine: its etcd drops
+// the others once. The word is for one time, and a later one holds again.
+func TestContinueFromThisMachine(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.cluster.unpublished = false
+	m.lived(m.site.ControlPlane.ID)
+	m.withWords(mint.Words{ContinueFrom: "m1"})
+	forced := "--" + forceNewCluster + "=true"
+	for round := range 2 {
+		m.starts, m.restarts = nil, nil
+		m.bootDone()
+		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.said("etcd continues from this machine alone") {
+			t.Fatalf("round %d: etcd runs as %q, restarted as %q\n%s", round, m.started, m.restarts, strings.Join(m.console, "\n"))
+		}
+		m.on()
+		m.restarts = nil
+		m.bootDone()
+		if len(m.restarts) > 0 || m.said("continues from") {
+			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
+		}
+		m.withWords(mint.Words{}) // taken out, and said again after another loss
+		m.on()
+		m.bootDone()
+		m.withWords(mint.Words{ContinueFrom: "m1"})
+		m.on()
+	}
+}
+
+// A power cut before each of the writes on the way ends in etcd that runs
+// without the flag.
+func TestPowerCutOfContinue(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 3)
+	for at, times := range map[string]int{"write " + etcdRun: 2, "write " + seatNoteFile: 1, "symlink " + etcdManifest: 4, "kubeadm writes " + etcdManifest: 2} {
+		for nth := 1; nth <= times; nth++ {
+			t.Run(fmt.Sprint(at, nth), func(t *testing.T) {
+				t.Parallel()
+				m := newMaster(t, sites)
+				m.cluster.unpublished = false
+				m.lived(m.site.ControlPlane.ID)
+				m.withWords(mint.Words{ContinueFrom: "m1"})
+				seen := 0
+				m.before = func(effect string) {
+					if effect == at && !m.cut {
+						if seen++; seen == nth {
+							m.cutAt = 1
+						}
+					}
+				}
+				err := m.boot()
+				if seen < nth || err == nil {
+					t.Fatalf("it went on without power, or came only to the %d. time", seen)
+				}
+				m.before = nil
+				m.lose()
+				m.on()
+				m.bootDone()
+				if m.started != "has data\n" || readSeatNote(m.env()).Continued != "m1" {
+					t.Errorf("etcd runs as %q, note %+v", m.started, readSeatNote(m.env()))
+				}
+			})
+		}
+	}
+}
+
+// The others go on from another machine: this one's data is put aside, not
+// thrown away, and it joins.
+func TestContinueFromAnother(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.cluster.unpublished = false
+	m.lived(m.site.ControlPlane.ID)
+	m.withWords(mint.Words{ContinueFrom: "m2"})
+	if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(etcdManifest) {
+		t.Fatalf("%v, etcd was started as %q before m2 lives", err, m.starts)
+	}
+	f := m.quorum()
+	f.members = f.members[1:2]
+	m.on()
+	m.bootDone()
+	if !m.has(asideDir+"/wal/0.wal") || len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], "existing") || len(f.members) != 2 {
+		t.Errorf("set aside: %v, started as %q, members %v", m.has(asideDir+"/wal/0.wal"), m.starts, f.members)
+	}
+	m.starts = nil
+	m.on()
+	m.bootDone()
+	if len(m.starts) > 0 {
+		t.Errorf("it joined again: %q", m.starts)
+	}
+}
+
+// One is dead on arrival: the others are born without it, in their words.
+func TestBirthWithoutAnAbsentMaster(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.others["192.0.2.12"].state = seat.Blank
+	if err := m.boot(); err == nil || len(m.starts) > 0 {
+		t.Fatalf("%v, etcd was started as %q", err, m.starts)
+	}
+	m.withWords(mint.Words{Absent: []string{"m3"}})
+	m.on()
+	m.bootDone()
+	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380,m2=https://192.0.2.12:2380 new"}; !slices.Equal(m.starts, want) {
+		t.Errorf("etcd was started as %q, want %q", m.starts, want)
 	}
 }
 

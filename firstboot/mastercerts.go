@@ -15,7 +15,8 @@ import (
 )
 
 // renewBefore is how long a certificate of the control plane must still be
-// valid at a boot: kubeadm's are valid for a year.
+// valid: kubeadm's are valid for a year. It is looked at at each boot, and every
+// two hours.
 const renewBefore = 180 * 24 * time.Hour
 
 // leaf is a certificate that kubeadm makes, and the CA that signs it.
@@ -44,14 +45,20 @@ func certificatesPhase(active *Active) Phase {
 	return Phase{
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if len(badCertificates(e, site)) > 0 {
+			if len(badCertificates(e, site)) > 0 || e.exists(podsRestart) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			bad := badCertificates(e, site)
+			if len(bad) == 0 {
+				return restartPods(e)
+			}
 			kubelets := false
+			if err := e.WriteFile(podsRestart, nil, Mode(0o600)); err != nil {
+				return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
+			}
 			for _, f := range bad {
 				if f == ondisk.KubeletConf {
 					kubelets = true
@@ -73,8 +80,18 @@ func certificatesPhase(active *Active) Phase {
 			if err := e.Sync("/etc"); err != nil { // kubeadm does not
 				return fmt.Errorf("syncing the certificates: %w", err)
 			}
-			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || !kubelets || state != "active" {
+			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
+			if err != nil {
 				return err
+			}
+			if state != "active" { // it starts all pods with what is there now
+				return e.Remove(podsRestart)
+			}
+			if err := restartPods(e); err != nil {
+				return err
+			}
+			if !kubelets {
+				return nil
 			}
 			return e.Unit(ctx, "restart", ondisk.UnitKubelet)
 		},

@@ -119,7 +119,19 @@ func (t *taker) take(ctx context.Context) error {
 		}
 		switch d.Do {
 		case seat.Start:
+			if err := t.forgetWord(); err != nil {
+				return err
+			}
 			return t.start(ctx, d, "existing", everyMember(t.site))
+		case seat.ForceNewCluster:
+			t.e.Console("etcd continues from this machine alone: " + d.Why)
+			return t.start(ctx, d, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
+		case seat.SetAside:
+			if err := setAside(t.e); err != nil {
+				return err
+			}
+			t.e.Console("etcd's data was moved to " + asideDir + ": " + d.Why)
+			continue
 		case seat.Birth:
 			t.e.Console("etcd begins with nothing: " + d.Why)
 			if err := t.note(d); err != nil {
@@ -161,11 +173,13 @@ func (t *taker) take(ctx context.Context) error {
 // view looks at the disk, and asks the others.
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.site, t.e.Now())}
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.site, t.e.Now()),
+		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err
 	}
+	v.Disk.Continued = v.Word.ContinueFrom != "" && readSeatNote(t.e).Continued == v.Word.ContinueFrom
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
@@ -246,6 +260,9 @@ func ticket(site *configs.Site, now time.Time) seat.Ticket {
 func everyMember(site *configs.Site) string {
 	var parts []string
 	for _, m := range site.ControlPlane.Members {
+		if slices.Contains(site.ControlPlane.Absent, m.Name) {
+			continue
+		}
 		parts = append(parts, m.Name+"="+m.PeerURL())
 	}
 	return strings.Join(parts, ",")
@@ -304,18 +321,21 @@ func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster strin
 }
 
 // start has kubelet start etcd.
-func (t *taker) start(ctx context.Context, d seat.Decision, state, members string) error {
+func (t *taker) start(ctx context.Context, d seat.Decision, state, members string, more ...configs.KubeadmArg) error {
 	t.close() // etcd listens there now
-	e := t.e
-	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
-		return fmt.Errorf("letting etcd start: %w", err)
-	}
-	l := configs.KubeadmLocal{EtcdArgs: []configs.KubeadmArg{
+	return startEtcd(ctx, t.e, t.active, append([]configs.KubeadmArg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
 		{Name: "initial-cluster-token", Value: fmt.Sprintf("%s-%d", t.site.ControlPlane.ID, d.Generation)},
-	}}
-	if err := kubeadmInit(ctx, e, t.active, l, []string{"etcd", "local"}); err != nil {
+	}, more...))
+}
+
+// startEtcd has kubelet start etcd, or start it anew with other arguments.
+func startEtcd(ctx context.Context, e *Env, active *Active, args []configs.KubeadmArg) error {
+	if err := e.Symlink(etcdRun, etcdManifest); err != nil {
+		return fmt.Errorf("letting etcd start: %w", err)
+	}
+	if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
 		return err
 	}
 	written := etcdManifest

@@ -18,6 +18,9 @@ type seatNote struct {
 	// births.
 	Cluster    string `json:"cluster"`
 	Generation int    `json:"generation,omitempty"`
+	// Continued is the Site's word to continue from this machine, once that has
+	// been done. It is forgotten when the Site has no such word any more.
+	Continued string `json:"continued,omitempty"`
 }
 
 const seatNoteVersion = 1

@@ -403,6 +403,30 @@ func (w *world) env() *Env {
 			delete(w.unsynced, p)
 			return makeFile(full, b, uint32(o.Mode.Perm()))
 		},
+		Stream: func(p string, o Owner, write func(io.Writer) error) error {
+			if err := w.effect("stream " + p); err != nil {
+				return err
+			}
+			full := filepath.Join(w.root, p)
+			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+				return err
+			}
+			f, err := os.Create(full)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(write(f), f.Close()); err != nil {
+				return errors.Join(err, os.Remove(full))
+			}
+			return os.Chmod(full, o.Mode)
+		},
+		Rename: func(from, to string) error {
+			if err := w.effect("rename " + from); err != nil {
+				return err
+			}
+			full := filepath.Join(w.root, to)
+			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Rename(filepath.Join(w.root, from), full))
+		},
 		Symlink: func(target, p string) error {
 			if err := w.effect("symlink " + p); err != nil {
 				return err

@@ -42,6 +42,24 @@ func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, err
 	return out, errors.Join(errs...)
 }
 
+// Words are what a person says of masters that are lost.
+type Words struct {
+	Absent       []string // dead on arrival
+	ContinueFrom string   // whose data is kept
+}
+
+// Say puts the words into masters' Sites.
+func (w Words) Say(masters []NodeSite) error {
+	var errs []error
+	for _, m := range masters {
+		m.Site.ControlPlane.Absent, m.Site.ControlPlane.ContinueFrom = w.Absent, w.ContinueFrom
+		if probs := m.Site.Validate(); len(probs) > 0 {
+			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // keys are the cluster's, as a Site carries them.
 func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	var errs []error

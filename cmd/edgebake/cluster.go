@@ -138,6 +138,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 func newClusterSites(s streams) *cobra.Command {
 	var out, inventory, identity string
 	var birth time.Duration
+	var words mint.Words
 	var force bool
 	c := &cobra.Command{
 		Use:   "sites DIR",
@@ -155,11 +156,18 @@ A cluster may be born as long as its tokens are valid after minting (tokenTTL).
 Control-plane nodes whose Sites are written later, or that are flashed anew
 then, only take a seat in a cluster that lives. --birth TIME says that etcd may
 begin with nothing until then: for a cluster that was never switched on in time,
-or whose data is given up. What was said is recorded in DIR/mint.json.`,
+or whose data is given up. What was said is recorded in DIR/mint.json.
+
+Two words are for control-plane nodes that are lost. --absent NAME: it is dead on
+arrival, and the cluster is born without it. --continue-from NAME: more than half
+of etcd's members are lost for good, and the cluster goes on with what NAME has;
+all others join it anew. Stamp the Sites onto all of them, restart them, and once
+the cluster lives stamp Sites without the words.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
   edgebake cluster sites shops --identity key.txt --output sites
-  edgebake cluster sites shops --birth 48h`,
+  edgebake cluster sites shops --birth 48h
+  edgebake cluster sites shops --continue-from m1 --output lost`,
 		Args: args(1, 1, "the directory of a minted cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
@@ -171,8 +179,10 @@ or whose data is given up. What was said is recorded in DIR/mint.json.`,
 			if c.Flags().Changed("birth") && (birth <= 0 || birth > maxBirth) {
 				return usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", birth, maxBirth)}
 			}
-			if birth > 0 && inventory != "" {
-				return usageError{errors.New("--birth and --inventory exclude each other: an Inventory has no control-plane nodes")}
+			for _, flag := range []string{"birth", "absent", "continue-from"} {
+				if c.Flags().Changed(flag) && inventory != "" {
+					return usageError{fmt.Errorf("--%s and --inventory exclude each other: an Inventory has no control-plane nodes", flag)}
+				}
 			}
 			var id sealed.Identity
 			var err error
@@ -205,6 +215,9 @@ or whose data is given up. What was said is recorded in DIR/mint.json.`,
 			if err != nil {
 				return err
 			}
+			if err := words.Say(masters); err != nil {
+				return err
+			}
 			sites = append(masters, sites...)
 			if out == "" {
 				out = filepath.Join(a[0], "sites")
@@ -222,6 +235,8 @@ or whose data is given up. What was said is recorded in DIR/mint.json.`,
 	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR")
 	_ = c.MarkFlagFilename("identity")
 	f.DurationVar(&birth, "birth", 0, "let etcd begin with nothing until this long from now, e.g. 48h")
+	f.StringSliceVar(&words.Absent, "absent", nil, "control-plane node that is dead on arrival; the cluster is born without it")
+	f.StringVar(&words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
 	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
 	return c
 }

@@ -63,7 +63,7 @@ waits for is in "firstboot status".`,
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(errOut), newStatus("/"), newCertificates(errOut), newConvert(errOut), newRevert(errOut), newReset(errOut), newImages(), newMigrate(), newVersion())
+	root.AddCommand(newRun(errOut), newStatus("/"), newCertificates(errOut), newConvert(errOut), newRevert(errOut), newReset(errOut), newSnapshot(errOut), newImages(), newMigrate(), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
@@ -128,6 +128,26 @@ can be used. It runs at each boot, before kubelet and yurthub.`,
 				return errors.New("certificates needs root: it reads private keys")
 			}
 			return firstboot.RestoreCertificates(host.New(errOut))
+		},
+	}
+}
+
+func newSnapshot(errOut io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use: "snapshot", Short: "Save what etcd on this control-plane node holds", Args: noArgs,
+		Long: `Snapshot writes a file to /var/lib/edgebake/snapshots, of the form that etcdctl
+and etcdutl know, and prints its path. First boot does that once a day; the
+newest seven stay, and no more than 2 GiB of them. They hold the cluster's
+secrets: copy them to a safe place, since a disk that is lost takes them along.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return errors.New("snapshot needs root: it asks etcd with this machine's certificate")
+			}
+			path, err := firstboot.Snapshot(cmd.Context(), host.New(errOut))
+			if path != "" {
+				fmt.Fprintln(cmd.OutOrStdout(), path)
+			}
+			return err
 		},
 	}
 }

@@ -2,6 +2,7 @@ package beneath
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -152,6 +153,42 @@ func TestWhatAUserPutsInTheWay(t *testing.T) {
 
 // TestNothingIsRemovedElsewhere: a link in the way of what is to be removed or
 // given back leads nobody to other files.
+// A directory is moved whole, to where nothing is, and through no link.
+func TestRename(t *testing.T) {
+	m := newMachine(t)
+	m.do(os.MkdirAll(m.path("/var/from/a"), 0o755))
+	m.put("/var/from/a/b", "data")
+	m.do(m.Rename("/var/from/a", "/var/made/to"))
+	m.has("/var/made/to/b", "data")
+	m.do(os.MkdirAll(m.path("/var/from/a"), 0o755))
+	m.put("/var/from/a/b", "newer")
+	if err := m.Rename("/var/from/a", "/var/made/to"); err == nil {
+		t.Error("it replaced what was there")
+	}
+	m.has("/var/made/to/b", "data")
+	if err := m.Rename("/var/from/none", "/var/made/other"); err == nil {
+		t.Error("nothing was moved without an error")
+	}
+}
+
+// What write gives arrives whole, or not at all.
+func TestStream(t *testing.T) {
+	m := newMachine(t)
+	m.put("/var/file", "former")
+	if err := m.Stream("/var/file", Owner{Mode: 0o600}, func(w io.Writer) error {
+		_, err := io.WriteString(w, "half")
+		return errors.Join(err, io.ErrUnexpectedEOF)
+	}); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Error(err)
+	}
+	m.has("/var/file", "former")
+	m.do(m.Stream("/var/file", Owner{Mode: 0o600}, func(w io.Writer) error {
+		_, err := io.WriteString(w, "whole")
+		return err
+	}))
+	m.has("/var/file", "whole")
+}
+
 func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m := newMachine(t)
 	m.link("/etc/kubernetes/manifests", "home/u/.config")

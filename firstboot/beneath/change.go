@@ -16,13 +16,21 @@ import (
 
 // WriteFile replaces a file at once, and makes missing directories.
 func (r Root) WriteFile(p string, data []byte, o Owner) error {
+	return r.Stream(p, o, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+// Stream is WriteFile for what write gives bit by bit.
+func (r Root) Stream(p string, o Owner, write func(io.Writer) error) error {
 	return r.replace(p, func(at *place, tmp string) error {
 		fd, err := unix.Openat(at.fd(), tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 		if err != nil {
 			return err
 		}
 		f := os.NewFile(uintptr(fd), tmp)
-		_, err = f.Write(data)
+		err = write(f)
 		if err == nil {
 			err = own(f, o)
 		}
@@ -31,6 +39,24 @@ func (r Root) WriteFile(p string, data []byte, o Owner) error {
 		}
 		return errors.Join(err, f.Close())
 	})
+}
+
+// Rename moves what is at from, a directory too, to where nothing is.
+func (r Root) Rename(from, to string) error {
+	old, err := r.at(from, false)
+	if err != nil {
+		return err
+	}
+	defer old.close()
+	at, err := r.at(to, true)
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	if err := unix.Renameat2(old.fd(), old.name, at.fd(), at.name, unix.RENAME_NOREPLACE); err != nil {
+		return &fs.PathError{Op: "rename", Path: from, Err: err}
+	}
+	return errors.Join(syncDir(at.dir), syncDir(old.dir))
 }
 
 // Symlink makes path a link to target, at once.

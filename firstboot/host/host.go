@@ -50,6 +50,8 @@ func New(log io.Writer) *firstboot.Env {
 		Rand:        mrand.Float64,
 		Random:      random,
 		WriteFile:   f.WriteFile,
+		Stream:      f.Stream,
+		Rename:      f.Rename,
 		Symlink:     f.Symlink,
 		Link:        f.Link,
 		Mkdir:       f.Mkdir,
@@ -129,6 +131,14 @@ func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
 func (f Files) WriteFile(path string, data []byte, o firstboot.Owner) error {
 	return f.root().WriteFile(path, data, beneath.Owner(o))
 }
+
+// Stream is WriteFile for what write gives bit by bit.
+func (f Files) Stream(path string, o firstboot.Owner, write func(io.Writer) error) error {
+	return f.root().Stream(path, beneath.Owner(o), write)
+}
+
+// Rename moves a file or a directory to where nothing is.
+func (f Files) Rename(from, to string) error { return f.root().Rename(from, to) }
 
 // lockPatience is how long another program may hold a lock. All that is done
 // under one is to read a file and replace it.

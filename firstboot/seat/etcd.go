@@ -3,6 +3,7 @@ package seat
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -190,6 +191,58 @@ func (e Etcd) AddLearner(ctx context.Context, peerURL string) (Member, error) {
 // Promote gives a learner that has caught up its vote.
 func (e Etcd) Promote(ctx context.Context, id string) error {
 	return e.call(ctx, "promote", map[string]string{"ID": id}, &struct{}{})
+}
+
+// Snapshot writes the member's database to w as etcdctl saves it: with its
+// SHA-256 at the end, which is checked here.
+func (e Etcd) Snapshot(ctx context.Context, w io.Writer) error {
+	fail := func(err error) error { return fmt.Errorf("asking etcd at %s for a snapshot: %w", e.URL, err) }
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL+"/v3/maintenance/snapshot", strings.NewReader("{}"))
+	if err != nil {
+		return fail(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := e.Client.Do(req)
+	if err != nil {
+		return fail(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fail(errors.New(http.StatusText(resp.StatusCode)))
+	}
+	sum, tail := sha256.New(), []byte(nil)
+	for dec := json.NewDecoder(resp.Body); ; {
+		var part struct {
+			Result struct {
+				Blob []byte `json:"blob"`
+			} `json:"result"`
+			Error struct {
+				Message string `json:"message"`
+			} `json:"error"`
+		}
+		err := dec.Decode(&part)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fail(err)
+		}
+		if part.Error.Message != "" {
+			return fail(errors.New(part.Error.Message))
+		}
+		if _, err := w.Write(part.Result.Blob); err != nil {
+			return err
+		}
+		tail = append(tail, part.Result.Blob...)
+		if over := len(tail) - sha256.Size; over > 0 {
+			sum.Write(tail[:over])
+			tail = append(tail[:0], tail[over:]...)
+		}
+	}
+	if !bytes.Equal(tail, sum.Sum(nil)) {
+		return fail(errors.New("it was cut off: its checksum does not fit"))
+	}
+	return nil
 }
 
 // InitialCluster is what etcd's flag of that name says for a Join: the members

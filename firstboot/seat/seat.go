@@ -103,6 +103,9 @@ type Word struct {
 	// ContinueFrom names the master whose data is to be kept, where a quorum
 	// is lost for good. Empty: no such word.
 	ContinueFrom string
+	// Absent are masters that are dead on arrival: a cluster is born without
+	// them.
+	Absent []string
 	// Generation of the cluster: raised to give birth again, with nothing of
 	// what was.
 	Generation int
@@ -226,15 +229,23 @@ func (v View) Own(m Member) bool {
 
 // blank: the disk has nothing, be it new, wiped or reflashed.
 func (v View) blank() Decision {
-	switch lived, silent := v.in(Lived), v.in(Silent); {
+	lived, silent := v.in(Lived), slices.DeleteFunc(v.in(Silent), v.absent)
+	risen := slices.DeleteFunc(append(v.in(Blank), v.in(Newborn)...), func(name string) bool { return !v.absent(name) })
+	switch {
 	case v.Quorum:
 		return v.join()
 	case len(lived) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
-			Fix: "switch the other masters on until more than half of all run; that they are lost for good cannot be said in a Site yet: keep the disks of all"}
+			Fix: "switch the other masters on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every master was seen, since one that is off could hold its data", list(silent)),
-			Fix: "switch every master on; if one is dead on arrival, say so with a Site that does not list it"}
+			Fix: "switch every master on; if one is dead on arrival, say so in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
+	}
+	switch {
+	case v.absent(v.Self):
+		return Decision{Do: Wait, Why: "the Site says that this master is dead on arrival: it takes a seat once the others live", Fix: "switch the others on, or take it out of absent in every control-plane node's Site"}
+	case len(risen) > 0:
+		return Decision{Do: Stop, Why: fmt.Sprintf("the Site says that %s is dead on arrival, and it answers", list(risen)), Fix: "take it out of absent in every control-plane node's Site, or switch it off"}
 	}
 	switch v.Ticket {
 	case NoTicket:
@@ -302,6 +313,8 @@ func (v View) continued() Decision {
 	}
 	return v.join()
 }
+
+func (v View) absent(name string) bool { return slices.Contains(v.Word.Absent, name) }
 
 // in are the names of peers in a state.
 func (v View) in(s PeerState) []string {

@@ -42,6 +42,14 @@ func TestTable(t *testing.T) {
 		"data, same etcd":              {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "7"}, "start"},
 		"data, name was added anew":    {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
 		"data, name is learner anew":   {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1+ m2 m3")}, "stop"},
+		"blank, one is absent":         {View{Peers: peers(Blank, Silent), Ticket: ValidTicket, Word: Word{Absent: []string{"m3"}}}, "birth"},
+		"blank, another is absent":     {View{Peers: peers(Silent, Silent), Ticket: ValidTicket, Word: Word{Absent: []string{"m3"}}}, "wait"},
+		"blank, absent, no ticket":     {View{Peers: peers(Blank, Silent), Word: Word{Absent: []string{"m3"}}}, "stop"},
+		"blank, absent one answers":    {View{Peers: peers(Blank, Blank), Ticket: ValidTicket, Word: Word{Absent: []string{"m3"}}}, "stop"},
+		"blank, absent one has lived":  {View{Peers: peers(Blank, Lived), Ticket: ValidTicket, Word: Word{Absent: []string{"m3"}}}, "stop"},
+		"blank, absent itself":         {View{Peers: peers(Newborn, Newborn), Ticket: ValidTicket, Word: Word{Absent: []string{"m1"}}}, "wait"},
+		"blank, absent itself, joins":  {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3"), Word: Word{Absent: []string{"m1"}}}, "join"},
+		"continue there, old member":   {View{Disk: Disk{WAL: true, Member: "9"}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2 m1"), Word: Word{ContinueFrom: "m2"}}, "set-aside"},
 		"blank, seat lives":            {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Alive}, "stop"},
 		"blank, seat is watched":       {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Watched, SeatWhy: "a minute"}, "wait"},
 		"data, seat removed":           {View{Disk: Disk{WAL: true, Removed: true}, Quorum: true, Members: members("m2 m3")}, "stop"},
@@ -114,7 +122,7 @@ func TestNeverTwice(t *testing.T) {
 				for bits := range 1 << 8 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
 						for generation := range 2 {
-							v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{from, generation},
+							v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{ContinueFrom: from, Generation: generation},
 								Disk: Disk{WAL: bits&1 > 0, Removed: bits&2 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
 							v.Disk.Cluster = []string{"shops", "other", "", "shops"}[bits>>5&3]
 							if bits&128 > 0 {

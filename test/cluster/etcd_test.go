@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -68,7 +69,7 @@ func (e *etcds) all() string {
 func (e *etcds) disk(i int) string { return filepath.Join(e.dir, name(i)) }
 
 // start runs the i-th member as a birth would, or as a join.
-func (e *etcds) start(i int, cluster, state string) {
+func (e *etcds) start(i int, cluster, state string, more ...string) {
 	e.t.Helper()
 	log, err := os.OpenFile(e.disk(i)+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -79,6 +80,7 @@ func (e *etcds) start(i int, cluster, state string) {
 		"--listen-client-urls", e.client[i], "--advertise-client-urls", e.client[i], "--listen-peer-urls", e.peer[i], "--initial-advertise-peer-urls", e.peer[i],
 		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", "test-0",
 		"--heartbeat-interval", "500", "--election-timeout", "5000")
+	cmd.Args = append(cmd.Args, more...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -256,9 +258,15 @@ func TestBirth(t *testing.T) {
 // replace carries a Join out.
 func (e *etcds) replace(i int) {
 	e.t.Helper()
+	e.replaceFrom(i, (i+1)%3)
+}
+
+// replaceFrom carries it out through another member.
+func (e *etcds) replaceFrom(i, other int) {
+	e.t.Helper()
 	d := e.decide(i, seat.Join)
 	client := &http.Client{Timeout: 15 * time.Second}
-	via := seat.Etcd{Client: client, URL: e.client[(i+1)%3]}
+	via := seat.Etcd{Client: client, URL: e.client[other]}
 	ctx := e.t.Context()
 	for _, id := range d.Remove {
 		until(e.t, "the old seat to be removed", func() bool { return via.Remove(ctx, id) == nil })
@@ -360,6 +368,64 @@ func TestActiveMember(t *testing.T) {
 	until(t, "m1 to be missed", func() bool { return !active() })
 	if _, err := via.Active(t.Context(), "m1"); err == nil {
 		t.Error("a name is taken for an id")
+	}
+}
+
+// The quorum is lost for good: the member that a person named drops the others
+// once, and they join it, one of them with data that is put aside.
+func TestContinueFromOne(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "kept")
+	until(t, "all to have it", func() bool { return e.has(2, "k", "kept") })
+	e.stop(2)
+	e.stop(1)
+	e.wipe(1)
+	e.stop(0)
+	e.word.ContinueFrom = "m1"
+	e.decide(1, seat.Wait)
+	e.decide(2, seat.Wait)
+	e.decide(0, seat.ForceNewCluster)
+	e.start(0, e.all(), "existing", "--force-new-cluster=true")
+	if !e.has(0, "k", "kept") {
+		t.Fatal("what the named member had is lost")
+	}
+	e.stop(0)
+	e.start(0, e.all(), "existing")
+	e.put(0, "l", "after")
+	e.replaceFrom(1, 0)
+	e.decide(2, seat.SetAside)
+	e.wipe(2)
+	e.replaceFrom(2, 0)
+	if !e.has(2, "k", "kept") || !e.has(1, "l", "after") {
+		t.Error("those that joined lack what was written")
+	}
+	if v := e.view(1); len(v.Members) != 3 {
+		t.Errorf("members: %+v", v.Members)
+	}
+	e.stop(0)
+	e.decide(0, seat.Start) // a quorum lives with it: the word has no more to say
+}
+
+// A snapshot is what etcdutl takes for one, and has what was written.
+func TestSnapshot(t *testing.T) {
+	etcdutl := needEtcdutl(t)
+	e := newEtcds(t)
+	e.start(0, "m1="+e.peer[0], "new")
+	e.put(0, "k", strings.Repeat("v", 300_000)) // more than one part of the stream
+	file := filepath.Join(t.TempDir(), "snapshot.db")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join((seat.Etcd{Client: http.DefaultClient, URL: e.client[0]}).Snapshot(t.Context(), f), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	e.wipe(0)
+	run(t, etcdutl, "snapshot", "restore", file, "--data-dir", e.disk(0), "--name", "m1", "--initial-cluster", "m1="+e.peer[0], "--initial-advertise-peer-urls", e.peer[0])
+	e.start(0, "m1="+e.peer[0], "existing")
+	if !e.has(0, "k", strings.Repeat("v", 300_000)) {
+		t.Error("the snapshot lacks what was written")
 	}
 }
 

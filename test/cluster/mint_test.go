@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,14 @@ import (
 
 // programs compiles the control plane once, or takes it from the cache.
 var programs = sync.OnceValues(func() (*lab.Programs, error) {
+	cache, err := openCache()
+	if err != nil {
+		return nil, err
+	}
+	return lab.BuildPrograms(context.Background(), cache, lab.KubernetesVersion, os.Stdout)
+})
+
+func openCache() (*fetch.Cache, error) {
 	dir := os.Getenv("EDGEBAKE_CACHE")
 	if dir == "" {
 		var err error
@@ -29,12 +38,27 @@ var programs = sync.OnceValues(func() (*lab.Programs, error) {
 			return nil, err
 		}
 	}
-	cache, err := fetch.Open(dir)
+	return fetch.Open(dir)
+}
+
+// needEtcdutl compiles etcd's own tool for snapshots, as the image of etcd has it.
+func needEtcdutl(t *testing.T) string {
+	t.Helper()
+	const module = "go.etcd.io/etcd/etcdutl/v3"
+	cache, err := openCache()
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	return lab.BuildPrograms(context.Background(), cache, lab.KubernetesVersion, os.Stdout)
-})
+	blobs, err := fetch.GoBuild(t.Context(), cache, fetch.GoRecipe{Module: module, Version: lab.EtcdVersion, Arch: runtime.GOARCH, LDFlags: "-s -w", Packages: []string{module}}, os.Stdout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := cache.Program(blobs[module], "etcdutl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
 
 func needPrograms(t *testing.T) *lab.Programs {
 	t.Helper()

@@ -1,0 +1,88 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Where a quorum is lost for good, a person names one machine to continue from.
+// Its etcd starts once with forceNewCluster, which drops all other members, and
+// then as always: a second time it would drop those that joined meanwhile.
+
+const forceNewCluster = "force-new-cluster"
+
+// continuedPhase takes the flag back once it has done its work.
+func continuedPhase(active *Active) Phase {
+	site := active.Site
+	return Phase{
+		Name: "continue", Doc: "etcd runs as one that others can join", Timeout: 10 * time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			if bytes.Contains(e.contents(etcdRun), []byte("--"+forceNewCluster)) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			client, err := etcdClient(e)
+			if err != nil {
+				return err
+			}
+			e.Waiting("etcd to serve with this machine's data alone")
+			var last error
+			err = e.poll(ctx, seatInterval, func() (bool, error) {
+				_, last = memberEtcd(client, site.Self()).Members(ctx)
+				return last == nil, nil
+			})
+			if err != nil && last != nil {
+				return Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", last), "see `crictl ps -a` and /var/log/pods on the machine")
+			}
+			if err != nil {
+				return err
+			}
+			note := readSeatNote(e)
+			note.Continued = site.ControlPlane.ContinueFrom
+			if err := note.write(e); err != nil {
+				return err
+			}
+			if err := startEtcd(ctx, e, active, []configs.KubeadmArg{
+				{Name: "initial-cluster", Value: everyMember(site)},
+				{Name: "initial-cluster-state", Value: "existing"},
+			}); err != nil {
+				return err
+			}
+			return waitForAPI(ctx, e, site)
+		},
+	}
+}
+
+// forgetWord makes room for the next word, once the Site has none.
+func (t *taker) forgetWord() error {
+	note := readSeatNote(t.e)
+	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {
+		return nil
+	}
+	note.Continued = ""
+	return note.write(t.e)
+}
+
+// asideDir is where etcd's data goes that a person gave up. There is one: the
+// last.
+const asideDir = ondisk.StateDir + "/etcd-set-aside"
+
+// setAside moves etcd's data away. Cut off anywhere, the data is in one of the
+// two places.
+func setAside(e *Env) error {
+	err := e.RemoveAll(asideDir)
+	if err == nil {
+		err = e.Rename(configs.EtcdDataDir+"/member", asideDir)
+	}
+	if err != nil {
+		return fmt.Errorf("moving etcd's data aside: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// againPhase has first boot run again and again on a control-plane node, which
+// nobody may restart for years.
+func againPhase() Phase {
+	return Phase{
+		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			state, err := e.UnitState(ctx, ondisk.UnitAgain)
+			if err != nil || state != "active" {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := e.Unit(ctx, "start", ondisk.UnitAgain); err != nil {
+				return fmt.Errorf("starting %s: %w", ondisk.UnitAgain, err)
+			}
+			return nil
+		},
+	}
+}
+
+// podsRestart says that the control plane's pods run with kubeconfigs that were
+// made anew. It is of this boot: the next one starts all pods anyway.
+const podsRestart = "/run/edgebake-restart-control-plane"
+
+// renewedAnnotation of a static pod: kubelet starts a pod anew that it differs
+// in.
+const renewedAnnotation = "edgebake.io/certificates"
+
+// restartPods has kubelet start the control plane's pods anew, but for etcd,
+// which reads its certificates at each connection. A controller manager and a
+// scheduler read their kubeconfigs once.
+func restartPods(e *Env) error {
+	when := e.Now().UTC().Format(time.RFC3339)
+	for _, p := range masterPods {
+		pod, err := e.read(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it is made later, and starts with what is there then
+		}
+		if err == nil {
+			pod, err = annotated(pod, renewedAnnotation, when)
+		}
+		if err == nil {
+			_, err = e.write(p, pod, Mode(0o600))
+		}
+		if err != nil {
+			return fmt.Errorf("having kubelet restart %s: %w", p, err)
+		}
+	}
+	return e.Remove(podsRestart)
+}
+
+// annotated is a pod with an annotation, and all else as it was.
+func annotated(pod []byte, name, value string) ([]byte, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(pod, &doc); err != nil {
+		return nil, errors.New("it is not YAML")
+	}
+	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
+		return nil, errors.New("it is not a pod")
+	}
+	annotations := child(child(doc.Content[0], "metadata"), "annotations")
+	text := func(s string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s} }
+	for i := 0; i+1 < len(annotations.Content); i += 2 {
+		if annotations.Content[i].Value == name {
+			annotations.Content[i+1] = text(value)
+			name = ""
+		}
+	}
+	if name != "" {
+		annotations.Content = append(annotations.Content, text(name), text(value))
+	}
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	err := errors.Join(enc.Encode(&doc), enc.Close())
+	return b.Bytes(), err
+}
+
+// child is the mapping below a key of m, made if need be.
+func child(m *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			if m.Content[i+1].Kind != yaml.MappingNode {
+				m.Content[i+1] = &yaml.Node{Kind: yaml.MappingNode}
+			}
+			return m.Content[i+1]
+		}
+	}
+	c := &yaml.Node{Kind: yaml.MappingNode}
+	m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, c)
+	return c
+}

@@ -1,0 +1,150 @@
+package firstboot
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+const (
+	// snapshotDir holds snapshots of etcd, on DATA, which no reset removes.
+	snapshotDir = ondisk.StateDir + "/snapshots"
+	// snapshotEvery is how old the newest may become.
+	snapshotEvery = 24 * time.Hour
+	// Beyond so many, or so many bytes of them, the oldest go. One stays.
+	snapshotsKept     = 7
+	snapshotsMaxBytes = 2 << 30
+	// snapshotTime bounds one: a database has 8 GiB at most.
+	snapshotTime = 20 * time.Minute
+)
+
+// Snapshot writes what etcd on this machine holds to a file in snapshotDir, and
+// returns its path. Old ones go.
+func Snapshot(ctx context.Context, e *Env) (string, error) {
+	image, err := imageInfo(e)
+	if err != nil {
+		return "", err
+	}
+	active, err := activeSite(e, image, nil)
+	if err != nil {
+		return "", err
+	}
+	if active.Site.NodeType != configs.NodeControlPlane {
+		return "", fmt.Errorf("this machine is of node type %s and has no etcd: run this on a control-plane node", active.Site.NodeType)
+	}
+	return snapshot(ctx, e, active.Site)
+}
+
+func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
+	client, err := etcdClient(e)
+	if err != nil {
+		return "", err
+	}
+	client.Timeout = 0 // ctx has the end
+	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
+	defer cancel()
+	path := snapshotDir + "/" + e.Now().UTC().Format("20060102-150405") + ".db"
+	err = e.Stream(path, Mode(0o600), func(w io.Writer) error {
+		return memberEtcd(client, site.Self()).Snapshot(ctx, w)
+	})
+	if err != nil {
+		return "", fmt.Errorf("writing a snapshot to %s: %w", path, err)
+	}
+	return path, dropSnapshots(e)
+}
+
+// savedSnapshot is a file of snapshotDir.
+type savedSnapshot struct {
+	name string
+	size int64
+}
+
+// snapshots lists those there are, the newest first. Names are dates.
+func snapshots(e *Env) ([]savedSnapshot, error) {
+	entries, err := os.ReadDir(e.path(snapshotDir))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("looking for snapshots: %w", err)
+	}
+	var out []savedSnapshot
+	for _, en := range entries {
+		info, err := en.Info()
+		if err == nil && info.Mode().IsRegular() && strings.HasSuffix(en.Name(), ".db") && !strings.HasPrefix(en.Name(), ".") {
+			out = append(out, savedSnapshot{en.Name(), info.Size()})
+		}
+	}
+	slices.SortFunc(out, func(a, b savedSnapshot) int { return -cmp.Compare(a.name, b.name) })
+	return out, nil
+}
+
+func dropSnapshots(e *Env) error {
+	entries, err := os.ReadDir(e.path(snapshotDir))
+	if err != nil {
+		return fmt.Errorf("looking for snapshots: %w", err)
+	}
+	for _, en := range entries {
+		if strings.HasPrefix(en.Name(), ".") { // a power cut left it half written
+			if err := e.Remove(snapshotDir + "/" + en.Name()); err != nil {
+				return fmt.Errorf("removing half a snapshot: %w", err)
+			}
+		}
+	}
+	all, err := snapshots(e)
+	if err != nil {
+		return err
+	}
+	total := int64(0)
+	for i, s := range all {
+		if total += s.size; i == 0 || i < snapshotsKept && total <= snapshotsMaxBytes {
+			continue
+		}
+		if err := e.Remove(snapshotDir + "/" + s.name); err != nil {
+			return fmt.Errorf("removing an old snapshot: %w", err)
+		}
+	}
+	return nil
+}
+
+// snapshotPhase keeps a snapshot that is not older than a day. That there is
+// none is said, and holds nothing up.
+func snapshotPhase(active *Active) Phase {
+	tried := false
+	return Phase{
+		Name: "snapshot", Doc: "there is a snapshot of etcd that is not older than a day", Timeout: snapshotTime + time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			all, err := snapshots(e)
+			if err != nil {
+				e.Note("no snapshot of etcd: %s", oneLine(err))
+				return Done, nil
+			}
+			if len(all) > 0 {
+				taken, err := time.Parse("20060102-150405.db", all[0].name)
+				// One from the future was taken by a clock that was wrong.
+				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
+					return Done, nil
+				}
+			}
+			if tried {
+				return Done, nil
+			}
+			return Todo, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			tried = true
+			if path, err := snapshot(ctx, e, active.Site); err != nil {
+				e.Note("no snapshot of etcd: %s", oneLine(err))
+			} else {
+				e.Log.Info("saved a snapshot of etcd", "file", path)
+			}
+			return nil
+		},
+	}
+}
