@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,6 +32,10 @@ type SiteControlPlane struct {
 	// its own once, and the others join it with nothing. What the lost ones had
 	// and it has not is lost. Take it out once the cluster lives.
 	ContinueFrom string `yaml:"continueFrom,omitempty" json:"continueFrom,omitempty"`
+	// Restore is the SHA-256 (hex) of a snapshot of etcd that the member named by
+	// continueFrom begins with, instead of its own data: from its
+	// /var/lib/edgebake/snapshots, or etcd-snapshot.db on a stick.
+	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
 	// Kubeadm are kubeadm's documents for this machine: ClusterConfiguration
 	// and InitConfiguration, and of kubelet and kube-proxy what they have.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
@@ -177,6 +182,12 @@ func (s *Site) validateSeatWords(probs *Problems) {
 	}
 	if len(c.Members) > 0 && len(c.Absent) >= len(c.Members) {
 		probs.add("controlPlane.absent", "lists every member: one must be left to be born")
+	}
+	if c.Restore != "" && c.ContinueFrom == "" {
+		probs.add("controlPlane.restore", "needs continueFrom: the member that restores it")
+	}
+	if sum, err := hex.DecodeString(c.Restore); c.Restore != "" && (err != nil || len(sum) != 32) {
+		probs.add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", shorten(c.Restore))
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
 		probs.add("controlPlane.continueFrom", "%q is not among controlPlane.members", shorten(c.ContinueFrom))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -45,7 +46,7 @@ func continuedPhase(active *Active) Phase {
 				return err
 			}
 			note := readSeatNote(e)
-			note.Continued = site.ControlPlane.ContinueFrom
+			note.Continued = continueWord(site)
 			if err := note.write(e); err != nil {
 				return err
 			}
@@ -58,6 +59,12 @@ func continuedPhase(active *Active) Phase {
 			return waitForAPI(ctx, e, site)
 		},
 	}
+}
+
+// continueWord is the Site's word to continue, as it is noted once it has been
+// carried out.
+func continueWord(site *configs.Site) string {
+	return strings.TrimSpace(site.ControlPlane.ContinueFrom + " " + site.ControlPlane.Restore)
 }
 
 // forgetWord makes room for the next word, once the Site has none.

@@ -96,6 +96,8 @@ type Env struct {
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)
+	// SlotFile copies one file of a device's FAT file system, which may be large.
+	SlotFile func(device, name string, w io.Writer) error
 	// WriteSlot writes a slot whole: a power cut leaves the old contents or the
 	// new ones.
 	WriteSlot func(device string, c *slot.Contents) error

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -117,6 +118,7 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 	m.own.state, m.own.quorum = seat.Lived, true
 	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
 	m.own.snapshot = "all objects"
+	m.ctrRun = m.etcdutl
 	m.stampSite(m.site)
 	return m
 }
@@ -874,7 +876,7 @@ func (m *master) withWords(w mint.Words) {
 	m.t.Helper()
 	s := *m.site
 	c := *s.ControlPlane
-	c.Absent, c.ContinueFrom = w.Absent, w.ContinueFrom
+	c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 	s.ControlPlane = &c
 	m.stampSite(&s)
 }
@@ -968,6 +970,123 @@ func TestContinueFromAnother(t *testing.T) {
 	m.bootDone()
 	if len(m.starts) > 0 {
 		t.Errorf("it joined again: %q", m.starts)
+	}
+}
+
+// etcdutl restores what it is given, as ctr runs it in etcd's image.
+func (m *master) etcdutl(c Cmd) error {
+	args := c.Args[slices.Index(c.Args, "etcdutl"):]
+	inside := func(p string) string {
+		p = strings.Replace(p, "/snapshots/", snapshotDir+"/", 1)
+		return strings.Replace(p, "/restore/", restoreDir+"/", 1)
+	}
+	if !slices.Contains(c.Args, "registry.k8s.io/etcd:3.6.8-0") {
+		m.t.Errorf("ctr %q", c.Args)
+	}
+	data, err := os.ReadFile(filepath.Join(m.root, inside(args[3])))
+	if err != nil {
+		return err
+	}
+	dir := inside(args[slices.Index(args, "--data-dir")+1])
+	if m.has(dir) {
+		return errors.New("data-dir not empty")
+	}
+	m.puts(dir+"/member/snap/db", string(data))
+	if err := m.effect("etcdutl writes the log"); err != nil {
+		return err
+	}
+	// A checksum's record, and the metadata: member 5 of cluster 6.
+	m.puts(dir+"/member/wal/0.wal", "\x04\x00\x00\x00\x00\x00\x00\x84\x08\x04\x10\x00\x00\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x08\x01\x10\x00\x1a\x04\x08\x05\x10\x06")
+	return nil
+}
+
+// All is lost but a snapshot: the machine that the word names begins with it, be
+// it from its own disk or from a stick, with old data or blank, and once.
+func TestRestoreASnapshot(t *testing.T) {
+	t.Parallel()
+	const text = "all objects of last week"
+	digest := sha256.Sum256([]byte(text))
+	sum := hex.EncodeToString(digest[:])
+	for name, tt := range map[string]struct{ stick, old, wrong bool }{
+		"from its own disk":             {},
+		"from its own disk, old data":   {old: true},
+		"from a stick":                  {stick: true},
+		"from a stick, old data":        {stick: true, old: true},
+		"there is another on the stick": {stick: true, wrong: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, mintedSites(t, 3))
+			m.now = m.now.Add(200 * time.Hour) // not to be born any more
+			m.cluster.unpublished = false
+			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
+			if tt.old {
+				m.lived(m.site.ControlPlane.ID)
+			}
+			if tt.stick {
+				m.plug("")
+				m.slotFiles = map[string]string{stickDev + "/" + snapshotOnStick: text}
+				if tt.wrong {
+					m.slotFiles[stickDev+"/"+snapshotOnStick] = "another"
+				}
+			} else {
+				m.put(snapshotDir+"/20261111-000000.db", text)
+				m.put(snapshotDir+"/20261112-000000.db", "a newer one")
+			}
+			if tt.wrong {
+				if err := m.boot(); err == nil || len(m.starts) > 0 || m.has(etcdManifest) || !m.said("there is no snapshot with the SHA-256 "+sum) {
+					t.Errorf("%v, started as %q\n%s", err, m.starts, strings.Join(m.console, "\n"))
+				}
+				return
+			}
+			for range 2 {
+				m.bootDone()
+				if m.get("/var/lib/etcd/member/snap/db") != text || m.has(restoreDir) || tt.old != m.has(asideDir) || m.started != "has data\n" {
+					t.Fatalf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
+				}
+				m.on()
+			}
+		})
+	}
+}
+
+func TestPowerCutOfRestore(t *testing.T) {
+	t.Parallel()
+	const text = "all objects of last week"
+	digest := sha256.Sum256([]byte(text))
+	sites := mintedSites(t, 3)
+	begin := func(t *testing.T) *master {
+		m := newMaster(t, sites)
+		m.now = m.now.Add(200 * time.Hour)
+		m.cluster.unpublished = false
+		m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+		m.lived(m.site.ControlPlane.ID)
+		m.plug("")
+		m.slotFiles = map[string]string{stickDev + "/" + snapshotOnStick: text}
+		return m
+	}
+	whole := begin(t)
+	whole.bootDone()
+	from := slices.Index(whole.names, "rename "+configs.EtcdDataDir+"/member")
+	to := slices.Index(whole.names, "rename "+restoreDir+"/data/member") + 4
+	if from < 0 || to-from < 8 {
+		t.Fatalf("effects: %q", whole.names)
+	}
+	for n := from; n <= to; n++ {
+		t.Run(fmt.Sprint("at ", whole.names[n]), func(t *testing.T) {
+			t.Parallel()
+			m := begin(t)
+			m.cutAt = n + 1
+			if err := m.boot(); err == nil {
+				t.Fatal("it went on without power")
+			}
+			m.lose()
+			m.on()
+			m.bootDone()
+			if m.get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" {
+				t.Errorf("etcd runs as %q, started as %q", m.started, m.starts)
+			}
+		})
 	}
 }
 

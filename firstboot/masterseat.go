@@ -126,6 +126,12 @@ func (t *taker) take(ctx context.Context) error {
 		case seat.ForceNewCluster:
 			t.e.Console("etcd continues from this machine alone: " + d.Why)
 			return t.start(ctx, d, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
+		case seat.Restore:
+			t.e.Console("etcd begins with a snapshot: " + d.Why)
+			if err := restoreSnapshot(ctx, t.e, t.active); err != nil {
+				return err
+			}
+			continue
 		case seat.SetAside:
 			if err := setAside(t.e); err != nil {
 				return err
@@ -174,12 +180,12 @@ func (t *taker) take(ctx context.Context) error {
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
 	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.site, t.e.Now()),
-		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Absent: t.site.ControlPlane.Absent}}
+		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err
 	}
-	v.Disk.Continued = v.Word.ContinueFrom != "" && readSeatNote(t.e).Continued == v.Word.ContinueFrom
+	v.Disk.Continued = v.Word.ContinueFrom != "" && readSeatNote(t.e).Continued == continueWord(t.site)
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer

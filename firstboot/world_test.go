@@ -58,7 +58,8 @@ type world struct {
 	t         *testing.T
 	root      string
 	slots     map[string]*memDevice
-	slotReads []string // devices of which more than the label was read
+	slotFiles map[string]string // beside the slot's own
+	slotReads []string          // devices of which more than the label was read
 	readOnly  map[string]bool
 	units     map[string]string
 	started   map[string]time.Time
@@ -101,6 +102,7 @@ type world struct {
 	// On a control-plane node: the phases of kubeadm init, connections that are
 	// not the cluster's, and what first boot listens on.
 	init    func(Cmd) error
+	ctrRun  func(Cmd) error
 	dials   func(ctx context.Context, addr string) (net.Conn, error, bool)
 	listens func(addr string) (net.Listener, error)
 
@@ -586,6 +588,14 @@ func (w *world) env() *Env {
 			}
 			return slot.Read(d)
 		},
+		SlotFile: func(dev, name string, to io.Writer) error {
+			text, ok := w.slotFiles[dev+"/"+name]
+			if !ok {
+				return fs.ErrNotExist
+			}
+			_, err := io.WriteString(to, text)
+			return err
+		},
 		WriteSlot: func(dev string, c *slot.Contents) error {
 			img, err := slot.Make(*c)
 			if err != nil {
@@ -800,6 +810,8 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		return err
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadm(ctx, c)
+	case strings.HasPrefix(name, "ctr --namespace k8s.io run "):
+		return w.ctrRun(c)
 	case strings.HasPrefix(name, "kubeadm init phase "):
 		return w.init(c)
 	}

@@ -46,13 +46,15 @@ func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, err
 type Words struct {
 	Absent       []string // dead on arrival
 	ContinueFrom string   // whose data is kept
+	Restore      string   // SHA-256 of the snapshot that it begins with instead
 }
 
 // Say puts the words into masters' Sites.
 func (w Words) Say(masters []NodeSite) error {
 	var errs []error
 	for _, m := range masters {
-		m.Site.ControlPlane.Absent, m.Site.ControlPlane.ContinueFrom = w.Absent, w.ContinueFrom
+		c := m.Site.ControlPlane
+		c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 		if probs := m.Site.Validate(); len(probs) > 0 {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
 		}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,6 +142,7 @@ func newClusterSites(s streams) *cobra.Command {
 	var out, inventory, identity string
 	var birth time.Duration
 	var words mint.Words
+	var snapshot string
 	var force bool
 	c := &cobra.Command{
 		Use:   "sites DIR",
@@ -161,7 +165,9 @@ or whose data is given up. What was said is recorded in DIR/mint.json.
 Two words are for control-plane nodes that are lost. --absent NAME: it is dead on
 arrival, and the cluster is born without it. --continue-from NAME: more than half
 of etcd's members are lost for good, and the cluster goes on with what NAME has;
-all others join it anew. Stamp the Sites onto all of them, restart them, and once
+all others join it anew; with --restore FILE it begins with that snapshot of etcd
+instead, which it finds in its /var/lib/edgebake/snapshots or, named
+etcd-snapshot.db, on a stick named EDGEBAKE. Stamp the Sites onto all of them, restart them, and once
 the cluster lives stamp Sites without the words.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
@@ -179,7 +185,7 @@ the cluster lives stamp Sites without the words.`,
 			if c.Flags().Changed("birth") && (birth <= 0 || birth > maxBirth) {
 				return usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", birth, maxBirth)}
 			}
-			for _, flag := range []string{"birth", "absent", "continue-from"} {
+			for _, flag := range []string{"birth", "absent", "continue-from", "restore"} {
 				if c.Flags().Changed(flag) && inventory != "" {
 					return usageError{fmt.Errorf("--%s and --inventory exclude each other: an Inventory has no control-plane nodes", flag)}
 				}
@@ -215,6 +221,11 @@ the cluster lives stamp Sites without the words.`,
 			if err != nil {
 				return err
 			}
+			if snapshot != "" {
+				if words.Restore, err = sumOf(snapshot); err != nil {
+					return err
+				}
+			}
 			if err := words.Say(masters); err != nil {
 				return err
 			}
@@ -237,8 +248,24 @@ the cluster lives stamp Sites without the words.`,
 	f.DurationVar(&birth, "birth", 0, "let etcd begin with nothing until this long from now, e.g. 48h")
 	f.StringSliceVar(&words.Absent, "absent", nil, "control-plane node that is dead on arrival; the cluster is born without it")
 	f.StringVar(&words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
+	f.StringVar(&snapshot, "restore", "", "snapshot of etcd that the node of --continue-from begins with")
+	_ = c.MarkFlagFilename("restore", "db")
 	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
 	return c
+}
+
+// sumOf is the SHA-256 of a file.
+func sumOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("reading the snapshot: %w", err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("reading the snapshot %s: %w", path, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // maxBirth bounds --birth: the shorter it is, the sooner masters that are

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot"
 )
 
@@ -269,5 +271,24 @@ func TestPostThroughTheProxy(t *testing.T) {
 	}
 	if u, err := through(nil).Proxy(httptest.NewRequest(http.MethodPost, "https://example.com/", nil)); u != nil || err != nil {
 		t.Errorf("without a proxy: %v, %v", u, err)
+	}
+}
+
+// One file of a stick, in runs that need not be one behind the other.
+func TestSlotFile(t *testing.T) {
+	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1}, Files: map[string][]byte{ondisk.SlotSite: bytes.Repeat([]byte("site: text\n"), 900)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := filepath.Join(t.TempDir(), "stick")
+	if err := os.WriteFile(dev, img, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got bytes.Buffer
+	if err := slotFile(dev, ondisk.SlotSite, &got); err != nil || got.String() != strings.Repeat("site: text\n", 900) {
+		t.Errorf("%v: %d bytes", err, got.Len())
+	}
+	if err := slotFile(dev, "none", &got); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file that is not there: %v", err)
 	}
 }

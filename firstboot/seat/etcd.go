@@ -245,6 +245,15 @@ func (e Etcd) Snapshot(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
+// RestoreArgs have etcdutl make a data directory of a snapshot, for a cluster of
+// one member. Revisions rise far above what clients may have seen, and the older
+// ones count as compacted: every watch begins anew.
+func RestoreArgs(snapshot, dataDir, name, peerURL, token string) []string {
+	return []string{"etcdutl", "snapshot", "restore", snapshot, "--data-dir", dataDir, "--name", name,
+		"--initial-cluster", name + "=" + peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster-token", token,
+		"--bump-revision", "1000000000", "--mark-compacted"}
+}
+
 // InitialCluster is what etcd's flag of that name says for a Join: the members
 // as they are, and this master under its name.
 func InitialCluster(members []Member, self Member, name string) string {

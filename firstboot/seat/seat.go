@@ -103,6 +103,8 @@ type Word struct {
 	// ContinueFrom names the master whose data is to be kept, where a quorum
 	// is lost for good. Empty: no such word.
 	ContinueFrom string
+	// Restore: the named master begins with a snapshot, not with its own data.
+	Restore bool
 	// Absent are masters that are dead on arrival: a cluster is born without
 	// them.
 	Absent []string
@@ -147,12 +149,14 @@ const (
 	Join
 	// ForceNewCluster: etcd once with --force-new-cluster.
 	ForceNewCluster
+	// Restore: make the data from the snapshot that was named, and decide again.
+	Restore
 	// SetAside: move the data away, and decide again with a blank disk.
 	SetAside
 )
 
 func (a Action) String() string {
-	return [...]string{"wait", "stop", "start", "birth", "join", "force-new-cluster", "set-aside"}[a]
+	return [...]string{"wait", "stop", "start", "birth", "join", "force-new-cluster", "restore", "set-aside"}[a]
 }
 
 // Decision is an Action with what it needs, and why.
@@ -250,10 +254,10 @@ func (v View) blank() Decision {
 	switch v.Ticket {
 	case NoTicket:
 		return Decision{Do: Stop, Why: "every master is blank, and no ticket says that the cluster is to be born: they may all have been flashed anew",
-			Fix: "restore a snapshot of etcd, or write a ticket into the Site to begin with nothing"}
+			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case ExpiredTicket:
 		return Decision{Do: Stop, Why: "every master is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
-			Fix: "restore a snapshot of etcd, or write a new ticket into the Site to begin with nothing"}
+			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	}
 	return Decision{Do: Birth, Why: "every master was seen blank or newborn, and the ticket is valid"}
 }
@@ -299,11 +303,16 @@ func (v View) continued() Decision {
 		if v.Quorum {
 			return v.join()
 		}
-		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a master that has data, or restore a snapshot of etcd"}
+		if v.Word.Restore {
+			return Decision{Do: Restore, Why: "the Site says to continue from this master with a snapshot"}
+		}
+		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a master that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
 		return v.lived() // the cluster lives, with this master: nothing to give up
 	case from == v.Self && v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "take the word out of the Site"}
+	case from == v.Self && v.Word.Restore:
+		return Decision{Do: SetAside, Why: "the Site says to continue from this master with a snapshot, not with what it has"}
 	case from == v.Self:
 		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this master, and no quorum is left"}
 	case !v.Quorum:

@@ -1,0 +1,109 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+const (
+	// snapshotOnStick is what a snapshot must be called on a stick.
+	snapshotOnStick = "etcd-snapshot.db"
+	// restoreDir is where the data is made, before it takes etcd's place whole.
+	restoreDir = ondisk.StateDir + "/restore"
+	// fromStick is where a stick's snapshot is copied to.
+	fromStick = restoreDir + "/snapshot.db"
+)
+
+// restoreSnapshot makes etcd's data of the snapshot that the site names. etcd's
+// own tool does that, out of etcd's image. Cut off anywhere, it begins again.
+func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
+	site := active.Site
+	sum := strings.ToLower(site.ControlPlane.Restore)
+	etcd, err := etcdImage(active.Image)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, Mode(0o700)), e.Mkdir(snapshotDir, Mode(0o700))); err != nil {
+		return fmt.Errorf("restoring a snapshot: %w", err)
+	}
+	file, err := findSnapshot(e, sum)
+	if err != nil {
+		return err
+	}
+	self := site.Self()
+	args := []string{"ctr", "--namespace", "k8s.io", "run", "--rm",
+		"--mount", "type=bind,src=" + e.path(snapshotDir) + ",dst=/snapshots,options=rbind:ro",
+		"--mount", "type=bind,src=" + e.path(restoreDir) + ",dst=/restore,options=rbind:rw",
+		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
+	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), site.ControlPlane.ID+"-"+sum[:16])...)
+	out := &tail{log: func(line string) { e.Log.Info("etcdutl: " + line) }}
+	if err := e.Run(ctx, Cmd{Args: args, Output: out}); err != nil {
+		return Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.last()), "if the snapshot is damaged, name another one")
+	}
+	made := restoreDir + "/data/member"
+	if wal, member, _, err := seat.LogOf(e.path(made + "/wal")); err != nil || !wal || member == "" {
+		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
+	}
+	if err := e.Sync(restoreDir); err != nil { // etcdutl may not
+		return fmt.Errorf("syncing what was restored: %w", err)
+	}
+	note := seatNote{Cluster: site.ControlPlane.ID, Continued: continueWord(site)}
+	if err := note.write(e); err != nil {
+		return err
+	}
+	if err := e.Rename(made, configs.EtcdDataDir+"/member"); err != nil {
+		return fmt.Errorf("putting what was restored in place: %w", err)
+	}
+	return e.RemoveAll(restoreDir)
+}
+
+// findSnapshot looks for the one with that digest among this machine's own and
+// on sticks, and returns its path as etcdutl sees it.
+func findSnapshot(e *Env, sum string) (string, error) {
+	all, err := snapshots(e)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range all {
+		if got, err := e.digest(snapshotDir + "/" + s.name); err == nil && got == sum {
+			return "/snapshots/" + s.name, nil
+		}
+	}
+	var errs []error
+	for _, dev := range e.removableSlots() {
+		err := e.Stream(fromStick, Mode(0o600), func(w io.Writer) error { return e.SlotFile(dev, snapshotOnStick, w) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("stick %s: %w", dev, err))
+			continue
+		}
+		got, err := e.digest(fromStick)
+		if err == nil && got == sum {
+			return "/restore/" + path.Base(fromStick), nil
+		}
+		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s", dev, snapshotOnStick, got))
+	}
+	return "", Advise(errors.Join(append(errs, fmt.Errorf("there is no snapshot with the SHA-256 %s on this machine, nor on a stick", sum))...),
+		"copy it to "+snapshotDir+", or bring it as "+snapshotOnStick+" on a stick named EDGEBAKE")
+}
+
+// etcdImage is the image of etcd on board.
+func etcdImage(image ondisk.ImageInfo) (string, error) {
+	at := slices.IndexFunc(image.Images, func(i ondisk.ImageRef) bool {
+		name, _, _ := strings.Cut(path.Base(i.Ref), ":")
+		return name == "etcd"
+	})
+	if at < 0 {
+		return "", errors.New("this image has no container image of etcd")
+	}
+	return image.Images[at].Ref, nil
+}
