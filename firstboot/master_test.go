@@ -136,7 +136,7 @@ func (m *master) cloneWith(t *testing.T, files []entry) *master {
 	}
 	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
 		own: m.own, restarts: slices.Clone(m.restarts)}
-	c.init, c.dials, c.listens = c.kubeadm, c.dial, m.listens
+	c.init, c.dials, c.listens, c.ctrRun = c.kubeadm, c.dial, m.listens, c.etcdutl
 	return c
 }
 

@@ -31,7 +31,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/fat"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/beneath"
@@ -449,27 +448,13 @@ func readSlot(device string) (*slot.Contents, error) {
 	return slot.Read(f)
 }
 
-// slotFile copies a file that may be too large for memory.
 func slotFile(device, name string, w io.Writer) error {
 	f, err := os.Open(device)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	r, err := fat.Open(f)
-	if err != nil {
-		return err
-	}
-	extents, err := r.Extents(name)
-	if err != nil {
-		return err
-	}
-	for _, x := range extents {
-		if n, err := io.Copy(w, io.NewSectionReader(f, x.Off, x.Len)); err != nil || n != x.Len {
-			return errors.Join(fmt.Errorf("reading %s: %d of %d bytes", name, n, x.Len), err)
-		}
-	}
-	return nil
+	return slot.CopyFile(f, name, w)
 }
 
 func onSlot(device string, do func(f *os.File) error) error {
