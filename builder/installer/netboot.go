@@ -2,6 +2,7 @@ package installer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,10 +37,23 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 	if err := copyPayload(ctx, filepath.Join(tmp, ondisk.InstallImage), o, progress); err != nil {
 		return err
 	}
+	// The new name must not be on the disk before the bytes are.
+	if err := toDisk(filepath.Join(tmp, ondisk.InstallImage)); err != nil {
+		return err
+	}
 	for _, name := range []string{ondisk.InstallImage, ondisk.InstallBootImage} {
 		if err := os.Rename(filepath.Join(tmp, name), filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("putting %s in place: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// toDisk waits until a file is on the disk.
+func toDisk(file string) error {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

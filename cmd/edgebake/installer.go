@@ -135,6 +135,10 @@ func (out *installerOutput) check() error {
 		return nil
 	}
 	u, err := url.Parse(out.url)
+	if err == nil && u.User != nil {
+		// Not the URL: it has a password.
+		return errors.New("--url has a user name: boot.img, which anybody on that network can fetch, and the consoles would show it: leave it out, and let the server show the folder to the machines' network alone")
+	}
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
 		return fmt.Errorf("--url %s: want the address of a folder, e.g. http://10.0.0.1/edge", out.url)
 	}

@@ -165,6 +165,7 @@ func TestInstallerNetboot(t *testing.T) {
 		{"--netboot www --url 10.0.0.1/edge", "want the address of a folder"},
 		{"--netboot www --url ftp://10.0.0.1/edge", "want the address of a folder"},
 		{"--netboot www --url http://10.0.0.1/edge?x=1", "want the address of a folder"},
+		{"--netboot www --url http://me:hush@10.0.0.1/edge", "--url has a user name"},
 	} {
 		c.run(2, append([]string{"installer", "tiny.raw.zst"}, strings.Fields(tc.args)...)...)
 		c.want(c.err, tc.want)
