@@ -1,8 +1,13 @@
 package cluster
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 func TestExcludeVIP(t *testing.T) {
@@ -69,5 +74,34 @@ func TestDiff(t *testing.T) {
 	}
 	if got := diff(nil, []string{"a"}); got != "+ a\n" {
 		t.Errorf("%s", got)
+	}
+}
+
+// TestReport: a machine's own word says what the cluster cannot know, and never
+// what the cluster knows better.
+func TestReport(t *testing.T) {
+	early, late := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 13, 0, 0, 0, time.UTC)
+	all := []Site{
+		{Node: "ready", State: Ready, Since: early}, {Node: "token", State: Waiting, Detail: "token abcdef is valid"},
+		{Node: "old", State: NotReady, Since: late, Detail: "kubelet stopped"}, {Node: "csr", State: Joining, Since: early, Fix: "approve"},
+	}
+	fails := reports.Told{Result: ondisk.ResultFailed, Phase: "join", Step: 10, Steps: 14, Reason: "the token has expired", Fix: "stamp it", Received: late}
+	told := func(node, result string, at time.Time) reports.Told {
+		x := fails
+		x.Node, x.Result, x.Received = node, result, at
+		return x
+	}
+	got := Report(all, []reports.Told{
+		told("ready", ondisk.ResultFailed, late), told("token", ondisk.ResultFailed, late), told("old", ondisk.ResultRunning, early),
+		told("csr", ondisk.ResultWaiting, late), told("new", ondisk.ResultRunning, late), told("gone", ondisk.ResultDone, late),
+	})
+	const says = "first boot, 10/14 join: the token has expired"
+	want := []Site{
+		{Node: "csr", State: Joining, Since: late, Detail: says, Fix: "stamp it"}, {Node: "new", State: Booting, Since: late, Detail: says, Fix: "stamp it"},
+		{Node: "old", State: NotReady, Since: late, Detail: "kubelet stopped"}, {Node: "ready", State: Ready, Since: early},
+		{Node: "token", State: Failed, Since: late, Detail: says, Fix: "stamp it"},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%+v\nwant %+v", got, want)
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // Site is one node as the cluster knows it.
@@ -29,6 +31,8 @@ type Site struct {
 // States of a Site.
 const (
 	Waiting  = "waiting"  // a token is there, the node is not
+	Booting  = "booting"  // first boot is at work, it says
+	Failed   = "failed"   // first boot failed, it says
 	Joining  = "joining"  // its certificate waits for approval
 	NotReady = "notReady" // it has joined
 	Ready    = "ready"
@@ -205,4 +209,35 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		return nil, errors.New(doing + ": the cluster has no Node, CSR or token of it")
 	}
 	return done, nil
+}
+
+// Report adds what machines say of their first boot, which the cluster cannot
+// know. The cluster's own word comes first: a node that is Ready has no failed
+// first boot, whatever was reported of it.
+func Report(all []Site, told []reports.Told) []Site {
+	out := slices.Clone(all)
+	for _, t := range told {
+		i := slices.IndexFunc(out, func(s Site) bool { return s.Node == t.Node })
+		if i < 0 {
+			if t.Result == ondisk.ResultDone {
+				continue // a node that was removed since
+			}
+			out = append(out, Site{Node: t.Node, State: Waiting})
+			i = len(out) - 1
+		}
+		s := &out[i]
+		if s.State == Ready || t.Result == ondisk.ResultDone || !t.Received.After(s.Since) {
+			continue
+		}
+		if s.State == Waiting {
+			s.State = Booting
+		}
+		if t.Result == ondisk.ResultFailed {
+			s.State = Failed
+		}
+		s.Since, s.Fix = t.Received, cmp.Or(t.Fix, s.Fix)
+		s.Detail = strings.TrimSuffix(fmt.Sprintf("first boot, %d/%d %s: %s", t.Step, t.Steps, t.Phase, t.Reason), ": ")
+	}
+	slices.SortFunc(out, func(a, b Site) int { return cmp.Compare(a.Node, b.Node) })
+	return out
 }

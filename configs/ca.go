@@ -96,9 +96,20 @@ func parsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, er
 	return public, nil
 }
 
-// parseCA reads CA certificates and nothing else: a private key in a Site is
-// a slip with consequences.
+// parseCA reads the certificates of a cluster's CA.
 func parseCA(text string) ([]*x509.Certificate, error) {
+	certs, err := parseCertificates(text)
+	for _, c := range certs {
+		if !c.IsCA || !c.BasicConstraintsValid {
+			return nil, fmt.Errorf("contains the certificate of %q, which is not a CA; it is /etc/kubernetes/pki/ca.crt of a control-plane node", shorten(c.Subject.CommonName))
+		}
+	}
+	return certs, err
+}
+
+// parseCertificates reads certificates and nothing else: a private key in a
+// Site is a slip with consequences.
+func parseCertificates(text string) ([]*x509.Certificate, error) {
 	if len(text) > maxCA {
 		return nil, fmt.Errorf("has %d bytes; a CA certificate has about a thousand", len(text))
 	}
@@ -117,9 +128,6 @@ func parseCA(text string) ([]*x509.Certificate, error) {
 		c, err := x509.ParseCertificate(b.Bytes)
 		if err != nil {
 			return nil, fmt.Errorf("contains a damaged certificate: %w", err)
-		}
-		if !c.IsCA || !c.BasicConstraintsValid {
-			return nil, fmt.Errorf("contains the certificate of %q, which is not a CA; it is /etc/kubernetes/pki/ca.crt of a control-plane node", shorten(c.Subject.CommonName))
 		}
 		certs = append(certs, c)
 	}

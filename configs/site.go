@@ -258,4 +258,8 @@ type User struct {
 type Report struct {
 	// URL receives the report as an HTTPS POST.
 	URL string `yaml:"url,omitempty" json:"url,omitempty"`
+	// CACert is the certificate, PEM, of who signed the receiver's; the
+	// receiver's own where it signed itself, as `edgebake cluster listen` does.
+	// Default: the authorities that the image knows.
+	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
 }

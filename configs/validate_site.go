@@ -39,11 +39,7 @@ func (s *Site) validate(credentials bool) Problems {
 	s.validateMasterUse(&probs)
 	s.validateServerUse(&probs)
 	s.validateUsers(&probs)
-	if s.Report.URL != "" {
-		if bad := badURL(s.Report.URL, "https"); bad != "" {
-			probs.add("report.url", "%s", bad)
-		}
-	}
+	s.Report.validate(&probs)
 	if !s.Ignition.IsZero() {
 		if s.IgnitionFile != "" {
 			probs.add("ignition", "give either ignition or ignitionFile, not both")
@@ -494,5 +490,22 @@ func (s *Site) validateUsers(probs *Problems) {
 		if bad := badFilePath(u.Shell); u.Shell != "" && bad != "" {
 			probs.add(path+".shell", "%s", bad)
 		}
+	}
+}
+
+func (r *Report) validate(probs *Problems) {
+	if r.URL != "" {
+		if bad := badURL(r.URL, "https"); bad != "" {
+			probs.add("report.url", "%s", bad)
+		}
+	}
+	if r.CACert == "" {
+		return
+	}
+	if r.URL == "" {
+		probs.add("report.caCert", "has no receiver to vouch for; name one with report.url")
+	}
+	if _, err := parseCertificates(r.CACert); err != nil {
+		probs.add("report.caCert", "%s", err)
 	}
 }

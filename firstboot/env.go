@@ -90,8 +90,9 @@ type Env struct {
 	// Resolve looks a name up.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Post sends body to an https URL, through the proxy that an environment
-	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…").
-	Post func(ctx context.Context, url string, body []byte, proxy []string) error
+	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…"). ca, where it is
+	// not empty, is the one certificate (PEM) that vouches for who answers.
+	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
 
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.
 	SlotLabel func(device string) (string, error)

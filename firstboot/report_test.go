@@ -2,7 +2,9 @@ package firstboot
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,17 +16,22 @@ import (
 // TestReportIsSentAgain: the server is away when the node is done.
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
-	w := nativeWorld(t, "report: {url: 'https://report.example/'}")
+	w := newWorld(t, "testdata/machine.txtar")
+	ca, err := json.Marshal(string(w.cluster.pem))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stamp(ownDev, w.site(withToken, fmt.Sprintf("report: {url: 'https://report.example/', caCert: %s}", ca)))
 	e := w.env()
 	post, away := e.Post, 3
-	e.Post = func(ctx context.Context, url string, body []byte, proxy []string) error {
-		if url != "https://report.example/" {
-			t.Errorf("sent to %s", url)
+	e.Post = func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
+		if url != "https://report.example/" || ca != string(w.cluster.pem) {
+			t.Errorf("sent to %s, for which %q vouches", url, ca)
 		}
 		if away--; away >= 0 {
 			return errors.New("connection refused")
 		}
-		return post(ctx, url, body, proxy)
+		return post(ctx, url, ca, body, proxy)
 	}
 	before := w.now
 	if err := w.run(New(e)); err != nil {
@@ -42,7 +49,7 @@ func TestReportIsSentAgain(t *testing.T) {
 	w.powerOn()
 	e = w.env()
 	tries := 0
-	e.Post = func(context.Context, string, []byte, []string) error {
+	e.Post = func(context.Context, string, string, []byte, []string) error {
 		tries++
 		return errors.New("connection refused")
 	}

@@ -67,16 +67,17 @@ type Runner struct {
 	// stopped run sees when there is another site.
 	Sources func(*Env) string
 
-	mu      sync.Mutex
-	state   ondisk.State
-	url     string   // where reports go
-	proxy   []string // and through what, as environment variables
-	spread  bool     // the first words to the masters were spread
-	device  string   // the slot
-	lastErr map[string]string
-	noted   []string // said by this run
-	posting sync.WaitGroup
-	reports atomic.Int64 // sent to url so far
+	mu       sync.Mutex
+	state    ondisk.State
+	url      string   // where reports go
+	reportCA string   // who vouches for the receiver
+	proxy    []string // and through what, as environment variables
+	spread   bool     // the first words to the masters were spread
+	device   string   // the slot
+	lastErr  map[string]string
+	noted    []string // said by this run
+	posting  sync.WaitGroup
+	reports  atomic.Int64 // sent to url so far
 	// secrets has no lock: logging happens under mu too.
 	secrets atomic.Pointer[[]string]
 	busyTil time.Time // the watchdog is fed until then

@@ -134,7 +134,7 @@ func (r *Runner) adopt(e *Env, active *Active) {
 	r.state.Node, r.state.NodeType, r.state.SiteMAC = active.Node, active.Site.NodeType, active.MAC
 	secrets := secretsOf(active.Site)
 	r.secrets.Store(&secrets)
-	r.url, r.proxy = active.Site.Report.URL, node.ProxyEnv(active.Site)
+	r.url, r.reportCA, r.proxy = active.Site.Report.URL, active.Site.Report.CACert, node.ProxyEnv(active.Site)
 }
 
 // set changes what the state says of one phase and saves it.
@@ -341,7 +341,7 @@ func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
 		return
 	}
 	r.mu.Lock()
-	state, device, url, proxy := r.state, r.device, r.url, r.proxy
+	state, device, url, ca, proxy := r.state, r.device, r.url, r.reportCA, r.proxy
 	state.Phases, state.Notes = slices.Clone(state.Phases), slices.Clone(state.Notes)
 	r.mu.Unlock()
 	text := ReportText(&state)
@@ -364,7 +364,7 @@ func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
 	r.posting.Go(func() {
 		for n := 1; ; n++ {
 			post, cancel := context.WithTimeout(ctx, 10*time.Second)
-			err := e.Post(post, url, body, proxy)
+			err := e.Post(post, url, ca, body, proxy)
 			cancel()
 			if err == nil || ctx.Err() != nil {
 				return

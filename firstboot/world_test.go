@@ -566,7 +566,7 @@ func (w *world) env() *Env {
 			a, err := netip.ParseAddr(host)
 			return []netip.Addr{a}, err
 		},
-		Post: func(_ context.Context, url string, body []byte, proxy []string) error {
+		Post: func(_ context.Context, url, _ string, body []byte, proxy []string) error {
 			w.mu.Lock()
 			w.proxies = append(w.proxies, proxy...)
 			w.posted = append(w.posted, body)

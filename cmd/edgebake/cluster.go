@@ -33,7 +33,7 @@ others take a kubeconfig and work on any living cluster of kubeadm's.`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newClusterNew(s), newClusterSites(s), newClusterToken(s),
-		newClusterPrepare(s), newClusterVerify(s), newClusterRevert(s), newClusterStatus(s), newClusterRemove(s))
+		newClusterPrepare(s), newClusterVerify(s), newClusterRevert(s), newClusterStatus(s), newClusterListen(s), newClusterRemove(s))
 	return c
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
@@ -452,7 +453,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 
 func newClusterStatus(s streams) *cobra.Command {
 	var w way
-	var output string
+	var output, folder string
 	var watch bool
 	c := &cobra.Command{
 		Use:   "status",
@@ -462,8 +463,14 @@ func newClusterStatus(s streams) *cobra.Command {
   waiting    the token is there, the node is not
   joining    its certificate is not approved
   notReady   it has joined and does not work
-  ready`,
+  ready
+
+With --reports it also reads what ` + "`edgebake cluster listen`" + ` has received:
+
+  booting    first boot is at work
+  failed     first boot failed in the phase that is named, with the fix`,
 		Example: `  edgebake cluster status --watch
+  edgebake cluster status --reports reports
   edgebake cluster status -o json`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -471,12 +478,23 @@ func newClusterStatus(s streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := client.Status(c.Context(), time.Now())
+			ask := func(ctx context.Context) ([]cluster.Site, error) {
+				all, err := client.Status(ctx, time.Now())
+				if err != nil || folder == "" {
+					return all, err
+				}
+				store, err := reports.Open(folder)
+				if err != nil {
+					return nil, err
+				}
+				return cluster.Report(all, store.All()), nil
+			}
+			all, err := ask(c.Context())
 			for err == nil && watch {
 				if err := printStatus(s, output, all); err != nil {
 					return err
 				}
-				all, err = nextStatus(c.Context(), client, all)
+				all, err = nextStatus(c.Context(), ask, all)
 			}
 			if err != nil {
 				return err
@@ -486,6 +504,8 @@ func newClusterStatus(s streams) *cobra.Command {
 	}
 	w.flags(c)
 	outputFlag(c, &output)
+	c.Flags().StringVar(&folder, "reports", "", "folder of the reports that cluster listen received")
+	_ = c.MarkFlagDirname("reports")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again whenever it changes, until interrupted")
 	return c
 }
@@ -510,14 +530,14 @@ func printStatus(s streams, output string, all []cluster.Site) error {
 const watchEvery = 5 * time.Second
 
 // nextStatus waits until the status is another than before.
-func nextStatus(ctx context.Context, client *cluster.Client, before []cluster.Site) ([]cluster.Site, error) {
+func nextStatus(ctx context.Context, ask func(context.Context) ([]cluster.Site, error), before []cluster.Site) ([]cluster.Site, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(watchEvery):
 		}
-		all, err := client.Status(ctx, time.Now())
+		all, err := ask(ctx)
 		if err != nil || !slices.Equal(all, before) {
 			return all, err
 		}

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -75,8 +77,12 @@ func New(log io.Writer) *firstboot.Env {
 		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},
-		Post: func(ctx context.Context, url string, body []byte, proxy []string) error {
-			return post(ctx, http.Client{Transport: through(proxy)}, url, body)
+		Post: func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
+			t := through(proxy)
+			if err := trust(t, ca); err != nil {
+				return fmt.Errorf("sending to %s: %w", url, err)
+			}
+			return post(ctx, http.Client{Transport: t}, url, body)
 		},
 		SlotLabel:  slotLabel,
 		ReadSlot:   readSlot,
@@ -398,6 +404,19 @@ func through(env []string) *http.Transport {
 		Proxy:             func(r *http.Request) (*url.URL, error) { return proxy(r.URL) },
 		ForceAttemptHTTP2: true, DisableKeepAlives: true,
 	}
+}
+
+// trust has the transport take no authority but that one.
+func trust(t *http.Transport, ca string) error {
+	if ca == "" {
+		return nil
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(ca)) {
+		return errors.New("report.caCert is no certificate")
+	}
+	t.TLSClientConfig = &tls.Config{RootCAs: roots}
+	return nil
 }
 
 func post(ctx context.Context, c http.Client, url string, body []byte) error {

@@ -3,10 +3,16 @@ package host
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"io"
 	"io/fs"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -224,6 +230,31 @@ func TestPost(t *testing.T) {
 		}
 		if err != nil || !slices.Equal(got, []string{"application/json " + string(body)}) {
 			t.Errorf("%s: %v, the server got %q", c.name, err, got)
+		}
+	}
+}
+
+// TestPostTrusts: with report.caCert nobody else vouches for the receiver, and
+// what is no certificate sends nothing.
+func TestPostTrusts(t *testing.T) {
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer srv.Close()
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	own := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}))
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	for _, c := range []struct{ name, ca, want string }{{"its own", own, ""}, {"another", other, "certificate"}, {"none", "", "certificate"}, {"junk", "x", "caCert"}} {
+		err := New(io.Discard).Post(t.Context(), srv.URL, c.ca, []byte("{}"), nil)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
 		}
 	}
 }

@@ -46,15 +46,16 @@ var rooms = map[string][]string{
 	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
-	"installer":      {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
-	"ipvs":           {"configs/ondisk"},
-	"cluster":        {"configs", "cluster/api"},
-	"cluster/api":    {},
-	"cluster/mint":   {"configs", "configs/sealed", "cluster/api"},
-	"configs/sealed": {},
-	"cmd/...":        {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
-	"test/...":       {"..."},
-	"packaging":      {"builder"},
+	"installer":       {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
+	"ipvs":            {"configs/ondisk"},
+	"cluster":         {"configs", "configs/ondisk", "cluster/api", "cluster/reports"},
+	"cluster/api":     {},
+	"cluster/reports": {"configs/ondisk"},
+	"cluster/mint":    {"configs", "configs/sealed", "cluster/api"},
+	"configs/sealed":  {},
+	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
+	"test/...":        {"..."},
+	"packaging":       {"builder"},
 }
 
 // doors lists foreign modules and the only packages of ours that may import

@@ -1,0 +1,160 @@
+package reports
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Identity is how machines know the receiver, and it them.
+type Identity struct {
+	Certificate tls.Certificate
+	// PEM is the certificate, for report.caCert of the Sites.
+	PEM string
+	// Path of the receiver's URL, which nobody guesses: who knows it may report.
+	Path string
+}
+
+const (
+	certFile = "receiver.crt"
+	keyFile  = "receiver.key"
+	pathFile = "receiver.path"
+)
+
+// lifetime of the certificate: as long as machines carry it.
+const lifetime = 10 * 365 * 24 * time.Hour
+
+// LoadIdentity reads the receiver's identity from the folder, or makes one for
+// these names and addresses there. Sites carry it, so it stays for ever: a name
+// that it does not have is an error.
+func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("opening the receiver's folder: %w", err)
+	}
+	at := func(name string) string { return filepath.Join(dir, name) }
+	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {
+		if len(names) == 0 {
+			return nil, errors.New("the name or address is missing at which machines reach this computer: give it with --name")
+		}
+		if err := mint(at, names, now); err != nil {
+			return nil, fmt.Errorf("making the receiver's certificate: %w", err)
+		}
+	}
+	text, err := os.ReadFile(at(certFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading the receiver's certificate: %w", err)
+	}
+	key, err := os.ReadFile(at(keyFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading the receiver's key: %w", err)
+	}
+	path, err := os.ReadFile(at(pathFile))
+	if err != nil {
+		return nil, fmt.Errorf("reading the receiver's path: %w", err)
+	}
+	id := &Identity{PEM: string(text), Path: strings.TrimSpace(string(path))}
+	if id.Certificate, err = tls.X509KeyPair(text, key); err != nil {
+		return nil, fmt.Errorf("reading the receiver's certificate %s: %w", at(certFile), err)
+	}
+	for _, name := range names {
+		if err := id.Certificate.Leaf.VerifyHostname(name); err != nil {
+			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites carry it: use one of these, or another folder (--dir) and new Sites",
+				name, dir, strings.Join(Names(id), ", "))
+		}
+	}
+	return id, nil
+}
+
+// Names are those that the certificate is for, the first one first.
+func Names(id *Identity) []string {
+	leaf := id.Certificate.Leaf
+	names := append([]string(nil), leaf.DNSNames...)
+	for _, ip := range leaf.IPAddresses {
+		names = append(names, ip.String())
+	}
+	return names
+}
+
+// mint writes key and path first: the certificate is the sign that all is there.
+func mint(at func(string) string, names []string, now time.Time) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return err
+	}
+	cert := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "edgebake receiver of reports"},
+		// A machine whose clock is a little slow takes it too.
+		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(lifetime),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		// It vouches for itself and, by its constraints, for no other.
+		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
+	}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			cert.IPAddresses = append(cert.IPAddresses, ip)
+		} else {
+			cert.DNSNames = append(cert.DNSNames, name)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
+	if err != nil {
+		return err
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name string
+		data []byte
+	}{
+		{keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})},
+		{pathFile, []byte("/" + strings.ToLower(rand.Text()) + "\n")},
+		{certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})},
+	} {
+		if err := durable(at(f.name), f.data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// durable writes a file that must be there after a power cut, since Sites have
+// what it says. What a former attempt left is replaced.
+func durable(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".receiver-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}

@@ -1,0 +1,222 @@
+// Package reports receives what first boot of each machine says of itself
+// (report.url of a Site), keeps the last word of each, and shows all of them.
+//
+// Whoever knows the address of the receiver can say anything of any machine:
+// what comes in is bounded, kept as data, and shown as text. Nothing is done
+// because of it.
+package reports
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Bounds of what is kept.
+const (
+	MaxReport = 128 << 10 // bytes of one report; a real one has about 4 KiB
+	MaxNodes  = 10_000
+	maxText   = 2000 // letters of one text in it
+	maxPhases = 64
+)
+
+// Report is the last word of one machine.
+type Report struct {
+	// Received is when it came, by the receiver's clock; From is the address it
+	// came from, which a router may have changed.
+	Received time.Time    `json:"received"`
+	From     string       `json:"from"`
+	State    ondisk.State `json:"state"`
+}
+
+// Told is a report in short: where first boot is, and what it says of that.
+type Told struct {
+	Node     string    `json:"node"`
+	Result   string    `json:"result"` // as in ondisk.State
+	Phase    string    `json:"phase,omitempty"`
+	Step     int       `json:"step"` // of the phase, from 1; 0: none
+	Steps    int       `json:"steps"`
+	Reason   string    `json:"reason,omitempty"`
+	Fix      string    `json:"fix,omitempty"`
+	Received time.Time `json:"received"`
+}
+
+// Tell shortens a report: the phase that failed, waits or runs, else the last.
+func (r *Report) Tell() Told {
+	s := &r.State
+	t := Told{Node: s.Node, Result: s.Result, Steps: len(s.Phases), Received: r.Received}
+	for i, p := range s.Phases {
+		if t.Phase, t.Step = p.Name, i+1; p.Status != ondisk.PhaseDone {
+			t.Reason, t.Fix = cmp.Or(p.Error, p.Waiting), p.Fix
+			break
+		}
+	}
+	if t.Reason == "" {
+		t.Reason = strings.Join(s.Notes, "; ")
+	}
+	return t
+}
+
+// Store keeps the last report of each machine, in a folder of files.
+type Store struct {
+	// News, where set, is called with each report that says something new.
+	News func(Told)
+
+	dir string
+	mu  sync.Mutex
+	all map[string]Report
+}
+
+// nodeName is what Kubernetes accepts as a Node's name, and a file's name here.
+var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+
+const suffix = ".json"
+
+// Open reads what the folder has; one that is not there is made, for its owner
+// alone. Files that are no reports are left alone.
+func Open(dir string) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("opening the reports: %w", err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
+	if err != nil {
+		return nil, fmt.Errorf("opening the reports: %w", err)
+	}
+	s := &Store{dir: dir, all: map[string]Report{}}
+	for _, f := range files {
+		name := strings.TrimSuffix(filepath.Base(f), suffix)
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return nil, fmt.Errorf("reading a report: %w", err)
+		}
+		var r Report
+		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(s.all) < MaxNodes {
+			s.all[name] = r
+		}
+	}
+	return s, nil
+}
+
+// ErrFull says that there is no room for another machine.
+var ErrFull = fmt.Errorf("there are reports of %d machines already: remove files of machines that are gone", MaxNodes)
+
+// Add keeps a report in the place of the machine's former one.
+func (s *Store) Add(r Report) error {
+	if err := check(&r.State); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, known := s.all[r.State.Node]
+	if !known && len(s.all) >= MaxNodes {
+		return ErrFull
+	}
+	if err := write(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
+		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
+	}
+	s.all[r.State.Node] = r
+	now, was := r.Tell(), before.Tell()
+	was.Received = now.Received
+	if s.News != nil && (!known || now != was) {
+		s.News(now)
+	}
+	return nil
+}
+
+// write replaces the file whole. No sync: a machine reports again.
+func write(path string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+// check rejects what first boot does not send.
+func check(s *ondisk.State) error {
+	if !nodeName.MatchString(s.Node) {
+		return fmt.Errorf("node %.40q: want the name of a Node", s.Node)
+	}
+	switch s.Result {
+	case ondisk.ResultRunning, ondisk.ResultWaiting, ondisk.ResultDone, ondisk.ResultFailed:
+	default:
+		return fmt.Errorf("result %.40q: want running, waiting, done or failed", s.Result)
+	}
+	if len(s.Phases) > maxPhases || len(s.Notes) > maxPhases {
+		return fmt.Errorf("%d phases and %d notes: want at most %d", len(s.Phases), len(s.Notes), maxPhases)
+	}
+	for i := range s.Phases {
+		p := &s.Phases[i]
+		for _, text := range []*string{&p.Name, &p.Doc, &p.Status, &p.Waiting, &p.Error, &p.Fix} {
+			*text = plain(*text)
+		}
+	}
+	for i := range s.Notes {
+		s.Notes[i] = plain(s.Notes[i])
+	}
+	return nil
+}
+
+// All is the last word of each machine, by name.
+func (s *Store) All() []Told {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Told
+	for _, name := range slices.Sorted(maps.Keys(s.all)) {
+		r := s.all[name]
+		out = append(out, r.Tell())
+	}
+	return out
+}
+
+// Receiver takes reports that are sent to the path; all else it does not know.
+func (s *Store) Receiver(path string, now func() time.Time) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxReport))
+		if err != nil {
+			http.Error(w, fmt.Sprintf("reading the report: %v", err), http.StatusRequestEntityTooLarge)
+			return
+		}
+		got := Report{Received: now().UTC().Truncate(time.Second), From: r.RemoteAddr}
+		if err := json.Unmarshal(body, &got.State); err != nil {
+			http.Error(w, "that is no report of first boot", http.StatusBadRequest)
+			return
+		}
+		switch err := s.Add(got); {
+		case errors.Is(err, ErrFull):
+			http.Error(w, err.Error(), http.StatusInsufficientStorage)
+		case errors.As(err, new(*os.PathError)) || errors.As(err, new(*os.LinkError)):
+			http.Error(w, "the report could not be kept", http.StatusInternalServerError)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		default:
+			w.WriteHeader(http.StatusNoContent)
+		}
+	})
+	return mux
+}

@@ -1,0 +1,243 @@
+package reports
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func state(node, result string, phases ...ondisk.PhaseState) ondisk.State {
+	return ondisk.State{Version: 1, Node: node, Result: result, Phases: phases}
+}
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// send posts a body as a machine does and returns the answer.
+func send(t *testing.T, h http.Handler, path string, body []byte) (int, string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body)))
+	text, err := io.ReadAll(w.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.Code, string(text)
+}
+
+func encode(t *testing.T, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestReceive: the last word of each machine is kept, over a restart too, and
+// only what is new is told.
+func TestReceive(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	var news []Told
+	s.News = func(n Told) { news = append(news, n) }
+	h := s.Receiver("/secret", func() time.Time { return noon })
+	done := ondisk.PhaseState{Name: "network", Status: ondisk.PhaseDone}
+	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "a master to answer"}
+	fails := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseFailed, Error: "the token has expired", Fix: "stamp a new one"}
+	for _, st := range []ondisk.State{
+		state("shop-1", ondisk.ResultRunning, done, waits), state("shop-1", ondisk.ResultRunning, done, waits),
+		state("shop-2", ondisk.ResultDone, done), state("shop-1", ondisk.ResultFailed, done, fails),
+	} {
+		if code, text := send(t, h, "/secret", encode(t, st)); code != http.StatusNoContent {
+			t.Errorf("%s %s: %d %s", st.Node, st.Result, code, text)
+		}
+	}
+	if len(news) != 3 {
+		t.Errorf("news: %+v", news)
+	}
+	want := Told{Node: "shop-1", Result: "failed", Phase: "join", Step: 2, Steps: 2, Reason: "the token has expired", Fix: "stamp a new one", Received: noon}
+	for _, s := range []*Store{s, open(t, dir)} {
+		if all := s.All(); len(all) != 2 || all[0] != want || all[1].Node != "shop-2" || all[1].Phase != "network" {
+			t.Errorf("%+v", all)
+		}
+	}
+}
+
+// TestReceiveRejects: what first boot does not send is answered with what is
+// wrong, and leaves nothing behind.
+func TestReceiveRejects(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	h := s.Receiver("/secret", func() time.Time { return noon })
+	long := state("shop-1", ondisk.ResultRunning, ondisk.PhaseState{Error: strings.Repeat("x", MaxReport)})
+	for _, c := range []struct {
+		name, path string
+		body       []byte
+		code       int
+		want       string
+	}{
+		{"another path", "/", encode(t, state("shop-1", "done")), 404, ""},
+		{"the path's beginning", "/secret/x", encode(t, state("shop-1", "done")), 404, ""},
+		{"no JSON", "/secret", []byte("{"), 400, "no report"},
+		{"another JSON", "/secret", []byte(`["a"]`), 400, "no report"},
+		{"no name", "/secret", encode(t, state("", "done")), 400, "name of a Node"},
+		{"a path as name", "/secret", encode(t, state("../../etc/cron.d/x", "done")), 400, "name of a Node"},
+		{"a hidden file", "/secret", encode(t, state(".ssh", "done")), 400, "name of a Node"},
+		{"a long name", "/secret", encode(t, state(strings.Repeat("a", 254), "done")), 400, "name of a Node"},
+		{"a result of its own", "/secret", encode(t, state("shop-1", "<b>")), 400, "want running"},
+		{"many phases", "/secret", encode(t, state("shop-1", "done", make([]ondisk.PhaseState, maxPhases+1)...)), 400, "at most"},
+		{"too long", "/secret", encode(t, long), 413, "too large"},
+	} {
+		if code, text := send(t, h, c.path, c.body); code != c.code || !strings.Contains(text, c.want) {
+			t.Errorf("%s: %d %s", c.name, code, text)
+		}
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/secret", nil))
+	if w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("reading the receiver: %d", w.Code)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
+		t.Errorf("left behind: %v %v", files, err)
+	}
+}
+
+// TestFull: machines that are known still report when there is no room for
+// another one.
+func TestFull(t *testing.T) {
+	s := open(t, t.TempDir())
+	for i := range MaxNodes {
+		s.all[fmt.Sprintf("n%d", i)] = Report{}
+	}
+	h := s.Receiver("/secret", func() time.Time { return noon })
+	if code, text := send(t, h, "/secret", encode(t, state("another", "done"))); code != http.StatusInsufficientStorage || !strings.Contains(text, "remove files") {
+		t.Errorf("%d %s", code, text)
+	}
+	if code, text := send(t, h, "/secret", encode(t, state("n7", "done"))); code != http.StatusNoContent {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+// TestDiskFull: the receiver says so, and keeps what it had.
+func TestDiskFull(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	h := s.Receiver("/secret", func() time.Time { return noon })
+	send(t, h, "/secret", encode(t, state("shop-1", "running")))
+	if err := os.Rename(dir, dir+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Rename(dir+".gone", dir)
+	if code, text := send(t, h, "/secret", encode(t, state("shop-1", "done"))); code != http.StatusInternalServerError || strings.Contains(text, dir) {
+		t.Errorf("%d %s", code, text)
+	}
+	if all := s.All(); len(all) != 1 || all[0].Result != "running" {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestIdentity: it is made once, machines know it by its names, and another name
+// needs another identity.
+func TestIdentity(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "reports")
+	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), "--name") {
+		t.Errorf("without a name: %v", err)
+	}
+	a, err := LoadIdentity(dir, []string{"reports.example", "192.0.2.7"}, noon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := LoadIdentity(dir, []string{"192.0.2.7"}, noon.Add(time.Hour))
+	if err != nil || a.PEM != b.PEM || a.Path != b.Path || len(a.Path) < 20 {
+		t.Errorf("not the same again: %v, paths %s and %s", err, a.Path, b.Path)
+	}
+	if _, err := LoadIdentity(dir, []string{"other.example"}, noon); err == nil || !strings.Contains(err.Error(), "reports.example, 192.0.2.7") {
+		t.Errorf("another name: %v", err)
+	}
+	if fi, err := os.Stat(filepath.Join(dir, keyFile)); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the key: %v %v", fi.Mode(), err)
+	}
+	// A cut between key and certificate: made anew.
+	if err := os.Remove(filepath.Join(dir, certFile)); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
+		t.Errorf("after a cut: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, keyFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), certFile) {
+		t.Errorf("without its key: %v", err)
+	}
+}
+
+// TestPage: what machines send is text on it, and whoever comes by a foreign
+// name gets nothing.
+func TestPage(t *testing.T) {
+	s := open(t, t.TempDir())
+	evil := state("shop-1", ondisk.ResultFailed, ondisk.PhaseState{Name: "<i>join", Status: ondisk.PhaseFailed, Error: "<script>alert(1)</script>\x1b[2J", Fix: `"><img src=x onerror=x>`})
+	if err := s.Add(Report{State: evil, Received: noon}); err != nil {
+		t.Fatal(err)
+	}
+	get := func(host, path string) (int, string) {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		r.Host = host
+		s.Page(func() time.Time { return noon.Add(90 * time.Second) }).ServeHTTP(w, r)
+		return w.Code, w.Body.String()
+	}
+	code, text := get("127.0.0.1:8444", "/")
+	if code != http.StatusOK || strings.Contains(text, "<script") || strings.Contains(text, "<img") || strings.Contains(text, "<i>") || strings.Contains(text, "\x1b") {
+		t.Errorf("%d\n%s", code, text)
+	}
+	for _, want := range []string{`data-node="shop-1"`, "&lt;script&gt;alert(1)", "1 min ago", "1/1 &lt;i&gt;join"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q:\n%s", want, text)
+		}
+	}
+	if code, _ := get("[::1]:8444", "/reports.json"); code != http.StatusOK {
+		t.Errorf("JSON: %d", code)
+	}
+	for _, host := range []string{"attacker.example", "attacker.example:8444", ""} {
+		if code, text := get(host, "/"); code != http.StatusMisdirectedRequest || strings.Contains(text, "shop-1") {
+			t.Errorf("%s: %d", host, code)
+		}
+	}
+}
+
+// TestFilesOfOthers: what lies in the folder and is no report is left alone.
+func TestFilesOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"a.json": "{", "b.json": `{"state":{"node":"c","result":"done"}}`, "notes.txt": "x"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := open(t, dir).All(); len(all) != 0 {
+		t.Errorf("%+v", all)
+	}
+	if _, err := Open(filepath.Join(dir, "a.json")); !errors.As(err, new(*os.PathError)) {
+		t.Errorf("a file as folder: %v", err)
+	}
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/spf13/cobra"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/errgroup"
+)
+
+// maxMachines report at the same time; the others wait for their turn.
+const maxMachines = 256
+
+// receiver is what `cluster listen` was told.
+type receiver struct {
+	dir, listen, page string
+	names             []string
+}
+
+func newClusterListen(s streams) *cobra.Command {
+	var r receiver
+	c := &cobra.Command{
+		Use:   "listen",
+		Short: "Receive what machines say of their first boot, and show it in a browser",
+		Long: `Listen receives the reports of first boot (report.url of a Site) by HTTPS, keeps
+the last one of each machine as a file, prints what is new, and shows all machines
+on a page of this computer: which phase each is in, why it waits, and the fix.
+
+The first time it makes a certificate of its own for the names that machines reach
+this computer by, and an address that nobody guesses; both stay in --dir. It prints
+the lines for the Sites, or for the Cluster, that bring them to the machines.
+Reports hold no token and no key. Who knows the address can report anything: the
+page shows what machines say, the cluster's own word is ` + "`edgebake cluster status`" + `.`,
+		Example: `  edgebake cluster listen --name reports.example.com --dir reports
+  edgebake cluster status --reports reports`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error { return r.run(c.Context(), s) },
+	}
+	f := c.Flags()
+	f.StringVar(&r.dir, "dir", "reports", "folder of the reports, the certificate and its key")
+	_ = c.MarkFlagDirname("dir")
+	f.StringSliceVar(&r.names, "name", nil, "names or IP addresses that machines reach this computer by; needed the first time")
+	f.StringVar(&r.listen, "listen", ":8443", "address that machines report to")
+	f.StringVar(&r.page, "page", "127.0.0.1:8444", "address of the page, which asks nobody who they are; empty: none")
+	return c
+}
+
+func (r *receiver) run(ctx context.Context, s streams) error {
+	id, err := reports.LoadIdentity(r.dir, r.names, time.Now())
+	if err != nil {
+		return err
+	}
+	store, err := reports.Open(r.dir)
+	if err != nil {
+		return err
+	}
+	var printing sync.Mutex
+	store.News = func(t reports.Told) {
+		printing.Lock()
+		defer printing.Unlock()
+		fmt.Fprintln(plain{s.Out}, line(t))
+	}
+	in, err := net.Listen("tcp", r.listen)
+	if err != nil {
+		return fmt.Errorf("listening for reports: %w: name another address with --listen", err)
+	}
+	defer in.Close()
+	secure := tls.NewListener(netutil.LimitListener(in, maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
+	serving := map[net.Listener]http.Handler{secure: store.Receiver(id.Path, time.Now)}
+	fmt.Fprintf(s.Out, "For each Site, or for the Cluster:\n\n%s\n", snippet(id, in.Addr()))
+	if r.page != "" {
+		web, err := net.Listen("tcp", r.page)
+		if err != nil {
+			return fmt.Errorf("listening for browsers: %w: name another address with --page", err)
+		}
+		defer web.Close()
+		serving[web] = store.Page(time.Now)
+		fmt.Fprintf(s.Out, "The page: http://%s/\n", web.Addr())
+	}
+	fmt.Fprintf(s.Out, "Listening on %s until Ctrl-C. Reports of %d machines are in %s.\n", in.Addr(), len(store.All()), r.dir)
+	return serve(ctx, serving)
+}
+
+// serve serves each listener until the context ends.
+func serve(ctx context.Context, serving map[net.Listener]http.Handler) error {
+	g, gctx := errgroup.WithContext(ctx)
+	for ln, handler := range serving {
+		server := &http.Server{
+			Handler: handler, MaxHeaderBytes: 16 << 10,
+			ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+			// Scanners of ports would fill the terminal.
+			ErrorLog: log.New(noLog{}, "", 0),
+		}
+		g.Go(func() error {
+			if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+		g.Go(func() error {
+			<-gctx.Done()
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			defer cancel()
+			if server.Shutdown(end) != nil {
+				return server.Close()
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+type noLog struct{}
+
+func (noLog) Write(b []byte) (int, error) { return len(b), nil }
+
+// snippet is what a Site needs to report here.
+func snippet(id *reports.Identity, addr net.Addr) string {
+	_, port, _ := net.SplitHostPort(addr.String())
+	var b strings.Builder
+	fmt.Fprintf(&b, "report:\n  url: https://%s%s\n  caCert: |\n", net.JoinHostPort(reports.Names(id)[0], port), id.Path)
+	for l := range strings.Lines(id.PEM) {
+		b.WriteString("    " + l)
+	}
+	return b.String()
+}
+
+// line is a report in one line.
+func line(t reports.Told) string {
+	text := fmt.Sprintf("%s %s: %s", t.Received.Local().Format(time.TimeOnly), t.Node, t.Result)
+	if t.Phase != "" {
+		text += fmt.Sprintf(", %d/%d %s", t.Step, t.Steps, t.Phase)
+	}
+	if t.Reason != "" {
+		text += ": " + t.Reason
+	}
+	if t.Fix != "" {
+		text += " (to fix: " + t.Fix + ")"
+	}
+	return text
+}

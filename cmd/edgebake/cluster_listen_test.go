@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/test/desk"
+	"golang.org/x/net/html"
+)
+
+// said is an output that is read while it is written.
+type said struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(b)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// until waits for a text that matches.
+func (s *said) until(t *testing.T, want string) []string {
+	t.Helper()
+	re := regexp.MustCompile(want)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if m := re.FindStringSubmatch(s.String()); m != nil {
+			return m
+		}
+	}
+	t.Fatalf("%q was not said in a minute:\n%s", want, s)
+	return nil
+}
+
+// listening starts `cluster listen` and returns what it prints.
+func listening(t *testing.T, dir string, args ...string) *said {
+	t.Helper()
+	out := &said{}
+	ctx, cancel := context.WithCancel(t.Context())
+	root := newRoot(streams{Out: out, Err: out, In: strings.NewReader("")})
+	root.SetArgs(append([]string{"cluster", "listen", "--dir", dir, "--listen", "127.0.0.1:0", "--page", "127.0.0.1:0"}, args...))
+	done := make(chan error, 1)
+	go func() { done <- root.ExecuteContext(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("listening ended with %v", err)
+		}
+	})
+	return out
+}
+
+// TestClusterListen: with the lines that it prints a Site is valid and a
+// machine reaches it; a browser shows what machines said, in light and dark.
+func TestClusterListen(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "reports")
+	out := listening(t, dir, "--name", "127.0.0.1")
+	lines := out.until(t, `(?s)(report:\n.*-----END CERTIFICATE-----\n).*The page: (http://\S+/)\n`)
+	site, err := configs.ParseSite("site.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [\"192.0.2.1:6443\"]\n"+
+		"credentials: {token: k3l9x2.p0w8v7b6n5m4q3zz}\nunsafeSkipCAVerification: true\n"+strings.ReplaceAll(lines[1], "127.0.0.1", "192.0.2.9")))
+	if err != nil {
+		t.Fatalf("the lines for a Site: %v\n%s", err, lines[1])
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(site.Report.CACert)) {
+		t.Fatal("caCert has no certificate")
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	url := strings.ReplaceAll(site.Report.URL, "192.0.2.9", "127.0.0.1")
+	for _, s := range []ondisk.State{
+		{Node: "shop-1", Result: ondisk.ResultDone, Phases: []ondisk.PhaseState{{Name: "join", Status: ondisk.PhaseDone}}},
+		{Node: "shop-2", Result: ondisk.ResultFailed, Phases: []ondisk.PhaseState{{Name: "network", Status: ondisk.PhaseDone},
+			{Name: "join", Status: ondisk.PhaseFailed, Error: "the token has expired", Fix: "stamp the machine again"}, {Name: "vip", Status: ondisk.PhasePending}}},
+		{Node: "shop-3", Result: ondisk.ResultRunning, Phases: []ondisk.PhaseState{{Name: "network", Status: ondisk.PhaseRunning, Waiting: "a master to answer"}}},
+	} {
+		body, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Post(url, "application/json", bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusNoContent {
+			t.Errorf("%s: %s", s.Node, resp.Status)
+		}
+	}
+	out.until(t, `shop-2: failed, 2/3 join: the token has expired \(to fix: stamp the machine again\)`)
+
+	chromium := desk.NeedProgram(t, "chromium", "chromium")
+	doc, err := html.Parse(bytes.NewReader(browse(t, chromium, "--dump-dom", lines[2])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []string
+	counts := map[string]string{}
+	var walk func(*html.Node)
+	walk = func(n *html.Node) {
+		if name := attribute(n, "data-node"); name != "" {
+			rows = append(rows, name)
+		}
+		if result := attribute(n, "data-count"); result != "" {
+			counts[result] = n.FirstChild.Data
+		}
+		for c := range n.ChildNodes() {
+			walk(c)
+		}
+	}
+	walk(doc)
+	if got := strings.Join(rows, " "); got != "shop-2 shop-3 shop-1" {
+		t.Errorf("the page has %s: want what failed first", got)
+	}
+	if counts["failed"] != "1" || counts["running"] != "1" || counts["done"] != "1" || counts["waiting"] != "0" {
+		t.Errorf("the page counts %v", counts)
+	}
+	for _, scheme := range []string{"0", "1"} { // dark, light
+		shot := filepath.Join(t.TempDir(), scheme+".png")
+		browse(t, chromium, "--blink-settings=preferredColorScheme="+scheme, "--window-size=1240,700", "--screenshot="+shot, lines[2])
+		if fi, err := os.Stat(shot); err != nil || fi.Size() < 10<<10 {
+			t.Errorf("the picture of scheme %s: %v %v", scheme, fi, err)
+		}
+		if keep := os.Getenv("EDGEBAKE_SHOTS"); keep != "" {
+			b, err := os.ReadFile(shot)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(keep, "listen-"+scheme+".png"), b, 0o644)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestClusterListenRejects: all that keeps it from listening is said with the
+// flag that mends it.
+func TestClusterListenRejects(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "reports")
+	c := newCLI(t)
+	taken := listening(t, filepath.Join(t.TempDir(), "other"), "--name", "localhost")
+	port := taken.until(t, `Listening on (127\.0\.0\.1:\d+)`)[1]
+	for _, x := range []struct{ args, want string }{
+		{"", "--name"},
+		{"--name a.example --listen " + port, "--listen"},
+		{"--name b.example --listen 127.0.0.1:0", "is for a.example"},
+		{"--listen 127.0.0.1:0 --page " + port, "--page"},
+	} {
+		if c.run(1, append([]string{"cluster", "listen", "--dir", dir}, strings.Fields(x.args)...)...); !strings.Contains(c.err, x.want) {
+			t.Errorf("%s: %s", x.args, c.err)
+		}
+	}
+}
