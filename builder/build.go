@@ -318,9 +318,9 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	s := b.step("write", b.Output)
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
 		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
-		Slot: func(golden string) ([]byte, error) {
+		Slot: func(d disk.Digest) ([]byte, error) {
 			info := ondisk.SlotInfo{
-				Version: ondisk.SlotInfoVersion, Plan: id, Golden: golden, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
+				Version: ondisk.SlotInfoVersion, Plan: id, Golden: d.Golden, Parts: d.Parts, SiteVersions: siteVersions, SectorSize: spec.SectorSize,
 			}
 			if err := b.sign(&info, c.esp); err != nil {
 				return nil, err

@@ -166,8 +166,8 @@ func TestGoInstall(t *testing.T) {
 	if err := zip.CreateFromDir(&archive, module.Version{Path: "github.com/edgebake/edgebake", Version: version}, sourceOnly(t)); err != nil {
 		t.Fatal(err)
 	}
-	for ending, data := range map[string][]byte{".mod": mod, ".zip": archive.Bytes(), ".info": []byte(`{"Version":"` + version + `"}`)} {
-		if err := os.WriteFile(filepath.Join(at, version+ending), data, 0o644); err != nil {
+	for name, data := range map[string][]byte{"list": []byte(version + "\n"), version + ".mod": mod, version + ".zip": archive.Bytes(), version + ".info": []byte(`{"Version":"` + version + `"}`)} {
+		if err := os.WriteFile(filepath.Join(at, name), data, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -121,7 +121,7 @@ func BenchmarkGolden(b *testing.B) {
 	var ours, theirs time.Duration
 	for b.Loop() {
 		start := time.Now()
-		_, err := Golden(b.Context(), Source{Read: func(buf []byte, off, n int64) ([]byte, bool, error) {
+		_, err := Digests(b.Context(), Source{Read: func(buf []byte, off, n int64) ([]byte, bool, error) {
 			_, err := f.ReadAt(buf[:n], off)
 			return buf[:n], false, err
 		}}, l.Parts)

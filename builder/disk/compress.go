@@ -76,7 +76,7 @@ func (w *writer) compress(out *Output) error {
 	if err != nil {
 		return err
 	}
-	w.result.Golden = GoldenOf(w.layout.Parts, func(off, _ int64) [32]byte { return c.sums[off/Align] })
+	w.result.Digest = DigestOf(w.layout.Parts, func(off, _ int64) [32]byte { return c.sums[off/Align] })
 	return c.finish(out)
 }
 

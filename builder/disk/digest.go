@@ -14,10 +14,19 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// GoldenOf puts the golden digest together out of the digests of the chunks,
-// of Align bytes each, that sum returns. The format is described in
+// Digest tells one disk from another, without its slot.
+type Digest struct {
+	// Golden is made over all partitions.
+	Golden string
+	// Parts are made over one each, by label: they name the one that differs.
+	Parts map[string]string
+}
+
+// DigestOf puts the digests together out of those of the chunks, of Align bytes
+// each, that sum returns. The format of the golden one is described in
 // docs/decisions/0002-golden-digest.md and must not change.
-func GoldenOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) string {
+func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Digest {
+	d := Digest{Parts: map[string]string{}}
 	h := sha256.New()
 	io.WriteString(h, "edgebake golden v1\n")
 	for _, p := range parts {
@@ -25,12 +34,16 @@ func GoldenOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) str
 			continue
 		}
 		fmt.Fprintf(h, "%s %d\n", p.Label, p.Size)
+		part := sha256.New()
 		for off := int64(0); off < p.Size; off += Align {
 			s := sum(p.Start+off, min(Align, p.Size-off))
 			h.Write(s[:])
+			part.Write(s[:])
 		}
+		d.Parts[p.Label] = hex.EncodeToString(part.Sum(nil))
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	d.Golden = hex.EncodeToString(h.Sum(nil))
+	return d
 }
 
 // zeroSum is the digest of a whole chunk of zeros.
@@ -46,8 +59,8 @@ type Source struct {
 	Progress func(done, total int64)
 }
 
-// Golden computes the golden digest of a disk with those partitions.
-func Golden(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (string, error) {
+// Digests computes the digests of a disk with those partitions.
+func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Digest, error) {
 	type chunk struct{ off, n int64 }
 	var chunks []chunk
 	total := int64(0)
@@ -90,9 +103,9 @@ func Golden(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (stri
 		}
 	})
 	if err != nil {
-		return "", err
+		return Digest{}, err
 	}
-	return GoldenOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
+	return DigestOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
 // Parallel calls a worker with 0…n-1, on as many processors as there are.
@@ -289,7 +302,7 @@ func (t *tracker) stop() {
 }
 
 // finish hashes what is left, after the last write.
-func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (string, error) {
+func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Digest, error) {
 	t.stop()
 	t.leave()
 	err := Parallel(ctx, len(t.chunks), func() func(int) error {
@@ -297,9 +310,9 @@ func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (str
 		return func(i int) error { return t.rehash(i, buf) }
 	})
 	if err != nil {
-		return "", err
+		return Digest{}, err
 	}
-	return GoldenOf(parts, func(off, _ int64) [32]byte {
+	return DigestOf(parts, func(off, _ int64) [32]byte {
 		if i := int(off / Align); t.written(i) {
 			return t.chunks[i].sum
 		}

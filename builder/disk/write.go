@@ -21,17 +21,17 @@ type WriteOptions struct {
 	Zstd bool
 	// Force replaces a file that is there already.
 	Force bool
-	// Slot makes the slot's bytes, once the golden digest is known. It must
-	// be set if the layout has a slot.
-	Slot func(golden string) ([]byte, error)
+	// Slot makes the slot's bytes, once the digests are known. It must be set
+	// if the layout has a slot.
+	Slot func(Digest) ([]byte, error)
 	// Progress, where set, is told of the work done so far, in bytes.
 	Progress func(done, total int64)
 }
 
 // Result is what was written.
 type Result struct {
-	Golden string
-	Parts  []PartResult
+	Digest
+	Parts []PartResult
 }
 
 // PartResult is one partition as it came out.
@@ -153,7 +153,7 @@ func (w *writer) write(out *Output) error {
 	if w.opts.Zstd {
 		return w.compress(out)
 	}
-	if w.result.Golden, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
+	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
 		return err
 	}
 	slot, at, err := w.slot()
@@ -181,7 +181,7 @@ func (w *writer) slot() ([]byte, int64, error) {
 	if p == nil {
 		return nil, 0, nil
 	}
-	b, err := w.opts.Slot(w.result.Golden)
+	b, err := w.opts.Slot(w.result.Digest)
 	if err != nil {
 		return nil, 0, err
 	}

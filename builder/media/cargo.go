@@ -277,8 +277,8 @@ func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
 	if err := m.aligned(); err != nil {
 		return fmt.Errorf("verifying image %s: %w", m.path, err)
 	}
-	return m.verify(ctx, func(context.Context) (string, error) {
-		return disk.GoldenOf(m.parts(), func(off, _ int64) [32]byte { return c.sums[off/disk.Align] }), nil
+	return m.verify(ctx, func(context.Context) (disk.Digest, error) {
+		return disk.DigestOf(m.parts(), func(off, _ int64) [32]byte { return c.sums[off/disk.Align] }), nil
 	})
 }
 

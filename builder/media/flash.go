@@ -482,9 +482,10 @@ func (f *Flash) at(off int64) *gpt.Partition {
 
 // golden checks that what was read is what was built.
 func (f *Flash) golden(_ context.Context, _ Medium, r *Flashed) error {
-	r.Golden = disk.GoldenOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
+	got := disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
+	r.Golden = got.Golden
 	if !f.plain && r.Golden != f.Slot.Golden {
-		return fmt.Errorf("image %s is damaged, or has booted: its golden digest is %s, it was built with %s: copy or build it again", f.m.path, r.Golden, f.Slot.Golden)
+		return fmt.Errorf("image %s is damaged, or has booted: %w: copy or build it again", f.m.path, notAsBuilt(got, f.Slot))
 	}
 	return nil
 }

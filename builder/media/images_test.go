@@ -47,8 +47,8 @@ func withData(t *testing.T, c *fetch.Cache, refs []ondisk.ImageRef, nodes []tree
 	}
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, dir("edgebake"), inline(ondisk.ESPImageInfo, b))
 	path := filepath.Join(t.TempDir(), "image.raw")
-	_, err = disk.Write(t.Context(), path, spec, l, c, disk.WriteOptions{Slot: func(g string) ([]byte, error) {
-		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: g, SiteVersions: info.SiteVersions}, Time: built})
+	_, err = disk.Write(t.Context(), path, spec, l, c, disk.WriteOptions{Slot: func(d disk.Digest) ([]byte, error) {
+		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: d.Golden, Parts: d.Parts, SiteVersions: info.SiteVersions}, Time: built})
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -104,9 +104,9 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 // Verify reads the whole image and compares it with its golden digest: damage
 // is to be found at the desk, not in front of the machine.
 func (p *Payload) Verify(ctx context.Context, progress func(done, total int64)) error {
-	got, err := disk.Golden(ctx, disk.Source{Read: p.f.m.chunk, Progress: progress}, p.f.m.parts())
-	if err == nil && got != p.Slot.Golden {
-		err = fmt.Errorf("its golden digest is %s, it was built with %s: it is damaged, or has booted; copy or build it again", got, p.Slot.Golden)
+	got, err := disk.Digests(ctx, disk.Source{Read: p.f.m.chunk, Progress: progress}, p.f.m.parts())
+	if err == nil && got.Golden != p.Slot.Golden {
+		err = fmt.Errorf("%w: it is damaged, or has booted; copy or build it again", notAsBuilt(got, p.Slot))
 	}
 	if err != nil {
 		return fmt.Errorf("verifying image %s: %w", p.f.m.path, err)

@@ -90,8 +90,8 @@ func goldenFor(t testing.TB, path string, data int64, zstd bool, sector int64, r
 		t.Fatal(err)
 	}
 	spec.Partitions[0].Nodes = append(spec.Partitions[0].Nodes, inline("edgebake/image.json", b))
-	r, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(g string) ([]byte, error) {
-		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: g, SiteVersions: info.SiteVersions, SectorSize: sector}, Time: built})
+	r, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{Zstd: zstd, Slot: func(d disk.Digest) ([]byte, error) {
+		return slot.Make(slot.Contents{Info: ondisk.SlotInfo{Plan: info.Plan, Golden: d.Golden, Parts: d.Parts, SiteVersions: info.SiteVersions, SectorSize: sector}, Time: built})
 	}})
 	if err != nil {
 		t.Fatal(err)

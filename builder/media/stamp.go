@@ -131,10 +131,10 @@ func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) 
 	if err != nil {
 		return info, nil, err
 	}
-	// The slot is made anew; of the old one only the digest is needed, and its
+	// The slot is made anew; of the old one only the digests are needed, and the
 	// signature. A slot that somebody damaged does not stop us.
 	if old, err := slot.ReadInfo(m.section(p)); err == nil && old.Plan == m.info.Plan {
-		info.Golden, info.Signature = old.Golden, old.Signature
+		info.Golden, info.Parts, info.Signature = old.Golden, old.Parts, old.Signature
 	}
 	fileTime := o.Now
 	if o.Undated {

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
@@ -33,13 +35,13 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 
 // Verify is Verify of an open image.
 func (g *Golden) Verify(ctx context.Context, progress func(done, total int64)) error {
-	return g.m.verify(ctx, func(ctx context.Context) (string, error) {
-		return disk.Golden(ctx, disk.Source{Read: g.m.chunk, Progress: progress}, g.m.parts())
+	return g.m.verify(ctx, func(ctx context.Context) (disk.Digest, error) {
+		return disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress}, g.m.parts())
 	})
 }
 
-// verify checks the image, whose golden digest golden computes.
-func (m *image) verify(ctx context.Context, golden func(context.Context) (string, error)) error {
+// verify checks the image, whose digests digest computes.
+func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.Digest, error)) error {
 	var errs []error
 	bad := func(err error) {
 		if err != nil {
@@ -68,12 +70,12 @@ func (m *image) verify(ctx context.Context, golden func(context.Context) (string
 	case meta.Golden == "":
 		bad(errors.New("no golden digest to compare with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again"))
 	default:
-		got, err := golden(ctx)
+		got, err := digest(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err == nil && got != meta.Golden {
-			err = fmt.Errorf("its golden digest is %s, it was built with %s: the image is damaged, or has booted", got, meta.Golden)
+		if err == nil && got.Golden != meta.Golden {
+			err = fmt.Errorf("%w: the image is damaged, or has booted", notAsBuilt(got, meta))
 		}
 		bad(err)
 	}
@@ -81,6 +83,25 @@ func (m *image) verify(ctx context.Context, golden func(context.Context) (string
 		bad(fmt.Errorf("%w; stamp it again", slotErr))
 	}
 	return errors.Join(errs...)
+}
+
+// notAsBuilt says which partitions differ from those that were built.
+func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
+	var differ []string
+	for _, label := range slices.Sorted(maps.Keys(built.Parts)) {
+		if got.Parts[label] != built.Parts[label] {
+			differ = append(differ, label)
+		}
+	}
+	where := ""
+	switch len(differ) {
+	case 0: // an image of before, or the digests themselves were damaged
+	case 1:
+		where = "partition " + differ[0] + " is not as it was built: "
+	default:
+		where = "partitions " + strings.Join(differ, ", ") + " are not as they were built: "
+	}
+	return fmt.Errorf("%sits golden digest is %s, it was built with %s", where, got.Golden, built.Golden)
 }
 
 // gaps checks that nothing lies outside of the partitions and the table. What

@@ -108,8 +108,11 @@ type SlotInfo struct {
 	// Golden is the digest of all partitions but the slot, in table order,
 	// before first boot: SHA-256 over the SHA-256 of each 4 MiB of them
 	// (docs/decisions/0002-golden-digest.md).
-	Golden       string   `json:"golden"`
-	SiteVersions []string `json:"siteVersions"`
+	Golden string `json:"golden"`
+	// Parts are the digests of the same partitions by themselves, by label: they
+	// say which one is damaged. Images of before have none.
+	Parts        map[string]string `json:"parts,omitempty"`
+	SiteVersions []string          `json:"siteVersions"`
 	// SectorSize is that of the disk, and so of the slot's file system; 0: 512.
 	SectorSize int64 `json:"sectorSize,omitempty"`
 	// Signature is minisign's, over the golden digest and image.json

@@ -67,10 +67,10 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 		file(ondisk.ESPEntryA, []byte("options root=PARTUUID="+l.Find(ondisk.LabelRootA).GUID+"\n")))
 	res, err := disk.Write(t.Context(), path, spec, l, disktest.Blobs{"b": noise}, disk.WriteOptions{
 		Zstd: strings.HasSuffix(path, ".zst"),
-		Slot: func(golden string) ([]byte, error) {
-			s := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: spec.ID, Golden: golden, SiteVersions: []string{"v1alpha1"}}
+		Slot: func(d disk.Digest) ([]byte, error) {
+			s := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: spec.ID, Golden: d.Golden, Parts: d.Parts, SiteVersions: []string{"v1alpha1"}}
 			if i.Sign != nil {
-				if s.Signature, err = i.Sign(golden, info); err != nil {
+				if s.Signature, err = i.Sign(d.Golden, info); err != nil {
 					return nil, err
 				}
 			}

@@ -47,7 +47,7 @@ func childImage(tarPath, image string) error {
 		return err
 	}
 	res, err := disk.Write(context.Background(), image, spec, layout, tarBlob(tarPath), disk.WriteOptions{
-		Slot: func(string) ([]byte, error) { return make([]byte, ondisk.SlotSize), nil },
+		Slot: func(disk.Digest) ([]byte, error) { return make([]byte, ondisk.SlotSize), nil },
 	})
 	if err != nil {
 		return err
