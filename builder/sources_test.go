@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"compress/gzip"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -364,5 +367,44 @@ func TestLockedImagesOffline(t *testing.T) {
 	}
 	if third.Report.Golden != first.Report.Golden {
 		t.Error("not the same image")
+	}
+}
+
+// TestAgentFollowsItsSource: what was compiled last is at hand for the next time,
+// and never taken for what the source says now.
+func TestAgentFollowsItsSource(t *testing.T) {
+	src := t.TempDir()
+	main := filepath.Join(src, "cmd/firstboot/main.go")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(main), 0o755), os.WriteFile(filepath.Join(src, "go.mod"), []byte("module "+modulePath+"\n\ngo 1.26\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(src)
+	cache, err := fetch.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cache.Close() })
+	var first string
+	for i, says := range []string{"one", "one", "two", "one"} {
+		if err := os.WriteFile(main, []byte("package main\n\nfunc main() { println(\""+says+"\") }\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		made, err := Program(t.Context(), "firstboot", runtime.GOARCH, Options{Cache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(t.TempDir(), "firstboot")
+		if err := os.WriteFile(program, made, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(program).CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != says {
+			t.Errorf("build %d says %q, %v: want %q", i, out, err, says)
+		}
+		if first == "" {
+			first = string(made)
+		}
+		if same := string(made) == first; same != (says == "one") {
+			t.Errorf("build %d, %s: the bytes of the first: %v", i, says, same)
+		}
 	}
 }

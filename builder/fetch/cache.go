@@ -295,6 +295,12 @@ func (c *Cache) Lookup(key string) (sha string, ok bool) {
 	return c.lookup(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
 }
 
+// Remember has Lookup return that blob for key from now on.
+func (c *Cache) Remember(key, sha string) error {
+	sum := sha256.Sum256([]byte(key))
+	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
+}
+
 // Forget makes the next Make of key carry out its recipe again. The blob stays
 // for who has it by its digest.
 func (c *Cache) Forget(key string) error {
