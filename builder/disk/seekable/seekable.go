@@ -43,6 +43,9 @@ const (
 	hasSums    = 0x80
 
 	maxBlock = 128 << 10 // of a zstd block
+
+	// maxFrames is 16 TiB. A server, or a sparse file, may claim any size.
+	maxFrames = 1 << 22
 )
 
 // ErrFormat says that a file is not in the format.
@@ -243,8 +246,8 @@ func (z *Reader) readTable(size int64) error {
 	}
 	tableSize := n*entrySize + footerSize
 	at := size - tableSize - 8
-	if at < 0 || n == 0 {
-		return fmt.Errorf("%w: the table names %d frames, more than the file has", ErrFormat, n)
+	if at < 0 || n == 0 || n > maxFrames {
+		return fmt.Errorf("%w: the table names %d frames, more than the file has or an image can have", ErrFormat, n)
 	}
 	b := make([]byte, 8+n*entrySize)
 	if _, err := z.r.ReadAt(b, at); err != nil {

@@ -208,3 +208,26 @@ func FuzzOpen(f *testing.F) {
 		z.IsRaw(0)
 	})
 }
+
+// endless claims to be a file of any size, and has a table's end alone.
+type endless struct {
+	foot    []byte
+	size    int64
+	longest int
+}
+
+func (e *endless) ReadAt(p []byte, off int64) (int, error) {
+	e.longest = max(e.longest, len(p))
+	if off == e.size-int64(len(e.foot)) {
+		return copy(p, e.foot), nil
+	}
+	return 0, io.EOF
+}
+
+// What a file or a server claims is no reason to take all memory.
+func TestTableOfAnySize(t *testing.T) {
+	e := &endless{size: 1 << 40, foot: append(le.AppendUint32(nil, 1<<27), hasSums, 0xb1, 0xea, 0x92, 0x8f)}
+	if _, err := Open(e, e.size); !errors.Is(err, ErrFormat) || e.longest > 1<<20 {
+		t.Errorf("%v, asked for %d bytes at once", err, e.longest)
+	}
+}
