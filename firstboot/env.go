@@ -94,6 +94,10 @@ type Env struct {
 	// not empty, is the one certificate (PEM) that vouches for who answers.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
 
+	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written anew
+	// does not lose. ErrUnsupported: there is none.
+	SetFirmwareVar func(path string, value []byte) error
+
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)

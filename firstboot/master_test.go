@@ -973,6 +973,52 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
+// A machine that is written anew does not begin again while its ticket is valid:
+// its firmware knows. A new ticket holds, and a birth that was cut off goes on.
+func TestTicketIsForOneBirth(t *testing.T) {
+	t.Parallel()
+	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + etcdManifest} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sites := mintedSites(t, 1)
+			m := newMaster(t, sites)
+			m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.before = func(effect string) {
+				if effect == cut && !m.cut {
+					m.cutAt = 1
+				}
+			}
+			if err := m.boot(); (err == nil) != (cut == "") {
+				t.Fatal(err)
+			}
+			m.before = nil
+			m.lose()
+			m.on()
+			m.bootDone()
+			if len(m.starts) != 1 {
+				t.Fatalf("etcd was started as %q", m.starts)
+			}
+			firmware := m.get(bornVar)
+
+			again := newMaster(t, sites)
+			again.put(bornVar, firmware)
+			if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("has begun the cluster with this ticket before") {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
+			}
+			s := *again.site
+			c := *s.ControlPlane
+			c.BirthUntil = again.now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
+			s.ControlPlane = &c
+			again.stampSite(&s)
+			again.on()
+			again.bootDone()
+			if len(again.starts) != 1 || again.get(bornVar) == firmware {
+				t.Errorf("etcd was started as %q", again.starts)
+			}
+		})
+	}
+}
+
 // etcdutl restores what it is given, as ctr runs it in etcd's image.
 func (m *master) etcdutl(c Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]

@@ -140,7 +140,7 @@ func (t *taker) take(ctx context.Context) error {
 			continue
 		case seat.Birth:
 			t.e.Console("etcd begins with nothing: " + d.Why)
-			if err := t.note(d); err != nil {
+			if err := t.useTicket(d); err != nil {
 				return err
 			}
 			return t.start(ctx, d, "new", everyMember(t.site))
@@ -167,7 +167,7 @@ func (t *taker) take(ctx context.Context) error {
 		default:
 			return Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "write the image to the machine's disk again")
 		}
-		if !v.Disk.WAL {
+		if !v.Disk.WAL && v.Ticket != seat.UsedTicket { // nor may the others begin with this one's help
 			t.tellBlank(ctx)
 		}
 		if err := t.e.Sleep(ctx, seatInterval); err != nil {
@@ -179,7 +179,7 @@ func (t *taker) take(ctx context.Context) error {
 // view looks at the disk, and asks the others.
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.site, t.e.Now()),
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site),
 		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
@@ -250,16 +250,6 @@ func etcdDisk(e *Env) (seat.Disk, error) {
 	note := readSeatNote(e)
 	d.Cluster, d.Generation = note.Cluster, note.Generation
 	return d, nil
-}
-
-func ticket(site *configs.Site, now time.Time) seat.Ticket {
-	switch until := site.ControlPlane.Birth(); {
-	case until.IsZero():
-		return seat.NoTicket
-	case now.Before(until):
-		return seat.ValidTicket
-	}
-	return seat.ExpiredTicket
 }
 
 // everyMember is etcd's first cluster.

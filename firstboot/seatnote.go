@@ -18,6 +18,8 @@ type seatNote struct {
 	// births.
 	Cluster    string `json:"cluster"`
 	Generation int    `json:"generation,omitempty"`
+	// Born is the ticket that etcd began with on this disk.
+	Born string `json:"born,omitempty"`
 	// Continued is the Site's word to continue from this machine, once that has
 	// been done. It is forgotten when the Site has no such word any more.
 	Continued string `json:"continued,omitempty"`

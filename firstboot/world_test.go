@@ -588,6 +588,16 @@ func (w *world) env() *Env {
 			}
 			return slot.Read(d)
 		},
+		SetFirmwareVar: func(path string, value []byte) error {
+			if !w.has(filepath.Dir(path)) {
+				return errors.ErrUnsupported
+			}
+			if err := w.effect("firmware"); err != nil {
+				return err
+			}
+			w.put(path, "\a\x00\x00\x00"+string(value))
+			return nil
+		},
 		SlotFile: func(dev, name string, to io.Writer) error {
 			text, ok := w.slotFiles[dev+"/"+name]
 			if !ok {

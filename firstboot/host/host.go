@@ -84,17 +84,18 @@ func New(log io.Writer) *firstboot.Env {
 			}
 			return post(ctx, http.Client{Transport: t}, url, body)
 		},
-		SlotLabel:  slotLabel,
-		ReadSlot:   readSlot,
-		SlotFile:   slotFile,
-		WriteSlot:  writeSlot,
-		ReadClaims: readClaims,
-		WriteClaim: writeClaim,
-		ScrubSlot:  scrubSlot,
-		ReportSlot: reportSlot,
-		FSUUID:     fsUUID,
-		FSSize:     fsSize,
-		Console:    func(line string) { console.Say(console.Active, "/dev", line) },
+		SetFirmwareVar: func(path string, value []byte) error { return setFirmwareVar(path, value) },
+		SlotLabel:      slotLabel,
+		ReadSlot:       readSlot,
+		SlotFile:       slotFile,
+		WriteSlot:      writeSlot,
+		ReadClaims:     readClaims,
+		WriteClaim:     writeClaim,
+		ScrubSlot:      scrubSlot,
+		ReportSlot:     reportSlot,
+		FSUUID:         fsUUID,
+		FSSize:         fsSize,
+		Console:        func(line string) { console.Say(console.Active, "/dev", line) },
 		Notify: func(state string) {
 			// Without systemd there is nobody to tell, which is no error.
 			_, _ = daemon.SdNotify(false, state)

@@ -96,6 +96,9 @@ const (
 	NoTicket Ticket = iota
 	ValidTicket
 	ExpiredTicket
+	// UsedTicket: this machine has begun the cluster with it before, and its
+	// disk was written anew since.
+	UsedTicket
 )
 
 // Word is what a person says explicitly in the Site.
@@ -258,6 +261,10 @@ func (v View) blank() Decision {
 	case ExpiredTicket:
 		return Decision{Do: Stop, Why: "every master is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
+	}
+	if v.Ticket == UsedTicket {
+		return Decision{Do: Stop, Why: "every master is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
+			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`)"}
 	}
 	return Decision{Do: Birth, Why: "every master was seen blank or newborn, and the ticket is valid"}
 }

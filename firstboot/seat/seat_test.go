@@ -68,6 +68,9 @@ func TestTable(t *testing.T) {
 		"blank, all blank":             {View{Peers: peers(Blank, Blank), Ticket: ValidTicket}, "birth"},
 		"blank, newborn":               {View{Peers: peers(Newborn, Blank), Ticket: ValidTicket}, "birth"},
 		"blank, all reflashed":         {View{Peers: peers(Blank, Blank), Ticket: ExpiredTicket}, "stop"},
+		"blank, ticket is used up":     {View{Peers: peers(Blank, Blank), Ticket: UsedTicket}, "stop"},
+		"sole, ticket is used up":      {View{Ticket: UsedTicket}, "stop"},
+		"ticket is used up, joins":     {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3"), Ticket: UsedTicket}, "join"},
 		"blank, no ticket":             {View{Peers: peers(Blank, Blank)}, "stop"},
 		"blank, one silent":            {View{Peers: peers(Blank, Silent), Ticket: ValidTicket}, "wait"},
 		"blank, newborn, one silent":   {View{Peers: peers(Newborn, Silent), Ticket: ValidTicket}, "wait"},
@@ -124,7 +127,7 @@ func TestNeverTwice(t *testing.T) {
 	states := []PeerState{Silent, Blank, Newborn, Lived}
 	for _, a := range states {
 		for _, b := range states {
-			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket} {
+			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket, UsedTicket} {
 				for bits := range 1 << 8 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
 						for generation := range 2 {

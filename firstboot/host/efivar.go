@@ -1,0 +1,47 @@
+package host
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// setFirmwareVar writes a variable below efivarfs: its attributes (kept without
+// power, for the firmware and for the system) and its value, in one write.
+func setFirmwareVar(path string, value []byte) error {
+	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("setting %s: %w", path, errors.ErrUnsupported)
+	}
+	if err := mutable(path); err != nil {
+		return fmt.Errorf("setting %s: %w", path, err)
+	}
+	const attributes = 1 | 2 | 4
+	return os.WriteFile(path, append(binary.LittleEndian.AppendUint32(nil, attributes), value...), 0o600)
+}
+
+// mutable takes the immutable flag from a variable, which the kernel gives to
+// those that it does not know.
+func mutable(path string) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const immutable = 0x10 // FS_IMMUTABLE_FL
+	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // a file system without flags
+	}
+	if err != nil || flags&immutable == 0 {
+		return err
+	}
+	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags&^immutable)
+}
