@@ -66,7 +66,17 @@ func inner(p Problem) string {
 }
 
 func (s *Site) validateCluster(credentials bool, probs *Problems) {
-	var v4, v6 int
+	v4, v6 := s.validateMasters(probs)
+	s.validateVIP(v4, v6, probs)
+	s.validateEndpoint(probs)
+	s.validateToken(credentials, probs)
+	s.validateCAPins(probs)
+	s.validateCA(credentials, probs)
+	s.validateCAHashes(probs)
+}
+
+// validateMasters also counts the masters that are named by address.
+func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 	seen := map[string]int{}
 	for i, m := range s.Masters {
 		path := fmt.Sprintf("masters[%d]", i)
@@ -100,7 +110,10 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	if v4 > 0 && v6 > 0 {
 		probs.add("masters", "IPv4 and IPv6 addresses are mixed; IPVS balances one virtual address to real ones of the same family")
 	}
+	return v4, v6
+}
 
+func (s *Site) validateVIP(v4, v6 int, probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	switch {
 	case err != nil && strings.Contains(s.VIP, ":") && badHostPort(s.VIP) == "":
@@ -119,13 +132,18 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	case vip.Is6() && v4 > 0 && v6 == 0:
 		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, as 10.103.97.2", vip)
 	}
+}
+
+func (s *Site) validateEndpoint(probs *Problems) {
 	switch _, err := netip.ParseAddr(s.Endpoint); {
 	case err == nil || !isDNSName(s.Endpoint) || badHost(s.Endpoint) != "":
 		probs.add("endpoint", "%q is not a DNS name in lower case", shorten(s.Endpoint))
 	case isLoopbackName(s.Endpoint):
 		probs.add("endpoint", "%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s.Endpoint)
 	}
+}
 
+func (s *Site) validateToken(credentials bool, probs *Problems) {
 	if tok := s.Credentials.Token; tok.Reveal() == placeholderToken {
 		probs.add("credentials.token", "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)")
 	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
@@ -133,7 +151,10 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	} else if tok.IsZero() && credentials && s.NodeType != NodeControlPlane {
 		probs.add("credentials.token", "is required")
 	}
+}
 
+// validateCAPins checks that the Site says, in one way, which CA is the cluster's.
+func (s *Site) validateCAPins(probs *Problems) {
 	hasCA := s.CACert != "" || s.CAFile != ""
 	switch {
 	case len(s.CACertHashes) > 0 && s.UnsafeSkipCAVerification:
@@ -143,7 +164,9 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	case len(s.CACertHashes) == 0 && !hasCA && !s.UnsafeSkipCAVerification:
 		probs.add("caCertHashes", "is needed, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
 	}
-	s.validateCA(credentials, probs)
+}
+
+func (s *Site) validateCAHashes(probs *Problems) {
 	for i, h := range s.CACertHashes {
 		path := fmt.Sprintf("caCertHashes[%d]", i)
 		switch {

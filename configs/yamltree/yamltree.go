@@ -1,0 +1,68 @@
+// Package yamltree reads and changes YAML documents where they lie, so that
+// comments, order and positions stay as a person wrote them.
+package yamltree
+
+import "go.yaml.in/yaml/v3"
+
+// Deref is what a node stands for: itself, or what its alias names.
+func Deref(n *yaml.Node) *yaml.Node {
+	for n != nil && n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n
+}
+
+// Index is where a mapping has a key among its Content, whose value follows;
+// -1 if it has not, or m is no mapping.
+func Index(m *yaml.Node, key string) int {
+	if m == nil || m.Kind != yaml.MappingNode {
+		return -1
+	}
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// Value is a mapping's value as it stands there, perhaps an alias; nil where
+// there is none.
+func Value(m *yaml.Node, key string) *yaml.Node {
+	if i := Index(m, key); i >= 0 {
+		return m.Content[i+1]
+	}
+	return nil
+}
+
+// Get is a mapping's value, through aliases; nil where there is none.
+func Get(m *yaml.Node, key string) *yaml.Node { return Deref(Value(Deref(m), key)) }
+
+// Text is a scalar's text, empty for anything else.
+func Text(n *yaml.Node) string {
+	if n == nil || n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return n.Value
+}
+
+// Set gives a mapping's key a value, at the end where it is new.
+func Set(m *yaml.Node, key string, value *yaml.Node) {
+	if i := Index(m, key); i >= 0 {
+		m.Content[i+1] = value
+		return
+	}
+	m.Content = append(m.Content, String(key), value)
+}
+
+// Remove takes a key and its value out of a mapping.
+func Remove(m *yaml.Node, key string) {
+	if i := Index(m, key); i >= 0 {
+		m.Content = append(m.Content[:i:i], m.Content[i+2:]...)
+	}
+}
+
+// String is a text, quoted where it would be read as something else.
+func String(s string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
+}

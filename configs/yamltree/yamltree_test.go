@@ -1,0 +1,30 @@
+package yamltree
+
+import (
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+func TestTree(t *testing.T) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte("a: &x {k: v} # first\nb: *x\nlist: [b, c]\n"), &doc); err != nil {
+		t.Fatal(err)
+	}
+	m := doc.Content[0]
+	if Value(m, "b").Kind != yaml.AliasNode || Text(Get(Get(m, "b"), "k")) != "v" || Get(Value(m, "b"), "k") == nil {
+		t.Error("an alias is not followed")
+	}
+	// A list is no mapping, and nothing has no fields.
+	if Get(m, "none") != nil || Get(nil, "a") != nil || Get(Get(m, "list"), "b") != nil || Text(m) != "" || Text(nil) != "" {
+		t.Error("found what is not there")
+	}
+	Set(m, "list", String("true"))
+	Set(m, "new", String("1"))
+	Remove(m, "b")
+	Remove(m, "none")
+	out, err := yaml.Marshal(&doc)
+	if want := "a: &x {k: v} # first\nlist: \"true\"\nnew: \"1\"\n"; err != nil || string(out) != want {
+		t.Errorf("%s%v, want\n%s", out, err, want)
+	}
+}
