@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -686,16 +687,13 @@ func encode(v any) (string, error) {
 
 // child is a mapping's value of that kind, made where it is missing or null.
 func child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].Value == key {
-			if m.Content[i+1].Kind != kind {
-				*m.Content[i+1] = yaml.Node{Kind: kind}
-			}
-			return m.Content[i+1]
-		}
+	n := yamltree.Value(m, key)
+	if n == nil {
+		n = &yaml.Node{Kind: kind}
+		yamltree.Set(m, key, n)
+	} else if n.Kind != kind {
+		*n = yaml.Node{Kind: kind}
 	}
-	n := &yaml.Node{Kind: kind}
-	m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, n)
 	return n
 }
 

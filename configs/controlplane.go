@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
 // SiteControlPlane is what a control-plane node knows of its cluster.
@@ -260,7 +260,7 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 			return
 		}
 		n := nodeAt(root, field)
-		if got := scalarText(n); got != value {
+		if got := yamltree.Text(n); got != value {
 			probs.add(path, "%s.%s is %q, and must be %q: %s", kind, field, shorten(got), shorten(value), why)
 		}
 	}
@@ -281,20 +281,13 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 		}
 	}
 	want("ClusterConfiguration", "etcd.local.dataDir", EtcdDataDir, "the decision whether etcd may start looks there")
-	if c := docs.of("ClusterConfiguration"); c != nil && !k8sVersion.MatchString(scalarText(nodeAt(c, "kubernetesVersion"))) {
+	if c := docs.of("ClusterConfiguration"); c != nil && !k8sVersion.MatchString(yamltree.Text(nodeAt(c, "kubernetesVersion"))) {
 		probs.add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. v1.36.3")
 	}
 }
 
 // EtcdDataDir is where a control-plane node's etcd has its data.
 const EtcdDataDir = "/var/lib/etcd"
-
-func scalarText(n *yaml.Node) string {
-	if n == nil || n.Kind != yaml.ScalarNode {
-		return ""
-	}
-	return n.Value
-}
 
 // validate checks the keys, each against its certificate.
 func (k *ClusterKeys) validate(pins []string, probs *Problems) {

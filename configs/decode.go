@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -323,7 +324,7 @@ func readDocument(file string, data []byte) (*document, Problems) {
 		name string
 		into *string
 	}{{"apiVersion", &version}, {"kind", &d.kind}} {
-		v := lookup(d.root, f.name)
+		v := yamltree.Value(d.root, f.name)
 		if v == nil {
 			return fail(d.root, f.name, "is missing; an edgebake document begins with apiVersion: %s and kind: %s", APIVersion, strings.Join(kinds(), ", "))
 		}
@@ -334,7 +335,7 @@ func readDocument(file string, data []byte) (*document, Problems) {
 		d.where[f.name] = position{v.Line, v.Column}
 	}
 	if version != APIVersion {
-		return fail(lookup(d.root, "apiVersion"), "apiVersion", "%q is not known to this edgebake, which reads %s", version, APIVersion)
+		return fail(yamltree.Value(d.root, "apiVersion"), "apiVersion", "%q is not known to this edgebake, which reads %s", version, APIVersion)
 	}
 	if len(more) > 0 && d.kind != KindCluster {
 		return fail(more[0], "", "a second document begins here; put each into a file of its own")
@@ -346,15 +347,6 @@ func readDocument(file string, data []byte) (*document, Problems) {
 		}
 	}
 	return d, nil
-}
-
-func lookup(m *yaml.Node, key string) *yaml.Node {
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].Value == key {
-			return m.Content[i+1]
-		}
-	}
-	return nil
 }
 
 var secretType = reflect.TypeFor[Secret]()

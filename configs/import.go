@@ -15,6 +15,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -364,9 +365,9 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	}
 	var below *yaml.Node // the template's
 	if template != nil && template.Kind == yaml.MappingNode {
-		below = field(template, path[0].key)
+		below = yamltree.Get(template, path[0].key)
 	}
-	next := field(n, path[0].key)
+	next := yamltree.Get(n, path[0].key)
 	list := path[1].key == ""
 	if next == nil {
 		next = empty()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -228,7 +229,7 @@ func kubeadmDocuments(file string, roots []*yaml.Node) ([]KubeadmDocument, Probl
 			probs = append(probs, d.probs...)
 			continue
 		}
-		d.kind = scalarOf(root, "kind")
+		d.kind = yamltree.Text(yamltree.Value(root, "kind"))
 		d.readKubeadm()
 		if line, twice := first[d.kind]; twice && kubeadmVersions[d.kind] != "" {
 			d.problem(root, d.kind, "a second %s begins here; the first is on line %d: put both into one", d.kind, line)
@@ -241,22 +242,15 @@ func kubeadmDocuments(file string, roots []*yaml.Node) ([]KubeadmDocument, Probl
 	return docs, probs
 }
 
-func scalarOf(m *yaml.Node, key string) string {
-	if n := lookup(m, key); n != nil && n.Kind == yaml.ScalarNode {
-		return n.Value
-	}
-	return ""
-}
-
 // readKubeadm reports what is wrong with one document of a Cluster.
 func (d *document) readKubeadm() { d.kubeadmDocument(d.ownedFields) }
 
 // kubeadmDocument reports what is wrong with one document; owned reports the
 // fields that are not for a person to set, nil where edgebake wrote it.
 func (d *document) kubeadmDocument(owned func()) {
-	version := scalarOf(d.root, "apiVersion")
+	version := yamltree.Text(yamltree.Value(d.root, "apiVersion"))
 	at := func(key string) *yaml.Node {
-		if n := lookup(d.root, key); n != nil {
+		if n := yamltree.Value(d.root, key); n != nil {
 			return n
 		}
 		return d.root
@@ -320,13 +314,13 @@ func (d *document) kubeadmForm(into any, persons bool) {
 			if item.Kind != yaml.MappingNode {
 				continue
 			}
-			name := scalarOf(item, "name")
+			name := yamltree.Text(yamltree.Value(item, "name"))
 			path := fmt.Sprintf("%s.%s[%d].name", d.kind, list, i)
 			switch {
 			case strings.HasPrefix(name, "-"):
-				d.problem(lookup(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
+				d.problem(yamltree.Value(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
 			case slices.Contains(ownedArgs[list], name) && (persons || !writtenArg(name)):
-				d.problem(lookup(item, "name"), path, "--%s is set by edgebake and kubeadm: take it out", name)
+				d.problem(yamltree.Value(item, "name"), path, "--%s is set by edgebake and kubeadm: take it out", name)
 			}
 		}
 	}
@@ -348,12 +342,12 @@ func (d *document) ownedFields() {
 
 // nodeAt is the value at a dotted path, nil if there is none.
 func nodeAt(n *yaml.Node, path string) *yaml.Node {
-	n = deref(n)
+	n = yamltree.Deref(n)
 	for part := range strings.SplitSeq(path, ".") {
 		if n == nil || n.Kind != yaml.MappingNode {
 			return nil
 		}
-		n = field(n, part)
+		n = yamltree.Get(n, part)
 	}
 	return n
 }

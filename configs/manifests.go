@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -79,19 +80,19 @@ func (d *document) checkObject(root *yaml.Node) {
 		return
 	}
 	for _, key := range []string{"apiVersion", "kind"} {
-		switch n := lookup(root, key); {
+		switch n := yamltree.Value(root, key); {
 		case n == nil || isNull(n):
 			d.problem(root, key, "is missing")
 		case n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str":
 			d.problem(n, key, "must be a string")
 		}
 	}
-	if strings.HasPrefix(scalarOf(root, "apiVersion"), "edgebake.io/") {
-		d.problem(lookup(root, "apiVersion"), "apiVersion", "an edgebake document is not a Kubernetes object")
+	if strings.HasPrefix(yamltree.Text(yamltree.Value(root, "apiVersion")), "edgebake.io/") {
+		d.problem(yamltree.Value(root, "apiVersion"), "apiVersion", "an edgebake document is not a Kubernetes object")
 		return
 	}
-	if strings.HasSuffix(scalarOf(root, "kind"), "List") && lookup(root, "items") != nil {
-		items := lookup(root, "items")
+	if strings.HasSuffix(yamltree.Text(yamltree.Value(root, "kind")), "List") && yamltree.Value(root, "items") != nil {
+		items := yamltree.Value(root, "items")
 		if items.Kind != yaml.SequenceNode {
 			d.problem(items, "items", "must be a list")
 			return

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -44,7 +45,7 @@ func readKubeadmText(text string) (kubeadmDocs, Problems) {
 			continue
 		}
 		d := &document{root: n.Content[0], where: map[string]position{}}
-		d.kind = scalarOf(d.root, "kind")
+		d.kind = yamltree.Text(yamltree.Value(d.root, "kind"))
 		d.kubeadmDocument(nil)
 		if docs.of(d.kind) != nil {
 			d.problem(d.root, d.kind, "a second %s begins here", d.kind)
@@ -136,7 +137,7 @@ func listAt(m *yaml.Node, path ...string) *yaml.Node {
 // setAt sets a field below m, with the mappings on the way.
 func setAt(m, value *yaml.Node, path ...string) {
 	for i, key := range path {
-		n := field(m, key)
+		n := yamltree.Get(m, key)
 		if i == len(path)-1 {
 			if n != nil {
 				*n = *value
@@ -162,7 +163,7 @@ func setAt(m, value *yaml.Node, path ...string) {
 // KubernetesVersion is the control plane's; of a valid Site.
 func (c *SiteControlPlane) KubernetesVersion() string {
 	docs, _ := readKubeadmText(c.Kubeadm)
-	return scalarText(nodeAt(docs.of("ClusterConfiguration"), "kubernetesVersion"))
+	return yamltree.Text(nodeAt(docs.of("ClusterConfiguration"), "kubernetesVersion"))
 }
 
 // CertSANs are the names that kubeadm puts into the API server's certificate
@@ -172,7 +173,7 @@ func (c *SiteControlPlane) CertSANs() []string {
 	var names []string
 	if list := nodeAt(docs.of("ClusterConfiguration"), "apiServer.certSANs"); list != nil {
 		for _, n := range list.Content {
-			names = append(names, deref(n).Value)
+			names = append(names, yamltree.Deref(n).Value)
 		}
 	}
 	return names
@@ -210,24 +211,24 @@ func ControlPlaneComponents() []string {
 func (c *SiteControlPlane) NeededImages() []NeededImage {
 	docs, _ := readKubeadmText(c.Kubeadm)
 	cluster := docs.of("ClusterConfiguration")
-	repository := cmp.Or(scalarText(nodeAt(cluster, "imageRepository")), defaultRepository)
-	version := scalarText(nodeAt(cluster, "kubernetesVersion"))
+	repository := cmp.Or(yamltree.Text(nodeAt(cluster, "imageRepository")), defaultRepository)
+	version := yamltree.Text(nodeAt(cluster, "kubernetesVersion"))
 	var out []NeededImage
 	for _, name := range ControlPlaneComponents() {
 		out = append(out, NeededImage{repository + "/" + name, version})
 	}
-	out = append(out, NeededImage{cmp.Or(scalarText(nodeAt(cluster, "etcd.local.imageRepository")), repository) + "/" + ImageEtcd, scalarText(nodeAt(cluster, "etcd.local.imageTag"))})
+	out = append(out, NeededImage{cmp.Or(yamltree.Text(nodeAt(cluster, "etcd.local.imageRepository")), repository) + "/" + ImageEtcd, yamltree.Text(nodeAt(cluster, "etcd.local.imageTag"))})
 	if !truth(nodeAt(cluster, "proxy.disabled")) {
 		out = append(out, NeededImage{repository + "/kube-proxy", version})
 	}
 	if !truth(nodeAt(cluster, "dns.disabled")) {
 		name := repository + "/" + ImageDNS
-		if own := scalarText(nodeAt(cluster, "dns.imageRepository")); own != "" {
+		if own := yamltree.Text(nodeAt(cluster, "dns.imageRepository")); own != "" {
 			name = own + "/" + ImageDNS
 		} else if repository == defaultRepository {
 			name = repository + "/" + ImageDNS + "/" + ImageDNS // only there
 		}
-		out = append(out, NeededImage{name, scalarText(nodeAt(cluster, "dns.imageTag"))})
+		out = append(out, NeededImage{name, yamltree.Text(nodeAt(cluster, "dns.imageTag"))})
 	}
 	return out
 }
@@ -235,6 +236,6 @@ func (c *SiteControlPlane) NeededImages() []NeededImage {
 const defaultRepository = "registry.k8s.io"
 
 func truth(n *yaml.Node) bool {
-	yes, err := strconv.ParseBool(scalarText(n))
+	yes, err := strconv.ParseBool(yamltree.Text(n))
 	return err == nil && yes
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -102,7 +103,7 @@ func (f *ClusterFile) document(kind string) KubeadmDocument {
 
 // cloneNode copies a tree, with what its aliases stand for.
 func cloneNode(n *yaml.Node) *yaml.Node {
-	c := *deref(n)
+	c := *yamltree.Deref(n)
 	c.Anchor, c.Alias = "", nil
 	c.Content = slices.Clone(c.Content)
 	for i := range c.Content {
@@ -115,7 +116,7 @@ func cloneNode(n *yaml.Node) *yaml.Node {
 func addItems(root *yaml.Node, items []string, path ...string) {
 	list := listAt(root, path...)
 	for _, item := range items {
-		if !slices.ContainsFunc(list.Content, func(n *yaml.Node) bool { return deref(n).Value == item }) {
+		if !slices.ContainsFunc(list.Content, func(n *yaml.Node) bool { return yamltree.Deref(n).Value == item }) {
 			list.Content = append(list.Content, encodeString(item))
 		}
 	}

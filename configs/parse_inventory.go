@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -56,13 +57,13 @@ func (inv *Inventory) setToken(token Secret, forced bool) {
 		n.Content = append(n.Content, plain("credentials", "!!str"), credentials)
 		return n
 	}
-	d := field(m.defaults, "credentials")
+	d := yamltree.Get(m.defaults, "credentials")
 	if forced || d == nil || isNull(d) || len(d.Content) == 0 {
 		m.defaults = instead(m.defaults)
 	}
 	for i := range inv.Sites {
 		own := &inv.Sites[i].Site.Credentials
-		if given := field(m.sites[i], "credentials"); given != nil && (forced || own.Token.IsZero()) {
+		if given := yamltree.Get(m.sites[i], "credentials"); given != nil && (forced || own.Token.IsZero()) {
 			m.sites[i] = without(m.sites[i], "credentials")
 		}
 		if forced || own.Token.IsZero() {
@@ -105,17 +106,17 @@ func parseInventory(name string, data []byte, credentials bool) (*Inventory, err
 // merge makes each Site whole.
 func (inv *Inventory) merge(doc *document) {
 	m := &mergedInventory{name: doc.file, defaults: empty()}
-	if n := field(doc.root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
+	if n := yamltree.Get(doc.root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
 		m.defaults = n
 	}
 	for _, reserved := range []string{"apiVersion", "kind"} {
-		if n := field(m.defaults, reserved); n != nil {
+		if n := yamltree.Get(m.defaults, reserved); n != nil {
 			doc.problem(n, "defaults."+reserved, "stands once, at the top of the Inventory: remove it here")
 		}
 	}
-	if n := field(doc.root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
+	if n := yamltree.Get(doc.root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
 		for _, item := range n.Content {
-			if item = deref(item); item.Kind != yaml.MappingNode {
+			if item = yamltree.Deref(item); item.Kind != yaml.MappingNode {
 				item = empty()
 			}
 			m.sites = append(m.sites, item)
@@ -205,25 +206,11 @@ func empty() *yaml.Node { return &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"
 func entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
 	return func(yield func(string, *yaml.Node) bool) {
 		for i := 0; i+1 < len(m.Content); i += 2 {
-			if k := m.Content[i]; k.Kind == yaml.ScalarNode && !yield(k.Value, deref(m.Content[i+1])) {
+			if k := m.Content[i]; k.Kind == yaml.ScalarNode && !yield(k.Value, yamltree.Deref(m.Content[i+1])) {
 				return
 			}
 		}
 	}
-}
-
-func deref(n *yaml.Node) *yaml.Node {
-	for n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	return n
-}
-
-func field(m *yaml.Node, name string) *yaml.Node {
-	if n := lookup(m, name); n != nil {
-		return deref(n)
-	}
-	return nil
 }
 
 // without is a mapping that lacks some keys.
@@ -405,7 +392,7 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 	inline := func(at string, m *yaml.Node) {
 		for i := 0; i+1 < len(m.Content); i += 2 {
 			instead, ok := map[string]string{"caFile": "caCert", "ignitionFile": "ignition"}[m.Content[i].Value]
-			v := deref(m.Content[i+1])
+			v := yamltree.Deref(m.Content[i+1])
 			if !ok || isNull(v) || v.Value == "" {
 				continue
 			}
@@ -469,7 +456,7 @@ var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
 
 // clean is a node without comments, aliases and styles.
 func clean(n *yaml.Node) *yaml.Node {
-	n = deref(n)
+	n = yamltree.Deref(n)
 	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
 	if n.Kind == yaml.ScalarNode && out.Tag == "!!str" {
 		out.Style = yaml.DoubleQuotedStyle

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -176,13 +177,13 @@ func podSpecs() map[string][]string {
 const maxNesting = 3
 
 func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]error) {
-	kind := text(field(n, "kind"))
+	kind := yamltree.Text(yamltree.Get(n, "kind"))
 	if strings.HasSuffix(kind, "List") {
 		if nesting == maxNesting {
 			*errs = append(*errs, fmt.Errorf("%s:%d: Lists in Lists, more than %d deep", name, n.Line, maxNesting))
 			return
 		}
-		if items := field(n, "items"); items != nil {
+		if items := yamltree.Get(n, "items"); items != nil {
 			for _, i := range items.Content {
 				object(name, i, nesting+1, found, errs)
 			}
@@ -195,16 +196,16 @@ func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]erro
 	}
 	spec := n
 	for _, p := range path {
-		spec = field(spec, p)
+		spec = yamltree.Get(spec, p)
 	}
-	what := kind + " " + text(field(field(n, "metadata"), "name"))
+	what := kind + " " + yamltree.Text(yamltree.Get(yamltree.Get(n, "metadata"), "name"))
 	for _, list := range []string{"initContainers", "containers", "ephemeralContainers"} {
-		containers := field(spec, list)
+		containers := yamltree.Get(spec, list)
 		if containers == nil {
 			continue
 		}
 		for _, c := range containers.Content {
-			image := field(c, "image")
+			image := yamltree.Get(c, "image")
 			if image == nil {
 				continue
 			}
@@ -217,34 +218,4 @@ func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]erro
 			*found = append(*found, Found{Ref: ref.String(), Where: where})
 		}
 	}
-}
-
-// field is a mapping's value by key, nil where there is none.
-func field(n *yaml.Node, key string) *yaml.Node {
-	if n == nil {
-		return nil
-	}
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if n.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			v := n.Content[i+1]
-			if v.Kind == yaml.AliasNode {
-				v = v.Alias
-			}
-			return v
-		}
-	}
-	return nil
-}
-
-func text(n *yaml.Node) string {
-	if n == nil {
-		return ""
-	}
-	return n.Value
 }

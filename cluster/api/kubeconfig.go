@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -233,18 +234,18 @@ func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	}
 	var clusters *yaml.Node
 	if len(doc.Content) == 1 {
-		clusters = mapValue(doc.Content[0], "clusters")
+		clusters = yamltree.Value(doc.Content[0], "clusters")
 	}
 	if clusters == nil || clusters.Kind != yaml.SequenceNode || len(clusters.Content) == 0 {
 		return nil, errors.New("parsing a kubeconfig: it names no cluster")
 	}
 	for _, entry := range clusters.Content {
-		c := mapValue(entry, "cluster")
+		c := yamltree.Value(entry, "cluster")
 		if c == nil || c.Kind != yaml.MappingNode {
 			return nil, errors.New("parsing a kubeconfig: an entry of clusters has no cluster")
 		}
-		setValue(c, "server", server)
-		setValue(c, "tls-server-name", tlsServerName)
+		setText(c, "server", server)
+		setText(c, "tls-server-name", tlsServerName)
 	}
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
@@ -255,34 +256,11 @@ func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-func mapValue(m *yaml.Node, key string) *yaml.Node {
-	if m.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].Value == key {
-			return m.Content[i+1]
-		}
-	}
-	return nil
-}
-
-// setValue sets key of m to the string v; an empty v removes the key.
-func setValue(m *yaml.Node, key, v string) {
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].Value != key {
-			continue
-		}
-		if v == "" {
-			m.Content = append(m.Content[:i], m.Content[i+2:]...)
-		} else {
-			m.Content[i+1] = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v}
-		}
+// setText sets a field; an empty one goes.
+func setText(m *yaml.Node, key, v string) {
+	if v == "" {
+		yamltree.Remove(m, key)
 		return
 	}
-	if v != "" {
-		m.Content = append(m.Content,
-			&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key},
-			&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v})
-	}
+	yamltree.Set(m, key, yamltree.String(v))
 }

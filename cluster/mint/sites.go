@@ -14,6 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
 func digest(text []byte) string {
@@ -157,11 +158,11 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	}
 	defaults := takeCommon(each)
 	for i, s := range sites {
-		each[i].Content = append([]*yaml.Node{text("name"), text(s.Name), text("match"), matchNode(s.Match)}, each[i].Content...)
+		each[i].Content = append([]*yaml.Node{yamltree.String("name"), yamltree.String(s.Name), yamltree.String("match"), matchNode(s.Match)}, each[i].Content...)
 	}
 	doc := &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{
-		text("apiVersion"), text(configs.APIVersion), text("kind"), text(configs.KindInventory),
-		text("defaults"), defaults, text("sites"), {Kind: yaml.SequenceNode, Content: each},
+		yamltree.String("apiVersion"), yamltree.String(configs.APIVersion), yamltree.String("kind"), yamltree.String(configs.KindInventory),
+		yamltree.String("defaults"), defaults, yamltree.String("sites"), {Kind: yaml.SequenceNode, Content: each},
 	}}
 	var b bytes.Buffer
 	b.WriteString("# The workers' Sites of a cluster, with their join tokens: keep it secret.\n")
@@ -174,10 +175,6 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 		return nil, fmt.Errorf("writing the Inventory: %w", err)
 	}
 	return b.Bytes(), nil
-}
-
-func text(s string) *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
 }
 
 // siteNode is a Site as a mapping, without what the Inventory says itself.
@@ -215,34 +212,20 @@ func takeCommon(each []*yaml.Node) *yaml.Node {
 		}
 		common.Content = append(common.Content, key, value)
 		for _, n := range each {
-			removeField(n, key.Value)
+			yamltree.Remove(n, key.Value)
 		}
 	}
 	return common
 }
 
-func fieldAt(m *yaml.Node, key string) int {
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].Value == key {
-			return i
-		}
-	}
-	return -1
-}
-
 func sameField(m *yaml.Node, key string, value *yaml.Node) bool {
-	i := fieldAt(m, key)
-	if i < 0 {
+	has := yamltree.Value(m, key)
+	if has == nil {
 		return false
 	}
-	a, errA := yaml.Marshal(m.Content[i+1])
+	a, errA := yaml.Marshal(has)
 	b, errB := yaml.Marshal(value)
 	return errA == nil && errB == nil && bytes.Equal(a, b)
-}
-
-func removeField(m *yaml.Node, key string) {
-	i := fieldAt(m, key)
-	m.Content = append(m.Content[:i:i], m.Content[i+2:]...)
 }
 
 func matchNode(m configs.Match) *yaml.Node {
@@ -252,11 +235,11 @@ func matchNode(m configs.Match) *yaml.Node {
 		for _, mac := range m.MACs {
 			list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: mac, Style: yaml.DoubleQuotedStyle})
 		}
-		out.Content = append(out.Content, text("macs"), list)
+		out.Content = append(out.Content, yamltree.String("macs"), list)
 	}
 	for _, f := range []struct{ name, value string }{{"serial", m.Serial}, {"uuid", m.UUID}, {"assetTag", m.AssetTag}} {
 		if f.value != "" {
-			out.Content = append(out.Content, text(f.name), text(f.value))
+			out.Content = append(out.Content, yamltree.String(f.name), yamltree.String(f.value))
 		}
 	}
 	return out

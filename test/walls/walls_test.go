@@ -16,12 +16,13 @@ const self = "github.com/edgebake/edgebake"
 // rooms lists, for each package of ours, what it may import of ours. A name
 // that ends in /... stands for all below it too.
 var rooms = map[string][]string{
-	"configs":        {"configs/ondisk", "openyurt"},
+	"configs":        {"configs/ondisk", "configs/yamltree", "openyurt"},
 	"openyurt":       {},
 	"configs/ondisk": {},
 	// What builder and node share lies apart from builder: the node carries
 	// nothing of that.
 	"configs/ondisk/tree":        {},
+	"configs/yamltree":           {},
 	"configs/ondisk/fat":         {"configs/ondisk/tree"},
 	"configs/ondisk/slot":        {"configs/ondisk", "configs/ondisk/fat", "configs/ondisk/tree"},
 	"configs/ondisk/store":       {"configs/ondisk/tree"},
@@ -30,7 +31,7 @@ var rooms = map[string][]string{
 	"builder/transfer":           {},
 	"builder/fetch":              {"builder/transfer", "builder/plan", "configs/ondisk/tree"},
 	"builder/registry":           {"builder/transfer"},
-	"builder/images":             {"builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
+	"builder/images":             {"configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
 	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
 	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat"},
 	"builder/anatomy":            {"builder", "builder/media", "configs/ondisk"},
@@ -48,10 +49,10 @@ var rooms = map[string][]string{
 	// edgebake does, and knows the machine as first boot does.
 	"installer":       {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
 	"ipvs":            {"configs/ondisk"},
-	"cluster":         {"configs", "configs/ondisk", "cluster/api", "cluster/reports"},
-	"cluster/api":     {},
+	"cluster":         {"configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
+	"cluster/api":     {"configs/yamltree"},
 	"cluster/reports": {"configs/ondisk"},
-	"cluster/mint":    {"configs", "configs/sealed", "cluster/api"},
+	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api"},
 	"configs/sealed":  {},
 	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
 	"test/...":        {"..."},
