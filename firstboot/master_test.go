@@ -123,12 +123,8 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 	return m
 }
 
-// clone is the same machine in the same state, alone in its cluster.
-func (m *master) clone(t *testing.T) *master {
-	t.Helper()
-	return m.cloneWith(t, m.files())
-}
-
+// cloneWith is the same machine in the same state, alone in its cluster, with the
+// files that it has.
 func (m *master) cloneWith(t *testing.T, files []entry) *master {
 	t.Helper()
 	if len(m.others) > 0 {
