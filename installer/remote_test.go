@@ -246,7 +246,7 @@ func altered(t *testing.T, image string) (own, disguised []byte) {
 			slotAt = p.Start
 		}
 	}
-	golden, err := disk.Golden(t.Context(), disk.Source{Read: func(buf []byte, off, n int64) ([]byte, bool, error) {
+	digest, err := disk.Digests(t.Context(), disk.Source{Read: func(buf []byte, off, n int64) ([]byte, bool, error) {
 		_, err := f.ReadAt(buf[:n], off)
 		return buf[:n], false, err
 	}}, i.Image.Partitions)
@@ -275,7 +275,7 @@ func altered(t *testing.T, image string) (own, disguised []byte) {
 		return b
 	}
 	disguised = pack()
-	s.Info.Golden = golden
+	s.Info.Golden, s.Info.Parts = digest.Golden, digest.Parts
 	img, err := slot.Make(slot.Contents{Info: s.Info, Files: s.Files, Time: time.Unix(s.Info.Stamped, 0)})
 	if err != nil {
 		t.Fatal(err)
