@@ -19,6 +19,6 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	debug.SetGCPercent(800)
+	debug.SetGCPercent(400)
 	os.Exit(m.Run())
 }
