@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // cli runs the program in a folder of its own.
@@ -28,8 +29,8 @@ type cli struct {
 
 func newCLI(t *testing.T) *cli {
 	t.Helper()
-	c := &cli{t: t, dir: t.TempDir()}
-	t.Setenv("EDGEBAKE_CACHE", filepath.Join(t.TempDir(), "cache"))
+	c := &cli{t: t, dir: disktest.Scratch(t)}
+	t.Setenv("EDGEBAKE_CACHE", filepath.Join(disktest.Scratch(t), "cache"))
 	t.Chdir(c.dir)
 	return c
 }
