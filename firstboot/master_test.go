@@ -1217,6 +1217,37 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	}
 }
 
+// The words for lost masters come on a stick too, with the cluster's keys beside
+// them; without, anybody could have written them.
+func TestWordsFromAStick(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	for _, keys := range []bool{false, true} {
+		s := *m.site
+		c := *s.ControlPlane
+		c.ContinueFrom = "m1"
+		s.ControlPlane = &c
+		if !keys {
+			s.Credentials = configs.Credentials{}
+		}
+		text, err := configs.EncodeSlot(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.plug(string(text))
+		m.on()
+		m.bootDone()
+		if taken := strings.Contains(m.slotSite(ownDev), `continueFrom: "m1"`); taken != keys {
+			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.console, "\n"))
+		}
+	}
+	if !m.said("etcd continues from this machine alone") || readSeatNote(m.env()).Continued != "m1" {
+		t.Errorf("note %+v\n%s", readSeatNote(m.env()), strings.Join(m.console, "\n"))
+	}
+	m.keysOnlyInPlace()
+}
+
 func TestMasterTakesNoOthersKeys(t *testing.T) {
 	t.Parallel()
 	m := newMaster(t, mintedSites(t, 1))

@@ -56,6 +56,14 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	if !next.Credentials.IsZero() {
 		site.Credentials = next.Credentials
 	}
+	if next.Credentials.Keys != nil && next.ControlPlane != nil && old.ControlPlane != nil {
+		// Whoever has the cluster's keys has the cluster. They are held against
+		// the CA of old before anything is taken.
+		c := *old.ControlPlane
+		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
+		c.BirthUntil = next.ControlPlane.BirthUntil
+		site.ControlPlane = &c
+	}
 	rest := *next
 	rest.Network.Proxy = site.Network.Proxy
 	left := differing(reflect.ValueOf(rest), reflect.ValueOf(site))
