@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // PreflightSite is one site to be checked.
@@ -328,7 +329,7 @@ func (p *preflight) hasNode(ctx context.Context, node string, site *configs.Site
 
 // nodePools is OpenYurt's, in the version that the cluster stores.
 func nodePools(version string) schema.GroupVersionResource {
-	return schema.GroupVersionResource{Group: "apps.openyurt.io", Version: version, Resource: "nodepools"}
+	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: "nodepools"}
 }
 
 // openYurt looks at what yurthub needs of the cluster.
@@ -345,7 +346,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	if err != nil {
 		p.unknown("NodePools", "", err.Error(), "")
 	} else if version == "" {
-		p.fail("NodePools", "", "the cluster has no NodePool CRD (nodepools.apps.openyurt.io)", "install OpenYurt's yurt-manager chart, of the release that yurthub is of")
+		p.fail("NodePools", "", "the cluster has no NodePool CRD ("+openyurt.PoolCRD+")", "install OpenYurt's yurt-manager chart, of the release that yurthub is of")
 	}
 	done := map[string]bool{}
 	for _, s := range of {
@@ -354,7 +355,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 			p.pool(ctx, version, s)
 		}
 	}
-	role, err := p.Client.get(ctx, clusterRoles, "", "yurt-hub")
+	role, err := p.Client.get(ctx, clusterRoles, "", openyurt.HubRole)
 	p.exists("yurthub's rights", role, err, "there is no ClusterRole yurt-hub", "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub")
 	p.approver(ctx)
 }
@@ -371,14 +372,11 @@ func (p *preflight) pool(ctx context.Context, version string, s PreflightSite) {
 		return
 	}
 	kind, _, _ := unstructured.NestedString(obj.Object, "spec", "type")
-	switch {
-	case s.NodeType == configs.NodeCloud && kind == "Edge":
-		p.fail(name, "", "is of type Edge, and OpenYurt would turn a cloud node into an edge node", "choose a node pool of type Cloud, or nodeType edge")
-	case s.NodeType == configs.NodeEdge && kind == "Cloud":
-		p.fail(name, "", "is of type Cloud, and the site's nodeType is edge", "choose a node pool of type Edge, or nodeType cloud")
-	default:
-		p.ok(name, "", "is of type "+kind)
+	if what, fix := openyurt.PoolProblem(kind, s.NodeType == configs.NodeCloud); what != "" {
+		p.fail(name, "", what, fix)
+		return
 	}
+	p.ok(name, "", "is of type "+kind)
 }
 
 func (p *preflight) exists(name string, obj *unstructured.Unstructured, err error, detail, fix string) {

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // recordName is the ConfigMap in kube-system that holds what objects were
@@ -30,7 +32,7 @@ const fieldManager = "edgebake"
 // The objects that Prepare makes or changes, beside node pools.
 const (
 	mastersName = "edgebake-masters"
-	hubName     = "yurt-hub"
+	hubName     = openyurt.HubRole
 	dnsName     = "kube-dns"
 	proxyName   = "kube-proxy"
 )
@@ -455,7 +457,7 @@ func (c *Client) wishes(ctx context.Context, w Wanted) ([]wish, error) {
 			all = append(all, poolWish(pools, name, w.Pools[name]))
 		}
 	} else if len(w.Pools) > 0 {
-		return nil, errors.New("making node pools: the cluster has no CRD nodepools.apps.openyurt.io: install OpenYurt's yurt-manager first")
+		return nil, errors.New("making node pools: the cluster has no CRD " + openyurt.PoolCRD + ": install OpenYurt's yurt-manager first")
 	}
 	if w.VIP != "" {
 		all = append(all, proxyWish(w.VIP))
@@ -466,7 +468,7 @@ func (c *Client) wishes(ctx context.Context, w Wanted) ([]wish, error) {
 // poolVersion is the version of NodePool that the cluster stores; "" where it
 // has none, and so no OpenYurt.
 func (c *Client) poolVersion(ctx context.Context) (string, error) {
-	crd, err := c.get(ctx, crds, "", "nodepools.apps.openyurt.io")
+	crd, err := c.get(ctx, crds, "", openyurt.PoolCRD)
 	if err != nil || crd == nil {
 		return "", err
 	}
@@ -538,7 +540,7 @@ func mastersWishes(masters []string) []wish {
 func hubRules() []any {
 	return []any{
 		map[string]any{"apiGroups": words(""), "resources": words("configmaps"), "verbs": words("get", "list", "watch")},
-		map[string]any{"apiGroups": words("apps.openyurt.io"), "resources": words("nodepools"), "verbs": words("list", "watch")},
+		map[string]any{"apiGroups": words(openyurt.Group), "resources": words("nodepools"), "verbs": words("list", "watch")},
 		map[string]any{"apiGroups": words("discovery.k8s.io"), "resources": words("endpointslices"), "verbs": words("list", "watch")},
 	}
 }
@@ -595,7 +597,7 @@ func grants(rules []any, want map[string]any) bool {
 	})
 }
 
-const topologyKey = "openyurt.io/topologyKeys"
+const topologyKey = openyurt.TopologyKey
 
 // dnsWish keeps DNS within a node pool, where it works without the link.
 func dnsWish() wish {
@@ -607,14 +609,14 @@ func dnsWish() wish {
 		if annotations[topologyKey] != "" {
 			return is, nil
 		}
-		return is, unstructured.SetNestedField(is, "openyurt.io/nodepool", "metadata", "annotations", topologyKey)
+		return is, unstructured.SetNestedField(is, openyurt.PoolTopology, "metadata", "annotations", topologyKey)
 	}}
 }
 
 func poolWish(version, name, kind string) wish {
 	return wish{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
-			return map[string]any{"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool", "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
+			return map[string]any{"apiVersion": openyurt.Group + "/" + version, "kind": "NodePool", "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
 		}
 		if has, _, _ := unstructured.NestedString(is, "spec", "type"); has != kind {
 			return nil, fmt.Errorf("making the node pool %s: it exists and is of type %s, which cannot change: name another pool", name, has)

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Verify says what nodes will find on the cluster, and lack.
@@ -52,7 +54,7 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 	pools, err := c.poolVersion(ctx)
 	if err != nil || pools == "" {
 		if err == nil {
-			add("OpenYurt", CheckUnknown, "there is no CRD nodepools.apps.openyurt.io: native nodes can join, edge and cloud nodes cannot", "install OpenYurt's yurt-manager")
+			add("OpenYurt", CheckUnknown, "there is no CRD "+openyurt.PoolCRD+": native nodes can join, edge and cloud nodes cannot", "install OpenYurt's yurt-manager")
 		}
 		return out, err
 	}

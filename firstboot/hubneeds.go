@@ -88,13 +88,16 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 	if err := c.Get(ctx, openyurt.API+h.PoolVersion()+"/nodepools?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
 		return nil // why not is said by who waits for it
 	}
-	switch {
-	case len(pools.Items) == 0:
+	if len(pools.Items) == 0 {
 		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook lets no Node be of a pool that is not there", h.Pool),
 			"make it, or take one that is there (kubectl get nodepools)")
-	case h.Cloud && pools.Items[0].Spec.Type == "Edge":
-		return Permanent(fmt.Errorf("NodePool %s is of type Edge, and OpenYurt would turn this cloud node into an edge node", h.Pool),
-			"choose a node pool of type Cloud, or node type edge")
+	}
+	switch what, fix := openyurt.PoolProblem(pools.Items[0].Spec.Type, h.Cloud); {
+	case what == "":
+	case h.Cloud:
+		return Permanent(fmt.Errorf("NodePool %s %s", h.Pool, what), fix)
+	default: // it works all the same
+		e.Note("NodePool %s %s: %s", h.Pool, what, fix)
 	}
 	return nil
 }

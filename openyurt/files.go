@@ -25,7 +25,7 @@ const (
 )
 
 // API is where OpenYurt's own resources are, without their version.
-const API = "/apis/apps.openyurt.io/"
+const API = "/apis/" + Group + "/"
 
 // Ports of yurthub. It asks nobody who he is and acts with the node's rights.
 const (

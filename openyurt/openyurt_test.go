@@ -90,3 +90,17 @@ func TestOpenYurtVersion(t *testing.T) {
 		}
 	}
 }
+
+// TestPoolProblem: first boot and preflight say the same of a pool.
+func TestPoolProblem(t *testing.T) {
+	for _, c := range []struct {
+		poolType string
+		cloud    bool
+		want     string
+	}{{PoolEdge, false, ""}, {PoolEdge, true, "would turn"}, {PoolCloud, false, "an edge node"}, {PoolCloud, true, ""}, {"", false, ""}, {"", true, ""}} {
+		what, fix := PoolProblem(c.poolType, c.cloud)
+		if c.want == "" && what+fix != "" || c.want != "" && (!strings.Contains(what, c.want) || fix == "") {
+			t.Errorf("%q, cloud %t: %q, to fix: %q", c.poolType, c.cloud, what, fix)
+		}
+	}
+}

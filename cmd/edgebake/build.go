@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -166,7 +167,7 @@ of an encrypted key is read from the environment variable
 			}
 			// The image first, with all that belongs to it.
 			if err := finishBuild(s, opts, src, res, asJSON); err != nil {
-				return err
+				return withImage(c.Context(), opts.Output, err)
 			}
 			if exportBase == "" {
 				return nil
@@ -174,7 +175,7 @@ of an encrypted key is read from the environment variable
 			// The base that is in the image, not one made anew.
 			opts.Events, opts.Update, opts.Lock = nil, false, res.Plan.Lock()
 			if _, err := builder.ExportBase(c.Context(), img, opts, exportBase); err != nil {
-				return fmt.Errorf("the image is complete, its base is not exported: %w", err)
+				return withImage(c.Context(), opts.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err))
 			}
 			return nil
 		},
@@ -294,4 +295,13 @@ image, byte for byte.`,
 	}
 	src.flags(c)
 	return c
+}
+
+// withImage is what went wrong after the image was written: an interrupt does
+// not take that back.
+func withImage(ctx context.Context, image string, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return unfinished{fmt.Errorf("interrupted when %s was complete: %w", image, err)}
 }

@@ -548,3 +548,18 @@ func TestErrorsKeepToThemselves(t *testing.T) {
 		}
 	}
 }
+
+// TestInterruptedBehindTheImage: an interrupt after the image was written does
+// not say that nothing was left behind.
+func TestInterruptedBehindTheImage(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := errors.New("writing image.lock: no space left on device")
+	if err := withImage(ctx, "node.raw", failed); err != failed {
+		t.Errorf("without an interrupt: %v", err)
+	}
+	cancel()
+	var left unfinished
+	if err := withImage(ctx, "node.raw", failed); !errors.As(err, &left) || !strings.Contains(err.Error(), "node.raw was complete: writing image.lock") {
+		t.Errorf("%v", err)
+	}
+}

@@ -49,7 +49,7 @@ var rooms = map[string][]string{
 	// edgebake does, and knows the machine as first boot does.
 	"installer":       {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
 	"ipvs":            {"configs/ondisk"},
-	"cluster":         {"configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
+	"cluster":         {"openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
 	"cluster/api":     {"configs/yamltree"},
 	"cluster/reports": {"configs/ondisk"},
 	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api"},
