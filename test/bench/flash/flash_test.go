@@ -70,18 +70,29 @@ func limit(b *testing.B, dev string, rate int64) error {
 			continue
 		}
 		b.Cleanup(func() { os.Remove(dir) })
-		if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.line), 0); err != nil {
+		if tell(filepath.Join(dir, c.file), c.line) != nil {
 			os.Remove(dir)
 			continue
 		}
-		self := []byte(strconv.Itoa(os.Getpid()))
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), self, 0); err != nil {
+		self := strconv.Itoa(os.Getpid())
+		if err := tell(filepath.Join(dir, "cgroup.procs"), self); err != nil {
 			return err
 		}
-		b.Cleanup(func() { os.WriteFile(filepath.Join(c.root, "cgroup.procs"), self, 0) })
+		b.Cleanup(func() { tell(filepath.Join(c.root, "cgroup.procs"), self) })
 		return nil
 	}
 	return errors.New("no cgroup with an io or blkio controller can be made here")
+}
+
+// tell writes to a file of the kernel's; in a folder that is none of its
+// controllers there is no such file.
+func tell(file, text string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }
 
 // rival is one way to write the image.
