@@ -853,7 +853,7 @@ func TestPushGoesOn(t *testing.T) {
 			return false
 		})
 		_, err := Push(t.Context(), zst, s.ref(":1"), quick(t))
-		wantError(t, err, "sending part 1 of", s.Listener.Addr().String())
+		wantError(t, err, "sending part ", s.Listener.Addr().String())
 	})
 	t.Run("the registry forgets what it kept", func(t *testing.T) {
 		s := serve(t, httptest.NewServer)
@@ -876,7 +876,7 @@ func TestPushGoesOn(t *testing.T) {
 		o := quick(t)
 		o.Warn = nil
 		_, err := Push(ctx, zst, s.ref(":1"), o)
-		wantError(t, err, "sending part 1 of", s.Listener.Addr().String())
+		wantError(t, err, "sending part ", s.Listener.Addr().String())
 	})
 	t.Run("too large for a proxy", func(t *testing.T) {
 		s := serve(t, httptest.NewServer)
