@@ -460,6 +460,24 @@ func recompress(t *testing.T, raw, out string) {
 	}
 }
 
+// TestVerifyTellsOfAFrame: damage that decompressing finds says what to do, as
+// all other damage does.
+func TestVerifyTellsOfAFrame(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.raw.zst")
+	golden(t, path, 8<<20, false)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Verify(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), "decompressing frame") || !strings.Contains(err.Error(), "copy or build it again") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestVerifyFindsDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, path, 8<<20, false)

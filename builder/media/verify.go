@@ -36,7 +36,11 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 // Verify is Verify of an open image.
 func (g *Golden) Verify(ctx context.Context, progress func(done, total int64)) error {
 	return g.m.verify(ctx, func(ctx context.Context) (disk.Digest, error) {
-		return disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress}, g.m.parts())
+		d, err := disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress}, g.m.parts())
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
+		}
+		return d, err
 	})
 }
 
