@@ -464,12 +464,22 @@ func recompress(t *testing.T, raw, out string) {
 // all other damage does.
 func TestVerifyTellsOfAFrame(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw.zst")
-	golden(t, path, 8<<20, false)
+	golden(t, path, 8<<20, true)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b[len(b)/2] ^= 1
+	// The last frame with content, behind the slot.
+	magic := []byte{0x28, 0xb5, 0x2f, 0xfd}
+	at := len(b)
+	for next := at; at >= 0 && (next-at < 4<<10 || next == len(b)); {
+		next = at
+		at = bytes.LastIndex(b[:at], magic)
+	}
+	if at < 0 {
+		t.Fatal("no frame was found")
+	}
+	b[at] ^= 1
 	if err := os.WriteFile(path, b, 0o644); err != nil {
 		t.Fatal(err)
 	}
