@@ -42,7 +42,7 @@ the lines for the Sites, or for the Cluster, that bring them to the machines.
 Reports hold no token and no key. Who knows the address can report anything: the
 page shows what machines say, the cluster's own word is ` + "`edgebake cluster status`" + `.`,
 		Example: `  edgebake cluster listen --name reports.example.com --dir reports
-  edgebake cluster status --reports reports`,
+  edgebake cluster listen --name 192.168.7.5 --listen 192.168.7.5:443`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error { return r.run(c.Context(), s) },
 	}
