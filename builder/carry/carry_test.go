@@ -42,6 +42,9 @@ type server struct {
 	seen  []string // METHOD PATH [RANGE]
 	fault func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool
 	blobs int64 // bytes of blobs that were sent
+	// round counts calls of faulty: what an answer of an earlier one still sends
+	// to a client that is gone is not counted.
+	round int
 }
 
 func serve(t *testing.T, start func(http.Handler) *httptest.Server) *server {
@@ -51,12 +54,12 @@ func serve(t *testing.T, start func(http.Handler) *httptest.Server) *server {
 	s.Server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.seen = append(s.seen, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
-		fault := s.fault
+		fault, round := s.fault, s.round
 		s.mu.Unlock()
 		if fault != nil && fault(w, r, inner) {
 			return
 		}
-		inner.ServeHTTP(counting{w, s, r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")}, r)
+		inner.ServeHTTP(counting{w, s, round, r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")}, r)
 	}))
 	t.Cleanup(s.Close)
 	return s
@@ -64,15 +67,18 @@ func serve(t *testing.T, start func(http.Handler) *httptest.Server) *server {
 
 type counting struct {
 	http.ResponseWriter
-	s  *server
-	on bool
+	s     *server
+	round int
+	on    bool
 }
 
 func (c counting) Write(b []byte) (int, error) {
 	n, err := c.ResponseWriter.Write(b)
 	if c.on {
 		c.s.mu.Lock()
-		c.s.blobs += int64(n)
+		if c.round == c.s.round {
+			c.s.blobs += int64(n)
+		}
 		c.s.mu.Unlock()
 	}
 	return n, err
@@ -82,6 +88,7 @@ func (s *server) faulty(f func(w http.ResponseWriter, r *http.Request, inner htt
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault, s.seen, s.blobs = f, nil, 0
+	s.round++
 }
 
 func (s *server) requests(prefix string) (out []string) {
