@@ -219,6 +219,7 @@ func BenchmarkFlash(b *testing.B) {
 			dd.median()/r.median(), dd.least()/r.least(), bmap.median()/r.median(), bmap.least()/r.least())
 	}
 	fmt.Fprintf(&text, "\nThe same device, limited to %d MB/s by the kernel's blkio controller, about what a SATA disk writes:\n\n", limitedTo/1_000_000)
+	fmt.Fprint(&text, "The controller counts ranges that flash makes zeros as bytes that were written, although this device gets none of them: flash's time here is that of a device that cannot zero by itself.\n\n")
 	if why != nil {
 		fmt.Fprintf(&text, "Not measured: %v.\n", why)
 	} else {
