@@ -274,13 +274,18 @@ func TestPostThroughTheProxy(t *testing.T) {
 			return
 		}
 		defer up.Close()
-		w.WriteHeader(http.StatusOK)
+		// By hand: of a header that net/http writes, a part may come after the
+		// connection was taken over.
 		down, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer down.Close()
+		if _, err := io.WriteString(down, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
+			t.Error(err)
+			return
+		}
 		go func() { _, _ = io.Copy(up, down) }() // ends with the connection
 		_, _ = io.Copy(down, up)
 	}))
