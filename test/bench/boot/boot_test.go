@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/test/bench"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -65,16 +66,8 @@ func (s *subject) note(what string, at time.Duration) {
 	s.at[what] = append(s.at[what], at.Seconds())
 }
 
-func median(t []float64) float64 {
-	if len(t) == 0 {
-		return 0
-	}
-	t = slices.Sorted(slices.Values(t))
-	return t[len(t)/2]
-}
-
-// bench is what all boots share.
-type bench struct {
+// world is what all boots share.
+type world struct {
 	*testing.B
 	root, dir string
 	lab       *lab.Lab
@@ -83,14 +76,14 @@ type bench struct {
 	boots     int
 }
 
-func (b *bench) must(err error) {
+func (b *world) must(err error) {
 	b.Helper()
 	if err != nil {
 		b.Fatalf("%v\n%s", err, b.lab.Evidence())
 	}
 }
 
-func (b *bench) run(argv ...string) {
+func (b *world) run(argv ...string) {
 	b.Helper()
 	cmd := exec.CommandContext(b.Context(), argv[0], argv[1:]...)
 	cmd.Dir, cmd.Env = b.root, append(os.Environ(), "CGO_ENABLED=0")
@@ -106,18 +99,12 @@ func BenchmarkBoot(b *testing.B) {
 	}
 	desk.NeedRoot(b, "it makes a network namespace")
 	desk.NeedProgram(b, "qemu-system-x86_64", "qemu-system-x86")
-	runs := 3
-	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
-		var err error
-		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
-			b.Fatalf("EDGEBAKE_BENCH_RUNS=%s", s)
-		}
-	}
+	runs := bench.Runs(b, 3)
 	root, err := filepath.Abs("../../..")
 	if err != nil {
 		b.Fatal(err)
 	}
-	w := &bench{B: b, root: root, dir: filepath.Join(root, "build", "bench-boot")}
+	w := &world{B: b, root: root, dir: filepath.Join(root, "build", "bench-boot")}
 	if err := os.RemoveAll(w.dir); err != nil {
 		b.Fatal(err)
 	}
@@ -145,7 +132,7 @@ func BenchmarkBoot(b *testing.B) {
 }
 
 // images builds what is booted.
-func (b *bench) images() []*subject {
+func (b *world) images() []*subject {
 	bin := filepath.Join(b.dir, "edgebake")
 	b.run("go", "build", "-trimpath", "-o", bin, "./cmd/edgebake")
 	b.run("go", "run", "./test/images", "-o", "build/images")
@@ -175,7 +162,7 @@ func (b *bench) images() []*subject {
 }
 
 // start starts the cluster that the nodes join.
-func (b *bench) start() {
+func (b *world) start() {
 	dir, err := fetch.DefaultDir()
 	b.must(err)
 	cache, err := fetch.Open(dir)
@@ -190,7 +177,7 @@ func (b *bench) start() {
 }
 
 // boot boots a machine with a fresh copy and notes when what happened.
-func (b *bench) boot(s *subject) {
+func (b *world) boot(s *subject) {
 	b.boots++
 	name := fmt.Sprintf("boot-%d", b.boots)
 	image := s.golden
@@ -290,10 +277,9 @@ func (s *subject) account(out string) {
 // report is the page for results.
 func report(subjects []*subject, runs int) string {
 	var t strings.Builder
-	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Fprintf(&t, "# From power-on to a Ready node\n\nMade by `make bench` (test/bench/boot). %d boots each, in turns, %d processors, accelerator %s, the example's image (%s) in QEMU beside its cluster on the same computer.\n"+
 		"Load average at the end: %s. Seconds are medians.\n\n", runs, runtime.NumCPU(), cmp.Or(os.Getenv("EDGEBAKE_ACCEL"), "tcg"), quickstart,
-		strings.Join(slices.Concat(strings.Fields(string(load)), []string{"", "", ""})[:3], " "))
+		bench.Load())
 	var order []string
 	for _, s := range slices.Backward(subjects) {
 		for _, what := range s.order {
@@ -313,7 +299,7 @@ func report(subjects []*subject, runs int) string {
 		fmt.Fprintf(&t, "| %s |", what)
 		for _, s := range subjects {
 			if v := of(s); len(v) > 0 {
-				fmt.Fprintf(&t, " %.1f |", median(v))
+				fmt.Fprintf(&t, " %.1f |", bench.Median(v))
 			} else {
 				t.WriteString(" |")
 			}
@@ -325,17 +311,17 @@ func report(subjects []*subject, runs int) string {
 		row(what, func(s *subject) []float64 { return s.at[what] })
 	}
 	bare, now := subjects[0], subjects[len(subjects)-1]
-	base := median(bare.at["multi-user.target"]) + median(now.at["kubelet's own start"])
+	base := bench.Median(bare.at["multi-user.target"]) + bench.Median(now.at["kubelet's own start"])
 	fmt.Fprintf(&t, "\nThe base alone and kubelet's own start take %.1f s together; promised is Ready in %.1f times that, and in %.0f s on two quiet processors without KVM.\n\n", base, promised, goal)
 	for _, s := range subjects[1:] {
-		fmt.Fprintf(&t, "- %s: Ready after %.1f s, %.2f times.\n", s.name, median(s.at["Ready"]), median(s.at["Ready"])/base)
+		fmt.Fprintf(&t, "- %s: Ready after %.1f s, %.2f times.\n", s.name, bench.Median(s.at["Ready"]), bench.Median(s.at["Ready"])/base)
 	}
 	t.WriteString("\nWhat systemd says of each unit (`systemd-analyze blame`; they run side by side, so sums mean nothing), from half a second on:\n\n")
 	heads("unit")
 	units := map[string]float64{}
 	for _, s := range subjects {
 		for u, v := range s.units {
-			units[u] = max(units[u], median(v))
+			units[u] = max(units[u], bench.Median(v))
 		}
 	}
 	names := slices.SortedFunc(maps.Keys(units), func(a, b string) int { return cmp.Or(cmp.Compare(units[b], units[a]), cmp.Compare(a, b)) })

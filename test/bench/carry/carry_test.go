@@ -22,7 +22,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -30,6 +29,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/carry"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/test/bench"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -215,19 +215,10 @@ type row struct {
 	times            []float64
 }
 
-func (r *row) median() float64 {
-	t := slices.Sorted(slices.Values(r.times))
-	return t[len(t)/2]
-}
+func (r *row) median() float64 { return bench.Median(r.times) }
 
 func BenchmarkCarry(b *testing.B) {
-	runs := 3
-	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
-		var err error
-		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
-			b.Fatalf("EDGEBAKE_BENCH_RUNS=%s", s)
-		}
-	}
+	runs := bench.Runs(b, 3)
 	dir, err := os.MkdirTemp(cmp.Or(os.Getenv("EDGEBAKE_BENCH_DIR"), os.TempDir()), "edgebake-bench-")
 	if err != nil {
 		b.Fatal(err)
@@ -284,12 +275,11 @@ func BenchmarkCarry(b *testing.B) {
 		}
 	}
 	var text strings.Builder
-	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Fprintf(&text, "# Push and pull\n\nMade by `make bench` (test/bench/carry). %d runs each, in turns, %d processors, go-containerregistry's registry in the same process, all in memory.\n"+
 		"Load average at the end: %s.\nA compressed image of %d MiB. Copying sends and fetches the same file as one blob with go-containerregistry's client, its digest and a sync to the disk included; "+
 		"promised is %.1f of its speed. Push also verifies the image, and pull decompresses it and verifies its golden digest: on loopback, where registry and client share the processors with that, this shows; on a line it is done while bytes arrive.\n\n"+
 		"| | over | seconds (median) | speed, × copying |\n|---|---|---|---|\n",
-		runs, runtime.NumCPU(), strings.Join(slices.Concat(strings.Fields(string(load)), []string{"", "", ""})[:3], " "), st.Size()>>20, promised)
+		runs, runtime.NumCPU(), bench.Load(), st.Size()>>20, promised)
 	for _, r := range rows {
 		base := rows[slices.IndexFunc(rows, func(x *row) bool { return x.name == r.base && x.line == r.line })]
 		fmt.Fprintf(&text, "| %s | %s | %.2f | %.2f |\n", r.name, r.line, r.median(), base.median()/r.median())

@@ -31,6 +31,8 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/test/bench"
 )
 
 const results = "../results/ext4.md"
@@ -368,29 +370,11 @@ func scratch(b *testing.B) (dir, kind string) {
 	return dir, "a disk"
 }
 
-func median(x []float64) float64 {
-	x = slices.Sorted(slices.Values(x))
-	return x[len(x)/2]
-}
-
 // writer is one of those compared.
 type writer struct {
 	name         string
 	seconds, cpu []float64
 	peak         int64
-}
-
-// runs is how often each writer runs.
-func runs(b *testing.B) int {
-	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
-	if s == "" {
-		return 5
-	}
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 1 {
-		b.Fatalf("EDGEBAKE_BENCH_RUNS=%q: want a number of at least 1", s)
-	}
-	return n
 }
 
 // BenchmarkExt4 is one run, however many the framework asks for: it takes
@@ -409,7 +393,7 @@ func BenchmarkExt4(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	runs := runs(b)
+	runs := bench.Runs(b, 5)
 	dir, kind := scratch(b)
 	version, _ := exec.Command(mke2fs, "-V").CombinedOutput()
 	firstLine, _, _ := strings.Cut(string(version), "\n")
@@ -507,15 +491,15 @@ func compare(b *testing.B, out io.Writer, name, tarPath, dir, self, mke2fs strin
 	}
 	fmt.Fprintf(out, "\n## %s\n\n%d entries, %d MiB written into a file system of %d MiB; indexing the tar takes %.2f s\n\n"+
 		"| writer | seconds | least | × dd | × edgebake | processor s | × dd | peak MiB |\n|---|---|---|---|---|---|---|---|\n",
-		strings.ToUpper(name[:1])+name[1:], ours.Entries, ours.Written>>20, ours.Size>>20, median(index))
+		strings.ToUpper(name[:1])+name[1:], ours.Entries, ours.Written>>20, ours.Size>>20, bench.Median(index))
 	for _, w := range []*writer{dd, us, rival} {
-		m, c := median(w.seconds), median(w.cpu)
+		m, c := bench.Median(w.seconds), bench.Median(w.cpu)
 		fmt.Fprintf(out, "| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", w.name, m, slices.Min(w.seconds),
-			m/median(dd.seconds), m/median(us.seconds), c, c/median(dd.cpu), cmp.Or(mib(w.peak), "–"))
+			m/bench.Median(dd.seconds), m/bench.Median(us.seconds), c, c/bench.Median(dd.cpu), cmp.Or(mib(w.peak), "–"))
 	}
 	slug := strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
-	b.ReportMetric(median(us.seconds)/median(dd.seconds), slug+"/x-dd")
-	b.ReportMetric(median(rival.seconds)/median(us.seconds), slug+"/mke2fs-x")
+	b.ReportMetric(bench.Median(us.seconds)/bench.Median(dd.seconds), slug+"/x-dd")
+	b.ReportMetric(bench.Median(rival.seconds)/bench.Median(us.seconds), slug+"/mke2fs-x")
 }
 
 func mib(n int64) string {
@@ -566,7 +550,7 @@ func scale(b *testing.B, out io.Writer, dir, self string, runs int) {
 			}
 			seconds = append(seconds, last.Write)
 		}
-		m := median(seconds)
+		m := bench.Median(seconds)
 		fmt.Fprintf(out, "| %d | %.2f | %.1f | %s | %s | %d |\n", n, m, m*1e6/float64(n), mib(last.Before), mib(last.Peak), (last.Peak-last.Before)/int64(n))
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
+
+	"github.com/edgebake/edgebake/test/bench"
 )
 
 const imageResults = "../results/image.md"
@@ -85,7 +87,7 @@ func BenchmarkImage(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	n := runs(b)
+	n := bench.Runs(b, 5)
 	var out strings.Builder
 	fmt.Fprintf(&out, "# Golden images and dd\n\n"+
 		"Made by `make bench` (test/bench/disk). Median of %d runs each, in turns, %d processors.\n"+
@@ -153,9 +155,9 @@ func compareImage(b *testing.B, out io.Writer, name, tarPath, dir, self string, 
 		"| writer | seconds | least | × dd | least × dd | processor s | × dd | peak MiB |\n|---|---|---|---|---|---|---|---|\n",
 		strings.ToUpper(name[:1])+name[1:], ours.Entries, ours.Written>>20, ours.Size>>20, ours.Index)
 	for _, w := range []*writer{dd, us} {
-		fmt.Fprintf(out, "| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", w.name, median(w.seconds), slices.Min(w.seconds),
-			median(w.seconds)/median(dd.seconds), slices.Min(w.seconds)/slices.Min(dd.seconds), median(w.cpu), median(w.cpu)/median(dd.cpu), mib(w.peak))
+		fmt.Fprintf(out, "| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", w.name, bench.Median(w.seconds), slices.Min(w.seconds),
+			bench.Median(w.seconds)/bench.Median(dd.seconds), slices.Min(w.seconds)/slices.Min(dd.seconds), bench.Median(w.cpu), bench.Median(w.cpu)/bench.Median(dd.cpu), mib(w.peak))
 	}
 	slug := strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")
-	b.ReportMetric(median(us.seconds)/median(dd.seconds), slug+"/x-dd")
+	b.ReportMetric(bench.Median(us.seconds)/bench.Median(dd.seconds), slug+"/x-dd")
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/test/bench"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"golang.org/x/sys/unix"
@@ -102,10 +103,7 @@ type rival struct {
 	times []float64
 }
 
-func (r *rival) median() float64 {
-	t := slices.Sorted(slices.Values(r.times))
-	return t[len(t)/2]
-}
+func (r *rival) median() float64 { return bench.Median(r.times) }
 
 func (r *rival) least() float64 { return slices.Min(r.times) }
 
@@ -117,13 +115,7 @@ func BenchmarkFlash(b *testing.B) {
 	desk.NeedRoot(b, "it makes a loop device")
 	desk.NeedProgram(b, "losetup", "mount")
 	bmaptool := desk.NeedProgram(b, "bmaptool", "bmap-tools")
-	runs := 5
-	if s := os.Getenv("EDGEBAKE_BENCH_RUNS"); s != "" {
-		var err error
-		if runs, err = strconv.Atoi(s); err != nil || runs < 1 {
-			b.Fatalf("EDGEBAKE_BENCH_RUNS=%s", s)
-		}
-	}
+	runs := bench.Runs(b, 5)
 	dir, err := os.MkdirTemp(cmp.Or(os.Getenv("EDGEBAKE_BENCH_DIR"), os.TempDir()), "edgebake-bench-")
 	if err != nil {
 		b.Fatal(err)
@@ -206,13 +198,12 @@ func BenchmarkFlash(b *testing.B) {
 		}
 	}
 	var text strings.Builder
-	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Fprintf(&text, "# Flash, dd and bmaptool\n\nMade by `make bench` (test/bench/flash). %d runs each, in turns, %d processors, one loop device on a disk file.\n"+
 		"Load average at the end: %s. Flash and bmaptool need a processor to hash with and dd needs none, so on a machine that others use as well both fall behind dd.\n"+
 		"An image of %d MiB with %d MiB of data. `dd` writes as many bytes as the image has data, with O_DIRECT and fsync, as flash does; promised are %.2f of its speed without reading back. "+
 		"Flash also hashes everything, and makes holes zeros; bmaptool checks the digests of its map, and leaves in holes what was there.\n\n"+
 		"| | seconds (median) | least | speed, × dd | least | speed, × bmaptool | least |\n|---|---|---|---|---|---|---|\n",
-		runs, runtime.NumCPU(), strings.Join(slices.Concat(strings.Fields(string(load)), []string{"", "", ""})[:3], " "), i.Size>>20, written>>20, promised)
+		runs, runtime.NumCPU(), bench.Load(), i.Size>>20, written>>20, promised)
 	dd, bmap := rivals[0], rivals[1]
 	for _, r := range rivals {
 		fmt.Fprintf(&text, "| %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", r.name, r.median(), r.least(),

@@ -1,0 +1,46 @@
+// Package bench is what the benchmarks below it share: how often they run, and
+// how busy the computer was meanwhile.
+package bench
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Runs is how often each subject runs: EDGEBAKE_BENCH_RUNS, or unset where that
+// is not set.
+func Runs(b *testing.B, unset int) int {
+	b.Helper()
+	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
+	if s == "" {
+		return unset
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		b.Fatalf("EDGEBAKE_BENCH_RUNS=%q: want a number of at least 1", s)
+	}
+	return n
+}
+
+// Median is the upper one of an even number, and 0 of nothing.
+func Median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	x = slices.Sorted(slices.Values(x))
+	return x[len(x)/2]
+}
+
+// Load is the load average over 1, 5 and 15 minutes, empty where the system
+// does not tell.
+func Load() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return ""
+	}
+	fields := strings.Fields(string(text))
+	return strings.Join(fields[:min(3, len(fields))], " ")
+}
