@@ -80,16 +80,8 @@ func TestInstallerSecureBoot(t *testing.T) {
 	vm := w.start(lab.VMConfig{Name: "box1", Image: w.blank("box1.raw", 8<<30), Disk: 8 << 30, Secure: true, Sticks: qemu.USB, Stick: stick})
 	w.expect(vm, 0, `edgebake: INSTALLED generic on /dev/vda, .*read back and verified`)
 	w.expect(vm, 0, `edgebake: powering off: remove the installer`)
-	ctx, cancel := vm.Patience(t.Context(), 10*time.Minute)
-	defer cancel()
-	if err := vm.WaitOff(ctx); err != nil {
-		t.Fatal(err)
-	}
-	vm.Unplug()
-	w.on(vm)
-	w.ready(vm, nil)
-	w.off(vm)
-	w.noSecret(vm, w.disk(vm))
+	w.waitOff(vm)
+	w.startsWithout(vm)
 }
 
 // An ISO in an optical drive installs.
@@ -102,11 +94,7 @@ func TestInstallerISO(t *testing.T) {
 	large := w.blank("large.raw", 12<<30)
 	vm := w.start(lab.VMConfig{Name: "disc", Image: w.blank("disc.raw", 8<<30), Disk: 8 << 30, More: []string{large}, CD: iso})
 	w.expect(vm, 0, `edgebake: INSTALLED quickstart on /dev/vda, .*read back and verified`)
-	ctx, cancel := vm.Patience(t.Context(), 10*time.Minute)
-	defer cancel()
-	if err := vm.WaitOff(ctx); err != nil {
-		t.Fatal(err)
-	}
+	w.waitOff(vm)
 	if err := media.Verify(t.Context(), w.disk(vm), nil); err != nil {
 		t.Error(err)
 	}
@@ -128,11 +116,24 @@ func TestInstallerNetboot(t *testing.T) {
 	vm := w.start(lab.VMConfig{Name: "net1", Image: w.blank("net1.raw", 8<<30), Disk: 8 << 30, NetBoot: true})
 	w.expect(vm, 0, `Start HTTP Boot`)
 	w.expect(vm, 0, `edgebake: INSTALLED quickstart on /dev/vda, .*read back and verified`)
-	ctx, cancel := vm.Patience(t.Context(), 10*time.Minute)
+	w.waitOff(vm)
+	w.startsWithout(vm)
+}
+
+// waitOff waits until the installer has switched the machine off.
+func (w *world) waitOff(vm *lab.VM) {
+	w.t.Helper()
+	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)
 	defer cancel()
 	if err := vm.WaitOff(ctx); err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
+}
+
+// startsWithout switches an installed machine on without its installer: the
+// disk becomes a node, and nothing of its token is left.
+func (w *world) startsWithout(vm *lab.VM) {
+	w.t.Helper()
 	vm.Unplug()
 	w.on(vm)
 	w.ready(vm, nil)
