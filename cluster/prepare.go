@@ -668,8 +668,8 @@ func excludeVIP(text, vip string) (string, error) {
 	if err := yaml.Unmarshal([]byte(text), &root); err != nil || len(root.Content) != 1 {
 		return "", fmt.Errorf("%s: it is not one document: %w", doing, err)
 	}
-	ipvs := child(root.Content[0], "ipvs", yaml.MappingNode)
-	list := child(ipvs, "excludeCIDRs", yaml.SequenceNode)
+	ipvs := yamltree.Child(root.Content[0], "ipvs", yaml.MappingNode)
+	list := yamltree.Child(ipvs, "excludeCIDRs", yaml.SequenceNode)
 	list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: want})
 	changed, err := encode(&root)
 	if err != nil {
@@ -685,18 +685,6 @@ func encode(v any) (string, error) {
 	enc.SetIndent(2)
 	err := errors.Join(enc.Encode(v), enc.Close())
 	return b.String(), err
-}
-
-// child is a mapping's value of that kind, made where it is missing or null.
-func child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
-	n := yamltree.Value(m, key)
-	if n == nil {
-		n = &yaml.Node{Kind: kind}
-		yamltree.Set(m, key, n)
-	} else if n.Kind != kind {
-		*n = yaml.Node{Kind: kind}
-	}
-	return n
 }
 
 // lines are an object as YAML.

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
 // againPhase has first boot run again and again on a control-plane node, which
@@ -74,35 +75,11 @@ func annotated(pod []byte, name, value string) ([]byte, error) {
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return nil, errors.New("it is not a pod")
 	}
-	annotations := child(child(doc.Content[0], "metadata"), "annotations")
-	text := func(s string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s} }
-	for i := 0; i+1 < len(annotations.Content); i += 2 {
-		if annotations.Content[i].Value == name {
-			annotations.Content[i+1] = text(value)
-			name = ""
-		}
-	}
-	if name != "" {
-		annotations.Content = append(annotations.Content, text(name), text(value))
-	}
+	metadata := yamltree.Child(doc.Content[0], "metadata", yaml.MappingNode)
+	yamltree.Set(yamltree.Child(metadata, "annotations", yaml.MappingNode), name, yamltree.String(value))
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
 	err := errors.Join(enc.Encode(&doc), enc.Close())
 	return b.Bytes(), err
-}
-
-// child is the mapping below a key of m, made if need be.
-func child(m *yaml.Node, key string) *yaml.Node {
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].Value == key {
-			if m.Content[i+1].Kind != yaml.MappingNode {
-				m.Content[i+1] = &yaml.Node{Kind: yaml.MappingNode}
-			}
-			return m.Content[i+1]
-		}
-	}
-	c := &yaml.Node{Kind: yaml.MappingNode}
-	m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, c)
-	return c
 }

@@ -26,8 +26,8 @@ func Index(m *yaml.Node, key string) int {
 	return -1
 }
 
-// Value is a mapping's value as it stands there, perhaps an alias; nil where
-// there is none.
+// Value is a mapping's value as it stands there, perhaps an alias; nil if
+// the key is missing.
 func Value(m *yaml.Node, key string) *yaml.Node {
 	if i := Index(m, key); i >= 0 {
 		return m.Content[i+1]
@@ -35,7 +35,7 @@ func Value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// Get is a mapping's value, through aliases; nil where there is none.
+// Get is a mapping's value, through aliases; nil if the key is missing.
 func Get(m *yaml.Node, key string) *yaml.Node { return Deref(Value(Deref(m), key)) }
 
 // Text is a scalar's text, empty for anything else.
@@ -53,6 +53,19 @@ func Set(m *yaml.Node, key string, value *yaml.Node) {
 		return
 	}
 	m.Content = append(m.Content, String(key), value)
+}
+
+// Child is a mapping's value of that kind. Where the key is missing, or has a
+// value of another kind, as null, it is made.
+func Child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
+	n := Value(m, key)
+	if n == nil {
+		n = &yaml.Node{Kind: kind}
+		Set(m, key, n)
+	} else if n.Kind != kind {
+		*n = yaml.Node{Kind: kind}
+	}
+	return n
 }
 
 // Remove takes a key and its value out of a mapping.

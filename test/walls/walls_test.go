@@ -43,7 +43,7 @@ var rooms = map[string][]string{
 	"builder":                    {"builder/...", "overlays/...", "configs/...", "openyurt"},
 	"overlays":                   {"openyurt", "configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
 	"overlays/node":              {"openyurt", "configs", "configs/ondisk"},
-	"firstboot":                  {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
+	"firstboot":                  {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "configs/yamltree", "overlays/node", "cluster/api", "firstboot/..."},
 	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
