@@ -60,13 +60,13 @@ func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (se
 // Node is, and when that was last heard of. Without a Node, or an answer, both
 // are empty: what there is of etcd tells alone.
 func (t *taker) leaseOfNode(ctx context.Context) (machine, renewed string) {
+	c, err := adminClient(t.e, t.site)
+	if err != nil {
+		return "", ""
+	}
 	self := t.site.Self()
 	for i, m := range t.site.ControlPlane.Members {
 		if m.Name == self.Name {
-			continue
-		}
-		c, err := adminClient(t.e, t.site)
-		if err != nil {
 			continue
 		}
 		c.Server, c.ServerName = "https://"+t.site.Masters[i], sharedName

@@ -82,7 +82,7 @@ type Seat int
 const (
 	// Gone: its machine does not run, or there is no old seat.
 	Gone Seat = iota
-	// Watched: it cannot be told yet.
+	// Watched: not known yet.
 	Watched
 	// Alive: another machine runs with it.
 	Alive
@@ -261,8 +261,7 @@ func (v View) blank() Decision {
 	case ExpiredTicket:
 		return Decision{Do: Stop, Why: "every master is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
-	}
-	if v.Ticket == UsedTicket {
+	case UsedTicket:
 		return Decision{Do: Stop, Why: "every master is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`)"}
 	}
