@@ -129,32 +129,10 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		{pathFile, []byte("/" + strings.ToLower(rand.Text()) + "\n")},
 		{certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})},
 	} {
-		if err := durable(at(f.name), f.data); err != nil {
+		// Sites have what it says. What a former attempt left is replaced.
+		if err := replace(at(f.name), f.data, true); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// durable writes a file that must be there after a power cut, since Sites have
-// what it says. What a former attempt left is replaced.
-func durable(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".receiver-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
 }

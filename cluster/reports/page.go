@@ -7,7 +7,6 @@ import (
 	"html/template"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -92,7 +91,6 @@ func view(all []Told, now time.Time) pageView {
 		}
 		v.Counts = append(v.Counts, c)
 	}
-	slices.SortStableFunc(v.Rows, func(a, b row) int { return slices.Index(order, a.Result) - slices.Index(order, b.Result) })
 	return v
 }
 

@@ -128,7 +128,8 @@ func (s *Store) Add(r Report) error {
 	if !known && len(s.all) >= MaxNodes {
 		return ErrFull
 	}
-	if err := write(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
+	// No sync: a machine reports again.
+	if err := replace(filepath.Join(s.dir, r.State.Node+suffix), b, false); err != nil {
 		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
 	}
 	s.all[r.State.Node] = r
@@ -140,23 +141,36 @@ func (s *Store) Add(r Report) error {
 	return nil
 }
 
-// write replaces the file whole. No sync: a machine reports again.
-func write(path string, b []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
+// replace writes a file whole, or not at all. synced, it outlasts a power cut.
+func replace(path string, b []byte, synced bool) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(b)
+	if synced {
+		err = errors.Join(err, f.Sync())
+	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		os.Remove(f.Name())
+		return err
 	}
-	return err
+	if !synced {
+		return nil
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
 }
 
-// check rejects what first boot does not send.
+// check rejects what first boot does not send, and takes what terminals obey
+// out of the rest.
 func check(s *ondisk.State) error {
 	if !nodeName.MatchString(s.Node) {
 		return fmt.Errorf("node %.40q: want the name of a Node", s.Node)

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -99,7 +100,7 @@ func serve(ctx context.Context, serving map[net.Listener]http.Handler) error {
 			Handler: handler, MaxHeaderBytes: 16 << 10,
 			ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 			// Scanners of ports would fill the terminal.
-			ErrorLog: log.New(noLog{}, "", 0),
+			ErrorLog: log.New(io.Discard, "", 0),
 		}
 		g.Go(func() error {
 			if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
@@ -122,10 +123,6 @@ func serve(ctx context.Context, serving map[net.Listener]http.Handler) error {
 	}
 	return ctx.Err()
 }
-
-type noLog struct{}
-
-func (noLog) Write(b []byte) (int, error) { return len(b), nil }
 
 // snippet is what a Site needs to report here.
 func snippet(id *reports.Identity, addr net.Addr) string {
