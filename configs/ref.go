@@ -43,7 +43,7 @@ func (r *Ref) UnmarshalText(text []byte) (err error) {
 }
 
 // Digest is a SHA-256 as registries write it: "sha256:" and 64 hexadecimal
-// digits. Empty is none. Text becomes one by ParseDigest alone, so that who has
+// digits; empty: unknown. ParseDigest alone makes one of text, so that whoever has
 // one need not look again.
 type Digest string
 

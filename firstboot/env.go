@@ -95,7 +95,7 @@ type Env struct {
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
 
 	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written anew
-	// does not lose. ErrUnsupported: there is none.
+	// does not lose. ErrUnsupported: the machine has no UEFI.
 	SetFirmwareVar func(path string, value []byte) error
 
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.

@@ -34,7 +34,7 @@ const (
 	Todo Verdict = iota
 	// Done: the machine is as the phase would make it.
 	Done
-	// Unknown: it cannot be told, offline say; Run must not try. An
+	// Unknown: the machine is offline, say; Run must not try. An
 	// enrolled node never joins again because nobody answers.
 	Unknown
 )

@@ -169,7 +169,7 @@ func (e *partError) Unwrap() error        { return e.error }
 func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 
 // ours is the partition table at the beginning of an edgebake image, however
-// much of the image is there; nil where there is none.
+// much of the image is there; nil if it is unknown.
 func ours(head io.ReaderAt) *gpt.Table {
 	t, err := gpt.Read(padded{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
