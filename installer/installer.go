@@ -446,8 +446,8 @@ func (r *run) stillThere(ctx context.Context, t *device.Target, d device.Disk) e
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(disks, func(now device.Disk) bool { return now.Path == d.Path })
-	if i < 0 || disks[i].Describe() != d.Describe() || t.Size != d.Size {
+	there := slices.ContainsFunc(disks, func(now device.Disk) bool { return d.Same(&now) && now.Size == d.Size })
+	if !there || t.Size != d.Size {
 		return device.ErrChanged
 	}
 	return nil

@@ -157,6 +157,12 @@ func (d *Disk) Describe() string {
 	return strings.Join(words, ", ")
 }
 
+// Same reports whether nothing shows that two listings of a path are of two
+// disks. Sizes are for the caller to compare with what was opened.
+func (d *Disk) Same(now *Disk) bool {
+	return now.Path == d.Path && now.Bus == d.Bus && now.Model == d.Model && now.Serial == d.Serial
+}
+
 // IsInternal reports whether a disk stays in the machine: what people plug in
 // and out is taken only by a rule that says so.
 func (d *Disk) IsInternal() bool { return d.Bus != "usb" && !d.Removable }

@@ -129,3 +129,20 @@ func FuzzRule(f *testing.F) {
 		}
 	})
 }
+
+// TestSame: whatever tells another disk under the same name apart does.
+func TestSame(t *testing.T) {
+	d := Disk{Path: "/dev/sda", Bus: "sata", Model: "Samsung", Serial: "S1"}
+	if now := d; !d.Same(&now) {
+		t.Error("a disk is not the same as itself")
+	}
+	for name, change := range map[string]func(*Disk){
+		"path": func(d *Disk) { d.Path = "/dev/sdb" }, "bus": func(d *Disk) { d.Bus = "usb" },
+		"model": func(d *Disk) { d.Model = "" }, "serial": func(d *Disk) { d.Serial = "S2" },
+	} {
+		now := d
+		if change(&now); d.Same(&now) {
+			t.Errorf("another %s is not noticed", name)
+		}
+	}
+}

@@ -332,7 +332,7 @@ func stillThere(ctx context.Context, t *device.Target, d *device.Disk) error {
 	if err != nil {
 		return err
 	}
-	if now.Path != d.Path || now.Model != d.Model || now.Serial != d.Serial || now.Bus != d.Bus {
+	if !d.Same(now) {
 		return fmt.Errorf("now it is %s: %w", now, device.ErrChanged)
 	}
 	return device.Users("/proc", d.Path)
