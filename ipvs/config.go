@@ -44,6 +44,8 @@ type Server struct {
 	Probe     Probe
 	// Learn lets the cluster's ConfigMap replace Masters.
 	Learn bool
+	// Joined is the cluster that a master has to show.
+	Joined Joined
 }
 
 // Probe says how a master proves that it is alive.
@@ -182,6 +184,12 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 		Probe: Probe{CAFile: v.CAFile, Path: v.ProbePath},
 	}
 	var errs []error
+	if j := v.Joined; j != nil {
+		s.Joined = Joined(*j)
+		if j.ClusterInfo == "" || j.NodeUID == "" || j.Node == "" || strings.ContainsAny(j.Node, "/?#% \t\r\n") {
+			errs = append(errs, errors.New("joined: must have clusterInfo, node and nodeUID: let first boot write it, or leave it out"))
+		}
+	}
 	switch v.Profile {
 	case "", "lan":
 		s.Profile = LAN()

@@ -130,69 +130,33 @@ func ReadConfig(file string) ([]Server, error) {
 // returns ErrRestart when it has to be called in a new process.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.started = time.Now()
-	servers := d.opt.Servers
-	if servers == nil {
-		var err error
-		if servers, err = ReadConfig(d.opt.ConfigFile); err != nil {
-			return err
-		}
-	}
-	for _, s := range servers {
-		if s.Probe.CAFile == "" || s.Probe.Unsafe || s.Probe.Plain {
-			continue
-		}
-		if _, err := readRoots(s.Probe.CAFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	servers, err := d.configured()
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	releases := make(map[netip.AddrPort]func())
-	defer func() { // before returning: whoever comes next may come at once
-		for _, r := range d.all() {
-			r.release()
-		}
-		for _, release := range releases {
-			release()
-		}
-	}()
-	for _, s := range servers {
-		release, err := d.claim(ctx, s.VIP)
-		if err != nil {
-			return err
-		}
-		releases[s.VIP] = release
-	}
-	err := d.opt.Kernel.Ready()
-	switch {
-	case errors.Is(err, ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "":
-		d.absent.Store(true)
-		d.logf("%v; until then %s names a healthy master", err, d.opt.HostsFile)
-	case err != nil:
+	releases, err := d.claimNew(ctx, servers)
+	if err != nil {
 		return err
 	}
+	defer d.release(releases) // before returning: whoever comes next may come at once
+	if err := d.openKernel(); err != nil {
+		return err
+	}
+	newAlarm, closeAlarms := quietAlarms()
+	defer closeAlarms()
 	d.keeper = newKeeper(d.opt.Kernel, d.logf, &d.stats, func(err error) {
 		d.logf("%v", err)
 		cancel(ErrRestart)
 	})
-	d.keeper.absent = d.absent.Load()
-	newAlarm, closeAlarms := quietAlarms()
-	defer closeAlarms()
-	d.keeper.beat, d.keeper.alarms = beat{d.started}, newAlarm
+	d.keeper.absent, d.keeper.beat, d.keeper.alarms = d.absent.Load(), beat{d.started}, newAlarm
 	var wg sync.WaitGroup
-	wg.Go(func() { d.keeper.run(ctx) })
 	defer wg.Wait()
 	defer cancel(nil)
-	if d.opt.Metrics != "" {
-		d.say("metrics", d.serveMetrics(ctx, d.opt.Metrics))
-	}
-	if err := d.apply(ctx, servers, releases); err != nil {
+	wg.Go(func() { d.keeper.run(ctx) })
+	if err := d.begin(ctx, servers, releases); err != nil {
 		return err
-	}
-	for vip, host := range noted(d.opt.RunDir) {
-		if _, locked := Locked(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
-			d.forget(ctx, vip, host)
-		}
 	}
 	wg.Go(func() {
 		d.awaitVerdicts(ctx)
@@ -211,11 +175,67 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return nil
 }
 
-func (d *Daemon) all() []*running {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Collect(maps.Values(d.groups))
+// configured are the servers to keep. Each CA is read once, so that a damaged
+// one is reported before anything begins.
+func (d *Daemon) configured() ([]Server, error) {
+	servers := d.opt.Servers
+	if servers == nil {
+		var err error
+		if servers, err = ReadConfig(d.opt.ConfigFile); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range servers {
+		if s.Probe.CAFile == "" || s.Probe.Unsafe || s.Probe.Plain {
+			continue
+		}
+		if _, err := readRoots(s.Probe.CAFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return servers, nil
 }
+
+// openKernel finds out whether the kernel has IPVS. Without it the hosts file
+// is kept, where there is one.
+func (d *Daemon) openKernel() error {
+	err := d.opt.Kernel.Ready()
+	if errors.Is(err, ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
+		d.absent.Store(true)
+		d.logf("%v; until then %s names a healthy master", err, d.opt.HostsFile)
+		return nil
+	}
+	return err
+}
+
+// begin serves metrics, starts the groups, and forgets what a former
+// configuration left.
+func (d *Daemon) begin(ctx context.Context, servers []Server, releases map[netip.AddrPort]func()) error {
+	if d.opt.Metrics != "" {
+		d.say("metrics", d.serveMetrics(ctx, d.opt.Metrics))
+	}
+	if err := d.apply(ctx, servers, releases); err != nil {
+		return err
+	}
+	for vip, host := range noted(d.opt.RunDir) {
+		if _, locked := Locked(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
+			d.forget(ctx, vip, host)
+		}
+	}
+	return nil
+}
+
+// release gives up what the groups hold, and claims that no group has taken.
+func (d *Daemon) release(claims map[netip.AddrPort]func()) {
+	for _, r := range d.all() {
+		r.release()
+	}
+	for _, release := range claims {
+		release()
+	}
+}
+
+func (d *Daemon) all() []*running { return slices.Collect(maps.Values(d.kept())) }
 
 // follow looks at the files every lookTime, and at all of them when told to.
 func (d *Daemon) follow(ctx context.Context) {
@@ -293,7 +313,7 @@ func (f *watchedFile) changed() bool {
 func (d *Daemon) reload(ctx context.Context) {
 	servers, err := ReadConfig(d.opt.ConfigFile)
 	if err == nil {
-		err = d.apply(ctx, servers, nil)
+		err = d.replace(ctx, servers)
 	}
 	if err != nil {
 		err = fmt.Errorf("%w\nkeeping the previous configuration", err)
@@ -303,36 +323,65 @@ func (d *Daemon) reload(ctx context.Context) {
 	d.say(d.opt.ConfigFile, err)
 }
 
-// apply starts, changes and stops groups so that just these servers are kept.
-func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip.AddrPort]func()) error {
-	present := make(map[netip.AddrPort]*running)
-	for _, r := range d.all() {
-		present[r.vip] = r
+// replace keeps these servers instead of those it has. What it has claimed for
+// them is free again where they cannot be kept: the next configuration may want it.
+func (d *Daemon) replace(ctx context.Context, servers []Server) error {
+	releases, err := d.claimNew(ctx, servers)
+	if err != nil {
+		return err
 	}
-	var fresh []Server
+	if err := d.apply(ctx, servers, releases); err != nil {
+		for _, release := range releases {
+			release()
+		}
+		return err
+	}
+	return nil
+}
+
+// claimNew claims the virtual servers that no group keeps yet, all or none.
+func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]func(), error) {
+	releases := make(map[netip.AddrPort]func())
+	kept := d.kept()
 	for _, s := range servers {
-		if present[s.VIP] != nil {
+		if kept[s.VIP] != nil {
 			continue
 		}
-		if releases[s.VIP] == nil {
-			release, err := d.claim(ctx, s.VIP)
-			if err != nil {
-				return err
+		release, err := d.claim(ctx, s.VIP)
+		if err != nil {
+			for _, release := range releases {
+				release()
 			}
-			if releases == nil {
-				releases = make(map[netip.AddrPort]func())
-			}
-			releases[s.VIP] = release
+			return nil, err
 		}
-		fresh = append(fresh, s)
+		releases[s.VIP] = release
 	}
+	return releases, nil
+}
+
+// kept are the groups that run, by virtual server.
+func (d *Daemon) kept() map[netip.AddrPort]*running {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.groups)
+}
+
+// apply starts, changes and stops groups so that just these servers are kept;
+// releases are of those that are new. Where it fails nothing has changed.
+func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip.AddrPort]func()) error {
 	for _, s := range servers {
 		if err := d.note(s); err != nil {
 			return err
 		}
+	}
+	present := d.kept()
+	var fresh []Server
+	for _, s := range servers {
 		if r := present[s.VIP]; r != nil {
 			r.update(s)
 			delete(present, s.VIP)
+		} else {
+			fresh = append(fresh, s)
 		}
 	}
 	for _, s := range fresh {
@@ -480,7 +529,7 @@ func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	}
 	for _, r := range d.all() {
 		r.mu.Lock()
-		d.logf("ready: %s balances to %v", r.vip, r.last)
+		d.logf("ready: %s balances to %v", r.vip, r.serving())
 		r.mu.Unlock()
 	}
 	if d.opt.Ready != nil {

@@ -85,7 +85,7 @@ func (o Op) String() string {
 
 // Diff returns the steps from have to want; nil stands for no service at all.
 // New and better real servers come before worse ones go, so that no step
-// leaves the service without a real server that it had and shall have. A real
+// leaves the service without a real server that it had and keeps. A real
 // server that goes is first given weight 0 and its connections are severed.
 func Diff(want, have *Service) []Op {
 	var ops []Op
@@ -157,46 +157,66 @@ func sorted(dests []Dest) []Dest {
 type Candidate struct {
 	Addr  netip.AddrPort
 	State State
+	// Lost: it does not answer, and may come back as a master of another cluster.
+	Lost bool
 }
 
 // Choose decides which masters stand behind the virtual server. last are the
-// real servers that stand there now with a weight above 0, whoever put them.
+// real servers that were chosen before, or stand there with a weight above 0,
+// whoever put them. guarded says that a master has to show its cluster.
 //
 //   - masters that are up get weight 1, draining ones weight 0;
 //   - one that stood there before and has no verdict yet keeps its place, so
 //     that a restart costs nothing;
 //   - if nobody is left: the draining ones serve again; else the last set
-//     stays, even when the list was replaced meanwhile;
+//     stays, even when the list was replaced meanwhile. What of it may come back
+//     as a master of another cluster keeps the connections that it has, and gets
+//     no others (weight 0);
 //   - an alien (wrong identity) is never chosen.
-func Choose(masters []Candidate, last []netip.AddrPort) []Dest {
-	state := make(map[netip.AddrPort]State, len(masters))
+func Choose(masters []Candidate, last []Dest, guarded bool) []Dest {
+	known := make(map[netip.AddrPort]Candidate, len(masters))
 	for _, m := range masters {
-		state[m.Addr] = m.State
+		known[m.Addr] = m
 	}
-	stood := func(a netip.AddrPort) bool { return slices.Contains(last, a) }
+	stood := make(map[netip.AddrPort]Dest, len(last))
+	for _, d := range last {
+		stood[d.Addr] = d
+	}
 	var dests []Dest
 	serving := false
 	for _, m := range masters {
+		before, there := stood[m.Addr]
 		switch {
-		case m.State == Up, m.State == Unknown && stood(m.Addr):
+		case m.State == Up:
 			dests = append(dests, Dest{m.Addr, 1, Masq})
 			serving = true
+		case m.State == Unknown && there:
+			dests = append(dests, Dest{m.Addr, before.Weight, Masq})
+			serving = serving || before.Weight > 0
 		case m.State == Draining:
 			dests = append(dests, Dest{m.Addr, 0, Masq})
 		}
 	}
 	if !serving {
-		for i := range dests { // all of them are draining
-			dests[i].Weight = 1
-			serving = true
+		for i, d := range dests {
+			if known[d.Addr].State == Draining {
+				dests[i].Weight = 1
+				serving = true
+			}
 		}
 	}
 	if !serving {
-		for _, a := range last {
-			if s, listed := state[a]; listed && s == Alien {
+		dests = nil
+		for _, d := range last {
+			m, listed := known[d.Addr]
+			switch {
+			case m.State == Alien:
 				continue
+			case guarded && (!listed || m.Lost || m.State == Unknown):
+				dests = append(dests, Dest{d.Addr, 0, Masq})
+			default:
+				dests = append(dests, Dest{d.Addr, 1, Masq})
 			}
-			dests = append(dests, Dest{a, 1, Masq})
 		}
 	}
 	slices.SortFunc(dests, func(a, b Dest) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Weight, b.Weight)) })

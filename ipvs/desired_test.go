@@ -28,7 +28,7 @@ func decode(b []byte) *Service {
 	return s
 }
 
-// perform does what the kernel would, and refuses what it would refuse.
+// perform does what the kernel would, and rejects what it would refuse.
 func perform(t *testing.T, s *Service, op Op) *Service {
 	t.Helper()
 	i := -1
@@ -131,25 +131,54 @@ func TestChoose(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		masters []Candidate
-		last    []netip.AddrPort
+		last    []Dest
 		want    []Dest
 	}{
-		{"all up", []Candidate{{a, Up}, {b, Up}}, nil, []Dest{w(a, 1), w(b, 1)}},
-		{"one down", []Candidate{{a, Up}, {b, Down}}, []netip.AddrPort{a, b}, []Dest{w(a, 1)}},
-		{"one draining", []Candidate{{a, Up}, {b, Draining}}, []netip.AddrPort{a, b}, []Dest{w(a, 1), w(b, 0)}},
-		{"only draining left", []Candidate{{a, Down}, {b, Draining}}, []netip.AddrPort{b}, []Dest{w(b, 1)}},
-		{"all down: the last set stays", []Candidate{{a, Down}, {b, Down}}, []netip.AddrPort{b}, []Dest{w(b, 1)}},
-		{"all down but one alien", []Candidate{{a, Alien}, {b, Down}}, []netip.AddrPort{a, b}, []Dest{w(b, 1)}},
-		{"an alien is nobody's last resort", []Candidate{{a, Alien}}, []netip.AddrPort{a}, nil},
-		{"first start: nobody before its verdict", []Candidate{{a, Unknown}, {b, Up}}, nil, []Dest{w(b, 1)}},
-		{"restart: all keep their places", []Candidate{{a, Unknown}, {b, Unknown}}, []netip.AddrPort{a, b}, []Dest{w(a, 1), w(b, 1)}},
-		{"restart: unlisted ones go", []Candidate{{a, Unknown}}, []netip.AddrPort{a, c}, []Dest{w(a, 1)}},
-		{"new list, nobody proven: the old ones serve on", []Candidate{{a, Unknown}}, []netip.AddrPort{b, c}, []Dest{w(b, 1), w(c, 1)}},
-		{"new list, one proven: the old ones go", []Candidate{{a, Up}}, []netip.AddrPort{b, c}, []Dest{w(a, 1)}},
+		{"all up", []Candidate{{a, Up, false}, {b, Up, false}}, nil, []Dest{w(a, 1), w(b, 1)}},
+		{"one down", []Candidate{{a, Up, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}},
+		{"one draining", []Candidate{{a, Up, false}, {b, Draining, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 0)}},
+		{"only draining left", []Candidate{{a, Down, false}, {b, Draining, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"all down: the last set stays", []Candidate{{a, Down, false}, {b, Down, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"all down but one alien", []Candidate{{a, Alien, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}},
+		{"an alien is nobody's last resort", []Candidate{{a, Alien, false}}, []Dest{w(a, 1)}, nil},
+		{"first start: nobody before its verdict", []Candidate{{a, Unknown, false}, {b, Up, false}}, nil, []Dest{w(b, 1)}},
+		{"restart: all keep their places", []Candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart: unlisted ones go", []Candidate{{a, Unknown, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
+		{"new list, nobody proven: the old ones serve on", []Candidate{{a, Unknown, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
+		{"new list, one proven: the old ones go", []Candidate{{a, Up, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
 		{"nothing known at all", nil, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := Choose(tt.masters, tt.last); !slices.Equal(got, tt.want) {
+			if got := Choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestChooseGuarded: where a master has to show its cluster, who does not answer
+// keeps its connections and gets no others.
+func TestChooseGuarded(t *testing.T) {
+	a, b := addrAt(1), addrAt(2)
+	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
+	for _, tt := range []struct {
+		name    string
+		masters []Candidate
+		last    []Dest
+		want    []Dest
+	}{
+		{"nobody answers", []Candidate{{a, Down, true}, {b, Down, true}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 0), w(b, 0)}},
+		{"and still nobody", []Candidate{{a, Down, true}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
+		{"one answers badly", []Candidate{{a, Down, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"one is back", []Candidate{{a, Up, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+		{"one is another cluster's", []Candidate{{a, Alien, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(b, 0)}},
+		{"listed anew, nothing known: it keeps its place", []Candidate{{a, Unknown, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
+		{"a restart costs nothing", []Candidate{{a, Unknown, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
+		{"no longer listed, and nobody is proven", []Candidate{{a, Unknown, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
+		{"all drain", []Candidate{{a, Draining, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Choose(tt.masters, tt.last, true); !slices.Equal(got, tt.want) {
 				t.Errorf("got %v, want %v", got, tt.want)
 			}
 		})

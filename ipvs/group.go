@@ -36,9 +36,9 @@ type group struct {
 	// be written at nextStore.
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
-	looked      bool             // every name was looked up once
-	last        []netip.AddrPort // real servers with weight, as they stand
-	hostsAt     netip.Addr       // what the hosts file says
+	looked      bool       // every name was looked up once
+	stood       []Dest     // what Choose is told of before
+	hostsAt     netip.Addr // what the hosts file says
 	// cert is the node's own, as it was at certTime.
 	cert     *tls.Certificate
 	certTime time.Time
@@ -63,6 +63,8 @@ type member struct {
 	// stuck has it asked at once; suspected is when that was last done.
 	stuck     chan struct{}
 	suspected time.Time
+	// hidden is since when it shows nothing of its cluster; zero: it does.
+	hidden time.Time
 }
 
 // darkAfter is how long nobody may be up before masters of the configured
@@ -79,7 +81,7 @@ func newGroup(d *Daemon, s Server) *group {
 func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
-	if len(g.last) == 0 && g.d.opt.Spread > 0 {
+	if len(g.serving()) == 0 && g.d.opt.Spread > 0 {
 		select {
 		case <-ctx.Done():
 			return
@@ -128,11 +130,11 @@ func (g *group) takeOver(ctx context.Context) {
 	}
 	for _, dest := range have.Dests {
 		if dest.Weight > 0 {
-			g.last = append(g.last, dest.Addr)
+			g.stood = append(g.stood, dest)
 		}
 	}
-	if len(g.last) > 0 {
-		g.d.logf("%s: taking over %v as they stand", g.vip, g.last)
+	if len(g.stood) > 0 {
+		g.d.logf("%s: taking over %v as they stand", g.vip, g.serving())
 	}
 }
 
@@ -169,7 +171,7 @@ func (g *group) update(s Server) {
 	if s.Learn {
 		poke(g.learnNow)
 	}
-	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host {
+	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
 		for _, m := range g.members {
 			m.cancel()
 			m.cancel = nil // enlist starts it again
@@ -320,6 +322,7 @@ func (g *group) enlist(ctx context.Context) {
 				return g.target(a, name)
 			},
 			observe: func(c Class, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
+			vouch:   func(ctx context.Context) (Class, error) { return g.vouch(ctx, a, m) },
 			count:   func(c counter) { g.d.stats.wire[c].Add(1) },
 		}
 		g.wg.Go(func() { w.run(mctx) })
@@ -334,7 +337,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 	if ctx.Err() != nil { // a watcher that was stopped speaks of the past
 		return m.health.State, false
 	}
-	before := m.health.State
+	before, wasLost := m.health.State, m.lost()
 	changed := m.health.Observe(c, time.Now())
 	m.err = ""
 	if err != nil {
@@ -345,6 +348,9 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 		if skewed && !changed { // or the line below says it
 			g.d.logf("%s: master %s: %s", g.vip, a, c)
 		}
+	}
+	if g.guarded() && m.lost() != wasLost {
+		poke(g.changed)
 	}
 	if changed {
 		g.d.stats.transitions.Add(1)
@@ -368,21 +374,19 @@ func (g *group) apply(ctx context.Context) {
 	candidates := make([]Candidate, 0, len(g.members))
 	via := make([]netip.Addr, 0, len(g.members))
 	for a, m := range g.members {
-		candidates = append(candidates, Candidate{a, m.health.State})
+		candidates = append(candidates, Candidate{a, m.health.State, m.lost()})
 		via = append(via, a.Addr())
 	}
 	judged := g.looked && len(candidates) > 0 && g.count(Unknown) == 0
 	slices.SortFunc(candidates, func(a, b Candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
-	dests := Choose(candidates, g.last)
-	previous := g.last
-	g.last = nil
-	for _, dest := range dests {
-		if dest.Weight > 0 {
-			g.last = append(g.last, dest.Addr)
-		}
+	dests := Choose(candidates, g.stood, g.guarded())
+	previous := g.serving()
+	g.stood = slices.DeleteFunc(slices.Clone(dests), func(d Dest) bool { return d.Weight == 0 })
+	if len(g.stood) == 0 { // whoever keeps its connections keeps its place
+		g.stood = dests
 	}
-	last := g.last
+	last := g.serving()
 	g.mu.Unlock()
 	want := Service{VIP: s.VIP, Scheduler: s.Scheduler, Dests: dests}
 	err := g.d.keeper.set(ctx, want, ways{masters: via, source: s.Source})
@@ -416,7 +420,7 @@ func (g *group) hosts(ctx context.Context) {
 	var gone netip.AddrPort
 	if g.d.absent.Load() && old.IsValid() && old != at {
 		a := netip.AddrPortFrom(old, g.vip.Port())
-		if m := g.members[a]; m == nil || m.health.State == Down || m.health.State == Alien {
+		if m := g.members[a]; m == nil || m.health.State == Down && at != g.vip.Addr() || m.health.State == Alien {
 			gone = a
 		}
 	}
@@ -437,14 +441,28 @@ func (g *group) hosts(ctx context.Context) {
 	}
 }
 
+// serving are the masters that new connections go to.
+func (g *group) serving() []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, d := range g.stood {
+		if d.Weight > 0 {
+			all = append(all, d.Addr)
+		}
+	}
+	return all
+}
+
 // fallback picks the master that the hosts file is to name, and keeps to it
 // while it serves. g.mu is held.
 func (g *group) fallback(present netip.Addr) netip.Addr {
 	var usable []netip.Addr
-	for _, a := range g.last {
+	for _, a := range g.serving() {
 		if a.Port() == g.vip.Port() { // a hosts file cannot change ports
 			usable = append(usable, a.Addr())
 		}
+	}
+	if len(usable) == 0 && present.IsValid() && g.guarded() {
+		return g.vip.Addr() // where nobody answers
 	}
 	if slices.Contains(usable, present) || len(usable) == 0 {
 		return present

@@ -22,7 +22,9 @@ const (
 	Timeout // no answer
 	Expired // certificate expired by the master's own clock too
 	Unreachable
+	Unshown  // does not show which cluster it is of
 	Identity // certificate of another authority, or not a kube-apiserver's
+	Reborn   // of another cluster, which has the same CA
 )
 
 func (c Class) String() string {
@@ -49,6 +51,10 @@ func (c Class) String() string {
 		return "certificate expired"
 	case Unreachable:
 		return "unreachable"
+	case Unshown:
+		return "does not show which cluster it is of"
+	case Reborn:
+		return "another cluster with the same keys than this node joined: to accept it, give this node a Site with a token of that cluster"
 	case Identity:
 		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
 	}
@@ -57,6 +63,12 @@ func (c Class) String() string {
 
 // Alive reports whether the outcome counts for the master.
 func (c Class) Alive() bool { return c < leastBad }
+
+// answered reports whether the outcome is an answer over a connection on which
+// the master has proven itself.
+func (c Class) answered() bool {
+	return c.Alive() || c == Draining503 || c == ServerError || c == Expired
+}
 
 // State is what is believed of a master.
 type State int
@@ -67,7 +79,7 @@ const (
 	Up
 	Draining // finishes what it has, takes nothing new
 	Down
-	Alien // cannot prove that it is a master of this cluster
+	Alien // another cluster's, or cannot prove that it is one of this cluster's masters
 )
 
 func (s State) String() string {
@@ -99,7 +111,7 @@ type Health struct {
 func (h *Health) Observe(c Class, now time.Time) bool {
 	h.Class = c
 	switch {
-	case c == Identity:
+	case c == Identity || c == Reborn:
 		h.good, h.bad = 0, 0
 		return h.enter(Alien, now) // no second chance: it is no matter of luck
 	case c.Alive():

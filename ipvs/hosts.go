@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // hostsMark ends the lines of /etc/hosts that are ours.
@@ -159,19 +160,7 @@ func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	if errors.Is(err, syscall.EBUSY) {
 		return os.WriteFile(path, data, mode)
 	}
-	return errors.Join(err, syncDir(filepath.Dir(path)))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if errors.Is(err, syscall.EINVAL) { // a file system that cannot
-		err = nil
-	}
-	return errors.Join(err, d.Close())
+	return errors.Join(err, file.SyncDir(filepath.Dir(path)))
 }
 
 func owner(st fs.FileInfo) (uid, gid int) {

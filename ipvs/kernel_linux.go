@@ -44,7 +44,7 @@ func OpenKernel(sysctlDir string) (Kernel, error) {
 	return &kernel{settings: newSysctls(cmp.Or(sysctlDir, ProcSysNet))}, nil
 }
 
-// Ready asks the kernel itself first: moby/ipvs remembers for ever what it
+// Ready asks the kernel itself first: moby/ipvs remembers forever what it
 // found out first, and reports success on a kernel without IP_VS.
 func (k *kernel) Ready() error {
 	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {

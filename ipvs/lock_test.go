@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -212,5 +213,30 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	_, err = keepHosts(t.Context(), fmt.Sprintf("/proc/self/fd/%d", f.Fd()), "", lineFor("a.b", testVIP.Addr()))
 	if err == nil || !strings.Contains(err.Error(), "mount its directory instead") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestRejectedReloadLetsGo: what a configuration that cannot be used would have
+// kept is free for the next one.
+func TestRejectedReloadLetsGo(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	if err := useRunDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{opt: Options{RunDir: dir}, groups: map[netip.AddrPort]*running{}}
+	one, two := Server{VIP: netip.MustParseAddrPort("192.0.2.1:6443")}, Server{VIP: netip.MustParseAddrPort("192.0.2.2:6443")}
+	// No file can take this name.
+	if err := os.MkdirAll(filepath.Join(dir, two.VIP.String(), "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.replace(t.Context(), []Server{one, two}); err == nil {
+		t.Fatal("the second cannot be noted")
+	}
+	for _, s := range []Server{one, two} {
+		release, err := d.claim(t.Context(), s.VIP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
 	}
 }

@@ -1,8 +1,10 @@
 package ipvs
 
 import (
+	"crypto/tls"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,20 +15,29 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// loopNumber gives each master an address of its own on loopback.
-var loopNumber atomic.Int32
+// loopNumber gives each master an address of its own on loopback, loopRun each
+// run of these tests.
+var (
+	loopNumber atomic.Uint32
+	loopRun    = [2]byte{1 + byte(rand.N(254)), byte(rand.N(256))}
+)
 
 // loopMaster is a master on loopback: net/http's own TLS server.
 type loopMaster struct {
 	t    *testing.T
 	addr netip.AddrPort
 	srv  *httptest.Server
+	// handler and cert are its own, if it has them.
+	handler http.Handler
+	cert    tls.Certificate
 }
 
-// newLoopMaster listens on 127.x.y.z, all of them on one port if they can.
+// newLoopMaster listens on an address of its own on loopback, all of them on one
+// port. Nobody takes it while the master is away: no other run has that address,
+// and the port is none that the kernel gives to who asks for any.
 func newLoopMaster(t *testing.T) *loopMaster {
 	n := loopNumber.Add(1)
-	m := &loopMaster{t: t, addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 103, byte(n >> 8), byte(n)}), 16443)}
+	m := &loopMaster{t: t, addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, loopRun[0], loopRun[1], byte(n)}), 16443)}
 	m.start()
 	t.Cleanup(m.stop)
 	return m
@@ -42,7 +53,14 @@ func (m *loopMaster) start() {
 	if err != nil {
 		desk.Lacks(m.t, "cannot listen on %s: %v", m.addr, err)
 	}
-	m.srv = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") }))
+	handler := m.handler
+	if handler == nil {
+		handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })
+	}
+	m.srv = httptest.NewUnstartedServer(handler)
+	if m.cert.PrivateKey != nil {
+		m.srv.TLS = &tls.Config{Certificates: []tls.Certificate{m.cert}}
+	}
 	m.srv.Listener.Close()
 	m.srv.Listener = ln
 	m.srv.EnableHTTP2 = true

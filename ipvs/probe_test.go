@@ -89,7 +89,7 @@ type fakeMaster struct {
 
 	status atomic.Int64
 	body   atomic.Pointer[string]
-	dead   atomic.Bool // refuses
+	dead   atomic.Bool // rejects
 	hung   atomic.Bool // accepts, and does nothing more
 	gone   atomic.Bool // drops everything
 	plain  bool        // HTTP/1.1 only
@@ -179,7 +179,7 @@ func (m *fakeMaster) stop() {
 	m.http.Close()
 }
 
-// kill closes every connection and refuses new ones.
+// kill closes every connection and rejects new ones.
 func (m *fakeMaster) kill() {
 	m.dead.Store(true)
 	m.mu.Lock()

@@ -62,7 +62,7 @@ func (p *procFile) close() {
 }
 
 // steady compares /proc/net/ip_vs with what should stand there, without
-// allocating: it is done every second for ever, and asking by netlink would
+// allocating: it is done every second forever, and asking by netlink would
 // make garbage each time. It only notices that something is off; what to do
 // about it is found out by netlink.
 type steady struct {

@@ -25,7 +25,7 @@ type roots struct {
 }
 
 // verify checks a chain for server authentication and for one of the names.
-// A chain that is right in all but time is no error; skew tells.
+// A chain that is right in all but time is not an error; skew tells.
 func (r *roots) verify(chain []*x509.Certificate, names []string, now time.Time) (skew, error) {
 	if len(chain) == 0 {
 		return skew{}, errors.New("no certificate")

@@ -82,9 +82,10 @@ func (g *group) status() ServerStatus {
 	if g.hostsAt.IsValid() {
 		v.HostAddr = g.hostsAt.String()
 	}
+	serving := g.serving()
 	for a, m := range g.members {
 		ms := MasterStatus{Addr: a.String(), State: m.health.State.String(), Since: m.health.Since,
-			Serving: slices.Contains(g.last, a), Last: m.health.Class.String(), Error: m.err, Falls: m.health.Falls}
+			Serving: slices.Contains(serving, a), Last: m.health.Class.String(), Error: m.err, Falls: m.health.Falls}
 		if m.health.State == Unknown && m.err == "" {
 			ms.Last = ""
 		}
@@ -93,7 +94,7 @@ func (g *group) status() ServerStatus {
 		}
 		v.Masters = append(v.Masters, ms)
 	}
-	for _, a := range g.last { // the last set stays even when it is listed no more
+	for _, a := range serving { // the last set stays even when it is listed no more
 		if g.members[a] == nil {
 			v.Masters = append(v.Masters, MasterStatus{Addr: a.String(), State: "unlisted", Serving: true})
 		}
@@ -112,7 +113,7 @@ const socketSuffix = ".sock"
 
 // answerStatus gives the status to everybody who connects to the socket. The
 // caller holds the lock on its virtual server, so that a socket which is there
-// already was left behind by a process that is no more.
+// already was left behind by a process that is gone.
 func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("answering `ipvscare status`: %w", err)

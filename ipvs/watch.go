@@ -15,6 +15,9 @@ type watcher struct {
 	profile Profile
 	fall    int
 	observe func(Class, error) (s State, doubted bool)
+	// vouch has the master show which cluster it is of, at each new connection
+	// and before it is believed; nil: it need not.
+	vouch func(context.Context) (Class, error)
 	// renew tells the watcher to dial anew.
 	renew chan struct{}
 	// stuck tells it that the node's own connections to the master wait for an
@@ -66,6 +69,20 @@ func (w *watcher) run(ctx context.Context) {
 				w.sleep(ctx, w.pause(doubted))
 				continue
 			}
+		}
+		if class, err := w.vouched(ctx); err != nil {
+			l.close()
+			if ctx.Err() != nil {
+				break
+			}
+			_, doubted := w.observe(class, err)
+			w.readyDue = time.Time{}
+			pause := w.pause(doubted)
+			if class == Reborn {
+				pause = jitter(rebornPause * w.profile.Retry)
+			}
+			w.sleep(ctx, pause)
+			continue
 		}
 		began := time.Now()
 		next = w.hold(ctx, l)
@@ -139,6 +156,21 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic
 		return l, OK, nil
 	}
 	return nil, classify(err, t.roots == nil && !t.probe.Unsafe), err
+}
+
+// vouched has the master show its cluster, one of as many as may shake hands at
+// once.
+func (w *watcher) vouched(ctx context.Context) (Class, error) {
+	if w.vouch == nil {
+		return OK, nil
+	}
+	select {
+	case w.slots <- struct{}{}:
+		defer func() { <-w.slots }()
+	case <-ctx.Done():
+		return Timeout, ctx.Err()
+	}
+	return w.vouch(ctx)
 }
 
 // hold senses over one connection until it breaks. It returns the connection

@@ -70,7 +70,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		fmt.Fprint(stdout, overview(all))
 		return nil
 	case len(args) == 1 && slices.Contains([]string{"version", "--version"}, args[0]):
-		fmt.Fprintln(stdout, "ipvscare", version.String())
+		fmt.Fprintln(stdout, "ipvscare", version.OfSource())
 		return nil
 	case args[0] == "help":
 		args = []string{args[1], "--help"}
@@ -147,9 +147,6 @@ place, so that a restart or an upgrade breaks no connection.`,
 }
 
 const (
-	// spreadMax bounds what a single node loses for the sake of the masters,
-	// when the power comes back in a thousand shops at once.
-	spreadMax = 3 * time.Second
 	// bootTime is how long after power-on that matters.
 	bootTime = 5 * time.Minute
 )
@@ -172,13 +169,13 @@ func bootSpread(config string) time.Duration {
 	return spread(time.Since(st.ModTime()), up, rand.Float64())
 }
 
-// spread is a share r of spreadMax at a boot that found its configuration. One
+// spread is a share r of ondisk.BootSpread at a boot that found its configuration. One
 // that was given it while it ran is first boot's, which has waited already.
 func spread(configAge, up time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
 	}
-	return time.Duration(r * float64(spreadMax))
+	return time.Duration(r * float64(ondisk.BootSpread))
 }
 
 // keep runs the daemon under systemd or by itself.

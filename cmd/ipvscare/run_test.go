@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/ipvs"
 )
 
@@ -77,7 +78,7 @@ func TestSpread(t *testing.T) {
 			t.Errorf("configuration %v old, up for %v: %v, want %v", c.age, c.up, got, c.want)
 		}
 	}
-	if got := spread(time.Hour, time.Second, 0.999); got >= spreadMax || got < spreadMax/2 {
+	if got := spread(time.Hour, time.Second, 0.999); got >= ondisk.BootSpread || got < ondisk.BootSpread/2 {
 		t.Errorf("the last waits %v", got)
 	}
 	if got := bootSpread(filepath.Join(t.TempDir(), "none")); got != 0 {

@@ -1,0 +1,145 @@
+package ipvs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// A cluster may be born again with the same keys, its masters' disks having
+// been lost. By its certificates nobody tells it from the cluster that this node
+// joined: kubelet would be told that it has no pods, and stop those that run. So
+// where it is known what the node joined, a master gets no traffic until it has
+// shown something that only that cluster has.
+
+// Joined is the cluster that the node joined. The zero value: any whose masters
+// have a certificate of the CA.
+type Joined struct {
+	// ClusterInfo is the UID of the ConfigMap kube-public/cluster-info, which
+	// anybody may read.
+	ClusterInfo string
+	// Node is the node's name, and NodeUID the UID of its Node, which is read
+	// with the node's certificate. It is the second witness: cluster-info may have
+	// been made anew, or be hidden.
+	Node, NodeUID string
+}
+
+const (
+	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+	nodePath        = "/api/v1/nodes/"
+	// metadataOnly has an API server leave the contents of an object out.
+	metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+)
+
+const (
+	// vouchTime bounds each question: some packets may be lost.
+	vouchTime = 5 * time.Second
+	// hiddenTime is how long a master that has no cluster-info to show, and not
+	// the node's Node, is taken for one whose cluster was just born: nodes cannot
+	// join that yet. After it, somebody has hidden the one and deleted the other.
+	hiddenTime = 10 * time.Minute
+	// rebornPause is how many times longer than one that is down a master of
+	// another cluster is left alone: that ends when a person does something.
+	rebornPause = 60
+)
+
+// errHidden: the master shows neither.
+var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
+
+// vouch has the master show which cluster it is of.
+func (j *Joined) vouch(ctx context.Context, t target) (Class, error) {
+	anonymous := t
+	anonymous.client = nil // kubeadm lets nobody but the unknown read it
+	info, infoStatus, err := uidOf(ctx, anonymous, clusterInfoPath)
+	if err != nil {
+		return classify(err, false), fmt.Errorf("asking for its cluster-info: %w", err)
+	}
+	if infoStatus == 200 && info == j.ClusterInfo {
+		return OK, nil
+	}
+	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
+	if err != nil {
+		return classify(err, false), fmt.Errorf("asking for this node's Node: %w", err)
+	}
+	said := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", uidWord(info, infoStatus), j.ClusterInfo, j.Node, uidWord(node, nodeStatus), j.NodeUID)
+	switch {
+	case nodeStatus == 200 && node == j.NodeUID:
+		return OK, nil
+	case infoStatus == 200 && (nodeStatus == 200 || nodeStatus == 404):
+		return Reborn, said
+	case isHidden(infoStatus) && (nodeStatus == 200 || isHidden(nodeStatus)):
+		return Unshown, fmt.Errorf("%w (%w)", errHidden, said)
+	}
+	return Unshown, said // as while it starts
+}
+
+// isHidden reports whether a status says that something is not there, or not to
+// be seen.
+func isHidden(status int) bool { return status == 401 || status == 403 || status == 404 }
+
+func uidWord(uid string, status int) string {
+	if status == 200 {
+		return uid
+	}
+	return fmt.Sprintf("status %d", status)
+}
+
+// uidOf reads the UID of one object.
+func uidOf(ctx context.Context, t target, path string) (uid string, status int, err error) {
+	t.heard = nil
+	t.probe = Probe{Method: "GET", Path: path, Headers: map[string]string{"Accept": metadataOnly}}
+	e, _, err := fetch(ctx, t, vouchTime)
+	if err != nil || e.status != 200 {
+		return "", e.status, err
+	}
+	var object struct {
+		Metadata struct {
+			UID string `json:"uid"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(e.body, &object); err != nil || object.Metadata.UID == "" {
+		return "", 0, fmt.Errorf("%s is answered with something else than an object", path)
+	}
+	return object.Metadata.UID, 200, nil
+}
+
+// vouch is asked for each new connection to a master.
+func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (Class, error) {
+	g.mu.Lock()
+	joined, t := g.server.Joined, g.target(a, m.name)
+	g.mu.Unlock()
+	if joined == (Joined{}) || t.roots == nil || t.probe.Unsafe || t.probe.Plain {
+		return OK, nil
+	}
+	class, err := joined.vouch(ctx, t)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m.hiddenForLong(err, time.Now()) {
+		g.d.logf("%s: master %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
+		return OK, nil
+	}
+	return class, err
+}
+
+// hiddenForLong takes what became of a question, and reports whether the master
+// has shown nothing for so long that it is let through.
+func (m *member) hiddenForLong(err error, now time.Time) bool {
+	if !errors.Is(err, errHidden) {
+		m.hidden = time.Time{}
+		return false
+	}
+	if m.hidden.IsZero() {
+		m.hidden = now
+	}
+	return now.Sub(m.hidden) >= hiddenTime
+}
+
+// guarded reports whether masters have to show their cluster. g.mu is held.
+func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
+
+// lost reports whether a master that is down may come back as one of another
+// cluster: it does not answer. One that answers, however badly, is what it was.
+func (m *member) lost() bool { return m.health.State == Down && !m.health.Class.answered() }

@@ -1,0 +1,266 @@
+package ipvs
+
+import (
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const (
+	oldInfo, newInfo = "11111111-aaaa", "22222222-bbbb"
+	oldNode, newNode = "33333333-cccc", "44444444-dddd"
+)
+
+var joinedOld = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode}
+
+// shows is what a master's API server answers to who asks which cluster it is
+// of: a UID, or the digits of a status.
+type shows struct {
+	mu         sync.Mutex
+	info, node string
+	asked      int
+	unwell     atomic.Bool
+}
+
+func (s *shows) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
+}
+
+func (s *shows) set(info, node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.info, s.node = info, node
+}
+
+func (s *shows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	answer := map[string]string{clusterInfoPath: s.info, nodePath + "shop-1": s.node}[r.URL.Path]
+	if answer == "" {
+		if s.unwell.Load() {
+			w.WriteHeader(500)
+		}
+		io.WriteString(w, "ok")
+		return
+	}
+	s.asked++
+	if status := map[string]int{"401": 401, "403": 403, "404": 404, "503": 503}[answer]; status != 0 {
+		w.WriteHeader(status)
+		return
+	}
+	if !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+		answer += " asked for with all its contents"
+	}
+	io.WriteString(w, `{"kind":"PartialObjectMetadata","metadata":{"name":"x","uid":"`+answer+`"}}`)
+}
+
+// TestVouch: which answers are those of the cluster that the node joined.
+func TestVouch(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, tt := range []struct {
+		name, info, node string
+		class            Class
+		hidden           bool
+	}{
+		{"as it was", oldInfo, oldNode, OK, false},
+		{"the Node was deleted, as a person may do", oldInfo, "404", OK, false},
+		{"the Node is another's by now", oldInfo, newNode, OK, false},
+		{"cluster-info was made anew", newInfo, oldNode, OK, false},
+		{"cluster-info was deleted", "404", oldNode, OK, false},
+		{"nobody reads anonymously any more", "401", oldNode, OK, false},
+		{"born again", newInfo, "404", Reborn, false},
+		{"born again, with a machine of that name", newInfo, newNode, Reborn, false},
+		{"born again, and still starting", newInfo, "403", Unshown, false},
+		{"born again, and not published yet", "403", "404", Unshown, true},
+		{"both are gone", "404", "404", Unshown, true},
+		{"hidden, and the node's certificate has expired", "403", "401", Unshown, true},
+		{"starting", "503", "503", Unshown, false},
+		{"starting, and the Node is not there", "503", "404", Unshown, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newFakeMaster(t, cert)
+				m.http.Handler = &shows{info: tt.info, node: tt.node}
+				m.start()
+				class, err := joinedOld.vouch(t.Context(), target{addr: addrAt(1), sni: "apiserver.cluster.local", roots: c.roots(t), dial: m.dial})
+				if class != tt.class || (err == nil) != (class == OK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
+					t.Errorf("got %v: %v", class, err)
+				}
+				m.stop()
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+// TestHiddenForLong: a master that shows nothing is let through after a while, not
+// before, and one answer begins that anew.
+func TestHiddenForLong(t *testing.T) {
+	now := time.Now()
+	var m member
+	for _, step := range []struct {
+		after time.Duration
+		err   error
+		want  bool
+	}{
+		{0, errHidden, false},
+		{hiddenTime - time.Second, errHidden, false},
+		{time.Second, errHidden, true},
+		{time.Hour, errHidden, true},
+		{time.Second, nil, false},
+		{time.Second, errHidden, false},
+		{time.Minute, io.EOF, false},
+		{hiddenTime - time.Second, errHidden, false},
+	} {
+		now = now.Add(step.after)
+		if got := m.hiddenForLong(step.err, now); got != step.want {
+			t.Errorf("%s later, with %v: %v", step.after, step.err, got)
+		}
+	}
+}
+
+// guardedWorld is a daemon before one master whose API server can be another
+// cluster's the next time that it starts.
+type guardedWorld struct {
+	*world
+	ca   *ca
+	m    *loopMaster
+	says *shows
+	s    Server
+}
+
+func newGuardedWorld(t *testing.T) *guardedWorld {
+	t.Helper()
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	w := &guardedWorld{world: newWorld(t, 1), ca: newCA(t, from, to), says: &shows{info: oldInfo, node: oldNode}}
+	file := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(file, w.ca.pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.m = w.masters[0]
+	w.m.handler, w.m.cert = w.says, w.ca.issue(t, from, to, "kubernetes")
+	w.m.stop()
+	w.m.start()
+	w.s = testServer(t, 210)
+	w.s.Probe.CAFile, w.s.Joined = file, joinedOld
+	w.s.Masters = []Master{w.m.master()}
+	return w
+}
+
+func (w *guardedWorld) serves(weight string) func() bool {
+	want := w.s.VIP.String() + " rr"
+	if weight != "" {
+		want += " " + w.m.addr.Addr().String() + "=" + weight
+	}
+	return func() bool { return w.kernel.text() == want }
+}
+
+// TestBornAgain: the only master dies and comes back as one of a cluster that was
+// born again with its keys. It gets no connection; those that the node had stay
+// until that is known. The former cluster gets its traffic back at once.
+func TestBornAgain(t *testing.T) {
+	w := newGuardedWorld(t)
+	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
+	w.kernel.change(func() { w.kernel.conns = []Conn{mine} })
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+
+	w.m.stop()
+	w.eventually("it keeps its connections and gets no others", w.serves("0"))
+	w.kernel.change(func() {
+		if len(w.kernel.severed) > 0 {
+			t.Errorf("severed %v", w.kernel.severed)
+		}
+	})
+	w.says.set("403", "404") // its API server starts
+	before := w.says.count()
+	w.m.start()
+	w.eventually("it is asked", func() bool { return w.says.count() > before+4 })
+	if !w.serves("0")() {
+		t.Errorf("before it showed its cluster: %s", w.kernel.text())
+	}
+	w.says.set(newInfo, "404")
+	w.eventually("it is another's", w.serves(""))
+	w.kernel.change(func() {
+		if !slices.Equal(w.kernel.severed, []Conn{mine}) {
+			t.Errorf("severed %v", w.kernel.severed)
+		}
+	})
+	st := w.daemon.Status().Servers[0].Masters[0]
+	if st.State != "alien" || st.Serving || !strings.Contains(st.Last, "a Site with a token of that cluster") || !strings.Contains(st.Error, newInfo) {
+		t.Errorf("status: %+v", st)
+	}
+
+	// A restart of ipvscare changes nothing, and the word of a person does.
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.start(w.s)
+	w.eventually("it is still another's", func() bool { return w.said("is alien, it was") == 2 })
+	if !w.serves("")() {
+		t.Errorf("after a restart: %s", w.kernel.text())
+	}
+	accepted := w.s
+	accepted.Joined = Joined{ClusterInfo: newInfo, Node: "shop-1", NodeUID: newNode}
+	w.daemon.all()[0].update(accepted)
+	w.eventually("the new cluster serves", w.serves("1"))
+}
+
+// TestSameClusterComesBack: an API server that was away gets its traffic back,
+// and one that is unwell and answers keeps it as the last one.
+func TestSameClusterComesBack(t *testing.T) {
+	w := newGuardedWorld(t)
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+	w.m.stop()
+	w.eventually("it is away", w.serves("0"))
+	w.m.start()
+	w.eventually("it serves again", func() bool { return w.said("is up, it was down") == 1 && w.serves("1")() })
+	mark := w.kernel.mark()
+	w.says.unwell.Store(true)
+	w.eventually("it is down", func() bool { return w.said("is down, it was up (server error") == 1 })
+	w.says.unwell.Store(false)
+	w.eventually("it is well", func() bool { return w.said("is up, it was down") == 2 })
+	for _, was := range w.kernel.since(mark) {
+		if !strings.Contains(was, "=1") {
+			t.Errorf("the last one, which answers: %s", was)
+		}
+	}
+	if !w.serves("1")() {
+		t.Errorf("it is well: %s", w.kernel.text())
+	}
+}
+
+// TestBornAgainWithoutIPVS: where /etc/hosts is the way to a master, the name
+// leads nowhere.
+func TestBornAgainWithoutIPVS(t *testing.T) {
+	w := newGuardedWorld(t)
+	w.kernel.absent = true
+	w.s.VIP = netip.AddrPortFrom(w.s.VIP.Addr(), w.m.addr.Port()) // a hosts file knows no ports
+	names := func(addr string) func() bool {
+		return func() bool {
+			got, _ := os.ReadFile(w.hosts)
+			return strings.Contains(string(got), addr+" apiserver.cluster.local")
+		}
+	}
+	w.start(w.s)
+	w.eventually("the name is the master's", names(w.m.addr.Addr().String()))
+	w.m.stop()
+	w.says.set(newInfo, "404")
+	w.m.start()
+	w.eventually("the name leads nowhere", names(w.s.VIP.Addr().String()))
+	w.eventually("it is another's", func() bool { return w.said("is alien") == 1 })
+	w.says.set(oldInfo, oldNode)
+	w.eventually("the name is the master's again", names(w.m.addr.Addr().String()))
+}
