@@ -120,3 +120,15 @@ func FuzzParseCluster(f *testing.F) {
 		}
 	})
 }
+
+// Of a later Kubernetes than this program's, nobody here knows all fields.
+func TestFieldsOfALaterKubernetes(t *testing.T) {
+	doc := smallCluster + "---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nnewest: 1\n"
+	if _, err := ParseCluster("c", []byte(doc)); err == nil || !strings.Contains(err.Error(), "c:10:1: KubeletConfiguration.newest: unknown field in Kubernetes v1.37") {
+		t.Error(err)
+	}
+	c := mustCluster(t, strings.Replace(doc, "v1.36.3", "v1.38.0", 1))
+	if len(c.Warnings) != 1 || c.Warnings[0].Line != 10 {
+		t.Errorf("warnings: %v", c.Warnings)
+	}
+}

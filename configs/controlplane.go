@@ -60,10 +60,13 @@ type ClusterKeys struct {
 	FrontProxyCA KeyPair `yaml:"frontProxyCA" json:"frontProxyCA"`
 	// ServiceAccount is the key that service accounts' tokens are signed with.
 	ServiceAccount Secret `yaml:"serviceAccount" json:"serviceAccount"`
-	// Objects are created in the cluster once, in this order, by the first
-	// control-plane node that finds it unpublished (YAML): the nodes'
-	// bootstrap tokens and the Cluster's manifests.
+	// Objects are created in the cluster once, by the first control-plane node
+	// that finds it unpublished: the nodes' bootstrap tokens (gzip, base64;
+	// `edgebake cluster sites` writes it).
 	Objects Secret `yaml:"objects,omitempty" json:"objects,omitempty"`
+	// Manifests are the Cluster's, in their order (gzip, base64; `edgebake
+	// cluster sites` writes it). They are applied once in the cluster's life.
+	Manifests Secret `yaml:"manifests,omitempty" json:"manifests,omitempty"`
 }
 
 // KeyPair is a certificate and its key, PEM.
@@ -76,7 +79,7 @@ type KeyPair struct {
 
 // Secrets of the keys, for whoever must never show them.
 func (k *ClusterKeys) Secrets() []Secret {
-	return []Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount, k.Objects}
+	return []Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount, k.Objects, k.Manifests}
 }
 
 // EtcdPeerPort is where etcd's members reach each other, and EtcdClientPort
@@ -137,16 +140,16 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 		probs.add("ipvs.disabled", "must be true for nodeType control-plane: the node maps the endpoint to its own API server")
 	}
 	if !s.Credentials.Token.IsZero() {
-		probs.add("credentials.token", "is not for nodeType control-plane, which has the cluster's keys: take it out")
+		probs.add("credentials.token", "is not for nodeType control-plane, which has the cluster's keys: remove it")
 	}
 	switch {
 	case s.Credentials.Keys != nil:
 		s.Credentials.Keys.validate(s.CACertHashes, probs)
 	case credentials:
-		probs.add("credentials.keys", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
+		probs.missing("credentials.keys", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
 	}
 	if s.ControlPlane == nil {
-		probs.add("controlPlane", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
+		probs.missing("controlPlane", "is required for nodeType control-plane (`edgebake cluster sites` writes it)")
 		return
 	}
 	s.validateMembers(probs)
@@ -180,7 +183,7 @@ func (s *Site) validateSeatWords(probs *Problems) {
 			probs.add(path, "%s is named by controlPlane.continueFrom: it cannot be absent", shorten(name))
 		}
 	}
-	if len(c.Members) > 0 && len(c.Absent) >= len(c.Members) {
+	if len(c.Members) > 0 && !slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return !slices.Contains(c.Absent, m.Name) }) {
 		probs.add("controlPlane.absent", "lists every member: one must be left to be born")
 	}
 	if c.Restore != "" && c.ContinueFrom == "" {
@@ -289,20 +292,40 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 // EtcdDataDir is where a control-plane node's etcd has its data.
 const EtcdDataDir = "/var/lib/etcd"
 
+// KubernetesCA is the base of the CA that all of a cluster trusts.
+const KubernetesCA = "ca"
+
+// ClusterCA is one of a cluster's certificate authorities.
+type ClusterCA struct {
+	// Base is that of its files' names in kubeadm's directory of certificates:
+	// Base.crt and Base.key.
+	Base string
+	Name string // its subject, as kubeadm has it
+	// Of is its pair among a cluster's keys.
+	Of    func(*ClusterKeys) *KeyPair
+	field string // of ClusterKeys
+}
+
+// ClusterCAs are all of them.
+func ClusterCAs() []ClusterCA {
+	return []ClusterCA{
+		{KubernetesCA, "kubernetes", func(k *ClusterKeys) *KeyPair { return &k.CA }, "ca"},
+		{"etcd/ca", "etcd-ca", func(k *ClusterKeys) *KeyPair { return &k.EtcdCA }, "etcdCA"},
+		{"front-proxy-ca", "front-proxy-ca", func(k *ClusterKeys) *KeyPair { return &k.FrontProxyCA }, "frontProxyCA"},
+	}
+}
+
 // validate checks the keys, each against its certificate.
 func (k *ClusterKeys) validate(pins []string, probs *Problems) {
-	for _, p := range []struct {
-		path string
-		pair KeyPair
-	}{{"ca", k.CA}, {"etcdCA", k.EtcdCA}, {"frontProxyCA", k.FrontProxyCA}} {
-		path := "credentials.keys." + p.path
-		if p.pair.Key.IsZero() {
-			probs.add(path+".key", "is required")
+	for _, ca := range ClusterCAs() {
+		path, pair := "credentials.keys."+ca.field, ca.Of(k)
+		if pair.Key.IsZero() {
+			probs.missing(path+".key", "is required")
 		}
-		if p.pair.Cert == "" || p.pair.Key.IsZero() {
+		if pair.Cert == "" || pair.Key.IsZero() {
 			continue
 		}
-		certs, err := parseCA(p.pair.Cert)
+		certs, err := parseCA(pair.Cert)
 		if err != nil {
 			probs.add(path+".cert", "%v", err)
 			continue
@@ -311,23 +334,20 @@ func (k *ClusterKeys) validate(pins []string, probs *Problems) {
 			probs.add(path+".cert", "has %d certificates, expected the CA's alone", len(certs))
 			continue
 		}
-		if public, err := parsePrivateKey(p.pair.Key.Reveal()); err != nil {
+		if public, err := parsePrivateKey(pair.Key.Reveal()); err != nil {
 			probs.add(path+".key", "%v", err)
 		} else if !public.Equal(certs[0].PublicKey) {
 			probs.add(path+".key", "is not the key of the certificate beside it")
 		}
-		if p.path == "ca" && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
+		if ca.Base == KubernetesCA && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
 			probs.add(path+".cert", "has none of caCertHashes (it is %s): the two are of different clusters", caPin(certs[0]))
 		}
 	}
 	if k.ServiceAccount.IsZero() {
-		probs.add("credentials.keys.serviceAccount", "is required")
+		probs.missing("credentials.keys.serviceAccount", "is required")
 	} else if _, err := parsePrivateKey(k.ServiceAccount.Reveal()); err != nil {
 		probs.add("credentials.keys.serviceAccount", "%v", err)
 	}
-	if objects := k.Objects.Reveal(); objects != "" {
-		for _, p := range CheckManifest("", []byte(objects)) {
-			probs.add("credentials.keys.objects", "%s", inner(p))
-		}
-	}
+	checkPacked("credentials.keys.objects", k.Objects, probs)
+	checkPacked("credentials.keys.manifests", k.Manifests, probs)
 }

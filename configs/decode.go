@@ -17,8 +17,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// APIVersion is the version of every document this package reads.
-const APIVersion = "edgebake.io/v1alpha1"
+// Version is that of every document this package reads; APIVersion is what the
+// document says.
+const (
+	Version    = "v1alpha1"
+	APIVersion = "edgebake.io/" + Version
+)
 
 // Kinds of document.
 const (
@@ -36,13 +40,14 @@ const (
 )
 
 // ParseImage reads an Image: version first, then strictly, then defaults,
-// then validation. The error is Problems with everything found wrong.
+// then validation. The error is Problems with everything found wrong. Of a
+// document for several architectures it is the first's; all are checked.
 func ParseImage(name string, data []byte) (*Image, error) {
-	img := new(Image)
-	if err := parseKind(name, data, KindImage, img, func(*document) Problems { return img.Validate() }); err != nil {
+	all, err := ParseImages(name, data)
+	if err != nil {
 		return nil, err
 	}
-	return img, nil
+	return all[0], nil
 }
 
 // ParseSite reads a Site as a person writes it. The error is Problems with
@@ -129,6 +134,11 @@ func parseKind(name string, data []byte, kind string, into any, validate func(*d
 	if probs != nil {
 		return probs
 	}
+	return doc.parse(kind, into, validate)
+}
+
+// parse reads a document that was not read before.
+func (doc *document) parse(kind string, into any, validate func(*document) Problems) error {
 	if doc.kind != kind {
 		return doc.wrongKind(kind)
 	}
@@ -169,6 +179,8 @@ type document struct {
 	where map[string]position // field path -> its value
 	nodes int
 	probs Problems
+	// strict: the text itself goes to Kubernetes, to which 5 is no string.
+	strict bool
 }
 
 type position struct{ line, col int }
@@ -188,7 +200,7 @@ func (d *document) find(path string) position {
 }
 
 func (d *document) problem(n *yaml.Node, path, format string, args ...any) {
-	d.probs = append(d.probs, Problem{d.file, n.Line, n.Column, path, fmt.Sprintf(format, args...)})
+	d.probs = append(d.probs, Problem{File: d.file, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
 }
 
 // wrongKind explains a document that is not of the kind wanted ("": any).
@@ -335,13 +347,13 @@ func readDocument(file string, data []byte) (*document, Problems) {
 		d.where[f.name] = position{v.Line, v.Column}
 	}
 	if version != APIVersion {
-		return fail(yamltree.Value(d.root, "apiVersion"), "apiVersion", "%q is not known to this edgebake, which reads %s", version, APIVersion)
+		return fail(yamltree.Value(d.root, "apiVersion"), "apiVersion", "%q is unknown to this edgebake, which reads %s", version, APIVersion)
 	}
 	if len(more) > 0 && d.kind != KindCluster {
 		return fail(more[0], "", "a second document begins here; put each into a file of its own")
 	}
 	for _, n := range more {
-		// Nothing between two --- is no document.
+		// Nothing between two --- is not a document.
 		if len(n.Content) == 1 && !isNull(n.Content[0]) {
 			d.more = append(d.more, n.Content[0])
 		}
@@ -502,6 +514,10 @@ func (d *document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 	ok := false
 	switch v.Kind() {
 	case reflect.String:
+		if d.strict && !fitsComponent(n, "string") {
+			d.problem(n, path, "must be %s, not %s", componentWords["string"], componentValue(n, "string"))
+			return
+		}
 		// Versions, modes and labels look like numbers and booleans: what
 		// stands there is what is meant.
 		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {

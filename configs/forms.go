@@ -34,7 +34,7 @@ var (
 	ifaceName    = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,15}$`)
 	countryCode  = regexp.MustCompile(`^[A-Z]{2}$`)
 	pskHex       = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
-	packageSpec  = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?$`)
+	packageSpec  = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?( \[(amd64|arm64)\])?$`)
 	moduleName   = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 	sysctlKey    = regexp.MustCompile(`^[A-Za-z0-9_*-]+([./][A-Za-z0-9_*-]+)+$`)
 	consoleForm  = regexp.MustCompile(`^(tty[A-Za-z0-9]*|hvc[0-9]+)(,[0-9]+[noe]?[78]?r?)?$`)
@@ -244,7 +244,7 @@ func badURL(s string, schemes ...string) string {
 func badSSHKey(line string) string {
 	switch {
 	case line == placeholderKey:
-		return "replace the example by your public key (a file that ends in .pub), or take the user out"
+		return "replace the example by your public key (a file that ends in .pub), or remove the user"
 	case strings.Contains(line, "PRIVATE KEY"):
 		return "is a private key; give the public one, the file that ends in .pub"
 	case strings.ContainsAny(line, "\r\n"):
@@ -297,7 +297,7 @@ func badFilePath(p string) string {
 	case !strings.HasPrefix(p, "/"):
 		return fmt.Sprintf("%q must be absolute", shorten(p))
 	case p == "/" || strings.HasSuffix(p, "/"):
-		return fmt.Sprintf("%q names a folder, not a file", shorten(p))
+		return fmt.Sprintf("%q names a directory, not a file", shorten(p))
 	case strings.ContainsFunc(p, unicode.IsControl):
 		return fmt.Sprintf("%q contains a line break or control character", shorten(p))
 	case len(p) > 4095:

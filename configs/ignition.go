@@ -122,7 +122,7 @@ type Unsupported struct {
 }
 
 // UnsupportedIgnition lists those of cfg: the one list that validate, stamp
-// and first boot go by.
+// and first boot use.
 func UnsupportedIgnition(cfg *types.Config) []Unsupported {
 	var out []Unsupported
 	add := func(there bool, section, path, format string, args ...any) {
@@ -130,7 +130,7 @@ func UnsupportedIgnition(cfg *types.Config) []Unsupported {
 			out = append(out, Unsupported{section, Problem{Path: path, Msg: fmt.Sprintf(format, args...)}})
 		}
 	}
-	const image = "the disk is made by the Image (disk, kernel); take this out"
+	const image = "the disk is made by the Image (disk, kernel); remove this"
 	for _, part := range []struct {
 		path string
 		n    int
@@ -223,7 +223,7 @@ func checkID(path string, id *int, probs *Problems) {
 }
 
 func checkIgnitionNodes(cfg *types.Config, probs *Problems) {
-	kinds := map[string]string{} // path -> field of what stands there and is no directory
+	kinds := map[string]string{} // path -> field of what stands there and is not a directory
 	node := func(field string, n types.Node, mode *int, dir bool) {
 		if bad := badFilePath(n.Path); bad != "" && n.Path != "/" {
 			probs.add(field+".path", "%s", bad)
@@ -335,7 +335,7 @@ func IgnitionContents(r types.Resource) ([]byte, error) {
 	case "":
 	case "gzip":
 		if data, err = gunzip(data); err != nil {
-			return nil, fmt.Errorf("uncompressing its contents: %w: make the config again, or take compression out if they are not compressed", err)
+			return nil, fmt.Errorf("uncompressing its contents: %w: make the config again, or remove compression if they are not compressed", err)
 		}
 	default:
 		return nil, fmt.Errorf("uncompressing its contents: unknown compression %q: want gzip", c)

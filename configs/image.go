@@ -11,15 +11,20 @@ type Image struct {
 	// Name is the image's name: lower-case letters, digits, -, _ and ., at
 	// most 63.
 	Name string `yaml:"name" json:"name"`
-	// Arch is the processor architecture of the machines, as Go names it.
-	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64"`
+	// Arch is the processor architecture of the machines, as Go names it. With a
+	// list, e.g. [amd64, arm64], a build makes an image for each of them,
+	// NAME-ARCH.raw. {arch} stands for it in the paths of what an Image names.
+	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64" list:"too"`
 	// SourceDate dates everything that has no date of its own (RFC 3339), so
 	// that a second build gives the same bytes. The node's clock never shows
 	// an earlier time; set it to about today once.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
-	// Hardware selects the kernel: cloud is a small one for virtual machines,
-	// generic has the drivers, firmware and microcode of real machines.
-	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,default=cloud"`
+	// Hardware selects kernel and firmware. cloud is a small kernel for virtual
+	// machines. generic has the drivers, firmware and microcode of real machines
+	// with UEFI. raspberry-pi (arm64) is for Raspberry Pi boards, which have
+	// firmware of their own instead of UEFI: 4, and 5 with a kernel that has its
+	// drivers.
+	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,enum=raspberry-pi,default=cloud"`
 	// NodeTypes are the node types that Sites may choose. Default: native, and
 	// with yurthub on board also edge and cloud. control-plane needs the control
 	// plane's container images on board (images).
@@ -97,7 +102,8 @@ type DebianBase struct {
 	// Keyrings are files with the keys that verify sources.
 	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty"`
 	// Packages are installed in addition to those edgebake needs: NAME,
-	// NAME=VERSION or NAME/SUITE.
+	// NAME=VERSION or NAME/SUITE, with " [ARCH]" behind it for one architecture
+	// only.
 	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty"`
 	// Run lists shell commands that run inside the base, in order, after all
 	// packages are installed. The first that fails ends the build.
@@ -146,7 +152,8 @@ type GoModuleSource struct{}
 type URLSource struct {
 	// Base is the URL that contains a folder for each version.
 	Base string `yaml:"base" json:"base"`
-	// SHA256 maps file names to digests.
+	// SHA256 maps file names, or ARCH/NAME where an architecture does not show
+	// in the name, to digests.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
 	// SHA256FromServer takes digests that sha256 lacks from the server
 	// (FILE.sha256), over HTTPS, at the first download; image.lock pins them
@@ -158,7 +165,8 @@ type URLSource struct {
 type DirSource struct {
 	// Dir is the folder's path.
 	Dir string `yaml:"dir" json:"dir"`
-	// SHA256 maps file names to digests; a file without one is not checked.
+	// SHA256 maps file names, or ARCH/NAME, to digests; a file without one is
+	// not checked.
 	SHA256 map[string]string `yaml:"sha256,omitempty" json:"sha256,omitempty"`
 }
 
@@ -208,7 +216,7 @@ type CNI struct {
 
 // Yurthub on board.
 type Yurthub struct {
-	// Version must match the cluster's yurt-manager: v1.6.x or v1.7.x.
+	// Version must match the cluster's yurt-manager, e.g. v1.7.0.
 	Version string `yaml:"version" json:"version"`
 	// Form is how yurthub runs: unit is a program under systemd (1.7 and
 	// later), staticPod a static pod. Default: unit; staticPod for 1.6.

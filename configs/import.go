@@ -33,6 +33,7 @@ const (
 	maxRows        = 50_000
 	maxColumns     = 200
 	maxImportNotes = 100
+	maxAlike       = 3 // rows with the same problem that are listed one by one
 )
 
 // columnNames are what people call fields in tables, in lower case without
@@ -69,48 +70,55 @@ type step struct {
 // its path or by what people call it. Problems name the row's line and the
 // column.
 func ImportCSV(name string, table []byte, templateName string, template []byte, o ImportOptions) (inventory []byte, sites int, err error) {
-	defaults, err := templateFields(templateName, template, o)
-	if err != nil {
-		return nil, 0, err
-	}
+	defaults, probs := templateFields(templateName, template, o)
 	text, err := tableText(name, table)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, append(probs, asProblems(err)...)
 	}
-	im := &importer{name: name, defaults: defaults}
-	if err := im.read(text, o); err != nil {
-		return nil, 0, err
+	im := &importer{name: name, template: templateName, defaults: defaults}
+	err = im.read(text, o)
+	if probs = im.notGiven(probs); err != nil || len(probs) > 0 {
+		return nil, 0, append(probs, asProblems(err)...)
 	}
 	inventory, err = im.encode()
-	return inventory, len(im.sites), err
+	return inventory, len(im.lines), err
 }
 
-// templateFields are the fields that the template has.
-func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, error) {
-	if _, err := ParsePublicSite(name, template); err != nil {
-		// What the rows give need not stand in the template.
-		var probs Problems
-		if !errors.As(err, &probs) {
-			return nil, err
-		}
-		probs = slices.DeleteFunc(probs, func(p Problem) bool {
-			return strings.HasSuffix(p.Msg, "is required") || strings.HasPrefix(p.Msg, "is required")
-		})
-		if err := probs.Err(); err != nil {
-			return nil, err
-		}
+// asProblems are an error's problems, or the error as one.
+func asProblems(err error) Problems {
+	var probs Problems
+	if err != nil && !errors.As(err, &probs) {
+		probs = Problems{{Msg: err.Error()}}
 	}
+	return probs
+}
+
+// templateFields are the fields that the template has, and what is wrong with it
+// as a Site of its own.
+func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, Problems) {
 	doc, probs := readDocument(name, template)
 	if probs != nil {
 		return nil, probs
 	}
+	_, err := ParsePublicSite(name, template)
 	fields := without(doc.root, "apiVersion", "kind")
 	for i := 0; i+1 < len(fields.Content); i += 2 {
 		if k := fields.Content[i].Value; o.Path != nil && (k == "caFile" || k == "ignitionFile") {
 			fields.Content[i+1] = encodeString(o.Path(fields.Content[i+1].Value))
 		}
 	}
-	return fields, nil
+	return fields, asProblems(err)
+}
+
+// notGiven leaves out what need not stand in the template, since the rows give
+// it: an address for its interface, for example. Whether each row does is found
+// when the whole Inventory is read.
+func (im *importer) notGiven(template Problems) Problems {
+	return slices.DeleteFunc(template, func(p Problem) bool {
+		return p.Missing || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
+			return c.field != "" && covers(p.Path, c.field)
+		})
+	})
 }
 
 // tableText is the table as UTF-8 without marks.
@@ -158,6 +166,7 @@ func separator(text string) (sep rune, rest string) {
 
 type importer struct {
 	name     string
+	template string // its file
 	defaults *yaml.Node
 	columns  []column
 	sites    []*yaml.Node
@@ -214,16 +223,13 @@ func (im *importer) read(text string, o ImportOptions) error {
 			break
 		}
 		im.row(line, row)
-		if len(im.probs) >= maxImportNotes {
-			break
-		}
 	}
 	if len(im.columns) == 0 && len(im.probs) == 0 {
 		im.problem(1, "", "is empty: the first line names the columns, e.g. name;serial;mac;address;gateway")
 	} else if len(im.sites) == 0 && len(im.probs) == 0 {
 		im.problem(1, "", "has no rows behind the line with the columns' names")
 	}
-	return im.probs.Err()
+	return im.once().Err()
 }
 
 // plainHeader is a header without what people write differently.
@@ -267,6 +273,49 @@ func (im *importer) header(line int, row []string, o ImportOptions) {
 		}
 		im.columns = append(im.columns, c)
 	}
+	if im.defaults != nil {
+		im.named(line)
+	}
+}
+
+// named reports columns that hold something of an interface that nobody names.
+func (im *importer) named(line int) {
+	said := map[int]bool{}
+	for _, c := range im.columns {
+		i, ok := ofInterface(c.path)
+		if !ok || said[i] || im.namesInterface(i) || slices.ContainsFunc(im.columns, func(o column) bool {
+			other, ok := ofInterface(o.path)
+			return ok && other == i && (o.path[3].key == "name" || o.path[3].key == "mac")
+		}) {
+			continue
+		}
+		said[i] = true
+		im.problem(line, c.header, "holds %s, and nothing says which interface that is: put network: {interfaces: [{name: en*}]} into %s, or name it in a column (interface)", c.field, im.template)
+	}
+}
+
+// ofInterface tells whether a field is one of the i-th interface.
+func ofInterface(path []step) (i int, ok bool) {
+	if len(path) < 4 || path[0].key != "network" || path[1].key != "interfaces" {
+		return 0, false
+	}
+	return path[2].item, true
+}
+
+// namesInterface tells whether the template names its i-th interface.
+func (im *importer) namesInterface(i int) bool {
+	n := im.defaults
+	for _, k := range []string{"network", "interfaces"} {
+		if n = yamltree.Deref(n); n == nil || n.Kind != yaml.MappingNode {
+			return false
+		}
+		n = yamltree.Get(n, k)
+	}
+	if n == nil || n.Kind != yaml.SequenceNode || i >= len(n.Content) {
+		return false
+	}
+	item := yamltree.Deref(n.Content[i])
+	return item.Kind == yaml.MappingNode && (yamltree.Get(item, "name") != nil || yamltree.Get(item, "mac") != nil)
 }
 
 var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
@@ -313,7 +362,11 @@ func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
 // row makes a site of a row.
 func (im *importer) row(line int, row []string) {
 	if len(row) != len(im.columns) {
-		im.problem(line, "", "has %d cells, the first line names %d columns: a cell with the separator in it needs quotes", len(row), len(im.columns))
+		fix := "a cell with the separator in it needs quotes"
+		if len(row) < len(im.columns) {
+			fix = "add the empty ones"
+		}
+		im.problem(line, "", "has %s, the first line names %s: %s", Count(len(row), "cell"), Count(len(im.columns), "column"), fix)
 		return
 	}
 	site := empty()
@@ -325,6 +378,14 @@ func (im *importer) row(line int, row []string) {
 		}
 	}
 	im.sites, im.lines = append(im.sites, site), append(im.lines, line)
+}
+
+// Count is a number of things, for messages: 1 site, 2 sites.
+func Count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // cellValue is a cell's value for its field. The items of a list are divided by
@@ -414,6 +475,7 @@ func (im *importer) encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the inventory: %w", err)
 	}
+	im.sites = nil // thousands need not be in memory twice
 	_, err = ParsePublicInventory(im.name, b)
 	var probs Problems
 	if errors.As(err, &probs) {
@@ -429,7 +491,7 @@ func (im *importer) byRow(probs Problems) Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
 		if m == nil {
-			im.probs = append(im.probs, Problem{File: im.name, Path: p.Path, Msg: p.Msg + " (in the template)"})
+			im.probs = append(im.probs, Problem{File: im.template, Path: strings.TrimPrefix(p.Path, "defaults."), Msg: im.lineOf(p.Msg)})
 			continue
 		}
 		i, _ := strconv.Atoi(m[1])
@@ -442,20 +504,65 @@ func (im *importer) byRow(probs Problems) Problems {
 		if header == "" && field != "" {
 			p.Msg = field + ": " + p.Msg
 		}
-		p.Msg = rowsOf.ReplaceAllStringFunc(p.Msg, func(s string) string {
-			n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
-			if n < len(im.lines) {
-				return fmt.Sprintf("line %d", im.lines[n])
-			}
-			return s
-		})
-		im.problem(line, header, "%s", p.Msg)
+		im.problem(line, header, "%s", im.lineOf(p.Msg))
 	}
 	im.probs.sort()
-	if n := len(im.probs); n > maxImportNotes {
-		im.probs = append(im.probs[:maxImportNotes], Problem{File: im.name, Msg: fmt.Sprintf("%d more problems", n-maxImportNotes)})
+	return im.once()
+}
+
+// lineOf names a row by its line, which people see, not by its place in the list.
+func (im *importer) lineOf(msg string) string {
+	return rowsOf.ReplaceAllStringFunc(msg, func(s string) string {
+		n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
+		if n < len(im.lines) {
+			return fmt.Sprintf("line %d", im.lines[n])
+		}
+		return s
+	})
+}
+
+// once says what more than maxAlike rows have in common once, with their lines.
+func (im *importer) once() Problems {
+	alike := map[Problem][]int{}
+	kind := func(p Problem) Problem { p.Line = 0; return p }
+	for _, p := range im.probs {
+		alike[kind(p)] = append(alike[kind(p)], p.Line)
 	}
-	return im.probs
+	var out Problems
+	for _, p := range im.probs {
+		lines := alike[kind(p)]
+		switch {
+		case len(lines) <= maxAlike:
+			out = append(out, p)
+		case p.Line == lines[0]:
+			p.Msg += fmt.Sprintf(" (also in lines %s)", ranges(lines[1:]))
+			out = append(out, p)
+		}
+	}
+	if n := len(out); n > maxImportNotes {
+		out = append(out[:maxImportNotes], Problem{File: im.name, Msg: fmt.Sprintf("%d more problems", n-maxImportNotes)})
+	}
+	return out
+}
+
+// ranges writes ascending numbers as 3-7, 9, 11-20.
+func ranges(n []int) string {
+	var parts []string
+	for i := 0; i < len(n); {
+		j := i
+		for j+1 < len(n) && n[j+1] <= n[j]+1 {
+			j++
+		}
+		if len(parts) == 20 {
+			return strings.Join(parts, ", ") + fmt.Sprintf(" and %d more", len(n)-i)
+		}
+		part := strconv.Itoa(n[i])
+		if n[j] > n[i] {
+			part += "-" + strconv.Itoa(n[j])
+		}
+		parts, i = append(parts, part), j+1
+	}
+	return strings.Join(parts, ", ")
 }
 
 var rowsOf = regexp.MustCompile(`sites\[\d+\]`)

@@ -79,7 +79,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,network\na,b\n", []string{`column "network": "network" holds more than a cell can`}},
 		{"name,masters[x]\na,b\n", []string{`column "masters[x]": "masters[x]" is not a field`}},
 		{"name,vip[0]\na,b\n", []string{`column "vip[0]": "vip[0]": vip is not a list`}},
-		{"name,serial\na,SN1\nb\n", []string{"t.csv:3: has 1 cells, the first line names 2 columns"}},
+		{"name,serial\na,SN1\nb\n", []string{"t.csv:3: has 1 cell, the first line names 2 columns"}},
 		{"name,serial\na,SN1\nb,\"x\ny\",z\n", []string{"t.csv:3: has 3 cells"}},
 		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: bare"}},
 		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV"}},
@@ -110,6 +110,52 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(importTemplate+"colour: red\n"), ImportOptions{})
 	if err == nil || !strings.Contains(err.Error(), "site.yaml:7:1: colour: unknown field") {
 		t.Error(err)
+	}
+}
+
+// TestImportOfAddresses: the template names the interface, the table has the rest.
+func TestImportOfAddresses(t *testing.T) {
+	const site = `apiVersion: edgebake.io/v1alpha1
+kind: Site
+masters: [192.0.2.11:6443]
+caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]
+`
+	const named = site + "network:\n  interfaces: [{name: en*}]\n"
+	table := func(second string) string {
+		rows := "name,serial,address,gateway\n"
+		for i := 1; i <= 200; i++ {
+			cells := fmt.Sprintf("10.0.%d.10/24,10.0.%d.1", i, i)
+			if i > 1 && second != "" {
+				cells = second
+			}
+			rows += fmt.Sprintf("shop-%d,PF3X%05d,%s\n", i, i, cells)
+		}
+		return rows
+	}
+	run := func(template, table string) (*Inventory, string) {
+		out, _, err := ImportCSV("t.csv", []byte(table), "site.yaml", []byte(template), ImportOptions{})
+		if err != nil {
+			return nil, err.Error()
+		}
+		inv, err := ParsePublicInventory("i", out)
+		return inv, fmt.Sprint(err)
+	}
+	if inv, err := run(named, table("")); inv == nil || len(inv.Sites) != 200 || inv.Sites[6].Network.Interfaces[0].Name != "en*" ||
+		inv.Sites[6].Network.Interfaces[0].Addresses[0] != "10.0.7.10/24" {
+		t.Errorf("a template that names the interface: %+v %s", inv, err)
+	}
+	for _, c := range []struct{ template, table, want string }{
+		{site, table(""), `t.csv:1: column "address": holds network.interfaces[0].addresses, and nothing says which interface that is: ` +
+			`put network: {interfaces: [{name: en*}]} into site.yaml, or name it in a column (interface)`},
+		{named, table(","), "site.yaml: network.interfaces[0]: has neither dhcp: true nor addresses nor vlans (in 199 of 200 sites, the first is line 3)"},
+		{named, table("10.0.0.1/24,10.9.9.9"), `t.csv:3: column "gateway": 10.9.9.9 is in none of the interface's networks (10.0.0.1/24) (also in lines 4-201)`},
+		{named, table("10.0.0.1/24"), `t.csv:3: has 3 cells, the first line names 4 columns: add the empty ones (also in lines 4-201)`},
+		{named, table("a,b,c"), `t.csv:3: has 5 cells, the first line names 4 columns: a cell with the separator in it needs quotes (also in lines 4-201)`},
+		{named + "nodeNam: x\n", "name,serail\nshop-1,PF3X1\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" + `t.csv:1: column "serail"`},
+	} {
+		if _, err := run(c.template, c.table); !strings.Contains(err, c.want) || strings.Count(err, "PF3X") > 3 {
+			t.Errorf("want %s\ngot %.2000s", c.want, err)
+		}
 	}
 }
 

@@ -39,7 +39,7 @@ var kubeadmElsewhere = map[string]string{
 	"JoinConfiguration":    "nodes join by their Site: use its fields (kubeletExtraArgs, ignorePreflightErrors, skipPhases)",
 	"ResetConfiguration":   "it is of no use here: `firstboot reset` resets a node",
 	"UpgradeConfiguration": "it is for `kubeadm upgrade`, which reads it itself",
-	"ClusterStatus":        "kubeadm itself writes it: take it out",
+	"ClusterStatus":        "kubeadm itself writes it: remove it",
 }
 
 // ownedByEdgebake are the fields that edgebake writes, by kind, and where the
@@ -215,10 +215,10 @@ type (
 	}
 )
 
-// kubeadmDocuments reads the documents that follow a Cluster. Kubelet's and
-// kube-proxy's are theirs to read strictly; here only what edgebake owns in
-// them is looked for.
-func kubeadmDocuments(file string, roots []*yaml.Node) ([]KubeadmDocument, Problems) {
+// kubeadmDocuments reads the documents that follow a Cluster of that version of
+// Kubernetes. What is wrong with fields of a version that is newer than this program
+// are warnings.
+func kubeadmDocuments(file string, roots []*yaml.Node, kubernetes string) (_ []KubeadmDocument, warnings, _ Problems) {
 	var docs []KubeadmDocument
 	var probs Problems
 	first := map[string]int{}
@@ -230,7 +230,14 @@ func kubeadmDocuments(file string, roots []*yaml.Node) ([]KubeadmDocument, Probl
 			continue
 		}
 		d.kind = yamltree.Text(yamltree.Value(root, "kind"))
-		d.readKubeadm()
+		if d.kubeadmDocument(d.ownedFields) {
+			known := len(d.probs)
+			d.componentFields()
+			if newer := k8sVersion.MatchString(kubernetes) && !KubernetesBefore(kubernetes, componentsOf+1); newer {
+				warnings = append(warnings, d.probs[known:]...)
+				d.probs = d.probs[:known]
+			}
+		}
 		if line, twice := first[d.kind]; twice && kubeadmVersions[d.kind] != "" {
 			d.problem(root, d.kind, "a second %s begins here; the first is on line %d: put both into one", d.kind, line)
 		} else {
@@ -239,15 +246,13 @@ func kubeadmDocuments(file string, roots []*yaml.Node) ([]KubeadmDocument, Probl
 		probs = append(probs, d.probs...)
 		docs = append(docs, KubeadmDocument{d.kind, root})
 	}
-	return docs, probs
+	return docs, warnings, probs
 }
 
-// readKubeadm reports what is wrong with one document of a Cluster.
-func (d *document) readKubeadm() { d.kubeadmDocument(d.ownedFields) }
-
 // kubeadmDocument reports what is wrong with one document; owned reports the
-// fields that are not for a person to set, nil where edgebake wrote it.
-func (d *document) kubeadmDocument(owned func()) {
+// fields that are not for a person to set, nil where edgebake wrote it. The result
+// is whether it is of a kind and version that can be read further.
+func (d *document) kubeadmDocument(owned func()) bool {
 	version := yamltree.Text(yamltree.Value(d.root, "apiVersion"))
 	at := func(key string) *yaml.Node {
 		if n := yamltree.Value(d.root, key); n != nil {
@@ -261,17 +266,17 @@ func (d *document) kubeadmDocument(owned func()) {
 	switch {
 	case d.kind == "" || version == "":
 		d.problem(d.root, "", "a document after the Cluster must have apiVersion and kind; kubeadm's and its components' may follow: %s", strings.Join(slices.Sorted(maps.Keys(kubeadmVersions)), ", "))
-		return
+		return false
 	case version == APIVersion:
 		d.problem(at("kind"), "kind", "a second edgebake document (%s) begins here; put each into a file of its own", shorten(d.kind))
-		return
+		return false
 	case kubeadmElsewhere[d.kind] != "":
 		d.problem(at("kind"), "kind", "%s has no place in a Cluster: %s", d.kind, kubeadmElsewhere[d.kind])
-		return
+		return false
 	case !known:
 		d.problem(at("kind"), "kind", "unknown document %s of %s%s; want one of %s; Kubernetes objects go into files listed in manifests", shorten(d.kind), shorten(version),
 			DidYouMean(d.kind, slices.Sorted(maps.Keys(kubeadmVersions))), strings.Join(slices.Sorted(maps.Keys(kubeadmVersions)), ", "))
-		return
+		return false
 	case group != wantGroup:
 		d.problem(at("apiVersion"), d.kind+".apiVersion", "%s is of %s, not %s", d.kind, want, shorten(version))
 	case version != want:
@@ -280,10 +285,10 @@ func (d *document) kubeadmDocument(owned func()) {
 			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
 		}
 		d.problem(at("apiVersion"), d.kind+".apiVersion", "%s does not fit: edgebake writes %s, and fields of other versions mean other things%s", shorten(version), want, hint)
-		return // every field of another form would be reported
+		return false // every field of another form would be reported
 	}
 	if !d.decodes(d.root) {
-		return
+		return false
 	}
 	if owned != nil {
 		owned()
@@ -294,6 +299,7 @@ func (d *document) kubeadmDocument(owned func()) {
 	case "InitConfiguration":
 		d.kubeadmForm(new(initConfiguration), owned != nil)
 	}
+	return true
 }
 
 // kubeadmForm decodes the document strictly, and reports arguments that are
@@ -301,6 +307,7 @@ func (d *document) kubeadmDocument(owned func()) {
 func (d *document) kubeadmForm(into any, persons bool) {
 	before := len(d.probs)
 	v := reflect.ValueOf(into).Elem()
+	d.strict = true
 	d.decode(d.root, v, "")
 	for i := before; i < len(d.probs); i++ {
 		d.probs[i].Path = join(d.kind, d.probs[i].Path)
@@ -320,7 +327,7 @@ func (d *document) kubeadmForm(into any, persons bool) {
 			case strings.HasPrefix(name, "-"):
 				d.problem(yamltree.Value(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
 			case slices.Contains(ownedArgs[list], name) && (persons || !writtenArg(name)):
-				d.problem(yamltree.Value(item, "name"), path, "--%s is set by edgebake and kubeadm: take it out", name)
+				d.problem(yamltree.Value(item, "name"), path, "--%s is set by edgebake and kubeadm: remove it", name)
 			}
 		}
 	}
@@ -335,7 +342,7 @@ func (d *document) ownedFields() {
 	owned := ownedByEdgebake[d.kind]
 	for _, path := range slices.Sorted(maps.Keys(owned)) {
 		if n := nodeAt(d.root, path); n != nil && !isNull(n) {
-			d.problem(n, d.kind+"."+path, "is set by edgebake: %s; take it out here", owned[path])
+			d.problem(n, d.kind+"."+path, "is set by edgebake: %s; remove it here", owned[path])
 		}
 	}
 }

@@ -4,7 +4,7 @@ import "reflect"
 
 // Locate tells where in a document a field is, or what is nearest around it:
 // for problems that only show when what a field names is looked at. Line and
-// column are 0 if data is no document.
+// column are 0 if data is not a document.
 func Locate(name string, data []byte, path string) (line, col int) {
 	doc := located(name, data)
 	if doc.root == nil {

@@ -115,7 +115,7 @@ func (d *document) checkObject(root *yaml.Node) {
 
 const unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
-// complexKey is the first key of a mapping that is no plain word, as
+// complexKey is the first key of a mapping that is not a plain word, as
 // {{ .Values.name }} is to a parser of YAML.
 func complexKey(n *yaml.Node) *yaml.Node {
 	for i, c := range n.Content {

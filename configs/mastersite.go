@@ -63,6 +63,9 @@ func (f *ClusterFile) masterDocuments(m *ClusterMaster) ([]byte, error) {
 	str(init, defaultCRISocket, "nodeRegistration", "criSocket")
 	str(init, m.Address, "localAPIEndpoint", "advertiseAddress")
 	setAt(init, plain(fmt.Sprint(f.Port), "!!int"), "localAPIEndpoint", "bindPort")
+	if nodeAt(init, "timeouts.controlPlaneComponentHealthCheck") == nil {
+		str(init, componentPatience, "timeouts", "controlPlaneComponentHealthCheck")
+	}
 	args := &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{mapping("name", encodeString("node-ip"), "value", encodeString(m.Address))}}
 	if own := nodeAt(init, "nodeRegistration.kubeletExtraArgs"); own != nil && own.Kind == yaml.SequenceNode {
 		args.Content = append(args.Content, own.Content...)
@@ -85,6 +88,12 @@ func (f *ClusterFile) masterDocuments(m *ClusterMaster) ([]byte, error) {
 	}
 	return append(docs, proxy).encode()
 }
+
+// componentPatience is how long a component of the control plane may take until
+// it first answers. kubeadm makes it kubelet's startup probe, and its own four
+// minutes kill an API server over and over on a small or busy machine, which
+// then never comes up.
+const componentPatience = "20m0s"
 
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 

@@ -79,7 +79,7 @@ func ExpandNodeName(tmpl string, facts NameFacts) (string, error) {
 	return w.String(), nil
 }
 
-// loops reports whether a template could run for ever: only text, values and
+// loops reports whether a template could run forever: only text, values and
 // conditions cannot.
 func loops(n parse.Node) bool {
 	list := func(l *parse.ListNode) bool { return l != nil && slices.ContainsFunc(l.Nodes, loops) }

@@ -234,13 +234,23 @@ type inventoryReport struct {
 
 // at reports a problem of a field of the Inventory.
 func (r *inventoryReport) at(path, format string, args ...any) {
-	p := Problem{File: r.doc.file, Path: path, Msg: fmt.Sprintf(format, args...)}
-	if slices.ContainsFunc(r.undecoded, func(u Problem) bool { return covers(u.Path, path) }) {
+	r.found(Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+}
+
+// found reports a problem, of which path and words are known.
+func (r *inventoryReport) found(p Problem) {
+	if slices.ContainsFunc(r.undecoded, func(u Problem) bool { return covers(u.Path, p.Path) }) {
 		return
 	}
-	at := r.doc.find(path)
-	p.Line, p.Col = at.line, at.col
+	at := r.doc.find(p.Path)
+	p.File, p.Line, p.Col = r.doc.file, at.line, at.col
 	r.doc.probs = append(r.doc.probs, p)
+}
+
+// under is the problem of a field below another.
+func (p Problem) under(path string) Problem {
+	p.Path = path + "." + p.Path
+	return p
 }
 
 // of reports a problem of the i-th Site: in the site where it says something on
@@ -249,7 +259,7 @@ func (r *inventoryReport) of(i int, p Problem) {
 	own := fmt.Sprintf("sites[%d]", i)
 	for path := p.Path; path != ""; path = parent(path) {
 		if _, ok := r.doc.where[own+"."+path]; ok {
-			r.at(own+"."+p.Path, "%s", p.Msg)
+			r.found(p.under(own))
 			return
 		}
 		if _, ok := r.doc.where["defaults."+path]; ok {
@@ -259,7 +269,7 @@ func (r *inventoryReport) of(i int, p Problem) {
 	if r.shared == nil {
 		r.shared = map[Problem][]int{}
 	}
-	p = Problem{Path: p.Path, Msg: p.Msg}
+	p = Problem{Path: p.Path, Msg: p.Msg, Missing: p.Missing}
 	if r.shared[p] == nil {
 		r.order = append(r.order, p)
 	}
@@ -274,12 +284,13 @@ func (r *inventoryReport) finish(sites int) {
 		switch {
 		case !given && len(of) < max(sites, 2):
 			for _, i := range of {
-				r.at(fmt.Sprintf("sites[%d].%s", i, p.Path), "%s", p.Msg)
+				r.found(p.under(fmt.Sprintf("sites[%d]", i)))
 			}
 		case len(of) < sites:
-			r.at("defaults."+p.Path, "%s (in %d of %d sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
+			p.Msg = fmt.Sprintf("%s (in %d of %d sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
+			r.found(p.under("defaults"))
 		default:
-			r.at("defaults."+p.Path, "%s", p.Msg)
+			r.found(p.under("defaults"))
 		}
 	}
 }
@@ -311,7 +322,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		own := fmt.Sprintf("sites[%d]", i)
 		switch {
 		case s.Name == "":
-			r.at(own+".name", "is required, since nodeName is a template: files made for the site have this name")
+			r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the site have this name"})
 		case !siteName.MatchString(s.Name) || len(s.Name) > 63 || strings.Contains(s.Name, ".."):
 			r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", shorten(s.Name))
 		default:
@@ -320,7 +331,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		var probs Problems
 		s.Match.validate("match", &probs)
 		for _, p := range probs {
-			r.at(own+"."+p.Path, "%s", p.Msg)
+			r.found(p.under(own))
 		}
 		if s.NodeType == NodeControlPlane {
 			r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
@@ -331,7 +342,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		for _, k := range s.Match.keys() {
 			claim(i, k.field, k.key, k.key)
 		}
-		// A node name that follows from a name which is taken is no second problem.
+		// A node name that follows from a name which is taken is not a second problem.
 		if s.NodeName != s.Name || once["name "+s.Name] == inv.label(i) {
 			inv.claimNodeName(i, claim)
 		}

@@ -14,6 +14,8 @@ type Problem struct {
 	Col  int    // from 1; 0 where only the line is known
 	Path string // "network.interfaces[0].gateway"; empty: the whole document
 	Msg  string
+	// Missing: the field is required, and nothing stands there.
+	Missing bool
 }
 
 // Error has the form compilers use, so that editors can jump to it.
@@ -59,6 +61,11 @@ func (ps Problems) Err() error {
 
 func (ps *Problems) add(path, format string, args ...any) {
 	*ps = append(*ps, Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
+}
+
+// missing reports a field that is required and not there.
+func (ps *Problems) missing(path, format string, args ...any) {
+	*ps = append(*ps, Problem{Path: path, Msg: fmt.Sprintf(format, args...), Missing: true})
 }
 
 func (ps Problems) sort() {

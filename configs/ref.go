@@ -106,7 +106,7 @@ func (e *untaggedError) Error() string {
 	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.ref, e.ref, e.ref)
 }
 
-// whyNoRef names the part of s for which it is no reference; err is what is said
+// whyNoRef names the part of s for which it is not a reference; err is what is said
 // of the whole.
 func whyNoRef(s string, err error) error {
 	rest, digest, hasDigest := strings.Cut(s, "@")

@@ -38,8 +38,8 @@ type Field struct {
 	Path string
 	// Name is its last part.
 	Name string
-	// Type is string, integer, boolean, object, map, or a list of one of
-	// them ("[]string").
+	// Type is string, integer, boolean, object, map, a list of one of them
+	// ("[]string"), or either ("string or []string").
 	Type string
 	// Values are the ones allowed, where they are listed.
 	Values []string
@@ -62,6 +62,7 @@ type schemaNode struct {
 	Properties           map[string]*schemaNode `json:"properties"`
 	Required             []string               `json:"required"`
 	Items                *schemaNode            `json:"items"`
+	AnyOf                []*schemaNode          `json:"anyOf"`
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
@@ -102,6 +103,9 @@ func Explain(path string) (*Field, error) {
 func (n *schemaNode) field(root *schemaNode, path, name string, required bool) Field {
 	f := Field{Path: path, Name: name, Required: required, Description: n.Description}
 	list := ""
+	if several := n.orList(); several != nil {
+		f.Type, n = several.typeName()+" or []"+several.typeName(), &schemaNode{Type: several.Type, Enum: several.Enum, Default: n.Default}
+	}
 	for n.Ref != "" || n.Items != nil {
 		if n.Items != nil {
 			n, list = n.Items, list+"[]"
@@ -121,8 +125,18 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 	for _, c := range slices.Sorted(maps.Keys(n.Properties)) {
 		f.Fields = append(f.Fields, n.Properties[c].field(root, path+"."+c, c, slices.Contains(n.Required, c)))
 	}
-	f.Type = list + n.typeName()
+	if f.Type == "" {
+		f.Type = list + n.typeName()
+	}
 	return f
+}
+
+// orList is what an item of n is, where n is such an item or a list of them.
+func (n *schemaNode) orList() *schemaNode {
+	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
+		return n.AnyOf[0]
+	}
+	return nil
 }
 
 func (n *schemaNode) typeName() string {

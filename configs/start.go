@@ -31,7 +31,7 @@ type Join struct {
 	CAHashes []string
 }
 
-// ParseJoin reads the line that kubeadm prints for machines that shall join.
+// ParseJoin reads the line that kubeadm prints for machines to join.
 // What is wrong with it never quotes the token.
 func ParseJoin(line string) (*Join, error) {
 	words := strings.Fields(strings.ReplaceAll(line, "\\\n", " "))

@@ -68,6 +68,14 @@ func except(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Not = &jsonschema.Schema{Pattern: p} }
 }
 
+// orList takes several of a field's values as well.
+func orList(s *jsonschema.Schema) {
+	one := &jsonschema.Schema{Type: s.Type, Enum: s.Enum}
+	least := uint64(1)
+	s.AnyOf = []*jsonschema.Schema{one, {Type: "array", Items: one, MinItems: &least, UniqueItems: true}}
+	s.Type, s.Enum = "", nil
+}
+
 // orNull takes a field that is named without a value.
 func orNull(s *jsonschema.Schema) {
 	s.AnyOf = []*jsonschema.Schema{{Ref: s.Ref}, {Type: "null"}}
@@ -128,6 +136,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"User.sshAuthorizedKeys":       each(pattern(keyForm)),
 		"Report.url":                   pattern(`^https://[^\s/]+`),
 		"Image.name":                   form(imageName),
+		"Image.arch":                   orList,
 		"Image.sourceDate":             pattern(`^(19[89][0-9]|20[0-9]{2}|210[0-7])-[0-9]{2}-[0-9]{2}T`),
 		"Image.nodeTypes":              items(),
 		"Sites.keys":                   each(pattern(`^RW[A-Za-z0-9+/]{54}$`)),
@@ -141,8 +150,8 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"FileSource.sha256":            form(sha256Hex),
 		"FileSource.url":               pattern(`^https?://`),
 		"URLSource.base":               pattern(`^https?://`),
-		"URLSource.sha256":             mapOf(`^[^/]+$`, sha256Hex.String()),
-		"DirSource.sha256":             mapOf(`^[^/]+$`, sha256Hex.String()),
+		"URLSource.sha256":             mapOf(sumName.String(), sha256Hex.String()),
+		"DirSource.sha256":             mapOf(sumName.String(), sha256Hex.String()),
 		"Kubernetes.version":           pattern(`^v1\.(3[0-9]|[4-9][0-9]|[1-9][0-9]{2,})\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
 		"Containerd.version":           pattern(`^(1\.([7-9]|[1-9][0-9]+)|2\.[0-9]+)\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`),
 		"Containerd.sandbox":           pattern(refForm),
@@ -245,7 +254,15 @@ func inside(field, sub, form string) *jsonschema.Schema {
 // imageRules hold for an Image as a whole.
 func imageRules(s *jsonschema.Schema) {
 	hub := where("nodeTypes", &jsonschema.Schema{Contains: &jsonschema.Schema{Enum: []any{"edge", "cloud"}}})
+	pi := has("hardware", "raspberry-pi")
+	arm := &jsonschema.Schema{Enum: []any{"arm64"}}
+	sector := &jsonschema.Schema{Properties: jsonschema.NewProperties()}
+	sector.Properties.Set("sector", &jsonschema.Schema{Enum: []any{512}})
+	disk := &jsonschema.Schema{Properties: jsonschema.NewProperties()}
+	disk.Properties.Set("disk", sector)
 	s.AllOf = append(s.AllOf,
+		needs(pi, where("arch", &jsonschema.Schema{AnyOf: []*jsonschema.Schema{arm, {Type: "array", Items: arm}}})),
+		needs(pi, disk),
 		needs(hub, has("yurthub")),
 		needs(inside("kubernetes", "version", `^v1\.30\.`), where("containerd", has("crictl"))),
 		needs(inside("yurthub", "version", `^v1\.6\.`), inside("kubernetes", "version", `^v1\.30\.`)),

@@ -89,7 +89,7 @@ func checkTags(v reflect.Value, path string, probs *Problems) {
 			tf, f := v.Type().Field(i), v.Field(i)
 			sub := join(path, fieldName(tf))
 			if required(tf) && f.Kind() != reflect.Struct && f.IsZero() {
-				probs.add(sub, "is required")
+				probs.missing(sub, "is required")
 			} else if f.Kind() == reflect.Slice && required(tf) && f.Len() == 0 {
 				probs.add(sub, "needs at least one item")
 			}

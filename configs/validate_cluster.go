@@ -9,11 +9,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // ClusterFile is a Cluster as its file holds it.
 type ClusterFile struct {
 	*Cluster
+	// File is its name, for problems, and Text what was read.
+	File string
+	Text []byte
 	// Kubeadm are the documents that follow it.
 	Kubeadm []KubeadmDocument
 	// Warnings are what can be meant, but seldom is.
@@ -24,14 +29,17 @@ type ClusterFile struct {
 // The error is Problems with everything found wrong. The manifests that it
 // names are not looked at: see CheckManifest.
 func ParseCluster(name string, data []byte) (*ClusterFile, error) {
-	f := &ClusterFile{Cluster: new(Cluster)}
+	f := &ClusterFile{Cluster: new(Cluster), File: name, Text: data}
 	err := parseKind(name, data, KindCluster, f.Cluster, func(d *document) Problems {
 		var probs Problems
-		f.Kubeadm, probs = kubeadmDocuments(name, d.more)
+		f.Kubeadm, f.Warnings, probs = kubeadmDocuments(name, d.more, f.KubernetesVersion)
 		d.probs = append(d.probs, probs...)
+		if i := slices.IndexFunc(f.Kubeadm, func(k KubeadmDocument) bool { return k.Kind == "KubeProxyConfiguration" }); i >= 0 && f.KubeProxy.Mode == "none" {
+			d.problem(f.Kubeadm[i].Root, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
+		}
 		for _, w := range f.warnings() {
 			at := d.find(w.Path)
-			f.Warnings = append(f.Warnings, Problem{name, at.line, at.col, w.Path, w.Msg})
+			f.Warnings = append(f.Warnings, Problem{File: name, Line: at.line, Col: at.col, Path: w.Path, Msg: w.Msg, Missing: w.Missing})
 		}
 		return f.Cluster.Validate()
 	})
@@ -50,6 +58,13 @@ func (c *Cluster) TokenLifetime() time.Duration {
 	return d
 }
 
+// defaultPods and defaultServices are the networks inside a cluster, by whether its
+// masters have IPv6.
+var (
+	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
+	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
+)
+
 func (c *Cluster) setDefaults() {
 	v6 := false
 	if len(c.Masters) > 0 {
@@ -57,10 +72,10 @@ func (c *Cluster) setDefaults() {
 		v6 = err == nil && a.Is6()
 	}
 	if len(c.PodCIDRs) == 0 {
-		c.PodCIDRs = []string{map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}[v6]}
+		c.PodCIDRs = []string{defaultPods[v6]}
 	}
 	if len(c.ServiceCIDRs) == 0 {
-		c.ServiceCIDRs = []string{map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}[v6]}
+		c.ServiceCIDRs = []string{defaultServices[v6]}
 	}
 	for i := range c.Nodes {
 		if n := &c.Nodes[i]; n.NodeType == "" {
@@ -110,7 +125,7 @@ func (c *Cluster) Validate() Problems {
 	if a, err := netip.ParseAddr(c.KubeProxy.BindAddress); c.KubeProxy.BindAddress != "" && (err != nil || a.Zone() != "" || a.IsMulticast()) {
 		probs.add("kubeProxy.bindAddress", "%q is not an IP address to listen on, e.g. 0.0.0.0", shorten(c.KubeProxy.BindAddress))
 	} else if c.KubeProxy.BindAddress != "" && c.KubeProxy.Mode == "none" {
-		probs.add("kubeProxy.bindAddress", "has no effect with kubeProxy.mode none: take it out")
+		probs.add("kubeProxy.bindAddress", "has no effect with kubeProxy.mode none: remove it")
 	}
 	switch d, err := time.ParseDuration(c.TokenTTL); {
 	case err != nil:
@@ -389,6 +404,11 @@ type clusterNet struct {
 	path, what string
 }
 
+func (n clusterNet) isDefault() bool {
+	s := n.String()
+	return slices.Contains([]string{defaultPods[false], defaultPods[true], defaultServices[false], defaultServices[true]}, s)
+}
+
 // validateNetworks checks pods' and Services' networks against each other and
 // against every address that machines of the cluster have.
 func (c *Cluster) validateNetworks(probs *Problems) {
@@ -417,7 +437,11 @@ func (c *Cluster) validateNetworks(probs *Problems) {
 	for i, n := range all {
 		for _, other := range all[:i] {
 			if n.Overlaps(other.Prefix) {
-				probs.add(n.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", n.Prefix, n.what, other.Prefix, other.what, other.path)
+				at, with := n, other
+				if n.isDefault() && !other.isDefault() { // nobody wrote that one
+					at, with = other, n
+				}
+				probs.add(at.path, "%s (%s) overlaps %s (%s, %s): one address would be two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
 			}
 		}
 		c.validateOverlap(n, probs)
@@ -463,7 +487,7 @@ var reserved = []struct {
 }{
 	{thisNetwork, "which stands for no machine"},
 	{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
-	{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network, where yurthub listens (169.254.2.1)"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network, where yurthub listens (" + openyurt.PodAddress + ")"},
 	{netip.MustParsePrefix("224.0.0.0/4"), "the multicast addresses"},
 	{reservedV4, "which is reserved"},
 	{netip.MustParsePrefix("::1/128"), "the loopback address"},

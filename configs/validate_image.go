@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,6 +20,7 @@ import (
 // setDefaults fills in what depends on other fields; the rest stands in the
 // struct tags.
 func (i *Image) setDefaults() {
+	i.expandPaths()
 	if y := i.Yurthub; y != nil && y.Form == "" {
 		y.Form = openyurt.FormUnit
 		if openyurt.RunsAsPod(y.Version) {
@@ -30,6 +32,11 @@ func (i *Image) setDefaults() {
 		i.Kernel.Consoles = []string{"tty0", "ttyS0,115200"}
 		if i.Arch == "arm64" {
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA0,115200"}
+		}
+		if i.Hardware == RaspberryPi {
+			// The screen, the connector for a serial line of a 5, and pins 8 and
+			// 10 of a 4: each board has one of the two.
+			i.Kernel.Consoles = []string{"tty0", "ttyAMA10,115200", "ttyS1,115200"}
 		}
 	}
 	for n := range i.Files {
@@ -80,6 +87,9 @@ func KubernetesBefore(version string, minor int) bool {
 	return err == nil && n < minor
 }
 
+// RaspberryPi is the value of hardware for boards without UEFI.
+const RaspberryPi = "raspberry-pi"
+
 // Validate returns every problem of i, nil if there is none. It changes
 // nothing; the values must have their defaults.
 func (i *Image) Validate() Problems {
@@ -94,10 +104,13 @@ func (i *Image) Validate() Problems {
 		// The range of FAT's dates.
 		probs.add("sourceDate", "must lie between 1980 and 2107")
 	}
+	if i.Hardware == RaspberryPi {
+		i.validateRaspberryPi(&probs)
+	}
 	for n, t := range i.NodeTypes {
 		p := fmt.Sprintf("nodeTypes[%d]", n)
 		if (t == NodeEdge || t == NodeCloud) && i.Yurthub == nil {
-			probs.add(p, "%s nodes need yurthub on board; add the field yurthub or take the type out", t)
+			probs.add(p, "%s nodes need yurthub on board; add the field yurthub or remove the type", t)
 		}
 		if slices.Contains(i.NodeTypes[:n], t) {
 			probs.add(p, "%s is listed twice", t)
@@ -129,6 +142,35 @@ func (i *Image) Validate() Problems {
 	return probs
 }
 
+var (
+	// ofUEFI are packages that start machines with UEFI.
+	ofUEFI      = regexp.MustCompile(`^(shim-.*|systemd-boot|systemd-boot-efi.*|grub-efi.*)$`)
+	packageName = regexp.MustCompile(`^[^:=/ ]*`)
+)
+
+// validateRaspberryPi looks for what contradicts boards that have no UEFI.
+func (i *Image) validateRaspberryPi(probs *Problems) {
+	if i.Arch != "arm64" {
+		probs.add("hardware", "raspberry-pi boards are arm64: set arch: arm64, or hardware: generic for machines with UEFI")
+	}
+	if i.Disk.Sector == 4096 {
+		probs.add("disk.sector", "a Raspberry Pi starts from cards and drives with sectors of 512 bytes: remove it")
+	}
+	if i.Base.Debian == nil {
+		return
+	}
+	for n, p := range i.Base.Debian.Packages {
+		name := packageName.FindString(p)
+		switch {
+		case !PackageIsFor(p, i.Arch):
+		case strings.HasPrefix(name, "linux-image-cloud-"):
+			probs.add(fmt.Sprintf("base.debian.packages[%d]", n), "%s has no drivers of boards: remove it; hardware: raspberry-pi brings linux-image-arm64", name)
+		case ofUEFI.MatchString(name):
+			probs.add(fmt.Sprintf("base.debian.packages[%d]", n), "%s is for machines with UEFI, which a Raspberry Pi does not have, nor its Secure Boot: remove it, or take hardware: generic", name)
+		}
+	}
+}
+
 // exactlyOne reports how many of the members of a union are set.
 func exactlyOne(path string, probs *Problems, members map[string]bool) bool {
 	var set []string
@@ -140,7 +182,7 @@ func exactlyOne(path string, probs *Problems, members map[string]bool) bool {
 	names := strings.Join(slices.Sorted(maps.Keys(members)), ", ")
 	switch len(set) {
 	case 0:
-		probs.add(path, "exactly one of %s is needed", names)
+		probs.add(path, "exactly one of %s is required", names)
 	case 1:
 		return true
 	default:
@@ -223,7 +265,7 @@ func (f *FileSource) validate(path string, probs *Problems) {
 			probs.add(path+".url", "%s", bad)
 		}
 		if f.SHA256 == "" {
-			probs.add(path+".sha256", "is required with url: what comes over the network is verified")
+			probs.missing(path+".sha256", "is required with url: what comes over the network is verified")
 		}
 	}
 	if f.SHA256 != "" {
@@ -231,8 +273,9 @@ func (f *FileSource) validate(path string, probs *Problems) {
 	}
 }
 
-// validate checks a source; files are what is fetched from a release server.
-func (s *Source) validate(path string, files []string, probs *Problems) {
+// validate checks a source; files are what is fetched from a release server
+// for that architecture.
+func (s *Source) validate(path, arch string, files []string, probs *Problems) {
 	exactlyOne(path, probs, map[string]bool{"goModule": s.GoModule != nil, "url": s.URL != nil, "file": s.File != nil})
 	if u := s.URL; u != nil {
 		sub := path + ".url"
@@ -246,10 +289,13 @@ func (s *Source) validate(path string, files []string, probs *Problems) {
 				probs.add(sub+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
 			}
 		} else if len(u.SHA256) == 0 {
-			probs.add(sub+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
+			probs.missing(sub+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
 		} else {
 			for _, f := range files {
-				if _, ok := u.SHA256[f]; !ok {
+				if u.Sum(arch, f) == "" {
+					if perArch(u.SHA256) && !strings.Contains(f, arch) {
+						f = arch + "/" + f
+					}
 					probs.add(sub+".sha256", "has no digest of %s; add it, or sha256FromServer: true", f)
 				}
 			}
@@ -260,10 +306,35 @@ func (s *Source) validate(path string, files []string, probs *Problems) {
 	}
 }
 
+// sumName is a file's name, or that for one architecture.
+var sumName = regexp.MustCompile(`^((amd64|arm64)/)?[^/]+$`)
+
+// Sum is the digest of a release's file for an architecture; empty where none
+// is given.
+func (u *URLSource) Sum(arch, file string) string { return sum(u.SHA256, arch, file) }
+
+// Sum is the digest of a program for an architecture; empty where none is
+// given.
+func (d *DirSource) Sum(arch, file string) string { return sum(d.SHA256, arch, file) }
+
+func sum(sums map[string]string, arch, file string) string {
+	return cmp.Or(sums[arch+"/"+file], sums[file])
+}
+
+// perArch reports whether digests are given for each architecture.
+func perArch(sums map[string]string) bool {
+	for name := range sums {
+		if strings.Contains(name, "/") {
+			return true
+		}
+	}
+	return false
+}
+
 func checkSums(path string, sums map[string]string, probs *Problems) {
 	for _, name := range slices.Sorted(maps.Keys(sums)) {
-		if name == "" || strings.Contains(name, "/") {
-			probs.add(keyPath(path, name), "must be the name of a file, without a path")
+		if !sumName.MatchString(name) {
+			probs.add(keyPath(path, name), "must be the name of a file, without a path, or ARCH/NAME")
 		}
 		checkSHA256(keyPath(path, name), sums[name], probs)
 	}
@@ -276,19 +347,19 @@ func (i *Image) validatePrograms(probs *Problems) {
 			probs.add("kubernetes.version", "%s", badVersion(k.Version, k8sVersion, "v1.36.3"))
 		}
 	} else if minor, err := strconv.Atoi(m[1]); err == nil && minor < oldestKubernetes {
-		probs.add("kubernetes.version", "%s is too old: v1.%d and later are served", k.Version, oldestKubernetes)
+		probs.add("kubernetes.version", "%s is too old: v1.%d and later are supported", k.Version, oldestKubernetes)
 	}
 	files := []string{"kubelet", "kubeadm"}
 	if k.Kubectl {
 		files = append(files, "kubectl")
 	}
-	k.Source.validate("kubernetes.source", files, probs)
+	k.Source.validate("kubernetes.source", i.Arch, files, probs)
 
 	c := &i.Containerd
 	hasSource := c.Source.GoModule != nil || c.Source.URL != nil || c.Source.File != nil
 	if c.Debian {
 		if c.Version != "" || hasSource {
-			probs.add("containerd.debian", "takes the version that the base has; take version and source out")
+			probs.add("containerd.debian", "takes the version that the base has; remove version and source")
 		}
 		if i.Base.Debian == nil {
 			probs.add("containerd.debian", "needs base.debian, which installs the package")
@@ -296,13 +367,13 @@ func (i *Image) validatePrograms(probs *Problems) {
 	} else {
 		switch m := containerdVersion.FindStringSubmatch(c.Version); {
 		case c.Version == "":
-			probs.add("containerd.version", "is required, as 2.2.9 (or debian: true for the base's own)")
+			probs.missing("containerd.version", "is required, as 2.2.9 (or debian: true for the base's own)")
 		case m == nil:
 			probs.add("containerd.version", "%s", badVersion(c.Version, containerdVersion, "2.2.9"))
 		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
-			probs.add("containerd.version", "%s is not served; 1.7 and 2.x are", c.Version)
+			probs.add("containerd.version", "%s is not supported; 1.7 and 2.x are", c.Version)
 		}
-		c.Source.validate("containerd.source", []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
+		c.Source.validate("containerd.source", i.Arch, []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}, probs)
 	}
 	if bad := badImageRef(c.Sandbox); c.Sandbox != "" && bad != "" {
 		probs.add("containerd.sandbox", "%s", bad)
@@ -311,9 +382,9 @@ func (i *Image) validatePrograms(probs *Problems) {
 		if t.Version != "" && !crictlVersion.MatchString(t.Version) {
 			probs.add("containerd.crictl.version", "%s", badVersion(t.Version, crictlVersion, "v1.36.0"))
 		}
-		t.Source.validate("containerd.crictl.source", []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
+		t.Source.validate("containerd.crictl.source", i.Arch, []string{fmt.Sprintf("crictl-%s-linux-%s.tar.gz", t.Version, i.Arch)}, probs)
 	} else if KubernetesBefore(k.Version, 31) && !KubernetesBefore(k.Version, oldestKubernetes) {
-		probs.add("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
+		probs.missing("containerd.crictl", "is required with Kubernetes %s, whose kubeadm does not join without crictl", k.Version)
 	}
 
 	if bad := badPodCIDR(i.CNI.PodCIDR); bad != "" {
@@ -325,7 +396,8 @@ func (i *Image) validatePrograms(probs *Problems) {
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)
 		if openyurt.RunsAsPod(y.Version) && k8sVersion.MatchString(k.Version) && !KubernetesBefore(k.Version, openyurt.LastKubernetesOfPods+1) {
-			probs.add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.31 and later when it asks for Services; take yurthub v1.7, or Kubernetes v1.30", k.Version, y.Version)
+			const last = openyurt.LastKubernetesOfPods
+			probs.add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", k.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
 		}
 	}
 }
@@ -365,32 +437,31 @@ func (y *Yurthub) validate(probs *Problems) {
 	minor, ok := openyurt.Minor(y.Version)
 	switch {
 	case y.Version == "":
-	case !ok && releaseVersion.MatchString(y.Version):
-		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
-	case !ok:
-		probs.add("yurthub.version", "%s", badVersion(y.Version, openyurt.VersionForm, "v1.7.0"))
-	case minor < openyurt.Oldest:
-		probs.add("yurthub.version", "%s is too old: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
-	case minor > openyurt.Newest:
-		probs.add("yurthub.version", "%s is not known to this edgebake: v1.%d and v1.%d are served", y.Version, openyurt.Oldest, openyurt.Newest)
+	case !ok && !releaseVersion.MatchString(y.Version):
+		probs.add("yurthub.version", "%s", badVersion(y.Version, openyurt.VersionForm, openyurt.Example()))
+	case ok && minor < openyurt.Oldest:
+		probs.add("yurthub.version", "%s is too old: %s are supported", y.Version, openyurt.Supported())
+	case !ok || minor > openyurt.Newest:
+		probs.add("yurthub.version", "%s is unknown to this edgebake: %s are supported", y.Version, openyurt.Supported())
 	}
+	firstUnit := openyurt.Release(openyurt.FirstUnit)
 	switch y.Form {
 	case openyurt.FormUnit:
 		if openyurt.RunsAsPod(y.Version) {
-			probs.add("yurthub.form", "unit needs v1.7 or later, where yurthub can use kubelet's certificate; %s runs as staticPod", y.Version)
+			probs.add("yurthub.form", "unit requires %s or later, where yurthub can use kubelet's certificate; %s runs as staticPod", firstUnit, y.Version)
 		}
 		if y.Binary == nil {
-			probs.add("yurthub.binary", "is required for form unit")
+			probs.missing("yurthub.binary", "is required for form unit")
 		}
 		if y.Image != nil {
 			probs.add("yurthub.image", "is for form staticPod; form unit runs binary")
 		}
 	case openyurt.FormStaticPod:
 		if ok && openyurt.FormOf(minor) == openyurt.FormUnit {
-			probs.add("yurthub.form", "staticPod is for v1.6, as OpenYurt runs it; %s runs as unit", y.Version)
+			probs.add("yurthub.form", "staticPod is for releases before %s, as OpenYurt runs them; %s runs as unit", firstUnit, y.Version)
 		}
 		if y.Image == nil {
-			probs.add("yurthub.image", "is required for form staticPod")
+			probs.missing("yurthub.image", "is required for form staticPod")
 		}
 		if y.Binary != nil {
 			probs.add("yurthub.binary", "is for form unit; form staticPod runs image")
@@ -410,7 +481,7 @@ func (y *Yurthub) validate(probs *Problems) {
 }
 
 // badImageRef says what is wrong with ref as a whole image reference. Short
-// names are refused: what they mean depends on who reads them, and the node
+// names are rejected: what they mean depends on who reads them, and the node
 // looks baked images up by their full name.
 func badImageRef(ref string) string {
 	name, digest, hasDigest := strings.Cut(ref, "@")
@@ -558,7 +629,7 @@ func (i *Image) validateFiles(probs *Problems) {
 		}
 		switch {
 		case f.Link != "" && f.Mode != "":
-			probs.add(p+".mode", "a link has no mode of its own; take it out")
+			probs.add(p+".mode", "a link has no mode of its own; remove it")
 		case f.Mode != "" && !octalMode.MatchString(f.Mode):
 			probs.add(p+".mode", "%q is not a mode in octal, as 0644", shorten(f.Mode))
 		}
@@ -621,7 +692,7 @@ func (k *Kernel) validate(probs *Problems) {
 		case strings.ReplaceAll(key, "-", "_") == "systemd.machine_id":
 			probs.add(p, "%s is an identity, which every machine of the image would share; first boot makes one", key)
 		case slices.Contains(toAShell, a):
-			probs.add(p, "%s boots to a shell, at which nobody sits; take it out", a)
+			probs.add(p, "%s boots to a shell, at which nobody sits; remove it", a)
 		case a == "--":
 			probs.add(p, "ends the kernel's arguments; what follows would be init's")
 		case strings.Count(a, `"`)%2 == 1:
@@ -649,7 +720,7 @@ func (k *Kernel) validate(probs *Problems) {
 		if !sysctlKey.MatchString(key) {
 			probs.add(keyPath("kernel.sysctl", key), "is not a sysctl name, e.g. net.ipv4.ip_forward")
 		} else if plainSysctl(key) == "net.ipv4.ip_forward" && strings.TrimSpace(k.Sysctl[key]) != "1" {
-			probs.add(keyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; take it out")
+			probs.add(keyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; remove it")
 		}
 		if bad := badText(k.Sysctl[key]); bad != "" {
 			probs.add(keyPath("kernel.sysctl", key), "%s", bad)

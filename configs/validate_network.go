@@ -218,7 +218,7 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 		probs.add(sub, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
 	case bad || g.Is6() && g.IsLinkLocalUnicast():
 	case len(prefixes) == 0 && dhcp:
-		probs.add(sub, "comes from DHCP here; take it out, or give addresses")
+		probs.add(sub, "comes from DHCP here; remove it, or give addresses")
 	case !containsAddr(prefixes, g):
 		probs.add(sub, "%s is in none of the interface's networks (%s)", g, strings.Join(addresses, ", "))
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == g }):

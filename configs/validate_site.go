@@ -149,7 +149,7 @@ func (s *Site) validateToken(credentials bool, probs *Problems) {
 	} else if !tok.IsZero() && !tokenForm.MatchString(tok.Reveal()) {
 		probs.add("credentials.token", "is not a bootstrap token: %s (`kubeadm token create` makes one)", tokenWords)
 	} else if tok.IsZero() && credentials && s.NodeType != NodeControlPlane {
-		probs.add("credentials.token", "is required")
+		probs.missing("credentials.token", "is required")
 	}
 }
 
@@ -158,11 +158,11 @@ func (s *Site) validateCAPins(probs *Problems) {
 	hasCA := s.CACert != "" || s.CAFile != ""
 	switch {
 	case len(s.CACertHashes) > 0 && s.UnsafeSkipCAVerification:
-		probs.add("unsafeSkipCAVerification", "contradicts caCertHashes; keep the hashes and take this out")
+		probs.add("unsafeSkipCAVerification", "contradicts caCertHashes; keep the hashes and remove this")
 	case hasCA && s.UnsafeSkipCAVerification:
-		probs.add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and take this out")
+		probs.add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and remove this")
 	case len(s.CACertHashes) == 0 && !hasCA && !s.UnsafeSkipCAVerification:
-		probs.add("caCertHashes", "is needed, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
+		probs.missing("caCertHashes", "is required, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
 	}
 }
 
@@ -186,7 +186,7 @@ func (s *Site) validateCAHashes(probs *Problems) {
 // kubeletMaySet reports whether kubelet accepts the label in --node-labels.
 // Of kubernetes.io and k8s.io it takes the few named here and those under kubelet.kubernetes.io/ and
 // node.kubernetes.io/. It exits at the sight of any other, and the admission
-// plugin NodeRestriction would refuse it.
+// plugin NodeRestriction would reject it.
 func kubeletMaySet(key string) bool {
 	prefix, _, ok := strings.Cut(key, "/")
 	if !ok {
@@ -258,7 +258,7 @@ func (s *Site) validateName(probs *Problems) {
 func (s *Site) validatePool(probs *Problems) {
 	switch {
 	case s.OpenYurt() && s.NodePool == "":
-		probs.add("nodePool", "is required for nodeType %s: yurthub starts only with the name of a node pool", s.NodeType)
+		probs.missing("nodePool", "is required for nodeType %s: yurthub starts only with the name of a node pool", s.NodeType)
 	case s.NodeType == NodeNative && s.NodePool != "":
 		probs.add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
 	case badNodePool(s.NodePool) != "":
@@ -299,7 +299,7 @@ func (s *Site) validateLabels(probs *Problems) {
 		case bad != "":
 			probs.add(path, "%s", bad)
 		case k == openyurt.LabelEdgeWorker || k == openyurt.LabelNodePool:
-			probs.add(path, "follows from nodeType and nodePool; take it out")
+			probs.add(path, "follows from nodeType and nodePool; remove it")
 		case !kubeletMaySet(k):
 			probs.add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
 		}
@@ -385,7 +385,7 @@ func badArgument(v string) string {
 }
 
 // badNodeIP says what is wrong with kubelet's --node-ip: with an address that
-// is no machine's kubelet does not start.
+// is not of a machine's kubelet does not start.
 func badNodeIP(v string) string {
 	addrs := strings.Split(v, ",")
 	if len(addrs) > 2 {
@@ -423,8 +423,8 @@ func CheckHub(nodePool, namespace, lbMode string, extraArgs []string) error {
 	if namespace != "" && !isNamespace(namespace) {
 		probs.add("--namespace", "%q is not the name of a namespace", shorten(namespace))
 	}
-	if lbMode != "" && lbMode != "priority" && lbMode != "rr" {
-		probs.add("--lb-mode", "%q is not one of priority, rr", shorten(lbMode))
+	if modes := openyurt.LBModes(); lbMode != "" && !slices.Contains(modes, lbMode) {
+		probs.add("--lb-mode", "%q is not one of %s", shorten(lbMode), strings.Join(modes, ", "))
 	}
 	validateYurthubArgs("--yurthub-arg", extraArgs, "", &probs)
 	return probs.Err()

@@ -17,7 +17,7 @@ const secretKeySize = 158
 
 func (s *Sites) validate(probs *Problems) {
 	if s.Removable == ondisk.SitesSigned && len(s.Keys) == 0 {
-		probs.add("sites.keys", "is required with removable: signed: add the public key of whoever signs Sites (minisign -G makes a pair)")
+		probs.missing("sites.keys", "is required with removable: signed: add the public key of whoever signs Sites (minisign -G makes a pair)")
 	}
 	if s.Removable == ondisk.SitesNever && len(s.Keys) > 0 {
 		probs.add("sites.keys", "has no effect with removable: never: remove it, or set removable: signed")

@@ -3,7 +3,7 @@
 // which the three programs meet. They share nothing else. It imports nothing
 // of ours and holds no logic but names and shapes.
 //
-// Every document carries a version; a reader refuses one it does not know.
+// Every document carries a version; a reader rejects one it does not know.
 package ondisk
 
 import "time"
@@ -16,6 +16,11 @@ const (
 	LabelRootB = "ROOT-B"   // of the same size, empty until an update
 	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot
 )
+
+// BootSpread bounds how long a machine waits after power-on before its first word
+// to the masters, for their sake when the power comes back in a thousand shops at
+// once.
+const BootSpread = 3 * time.Second
 
 // Files in the slot (paths inside its FAT file system).
 const (
@@ -55,6 +60,14 @@ const (
 	ESPEntryA       = "loader/entries/edgebake-a.conf"
 	ESPSortKey      = "edgebake"
 	ESPFirstVersion = 1
+)
+
+// Files on the ESP of an image for Raspberry Pi boards, whose firmware reads
+// ESPPiConfig. That names the directory of a system (os_prefix), in which are its
+// kernel, initrd and command line, the device trees and overlays.
+const (
+	ESPPiConfig      = "config.txt"
+	ESPPiCommandLine = "cmdline.txt"
 )
 
 // ESPSystemDir is the directory of a system's kernel and initrd inside the ESP.
@@ -110,7 +123,7 @@ type SlotInfo struct {
 	// (docs/decisions/0002-golden-digest.md).
 	Golden string `json:"golden"`
 	// Parts are the digests of the same partitions by themselves, by label: they
-	// say which one is damaged. Images of before have none.
+	// say which one is damaged. Older images have none.
 	Parts        map[string]string `json:"parts,omitempty"`
 	SiteVersions []string          `json:"siteVersions"`
 	// SectorSize is that of the disk, and so of the slot's file system; 0: 512.
@@ -137,13 +150,17 @@ const (
 const ImageInfoVersion = 1
 
 // ImageInfo is image.json on the ESP and in the root file system: what this
-// image is and which sites it can serve. `stamp` refuses what it cannot.
+// image is and which sites it can serve. `stamp` rejects what it cannot.
 type ImageInfo struct {
-	Version    int    `json:"version"`
-	Name       string `json:"name"`
-	Plan       string `json:"plan"`
-	Arch       string `json:"arch"`
-	SourceDate int64  `json:"sourceDate"` // seconds since the epoch
+	Version int    `json:"version"`
+	Name    string `json:"name"`
+	Plan    string `json:"plan"`
+	Arch    string `json:"arch"`
+	// Boards are the boards whose own firmware starts the kernel, and which it
+	// has drivers for: "Raspberry Pi 4". Empty: any machine of the architecture
+	// with UEFI.
+	Boards     []string `json:"boards,omitempty"`
+	SourceDate int64    `json:"sourceDate"` // seconds since the epoch
 	// Removable is what a machine takes of the site on a stick; empty: repair.
 	Removable string `json:"removable,omitempty"`
 	// SiteKeys are the minisign public keys whose signatures admit a whole
@@ -175,7 +192,7 @@ const release = 1767225600 // 2026-01-01
 // StampDates are the first and the last date that a Site stamped onto this
 // image may carry. A computer whose clock is years ahead would otherwise put
 // every node into a future where all certificates have expired. Stamping
-// refuses other dates, and first boot ignores them.
+// rejects other dates, and first boot ignores them.
 func (i ImageInfo) StampDates() (first, last time.Time) {
 	const day = 24 * time.Hour
 	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, release), 0).Add(4 * 365 * day).UTC()
@@ -373,6 +390,16 @@ type IPVSVirtual struct {
 	// LearnMasters lets the cluster's ConfigMap kube-public/edgebake-masters
 	// replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
+	// Joined is the cluster that the node joined; nil: none is known. A master
+	// gets no traffic until it has shown either of the two.
+	Joined *IPVSJoined `json:"joined,omitempty"`
+}
+
+// IPVSJoined is what only one cluster has, whoever else has its keys.
+type IPVSJoined struct {
+	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
+	Node        string `json:"node"`        // this machine's Node
+	NodeUID     string `json:"nodeUID"`
 }
 
 // ImportIndexFile is the name of ImportIndex in ImportImageDir.

@@ -75,7 +75,7 @@ func TestSealOpen(t *testing.T) {
 	}
 }
 
-// What is no key is refused, and a secret key is not quoted.
+// What is no key is rejected, and a secret key is not quoted.
 func TestBadKeys(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

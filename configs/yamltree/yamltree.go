@@ -13,7 +13,7 @@ func Deref(n *yaml.Node) *yaml.Node {
 }
 
 // Index is where a mapping has a key among its Content, whose value follows;
-// -1 if it has not, or m is no mapping.
+// -1 if it has not, or m is not a mapping.
 func Index(m *yaml.Node, key string) int {
 	if m == nil || m.Kind != yaml.MappingNode {
 		return -1

@@ -131,6 +131,20 @@ func (r *Reader) Free() (int64, error) {
 	return n * r.g.clusterSize(), nil
 }
 
+// EachFree calls fn with each free cluster: its place and length.
+func (r *Reader) EachFree(fn func(Extent) error) error {
+	for c := int64(2); c < r.g.clusters+2; c++ {
+		v, err := r.next(uint32(c))
+		if err == nil && v == 0 {
+			err = fn(Extent{r.g.clusterOff(uint32(c)), r.g.clusterSize()})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // next reads a cluster's entry in the (first) allocation table.
 func (r *Reader) next(c uint32) (uint32, error) {
 	off, n := int64(c)*4, 4

@@ -39,7 +39,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	return nil
 }
 
-// Fits reports why Write would refuse the nodes, without writing.
+// Fits reports why Write would reject the nodes, without writing.
 func Fits(nodes []tree.Node, o Options) error {
 	if _, _, _, err := prepare(nodes, o); err != nil {
 		return fmt.Errorf("laying out FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -64,7 +64,7 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 		return nil, nil, 0, err
 	}
 	if g.kind == 16 && root.entries > rootMax {
-		return nil, nil, 0, fmt.Errorf("the top directory has room for %d entries and needs %d: move files into a folder", rootMax, root.entries)
+		return nil, nil, 0, fmt.Errorf("the top directory has room for %d entries and needs %d: move files into a directory", rootMax, root.entries)
 	}
 	order, next, err := allocate(g, root)
 	return g, order, next, err
@@ -254,7 +254,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 			return fmt.Errorf("writing the boot sector's copy: %w", err)
 		}
 	}
-	// Last, so that a write that failed half-way is no file system.
+	// Last, so that a write that failed half-way is not a file system.
 	if _, err := w.WriteAt(boot, 0); err != nil {
 		return fmt.Errorf("writing the boot sector: %w", err)
 	}

@@ -56,7 +56,7 @@ const (
 )
 
 // errCost says that a file system is not what a person's computer leaves.
-var errCost = errors.New("the file system is damaged or badly fragmented: format the stick anew (FAT32) and copy the files to it again")
+var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
 // budget bounds what is read, whatever the file system makes its reader do:
 // chains that jump from one end to the other, thousands of directories that

@@ -149,7 +149,11 @@ func (c *Contents) encode() ([]byte, error) {
 			largest = name
 		}
 		if limit := SizeLimit(name); int64(len(b)) > limit {
-			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d", name, len(b), limit))
+			fix := "put large contents into the Image (files, overlays)"
+			if name == ondisk.SlotInventory {
+				fix = smallerInventory
+			}
+			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, len(b), limit, fix))
 		}
 		if strings.Count(name, "/") > maxDepth {
 			errs = append(errs, fmt.Errorf("%s is nested too deep; at most %d directories are allowed", name, maxDepth))
@@ -177,11 +181,14 @@ func (c *Contents) encode() ([]byte, error) {
 		Size: ondisk.SlotSize, Time: when, SectorSize: info.SectorSize,
 	})
 	if err == nil && inventory && len(trimmed(img.b)) > half-sectorSize {
-		err = fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: split the inventory, or stamp each site onto a copy of its own (--inventory)",
-			float64(total)/(1<<20), half>>20)
+		err = fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: %s",
+			float64(total)/(1<<20), half>>20, smallerInventory)
 	}
 	return img.b, err
 }
+
+// smallerInventory is what to do about an inventory that is too large.
+const smallerInventory = "split the inventory, or stamp each site onto a copy of its own (--inventory)"
 
 const page = 4096
 
@@ -354,7 +361,7 @@ func named(e fat.Entry) bool {
 	return false
 }
 
-// litter reports whether systems put a file or folder of that name onto every
+// litter reports whether systems put a file or directory of that name onto every
 // disk they see.
 func litter(name string) bool {
 	switch strings.ToLower(name) {
@@ -375,7 +382,7 @@ func looksLikeSite(name string) bool {
 }
 
 // Label reads the file system's label alone: most of what somebody plugs into
-// a machine is no slot, and is not looked at any further.
+// a machine is not a slot, and is not looked at any further.
 func Label(r io.ReaderAt) (string, error) {
 	in, err := open(r)
 	if err != nil {
@@ -450,7 +457,7 @@ func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
 	return out, err
 }
 
-// dir takes everything in a folder, but for what systems put there
+// dir takes everything in a directory, but for what systems put there
 // themselves.
 func (in *reader) dir(d fat.Entry, name string, depth int) error {
 	if depth > maxDepth {

@@ -582,18 +582,18 @@ func (p patched) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-// TestFoldersInsideThemselves has a folder with many entries that all are the
-// folder itself.
+// TestFoldersInsideThemselves has a directory with many entries that all are the
+// directory itself.
 func TestFoldersInsideThemselves(t *testing.T) {
 	c := sample()
 	for i := range 100 {
 		c.Files[fmt.Sprintf("files/loop/D%d", i)] = nil
 	}
 	img := mustMake(t, c)
-	// The entry of the folder, then those in it.
+	// The entry of the directory, then those in it.
 	top := bytes.Index(img, []byte("LOOP       \x10"))
 	if top < 0 {
-		t.Fatal("no folder to damage")
+		t.Fatal("no directory to damage")
 	}
 	n := 0
 	for i := range 100 {

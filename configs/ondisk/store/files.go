@@ -50,7 +50,7 @@ func NodeFiles(nodes []tree.Node, blobs tree.Blobs) Files {
 	}
 }
 
-// DirFiles looks at a folder.
+// DirFiles looks at a directory.
 func DirFiles(dir string) Files {
 	return Files{
 		Stat: func(name string) (tree.Node, error) {

@@ -17,7 +17,7 @@ import (
 )
 
 // Files is how Verify looks at a store: on a disk image, in a list of nodes,
-// or in a folder.
+// or in a directory.
 type Files struct {
 	Stat    func(name string) (tree.Node, error)
 	ReadDir func(name string) ([]string, error)

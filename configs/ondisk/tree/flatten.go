@@ -15,7 +15,7 @@ const (
 // Flatten applies the layers of a container image to each other, as a
 // container's root file system has them: later layers win, whiteout entries
 // (.wh.NAME, .wh..wh..opq) take away and are not kept themselves. Now dates
-// folders that no layer has.
+// directories that no layer has.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	for _, l := range layers {

@@ -284,7 +284,7 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 			at = next
 		case n.IsSymlink():
 			if _, mine := seen[next]; mine {
-				return "", fmt.Errorf("lies below %s, a symbolic link of the same layer; take one of them out", next)
+				return "", fmt.Errorf("lies below %s, a symbolic link of the same layer; remove one of them", next)
 			}
 			if links++; links > maxLinks {
 				return "", fmt.Errorf("symbolic links loop at %s (of layer %s); correct where they point", next, n.layer())
@@ -294,7 +294,7 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 			}
 			rest = append(rest, n.Target)
 		default:
-			return "", fmt.Errorf("lies below %s, which is %s (of layer %s); take one of them out", next, n.kind(), n.layer())
+			return "", fmt.Errorf("lies below %s, which is %s (of layer %s); remove one of them", next, n.kind(), n.layer())
 		}
 	}
 	return at, nil
@@ -309,7 +309,7 @@ func below(dir, name string) string {
 }
 
 // packInside is the fix for paths that leave the tree.
-const packInside = "pack it again from inside its folder (tar -C FOLDER -cf FILE .)"
+const packInside = "pack it again from inside its directory (tar -C DIR -cf FILE .)"
 
 // checkPath says what is wrong with a node's path.
 func checkPath(p string) error {

@@ -33,7 +33,7 @@ const (
 // are not read, they become ranges of the blob. PAX and GNU extensions are
 // understood. Owners, modes, extended attributes, devices and hard links
 // pass; a link shares its target's *Inode. What could not be laid down
-// exactly is refused, and every such entry is named in the error.
+// exactly is rejected, and every such entry is named in the error.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 	return fromTar(r, size, blob, layer, maxEntries)
 }
@@ -180,7 +180,7 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 }
 
 // errTwice has a fix: tar keeps both where a file is appended (tar -r).
-var errTwice = errors.New("path occurs twice in the archive; pack it again from a folder")
+var errTwice = errors.New("path occurs twice in the archive; pack it again from a directory")
 
 // maxID is the largest owner there is: the next is (uid_t)-1, by which the
 // kernel means no change of the owner.
@@ -247,7 +247,7 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 	return in, nil
 }
 
-// CheckCapability refuses file capabilities that the kernel would not take
+// CheckCapability rejects file capabilities that the kernel would not take
 // (cap_convert_nscap): revision 2, or 3 with the user who is root. It passes
 // any other extended attribute.
 func CheckCapability(name, value string) error {
@@ -265,7 +265,7 @@ func CheckCapability(name, value string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("file capabilities of %d bytes are not of revision 2 or 3; set them anew with setcap", len(value))
+	return fmt.Errorf("file capabilities of %d bytes are not of revision 2 or 3; set them again with setcap", len(value))
 }
 
 const capability = "security.capability"
@@ -292,7 +292,7 @@ func entryPath(name string) (string, error) {
 		p = "."
 	}
 	if err := checkPath(p); err != nil {
-		// Harmless doubled slashes and inner dots are mended, the rest is not.
+		// Harmless doubled slashes and inner dots are fixed, the rest is not.
 		q := path.Clean(p)
 		if strings.HasPrefix(p, "/") || p == "" || strings.Contains("/"+p+"/", "/../") || checkPath(q) != nil {
 			return "", err
@@ -356,7 +356,7 @@ func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error
 }
 
 // ReadContent returns a regular file's bytes. Files larger than limit are
-// refused: it is meant for configuration and metadata.
+// rejected: it is meant for configuration and metadata.
 func ReadContent(c Content, blobs Blobs, limit int64) ([]byte, error) {
 	if c.Size > limit {
 		return nil, fmt.Errorf("%d bytes are more than the %d expected", c.Size, limit)
@@ -412,7 +412,7 @@ func header(n Node) *tar.Header {
 	return h
 }
 
-// PackDir writes a folder of the host as a tar that does not depend on the
+// PackDir writes a directory of the host as a tar that does not depend on the
 // host: sorted, everything root's and dated mtime, no path of the host in it.
 // Modes, symbolic links, hard links and file capabilities are kept; owners,
 // ACLs and other extended attributes are the host's. It is how overlays enter a
@@ -459,7 +459,7 @@ func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) erro
 	return p.tw.Close()
 }
 
-// maxPackErrors are enough to see what is wrong with a folder.
+// maxPackErrors are enough to see what is wrong with a directory.
 const maxPackErrors = 20
 
 type packer struct {

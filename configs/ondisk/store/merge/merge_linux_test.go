@@ -67,7 +67,7 @@ func app(ref, own string) imagetest.Image {
 	}}
 }
 
-// memoryDir is a folder where syncing costs nothing, if there is one that
+// memoryDir is a directory where syncing costs nothing, if there is one that
 // holds all that images have.
 func memoryDir(t *testing.T) string {
 	t.Helper()
@@ -307,7 +307,7 @@ func TestMergeIsKilled(t *testing.T) {
 	t.Logf("killed at %d changes", kills)
 }
 
-// clean checks that a killed merge left nothing that takes space for ever.
+// clean checks that a killed merge left nothing that takes space forever.
 func clean(t *testing.T, root string, n int) {
 	t.Helper()
 	if _, err := os.Lstat(filepath.Join(root, "edgebake-merge")); err == nil {

@@ -1,0 +1,174 @@
+package configs
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+)
+
+// fieldArch may have one value or a list of them.
+const fieldArch = "arch"
+
+// Architectures are the ones that images are built for, as Go names them.
+func Architectures() []string { return []string{"amd64", "arm64"} }
+
+// ParseImages reads an Image document as ParseImage does and returns one Image
+// for each architecture in its field arch; where archs are given, for each of
+// those instead. The Images differ in Arch and in the defaults that depend on
+// it. A problem that all of them have is reported once.
+func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
+	doc, probs := readDocument(name, data)
+	if probs != nil {
+		return nil, probs
+	}
+	if doc.kind != KindImage {
+		return nil, doc.wrongKind(KindImage)
+	}
+	nodes, err := doc.architectures(archs)
+	if err != nil {
+		return nil, err
+	}
+	var images []*Image
+	var all Problems
+	for _, n := range nodes {
+		one, _ := readDocument(name, data)
+		if n != nil {
+			yamltree.Set(one.root, fieldArch, n)
+		}
+		img := new(Image)
+		err := one.parse(KindImage, img, func(*document) Problems { return img.Validate() })
+		var probs Problems
+		if err != nil && !errors.As(err, &probs) {
+			return nil, err
+		}
+		for _, p := range probs {
+			if !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+		images = append(images, img)
+	}
+	all.sort()
+	if err := all.Err(); err != nil {
+		return nil, err
+	}
+	return images, nil
+}
+
+// ListedArchitectures are those that an Image document is for.
+func ListedArchitectures(data []byte) []string {
+	doc, probs := readDocument("", data)
+	if probs != nil {
+		return nil
+	}
+	switch n := yamltree.Get(doc.root, fieldArch); {
+	case n != nil && n.Kind == yaml.SequenceNode:
+		var all []string
+		for _, item := range n.Content {
+			all = append(all, yamltree.Text(yamltree.Deref(item)))
+		}
+		return all
+	case yamltree.Text(n) != "" && !isNull(n):
+		return []string{n.Value}
+	}
+	return []string{Architectures()[0]} // the default
+}
+
+// architectures are the values of arch, one for each image: those of the
+// document (nil: its default), or the given ones at the same place.
+func (doc *document) architectures(given []string) ([]*yaml.Node, error) {
+	n := yamltree.Get(doc.root, fieldArch)
+	if len(given) > 0 {
+		var nodes []*yaml.Node
+		for _, a := range given {
+			v := yamltree.String(a)
+			if n != nil {
+				v.Line, v.Column = n.Line, n.Column
+			}
+			nodes = append(nodes, v)
+		}
+		return nodes, nil
+	}
+	if n == nil || n.Kind != yaml.SequenceNode {
+		return []*yaml.Node{n}, nil
+	}
+	if len(n.Content) == 0 {
+		doc.problem(n, fieldArch, "needs at least one of %s", strings.Join(Architectures(), ", "))
+	}
+	var nodes []*yaml.Node
+	var seen []string
+	for i, item := range n.Content {
+		v := yamltree.Deref(item)
+		path := fmt.Sprintf("%s[%d]", fieldArch, i)
+		switch {
+		case v.Kind != yaml.ScalarNode || isNull(v) || v.Value == "":
+			doc.problem(item, path, "must be one of %s", strings.Join(Architectures(), ", "))
+		case slices.Contains(seen, v.Value):
+			doc.problem(item, path, "%s is listed twice", shorten(v.Value))
+		}
+		nodes, seen = append(nodes, v), append(seen, v.Value)
+	}
+	return nodes, doc.probs.Err()
+}
+
+// archInPath stands for the architecture in paths: what is one's alone lies in
+// a file of its own.
+const archInPath = "{arch}"
+
+// expandPaths puts the architecture into the paths that name it.
+func (i *Image) expandPaths() {
+	paths := []*string{&i.CNI.Config, &i.Agents.Firstboot, &i.Agents.IPVSCare}
+	if t := i.Base.Tar; t != nil {
+		paths = append(paths, &t.File, &t.URL)
+	}
+	if o := i.Base.OCI; o != nil {
+		paths = append(paths, &o.Layout, &o.Archive)
+	}
+	sources := []Source{i.Kubernetes.Source, i.Containerd.Source}
+	if c := i.Containerd.Crictl; c != nil {
+		sources = append(sources, c.Source)
+	}
+	for _, s := range sources {
+		if s.File != nil {
+			paths = append(paths, &s.File.Dir)
+		}
+	}
+	if y := i.Yurthub; y != nil && y.Binary != nil {
+		paths = append(paths, &y.Binary.File, &y.Binary.URL)
+	}
+	for n := range i.Images {
+		paths = append(paths, &i.Images[n].Layout, &i.Images[n].Archive)
+	}
+	for n := range i.Overlays {
+		paths = append(paths, &i.Overlays[n].Dir)
+	}
+	for n := range i.Files {
+		paths = append(paths, &i.Files[n].Source)
+	}
+	for _, p := range paths {
+		*p = strings.ReplaceAll(*p, archInPath, i.Arch)
+	}
+}
+
+// PackagesFor are those of Packages that an architecture gets, without the
+// architecture that they name.
+func (b *DebianBase) PackagesFor(arch string) []string {
+	var all []string
+	for _, p := range b.Packages {
+		if PackageIsFor(p, arch) {
+			name, _, _ := strings.Cut(p, " ")
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// PackageIsFor reports whether an item of packages is for an architecture.
+func PackageIsFor(item, arch string) bool {
+	_, only, _ := strings.Cut(item, " ")
+	return only == "" || only == "["+arch+"]"
+}

@@ -1,0 +1,91 @@
+package configs
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestSeveralArchitectures: one document is an Image for each that it lists,
+// with that one's defaults, paths and packages.
+func TestSeveralArchitectures(t *testing.T) {
+	doc := strings.Replace(smallImage, "kind: Image\n", `kind: Image
+arch: [amd64, arm64]
+overlays: [{dir: "overlay-{arch}"}]
+agents: {firstboot: "bin/{arch}/firstboot"}
+files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
+`, 1)
+	all, err := ParseImages("image.yaml", []byte(doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, i := range all {
+		motd, err := i.RenderFile(i.Files[0].Contents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprint(i.Arch, i.Kernel.Consoles, i.Overlays[0].Dir, " ", i.Agents.Firstboot, " ", motd))
+	}
+	want := []string{"amd64[tty0 ttyS0,115200]overlay-amd64 bin/amd64/firstboot amd64", "arm64[tty0 ttyAMA0,115200]overlay-arm64 bin/arm64/firstboot arm64"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if l := ListedArchitectures([]byte(doc)); !slices.Equal(l, []string{"amd64", "arm64"}) {
+		t.Errorf("listed: %v", l)
+	}
+	if i, err := ParseImage("image.yaml", []byte(doc)); err != nil || i.Arch != "amd64" {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestGivenArchitectures take the place of the document's.
+func TestGivenArchitectures(t *testing.T) {
+	for doc, listed := range map[string][]string{
+		smallImage:                     {"amd64"},
+		smallImage + "arch: arm64\n":   {"arm64"},
+		smallImage + "arch: [arm64]\n": {"arm64"},
+		smallImage + "arch: ~\n":       {"amd64"},
+	} {
+		if l := ListedArchitectures([]byte(doc)); !slices.Equal(l, listed) {
+			t.Errorf("listed %v, want %v:\n%s", l, listed, doc)
+		}
+		all, err := ParseImages("image.yaml", []byte(doc))
+		if err != nil || len(all) != 1 || all[0].Arch != listed[0] {
+			t.Errorf("%v, want %v: %v", all, listed, err)
+		}
+		all, err = ParseImages("image.yaml", []byte(doc), "arm64", "amd64")
+		if err != nil || len(all) != 2 || all[0].Arch != "arm64" || all[0].Kernel.Consoles[1] != "ttyAMA0,115200" || all[1].Arch != "amd64" {
+			t.Errorf("%v: %v", all, err)
+		}
+	}
+}
+
+func TestPackagesForArchitectures(t *testing.T) {
+	b := DebianBase{Packages: []string{"vim", "intel-microcode [amd64]", "raspi-firmware=1 [arm64]"}}
+	for arch, want := range map[string]string{"amd64": "[vim intel-microcode]", "arm64": "[vim raspi-firmware=1]"} {
+		if got := fmt.Sprint(b.PackagesFor(arch)); got != want {
+			t.Errorf("%s: %s, want %s", arch, got, want)
+		}
+	}
+}
+
+// TestDigestsForArchitectures: where a file has the same name for all, its
+// digest is asked for each.
+func TestDigestsForArchitectures(t *testing.T) {
+	sums := func(names ...string) string {
+		var b strings.Builder
+		for _, n := range names {
+			fmt.Fprintf(&b, "%q: %s, ", n, strings.Repeat("ab", 32))
+		}
+		return strings.Replace(smallImage, "goModule: {}", "url: {base: 'https://x.test', sha256: {"+b.String()+"}}", 1) + "arch: [amd64, arm64]\n"
+	}
+	if _, err := ParseImages("image.yaml", []byte(sums("amd64/kubelet", "amd64/kubeadm", "arm64/kubelet", "arm64/kubeadm"))); err != nil {
+		t.Error(err)
+	}
+	_, err := ParseImages("image.yaml", []byte(sums("amd64/kubelet", "amd64/kubeadm", "arm64/kubelet")))
+	if err == nil || !strings.Contains(err.Error(), "kubernetes.source.url.sha256: has no digest of arm64/kubeadm") || strings.Count(err.Error(), "\n") != 0 {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,87 @@
+// Package file replaces files so that a power cut leaves the old contents or the
+// new, and names contents by their SHA-256. What runs as root on a node beside
+// other users goes through firstboot/beneath instead.
+package file
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Replace writes a file of its owner's alone, whole or not at all, and on disk
+// before it returns.
+func Replace(path string, data []byte) error {
+	if err := replace(path, data, true); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// unfinished is how the names of files begin that are being written.
+const unfinished = ".new-"
+
+// Unfinished reports whether a name is that of a file that Replace or Swap was
+// writing when it was ended: what is there by that name was never complete, and
+// may be a secret.
+func Unfinished(name string) bool { return strings.HasPrefix(name, unfinished) }
+
+// Swap is Replace for what need not outlast a power cut.
+func Swap(path string, data []byte) error { return replace(path, data, false) }
+
+func replace(path string, data []byte, sync bool) error {
+	f, err := os.CreateTemp(filepath.Dir(path), unfinished+"*") // 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if sync {
+		err = errors.Join(err, f.Sync())
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+// SyncDir makes new names in a directory outlast a power cut, where its file
+// system can, and its permissions let us ask for it: one may be written to and
+// not read.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported) {
+		err = nil
+	}
+	return errors.Join(err, d.Close())
+}
+
+// SHA256 is a file's, in hex.
+func SHA256(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("reading %s: %w", path, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

@@ -1,0 +1,88 @@
+package configs
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Manifest is one file of Kubernetes objects that a Cluster names.
+type Manifest struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// maxManifests bounds what packed manifests unfold to.
+const maxManifests = 32 << 20
+
+// PackManifests packs manifests as a Site carries them: JSON, gzip, base64. CNI
+// plugins and OpenYurt bring CustomResourceDefinitions of hundreds of kilobytes,
+// and a fleet hundreds of tokens, which a slot has no room for as they are. The
+// same files give the same text.
+func PackManifests(all []Manifest) (Secret, error) {
+	if len(all) == 0 {
+		return Secret{}, nil
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return Secret{}, fmt.Errorf("packing the manifests: %w", err)
+	}
+	if len(text) > maxManifests {
+		return Secret{}, fmt.Errorf("packing the manifests: they have %d MiB together, at most %d are possible", len(text)>>20, maxManifests>>20)
+	}
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	if err == nil {
+		_, err = z.Write(text)
+	}
+	if err == nil {
+		err = z.Close()
+	}
+	if err != nil {
+		return Secret{}, fmt.Errorf("packing the manifests: %w", err)
+	}
+	return NewSecret(base64.StdEncoding.EncodeToString(b.Bytes())), nil
+}
+
+// UnpackManifests reads what PackManifests wrote.
+func UnpackManifests(packed Secret) ([]Manifest, error) {
+	if packed.IsZero() {
+		return nil, nil
+	}
+	raw, err := base64.StdEncoding.DecodeString(packed.Reveal())
+	if err != nil {
+		return nil, errors.New("it is not base64")
+	}
+	z, err := gzip.NewReader(bytes.NewReader(raw))
+	if err != nil {
+		return nil, errors.New("it is not gzip's")
+	}
+	text, err := io.ReadAll(io.LimitReader(z, maxManifests+1))
+	switch {
+	case err != nil:
+		return nil, errors.New("it is damaged")
+	case len(text) > maxManifests:
+		return nil, fmt.Errorf("it unfolds to more than %d MiB", maxManifests>>20)
+	}
+	var all []Manifest
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, errors.New("it is not a list of manifests")
+	}
+	return all, nil
+}
+
+func checkPacked(path string, packed Secret, probs *Problems) {
+	all, err := UnpackManifests(packed)
+	if err != nil {
+		probs.add(path, "%v: `edgebake cluster sites` writes it", err)
+	}
+	for _, m := range all {
+		for _, p := range CheckManifest(m.Name, []byte(m.Text)) {
+			probs.add(path, "%v", p)
+		}
+	}
+}

@@ -1,0 +1,21 @@
+package printable
+
+import "testing"
+
+func TestPrintable(t *testing.T) {
+	for in, want := range map[string]struct{ line, text string }{
+		"Größe 3":        {"Größe 3", "Größe 3"},
+		"a\x1b[2Jb":      {"a [2Jb", "a?[2Jb"},
+		"a\r\n\tb\x00":   {"a   b ", "a\n\tb?"},
+		"\u009b31m":      {" 31m", "?31m"},    // CSI in one character
+		"a\u202eb":       {"a b", "a\u202eb"}, // right to left
+		"bad \xff UTF-8": {"bad \ufffd UTF-8", "bad \ufffd UTF-8"},
+	} {
+		if got := Line(in); got != want.line {
+			t.Errorf("Line(%q) = %q, want %q", in, got, want.line)
+		}
+		if got := Text(in); got != want.text {
+			t.Errorf("Text(%q) = %q, want %q", in, got, want.text)
+		}
+	}
+}
