@@ -10,9 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs"
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
@@ -23,26 +26,35 @@ const modulePath = "github.com/edgebake/edgebake"
 
 // resolveAgents finds the programs of ours that the image carries.
 func (b *build) resolveAgents(ctx context.Context) error {
+	agents := []struct {
+		name, given, sha string
+		err              error
+	}{
+		{name: "firstboot", given: b.img.Agents.Firstboot},
+		{name: "ipvscare", given: b.img.Agents.IPVSCare},
+	}
+	var wg sync.WaitGroup // go takes a while to see that it has nothing to do
+	for i := range agents {
+		a := &agents[i]
+		wg.Go(func() { a.sha, a.err = b.agent(ctx, a.name, a.given) })
+	}
+	wg.Wait()
 	var errs []error
-	for _, a := range []struct{ name, given string }{
-		{"firstboot", b.img.Agents.Firstboot},
-		{"ipvscare", b.img.Agents.IPVSCare},
-	} {
-		sha, err := b.agent(ctx, a.name, a.given)
-		if recipe, ok := agentRecipe(b.Options, a.name, b.img.Arch); ok && errors.Is(err, errNoAgent) {
+	for _, a := range agents {
+		if recipe, ok := agentRecipe(b.Options, a.name, b.img.Arch); ok && errors.Is(a.err, errNoAgent) {
 			errs = append(errs, b.addGo("agents."+a.name, program{a.name, "usr/bin/" + a.name}, recipe))
 			continue
 		}
-		if err != nil {
-			errs = append(errs, err)
+		if a.err != nil {
+			errs = append(errs, a.err)
 			continue
 		}
-		b.add("agents."+a.name, a.name, plan.Input{Make: "agent", SHA256: sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
+		b.add("agents."+a.name, a.name, plan.Input{Make: "agent", SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
 	}
 	return errors.Join(errs...)
 }
 
-// Program finds a program of ours that is no part of an image, for machines of
+// Program finds a program of ours that is not part of an image, for machines of
 // an architecture: from edgebake's package, in the source tree we stand in,
 // beside the running edgebake, or on the module proxy.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
@@ -81,7 +93,7 @@ func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 var errNoAgent = errors.New("install edgebake's package, which has it, put it there, name it under agents, or run inside the source tree")
 
 // packaged is where edgebake's package has our programs of all architectures,
-// from the folder of edgebake itself.
+// from the directory of edgebake itself.
 const packaged = "../lib/edgebake"
 
 // agent brings one of our programs into the cache: from the path given, else
@@ -93,7 +105,7 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 		if err != nil {
 			return "", fieldError("agents."+name, err)
 		}
-		return sha, nil
+		return sha, fieldError("agents."+name, b.checkProgram(sha, "usr/bin/"+name, given))
 	}
 	dir, err := ownDir()
 	if err != nil {
@@ -101,7 +113,7 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 	}
 	forArch := name + "-linux-" + b.img.Arch
 	// An installed edgebake's programs are those that came with it, wherever it
-	// is called: that folder may be the source of another version.
+	// is called: that directory may be the source of another version.
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
 		return b.importProgram(ctx, p)
 	}
@@ -127,7 +139,7 @@ func (b *build) importProgram(ctx context.Context, path string) (string, error) 
 	return b.importFile(ctx, path, "")
 }
 
-// ownDir is the folder of the running edgebake.
+// ownDir is the directory of the running edgebake.
 func ownDir() (string, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -139,7 +151,7 @@ func ownDir() (string, error) {
 	return filepath.Dir(exe), nil
 }
 
-// sourceTree finds our own module around the current folder.
+// sourceTree finds our own module around the current directory.
 func sourceTree() (string, bool) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -209,20 +221,26 @@ func (b *build) layDown(sha, path string) error {
 	return errors.Join(err, to.Close())
 }
 
+// ProgramEnv are the settings by which our programs are compiled for an
+// architecture, whatever the caller's are.
+func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}, agentEnv...) }
+
 // CompileProgram compiles one of our programs from the source tree src for a
 // machine of an architecture. It gives the same bytes whoever asks: edgebake,
 // its package or, as the Makefile's AGENT says the same, make.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
 	cmd.Dir = src
-	cmd.Env = append(append(os.Environ(), "GOARCH="+arch), agentEnv...)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said)
+	cmd.Env = append(os.Environ(), ProgramEnv(arch)...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := procgroup.Run(cmd, 10*time.Second); err != nil {
+		return fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said.Bytes())
 	}
 	return nil
 }
 
-// elfArch is the GOARCH of a program, empty where it is none we know.
+// elfArch is the GOARCH of a program, empty where it is not one we know.
 func elfArch(path string) string {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs"
 )
 
@@ -25,7 +26,7 @@ type aptIndex struct {
 	dir string
 }
 
-// aptConf keeps apt in a folder of its own and off this computer's settings.
+// aptConf keeps apt in a directory of its own and off this computer's settings.
 const aptConf = `Dir "%[1]s";
 Dir::State "%[1]s";
 Dir::State::status "%[1]s/status";
@@ -72,11 +73,9 @@ func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, s
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
 	cmd.Dir = "/"
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 5 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err = cmd.Run()
+	err = procgroup.Run(cmd, 5*time.Second)
 	return stdout.String(), stderr.String(), err
 }
 
@@ -170,14 +169,16 @@ func (b *build) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe
 		var what string
 		switch {
 		case m[3] != "":
-			what = fmt.Sprintf("suite %s has no version %s of %s%s", r.Suite, m[3], name, x.versions(ctx, name))
+			what = fmt.Sprintf("suite %s has no version %s of %s for %s%s", r.Suite, m[3], name, r.Arch, x.versions(ctx, name))
 		case m[5] != "":
-			what = fmt.Sprintf("there is no %s in %s: check the suite, and that base.debian.sources has it", name, m[5])
+			what = fmt.Sprintf("there is no %s for %s in %s: check the suite, and that base.debian.sources has it", name, r.Arch, m[5])
 		default:
 			bare, _, _ := strings.Cut(name, ":")
-			what = fmt.Sprintf("suite %s has no package %s (components: %s)%s", r.Suite, name, strings.Join(r.Components, ", "), configs.DidYouMean(bare, known))
+			what = fmt.Sprintf("suite %s has no package %s for %s (components: %s)%s", r.Suite, name, r.Arch, strings.Join(r.Components, ", "), configs.DidYouMean(bare, known))
 		}
-		i := slices.IndexFunc(b.img.Base.Debian.Packages, func(p string) bool { return packageName(p) == name })
+		i := slices.IndexFunc(b.img.Base.Debian.Packages, func(p string) bool {
+			return packageName(p) == name && configs.PackageIsFor(p, r.Arch)
+		})
 		if i < 0 {
 			errs = append(errs, fieldError("base.debian.suite", fmt.Errorf("%s, which a node needs", what)))
 			continue
@@ -187,9 +188,9 @@ func (b *build) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe
 	return errors.Join(errs...)
 }
 
-// packageName is NAME of NAME=VERSION and NAME/SUITE.
+// packageName is NAME of NAME=VERSION, NAME/SUITE and NAME [ARCH].
 func packageName(spec string) string {
-	if i := strings.IndexAny(spec, "=/"); i >= 0 {
+	if i := strings.IndexAny(spec, "=/ "); i >= 0 {
 		return spec[:i]
 	}
 	return spec

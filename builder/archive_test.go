@@ -12,27 +12,67 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// archive makes a Debian archive of one suite in a folder, with the packages
-// that a node needs and vim, and returns its line of sources.list.
+// archive makes a Debian archive of one suite in a directory, with the packages
+// that a node needs and vim, which arm64 has in an older version, and returns its
+// line of sources.list.
 func archive(t *testing.T, p *project) string {
 	t.Helper()
 	dir := t.TempDir()
-	var index strings.Builder
-	for _, name := range append(overlays.Packages(p.image(t)), "vim", "containerd") {
-		fmt.Fprintf(&index, "Package: %s\nVersion: 2:9.1-1\nArchitecture: amd64\nMaintainer: nobody\nFilename: pool/%[1]s.deb\nSize: 1\nSHA256: %064d\nDescription: x\n\n", name, 0)
+	files := map[string]string{"dists/trixie/Release": "Suite: trixie\nCodename: trixie\nComponents: main\nArchitectures: amd64 arm64\n"}
+	for arch, version := range map[string]string{"amd64": "2:9.1-1", "arm64": "2:9.0-1"} {
+		img := p.image(t)
+		img.Arch = arch
+		var index strings.Builder
+		for _, name := range append(overlays.Packages(img), "vim", "containerd") {
+			fmt.Fprintf(&index, "Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: nobody\nFilename: pool/%[1]s.deb\nSize: 1\nSHA256: %064[4]d\nDescription: x\n\n", name, version, arch, 0)
+		}
+		files["dists/trixie/main/binary-"+arch+"/Packages"] = index.String()
 	}
-	at := filepath.Join(dir, "dists/trixie/main/binary-amd64")
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{
-		filepath.Join(at, "Packages"): index.String(), filepath.Join(dir, "dists/trixie/Release"): "Suite: trixie\nCodename: trixie\nComponents: main\nArchitectures: amd64\n",
-	} {
+	for name, text := range files {
+		name = filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return "deb [trusted=yes] file:" + dir + " %s main"
+}
+
+// realApt takes the stand-in for apt-get away.
+func realApt(t *testing.T) {
+	t.Helper()
+	bin := strings.Split(os.Getenv("PATH"), string(os.PathListSeparator))[0]
+	if err := os.Remove(filepath.Join(bin, "apt-get")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestArchiveOfEachArchitecture: a version that one architecture lacks is told
+// with those that it has, before anything is made for the other.
+func TestArchiveOfEachArchitecture(t *testing.T) {
+	desk.NeedProgram(t, "apt-get", "apt")
+	for packages, want := range map[string]string{
+		"['vim=2:9.1-1']": "base.debian.packages[0]: suite trixie has no version 2:9.1-1 of vim for arm64: it has 2:9.0-1",
+		"['vim=2:9.1-1 [amd64]', 'vim=2:9.0-1 [arm64]']": "",
+		"['vim=2:9.1-1 [amd64]', 'emacs [arm64]']":       "base.debian.packages[1]: suite trixie has no package emacs for arm64",
+	} {
+		t.Run(packages, func(t *testing.T) {
+			p := several(t, nil)
+			realApt(t)
+			runsForeign(t, true)
+			line := fmt.Sprintf(archive(t, p), "trixie")
+			p.change(t, "packages: [tcpdump]", "packages: "+packages+", sources: ['"+line+"']")
+			_, err := p.buildEach(t, p.jobs(t))
+			if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+			if runs := p.runs(t); (runs == "") != (want != "") {
+				t.Errorf("mmdebstrap ran: %s", runs)
+			}
+		})
+	}
 }
 
 // TestNamesOfTheArchive: a wrong name is told, with its place, before
@@ -45,19 +85,16 @@ func TestNamesOfTheArchive(t *testing.T) {
 		want            []string
 	}{
 		"right":   {"trixie", "packages: [vim]", nil},
-		"package": {"trixie", "packages: [vim, containrd, vmi]", []string{`base.debian.packages[1]: suite trixie has no package containrd (components: main); did you mean "containerd"?`, "base.debian.packages[2]: suite trixie has no package vmi"}},
-		"version": {"trixie", "packages: ['vim=1']", []string{"base.debian.packages[0]: suite trixie has no version 1 of vim: it has 2:9.1-1"}},
-		"release": {"trixie", "packages: [vim/forky]", []string{"base.debian.packages[0]: there is no vim in forky"}},
+		"package": {"trixie", "packages: [vim, containrd, vmi]", []string{`base.debian.packages[1]: suite trixie has no package containrd for amd64 (components: main); did you mean "containerd"?`, "base.debian.packages[2]: suite trixie has no package vmi for amd64"}},
+		"version": {"trixie", "packages: ['vim=1']", []string{"base.debian.packages[0]: suite trixie has no version 1 of vim for amd64: it has 2:9.1-1"}},
+		"release": {"trixie", "packages: [vim/forky]", []string{"base.debian.packages[0]: there is no vim for amd64 in forky"}},
 		"suite":   {"trixi", "packages: [vim]", []string{"base.debian.sources[0]: ", `has no suite trixi; did you mean "trixie"?`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newProject(t, buildtest.Base(), toDebian)
 			standIn(t, p)
 			ran := filepath.Join(p.dir, "runs")
-			bin := strings.Split(os.Getenv("PATH"), string(os.PathListSeparator))[0]
-			if err := os.Remove(filepath.Join(bin, "apt-get")); err != nil {
-				t.Fatal(err)
-			}
+			realApt(t)
 			line := fmt.Sprintf(archive(t, p), test.suite)
 			p = newProject(t, buildtest.Base(), func(s string) string {
 				return strings.Replace(toDebian(s), tcpdump, test.packages+", sources: ['"+line+"']", 1)

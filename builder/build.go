@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
@@ -20,7 +21,7 @@ import (
 )
 
 // siteVersions are the Site documents that the firstboot on board reads.
-var siteVersions = []string{strings.TrimPrefix(configs.APIVersion, "edgebake.io/")}
+var siteVersions = []string{configs.Version}
 
 // Result of a build.
 type Result struct {
@@ -30,16 +31,75 @@ type Result struct {
 }
 
 // Build carries everything out: pinning, making, merging, checking, writing.
-// Nothing is written to the output's folder before all is known to fit; the
+// Nothing is written to the output's directory before all is known to fit; the
 // image appears under its name only when it is complete.
 func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) {
-	if err := checkOutput(o.Output, o.Force); err != nil {
-		return nil, err
-	}
-	b, err := resolve(ctx, img, o)
+	var res *Result
+	err := BuildEach(ctx, []Job{{img, o}}, func(_ int, r *Result) error {
+		res = r
+		return nil
+	})
+	return res, err
+}
+
+// Job is one of the images that are built together.
+type Job struct {
+	Image   *configs.Image
+	Options Options
+}
+
+// BuildEach builds images one after the other and hands each to done when it is
+// complete. What can be found wrong with any of them is found before an input
+// of the first is made; what several have in common is said once.
+func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
+	builds := make([]*build, len(jobs))
+	err := each(ctx, jobs, func(_ int, j Job) error { return checkOutput(j.Options.Output, j.Options.Force) })
 	if err != nil {
-		return nil, err
+		return err
 	}
+	err = each(ctx, jobs, func(i int, j Job) error {
+		b, err := resolve(ctx, j.Image, j.Options)
+		builds[i] = b
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := each(ctx, jobs, func(i int, _ Job) error { return builds[i].checkInputs(ctx) }); err != nil {
+		return err
+	}
+	ready := now()
+	for i, b := range builds {
+		b.begun = b.begun.Add(now().Sub(ready)) // no time of its own, while others were built
+		r, err := b.carryOut(ctx)
+		if err != nil {
+			return err
+		}
+		if err := done(i, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// each asks f of all jobs and joins what it says, each error once.
+func each(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
+	var errs []error
+	for i, j := range jobs {
+		err := f(i, j)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		errs = append(errs, err)
+		if fetch.NoRoom(err) {
+			break
+		}
+	}
+	return Once(errs...)
+}
+
+// carryOut makes the inputs of a resolved build, and the image of them.
+func (b *build) carryOut(ctx context.Context) (*Result, error) {
 	if err := b.makeInputs(ctx); err != nil {
 		return nil, err
 	}
@@ -65,8 +125,11 @@ func ExportBase(ctx context.Context, img *configs.Image, o Options, path string)
 	if err != nil {
 		return nil, err
 	}
-	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
+	b.plan = &plan.Plan{Arch: img.Arch, Inputs: map[string]plan.Input{}}
 	if err := b.resolveBase(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.checkInputs(ctx); err != nil {
 		return nil, err
 	}
 	if err := b.makeInputs(ctx); err != nil {
@@ -136,12 +199,17 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 		// is said now all the same.
 		return nil, b.place(checkTree(base[0].Nodes, b.Cache, b.img))
 	}
+	boards, err := b.boards(base[0].Nodes, kernel)
+	if err != nil {
+		return nil, b.place(err)
+	}
 	store, err := b.bakeImages(ctx, containerd)
 	if err != nil {
 		return nil, err
 	}
 	c.imgReport = store.Report
 	c.info = b.imageInfo(id, kernel, containerd, store)
+	c.info.Boards = boards
 	c.facts = overlays.Facts{SourceDate: b.date, Info: c.info, Containerd: containerd, CNI: b.cni}
 	own, err := overlays.Root(b.img, c.facts)
 	if err != nil {
@@ -247,7 +315,7 @@ func (b *build) imageInfo(id, kernel, containerd string, store *images.Result) o
 	return info
 }
 
-// spec says what the disk shall be.
+// spec says what the disk will be.
 func (b *build) spec(id string, c *composed) disk.Spec {
 	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date, SectorSize: int64(b.img.Disk.Sector)}
 	for _, p := range b.plan.Partitions {
@@ -293,7 +361,7 @@ func (b *build) checkRoom(l *disk.Layout) {
 		return
 	}
 	b.event(Event{Step: "write", State: StateWarning, Text: fmt.Sprintf(
-		"the root file system has %d MiB, machines flashed with earlier images have room for %d MiB: they cannot take this image as an update. Make it smaller; or, if all of them are flashed anew, remove rootRoom from the lock",
+		"the root file system has %d MiB, machines flashed with earlier images have room for %d MiB: they cannot take this image as an update. Make it smaller; or, if all of them are flashed again, remove rootRoom from the lock",
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 

@@ -7,8 +7,6 @@ package builder
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +26,7 @@ import (
 
 // Options of a build.
 type Options struct {
-	// Dir is the folder of the Image document; its relative paths start
+	// Dir is the directory of the Image document; its relative paths start
 	// there.
 	Dir   string
 	Cache *fetch.Cache
@@ -37,7 +35,7 @@ type Options struct {
 	// Published is the version of our module that the running edgebake was
 	// fetched in by `go install`, empty where it was not.
 	Published string
-	// Lock, where there is one, pins inputs. Locked refuses every input the
+	// Lock, where there is one, pins inputs. Locked rejects every input the
 	// lock does not have.
 	Lock   *plan.Lock
 	Locked bool
@@ -64,6 +62,8 @@ type Options struct {
 
 // Event is one step's news.
 type Event struct {
+	// Arch is the architecture of the image that is worked on.
+	Arch string `json:"arch,omitempty"`
 	// Step names what is worked on: "base", "kubelet", "write".
 	Step string `json:"step"`
 	// State is start, progress, log, detail, warning or done.
@@ -97,6 +97,11 @@ type build struct {
 	pinned []images.Pinned
 	wanted []images.Wanted // the same, and who wants them
 	files  []tree.Layer    // what Image.files makes
+	// base is the tree of the base, where checkBase has looked into it.
+	base struct {
+		sha   string
+		nodes []tree.Node
+	}
 	// cni is the network configuration that the user brings, and plugins what
 	// it calls; nil where there is none.
 	cni     []byte
@@ -105,8 +110,26 @@ type build struct {
 	makes   map[string]makeFunc // how inputs without bytes get them
 	// checkNames asks the archive for what a base is made of.
 	checkNames func(context.Context) error
-	mu         sync.Mutex // guards Events, plan.Inputs and steps
+	mu         sync.Mutex // guards Events, plan.Inputs, steps and kept
 	steps      []StepTime
+	kept       error // a LeftoverError
+}
+
+// LeftoverError is what a build that was interrupted or has failed could not
+// remove.
+type LeftoverError struct{ Err error }
+
+func (e *LeftoverError) Error() string { return e.Err.Error() }
+func (e *LeftoverError) Unwrap() error { return e.Err }
+
+// keep notes what could not be removed.
+func (b *build) keep(err error) {
+	if err == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.kept = errors.Join(b.kept, &LeftoverError{err})
 }
 
 // makeFunc brings an input's bytes into the cache.
@@ -141,6 +164,7 @@ func (b *build) event(e Event) {
 	if b.Events == nil {
 		return
 	}
+	e.Arch = b.img.Arch
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.Events(e)
@@ -222,7 +246,7 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return want, nil
 	}
 	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is not a file", path) // a named pipe would hold the build for ever
+		return "", fmt.Errorf("%s is not a file", path) // a named pipe would hold the build forever
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -249,20 +273,6 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return "", fmt.Errorf("reading %s: %w; put the file there that is meant, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: fi.Size()})
 	}
 	return sha, nil
-}
-
-// fileDigest is the SHA-256 of a file, in hex.
-func fileDigest(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("reading %s: %w", path, err)
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // canonical is the JSON a digest is made over.

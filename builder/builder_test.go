@@ -47,8 +47,14 @@ type project struct {
 
 func newProject(t *testing.T, base []buildtest.Entry, edit func(string) string) *project {
 	t.Helper()
+	return projectBy(t, buildtest.Write, base, edit)
+}
+
+// projectBy is a project whose files write makes.
+func projectBy(t *testing.T, write func(dir string, base []buildtest.Entry, edit func(string) string) error, base []buildtest.Entry, edit func(string) string) *project {
+	t.Helper()
 	p := &project{dir: t.TempDir()}
-	if err := buildtest.Write(p.dir, base, edit); err != nil {
+	if err := write(p.dir, base, edit); err != nil {
 		t.Fatal(err)
 	}
 	var err error
@@ -498,7 +504,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestPlacesDoNotShow builds the same inputs from folders of other names, and
+// TestPlacesDoNotShow builds the same inputs from directories of other names, and
 // with container images in another order.
 func TestPlacesDoNotShow(t *testing.T) {
 	base := buildtest.Base()
@@ -811,7 +817,7 @@ func buildChild(t *testing.T, dir string) {
 	fmt.Println("VmHWM:", strings.Fields(peak)[0])
 }
 
-// openUp lets other users into the folders of a test, and read what is in
+// openUp lets other users into the directories of a test, and read what is in
 // the last one.
 func openUp(t *testing.T, paths ...string) {
 	t.Helper()
@@ -1030,14 +1036,7 @@ func TestDebianArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := newDebianRecipe(img, img.SourceTime(), []string{"aa"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r debianRecipe
-	if err := json.Unmarshal(raw, &r); err != nil {
-		t.Fatal(err)
-	}
+	r := newDebianRecipe(img, img.SourceTime(), []string{"aa"})
 	args := r.args([]string{"/keys/a.gpg"})
 	for _, want := range []string{"--variant=minbase", "--architectures=amd64", "--keyring=/keys/a.gpg", `--customize-hook=chroot "$1" /bin/sh -euc 'echo '\''it'\'''`, "trixie"} {
 		if !slices.Contains(args, want) {
@@ -1077,11 +1076,15 @@ func TestMissingTools(t *testing.T) {
 
 func TestDebianHints(t *testing.T) {
 	for log, want := range map[string]string{
-		"E: Unable to locate package foo":                         "check base.debian.packages",
-		"The following signatures ... NO_PUBKEY 6ED0E7B82643E131": "debian-archive-keyring",
-		"Temporary failure resolving 'x'":                         "--base",
-		"cp: No space left on device":                             "set TMPDIR",
-		"all is well":                                             "",
+		"E: Unable to locate package foo":                                                                  "check base.debian.packages",
+		"The following signatures ... NO_PUBKEY 6ED0E7B82643E131":                                          "debian-archive-keyring",
+		"Temporary failure resolving 'x'":                                                                  "--base",
+		"cp: No space left on device":                                                                      "set TMPDIR",
+		"E: Release file for http://x/InRelease is expired (invalid since 16d 20h)":                        "set the clock",
+		"E: Release file for http://x/InRelease is not valid yet (invalid for another 3h)":                 "set the clock",
+		"E: arm64 can neither be executed natively nor via qemu user emulation with binfmt_misc":           "qemu-user-static",
+		"I: arm64 cannot be executed natively, but transparently using qemu-user binfmt emulation\nE: odd": "",
+		"all is well": "",
 	} {
 		if got := debianHint(log); (want == "") != (got == "") || !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", log, got, want)

@@ -1,6 +1,7 @@
 package builder
 
 import (
+	"context"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
@@ -44,7 +46,7 @@ func isIdentity(n tree.Node) bool {
 	return !(emptyOK && n.IsRegular() && n.Data.Size == 0)
 }
 
-// leftovers of making a base: caches and logs, below these folders.
+// leftovers of making a base: caches and logs, below these directories.
 var leftovers = []string{"var/cache/apt/", "var/lib/apt/lists/", "var/log/", "var/cache/debconf/", "tmp/", "var/tmp/", "run/", "dev/", "proc/", "sys/"}
 
 // keptLeftovers are files below them that something on the node needs.
@@ -59,7 +61,7 @@ var leftoverNames = []string{
 	"etc/passwd-", "etc/shadow-", "etc/group-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
 }
 
-// cleanBase takes identities and leftovers out of a base. A link or folder
+// cleanBase takes identities and leftovers out of a base. A link or directory
 // stays: only files can hold them.
 func cleanBase(nodes []tree.Node) []tree.Node {
 	gone := map[string]bool{}
@@ -88,7 +90,7 @@ func isLeftover(p string) bool {
 	return false
 }
 
-// checkTree refuses a merged tree that would not boot on the machines it is
+// checkTree rejects a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
 func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 	var errs []error
@@ -101,7 +103,7 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 	for _, n := range nodes {
 		by[n.Path] = n
 	}
-	if _, ok := by["usr/lib/systemd/systemd"]; !ok {
+	if _, ok := by[pid1]; !ok {
 		bad(errors.New("the base has no systemd: usr/lib/systemd/systemd is missing; add the package systemd-sysv"))
 	}
 	if kernel != "" {
@@ -117,7 +119,7 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 	}
 	for _, n := range nodes {
 		if isIdentity(n) {
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: take it out", n.Path)})
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: remove it", n.Path)})
 		}
 	}
 	errs = append(errs, checkHidden(nodes)...)
@@ -125,7 +127,7 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 	return errors.Join(errs...)
 }
 
-// checkHidden refuses files of overlays that no booted machine would see.
+// checkHidden rejects files of overlays that no booted machine would see.
 // What a base has in such places is nobody's wish.
 func checkHidden(nodes []tree.Node) []error {
 	var errs []error
@@ -171,7 +173,7 @@ var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/container
 // every file.
 const maxArchErrors = 5
 
-// checkPrograms refuses programs for another machine, and what is not the
+// checkPrograms rejects programs for another machine, and what is not the
 // program that its name says.
 func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []error {
 	open := map[string]tree.BlobFile{}
@@ -234,8 +236,9 @@ func notProgram(path string) error {
 }
 
 // checkProgram is checkPrograms for one file that is to become the program at
-// path: what lies on this machine is looked at before anything is compiled.
-func (b *build) checkProgram(sha, path string) error {
+// path: what lies on this machine is looked at before anything is compiled. name
+// is what the person calls it.
+func (b *build) checkProgram(sha, path, name string) error {
 	if !slices.Contains(programs, path) {
 		return nil
 	}
@@ -246,25 +249,72 @@ func (b *build) checkProgram(sha, path string) error {
 	defer f.Close()
 	var head [20]byte
 	if _, err := f.ReadAt(head[:], 0); err != nil && err != io.EOF {
-		return fmt.Errorf("reading %s: %w", path, err)
+		return fmt.Errorf("reading %s: %w", name, err)
 	}
 	if string(head[:4]) != elf.ELFMAG {
-		return notProgram(path)
+		return notProgram(name)
 	}
 	if err := checkELF(head, b.img.Arch); err != nil {
-		return fmt.Errorf("%s %w", path, err)
+		return fmt.Errorf("%s %w", name, err)
 	}
 	if path == yurthubPath {
 		if err := checkYurthub(f, b.img.Yurthub); err != nil {
-			return fmt.Errorf("%s %w", path, err)
+			return fmt.Errorf("%s %w", name, err)
 		}
 	}
 	return nil
 }
 
+// pid1 is the program that every base has.
+const pid1 = "usr/lib/systemd/systemd"
+
+// checkBase rejects a base for another architecture that lies on this machine
+// as a file, before anything is made: every one of its programs would be
+// rejected at the end.
+func (b *build) checkBase(ctx context.Context) error {
+	sha := b.input(inputBase).SHA256
+	switch {
+	case b.Base != "":
+		var err error
+		if sha, err = b.importFile(ctx, b.Base, ""); err != nil {
+			return fmt.Errorf("--base %s: %w", b.Base, err)
+		}
+	case b.img.Base.Tar == nil || sha == "" || !b.Cache.Has(sha):
+		return nil
+	}
+	sha, err := fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
+	if err != nil {
+		return b.place(&tree.LayerError{Layer: inputBase, Err: err})
+	}
+	nodes, err := b.index(sha, inputBase)
+	if err != nil {
+		return b.place(err)
+	}
+	b.base.sha, b.base.nodes = sha, nodes
+	i := slices.IndexFunc(nodes, func(n tree.Node) bool { return n.Path == pid1 && n.IsRegular() && n.Data.Size >= 64 })
+	if i < 0 {
+		return nil // what it lacks is told with all that it lacks
+	}
+	f, err := b.Cache.OpenBlob(sha)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var head [20]byte
+	if _, err := f.ReadAt(head[:], nodes[i].Data.Off); err != nil {
+		return fmt.Errorf("reading %s: %w", pid1, err)
+	}
+	if err := checkELF(head, b.img.Arch); err != nil {
+		return b.place(&tree.LayerError{Layer: inputBase, Err: fmt.Errorf("its %s %w", pid1, err)})
+	}
+	return nil
+}
+
 func inProgramDir(p string) bool {
-	if strings.HasPrefix(p, "usr/lib/firmware/") || strings.HasPrefix(p, "lib/firmware/") {
-		return false
+	for _, d := range []string{"usr/lib/firmware/", "lib/firmware/", "usr/lib/raspi-firmware/"} {
+		if strings.HasPrefix(p, d) {
+			return false
+		}
 	}
 	for _, d := range programDirs {
 		if strings.HasPrefix(p, d) {

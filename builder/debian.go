@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/overlays"
 )
 
@@ -53,16 +54,16 @@ const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 // hook's text.
 const initrdEnv = "EDGEBAKE_INITRD"
 
-func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) (json.RawMessage, error) {
+func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
 	b := img.Base.Debian
-	pk := append(overlays.Packages(img), b.Packages...)
+	pk := append(overlays.Packages(img), b.PackagesFor(img.Arch)...)
 	slices.Sort(pk)
-	return json.Marshal(debianRecipe{
+	return debianRecipe{
 		Version: 3, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
 		Components: overlays.Components(img), Keyrings: keyrings,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
 		Initrd: overlays.InitrdScript(),
-	})
+	}
 }
 
 // makeDebian runs mmdebstrap and writes the root file system's tar to w. It
@@ -70,16 +71,20 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) (jso
 func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Writer, say func(line string)) error {
 	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(keyrings)...)
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd)
-	// Neither the caller's folder nor its umask has a part in the result.
+	// Neither the caller's directory nor its umask has a part in the result.
 	cmd.Dir = "/"
-	// An interrupt lets mmdebstrap unmount and remove what it made.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 20 * time.Second
+	scratch, err := newScratch()
+	if err != nil {
+		return err
+	}
+	cmd.Env = append(cmd.Env, "TMPDIR="+scratch)
 	ownMounts(cmd)
 	cmd.Stdout = w
 	log := &lineTail{say: say}
 	cmd.Stderr = log
-	err := cmd.Run()
+	// An interrupt lets mmdebstrap unmount and remove what it made.
+	err = procgroup.Run(cmd, 30*time.Second)
+	b.keep(removeScratch(scratch))
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -91,6 +96,62 @@ func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []strin
 		return fmt.Errorf("mmdebstrap: %w%s%s", err, said, debianHint(log.text()))
 	}
 	return nil
+}
+
+// newScratch makes the directory for what mmdebstrap makes. Every user may enter
+// it: to mmdebstrap's user namespace and to apt's own user we are others. Its name
+// is absolute and without links, as mmdebstrap, which runs in /, and the kernel's
+// list of mounts have it.
+func newScratch() (string, error) {
+	parent, err := filepath.Abs(os.TempDir())
+	if err == nil {
+		parent, err = filepath.EvalSymlinks(parent)
+	}
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(parent, "edgebake-base-")
+	if err != nil {
+		return "", err
+	}
+	return dir, os.Chmod(dir, 0o755)
+}
+
+// removeScratch removes the directory, and what a mmdebstrap that was killed has
+// left in it. An ordinary user may not remove files of the ids that a user
+// namespace had; mmdebstrap can.
+func removeScratch(dir string) error {
+	if mounts := mountsBelow(dir); len(mounts) > 0 {
+		return fmt.Errorf("removing %s: something is mounted there: umount %s, then rm -r %s", dir, strings.Join(mounts, " "), dir)
+	}
+	err := os.RemoveAll(dir)
+	if err == nil || os.Geteuid() == 0 {
+		return err
+	}
+	argv, listErr := clearScratch(dir)
+	if listErr != nil || argv == nil {
+		return errors.Join(err, listErr)
+	}
+	cmd := exec.Command("mmdebstrap", append([]string{"--unshare-helper"}, argv...)...)
+	cmd.Dir = "/"
+	if said, helpErr := cmd.CombinedOutput(); helpErr != nil {
+		return fmt.Errorf("%w: mmdebstrap --unshare-helper: %w: %s", err, helpErr, bytes.TrimSpace(said))
+	}
+	return os.RemoveAll(dir)
+}
+
+// clearScratch is the command that empties what is in dir; nil where dir is
+// empty, since find without a path begins in its own directory, which is /.
+func clearScratch(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) == 0 {
+		return nil, err
+	}
+	args := []string{"find"}
+	for _, e := range entries {
+		args = append(args, filepath.Join(dir, e.Name()))
+	}
+	return append(args, "-xdev", "-mindepth", "1", "-delete"), nil
 }
 
 func (r debianRecipe) args(keyrings []string) []string {
@@ -134,13 +195,16 @@ func debianHint(log string) string {
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
 	case has("No space left on device"):
-		return "\nThe folder for temporary files is full: set TMPDIR to one with 2 GB of room that every user may enter."
+		return "\nThe directory for temporary files is full: set TMPDIR to one with 2 GB of room that every user may enter."
 	case has("newuidmap") || has("subuid"):
 		return "\nUser namespaces need a range of ids: apt-get install uidmap, then usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER."
 	case has("unshare") && has("permitted"):
 		return "\nUser namespaces are switched off here: sysctl kernel.unprivileged_userns_clone=1, or run as root."
-	case has("Exec format error") || has("binfmt"):
-		return "\nPrograms of that architecture do not run here: apt-get install qemu-user-static binfmt-support."
+	case has("is expired") || has("is not valid yet"):
+		return "\nThe archive's index is of another time than this computer's clock: set the clock, or name a mirror that is kept up to date under base.debian.sources."
+	// That binfmt is in use is said where all is well, too.
+	case has("Exec format error") || has("can neither be executed natively"):
+		return "\nPrograms of that architecture do not run here: apt-get install qemu-user-static arch-test."
 	}
 	return ""
 }
@@ -238,7 +302,7 @@ func (b *build) keyrings() (digests, paths []string, err error) {
 	var errs []error
 	for i, k := range b.img.Base.Debian.Keyrings {
 		p := b.path(k)
-		sum, err := fileDigest(p)
+		sum, err := file.SHA256(p)
 		if err != nil {
 			errs = append(errs, fieldError(fmt.Sprintf("base.debian.keyrings[%d]", i), err))
 			continue

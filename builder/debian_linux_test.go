@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,5 +32,23 @@ func TestDebianMounts(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(point, "inside")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its mount is seen from outside: %v", err)
+	}
+}
+
+// TestMountsBelow: below what is mounted nothing is removed.
+func TestMountsBelow(t *testing.T) {
+	if all := mountsBelow(""); !slices.Contains(all, "/proc") {
+		t.Errorf("/proc, which tells it, is not mounted: %q", all)
+	}
+	if none := mountsBelow(t.TempDir()); len(none) > 0 {
+		t.Errorf("mounted in a directory that is new: %q", none)
+	}
+}
+
+// TestReadMountPoints: names are told as they are on the disk.
+func TestReadMountPoints(t *testing.T) {
+	const mounts = "36 35 98:0 / / rw - ext4 /dev/vda rw\n37 36 0:5 / /tmp/a\\040b\\134040c/dev rw - devtmpfs udev rw\n"
+	if got := readMountPoints(mounts); !slices.Equal(got, []string{"/", `/tmp/a b\040c/dev`}) {
+		t.Errorf("%q", got)
 	}
 }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/edgebake/edgebake/test/buildtest"
 )
@@ -24,8 +25,11 @@ echo "$SOURCE_DATE_EPOCH $PWD $*" >> runs
 echo "I: making it" >&2
 if [ -e "` + p.dir + `/mount" ]; then mount -t tmpfs none "` + p.dir + `/mount" && touch "` + p.dir + `/mount/inside" && echo mounted >> "` + p.dir + `/runs"; fi
 if [ -e "` + p.dir + `/fail" ]; then echo "E: Unable to locate package nonsense" >&2; exit 25; fi
-if [ -e "` + p.dir + `/hang" ]; then trap 'echo cleaned >> "` + p.dir + `/runs"; exit 1' INT; head -c 4096 "` + p.dir + `/base.tar"; while :; do sleep 0.05; done; fi
-cat "` + p.dir + `/base.tar"
+if [ -e "` + p.dir + `/hang" ]; then . "` + p.dir + `/hang"; fi
+case "$*" in
+*--architectures=arm64*) cat "` + p.dir + `/base-arm64.tar" ;;
+*) cat "` + p.dir + `/base.tar" ;;
+esac
 `
 	for name, body := range map[string]string{"mmdebstrap": script, "newuidmap": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o755); err != nil {
@@ -112,7 +116,7 @@ func TestUpdate(t *testing.T) {
 	if updated.Report.Packages != first.Report.Packages+1 || updated.Report.Plan == first.Report.Plan {
 		t.Errorf("not updated: %d packages, before %d", updated.Report.Packages, first.Report.Packages)
 	}
-	// Locked, in a cache that has neither: the archive's is refused, and the
+	// Locked, in a cache that has neither: the archive's is rejected, and the
 	// cure named.
 	o.Update, o.Locked, o.Lock = false, true, first.Plan.Lock()
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
@@ -156,25 +160,121 @@ func TestDebianFails(t *testing.T) {
 	}
 }
 
-// TestDebianInterrupted sees that mmdebstrap is told, and can clean up.
-func TestDebianInterrupted(t *testing.T) {
+// interrupt builds with a mmdebstrap that runs a script, and ends the build, and
+// nothing beside, when the script says that it hangs. It returns what the build
+// says, and what mmdebstrap and its child had noted by then.
+func interrupt(t *testing.T, script string) (notes string, err error) {
+	t.Helper()
+	t.Setenv("TMPDIR", t.TempDir())
 	p := newProject(t, buildtest.Base(), toDebian)
 	standIn(t, p)
-	if err := os.WriteFile(filepath.Join(p.dir, "hang"), nil, 0o644); err != nil {
+	script = `scratch=$(mktemp -d); echo here >"$scratch/file"; notes="` + p.dir + `/runs"
+` + script
+	if err := os.WriteFile(filepath.Join(p.dir, "hang"), []byte(script), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
 	o.Events = func(e Event) {
-		if e.Step == "base" && e.State == StateDetail {
-			time.AfterFunc(200*time.Millisecond, cancel)
+		if e.Text == "hangs" {
+			cancel()
 		}
 	}
-	if _, err := Build(ctx, p.image(t), o); !errors.Is(err, context.Canceled) {
+	if _, err = Build(ctx, p.image(t), o); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	if !strings.Contains(p.runs(t), "cleaned") {
-		t.Errorf("mmdebstrap was not asked to end: %q", p.runs(t))
+	notes = p.runs(t)
+	pid := regexp.MustCompile(`child ([0-9]+)`).FindStringSubmatch(notes)
+	if pid == nil {
+		t.Fatalf("no child was started: %q", notes)
+	}
+	if state := processState(t, pid[1]); state != "" && state != "Z" {
+		t.Errorf("its child runs on: %s", state)
+	}
+	left, globErr := filepath.Glob(filepath.Join(os.TempDir(), "*"))
+	if globErr != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, %v", left, globErr)
+	}
+	return notes, err
+}
+
+// processState is R, S, Z and the like; empty: no such process.
+func processState(t *testing.T, pid string) string {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return ""
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return after[:1]
+}
+
+// TestDebianInterrupted ends edgebake alone. mmdebstrap leaves it to its
+// children to end, and then removes what it has made.
+func TestDebianInterrupted(t *testing.T) {
+	notes, _ := interrupt(t, `
+trap 'echo interrupted >>"$notes"' INT
+head -c 4096 "`+"$(dirname \"$notes\")"+`/base.tar"
+sh -c 'echo "child $$" >>"$0"; echo hangs >&2; exec sleep 1000' "$notes"
+rm -r "$scratch"
+echo cleaned >>"$notes"
+exit 1
+`)
+	if !strings.Contains(notes, "interrupted\ncleaned\n") {
+		t.Errorf("mmdebstrap was not asked to end: %q", notes)
+	}
+}
+
+// TestDebianKilled: what a mmdebstrap that dies leaves is ended and removed.
+func TestDebianKilled(t *testing.T) {
+	_, err := interrupt(t, `
+sh -c 'trap "" INT; echo "child $$" >>"$0"; exec sleep 1000' "$notes" >/dev/null 2>&1 &
+while ! grep -q child "$notes"; do :; done
+echo hangs >&2
+exec sleep 1000
+`)
+	if kept := (*LeftoverError)(nil); errors.As(err, &kept) {
+		t.Error(kept)
+	}
+}
+
+// TestScratch: what is removed is what is in the directory, however that is
+// called, and nothing where it is empty.
+func TestScratch(t *testing.T) {
+	tmp := filepath.Join(t.TempDir(), "a [b] c")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := errors.Join(os.Mkdir(tmp, 0o755), os.Symlink(tmp, link)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", link)
+	dir, err := newScratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if real, err := filepath.EvalSymlinks(dir); err != nil || real != dir {
+		t.Errorf("%s is %s, %v", dir, real, err)
+	}
+	if find, err := clearScratch(dir); err != nil || find != nil {
+		t.Errorf("it is empty: %q, %v", find, err)
+	}
+	root := filepath.Join(dir, "mmdebstrap.x")
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	find, err := clearScratch(dir)
+	if err != nil || len(find) == 0 {
+		t.Fatalf("%q, %v", find, err)
+	}
+	cmd := exec.Command(find[0], find[1:]...)
+	cmd.Dir = t.TempDir()
+	if said, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, said)
+	}
+	if left, err := os.ReadDir(root); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+	if err := removeScratch(dir); err != nil {
+		t.Error(err)
 	}
 }

@@ -45,3 +45,16 @@ func Each(err error) []error {
 	}
 	return out
 }
+
+// Once joins errors, taken apart, and leaves out what one before says too.
+func Once(errs ...error) error {
+	var out []error
+	said := map[string]bool{}
+	for _, e := range Each(errors.Join(errs...)) {
+		if !said[e.Error()] {
+			out = append(out, e)
+		}
+		said[e.Error()] = true
+	}
+	return errors.Join(out...)
+}

@@ -260,7 +260,7 @@ func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned
 	if err != nil {
 		return nil, err
 	}
-	b.plan = &plan.Plan{Inputs: map[string]plan.Input{}}
+	b.plan = &plan.Plan{Arch: img.Arch, Inputs: map[string]plan.Input{}}
 	if o.Locked && o.Lock == nil {
 		return nil, errNoLock
 	}
@@ -268,7 +268,7 @@ func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned
 		return nil, err
 	}
 	if o.Locked {
-		locked := &plan.Lock{Inputs: maps.Clone(o.Lock.Inputs)}
+		locked := &plan.Lock{Arch: o.Lock.Arch, Inputs: maps.Clone(o.Lock.Inputs)}
 		maps.DeleteFunc(locked.Inputs, func(name string, _ plan.Input) bool { return !strings.HasPrefix(name, imagePrefix) })
 		if err := checkLock(locked, b.plan); err != nil {
 			return nil, err

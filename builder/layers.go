@@ -34,21 +34,24 @@ func (b *build) place(err error) error {
 		switch {
 		case !errors.As(e, &l):
 		case l.Layer == inputBase && b.Base != "":
-			e = fmt.Errorf("--base %s: %w", b.Base, e)
+			e = fmt.Errorf("--base %s: %w", b.Base, withPath(l))
 		default:
-			field := b.layerField(l.Layer, l.Path)
-			if field == "" {
-				break
+			if field := b.layerField(l.Layer, l.Path); field != "" {
+				e = &FieldError{field, withPath(l)}
 			}
-			// The field says which layer it is.
-			if e = l.Err; l.Path != "" {
-				e = fmt.Errorf("%s: %w", l.Path, l.Err)
-			}
-			e = &FieldError{field, e}
 		}
 		errs = append(errs, e)
 	}
 	return errors.Join(errs...)
+}
+
+// withPath is what a layer's error says where something else says which layer it
+// is.
+func withPath(l *tree.LayerError) error {
+	if l.Path == "" {
+		return l.Err
+	}
+	return fmt.Errorf("%s: %w", l.Path, l.Err)
 }
 
 // placeNodes ties what a file system cannot hold to the layers that the files
@@ -142,8 +145,12 @@ func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	return tree.Layer{Name: l.Name, Nodes: nodes, Replace: l.Replace || l.Members != nil}, nil
 }
 
-// index opens an uncompressed tar of the cache.
+// index opens an uncompressed tar of the cache; the base's is opened once, by
+// checkBase where that came first.
 func (b *build) index(sha, layer string) ([]tree.Node, error) {
+	if layer == inputBase && sha == b.base.sha {
+		return b.base.nodes, nil
+	}
 	f, err := os.Open(b.Cache.BlobPath(sha))
 	if err != nil {
 		return nil, &tree.LayerError{Layer: layer, Err: err}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -22,24 +23,7 @@ import (
 // by side; compilers run one after the other, since one already takes all
 // there is.
 func (b *build) makeInputs(ctx context.Context) error {
-	var compile, rest []string
-	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
-		switch in := b.input(name); {
-		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
-		case in.Make == "go":
-			compile = append(compile, name)
-		default:
-			rest = append(rest, name)
-		}
-	}
-	if err := b.missingTools(compile, rest); err != nil {
-		return err
-	}
-	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
-		if err := b.checkNames(ctx); err != nil {
-			return err
-		}
-	}
+	compile, rest := b.missingInputs()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		for _, name := range compile {
@@ -52,12 +36,40 @@ func (b *build) makeInputs(ctx context.Context) error {
 	for _, name := range rest {
 		g.Go(func() error { return b.makeOne(ctx, name) })
 	}
-	return g.Wait()
+	return errors.Join(g.Wait(), b.kept)
+}
+
+// missingInputs are those whose bytes are not in the cache: what Go compiles, and
+// all else.
+func (b *build) missingInputs() (compile, rest []string) {
+	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
+		switch in := b.input(name); {
+		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
+		case in.Make == "go":
+			compile = append(compile, name)
+		default:
+			rest = append(rest, name)
+		}
+	}
+	return compile, rest
+}
+
+// checkInputs finds what would keep inputs from being made, before the first
+// one is.
+func (b *build) checkInputs(ctx context.Context) error {
+	compile, rest := b.missingInputs()
+	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
+		return err
+	}
+	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
+		return b.checkNames(ctx)
+	}
+	return nil
 }
 
 // missingTools finds the programs that making these inputs needs and that are not
 // here, all of them before the first one is made.
-func (b *build) missingTools(compile, rest []string) error {
+func (b *build) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
 	if _, err := exec.LookPath("go"); err != nil {
 		var told []string
@@ -67,7 +79,7 @@ func (b *build) missingTools(compile, rest []string) error {
 				continue
 			}
 			told = append(told, field)
-			hint := "take the programs from a release server (url) or a folder (file)"
+			hint := "take the programs from a release server (url) or a directory (file)"
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which has it"
 			}
@@ -85,6 +97,9 @@ func (b *build) missingTools(compile, rest []string) error {
 		if _, err := exec.LookPath(tool); err != nil {
 			errs = append(errs, &FieldError{"base.debian", fmt.Errorf("making the Debian base needs %s: apt-get install mmdebstrap uidmap debian-archive-keyring (or give a base of another kind: tar, oci)", tool)})
 		}
+	}
+	if b.img.Arch != runtime.GOARCH {
+		errs = append(errs, fieldError("base.debian", lookForEmulation(ctx, b.img.Arch).problem()))
 	}
 	return errors.Join(errs...)
 }
@@ -117,6 +132,9 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	case "":
 	case "mmdebstrap":
 		what = "making it with mmdebstrap: a minute, more on a slow line"
+		if b.img.Arch != runtime.GOARCH {
+			what = "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
+		}
 	case "go":
 		what = "compiled by Go: up to 3 minutes, unless it is cached"
 	default:
@@ -183,13 +201,13 @@ func (b *build) exportBase(path string) error {
 }
 
 // CheckFile tells, before long work begins, why a file could not be written
-// at its end: it is there already and must not be replaced, or its folder is
+// at its end: it is there already and must not be replaced, or its directory is
 // not to be written to.
 func CheckFile(path string, replace bool) error {
 	if fi, err := os.Lstat(path); err == nil {
 		switch {
 		case fi.IsDir():
-			return fmt.Errorf("%s is a folder; name a file", path)
+			return fmt.Errorf("%s is a directory; name a file", path)
 		case !replace:
 			return fmt.Errorf("%s exists; --force replaces it", path)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// LookForFiles reports files and folders that an Image names and that are not
+// LookForFiles reports files and directories that an Image names and that are not
 // there; dir is where its relative paths begin. Container images and programs,
 // which are often made just before a build, are left to it.
 func LookForFiles(img *configs.Image, dir string) error {
@@ -46,7 +46,7 @@ func LookForFiles(img *configs.Image, dir string) error {
 }
 
 // checkNamedFile says what is wrong with a file that the Image names. It does
-// not open it: a named pipe would hold the build for ever.
+// not open it: a named pipe would hold the build forever.
 func checkNamedFile(path string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -58,7 +58,7 @@ func checkNamedFile(path string) error {
 	return nil
 }
 
-// checkOverlay says what is wrong with a folder that is to be laid over the
+// checkOverlay says what is wrong with a directory that is to be laid over the
 // root file system; dir is the Image's.
 func checkOverlay(path, dir string) error {
 	fi, err := os.Stat(path)
@@ -74,7 +74,7 @@ func checkOverlay(path, dir string) error {
 		return err
 	}
 	if inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/") {
-		return fmt.Errorf("packing overlay %s: the Image lies in it, and with it the lock and what is built: give the overlay a folder of its own", path)
+		return fmt.Errorf("packing overlay %s: the Image lies in it, and with it the lock and what is built: give the overlay a directory of its own", path)
 	}
 	return nil
 }
@@ -95,5 +95,5 @@ func notThere(err error) error {
 		return err
 	}
 	at.Op = "open"
-	return fmt.Errorf("%w: make it, or correct the path (a relative one begins at the Image's folder)", at)
+	return fmt.Errorf("%w: make it, or correct the path (a relative one begins at the Image's directory)", at)
 }

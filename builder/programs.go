@@ -26,10 +26,10 @@ type programSet struct {
 	programs []program
 	// recipe compiles them.
 	recipe func() (fetch.GoRecipe, error)
-	// dir is the folder of a release below the server's base; archive is the
+	// dir is the directory of a release below the server's base; archive is the
 	// tar in it that has all programs, empty where each is a file.
 	dir, archive string
-	// inArchive is the folder of the programs in the archive.
+	// inArchive is the directory of the programs in the archive.
 	inArchive string
 }
 
@@ -161,7 +161,7 @@ func (b *build) resolveURL(ctx context.Context, s programSet) error {
 // resolveRelease pins one file of a release server: by the Image, else by the
 // lock, else by the digest that the server publishes beside the file.
 func (b *build) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
-	in := plan.Input{Fetch: []string{url}, SHA256: src.SHA256[path.Base(url)]}
+	in := plan.Input{Fetch: []string{url}, SHA256: src.Sum(b.img.Arch, path.Base(url))}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
 		switch {
 		case b.Locked:
@@ -217,13 +217,13 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 				file = in
 			}
 		}
-		sha, err := b.importNamed(ctx, file, s.source.File.SHA256[p.name])
+		sha, err := b.importNamed(ctx, file, s.source.File.Sum(b.img.Arch, p.name))
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		b.add(s.field, p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
-		errs = append(errs, b.checkProgram(sha, p.path))
+		errs = append(errs, b.checkProgram(sha, p.path, file))
 	}
 	return errors.Join(errs...)
 }

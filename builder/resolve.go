@@ -138,12 +138,9 @@ func (b *build) resolveBase(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		raw, err := newDebianRecipe(b.img, b.date, digests)
+		r := newDebianRecipe(b.img, b.date, digests)
+		raw, err := canonical(r)
 		if err != nil {
-			return err
-		}
-		var r debianRecipe
-		if err := json.Unmarshal(raw, &r); err != nil {
 			return err
 		}
 		in := plan.Input{Make: "mmdebstrap", Recipe: raw}
@@ -181,7 +178,7 @@ func (b *build) fileSource(ctx context.Context, name, field string, src configs.
 			return fieldError(field, err)
 		}
 		b.add(field, name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
-		return fieldError(field, b.checkProgram(sha, layer.Path))
+		return fieldError(field, b.checkProgram(sha, layer.Path, src.File))
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
@@ -205,7 +202,7 @@ func (b *build) input(name string) plan.Input {
 	return b.plan.Inputs[name]
 }
 
-// resolveOverlays packs the user's folders.
+// resolveOverlays packs the user's directories.
 func (b *build) resolveOverlays(ctx context.Context) error {
 	var errs []error
 	for i, o := range b.img.Overlays {
@@ -258,7 +255,7 @@ func (b *build) resolveFiles(ctx context.Context) error {
 }
 
 // fileInput names the source of files[i]. Where it lies on this machine is no
-// part of the name: the same bytes from another folder are the same plan.
+// part of the name: the same bytes from another directory are the same plan.
 func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
 
 // resolveCNI pins the network configuration that stands beside the Image.
@@ -378,10 +375,14 @@ func (b *build) rendered() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := overlays.CheckCommandLine(b.img, cmdline); err != nil {
+		return "", fieldError("kernel.args", err)
+	}
 	all, err := canonical(struct {
 		Nodes       []tree.Node
 		CommandLine string
-	}{root.Nodes, cmdline})
+		Firmware    string `json:",omitempty"`
+	}{root.Nodes, cmdline, overlays.FirmwareConfig(b.img)})
 	if err != nil {
 		return "", err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/imagetest"
@@ -143,7 +144,7 @@ func TestReleaseServer(t *testing.T) {
 		if err := os.WriteFile(f, []byte(body), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		d, err := fileDigest(f)
+		d, err := file.SHA256(f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +282,7 @@ func TestArchiveLacksProgram(t *testing.T) {
 		if err := os.WriteFile(f, raw, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		d, err := fileDigest(f)
+		d, err := file.SHA256(f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -296,7 +297,7 @@ func TestArchiveLacksProgram(t *testing.T) {
 }
 
 // TestAgentsAreCompiledAlike holds the Makefile to what compileAgent does: the
-// folder that edgebake is called in must not decide about the image.
+// directory that edgebake is called in must not decide about the image.
 func TestAgentsAreCompiledAlike(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -343,7 +344,7 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// TestLockedImagesOffline takes away the folder that container images came
+// TestLockedImagesOffline takes away the directory that container images came
 // from: a locked build has all it needs in the cache.
 func TestLockedImagesOffline(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)

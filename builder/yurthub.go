@@ -15,7 +15,7 @@ import (
 // yurthubPath is its program's, in an image.
 var yurthubPath = strings.TrimPrefix(openyurt.Program, "/")
 
-// checkYurthub refuses a program of another minor version than the Image says:
+// checkYurthub rejects a program of another minor version than the Image says:
 // first boot gives yurthub the arguments of that version, and it never starts
 // with one that it does not know. A program that does not tell passes.
 func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {

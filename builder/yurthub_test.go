@@ -126,13 +126,13 @@ func TestYurthubStaticPod(t *testing.T) {
 	}
 }
 
-// What is not yurthub's program for this machine is refused, and before
+// What is not yurthub's program for this machine is rejected, and before
 // anything is compiled: while the inputs are pinned.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
-		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: usr/local/bin/yurthub is for arm64, the image for amd64"},
-		"an archive":           {"\x1f\x8b" + strings.Repeat("gz", 100), "usr/local/bin/yurthub is not a program"},
-		"empty":                {"", "usr/local/bin/yurthub is not a program"},
+		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, the image for amd64"},
+		"an archive":           {"\x1f\x8b" + strings.Repeat("gz", 100), "programs/yurthub is not a program"},
+		"empty":                {"", "programs/yurthub is not a program"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := withHub(t, hubUnit, tt.program)
@@ -182,7 +182,7 @@ func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 // A program of another version than the Image says would die of its arguments
 // on every machine.
 func TestYurthubOfAnotherVersion(t *testing.T) {
-	const want = "yurthub.binary: usr/local/bin/yurthub is v1.6.1, the Image says v1.7.0; give the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster's OpenYurt is that"
+	const want = "yurthub.binary: programs/yurthub is v1.6.1, the Image says v1.7.0; give the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster's OpenYurt is that"
 	other := openYurt(t, "v1.6.1")
 	check := func(t *testing.T, err error, want string) {
 		t.Helper()
@@ -215,9 +215,9 @@ func TestYurthubOfAnotherVersion(t *testing.T) {
 		unit := fmt.Sprintf("yurthub: {version: v1.7.0, binary: {url: %s/yurthub, sha256: %x}}\n", s.URL, sha256.Sum256([]byte(other)))
 		p := withHub(t, unit, "")
 		_, err := p.build(t, filepath.Join(t.TempDir(), "x.raw"))
-		check(t, err, want)
+		check(t, err, strings.Replace(want, "programs/yurthub", yurthubPath, 1))
 	})
-	t.Run("by a folder of the user's", func(t *testing.T) {
+	t.Run("by a directory of the user's", func(t *testing.T) {
 		p := withHub(t, hubUnit, openYurt(t, "v1.7.0"))
 		if err := os.WriteFile(filepath.Join(p.dir, "overlay", yurthubPath), []byte(other), 0o755); err != nil {
 			t.Fatal(err)
@@ -231,6 +231,6 @@ func TestYurthubOfAnotherVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = p.build(t, filepath.Join(t.TempDir(), "x.raw"))
-		check(t, err, strings.Replace(want, "yurthub.binary", "overlays[0].dir", 1))
+		check(t, err, strings.Replace(want, "yurthub.binary: programs/yurthub", "overlays[0].dir: "+yurthubPath, 1))
 	})
 }

@@ -52,7 +52,7 @@ type Anatomy struct {
 	Steps   []builder.StepTime `json:"steps,omitempty"`
 	Inputs  []Input            `json:"inputs,omitempty"`
 	Boot    *Boot              `json:"boot,omitempty"`
-	// Notes are what could not be told, and why.
+	// Notes are what is unknown, and why.
 	Notes []string `json:"notes,omitempty"`
 }
 

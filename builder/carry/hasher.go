@@ -34,7 +34,9 @@ func newHasher(c *media.Chunks, raw *disk.Output, dir string, cancel context.Can
 		h.raw = rawDisk{raw.File, dir, cancel}
 	}
 	h.changed = sync.NewCond(&h.mu)
-	for range runtime.GOMAXPROCS(0) {
+	// One processor is left to the download: a line waits for a receiver that
+	// waits for a processor.
+	for range max(1, runtime.GOMAXPROCS(0)-1) {
 		h.workers.Go(h.work)
 	}
 	return h
@@ -86,8 +88,10 @@ func (h *hasher) rewind(size int64) {
 	h.next = min(h.next, h.there)
 }
 
-// wait returns when all chunks are taken, with what is wrong with one.
+// wait returns when all chunks are taken, with what is wrong with one. The
+// download is over: its processor helps.
 func (h *hasher) wait() error {
+	h.workers.Go(h.work)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for h.next < h.there || h.busy > 0 {

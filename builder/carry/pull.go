@@ -188,7 +188,7 @@ func (p *pull) download(ctx context.Context, raw *disk.Output) error {
 			return err
 		}
 	}
-	if err := disk.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.left); err != nil {
+	if err := disk.CheckSpace(filepath.Dir(p.out.Temp()), p.config.Stored-p.left, "the image"); err != nil {
 		return err
 	}
 	if p.chunks, err = media.NewChunks(p.out.File, p.config.Stored, p.config.Table); err != nil {
@@ -361,6 +361,7 @@ func (p *pull) copy(hashing *hasher, f *fetched, body io.Reader) error {
 				return transfer.Final(fmt.Errorf("writing %s: %w", p.out.Temp(), disk.Explain(err, filepath.Dir(p.out.Temp()))))
 			}
 			p.took(hashing, f, buf[:n])
+			p.out.WriteBehind(f.from + f.have)
 		}
 		if err != nil && f.have < f.Size {
 			return unexpected(err)

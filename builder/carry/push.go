@@ -24,7 +24,7 @@ import (
 
 // Pushed is what Push did.
 type Pushed struct {
-	// Digest of the manifest: REPOSITORY@Digest names this image for ever.
+	// Digest of the manifest: REPOSITORY@Digest names this image forever.
 	Digest string
 	Golden string
 	// Parts of the image, and how many of them the registry had already.
@@ -97,6 +97,7 @@ type push struct {
 	g      *media.Golden
 	cargo  media.Cargo
 	result *Pushed
+	begun  chan struct{} // closed when the first part can be sent
 
 	mu sync.Mutex
 	// here are the digests of what was sent: parts of an image may be equal.
@@ -116,9 +117,21 @@ type part struct {
 
 func (p *push) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return p.g.Verify(gctx, nil) })
+	// A line waits for a sender that waits for a processor: nothing else is
+	// done before there is something to send, and one is left free then.
+	sent := make(chan struct{})
+	p.begun = make(chan struct{})
+	g.Go(func() error {
+		select {
+		case <-p.begun:
+		case <-gctx.Done():
+			return gctx.Err()
+		}
+		return p.g.Verify(gctx, nil, sent)
+	})
 	var m *manifest
 	g.Go(func() (err error) {
+		defer close(sent)
 		m, err = p.blobs(gctx)
 		if err != nil && gctx.Err() == nil {
 			err = fmt.Errorf("pushing to %s: %w", p.repo.ref, explain(err, ""))
@@ -143,6 +156,7 @@ func (p *push) run(ctx context.Context) error {
 		return fmt.Errorf("pushing to %s: putting its manifest: %w", p.repo.ref, explain(err, ""))
 	}
 	p.result.Digest = string(digestOf(b))
+	p.repo.o.progress("push", p.result.Stored, p.result.Stored)
 	return nil
 }
 
@@ -215,9 +229,12 @@ type digested struct {
 func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 	out := make(chan digested, 1)
 	go func() {
-		for _, part := range parts {
+		for i, part := range parts {
 			h := sha256.New()
 			_, err := io.Copy(h, io.NewSectionReader(p.g.File(), part.from, part.Size))
+			if i == 0 {
+				close(p.begun)
+			}
 			select {
 			case out <- digested{configs.DigestOf(h.Sum(nil)), err}:
 			case <-ctx.Done():
@@ -310,12 +327,13 @@ func (p *push) count(change func(*Pushed)) {
 	change(p.result)
 }
 
-// sent adds to what is there.
+// sent adds to what is there. All is said to be there by run alone, once the image
+// is verified and has its name.
 func (p *push) sent(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done += n
-	p.repo.o.progress("push", min(p.done, p.result.Stored), p.result.Stored)
+	p.repo.o.progress("push", min(p.done, p.result.Stored-1), p.result.Stored)
 }
 
 // upload is one blob on its way. What the registry has kept of it when the

@@ -27,7 +27,7 @@ type Disk struct {
 	Path   string `json:"path"`
 	Model  string `json:"model,omitempty"`
 	Serial string `json:"serial,omitempty"`
-	// Bus is how it is attached: usb, nvme, sata, mmc, ...
+	// Bus is how it is attached: usb, nvme, sata, mmc, sd, ...
 	Bus       string `json:"bus,omitempty"`
 	Size      int64  `json:"size"`
 	Sector    int64  `json:"sector"` // bytes of a logical sector
@@ -81,7 +81,7 @@ func Ask(ctx context.Context) ([]byte, error) {
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.Output()
 	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
-		return nil, fmt.Errorf("listing disks: lsblk: %s: util-linux 2.37 or later is needed", bytes.TrimSpace(e.Stderr))
+		return nil, fmt.Errorf("listing disks: lsblk: %s: util-linux 2.37 or later is required", bytes.TrimSpace(e.Stderr))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listing disks: %w: install util-linux", err)
@@ -92,13 +92,42 @@ func Ask(ctx context.Context) ([]byte, error) {
 // Devices are all block devices of a computer.
 type Devices struct{ top []node }
 
+// List lists the block devices of this computer.
+func List(ctx context.Context) (*Devices, error) {
+	out, err := Ask(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d, err := Parse(out)
+	if err != nil {
+		return nil, err
+	}
+	d.findCards("/sys/block")
+	return d, nil
+}
+
+// findCards tells SD cards from eMMCs, which lsblk does not: a card in a reader
+// on the mainboard is not removable in its eyes. block is /sys/block.
+func (d *Devices) findCards(block string) {
+	for i := range d.top {
+		n := &d.top[i]
+		if !strings.HasPrefix(n.Name, "mmcblk") {
+			continue
+		}
+		kind, err := os.ReadFile(filepath.Join(block, n.Name, "device", "type"))
+		if err == nil && strings.HasPrefix(string(kind), "SD") {
+			n.Tran = busSD
+		}
+	}
+}
+
 // Parse reads what lsblk printed.
 func Parse(out []byte) (*Devices, error) {
 	var doc struct {
 		Devices []node `json:"blockdevices"`
 	}
 	if err := json.Unmarshal(out, &doc); err != nil {
-		return nil, fmt.Errorf("listing disks: reading what lsblk prints: %w: util-linux 2.37 or later is needed", err)
+		return nil, fmt.Errorf("listing disks: reading what lsblk prints: %w: util-linux 2.37 or later is required", err)
 	}
 	return &Devices{doc.Devices}, nil
 }
@@ -233,6 +262,7 @@ func (n *node) refusals() (out, lost []string) {
 		add("it is read-only: look for a write-protect switch")
 	}
 	n.walk(func(x *node) {
+		system := slices.ContainsFunc(x.Mountpoints, func(at string) bool { return slices.Contains(systemMounts, at) })
 		for _, at := range x.Mountpoints {
 			switch {
 			case at == "":
@@ -240,7 +270,7 @@ func (n *node) refusals() (out, lost []string) {
 				add("%s is swap in use: swapoff %s", x.Name, x.Path)
 			case slices.Contains(systemMounts, at):
 				add("this computer runs from it: %s is mounted at %s", x.Name, at)
-			default:
+			case !system: // else unmounting it is no advice
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}
 		}

@@ -16,7 +16,7 @@ const computer = `{"blockdevices": [
  {"name":"sda","path":"/dev/sda","type":"disk","size":1000204886016,"model":"Samsung SSD 860","serial":"S3Z8","tran":"sata","rm":false,"ro":false,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null],"children":[
    {"name":"sda1","path":"/dev/sda1","type":"part","size":536870912,"ro":false,"log-sec":512,"fstype":"vfat","label":null,"partlabel":"EFI","mountpoints":["/boot/efi"]},
    {"name":"sda2","path":"/dev/sda2","type":"part","size":999000000000,"ro":false,"log-sec":512,"fstype":"LVM2_member","label":null,"partlabel":null,"mountpoints":[null],"children":[
-     {"name":"vg-root","path":"/dev/mapper/vg-root","type":"lvm","size":900000000000,"ro":false,"log-sec":512,"fstype":"ext4","label":null,"partlabel":null,"mountpoints":["/"]},
+     {"name":"vg-root","path":"/dev/mapper/vg-root","type":"lvm","size":900000000000,"ro":false,"log-sec":512,"fstype":"ext4","label":null,"partlabel":null,"mountpoints":["/run/netns","/"]},
      {"name":"vg-swap","path":"/dev/mapper/vg-swap","type":"lvm","size":9000000000,"ro":false,"log-sec":512,"fstype":"swap","label":null,"partlabel":null,"mountpoints":["[SWAP]"]}]}]},
  {"name":"sdb","path":"/dev/sdb","type":"disk","size":31000000000,"model":"Ultra \u001b[31m","serial":"4C53","tran":"usb","rm":true,"ro":false,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null],"children":[
    {"name":"sdb1","path":"/dev/sdb1","type":"part","size":30000000000,"ro":false,"log-sec":512,"fstype":"vfat","label":"STICK","partlabel":null,"mountpoints":["/media/me/STICK"]}]},
@@ -64,6 +64,9 @@ func TestDisks(t *testing.T) {
 			t.Errorf("%s: %v", d.Path, d.Refusals)
 		}
 		all := strings.Join(d.Refusals, "\n")
+		if strings.Contains(all, "/run/netns") {
+			t.Errorf("%s: to unmount a part of the running system is no advice:\n%s", d.Path, all)
+		}
 		for _, w := range parts {
 			if !strings.Contains(all, w) {
 				t.Errorf("%s: no %q in\n%s", d.Path, w, all)
@@ -82,6 +85,34 @@ func TestDisks(t *testing.T) {
 	}
 }
 
+// TestCards: an SD card is told from an eMMC, and counts as what people take out.
+func TestCards(t *testing.T) {
+	sys := t.TempDir()
+	for name, kind := range map[string]string{"mmcblk0": "MMC\n", "mmcblk1": "SD\n", "sda": "0\n"} {
+		if err := os.MkdirAll(filepath.Join(sys, name, "device"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(sys, name, "device", "type"), []byte(kind), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devices, err := Parse([]byte(`{"blockdevices":[
+ {"name":"mmcblk0","path":"/dev/mmcblk0","type":"disk","size":31000000000,"tran":null,"rm":false},
+ {"name":"mmcblk1","path":"/dev/mmcblk1","type":"disk","size":31000000000,"tran":"mmc","rm":false},
+ {"name":"mmcblk2","path":"/dev/mmcblk2","type":"disk","size":31000000000,"tran":null,"rm":false},
+ {"name":"sda","path":"/dev/sda","type":"disk","size":31000000000,"tran":"sata","rm":false}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices.findCards(sys)
+	want := map[string]string{"/dev/mmcblk0": "mmc", "/dev/mmcblk1": "sd", "/dev/mmcblk2": "mmc", "/dev/sda": "sata"}
+	for _, d := range devices.Disks() {
+		if d.Bus != want[d.Path] || d.IsInternal() != (d.Bus != "sd") {
+			t.Errorf("%s: bus %s, internal %v", d.Path, d.Bus, d.IsInternal())
+		}
+	}
+}
+
 // TestFind: links are followed, and what is not a disk says what it is.
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
@@ -95,7 +126,7 @@ func TestFind(t *testing.T) {
 	if err := os.Symlink(real("sdc"), real("by-id")); err != nil {
 		t.Fatal(err)
 	}
-	text := strings.ReplaceAll(strings.ReplaceAll(computer, `"/dev/mapper/`, `"`+dir+"/"), `"/dev/`, `"`+dir+"/")
+	text := strings.NewReplacer(`"/dev/mapper/`, `"`+dir+"/", `"/dev/`, `"`+dir+"/").Replace(computer) // dir may be below /dev itself
 	devices, err := Parse([]byte(text))
 	if err != nil {
 		t.Fatal(err)

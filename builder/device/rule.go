@@ -32,8 +32,14 @@ const (
 	pickTerm = "smallest or largest"
 )
 
-// buses are how disks are attached, as lsblk calls it.
-var buses = []string{"nvme", "sata", "sas", "mmc", "virtio", "usb", "ata", "scsi"}
+// buses are how disks are attached, as lsblk calls it; an SD card is of another
+// bus than an eMMC, which is mmc.
+var buses = []string{"nvme", "sata", "sas", "mmc", busSD, "virtio", busUSB, "ata", "scsi"}
+
+const (
+	busSD  = "sd"
+	busUSB = "usb"
+)
 
 // String is the rule as it was written.
 func (r Rule) String() string { return r.text }
@@ -165,7 +171,7 @@ func (d *Disk) Same(now *Disk) bool {
 
 // IsInternal reports whether a disk stays in the machine: what people plug in
 // and out is taken only by a rule that says so.
-func (d *Disk) IsInternal() bool { return d.Bus != "usb" && !d.Removable }
+func (d *Disk) IsInternal() bool { return d.Bus != busUSB && d.Bus != busSD && !d.Removable }
 
 // Pick returns the disks that the rule leaves of those given: one, if it has
 // picked one.
@@ -193,12 +199,12 @@ func (r Rule) admits(d *Disk) bool {
 		return err == nil && real == d.Path
 	}
 	is := func(pattern, have string) bool {
-		// A model's name is no path: * stands for a slash in it too.
+		// A model's name is not a path: * stands for a slash in it too.
 		plain := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
 		ok, err := path.Match(plain(pattern), plain(have))
 		return pattern == "" || err == nil && ok
 	}
-	return (d.IsInternal() || r.bus == "usb") && (r.bus == "" || r.bus == d.Bus) &&
+	return (d.IsInternal() || r.bus == busUSB || r.bus == busSD) && (r.bus == "" || r.bus == d.Bus) &&
 		is(r.model, d.Model) && is(r.serial, d.Serial) &&
 		d.Size >= r.least && (r.most == 0 || d.Size <= r.most)
 }

@@ -16,6 +16,7 @@ var shelf = []Disk{
 	{Path: "/dev/sdc", Bus: "usb", Model: "Ultra", Serial: "4C53", Size: 32e9, Removable: true},
 	{Path: "/dev/sdd", Bus: "usb", Model: "Portable SSD", Serial: "P1", Size: 4000e9},
 	{Path: "/dev/mmcblk0", Bus: "mmc", Model: "", Serial: "0x1", Size: 64 << 30},
+	{Path: "/dev/mmcblk1", Bus: "sd", Model: "", Serial: "0x2", Size: 32e9},
 }
 
 // A rule picks one disk, none, or says that there are several: it never
@@ -44,6 +45,9 @@ func TestRule(t *testing.T) {
 		{"smallest-usb", "sdc"},
 		{"bus=usb,size>=1T", "sdd"},
 		{"bus=scsi", ""},
+		{"bus=mmc", "mmcblk0"},
+		{"bus=sd", "mmcblk1"},
+		{"smallest-sd", "mmcblk1"},
 		{"/dev/sdb", ""}, // there is no such device here
 	} {
 		r, err := ParseRule(c.rule)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // Target is an open disk, or a file that plays one, to be written whole. No
@@ -67,11 +69,10 @@ func IsFile(path string) (bool, error) {
 // Hide makes a file one that only its owner may read, before secrets get into
 // it. Who may read a disk is not ours to say.
 func (t *Target) Hide() error {
-	st, err := t.f.Stat()
-	if err != nil || !st.Mode().IsRegular() || st.Mode().Perm()&0o077 == 0 {
-		return err
+	if t.block {
+		return nil
 	}
-	return t.f.Chmod(st.Mode().Perm() &^ 0o077)
+	return file.Hide(t.f)
 }
 
 // Close closes the disk.

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
-// fileBlobs opens blobs of a folder, as the cache does.
+// fileBlobs opens blobs of a directory, as the cache does.
 type fileBlobs string
 
 func (d fileBlobs) OpenBlob(name string) (tree.BlobFile, error) {

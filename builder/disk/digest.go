@@ -57,6 +57,9 @@ type Source struct {
 	Read func(buf []byte, off, n int64) (b []byte, zero bool, err error)
 	// Progress, where set, is told of the bytes hashed so far.
 	Progress func(done, total int64)
+	// Spare, where set, leaves one processor to others until it is closed, if
+	// there are two.
+	Spare <-chan struct{}
 }
 
 // Digests computes the digests of a disk with those partitions.
@@ -78,7 +81,7 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 	sums := make([][32]byte, len(chunks))
 	var mu sync.Mutex
 	done := int64(0)
-	err := Parallel(ctx, len(chunks), func() func(int) error {
+	err := parallel(ctx, len(chunks), src.Spare, func() func(int) error {
 		buf := make([]byte, Align)
 		return func(i int) error {
 			c := chunks[i]
@@ -111,12 +114,27 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 // Parallel calls a worker with 0…n-1, on as many processors as there are.
 // worker makes one with its own buffers. It returns the first error.
 func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
+	return parallel(ctx, n, nil, worker)
+}
+
+// parallel is Parallel, whose last worker of several begins when spare is
+// closed, where it is set.
+func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() func(int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
 	errs := make([]error, min(n, runtime.GOMAXPROCS(0)))
 	var wg sync.WaitGroup
+	ended := make(chan struct{})
+	end := sync.OnceFunc(func() { close(ended) })
 	for w := range errs {
 		wg.Go(func() {
+			defer end()
+			if spare != nil && w > 0 && w == len(errs)-1 {
+				select {
+				case <-spare:
+				case <-ended:
+				}
+			}
 			do := worker()
 			for !failed.Load() {
 				i := int(next.Add(1)) - 1

@@ -4,13 +4,13 @@
 //
 // Compute is pure: a Spec gives a Layout, and every GUID and UUID in it is a
 // hash of the plan's id and the partition's label. Write carries the layout
-// out into a temporary file in the output's folder that gets its name when it
+// out into a temporary file in the output's directory that gets its name when it
 // is complete; whatever goes wrong before, and an interrupt too, leaves
 // nothing behind.
 //
 // Invariants:
 //   - The same Spec and blobs give the same bytes, compressed or not, whatever
-//     the machine, the folder or the number of processors.
+//     the machine, the directory or the number of processors.
 //   - Partitions begin and end on multiples of Align, which is also the size
 //     of a frame of a compressed image: stamping replaces whole frames.
 //   - What nobody wrote is a hole in the file.
@@ -81,7 +81,7 @@ type Partition struct {
 	Nodes                 []tree.Node
 }
 
-// Spec is what the disk shall be.
+// Spec describes the disk to write.
 type Spec struct {
 	// ID is the plan's id, hex.
 	ID string

@@ -339,7 +339,7 @@ func TestGoldenDigest(t *testing.T) {
 		t.Errorf("golden digest is %s, by definition %s", r.Golden, want)
 	}
 	got, err := Digests(t.Context(), Source{Read: func(_ []byte, off, n int64) ([]byte, bool, error) {
-		return b[off : off+n], isZero(b[off : off+n]), nil
+		return b[off : off+n], IsZero(b[off : off+n]), nil
 	}}, l.Parts)
 	if err != nil || !reflect.DeepEqual(got, r.Digest) {
 		t.Errorf("Digests computes %v, %v, Write %v", got, err, r.Digest)
@@ -436,7 +436,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	t.Run("missing blob", func(t *testing.T) {
 		d := t.TempDir()
 		_, err := Write(t.Context(), filepath.Join(d, "i"), s, l, disktest.Blobs{}, WriteOptions{Slot: testSlot})
-		if !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "folder") || len(files(t, d)) > 0 {
+		if !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "directory") || len(files(t, d)) > 0 {
 			t.Errorf("%v, left behind: %v", err, files(t, d))
 		}
 	})
@@ -481,12 +481,12 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			t.Errorf("%v %q", err, b)
 		}
 	})
-	t.Run("folder", func(t *testing.T) {
+	t.Run("directory", func(t *testing.T) {
 		d := t.TempDir()
-		if _, err := Write(t.Context(), d, s, l, blobs, WriteOptions{Slot: testSlot, Force: true}); err == nil || !strings.Contains(err.Error(), "is a folder") {
+		if _, err := Write(t.Context(), d, s, l, blobs, WriteOptions{Slot: testSlot, Force: true}); err == nil || !strings.Contains(err.Error(), "is a directory") {
 			t.Errorf("got %v", err)
 		}
-		if _, err := Write(t.Context(), filepath.Join(d, "no/i"), s, l, blobs, WriteOptions{Slot: testSlot}); err == nil || !strings.Contains(err.Error(), "make folder") {
+		if _, err := Write(t.Context(), filepath.Join(d, "no/i"), s, l, blobs, WriteOptions{Slot: testSlot}); err == nil || !strings.Contains(err.Error(), "make directory") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -508,7 +508,7 @@ func TestErrorsOfTheSystemComeWithACure(t *testing.T) {
 	for err, want := range map[error]string{
 		syscall.ENOSPC: "make room", syscall.EDQUOT: "make room",
 		syscall.EACCES: "cannot be written by this user", syscall.EPERM: "cannot be written by this user",
-		syscall.ENOENT: "make folder", syscall.EFBIG: "ulimit",
+		syscall.ENOENT: "make directory", syscall.EFBIG: "ulimit",
 	} {
 		got := explainOpen(&fs.PathError{Op: "open", Path: "x", Err: err}, "/some/folder")
 		if !errors.Is(got, err) || !strings.Contains(got.Error(), want) || !strings.Contains(got.Error(), "/some/folder") {

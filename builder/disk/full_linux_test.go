@@ -56,7 +56,7 @@ func fullAndReadOnly(t *testing.T, dir string) {
 	// Too full from the beginning: said before anything is written.
 	fill(30 << 20)
 	err = write(filepath.Join(small, "i"), false)
-	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "the image needs at least") {
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "too little for the image of at least") {
 		t.Errorf("full before: %v", err)
 	}
 	if left := files(t, small); len(left) > 0 {

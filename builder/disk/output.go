@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // Output is a file that appears under its name only when it is complete.
@@ -20,6 +22,8 @@ type Output struct {
 	force bool
 	temp  string // its name so far; empty: none
 	sync  func() error
+	// begun is how much of the file is being stored.
+	begun int64
 }
 
 // Create opens an output. A file that is there already is an error, now and
@@ -35,7 +39,7 @@ func free(path string, force bool) error {
 	case err != nil:
 		return nil
 	case st.IsDir():
-		return fmt.Errorf("creating %s: it is a folder", path)
+		return fmt.Errorf("creating %s: it is a directory", path)
 	case !st.Mode().IsRegular():
 		return fmt.Errorf("creating %s: it is a device; write a file, then copy or flash that", path)
 	case !force:
@@ -152,7 +156,7 @@ func (o *Output) Commit() error {
 		err = o.commit()
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(o.path))
+		err = file.SyncDir(filepath.Dir(o.path))
 	}
 	if err != nil {
 		o.Discard()
@@ -162,6 +166,16 @@ func (o *Output) Commit() error {
 		return fmt.Errorf("creating %s: %w", o.path, Explain(err, filepath.Dir(o.path)))
 	}
 	return o.File.Close()
+}
+
+// WriteBehind says that the file is complete up to there. What comes slowly can
+// be stored meanwhile: otherwise Commit waits for much of it.
+func (o *Output) WriteBehind(to int64) {
+	const step = 16 << 20
+	if to-o.begun >= step {
+		writeBehind(o.File, o.begun, to-o.begun)
+		o.begun = to
+	}
 }
 
 func (o *Output) commit() error {
@@ -194,20 +208,6 @@ func (o *Output) commit() error {
 	return os.Rename(o.temp, o.path)
 }
 
-// syncDir makes a new name in dir survive a power cut.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil // a folder that may be written and not read
-	}
-	defer d.Close()
-	// Some file systems have no such call for folders.
-	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	return nil
-}
-
 // Discard drops the file. After Commit it does nothing.
 func (o *Output) Discard() {
 	if o.File.Close() == nil && o.temp != "" {
@@ -220,9 +220,9 @@ func (o *Output) Discard() {
 func Explain(err error, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w: folder %s is full; make room or write elsewhere", err, dir)
+		return fmt.Errorf("%w: directory %s is full; make room or write elsewhere", err, dir)
 	case errors.Is(err, syscall.EFBIG):
-		return fmt.Errorf("%w: the file system of folder %s cannot hold files of this size, or a limit (ulimit -f) forbids it; write elsewhere", err, dir)
+		return fmt.Errorf("%w: the file system of directory %s cannot hold files of this size, or a limit (ulimit -f) forbids it; write elsewhere", err, dir)
 	}
 	return err
 }
@@ -235,11 +235,23 @@ func explainOpen(err error, dir string) error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w: folder %s cannot be written by this user; write elsewhere", err, dir)
+		return fmt.Errorf("%w: directory %s cannot be written by this user; write elsewhere", err, dir)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: make folder %s first", err, dir)
+		return fmt.Errorf("%w: make directory %s first", err, dir)
 	}
 	return Explain(err, dir)
+}
+
+// MakeDirectory makes a directory for outputs, unless it is there.
+func MakeDirectory(dir string) error {
+	err := os.MkdirAll(dir, 0o777)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.ENOTDIR):
+		return fmt.Errorf("making directory %s: there is a file of that name: name another directory", dir)
+	}
+	return fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }
 
 // Writable tells, before long work begins, whether a file can be made in dir.
@@ -251,15 +263,15 @@ func Writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// CheckSpace says early that n bytes will not fit.
-func CheckSpace(dir string, n int64) error {
+// CheckSpace says early that n bytes, which are what ("the image"), will not fit.
+func CheckSpace(dir string, n int64, what string) error {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
 		return nil // the writing itself will tell
 	}
 	if free := int64(st.Bavail) * int64(st.Bsize); free < n {
-		return fmt.Errorf("%w: folder %s has %d MiB free and the image needs at least %d MiB; make room or write elsewhere",
-			syscall.ENOSPC, dir, free>>20, (n+1<<20-1)>>20)
+		return fmt.Errorf("%w: directory %s has %d MiB free, too little for %s of at least %d MiB; make room or write elsewhere",
+			syscall.ENOSPC, dir, free>>20, what, (n+1<<20-1)>>20)
 	}
 	return nil
 }

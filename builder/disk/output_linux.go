@@ -34,3 +34,9 @@ func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()
 func (o *Output) release(off, n int64) {
 	_ = unix.Fallocate(int(o.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
+
+// writeBehind has the kernel begin to store some bytes, so that Commit, which
+// waits for all of them, does not find them all still to be stored.
+func writeBehind(f *os.File, off, n int64) {
+	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE)
+}

@@ -1,11 +1,13 @@
 package disk
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
@@ -57,7 +59,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	for _, p := range l.Parts {
 		used += p.Used
 	}
-	if err := CheckSpace(dir, used); err != nil {
+	if err := CheckSpace(dir, used, "the image"); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", path, err)
 	}
 	raw := out
@@ -160,15 +162,8 @@ func (w *writer) write(out *Output) error {
 	if err != nil || slot == nil {
 		return err
 	}
-	// Zeros are left out: they are there already.
-	for off := 0; off < len(slot); off += 64 << 10 {
-		b := slot[off:min(len(slot), off+64<<10)]
-		if isZero(b) {
-			continue
-		}
-		if _, err := w.raw.WriteAt(b, at+int64(off)); err != nil {
-			return err
-		}
+	if err := WriteSparse(w.raw, slot, at); err != nil {
+		return err
 	}
 	w.progress(w.total, w.total)
 	return nil
@@ -245,15 +240,32 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 	off += r.start
 	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
+	if !r.w.opts.Zstd { // then it is not raw that is kept
+		r.w.raw.WriteBehind(off)
+	}
 	r.w.progress(int64(n), r.w.total)
 	return n, err
 }
 
-func isZero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
+// SparseBlock is the least hole that WriteSparse leaves, in bytes.
+const SparseBlock = 64 << 10
+
+// WriteSparse writes b at an offset of what is zero there already: blocks of
+// zeros are left out.
+func WriteSparse(w io.WriterAt, b []byte, at int64) error {
+	for block := range slices.Chunk(b, SparseBlock) {
+		if !IsZero(block) {
+			if _, err := w.WriteAt(block, at); err != nil {
+				return err
+			}
 		}
+		at += SparseBlock
 	}
-	return true
+	return nil
+}
+
+// IsZero reports whether all bytes are zero: the first is, and each is the one
+// before it, which comparing finds out many at a time.
+func IsZero(b []byte) bool {
+	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

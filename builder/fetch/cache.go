@@ -31,10 +31,10 @@ import (
 //	programs/<name>-<start of sha256>  copies of blobs that are run from here
 //	tmp/<session>/   unfinished blobs of one process
 //
-// A session's folder is locked for as long as its process lives; folders
+// A session's directory is locked for as long as its process lives; directories
 // that killed processes left behind are removed by whoever opens the cache
 // next. A blob's modification time is when it was used last, exact to one
-// session: Prune goes by it.
+// session: Prune uses it.
 type Cache struct {
 	dir     string
 	session string
@@ -49,7 +49,7 @@ type Cache struct {
 	rederived sync.Map
 }
 
-// Open makes the cache's folders below dir, where they are missing. Close
+// Open makes the cache's directories below dir, where they are missing. Close
 // gives up what Open took.
 func Open(dir string) (*Cache, error) {
 	c := &Cache{dir: dir, until: context.Background()}
@@ -64,12 +64,12 @@ func Open(dir string) (*Cache, error) {
 	return c, nil
 }
 
-// startedFile lies in a session's folder; its modification time is when the
+// startedFile lies in a session's directory; its modification time is when the
 // session began.
 const startedFile = "started"
 
-// newSession sweeps what dead sessions left and makes a folder for this one.
-// The lock on tmp itself keeps a sweeper from taking a folder for dead that
+// newSession sweeps what dead sessions left and makes a directory for this one.
+// The lock on tmp itself keeps a sweeper from taking a directory for dead that
 // is just being made.
 func (c *Cache) newSession() error {
 	tmp := filepath.Join(c.dir, "tmp")
@@ -114,7 +114,7 @@ func (c *Cache) newSession() error {
 	return nil
 }
 
-// lockDir takes a lock on a folder of the cache itself.
+// lockDir takes a lock on a directory of the cache itself.
 func lockDir(dir string, how int) (func(), error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -132,19 +132,19 @@ func (c *Cache) Close() error {
 	return errors.Join(os.RemoveAll(c.session), c.held.Close())
 }
 
-// DefaultDir is $EDGEBAKE_CACHE, else "edgebake" in the user's cache folder.
+// DefaultDir is $EDGEBAKE_CACHE, else "edgebake" in the user's cache directory.
 func DefaultDir() (string, error) {
 	if d := os.Getenv("EDGEBAKE_CACHE"); d != "" {
 		return d, nil
 	}
 	d, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("finding the cache folder (set EDGEBAKE_CACHE to choose one): %w", err)
+		return "", fmt.Errorf("finding the cache directory (set EDGEBAKE_CACHE to choose one): %w", err)
 	}
 	return filepath.Join(d, "edgebake"), nil
 }
 
-// Dir is the cache's folder.
+// Dir is the cache's directory.
 func (c *Cache) Dir() string { return c.dir }
 
 // BlobPath is where the blob with that SHA-256 (hex) is or would be.
@@ -162,7 +162,7 @@ func (c *Cache) markTime() time.Time {
 // OpenBlob opens a blob for reading.
 func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 	if !c.Has(sha) {
-		return nil, fmt.Errorf("opening cached input %s: it is missing, or was damaged and has been removed: run the build again, which fetches or makes it anew", sha)
+		return nil, fmt.Errorf("opening cached input %s: it is missing, or was damaged and has been removed: run the build again, which fetches or makes it again", sha)
 	}
 	f, err := os.Open(c.BlobPath(sha))
 	if err != nil {
@@ -202,7 +202,7 @@ func (c *Cache) Program(sha, name string) (string, error) {
 // program, whole.
 func programSuffix(sha string) string { return "-" + sha[:12] }
 
-// TempDir makes a scratch folder on the cache's own file system. The caller
+// TempDir makes a scratch directory on the cache's own file system. The caller
 // removes it.
 func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-") }
 
@@ -210,7 +210,7 @@ func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-
 func NoRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // Put stores what r yields. With want set, bytes of any other SHA-256 are
-// refused with a *DigestError and nothing is stored.
+// rejected with a *DigestError and nothing is stored.
 func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, size int64, err error) {
 	f, err := os.CreateTemp(c.session, "blob-")
 	if err != nil {
@@ -328,7 +328,7 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames from to to. A folder that stands there is not ours and would
+// replace renames from to to. A directory that stands there is not ours and would
 // stop every build.
 func replace(from, to string) error {
 	err := os.Rename(from, to)

@@ -20,7 +20,7 @@ import (
 // Download brings the file that any of urls serves into the cache and
 // returns its SHA-256. Mirrors are tried in order; what may be passing (a
 // timeout, a cut connection, 429, 5xx) is tried again, what is not (401, 404,
-// a wrong digest) is not. With sha256 set, other bytes are refused, and what
+// a wrong digest) is not. With sha256 set, other bytes are rejected, and what
 // the cache has is not fetched at all. URLs are http, https and file.
 func Download(ctx context.Context, c *Cache, urls []string, sha256 string, progress func(done, total int64)) (string, error) {
 	d := newDownloader()
@@ -52,7 +52,7 @@ func newDownloader() downloader {
 // errDowngrade says that a server would have us leave https.
 var errDowngrade = errors.New("the server redirects from https to http, where anybody on the way may change what comes: name an https address, or the http one if that is meant")
 
-// StayEncrypted refuses redirects that lead from https to http.
+// StayEncrypted rejects redirects that lead from https to http.
 func StayEncrypted(next http.RoundTripper) http.RoundTripper { return encrypted{next} }
 
 type encrypted struct{ next http.RoundTripper }
@@ -187,7 +187,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 			err = ue.Err
 		}
 		if ne := (*net.DNSError)(nil); errors.As(err, &ne) && ne.IsNotFound {
-			err = fmt.Errorf("%s is not known to the name server; check its spelling, and the network", ne.Name)
+			err = fmt.Errorf("%s is unknown to the name server; check its spelling, and the network", ne.Name)
 		}
 		if errors.Is(err, io.EOF) {
 			err = errors.New("the server closed the connection without an answer")

@@ -253,7 +253,7 @@ func TestSweepSparesTheLiving(t *testing.T) {
 	}
 	open(t, dir)
 	if _, err := os.Stat(scratch); err != nil {
-		t.Errorf("another build's folder was swept: %v", err)
+		t.Errorf("another build's directory was swept: %v", err)
 	}
 }
 
@@ -591,7 +591,7 @@ func TestUnknownHost(t *testing.T) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: r.URL.Hostname(), Server: "192.0.2.53:53", IsNotFound: true}}
 	})}}
 	_, err = d.fetch(t.Context(), c, []string{"https://mirror.example.com/file"}, "", func(int64, int64) {})
-	if want := "fetching https://mirror.example.com/file: mirror.example.com is not known to the name server; check its spelling, and the network"; err == nil || err.Error() != want {
+	if want := "fetching https://mirror.example.com/file: mirror.example.com is unknown to the name server; check its spelling, and the network"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }

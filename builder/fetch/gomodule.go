@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/procgroup"
 	"golang.org/x/mod/modfile"
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
@@ -32,13 +33,13 @@ type GoRecipe struct {
 	LDFlags  string   `json:"ldflags,omitempty"`
 	Arch     string   `json:"arch"` // GOARCH; the system is always linux
 	// StagingReplace is for k8s.io/kubernetes, whose go.mod points the
-	// k8s.io modules it is developed with to folders beside it: they are
+	// k8s.io modules it is developed with to directories beside it: they are
 	// taken in the release that belongs to it, v0.x.y for v1.x.y.
 	StagingReplace bool `json:"stagingReplace,omitempty"`
 }
 
 // KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of
-// a Kubernetes release. Without the version stamp kubeadm refuses to work.
+// a Kubernetes release. Without the version stamp kubeadm does not work.
 func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
@@ -177,15 +178,12 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	cmd := exec.CommandContext(ctx, g.path, args...)
 	cmd.Dir = dir
 	cmd.Env = g.environ()
-	// An interrupt lets go end its compilers; the delay ends a go that
-	// does not listen.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 10 * time.Second
 	var out bytes.Buffer
 	said := &tail{max: 4 << 10}
 	cmd.Stdout = &out
 	cmd.Stderr = io.MultiWriter(g.log, said)
-	err := cmd.Run()
+	// An interrupt lets go remove its work.
+	err := procgroup.Run(cmd, 10*time.Second)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -197,7 +195,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 }
 
 // facts are what decides beside the recipe. They are asked for in a module of
-// our own: that of the caller's folder may want another Go release.
+// our own: that of the caller's directory may want another Go release.
 func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	dir, err := c.TempDir()
 	if err != nil {

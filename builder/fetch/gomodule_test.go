@@ -62,7 +62,7 @@ replace example.com/x  => example.com/fork v1.2.3
 		t.Fatal(err)
 	}
 	if bytes.Contains(got, []byte("k8s.io/api")) {
-		t.Errorf("a folder of another module is replaced without StagingReplace:\n%s", got)
+		t.Errorf("a directory of another module is replaced without StagingReplace:\n%s", got)
 	}
 }
 
@@ -98,7 +98,7 @@ func TestGoBuildWithoutGoSaysSo(t *testing.T) {
 	}
 }
 
-// proxy makes a module proxy in a folder, with one module whose main package
+// proxy makes a module proxy in a directory, with one module whose main package
 // prints the version it was stamped with.
 func proxy(t *testing.T, program string) {
 	t.Helper()
@@ -153,7 +153,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	t.Setenv("GOARCH", "arm64")
 	t.Setenv("CGO_ENABLED", "1")
 	t.Setenv("GODEBUG", "netdns=cgo")
-	// The folder we stand in is a module that wants a Go release of its own.
+	// The directory we stand in is a module that wants a Go release of its own.
 	t.Setenv("GOTOOLCHAIN", "auto")
 	here := t.TempDir()
 	if err := os.WriteFile(filepath.Join(here, "go.mod"), []byte("module here\n\ngo 1.999.0\n"), 0o644); err != nil {

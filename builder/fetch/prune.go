@@ -68,7 +68,7 @@ func (c *Cache) programs() (map[string]int64, error) {
 	return c.sizes("programs")
 }
 
-// sizes are those of a folder's files, by path.
+// sizes are those of a directory's files, by path.
 func (c *Cache) sizes(dir string) (map[string]int64, error) {
 	out := map[string]int64{}
 	err := filepath.WalkDir(filepath.Join(c.dir, dir), func(path string, e fs.DirEntry, err error) error {

@@ -185,7 +185,7 @@ func TestPruneRaces(t *testing.T) {
 }
 
 // TestPruneTakesAllThatBelongsToABlob: what a cache holds is counted whole, and
-// nothing of it stays for ever.
+// nothing of it stays forever.
 func TestPruneTakesAllThatBelongsToABlob(t *testing.T) {
 	dir := t.TempDir()
 	c, err := Open(dir)

@@ -93,7 +93,7 @@ func (c *Cache) admit(sha string) bool {
 			c.drop(sha)
 			return false
 		case err != nil:
-			return false // unreadable; whoever makes it anew says so
+			return false // unreadable; whoever makes it again says so
 		}
 		// What was written meanwhile was not hashed.
 		if now, err := os.Lstat(c.BlobPath(sha)); err != nil || FileState(now) != FileState(fi) {
@@ -132,7 +132,7 @@ func (c *Cache) noted(sha string, fi fs.FileInfo) bool {
 }
 
 // note keeps that the blob, as it is now, has its digest. Without the note it
-// is hashed once more, so failing to write one is no error.
+// is hashed once more, so failing to write one is not an error.
 func (c *Cache) note(sha string) {
 	fi, err := os.Lstat(c.BlobPath(sha))
 	if err != nil {

@@ -68,7 +68,7 @@ func openZstd(r *bufio.Reader) (io.Reader, error) {
 
 // Uncompressed returns the blob that holds sha's bytes uncompressed: sha
 // itself where it is not compressed at all. A few kilobytes can uncompress to
-// any size; what has more than limit bytes is refused.
+// any size; what has more than limit bytes is rejected.
 func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (string, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {

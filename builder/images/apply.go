@@ -202,7 +202,7 @@ func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader,
 // noOwner is (uid_t)-1, by which the kernel means that an owner stays as it is.
 const noOwner = 1<<32 - 1
 
-// checkHeader refuses what the kernel could not hold, or would understand in
+// checkHeader rejects what the kernel could not hold, or would understand in
 // another way than it is written.
 func checkHeader(h *tar.Header) error {
 	for what, id := range map[string]int{"owner": h.Uid, "group": h.Gid} {
@@ -220,7 +220,7 @@ func checkHeader(h *tar.Header) error {
 
 var errHostile = errors.New("path leads out of the image")
 
-// checkName refuses names that would leave the image's root, and those no
+// checkName rejects names that would leave the image's root, and those no
 // file system can hold.
 func checkName(name string) error {
 	if len(name) >= maxPath {
@@ -327,7 +327,7 @@ func (s *snapshot) hide(w whiteout, date time.Time) error {
 		return err
 	}
 	if at.blocked() {
-		return nil // what is no directory here hides all below it already
+		return nil // what is not a directory here hides all below it already
 	}
 	parent, err := s.makeParents(at, date)
 	if err != nil || s.parent == nil { // nothing below to hide
@@ -429,7 +429,7 @@ func (s *snapshot) walk(at *place, p string) error {
 		}
 		var e *entry
 		if d := at.last(); d != nil {
-			e = d.children[name] // none where d is no directory
+			e = d.children[name] // none where d is not a directory
 		}
 		if e == nil || !e.IsSymlink() {
 			at.names, at.entries = append(at.names, name), append(at.entries, e)

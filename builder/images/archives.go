@@ -25,7 +25,7 @@ func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (
 		return nil, fmt.Errorf("preparing image archives: %w", err)
 	}
 	// The layers are uncompressed here too, though only their own blobs are
-	// wanted: the node would refuse one that is not its diffID, too late.
+	// wanted: the node would reject one that is not its diffID, too late.
 	if err := fetchLayers(ctx, c, pinned, &o, true); err != nil {
 		return nil, err
 	}

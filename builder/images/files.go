@@ -26,7 +26,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// bundle is a set of files that holds images: a folder, or a tar.
+// bundle is a set of files that holds images: a directory, or a tar.
 type bundle struct {
 	label string // for messages
 	// file opens a file by its slash-separated name; fs.ErrNotExist where
@@ -38,19 +38,19 @@ type bundle struct {
 func openLayout(dir string) (source, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("OCI layout %s not found: make it, or correct the image's layout, a folder as seen from the Image's file", dir)
+		return nil, fmt.Errorf("OCI layout %s not found: make it, or correct the image's layout, a directory as seen from the Image's file", dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening OCI layout %s: %w", dir, err)
 	}
 	if _, err := root.Stat("index.json"); errors.Is(err, fs.ErrNotExist) {
 		root.Close()
-		return nil, fmt.Errorf("%s is not an OCI layout: it has no index.json; name the folder that has it", dir)
+		return nil, fmt.Errorf("%s is not an OCI layout: it has no index.json; name the directory that has it", dir)
 	}
 	return openOCI(&bundle{
 		label: "OCI layout " + dir,
 		file: func(name string) (io.ReadCloser, error) {
-			// A named pipe would hold the build for ever.
+			// A named pipe would hold the build forever.
 			if fi, err := root.Stat(filepath.FromSlash(name)); err == nil && !fi.Mode().IsRegular() {
 				return nil, fmt.Errorf("%s is not a file", name)
 			}
@@ -71,7 +71,7 @@ func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("archive %s not found: make it, or correct the image's archive, a file as seen from the Image's file", name)
 	case err == nil && fi.IsDir():
-		return nil, fmt.Errorf("image archive %s is a folder; where that is an OCI layout, name it as layout", name)
+		return nil, fmt.Errorf("image archive %s is a directory; where that is an OCI layout, name it as layout", name)
 	case err == nil && !fi.Mode().IsRegular():
 		return nil, fmt.Errorf("image archive %s is not a file; write it to one", name)
 	}
@@ -199,7 +199,7 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 }
 
 // readFile reads a file that a document names. A named pipe would hold the
-// build for ever.
+// build forever.
 func readFile(name string) ([]byte, error) {
 	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a file", name)

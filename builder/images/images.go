@@ -103,7 +103,7 @@ type Pinned struct {
 	Source configs.ContainerImage `json:"source"`
 	// Target is what the name points at: an index or a manifest.
 	Target Descriptor `json:"target"`
-	// Manifest is the one chosen for the platform; Target where that is none.
+	// Manifest is the one chosen for the platform; Target where that is not one.
 	Manifest Descriptor `json:"manifest"`
 	// Direct: the name points at Manifest, since containerd would not find
 	// that through Target.
@@ -194,15 +194,8 @@ func (r Report) Text(what string) string {
 	for _, i := range r.Images {
 		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, humanSize(i.Size), humanSize(i.Shared))
 	}
-	fmt.Fprintf(&b, "%s, %s, %s %s\n", count(len(r.Images), "image"), count(r.Layers, "layer"), humanSize(r.Size), what)
+	fmt.Fprintf(&b, "%s, %s, %s %s\n", configs.Count(len(r.Images), "image"), configs.Count(r.Layers, "layer"), humanSize(r.Size), what)
 	return b.String()
-}
-
-func count(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
 }
 
 func humanSize(n int64) string {
@@ -278,7 +271,7 @@ func KnownContainerd() []string {
 	return []string{"1.7", "2.0", "2.1", "2.2", "2.3", "2.4"}
 }
 
-// CheckContainerd refuses a containerd whose store we do not know. Version
+// CheckContainerd rejects a containerd whose store we do not know. Version
 // may be Debian's ("1.7.24~ds1-6") or carry a "v".
 func CheckContainerd(version string) error {
 	v := strings.TrimPrefix(version, "v")
@@ -286,7 +279,7 @@ func CheckContainerd(version string) error {
 	if len(parts) >= 2 && slices.Contains(KnownContainerd(), parts[0]+"."+leadingDigits(parts[1])) {
 		return nil
 	}
-	return fmt.Errorf("containerd %q: its store is not known to this edgebake, which knows %s; choose one of these versions, or imageStore.mode: import",
+	return fmt.Errorf("containerd %q: its store is unknown to this edgebake, which knows %s; choose one of these versions, or imageStore.mode: import",
 		version, strings.Join(KnownContainerd(), ", "))
 }
 

@@ -436,7 +436,7 @@ func FuzzParseRef(f *testing.F) {
 	})
 }
 
-// FuzzApply feeds damaged layers: they may be refused, never more than that.
+// FuzzApply feeds damaged layers: they may be rejected, never more than that.
 func FuzzApply(f *testing.F) {
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)

@@ -174,7 +174,7 @@ func (l *layerReader) Close() error { return l.un.Close() }
 
 // explain finds out why the blob could not be uncompressed: because it could
 // not be read, because it is not what was promised, or because what was
-// promised is no good.
+// promised is invalid.
 func (d *digestReader) explain(err error) error {
 	if d.err == nil {
 		io.Copy(io.Discard, d) // to the digest at its end

@@ -101,7 +101,7 @@ func FromManifests(dir string, globs []string) ([]Found, error) {
 		if err != nil {
 			errs = append(errs, &GlobError{at, fmt.Errorf("%q: %w", g, err)})
 		} else if len(names) == 0 {
-			errs = append(errs, &GlobError{at, fmt.Errorf("%q: no file matches; correct the pattern, or take it out", g)})
+			errs = append(errs, &GlobError{at, fmt.Errorf("%q: no file matches; correct the pattern, or remove it", g)})
 		}
 		for _, n := range names {
 			if !slices.Contains(files, n) {

@@ -263,7 +263,7 @@ func readStrict(raw []byte, into any) error {
 	return nil
 }
 
-// checkRun finds what runc refuses of every container of the image.
+// checkRun finds what runc rejects of every container of the image.
 func checkRun(c *ocispec.ImageConfig) error {
 	for i, e := range c.Env {
 		if !strings.Contains(e, "=") || strings.Contains(e, "\x00") {

@@ -20,7 +20,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// tarDir packs a folder.
+// tarDir packs a directory.
 func tarDir(t *testing.T, dir string) []byte {
 	t.Helper()
 	var buf bytes.Buffer

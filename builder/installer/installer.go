@@ -173,7 +173,7 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	if ca, err := p.SystemFile("etc/ssl/certs/ca-certificates.crt"); err == nil {
 		put(ondisk.InstallCA, 0o644, ca)
 	}
-	// Without it the firmware cannot be told to start the disk next.
+	// Without it the firmware cannot be set to start the disk next.
 	dir := "usr/lib/modules/" + p.Image.Kernel + "/kernel/"
 	for _, m := range []string{"fs/efivarfs/efivarfs.ko"} {
 		for _, ending := range []string{"", ".xz", ".zst", ".gz"} {

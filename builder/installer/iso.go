@@ -10,20 +10,23 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // isoESP is the EFI system partition as a file of an ISO.
 const isoESP = "esp.img"
 
 // ISO makes an installer as an image for optical drives, as remote consoles of
-// servers have them, at file: UEFI starts the file system of the EFI system
+// servers have them, at to: UEFI starts the file system of the EFI system
 // partition in it (El Torito), and the image lies beside that as a file. On a
 // stick it boots too. xorriso writes it.
-func ISO(ctx context.Context, file string, o Options, progress func(done, total int64)) error {
+func ISO(ctx context.Context, to string, o Options, progress func(done, total int64)) error {
 	if _, err := exec.LookPath("xorriso"); err != nil {
 		return errors.New("making an ISO needs xorriso: apt-get install xorriso")
 	}
@@ -33,6 +36,9 @@ func ISO(ctx context.Context, file string, o Options, progress func(done, total 
 		return err
 	}
 	when := time.Unix(o.Payload.Image.SourceDate, 0).UTC()
+	if err := disk.CheckSpace(filepath.Dir(to), o.Payload.Size()+espSize(ps.esp(o.Payload.Image.Name, when), 512), "the installer"); err != nil {
+		return fmt.Errorf("making the ISO %s: %w", to, err)
+	}
 	tmp, err := os.MkdirTemp("", "edgebake-iso-")
 	if err != nil {
 		return err
@@ -44,12 +50,12 @@ func ISO(ctx context.Context, file string, o Options, progress func(done, total 
 	}
 	esp, image := filepath.Join(content, isoESP), filepath.Join(content, ondisk.InstallImage)
 	if err := writeFAT(esp, ps, o, when); err != nil {
-		return err
+		return inTemp(err)
 	}
 	if err := copyPayload(ctx, image, o, progress); err != nil {
-		return err
+		return inTemp(err)
 	}
-	out, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
+	out, err := os.CreateTemp(filepath.Dir(to), "."+filepath.Base(to)+"-*")
 	if err != nil {
 		return err
 	}
@@ -63,12 +69,26 @@ func ISO(ctx context.Context, file string, o Options, progress func(done, total 
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
 	if said, err := cmd.CombinedOutput(); err != nil {
+		if bytes.Contains(said, []byte("No space left on device")) {
+			return fmt.Errorf("making the ISO %s: %w", to, disk.Explain(syscall.ENOSPC, filepath.Dir(to)))
+		}
 		return fmt.Errorf("making the ISO: xorriso: %w\n%s", err, bytes.TrimSpace(said))
 	}
 	if err := out.Sync(); err != nil {
 		return err
 	}
-	return os.Rename(out.Name(), file)
+	if err := os.Rename(out.Name(), to); err != nil {
+		return err
+	}
+	return file.SyncDir(filepath.Dir(to))
+}
+
+// inTemp says which directory has no room for what an ISO is made of.
+func inTemp(err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", disk.Explain(err, os.TempDir()))
+	}
+	return err
 }
 
 // writeFAT makes the EFI system partition alone.

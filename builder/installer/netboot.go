@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // Netboot makes in dir what UEFI HTTP boot starts: a disk with the EFI system
@@ -22,13 +23,16 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 	if err != nil {
 		return err
 	}
+	boot := ps.esp(o.Payload.Image.Name, time.Unix(o.Payload.Image.SourceDate, 0).UTC())
+	esp := disk.Partition{Label: ondisk.LabelESP, FS: disk.FAT32, Size: espSize(boot, 512), Nodes: boot}
+	if err := disk.CheckSpace(dir, o.Payload.Size()+esp.Size, "the installer"); err != nil {
+		return fmt.Errorf("making the installer: %w", err)
+	}
 	tmp, err := os.MkdirTemp(dir, ".edgebake-netboot-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	boot := ps.esp(o.Payload.Image.Name, time.Unix(o.Payload.Image.SourceDate, 0).UTC())
-	esp := disk.Partition{Label: ondisk.LabelESP, FS: disk.FAT32, Size: espSize(boot, 512), Nodes: boot}
 	// Both parts belong to one another: they are put in place together, and a
 	// boot disk rejects an image that it was not made with.
 	if err := o.write(ctx, filepath.Join(tmp, ondisk.InstallBootImage), 512, func(int64, int64) {}, esp); err != nil {
@@ -46,12 +50,12 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 			return fmt.Errorf("putting %s in place: %w", name, err)
 		}
 	}
-	return nil
+	return file.SyncDir(dir)
 }
 
 // toDisk waits until a file is on the disk.
-func toDisk(file string) error {
-	f, err := os.OpenFile(file, os.O_RDWR, 0)
+func toDisk(name string) error {
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

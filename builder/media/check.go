@@ -143,23 +143,24 @@ func (m *image) serves(s Site) (configs.Problems, error) {
 	return probs, errors.Join(errs...)
 }
 
-// problems holds each Site against the image. They say where they are if what
+// problems checks each Site against the image. They say where they are if what
 // the Site was read from is known.
 func (m *image) problems(s Site) (configs.Problems, error) {
-	if s.Doc == nil && s.Inventory == nil {
-		return node.CheckWants(m.info, node.Wants{Arch: s.Arch, NodeTypes: s.NodeTypes, Organizations: s.Organizations, YurthubArgs: s.YurthubArgs}), nil
-	}
 	files, err := m.system()
 	if err != nil {
 		return nil, err
 	}
-	img := node.Image{Info: m.info, Root: files, Strict: true}
-	if s.Doc != nil {
-		return s.Read.site(node.CheckSite(img, s.Doc, s.Files[ondisk.SlotIgnition])), nil
+	check := func(site *configs.Site) configs.Problems {
+		return node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
 	}
-	probs := make([]configs.Problems, len(s.Inventory.Sites))
-	for i := range s.Inventory.Sites {
-		probs[i] = node.CheckSite(img, &s.Inventory.Sites[i].Site, s.Files[ondisk.SlotIgnition])
+	if s.Doc != nil {
+		return s.Read.site(check(s.Doc)), nil
+	}
+	var probs []configs.Problems
+	if s.Inventory != nil {
+		for i := range s.Inventory.Sites {
+			probs = append(probs, check(&s.Inventory.Sites[i].Site))
+		}
 	}
 	return s.Read.inventory(probs), nil
 }

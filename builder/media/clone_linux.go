@@ -63,6 +63,17 @@ func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	return nil
 }
 
+// sharesBlocks reports whether a copy of src in dir shares its blocks.
+func sharesBlocks(src *os.File, dir string) bool {
+	f, err := os.CreateTemp(dir, ".edgebake-*")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	return unix.IoctlFileClone(int(f.Fd()), int(src.Fd())) == nil
+}
+
 // step is how much is copied between two looks at the context.
 const step = 64 << 20
 

@@ -13,6 +13,8 @@ func allocate(*os.File, int64, int64) error { return nil }
 
 func isHole(*os.File, int64, int64) bool { return false }
 
+func sharesBlocks(*os.File, string) bool { return false }
+
 // clone copies every byte.
 func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if err := dst.Truncate(size); err != nil {

@@ -427,7 +427,7 @@ func (m *image) listBoot(out map[string]Listed) error {
 	})
 }
 
-// textOf is a small file's text, "" where it is none.
+// textOf is a small file's text, "" where it is not one.
 func textOf(b []byte) string {
 	if len(b) > maxText || !utf8.Valid(b) || bytes.IndexByte(b, 0) >= 0 {
 		return ""

@@ -87,6 +87,16 @@ func TestFlashDevice(t *testing.T) {
 			} {
 				disktest.Oracle(t, oracle[0], append(oracle[1:], parts[label])...)
 			}
+			// Not beneath a mount, which would write over it what it remembers.
+			claim, err := os.OpenFile(dev, os.O_RDONLY|os.O_EXCL, 0) // as a mount of a partition does
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = Stamp(t.Context(), dev, site(), StampOptions{Now: now})
+			claim.Close()
+			if err == nil || !strings.Contains(err.Error(), "unmount its partitions first") {
+				t.Errorf("stamped beneath a mount: %v", err)
+			}
 			// Stamped again on the disk, it keeps to its sectors.
 			stamp(t, dev, StampOptions{})
 			disktest.Oracle(t, "fsck.fat", "-n", parts[ondisk.LabelSlot])

@@ -230,6 +230,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, x := range []*medium{m, again} {
+		x.f.Close() // nobody else may have it open
 		stamp(t, x.path(), StampOptions{})
 		if err := Verify(t.Context(), x.path(), nil); err != nil {
 			t.Error(err)
@@ -302,6 +303,85 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 	if _, err := prepare(`"guid":"`+guid, `"guid":"00000000-0000-8000-8000-000000000000`); err == nil || !strings.Contains(err.Error(), "it was built as") {
 		t.Errorf("another image.json: %v", err)
+	}
+}
+
+// TestFlashOfAChangingImage: what decides how the disk is written is read before
+// the first write, and no digest covers that. An image that shows another
+// image.json, boot entry or slot then, and its own while it is written, gives no
+// disk.
+func TestFlashOfAChangingImage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.raw")
+	want := golden(t, path, 4<<20, false)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := disk.PartitionGUID("aa11", ondisk.LabelData)
+	for name, tc := range map[string]struct {
+		first, then string
+		quick       bool
+	}{
+		"as it is":           {"quiet", "quiet", false},
+		"a GUID left out":    {"PARTUUID=" + data, "PARTUUID=" + strings.ToUpper(data), false},
+		"not read back":      {"PARTUUID=" + data, "PARTUUID=" + strings.ToUpper(data), true},
+		"another entry name": {"systemd.mount-extra=PARTUUID=" + data, "systemd.mount-extra=partuuid=" + data[:2] + "\n " + data[4:], false},
+		"another image.json": {`"kubernetes":"v1.36.3"`, `"kubernetes":"v1.36.1"`, false},
+	} {
+		shown := bytes.Replace(b, []byte(tc.first), []byte(tc.then), 1)
+		if tc.first != tc.then && bytes.Equal(shown, b) {
+			t.Fatalf("%s: the image has no %s", name, tc.first)
+		}
+		if err := os.WriteFile(path, shown, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m := blank(t, int64(len(b))+8<<20)
+		f, err := PrepareFlash(path, FlashOptions{Size: m.size, Random: random, SkipVerify: tc.quick})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := f.Write(t.Context(), m)
+		f.Close()
+		if tc.first == tc.then {
+			if err != nil || r.Golden != want.Golden {
+				t.Errorf("%s: %v", name, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), "it is being written to") {
+			t.Errorf("%s: %v", name, err)
+		} else if _, err := Inspect(m.path()); !errors.Is(err, ErrUnfinished) {
+			t.Errorf("%s: the disk can be started: %v", name, err)
+		}
+	}
+}
+
+// TestFlashReadsTheSlotOnce: the slot that was looked at is the one that is
+// written, since no digest covers it.
+func TestFlashReadsTheSlotOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "g.raw")
+	golden(t, path, 4<<20, false)
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := blank(t, fi.Size()+8<<20)
+	f, err := PrepareFlash(path, FlashOptions{Size: m.size, Random: random})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	stamped := path + ".stamped"
+	stamp(t, path, StampOptions{Output: stamped})
+	if said, err := command("cp", stamped, path); err != nil { // which asks for no lock
+		t.Fatalf("%v: %s", err, said)
+	}
+	if _, err := f.Write(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := Inspect(m.path()); err != nil || i.Slot.State != f.State || f.State != SlotGolden {
+		t.Errorf("the slot is %+v, %v; it was said to be %s", i.Slot, err, f.State)
 	}
 }
 
@@ -399,6 +479,12 @@ func TestFlashNotices(t *testing.T) {
 	if err := os.WriteFile(damaged, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	ready, err := PrepareFlash(image, FlashOptions{Size: size + 8<<20, Random: random})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready.Close()
+	entry := ready.edits[0].off // gets the disk's own GUID
 	at := func(n int, err error) func(*medium) {
 		return func(m *medium) {
 			m.ops = func(i int, op func(*os.File) error) error {
@@ -417,6 +503,7 @@ func TestFlashNotices(t *testing.T) {
 		"a byte of ROOT":      {image, func(m *medium) { m.flip = 90 << 20 }, []string{"other bytes than were written", "counterfeit"}},
 		"a byte of a hole":    {image, func(m *medium) { m.flip = 5<<20 + 3<<19 }, []string{"other bytes"}},
 		"a byte of the slot":  {image, func(m *medium) { m.flip = 68<<20 + 1 }, []string{"other bytes"}},
+		"a byte of an entry":  {image, func(m *medium) { m.flip = entry }, []string{"other bytes"}},
 		"a byte between":      {image, func(m *medium) { m.flip = 1 << 20 }, []string{"other bytes"}},
 		"a byte of the table": {image, func(m *medium) { m.flip = 1100 }, []string{"partition table"}},
 		"a byte of its copy":  {image, func(m *medium) { m.flip = m.size - 2000 }, []string{"partition table"}},
@@ -446,6 +533,48 @@ func TestFlashNotices(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a disk that ends early", func(t *testing.T) {
+		m := blank(t, size+8<<20)
+		at(3, syscall.ENOSPC)(m)
+		_, _, err := flashTo(t, image, m, func(o *FlashOptions) { o.Sector = 512 })
+		if err == nil || !strings.Contains(err.Error(), "ends before it says") {
+			t.Error(err)
+		}
+	})
+	t.Run("a damaged image, not read back", func(t *testing.T) {
+		m := blank(t, size+8<<20)
+		_, r, err := flashTo(t, damaged, m, func(o *FlashOptions) { o.SkipVerify = true })
+		if err == nil || !strings.Contains(err.Error(), "is damaged, or has booted") || r != nil {
+			t.Errorf("got %v, %v", r, err)
+		}
+		if _, err := Inspect(m.path()); !errors.Is(err, ErrUnfinished) {
+			t.Errorf("the disk: %v", err)
+		}
+	})
+	t.Run("boot entries that change under it", func(t *testing.T) {
+		changed := filepath.Join(t.TempDir(), "g.raw")
+		golden(t, changed, 4<<20, false)
+		m := blank(t, size+8<<20)
+		f, err := PrepareFlash(changed, FlashOptions{Size: m.size, Random: random})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if len(f.edits) == 0 {
+			t.Fatal("the image's boot entries name no partition")
+		}
+		w, err := os.OpenFile(changed, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if _, err := w.WriteAt([]byte("x"), f.edits[0].off+1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Write(t.Context(), m); err == nil || !strings.Contains(err.Error(), "not those that it had a moment ago") {
+			t.Errorf("got %v", err)
+		}
+	})
 	t.Run("interrupted before", func(t *testing.T) {
 		m := blank(t, size+8<<20)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -512,7 +641,7 @@ func TestFlashRefuses(t *testing.T) {
 	noSlotImage(t, noSlot)
 	m := blank(t, 3*fi.Size())
 	other := site()
-	other.Arch, other.NodeTypes, other.Version = "arm64", []string{"cloud"}, "v9"
+	other.Doc.Arch, other.Doc.NodeType, other.Version = "arm64", "cloud", "v9"
 	for name, tc := range map[string]struct {
 		image  string
 		change func(*FlashOptions)
@@ -562,4 +691,30 @@ func noSlotImage(t *testing.T, path string) {
 func command(name string, args ...string) (string, error) {
 	out, err := osexec.Command(name, args...).CombinedOutput()
 	return string(out), err
+}
+
+// TestTrim: what is cut off is zero, and what is left begins and ends with
+// something else.
+func TestTrim(t *testing.T) {
+	for _, x := range []struct {
+		set    []int64 // bytes that are not zero
+		at, to int64
+	}{
+		{[]int64{0, disk.Align - 1}, 0, disk.Align},
+		{[]int64{grain}, grain, 2 * grain},
+		{[]int64{grain - 1, grain}, 0, 2 * grain},
+		{[]int64{disk.Align - 1}, disk.Align - grain, disk.Align},
+	} {
+		b := make([]byte, disk.Align)
+		for _, i := range x.set {
+			b[i] = 1
+		}
+		at, rest := trim(b)
+		if at != x.at || at+int64(len(rest)) != x.to || len(rest) > 0 && &rest[0] != &b[at] {
+			t.Errorf("%v: %d bytes at %d", x.set, len(rest), at)
+		}
+	}
+	if at, rest := trim(nil); at != 0 || rest != nil {
+		t.Errorf("of nothing: %d bytes at %d", len(rest), at)
+	}
 }

@@ -52,3 +52,43 @@ func stampOnAFullDisk(t *testing.T, dir string) {
 		t.Errorf("with room again: %+v", got)
 	}
 }
+
+// TestStampManyOnASmallDisk: what does not fit is said before anything is made,
+// and what makes room by being replaced counts.
+func TestStampManyOnASmallDisk(t *testing.T) {
+	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampManyOnASmallDisk)
+}
+
+func stampManyOnASmallDisk(t *testing.T, dir string) {
+	image, out := filepath.Join(dir, "g.raw"), filepath.Join(dir, "a", "out")
+	golden(t, image, 1<<20, false)
+	for what, o := range map[string]ManyOptions{"400 images": {}, "400 slots": {Slots: true}} {
+		o.Now = now
+		_, err := StampMany(t.Context(), image, named(400), out, o)
+		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "too little for "+what+" of at least") ||
+			!strings.Contains(err.Error(), "directory "+dir+" has ") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+			t.Errorf("%s: %v, %v", what, entries, err)
+		}
+	}
+	o := ManyOptions{StampOptions: StampOptions{Now: now, Force: true}, Slots: true}
+	for range 2 { // the second time there is room for few more
+		if _, err := StampMany(t.Context(), image, named(50), out, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ballast, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ballast.Close()
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 4096))
+	}
+	_, err = Stamp(t.Context(), image, site(), StampOptions{Now: now, Output: filepath.Join(dir, "one.raw")})
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "too little for the image of at least") {
+		t.Errorf("one copy on a full disk: %v", err)
+	}
+}

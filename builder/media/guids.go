@@ -1,8 +1,10 @@
 package media
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"strings"
 
@@ -13,15 +15,27 @@ import (
 
 // All copies of an image have the GUIDs that were built into it. A disk that
 // was flashed has its own: a random one, and for each partition one that
-// follows from it. The boot entries on the ESP, which alone name partitions
+// follows from it. The boot entries on the ESP (for boards without UEFI the
+// kernel's command line there), which alone name partitions
 // (docs/decisions/0014), are changed with them, in place, since a GUID is as
 // long as another. The golden digest is that of the entries as they were
 // built; what was built is known from image.json, so both ways lead back.
 
-// edit replaces bytes of the disk.
+// edit replaces bytes of the disk by as many others.
 type edit struct {
 	off int64
 	b   []byte
+	was []byte // nil: whatever was there
+}
+
+// overlap returns the part of an edit that falls into b, the bytes of the disk
+// at off: those bytes, and where it begins and ends in the edit.
+func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
+	begin, end := max(e.off, off), min(e.off+int64(len(e.b)), off+int64(len(b)))
+	if begin >= end {
+		return nil, 0, 0
+	}
+	return b[begin-off : end-off], begin - e.off, end - e.off
 }
 
 // apply carries out what falls into b, the bytes of the disk at off, and
@@ -29,13 +43,32 @@ type edit struct {
 func apply(edits []edit, b []byte, off int64) bool {
 	did := false
 	for _, e := range edits {
-		from, to := max(e.off, off), min(e.off+int64(len(e.b)), off+int64(len(b)))
-		if from < to {
-			copy(b[from-off:to-off], e.b[from-e.off:])
+		if in, from, to := e.overlap(b, off); in != nil {
+			copy(in, e.b[from:to])
 			did = true
 		}
 	}
 	return did
+}
+
+// undone is the edits that take edits back.
+func undone(edits []edit) []edit {
+	out := make([]edit, len(edits))
+	for i, e := range edits {
+		out[i] = edit{off: e.off, b: e.was, was: e.b}
+	}
+	return out
+}
+
+// replaces reports whether b, the bytes of the disk at off, has what the edits
+// are to replace there.
+func replaces(edits []edit, b []byte, off int64) bool {
+	for _, e := range edits {
+		if in, from, to := e.overlap(b, off); in != nil && !bytes.Equal(in, e.was[from:to]) {
+			return false
+		}
+	}
+	return true
 }
 
 // builtGUID is the GUID that a partition was built with.
@@ -85,16 +118,12 @@ func (m *image) rename(guids map[string]string) (edits []edit, named bool, err e
 	if err != nil {
 		return nil, false, err
 	}
-	entries, err := fsys.ReadDir(entriesDir)
-	if err != nil {
-		return nil, false, nil // another boot chain
-	}
 	root := m.builtGUID(ondisk.LabelRootA)
-	for _, e := range entries {
-		if e.Dir {
-			continue
-		}
-		name := path.Join(entriesDir, e.Name())
+	names, err := bootEntries(fsys)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, name := range names {
 		text, err := fsys.ReadFile(name)
 		if err != nil {
 			return nil, false, fmt.Errorf("reading %s: %w", name, err)
@@ -113,7 +142,7 @@ func (m *image) rename(guids map[string]string) (edits []edit, named bool, err e
 					break
 				}
 				at += i
-				edits = append(edits, place(extents, esp.Start, int64(at), to)...)
+				edits = append(edits, place(extents, esp.Start, int64(at), from, to)...)
 				named = named || from == root || to == root
 			}
 		}
@@ -121,16 +150,50 @@ func (m *image) rename(guids map[string]string) (edits []edit, named bool, err e
 	return edits, named, nil
 }
 
-// place says where on the disk the bytes at an offset of a file are.
-func place(extents []fat.Extent, start, at int64, text string) (out []edit) {
+// bootEntries are the files that name partitions: systemd-boot's, and the command
+// line of each system where a board's own firmware reads it. None: another boot
+// chain.
+func bootEntries(esp *fat.Reader) ([]string, error) {
+	var names []string
+	entries, err := esp.ReadDir(entriesDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("reading %s: %w", entriesDir, err)
+	}
+	for _, e := range entries {
+		if !e.Dir {
+			names = append(names, path.Join(entriesDir, e.Name()))
+		}
+	}
+	dir := path.Dir(ondisk.ESPImageInfo)
+	systems, err := esp.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("reading %s: %w", dir, err)
+	}
+	for _, s := range systems {
+		if !s.Dir {
+			continue
+		}
+		name := path.Join(dir, s.Name(), ondisk.ESPPiCommandLine)
+		if _, err := esp.Stat(name); err == nil {
+			names = append(names, name)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("reading %s: %w", name, err)
+		}
+	}
+	return names, nil
+}
+
+// place says where on the disk the bytes at an offset of a file are, which
+// become text.
+func place(extents []fat.Extent, start, at int64, was, text string) (out []edit) {
 	for _, x := range extents {
 		if at >= x.Len {
 			at -= x.Len
 			continue
 		}
 		n := min(x.Len-at, int64(len(text)))
-		out = append(out, edit{start + x.Off + at, []byte(text[:n])})
-		if text = text[n:]; text == "" {
+		out = append(out, edit{start + x.Off + at, []byte(text[:n]), []byte(was[:n])})
+		if was, text = was[n:], text[n:]; text == "" {
 			break
 		}
 		at = 0

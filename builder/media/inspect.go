@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -151,29 +152,34 @@ func (m *image) slot(i *Info) error {
 	if err != nil {
 		return err
 	}
-	c, err := slot.Read(m.section(p))
+	i.Slot = slotState(m.section(p))
+	return nil
+}
+
+// slotState tells what a slot holds.
+func slotState(r io.ReaderAt) (s SlotState) {
+	c, err := slot.Read(r)
 	switch {
 	case errors.Is(err, slot.ErrNoSite):
-		i.Slot.State = SlotGolden
+		s.State = SlotGolden
 	case err != nil:
-		i.Slot = SlotState{State: SlotDamaged, Error: err.Error()}
-		return nil
+		return SlotState{State: SlotDamaged, Error: err.Error()}
 	case c.Files[ondisk.SlotInventory] != nil:
-		i.Slot.State = SlotInventory
+		s.State = SlotInventory
 	default:
-		i.Slot.State = SlotSite
-		i.Slot.Site = summary(c.Files[ondisk.SlotSite])
+		s.State = SlotSite
+		s.Site = summary(c.Files[ondisk.SlotSite])
 	}
-	i.Slot.Golden, i.Slot.Report = c.Info.Golden, string(c.Report.Text)
-	i.Slot.Signed = c.Info.Signature != ""
+	s.Golden, s.Report = c.Info.Golden, string(c.Report.Text)
+	s.Signed = c.Info.Signature != ""
 	if c.Info.Stamped > 0 {
-		i.Slot.Stamped = time.Unix(c.Info.Stamped, 0).UTC()
+		s.Stamped = time.Unix(c.Info.Stamped, 0).UTC()
 	}
 	for name, b := range c.Files {
-		i.Slot.Files = append(i.Slot.Files, File{name, int64(len(b))})
+		s.Files = append(s.Files, File{name, int64(len(b))})
 	}
-	slices.SortFunc(i.Slot.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	return nil
+	slices.SortFunc(s.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	return s
 }
 
 // summary reads what a person may see of a site; nil where it cannot be read,

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
@@ -65,6 +66,9 @@ func (p *Payload) Close() { p.f.Close() }
 // take puts the slot into the compressed file.
 func (p *Payload) take() error {
 	m := p.f.m
+	if boards := p.Image.Boards; len(boards) > 0 {
+		return fmt.Errorf("it is for %s, whose firmware starts no installer: write it to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
+	}
 	if m.z == nil {
 		return errors.New("it is not compressed, and an installer carries it as it is: name the image NAME.raw.zst when it is built, or compress it with edgebake build --output NAME.raw.zst")
 	}
@@ -72,16 +76,12 @@ func (p *Payload) take() error {
 	if err != nil {
 		return err
 	}
-	img := p.f.slot
-	if img == nil {
-		img = make([]byte, part.Size)
-		if _, err := m.ReadAt(img, part.Start); err != nil {
+	if p.f.o.Site != nil {
+		if p.patches, err = m.slotEdits(part, p.f.slot); err != nil {
 			return err
 		}
-	} else if p.patches, err = m.slotEdits(part, img); err != nil {
-		return err
 	}
-	sum := sha256.Sum256(img)
+	sum := sha256.Sum256(p.f.slot)
 	p.SlotSum = hex.EncodeToString(sum[:])
 	return nil
 }
@@ -97,7 +97,7 @@ func (m *image) slotEdits(p gpt.Partition, img []byte) ([]edit, error) {
 type editor struct{ edits []edit }
 
 func (w *editor) WriteAt(b []byte, off int64) (int, error) {
-	w.edits = append(w.edits, edit{off, bytes.Clone(b)})
+	w.edits = append(w.edits, edit{off: off, b: bytes.Clone(b)})
 	return len(b), nil
 }
 
@@ -105,6 +105,9 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 // is to be found at the desk, not in front of the machine.
 func (p *Payload) Verify(ctx context.Context, progress func(done, total int64)) error {
 	got, err := disk.Digests(ctx, disk.Source{Read: p.f.m.chunk, Progress: progress}, p.f.m.parts())
+	if err != nil && ctx.Err() == nil {
+		err = unreadable(err)
+	}
 	if err == nil && got.Golden != p.Slot.Golden {
 		err = fmt.Errorf("%w: it is damaged, or has booted; copy or build it again", notAsBuilt(got, p.Slot))
 	}
@@ -167,7 +170,7 @@ func (p *Payload) openSystem() (*ext4.Reader, error) {
 	return r, nil
 }
 
-// PrepareInstaller readies a raw disk that is no image of edgebake's, an
+// PrepareInstaller readies a raw disk that is not an image of edgebake's, an
 // installer, to be written to a stick as Flash writes an image: verified, and
 // unfinished or whole at any time.
 func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {

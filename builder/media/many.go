@@ -1,12 +1,12 @@
 package media
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/disk"
@@ -39,7 +39,7 @@ func (g *Golden) Close() { g.m.close() }
 func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
 
 // Slot is the slot's bytes (ondisk.SlotSize) with a site or an inventory in it,
-// as stamping writes them. What the image cannot serve is refused.
+// as stamping writes them. What the image cannot serve is rejected.
 func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
 	_, img, err := g.m.slotOf(s, o)
 	if err != nil {
@@ -65,11 +65,15 @@ type ManyOptions struct {
 	Done func(path string)
 }
 
-// maxShown bounds the list of sites that are refused.
-const maxShown = 20
+// maxShown bounds the list of sites that are rejected, maxExist that of files
+// that are there already.
+const (
+	maxShown = 20
+	maxExist = 3
+)
 
 // StampMany stamps each site onto a copy of the image, DIR/NAME.raw[.zst], or
-// writes its slot, DIR/NAME.slot. Everything that can be refused is refused for
+// writes its slot, DIR/NAME.slot. Everything that can be rejected is rejected for
 // all of them, before anything is written.
 func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
 	m, err := open(path, os.O_RDONLY)
@@ -85,7 +89,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		ending = "." + m.format
 	}
 	outputs := make([]string, len(sites))
-	var errs []error
+	var errs, exist []error
 	probs := make([]configs.Problems, len(sites))
 	for i, s := range sites {
 		outputs[i] = filepath.Join(dir, s.Name+ending)
@@ -93,9 +97,13 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		if probs[i], err = m.serves(s.Site); err != nil {
 			errs = append(errs, fmt.Errorf("site %s: %w", s.Name, err))
 		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
-			errs = append(errs, fmt.Errorf("site %s: %s exists: choose another folder, or --force to replace it", s.Name, outputs[i]))
+			exist = append(exist, fmt.Errorf("site %s: %s exists: choose another directory, or --force to replace it", s.Name, outputs[i]))
 		}
 	}
+	if n := len(exist); n > maxExist {
+		exist = []error{fmt.Errorf("directory %s has the files of %d of the %d sites already: choose another directory, or --force to replace them", dir, n, len(sites))}
+	}
+	errs = append(errs, exist...)
 	if n := len(errs); n > maxShown {
 		errs = append(errs[:maxShown], fmt.Errorf("%d more sites have problems", n-maxShown))
 	}
@@ -109,8 +117,11 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if len(errs) > 0 {
 		return nil, m.stamping(errors.Join(errs...))
 	}
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, fmt.Errorf("stamping image %s: %w", path, err)
+	if err := m.roomForAll(sites, outputs, o); err != nil {
+		return nil, m.stamping(err)
+	}
+	if err := disk.MakeDirectory(dir); err != nil {
+		return nil, m.stamping(err)
 	}
 	var mu sync.Mutex
 	var complete []string
@@ -132,6 +143,25 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		return complete, fmt.Errorf("%w (%d of %d are complete)", err, len(complete), len(sites))
 	}
 	return outputs, nil
+}
+
+// roomForAll says early that what StampMany makes does not fit. Slots differ by
+// what stands in their Sites, and are taken to be as large as the first.
+func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
+	if !o.Slots {
+		return m.roomForCopies(outputs, false)
+	}
+	_, img, err := m.slotOf(sites[0].Site, o.StampOptions)
+	if err != nil {
+		return fmt.Errorf("site %s: %w", sites[0].Name, err)
+	}
+	var each int64
+	for b := range slices.Chunk(img, disk.SparseBlock) {
+		if !disk.IsZero(b) {
+			each += disk.SparseBlock
+		}
+	}
+	return checkRoom(outputs, each, "slot")
 }
 
 // stampOne writes what StampMany makes of one site.
@@ -167,21 +197,10 @@ func writeSlotFile(path string, img []byte, force bool) error {
 }
 
 func writeSparse(f *os.File, img []byte) error {
-	const block = 64 << 10
 	if err := f.Truncate(int64(len(img))); err != nil {
 		return err
 	}
-	var zero [block]byte
-	for off := 0; off < len(img); off += block {
-		b := img[off:min(off+block, len(img))]
-		if bytes.Equal(b, zero[:len(b)]) {
-			continue
-		}
-		if _, err := f.WriteAt(b, int64(off)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return disk.WriteSparse(f, img, 0)
 }
 
 // ReadSlotFile reads what StampMany wrote as a slot. One without a site is an

@@ -5,7 +5,7 @@
 // Stamping replaces the slot and nothing else. In a compressed image the
 // slot's frames are stored raw, so the new ones take exactly their place.
 // What an image can serve stands in image.json on its EFI system partition;
-// a site that it cannot serve is refused before anything is written.
+// a site that it cannot serve is rejected before anything is written.
 package media
 
 import (
@@ -19,16 +19,18 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/fat"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ErrNotOurs says that a file is no image of edgebake's, or not all of one.
+// ErrNotOurs says that a file is not an image of edgebake's, or not all of one.
 var ErrNotOurs = errors.New("not an edgebake image")
 
 // Formats of an image.
@@ -39,7 +41,7 @@ const (
 
 // image is an open image.
 type image struct {
-	f      *os.File    // nil where the image is no file of this computer
+	f      *os.File    // nil where the image is not a file of this computer
 	src    io.ReaderAt // f, or what stands for it
 	path   string
 	format string
@@ -48,7 +50,9 @@ type image struct {
 	z      *seekable.Reader
 	table  *gpt.Table
 	info   ondisk.ImageInfo
-	device bool
+	// infoText is image.json, from which info was read.
+	infoText []byte
+	device   bool
 	// system opens the files that sites are held against, once.
 	system func() (node.Root, error)
 	// edits are made in what is read.
@@ -59,7 +63,15 @@ type image struct {
 
 // open opens an image and reads what it says of itself.
 func open(path string, flag int) (*image, error) {
+	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
+		// Of a device O_EXCL means that nobody else claims it: whoever has a
+		// partition mounted would write what it remembers of it over the slot.
+		flag |= os.O_EXCL
+	}
 	f, err := os.OpenFile(path, flag, 0)
+	if errors.Is(err, syscall.EBUSY) {
+		return nil, fmt.Errorf("opening the image: %w: another program or a mount uses the device: unmount its partitions first", err)
+	}
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) && flag != os.O_RDONLY {
 			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or have a copy stamped (--output)", err)
@@ -154,12 +166,33 @@ func (m *image) readDisk() error {
 	m.table, err = gpt.Read(m, m.size)
 	if cut := (*gpt.TruncatedError)(nil); errors.As(err, &cut) && ours(m) != nil {
 		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", cut.Size, cut.Disk)}
+	} else if what := m.relative(); err != nil && what != "" {
+		return fmt.Errorf("%w: it is %s", ErrNotOurs, what)
 	} else if errors.Is(err, gpt.ErrNoTable) {
 		return fmt.Errorf("%w: %w; name one that edgebake build made", ErrNotOurs, err)
 	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotOurs, err)
 	}
 	return nil
+}
+
+// relative names what edgebake makes and is no disk: people have it in the same
+// directory.
+func (m *image) relative() string {
+	if m.size == ondisk.SlotSize {
+		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
+			return "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
+		}
+	}
+	const volume = 32 << 10 // where an ISO 9660 file system begins
+	head := make([]byte, 64)
+	if _, err := m.ReadAt(head, volume); err != nil || string(head[1:6]) != "CD001" {
+		return ""
+	}
+	if strings.HasPrefix(string(head[40:]), "EDGEBAKE_") {
+		return "an installer (edgebake installer --iso), which carries one"
+	}
+	return "an ISO image"
 }
 
 // partError is about an image of ours that is not whole.
@@ -200,7 +233,7 @@ func (m *image) measure() error {
 		return err
 	}
 	if st.IsDir() {
-		return fmt.Errorf("%w: it is a folder", ErrNotOurs)
+		return fmt.Errorf("%w: it is a directory", ErrNotOurs)
 	}
 	m.device = st.Mode()&fs.ModeDevice != 0
 	// A block device has no size but an end.
@@ -252,11 +285,11 @@ func (m *image) readInfo() error {
 	if slot.Size != ondisk.SlotSize || slot.Start%disk.Align != 0 {
 		return fmt.Errorf("%w: its partition %s has %d bytes at %d", ErrNotOurs, ondisk.LabelSlot, slot.Size, slot.Start)
 	}
-	b, err := m.espFile(ondisk.ESPImageInfo)
+	m.infoText, err = m.espFile(ondisk.ESPImageInfo)
 	if err != nil {
 		return fmt.Errorf("%w: %w; it is damaged, copy or build it again", ErrNotOurs, err)
 	}
-	if err := json.Unmarshal(b, &m.info); err != nil {
+	if err := json.Unmarshal(m.infoText, &m.info); err != nil {
 		return fmt.Errorf("its %s is damaged: %w: copy or build the image again", ondisk.ESPImageInfo, err)
 	}
 	if m.info.Version != ondisk.ImageInfoVersion {

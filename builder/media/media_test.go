@@ -18,9 +18,11 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
+	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
@@ -101,10 +103,25 @@ func goldenFor(t testing.TB, path string, data int64, zstd bool, sector int64, r
 
 const token = "abcdef.0123456789abcdef"
 
+const siteText = `apiVersion: edgebake.io/v1alpha1
+kind: Site
+nodeType: edge
+nodePool: shops
+arch: amd64
+masters: ["192.0.2.11:6443"]
+unsafeSkipCAVerification: true
+credentials: {token: ` + token + `}
+`
+
 func site() Site {
+	doc, err := configs.ParseSite("site.yaml", []byte(siteText))
+	if err != nil {
+		panic(err)
+	}
 	return Site{
-		Files:   map[string][]byte{"site.yaml": []byte("token: " + token + "\n"), "files/motd": []byte("hello")},
-		Version: "v1alpha1", NodeTypes: []string{"edge"}, Arch: "amd64",
+		Doc:     doc,
+		Files:   map[string][]byte{"site.yaml": []byte(siteText), "files/motd": []byte("hello")},
+		Version: "v1alpha1",
 	}
 }
 
@@ -242,9 +259,9 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 		want   []string
 	}{
 		"everything": {func(s *Site) {
-			s.Arch, s.NodeTypes, s.Version = "arm64", []string{"edge", "cloud"}, "v2"
+			s.Doc.Arch, s.Doc.NodeType, s.Version = "arm64", "cloud", "v2"
 		}, []string{"the site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
-		"organizations": {func(s *Site) { s.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
+		"organizations": {func(s *Site) { s.Doc.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
 		"none":          {func(s *Site) { s.Files = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
 		"both":          {func(s *Site) { s.Files["inventory.yaml"] = nil }, []string{"are both there"}},
 		"odd file":      {func(s *Site) { s.Files["x"] = nil }, []string{"x has no place"}},
@@ -291,7 +308,8 @@ func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"edge"}, SiteVersions: []string{"v1alpha1"}, Yurthub: tc.yurthub}}
 			s := site()
-			s.YurthubArgs = []string{"--v=4", "--pool-scope-resources=services"}
+			m.system = func() (node.Root, error) { return nil, nil }
+			s.Doc.Yurthub.ExtraArgs = []string{"--v=4", "--pool-scope-resources=services"}
 			got := ""
 			probs, err := m.serves(s)
 			if err := errors.Join(err, probs.Err()); err != nil {
@@ -398,7 +416,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			}
 		}
 	})
-	t.Run("folder", func(t *testing.T) {
+	t.Run("directory", func(t *testing.T) {
 		if _, err := Inspect(t.TempDir()); !errors.Is(err, ErrNotOurs) {
 			t.Errorf("got %v", err)
 		}
@@ -711,7 +729,7 @@ func TestStampDate(t *testing.T) {
 	}
 }
 
-// FuzzSBOM: what an image says of its packages can be read or is refused.
+// FuzzSBOM: what an image says of its packages can be read or is rejected.
 func FuzzSBOM(f *testing.F) {
 	f.Add([]byte(`{"packages": [{"name": "b", "versionInfo": "2"}, {"name": "a", "versionInfo": "1"}, {"versionInfo": "3"}]}`))
 	f.Add([]byte(`{"packages": {"name": "a"}}`))

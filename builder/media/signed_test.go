@@ -125,7 +125,7 @@ func TestWhatNoDigestCovers(t *testing.T) {
 		{"one in other letters", into(dir("efi"), inline("efi/x", nil)), `"efi"`, true},
 		{"boot entries in the slot", into(dir("loader"), dir("loader/entries"), inline("loader/entries/z.conf", []byte("linux /x"))), `"loader"`, true},
 		{"a script of the shell", into(inline("startup.nsh", []byte("fs1:x"))), `"startup.nsh"`, true},
-		{"a folder with a file's name", into(dir("site.yaml"), inline("site.yaml/x", nil)), `"site.yaml"`, true},
+		{"a directory with a file's name", into(dir("site.yaml"), inline("site.yaml/x", nil)), `"site.yaml"`, true},
 		{"what systems leave", into(dir("System Volume Information"), inline(".DS_Store", nil), inline("._site.yaml", nil)), "", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

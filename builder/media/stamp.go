@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,15 +17,15 @@ import (
 	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 // Site is what is to be stamped, encoded for the slot, and what it needs of
 // the image.
 type Site struct {
-	// Doc is the Site itself, or Inventory the many in one slot: they are held
-	// against the image and its files too. Without both, the fields below say
-	// what is asked of the image.
+	// Doc is the Site itself, or Inventory the many in one slot: they are checked
+	// against the image and its files.
 	Doc       *configs.Site
 	Inventory *configs.Inventory
 	// Read is what Doc or Inventory was read from.
@@ -33,14 +34,6 @@ type Site struct {
 	Files map[string][]byte
 	// Version of the document: "v1alpha1".
 	Version string
-	// NodeTypes that the site asks for.
-	NodeTypes []string
-	// Organizations that yurthub shall ask its certificate for.
-	Organizations []string
-	// YurthubArgs are the Site's further arguments of yurthub.
-	YurthubArgs []string
-	// Arch, where set, is the architecture the machine must have.
-	Arch string
 }
 
 // Read are the documents of a Site as they were read, so that errors say where.
@@ -107,7 +100,10 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 		if err := m.hide(); err != nil {
 			return nil, fmt.Errorf("stamping image %s: %w", path, err)
 		}
-		if err := m.put(m.f, p, img); err != nil {
+		if err := m.put(window{m.f, p.Start, true}, p, img); err != nil {
+			if m.device && errors.Is(err, fs.ErrPermission) {
+				err = fmt.Errorf("%w: it is read-only: look for a write-protect switch", err)
+			}
 			return nil, fmt.Errorf("stamping image %s: %w", path, disk.Explain(err, filepath.Dir(path)))
 		}
 		return result, nil
@@ -175,11 +171,11 @@ func (m *image) hide() error {
 	if m.device {
 		return nil
 	}
-	st, err := m.f.Stat()
-	if err != nil || st.Mode().Perm()&0o077 == 0 {
-		return err
-	}
-	if err := m.f.Chmod(st.Mode().Perm() &^ 0o077); err != nil {
+	err := file.Hide(m.f)
+	switch {
+	case errors.Is(err, file.ErrOpen):
+		return fmt.Errorf("%w, or stamp a copy (--output)", err)
+	case err != nil:
 		return fmt.Errorf("others may read the file, which will hold the site's secrets, and this user may not change that (%w): have its owner run chmod 600, or stamp a copy (--output)", err)
 	}
 	return nil
@@ -212,12 +208,15 @@ func (m *image) reads(version string) error {
 	return fmt.Errorf("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), version)
 }
 
-// put writes the slot into f, which has the image's format.
-func (m *image) put(f *os.File, p gpt.Partition, img []byte) error {
+// put writes the slot into a file, which has the image's format.
+func (m *image) put(w window, p gpt.Partition, img []byte) error {
 	if m.z == nil {
-		return slot.WriteWhole(window{f, p.Start, m.device}, img)
+		return slot.WriteWhole(w, img)
 	}
-	return m.putFrames(f, p, img)
+	if err := m.putFrames(w.f, p, img); err != nil {
+		return err
+	}
+	return w.Sync()
 }
 
 // putFrames puts the slot's frames in the place of those of a compressed image.
@@ -248,17 +247,17 @@ func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// window is the slot's place in a file or device.
+// window is the slot's place in a file or device. In place each step is stored
+// before the next begins: a power cut leaves the old Site, the new one, or a slot
+// that says it is damaged. A new file is stored when it gets its name.
 type window struct {
 	f    *os.File
 	off  int64
-	sync bool
+	sync bool // in place
 }
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
 
-// Sync waits for a device only. A file's pages survive everything but a
-// crash of the computer, and syncing a fresh image would take seconds.
 func (w window) Sync() error {
 	if !w.sync {
 		return nil
@@ -272,6 +271,9 @@ func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
 		return fmt.Errorf("stamping image %s: %s would have to be compressed: name an output that does not end in .zst, or build the image compressed", m.path, o.Output)
 	}
+	if err := m.roomForCopies([]string{o.Output}, unpack); err != nil {
+		return m.stamping(err)
+	}
 	out, err := disk.Create(o.Output, 0o600, o.Force)
 	if err != nil {
 		return err
@@ -283,7 +285,7 @@ func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 		}
 	} else {
 		if err = clone(ctx, out.File, m.f, m.stored); err == nil {
-			err = m.put(out.File, p, img)
+			err = m.put(window{out.File, p.Start, false}, p, img)
 		}
 	}
 	if err != nil {

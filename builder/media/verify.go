@@ -30,18 +30,24 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 		return err
 	}
 	defer g.Close()
-	return g.Verify(ctx, progress)
+	return g.Verify(ctx, progress, nil)
 }
 
-// Verify is Verify of an open image.
-func (g *Golden) Verify(ctx context.Context, progress func(done, total int64)) error {
+// Verify is Verify of an open image. Until spare is closed, where it is set, one
+// processor is left to others.
+func (g *Golden) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
 	return g.m.verify(ctx, func(ctx context.Context) (disk.Digest, error) {
-		d, err := disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress}, g.m.parts())
+		d, err := disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress, Spare: spare}, g.m.parts())
 		if err != nil && ctx.Err() == nil {
-			err = fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
+			err = unreadable(err)
 		}
 		return d, err
 	})
+}
+
+// unreadable says what an image is whose bytes cannot be decompressed.
+func unreadable(err error) error {
+	return fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
 }
 
 // verify checks the image, whose digests digest computes.
@@ -99,7 +105,7 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	}
 	where := ""
 	switch len(differ) {
-	case 0: // an image of before, or the digests themselves were damaged
+	case 0: // an older image, or the digests themselves were damaged
 	case 1:
 		where = "partition " + differ[0] + " is not as it was built: "
 	default:

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,8 +15,11 @@ const LockVersion = 1
 
 // Lock is the file beside the Image document that pins every input.
 type Lock struct {
-	Version int              `json:"version"`
-	Inputs  map[string]Input `json:"inputs"`
+	Version int `json:"version"`
+	// Arch is the architecture of the image; empty in locks older than
+	// more than one, amd64's.
+	Arch   string           `json:"arch,omitempty"`
+	Inputs map[string]Input `json:"inputs"`
 	// RootRoom is the largest root file system that every machine takes as an
 	// update, if it was flashed with an image built with this lock; 0: not
 	// known.
@@ -32,8 +36,11 @@ func (l *Lock) NarrowRoom(room int64) {
 
 // Lock of a plan whose inputs all have their digest.
 func (p *Plan) Lock() *Lock {
-	return &Lock{Version: LockVersion, Inputs: maps.Clone(p.Inputs)}
+	return &Lock{Version: LockVersion, Arch: p.Arch, Inputs: maps.Clone(p.Inputs)}
 }
+
+// For reports whether the lock is of an image for that architecture.
+func (l *Lock) For(arch string) bool { return cmp.Or(l.Arch, "amd64") == arch }
 
 // Encode is the form the file has.
 func (l *Lock) Encode() ([]byte, error) { return encode(l) }
@@ -47,7 +54,7 @@ func DecodeLock(data []byte) (*Lock, error) {
 		return nil, fmt.Errorf("reading the lock: %w; remove the file to make a new one", err)
 	}
 	if l.Version != LockVersion {
-		return nil, fmt.Errorf("reading the lock: version %d is not known to this edgebake, which reads %d", l.Version, LockVersion)
+		return nil, fmt.Errorf("reading the lock: version %d is unknown to this edgebake, which reads %d", l.Version, LockVersion)
 	}
 	return &l, nil
 }
@@ -82,6 +89,9 @@ func compact(raw json.RawMessage) string {
 // does not have, has otherwise, or has in excess.
 func (l *Lock) Check(p *Plan) error {
 	var errs []error
+	if !l.For(p.Arch) {
+		errs = append(errs, fmt.Errorf("the lock is of an image for another architecture than %s", p.Arch))
+	}
 	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
 		in := p.Inputs[name]
 		old, ok := l.Inputs[name]

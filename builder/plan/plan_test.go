@@ -34,9 +34,9 @@ func id(t *testing.T, p *Plan) string {
 func TestIDFollowsBytes(t *testing.T) {
 	first := id(t, sample())
 	same := map[string]func(*Plan){
-		"another mirror": func(p *Plan) { p.Inputs["kubelet"] = Input{Fetch: []string{"https://two.test/kubelet"}, SHA256: "bb"} },
-		"another folder": func(p *Plan) { p.Inputs["ctr"] = Input{File: "/else/ctr", SHA256: "cc"} },
-		"another recipe": func(p *Plan) { p.Inputs["base"] = Input{Make: "oci", SHA256: "aa"} },
+		"another mirror":    func(p *Plan) { p.Inputs["kubelet"] = Input{Fetch: []string{"https://two.test/kubelet"}, SHA256: "bb"} },
+		"another directory": func(p *Plan) { p.Inputs["ctr"] = Input{File: "/else/ctr", SHA256: "cc"} },
+		"another recipe":    func(p *Plan) { p.Inputs["base"] = Input{Make: "oci", SHA256: "aa"} },
 	}
 	for name, change := range same {
 		p := sample()

@@ -93,13 +93,16 @@ var secureFirmwares = map[string][][2]string{
 		{"OVMF/OVMF_CODE_4M.ms.fd", "OVMF/OVMF_VARS_4M.ms.fd"},               // Debian, Ubuntu
 		{"edk2/ovmf/OVMF_CODE.secboot.fd", "edk2/ovmf/OVMF_VARS.secboot.fd"}, // Fedora
 	},
+	"arm64": {
+		{"AAVMF/AAVMF_CODE.ms.fd", "AAVMF/AAVMF_VARS.ms.fd"}, // Debian, Ubuntu
+	},
 }
 
-// ShareDirs are where FindFirmware looks when the caller names no folder.
+// ShareDirs are where FindFirmware looks when the caller names no directory.
 func ShareDirs() []string { return []string{"/usr/share", "/usr/local/share", "/opt/homebrew/share"} }
 
 // FindFirmware finds UEFI firmware for an architecture below one of the
-// folders, with Secure Boot switched on where secure is set. The Vars it
+// directories, with Secure Boot switched on where secure is set. The Vars it
 // names are the template that each machine copies.
 func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
 	list := firmwares[arch]
@@ -115,7 +118,11 @@ func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
 		}
 	}
 	pkg := map[string]string{"amd64": "ovmf", "arm64": "qemu-efi-aarch64"}[arch]
-	return Firmware{}, fmt.Errorf("finding UEFI firmware for %s below %s: none there (Debian's package is %s)", arch, strings.Join(dirs, ", "), pkg)
+	what := "UEFI firmware"
+	if secure {
+		what += " with Secure Boot"
+	}
+	return Firmware{}, fmt.Errorf("finding %s for %s below %s: none there (Debian's package is %s)", what, arch, strings.Join(dirs, ", "), pkg)
 }
 
 func regular(path string) bool {

@@ -73,7 +73,8 @@ type Machine struct {
 // belongs to one machine and is written.
 type Firmware struct {
 	Code, Vars string
-	// Secure code runs in system management mode and needs it set up.
+	// Secure firmware has Secure Boot switched on. On amd64 its code runs in
+	// system management mode, which needs to be set up.
 	Secure bool
 }
 
@@ -96,11 +97,17 @@ type Disk struct {
 type NIC struct {
 	MAC string
 	Tap string
+	// Cable leads to a card of another machine; nil: none.
+	Cable *Cable
 	// Forwards, for user-mode networking: connections to ports of the
 	// host's loopback go to ports of the guest. In it the guest reaches the
 	// host's loopback as 10.0.2.2.
 	Forwards []Forward
 }
+
+// Cable joins two cards by two sockets of this host: paths of this end and of the
+// other. Neither machine has to be on.
+type Cable struct{ Own, Other string }
 
 // Forward is one forwarded TCP port.
 type Forward struct{ Host, Guest int }
@@ -167,10 +174,8 @@ func (c *commandLine) machine(m Machine, v Version) {
 			board = "virt,gic-version=host"
 		}
 	}
-	if m.Firmware.Secure {
-		if m.Arch != "amd64" {
-			c.bad("secure firmware on %s", m.Arch)
-		}
+	if m.Firmware.Secure && m.Arch == "amd64" {
+		// Where arm64 firmware keeps its keys, no guest is kept from.
 		board += ",smm=on"
 		c.add("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
@@ -234,9 +239,15 @@ func (c *commandLine) nic(i int, n NIC, boot bool) {
 	if n.Tap != "" && len(n.Forwards) > 0 {
 		c.bad("network card %d is on tap %s: ports are forwarded in user-mode networking only", i, n.Tap)
 	}
+	if n.Cable != nil && (n.Tap != "" || len(n.Forwards) > 0) {
+		c.bad("network card %d has a cable: it has neither a tap nor ports to forward", i)
+	}
 	netdev := fmt.Sprintf("user,id=net%d", i)
 	if n.Tap != "" {
 		netdev = fmt.Sprintf("tap,id=net%d,ifname=%s,script=no,downscript=no", i, value(n.Tap))
+	}
+	if n.Cable != nil {
+		netdev = fmt.Sprintf("dgram,id=net%d,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", i, value(n.Cable.Own), value(n.Cable.Other))
 	}
 	for _, f := range n.Forwards {
 		if !port(f.Host) || !port(f.Guest) {
@@ -274,7 +285,12 @@ func (c *commandLine) devices(m Machine) {
 		c.add("-drive", "if=none,id=stick,format=raw,cache=unsafe,file="+value(m.Stick), "-device", driver+",drive=stick,removable=on,bootindex=0")
 	}
 	if m.CD != "" {
-		c.add("-drive", "if=none,id=cd,format=raw,readonly=on,media=cdrom,file="+value(m.CD), "-device", "ide-cd,drive=cd,bootindex=0")
+		c.add("-drive", "if=none,id=cd,format=raw,readonly=on,media=cdrom,file="+value(m.CD))
+		if m.Arch == "arm64" { // a board without IDE
+			c.add("-device", "virtio-scsi-pci,id=optical", "-device", "scsi-cd,bus=optical.0,drive=cd,bootindex=0")
+		} else {
+			c.add("-device", "ide-cd,drive=cd,bootindex=0")
+		}
 	}
 	if m.NetBoot && (len(m.NICs) == 0 || m.Stick != "" || m.CD != "") {
 		c.bad("booting from the network needs a network card, and neither stick nor CD")
@@ -324,6 +340,10 @@ func cpu(arch, accel string, v Version) string {
 		// QEMU 7 emulates cmpxchg16b wrongly: every second boot of a 6.12
 		// kernel panics.
 		return "max,-cx16"
+	case arch == "arm64":
+		// Kernels sign each return address; QEMU takes several times as long
+		// for the architecture's cipher as for one of its own.
+		return "max,pauth-impdef=on"
 	}
 	return "max"
 }

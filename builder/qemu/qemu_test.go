@@ -27,10 +27,13 @@ func TestArgsGolden(t *testing.T) {
 			Clock: "2026-01-31T12:00:00", CPUs: 1, Memory: 768}, Version{7, 2}},
 		{"netboot", Machine{Firmware: fw, NetBoot: true, NICs: []NIC{{Tap: "tap1"}, {}}, Disks: []Disk{{Path: "d.qcow2"}}}, Version{7, 2}},
 		{"tap", Machine{Firmware: fw, Accel: KVM, NICs: []NIC{{Tap: "tap1"}}, Disks: []Disk{{Path: "d.raw", Format: "raw", Sync: true}}}, Version{7, 2}},
+		{"cable", Machine{Firmware: fw, NICs: []NIC{{MAC: "52:54:00:00:01:01", Cable: &Cable{"/run/a", "/run/b"}}, {Forwards: []Forward{{6443, 6443}}}}}, Version{7, 2}},
 		{"logged", Machine{Firmware: fw, Disks: []Disk{{Path: "d.qcow2", Log: "d,log"}}}, Version{7, 2}},
 		{"secure", Machine{Firmware: Firmware{fw.Code, fw.Vars, true}}, Version{7, 2}},
 		{"sticks", Machine{Firmware: fw, Sticks: USB, Watchdog: true}, Version{10, 0}},
 		{"arm64", Machine{Arch: "arm64", Firmware: fw, Disks: []Disk{{Path: "d.qcow2"}}, NICs: []NIC{{}}}, Version{7, 2}},
+		{"arm64-secure", Machine{Arch: "arm64", Firmware: Firmware{fw.Code, fw.Vars, true}}, Version{7, 2}},
+		{"arm64-cd", Machine{Arch: "arm64", Firmware: fw, CD: "a.iso", Disks: []Disk{{Path: "d.qcow2"}}}, Version{10, 0}},
 		{"arm64-kvm", Machine{Arch: "arm64", Accel: KVM, Firmware: fw}, Version{8, 0}},
 		{"kernel", Machine{Kernel: "vmlinuz", Initrd: "initrd", KernelArgs: "console=ttyS0 root=/dev/vda", NoReboot: true, Serial: "terminal"}, Version{8, 1}},
 	} {
@@ -68,11 +71,11 @@ func TestArgsGolden(t *testing.T) {
 
 func TestArgsTellsAllThatIsWrong(t *testing.T) {
 	_, err := Machine{Arch: "mips", Accel: "magic", Disks: []Disk{{}}, Sticks: "floppy",
-		NICs: []NIC{{Tap: "tap0", Forwards: []Forward{{0, 22}}}}}.Args(Version{8, 0})
+		NICs: []NIC{{Tap: "tap0", Forwards: []Forward{{0, 22}}}, {Tap: "tap1", Cable: &Cable{"a", "b"}}}}.Args(Version{8, 0})
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "floppy", "tap0", "port 0"} {
+	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "floppy", "tap0", "port 0", "neither a tap nor"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing about %q in: %v", want, err)
 		}
@@ -121,6 +124,9 @@ func TestFindFirmware(t *testing.T) {
 	}
 	if _, err := FindFirmware([]string{dir}, "amd64", true); err == nil {
 		t.Error("plain firmware taken for Secure Boot")
+	}
+	if _, err := FindFirmware([]string{dir}, "arm64", true); err == nil || !strings.Contains(err.Error(), "UEFI firmware with Secure Boot for arm64") || !strings.Contains(err.Error(), "qemu-efi-aarch64") {
+		t.Errorf("%v", err)
 	}
 	own, err := fw.OwnVars(filepath.Join(dir, "own"))
 	if err != nil || own.Code != fw.Code {

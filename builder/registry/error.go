@@ -12,9 +12,9 @@ import (
 	"net/url"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/edgebake/edgebake/builder/transfer"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
@@ -51,7 +51,7 @@ func (e *Error) Error() string {
 		s := fmt.Sprintf("%s answered %d %s", who, te.StatusCode, http.StatusText(te.StatusCode))
 		for _, d := range te.Errors {
 			if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
-				s += ": " + printable(said[:min(len(said), 200)])
+				s += ": " + printable.Line(said[:min(len(said), 200)])
 			}
 		}
 		return s
@@ -62,11 +62,11 @@ func (e *Error) Error() string {
 	// The client library tries hosts of private networks without TLS too, when
 	// they cannot be reached with it: that it may not is no news.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
-		return who + " is not known to the name server"
+		return who + " is unknown to the name server"
 	case errors.As(e.Err, &op) && op.Op == "dial":
 		return fmt.Sprintf("%s cannot be reached: %v", who, op.Err)
 	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
-		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is refused", e.Host, sentTo)
+		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is rejected", e.Host, sentTo)
 	case e.Err == io.ErrUnexpectedEOF:
 		return e.Host + " broke off in the middle"
 	case errors.Is(e.Err, io.EOF):
@@ -86,17 +86,6 @@ func urlHost(s string) string {
 		return "another place"
 	}
 	return u.Host
-}
-
-// printable leaves out what a terminal would obey: anybody may be on the other
-// side.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(s, ""))
 }
 
 // ErrNoManifest says that something else came where a manifest was asked for.

@@ -29,7 +29,7 @@ type authFile struct{ *configfile.ConfigFile }
 var ErrAuthFile = errors.New("reading authFile")
 
 func readAuthFile(path string) (authFile, error) {
-	// A pipe or a device could be read for ever.
+	// A pipe or a device could be read forever.
 	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
 		return authFile{}, fmt.Errorf("%w: %s is not a file", ErrAuthFile, path)
 	}

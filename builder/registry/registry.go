@@ -33,12 +33,12 @@ func (a Access) Transport() http.RoundTripper {
 	return tlsOnly{rt}
 }
 
-// tlsOnly refuses plain HTTP, which the client library would otherwise try by
+// tlsOnly rejects plain HTTP, which the client library would otherwise try by
 // itself for hosts it takes for local.
 type tlsOnly struct{ base http.RoundTripper }
 
 // ErrPlainHTTP says that a registry would be asked without TLS.
-var ErrPlainHTTP = errors.New("plain HTTP is refused")
+var ErrPlainHTTP = errors.New("plain HTTP is rejected")
 
 func (t tlsOnly) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" {

@@ -72,7 +72,7 @@ func IsTimeout(err error) bool {
 }
 
 // IsBroken reports whether a transfer broke off, as opposed to having been
-// refused or having brought wrong bytes.
+// rejected or having brought wrong bytes.
 func IsBroken(err error) bool {
 	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }

@@ -23,7 +23,7 @@ const (
 )
 
 // Check says what ext4 cannot hold of a node: an attribute too large, a device
-// number, a time. Write refuses the same; whoever knows where a node comes from
+// number, a time. Write rejects the same; whoever knows where a node comes from
 // can ask sooner.
 func Check(n tree.Node) error { return checkNode(&n) }
 
@@ -75,7 +75,7 @@ func describe(n *tree.Node) string {
 	return fmt.Sprintf("%q (from %s)", n.Path, n.Layer)
 }
 
-// checkNode refuses what ext4, or any sound tree, cannot hold.
+// checkNode rejects what ext4, or any sound tree, cannot hold.
 func checkNode(n *tree.Node) error {
 	if n.Inode == nil {
 		return errors.New("has no inode")
@@ -104,7 +104,7 @@ func checkNode(n *tree.Node) error {
 		return fmt.Errorf("mode %#o has unknown bits", n.Mode)
 	}
 	if n.Path == "." && !n.IsDir() || n.Path == lostFound && !n.IsDir() {
-		return errors.New("must be a folder")
+		return errors.New("must be a directory")
 	}
 	if _, _, err := timestamp(n.MTime); err != nil {
 		return fmt.Errorf("modification time: %w", err)

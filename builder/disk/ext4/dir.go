@@ -74,7 +74,7 @@ func (d *dir) measure(seed [16]byte) error {
 		nodes := ceilDiv(leaves, indexNodeRoom)
 		d.blocks += nodes
 		if nodes > indexRootRoom {
-			return fmt.Errorf("folder %q has %d entries, more than its index can hold: spread them over several folders", d.path, len(d.entries))
+			return fmt.Errorf("directory %q has %d entries, more than its index can hold: spread them over several directories", d.path, len(d.entries))
 		}
 	}
 	return nil

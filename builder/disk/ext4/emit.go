@@ -46,7 +46,7 @@ func newEmitter(w io.WriterAt) *emitter {
 }
 
 // run writes chunks until there are no more. After a failure it only takes
-// them, so that the other side does not wait for ever.
+// them, so that the other side does not wait forever.
 func (e *emitter) run(w io.WriterAt) {
 	defer close(e.done)
 	for c := range e.full {
@@ -133,7 +133,7 @@ func (e *emitter) close() error {
 }
 
 // emit writes the whole volume: contents, then what describes them, and the
-// primary superblock, without which it is no file system, at the very end.
+// primary superblock, without which it is not a file system, at the very end.
 func (v *volume) emit(e *emitter, src *source) error {
 	v.emitResize(e)
 	var p place
@@ -223,7 +223,7 @@ func (s *source) blob(name string) (tree.BlobFile, error) {
 		}
 	}
 	if s.blobs == nil {
-		return nil, fmt.Errorf("blob %s is needed, but no blobs were given", name)
+		return nil, fmt.Errorf("blob %s is required, but no blobs were given", name)
 	}
 	if len(s.open) == maxOpenBlobs {
 		s.open[0].f.Close()

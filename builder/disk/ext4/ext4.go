@@ -124,7 +124,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats
 		if o.FreeBytes > 0 || o.FreeInodes > 0 {
 			what = fmt.Sprintf("the tree and headroom of %d MiB and %d inodes", o.FreeBytes/mebi, o.FreeInodes)
 		}
-		return Stats{}, fmt.Errorf("laying out file system %q: %d MiB is too small for %s, at least %d MiB more is needed: raise its size",
+		return Stats{}, fmt.Errorf("laying out file system %q: %d MiB is too small for %s, at least %d MiB more is required: raise its size",
 			o.Label, o.Size/mebi, what, roundUp(missing*blockSize, mebi)/mebi)
 	}
 	e := newEmitter(w)
@@ -143,7 +143,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats
 	}, nil
 }
 
-// check refuses options that no file system can have.
+// check rejects options that no file system can have.
 func (o Options) check() error {
 	var errs []error
 	bad := func(f string, a ...any) { errs = append(errs, fmt.Errorf(f, a...)) }

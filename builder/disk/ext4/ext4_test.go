@@ -488,7 +488,7 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
-// refuse is a writer that must not be written to.
+// reject is a writer that must not be written to.
 type refuse struct{ t *testing.T }
 
 func (r refuse) WriteAt(b []byte, off int64) (int, error) {
@@ -496,7 +496,7 @@ func (r refuse) WriteAt(b []byte, off int64) (int, error) {
 	return 0, errors.New("refused")
 }
 
-// What cannot be written is refused before the first byte, all of it at once,
+// What cannot be written is rejected before the first byte, all of it at once,
 // each with its path.
 func TestRefused(t *testing.T) {
 	shared := &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: sourceDate}
@@ -522,14 +522,14 @@ func TestRefused(t *testing.T) {
 		{"not clean", []tree.Node{file("a//b", ""), file("", ""), file("./c", ""), file("d/", "")}, []string{`"a//b"`, `""`, `"./c"`, `"d/"`}},
 		{"zero in the path", []tree.Node{file("a\x00b", "")}, []string{"zero byte"}},
 		{"twice", []tree.Node{file("a", "1"), {Path: "a", Layer: "later", Inode: file("a", "").Inode}}, []string{`"a"`, "from later", "from test"}},
-		{"folder twice", []tree.Node{dir("a"), dir("a")}, []string{`"a"`, "already"}},
+		{"directory twice", []tree.Node{dir("a"), dir("a")}, []string{`"a"`, "already"}},
 		{"root twice", []tree.Node{dir("."), dir(".")}, []string{`"."`, "already"}},
-		{"folder and file", []tree.Node{dir("a"), file("a", "")}, []string{`"a"`, "already"}},
+		{"directory and file", []tree.Node{dir("a"), file("a", "")}, []string{`"a"`, "already"}},
 		{"no parent", []tree.Node{file("a/b", "")}, []string{`"a/b"`, `"a"`}},
 		{"parent is a file", []tree.Node{file("a", ""), file("a/b", "")}, []string{`"a/b"`, "not a directory"}},
-		{"root is a file", []tree.Node{file(".", "")}, []string{`"."`, "folder"}},
+		{"root is a file", []tree.Node{file(".", "")}, []string{`"."`, "directory"}},
 		{"no inode", []tree.Node{{Path: "a"}}, []string{`"a"`, "inode"}},
-		{"folder with two names", []tree.Node{{Path: "a", Inode: shared}, {Path: "b", Inode: shared}}, []string{`"b"`, `"a"`, "folder"}},
+		{"directory with two names", []tree.Node{{Path: "a", Inode: shared}, {Path: "b", Inode: shared}}, []string{`"b"`, `"a"`, "directory"}},
 		{"too many links", tooMany, []string{"link0", "65001", "65000"}},
 		{"unknown type", []tree.Node{node("a", 0o644)}, []string{`"a"`, "type"}},
 		{"mode", []tree.Node{node("a", 1<<20|tree.ModeRegular)}, []string{`"a"`, "mode"}},

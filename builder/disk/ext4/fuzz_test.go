@@ -146,7 +146,7 @@ func (img *fuzzImage) seal() {
 }
 
 // FuzzReader changes bytes of an image, with all checksums made right again:
-// nothing may panic, run for ever or take endless memory. Its input is a list
+// nothing may panic, run forever or take endless memory. Its input is a list
 // of changes: what, which, where (two bytes), how many bytes, and the bytes.
 func FuzzReader(f *testing.F) {
 	img := newFuzzImage(f)

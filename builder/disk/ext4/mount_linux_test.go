@@ -116,7 +116,7 @@ func TestKernelReadsTheTree(t *testing.T) {
 }
 
 // The kernel goes on with the file system as with one of its own: new names in
-// indexed folders, removed ones, new blocks in all groups.
+// indexed directories, removed ones, new blocks in all groups.
 func TestKernelWritesOn(t *testing.T) {
 	nodes, b := nasty()
 	o := options(0)

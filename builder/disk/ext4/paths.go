@@ -26,7 +26,7 @@ func (r *Reader) Stat(name string) (tree.Node, error) {
 	return tree.Node{Path: p, Inode: node}, nil
 }
 
-// ReadDir returns the names in a folder, in order, following symbolic links.
+// ReadDir returns the names in a directory, in order, following symbolic links.
 func (r *Reader) ReadDir(name string) ([]string, error) {
 	in, _, err := r.lookup(name, true)
 	if err != nil {

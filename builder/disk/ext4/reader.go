@@ -17,7 +17,7 @@ import (
 // Reader reads a file system that Write made, or that a kernel has used since.
 // It is for inspection: what it meets is checked (checksums, ranges, loops),
 // and damage is an error that names the place, never a panic. Features that
-// Write does not use are refused.
+// Write does not use are rejected.
 //
 // A Reader may be used by several goroutines if what it reads from may. It is a
 // tree.Blobs for the nodes it returns, so that a tree can be
@@ -429,7 +429,7 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 // readDir lists a directory, in the order of names.
 func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	if in.mode()&tree.ModeType != tree.ModeDir {
-		return nil, errors.New("not a folder")
+		return nil, errors.New("not a directory")
 	}
 	extents, err := r.extents(in)
 	if err != nil {
@@ -441,21 +441,21 @@ func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	b := make([]byte, blockSize)
 	for _, e := range extents {
 		if total += e.n; total > r.blocks {
-			return nil, fmt.Errorf("inode %d: a folder larger than the file system", in.number)
+			return nil, fmt.Errorf("inode %d: a directory larger than the file system", in.number)
 		}
 		for i := range e.n {
 			if err := r.readBlock(b, e.start+i); err != nil {
 				return nil, fmt.Errorf("inode %d: %w", in.number, err)
 			}
 			if out, err = parseDirents(out, b, in, e.logical+i, indexed); err != nil {
-				return nil, fmt.Errorf("inode %d: block %d of the folder: %w", in.number, e.logical+i, err)
+				return nil, fmt.Errorf("inode %d: block %d of the directory: %w", in.number, e.logical+i, err)
 			}
 		}
 	}
 	slices.SortStableFunc(out, byName)
 	for i := 1; i < len(out); i++ {
 		if out[i].name == out[i-1].name {
-			return nil, fmt.Errorf("inode %d: the folder has the name %q twice", in.number, out[i].name)
+			return nil, fmt.Errorf("inode %d: the directory has the name %q twice", in.number, out[i].name)
 		}
 	}
 	return out, nil
@@ -547,7 +547,7 @@ func (w *walker) dir(in *rawInode, prefix string) error {
 	for _, e := range entries {
 		p := prefix + e.name
 		if len(p) > maxPath {
-			return fmt.Errorf("reading %q…: the folders are nested too deeply", p[:60])
+			return fmt.Errorf("reading %q…: the directories are nested too deeply", p[:60])
 		}
 		child, err := w.r.inode(e.inode)
 		if err != nil {
@@ -569,7 +569,7 @@ func (w *walker) dir(in *rawInode, prefix string) error {
 			continue
 		}
 		if w.dirs[e.inode] {
-			return fmt.Errorf("reading %q: the folder has two names", p)
+			return fmt.Errorf("reading %q: the directory has two names", p)
 		}
 		w.dirs[e.inode] = true
 		if err := w.dir(child, p+"/"); err != nil {

@@ -27,7 +27,7 @@ func TestPaths(t *testing.T) {
 			t.Errorf("%s: %q, %v", p, b, err)
 		}
 	}
-	for p, want := range map[string]string{"loop1": "too many", "dead": "not exist", "etc": "not a regular file", "etc/os-release/x": "not a folder", "none": "not exist"} {
+	for p, want := range map[string]string{"loop1": "too many", "dead": "not exist", "etc": "not a regular file", "etc/os-release/x": "not a directory", "none": "not exist"} {
 		if _, err := r.ReadFile(p); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), p) {
 			t.Errorf("%s: error %v, want %q", p, err, want)
 		}

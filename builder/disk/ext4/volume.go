@@ -250,7 +250,7 @@ func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, 
 				n = &v.nodes[e.index]
 			}
 			if other := shared[n.Inode]; other != 0 {
-				bad.at(n, "a folder cannot have a second name (the first is %q)", v.inodes[other-1].node.Path)
+				bad.at(n, "a directory cannot have a second name (the first is %q)", v.inodes[other-1].node.Path)
 				continue
 			}
 			if n == lost {

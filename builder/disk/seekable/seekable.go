@@ -191,6 +191,8 @@ type Reader struct {
 	mu    sync.Mutex
 	cache []cached // the frames used last, newest first
 	zeros [][]byte // compressed frames known to hold nothing but zeros
+
+	packed sync.Pool // of *[]byte, for frames as they are in the file
 }
 
 type cached struct {
@@ -367,7 +369,13 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 
 func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {
 	e := z.entries[frame]
-	packed := make([]byte, e.Compressed)
+	room, _ := z.packed.Get().(*[]byte)
+	if room == nil {
+		room = new([]byte)
+	}
+	defer z.packed.Put(room)
+	*room = slices.Grow((*room)[:0], int(e.Compressed))
+	packed := (*room)[:e.Compressed]
 	if _, err := z.r.ReadAt(packed, e.Offset); err != nil {
 		return nil, fmt.Errorf("reading frame %d: %w", frame, err)
 	}

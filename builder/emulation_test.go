@@ -1,0 +1,235 @@
+package builder
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/test/buildtest"
+)
+
+func TestEmulationFixes(t *testing.T) {
+	debian, fedora := "debian", "fedora"
+	for name, c := range map[string]struct {
+		e    emulation
+		want string // "": it works
+	}{
+		"it works":                 {emulation{arch: "arm64", works: true}, ""},
+		"nothing is there":         {emulation{arch: "arm64", distribution: debian}, "apt-get install qemu-user-static arch-test"},
+		"no arch-test":             {emulation{arch: "arm64", interpreter: true, registered: true, distribution: debian}, "apt-get install qemu-user-static arch-test"},
+		"Ubuntu":                   {emulation{arch: "arm64", distribution: "ubuntu debian"}, "apt-get install"},
+		"Fedora":                   {emulation{arch: "arm64", distribution: fedora}, "dnf install qemu-user-static arch-test"},
+		"CentOS Stream":            {emulation{arch: "arm64", distribution: "centos rhel fedora"}, "dnf install"},
+		"Arch Linux":               {emulation{arch: "arm64", distribution: "arch"}, "pacman -S qemu-user-static qemu-user-static-binfmt"},
+		"openSUSE":                 {emulation{arch: "arm64", distribution: "opensuse-leap suse opensuse"}, "zypper install qemu-linux-user"},
+		"an unknown distribution":  {emulation{arch: "arm64"}, "install qemu-user-static, which"},
+		"systemd has not told":     {emulation{arch: "arm64", interpreter: true, tester: true, systemd: true, distribution: debian}, "systemctl restart systemd-binfmt"},
+		"a container":              {emulation{arch: "arm64", interpreter: true, tester: true, distribution: debian}, "cat /usr/lib/binfmt.d/qemu-aarch64.conf >/proc/sys/fs/binfmt_misc/register"},
+		"another's container":      {emulation{arch: "arm64", interpreter: true, tester: true, distribution: fedora}, "on the host where this is a container"},
+		"registered, and not good": {emulation{arch: "arm64", interpreter: true, tester: true, registered: true, distribution: debian}, "does not start"},
+		"the other way round":      {emulation{arch: "amd64", interpreter: true, tester: true, distribution: debian}, "/usr/lib/binfmt.d/qemu-x86_64.conf"},
+	} {
+		err := c.e.problem()
+		if (err == nil) != (c.want == "") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "for "+c.e.arch)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestDistribution(t *testing.T) {
+	if got := distribution("NAME=\"x\"\nID=ubuntu\nID_LIKE=\"debian other\"\nVERSION_ID=\"24.04\"\n"); got != "ubuntu debian other" {
+		t.Errorf("%q", got)
+	}
+	if got := distribution(""); got != "" {
+		t.Errorf("%q", got)
+	}
+}
+
+// runsForeign has the computer run programs of other architectures, or not.
+func runsForeign(t *testing.T, yes bool) {
+	t.Helper()
+	code := "1"
+	if yes {
+		code = "0"
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "arch-test"), []byte("#!/bin/sh\nexit "+code+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// several makes a project of a Debian base for two architectures, with
+// programs for both.
+func several(t *testing.T, edit func(string) string) *project {
+	t.Helper()
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		s = buildtest.Several(toDebian(s))
+		if edit != nil {
+			s = edit(s)
+		}
+		return s
+	})
+	for _, arch := range []string{"amd64", "arm64"} {
+		if err := buildtest.WriteFor(p.dir, arch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	standIn(t, p)
+	return p
+}
+
+// change changes the document.
+func (p *project) change(t *testing.T, old, new string) {
+	t.Helper()
+	name := filepath.Join(p.dir, "image.yaml")
+	doc, err := os.ReadFile(name)
+	if err != nil || !strings.Contains(string(doc), old) {
+		t.Fatalf("no %q in the document: %v", old, err)
+	}
+	if err := os.WriteFile(name, []byte(strings.Replace(string(doc), old, new, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// jobs are the project's images.
+func (p *project) jobs(t *testing.T) []Job {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.dir, "image.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, err := configs.ParseImages("image.yaml", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var jobs []Job
+	for _, img := range images {
+		o := p.options(filepath.Join(t.TempDir(), img.Arch+".raw"))
+		jobs = append(jobs, Job{img, o})
+	}
+	return jobs
+}
+
+func (p *project) buildEach(t *testing.T, jobs []Job) ([]*Result, error) {
+	t.Helper()
+	var all []*Result
+	err := BuildEach(t.Context(), jobs, func(i int, r *Result) error {
+		if i != len(all) {
+			t.Errorf("image %d is complete, want %d", i, len(all))
+		}
+		all = append(all, r)
+		return nil
+	})
+	return all, err
+}
+
+// TestForeignBaseIsMadeOnce: the scripts of another architecture's packages run
+// in emulation, which takes minutes. Nothing but the base's own packages asks
+// for that again.
+func TestForeignBaseIsMadeOnce(t *testing.T) {
+	p := several(t, nil)
+	runsForeign(t, true)
+	results, err := p.buildEach(t, p.jobs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, arch := range []string{"amd64", "arm64"} {
+		if r := results[i]; r.Report.Info.Arch != arch || r.Plan.Arch != arch {
+			t.Errorf("image %d is for %s", i, r.Report.Info.Arch)
+		}
+	}
+	if results[0].Report.Golden == results[1].Report.Golden || results[0].Report.Plan == results[1].Report.Plan {
+		t.Error("one image for both")
+	}
+	runs := p.runs(t)
+	if strings.Count(runs, "\n") != 2 {
+		t.Fatalf("mmdebstrap ran:\n%s", runs)
+	}
+	// From here on this computer cannot emulate anything.
+	runsForeign(t, false)
+	for _, c := range []struct{ what, old, new string }{
+		{"a version of Kubernetes", "v1.36.3", "v1.36.2"},
+		{"a version of containerd", "2.2.9", "2.2.8"},
+		{"a file", "  - path: /etc/motd\n", "  - path: /etc/more\n    contents: more\n  - path: /etc/motd\n"},
+		{"no pause image", "  sandbox: edgebake.test/pause:1\n", ""},
+		{"no container images", "images:\n  - ref: edgebake.test/pause:1\n    layout: 'images-{arch}'\n", ""},
+		{"no overlays", "overlays:\n  - dir: overlay\n", ""},
+		{"the kernel's settings", "kind: Image\n", "kind: Image\nkernel: {args: [nosmt], modules: [dummy]}\n"},
+		{"the disk", "kind: Image\n", "kind: Image\ndisk: {reserve: none}\n"},
+		{"the name", "name: tiny", "name: other"},
+	} {
+		p.change(t, c.old, c.new)
+		jobs := p.jobs(t)
+		for i := range jobs {
+			jobs[i].Options.Lock = results[i].Plan.Lock() // as a later build has it
+		}
+		if results, err = p.buildEach(t, jobs); err != nil || p.runs(t) != runs {
+			t.Fatalf("with %s: %v, mmdebstrap ran:\n%s", c.what, err, p.runs(t))
+		}
+	}
+	// Other packages do.
+	p.change(t, "packages: [tcpdump]", "packages: [tcpdump, vim]")
+	_, err = p.buildEach(t, p.jobs(t))
+	var field *FieldError
+	if !errors.As(err, &field) || field.Path != "base.debian" || !strings.Contains(err.Error(), "making the Debian base for arm64 runs arm64 programs") || p.runs(t) != runs {
+		t.Errorf("without emulation: %v, mmdebstrap ran:\n%s", err, p.runs(t))
+	}
+}
+
+// TestWrongForOneArchitecture: what is wrong with any of the images is told
+// before the first is built, and what is wrong with all of them once.
+func TestWrongForOneArchitecture(t *testing.T) {
+	p := several(t, func(s string) string { return strings.Replace(s, "notes.txt", "missing.txt", 1) })
+	runsForeign(t, true)
+	for _, f := range []string{"programs/arm64/kubelet", "programs/arm64/firstboot"} {
+		if err := os.WriteFile(filepath.Join(p.dir, f), []byte(buildtest.Program("amd64")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(p.dir, "images-arm64")); err != nil {
+		t.Fatal(err)
+	}
+	if err := buildtest.WriteImages(filepath.Join(p.dir, "images-arm64"), "amd64"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.buildEach(t, p.jobs(t))
+	for _, want := range []string{
+		"kubernetes.source: programs/arm64/kubelet is for amd64, the image for arm64",
+		"agents.firstboot: programs/arm64/firstboot is for amd64, the image for arm64",
+		"images[0]", "linux/amd64", "not for linux/arm64", "missing.txt",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q:\n%v", want, err)
+		}
+	}
+	if err != nil && strings.Count(err.Error(), "missing.txt") != 1 {
+		t.Errorf("said twice:\n%v", err)
+	}
+	if p.runs(t) != "" {
+		t.Error("mmdebstrap ran")
+	}
+}
+
+// TestBaseForAnotherArchitecture is rejected before anything is made.
+func TestBaseForAnotherArchitecture(t *testing.T) {
+	p := newProject(t, buildtest.BaseFor("arm64"), nil)
+	const want = "its usr/lib/systemd/systemd is for arm64, the image for amd64"
+	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; give one for amd64" {
+		t.Errorf("%v", err)
+	}
+	// An exported base as well.
+	base := filepath.Join(p.dir, "base.tar")
+	q := newProject(t, buildtest.Base(), toDebian)
+	o := q.options(filepath.Join(t.TempDir(), "x.raw"))
+	o.Base = base
+	if _, err := Build(t.Context(), q.image(t), o); err == nil || !strings.HasPrefix(err.Error(), "--base "+base+": "+want) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,477 @@
+package media
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// Write writes the image. What was on the disk is lost from the first write
+// on; ErrUntouched says that there was none.
+func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUntouched, err)
+	}
+	r := &Flashed{DiskGUID: f.Table.GUID}
+	for _, step := range []func(context.Context, Medium, *Flashed) error{f.wipe, f.stream, f.readBack, f.golden, f.asPrepared, f.finish} {
+		if err := step(ctx, d, r); err != nil {
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			return nil, explainDevice(err, f.o.Sector != 0)
+		}
+	}
+	return r, nil
+}
+
+// wipe takes the old table away, and says in its place what is going on.
+func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
+	head := make([]byte, headRoom)
+	copy(head, unfinished)
+	if _, err := d.WriteAt(head, 0); err != nil {
+		return fmt.Errorf("wiping the old partition table: %w", err)
+	}
+	// What was stays whole until this is on the medium.
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("wiping the old partition table: %w", err)
+	}
+	if _, err := d.WriteAt(make([]byte, tailRoom), f.Table.Size-tailRoom); err != nil {
+		return fmt.Errorf("wiping the old partition table's copy: %w", err)
+	}
+	return nil
+}
+
+// piece is one chunk on its way to the disk.
+type piece struct {
+	b    []byte // what is not zero of it, nil: nothing
+	at   int64  // where b is, in the chunk
+	room []byte // to be used again
+	err  error
+}
+
+// stream writes all chunks, in order, since many devices are slow otherwise.
+// They are read and decompressed side by side meanwhile.
+func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
+	ctx, cancel := context.WithCancel(ctx)
+	n := len(f.built)
+	ready := make([]chan piece, n)
+	for i := range ready {
+		ready[i] = make(chan piece, 1)
+	}
+	ahead := 2*runtime.GOMAXPROCS(0) + 1
+	rooms := make(chan []byte, ahead)
+	for range ahead {
+		rooms <- make([]byte, disk.Align)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	next := make(chan int)
+	wg.Go(func() {
+		defer close(next)
+		for i := range n {
+			select {
+			case next <- i:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for {
+				// The room before the number: whoever has the lowest number
+				// never waits for room.
+				var room []byte
+				select {
+				case room = <-rooms:
+				case <-ctx.Done():
+					return
+				}
+				i, ok := <-next
+				if !ok {
+					return
+				}
+				b, err := f.chunk(i, room, f.hashes())
+				at, b := trim(b)
+				ready[i] <- piece{b, at, room, err}
+			}
+		})
+	}
+	return f.write(ctx, d, r, ready, rooms)
+}
+
+// grain is the least part of a chunk that is zeroed instead of being written.
+// Smaller ones would make more requests than they save bytes.
+const grain = 1 << 20
+
+// trim cuts zeros off both ends of a chunk; at is where the rest begins.
+func trim(b []byte) (at int64, rest []byte) {
+	for len(b) > 0 && disk.IsZero(b[:grain]) {
+		at, b = at+grain, b[grain:]
+	}
+	for len(b) > 0 && disk.IsZero(b[len(b)-grain:]) {
+		b = b[:len(b)-grain]
+	}
+	return at, b
+}
+
+// maxZero is how much is zeroed at once: an interrupt waits for that long.
+const maxZero = 256 << 20
+
+// write takes the chunks in order.
+func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan piece, rooms chan<- []byte) error {
+	// The wiped head is zero already, but for the first sector.
+	from, at := int64(headRoom), int64(headRoom)
+	zero := func() error {
+		if err := d.Zero(from, at-from); err != nil {
+			return fmt.Errorf("zeroing %d bytes at %d: %w", at-from, from, err)
+		}
+		r.Zeroed += at - from
+		return nil
+	}
+	for i := range ready {
+		var p piece
+		select {
+		case p = <-ready[i]:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if p.err != nil {
+			return p.err
+		}
+		off := int64(i) * disk.Align
+		if p.b != nil {
+			if at = off + p.at; at > from {
+				if err := zero(); err != nil {
+					return err
+				}
+			}
+			if _, err := d.WriteAt(p.b, at); err != nil {
+				return fmt.Errorf("writing %d bytes at %d: %w", len(p.b), at, err)
+			}
+			r.Written += int64(len(p.b))
+			from = at + int64(len(p.b))
+		}
+		at = off + disk.Align
+		rooms <- p.room
+		if at-from >= maxZero || i == len(ready)-1 && at > from {
+			if err := zero(); err != nil {
+				return err
+			}
+			from = at
+		}
+		if p.b != nil {
+			f.progress("write", min(r.Written, f.data), f.data)
+		}
+	}
+	f.progress("write", f.data, f.data)
+	// DATA will grow into the rest. A small rest is part of what Verify looks at.
+	rest := f.Table.Size - tailRoom - f.End
+	if rest > disk.Align {
+		d.Discard(f.End, rest)
+	} else if rest > 0 {
+		if err := d.Zero(f.End, rest); err != nil {
+			return fmt.Errorf("zeroing %d bytes at %d: %w", rest, f.End, err)
+		}
+	}
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("waiting for the disk to store what was written: %w", err)
+	}
+	return nil
+}
+
+func (f *Flash) progress(step string, done, total int64) {
+	if f.o.Progress != nil {
+		f.o.Progress(step, done, total)
+	}
+}
+
+// hashes reports whether chunks are hashed before they are written. Those that
+// the golden digest covers need not be where the disk is read back: the digest is
+// then that of what the disk returns, and a processor that hashes takes nothing
+// from a fast disk. What no golden digest covers, as the slot, is compared with
+// what was read.
+func (f *Flash) hashes() bool { return f.o.SkipVerify || f.plain }
+
+// chunk makes what the disk gets in its i-th chunk, nil for zeros, and
+// notes its digests if it hashes them.
+func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
+	off := int64(i) * disk.Align
+	f.built[i], f.written[i] = f.zeroSum, f.zeroSum
+	p := f.at(off)
+	switch {
+	case p == nil: // before the first partition, or between two
+		return nil, nil
+	case p.Name == ondisk.LabelSlot && f.slot != nil:
+		b := f.slot[off-p.Start:][:disk.Align]
+		if bytes.Equal(b, f.zeros) {
+			return nil, nil
+		}
+		f.written[i] = sha256.Sum256(b)
+		return b, nil
+	}
+	b, zero, err := f.m.chunk(room, off, disk.Align)
+	if err != nil {
+		return nil, fmt.Errorf("reading image %s: %w: it is damaged or cut short, copy or build it again", f.m.path, err)
+	}
+	if zero || bytes.Equal(b, f.zeros) {
+		return nil, nil
+	}
+	f.built[i], f.written[i] = unknown, unknown
+	if !replaces(f.edits, b, off) {
+		return nil, f.changed()
+	}
+	if hashes {
+		f.built[i] = sha256.Sum256(b)
+		f.written[i] = f.built[i]
+	}
+	if apply(f.edits, b, off) && hashes {
+		f.written[i] = sha256.Sum256(b)
+	}
+	return b, nil
+}
+
+// unknown is the digest of a chunk that was not hashed: no bytes have it.
+var unknown [32]byte
+
+// at is the partition that has the byte at off.
+func (f *Flash) at(off int64) *gpt.Partition {
+	for i := range f.m.table.Partitions {
+		if p := &f.m.table.Partitions[i]; off >= p.Start && off < p.Start+p.Size {
+			return p
+		}
+	}
+	return nil
+}
+
+// golden checks that what was written is what was built.
+func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
+	got := f.digest()
+	if r.Golden = got.Golden; f.plain || r.Golden == f.Slot.Golden {
+		return nil
+	}
+	if !f.o.SkipVerify {
+		r.Verified = false
+		if err := f.blame(ctx); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("image %s is damaged, or has booted: %w: copy or build it again", f.m.path, notAsBuilt(got, f.Slot))
+}
+
+// changed is the error of an image that is not what it was when it was looked at.
+func (f *Flash) changed() error {
+	return fmt.Errorf("reading image %s: its %s or boot entries are not those that it had a moment ago: it is being written to, or what serves it is broken", f.m.path, ondisk.ESPImageInfo)
+}
+
+// asPrepared checks that what was read of the image before the first write, and
+// decided what was written where, is what stands in the image that was written.
+// That one has the golden digest: what was read before, no digest covers.
+func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
+	if f.plain {
+		return nil
+	}
+	m := &image{src: d, table: f.m.table, edits: undone(f.edits)}
+	var edits []edit
+	var shared bool
+	err := m.readInfo()
+	if err == nil {
+		edits, shared, err = f.ownEntries(m)
+	}
+	if isDeviceError(err) {
+		return fmt.Errorf("reading the boot entries back: %w", err)
+	} else if err != nil {
+		return f.changed()
+	}
+	same := func(a, b edit) bool { return a.off == b.off && bytes.Equal(a.b, b.b) && bytes.Equal(a.was, b.was) }
+	if !bytes.Equal(m.infoText, f.m.infoText) || shared != f.Shared || !slices.EqualFunc(edits, f.edits, same) {
+		return f.changed()
+	}
+	return nil
+}
+
+// digest computes the golden digest from those of the chunks.
+func (f *Flash) digest() disk.Digest {
+	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
+}
+
+// blame reads the image once more, to tell a damaged image from a disk that
+// returns other bytes than were written to it: in the latter case it is an
+// error.
+func (f *Flash) blame(ctx context.Context) error {
+	returned := slices.Clone(f.written)
+	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
+		room := make([]byte, disk.Align)
+		return func(i int) error {
+			_, err := f.chunk(i, room, true)
+			return err
+		}
+	})
+	if err != nil || f.digest().Golden != f.Slot.Golden {
+		return err
+	}
+	for i := range returned {
+		if returned[i] != f.written[i] {
+			return otherBytes(int64(i) * disk.Align)
+		}
+	}
+	return nil
+}
+
+// otherBytes is the error of a disk that does not keep what it is given.
+func otherBytes(off int64) error {
+	return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it says (a counterfeit): use another disk", off)
+}
+
+// readBack reads everything from the medium, compares what was hashed before
+// it was written, and hashes the rest.
+func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
+	if f.o.SkipVerify {
+		return nil
+	}
+	var mu sync.Mutex
+	done := int64(0)
+	back := undone(f.edits)
+	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
+		buf := make([]byte, disk.Align)
+		return func(i int) error {
+			off, b := int64(i)*disk.Align, buf
+			if i == 0 {
+				off, b = headRoom, buf[headRoom:]
+				clear(buf[:headRoom])
+			}
+			if _, err := d.ReadAt(b, off); err != nil {
+				return fmt.Errorf("reading %d bytes at %d back: %w", len(b), off, err)
+			}
+			if !f.returned(i, buf, back) {
+				return otherBytes(off)
+			}
+			mu.Lock()
+			done += disk.Align
+			f.progress("verify", done, f.End)
+			mu.Unlock()
+			return nil
+		}
+	})
+	r.Verified = err == nil
+	return err
+}
+
+// returned takes what the disk has in its i-th chunk: it notes its digests, or
+// compares it with them. back takes the edits back.
+func (f *Flash) returned(i int, b []byte, back []edit) bool {
+	if f.written[i] == f.zeroSum {
+		return bytes.Equal(b, f.zeros) // ten times faster than hashing it
+	}
+	sum := sha256.Sum256(b)
+	if f.written[i] != unknown {
+		return f.written[i] == sum
+	}
+	f.built[i], f.written[i] = sum, sum
+	off := int64(i) * disk.Align
+	if !replaces(back, b, off) {
+		return false
+	}
+	if apply(back, b, off) {
+		f.built[i] = sha256.Sum256(b)
+	}
+	return true
+}
+
+// finish writes the table, its first sector last, once the rest was read back:
+// with that sector the disk boots. Where the disk does not return it, it is
+// taken away again.
+func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
+	head, tail, err := gpt.Encode(f.Table)
+	if err != nil {
+		return err
+	}
+	sector := f.Table.SectorSize
+	first, rest := extent{head[:sector], 0}, extent{head[sector:], sector}
+	if err := f.store(d, extent{tail, f.Table.Size - int64(len(tail))}, rest); err != nil {
+		return err
+	}
+	err = f.store(d, first)
+	if errors.Is(err, errReadBack) {
+		back := make([]byte, sector)
+		copy(back, unfinished)
+		if _, failed := d.WriteAt(back, 0); failed != nil {
+			return errors.Join(err, fmt.Errorf("taking the partition table away again: %w", failed))
+		}
+		if failed := d.Sync(); failed != nil {
+			return errors.Join(err, fmt.Errorf("taking the partition table away again: %w", failed))
+		}
+	}
+	return err
+}
+
+// extent is a part of the partition table, and its place.
+type extent struct {
+	b   []byte
+	off int64
+}
+
+// errReadBack says that the disk does not keep the partition table.
+var errReadBack = errors.New("reading the partition table back")
+
+// store writes parts of the table, waits until they are on the medium, and
+// reads them back.
+func (f *Flash) store(d Medium, parts ...extent) error {
+	for _, p := range parts {
+		if _, err := d.WriteAt(p.b, p.off); err != nil {
+			return fmt.Errorf("writing the partition table: %w", err)
+		}
+	}
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("writing the partition table: %w", err)
+	}
+	if f.o.SkipVerify {
+		return nil
+	}
+	for _, p := range parts {
+		got := make([]byte, len(p.b))
+		if _, err := d.ReadAt(got, p.off); err != nil {
+			return fmt.Errorf("%w: %w", errReadBack, err)
+		}
+		if !bytes.Equal(got, p.b) {
+			return fmt.Errorf("%w: at %d the disk returns other bytes than were written to it: it is failing: use another disk", errReadBack, p.off)
+		}
+	}
+	return nil
+}
+
+// explainDevice adds what a person can do about the error of a disk, or of a file
+// that stands for one.
+func explainDevice(err error, disk bool) error {
+	full := "it is full: make room, and flash it again"
+	if disk {
+		full = "the disk ends before it says it does: it is failing, or a counterfeit: use another disk"
+	}
+	for _, x := range []struct {
+		is  syscall.Errno
+		fix string
+	}{
+		{syscall.ENODEV, "the disk is gone: plug it in again, and flash it again"},
+		{syscall.ENXIO, "the disk is gone: plug it in again, and flash it again"},
+		{syscall.EIO, "the disk failed, or was unplugged: try another port or disk, and flash it again"},
+		{syscall.ENOSPC, full},
+		{syscall.EROFS, "it became read-only, as cards do when they wear out: use another one"},
+		{syscall.EPERM, "it became read-only: look for a write-protect switch"},
+	} {
+		if errors.Is(err, x.is) {
+			return fmt.Errorf("%w: %s", err, x.fix)
+		}
+	}
+	return err
+}

@@ -1,0 +1,60 @@
+package media
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// roomForCopies says early that the outputs, which are copies of the image, do
+// not fit.
+func (m *image) roomForCopies(outputs []string, unpack bool) error {
+	each := stored(m.f, m.stored)
+	if unpack {
+		each = 0
+		for i := range m.z.Frames() {
+			if !m.hole(i) {
+				each += seekable.FrameSize
+			}
+		}
+	}
+	err := checkRoom(outputs, each, "image")
+	if err != nil && !unpack && !m.device && sharesBlocks(m.f, existing(filepath.Dir(outputs[0]))) {
+		return nil // a copy takes little more than its slot then
+	}
+	return err
+}
+
+// checkRoom says early that the outputs, files of one directory that take so many
+// bytes each, do not fit. A file is there until it is replaced, and as many
+// are written at once as there are processors: the rest count as room.
+func checkRoom(outputs []string, each int64, what string) error {
+	n := each * int64(len(outputs))
+	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {
+		if st, err := os.Lstat(o); err == nil && st.Mode().IsRegular() {
+			n -= st.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+	}
+	if len(outputs) > 1 {
+		what = configs.Count(len(outputs), what)
+	} else {
+		what = "the " + what
+	}
+	return disk.CheckSpace(existing(filepath.Dir(outputs[0])), n, what)
+}
+
+// existing is dir, or what stands on the way to it where it is not made yet.
+func existing(dir string) string {
+	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return dir
+		}
+	}
+}

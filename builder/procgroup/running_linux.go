@@ -1,0 +1,31 @@
+package procgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// running reports whether a process of the group still runs. One that has
+// ended and that its parent has not asked for is in the group, too: below an
+// init that asks for nobody, as containers have, it stays there.
+func running(group int) bool {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil || len(stats) == 0 {
+		return true // there is no /proc
+	}
+	for _, file := range stats {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		// pid (name) state parent group …, see proc_pid_stat(5); a name may hold
+		// anything.
+		f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		if len(f) > 2 && f[2] == strconv.Itoa(group) && f[0] != "Z" && f[0] != "X" {
+			return true
+		}
+	}
+	return false
+}
