@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -38,7 +40,7 @@ func Open(kubeconfig, context string) (*Client, error) {
 	case clientcmd.IsEmptyConfig(err):
 		return nil, errors.New("reading the kubeconfig: not found: name it with --kubeconfig, or set KUBECONFIG")
 	case err != nil:
-		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+		return nil, fmt.Errorf("reading the kubeconfig: %w", plainLoading(err))
 	}
 	config.Timeout = requestTimeout
 	config.UserAgent = "edgebake"
@@ -47,6 +49,21 @@ func Open(kubeconfig, context string) (*Client, error) {
 	// would only make it slow.
 	config.QPS, config.Burst = 50, 100
 	return newClient(config)
+}
+
+var loadingFile = regexp.MustCompile(`error loading config file ("[^"]*")`)
+
+// otherKind is client-go's error for a file of another kind, or of none.
+var otherKind = regexp.MustCompile(`no kind "[^"]*" is registered|couldn't get version/kind`)
+
+// plainLoading says of a file that is no kubeconfig just that, not how client-go
+// reads one. What is wrong with one that is damaged it leaves.
+func plainLoading(err error) error {
+	file := loadingFile.FindStringSubmatch(err.Error())
+	if file == nil || !otherKind.MatchString(err.Error()) {
+		return err
+	}
+	return fmt.Errorf("%s is not a kubeconfig: name another with --kubeconfig", file[1])
 }
 
 func newClient(config *rest.Config) (*Client, error) {
@@ -127,25 +144,40 @@ func describe(r schema.GroupVersionResource, namespace, name string) string {
 	return s
 }
 
+// unauthorized is the API server's error, in our words alone.
+type unauthorized struct {
+	text string
+	err  error
+}
+
+func (u *unauthorized) Error() string { return u.text }
+func (u *unauthorized) Unwrap() error { return u.err }
+
 // explain says what a failed request means to the operator.
 func (c *Client) explain(doing string, err error) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
 	var host x509.HostnameError
 	var network net.Error
+	var request *url.Error
+	if errors.As(err, &request) {
+		err = request.Err // the server and what was asked are said in our words
+	}
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, context.Canceled):
 		return err
 	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("%s: %s does not accept the kubeconfig's credentials: they have expired, or are of another cluster", doing, c.Server())
+		return &unauthorized{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or are of another cluster", doing, c.Server()), err}
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%s: the kubeconfig's user has no right to: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
 		return fmt.Errorf("%s: the certificate of %s: %w: the kubeconfig is of another cluster, or the address another server's", doing, c.Server(), err)
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
+	case request != nil: // an answer that ended early, or that is no API server's
+		return fmt.Errorf("%s: asking %s: %w", doing, c.Server(), err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
@@ -182,7 +214,7 @@ func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
 	return lacks, nil
 }
 
-// need refuses to begin what could not be ended for want of rights.
+// need rejects what could not be completed for lack of rights.
 func (c *Client) need(ctx context.Context, doing string, rights ...right) error {
 	lacks, err := c.missing(ctx, rights)
 	if err != nil {

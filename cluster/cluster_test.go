@@ -1,10 +1,15 @@
 package cluster
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -33,6 +38,47 @@ func TestExcludeVIP(t *testing.T) {
 	}
 	if _, err := excludeVIP("mode: [", "10.103.97.2"); err == nil {
 		t.Error("took what is no YAML")
+	}
+}
+
+// What is no kubeconfig is called that, by its name, and not how client-go reads one;
+// what is neither a token nor its id is not looked for.
+func TestBadArguments(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"cluster.yaml": "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\n", "notes.txt": "garbage\n"} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("reading the kubeconfig: %q is not a kubeconfig: name another with --kubeconfig", file)
+		if _, err := Open(file, ""); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	damaged := filepath.Join(dir, "damaged")
+	if err := os.WriteFile(damaged, []byte("apiVersion: v1\nkind: Config\n\tclusters: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(damaged, ""); err == nil || !strings.Contains(err.Error(), "line 3") || !strings.Contains(err.Error(), damaged) {
+		t.Errorf("a damaged one: %v", err)
+	}
+	if _, err := Open(filepath.Join(dir, "none"), ""); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Error(err)
+	}
+	c, err := newClient(&rest.Config{Host: "http://127.0.0.1:1"}) // nobody is asked
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token, want := range map[string]string{
+		"ABC": `"ABC" is neither a token nor its id`, "a/b/cd": `"a/b/cd" is neither`, "": `"" is neither`,
+		"0123456789abcdef": `"012345..." is neither`, "abcdef.123": "not of the form abcdef.0123456789abcdef",
+	} {
+		if _, err := c.CheckToken(t.Context(), token, time.Now()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "checking a token: ") {
+			t.Errorf("%q: %v", token, err)
+		}
+		if err := c.RevokeToken(t.Context(), token); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "revoking a token: ") {
+			t.Errorf("%q: %v", token, err)
+		}
 	}
 }
 

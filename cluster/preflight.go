@@ -24,7 +24,7 @@ type PreflightSite struct {
 	*configs.Site
 }
 
-// PreflightOptions are what the checks go by.
+// PreflightOptions are what the checks use.
 type PreflightOptions struct {
 	// Client is somebody with a kubeconfig; nil asks what discovery asks.
 	Client *Client
@@ -329,7 +329,7 @@ func (p *preflight) hasNode(ctx context.Context, node string, site *configs.Site
 
 // nodePools is OpenYurt's, in the version that the cluster stores.
 func nodePools(version string) schema.GroupVersionResource {
-	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: "nodepools"}
+	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: openyurt.Pools}
 }
 
 // openYurt looks at what yurthub needs of the cluster.
@@ -346,7 +346,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	if err != nil {
 		p.unknown("NodePools", "", err.Error(), "")
 	} else if version == "" {
-		p.fail("NodePools", "", "the cluster has no NodePool CRD ("+openyurt.PoolCRD+")", "install OpenYurt's yurt-manager chart, of the release that yurthub is of")
+		p.fail("NodePools", "", "the cluster has no NodePool CRD ("+openyurt.PoolCRD+")", openyurt.InstallManager)
 	}
 	done := map[string]bool{}
 	for _, s := range of {
@@ -356,7 +356,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 		}
 	}
 	role, err := p.Client.get(ctx, clusterRoles, "", openyurt.HubRole)
-	p.exists("yurthub's rights", role, err, "there is no ClusterRole yurt-hub", "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub")
+	p.exists("yurthub's rights", role, err, "there is no ClusterRole "+openyurt.HubRole, openyurt.GrantHubRole)
 	p.approver(ctx)
 }
 
@@ -390,7 +390,7 @@ func (p *preflight) exists(name string, obj *unstructured.Unstructured, err erro
 	}
 }
 
-// approver looks for yurt-manager, which approves yurthub's certificates.
+// approver looks for what approves yurthub's certificates.
 func (p *preflight) approver(ctx context.Context) {
 	const name = "certificate approver"
 	obj, available, err := p.Client.manager(ctx)
@@ -398,14 +398,14 @@ func (p *preflight) approver(ctx context.Context) {
 		p.unknown(name, "", err.Error(), "")
 		return
 	}
-	const fix = "install OpenYurt's yurt-manager chart, or look why it does not run: kubectl -n kube-system get deployment yurt-manager"
+	const fix = openyurt.InstallManager + ", or look why it does not run: kubectl -n " + openyurt.ManagerNamespace + " get deployment " + openyurt.Manager
 	if obj == nil {
-		p.fail(name, "", "there is no Deployment yurt-manager in kube-system, which approves yurthub's certificates", fix)
+		p.fail(name, "", "there is no Deployment "+openyurt.Manager+" in "+openyurt.ManagerNamespace+", which approves yurthub's certificates", fix)
 		return
 	}
 	if !available {
-		p.fail(name, "", "no replica of yurt-manager runs", fix)
+		p.fail(name, "", "no replica of "+openyurt.Manager+" runs", fix)
 		return
 	}
-	p.ok(name, "", "yurt-manager runs")
+	p.ok(name, "", openyurt.Manager+" runs")
 }

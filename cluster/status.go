@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Site is one node as the cluster knows it.
@@ -75,7 +76,7 @@ func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 			s.State, s.Since = Joining, requests[i].GetCreationTimestamp().UTC()
 		}
 		s.Detail = "CSR " + requests[i].GetName() + " is not approved"
-		s.Fix = "see that the approver runs (yurt-manager for yurthub's), or: kubectl certificate approve " + requests[i].GetName()
+		s.Fix = "see that the approver runs (" + openyurt.Manager + " for yurthub's), or: kubectl certificate approve " + requests[i].GetName()
 		byName[name] = s
 	}
 	var out []Site

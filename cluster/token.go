@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -281,12 +282,8 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: its CA is not base64", doing)
 	}
-	certs, err := api.ParseCerts(ca)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a master makes it anew", doing, err)
-	}
-	for _, cert := range certs {
-		i.pins = append(i.pins, api.Pin(cert))
+	if i.pins, err = api.Pins(ca); err != nil {
+		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a master makes it again", doing, err)
 	}
 	return i, nil
 }
@@ -295,10 +292,8 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 // id; without problems one could.
 func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*Token, error) {
 	id, secret, whole := strings.Cut(token, ".")
-	if whole {
-		if _, _, err := api.SplitToken(token); err != nil {
-			return nil, err
-		}
+	if err := checkTokenID(token, id); err != nil {
+		return nil, fmt.Errorf("checking a token: %w", err)
 	}
 	obj, err := c.get(ctx, secrets, systemNamespace, api.TokenSecretName(id))
 	if err != nil {
@@ -319,6 +314,21 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 		err = c.tryToken(ctx, &t)
 	}
 	return &t, err
+}
+
+var tokenID = regexp.MustCompile(`^[a-z0-9]{6}$`)
+
+// checkTokenID rejects what is neither a token nor its id: to say that the cluster
+// has none of it would have somebody look there.
+func checkTokenID(token, id string) error {
+	if id != token {
+		_, _, err := api.SplitToken(token)
+		return err
+	}
+	if !tokenID.MatchString(id) {
+		return fmt.Errorf("%q is neither a token nor its id, which is six lower-case letters and digits, e.g. abcdef", shown(id))
+	}
+	return nil
 }
 
 // shown is an id that may be a whole token by mistake.
@@ -348,7 +358,7 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 		{"get", nodes, "", ""},
 	})
 	switch {
-	case apierrors.IsUnauthorized(errors.Unwrap(err)) || err != nil && strings.Contains(err.Error(), "does not accept"):
+	case apierrors.IsUnauthorized(err):
 		t.Problems = append(t.Problems, "the API server does not let it in: it needs --enable-bootstrap-token-auth")
 	case err != nil:
 		return err
@@ -362,7 +372,10 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 // RevokeToken removes a token, given whole or by its id.
 func (c *Client) RevokeToken(ctx context.Context, token string) error {
 	id, _, _ := strings.Cut(token, ".")
-	doing := "revoking token " + shown(id)
+	if err := checkTokenID(token, id); err != nil {
+		return fmt.Errorf("revoking a token: %w", err)
+	}
+	doing := "revoking token " + id
 	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, api.TokenSecretName(id)}); err != nil {
 		return err
 	}

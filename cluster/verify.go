@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -24,6 +25,16 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 		add("cluster-info is published", CheckFailed, err.Error(), "kubeadm init phase bootstrap-token")
 	} else {
 		add("cluster-info is published", CheckOK, "", "")
+	}
+	version, err := c.poolVersion(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if version == "" { // what the others lack is to be seen all the same
+		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
+			add("node pool "+name, CheckFailed, "there is no CRD "+openyurt.PoolCRD, openyurt.InstallManager)
+		}
+		w.Pools = nil
 	}
 	wishes, err := c.wishes(ctx, w)
 	if err != nil {
@@ -51,12 +62,9 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 		return nil, err
 	}
 	out = append(out, names)
-	pools, err := c.poolVersion(ctx)
-	if err != nil || pools == "" {
-		if err == nil {
-			add("OpenYurt", CheckUnknown, "there is no CRD "+openyurt.PoolCRD+": native nodes can join, edge and cloud nodes cannot", "install OpenYurt's yurt-manager")
-		}
-		return out, err
+	if version == "" {
+		add("OpenYurt", CheckUnknown, "there is no CRD "+openyurt.PoolCRD+": native nodes can join, edge and cloud nodes cannot", openyurt.InstallManager)
+		return out, nil
 	}
 	manager, err := c.managerChecks(ctx)
 	return append(out, manager...), err
@@ -93,7 +101,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	if len(lacks) > 0 {
 		f.State = CheckUnknown
 		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; nodes of edgebake do without, since they ask for the name kubernetes"
-		f.Fix = "on each master: add them to apiServer.certSANs in kubeadm-config, remove apiserver.crt and .key, kubeadm init phase certs apiserver, restart the API server"
+		f.Fix = certSANsStep(lacks)
 	}
 	return f, nil
 }
@@ -101,7 +109,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 // manager is the Deployment of OpenYurt's yurt-manager, which approves
 // yurthub's certificates, nil if not found, and whether a replica of it runs.
 func (c *Client) manager(ctx context.Context) (obj *unstructured.Unstructured, available bool, err error) {
-	obj, err = c.get(ctx, deployments, systemNamespace, "yurt-manager")
+	obj, err = c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
 	if obj == nil || err != nil {
 		return nil, false, err
 	}
@@ -116,16 +124,16 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	if err != nil {
 		return nil, err
 	}
-	ready := Check{Name: "yurt-manager runs (it approves yurthub's certificates)", State: CheckOK}
+	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK}
 	if manager == nil {
-		ready.State, ready.Detail, ready.Fix = CheckUnknown, "there is no Deployment kube-system/yurt-manager", "if it is installed under another name, see that it is ready; else install it"
+		ready.State, ready.Detail, ready.Fix = CheckUnknown, "there is no Deployment "+openyurt.ManagerNamespace+"/"+openyurt.Manager, "if it is installed under another name, see that it is ready; else install it"
 		return append(out, ready), nil
 	}
 	if !available {
-		ready.State, ready.Detail, ready.Fix = CheckFailed, "none of its pods is available: no yurthub gets its certificate", "kubectl -n kube-system describe deployment yurt-manager"
+		ready.State, ready.Detail, ready.Fix = CheckFailed, "none of its pods is available: no yurthub gets its certificate", "kubectl -n "+openyurt.ManagerNamespace+" describe deployment "+openyurt.Manager
 	}
 	out = append(out, ready)
-	theirs := runs(containerArgs(manager.Object, "spec", "template", "spec", "containers"), "nodelifecycle")
+	theirs := runs(containerArgs(manager.Object, "spec", "template", "spec", "containers"), openyurt.NodeLifecycle)
 	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: "component=kube-controller-manager"})
 	if err != nil {
 		return out, err
@@ -135,18 +143,30 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 		f.State, f.Detail = CheckUnknown, "kube-controller-manager's pods cannot be seen from here"
 		return append(out, f), nil
 	}
+	version := tagOf(firstImage(manager.Object, "spec", "template", "spec", "containers"))
 	for _, p := range all {
-		ours := runs(containerArgs(p.Object, "spec", "containers"), "nodelifecycle")
+		ours := runs(containerArgs(p.Object, "spec", "containers"), openyurt.NodeLifecycle)
 		switch {
 		case ours && theirs:
-			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and yurt-manager both do"
-			f.Fix = "give yurt-manager --controllers=-nodelifecycle,* (the default of its chart since v1.6), or kube-controller-manager, as OpenYurt before v1.6 has it"
+			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and "+openyurt.Manager+" both do"
+			f.Fix = lifecycleFix(version, true)
 		case !ours && !theirs:
 			f.State, f.Detail = CheckFailed, "neither does: a dead node would stay Ready"
-			f.Fix = "take -nodelifecycle out of --controllers of kube-controller-manager (OpenYurt v1.6 and later), or of yurt-manager"
+			f.Fix = lifecycleFix(version, false)
 		}
 	}
 	return append(out, f), nil
+}
+
+// firstImage is that of an object's first container.
+func firstImage(obj map[string]any, path ...string) string {
+	containers, _, _ := unstructured.NestedSlice(obj, path...)
+	if len(containers) == 0 {
+		return ""
+	}
+	first, _ := containers[0].(map[string]any)
+	image, _ := first["image"].(string)
+	return image
 }
 
 func containerArgs(obj map[string]any, path ...string) []string {

@@ -4,7 +4,8 @@ package openyurt
 const (
 	// Group is the API group of its objects, API its path.
 	Group   = "apps.openyurt.io"
-	PoolCRD = "nodepools." + Group
+	Pools   = "nodepools"
+	PoolCRD = Pools + "." + Group
 	// HubRole is the ClusterRole, and its binding, that let yurthub list what it
 	// caches, with the node's own rights.
 	HubRole = "yurt-hub"
@@ -13,6 +14,50 @@ const (
 	TopologyKey  = "openyurt.io/topologyKeys"
 	PoolTopology = "openyurt.io/nodepool"
 )
+
+// Manager is OpenYurt's controller, a Deployment in ManagerNamespace. It approves
+// yurthub's certificates.
+const (
+	Manager          = "yurt-manager"
+	ManagerNamespace = "kube-system"
+)
+
+// What installs the cluster's part.
+const (
+	InstallManager = "install OpenYurt's " + Manager + " chart, of the release that yurthub is of"
+	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
+)
+
+// Signers of yurthub's certificates. Its server certificate has ServerName among
+// its names, by which it is told from the one that kubelet may ask for.
+const (
+	ClientSigner = "kubernetes.io/kube-apiserver-client"
+	ServerSigner = "kubernetes.io/kubelet-serving"
+	ServerName   = "kubernetes"
+)
+
+// Rule is one of RBAC's.
+type Rule struct {
+	Group            string
+	Resources, Verbs []string
+}
+
+// HubRules are what yurthub asks for with its node's rights.
+func HubRules() []Rule {
+	return []Rule{
+		{"", []string{"configmaps"}, []string{"get", "list", "watch"}},
+		{Group, []string{Pools}, []string{"list", "watch"}},
+		{"discovery.k8s.io", []string{"endpointslices"}, []string{"list", "watch"}},
+	}
+}
+
+// NodeLifecycle is the controller that watches whether nodes live. Exactly one
+// of kube-controller-manager and yurt-manager must run it.
+const NodeLifecycle = "nodelifecycle"
+
+// LifecycleSince is the release of OpenYurt that leaves it to
+// kube-controller-manager.
+const LifecycleSince = "v1.6.0"
 
 // Types of node pools.
 const (

@@ -1,5 +1,5 @@
 // Package openyurt is all that edgebake knows of OpenYurt: the labels of its
-// nodes, the releases of yurthub that are served and what each runs with, its
+// nodes, the releases of yurthub that are supported and what each runs with, its
 // flags, its unit and its static pod, its ports and paths, how kubelet is turned
 // to it, and what it lists in the cluster before it is ready.
 //

@@ -24,28 +24,53 @@ const (
 	Manifest    = "/etc/kubernetes/manifests/yurthub.yaml"
 )
 
+// Identities are what yurthub keeps between its starts: its certificates, its
+// way to the API server and what it answers from offline.
+func Identities() []string {
+	return []string{Cache, Root + "/pki", Root + "/autonomy", Identity, Root + "/bootstrap-hub.conf"}
+}
+
 // API is where OpenYurt's own resources are, without their version.
 const API = "/apis/" + Group + "/"
 
 // Ports of yurthub. It asks nobody who he is and acts with the node's rights.
 const (
-	ProxyPort  = "10261" // for the node, and for pods at 169.254.2.1
+	ProxyPort  = "10261" // for the node, and for pods at PodAddress
 	HealthPort = "10267" // of its health, and of its profile
 	SecurePort = "10268" // as ProxyPort, by TLS
 	PoolPort   = "10269" // for other nodes of the pool
 )
 
-// Addresses on the node itself.
+// Addresses on the node itself. PodAddress is on the dummy interface, for pods.
 const (
-	Health = "127.0.0.1:" + HealthPort
-	Proxy  = "http://127.0.0.1:" + ProxyPort
+	Health     = "127.0.0.1:" + HealthPort
+	Proxy      = "http://127.0.0.1:" + ProxyPort
+	PodAddress = "169.254.2.1"
 )
 
-// UnitFile is the unit that images carry, for nodes that edgebake did not
-// build. A test holds the two against each other.
+// ReadyPath is where Health answers 200 once yurthub has its identity and its
+// lists; before that it says only that it runs.
+const ReadyPath = "/v1/readyz"
+
+// Certificate is one that yurthub keeps: Name-current.pem in Dir leads to the
+// newest of Name-<date>.pem.
+type Certificate struct {
+	Dir, Name string
+	// AskedAnew: where it is not there yurthub asks for another one. Its client
+	// certificate it could only get by a token that is long forgotten.
+	AskedAnew bool
+}
+
+// Certificates are all of them.
+func Certificates() []Certificate {
+	return []Certificate{{Root + "/pki", "yurthub", false}, {Root + "/pki", "yurthub-server", true}}
+}
+
+// UnitFile is the unit that images carry, and that convert writes on nodes that
+// edgebake did not build.
 const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
 # on up before kubelet at every boot, with or without a network, and restarted
-# for ever: yurthub itself gives up after four minutes without its identity.
+# forever: yurthub itself gives up after four minutes without its identity.
 [Unit]
 Description=OpenYurt yurthub
 After=network.target ipvscare.service systemd-modules-load.service
@@ -80,6 +105,20 @@ func (h Hub) PodManifest() []byte {
 		fmt.Fprintf(&args, "    - %q\n", a)
 	}
 	return fmt.Appendf(nil, podManifest, h.Image, args.String(), dir, dir)
+}
+
+// PodName is yurthub's pod, in PodNamespace.
+const (
+	PodName      = "yurt-hub"
+	PodNamespace = "kube-system"
+)
+
+// Logs says how a person sees what yurthub printed.
+func (h Hub) Logs() string {
+	if h.Image != "" {
+		return "see `journalctl -u kubelet` and /var/log/pods/" + PodNamespace + "_" + PodName + "* on the machine"
+	}
+	return "see `journalctl -u yurthub` on the machine"
 }
 
 const podManifest = `# Written by firstboot from the site.

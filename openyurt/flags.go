@@ -47,7 +47,7 @@ func BadFlag(name, version string) string {
 	case slices.Contains(managed, name):
 		return "is set by first boot"
 	case fixed[name] != "":
-		return "must keep yurthub's own value: " + fixed[name] + "; take it out"
+		return "must keep yurthub's own value: " + fixed[name] + "; remove it"
 	case slices.Contains(flags, name):
 		return ""
 	}

@@ -6,6 +6,19 @@ import (
 	"strings"
 )
 
+// Ways in which yurthub chooses among its servers: the first that is healthy, or
+// all in turn.
+const (
+	LBPriority   = "priority"
+	LBRoundRobin = "rr"
+)
+
+// LBModes are all of them.
+func LBModes() []string { return []string{LBPriority, LBRoundRobin} }
+
+// DefaultNamespace is where yurthub's settings are in a cluster.
+const DefaultNamespace = "kube-system"
+
 // Hub is what a node's yurthub is told.
 type Hub struct {
 	Node, Pool, NodeIP string
@@ -65,17 +78,42 @@ func (h Hub) Env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.Args(), " ") + "\n")
 }
 
-// PoolVersion is the version of NodePools that yurthub asks for.
-func (h Hub) PoolVersion() string {
-	if h.Image != "" { // before 1.7
-		return "v1beta1"
+// Resource is a kind of OpenYurt's objects, in a version.
+type Resource struct{ Kind, Version string }
+
+// Path is where the API server lists them.
+func (r Resource) Path() string { return API + r.Version + "/" + r.plural() }
+
+// CRD names them and their version, as an error of the API server does.
+func (r Resource) CRD() string { return r.plural() + "." + Group + "/" + r.Version }
+
+func (r Resource) plural() string { return strings.ToLower(r.Kind) + "s" }
+
+// ListRights says how nodes get the right to list them.
+func (r Resource) ListRights() string {
+	if r.Kind == kindPool {
+		return GrantHubRole
 	}
-	return "v1beta2"
+	return "OpenYurt's charts do not grant it: give system:nodes list and watch of " + r.plural() + "." + Group + ", or take " + bucketsFlag + " out of yurthub's arguments"
 }
 
-// PoolKind is what yurthub lists to know its pool before it is ready, in the
-// version it asks for; no kind: nothing.
-func (h Hub) PoolKind() (kind, version string) {
+const (
+	kindPool    = "NodePool"
+	kindBucket  = "NodeBucket"
+	bucketsFlag = "--enable-pool-service-topology"
+)
+
+// Pools are the NodePools that yurthub knows.
+func (h Hub) Pools() Resource {
+	if h.Image != "" { // before 1.7
+		return Resource{kindPool, "v1beta1"}
+	}
+	return Resource{kindPool, "v1beta2"}
+}
+
+// PoolSource is what yurthub lists to know its pool before it is ready; ok is
+// false where it lists nothing.
+func (h Hub) PoolSource() (r Resource, ok bool) {
 	on := func(name string, is bool) bool {
 		for _, a := range h.Extra {
 			if flag, value, given := strings.Cut(a, "="); flag == "--"+name {
@@ -87,14 +125,47 @@ func (h Hub) PoolKind() (kind, version string) {
 	}
 	switch {
 	case !on("enable-resource-filter", true):
-		return "", ""
-	case on("enable-pool-service-topology", false):
-		return "NodeBucket", "v1alpha1"
+		return Resource{}, false
+	case on(strings.TrimPrefix(bucketsFlag, "--"), false):
+		return Resource{kindBucket, "v1alpha1"}, true
 	case !on("enable-node-pool", true):
-		return "", ""
+		return Resource{}, false
 	}
-	return "NodePool", h.PoolVersion()
+	return h.Pools(), true
 }
+
+var (
+	nodeIPArg = regexp.MustCompile(`(?:^|[\s"])--node-ip=([^\s"]+)`)
+	serverArg = regexp.MustCompile(`(?:^|[\s"])--server-addr=([^\s"]+)`)
+)
+
+// NodeIPIn is the node's address in the arguments of an Env; "": none is given.
+func NodeIPIn(env string) string { return first(nodeIPArg, env) }
+
+// ServersIn are the servers in the arguments of an Env or of a PodManifest, nil
+// where none are given.
+func ServersIn(text string) []string {
+	if list := first(serverArg, text); list != "" {
+		return strings.Split(list, ",")
+	}
+	return nil
+}
+
+func first(arg *regexp.Regexp, text string) string {
+	if m := arg.FindStringSubmatch(text); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// PodIsOf reports whether a PodManifest is for a node of that name.
+func PodIsOf(manifest, node string) bool {
+	return strings.Contains(manifest, strconv.Quote("--node-name="+node)+"\n")
+}
+
+// SettingsPath is where the API server has the ConfigMaps that yurthub lists
+// before it is ready.
+func (h Hub) SettingsPath() string { return "/api/v1/namespaces/" + h.Namespace + "/configmaps" }
 
 var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 

@@ -2,6 +2,7 @@ package openyurt
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"strconv"
 	"strings"
@@ -16,6 +17,27 @@ const TurnedFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 // without a server sends nothing at all, so that kubelet would not even find
 // its Node and run no pod.
 const ListPlainly = " --feature-gates=WatchListClient=false"
+
+// IsTurned reports whether kubelet's arguments lead it to yurthub.
+func IsTurned(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
+
+// JoinedArgs are given with those that kubelet needs which joins through yurthub
+// of form staticPod, and so has no certificate of its own. plain is what
+// PlainLists says.
+func JoinedArgs(given map[string]string, plain string) map[string]string {
+	args := maps.Clone(given)
+	if args == nil {
+		args = map[string]string{}
+	}
+	args["kubeconfig"], args["bootstrap-kubeconfig"], args["rotate-certificates"] = KubeletConf, "", "false"
+	if _, gate, ok := strings.Cut(plain, "="); ok {
+		if more := args["feature-gates"]; more != "" {
+			gate = more + "," + gate
+		}
+		args["feature-gates"] = gate
+	}
+	return args
+}
 
 var kubeletVersion = regexp.MustCompile(`(?m)(?:^|\s)v1\.(\d{1,3})\.\d`)
 
@@ -38,7 +60,7 @@ preferences: {}
 
 // PlainLists is ListPlainly where a kubelet of that version, as it says it,
 // needs it. Before 1.30 it would not start with a gate it does not know, and
-// until 1.35 it lists plainly by itself. It is an error where version is none.
+// until 1.35 it lists plainly by itself. It is an error where version is invalid.
 func PlainLists(version string) (string, error) {
 	m := kubeletVersion.FindStringSubmatch(version)
 	if m == nil {

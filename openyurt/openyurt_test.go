@@ -1,14 +1,17 @@
 package openyurt
 
 import (
-	"os"
+	"maps"
+	"path"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
-func TestPoolKind(t *testing.T) {
+func TestPoolSource(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		image, extra, want string
@@ -22,21 +25,10 @@ func TestPoolKind(t *testing.T) {
 		{"openyurt/yurthub:v1.6.1", "--enable-pool-service-topology=true", "NodeBucket v1alpha1"},
 		{"", "--enable-pool-service-topology=false", "NodePool v1beta2"},
 	} {
-		kind, version := Hub{Image: tc.image, Extra: []string{tc.extra}}.PoolKind()
-		if got := kind + " " + version; got != tc.want {
+		r, _ := Hub{Image: tc.image, Extra: []string{tc.extra}}.PoolSource()
+		if got := r.Kind + " " + r.Version; got != tc.want {
 			t.Errorf("image %q, %q: %q, want %q", tc.image, tc.extra, got, tc.want)
 		}
-	}
-}
-
-func TestHubUnitIsTheBakedOne(t *testing.T) {
-	t.Parallel()
-	b, err := os.ReadFile("../overlays/files/yurthub/usr/lib/systemd/system/yurthub.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(b) != UnitFile {
-		t.Error("the unit that convert writes is not the one that images carry")
 	}
 }
 
@@ -46,8 +38,8 @@ func TestHubArgsOfTheUser(t *testing.T) {
 	if args := h.Args(); args[len(args)-1] != "--enable-dummy-if=false" {
 		t.Errorf("a kernel without dummy gets %v", args)
 	}
-	if kind, _ := h.PoolKind(); kind != "" {
-		t.Errorf("without the filters it waits for %s", kind)
+	if r, listed := h.PoolSource(); listed {
+		t.Errorf("without the filters it waits for %s", r.Kind)
 	}
 }
 
@@ -102,5 +94,311 @@ func TestPoolProblem(t *testing.T) {
 		if c.want == "" && what+fix != "" || c.want != "" && (!strings.Contains(what, c.want) || fix == "") {
 			t.Errorf("%q, cloud %t: %q, to fix: %q", c.poolType, c.cloud, what, fix)
 		}
+	}
+}
+
+// unit and pod are the hubs of a node of each form.
+func unit() Hub {
+	return Hub{Node: "edge-7", Pool: "shanghai", NodeIP: "192.0.2.50", Dummy: true, Servers: []string{"https://apiserver.cluster.local:6443", "https://192.0.2.11:6443"},
+		Namespace: DefaultNamespace, LBMode: LBPriority, Pins: []string{"sha256:aa", "sha256:bb"}, BootstrapFile: "/run/hub/bootstrap-hub.conf"}
+}
+
+func pod() Hub {
+	h := unit()
+	h.NodeIP, h.Image, h.Organizations = "", "openyurt/yurthub:v1.6.1", []string{"shop", "till"}
+	return h
+}
+
+// TestArgs: what yurthub is started with, by its own validation: without a node
+// name, servers by https, a mode it knows and one way to an identity it does not
+// start; without its pool and its address v1.7 does not, and v1.6 has no
+// --node-ip.
+func TestArgs(t *testing.T) {
+	t.Parallel()
+	both := []string{"--v=2", "--bind-address=127.0.0.1", "--working-mode=edge", "--namespace=kube-system", "--node-name=edge-7", "--nodepool-name=shanghai",
+		"--server-addr=https://apiserver.cluster.local:6443,https://192.0.2.11:6443", "--lb-mode=priority"}
+	pins := []string{"--discovery-token-ca-cert-hash=sha256:aa", "--discovery-token-ca-cert-hash=sha256:bb", "--discovery-token-unsafe-skip-ca-verification=false"}
+	cloud := unit()
+	cloud.Cloud, cloud.Pins = true, nil
+	for name, c := range map[string]struct {
+		hub  Hub
+		want []string
+	}{
+		"unit": {unit(), slices.Concat(both, []string{"--bootstrap-mode=kubeletcertificate", "--node-ip=192.0.2.50"}, pins)},
+		"pod":  {pod(), slices.Concat(both, []string{"--bootstrap-file=/run/hub/bootstrap-hub.conf", "--hub-cert-organizations=shop,till"}, pins)},
+		"cloud, unpinned": {cloud, slices.Concat(both[:2], []string{"--working-mode=cloud"}, both[3:],
+			[]string{"--bootstrap-mode=kubeletcertificate", "--node-ip=192.0.2.50"})},
+	} {
+		if got := c.hub.Args(); !slices.Equal(got, c.want) {
+			t.Errorf("%s:\n%q, not\n%q", name, got, c.want)
+		}
+	}
+}
+
+// TestArgsAreFlags: yurthub ends at once with a flag it does not know, and what
+// first boot sets nobody else may.
+func TestArgsAreFlags(t *testing.T) {
+	t.Parallel()
+	h := unit()
+	h.Dummy = false
+	for _, a := range slices.Concat(h.Args(), pod().Args()) {
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
+		if !slices.Contains(flags, name) && name != "node-ip" {
+			t.Errorf("%s is none of yurthub's flags", a)
+		}
+		if name != "v" && name != "enable-dummy-if" && BadFlag(name, "") == "" {
+			t.Errorf("%s is set, and a Site may give it too", a)
+		}
+	}
+}
+
+func TestBadFlag(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, version, want string }{
+		{"heartbeat-interval-seconds", "v1.6.0", ""},
+		{"server-addr", "", "is set by first boot"},
+		{"node-ip", "v1.6.1", "is set by first boot"},
+		{"proxy-port", "", "kubelet asks it at 127.0.0.1:10261"},
+		{"multiplexer-port", "", "port 10269"},
+		{"root-dir", "", Root},
+		{"enable-iptable", "", "is unknown to yurthub"},
+		{"pool-scope-resources", "v1.6.0", "with yurthub v1.6.1 or later"},
+		{"pool-scope-resources", "v1.6.0-0a1b2c3", "with yurthub v1.6.1 or later"},
+		{"pool-scope-resources", "v1.6.1", ""},
+		{"pool-scope-resources", "v1.7.0", ""},
+		{"pool-scope-resources", "", ""},
+	} {
+		if got := BadFlag(c.name, c.version); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("--%s of %q: %q, want %q", c.name, c.version, got, c.want)
+		}
+	}
+}
+
+// TestReadBack: what is on the disk tells what it was written for.
+func TestReadBack(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"env": string(unit().Env()), "pod": string(pod().PodManifest())} {
+		if got := ServersIn(text); !slices.Equal(got, unit().Servers) {
+			t.Errorf("%s: servers %q", name, got)
+		}
+	}
+	if got := NodeIPIn(string(unit().Env())); got != "192.0.2.50" {
+		t.Errorf("node address %q", got)
+	}
+	if got := NodeIPIn(string(pod().Env())); got != "" {
+		t.Errorf("without one the node address is %q", got)
+	}
+	if got := ServersIn("YURTHUB_ARGS=--v=2 --my-server-addr=https://x:1"); got != nil {
+		t.Errorf("of another flag: %q", got)
+	}
+	manifest := string(pod().PodManifest())
+	for node, want := range map[string]bool{"edge-7": true, "edge": false, "edge-70": false, "dge-7": false} {
+		if PodIsOf(manifest, node) != want {
+			t.Errorf("the pod of edge-7 is of %s: %v", node, !want)
+		}
+	}
+}
+
+// TestEnv: systemd takes one line, and $YURTHUB_ARGS is split at its blanks.
+func TestEnv(t *testing.T) {
+	t.Parallel()
+	lines := strings.Split(strings.TrimSuffix(string(unit().Env()), "\n"), "\n")
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "#") || lines[1] != "YURTHUB_ARGS="+strings.Join(unit().Args(), " ") {
+		t.Errorf("%q", lines)
+	}
+}
+
+// TestUnit: OpenYurt's own has no [Install] section and the usual limit of
+// starts, so it is not there after a boot, or gives up.
+func TestUnit(t *testing.T) {
+	t.Parallel()
+	for _, want := range []string{"\n[Install]\nWantedBy=multi-user.target\n", "\nStartLimitIntervalSec=0\n", "\nRestart=always\n", "Before=kubelet.service\n",
+		"\nExecStart=" + Program + " $YURTHUB_ARGS\n", "ConditionPathExists=/etc/edgebake/yurthub.env\n", "EnvironmentFile=/etc/edgebake/yurthub.env\n"} {
+		if !strings.Contains(UnitFile, want) {
+			t.Errorf("the unit lacks %q", want)
+		}
+	}
+	if strings.Contains(UnitFile, "network-online.target") {
+		t.Error("it waits for a network, which an edge node may not have")
+	}
+}
+
+// TestPodManifest: a Pod that kubelet runs without the cluster, asked where
+// yurthub listens, with its identity and its cache on the host.
+func TestPodManifest(t *testing.T) {
+	t.Parallel()
+	var p struct {
+		APIVersion string `yaml:"apiVersion"`
+		Kind       string
+		Metadata   struct{ Name, Namespace string }
+		Spec       struct {
+			HostNetwork bool `yaml:"hostNetwork"`
+			Containers  []struct {
+				Image         string
+				Command       []string
+				LivenessProbe struct {
+					HTTPGet struct{ Host, Path, Port string } `yaml:"httpGet"`
+				} `yaml:"livenessProbe"`
+				VolumeMounts []struct {
+					Name, MountPath string
+					ReadOnly        bool `yaml:"readOnly"`
+				} `yaml:"volumeMounts"`
+			}
+			Volumes []struct {
+				Name     string
+				HostPath struct{ Path string } `yaml:"hostPath"`
+			}
+		}
+	}
+	if err := yaml.Unmarshal(pod().PodManifest(), &p); err != nil {
+		t.Fatal(err)
+	}
+	if p.APIVersion != "v1" || p.Kind != "Pod" || p.Metadata.Name != PodName || p.Metadata.Namespace != PodNamespace || !p.Spec.HostNetwork || len(p.Spec.Containers) != 1 {
+		t.Fatalf("%+v", p)
+	}
+	c := p.Spec.Containers[0]
+	if want := append([]string{"yurthub"}, pod().Args()...); !slices.Equal(c.Command, want) || c.Image != pod().Image {
+		t.Errorf("image %s, command %q, want %q", c.Image, c.Command, want)
+	}
+	if g := c.LivenessProbe.HTTPGet; g.Host+":"+g.Port != Health || g.Path != "/v1/healthz" {
+		t.Errorf("it is asked at %+v", g)
+	}
+	var dirs []string
+	for _, v := range p.Spec.Volumes {
+		dirs = append(dirs, v.HostPath.Path)
+	}
+	for _, want := range []string{path.Dir(path.Dir(Manifest)), Root, path.Dir(pod().BootstrapFile)} {
+		if !slices.Contains(dirs, want) {
+			t.Errorf("it has no %s of the host's: %q", want, dirs)
+		}
+	}
+	if !strings.HasPrefix(Cache, path.Dir(path.Dir(Manifest))+"/") {
+		t.Errorf("its cache %s is in none of %q", Cache, dirs)
+	}
+}
+
+// TestKubelet: kubelet goes to yurthub in the words that node-servant writes, and
+// looks for when it takes them back.
+func TestKubelet(t *testing.T) {
+	t.Parallel()
+	if TurnedFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsTurned(TurnedFlags) || IsTurned("--kubeconfig=/etc/kubernetes/kubelet.conf") {
+		t.Errorf("kubelet is turned by %q", TurnedFlags)
+	}
+	var conf struct {
+		Clusters []struct{ Cluster struct{ Server string } }
+		Users    []any
+	}
+	if err := yaml.Unmarshal([]byte(Kubeconfig), &conf); err != nil || len(conf.Clusters) != 1 || conf.Clusters[0].Cluster.Server != "http://127.0.0.1:10261" || len(conf.Users) > 0 {
+		t.Errorf("%+v, %v", conf, err)
+	}
+	for version, want := range map[string]string{"Kubernetes v1.29.4": "", "Kubernetes v1.34.9\n": "", "Kubernetes v1.35.0\n": ListPlainly, "v1.36.3": ListPlainly} {
+		if got, err := PlainLists(version); got != want || err != nil {
+			t.Errorf("%q lists by %q, %v", version, got, err)
+		}
+	}
+	if _, err := PlainLists("Kubernetes unknown"); err == nil {
+		t.Error("an unknown version is taken for one")
+	}
+}
+
+func TestJoinedArgs(t *testing.T) {
+	t.Parallel()
+	given := map[string]string{"v": "4", "feature-gates": "A=true", "rotate-certificates": "true"}
+	want := map[string]string{"v": "4", "kubeconfig": KubeletConf, "bootstrap-kubeconfig": "", "rotate-certificates": "false", "feature-gates": "A=true,WatchListClient=false"}
+	if got := JoinedArgs(given, ListPlainly); !maps.Equal(got, want) {
+		t.Errorf("%v", got)
+	}
+	if given["rotate-certificates"] != "true" {
+		t.Error("the Site's were changed")
+	}
+	if got := JoinedArgs(nil, ListPlainly)["feature-gates"]; got != "WatchListClient=false" {
+		t.Errorf("feature gates %q", got)
+	}
+	if got, some := JoinedArgs(nil, "")["feature-gates"]; some {
+		t.Errorf("a kubelet that lists plainly gets %q", got)
+	}
+}
+
+// TestLabels: both at once, with the word that OpenYurt reads. A Node with its
+// pool alone is converted by a Job.
+func TestLabels(t *testing.T) {
+	t.Parallel()
+	for cloud, want := range map[bool]string{false: "true", true: "false"} {
+		l := Labels("shanghai", cloud)
+		if len(l) != 2 || l["openyurt.io/is-edge-worker"] != want || l["apps.openyurt.io/nodepool"] != "shanghai" {
+			t.Errorf("cloud %t: %v", cloud, l)
+		}
+		for name := range l {
+			if !IsLabel(name) {
+				t.Errorf("%s is not OpenYurt's", name)
+			}
+		}
+	}
+	if IsLabel("zone") {
+		t.Error("zone is OpenYurt's")
+	}
+}
+
+// TestResources: what is listed, in the words of the API server.
+func TestResources(t *testing.T) {
+	t.Parallel()
+	if r := unit().Pools(); r.Path() != "/apis/apps.openyurt.io/v1beta2/nodepools" || r.CRD() != "nodepools.apps.openyurt.io/v1beta2" || r.ListRights() != GrantHubRole {
+		t.Errorf("%s, %s, %s", r.Path(), r.CRD(), r.ListRights())
+	}
+	h := unit()
+	h.Extra = []string{bucketsFlag}
+	if r, _ := h.PoolSource(); r.Path() != "/apis/apps.openyurt.io/v1alpha1/nodebuckets" || !strings.Contains(r.ListRights(), "nodebuckets.apps.openyurt.io") {
+		t.Errorf("%s, %s", r.Path(), r.ListRights())
+	}
+	if got := unit().SettingsPath(); got != "/api/v1/namespaces/kube-system/configmaps" {
+		t.Errorf("its settings are at %s", got)
+	}
+	// Without one of these it is never ready.
+	for _, need := range []Rule{{"", []string{"configmaps"}, []string{"list", "watch"}}, {Group, []string{Pools}, []string{"list", "watch"}}} {
+		if !slices.ContainsFunc(HubRules(), func(r Rule) bool {
+			return r.Group == need.Group && slices.Equal(r.Resources, need.Resources) && !slices.ContainsFunc(need.Verbs, func(v string) bool { return !slices.Contains(r.Verbs, v) })
+		}) {
+			t.Errorf("%v is not among its rights", need)
+		}
+	}
+}
+
+func TestReleases(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		version string
+		minor   int
+		ok, pod bool
+	}{{"v1.7.0", 7, true, false}, {"v1.6.1", 6, true, true}, {"v1.6.1-0a1b2c3", 6, true, true}, {"v1.5.1", 5, true, false}, {"v1.7", 0, false, false}, {"1.7.0", 0, false, false}, {"v2.7.0", 0, false, false}} {
+		if minor, ok := Minor(c.version); minor != c.minor || ok != c.ok || RunsAsPod(c.version) != c.pod {
+			t.Errorf("%s: minor %d, %t, pod %t", c.version, minor, ok, RunsAsPod(c.version))
+		}
+	}
+	for said, want := range map[string]string{"yurthub version: v1.7.0-abc\n": "v1.7", "projectinfo.Info{GitVersion:\"v1.6.1\"}": "v1.6", "(devel)": ""} {
+		if got := Reported(said); got != want {
+			t.Errorf("%q is of %q, not %q", said, got, want)
+		}
+	}
+	if CanBorrow("v1.6") || !CanBorrow("v1.7") {
+		t.Error("kubelet's certificate is used since v1.7")
+	}
+	if FormOf(Oldest) != FormStaticPod || FormOf(Newest) != FormUnit || Supported() != "v1.6 to v1.7" || Example() != "v1.7.0" {
+		t.Errorf("%s, %s", Supported(), Example())
+	}
+}
+
+// TestLeavings: what a yurthub that was killed leaves behind.
+func TestLeavings(t *testing.T) {
+	t.Parallel()
+	if got := DummyNames("--v=2 --dummy-if-name=hub1 --x=y"); !slices.Equal(got, []string{"hub-dummy0", "yurthub-dummy0", "hub1"}) {
+		t.Errorf("%q", got)
+	}
+	for _, c := range Certificates() {
+		if !slices.ContainsFunc(Identities(), func(dir string) bool { return strings.HasPrefix(c.Dir+"/", dir+"/") }) {
+			t.Errorf("%s in %s outlives its identity", c.Name, c.Dir)
+		}
+	}
+	if !slices.Contains(Identities(), Cache) || !slices.Contains(Identities(), Identity) {
+		t.Errorf("%q", Identities())
 	}
 }

@@ -18,14 +18,14 @@ const (
 	FormStaticPod = "staticPod"
 )
 
-// firstUnit is the first minor release that can use kubelet's certificate, and
+// FirstUnit is the first minor release that can use kubelet's certificate, and
 // so run as a unit beside a node that has joined. Those before it run as a
 // static pod, with an identity of their own.
-const firstUnit = 7
+const FirstUnit = 7
 
 // FormOf is how a minor release runs.
 func FormOf(minor int) string {
-	if minor < firstUnit {
+	if minor < FirstUnit {
 		return FormStaticPod
 	}
 	return FormUnit
@@ -36,6 +36,15 @@ func FormOf(minor int) string {
 // spec.clusterIP (OpenYurt's issue 2379), of which it knows nothing, and start
 // no pod without the list.
 const LastKubernetesOfPods = 30
+
+// Release is a minor release as people write it, e.g. v1.7.
+func Release(minor int) string { return "v1." + strconv.Itoa(minor) }
+
+// Supported names the releases that edgebake supports.
+func Supported() string { return Release(Oldest) + " to " + Release(Newest) }
+
+// Example is a version that edgebake supports.
+func Example() string { return Release(Newest) + ".0" }
 
 // VersionForm is what a version of yurthub looks like.
 var VersionForm = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-[0-9A-Za-z.]+)?$`)
@@ -90,7 +99,7 @@ var (
 )
 
 // BuiltFrom is the release of OpenYurt that a program was built from, empty
-// where that cannot be told for sure.
+// where that is uncertain.
 func BuiltFrom(info *debug.BuildInfo) string {
 	if info.Main.Path != module {
 		return ""

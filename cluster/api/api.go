@@ -11,7 +11,6 @@ package api
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -24,7 +23,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
-	"unicode"
+
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 // maxAnswer bounds every answer we read; a ConfigMap is 1 MiB at most.
@@ -130,71 +130,31 @@ func (c *Client) tls() (*tls.Config, error) {
 
 // MergePatch changes an object as RFC 7386 describes.
 func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
-	tr, err := c.way()
-	if err != nil {
-		return err
-	}
 	body, err := json.Marshal(patch)
 	if err != nil {
 		return fmt.Errorf("encoding the change of %s: %w", path, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPatch, c.Server+path, bytes.NewReader(body))
-	if err != nil {
-		return fmt.Errorf("asking %s: %w", c.Server, err)
-	}
-	req.Header.Set("Content-Type", "application/merge-patch+json")
-	return do(req, tr, c.Token, nil)
+	return c.send(ctx, http.MethodPatch, path, "application/merge-patch+json", body)
 }
 
-// Create creates an object, whose kind the API server must know.
-func (c *Client) Create(ctx context.Context, object []byte) error {
-	var o struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
-		Metadata   struct {
-			Namespace string `json:"namespace"`
-		} `json:"metadata"`
-	}
-	if err := json.Unmarshal(object, &o); err != nil || o.APIVersion == "" || o.Kind == "" {
-		return errors.New("creating an object: it has no apiVersion and kind")
-	}
-	base := "/apis/" + o.APIVersion
-	if !strings.Contains(o.APIVersion, "/") {
-		base = "/api/" + o.APIVersion
-	}
-	var served struct {
-		Resources []struct {
-			Name       string `json:"name"`
-			Kind       string `json:"kind"`
-			Namespaced bool   `json:"namespaced"`
-		} `json:"resources"`
-	}
-	if err := c.Get(ctx, base, &served); err != nil {
-		return err
-	}
-	for _, r := range served.Resources {
-		if r.Kind != o.Kind || strings.Contains(r.Name, "/") { // a subresource
-			continue
-		}
-		path := base + "/" + r.Name
-		if r.Namespaced {
-			path = base + "/namespaces/" + cmp.Or(o.Metadata.Namespace, "default") + "/" + r.Name
-		}
-		return c.post(ctx, path, object)
-	}
-	return &StatusError{Code: http.StatusNotFound, Path: base, Message: "the API server does not know the kind " + printable(o.Kind)}
+// Delete deletes an object, and what belongs to it in the background.
+func (c *Client) Delete(ctx context.Context, path string) error {
+	return c.send(ctx, http.MethodDelete, path+"?propagationPolicy=Background", "", nil)
 }
 
-func (c *Client) post(ctx context.Context, path string, body []byte) error {
+// send asks for a change; contentType is the body's, empty where it has none.
+func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) error {
 	tr, err := c.way()
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Server+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, c.Server+path, bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("asking %s: %w", c.Server, err)
 	}
-	req.Header.Set("Content-Type", "application/json")
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
 	return do(req, tr, c.Token, nil)
 }
 
@@ -247,7 +207,7 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 			Message string `json:"message"`
 		}
 		_ = json.Unmarshal(body, &status) // a proxy's error page has none
-		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: printable(status.Message)}
+		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: quoted(status.Message)}
 	}
 	if out == nil {
 		return nil
@@ -258,17 +218,11 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	return nil
 }
 
-// printable is what a server says as it may be shown on consoles and kept in
+// quoted is what a server says as it may be shown on consoles and kept in
 // reports: nobody may have verified that server yet.
-func printable(s string) string {
+func quoted(s string) string {
 	const most = 500
-	s = strings.ToValidUTF8(s[:min(len(s), most)], "")
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, s)
+	return printable.Line(strings.ToValidUTF8(s[:min(len(s), most)], ""))
 }
 
 // Pool makes a pool of the certificates in PEM; none at all is an error.

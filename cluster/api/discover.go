@@ -250,6 +250,20 @@ func (d Discovery) over(first *tls.Conn, master string, ca []byte) *http.Transpo
 	}})
 }
 
+// ClusterInfoUID is the UID of cluster-info, asked for by nobody in particular. A
+// cluster that was born again with the same keys has another one.
+func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
+	anonymous := *c
+	anonymous.Cert, anonymous.Token, anonymous.kept = nil, "", nil
+	var cm struct {
+		Metadata struct {
+			UID string `json:"uid"`
+		} `json:"metadata"`
+	}
+	err := anonymous.Get(ctx, clusterInfoPath, &cm)
+	return cm.Metadata.UID, err
+}
+
 // ServerName makes a verified connection to master and returns the first of
 // names that its certificate is for. None fitting is ErrServerName.
 func ServerName(ctx context.Context, dial DialFunc, master string, ca []byte, names []string) (string, error) {
@@ -341,6 +355,15 @@ func (d Discovery) pinned(certs []*x509.Certificate) []byte {
 		}
 	}
 	return out
+}
+
+// Pins are those of all certificates in PEM.
+func Pins(pemData []byte) ([]string, error) {
+	certs, err := ParseCerts(pemData)
+	if err != nil {
+		return nil, err
+	}
+	return pins(certs), nil
 }
 
 func pins(certs []*x509.Certificate) []string {

@@ -8,7 +8,7 @@ import (
 )
 
 // TestAKubeconfigThatIsABurden comes from a server that has not proved itself:
-// it is refused by its signature, before it is parsed, and by its size and its
+// it is rejected by its signature, before it is parsed, and by its size and its
 // aliases.
 func TestAKubeconfigThatIsABurden(t *testing.T) {
 	var bomb strings.Builder

@@ -67,7 +67,7 @@ type Context struct {
 }
 
 // maxKubeconfig is larger than any node's kubeconfig, with a bundle of CAs in
-// it, and small enough that what YAML makes of it is no burden: the one of
+// it, and small enough that what YAML makes of it is not a burden: the one of
 // cluster-info comes from a server that has not proved itself.
 const maxKubeconfig = 128 << 10
 

@@ -9,7 +9,7 @@
 // Invariants:
 //   - The directory appears whole or not at all, and what is added later
 //     appears file by file, whole. Nothing in it is ever replaced by a new key.
-//   - The directory is one cluster's for ever: what identifies the cluster is
+//   - The directory is one cluster's forever: what identifies the cluster is
 //     compared each time, and a difference is an error.
 //   - The directory is readable by its owner alone. With recipients, secrets
 //     in it are encrypted; what stays in clear (certificates, names, ids of

@@ -13,12 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
 // secretFiles reports whether what lies under a name must stay secret.
 func secretFile(name string) bool {
-	return strings.HasSuffix(name, ".key") || strings.HasPrefix(name, "tokens/") || name == fileAdmin || name == fileDocument
+	return strings.HasSuffix(name, ".key") || strings.HasPrefix(name, "tokens/") || strings.HasPrefix(name, "manifests/") || name == fileAdmin || name == fileDocument
 }
 
 // storedName is the name of a file in a directory encrypted to these keys.
@@ -32,41 +33,41 @@ func storedName(name string, recipients []string) string {
 // writeFile puts a file into dir, whole or not at all, and on disk before it
 // returns.
 func writeFile(dir, name string, data []byte, recipients []string) error {
-	stored := storedName(name, recipients)
-	if stored != name {
-		var err error
-		if data, err = sealed.Seal(data, recipients); err != nil {
-			return fmt.Errorf("writing %s: %w", filepath.Join(dir, stored), err)
-		}
-	}
-	p := filepath.Join(dir, filepath.FromSlash(stored))
-	if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
-		return fmt.Errorf("writing %s: %w", p, err)
-	}
-	f, err := os.CreateTemp(filepath.Dir(p), ".tmp-*") // 0600
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", p, err)
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), p)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(p))
-	}
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", p, err)
+	if err := put(dir, name, data, recipients); err != nil {
+		return writing(dir, storedName(name, recipients), err)
 	}
 	return nil
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
+func put(dir, name string, data []byte, recipients []string) error {
+	stored := storedName(name, recipients)
+	if stored != name {
+		var err error
+		if data, err = sealed.Seal(data, recipients); err != nil {
+			return err
+		}
+	}
+	p := filepath.Join(dir, filepath.FromSlash(stored))
+	if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return file.Replace(p, data)
+}
+
+// writing is an error of a directory's file, by the name that it was to have: its
+// name so far tells a person nothing.
+func writing(dir, name string, err error) error {
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
+	if e := (*os.LinkError)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
+	fix := ""
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		fix = ": make room there and run the command again"
+	}
+	return fmt.Errorf("writing %s: %w%s", filepath.Join(dir, filepath.FromSlash(name)), err, fix)
 }
 
 // readFile reads a file that may be encrypted.
@@ -74,11 +75,14 @@ func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
 	p := filepath.Join(dir, filepath.FromSlash(name))
 	data, err := os.ReadFile(p)
 	if errors.Is(err, fs.ErrNotExist) {
-		if data, err = os.ReadFile(p + sealed.Ending); err == nil {
-			return id.Open(p+sealed.Ending, data)
+		if encrypted, sealedErr := os.ReadFile(p + sealed.Ending); sealedErr == nil {
+			return id.Open(p+sealed.Ending, encrypted)
 		}
 	}
-	return data, err
+	if err != nil {
+		return nil, fmt.Errorf("%w: restore the directory from your copy of it", err)
+	}
+	return data, nil
 }
 
 // lock keeps a directory to one process at a time; closing the file lets go.
@@ -136,21 +140,21 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := writeFile(work, name, files[name], recipients); err != nil {
-			return errors.Join(err, os.RemoveAll(work))
+		if err := put(work, name, files[name], recipients); err != nil {
+			return errors.Join(writing(dir, storedName(name, recipients), err), os.RemoveAll(work))
 		}
 	}
-	for _, sub := range []string{"pki/etcd", "pki", "tokens", "."} {
-		if err := syncDir(filepath.Join(work, sub)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, sub := range []string{"pki/etcd", "pki", "tokens", "manifests", "."} {
+		if err := file.SyncDir(filepath.Join(work, sub)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	// An empty directory gives way to it, anything else does not. (os.Rename
-	// refuses both.)
+	// rejects both.)
 	if err := unix.Rename(work, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}
-	return syncDir(parent)
+	return file.SyncDir(parent)
 }
 
 // leftOver reports whether what has the name of a minting is what a power cut
@@ -207,24 +211,31 @@ func checkModes(dir string, uid int) error {
 // and files that were not written to their end.
 func sweep(dir string, r *Record) error {
 	var errs []error
-	for _, sub := range []string{".", "pki", "pki/etcd", "tokens"} {
+	for _, sub := range []string{".", "pki", "pki/etcd", "tokens", "manifests"} {
 		entries, err := os.ReadDir(filepath.Join(dir, sub))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 		gone := false
 		for _, e := range entries {
-			stray := strings.HasPrefix(e.Name(), ".tmp-") || sub == "tokens" && strayToken(e.Name(), r)
+			stray := file.Unfinished(e.Name()) || sub == "tokens" && strayToken(e.Name(), r) || sub == "manifests" && strayManifest(e.Name(), r)
 			if stray && e.Type().IsRegular() {
 				gone = true
 				errs = append(errs, os.Remove(filepath.Join(dir, sub, e.Name())))
 			}
 		}
 		if gone {
-			errs = append(errs, syncDir(filepath.Join(dir, sub)))
+			errs = append(errs, file.SyncDir(filepath.Join(dir, sub)))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// strayManifest reports whether the record does not name a file of manifests/.
+func strayManifest(file string, r *Record) bool {
+	return !slices.ContainsFunc(r.Manifests, func(f File) bool {
+		return "manifests/"+file == storedName(f.Name, r.Recipients)
+	})
 }
 
 // strayToken reports whether a file of tokens/ is a token's that the record

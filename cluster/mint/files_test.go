@@ -1,9 +1,11 @@
 package mint
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -34,7 +36,7 @@ func TestNewMintingOfSomebodyElse(t *testing.T) {
 				t.Fatal(err)
 			}
 			tt.plant(t, victim, filepath.Join(parent, ".shops.minting"))
-			_, err := New(filepath.Join(parent, "shops"), []byte(document), Options{File: "cluster.yaml", Now: now()})
+			_, err := newOf(filepath.Join(parent, "shops"), document, Options{Now: now()})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Error(err)
 			}
@@ -65,6 +67,26 @@ func TestOwner(t *testing.T) {
 	}
 }
 
+// A full disk is said of the file that a person knows, with what to do, and
+// without the name that it had so far.
+func TestWritingToAFullDisk(t *testing.T) {
+	err := writing("shops", "pki/ca.key", &fs.PathError{Op: "write", Path: "/srv/.shops.minting/pki/.new-1", Err: syscall.ENOSPC})
+	if want := "writing shops/pki/ca.key: no space left on device: make room there and run the command again"; err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	// What is in the way is somebody's: it stays, and nothing is left beside it.
+	parent := t.TempDir()
+	if err := os.WriteFile(filepath.Join(parent, "shops"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newOf(filepath.Join(parent, "shops", "berlin"), document, Options{Now: now()}); err == nil {
+		t.Error("minted below a file")
+	}
+	if got := contents(t, parent); len(got) != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
 // The lock follows no link, whatever becomes of the name in between.
 func TestLockFollowsNoLink(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
@@ -89,7 +111,7 @@ func TestUpdateLocksBeforeItReads(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, fileRecord), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(dir, []byte(document), Options{File: "cluster.yaml", Now: now()}); err == nil || !strings.Contains(err.Error(), "is in use by another edgebake") {
+	if _, err := newOf(dir, document, Options{Now: now()}); err == nil || !strings.Contains(err.Error(), "is in use by another edgebake") {
 		t.Error(err)
 	}
 }
@@ -100,7 +122,7 @@ func TestUpdateLocksBeforeItReads(t *testing.T) {
 func TestNewSweeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
-	for _, name := range []string{"tokens/gone.yaml", "tokens/gone.yaml.age", "tokens/.tmp-1", "pki/etcd/.tmp-2", ".tmp-3", "tokens/notes.txt"} {
+	for _, name := range []string{"tokens/gone.yaml", "tokens/gone.yaml.age", "tokens/.new-1", "pki/etcd/.new-2", ".new-3", "tokens/notes.txt"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +131,7 @@ func TestNewSweeps(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	is := contents(t, dir)
-	for _, name := range []string{"tokens/gone.yaml", "tokens/gone.yaml.age", "tokens/.tmp-1", "pki/etcd/.tmp-2", ".tmp-3"} {
+	for _, name := range []string{"tokens/gone.yaml", "tokens/gone.yaml.age", "tokens/.new-1", "pki/etcd/.new-2", ".new-3"} {
 		if _, there := is[name]; there {
 			t.Errorf("%s is still there", name)
 		}

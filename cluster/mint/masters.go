@@ -14,7 +14,7 @@ import (
 // the cluster's keys, and the tokens of the nodes, which the first of them
 // publishes in the cluster. While the cluster may be born they say so.
 func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
-	o, err := open(dir, id)
+	o, err := open(dir, id, now)
 	if err != nil {
 		return nil, err
 	}
@@ -47,13 +47,20 @@ type Words struct {
 	Absent       []string // dead on arrival
 	ContinueFrom string   // whose data is kept
 	Restore      string   // SHA-256 of the snapshot that it begins with instead
+	// Birth is until when etcd may begin with nothing; zero: as the directory has it.
+	Birth time.Time
 }
 
 // Say puts the words into masters' Sites.
 func (w Words) Say(masters []NodeSite) error {
 	var errs []error
-	for _, m := range masters {
+	for i := range masters {
+		m := &masters[i]
 		c := m.Site.ControlPlane
+		if !w.Birth.IsZero() {
+			m.Expires = birthTime(w.Birth)
+			c.BirthUntil = m.Expires.Format(time.RFC3339)
+		}
 		c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 		if probs := m.Site.Validate(); len(probs) > 0 {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
@@ -70,21 +77,79 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 		errs = append(errs, err)
 		return string(text)
 	}
-	pair := func(base string) configs.KeyPair {
-		return configs.KeyPair{Cert: read("pki/" + base + ".crt"), Key: configs.NewSecret(read("pki/" + base + ".key"))}
-	}
-	k := &configs.ClusterKeys{
-		CA: pair("ca"), EtcdCA: pair("etcd/ca"), FrontProxyCA: pair("front-proxy-ca"),
-		ServiceAccount: configs.NewSecret(read("pki/sa.key")),
+	k := &configs.ClusterKeys{ServiceAccount: configs.NewSecret(read("pki/sa.key"))}
+	for _, ca := range configs.ClusterCAs() {
+		crt, key := pairFiles(ca)
+		*ca.Of(k) = configs.KeyPair{Cert: read(crt), Key: configs.NewSecret(read(key))}
 	}
 	var objects []string
 	for _, t := range o.record.Tokens {
 		if now.Before(t.Expires) {
-			objects = append(objects, read(tokenFile(t.Node)))
+			text, _, err := readToken(o.dir, t, o.id)
+			errs = append(errs, err)
+			objects = append(objects, string(text))
 		}
 	}
-	k.Objects = configs.NewSecret(strings.Join(objects, "---\n"))
-	return k, errors.Join(errs...)
+	if len(objects) > 0 {
+		tokens, err := configs.PackManifests([]configs.Manifest{{Name: "tokens", Text: strings.Join(objects, "---\n")}})
+		k.Objects = tokens
+		errs = append(errs, err)
+	}
+	var manifests []configs.Manifest
+	for i, f := range o.record.Manifests {
+		text := read(f.Name)
+		// As with the document: a power cut may have left the next one.
+		if text != "" && digest([]byte(text)) != f.SHA256 {
+			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest that it was last brought up to date with: run `edgebake cluster new` again, with the manifests that hold", o.dir, f.Name))
+		}
+		manifests = append(manifests, configs.Manifest{Name: o.cluster.Manifests[i], Text: text})
+	}
+	packed, err := configs.PackManifests(manifests)
+	k.Manifests = packed
+	return k, errors.Join(append(errs, err)...)
+}
+
+// birthTime is a time as Sites and the record have it.
+func birthTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
+
+// RenewTokens makes new tokens for the workers whose tokens have expired, and
+// returns their names. It is for a cluster that is yet to be born: one that lives
+// learns of none of them.
+func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error) {
+	dir, err := realDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	held, err := lock(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	o, err := open(dir, id, now)
+	if err != nil {
+		return nil, err
+	}
+	var renewed []string
+	for i, t := range o.record.Tokens {
+		if now.Before(t.Expires) {
+			continue
+		}
+		fresh, secret, err := tokenFor(t.Node, o.cluster.TokenLifetime(), now, o.record.Tokens)
+		if err != nil {
+			return nil, err
+		}
+		// A power cut before the record leaves the expired token, which nobody
+		// reads any more.
+		if err := writeFile(dir, tokenFile(t.Node), secret, o.record.Recipients); err != nil {
+			return nil, err
+		}
+		o.record.Tokens[i] = fresh
+		renewed = append(renewed, t.Node)
+	}
+	if renewed == nil {
+		return nil, nil
+	}
+	return renewed, o.record.write(dir)
 }
 
 // AllowBirth notes that the cluster may be born until then, again or for the
@@ -104,10 +169,6 @@ func AllowBirth(dir string, now, until time.Time) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	record.Births = append(record.Births, Birth{Issued: now.UTC().Truncate(time.Second), Until: until.UTC().Truncate(time.Second)})
-	b, err := encodeRecord(record)
-	if err != nil {
-		return nil, err
-	}
-	return record, writeFile(dir, fileRecord, b, record.Recipients)
+	record.Births = append(record.Births, Birth{Issued: birthTime(now), Until: birthTime(until)})
+	return record, record.write(dir)
 }

@@ -1,10 +1,14 @@
 package mint
 
 import (
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"filippo.io/age"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
@@ -28,11 +32,30 @@ kind: InitConfiguration
 nodeRegistration: {taints: [], kubeletExtraArgs: [{name: v, value: "3"}]}
 `
 
+// A control plane that takes long to start is not killed before it has: kubelet's
+// startup probes have more patience than kubeadm's own, or what the Cluster says.
+func TestPatienceOfProbes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	doc := strings.Replace(threeMasters, "nodeRegistration: {", "timeouts: {controlPlaneComponentHealthCheck: 7m0s, tlsBootstrap: 3m0s}\nnodeRegistration: {", 1)
+	if _, err := newOf(dir, doc, Options{Now: now()}); err != nil {
+		t.Fatal(err)
+	}
+	sites, err := MasterSites(dir, sealed.Identity{}, now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs := sites[0].Site.ControlPlane.Kubeadm
+	if !strings.Contains(docs, "controlPlaneComponentHealthCheck: 7m0s") || !strings.Contains(docs, "tlsBootstrap: 3m0s") || strings.Contains(docs, "20m0s") {
+		t.Errorf("the documents have other timeouts:\n%s", docs)
+	}
+}
+
 // A master's Site is valid, has the cluster's keys, kubeadm's documents of this
 // machine, and a birth that ends; what it leaves behind has no key.
 func TestMasterSites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
-	if _, err := New(dir, []byte(threeMasters), Options{File: "cluster.yaml", Now: now()}); err != nil {
+	if _, err := newOf(dir, strings.Replace(threeMasters, "nodes:", "manifests: [a.yaml]\nnodes:", 1), Options{Now: now(),
+		Manifests: []configs.Manifest{{Name: "a.yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"}}}); err != nil {
 		t.Fatal(err)
 	}
 	sites, err := MasterSites(dir, sealed.Identity{}, now())
@@ -52,21 +75,26 @@ func TestMasterSites(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"controlPlaneEndpoint: \"apiserver.cluster.local:6443\"", "api.example.com", "10.103.97.2", "192.0.2.13",
-		"advertiseAddress: \"192.0.2.12\"", "name: \"m2\"", "mode: \"ipvs\"", "10.103.97.2/32", "taints: []", "ECDSA-P256"} {
+		"advertiseAddress: \"192.0.2.12\"", "name: \"m2\"", "mode: \"ipvs\"", "10.103.97.2/32", "taints: []", "ECDSA-P256",
+		"controlPlaneComponentHealthCheck: \"20m0s\""} {
 		if !strings.Contains(string(docs), want) {
 			t.Errorf("the documents lack %s:\n%s", want, docs)
 		}
 	}
-	if site.ControlPlane.Birth() != sites[1].Expires || !strings.Contains(site.Credentials.Keys.Objects.Reveal(), "bootstrap-token-") {
+	if site.ControlPlane.Birth() != sites[1].Expires || site.ControlPlane.ID == "" {
 		t.Errorf("%+v", site.ControlPlane)
+	}
+	if tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects); err != nil || len(tokens) != 1 || strings.Count(tokens[0].Text, "name: bootstrap-token-") != 1 {
+		t.Errorf("tokens: %+v, %v", tokens, err)
 	}
 	public, err := configs.EncodePublic(site)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range site.Credentials.Keys.Secrets() {
-		if strings.Contains(string(public), strings.Split(s.Reveal(), "\n")[1]) {
-			t.Error("a Site without its secrets has a key")
+		longest := slices.MaxFunc(strings.Split(s.Reveal(), "\n"), func(a, b string) int { return len(a) - len(b) })
+		if longest == "" || strings.Contains(string(public), longest) {
+			t.Errorf("a Site without its secrets has one (%d bytes)", len(longest))
 		}
 	}
 
@@ -86,5 +114,78 @@ func TestMasterSites(t *testing.T) {
 	}
 	if r, err := Load(dir); err != nil || len(r.Births) != 2 {
 		t.Errorf("the record has %+v, %v", r, err)
+	}
+}
+
+// TestManifests: the directory keeps the files of the document's manifests, as
+// secret as the rest, and masters' Sites carry them in their order.
+func TestManifests(t *testing.T) {
+	id, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, encryptTo := range [][]string{nil, {id.Recipient().String()}} {
+		dir := filepath.Join(t.TempDir(), "shops")
+		doc := func(list string) string {
+			return strings.Replace(threeMasters, "nodes:", "manifests: "+list+"\nnodes:", 1)
+		}
+		cni, app := configs.Manifest{Name: "net/objects.yaml", Text: "kind: CNI, with a secret"}, configs.Manifest{Name: "app/objects.yaml", Text: "kind: App"}
+		update := func(list string, all ...configs.Manifest) *Change {
+			t.Helper()
+			c, err := newOf(dir, doc(list), Options{Now: now(), EncryptTo: encryptTo, Manifests: all})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		files := func() string {
+			t.Helper()
+			entries, err := os.ReadDir(filepath.Join(dir, "manifests"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, e := range entries {
+				b, err := os.ReadFile(filepath.Join(dir, "manifests", e.Name()))
+				if err != nil || strings.Contains(string(b), "secret") != (encryptTo == nil && strings.Contains(string(b), "CNI")) {
+					t.Errorf("%s: %q, %v", e.Name(), b, err)
+				}
+				names = append(names, strings.TrimSuffix(e.Name(), sealed.Ending))
+			}
+			return strings.Join(names, " ")
+		}
+		update("[net/objects.yaml, app/objects.yaml]", cni, app)
+		if got := files(); got != "01-objects.yaml 02-objects.yaml" {
+			t.Errorf("files: %s", got)
+		}
+		if c := update("[net/objects.yaml, app/objects.yaml]", cni, app); !c.Nothing() {
+			t.Errorf("the same again: %+v", c)
+		}
+		if encryptTo == nil {
+			sites, err := MasterSites(dir, sealed.Identity{}, now())
+			if err == nil {
+				t.Errorf("objects that are none were taken: %+v", sites)
+			}
+			cni.Text, app.Text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: net}\n", "apiVersion: v1\nkind: Namespace\nmetadata: {name: app}\n"
+			if c := update("[net/objects.yaml, app/objects.yaml]", cni, app); !c.Updated {
+				t.Errorf("other files: %+v", c)
+			}
+			if sites, err = MasterSites(dir, sealed.Identity{}, now()); err != nil {
+				t.Fatal(err)
+			}
+			got, err := configs.UnpackManifests(sites[2].Site.Credentials.Keys.Manifests)
+			if err != nil || !slices.Equal(got, []configs.Manifest{cni, app}) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		}
+		if c := update("[app/objects.yaml]", app); !c.Updated || files() != "01-objects.yaml" {
+			t.Errorf("%+v, %s", c, files())
+		}
+		if err := os.RemoveAll(filepath.Join(dir, "manifests")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := newOf(dir, doc("[app/objects.yaml]"), Options{Now: now(), Manifests: []configs.Manifest{app}}); err == nil || !strings.Contains(err.Error(), "01-objects.yaml") {
+			t.Errorf("a manifest is gone: %v", err)
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -51,9 +52,17 @@ type Record struct {
 	// compared otherwise.
 	Document string  `json:"document"`
 	Tokens   []Token `json:"tokens,omitempty"`
+	// Manifests are the files of the document's manifests, in their order.
+	Manifests []File `json:"manifests,omitempty"`
 	// Births are the times in which the cluster may be born, as its masters'
 	// Sites were told, the latest last.
 	Births []Birth `json:"births,omitempty"`
+}
+
+// File is a manifest in the directory.
+type File struct {
+	Name   string `json:"name"`
+	SHA256 string `json:"sha256"` // of its contents, in clear
 }
 
 // Birth is a time in which etcd may begin with nothing: the ticket that the
@@ -99,11 +108,11 @@ type Token struct {
 
 // Options of New.
 type Options struct {
-	// File is the document's name, for problems.
-	File string
-	Now  time.Time
+	Now time.Time
 	// EncryptTo are recipients: public keys, or files of them.
 	EncryptTo []string
+	// Manifests are the document's, in its order.
+	Manifests []configs.Manifest
 }
 
 // Change is what New did.
@@ -124,11 +133,7 @@ func (c *Change) Nothing() bool {
 
 // New mints the cluster of a document into dir, or brings dir up to date with
 // a document that changed in what can change.
-func New(dir string, text []byte, o Options) (*Change, error) {
-	c, err := configs.ParseCluster(o.File, text)
-	if err != nil {
-		return nil, err
-	}
+func New(dir string, c *configs.ClusterFile, o Options) (*Change, error) {
 	recipients, err := sealed.Recipients(o.EncryptTo)
 	if err != nil {
 		return nil, err
@@ -141,9 +146,9 @@ func New(dir string, text []byte, o Options) (*Change, error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("minting %s: %w", c.Name, err)
 	case len(entries) == 0:
-		return mint(dir, c, text, recipients, o.Now)
+		return mint(dir, c, recipients, o)
 	}
-	return update(dir, c, text, recipients, o)
+	return update(dir, c, recipients, o)
 }
 
 // realDir follows links, so that what is made takes the place of a directory
@@ -180,14 +185,20 @@ func fixed(c *configs.ClusterFile) Fixed {
 	return f
 }
 
-func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, now time.Time) (*Change, error) {
+func mint(dir string, c *configs.ClusterFile, recipients []string, o Options) (*Change, error) {
+	now := o.Now
 	fail := func(err error) (*Change, error) { return nil, fmt.Errorf("minting %s: %w", c.Name, err) }
-	record := &Record{Version: version, ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(text)}
+	record := &Record{Version: version, ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(c.Text)}
 	record.Births = []Birth{{Issued: record.Created, Until: record.Created.Add(c.TokenLifetime())}}
-	files := map[string][]byte{fileDocument: text}
+	files := map[string][]byte{fileDocument: c.Text}
+	for i, m := range o.Manifests {
+		f := manifestFile(i, m)
+		record.Manifests = append(record.Manifests, f)
+		files[f.Name] = []byte(m.Text)
+	}
 	var clusterCA pair
-	for base, name := range map[string]string{"ca": "kubernetes", "etcd/ca": "etcd-ca", "front-proxy-ca": "front-proxy-ca"} {
-		ca, err := newCA(name, now)
+	for _, of := range configs.ClusterCAs() {
+		ca, err := newCA(of.Name, now)
 		if err != nil {
 			return fail(err)
 		}
@@ -195,8 +206,9 @@ func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, 
 		if err != nil {
 			return fail(err)
 		}
-		files["pki/"+base+".crt"], files["pki/"+base+".key"] = ca.certPEM(), key
-		if base == "ca" {
+		crt, priv := pairFiles(of)
+		files[crt], files[priv] = ca.certPEM(), key
+		if of.Base == configs.KubernetesCA {
 			clusterCA = ca
 		}
 	}
@@ -234,6 +246,39 @@ func mint(dir string, c *configs.ClusterFile, text []byte, recipients []string, 
 func encodeRecord(r *Record) ([]byte, error) {
 	b, err := json.MarshalIndent(r, "", "  ")
 	return append(b, '\n'), err
+}
+
+// write puts the record into its directory.
+func (r *Record) write(dir string) error {
+	b, err := encodeRecord(r)
+	if err != nil {
+		return err
+	}
+	return writeFile(dir, fileRecord, b, r.Recipients)
+}
+
+// manifestFile is a manifest's place in the directory: its number gives two files
+// of one name two places.
+func manifestFile(i int, m configs.Manifest) File {
+	return File{fmt.Sprintf("manifests/%02d-%s", i+1, path.Base(filepath.ToSlash(m.Name))), digest([]byte(m.Text))}
+}
+
+// updateManifests takes the document's manifests anew.
+func updateManifests(dir string, record *Record, all []configs.Manifest) (changed bool, err error) {
+	var now []File
+	for i, m := range all {
+		f := manifestFile(i, m)
+		now = append(now, f)
+		if slices.Contains(record.Manifests, f) {
+			continue
+		}
+		if err := writeFile(dir, f.Name, []byte(m.Text), record.Recipients); err != nil {
+			return false, err
+		}
+	}
+	changed = !slices.Equal(now, record.Manifests)
+	record.Manifests = now
+	return changed, nil
 }
 
 func tokenFile(node string) string { return "tokens/" + node + ".yaml" }
@@ -300,7 +345,7 @@ func Load(dir string) (*Record, error) {
 }
 
 // update brings a directory up to date with a document.
-func update(dir string, c *configs.ClusterFile, text []byte, recipients []string, o Options) (*Change, error) {
+func update(dir string, c *configs.ClusterFile, recipients []string, o Options) (*Change, error) {
 	// The lock first: another run may be writing the record.
 	held, err := lock(dir)
 	if err != nil {
@@ -314,7 +359,7 @@ func update(dir string, c *configs.ClusterFile, text []byte, recipients []string
 	if err := checkModes(dir, os.Geteuid()); err != nil {
 		return nil, err
 	}
-	if err := sameCluster(dir, record, c, text, o.File); err != nil {
+	if err := sameCluster(dir, record, c); err != nil {
 		return nil, err
 	}
 	if len(recipients) > 0 && !sameSet(recipients, record.Recipients) {
@@ -327,20 +372,20 @@ func update(dir string, c *configs.ClusterFile, text []byte, recipients []string
 	if err := addTokens(dir, record, c, o.Now, change); err != nil {
 		return nil, err
 	}
-	change.Updated = record.Document != digest(text)
-	record.Document, record.Kubernetes = digest(text), c.KubernetesVersion
-	if change.Nothing() {
-		return change, sweep(dir, record)
-	}
-	if err := writeFile(dir, fileDocument, text, record.Recipients); err != nil {
-		return nil, err
-	}
-	// The record last: until it names a token, the token is not one.
-	b, err := encodeRecord(record)
+	manifests, err := updateManifests(dir, record, o.Manifests)
 	if err != nil {
 		return nil, err
 	}
-	if err := writeFile(dir, fileRecord, b, record.Recipients); err != nil {
+	change.Updated = manifests || record.Document != digest(c.Text)
+	record.Document, record.Kubernetes = digest(c.Text), c.KubernetesVersion
+	if change.Nothing() {
+		return change, sweep(dir, record)
+	}
+	if err := writeFile(dir, fileDocument, c.Text, record.Recipients); err != nil {
+		return nil, err
+	}
+	// The record last: until it names a token, the token is not one.
+	if err := record.write(dir); err != nil {
 		return nil, err
 	}
 	return change, sweep(dir, record)
@@ -387,9 +432,9 @@ func addTokens(dir string, record *Record, c *configs.ClusterFile, now time.Time
 	return nil
 }
 
-// sameCluster refuses a document of another cluster, and one that changed in
+// sameCluster rejects a document of another cluster, and one that changed in
 // what cannot change.
-func sameCluster(dir string, record *Record, c *configs.ClusterFile, text []byte, file string) error {
+func sameCluster(dir string, record *Record, c *configs.ClusterFile) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
 		return fmt.Errorf("minting %s: %s holds the keys of cluster %s: name another directory with --output; keys are never used twice", now.Name, dir, record.Fixed.Name)
@@ -397,8 +442,8 @@ func sameCluster(dir string, record *Record, c *configs.ClusterFile, text []byte
 	var probs configs.Problems
 	changed := func(path string, was, is any) {
 		if a, b := fmt.Sprint(was), fmt.Sprint(is); a != b {
-			line, col := configs.Locate(file, text, path)
-			probs = append(probs, configs.Problem{File: file, Line: line, Col: col, Path: path,
+			line, col := configs.Locate(c.File, c.Text, path)
+			probs = append(probs, configs.Problem{File: c.File, Line: line, Col: col, Path: path,
 				Msg: fmt.Sprintf("was %s when the keys in %s were made, and cannot change to %s: take it back, or mint a new cluster into another directory", a, dir, b)})
 		}
 	}
@@ -413,8 +458,8 @@ func sameCluster(dir string, record *Record, c *configs.ClusterFile, text []byte
 		changed("ClusterConfiguration.networking.dnsDomain", was.DNSDomain, now.DNSDomain)
 	}
 	if semver.Compare(c.KubernetesVersion, record.Kubernetes) < 0 {
-		line, col := configs.Locate(file, text, "kubernetesVersion")
-		probs = append(probs, configs.Problem{File: file, Line: line, Col: col, Path: "kubernetesVersion",
+		line, col := configs.Locate(c.File, c.Text, "kubernetesVersion")
+		probs = append(probs, configs.Problem{File: c.File, Line: line, Col: col, Path: "kubernetesVersion",
 			Msg: fmt.Sprintf("was %s before, and cannot go back to %s: Kubernetes does not read what a later version stored", record.Kubernetes, c.KubernetesVersion)})
 	}
 	return probs.Err()
@@ -431,13 +476,29 @@ func masterList(masters []Master) string {
 }
 
 // keyFiles are what a directory must have besides tokens.
-var keyFiles = []string{"pki/ca.crt", "pki/ca.key", "pki/etcd/ca.crt", "pki/etcd/ca.key", "pki/front-proxy-ca.crt", "pki/front-proxy-ca.key", "pki/sa.key", "pki/sa.pub", fileAdmin, fileDocument}
+func keyFiles() []string {
+	var files []string
+	for _, ca := range configs.ClusterCAs() {
+		crt, key := pairFiles(ca)
+		files = append(files, crt, key)
+	}
+	return append(files, "pki/sa.key", "pki/sa.pub", fileAdmin, fileDocument)
+}
+
+// pairFiles are where a directory has a CA's certificate and key.
+func pairFiles(ca configs.ClusterCA) (crt, key string) {
+	return "pki/" + ca.Base + ".crt", "pki/" + ca.Base + ".key"
+}
 
 // complete reports what somebody removed or replaced: new keys in its place
 // would be another cluster's.
 func complete(dir string, r *Record) error {
 	var errs []error
-	for _, name := range keyFiles {
+	names := keyFiles()
+	for _, f := range r.Manifests {
+		names = append(names, f.Name)
+	}
+	for _, name := range names {
 		p := filepath.Join(dir, filepath.FromSlash(storedName(name, r.Recipients)))
 		if _, err := os.Stat(p); err != nil {
 			errs = append(errs, fmt.Errorf("reading %s: %w: restore the directory from your copy of it; without it the cluster's keys are lost", dir, err))
@@ -463,13 +524,40 @@ func complete(dir string, r *Record) error {
 // the directory need not be able to open them.
 func pairs(dir string) error {
 	var errs []error
-	for _, name := range []string{"pki/ca", "pki/etcd/ca", "pki/front-proxy-ca"} {
-		base := filepath.Join(dir, filepath.FromSlash(name))
-		if _, err := tls.LoadX509KeyPair(base+".crt", base+".key"); err != nil {
-			errs = append(errs, fmt.Errorf("reading %s: %s.crt and %s.key are not a pair (%w): restore the directory from your copy of it", dir, name, name, err))
+	for _, ca := range configs.ClusterCAs() {
+		crt, key := pairFiles(ca)
+		if _, err := tls.LoadX509KeyPair(filepath.Join(dir, filepath.FromSlash(crt)), filepath.Join(dir, filepath.FromSlash(key))); err != nil {
+			errs = append(errs, fmt.Errorf("reading %s: %s and %s are not a pair (%w): restore the directory from your copy of it", dir, crt, key, err))
 		}
 	}
+	if err := serviceAccountPair(dir); err != nil {
+		errs = append(errs, fmt.Errorf("reading %s: pki/sa.key and pki/sa.pub are not a pair (%w): restore the directory from your copy of it", dir, err))
+	}
 	return errors.Join(errs...)
+}
+
+// serviceAccountPair compares the key of the service accounts with its public part.
+func serviceAccountPair(dir string) error {
+	private, err := os.ReadFile(filepath.Join(dir, "pki", "sa.key"))
+	if err != nil {
+		return err
+	}
+	public, err := os.ReadFile(filepath.Join(dir, "pki", "sa.pub"))
+	if err != nil {
+		return err
+	}
+	block, _ := pem.Decode(private)
+	if block == nil {
+		return errors.New("sa.key is not a key")
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		return err
+	}
+	if want, err := publicPEM(key.Public()); err != nil || !bytes.Equal(want, public) {
+		return errors.Join(err, errors.New("sa.pub is another key's"))
+	}
+	return nil
 }
 
 func readCA(dir string) (*x509.Certificate, error) {

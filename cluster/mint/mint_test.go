@@ -6,8 +6,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,9 +34,18 @@ users: [{name: admin, passwordHash: "$6$saltsalt$Ywt6vPsKHvpWwpoUej7GUvITYqLjHa7
 
 func now() time.Time { return time.Date(2026, 11, 22, 6, 0, 0, 0, time.UTC) }
 
+// newOf is New of a document's text.
+func newOf(dir, text string, o Options) (*Change, error) {
+	doc, err := configs.ParseCluster("cluster.yaml", []byte(text))
+	if err != nil {
+		return nil, err
+	}
+	return New(dir, doc, o)
+}
+
 func mustNew(t *testing.T, dir, text string, to ...string) *Change {
 	t.Helper()
-	c, err := New(dir, []byte(text), Options{File: "cluster.yaml", Now: now(), EncryptTo: to})
+	c, err := newOf(dir, text, Options{Now: now(), EncryptTo: to})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +139,7 @@ func TestNewRefuses(t *testing.T) {
 		if text == document {
 			t.Fatalf("%q is not in the document", tt.old)
 		}
-		_, err := New(dir, []byte(text), Options{File: "cluster.yaml", Now: now()})
+		_, err := newOf(dir, text, Options{Now: now()})
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", tt.new, err)
 		}
@@ -142,6 +153,10 @@ func TestNewRefuses(t *testing.T) {
 
 // What is not a minted directory, or no longer the one that was minted.
 func TestNewDirectory(t *testing.T) {
+	// Held to the end: a file that nothing refers to is closed by the
+	// collector, and its lock is gone.
+	var held *os.File
+	defer func() { held.Close() }()
 	for name, tt := range map[string]struct {
 		spoil func(dir string) error
 		want  string
@@ -168,7 +183,8 @@ func TestNewDirectory(t *testing.T) {
 		}, "made by another edgebake (form 2"},
 		"damaged": {func(d string) error { return os.WriteFile(filepath.Join(d, "mint.json"), []byte("{"), 0o600) }, "mint.json is damaged"},
 		"in use": {func(d string) error {
-			_, err := lock(d)
+			var err error
+			held, err = lock(d)
 			return err
 		}, "is in use by another edgebake"},
 	} {
@@ -179,7 +195,7 @@ func TestNewDirectory(t *testing.T) {
 				t.Fatal(err)
 			}
 			was := contents(t, dir)
-			_, err := New(dir, []byte(document), Options{File: "cluster.yaml", Now: now()})
+			_, err := newOf(dir, document, Options{Now: now()})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Error(err)
 			}
@@ -210,6 +226,116 @@ func TestNewAfterPowerCut(t *testing.T) {
 	}
 	if err := checkModes(dir, os.Geteuid()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A power cut while a directory is brought up to date leaves any of its files new,
+// and one unfinished; the record is written last. Nothing is read from it that
+// does not fit together, and the same command completes it.
+func TestUpdateAfterPowerCut(t *testing.T) {
+	manifest := func(name string) configs.Manifest {
+		return configs.Manifest{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + name + "}\n"}
+	}
+	update := func(dir, text string, all ...configs.Manifest) {
+		t.Helper()
+		if _, err := newOf(dir, text, Options{Now: now(), Manifests: all}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edited := manifest("z")
+	edited.Text += "# edited\n"
+	was := strings.Replace(document, "users:", "manifests: [z.yaml, x.yaml, y.yaml]\nusers:", 1)
+	is := strings.NewReplacer("users:", "manifests: [z.yaml, y.yaml]\nusers:", "{name: a,", "{name: c,").Replace(document)
+	dir := filepath.Join(t.TempDir(), "shops")
+	update(dir, was, manifest("z"), manifest("x"), manifest("y"))
+	before := contents(t, dir)
+	update(dir, is, edited, manifest("y"))
+	after := contents(t, dir)
+	var changed []string
+	for name := range after {
+		if name != fileRecord && after[name] != before[name] {
+			changed = append(changed, name)
+		}
+	}
+	if len(changed) != 4 { // a token, a manifest of another name, one of the same, and the document
+		t.Fatalf("changed: %q", changed)
+	}
+	for some := range 1 << len(changed) {
+		dir := filepath.Join(t.TempDir(), "shops")
+		tree := maps.Clone(before)
+		tree["tokens/.new-1"] = before["tokens/a.yaml"]
+		for i, name := range changed {
+			if some>>i&1 == 1 {
+				tree[name] = after[name]
+			}
+		}
+		for name, text := range tree {
+			p := filepath.Join(dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o700), os.WriteFile(p, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sites, err := MasterSites(dir, sealed.Identity{}, now())
+		if fits := tree[fileDocument] == before[fileDocument] && tree["manifests/01-z.yaml"] == before["manifests/01-z.yaml"]; fits != (err == nil) || fits && len(sites) != 3 {
+			t.Errorf("%b: %d Sites, %v", some, len(sites), err)
+		} else if !fits && !strings.Contains(err.Error(), "run `edgebake cluster new` again") {
+			t.Error(err)
+		}
+		update(dir, is, edited, manifest("y"))
+		got := contents(t, dir)
+		if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, slices.Sorted(maps.Keys(after))) || got[fileDocument] != is || got["pki/ca.key"] != before["pki/ca.key"] {
+			t.Errorf("%b: in the end it has %q", some, names)
+		}
+		if _, err := Sites(dir, sealed.Identity{}, now()); err != nil {
+			t.Errorf("%b: %v", some, err)
+		}
+	}
+}
+
+// A file that is gone or another's is said by its own name, with what to do, and by
+// the command that would use it.
+func TestDamagedDirectory(t *testing.T) {
+	const fix = "restore the directory from your copy of it"
+	for name, tt := range map[string]struct {
+		damage func(dir string) error
+		want   string
+		again  bool // New says it too
+	}{
+		"no token":    {func(dir string) error { return os.Remove(filepath.Join(dir, "tokens/a.yaml")) }, "tokens/a.yaml: no such file or directory: " + fix, false},
+		"empty token": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "tokens/a.yaml"), nil, 0o600) }, "tokens/a.yaml is not the token that was minted", false},
+		"another token": {func(dir string) error {
+			return os.Rename(filepath.Join(dir, "tokens/b.yaml"), filepath.Join(dir, "tokens/a.yaml"))
+		}, "tokens/a.yaml is not the token that was minted", false},
+		"empty sa.key":   {func(dir string) error { return os.WriteFile(filepath.Join(dir, "pki/sa.key"), nil, 0o600) }, "pki/sa.key and pki/sa.pub are not a pair", true},
+		"another sa.pub": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "pki/sa.pub"), []byte("x"), 0o600) }, "sa.pub is another key's", true},
+	} {
+		dir := filepath.Join(t.TempDir(), "shops")
+		mustNew(t, dir, document)
+		if err := tt.damage(dir); err != nil {
+			t.Fatal(err)
+		}
+		for by, site := range map[string]func(string, sealed.Identity, time.Time) ([]NodeSite, error){"a master": MasterSites, "a worker": Sites} {
+			if _, err := site(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), fix) || strings.Contains(err.Error(), ".age") {
+				t.Errorf("%s, the Site of %s: %v", name, by, err)
+			}
+		}
+		if _, err := newOf(dir, document, Options{Now: now()}); tt.again != (err != nil && strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s, new again: %v", name, err)
+		}
+	}
+}
+
+// A directory of the future was minted by a clock that was wrong, or is read by one.
+func TestMintedInTheFuture(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	mustNew(t, dir, document)
+	for _, site := range []func(string, sealed.Identity, time.Time) ([]NodeSite, error){MasterSites, Sites} {
+		if _, err := site(dir, sealed.Identity{}, now().Add(-30*time.Minute)); err != nil {
+			t.Errorf("with a clock half an hour behind: %v", err)
+		}
+		if _, err := site(dir, sealed.Identity{}, now().AddDate(-1, 0, 0)); err == nil || !strings.Contains(err.Error(), "it was minted at 2026-11-22T06:00:00Z, and here it is 2025-11-22T06:00:00Z: if this computer's clock is wrong") {
+			t.Error(err)
+		}
 	}
 }
 
@@ -260,7 +386,7 @@ func TestEncrypted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(dir, []byte(document), Options{Now: now(), EncryptTo: []string{other.Recipient().String()}}); err == nil || !strings.Contains(err.Error(), "encrypted to other recipients") {
+	if _, err := newOf(dir, document, Options{Now: now(), EncryptTo: []string{other.Recipient().String()}}); err == nil || !strings.Contains(err.Error(), "encrypted to other recipients") {
 		t.Error(err)
 	}
 }
@@ -332,5 +458,66 @@ func TestAdminConfig(t *testing.T) {
 	}
 	if ca.NotBefore.After(now()) || ca.NotAfter.Before(now().AddDate(9, 11, 0)) {
 		t.Error(ca.NotBefore, ca.NotAfter)
+	}
+}
+
+// TestRenewTokens: a cluster that was not switched on in time gets new tokens for
+// the workers whose own have expired, also when that is cut off, and masters bring
+// them along.
+func TestRenewTokens(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "shops")
+	change, err := newOf(dir, document, Options{Now: now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := RenewTokens(dir, sealed.Identity{}, now()); err != nil || names != nil {
+		t.Errorf("all are valid: %q, %v", names, err)
+	}
+	before := contents(t, dir)
+	late := change.Record.Tokens[0].Expires.Add(time.Hour)
+	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--birth makes new ones") {
+		t.Errorf("expired: %v", err)
+	}
+	// What a power cut before the record leaves.
+	if err := os.WriteFile(filepath.Join(dir, tokenFile("a")), []byte("apiVersion: v1\nkind: Secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, x := range change.Record.Tokens {
+		all = append(all, x.Node)
+	}
+	names, err := RenewTokens(dir, sealed.Identity{}, late)
+	if err != nil || !slices.Equal(names, all) {
+		t.Fatalf("renewed %q of %q: %v", names, all, err)
+	}
+	after := contents(t, dir)
+	for name := range after {
+		if changed := name == fileRecord || strings.HasPrefix(name, "tokens/"); changed != (after[name] != before[name]) {
+			t.Errorf("%s: changed %v", name, !changed)
+		}
+	}
+	record, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	workers, err := Sites(dir, sealed.Identity{}, late)
+	if err != nil || len(workers) != len(all) {
+		t.Fatalf("%d Sites: %v", len(workers), err)
+	}
+	masters, err := MasterSites(dir, sealed.Identity{}, late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := configs.UnpackManifests(masters[0].Site.Credentials.Keys.Objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range record.Tokens {
+		if !x.Expires.After(late) || x.ID == change.Record.Tokens[i].ID || !strings.Contains(objects[0].Text, x.ID) {
+			t.Errorf("%s: token %s until %v", x.Node, x.ID, x.Expires)
+		}
+		if !strings.HasPrefix(workers[i].Site.Credentials.Token.Reveal(), x.ID+".") {
+			t.Errorf("the Site of %s has another token", x.Node)
+		}
 	}
 }

@@ -40,7 +40,7 @@ type opened struct {
 	id      sealed.Identity
 }
 
-func open(dir string, id sealed.Identity) (*opened, error) {
+func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	dir, err := realDir(dir)
 	if err != nil {
 		return nil, err
@@ -49,12 +49,16 @@ func open(dir string, id sealed.Identity) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkModes(dir, os.Geteuid()), complete(dir, record)); err != nil {
+	if err := errors.Join(checkModes(dir, os.Geteuid()), complete(dir, record), record.checkClock(dir, now)); err != nil {
 		return nil, err
 	}
 	text, err := readFile(dir, fileDocument, id)
 	if err != nil {
 		return nil, err
+	}
+	// A power cut may have left a document that the record knows nothing of.
+	if digest(text) != record.Document {
+		return nil, fmt.Errorf("reading %s: %s is not the document that it was last brought up to date with: run `edgebake cluster new` again, with the document that holds", dir, fileDocument)
 	}
 	c, err := configs.ParseCluster(fileDocument, text)
 	if err != nil {
@@ -66,7 +70,7 @@ func open(dir string, id sealed.Identity) (*opened, error) {
 // Sites are those of all workers of a directory. What a worker gets is its
 // own token, the CA's hash, the masters and the VIP; no key.
 func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
-	o, err := open(dir, id)
+	o, err := open(dir, id, now)
 	if err != nil {
 		return nil, err
 	}
@@ -90,19 +94,11 @@ func nodeSite(dir string, record *Record, c *configs.Cluster, n *configs.Cluster
 			continue
 		}
 		if !now.Before(t.Expires) {
-			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s: `edgebake cluster token mint` makes one on the living cluster", n.Name, t.Expires.Format(time.RFC3339))
+			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s: `edgebake cluster token mint` makes one on the living cluster; if the cluster was never born, --birth makes new ones", n.Name, t.Expires.Format(time.RFC3339))
 		}
-		text, err := readFile(dir, tokenFile(n.Name), id)
+		_, token, err := readToken(dir, t, id)
 		if err != nil {
 			return nil, fmt.Errorf("writing the Site of %s: %w", n.Name, err)
-		}
-		var s tokenSecret
-		if err := yaml.Unmarshal(text, &s); err != nil {
-			return nil, fmt.Errorf("writing the Site of %s: %s is damaged", n.Name, tokenFile(n.Name))
-		}
-		token := s.StringData["token-id"] + "." + s.StringData["token-secret"]
-		if s.StringData["token-id"] != t.ID {
-			return nil, fmt.Errorf("writing the Site of %s: %s is another token than was minted (%s): restore the directory from your copy of it", n.Name, tokenFile(n.Name), t.ID)
 		}
 		site := c.NodeSite(n, configs.NewSecret(token), record.CAHash)
 		if probs := site.Validate(); len(probs) > 0 {
@@ -111,6 +107,31 @@ func nodeSite(dir string, record *Record, c *configs.Cluster, n *configs.Cluster
 		return &NodeSite{n.Name, n.Match, t.Expires, site}, nil
 	}
 	return nil, fmt.Errorf("writing the Site of %s: it has no token: run `edgebake cluster new` again with the document that has it", n.Name)
+}
+
+// readToken reads a token as the Secret that it is in the cluster, and whole.
+func readToken(dir string, t Token, id sealed.Identity) (text []byte, token string, err error) {
+	if text, err = readFile(dir, tokenFile(t.Node), id); err != nil {
+		return nil, "", err
+	}
+	var s tokenSecret
+	if err := yaml.Unmarshal(text, &s); err != nil {
+		return nil, "", fmt.Errorf("%s is damaged: restore the directory from your copy of it", tokenFile(t.Node))
+	}
+	if s.StringData["token-id"] != t.ID {
+		return nil, "", fmt.Errorf("%s is not the token that was minted (%s): restore the directory from your copy of it", tokenFile(t.Node), t.ID)
+	}
+	return text, t.ID + "." + s.StringData["token-secret"], nil
+}
+
+// checkClock rejects a directory of the future: machines take its CAs for not valid
+// yet, and the cluster could be born long after it was meant to.
+func (r *Record) checkClock(dir string, now time.Time) error {
+	if now.Before(r.Created.Add(-skew)) {
+		return fmt.Errorf("reading %s: it was minted at %s, and here it is %s: if this computer's clock is wrong, correct it; if it was wrong then, no machine accepts these keys before that time: mint into another directory",
+			dir, r.Created.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return nil
 }
 
 // Header is the comment above a Site that is written out.

@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // Identity is how machines know the receiver, and it them.
@@ -37,17 +39,17 @@ const (
 // lifetime of the certificate: as long as machines carry it.
 const lifetime = 10 * 365 * 24 * time.Hour
 
-// LoadIdentity reads the receiver's identity from the folder, or makes one for
-// these names and addresses there. Sites carry it, so it stays for ever: a name
+// LoadIdentity reads the receiver's identity from the directory, or makes one for
+// these names and addresses there. Sites carry it, so it stays forever: a name
 // that it does not have is an error.
 func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("opening the receiver's folder: %w", err)
-	}
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {
 		if len(names) == 0 {
-			return nil, errors.New("the name or address is missing at which machines reach this computer: give it with --name")
+			return nil, fmt.Errorf("making the receiver's certificate in %s: --name is required the first time: the name or the address at which machines reach this computer", dir)
+		}
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("making the receiver's directory: %w", err)
 		}
 		if err := mint(at, names, now); err != nil {
 			return nil, fmt.Errorf("making the receiver's certificate: %w", err)
@@ -71,7 +73,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	}
 	for _, name := range names {
 		if err := id.Certificate.Leaf.VerifyHostname(name); err != nil {
-			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites carry it: use one of these, or another folder (--dir) and new Sites",
+			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites carry it: use one of these, or another directory (--dir) and new Sites",
 				name, dir, strings.Join(Names(id), ", "))
 		}
 	}
@@ -130,7 +132,7 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		{certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})},
 	} {
 		// Sites have what it says. What a former attempt left is replaced.
-		if err := replace(at(f.name), f.data, true); err != nil {
+		if err := file.Replace(at(f.name), f.data); err != nil {
 			return err
 		}
 	}

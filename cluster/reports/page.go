@@ -9,9 +9,9 @@ import (
 	"net/http"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 //go:embed page.html
@@ -108,12 +108,7 @@ func ago(d time.Duration) string {
 
 // plain is a text without what terminals obey, and of bounded length.
 func plain(text string) string {
-	text = strings.Map(func(c rune) rune {
-		if unicode.IsPrint(c) {
-			return c
-		}
-		return ' '
-	}, text)
+	text = printable.Line(text)
 	if r := []rune(text); len(r) > maxText {
 		text = string(r[:maxText]) + "…"
 	}

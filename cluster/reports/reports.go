@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // Bounds of what is kept.
@@ -70,7 +71,7 @@ func (r *Report) Tell() Told {
 	return t
 }
 
-// Store keeps the last report of each machine, in a folder of files.
+// Store keeps the last report of each machine, in a directory of files.
 type Store struct {
 	// News, where set, is called with each report that says something new.
 	News func(Told)
@@ -85,11 +86,10 @@ var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
 const suffix = ".json"
 
-// Open reads what the folder has; one that is not there is made, for its owner
-// alone. Files that are no reports are left alone.
+// Open reads what the directory has. Files that are no reports are left alone.
 func Open(dir string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("opening the reports: %w", err)
+	if _, err := os.ReadDir(dir); err != nil {
+		return nil, fmt.Errorf("opening the reports: %w: `edgebake cluster listen` keeps them in its --dir", err)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
@@ -129,7 +129,7 @@ func (s *Store) Add(r Report) error {
 		return ErrFull
 	}
 	// No sync: a machine reports again.
-	if err := replace(filepath.Join(s.dir, r.State.Node+suffix), b, false); err != nil {
+	if err := file.Swap(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
 		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
 	}
 	s.all[r.State.Node] = r
@@ -139,34 +139,6 @@ func (s *Store) Add(r Report) error {
 		s.News(now)
 	}
 	return nil
-}
-
-// replace writes a file whole, or not at all. synced, it outlasts a power cut.
-func replace(path string, b []byte, synced bool) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if synced {
-		err = errors.Join(err, f.Sync())
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return err
-	}
-	if !synced {
-		return nil
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
 }
 
 // check rejects what first boot does not send, and takes what terminals obey

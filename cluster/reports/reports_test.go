@@ -160,6 +160,15 @@ func TestDiskFull(t *testing.T) {
 // needs another identity.
 func TestIdentity(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
+	if _, err := LoadIdentity(filepath.Join(dir, "new"), nil, noon); err == nil || !strings.Contains(err.Error(), "--name is required") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
+		t.Error("a directory was made for a receiver without a name")
+	}
+	if _, err := Open(filepath.Join(dir, "new")); err == nil || !strings.Contains(err.Error(), "keeps them in its --dir") {
+		t.Error(err)
+	}
 	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), "--name") {
 		t.Errorf("without a name: %v", err)
 	}
@@ -226,7 +235,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestFilesOfOthers: what lies in the folder and is no report is left alone.
+// TestFilesOfOthers: what lies in the directory and is no report is left alone.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.json": "{", "b.json": `{"state":{"node":"c","result":"done"}}`, "notes.txt": "x"} {

@@ -1,0 +1,165 @@
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Object is a Kubernetes object, and where it comes from.
+type Object struct {
+	// Where is what a person calls it: file, document, kind and name.
+	Where string
+
+	apiVersion, kind, namespace, name string
+	json                              []byte
+}
+
+// Objects are those of a YAML text, the items of a List one by one. file names
+// the text in errors, which quote nothing of it: it may hold secrets.
+func Objects(file string, text []byte) ([]Object, error) {
+	var out []Object
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	for n := 1; ; n++ {
+		var o map[string]any
+		err := dec.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: document %d is not YAML", file, n)
+		}
+		if o == nil {
+			continue
+		}
+		if out, err = addObject(out, fmt.Sprintf("%s, document %d", file, n), o); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func addObject(out []Object, where string, o map[string]any) ([]Object, error) {
+	text := func(m map[string]any, key string) string {
+		s, _ := m[key].(string)
+		return s
+	}
+	kind := text(o, "kind")
+	if items, ok := o["items"].([]any); ok && strings.HasSuffix(kind, "List") {
+		for i, item := range items {
+			m, ok := item.(map[string]any)
+			if !ok {
+				return nil, fmt.Errorf("reading %s: item %d is not a Kubernetes object", where, i+1)
+			}
+			var err error
+			if out, err = addObject(out, fmt.Sprintf("%s, item %d", where, i+1), m); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	meta, _ := o["metadata"].(map[string]any)
+	b := Object{apiVersion: text(o, "apiVersion"), kind: kind, namespace: text(meta, "namespace"), name: text(meta, "name")}
+	if b.apiVersion == "" || b.kind == "" || b.name == "" {
+		return nil, fmt.Errorf("reading %s: it has no apiVersion, kind and metadata.name", where)
+	}
+	b.Where = fmt.Sprintf("%s (%s %s)", where, b.kind, b.name)
+	var err error
+	if b.json, err = json.Marshal(o); err != nil {
+		return nil, fmt.Errorf("reading %s: it is not a Kubernetes object", b.Where)
+	}
+	return append(out, b), nil
+}
+
+// applyManager is whose fields those of applied objects are.
+const applyManager = "edgebake"
+
+// ApplyAll applies each object once, in their order and on the server's side, and
+// returns those with which that did not go well, and why. What a former one makes
+// possible (a kind, a namespace, a webhook's pod) may take a while: they can be
+// tried again.
+func (c *Client) ApplyAll(ctx context.Context, objects []Object) (left []Object, err error) {
+	known := map[string][]resource{}
+	var errs []error
+	for _, o := range objects {
+		if err := c.apply(ctx, o, known); err != nil {
+			left = append(left, o)
+			errs = append(errs, fmt.Errorf("applying %s: %w", o.Where, err))
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+func (c *Client) apply(ctx context.Context, o Object, known map[string][]resource) error {
+	path, err := c.pathOf(ctx, o, known)
+	if err != nil {
+		return err
+	}
+	// A person may have applied it before.
+	return c.send(ctx, http.MethodPatch, path+"/"+o.name+"?force=true&fieldManager="+applyManager, "application/apply-patch+yaml", o.json)
+}
+
+// CreateAll creates the objects that are not there yet, in their order. The API
+// server must know their kinds.
+func (c *Client) CreateAll(ctx context.Context, objects []Object) error {
+	known := map[string][]resource{}
+	for _, o := range objects {
+		path, err := c.pathOf(ctx, o, known)
+		if err == nil {
+			err = c.send(ctx, http.MethodPost, path, "application/json", o.json)
+		}
+		if err != nil && Code(err) != http.StatusConflict {
+			return fmt.Errorf("creating %s: %w", o.Where, err)
+		}
+	}
+	return nil
+}
+
+// resource is a kind as an API server serves it.
+type resource struct {
+	Name       string `json:"name"`
+	Kind       string `json:"kind"`
+	Namespaced bool   `json:"namespaced"`
+}
+
+// pathOf is where objects of o's kind are. known is what was asked before; a kind
+// that is not in it may be served by now.
+func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resource) (string, error) {
+	base := "/apis/" + o.apiVersion
+	if !strings.Contains(o.apiVersion, "/") {
+		base = "/api/" + o.apiVersion
+	}
+	find := func() string {
+		for _, r := range known[o.apiVersion] {
+			if r.Kind != o.kind || strings.Contains(r.Name, "/") { // a subresource
+				continue
+			}
+			if r.Namespaced {
+				return base + "/namespaces/" + cmp.Or(o.namespace, "default") + "/" + r.Name
+			}
+			return base + "/" + r.Name
+		}
+		return ""
+	}
+	if path := find(); path != "" {
+		return path, nil
+	}
+	var served struct {
+		Resources []resource `json:"resources"`
+	}
+	if err := c.Get(ctx, base, &served); err != nil {
+		return "", err
+	}
+	known[o.apiVersion] = served.Resources
+	if path := find(); path != "" {
+		return path, nil
+	}
+	return "", &StatusError{Code: http.StatusNotFound, Path: base, Message: "the API server does not know the kind " + quoted(o.kind)}
+}

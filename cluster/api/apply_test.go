@@ -1,0 +1,31 @@
+package api
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestObjects: lists come one by one, and what is not an object is named by file
+// and document without a word of it.
+func TestObjects(t *testing.T) {
+	all, err := Objects("a.yaml", []byte("# first\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: b, namespace: a}, spec: {replicas: 2}}\n- {apiVersion: v1, kind: Secret, metadata: {name: c}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, o := range all {
+		got = append(got, o.Where+": "+o.apiVersion+" "+o.namespace)
+	}
+	if want := "a.yaml, document 1 (Namespace a): v1 \na.yaml, document 3, item 1 (Deployment b): apps/v1 a\na.yaml, document 3, item 2 (Secret c): v1 "; strings.Join(got, "\n") != want {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
+	}
+	for text, want := range map[string]string{
+		"kind: Secret\nmetadata: {name: hunter2}\n":                             "a.yaml, document 1: it has no apiVersion, kind and metadata.name",
+		"apiVersion: v1\nkind: List\nitems: [hunter2]\n":                        "a.yaml, document 1: item 1 is not a Kubernetes object",
+		"apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n[hunter2: ": "reading a.yaml: document 2 is not YAML",
+	} {
+		if _, err := Objects("a.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Reverted is what became of one recorded object.
+type Reverted struct {
+	Change
+	// Kept says why it was left as it is; "": it is as it was before.
+	Kept string
+}
+
+const keptChanged = "somebody changed it since: remove edgebake's part by hand (--dry-run shows the difference)"
+
+// RevertPlan is what Revert would do: each recorded change, turned round.
+func (c *Client) RevertPlan(ctx context.Context) ([]Reverted, error) {
+	all, _, err := c.recorded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.turnRound(ctx, all)
+}
+
+func (c *Client) turnRound(ctx context.Context, all []note) ([]Reverted, error) {
+	var out []Reverted
+	for _, n := range slices.Backward(all) {
+		obj, err := c.get(ctx, n.Resource, n.Namespace, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		back := Reverted{Change: Change{Resource: n.Resource, Namespace: n.Namespace, Name: n.Name, Why: n.Why, Before: stateOf(obj), After: n.Before}}
+		switch {
+		case reflect.DeepEqual(back.Before, back.After):
+			continue // never carried out, or taken back by hand
+		case !n.made(back.Before):
+			back.Kept = keptChanged
+		}
+		out = append(out, back)
+	}
+	return out, nil
+}
+
+// Revert makes every recorded object what it was, but for those that somebody
+// else has changed since, which stay and stay recorded.
+func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
+	all, record, err := c.recorded(ctx)
+	if err != nil || record == nil {
+		return nil, err
+	}
+	plan, err := c.turnRound(ctx, all)
+	if err != nil {
+		return nil, err
+	}
+	rights := []right{{"delete", configMaps, systemNamespace, recordName}, {"update", configMaps, systemNamespace, recordName}}
+	for _, p := range plan {
+		verb := "update"
+		if p.After == nil {
+			verb = "delete"
+		}
+		rights = append(rights, right{verb, p.Resource, p.Namespace, p.Name})
+	}
+	if err := c.need(ctx, "reverting the cluster", rights...); err != nil {
+		return nil, err
+	}
+	var kept []note
+	for i := range plan {
+		p := &plan[i]
+		if p.Kept == "" {
+			if p.Kept, err = c.putBack(ctx, &p.Change); err != nil {
+				return nil, err
+			}
+		}
+		if p.Kept != "" {
+			kept = append(kept, all[noteOf(all, &p.Change)])
+		}
+	}
+	slices.Reverse(kept) // in the order they were made
+	if len(kept) > 0 {
+		err = c.writeRecord(ctx, kept, record)
+	} else {
+		err = c.remove(ctx, &Change{Resource: configMaps, Namespace: systemNamespace, Name: recordName}, record)
+	}
+	if apierrors.IsConflict(err) {
+		return nil, fmt.Errorf("reverting the cluster: another edgebake cluster prepare or revert ran at the same time: run the command again: %w", err)
+	}
+	return plan, err
+}
+
+// putBack turns one object back, unless somebody has changed it since it was
+// read; then it says so.
+func (c *Client) putBack(ctx context.Context, p *Change) (kept string, err error) {
+	obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
+	if err != nil {
+		return "", err
+	}
+	is := stateOf(obj)
+	switch {
+	case reflect.DeepEqual(is, p.After):
+		return "", nil
+	case !reflect.DeepEqual(is, p.Before):
+		return keptChanged, nil
+	case p.After != nil:
+		_, err = c.write(ctx, p, p.After, obj)
+	default:
+		err = c.remove(ctx, p, obj)
+	}
+	if apierrors.IsConflict(err) {
+		return keptChanged, nil
+	}
+	return "", err
+}
+
+// remove removes an object as it was read; not found is as good.
+func (c *Client) remove(ctx context.Context, at *Change, is *unstructured.Unstructured) error {
+	uid, version := is.GetUID(), is.GetResourceVersion()
+	err := c.resource(at.Resource, at.Namespace).Delete(ctx, at.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return c.explain("removing "+at.String(), err)
+}

@@ -1,0 +1,73 @@
+package cluster
+
+import (
+	"strings"
+
+	"golang.org/x/mod/semver"
+
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+// Certificates and static pods lie on the control-plane nodes' disks, where nothing
+// of ours runs on a cluster that edgebake did not build. What has to change there
+// is printed whole, for a person: first in kubeadm-config, or the next `kubeadm
+// upgrade` takes it back, then on each node, with what was there kept.
+
+// onEachMaster are the commands for one kubeadm phase with the cluster's own
+// configuration; kept are the files that it writes.
+func onEachMaster(phase string, kept ...string) string {
+	return strings.Join([]string{
+		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",
+		// Only the node knows its own address.
+		`printf -- '\n---\napiVersion: %s\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: "%s"}\n' "$(sed -n 's/^apiVersion: //p' /root/kubeadm.yaml)" "$(sed -n 's/.*--advertise-address=//p' /etc/kubernetes/manifests/kube-apiserver.yaml)" >> /root/kubeadm.yaml`,
+		"mkdir -p /root/before-edgebake",
+		"mv " + strings.Join(kept, " ") + " /root/before-edgebake/",
+		"kubeadm init phase " + phase + " --config /root/kubeadm.yaml",
+	}, " && ") + ". To take it back, move the files from /root/before-edgebake to where they were"
+}
+
+const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
+
+// certSANsStep gets names into the API servers' certificates, which they read anew
+// by themselves.
+func certSANsStep(names []string) string {
+	return editConfig + "add " + strings.Join(names, " and ") + " to the list apiServer.certSANs. " +
+		onEachMaster("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
+}
+
+// controllersStep has kube-controller-manager run with these controllers: kubeadm's
+// own list, with or without nodelifecycle.
+func controllersStep(without bool) string {
+	list := "*,bootstrapsigner,tokencleaner"
+	if without {
+		list = "-" + openyurt.NodeLifecycle + "," + list
+	}
+	return editConfig + `set "controllers" among controllerManager.extraArgs to "` + list + `". ` +
+		onEachMaster("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
+}
+
+// lifecycleFix is what to do where both or neither of kube-controller-manager and
+// yurt-manager watch whether nodes live. version is yurt-manager's, "" if its image
+// does not say: since 1.6 OpenYurt leaves that to Kubernetes.
+func lifecycleFix(version string, both bool) string {
+	older := semver.IsValid(version) && semver.Compare(version, openyurt.LifecycleSince) < 0
+	switch {
+	case both && older:
+		return "OpenYurt " + version + " does it itself. " + controllersStep(true)
+	case both:
+		return "give " + openyurt.Manager + " --controllers=-" + openyurt.NodeLifecycle + ",* (the default of its chart since " + openyurt.LifecycleSince + "): kubectl -n " + openyurt.ManagerNamespace + " edit deployment " + openyurt.Manager
+	case older:
+		return "OpenYurt " + version + " does it itself: take -" + openyurt.NodeLifecycle + " out of --controllers of " + openyurt.Manager + ": kubectl -n " + openyurt.ManagerNamespace + " edit deployment " + openyurt.Manager
+	}
+	return "OpenYurt leaves it to kube-controller-manager since " + openyurt.LifecycleSince + ". " + controllersStep(false)
+}
+
+// tagOf is the version in the tag of an image.
+func tagOf(image string) string {
+	image, _, _ = strings.Cut(image, "@")
+	_, tag, _ := strings.Cut(image[strings.LastIndexByte(image, '/')+1:], ":")
+	if tag != "" && tag[0] != 'v' {
+		tag = "v" + tag
+	}
+	return tag
+}

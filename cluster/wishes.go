@@ -1,0 +1,274 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/yamltree"
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/edgebake/edgebake/openyurt"
+)
+
+// The objects that Prepare makes or changes, beside node pools.
+const (
+	mastersName = "edgebake-masters"
+	hubName     = openyurt.HubRole
+	dnsName     = "kube-dns"
+	proxyName   = "kube-proxy"
+)
+
+// wish is a Change before the cluster has been asked.
+type wish struct {
+	resource        schema.GroupVersionResource
+	namespace, name string
+	why, then       string
+	// change returns the object as it should be; of nil, a new one. It may
+	// return what it was given: then nothing is to be done.
+	change func(is map[string]any) (map[string]any, error)
+}
+
+// wishes are what a cluster should have, by what it has.
+func (c *Client) wishes(ctx context.Context, w Wanted) ([]wish, error) {
+	masters, err := c.masters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := mastersWishes(masters)
+	pools, err := c.poolVersion(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if pools != "" {
+		all = append(all, hubWishes()...)
+		all = append(all, dnsWish())
+		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
+			all = append(all, poolWish(pools, name, w.Pools[name]))
+		}
+	} else if len(w.Pools) > 0 {
+		return nil, errors.New("making node pools: the cluster has no CRD " + openyurt.PoolCRD + ": first " + openyurt.InstallManager)
+	}
+	if w.VIP != "" {
+		all = append(all, proxyWish(w.VIP))
+	}
+	return all, nil
+}
+
+// poolVersion is the version of NodePool that the cluster stores; "" where it
+// has none, and so no OpenYurt.
+func (c *Client) poolVersion(ctx context.Context) (string, error) {
+	crd, err := c.get(ctx, crds, "", openyurt.PoolCRD)
+	if err != nil || crd == nil {
+		return "", err
+	}
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	for _, v := range versions {
+		if m, ok := v.(map[string]any); ok && m["storage"] == true {
+			name, _ := m["name"].(string)
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// exactly wants an object to be this, whatever it was.
+func exactly(obj map[string]any) func(map[string]any) (map[string]any, error) {
+	return func(is map[string]any) (map[string]any, error) {
+		if is == nil {
+			return obj, nil
+		}
+		for k, v := range obj {
+			if k != "metadata" {
+				is[k] = v
+			}
+		}
+		return is, nil
+	}
+}
+
+func rbac(kind, namespace, name string, more map[string]any) map[string]any {
+	meta := map[string]any{"name": name}
+	if namespace != "" {
+		meta["namespace"] = namespace
+	}
+	obj := map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": meta}
+	for k, v := range more {
+		obj[k] = v
+	}
+	return obj
+}
+
+func words(s ...string) []any {
+	out := make([]any, len(s))
+	for i, w := range s {
+		out[i] = w
+	}
+	return out
+}
+
+func bindNodes(kind, name string) map[string]any {
+	return map[string]any{
+		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+		"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}},
+	}
+}
+
+// mastersWishes publish the masters, for Sites with ipvs.learnMasters.
+func mastersWishes(masters []string) []wish {
+	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
+	return []wish{
+		{configMaps, publicNamespace, name, why, "", exactly(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "namespace": publicNamespace},
+			"data": map[string]any{"masters": strings.Join(masters, "\n") + "\n"}})},
+		{roles, publicNamespace, name, why, "", exactly(rbac("Role", publicNamespace, name, map[string]any{"rules": []any{
+			map[string]any{"apiGroups": words(""), "resources": words("configmaps"), "resourceNames": words(name), "verbs": words("get")}}}))},
+		{roleBindings, publicNamespace, name, why, "", exactly(rbac("RoleBinding", publicNamespace, name, bindNodes("Role", name)))},
+	}
+}
+
+// hubRules are what yurthub asks for with its node's rights.
+func hubRules() []any {
+	var rules []any
+	for _, r := range openyurt.HubRules() {
+		rules = append(rules, map[string]any{"apiGroups": words(r.Group), "resources": words(r.Resources...), "verbs": words(r.Verbs...)})
+	}
+	return rules
+}
+
+// hubWishes give yurthub its rights. Rules that are there already stay: those
+// of OpenYurt's own chart are wider.
+func hubWishes() []wish {
+	const name, why = hubName, "without it yurthub never becomes ready"
+	return []wish{
+		{clusterRoles, "", name, why, "", func(is map[string]any) (map[string]any, error) {
+			if is == nil {
+				return rbac("ClusterRole", "", name, map[string]any{"rules": hubRules()}), nil
+			}
+			rules, _ := is["rules"].([]any)
+			for _, rule := range hubRules() {
+				if !grants(rules, rule.(map[string]any)) {
+					rules = append(rules, rule)
+				}
+			}
+			is["rules"] = rules
+			return is, nil
+		}},
+		{clusterRoleBindings, "", name, why, "", func(is map[string]any) (map[string]any, error) {
+			if is == nil {
+				return rbac("ClusterRoleBinding", "", name, bindNodes("ClusterRole", name)), nil
+			}
+			want := bindNodes("ClusterRole", name)["subjects"].([]any)[0]
+			subjects, _ := is["subjects"].([]any)
+			if !slices.ContainsFunc(subjects, func(s any) bool { return reflect.DeepEqual(s, want) }) {
+				is["subjects"] = append(subjects, want)
+			}
+			return is, nil
+		}},
+	}
+}
+
+// grants reports whether one of the rules gives all that want does.
+func grants(rules []any, want map[string]any) bool {
+	has := func(rule map[string]any, field string) bool {
+		list, _ := rule[field].([]any)
+		if slices.Contains(list, any("*")) {
+			return true
+		}
+		for _, w := range want[field].([]any) {
+			if !slices.Contains(list, w) {
+				return false
+			}
+		}
+		return true
+	}
+	return slices.ContainsFunc(rules, func(r any) bool {
+		rule, ok := r.(map[string]any)
+		return ok && rule["resourceNames"] == nil && has(rule, "apiGroups") && has(rule, "resources") && has(rule, "verbs")
+	})
+}
+
+// dnsWish keeps DNS within a node pool, where it works without the link.
+func dnsWish() wish {
+	return wish{services, systemNamespace, dnsName, "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
+		if is == nil {
+			return nil, nil // the cluster's DNS has another name
+		}
+		annotations, _, _ := unstructured.NestedStringMap(is, "metadata", "annotations")
+		if annotations[openyurt.TopologyKey] != "" {
+			return is, nil
+		}
+		return is, unstructured.SetNestedField(is, openyurt.PoolTopology, "metadata", "annotations", openyurt.TopologyKey)
+	}}
+}
+
+func poolWish(version, name, kind string) wish {
+	return wish{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
+		if is == nil {
+			return map[string]any{"apiVersion": openyurt.Group + "/" + version, "kind": "NodePool", "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
+		}
+		if has, _, _ := unstructured.NestedString(is, "spec", "type"); has != kind {
+			return nil, fmt.Errorf("making the node pool %s: it exists and is of type %s, which cannot change: name another pool", name, has)
+		}
+		return is, nil
+	}}
+}
+
+// proxyWish keeps kube-proxy in mode ipvs from clearing the VIP's rules.
+func proxyWish(vip string) wish {
+	return wish{configMaps, systemNamespace, proxyName, "in mode ipvs kube-proxy removes virtual servers that it did not make",
+		"kubectl -n kube-system rollout restart daemonset kube-proxy",
+		func(is map[string]any) (map[string]any, error) {
+			text, _, _ := unstructured.NestedString(is, "data", "config.conf")
+			changed, err := excludeVIP(text, vip)
+			if err != nil || changed == text {
+				return is, err
+			}
+			return is, unstructured.SetNestedField(is, changed, "data", "config.conf")
+		}}
+}
+
+// excludeVIP adds the VIP to ipvs.excludeCIDRs of kube-proxy's configuration,
+// in mode ipvs, and leaves every other line as it is.
+func excludeVIP(text, vip string) (string, error) {
+	const doing = "reading config.conf of configmaps kube-proxy in namespace kube-system"
+	addr, err := netip.ParseAddr(vip)
+	if err != nil {
+		return "", fmt.Errorf("the VIP %q is not an IP address", vip)
+	}
+	want := netip.PrefixFrom(addr, addr.BitLen()).String()
+	var config struct {
+		Mode string
+		IPVS struct {
+			ExcludeCIDRs []string `yaml:"excludeCIDRs"`
+		} `yaml:"ipvs"`
+	}
+	if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+		return "", fmt.Errorf("%s: %w", doing, err)
+	}
+	covered := slices.ContainsFunc(config.IPVS.ExcludeCIDRs, func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Contains(addr)
+	})
+	if config.Mode != "ipvs" || covered {
+		return text, nil
+	}
+	var root yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &root); err != nil || len(root.Content) != 1 {
+		return "", fmt.Errorf("%s: it is not one document: %w", doing, err)
+	}
+	ipvs := yamltree.Child(root.Content[0], "ipvs", yaml.MappingNode)
+	list := yamltree.Child(ipvs, "excludeCIDRs", yaml.SequenceNode)
+	list.Content = append(list.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: want})
+	changed, err := encode(&root)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", doing, err)
+	}
+	return changed, nil
+}
