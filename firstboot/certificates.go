@@ -17,7 +17,7 @@ import (
 // certStore is where a client-go certificate manager keeps what it rotates:
 // NAME-DATE.pem files, certificate and key in one, and NAME-current.pem, a
 // link to the newest. It syncs neither, so that a power cut soon after a
-// rotation leaves the link and an empty file, and its owner refuses to start.
+// rotation leaves the link and an empty file, and its owner does not start.
 type certStore struct {
 	dir, name string
 	// askedAnew: without a certificate its owner requests another; with a
@@ -25,11 +25,13 @@ type certStore struct {
 	askedAnew bool
 }
 
-var certStores = []certStore{
-	{kubeletPKI, "kubelet-client", false},
-	{kubeletPKI, "kubelet-server", true},
-	{openyurt.Root + "/pki", "yurthub", false},
-	{openyurt.Root + "/pki", "yurthub-server", true},
+// certStores are kubelet's and yurthub's.
+func certStores() []certStore {
+	all := []certStore{{kubeletPKI, "kubelet-client", false}, {kubeletPKI, "kubelet-server", true}}
+	for _, c := range openyurt.Certificates() {
+		all = append(all, certStore{c.Dir, c.Name, c.AskedAnew})
+	}
+	return all
 }
 
 func (s certStore) current() string { return s.dir + "/" + s.name + "-current.pem" }
@@ -39,7 +41,7 @@ func (s certStore) current() string { return s.dir + "/" + s.name + "-current.pe
 // kubelet and yurthub start.
 func RestoreCertificates(e *Env) error {
 	var errs []error
-	for _, s := range certStores {
+	for _, s := range certStores() {
 		if err := s.restore(e); err != nil {
 			errs = append(errs, fmt.Errorf("restoring %s: %w", s.current(), err))
 		}
@@ -123,7 +125,7 @@ func loadPair(e *Env, certFile, keyFile string) (*x509.Certificate, error) {
 }
 
 // removeBrokenPair removes kubelet's self-signed certificate where it cannot
-// be used: kubelet makes another one, but goes by the files' being there.
+// be used: kubelet makes another one, but only checks that the files exist.
 func removeBrokenPair(e *Env, cert, key string) error {
 	if !slices.ContainsFunc([]string{cert, key}, e.exists) {
 		return nil

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Step tells how a step of convert, revert or reset went.
@@ -19,6 +18,10 @@ type Step struct {
 	Detail       string
 }
 
+// evidence says what is kept of a change: files, as they were before it and
+// after, none of which may hold a secret, and the journals of units.
+type evidence struct{ files, units []string }
+
 // change carries out what a person asks for, in steps: convert, revert or
 // reset. It keeps evidence: how each step went, and what the files were before
 // and after.
@@ -26,20 +29,21 @@ type change struct {
 	e     *Env
 	tell  func(Step)
 	dir   string // of the evidence
+	keep  evidence
 	steps []Step
 	// resumed: steps that are found done were those of an earlier run, which
 	// was killed, and are undone as well.
 	resumed bool
-	// turnedAt is the step after which nothing is undone any more: the node is
-	// what it was to become, and what is left to do is tidying up.
-	turnedAt string
-	// onward: nothing is ever undone; run again it goes on.
+	// changedAt is the step after which nothing is undone any more: the node is
+	// what was asked for, and what is left to do is tidying up.
+	changedAt string
+	// onward: nothing is ever undone; run again it continues.
 	onward bool
 }
 
-func newChange(e *Env, what string, tell func(Step)) *change {
+func newChange(e *Env, what string, keep evidence, tell func(Step)) *change {
 	own := *e // whose waiting is told here
-	return &change{e: &own, tell: tell, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
 // carryOut takes the steps in order. When one fails, it and those before it
@@ -47,7 +51,7 @@ func newChange(e *Env, what string, tell func(Step)) *change {
 func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
 	var did []Phase
-	turned := false
+	changed := false
 	for _, s := range steps {
 		res := c.step(ctx, s)
 		if res.ran || c.resumed && res.outcome == foundDone {
@@ -57,10 +61,10 @@ func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 		case res.err == nil:
 		case c.onward:
 			return fmt.Errorf("%s: %w (run it again; it goes on)", s.Name, res.err)
-		case turned:
+		case changed:
 			c.finish(context.WithoutCancel(ctx))
-			return Advise(fmt.Errorf("%s: %w (the node is turned; evidence is in %s)", s.Name, res.err, c.dir),
-				"the node is what it was to become; run the same command again, and it does the rest")
+			return Advise(fmt.Errorf("%s: %w (the node has changed already; evidence is in %s)", s.Name, res.err, c.dir),
+				"run the same command again: it does the rest")
 		default:
 			// Undone even when we are told to stop: half a node is worse.
 			undo := context.WithoutCancel(ctx)
@@ -68,7 +72,7 @@ func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 			c.finish(undo)
 			return fmt.Errorf("%s: %w (undone; evidence is in %s)", s.Name, err, c.dir)
 		}
-		turned = turned || s.Name == c.turnedAt
+		changed = changed || s.Name == c.changedAt
 	}
 	if !c.onward {
 		c.finish(ctx)
@@ -101,7 +105,7 @@ func (c *change) step(ctx context.Context, s Phase) result {
 	return res
 }
 
-// insisting is a step that is tried also where it cannot be told whether it
+// insisting is a step that is tried also where it is unknown whether it
 // needs to be: somebody asked for it.
 func insisting(s Phase) Phase {
 	if check := s.Check; check != nil {
@@ -145,11 +149,8 @@ func (c *change) note(s Step) {
 	}
 }
 
-// keptFiles are the files worth comparing; none of them holds a secret.
-var keptFiles = []string{kubeadmFlags, yurthubEnv, openyurt.KubeletConf, yurthubUnit, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"}
-
 func (c *change) copyFiles(when string) {
-	for _, p := range keptFiles {
+	for _, p := range c.keep.files {
 		b, err := c.e.read(p)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -166,7 +167,11 @@ func (c *change) copyFiles(when string) {
 func (c *change) finish(ctx context.Context) {
 	c.copyFiles("after")
 	var out strings.Builder
-	err := c.e.Run(ctx, Cmd{Args: []string{"journalctl", "--no-pager", "-n", "400", "-u", openyurt.Unit, "-u", ondisk.UnitKubelet}, Output: &out})
+	args := []string{"journalctl", "--no-pager", "-n", "400"}
+	for _, u := range c.keep.units {
+		args = append(args, "-u", u)
+	}
+	err := c.e.Run(ctx, Cmd{Args: args, Output: &out})
 	if err == nil {
 		err = c.e.WriteFile(c.dir+"/journal.txt", []byte(out.String()), Mode(0o600))
 	}

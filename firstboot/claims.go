@@ -15,7 +15,7 @@ import (
 // Two machines may match one site of an inventory: a card that is carried from
 // one to the other, a vendor that gives all boards one serial number. Both would
 // be the same node. The first notes on the stick which site it has taken, before
-// it goes by it; the second reads that and stops. Where a stick has no room for
+// it uses it; the second reads that and stops. Where a stick has no room for
 // notes, or cannot be written, the cluster's Node of that name is what stops the
 // second (nameIsFree).
 

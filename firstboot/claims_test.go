@@ -138,7 +138,7 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 	}
 }
 
-// TestTheSameMachineComesAgain: flashed anew it takes its site again, whatever
+// TestTheSameMachineComesAgain: flashed again it takes its site again, whatever
 // its clock says.
 func TestTheSameMachineComesAgain(t *testing.T) {
 	t.Parallel()

@@ -78,7 +78,7 @@ func clockSynced(ctx context.Context, e *Env) bool {
 const ntpPatience = time.Minute
 
 // waitForNTP waits for the clock to follow a time server, bounded, and says
-// how it went. That there is none is no failure.
+// how it went. To have no time server is not a failure.
 func waitForNTP(ctx context.Context, e *Env) bool {
 	e.Waiting("a time server, since the clock may be wrong")
 	end := e.Now().Add(ntpPatience)

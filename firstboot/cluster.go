@@ -17,7 +17,7 @@ import (
 )
 
 // A machine belongs to the cluster whose CA it trusts. A site may name another
-// one: the machine moves, or its cluster was built anew. Then it leaves the
+// one: the machine moves, or its cluster was rebuilt. Then it leaves the
 // former cluster, but not before the other one has proven itself and accepts
 // the token: a slip in the site must not cost a node that runs.
 
@@ -26,7 +26,7 @@ import (
 const leavingFile = ondisk.StateDir + "/leaving"
 
 // memberName is the name that kubelet's certificate, expired or not, is for;
-// "" on a machine that is no node.
+// "" on a machine that is not a node.
 func memberName(e *Env) string {
 	cert, _ := enrolment(e)
 	return nodeIn(cert)
@@ -61,6 +61,9 @@ func clusterPhase(active *Active) Phase {
 			if errors.Is(err, errUnclear) {
 				return Unknown, nil
 			}
+			if err == nil && same && !active.Site.Credentials.Token.IsZero() && bornAgain(ctx, e, active.Site) {
+				return Todo, nil // somebody has brought a token of it
+			}
 			if err != nil || same {
 				return Done, err
 			}
@@ -82,8 +85,12 @@ func clusterPhase(active *Active) Phase {
 				}
 				name := memberName(e)
 				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(enrolledPins(e), ", "))
-				e.Console(fmt.Sprintf("the site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
-					strings.Join(enrolledPins(e), ", "), name))
+				if bornAgain(ctx, e, active.Site) {
+					e.Console("the cluster was born again with the keys that it had, and the site has a token of it: joining it anew")
+				} else {
+					e.Console(fmt.Sprintf("the site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
+						strings.Join(enrolledPins(e), ", "), name))
+				}
 			}
 			if err := leaveCluster(ctx, e, active); err != nil {
 				return err
@@ -100,7 +107,7 @@ func isMember(e *Env) bool {
 	return err == nil || errors.Is(err, errExpired)
 }
 
-// staleCA reports whether a machine that is no node has the CA of a discovery
+// staleCA reports whether a machine that is not a node has the CA of a discovery
 // that does not hold any more: of another site, or of an earlier boot of one
 // that pins none. Masters are verified with it.
 func staleCA(e *Env, site *configs.Site) bool {
@@ -118,12 +125,8 @@ func staleCA(e *Env, site *configs.Site) bool {
 func unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
 
 func anyPinned(pem []byte, pins []string) bool {
-	certs, err := api.ParseCerts(pem)
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool {
-		return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), api.Pin(c)) })
+	return slices.ContainsFunc(caPins(pem), func(has string) bool {
+		return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
 	})
 }
 
@@ -139,16 +142,15 @@ func enrolledCA(e *Env) []byte {
 	return e.contents(ondisk.KubeCA)
 }
 
-func enrolledPins(e *Env) []string {
-	certs, err := api.ParseCerts(enrolledCA(e))
+func enrolledPins(e *Env) []string { return caPins(enrolledCA(e)) }
+
+// caPins are the pins of the CAs in pem, none where something else is in it.
+func caPins(pem []byte) []string {
+	pins, err := api.Pins(pem)
 	if err != nil {
 		return nil
 	}
-	var out []string
-	for _, c := range certs {
-		out = append(out, api.Pin(c))
-	}
-	return out
+	return pins
 }
 
 // errUnclear: no master can be asked whose cluster it is.
@@ -196,7 +198,7 @@ func noTokenToMove(e *Env, site *configs.Site) error {
 // strangersAnswer is said of a member whose site pins nothing and has no token,
 // while servers of another CA answer for its masters.
 func strangersAnswer(e *Env) string {
-	return fmt.Sprintf("the masters are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was built anew, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
+	return fmt.Sprintf("the masters are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(enrolledPins(e), ", "))
 }
 
@@ -204,11 +206,12 @@ func strangersAnswer(e *Env) string {
 // accepts the token, and has room for a Node of our name.
 func provesItself(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
-	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(site.Masters, ", "))
 	d := discoveryOf(e, site)
+	d.Masters = site.Masters // the former ones are of the cluster that it leaves
+	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(d.Masters, ", "))
 	found, err := api.Discover(ctx, d)
 	if err != nil {
-		return judgeDiscovery(ctx, e, site, err)
+		return judgeDiscovery(ctx, e, d.Masters, err)
 	}
 	return nameIsFree(ctx, e, found.Client(d), active.Node)
 }
@@ -230,7 +233,7 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 	if err := resetIPVS(ctx, e); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, saidVIP, joinedFile, ondisk.KubeCA, leavingFile) {
+	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, saidVIP, joinedFile, joinedCluster, ondisk.KubeCA, leavingFile) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}

@@ -2,12 +2,16 @@ package firstboot
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -106,7 +110,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			if !w.said("leaving the former one (CA "+former.pin+")") || !w.said("kubectl delete node edge-sn0042") {
 				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 			}
-			if tc.name == "edge to native" && (w.has(yurthubEnv) || behindYurthub(w.env())) {
+			if tc.name == "edge to native" && (w.has(hubEnv) || redirected(w.env())) {
 				t.Error("yurthub is still there")
 			}
 			w.powerOn()
@@ -478,5 +482,128 @@ func TestRejoinIsSeenReady(t *testing.T) {
 	}
 	if err := w.boot(); err == nil || !strings.Contains(w.slotSite(ownDev), testToken) || w.has(readyMark) {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+}
+
+const ownEndpoint = "apiserver.cluster.local:6443"
+
+// bearAgain has the cluster begin with nothing, with the keys that it has; so
+// ipvscare gives its masters no traffic.
+func (w *world) bearAgain() {
+	w.cluster.births++
+	w.cluster.nodes = map[string]*api.Node{}
+	w.cluster.down[ownEndpoint] = true
+}
+
+// joinedAs is the note of the cluster, and ipvscare's.
+func (w *world) wantJoined(births int) {
+	w.t.Helper()
+	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births)}
+	if got := readJoinedCluster(w.env()); got == nil || *got != *want {
+		w.t.Errorf("the note is %+v, want %+v", got, want)
+	}
+	var conf ondisk.IPVS
+	if err := json.Unmarshal([]byte(w.get(ondisk.IPVSConfig)), &conf); err != nil {
+		w.t.Fatal(err)
+	}
+	if got := conf.Servers[0].Joined; got == nil || *got != *want {
+		w.t.Errorf("ipvscare is told %+v, want %+v", got, want)
+	}
+}
+
+// TestClusterBornAgain: a node does not follow a cluster that has its masters,
+// their keys and none of its objects, and says so; with a token of it, it joins
+// anew.
+func TestClusterBornAgain(t *testing.T) {
+	t.Parallel()
+	for _, form := range []string{"native", "unit", "staticPod"} {
+		t.Run(form, func(t *testing.T) {
+			t.Parallel()
+			w, lines := nativeWorld(t), []string(nil)
+			switch form {
+			case "unit":
+				w, lines = edgeWorld(t), []string{"nodeType: edge", "nodePool: shanghai"}
+			case "staticPod":
+				w, lines = podWorld(t), []string{"nodeType: edge", "nodePool: shanghai"}
+			}
+			w.mustBoot()
+			w.wantJoined(0)
+			w.bearAgain()
+			for range 2 {
+				w.powerOn()
+				if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || !w.said("the masters are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
+					t.Fatalf("%v, %s\n%s", err, w.state().Result, strings.Join(w.console, "\n"))
+				}
+				if w.said("FAILED") || w.joins != 1 || enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
+					t.Errorf("the node was touched: %d joins\n%s", w.joins, strings.Join(w.console, "\n"))
+				}
+				w.wantJoined(0)
+			}
+			w.stamp(ownDev, w.site(append(lines, withToken)...))
+			w.before = func(effect string) {
+				if effect == "remove "+joinedCluster {
+					w.cluster.mu.Lock()
+					defer w.cluster.mu.Unlock()
+					delete(w.cluster.down, ownEndpoint)
+				}
+			}
+			w.powerOn()
+			w.mustBoot()
+			wantMember(t, w, 2)
+			w.wantJoined(1)
+			if !w.said("the cluster was born again with the keys that it had, and the site has a token of it: joining it anew") {
+				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestNotBornAgain: a person may make cluster-info anew, or delete the Node.
+func TestNotBornAgain(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*fakeCluster){
+		"cluster-info made anew": func(c *fakeCluster) { c.births++ },
+		"Node deleted":           func(c *fakeCluster) { delete(c.nodes, "edge-sn0042") },
+		"cluster-info hidden":    func(c *fakeCluster) { c.knownOnly = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			w.mustBoot()
+			change(w.cluster)
+			site, err := parseSite([]byte(w.site()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bornAgain(t.Context(), w.env(), site) {
+				t.Error("it is taken for another cluster")
+			}
+			w.bearAgain()
+			if name != "cluster-info hidden" && !bornAgain(t.Context(), w.env(), site) {
+				t.Error("another cluster is taken for it")
+			}
+		})
+	}
+}
+
+// TestNodeOfAFormerRelease has no note: it gets one when it is Ready again, and
+// goes on without where the cluster lets nobody read cluster-info.
+func TestNodeOfAFormerRelease(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	if err := os.Remove(w.inside(joinedCluster)); err != nil {
+		t.Fatal(err)
+	}
+	hidden := w.clone(t)
+	w.powerOn()
+	w.mustBoot()
+	w.wantJoined(0)
+
+	hidden.cluster.knownOnly = true
+	hidden.powerOn()
+	hidden.mustBoot()
+	if hidden.has(joinedCluster) || strings.Contains(hidden.get(ondisk.IPVSConfig), "joined") {
+		t.Error("what cannot be read was noted")
 	}
 }

@@ -12,10 +12,16 @@ import (
 )
 
 const (
-	yurthubUnit  = "/etc/systemd/system/" + openyurt.Unit
+	hubUnitFile  = "/etc/systemd/system/" + openyurt.Unit
 	bakedHubUnit = "/usr/lib/systemd/system/" + openyurt.Unit
 	manifests    = "/etc/kubernetes/manifests"
 )
+
+// joinEvidence is what convert, revert and reset change of how a node has joined.
+var joinEvidence = evidence{
+	files: []string{kubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
+	units: []string{openyurt.Unit, ondisk.UnitKubelet},
+}
 
 // ConvertOptions say what kind of OpenYurt node a native one becomes.
 type ConvertOptions struct {
@@ -24,8 +30,8 @@ type ConvertOptions struct {
 	// Servers are the API servers for yurthub, URLs, the one that never
 	// changes first; empty: where kubelet goes now, and the site's masters.
 	Servers   []string
-	Namespace string // kube-system
-	LBMode    string // priority
+	Namespace string // empty: openyurt.DefaultNamespace
+	LBMode    string // empty: openyurt.LBPriority
 	OpenPort  bool
 	Extra     []string
 }
@@ -73,7 +79,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 				"convert it with --nodepool-name "+now+", or: kubectl label node "+name+" "+openyurt.LabelNodePool+"-")
 		}
 	}
-	c := newChange(e, "convert", tell)
+	c := newChange(e, "convert", joinEvidence, tell)
 	c.resumed = true
 	return c.carryOut(ctx, (&conversion{hub: h, image: image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
@@ -94,7 +100,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
-		fix = "its site made it one: say the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
+		fix = "its Site made it one: set the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
 	if labels[openyurt.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
 		return Advise(errors.New(is), fix)
@@ -105,7 +111,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 			return err
 		}
 		if !hubInPlace(e, h) {
-			return Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, yurthubEnv), fix)
+			return Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, hubEnv), fix)
 		}
 	}
 	if err := hubReady(ctx, e); err != nil {
@@ -141,7 +147,7 @@ func hubUnitStep() Phase {
 	return Phase{
 		Name: "unit", Doc: "the unit of yurthub is there", Timeout: time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if !e.exists(openyurt.Dropin) && (e.exists(bakedHubUnit) || string(e.contents(yurthubUnit)) == openyurt.UnitFile) {
+			if !e.exists(openyurt.Dropin) && (e.exists(bakedHubUnit) || string(e.contents(hubUnitFile)) == openyurt.UnitFile) {
 				return Done, nil
 			}
 			return Todo, nil
@@ -151,7 +157,7 @@ func hubUnitStep() Phase {
 				return fmt.Errorf("writing the unit of yurthub: %w", err)
 			}
 			if !e.exists(bakedHubUnit) {
-				if err := e.WriteFile(yurthubUnit, []byte(openyurt.UnitFile), Mode(0o644)); err != nil {
+				if err := e.WriteFile(hubUnitFile, []byte(openyurt.UnitFile), Mode(0o644)); err != nil {
 					return fmt.Errorf("writing the unit of yurthub: %w", err)
 				}
 			}
@@ -165,10 +171,9 @@ func hubUnitStep() Phase {
 }
 
 func (c *conversion) yurthub() Phase {
-	return Phase{
-		Name: "yurthub", Doc: "yurthub has its certificates and serves", Timeout: 6 * time.Minute,
+	return servingPhase(Phase{
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if e.exists(hubRestart) || !hubInPlace(e, c.hub) || !portsClosed(ctx, e) || hubReady(ctx, e) != nil {
+			if !hubInPlace(e, c.hub) || !hubServes(ctx, e) {
 				return Todo, nil
 			}
 			return Done, nil
@@ -177,22 +182,19 @@ func (c *conversion) yurthub() Phase {
 			if err := closePorts(ctx, e, c.hub.ports()); err != nil {
 				return err
 			}
-			if err := startHub(ctx, e, c.hub); err != nil {
-				return err
-			}
-			return waitForHub(ctx, e, c.hub)
+			return serveHub(ctx, e, c.hub)
 		},
 		// A convert that was killed may have turned kubelet before this one
 		// began, and no yurthub means no cluster for it then.
 		Undo: func(ctx context.Context, e *Env) error {
-			if behindYurthub(e) || e.exists(kubeletRestart) {
+			if redirected(e) || e.exists(kubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
 					return err
 				}
 			}
 			return removeHub(ctx, e, c.image)
 		},
-	}
+	})
 }
 
 func (c *conversion) label() Phase {

@@ -254,11 +254,11 @@ func TestConvertForeignNode(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	for _, want := range []string{"--server-addr=https://192.0.2.11:6443 ", "--node-ip=192.0.2.50 ", "--nodepool-name=shanghai "} {
-		if !strings.Contains(w.get(yurthubEnv), want) {
-			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(yurthubEnv))
+		if !strings.Contains(w.get(hubEnv), want) {
+			t.Errorf("yurthub's arguments lack %s: %s", want, w.get(hubEnv))
 		}
 	}
-	if w.get(yurthubUnit) != openyurt.UnitFile || !slices.Contains(w.names, "enable "+openyurt.Unit) || !slices.Contains(w.names, "run modprobe dummy") {
+	if w.get(hubUnitFile) != openyurt.UnitFile || !slices.Contains(w.names, "enable "+openyurt.Unit) || !slices.Contains(w.names, "run modprobe dummy") {
 		t.Errorf("the unit was not made to last: %v", w.names)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, ErrAlready) {
@@ -275,19 +275,19 @@ func TestConvertForeignNode(t *testing.T) {
 func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)
-	w.put(yurthubUnit, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
+	w.put(hubUnitFile, "[Service]\nExecStart=/usr/local/bin/yurthub\n")
 	w.put(openyurt.Dropin, "[Service]\nExecStart=\nExecStart=/usr/local/bin/yurthub --working-mode=edge\n")
 	if steps, err := w.convert(pool); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openyurt.Dropin) || w.get(yurthubUnit) != openyurt.UnitFile {
+	if w.has(openyurt.Dropin) || w.get(hubUnitFile) != openyurt.UnitFile {
 		t.Error("yurthub would start as yurtadm had it")
 	}
 	w.put(openyurt.Dropin, "[Service]\n")
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if w.has(openyurt.Dropin) || w.has(yurthubUnit) {
+	if w.has(openyurt.Dropin) || w.has(hubUnitFile) {
 		t.Error("something of yurtadm's is left")
 	}
 }
@@ -384,7 +384,7 @@ func TestConvertRefuses(t *testing.T) {
 			w.put(ondisk.KubeletConf, strings.ReplaceAll(w.get(ondisk.KubeletConf), clientCert, "/etc/kubernetes/own.pem"))
 		}, pool, "there is no " + clientCert},
 		{"no nftables", func(w *world) { w.noNFT = true }, pool, "the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: exec"},
-		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be turned, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
+		{"no node", func(w *world) { os.Remove(filepath.Join(w.root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
 		{"http", func(*world) {}, ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -442,7 +442,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		{"other arguments", converted, nil, ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
 		{"yurthub is down", converted, func(w *world) { w.units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
 		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert needs the cluster", ""},
-		{"by its site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its site made it one"},
+		{"by its site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site made it one"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := tc.node(t)
@@ -530,7 +530,7 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 	if err == nil || !strings.Contains(Advice(err), "run the same command again") {
 		t.Fatalf("%v\n%v", err, steps)
 	}
-	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; behindYurthub(w.env()) || len(labels) != 0 {
+	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; redirected(w.env()) || len(labels) != 0 {
 		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.get(kubeadmFlags))
 	}
 	if err := os.Remove(filepath.Join(w.root, stuck)); err != nil {
@@ -554,7 +554,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	if _, err := w.revert(); err == nil {
 		t.Fatal("it takes a node that is not Ready for one")
 	}
-	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; behindYurthub(w.env()) || len(labels) != 0 {
+	if labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels; redirected(w.env()) || len(labels) != 0 {
 		t.Errorf("labels %v, kubelet's flags %s", labels, w.get(kubeadmFlags))
 	}
 }
@@ -693,13 +693,13 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.put(yurthubEnv, strings.Replace(w.get(yurthubEnv), "--v=2", "--v=2 --dummy-if-name=mine", 1))
+	w.put(hubEnv, strings.Replace(w.get(hubEnv), "--v=2", "--v=2 --dummy-if-name=mine", 1))
 	w.put("/sys/class/net/mine", "")
 	name, err := w.reset()
 	if err != nil || name != "edge-sn0042" {
 		t.Fatalf("%s, %v", name, err)
 	}
-	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, yurthubEnv, openyurt.KubeletConf, readyMark} {
+	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, ondisk.KubeCA, ondisk.IPVSConfig, hubEnv, openyurt.KubeletConf, readyMark} {
 		if w.has(p) {
 			t.Errorf("%s is still there", p)
 		}

@@ -51,11 +51,11 @@ func discoveryPhase(active *Active) Phase {
 			return Todo, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			e.Waiting("a master to show its cluster-info (%s)", strings.Join(site.Masters, ", "))
 			d := discoveryOf(e, site)
+			e.Waiting("a master to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
 			found, err := api.Discover(ctx, d)
 			if err != nil {
-				return judgeDiscovery(ctx, e, site, err)
+				return judgeDiscovery(ctx, e, d.Masters, err)
 			}
 			if err := nameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
 				return err
@@ -72,7 +72,7 @@ func discoveryPhase(active *Active) Phase {
 				return err
 			}
 			server, name := "https://"+found.Master, found.ServerName
-			if everyMasterIsNamed(ctx, e, site, found.CA) && endpointAnswers(ctx, e, site) == nil {
+			if everyMasterIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
 				// The join itself survives a dead master then, and kubelet
 				// need not be turned and restarted afterwards.
 				server, name = site.EndpointURL(), ""
@@ -95,7 +95,7 @@ func discoveryPhase(active *Active) Phase {
 // judgeDiscovery tells transient failures from those that a person must fix. One
 // address that belongs to another cluster may be a slip of the pen while the
 // right masters are out of reach for now: it stops the run only when all do.
-func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) error {
+func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) error {
 	var expired x509.CertificateInvalidError
 	switch {
 	case errors.Is(err, api.ErrPin) && !every(err, api.ErrPin):
@@ -123,7 +123,7 @@ func judgeDiscovery(ctx context.Context, e *Env, site *configs.Site, err error) 
 	case errors.Is(err, api.ErrNoClusterInfo):
 		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
 	}
-	return Advise(err, "check that these masters are the cluster's API servers ("+strings.Join(site.Masters, ", ")+") and that port and firewall let this node through")
+	return Advise(err, "check that these masters are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
 }
 
 // every reports whether all the errors joined in err are target.

@@ -25,7 +25,7 @@ func oneDisk(e *Env) error {
 		return nil // or a node that edgebake did not build
 	}
 	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.disksWith(e.loaderPart()))),
-		"take one of the disks out; or write one anew with edgebake flash, which gives a disk GUIDs of its own")
+		"take one of the disks out; or write one again with edgebake flash, which gives a disk GUIDs of its own")
 }
 
 // loaderWords says which disk the boot loader means.

@@ -10,6 +10,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // verbs are the places of a message that differ from machine to machine.
@@ -104,6 +108,42 @@ func TestTroubleshootingSpeaksAsFirstBootDoes(t *testing.T) {
 		}
 		if len(long) > 10 && !strings.Contains(page, long) {
 			t.Errorf("the page does not know %q", m)
+		}
+	}
+}
+
+// TestArchitectureNamesThePhases holds the lists of ARCHITECTURE.md against the
+// phases.
+func TestArchitectureNamesThePhases(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, page, _ := strings.Cut(string(b), "The phases:\n")
+	worker, page, _ := strings.Cut(page, "→ done")
+	_, page, _ = strings.Cut(page, "behind clock:\n")
+	master, _, _ := strings.Cut(page, "→ done")
+	names := func(list string) string {
+		return strings.Join(strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune("→ \n()", r) }), " ")
+	}
+	first, _, _ := strings.Cut(worker, "→ cluster")
+	native := regexp.MustCompile(`\(.*?\)`).ReplaceAllString(worker, "")
+	site := func(nodeType string) *Active {
+		s := &configs.Site{NodeType: nodeType, Masters: []string{"192.0.2.1:6443"}}
+		if nodeType == configs.NodeControlPlane {
+			s.ControlPlane = &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{{Name: "m1", Address: "192.0.2.1"}}}
+			s.NodeName = "m1"
+		}
+		return &Active{Site: s, Image: ondisk.ImageInfo{Yurthub: &ondisk.YurthubInfo{Form: openyurt.FormUnit}}}
+	}
+	for nodeType, want := range map[string]string{configs.NodeNative: names(native), configs.NodeEdge: names(worker), configs.NodeControlPlane: names(first + master)} {
+		var got []string
+		for _, p := range append(firstPhases(&siteReader{}), Phases(site(nodeType))...) {
+			got = append(got, p.Name)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: the page has\n%s\nthe code\n%s", nodeType, want, strings.Join(got, " "))
 		}
 	}
 }

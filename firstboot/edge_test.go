@@ -53,7 +53,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 }
 
 // TestStaleEdgeNodeGetsItsLabels: as the administrator OpenYurt's webhook would
-// refuse it.
+// reject it.
 func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -91,7 +91,7 @@ func TestPoolChanged(t *testing.T) {
 	}
 }
 
-// TestPoolOfTheCluster: what OpenYurt would refuse or undo is named.
+// TestPoolOfTheCluster: what OpenYurt would reject or undo is named.
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
@@ -146,7 +146,7 @@ func TestSiteTurnedNative(t *testing.T) {
 	}
 	w.stamp(ownDev, w.site())
 	w.powerOn()
-	if err := w.boot(); err != nil || !w.said("this node goes through yurthub, and its site says nodeType: native") {
+	if err := w.boot(); err != nil || !w.said("this node goes through yurthub, but its Site says nodeType: native") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	if _, err := w.revert(); err != nil {

@@ -37,8 +37,8 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certName
 // endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
 // so only then may it begin with the endpoint. A master that does not answer
 // may come back with a certificate that has not.
-func everyMasterIsNamed(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
-	return errors.Join(askNames(ctx, e, site.Masters, ca, site.Endpoint)...) == nil
+func everyMasterIsNamed(ctx context.Context, e *Env, masters []string, ca []byte, endpoint string) bool {
+	return errors.Join(askNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
 // askNames asks all masters at once whether their certificate has one of names.

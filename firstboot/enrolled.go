@@ -139,7 +139,7 @@ func certOf(e *Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 // serving certificate) is on the same file system.
 func identityFiles(e *Env) []string {
 	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Identity}, kubeletKeys(e)...)
-	for _, s := range certStores {
+	for _, s := range certStores() {
 		all = append(all, s.current())
 	}
 	return slices.DeleteFunc(all, func(p string) bool {

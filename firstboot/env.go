@@ -44,7 +44,7 @@ type Env struct {
 	// Rename moves a file or a directory within a file system, to where nothing
 	// is.
 	Rename func(from, to string) error
-	// Symlink and Link replace what is at path, if it is no directory.
+	// Symlink and Link replace what is at path, if it is not a directory.
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	Mkdir   func(path string, o Owner) error
@@ -94,7 +94,7 @@ type Env struct {
 	// not empty, is the one certificate (PEM) that vouches for who answers.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
 
-	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written anew
+	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written again
 	// does not lose. ErrUnsupported: the machine has no UEFI.
 	SetFirmwareVar func(path string, value []byte) error
 
@@ -251,7 +251,7 @@ func (e *Env) patiently(ctx context.Context, patience, interval time.Duration, t
 	return last, err
 }
 
-// permanent is an error that no retry heals.
+// permanent is an error that no retry fixes.
 type permanent struct {
 	err error
 	fix string
@@ -260,11 +260,11 @@ type permanent struct {
 func (p *permanent) Error() string { return p.err.Error() }
 func (p *permanent) Unwrap() error { return p.err }
 
-// Permanent marks err as one that time does not heal; fix is what a person
+// Permanent marks err as one that no retry fixes; fix is what a person
 // does about it.
 func Permanent(err error, fix string) error { return &permanent{err, fix} }
 
-// Fix returns what heals a Permanent error, and whether err is one.
+// Fix returns the fix of a Permanent error, and whether err is one.
 func Fix(err error) (string, bool) {
 	var p *permanent
 	if errors.As(err, &p) {
@@ -327,7 +327,7 @@ func secretsOf(s *configs.Site) []string {
 		add(secret)
 	}
 	if k := s.Credentials.Keys; k != nil {
-		for _, secret := range []configs.Secret{k.CA.Key, k.EtcdCA.Key, k.FrontProxyCA.Key, k.ServiceAccount} {
+		for _, secret := range k.Secrets() {
 			for line := range strings.Lines(secret.Reveal()) {
 				if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") {
 					out = append(out, line)

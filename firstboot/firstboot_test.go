@@ -113,7 +113,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	}
 	golden(t, "edge.console", strings.Join(w.console, "\n")+"\n")
 	golden(t, "edge.effects", strings.Join(w.names, "\n")+"\n")
-	golden(t, "edge.env", strings.ReplaceAll(w.get(yurthubEnv), w.cluster.pin, "(pin)")+w.get(kubeadmFlags))
+	golden(t, "edge.env", strings.ReplaceAll(w.get(hubEnv), w.cluster.pin, "(pin)")+w.get(kubeadmFlags))
 	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
 	if labels["openyurt.io/is-edge-worker"] != "true" || labels["apps.openyurt.io/nodepool"] != "shanghai" {
 		t.Errorf("labels of the first POST: %v", labels)
@@ -161,7 +161,7 @@ func TestStaticPodForm(t *testing.T) {
 	}
 	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.get(openyurt.Manifest), w.cluster.pin, "(pin)"))
 	golden(t, "pod.effects", strings.Join(w.names, "\n")+"\n")
-	if w.has(yurthubEnv) || w.units[openyurt.Unit] == "active" {
+	if w.has(hubEnv) || w.units[openyurt.Unit] == "active" {
 		t.Error("the unit was used too")
 	}
 	if slices.Contains(w.names, "restart kubelet.service") {
@@ -567,7 +567,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"a directory that the machine needs", func(w *world) {
 			w.put("/etc/systemd/system/x.service", "[Service]\n")
 			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
-		}, "site-config", "is there already as a directory that the machine needs", "Ignition config as said"},
+		}, "site-config", "is there already as a directory that the machine needs", "correct that in the site's users or its Ignition config"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)

@@ -42,7 +42,7 @@ func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
 			errs = append(errs, errors.Join(fmt.Errorf("%s is %s", u, state), err))
 		}
 	}
-	return errors.Join(append(errs, routed(ctx, e, site.Masters))...)
+	return errors.Join(append(errs, routed(ctx, e, mastersOf(e, site)))...)
 }
 
 // routed reports whether this machine has an address and a route for any of

@@ -74,7 +74,7 @@ type nodePool struct {
 }
 
 // poolFits looks, with the node's own rights, whether the node may be of its
-// pool; nil also where that cannot be told.
+// pool; nil also where that is unknown.
 func poolFits(ctx context.Context, e *Env, h hub) error {
 	c, err := nodeClient(e)
 	if err != nil {
@@ -85,7 +85,7 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 	var pools struct {
 		Items []nodePool `json:"items"`
 	}
-	if err := c.Get(ctx, openyurt.API+h.PoolVersion()+"/nodepools?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
+	if err := c.Get(ctx, h.Pools().Path()+"?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
 		return nil // why not is said by who waits for it
 	}
 	if len(pools.Items) == 0 {
@@ -115,11 +115,10 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 		return err
 	}
 	var errs []error
-	const signer = "kubernetes.io/kubelet-serving"
-	if csrs, err := listCSRs(ctx, c, signer); err == nil {
+	if csrs, err := listCSRs(ctx, c, openyurt.ServerSigner); err == nil {
 		// Kubelet may ask for one of its own, with the machine's name.
-		err := judgeCSRs(csrs, "server", signer, func(r csr) bool {
-			return r.Spec.Username == "system:node:"+h.Node && slices.Contains(requestOf(r).DNSNames, "kubernetes")
+		err := judgeCSRs(csrs, "server", openyurt.ServerSigner, func(r csr) bool {
+			return r.Spec.Username == "system:node:"+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
 		})
 		if err != nil {
 			errs = append(errs, err)
@@ -127,31 +126,33 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	} else if api.Code(err) == 0 {
 		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
 	}
-	const rbac = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole yurt-hub"
-	switch err := c.Get(ctx, "/api/v1/namespaces/"+h.Namespace+"/configmaps?limit=1", nil); api.Code(err) {
+	switch err := c.Get(ctx, h.SettingsPath()+"?limit=1", nil); api.Code(err) {
 	case 403:
-		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.Namespace), rbac))
+		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.Namespace), openyurt.GrantHubRole))
 	}
-	if kind, version := h.PoolKind(); kind != "" {
-		resource := strings.ToLower(kind) + "s"
-		switch err := c.Get(ctx, openyurt.API+version+"/"+resource+"?limit=1", nil); {
-		case api.Code(err) == 403 && kind == "NodePool":
-			errs = append(errs, Advise(errors.New("nodes may not list NodePools, which yurthub needs"), rbac))
-		case api.Code(err) == 403:
-			errs = append(errs, Advise(errors.New("nodes may not list NodeBuckets, which yurthub needs with --enable-pool-service-topology"),
-				"OpenYurt's charts do not grant it: give system:nodes list and watch of nodebuckets.apps.openyurt.io, or take the flag out"))
-		case api.Code(err) == 404:
-			errs = append(errs, Advise(fmt.Errorf("the cluster has no %s CRD (%s.apps.openyurt.io/%s)", kind, resource, version),
-				"install OpenYurt's yurt-manager chart, of the release that yurthub is of: another may lack "+version))
-		case api.Code(err) >= 500:
-			errs = append(errs, Advise(fmt.Errorf("the API server fails to list %ss (%s.apps.openyurt.io/%s), which yurthub needs: %w", kind, resource, version, err),
-				"look whether yurt-manager runs: its webhook turns one version of a NodePool into another"))
-		}
+	if r, listed := h.PoolSource(); listed {
+		errs = append(errs, missingResource(r, c.Get(ctx, r.Path()+"?limit=1", nil)))
 	}
 	if err := poolFits(ctx, e, h); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// missingResource says what the API server's answer to a list of r tells is
+// missing; nil: nothing.
+func missingResource(r openyurt.Resource, err error) error {
+	switch code := api.Code(err); {
+	case code == 403:
+		return Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", r.Kind, r.CRD()), r.ListRights())
+	case code == 404:
+		return Advise(fmt.Errorf("the cluster has no %s CRD (%s)", r.Kind, r.CRD()),
+			openyurt.InstallManager+": another may lack "+r.Version)
+	case code >= 500:
+		return Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", r.Kind, r.CRD(), err),
+			"look whether "+openyurt.Manager+" runs: its webhook turns one version of a NodePool into another")
+	}
+	return nil
 }
 
 // judgeCSRs says what became of yurthub's requests for a certificate of this
@@ -192,7 +193,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 
-// requestOf is what is asked for; empty if it is no request.
+// requestOf is what is asked for; empty if it is not a request.
 func requestOf(r csr) *x509.CertificateRequest {
 	if block, _ := pem.Decode(r.Spec.Request); block != nil {
 		if req, err := x509.ParseCertificateRequest(block.Bytes); err == nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"maps"
 	"net/url"
 	"regexp"
 	"strings"
@@ -28,9 +27,9 @@ const (
 	hubBootstrap    = hubBootstrapDir + "/bootstrap-hub.conf"
 )
 
-// behindHub reports whether kubelet.conf, or what stands in its place, leads
+// leadsToHub reports whether kubelet.conf, or what stands in its place, leads
 // to yurthub: then the node's own certificate is yurthub's.
-func behindHub(kubeletConf *api.Kubeconfig) bool {
+func leadsToHub(kubeletConf *api.Kubeconfig) bool {
 	c, err := kubeletConf.Cluster()
 	return err == nil && c.Server == openyurt.Proxy
 }
@@ -56,7 +55,7 @@ func credentials(e *Env) (*api.Kubeconfig, error) {
 // ownOf is the kubeconfig with this node's own certificate, which kubelet.conf
 // has or leads to.
 func ownOf(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
-	if !behindHub(kubeletConf) {
+	if !leadsToHub(kubeletConf) {
 		return kubeletConf, nil
 	}
 	conf, err := e.read(openyurt.Identity)
@@ -70,7 +69,7 @@ func ownOf(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 // with the other form of yurthub.
 func otherForm(e *Env, pod bool) error {
 	k, err := kubeletConfig(e)
-	if err != nil || behindHub(k) == pod {
+	if err != nil || leadsToHub(k) == pod {
 		return nil
 	}
 	return Permanent(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
@@ -134,10 +133,10 @@ func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
 		return false, nil // another boot, or another token
 	}
-	if !strings.Contains(string(e.contents(openyurt.Manifest)), fmt.Sprintf("%q", "--node-name="+active.Node)) {
+	if !openyurt.PodIsOf(string(e.contents(openyurt.Manifest)), active.Node) {
 		return false, nil // the site gave it another name meanwhile
 	}
-	if !strings.Contains(string(e.contents(kubeadmFlags)), "--kubeconfig="+openyurt.KubeletConf) {
+	if !openyurt.IsTurned(string(e.contents(kubeadmFlags))) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
@@ -198,22 +197,7 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 		return err
 	}
 	s := *site
-	s.KubeletExtraArgs = maps.Clone(site.KubeletExtraArgs)
-	if s.KubeletExtraArgs == nil {
-		s.KubeletExtraArgs = map[string]string{}
-	}
-	maps.Copy(s.KubeletExtraArgs, map[string]string{
-		"kubeconfig":           openyurt.KubeletConf,
-		"bootstrap-kubeconfig": "",
-		"rotate-certificates":  "false", // it has none
-	})
-	if gate != "" {
-		_, gate, _ = strings.Cut(gate, "=")
-		if given := s.KubeletExtraArgs["feature-gates"]; given != "" {
-			gate = given + "," + gate
-		}
-		s.KubeletExtraArgs["feature-gates"] = gate
-	}
+	s.KubeletExtraArgs = openyurt.JoinedArgs(site.KubeletExtraArgs, gate)
 	err = kubeadmJoin(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
 		// The last thing kubeadm does, and through yurthub, for which it waits
@@ -289,7 +273,7 @@ var podID = regexp.MustCompile(`(?m)^[0-9a-f]{64}$`)
 func removeHubPod(ctx context.Context, e *Env, socket string) error {
 	crictl := []string{"crictl", "--runtime-endpoint", socket}
 	var out strings.Builder
-	err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "pods", "--quiet", "--namespace", "kube-system", "--name", "yurt-hub"), Output: &out})
+	err := e.Run(ctx, Cmd{Args: append(crictl[:3:3], "pods", "--quiet", "--namespace", openyurt.PodNamespace, "--name", openyurt.PodName), Output: &out})
 	if err != nil {
 		return fmt.Errorf("looking for yurthub's pod: %w: %s", err, strings.TrimSpace(out.String()))
 	}
@@ -316,8 +300,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	if err != nil {
 		return err
 	}
-	const signer = "kubernetes.io/kube-apiserver-client"
-	csrs, err := listCSRs(ctx, c, signer)
+	csrs, err := listCSRs(ctx, c, openyurt.ClientSigner)
 	switch {
 	case api.Code(err) == 401:
 		return Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
@@ -328,7 +311,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 		return fmt.Errorf("looking for yurthub's request for its client certificate: %w", err)
 	}
 	asked := false
-	err = judgeCSRs(csrs, "client", signer, func(r csr) bool {
+	err = judgeCSRs(csrs, "client", openyurt.ClientSigner, func(r csr) bool {
 		mine := requestOf(r).Subject.CommonName == "system:node:"+h.Node
 		asked = asked || mine
 		return mine
@@ -336,15 +319,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	if err != nil || asked {
 		return err
 	}
-	return Advise(errors.New("yurthub has not asked for its client certificate yet"), hubLogs(h))
-}
-
-// hubLogs says where to look.
-func hubLogs(h hub) string {
-	if h.Image != "" {
-		return "see `journalctl -u kubelet` and /var/log/pods/kube-system_yurt-hub* on the machine"
-	}
-	return "see `journalctl -u yurthub` on the machine"
+	return Advise(errors.New("yurthub has not asked for its client certificate yet"), h.Logs())
 }
 
 // makeManifests makes kubelet's directory of static pods, where it is not

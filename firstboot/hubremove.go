@@ -11,7 +11,7 @@ import (
 )
 
 // hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{openyurt.Manifest, yurthubUnit, yurthubEnv, yurthubNFT, portsUnitFile, portsTimerFile, portsKubelet, yurthubDropin, openyurt.Dropin, yurthubSysctl, openyurt.KubeletConf, openyurt.Cache, openyurt.Root + "/pki"}
+var hubLeavings = []string{openyurt.Manifest, hubUnitFile, hubEnv, hubNFT, portsUnitFile, portsTimerFile, portsKubelet, hubDropin, openyurt.Dropin, hubSysctl, openyurt.KubeletConf, openyurt.Cache, openyurt.Root + "/pki"}
 
 func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
@@ -23,7 +23,7 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	for _, p := range []string{yurthubEnv, yurthubKept, yurthubDropin, openyurt.Dropin, filepath.Dir(yurthubDropin), yurthubSysctl, hubRestart} {
+	for _, p := range []string{hubEnv, hubKept, hubDropin, openyurt.Dropin, filepath.Dir(hubDropin), hubSysctl, hubRestart} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -34,7 +34,7 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 // removeDummy removes yurthub's interface, with the address at which pods look
 // for it: yurthub leaves it behind when it is killed.
 func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
-	args := string(e.contents(yurthubEnv))
+	args := string(e.contents(hubEnv))
 	if y := image.Yurthub; y != nil { // a pod has its arguments in a manifest that kubeadm took away
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
@@ -56,8 +56,8 @@ func forgetHub(e *Env) error {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
 	}
-	// The folder itself may be baked; what is in it is yurthub's.
-	for _, p := range []string{openyurt.Cache, openyurt.Root + "/pki", openyurt.Root + "/autonomy", openyurt.Identity, openyurt.Root + "/bootstrap-hub.conf"} {
+	// The directory itself may be baked; what is in it is yurthub's.
+	for _, p := range openyurt.Identities() {
 		if err := e.RemoveAll(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -68,13 +68,13 @@ func forgetHub(e *Env) error {
 // removeUnit removes the unit if it is the one we wrote; a baked one stays,
 // held by its condition.
 func removeUnit(ctx context.Context, e *Env) error {
-	if !e.exists(yurthubUnit) {
+	if !e.exists(hubUnitFile) {
 		return nil
 	}
 	if err := e.Unit(ctx, "disable", openyurt.Unit); err != nil {
 		return fmt.Errorf("disabling yurthub: %w", err)
 	}
-	if err := e.Remove(yurthubUnit); err != nil {
+	if err := e.Remove(hubUnitFile); err != nil {
 		return fmt.Errorf("removing the unit of yurthub: %w", err)
 	}
 	return e.Unit(ctx, "daemon-reload", "")

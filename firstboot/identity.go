@@ -17,7 +17,7 @@ var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 // identityPhase makes this machine tell itself from every other one that was
 // written from the same golden image: the machine id, and the file systems'
 // UUIDs. They follow from the machine id, so that Check can see whether they
-// are set. The id stays the machine's when its root is exchanged: DATA has it,
+// are set. The machine gets the key by which it names Sites, too. The id stays the machine's when its root is exchanged: DATA has it,
 // and the initrd gives it to a root that has none.
 func identityPhase() Phase {
 	return Phase{
@@ -28,7 +28,7 @@ func identityPhase() Phase {
 				return Todo, err
 			}
 			id := machineIDIn(e, ondisk.MachineID)
-			if id == "" || machineID(e) != id {
+			if id == "" || machineID(e) != id || !hasKey(e) {
 				return Todo, nil
 			}
 			for label, dev := range ownFileSystems(e) {
@@ -41,6 +41,9 @@ func identityPhase() Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			id, err := keepMachineID(e)
 			if err != nil {
+				return err
+			}
+			if err := makeKey(e); err != nil {
 				return err
 			}
 			for label, dev := range ownFileSystems(e) {
@@ -84,10 +87,25 @@ func keepMachineID(e *Env) (string, error) {
 			return "", fmt.Errorf("writing the machine id: %w", err)
 		}
 		if had != "" {
-			e.Log.Warn("this boot began with another machine id; all of it goes by the machine's own from the next boot on", "had", had, "machine", id)
+			e.Log.Warn("this boot began with another machine id; from the next boot on everything uses the machine's own", "had", had, "machine", id)
 		}
 	}
 	return id, nil
+}
+
+const keyLength = 32
+
+func hasKey(e *Env) bool { return len(e.contents(keyFile)) == keyLength }
+
+// makeKey makes this machine's key, by which it names Sites, unless it has one.
+func makeKey(e *Env) error {
+	if hasKey(e) {
+		return nil
+	}
+	if err := e.WriteFile(keyFile, e.Random(keyLength), Mode(0o600)); err != nil {
+		return fmt.Errorf("making a key for this machine: %w", err)
+	}
+	return nil
 }
 
 func uuidTried(label string) string { return ondisk.RunDir + "/uuid-" + label }

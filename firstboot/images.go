@@ -2,19 +2,16 @@ package firstboot
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // imagesPhase imports the container images of an Image with imageStore.mode
@@ -70,7 +67,7 @@ func archivesLeft(e *Env) ([]ondisk.ImportArchive, error) {
 
 func importArchive(ctx context.Context, e *Env, a ondisk.ImportArchive) error {
 	path := ondisk.ImportImageDir + "/" + a.File
-	sum, err := e.digest(path)
+	sum, err := file.SHA256(e.path(path))
 	if err != nil {
 		return err
 	}
@@ -97,17 +94,4 @@ func importArchive(ctx context.Context, e *Env, a ondisk.ImportArchive) error {
 		}
 	}
 	return e.Remove(path) // last: its absence says that it was imported
-}
-
-func (e *Env) digest(path string) (string, error) {
-	f, err := os.Open(e.path(path))
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("reading %s: %w", path, err)
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // An inventory holds the sites of many machines, and their secrets. On the
-// machine's own disk only its own stays: the slot is written anew with it alone
-// before anything else goes by it. A stick serves several machines and keeps
+// machine's own disk only its own stays: the slot is written again with it alone
+// before anything else uses it. A stick serves several machines and keeps
 // all.
 
 // errNoMatch says that an inventory is for other machines.

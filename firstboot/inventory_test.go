@@ -253,7 +253,7 @@ func TestSignedInventory(t *testing.T) {
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(ownDev, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+testToken+"}}")
-	if err := w.boot(); err == nil || !w.said("FAILED site-config: the site does not go with this image") {
+	if err := w.boot(); err == nil || !w.said("FAILED site-config: the Site does not fit this image") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	w.onlyItsOwn()
@@ -316,7 +316,7 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = sitePhase(&current{image: image}).Run(t.Context(), e)
+	err = sitePhase(&siteReader{image: image}).Run(t.Context(), e)
 	if err == nil || errors.Is(err, errNoSite) || !strings.Contains(err.Error(), "input/output error") || Advice(err) == "" {
 		t.Error(err)
 	}

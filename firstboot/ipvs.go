@@ -30,10 +30,17 @@ func ipvscarePhase(site *configs.Site) Phase {
 				return Todo, err
 			}
 			want, err := ipvsConfig(e, site)
-			if err != nil || string(e.contents(ondisk.IPVSConfig)) != string(want) || state != "active" || endpointAnswers(ctx, e, site) != nil {
+			if err != nil || string(e.contents(ondisk.IPVSConfig)) != string(want) || state != "active" {
 				return Todo, err
 			}
-			return Done, nil
+			if endpointAnswers(ctx, e, site) == nil {
+				return Done, nil
+			}
+			if bornAgain(ctx, e, site) {
+				e.Note("%s", bornAgainNote(e))
+				return Unknown, nil
+			}
+			return Todo, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			if err := recordMasters(ctx, e, site); err != nil {
@@ -51,17 +58,40 @@ func ipvscarePhase(site *configs.Site) Phase {
 			if err := startIPVSCare(ctx, e, wrote); err != nil {
 				return err
 			}
-			return waitForEndpoint(ctx, e, site)
+			if err := waitForEndpoint(ctx, e, site); err != nil && !bornAgain(ctx, e, site) {
+				return err
+			}
+			return nil
 		},
 	}
 }
 
+// ipvsConfig is what ipvscare is told: the site's list, and the cluster that a
+// master has to show.
 func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
-	doc, err := json.MarshalIndent(node.IPVS(siteWithFormer(e, site)), "", "  ")
+	conf := node.IPVS(siteWithFormer(e, site))
+	if isMember(e) {
+		for i := range conf.Servers {
+			conf.Servers[i].Joined = readJoinedCluster(e)
+		}
+	}
+	doc, err := json.MarshalIndent(conf, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("writing the list of masters: %w", err)
 	}
 	return append(doc, '\n'), nil
+}
+
+// writeIPVSConfig has an ipvscare that runs follow what is noted by now.
+func writeIPVSConfig(e *Env, site *configs.Site) error {
+	doc, err := ipvsConfig(e, site)
+	if err == nil {
+		_, err = e.write(ondisk.IPVSConfig, doc, Mode(0o644))
+	}
+	if err != nil {
+		return fmt.Errorf("telling ipvscare which cluster this is: %w", err)
+	}
+	return nil
 }
 
 // startIPVSCare starts its unit. That is Type=notify: its start is over when it

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -38,6 +39,10 @@ func joinPhase(active *Active) Phase {
 			}
 			if err := errors.Join(otherForm(e, false), sameName(cert, active.Node)); err != nil {
 				return Todo, err
+			}
+			if site.NodeType == configs.NodeNative && redirected(e) {
+				// By a convert, or by its Site before: nobody looks after yurthub.
+				e.Note("this node goes through yurthub, but its Site says nodeType: native. To fix: set nodeType edge or cloud there, or run `firstboot revert`")
 			}
 			server, name, err := kubeletServer(e)
 			if err != nil {

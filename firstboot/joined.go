@@ -57,6 +57,11 @@ func (j joinedAs) write(e *Env) error {
 // joins again keeps the facts that its name came from.
 func noteJoin(e *Env, active *Active) error {
 	site, machine := active.Site, e.facts()
+	if e.exists(joinedCluster) { // it may be another one by now
+		if err := e.Remove(joinedCluster); err != nil {
+			return fmt.Errorf("forgetting the former cluster: %w", err)
+		}
+	}
 	before, ok := readJoinedAs(e)
 	if name, err := node.NodeName(site, machine); ok && (err != nil || name != active.Node) {
 		machine = before.Machine
@@ -70,7 +75,7 @@ func noteJoin(e *Env, active *Active) error {
 // noteSocketKept says that kubelet's container runtime is the one of the join.
 func noteSocketKept(e *Env, j joinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
-		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node anew with the site's; or give it back its former value", j.CRISocket)
+		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the site's; or give it back its former value", j.CRISocket)
 	}
 }
 

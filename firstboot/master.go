@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/overlays/node"
@@ -44,6 +43,7 @@ func masterPhases(active *Active) []Phase {
 		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
 		againPhase(),               // certificates and snapshots are looked after while the machine is on
 		snapshotPhase(active),
+		manifestsPhase(active), // once; one of them may be what Ready waits for
 		readyPhase(active),
 	}
 }
@@ -115,7 +115,7 @@ func endpointPhase(site *configs.Site) Phase {
 	}
 }
 
-// pkiFile is a file of the minted keys.
+// pkiFile is a file of what comes with the minted keys.
 type pkiFile struct {
 	path string
 	data []byte
@@ -130,24 +130,28 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	}
 	secret, open := Mode(0o600), Mode(0o644)
 	var out []pkiFile
-	for _, c := range []struct {
-		base string
-		pair configs.KeyPair
-	}{{"etcd/ca", k.EtcdCA}, {"front-proxy-ca", k.FrontProxyCA}, {"ca", k.CA}} {
+	for _, ca := range slices.Backward(configs.ClusterCAs()) { // by the first of them a machine is a cluster's
 		out = append(out,
-			pkiFile{pkiDir + "/" + c.base + ".key", []byte(c.pair.Key.Reveal()), secret},
-			pkiFile{pkiDir + "/" + c.base + ".crt", []byte(c.pair.Cert), open})
+			pkiFile{pkiDir + "/" + ca.Base + ".key", []byte(ca.Of(k).Key.Reveal()), secret},
+			pkiFile{pkiDir + "/" + ca.Base + ".crt", []byte(ca.Of(k).Cert), open})
 	}
-	return append(out,
+	out = append(out,
 		pkiFile{pkiDir + "/sa.pub", public, open},
 		pkiFile{pkiDir + "/sa.key", []byte(k.ServiceAccount.Reveal()), secret},
-	), nil
+	)
+	if !k.Manifests.IsZero() { // until they are applied
+		out = append(out, pkiFile{clusterManifests, []byte(k.Manifests.Reveal()), secret})
+	}
+	return out, nil
 }
 
 // masterFiles are the keys of a control-plane node, and what is made with them.
 func masterFiles() []string {
 	files := append([]string{pkiDir + "/sa.key", pkiDir + "/sa.pub"}, masterConfs...)
-	bases := []string{"ca", "etcd/ca", "front-proxy-ca"}
+	var bases []string
+	for _, ca := range configs.ClusterCAs() {
+		bases = append(bases, ca.Base)
+	}
 	for _, l := range leaves {
 		bases = append(bases, l.base)
 	}
@@ -215,10 +219,8 @@ func keysPhase(active *Active) Phase {
 // and this machine's.
 func sameMaster(e *Env, active *Active) error {
 	const fix = "a control-plane node does not move: write the image to its disk again, or correct the site"
-	if ca := e.contents(ondisk.KubeCA); len(ca) > 0 && !anyPinned(ca, active.Site.CAPins()) {
-		if _, err := api.ParseCerts(ca); err == nil {
-			return Permanent(errors.New("this machine has the CA of another cluster than the site's"), fix)
-		}
+	if ca := e.contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
+		return Permanent(errors.New("this machine has the CA of another cluster than the site's"), fix)
 	}
 	if cert, err := enrolment(e); err == nil || errors.Is(err, errExpired) {
 		return sameName(cert, active.Node)
@@ -229,9 +231,9 @@ func sameMaster(e *Env, active *Active) error {
 // keysInPlace looks at keys whose copy in the slot is gone.
 func keysInPlace(e *Env, site *configs.Site) error {
 	var errs []error
-	for _, base := range []string{"ca", "etcd/ca", "front-proxy-ca"} {
-		if _, err := loadPair(e, pkiDir+"/"+base+".crt", pkiDir+"/"+base+".key"); err != nil {
-			errs = append(errs, fmt.Errorf("reading the cluster's keys (%s): %w", base, err))
+	for _, ca := range configs.ClusterCAs() {
+		if _, err := loadPair(e, pkiDir+"/"+ca.Base+".crt", pkiDir+"/"+ca.Base+".key"); err != nil {
+			errs = append(errs, fmt.Errorf("reading the cluster's keys (%s): %w", ca.Base, err))
 		}
 	}
 	if _, err := parseSigner(e.contents(pkiDir + "/sa.key")); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -47,7 +49,11 @@ func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 	}
 	doc += "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ndns: {disabled: true}\n"
 	dir, now := filepath.Join(t.TempDir(), "shops"), time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
-	if _, err := mint.New(dir, []byte(doc), mint.Options{File: "cluster.yaml", Now: now}); err != nil {
+	parsed, err := configs.ParseCluster("cluster.yaml", []byte(strings.Replace(doc, "nodes:", "manifests: [cni.yaml, apps/shop.yaml]\nnodes:", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mint.New(dir, parsed, mint.Options{Now: now, Manifests: testManifests}); err != nil {
 		t.Fatal(err)
 	}
 	sites, err := mint.MasterSites(dir, sealed.Identity{}, now)
@@ -55,6 +61,24 @@ func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 		t.Fatal(err)
 	}
 	return sites
+}
+
+// testManifests have an object in a namespace that the next file makes, and a
+// list.
+var testManifests = []configs.Manifest{
+	{Name: "cni.yaml", Text: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: early, namespace: shop}\n"},
+	{Name: "apps/shop.yaml", Text: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: shop}}\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: late}}\n"},
+}
+
+// appliedPaths are where their objects are, in the order in which each can be.
+var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/default/configmaps/late", "/api/v1/namespaces/shop/configmaps/early"}
+
+// wantApplied checks that the manifests were applied, and nothing of them is left.
+func (m *master) wantApplied(when string) {
+	m.t.Helper()
+	if got := slices.Compact(slices.Sorted(slices.Values(m.cluster.applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.cluster.marked || m.has(clusterManifests) {
+		m.t.Errorf("%s: applied %q, said so %v, kept %v", when, m.cluster.applied, m.cluster.marked, m.has(clusterManifests))
+	}
 }
 
 const masterImage = `{"version":1,"name":"test","plan":"plan","arch":"amd64","sourceDate":1767225600,"nodeTypes":["native","control-plane"],"siteVersions":["v1alpha1"],"kubernetes":"v1.36.3","containerd":"2.2.9","partitions":[],
@@ -109,7 +133,7 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 		if addr != "192.0.2.11:2380" {
 			return nil, fmt.Errorf("it listens on %s", addr)
 		}
-		return net.Listen("unix", "@firstboot-test-"+fmt.Sprint(time.Now().UnixNano()))
+		return net.Listen("unix", "@firstboot-test-"+rand.Text())
 	}
 	for _, s := range sites[1:] {
 		m.others[s.Site.Self().Address] = newFakeMember(t, keys.EtcdCA)
@@ -123,22 +147,38 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 	return m
 }
 
-// cloneWith is the same machine in the same state, alone in its cluster, with the
-// files that it has.
+// cloneWith is the same machine in the same state, with the files that it has, and
+// with other masters that are as they are.
 func (m *master) cloneWith(t *testing.T, files []entry) *master {
 	t.Helper()
-	if len(m.others) > 0 {
-		t.Fatal("the other masters cannot be had twice")
-	}
 	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
 		own: m.own, restarts: slices.Clone(m.restarts)}
 	c.init, c.dials, c.listens, c.ctrRun = c.kubeadm, c.dial, m.listens, c.etcdutl
+	c.others = map[string]*fakeMember{}
+	for address, f := range m.others {
+		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA)
+	}
+	return c
+}
+
+func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
+	c := newFakeMember(t, etcdCA)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.state, c.quorum, c.active, c.next = f.state, f.quorum, f.active, f.next
+	for _, m := range f.members {
+		c.members = append(c.members, maps.Clone(m))
+	}
 	return c
 }
 
 func (m *master) snapshot(t *testing.T, files []entry) [32]byte {
 	w := m.world.snapshot(t, files)
-	return sha256.Sum256(fmt.Append(w[:], m.starts, m.started, m.learner))
+	all := fmt.Append(w[:], m.starts, m.started, m.learner)
+	for _, address := range slices.Sorted(maps.Keys(m.others)) {
+		all = fmt.Append(all, m.others[address].members) // fmt sorts the keys of maps
+	}
+	return sha256.Sum256(all)
 }
 
 func (m *master) stampSite(s *configs.Site) {
@@ -390,7 +430,7 @@ func (m *master) kubeadm(c Cmd) error {
 			return err
 		}
 		m.units[ondisk.UnitKubelet], m.world.started[ondisk.UnitKubelet], m.heard = "active", m.now, m.now
-	case "upload-config all", "addon all":
+	case "upload-config all", "addon kube-proxy", "addon coredns":
 		if strings.Contains(conf, "initial-cluster") {
 			m.t.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
 		}
@@ -499,8 +539,14 @@ func (m *master) keysOnlyInPlace() {
 		}
 	}
 	m.keysUnsaid()
-	if bytes.Contains(slot, []byte("token-secret")) || m.site.Credentials.Keys.Objects.Reveal() == "" {
-		m.t.Error("the slot has the nodes' tokens still")
+	for what, packed := range map[string]configs.Secret{"tokens": m.site.Credentials.Keys.Objects, "manifests": m.site.Credentials.Keys.Manifests} {
+		text := packed.Reveal()
+		if len(text) < 100 {
+			m.t.Fatalf("the Site had no %s: %q", what, text)
+		}
+		if begin := text[40:100]; bytes.Contains(slot, []byte(begin)) {
+			m.t.Errorf("the slot has the %s still", what)
+		}
 	}
 }
 
@@ -554,7 +600,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380 new"}; !slices.Equal(m.starts, want) {
 		t.Errorf("etcd was started as %q, want %q", m.starts, want)
 	}
-	if want := []string{"certs all", "kubeconfig all", "etcd local", "control-plane all", "kubelet-start", "upload-config all", "addon all", "bootstrap-token", "mark-control-plane", "kubelet-finalize all"}; !slices.Equal(m.inits, want) {
+	if want := []string{"certs all", "kubeconfig all", "etcd local", "control-plane all", "kubelet-start", "upload-config all", "addon kube-proxy", "addon coredns", "bootstrap-token", "mark-control-plane", "kubelet-finalize all"}; !slices.Equal(m.inits, want) {
 		t.Errorf("kubeadm ran %q", m.inits)
 	}
 	if len(m.cluster.objects) != 1 || !strings.Contains(m.cluster.objects[0], "bootstrap-token-") {
@@ -627,7 +673,7 @@ func TestReplacedMasterJoins(t *testing.T) {
 	if own := f.members[2]; own["ID"] != "101" || own["isLearner"] != nil {
 		t.Errorf("members: %v", f.members)
 	}
-	if slices.Contains(m.inits, "bootstrap-token") || slices.Contains(m.inits, "addon all") {
+	if slices.Contains(m.inits, "bootstrap-token") || slices.Contains(m.inits, "addon kube-proxy") {
 		t.Errorf("it published a cluster that lives: %q", m.inits)
 	}
 	m.keysOnlyInPlace()
@@ -1294,7 +1340,7 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.stampSite(&bare)
 	m.on()
 	m.inits = nil
-	if err := m.boot(); err == nil || !m.said("the cluster was never published") || slices.Contains(m.inits, "addon all") {
+	if err := m.boot(); err == nil || !m.said("the cluster was never published") || slices.Contains(m.inits, "addon kube-proxy") {
 		t.Errorf("%v: kubeadm ran %q\n%s", err, m.inits, strings.Join(m.console, "\n"))
 	}
 	m.stampSite(m.site)
@@ -1318,18 +1364,51 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 // synced; etcd begins once, and nothing starts it at a boot but a decision.
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
-	machine := newMaster(t, mintedSites(t, 1))
-	files := machine.files()
-	whole := machine.cloneWith(t, files)
+	newMaster(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *master, when string) {
+		if len(m.starts) != 1 || len(m.cluster.objects) != 1 {
+			m.t.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.cluster.objects)
+		}
+		m.wantApplied(when)
+	})
+}
+
+// So it goes before each effect of a replacement: the machine has one seat in the end,
+// and its vote.
+func TestPowerCutOfReplacement(t *testing.T) {
+	t.Parallel()
+	machine := newMaster(t, mintedSites(t, 3))
+	machine.now = machine.now.Add(200 * time.Hour)
+	machine.cluster.unpublished = false
+	machine.quorum()
+	machine.cutAnywhere(t, 40, func(m *master, when string) {
+		members := m.others["192.0.2.12"].members
+		seats := slices.DeleteFunc(slices.Clone(members), func(o map[string]any) bool {
+			return !slices.Contains(o["peerURLs"].([]string), "https://192.0.2.11:2380")
+		})
+		if len(members) != 3 || len(seats) != 1 || seats[0]["isLearner"] != nil {
+			m.t.Errorf("%s: members %v", when, members)
+		}
+		if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " existing") {
+			m.t.Errorf("%s: etcd was started as %q", when, m.starts)
+		}
+	})
+}
+
+// cutAnywhere cuts the power of machines like this one before each of at least so
+// many effects of their first boot, and checks what the next boot makes of them.
+func (m *master) cutAnywhere(t *testing.T, least int, check func(m *master, when string)) {
+	t.Helper()
+	files := m.files()
+	whole := m.cloneWith(t, files)
 	whole.bootDone()
-	if whole.effects < 60 {
+	if whole.effects < least {
 		t.Fatalf("only %d effects were counted", whole.effects)
 	}
 	var followed sync.Map
 	for n := 1; n <= whole.effects; n++ {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
-			cut := machine.cloneWith(t, files)
+			cut := m.cloneWith(t, files)
 			cut.cutAt = n
 			if err := cut.boot(); err == nil && n < whole.effects-3 {
 				t.Fatalf("cut at %d: it went on without power", n)
@@ -1354,12 +1433,69 @@ func TestPowerCutOfMaster(t *testing.T) {
 				if err := m.boot(); err != nil {
 					t.Fatalf("%s: %v\n%s", when, err, strings.Join(m.console, "\n"))
 				}
-				if len(m.starts) != 1 || len(m.cluster.objects) != 1 {
-					t.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.cluster.objects)
-				}
 				m.keysOnlyInPlace()
+				check(m, when)
 			}
 		})
+	}
+}
+
+// TestManifests are applied once in a cluster's life, in their order and again as
+// long as the API server takes one of them not.
+func TestManifests(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.cluster.webhookDown = true
+	m.patience = 15 * time.Minute // of the machine's clock
+	if err := m.boot(); err == nil || !m.said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.said("failed calling webhook") || !m.said("kubectl -n kube-system create configmap edgebake-manifests") {
+		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	m.keysOnlyInPlace() // what waits for a worker keeps no keys in the slot
+	if m.cluster.marked {
+		t.Error("it is said that all are applied")
+	}
+	m.cluster.webhookDown = false
+	m.on()
+	m.bootDone()
+	m.wantApplied("once the webhook answers")
+
+	// Somebody has changed one since.
+	m.cluster.applied = nil
+	again := newMaster(t, mintedSites(t, 1))
+	m.stampSite(m.site)
+	m.on()
+	m.bootDone()
+	if len(m.cluster.applied) > 0 || m.has(clusterManifests) {
+		t.Errorf("applied again: %q", m.cluster.applied)
+	}
+
+	// All goes well at once.
+	again.bootDone()
+	again.wantApplied("at once")
+	if !slices.Equal(again.cluster.applied, appliedPaths) {
+		t.Errorf("applied in the order %q", again.cluster.applied)
+	}
+}
+
+// TestPublishedDNS: CoreDNS that is there is none of kubeadm's business, and half of
+// it is made anew.
+func TestPublishedDNS(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		there []string
+		want  bool
+		gone  []string
+	}{
+		{nil, true, nil},
+		{[]string{dnsDeployment}, true, []string{dnsDeployment}},
+		{[]string{dnsDeployment, dnsService}, false, nil},
+	} {
+		m := newMaster(t, mintedSites(t, 1))
+		m.cluster.dns = tt.there
+		m.bootDone()
+		if slices.Contains(m.inits, "addon coredns") != tt.want || !slices.Equal(m.cluster.deleted, tt.gone) {
+			t.Errorf("with %q: kubeadm ran %q; deleted %q", tt.there, m.inits, m.cluster.deleted)
+		}
 	}
 }
 
@@ -1388,5 +1524,20 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	m.put("/var/lib/etcd/member/wal", "")
 	if err := m.boot(); err == nil || m.has(etcdManifest) || !m.said("looking for the data of etcd") {
 		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+}
+
+// TestSecretsOfAMaster: what a Site carries of its cluster is never shown, the
+// nodes' tokens included.
+func TestSecretsOfAMaster(t *testing.T) {
+	t.Parallel()
+	site := mintedSites(t, 1)[0].Site
+	hidden := strings.Join(secretsOf(site), "\n")
+	for i, secret := range site.Credentials.Keys.Secrets() {
+		for line := range strings.Lines(strings.TrimSpace(secret.Reveal())) {
+			if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") && !strings.Contains(hidden, line) {
+				t.Errorf("secret %d is shown: %.20s...", i, line)
+			}
+		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -40,18 +39,6 @@ func readProven(e *Env) (*proven, bool) {
 		return p, false
 	}
 	return p, slices.ContainsFunc(caPins(e.contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
-}
-
-func caPins(pem []byte) []string {
-	certs, err := api.ParseCerts(pem)
-	if err != nil {
-		return nil
-	}
-	var pins []string
-	for _, c := range certs {
-		pins = append(pins, api.Pin(c))
-	}
-	return pins
 }
 
 // formerMasters are those that the site names no more and a member of the

@@ -1,9 +1,12 @@
 package firstboot
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -248,8 +251,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.stamp(ownDev, w.site(withToken, "nodeType: edge", "nodePool: shanghai"))
 	w.cluster.down[third] = true
 	w.mustBoot()
-	if !strings.Contains(w.get(yurthubEnv), "--server-addr=https://apiserver.cluster.local:6443,") {
-		t.Fatalf("yurthub's arguments:\n%s", w.get(yurthubEnv))
+	if !strings.Contains(w.get(hubEnv), "--server-addr=https://apiserver.cluster.local:6443,") {
+		t.Fatalf("yurthub's arguments:\n%s", w.get(hubEnv))
 	}
 	w.powerOn()
 	w.mustBoot()
@@ -260,12 +263,56 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.namedAs(third, "kubernetes")
 	w.powerOn()
 	w.mustBoot()
-	if strings.Contains(w.get(yurthubEnv), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+openyurt.Unit) {
-		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(yurthubEnv))
+	if strings.Contains(w.get(hubEnv), "https://apiserver.cluster.local:6443") || !slices.Contains(w.names, "restart "+openyurt.Unit) {
+		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.get(hubEnv))
 	}
 	w.powerOn()
 	w.mustBoot()
 	if slices.Contains(w.names, "restart "+openyurt.Unit) {
 		t.Error("and once more")
+	}
+}
+
+// TestFormerMastersAreAWay: a correction of masters leads nowhere from here, and
+// the former ones stay in use; so offline a route to them is enough.
+func TestFormerMastersAreAWay(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.stamp(ownDev, w.withMasters("198.51.100.91:6443"))
+	w.powerOn()
+	w.offline, w.cabled = true, true
+	w.units[ondisk.UnitIPVSCare] = "active"
+	e := w.env()
+	source := e.Source
+	e.Source = func(ctx context.Context, to string) (netip.Addr, error) {
+		if strings.HasPrefix(to, "198.51.100.") {
+			return netip.Addr{}, errors.New("network is unreachable")
+		}
+		return source(ctx, to)
+	}
+	if err := w.run(New(e)); err == nil {
+		t.Fatal("offline, and done")
+	}
+	if !w.has(ondisk.HealthyFile) {
+		t.Errorf("there is a way to the masters in use, and the boot is not said to be healthy:\n%s", w.log.String())
+	}
+}
+
+// TestFormerMastersAreNoneOfTheOtherCluster: a machine is to move, and the other
+// cluster is out of reach. That its own masters are of another one is no slip.
+func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	own := w.cluster.pin
+	w.cluster.down[slip] = true
+	w.stamp(ownDev, strings.Replace(w.withMasters(slip, withToken), own, newFakeCluster(t).pin, 1))
+	w.powerOn()
+	if err := w.boot(); err == nil {
+		t.Fatal("it moved to a cluster that does not answer")
+	}
+	if !w.said("the other cluster to show itself ("+slip+")") || w.said("belongs to another cluster") || w.said("192.0.2.11:6443") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 }

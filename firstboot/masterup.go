@@ -5,16 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
-	"strings"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
@@ -176,13 +171,31 @@ func publishPhase(active *Active) Phase {
 			if err := waitForOwnNode(ctx, e, c, active.Node); err != nil { // kubeadm notes the runtime there
 				return err
 			}
-			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"upload-config", "all"}, []string{"addon", "all"}); err != nil {
+			phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}
+			there, err := dnsIsThere(ctx, c)
+			if err != nil {
 				return err
 			}
-			for _, objects := range []string{site.Credentials.Keys.Objects.Reveal(), clusterInfoRules} {
-				if err := createAll(ctx, c, objects); err != nil {
-					return err
-				}
+			if !there {
+				phases = append(phases, []string{"addon", "coredns"})
+			}
+			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
+				return err
+			}
+			tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects)
+			if err != nil {
+				return fmt.Errorf("reading the objects of the site: %w", err)
+			}
+			objects, err := objectsOf(append(tokens, configs.Manifest{Name: "cluster-info's rules", Text: clusterInfoRules}))
+			if err != nil {
+				return err
+			}
+			kept, err := c.Kept() // tokens are many
+			if err != nil {
+				return err
+			}
+			if err := kept.CreateAll(ctx, objects); err != nil {
+				return err
 			}
 			// Without one, kubeadm makes a token of its own that is valid for a
 			// day and printed.
@@ -190,6 +203,27 @@ func publishPhase(active *Active) Phase {
 			return kubeadmInit(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token"})
 		},
 	}
+}
+
+const (
+	dnsService    = "/api/v1/namespaces/kube-system/services/kube-dns"
+	dnsDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
+)
+
+// dnsIsThere reports whether kubeadm has made the cluster's DNS. Found already, it
+// is an upgrade to kubeadm, which knows no way from a CoreDNS newer than itself.
+// The Service comes last: what is there without it was cut off, and is made anew.
+func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
+	switch err := c.Get(ctx, dnsService, nil); {
+	case err == nil:
+		return true, nil
+	case api.Code(err) != 404:
+		return false, fmt.Errorf("looking for the cluster's DNS: %w", err)
+	}
+	if err := c.Delete(ctx, dnsDeployment); err != nil && api.Code(err) != 404 {
+		return false, fmt.Errorf("removing a half-made CoreDNS: %w", err)
+	}
+	return false, nil
 }
 
 func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, name string) error {
@@ -203,31 +237,6 @@ func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, name string) err
 		return Advise(fmt.Errorf("kubelet has not registered the Node %s: %w", name, last), "see `journalctl -u kubelet` on the machine")
 	}
 	return err
-}
-
-// createAll creates the objects of a YAML text that are not there yet.
-func createAll(ctx context.Context, c *api.Client, text string) error {
-	dec := yaml.NewDecoder(strings.NewReader(text))
-	for n := 1; ; n++ {
-		var object map[string]any
-		err := dec.Decode(&object)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("reading object %d of the site: it is not YAML", n) // which might be quoted
-		}
-		if object == nil {
-			continue
-		}
-		body, err := json.Marshal(object)
-		if err != nil {
-			return fmt.Errorf("reading object %d of the site: it is not a Kubernetes object", n)
-		}
-		if err := c.Create(ctx, body); err != nil && api.Code(err) != 409 {
-			return fmt.Errorf("creating object %d of the site: %w", n, err)
-		}
-	}
 }
 
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"

@@ -3,6 +3,7 @@ package firstboot
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -11,63 +12,52 @@ import (
 
 // firstPhases is the part of the way from a booted machine to a node that needs
 // no site, and ends with one.
-func firstPhases(now *current) []Phase {
+func firstPhases(reader *siteReader) []Phase {
 	return []Phase{
-		identityPhase(), // first: everything later may log, and logs carry the machine id
-		diskPhase(),     // before anything fills DATA
-		sitePhase(now),  // all that follows comes from the site
+		identityPhase(),   // first: everything later may log, and logs carry the machine id
+		diskPhase(),       // before anything fills DATA
+		sitePhase(reader), // all that follows comes from the site
 	}
 }
 
 // Phases is the rest of the way, as an active site has it.
 func Phases(active *Active) []Phase {
 	site, image := active.Site, active.Image
-	switch site.NodeType {
-	case configs.NodeNative:
-		return []Phase{
-			networkPhase(site),     // a master must be in reach for the rest
-			clockPhase(active),     // before the first certificate is judged
-			clusterPhase(active),   // before masters are verified with the CA that is there
-			ipvsPhase(site),        // the first request already survives a dead master
-			discoveryPhase(active), // the CA, before anything trusts a master
-			imagesPhase(),          // long, so after all that may fail early; before kubelet wants them
-			joinPhase(active),
-			vipPhase(site),      // only a member may ask
-			argsPhase(active),   // a member's; the next phase sees whether it went well
-			readyPhase(active),  // the cluster's own word, not ours
-			forgetPhase(active), // last: until Ready, the join may have to begin again
-		}
-	case configs.NodeEdge, configs.NodeCloud:
-		all := []Phase{
-			networkPhase(site),
-			clockPhase(active),
-			clusterPhase(active),
-			ipvsPhase(site),
-			discoveryPhase(active),
-			imagesPhase(),
-		}
-		if hubForm(image) == openyurt.FormStaticPod {
-			all = append(all,
-				podJoinPhase(active), // kubelet runs yurthub, and has no other way
-				yurthubPhase(active), // its two certificates, with the token and then with the first
-			)
-		} else {
-			all = append(all,
-				joinPhase(active),    // straight to the masters: yurthub borrows the certificate that kubelet gets here
-				yurthubPhase(active), // serves before anybody is sent to it
-				redirectPhase(image.Kubernetes, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
-			)
-		}
-		return append(all,
-			vipPhase(site),
-			argsPhase(active),
-			readyPhase(active), // Ready through yurthub
-			forgetPhase(active),
-		)
-	case configs.NodeControlPlane:
+	var joining []Phase
+	switch {
+	case site.NodeType == configs.NodeControlPlane:
 		return masterPhases(active)
+	case site.NodeType == configs.NodeNative:
+		joining = []Phase{joinPhase(active)}
+	case !site.OpenYurt():
+		return []Phase{unservedPhase(site)}
+	case hubForm(image) == openyurt.FormStaticPod:
+		joining = []Phase{
+			podJoinPhase(active), // kubelet runs yurthub, and has no other way
+			hubPhase(active),     // its two certificates, with the token and then with the first
+		}
+	default:
+		joining = []Phase{
+			joinPhase(active), // straight to the masters: yurthub borrows the certificate that kubelet gets here
+			hubPhase(active),  // serves before anybody is sent to it
+			redirectPhase(image.Kubernetes, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
+		}
 	}
-	return []Phase{unservedPhase(site)}
+	before := []Phase{
+		networkPhase(site),     // a master must be in reach for the rest
+		clockPhase(active),     // before the first certificate is judged
+		clusterPhase(active),   // before masters are verified with the CA that is there
+		ipvsPhase(site),        // the first request already survives a dead master
+		discoveryPhase(active), // the CA, before anything trusts a master
+		imagesPhase(),          // long, so after all that may fail early; before kubelet needs them
+	}
+	after := []Phase{
+		vipPhase(site),      // only a member may ask
+		argsPhase(active),   // a member's; the next phase sees whether it went well
+		readyPhase(active),  // the cluster's own word, not ours; on an OpenYurt node through yurthub
+		forgetPhase(active), // last: until Ready, the join may have to begin again
+	}
+	return slices.Concat(before, joining, after)
 }
 
 // unservedPhase stops at a node type that this program does not make.
@@ -97,10 +87,10 @@ func New(e *Env) *Runner {
 	if err != nil {
 		return &Runner{Env: e, Sources: siteSources, First: func() []Phase { return []Phase{damagedPhase(err)} }}
 	}
-	now := &current{image: image}
+	reader := &siteReader{image: image}
 	return &Runner{
 		Env: e, Plan: image.Plan, Sources: siteSources,
-		First: func() []Phase { return firstPhases(now) }, Active: func() *Active { return now.active }, Phases: Phases,
+		First: func() []Phase { return firstPhases(reader) }, Active: func() *Active { return reader.last }, Phases: Phases,
 	}
 }
 

@@ -26,10 +26,10 @@ type admitted struct {
 }
 
 // admit decides what a machine takes of the site on a stick, which anybody may
-// plug in. old is the site that it goes by; nil: it cannot be read any more.
+// plug in. old is its active Site; nil: it cannot be read any more.
 // signed says that a key which the Image names has signed next.
 //
-// A machine that is no member of a cluster yet has no other way to its site.
+// A machine that is not a member of a cluster yet has no other way to its site.
 // A member takes from a stranger only what brings it back to its cluster, whose
 // CA stays pinned: the masters, the network, the time servers, a token, and on a
 // control-plane node the cluster's keys, which hold against that CA. It
@@ -105,7 +105,7 @@ type taking struct {
 	entry *configs.InventorySite
 }
 
-// admitFiles is what this machine, which goes by old, takes of a stick. Nothing
+// admitFiles is what this machine, whose active Site is old, takes of a stick. Nothing
 // on the stick is parsed before its signature has been looked at.
 func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
 	all := &taking{info: c.Info}

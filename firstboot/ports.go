@@ -8,14 +8,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Yurthub asks nobody who he is and acts with the node's rights: on 10261 and
-// 10268, which pods reach at 169.254.2.1 and other nodes at any address of the
-// node's that they have a route to, and on 10269, which is for other nodes of
-// the pool. 10267 tells of its health, and of its profile. So the kernel lets
-// in what the node itself and its pods send, and drops the rest.
+// Yurthub asks nobody who he is and acts with the node's rights: on its proxy's
+// ports, which pods reach at PodAddress and other nodes at any address of the
+// node's that they have a route to, and on the pool's port, which is for other
+// nodes of the pool. A fourth tells of its health, and of its profile. So the
+// kernel lets in what the node itself and its pods send, and drops the rest.
 const (
 	portsUnit      = "edgebake-yurthub-ports.service"
 	portsTimer     = "edgebake-yurthub-ports.timer"
@@ -70,7 +71,7 @@ table bridge TABLE {
 
 // ports is what the rules for yurthub's ports depend on.
 type ports struct {
-	open bool // to other nodes of the pool, 10269
+	open bool // the pool's, to other nodes of the pool
 	pod  bool // kubelet runs yurthub
 }
 
@@ -80,16 +81,16 @@ func (h hub) ports() ports { return ports{open: h.openPort, pod: h.Image != ""} 
 // nftables.service or firewalld flushes all rules, those of others as well.
 func portFiles(p ports) map[string][]byte {
 	files := map[string][]byte{
-		yurthubNFT: portRules(p.open),
+		hubNFT: portRules(p.open),
 		portsUnitFile: []byte(`# Written by firstboot.
 [Unit]
 Description=Close the ports of yurthub to other machines
 After=nftables.service firewalld.service
-Before=yurthub.service kubelet.service
+Before=` + openyurt.Unit + ` ` + ondisk.UnitKubelet + `
 
 [Service]
 Type=oneshot
-ExecStart=/usr/sbin/nft -f ` + yurthubNFT + `
+ExecStart=/usr/sbin/nft -f ` + hubNFT + `
 LogLevelMax=notice
 
 [Install]
@@ -127,7 +128,7 @@ func closePorts(ctx context.Context, e *Env, p ports) error {
 		wrote = wrote || did
 	}
 	var out strings.Builder
-	if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", yurthubNFT}, Output: &out}); err != nil {
+	if err := e.Run(ctx, Cmd{Args: []string{"nft", "-f", hubNFT}, Output: &out}); err != nil {
 		return portsOpen(err, out.String())
 	}
 	steps := [][2]string{{"enable", portsUnit}, {"enable", portsTimer}, {"start", portsTimer}}
@@ -172,14 +173,14 @@ func openPorts(ctx context.Context, e *Env) error {
 			}
 		}
 	}
-	if e.exists(yurthubNFT) {
+	if e.exists(hubNFT) {
 		for _, family := range []string{"inet", "bridge"} {
 			if err := e.Run(ctx, Cmd{Args: []string{"nft", "delete", "table", family, portsTable}}); err != nil {
 				e.Log.Warn("removing the rules for yurthub's ports", "error", err)
 			}
 		}
 	}
-	for _, p := range []string{portsTimerFile, portsUnitFile, yurthubNFT} {
+	for _, p := range []string{portsTimerFile, portsUnitFile, hubNFT} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,50 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
+// TestStateDecidesNothing: whatever the state says of a boot that was cut off, or
+// if it is gone, the next one does the same.
+func TestStateDecidesNothing(t *testing.T) {
+	t.Parallel()
+	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			machine := newWorld(t)
+			machine.oneMaster()
+			whole := machine.clone(t)
+			whole.mustBoot()
+			for _, at := range []string{"write " + ondisk.IPVSConfig, "kubeadm ends", "write " + readyMark} {
+				cut := machine.clone(t)
+				cut.cutAt = slices.Index(whole.names, at) + 1
+				if err := cut.boot(); err == nil || cut.cutAt == 0 {
+					t.Fatalf("cut at %s: it went on without power", at)
+				}
+				cut.powerOn()
+				as := cut.clone(t)
+				as.mustBoot()
+				for what, state := range map[string]func(*world) error{
+					"gone":     func(w *world) error { return os.Remove(filepath.Join(w.root, ondisk.StateFile)) },
+					"empty":    func(w *world) error { w.put(ondisk.StateFile, ""); return nil },
+					"a node's": func(w *world) error { w.put(ondisk.StateFile, whole.get(ondisk.StateFile)); return nil },
+					"this boot": func(w *world) error {
+						w.put(ondisk.StateFile, strings.Replace(whole.get(ondisk.StateFile), "boot-0", "boot-1", 1))
+						return nil
+					},
+				} {
+					w := cut.clone(t)
+					if err := state(w); err != nil {
+						t.Fatal(err)
+					}
+					w.mustBoot()
+					if !slices.Equal(w.names, as.names) {
+						t.Errorf("cut at %s, the state is %s: it did\n%q, not\n%q", at, what, w.names, as.names)
+					}
+					sameTree(t, "cut at "+at+", the state is "+what, w.tree(), as.tree())
+				}
+			}
+		})
+	}
+}
+
 // TestEnrolledReadsWhatItFinds: a name without contents, and contents that end
 // early or are zeros, are no enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
@@ -109,7 +154,7 @@ func TestRestoreCertificates(t *testing.T) {
 	}
 	first, second, third := pair(0), pair(100), pair(200)
 	otherKey := third[:strings.Index(third, "-----BEGIN PRIVATE")] + second[strings.Index(second, "-----BEGIN PRIVATE"):]
-	for _, s := range certStores {
+	for _, s := range certStores() {
 		// Clocks go wrong: the name of the second is the greatest.
 		dated := func(date string) string { return s.dir + "/" + s.name + "-" + date + ".pem" }
 		one, two, three := dated("2026-11-20-10-00-00"), dated("2031-01-01-00-00-00"), dated("2027-06-08-10-00-00")

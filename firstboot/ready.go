@@ -64,6 +64,7 @@ var errNoNode = errors.New("the cluster has no Node")
 func readyPhase(active *Active) Phase {
 	site := active.Site
 	otherLabels := false // than the site's, when look looked
+	var seen *api.Node   // by look
 	// look returns nil when all is well, else what is missing.
 	look := func(ctx context.Context, e *Env) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -79,6 +80,7 @@ func readyPhase(active *Active) Phase {
 		if err != nil {
 			return err
 		}
+		seen = n
 		missing, left := missingLabels(site, n), leftLabels(e, site, n)
 		otherLabels = len(missing)+len(left) > 0
 		if len(missing) > 0 {
@@ -106,6 +108,12 @@ func readyPhase(active *Active) Phase {
 				if api.Code(err) == 0 && Advice(err) == "" {
 					return Unknown, nil // nobody answers: a node that was Ready goes on
 				}
+				return Todo, nil
+			}
+			if isNoted(e, active, seen) {
+				return Done, nil
+			}
+			if now, err := clusterNow(ctx, e, seen); err == nil && now != nil {
 				return Todo, nil
 			}
 			return Done, nil
@@ -136,6 +144,9 @@ func readyPhase(active *Active) Phase {
 			}
 			if err == nil {
 				err = noteLabels(e, site)
+			}
+			if err == nil {
+				err = noteCluster(ctx, e, active)
 			}
 			if err == nil {
 				_, err = e.write(readyMark, nil, Mode(0o600))

@@ -32,7 +32,7 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 	if err != nil {
 		return node, err
 	}
-	c := newChange(e, "reset", tell)
+	c := newChange(e, "reset", joinEvidence, tell)
 	c.onward = true
 	return node, c.carryOut(ctx, (&reset{image: image, note: c.note}).steps())
 }
@@ -53,7 +53,7 @@ func (r *reset) steps() []Phase {
 			r.active = siteIfAny(e, r.image)
 			return nil
 		}},
-		{Name: "token", Run: func(_ context.Context, e *Env) error { return resetToken(e, r.image, r.active) }}, // before the rest: with it, a cut on the way would end in a join
+		{Name: "token", Run: func(_ context.Context, e *Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
 		{Name: "kubeadm", Run: func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, r.active) }},
 		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error {
 			if err := removeHub(ctx, e, r.image); err != nil {
@@ -63,7 +63,7 @@ func (r *reset) steps() []Phase {
 		}},
 		{Name: "ipvs", Run: resetIPVS},
 		{Name: "sticks", Run: func(_ context.Context, e *Env) error {
-			return resetSticks(e, r.image, func(what string) { r.note(Step{"sticks", "note", what}) })
+			return resetSticks(e, r.image, r.active, func(what string) { r.note(Step{"sticks", "note", what}) })
 		}},
 		{Name: "files", Run: resetFiles}, // last: the state tells what went before
 	}
@@ -139,7 +139,7 @@ const keptManifests = ondisk.StateDir + "/manifests"
 // resetToken forgets the token of a join that did not come to its end, with
 // which the machine would join again. One that came after it, with a site for
 // the time after the reset, stays.
-func resetToken(e *Env, image ondisk.ImageInfo, active *Active) error {
+func resetToken(e *Env, active *Active) error {
 	s, err := LoadState(e.Root)
 	if err != nil {
 		return nil // no join was begun
@@ -149,15 +149,11 @@ func resetToken(e *Env, image ondisk.ImageInfo, active *Active) error {
 			return nil
 		}
 	}
-	dev, err := ownSlot(e)
-	if err != nil {
-		return nil
-	}
-	if _, _, err := readSite(e, image, dev, active); err != nil && !errors.Is(err, slot.ErrBlank) {
-		return nil // a person's half-written correction is left for the person
-	}
 	if active == nil {
-		return nil // a blank slot, and no site to write into it
+		return nil // no site to write into the slot
+	}
+	if err := active.NotTaken; err != nil && !errors.Is(err, slot.ErrBlank) {
+		return nil // a person's half-written correction is left for the person
 	}
 	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+active.Node {
 		return nil // it is the next site already
@@ -182,7 +178,7 @@ func resetIPVS(ctx context.Context, e *Env) error {
 // back: the next site's config does that, and until then the machine stays
 // reachable.
 func resetFiles(_ context.Context, e *Env) error {
-	for _, p := range []string{readyMark, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, joinedFile, leavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
+	for _, p := range []string{readyMark, appliedFile, ondisk.SiteCopy, ignitionCopy, discoveryFile, joinFile, bootstrapRun, hubBootstrap, kubeletRestart, joinedFile, joinedCluster, clusterManifests, leavingFile, meteredConfFile, kubeletConfDir, ondisk.StateFile} {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -75,7 +76,7 @@ func findSnapshot(e *Env, sum string) (string, error) {
 		return "", err
 	}
 	for _, s := range all {
-		if got, err := e.digest(snapshotDir + "/" + s.name); err == nil && got == sum {
+		if got, err := file.SHA256(e.path(snapshotDir + "/" + s.name)); err == nil && got == sum {
 			return "/snapshots/" + s.name, nil
 		}
 	}
@@ -86,7 +87,7 @@ func findSnapshot(e *Env, sum string) (string, error) {
 			errs = append(errs, fmt.Errorf("stick %s: %w", dev, err))
 			continue
 		}
-		got, err := e.digest(fromStick)
+		got, err := file.SHA256(e.path(fromStick))
 		if err == nil && got == sum {
 			return "/restore/" + path.Base(fromStick), nil
 		}

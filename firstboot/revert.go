@@ -32,8 +32,8 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 		return Advise(fmt.Errorf("this machine's site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
 			"say nodeType: native, without a nodePool, in site.yaml, in the slot or on a stick; then revert")
 	}
-	c := newChange(e, "revert", tell)
-	c.turnedAt = readyStep
+	c := newChange(e, "revert", joinEvidence, tell)
+	c.changedAt = readyStep
 	return c.carryOut(ctx, steps)
 }
 
@@ -80,7 +80,7 @@ func (r *reversion) unlabel() Phase {
 			return patchLabels(ctx, e, r.node, noLabels())
 		},
 		Undo: func(ctx context.Context, e *Env) error {
-			if r.were == nil || !behindYurthub(e) {
+			if r.were == nil || !redirected(e) {
 				return nil // a native node it stays, and carries none
 			}
 			return patchLabels(ctx, e, r.node, r.were)
@@ -93,7 +93,7 @@ func (r *reversion) direct() Phase {
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
 			flags := e.contents(kubeadmFlags)
-			if e.exists(kubeletRestart) || e.exists(openyurt.KubeletConf) || behindYurthub(e) || string(registering(flags, nil)) != string(flags) {
+			if e.exists(kubeletRestart) || e.exists(openyurt.KubeletConf) || redirected(e) || string(registering(flags, nil)) != string(flags) {
 				return Todo, nil
 			}
 			return Done, nil

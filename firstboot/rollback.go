@@ -130,7 +130,7 @@ const (
 const trialFile = goodNetwork + "/trial.json"
 
 // trialPauses are the least time between one trial and the next: an uplink
-// that is dead must not have a node flip its addresses for ever. When they
+// that is dead must not have a node flip its addresses forever. When they
 // are used up only a boot brings one more.
 var trialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
 
@@ -231,7 +231,7 @@ func takeBack(ctx context.Context, e *Env) error {
 }
 
 // endTrial makes the settings those of the site before another one is applied:
-// what the former ones left would stay for ever.
+// what the former ones left would stay forever.
 func endTrial(ctx context.Context, e *Env) error {
 	t, ok := readTrial(e)
 	if !ok {

@@ -138,7 +138,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 		form, args string
 		world      func(*testing.T) *world
 	}{
-		{"unit", yurthubEnv, func(t *testing.T) *world { return edgeWorld(t) }},
+		{"unit", hubEnv, func(t *testing.T) *world { return edgeWorld(t) }},
 		{"staticPod", openyurt.Manifest, podWorld},
 	} {
 		t.Run(c.form, func(t *testing.T) {

@@ -39,15 +39,11 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
-// spreadMax bounds what a single machine loses for the sake of the masters,
-// when the power comes back in a thousand shops at once.
-const spreadMax = 3 * time.Second
-
-// spread is the share of spreadMax that a node of this identity waits: always
+// spread is the share of ondisk.BootSpread that a node of this identity waits: always
 // the same, and evenly distributed over all.
 func spread(identity string) time.Duration {
 	sum := sha256.Sum256([]byte(identity))
-	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spreadMax / (1 << 16)
+	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * ondisk.BootSpread / (1 << 16)
 }
 
 // Runner carries out phases.
@@ -59,7 +55,7 @@ type Runner struct {
 	// place.
 	First func() []Phase
 	// Active is the site that the last of them found in place. All later phases
-	// of a pass go by this one reading, whatever is stamped meanwhile.
+	// of a pass use this one reading, whatever is stamped meanwhile.
 	Active func() *Active
 	// Phases are those of an active site, after the first.
 	Phases func(*Active) []Phase
@@ -122,7 +118,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	}
 	first := r.First()
 	r.forgetNotes()
-	r.show(first)
+	r.show(first, false)
 	if err := step(first); err != nil {
 		return err
 	}
@@ -137,7 +133,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		}
 	}
 	rest := r.Phases(active)
-	r.show(slices.Concat(first, rest))
+	r.show(slices.Concat(first, rest), true)
 	if err := step(rest); err != nil {
 		return err
 	}
@@ -145,7 +141,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		// Offline: the node runs with what it has. Look again, seldom.
 		r.result(e, ondisk.ResultWaiting)
 		if err := offlineHealthy(ctx, e, active.Site); err != nil {
-			e.Log.Info("this boot is not known to be as good as the last", "error", err)
+			e.Log.Info("whether this boot is as good as the last is unknown", "error", err)
 		} else if err := noteHealthy(e); err != nil {
 			return err
 		}
@@ -161,10 +157,6 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 			return errRestart
 		}
 	}
-	if active.Site.NodeType == configs.NodeNative && behindYurthub(e) {
-		// By a convert, or by the site of before: nobody looks after yurthub.
-		r.say(e, "this node goes through yurthub, and its site says nodeType: native: say edge or cloud there, or run `firstboot revert`")
-	}
 	r.clock(ctx, e)
 	r.result(e, ondisk.ResultDone)
 	if err := noteHealthy(e); err != nil {
@@ -174,7 +166,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	return nil
 }
 
-// phase makes one attempt at a phase. Unless it succeeds, or cannot be told,
+// phase makes one attempt at a phase. Unless it succeeds, or its result is unknown,
 // the error ends the pass.
 func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string]int) (Verdict, error) {
 	r.busy(e, checkTimeout)
@@ -229,7 +221,7 @@ func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[strin
 }
 
 // stop stays after a permanent failure, visible, until there is another site
-// or it is time to look whether the cluster was healed.
+// or it is time to look whether the cluster was fixed.
 func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)

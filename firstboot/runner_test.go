@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // TestSpread: a thousand nodes that boot together do not ask together, and none
@@ -18,13 +22,13 @@ func TestSpread(t *testing.T) {
 	for i := range 1000 {
 		id := fmt.Sprintf("shop-%d", i)
 		d := spread(id)
-		if d < 0 || d >= spreadMax || d != spread(id) {
+		if d < 0 || d >= ondisk.BootSpread || d != spread(id) {
 			t.Fatalf("%s waits %s", id, d)
 		}
-		if d < spreadMax/10 {
+		if d < ondisk.BootSpread/10 {
 			early++
 		}
-		if d >= spreadMax*9/10 {
+		if d >= ondisk.BootSpread*9/10 {
 			late++
 		}
 	}
@@ -115,5 +119,78 @@ func TestBackoff(t *testing.T) {
 		if low <= 0 || high > backoffMax || high < low || high > 2*low {
 			t.Errorf("attempt %d: %v to %v", n, low, high)
 		}
+	}
+}
+
+// TestChecksOnlyLook: a Check changes nothing on the machine, at its first boot
+// as at a later one. What it runs only reads.
+func TestChecksOnlyLook(t *testing.T) {
+	t.Parallel()
+	for name, world := range map[string]func(*testing.T) *world{
+		"native": func(t *testing.T) *world { return nativeWorld(t) }, "edge": func(t *testing.T) *world { return edgeWorld(t) }, "static pod": podWorld,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := world(t)
+			w.oneMaster()
+			looked := 0
+			watch := func(phases []Phase) []Phase {
+				for i, p := range phases {
+					phases[i].Check = func(ctx context.Context, e *Env) (Verdict, error) {
+						before := len(w.names)
+						v, err := p.Check(ctx, e)
+						for _, n := range w.names[before:] {
+							if !strings.HasPrefix(n, "run nft list ") {
+								t.Errorf("looking whether %s is done: %s", p.Name, n)
+							}
+						}
+						looked++
+						return v, err
+					}
+				}
+				return phases
+			}
+			for range 2 {
+				r := New(w.env())
+				first, rest := r.First, r.Phases
+				r.First = func() []Phase { return watch(first()) }
+				r.Phases = func(a *Active) []Phase { return watch(rest(a)) }
+				if err := w.run(r); err != nil {
+					t.Fatal(err)
+				}
+				w.powerOn()
+			}
+			if looked < 20 {
+				t.Errorf("only %d looks", looked)
+			}
+		})
+	}
+}
+
+// TestPhasesOfAnotherSite: what a former Site's phases failed with is not said of
+// the one that has taken its place, however many it has.
+func TestPhasesOfAnotherSite(t *testing.T) {
+	phase := func(names ...string) (list []Phase) {
+		for _, name := range names {
+			list = append(list, Phase{Name: name})
+		}
+		return list
+	}
+	r := &Runner{}
+	r.show(phase("identity"), false)
+	r.state.NodeType = configs.NodeEdge
+	r.show(phase("identity", "network", "yurthub", "join"), true)
+	r.state.Phases[2].Status = ondisk.PhaseFailed
+	r.show(phase("identity"), false)
+	if n := len(r.state.Phases); n != 4 {
+		t.Errorf("%d phases in the next pass of the same Site", n)
+	}
+	r.show(phase("identity", "network", "join"), true)
+	var names []string
+	for _, p := range r.state.Phases {
+		names = append(names, p.Name)
+	}
+	if got := strings.Join(names, " "); got != "identity network join" {
+		t.Error(got)
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 // What firstboot keeps beside the state, on DATA.
 const (
-	// keyFile holds the key of the HMACs below, so that they tell nothing.
+	// keyFile holds the key of the HMACs below, so that they reveal nothing.
 	keyFile = ondisk.StateDir + "/key"
 	// ignitionCopy is the Ignition config last taken from a slot.
 	ignitionCopy = ondisk.StateDir + "/config.ign"
@@ -39,8 +39,8 @@ const (
 	originalsDir = ondisk.EtcDir + "/originals"
 )
 
-// Active is the site that a machine goes by, read once in a pass: a stamp in
-// the middle of one must not mix two sites. Nobody changes one.
+// Active is a machine's active Site, read once in a pass: a stamp in the middle
+// of one must not mix two Sites. Nobody changes one.
 type Active struct {
 	Site *configs.Site
 	// Image is the image that the site is used on.
@@ -56,8 +56,8 @@ type Active struct {
 	Device string
 	// Stamped is when the site was written, in seconds since the epoch.
 	Stamped int64
-	// Note is what is wrong with a newer site that was not taken.
-	Note string
+	// NotTaken is what is wrong with a newer site in the slot; nil: nothing.
+	NotTaken error
 
 	// unwritten: the slot still holds other machines' sites, or has to be
 	// written again.
@@ -79,18 +79,17 @@ type siteInputs struct {
 	key           []byte
 }
 
-// current is the site that a run goes by. Each phase of it that looks for the
-// site reads the machine; what that makes of it is worked out once, for as long
-// as it is made of the same.
-type current struct {
-	image  ondisk.ImageInfo
-	active *Active
+// siteReader reads the active Site anew, and resolves it anew only where what it
+// is made of has changed since the last time.
+type siteReader struct {
+	image ondisk.ImageInfo
+	last  *Active // of the last time that it was read well
 }
 
-func (c *current) read(e *Env) (*Active, error) {
-	a, err := activeSite(e, c.image, c.active)
+func (r *siteReader) read(e *Env) (*Active, error) {
+	a, err := activeSite(e, r.image, r.last)
 	if err == nil {
-		c.active = a
+		r.last = a
 	}
 	return a, err
 }
@@ -151,7 +150,7 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	made := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
 	if before != nil && reflect.DeepEqual(before.made, made) {
 		same := *before
-		same.Device, same.Note, same.unwritten = "", "", false // of the slot, not of the site
+		same.Device, same.NotTaken, same.unwritten = "", nil, false // of the slot, not of the site
 		return &same, nil
 	}
 	site, err := parseSite(doc)
@@ -186,9 +185,6 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	if err := servedBy(image, site); err != nil {
 		return nil, err
 	}
-	if made.key, err = macKey(e); err != nil {
-		return nil, err
-	}
 	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: made.stamped, config: config, ignition: made.ignition, made: made}
 	a.MAC, err = siteMAC(made.key, site, made.ignition)
 	return a, err
@@ -202,8 +198,8 @@ func parseSite(doc []byte) (*configs.Site, error) {
 	return site, nil
 }
 
-// servedBy refuses a site that the image was not made for, by the rules that
-// stamping goes by.
+// servedBy rejects a Site that the image was not made for, by the rules of
+// stamping.
 func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
 	probs := node.CheckSite(node.Image{Info: image}, site, nil)
 	if probs == nil {
@@ -217,7 +213,7 @@ func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
 }
 
 func goesNot(probs configs.Problems) error {
-	return Permanent(fmt.Errorf("the site does not go with this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
+	return Permanent(fmt.Errorf("the Site does not fit this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
 }
 
 // siteMAC names a site by its contents. The token is left out: it is
@@ -239,18 +235,7 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
-func macKey(e *Env) ([]byte, error) {
-	if b, err := e.read(keyFile); err == nil && len(b) == 32 {
-		return b, nil
-	}
-	b := e.Random(32)
-	if err := e.WriteFile(keyFile, b, Mode(0o600)); err != nil {
-		return nil, fmt.Errorf("making a key for this machine: %w", err)
-	}
-	return b, nil
-}
-
-// activeSite reads the site to go by: the slot's own, or, when that is gone or
+// activeSite reads the active Site: the slot's own, or, when that is gone or
 // spoilt on a node that has taken one before, the copy of that one. It is for
 // who begins a pass, and hands it on. before, which may be nil, is what it was
 // earlier.
@@ -276,7 +261,7 @@ func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error)
 	if copyErr != nil {
 		return nil, err
 	}
-	old.Device, old.Note = dev, err.Error()
+	old.Device, old.NotTaken = dev, err
 	old.unwritten = unwritten(e) // whatever is wrong with this machine's own
 	return old, nil
 }

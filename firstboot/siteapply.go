@@ -19,18 +19,19 @@ import (
 )
 
 // sitePhase finds the site and makes the operating system's settings what it
-// says. When it is done now has that site, by which the rest of the pass goes.
-func sitePhase(now *current) Phase {
+// says. When it is done, reader has read that Site last; the rest of the pass
+// uses it.
+func sitePhase(reader *siteReader) Phase {
 	left := false // the slot of a node, in this pass: it could not be written
 	return Phase{
 		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if s, err := newStick(e, now); s != nil {
+			if s, err := newStick(e, reader); s != nil {
 				return Todo, nil
 			} else if err != nil {
 				e.Note("the site of %s", oneLine(err))
 			}
-			a, err := now.read(e)
+			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
 				return Todo, nil // Run waits
 			}
@@ -51,17 +52,17 @@ func sitePhase(now *current) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			err := takeFromInventory(e)
 			if left = err != nil && isMember(e); left {
-				// It has a site to go by, and other work to do.
+				// It has an active Site, and other work to do.
 				e.Log.Warn("the slot is left as it is", "error", err)
 			} else if err != nil {
 				return err
 			}
-			if err := takeSticks(e, now); err != nil {
+			if err := takeSticks(e, reader); err != nil {
 				return err
 			}
-			a, err := now.read(e)
+			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
-				a, err = waitForSite(ctx, e, now)
+				a, err = waitForSite(ctx, e, reader)
 			}
 			if err != nil {
 				return err
@@ -72,12 +73,12 @@ func sitePhase(now *current) Phase {
 }
 
 // waitForSite waits, within its attempt, for somebody to bring a site.
-func waitForSite(ctx context.Context, e *Env, now *current) (*Active, error) {
+func waitForSite(ctx context.Context, e *Env, reader *siteReader) (*Active, error) {
 	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
 	var found *Active
 	var siteErr error
 	err := e.poll(ctx, standstill, func() (bool, error) {
-		if s, err := newStick(e, now); s != nil {
+		if s, err := newStick(e, reader); s != nil {
 			if err := s.take(e); err != nil {
 				return false, err
 			}
@@ -87,7 +88,7 @@ func waitForSite(ctx context.Context, e *Env, now *current) (*Active, error) {
 		if err := takeFromInventory(e); err != nil {
 			return false, err
 		}
-		found, siteErr = now.read(e)
+		found, siteErr = reader.read(e)
 		return !errors.Is(siteErr, errNoSite), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -111,10 +112,10 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 		changes, err := apply.Apply(ctx, applier(e), a.config)
 		if err != nil {
 			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
-				return Permanent(err, "take these sections out of the Ignition config; disks are laid out when the image is built")
+				return Permanent(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
 			}
 			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
-				return Permanent(err, "correct the site's users or its Ignition config as said, and stamp it again or bring it on a stick")
+				return Permanent(err, "correct that in the site's users or its Ignition config, and stamp it again or bring it on a stick")
 			}
 			return fmt.Errorf("applying the site's settings: %w", err)
 		}
@@ -336,7 +337,7 @@ func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
 	return bytes.Equal(node.EditHosts(old, owner, entries), old)
 }
 
-// fits refuses a site that asks for what this system has not, before any of it
+// fits rejects a Site that requires what this system lacks, before any of it
 // is applied.
 func fits(e *Env, a *Active) error {
 	baked, err := apply.NewBaked(applier(e))

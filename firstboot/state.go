@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -33,7 +33,7 @@ func (r *Runner) begin(e *Env) {
 	}
 	r.busyTil = now.Add(time.Minute)
 	if dev, err := ownSlot(e); err == nil {
-		r.device = dev // where to say that its site is no good
+		r.device = dev // where to say that its site is invalid
 	}
 }
 
@@ -65,7 +65,7 @@ func (r *Runner) clock(ctx context.Context, e *Env) {
 const clockTimeout = 5 * time.Second
 
 // imageInfo is what the builder wrote about the image, read once in a run. A
-// node that edgebake did not build has none, which is no error; one that
+// node that edgebake did not build has none, which is not an error; one that
 // cannot be read is, since every check against the image would be skipped.
 func imageInfo(e *Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
@@ -107,8 +107,10 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show lists phases in the state, keeping what is known of them.
-func (r *Runner) show(phases []Phase) {
+// show lists phases in the state, keeping what is known of them. Unless they are
+// all, a longer list that a pass before has shown stays: the active Site, which
+// says what follows, is not read yet.
+func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []ondisk.PhaseState
@@ -119,15 +121,15 @@ func (r *Runner) show(phases []Phase) {
 		}
 		list = append(list, ps)
 	}
-	if len(list) >= len(r.state.Phases) || r.state.NodeType == "" {
+	if all || len(list) >= len(r.state.Phases) || r.state.NodeType == "" {
 		r.state.Phases = list
 	}
 }
 
 // adopt makes the site known to what is said from now on.
 func (r *Runner) adopt(e *Env, active *Active) {
-	if note := oneLine(errors.New(active.Note)); note != "" {
-		e.Note("the slot's site is not taken, the former one stays: %s", note)
+	if active.NotTaken != nil {
+		e.Note("the slot's site is not taken, the former one stays: %s", oneLine(active.NotTaken))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,6 +160,9 @@ func (r *Runner) set(e *Env, name string, change func(*ondisk.PhaseState)) (ps o
 		// the end.
 		if changed = *p != old; changed && (p.Status != ondisk.PhaseDone || p.Attempts > 0) {
 			r.save(e)
+		}
+		if r.state.NodeType == "" { // how many follow depends on the site
+			return *p, changed, fmt.Sprintf("[%d]", i+1)
 		}
 		return *p, changed, fmt.Sprintf("[%d/%d]", i+1, len(r.state.Phases))
 	}
@@ -258,20 +263,9 @@ func oneLine(err error) string {
 	return strings.Join(lines, "; ")
 }
 
-// printable is what others say in part, a program that holds yurthub's port for
-// one, as it may go to a terminal and, in one line, to systemd.
-func printable(s string) string {
-	return strings.Map(func(c rune) rune {
-		if unicode.IsPrint(c) {
-			return c
-		}
-		return ' '
-	}, s)
-}
-
 func (r *Runner) waiting(what string) {
 	e := r.Env
-	what = printable(r.redact(what))
+	what = printable.Line(r.redact(what))
 	r.mu.Lock()
 	name := ""
 	for _, p := range r.state.Phases {
@@ -314,7 +308,7 @@ func (r *Runner) forgetNotes() {
 
 // say tells a person: console, status line and journal.
 func (r *Runner) say(e *Env, line string) {
-	line = printable(line)
+	line = printable.Line(line)
 	e.Console(line)
 	e.Notify("STATUS=" + line)
 	e.Log.Info(line)

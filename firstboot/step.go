@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/printable"
 )
 
 // Phase is one step of first boot, or of what a person asks for: convert,
@@ -22,7 +24,7 @@ type Phase struct {
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
 	// Final is for what cannot be taken back: it is left alone in a pass in
-	// which a phase before it could not be told.
+	// which the verdict of a phase before it is Unknown.
 	Final bool
 }
 
@@ -63,7 +65,7 @@ type result struct {
 }
 
 // errRestart begins again at the first phase. A phase whose Run has changed
-// what earlier phases go by returns it.
+// what earlier phases use returns it.
 var errRestart = errors.New("starting over")
 
 // progress is told what an attempt is about to do; either may be nil.
@@ -127,7 +129,7 @@ func (p Phase) run(ctx context.Context, e *Env) error {
 	}
 	err := p.Run(bounded, &own)
 	if waitedFor != "" && errors.Is(err, context.DeadlineExceeded) && bounded.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("timed out after %s, waiting for %s: %w", p.Timeout, printable(waitedFor), err)
+		return fmt.Errorf("timed out after %s, waiting for %s: %w", p.Timeout, printable.Line(waitedFor), err)
 	}
 	return err
 }

@@ -42,7 +42,7 @@ type stick struct {
 	active *Active
 	// entry is the site in the stick's inventory; nil: it holds one site.
 	entry *configs.InventorySite
-	// known: the machine goes by this site already.
+	// known: this is the machine's active Site already.
 	known bool
 }
 
@@ -52,17 +52,17 @@ const notTaken = "not taken after reset: "
 
 // newStick looks for a site that somebody has brought. One with problems does
 // not hide another's; its error is returned when there is no other.
-func newStick(e *Env, now *current) (*stick, error) {
+func newStick(e *Env, reader *siteReader) (*stick, error) {
 	devs := e.removableSlots()
 	if len(devs) == 0 {
 		return nil, nil
 	}
 	var errs []error
-	have, err := now.read(e)
+	have, err := reader.read(e)
 	if err != nil {
 		have = nil
 	}
-	for _, s := range sticks(e, now.image, have, devs, &errs) {
+	for _, s := range sticks(e, reader.image, have, devs, &errs) {
 		switch isNew, why := s.judge(e, have); {
 		case isNew && !s.known:
 			if by := s.claimedBy(e); by != nil {
@@ -79,22 +79,17 @@ func newStick(e *Env, now *current) (*stick, error) {
 	return nil, errors.Join(errs...)
 }
 
-// sticks reads the sites of removable slots, for a machine that goes by have;
+// sticks reads the Sites of removable slots, for a machine whose active Site is have;
 // those with none, and inventories without one for this machine, are passed
 // over.
 func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
-	own := ownContents(e)
+	own, key := ownContents(e), e.contents(keyFile)
 	var out []*stick
 	names := map[string]int{}
 	for _, dev := range devs {
 		c, err := e.ReadSlot(dev)
 		if err != nil {
 			continue // no slot, or a blank one
-		}
-		key, err := macKey(e)
-		if err != nil {
-			*errs = append(*errs, err)
-			continue
 		}
 		got, err := admitFiles(e, image, have, dev, c)
 		if err != nil {
@@ -130,9 +125,9 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 }
 
 // takeSticks takes what new sites there are, one after the other.
-func takeSticks(e *Env, now *current) error {
+func takeSticks(e *Env, reader *siteReader) error {
 	for range maxSticks {
-		s, err := newStick(e, now)
+		s, err := newStick(e, reader)
 		if s == nil {
 			if err != nil {
 				e.Note("the site of %s", oneLine(err))
@@ -180,7 +175,7 @@ func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][
 }
 
 // judge reports whether the stick's site is to be taken, or why it is not
-// where somebody may wonder. have is the site that the machine goes by, nil:
+// where somebody may wonder. have is the machine's active Site, nil:
 // none.
 func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 	remembered := e.text(s.memory)
@@ -193,7 +188,7 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 		s.known = true
 		return !unchanged, "" // to be remembered
 	case unchanged && strings.HasPrefix(remembered, notTaken):
-		return false, "it was there when the machine was reset: change it, or stamp it anew"
+		return false, "it was there when the machine was reset: change it, or stamp it again"
 	case unchanged && have == nil:
 		return true, "" // there is no other
 	case lost:
@@ -203,13 +198,13 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 		// certificate has expired, or was lost, may use the stick's.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && enrolled(e) != nil, ""
 	case have != nil && older(s.active, have):
-		return false, fmt.Sprintf("it was stamped on %s, the site in the slot on %s: stamp the stick anew to go back to it",
+		return false, fmt.Sprintf("it was stamped on %s, the site in the slot on %s: stamp the stick again to go back to it",
 			date(s.active.Stamped), date(have.Stamped))
 	}
 	return true, ""
 }
 
-// bringsLostKeys reports whether a control-plane node that goes by have has lost
+// bringsLostKeys reports whether a control-plane node with the Site have has lost
 // keys of its cluster, of which its slot has none any more, and the stick has
 // them.
 func (s *stick) bringsLostKeys(e *Env, have *Active) bool {
@@ -259,7 +254,8 @@ func (s *stick) take(e *Env) error {
 		if err := e.WriteSlot(own, &c); err != nil {
 			return fmt.Errorf("writing the site of stick %s to the slot %s: %w", s.dev, own, err)
 		}
-		if err := forgetAbsent(e, s.active.Image); err != nil {
+		var damaged []error // and so absent
+		if err := forgetAbsent(e, sticks(e, s.active.Image, s.active, e.removableSlots(), &damaged)); err != nil {
 			return err
 		}
 	}
@@ -279,12 +275,11 @@ func (s *stick) take(e *Env) error {
 	return nil
 }
 
-// forgetAbsent forgets what sticks held that are not in the machine now that
-// another's site is taken: whoever plugs one in again means it.
-func forgetAbsent(e *Env, image ondisk.ImageInfo) error {
-	var errs []error
+// forgetAbsent forgets what sticks held that are not among the present ones now
+// that another's site is taken: whoever plugs one in again means it.
+func forgetAbsent(e *Env, all []*stick) error {
 	present := map[string]bool{}
-	for _, s := range sticks(e, image, siteIfAny(e, image), e.removableSlots(), &errs) {
+	for _, s := range all {
 		present[filepath.Base(s.memory)] = true
 	}
 	entries, err := os.ReadDir(e.path(seenDir))
@@ -305,11 +300,15 @@ func forgetAbsent(e *Env, image ondisk.ImageInfo) error {
 	return nil
 }
 
-// resetSticks has no stick take the machine back into the cluster that it
-// leaves, and says what the ones in it will do.
-func resetSticks(e *Env, image ondisk.ImageInfo, say func(string)) error {
-	var errs []error
-	for _, s := range sticks(e, image, siteIfAny(e, image), e.removableSlots(), &errs) {
+// resetSticks has no stick take the machine, whose Site was active, back into
+// the cluster that it leaves, and says what the ones in it will do.
+func resetSticks(e *Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
+	if err := makeKey(e); err != nil {
+		return err
+	}
+	var damaged []error // they bring it nowhere
+	present := sticks(e, image, active, e.removableSlots(), &damaged)
+	for _, s := range present {
 		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.held {
 			say(fmt.Sprintf("stick %s holds a site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
 			continue
@@ -324,9 +323,9 @@ func resetSticks(e *Env, image ondisk.ImageInfo, say func(string)) error {
 		if s.active.Site.Credentials.Keys != nil {
 			token = ", with the cluster's keys"
 		}
-		say(fmt.Sprintf("stick %s holds the site of before%s: it is not taken again until it is changed or stamped anew; pull it out", s.dev, token))
+		say(fmt.Sprintf("stick %s holds the former Site%s: it is not taken again until it is changed or stamped again; pull it out", s.dev, token))
 	}
-	return forgetAbsent(e, image)
+	return forgetAbsent(e, present)
 }
 
 var usbBus = regexp.MustCompile(`/usb\d+/`)

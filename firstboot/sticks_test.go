@@ -330,7 +330,7 @@ func TestAPipeInTheWayOfStars(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("it waits for somebody to write into the pipe")
 	}
 }
@@ -370,7 +370,7 @@ func TestResetAndASticksToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(steps, func(s Step) bool {
-		return strings.Contains(s.Detail, "stick /dev/sdb1 holds the site of before, with its bootstrap token")
+		return strings.Contains(s.Detail, "stick /dev/sdb1 holds the former Site, with its bootstrap token")
 	}) {
 		t.Errorf("reset did not say it: %v", steps)
 	}

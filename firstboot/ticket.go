@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// A ticket is for one birth. Nothing on a disk that was written anew tells that
-// it was used, and with all of them written anew nothing in the cluster does. The
+// A ticket is for one birth. Nothing on a disk that was written again tells that
+// it was used, and with all of them written again nothing in the cluster does. The
 // machine's firmware can: it keeps a variable, where it is UEFI's.
 const bornVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 

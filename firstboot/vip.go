@@ -83,7 +83,7 @@ func vipInCluster(ctx context.Context, e *Env, site *configs.Site) (in netip.Pre
 	if i < 0 {
 		return in, "", nil
 	}
-	// A field selector costs one small answer. It goes by first addresses alone,
+	// A field selector costs one small answer. It knows first addresses only,
 	// and API servers before 1.31 answer 400.
 	if vip.Is4() == ranges[0].Addr().Is4() {
 		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
@@ -182,7 +182,7 @@ func serviceWith(ctx context.Context, c *api.Client, addr netip.Addr, selector s
 		}
 		for _, s := range list.Items {
 			for _, ip := range append(s.Spec.ClusterIPs, s.Spec.ClusterIP) {
-				if a, err := netip.ParseAddr(ip); err == nil && a == addr { // "None" is no address
+				if a, err := netip.ParseAddr(ip); err == nil && a == addr { // "None" is not an address
 					return s.Metadata.Namespace + "/" + s.Metadata.Name, nil
 				}
 			}

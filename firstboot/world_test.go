@@ -51,7 +51,7 @@ const (
 	testSecret = "0123456789abcdef"
 )
 
-// world is a machine and its cluster, both made up: a folder, slots in
+// world is a machine and its cluster, both made up: a directory, slots in
 // memory, and API servers on loopback. Every effect is counted, and the
 // machine can lose its power before any of them.
 type world struct {
@@ -117,7 +117,7 @@ type world struct {
 	cut      bool
 	off      context.CancelFunc
 	before   func(effect string) // what somebody does meanwhile
-	// patience ends a run that waits for ever.
+	// patience ends a run that waits forever.
 	patience time.Duration
 }
 
@@ -279,9 +279,9 @@ func (w *world) powerOn() {
 	}
 	w.rules = ""
 	if w.has(portsUnitFile) && !w.noNFT {
-		w.rules = w.get(yurthubNFT)
+		w.rules = w.get(hubNFT)
 	}
-	if _, err := os.Stat(filepath.Join(w.root, yurthubEnv)); err == nil && w.rules != "" {
+	if _, err := os.Stat(filepath.Join(w.root, hubEnv)); err == nil && w.rules != "" {
 		w.units[openyurt.Unit] = "active"
 	}
 	// As kubelet.service has it.
@@ -494,7 +494,7 @@ func (w *world) env() *Env {
 					if w.noNFT {
 						return errors.New("the control process exited with error code")
 					}
-					w.rules = w.get(yurthubNFT)
+					w.rules = w.get(hubNFT)
 				}
 				w.units[unit] = "active"
 				w.started[unit] = w.now
@@ -1004,10 +1004,19 @@ type fakeCluster struct {
 	pools      string // version of NodePools that is served
 	noWebhook  bool   // that turns NodePools from one version into another
 	requests   []string
+	// births counts how often it was born again with its keys.
+	births int
 	// unpublished: there is no cluster-info yet.
 	unpublished bool
 	objects     []string // that were created
-	rules       []string // in kube-public, that were created
+	// applied are the paths of objects that were applied; marked says that
+	// somebody has noted that all are. webhookDown refuses one of them.
+	applied     []string
+	marked      bool
+	webhookDown bool
+	// dns are the paths of CoreDNS' objects that are there, deleted those that were.
+	dns, deleted []string
+	rules        []string // in kube-public, that were created
 	// lease is when kubelet last renewed the lease of its Node.
 	lease func() string
 	// renewed is when kubelet last reported.
@@ -1156,7 +1165,7 @@ func (c *fakeCluster) register(name, joinConf, machineID string) {
 		return
 	}
 	n := &api.Node{}
-	n.Metadata.Name = name
+	n.Metadata.Name, n.Metadata.UID = name, fmt.Sprint("node-", c.births)
 	n.Status.NodeInfo.MachineID = machineID
 	n.Metadata.Labels = map[string]string{}
 	for pair := range strings.SplitSeq(kubeletArgs(c.t, joinConf)["node-labels"], ",") {
@@ -1201,7 +1210,35 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/readyz":
 		answer("ok")
 	case r.URL.Path == "/api/v1":
-		answer(map[string]any{"resources": []any{map[string]any{"name": "secrets", "kind": "Secret", "namespaced": true}}})
+		answer(map[string]any{"resources": []any{map[string]any{"name": "secrets", "kind": "Secret", "namespaced": true},
+			map[string]any{"name": "configmaps", "kind": "ConfigMap", "namespaced": true}, map[string]any{"name": "namespaces", "kind": "Namespace"},
+			map[string]any{"name": "namespaces/status", "kind": "Namespace"}}})
+	case r.Header.Get("Content-Type") == "application/apply-patch+yaml":
+		switch {
+		case r.Method != http.MethodPatch || r.URL.RawQuery != "force=true&fieldManager=edgebake":
+			c.t.Errorf("applied by %s %s", r.Method, r.URL)
+		case strings.HasPrefix(r.URL.Path, "/api/v1/namespaces/shop/") && !slices.Contains(c.applied, "/api/v1/namespaces/shop"):
+			http.Error(w, `{"message":"namespaces \"shop\" not found"}`, http.StatusNotFound)
+		case strings.HasSuffix(r.URL.Path, "/late") && c.webhookDown:
+			http.Error(w, `{"message":"failed calling webhook"}`, http.StatusInternalServerError)
+		default:
+			c.applied = append(c.applied, r.URL.Path)
+			answer(map[string]any{})
+		}
+	case slices.Contains(c.dns, r.URL.Path) && r.Method == http.MethodDelete:
+		c.deleted = append(c.deleted, r.URL.Path)
+		c.dns = slices.DeleteFunc(c.dns, func(p string) bool { return p == r.URL.Path })
+		answer(map[string]any{})
+	case slices.Contains(c.dns, r.URL.Path):
+		answer(map[string]any{})
+	case r.URL.Path == appliedMarkerPath && !c.marked:
+		http.NotFound(w, r)
+	case r.URL.Path == appliedMarkerPath:
+		answer(map[string]any{})
+	case r.URL.Path == "/api/v1/namespaces/kube-system/configmaps" && r.Method == http.MethodPost:
+		c.marked = true
+		w.WriteHeader(http.StatusCreated)
+		answer(map[string]any{})
 	case r.URL.Path == "/api/v1/namespaces/kube-system/secrets" && r.Method == http.MethodPost:
 		b, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -1232,7 +1269,7 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if !c.unsigned && !c.revoked {
 			data["jws-kubeconfig-abcdef"] = sign(kc, "abcdef", testSecret)
 		}
-		answer(map[string]any{"data": data})
+		answer(map[string]any{"metadata": map[string]string{"uid": fmt.Sprint("info-", c.births)}, "data": data})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs" && c.serviceCIDRs != nil:
 		answer(map[string]any{"items": []any{map[string]any{"spec": map[string]any{"cidrs": c.serviceCIDRs}}}})
 	case r.URL.Path == "/apis/networking.k8s.io/v1/servicecidrs":

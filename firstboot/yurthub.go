@@ -2,13 +2,13 @@ package firstboot
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,13 +22,13 @@ import (
 
 // What first boot puts onto an OpenYurt node beside OpenYurt's own files.
 const (
-	yurthubEnv = ondisk.EtcDir + "/yurthub.env"
-	// yurthubKept is a copy of it on DATA, for a root that was exchanged while
+	hubEnv = ondisk.EtcDir + "/yurthub.env"
+	// hubKept is a copy of it on DATA, for a root that was exchanged while
 	// the masters are out of reach.
-	yurthubKept   = ondisk.StateDir + "/yurthub.env"
-	yurthubNFT    = ondisk.EtcDir + "/yurthub.nft"
-	yurthubDropin = "/etc/systemd/system/yurthub.service.d/10-edgebake-port.conf"
-	yurthubSysctl = "/etc/sysctl.d/80-edgebake-yurthub.conf"
+	hubKept   = ondisk.StateDir + "/yurthub.env"
+	hubNFT    = ondisk.EtcDir + "/yurthub.nft"
+	hubDropin = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
+	hubSysctl = "/etc/sysctl.d/80-edgebake-yurthub.conf"
 )
 
 // hub is what first boot decides of a yurthub.
@@ -41,7 +41,7 @@ type hub struct {
 // rules for its ports, or not at all; systemd tries again.
 const closePortDropin = `# Written by firstboot.
 [Service]
-ExecStartPre=/usr/sbin/nft -f ` + yurthubNFT + `
+ExecStartPre=/usr/sbin/nft -f ` + hubNFT + `
 `
 
 // hubOf puts together the hub of a site. withEndpoint says that the masters'
@@ -52,8 +52,8 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
 	ip := nodeAddress(e)
-	if m := nodeIPArg.FindSubmatch(e.contents(yurthubKept)); ip == "" && m != nil {
-		ip = string(m[1])
+	if ip == "" {
+		ip = openyurt.NodeIPIn(string(e.contents(hubKept)))
 	}
 	if ip == "" && info.Form != openyurt.FormStaticPod { // which does not need it
 		return hub{}, errors.New("this node's address is not known yet")
@@ -66,12 +66,10 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	}}
 	if info.Form == openyurt.FormStaticPod {
 		if h.Image = info.Image; h.Image == "" {
-			return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image anew, with yurthub.image")
+			return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image again, with yurthub.image")
 		}
 	}
-	if h.LBMode == "" {
-		h.LBMode = "priority"
-	}
+	h.LBMode = cmp.Or(h.LBMode, openyurt.LBPriority)
 	if withEndpoint {
 		h.Servers = append(h.Servers, site.EndpointURL())
 	}
@@ -83,8 +81,6 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	}
 	return h, nil
 }
-
-var nodeIPArg = regexp.MustCompile(`(?:^|\s)--node-ip=(\S+)`)
 
 // keepServer leaves the server of yurthub.conf in the list: without it
 // yurthub would wipe its identity, and the token is long gone.
@@ -124,8 +120,8 @@ func hubFiles(h hub) map[string][]byte {
 		files[openyurt.Manifest] = h.PodManifest()
 		return files
 	}
-	files[yurthubEnv], files[yurthubKept], files[yurthubSysctl] = h.Env(), h.Env(), []byte(openyurt.Sysctl)
-	files[yurthubDropin] = []byte(closePortDropin)
+	files[hubEnv], files[hubKept], files[hubSysctl] = h.Env(), h.Env(), []byte(openyurt.Sysctl)
+	files[hubDropin] = []byte(closePortDropin)
 	return files
 }
 
@@ -138,17 +134,13 @@ func hubInPlace(e *Env, h hub) bool {
 	return true
 }
 
-// yurthubPhase has yurthub run with its identity and its first lists synced.
-func yurthubPhase(active *Active) Phase {
+// hubPhase has yurthub run with its identity and its first lists synced.
+func hubPhase(active *Active) Phase {
 	site := active.Site
-	return Phase{
-		Name: "yurthub", Doc: "yurthub has its certificates and serves", Timeout: 6 * time.Minute,
+	return servingPhase(Phase{
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if e.exists(hubRestart) {
-				return Todo, nil
-			}
 			h, onDisk, err := hubOnDisk(e, active)
-			if err != nil || !onDisk || enrolled(e) != nil || !portsClosed(ctx, e) || hubReady(ctx, e) != nil || !endpointHolds(ctx, e, h, site) {
+			if err != nil || !onDisk || enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
 				return Todo, err
 			}
 			return Done, nil
@@ -190,12 +182,31 @@ func yurthubPhase(active *Active) Phase {
 			if len(site.Organizations) > 0 && h.Image == "" {
 				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(site.Organizations, ","))
 			}
-			if err := startHub(ctx, e, h); err != nil {
-				return err
-			}
-			return waitForHub(ctx, e, h)
+			return serveHub(ctx, e, h)
 		},
+	})
+}
+
+// servingPhase is the phase at whose end yurthub serves, on a node that joins and
+// on one that is converted.
+func servingPhase(p Phase) Phase {
+	p.Name, p.Doc, p.Timeout = "yurthub", "yurthub has its certificates and serves", 6*time.Minute
+	return p
+}
+
+// hubServes reports whether yurthub runs as it was last told to, behind the rules
+// for its ports, and is ready.
+func hubServes(ctx context.Context, e *Env) bool {
+	return !e.exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
+}
+
+// serveHub starts yurthub, whose ports are closed to others, and waits until it
+// is ready.
+func serveHub(ctx context.Context, e *Env, h hub) error {
+	if err := startHub(ctx, e, h); err != nil {
+		return err
 	}
+	return waitForHub(ctx, e, h)
 }
 
 // checkHubRelease makes sure that the program on board is of the release that the
@@ -240,13 +251,13 @@ const hubRestart = ondisk.RunDir + "/restart-yurthub"
 
 func startHub(ctx context.Context, e *Env, h hub) error {
 	if !h.Dummy {
-		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at 169.254.2.1")
+		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at " + openyurt.PodAddress)
 	}
 	if h.Image != "" {
 		if err := makeManifests(e); err != nil {
 			return err
 		}
-		// kubelet watches the folder, and makes the pod anew when it changes.
+		// kubelet watches the directory, and makes the pod anew when it changes.
 		if _, err := e.write(openyurt.Manifest, h.PodManifest(), Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)
 		}
@@ -263,12 +274,12 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 		return fmt.Errorf("preparing yurthub: %w", err)
 	}
 	files := hubFiles(h)
-	for _, p := range []string{yurthubSysctl, yurthubDropin, yurthubKept, yurthubEnv} {
+	for _, p := range []string{hubSysctl, hubDropin, hubKept, hubEnv} {
 		if _, err := e.write(p, files[p], Mode(0o644)); err != nil {
 			return fmt.Errorf("preparing yurthub: %w", err)
 		}
 	}
-	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", yurthubSysctl}}); err != nil {
+	if err := e.Run(ctx, Cmd{Args: []string{"sysctl", "-q", "-e", "-p", hubSysctl}}); err != nil {
 		e.Log.Warn("yurthub may not start without a network", "error", err)
 	}
 	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", openyurt.Unit}, {"restart", openyurt.Unit}} {
@@ -317,18 +328,18 @@ func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool 
 
 // keptEndpoint is what endpointInCert last said, as DATA has it.
 func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
-	kept := string(e.contents(yurthubKept)) + string(e.contents(openyurt.Manifest))
-	if !strings.Contains(kept, "--server-addr=") {
+	servers := openyurt.ServersIn(string(e.contents(hubKept)) + string(e.contents(openyurt.Manifest)))
+	if servers == nil {
 		return false, errors.New("no master can be asked for the names in its certificate, and no earlier answer is on the disk")
 	}
-	return strings.Contains(kept, "--server-addr="+site.EndpointURL()), nil
+	return servers[0] == site.EndpointURL(), nil
 }
 
 // hubReady asks yurthub itself.
 func hubReady(ctx context.Context, e *Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	body, code, err := localGet(ctx, e, openyurt.Health, "/v1/readyz")
+	body, code, err := localGet(ctx, e, openyurt.Health, openyurt.ReadyPath)
 	if err != nil {
 		return fmt.Errorf("it does not answer: %w", err)
 	}
@@ -395,5 +406,5 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 	if missing := missingForHub(context.WithoutCancel(ctx), e, h); missing != nil {
 		return missing
 	}
-	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), hubLogs(h))
+	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), h.Logs())
 }

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -98,16 +99,10 @@ func efiFor(arch string) (efiNames, error) {
 	return efiNames{}, fmt.Errorf("no boot loader is known for arch %q: use amd64 or arm64", arch)
 }
 
-// ESP makes the content of the EFI system partition from the merged tree:
-// loader, kernel, initrd, boot entry and image.json. Where the tree has
-// Debian's shim, it comes first and starts the signed systemd-boot, so that
-// Secure Boot may stay on.
+// ESP makes the content of the EFI system partition from the merged tree: what
+// the firmware starts, kernel, initrd, their command line and image.json.
 func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	kver, err := KernelVersion(merged)
-	if err != nil {
-		return nil, err
-	}
-	efi, err := efiFor(img.Arch)
 	if err != nil {
 		return nil, err
 	}
@@ -115,51 +110,85 @@ func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	byPath := map[string]tree.Node{}
-	for _, n := range merged {
-		byPath[n.Path] = n
+	e := newESP(f.SourceDate, merged)
+	dir := ondisk.ESPSystemDir(f.Info.Plan)
+	e.take("", dir+"/linux", "boot/vmlinuz-"+kver)
+	e.take("", dir+"/initrd", "boot/initrd.img-"+kver)
+	if img.Hardware == configs.RaspberryPi {
+		e.raspberryPi(dir, kver, cmdline, f.Info.Boards)
+	} else {
+		e.uefi(img, dir, kver, cmdline)
 	}
-	b := &layer{now: f.SourceDate}
-	var errs []error
-	// take copies the first file there is to the ESP.
-	take := func(to string, from ...string) {
-		for _, p := range from {
-			if n, ok := byPath[p]; ok && n.IsRegular() {
-				b.add(to, tree.Inode{Mode: tree.ModeRegular | 0o644, Data: n.Data})
-				return
-			}
+	info, err := json.MarshalIndent(f.Info, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s: %w", ondisk.ESPImageInfo, err)
+	}
+	e.file(ondisk.ESPImageInfo, 0o644, append(info, '\n'))
+	if err := errors.Join(e.errs...); err != nil {
+		return nil, err
+	}
+	return withDirs(&e.layer), nil
+}
+
+// esp is the content of the EFI system partition in the making.
+type esp struct {
+	layer
+	from map[string]tree.Node
+	errs []error
+}
+
+func newESP(now time.Time, merged []tree.Node) *esp {
+	e := &esp{layer: layer{now: now}, from: make(map[string]tree.Node, len(merged))}
+	for _, n := range merged {
+		e.from[n.Path] = n
+	}
+	return e
+}
+
+// take copies the first file that the base has of those named to the ESP; fix is
+// what to do where it has none of them.
+func (e *esp) take(fix, to string, from ...string) {
+	for _, p := range from {
+		if n, ok := e.from[p]; ok && n.IsRegular() {
+			e.add(to, tree.Inode{Mode: tree.ModeRegular | 0o644, Data: n.Data})
+			return
 		}
-		errs = append(errs, fmt.Errorf("the base lacks %s, needed to boot; install systemd-boot-efi, and beside shim-signed systemd-boot-efi-%s-signed", strings.Join(from, " or "), img.Arch))
+	}
+	err := fmt.Errorf("the base lacks %s, needed to boot", strings.Join(from, " or "))
+	if fix != "" {
+		err = fmt.Errorf("%w; %s", err, fix)
+	}
+	e.errs = append(e.errs, err)
+}
+
+// uefi adds the boot loader and its entry. Where the base has Debian's shim, it
+// comes first and starts the signed systemd-boot, so that Secure Boot may stay on.
+func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
+	efi, err := efiFor(img.Arch)
+	if err != nil {
+		e.errs = append(e.errs, err)
+		return
+	}
+	take := func(to string, from ...string) {
+		e.take("install systemd-boot-efi, and beside shim-signed systemd-boot-efi-"+img.Arch+"-signed", to, from...)
 	}
 	sdboot := "usr/lib/systemd/boot/efi/" + efi.sdboot
-	if _, ok := byPath["usr/lib/shim/"+efi.shim]; ok {
+	if _, ok := e.from["usr/lib/shim/"+efi.shim]; ok {
 		take("EFI/BOOT/"+efi.boot, "usr/lib/shim/"+efi.shim)
 		take("EFI/BOOT/"+efi.second, sdboot+".signed")
 		take("EFI/BOOT/"+efi.mok, "usr/lib/shim/"+efi.mok+".signed", "usr/lib/shim/"+efi.mok)
 	} else {
 		take("EFI/BOOT/"+efi.boot, sdboot+".signed", sdboot)
 	}
-	dir := ondisk.ESPSystemDir(f.Info.Plan)
-	take(dir+"/linux", "boot/vmlinuz-"+kver)
-	take(dir+"/initrd", "boot/initrd.img-"+kver)
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
 	// No default: it would win over the order of the entries, and so over an
 	// entry whose tries are used up.
-	b.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
-	b.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
+	e.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
+	e.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
 		"title %s (Linux %s)\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n",
 		img.Name, kver, ondisk.ESPSortKey, ondisk.ESPFirstVersion, dir, dir, cmdline))
-	info, err := json.MarshalIndent(f.Info, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("encoding %s: %w", ondisk.ESPImageInfo, err)
-	}
-	b.file(ondisk.ESPImageInfo, 0o644, append(info, '\n'))
-	return withDirs(b), nil
 }
 
-// withDirs adds the folders that the nodes stand in, parents first.
+// withDirs adds the directories that the nodes stand in, parents first.
 func withDirs(b *layer) []tree.Node {
 	dirs, have := map[string]bool{".": true}, map[string]bool{}
 	for _, n := range b.nodes {

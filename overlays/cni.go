@@ -100,7 +100,7 @@ func CNIPlugins(conflist []byte) ([]string, error) {
 	var out []string
 	program := func(field, name string) {
 		if strings.ContainsAny(name, "/\x00") || name == "." || name == ".." {
-			errs = append(errs, fmt.Errorf("%s %q: write the name of a plugin's program, without a folder", field, name))
+			errs = append(errs, fmt.Errorf("%s %q: write the name of a plugin's program, without a directory", field, name))
 			return
 		}
 		out = append(out, name)

@@ -57,17 +57,20 @@ func Packages(img *configs.Image) []string {
 	pk := []string{
 		"ca-certificates", "conntrack", "containernetworking-plugins", "dbus", "e2fsprogs", "ethtool",
 		"initramfs-tools", "iproute2", "iptables", "kmod", "nftables", "procps", "runc", "socat",
-		"systemd-boot", "systemd-boot-efi", "systemd-repart", "systemd-resolved", "systemd-sysv", "systemd-timesyncd",
+		"systemd-repart", "systemd-resolved", "systemd-sysv", "systemd-timesyncd",
 		"udev", "zstd",
 	}
 	if img.Containerd.Debian {
 		pk = append(pk, "containerd")
 	}
-	if img.Arch == "amd64" {
-		pk = append(pk, "systemd-boot-efi-amd64-signed")
-	} else {
-		pk = append(pk, "systemd-boot-efi-arm64-signed")
+	if img.Hardware == configs.RaspberryPi {
+		pk = append(pk, "linux-image-"+img.Arch, "raspi-firmware", "wpasupplicant", "iw", "wireless-regdb",
+			// Wi-Fi on board, and network cards on USB.
+			"firmware-brcm80211", "firmware-mediatek", "firmware-realtek")
+		slices.Sort(pk)
+		return pk
 	}
+	pk = append(pk, "systemd-boot", "systemd-boot-efi", "systemd-boot-efi-"+img.Arch+"-signed")
 	if img.Hardware == "generic" {
 		pk = append(pk, "linux-image-"+img.Arch, "shim-signed", "wpasupplicant", "iw", "wireless-regdb",
 			"firmware-atheros", "firmware-bnx2", "firmware-bnx2x", "firmware-brcm80211", "firmware-iwlwifi",
@@ -84,10 +87,10 @@ func Packages(img *configs.Image) []string {
 
 // Components are the archive components those packages come from.
 func Components(img *configs.Image) []string {
-	if img.Hardware == "generic" {
-		return []string{"main", "non-free-firmware"}
+	if img.Hardware == "cloud" {
+		return []string{"main"}
 	}
-	return []string{"main"}
+	return []string{"main", "non-free-firmware"}
 }
 
 // enabled lists the units that start by themselves, with the target that
@@ -123,10 +126,22 @@ var masked = []string{
 	"modprobe@fuse.service", "modprobe@loop.service",
 }
 
+// noGenerators are programs that systemd starts before any unit, and again at
+// each daemon-reload, kubeadm's too, to make units of what no image has: each
+// costs as much as a small unit. An overlay that puts something else in their
+// place has them back.
+var noGenerators = []string{
+	"systemd-gpt-auto-generator",         // the boot entry names all partitions
+	"systemd-hibernate-resume-generator", // nothing hibernates
+	"systemd-ssh-generator",              // see systemd.ssh_auto of CommandLine
+	"systemd-system-update-generator",    // packages are never updated in place
+}
+
 // removed is what the base may bring and no image should carry.
 var removed = []string{
 	"etc/.resolv.conf.systemd-resolved.bak",
 	"initrd.img", "initrd.img.old", "vmlinuz", "vmlinuz.old",
+	"boot/firmware", // what raspi-firmware makes; the ESP has our own
 	"usr/lib/grub", "etc/grub.d", "etc/default/grub", "etc/default/grub.d",
 }
 
@@ -141,7 +156,7 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		b.cni(img, f),
 	}
 	if img.Yurthub != nil && img.Yurthub.Form != openyurt.FormStaticPod {
-		errs = append(errs, b.embedded("files/yurthub"))
+		b.file("usr/lib/systemd/system/"+openyurt.Unit, 0o644, []byte(openyurt.UnitFile))
 		b.enable(openyurt.Unit, "multi-user.target")
 	}
 	for _, u := range enabled {
@@ -149,6 +164,9 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	}
 	for _, u := range masked {
 		b.link("etc/systemd/system/"+u, "/dev/null")
+	}
+	for _, g := range noGenerators {
+		b.link("etc/systemd/system-generators/"+g, "/dev/null")
 	}
 	// D-Bus activation names that Debian's own enabling would make.
 	b.link("etc/systemd/system/dbus-org.freedesktop.network1.service", "/usr/lib/systemd/system/systemd-networkd.service")

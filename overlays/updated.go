@@ -16,7 +16,7 @@ import (
 // may start.
 var updated = []string{"etc/.updated", "var/.updated"}
 
-// compiled are folders and files that the above is made from.
+// compiled are directories and files that the above is made from.
 var compiled = []string{"sysusers.d", "hwdb.d", "ld.so.conf", "ld.so.conf.d", "catalog"}
 
 // Fresh returns the image's own layer without the marks where a layer of the

@@ -8,6 +8,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -27,12 +29,40 @@ const (
 	exitUsage  = 2
 )
 
-// usageError is a command line that nobody can make sense of.
+// usageError is a command line that cannot be carried out.
 type usageError struct{ error }
 
-// run carries out one command line.
-func run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	root := newRoot(out, errOut)
+// machine is what the commands work on.
+type machine struct {
+	// env makes the means to change it; what they log goes to log.
+	env func(log io.Writer) *firstboot.Env
+	// root: we may change it.
+	root bool
+	// boot says how long it took to come up, if it knows.
+	boot func(context.Context) string
+	// insist keeps a lost terminal from stopping what is half done.
+	insist func()
+}
+
+// thisMachine is the one that this program runs on.
+func thisMachine() machine {
+	return machine{
+		env: host.New, root: os.Geteuid() == 0, boot: host.Boot,
+		insist: func() { signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE) },
+	}
+}
+
+// needRoot says that a command needs root, and why, unless we are.
+func (m machine) needRoot(what, why string) error {
+	if !m.root {
+		return fmt.Errorf("%s needs root: it %s", what, why)
+	}
+	return nil
+}
+
+// run carries out one command line on a machine.
+func run(ctx context.Context, m machine, args []string, out, errOut io.Writer) int {
+	root := newRoot(m, out, errOut)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -42,40 +72,54 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	if advice := firstboot.Advice(err); advice != "" {
 		fmt.Fprintln(errOut, "    to fix:", advice)
 	}
-	if u := (usageError{}); errors.As(err, &u) || strings.HasPrefix(err.Error(), "unknown command") {
+	if u := (usageError{}); errors.As(err, &u) {
 		return exitUsage
 	}
 	return exitFailed
 }
 
-func newRoot(out, errOut io.Writer) *cobra.Command {
+func newRoot(m machine, out, errOut io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "firstboot",
 		Short: "Make this machine a node of its cluster",
 		Long: `firstboot makes a machine that was booted from an edgebake image the node that
 its site describes. systemd runs it at every boot; what it did and what it
 waits for is in "firstboot status".`,
-		Version:       version.String(),
+		Version:       version.OfSource(),
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:              subcommand,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newRun(errOut), newStatus("/"), newCertificates(errOut), newConvert(errOut), newRevert(errOut), newReset(errOut), newSnapshot(errOut), newImages(), newMigrate(), newVersion())
+	root.AddCommand(newRun(m, errOut), newStatus(m, errOut), newCertificates(m, errOut), newConvert(m, errOut), newRevert(m, errOut), newReset(m, errOut), newSnapshot(m, errOut), newImages(m), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
 			c.Args = func(_ *cobra.Command, args []string) error {
 				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
-					return usageError{fmt.Errorf("unknown command %q; firstboot --help lists them", strings.Join(args, " "))}
+					return subcommand(root, args)
 				}
 				return nil
 			}
 		}
 	}
 	return root
+}
+
+// subcommand rejects an argument of a command that has only subcommands.
+func subcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return usageError{fmt.Errorf("unknown command %q: want one of %s; see %s --help", strings.Join(args, " "), strings.Join(names, ", "), cmd.CommandPath())}
 }
 
 func noArgs(_ *cobra.Command, args []string) error {
@@ -85,24 +129,24 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-func newRun(errOut io.Writer) *cobra.Command {
+func newRun(m machine, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "run", Short: "Carry out first boot, or check that it still holds", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if os.Geteuid() != 0 {
-				return errors.New("run needs root: it sets up this machine")
+			if err := m.needRoot("run", "sets up this machine"); err != nil {
+				return err
 			}
-			if _, err := os.Stat(ondisk.ImageInfoFile); errors.Is(err, fs.ErrNotExist) {
+			e := m.env(log)
+			if _, err := os.Stat(filepath.Join(e.Root, ondisk.ImageInfoFile)); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("this machine was not booted from an edgebake image: there is no %s: nothing was changed", ondisk.ImageInfoFile)
 			}
 			// Programs we start make files for others to read.
 			syscall.Umask(0o022)
-			e := host.New(errOut)
 			r := firstboot.New(e)
 			// Ready at once: what is ordered after us must not wait for the
 			// cluster.
 			e.Notify("READY=1\nSTATUS=starting")
-			if up := host.Boot(cmd.Context()); up != "" {
+			if up := m.boot(cmd.Context()); up != "" {
 				e.Console(up)
 				e.Log.Info(up)
 			}
@@ -117,22 +161,22 @@ func newRun(errOut io.Writer) *cobra.Command {
 	}
 }
 
-func newCertificates(errOut io.Writer) *cobra.Command {
+func newCertificates(m machine, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "certificates", Short: "Go back to certificates that can be used, after a power cut", Args: noArgs,
 		Long: `Certificates looks at those that kubelet and yurthub rotate. Where the current
 one is empty, cut off or does not fit its key, it goes back to the newest that
 can be used. It runs at each boot, before kubelet and yurthub.`,
 		RunE: func(*cobra.Command, []string) error {
-			if os.Geteuid() != 0 {
-				return errors.New("certificates needs root: it reads private keys")
+			if err := m.needRoot("certificates", "reads private keys"); err != nil {
+				return err
 			}
-			return firstboot.RestoreCertificates(host.New(errOut))
+			return firstboot.RestoreCertificates(m.env(log))
 		},
 	}
 }
 
-func newSnapshot(errOut io.Writer) *cobra.Command {
+func newSnapshot(m machine, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "snapshot", Short: "Save what etcd on this control-plane node holds", Args: noArgs,
 		Long: `Snapshot writes a file to /var/lib/edgebake/snapshots, of the form that etcdctl
@@ -140,10 +184,10 @@ and etcdutl know, and prints its path. First boot does that once a day; the
 newest seven stay, and no more than 2 GiB of them. They hold the cluster's
 secrets: copy them to a safe place, since a disk that is lost takes them along.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if os.Geteuid() != 0 {
-				return errors.New("snapshot needs root: it asks etcd with this machine's certificate")
+			if err := m.needRoot("snapshot", "asks etcd with this machine's certificate"); err != nil {
+				return err
 			}
-			path, err := firstboot.Snapshot(cmd.Context(), host.New(errOut))
+			path, err := firstboot.Snapshot(cmd.Context(), m.env(log))
 			if path != "" {
 				fmt.Fprintln(cmd.OutOrStdout(), path)
 			}
@@ -165,14 +209,13 @@ func watch(ctx context.Context, e *firstboot.Env, r *firstboot.Runner) (stop fun
 	return stop
 }
 
-// newStatus shows the state below root.
-func newStatus(root string) *cobra.Command {
+func newStatus(m machine, log io.Writer) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show how first boot goes", Args: noArgs,
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := firstboot.LoadState(root)
+			s, err := firstboot.LoadState(m.env(log).Root)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; first boot has not begun here: it runs as firstboot.service on machines booted from an edgebake image", err)
 			}
@@ -205,7 +248,7 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "firstboot", version.String())
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "firstboot", version.OfSource())
 			return err
 		},
 	}

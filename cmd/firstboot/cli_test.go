@@ -2,25 +2,124 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/host"
 )
 
 func call(t *testing.T, args ...string) (code int, out, errOut string) {
 	t.Helper()
+	return callOn(t.Context(), machine{}, args...)
+}
+
+func callOn(ctx context.Context, m machine, args ...string) (code int, out, errOut string) {
 	var o, e bytes.Buffer
-	code = run(t.Context(), args, &o, &e)
+	code = run(ctx, m, args, &o, &e)
 	return code, o.String(), e.String()
+}
+
+// aMachine is one whose disk is below a directory, with nothing that runs.
+// console gets what a person in front of it reads.
+func aMachine(t *testing.T, console *[]string) (m machine, root string) {
+	t.Helper()
+	root = t.TempDir()
+	f := host.Files{Root: root}
+	env := &firstboot.Env{
+		Root: root, Log: slog.New(slog.DiscardHandler), Now: time.Now, Sleep: host.Sleep,
+		Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) },
+		WriteFile: f.WriteFile, Mkdir: f.Mkdir, Remove: f.Remove, RemoveAll: f.RemoveAll, Lock: f.Lock, Sync: f.Sync,
+		Run:       func(context.Context, firstboot.Cmd) error { return nil },
+		Unit:      func(context.Context, string, string) error { return nil },
+		UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
+		BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no systemd") },
+		Console:   func(line string) { *console = append(*console, line) },
+		Notify:    func(string) {},
+	}
+	if err := os.MkdirAll(filepath.Join(root, "run"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return machine{
+		env: func(io.Writer) *firstboot.Env { return env }, root: true,
+		boot: func(context.Context) string { return "up for 1.0 s" }, insist: func() {},
+	}, root
+}
+
+func put(t *testing.T, root, path, text string) {
+	t.Helper()
+	p := filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNeedsRoot(t *testing.T) {
+	for _, args := range []string{"run", "certificates", "snapshot", "convert --nodepool-name p", "revert", "reset --yes"} {
+		if code, _, errOut := call(t, strings.Fields(args)...); code != exitFailed || !strings.Contains(errOut, " needs root: it ") {
+			t.Errorf("%s: %d, %s", args, code, errOut)
+		}
+	}
+}
+
+func TestRun(t *testing.T) {
+	var console []string
+	m, root := aMachine(t, &console)
+	if code, _, errOut := callOn(t.Context(), m, "run"); code != exitFailed || !strings.Contains(errOut, "nothing was changed") {
+		t.Errorf("on a machine of another kind: %d, %s", code, errOut)
+	}
+	put(t, root, ondisk.ImageInfoFile, "{")
+	ctx, stop := context.WithCancel(t.Context())
+	env := m.env(nil)
+	say := env.Console
+	env.Console = func(line string) {
+		say(line)
+		if strings.HasPrefix(line, "    to fix: ") {
+			stop() // from now on it only looks for another site
+		}
+	}
+	code, _, errOut := callOn(ctx, m, "run")
+	if said := strings.Join(console, "\n"); code != exitOK || !strings.Contains(said, "up for 1.0 s") || !strings.Contains(said, "FAILED image: ") || !strings.Contains(said, "flash the machine again") {
+		t.Errorf("stopped by systemd: %d, %s\n%s", code, errOut, said)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	var console []string
+	m, root := aMachine(t, &console)
+	for _, tc := range []struct{ args, words string }{
+		{"convert --nodepool-name p", "only a node that kubeadm joined can be converted or reverted"},
+		{"revert", "only a node that kubeadm joined can be converted or reverted"},
+	} {
+		if code, _, errOut := callOn(t.Context(), m, strings.Fields(tc.args)...); code != exitFailed || !strings.Contains(errOut, tc.words) {
+			t.Errorf("%s: %d, %s", tc.args, code, errOut)
+		}
+	}
+	code, out, errOut := callOn(t.Context(), m, "reset", "--yes")
+	if code != exitOK || !strings.Contains(out, "files            done") || !strings.Contains(out, "This machine is not in a cluster.") || !strings.Contains(out, "To join again") {
+		t.Errorf("reset: %d, %s, %s", code, errOut, out)
+	}
+	put(t, root, "/etc/kubernetes/manifests/kube-apiserver.yaml", "")
+	for _, args := range []string{"convert --nodepool-name p", "revert", "reset --yes"} {
+		if code, _, errOut := callOn(t.Context(), m, strings.Fields(args)...); code != exitFailed || !strings.Contains(errOut, "this machine runs a control plane") {
+			t.Errorf("%s of a master: %d, %s", args, code, errOut)
+		}
+	}
 }
 
 func TestUsage(t *testing.T) {
@@ -33,8 +132,8 @@ func TestUsage(t *testing.T) {
 		{"help nonsense", exitUsage, "unknown command \"nonsense\""},
 		{"run extra", exitUsage, "unexpected argument"},
 		{"status --nonsense", exitUsage, "unknown flag"},
-		{"reset", exitUsage, "say --yes"},
-		{"convert", exitUsage, "--nodepool-name is needed"},
+		{"reset", exitUsage, "confirm with --yes"},
+		{"convert", exitUsage, "--nodepool-name is required"},
 		{"convert --nodepool-name p --node-type local", exitUsage, "unknown node type"},
 		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--nodepool-name: "P_" is not the name of a node pool`},
 		{"convert --nodepool-name P_ --lb-mode round-robin", exitUsage, `--lb-mode: "round-robin" is not one of priority, rr`},
@@ -53,10 +152,10 @@ func TestUsage(t *testing.T) {
 
 // TestStatus shows a state as a person and as a program asks for it.
 func TestStatus(t *testing.T) {
-	root := t.TempDir()
+	m, root := aMachine(t, new([]string))
 	status := func(args ...string) (string, error) {
 		var out bytes.Buffer
-		cmd := newStatus(root)
+		cmd := newStatus(m, &out)
 		cmd.SetOut(&out)
 		cmd.SetErr(&out)
 		cmd.SilenceUsage, cmd.SilenceErrors = true, true
@@ -125,37 +224,20 @@ join             pending
 	}
 }
 
-func TestHelpMigrate(t *testing.T) {
-	_, out, _ := call(t, "help", "migrate")
-	flat := strings.Join(strings.Fields(out), " ")
-	for line := range strings.Lines(out) {
-		if len(strings.TrimSpace(line)) > 0 && len(strings.TrimRight(line, "\n")) > 110 {
-			t.Errorf("%d letters in a line: %s", len(line), line)
-		}
-	}
-	for _, f := range configs.Flags() {
-		if !strings.Contains(out, "  "+f.Flag+" ") || !strings.Contains(flat, strings.Join(strings.Fields(f.Note), " ")) {
-			t.Errorf("help migrate does not show %s %s", f.Tool, f.Flag)
-		}
-	}
-}
-
-// TestMigrationNamesOurCommands: what the table says of firstboot exists.
+// TestMigrationNamesOurCommands: what docs/migrate.md says of firstboot exists.
 func TestMigrationNamesOurCommands(t *testing.T) {
-	root := newRoot(&bytes.Buffer{}, &bytes.Buffer{})
-	found := 0
-	for _, f := range configs.Flags() {
-		_, rest, ok := strings.Cut(f.Note, "`firstboot ")
-		if !ok {
-			continue
-		}
-		name, _, _ := strings.Cut(rest, "`")
-		if cmd, _, err := root.Find([]string{name}); err != nil || cmd == root {
-			t.Errorf("%s %s: unknown command firstboot %s", f.Tool, f.Flag, name)
-		}
-		found++
+	page, err := os.ReadFile("../../docs/migrate.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if found == 0 {
-		t.Error("the table names no command of firstboot")
+	root := newRoot(machine{}, &bytes.Buffer{}, &bytes.Buffer{})
+	found := regexp.MustCompile("`firstboot ([a-z]+)`").FindAllStringSubmatch(string(page), -1)
+	for _, m := range found {
+		if cmd, _, err := root.Find(m[1:]); err != nil || cmd == root {
+			t.Errorf("unknown command firstboot %s", m[1])
+		}
+	}
+	if len(found) == 0 {
+		t.Error("the page names no command of firstboot")
 	}
 }

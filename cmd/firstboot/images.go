@@ -17,21 +17,17 @@ import (
 // containerdRoot is the store of this machine.
 const containerdRoot = "/" + store.Root
 
-func newImages() *cobra.Command {
+func newImages(m machine) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "images", Short: "Look after the container images that came with the disk image",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q: merge or verify", args[0])}
-			}
-			return cmd.Help()
-		},
+		Args: subcommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newImagesMerge(), newImagesVerify())
+	cmd.AddCommand(newImagesMerge(m), newImagesVerify())
 	return cmd
 }
 
-func newImagesMerge() *cobra.Command {
+func newImagesMerge(m machine) *cobra.Command {
 	var o merge.Options
 	var output string
 	cmd := &cobra.Command{
@@ -43,7 +39,7 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
   firstboot images merge --from /mnt/var/lib/containerd --keep registry.example.com/pause:3.10`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.From == "" {
-				return usageError{errors.New("--from is needed: the containerd folder that brings the images")}
+				return usageError{errors.New("--from is required: the containerd directory with the images to add")}
 			}
 			if output != "text" && output != "json" {
 				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
@@ -51,8 +47,8 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%s is not an edgebake image store: %w; --from names lib/containerd of a disk image's DATA partition", o.From, err)
 			}
-			if os.Geteuid() != 0 {
-				return errors.New("merge needs root: it copies files of any owner")
+			if err := m.needRoot("merge", "copies files of any owner"); err != nil {
+				return err
 			}
 			r, err := merge.Merge(cmd.Context(), o)
 			if err != nil {
@@ -66,8 +62,8 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&o.From, "from", "", "containerd folder that brings the images")
-	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd folder in use")
+	cmd.Flags().StringVar(&o.From, "from", "", "containerd directory with the images to add")
+	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd directory in use")
 	cmd.Flags().StringSliceVar(&o.Keep, "keep", nil, "references of baked images that stay though DIR lacks them")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
@@ -77,8 +73,8 @@ func newImagesVerify() *cobra.Command {
 	root := containerdRoot
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check that every baked image can run without a registry", Args: noArgs,
-		Long: `Verify checks databases, blobs and layer folders against each other. It works
-while containerd is stopped. Where an image is damaged, bring it anew with
+		Long: `Verify checks databases, blobs and layer directories against each other. It works
+while containerd is stopped. Where an image is damaged, bring it again with
 firstboot images merge, or write the machine's disk again.`,
 		Example: `  firstboot images verify
   firstboot images verify --root /mnt/var/lib/containerd`,
@@ -88,7 +84,7 @@ firstboot images merge, or write the machine's disk again.`,
 			s, err := store.Verify(f, ".", "overlayfs")
 			if err != nil {
 				if _, gone := os.Stat(filepath.Join(root, store.MetaDB)); errors.Is(gone, fs.ErrNotExist) {
-					return fmt.Errorf("no containerd store in %s: name containerd's folder with --root", filepath.Clean(root))
+					return fmt.Errorf("no containerd store in %s: name containerd's directory with --root", filepath.Clean(root))
 				}
 				return fmt.Errorf("%s: %w", filepath.Clean(root), err)
 			}
@@ -96,6 +92,6 @@ firstboot images merge, or write the machine's disk again.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&root, "root", root, "containerd folder")
+	cmd.Flags().StringVar(&root, "root", root, "containerd directory")
 	return cmd
 }

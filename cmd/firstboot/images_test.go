@@ -11,9 +11,9 @@ func TestImagesCommand(t *testing.T) {
 		code  int
 		words string
 	}{
-		{"images merge", exitUsage, "--from is needed"},
+		{"images merge", exitUsage, "--from is required"},
 		{"images merge --from x -o yaml", exitUsage, "text or json"},
-		{"images nonsense", exitUsage, "merge or verify"},
+		{"images nonsense", exitUsage, "merge, verify"},
 		{"images merge --from /nonexistent/store", exitFailed, "DATA partition"},
 		{"images verify --root /nonexistent/store", exitFailed, "/nonexistent/store"},
 	} {

@@ -4,16 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot"
-	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // printStep tells a person how one step went.
@@ -27,24 +24,15 @@ func printStep(w io.Writer) func(firstboot.Step) {
 	}
 }
 
-func needRoot(what string) error {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("%s needs root: it changes this machine", what)
-	}
-	// A terminal that goes away does not stop what is half done.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	return nil
-}
-
-func newConvert(log io.Writer) *cobra.Command {
+func newConvert(m machine, log io.Writer) *cobra.Command {
 	var o firstboot.ConvertOptions
 	var nodeType string
 	cmd := &cobra.Command{
 		Use: "convert", Short: "Turn this running native node into an OpenYurt node", Args: noArgs,
 		Long: `convert puts yurthub between kubelet and the API servers and labels the Node.
 Pods keep running; those that ask the API server find yurthub once they are
-made anew. Every step is checked. If one fails, those before it are undone;
-what was seen is kept in /var/log/edgebake. It works on any node that kubeadm
+recreated. Every step is checked. If one fails, those before it are undone; the
+evidence is in /var/log/edgebake. It works on any node that kubeadm
 joined, given yurthub's program at /usr/local/bin/yurthub.`,
 		Example: "  firstboot convert --nodepool-name shanghai\n  firstboot convert --nodepool-name core --node-type cloud --server-addr https://api.example:6443",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,22 +44,23 @@ joined, given yurthub's program at /usr/local/bin/yurthub.`,
 				errs = append(errs, fmt.Errorf("unknown node type %q: edge or cloud", nodeType))
 			}
 			if o.NodePool == "" {
-				errs = append(errs, errors.New("--nodepool-name is needed: yurthub starts only with the name of a node pool"))
+				errs = append(errs, errors.New("--nodepool-name is required: yurthub starts only with the name of a node pool"))
 			}
 			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}
 			}
-			if err := needRoot("convert"); err != nil {
+			if err := m.needRoot("convert", "changes this machine"); err != nil {
 				return err
 			}
-			err := firstboot.Convert(cmd.Context(), host.New(log), o, printStep(cmd.OutOrStdout()))
+			m.insist()
+			err := firstboot.Convert(cmd.Context(), m.env(log), o, printStep(cmd.OutOrStdout()))
 			if errors.Is(err, firstboot.ErrAlready) {
 				fmt.Fprintln(cmd.OutOrStdout(), err)
 				return nil
 			}
 			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "converted. If this machine has a site, say nodeType: %s and nodePool: %s in it.\n", nodeType, o.NodePool)
+				fmt.Fprintf(cmd.OutOrStdout(), "converted. If this machine has a Site, set nodeType: %s and nodePool: %s in it.\n", nodeType, o.NodePool)
 			}
 			return err
 		},
@@ -80,27 +69,28 @@ joined, given yurthub's program at /usr/local/bin/yurthub.`,
 	f.StringVar(&o.NodePool, "nodepool-name", "", "node pool the node belongs to")
 	f.StringVar(&nodeType, "node-type", configs.NodeEdge, "edge (autonomous) or cloud (always online)")
 	f.StringSliceVar(&o.Servers, "server-addr", nil, "API servers for yurthub, https://host:port, the one that never changes first (default: where kubelet goes now, and the site's masters)")
-	f.StringVar(&o.Namespace, "namespace", "kube-system", "namespace of yurthub's settings in the cluster")
-	f.StringVar(&o.LBMode, "lb-mode", "priority", "priority or rr")
-	f.BoolVar(&o.OpenPort, "open-port", false, "leave port 10269 reachable from outside the node")
+	f.StringVar(&o.Namespace, "namespace", openyurt.DefaultNamespace, "namespace of yurthub's settings in the cluster")
+	f.StringVar(&o.LBMode, "lb-mode", openyurt.LBPriority, strings.Join(openyurt.LBModes(), " or "))
+	f.BoolVar(&o.OpenPort, "open-port", false, "leave port "+openyurt.PoolPort+" reachable from outside the node")
 	f.StringArrayVar(&o.Extra, "yurthub-arg", nil, "further argument of yurthub, --name=value (may be repeated)")
 	return cmd
 }
 
-func newRevert(log io.Writer) *cobra.Command {
+func newRevert(m machine, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
 		Example: "  firstboot revert",
 		Long: `revert turns kubelet straight to the API servers, stops yurthub and takes back
 what convert wrote and the labels of the Node. Pods keep running. Every step is
-checked. If one fails, those before it are undone; what was seen is kept in
+checked. If one fails, those before it are undone; the evidence is in
 /var/log/edgebake. A node whose yurthub is a static pod (before 1.7) has no
-certificate to go on with, and cannot be turned: reset it and join it again.`,
+certificate of its own and cannot be reverted: reset it and join it again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := needRoot("revert"); err != nil {
+			if err := m.needRoot("revert", "changes this machine"); err != nil {
 				return err
 			}
-			err := firstboot.Revert(cmd.Context(), host.New(log), printStep(cmd.OutOrStdout()))
+			m.insist()
+			err := firstboot.Revert(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
 			if errors.Is(err, firstboot.ErrAlready) {
 				fmt.Fprintln(cmd.OutOrStdout(), err)
 				return nil
@@ -113,7 +103,7 @@ certificate to go on with, and cannot be turned: reset it and join it again.`,
 	}
 }
 
-func newReset(log io.Writer) *cobra.Command {
+func newReset(m machine, log io.Writer) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
@@ -125,20 +115,21 @@ be reached. A new site, stamped into the slot or on a stick, joins the machine
 again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !yes {
-				return usageError{errors.New("reset ends every pod on this machine; say --yes")}
+				return usageError{errors.New("reset ends every pod on this machine; confirm with --yes")}
 			}
-			if err := needRoot("reset"); err != nil {
+			if err := m.needRoot("reset", "changes this machine"); err != nil {
 				return err
 			}
-			name, err := firstboot.Reset(cmd.Context(), host.New(log), printStep(cmd.OutOrStdout()))
+			m.insist()
+			name, err := firstboot.Reset(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
 			if err != nil {
 				return err
 			}
 			if name == "" {
-				fmt.Fprint(cmd.OutOrStdout(), "\nThis machine is in no cluster.\n")
+				fmt.Fprint(cmd.OutOrStdout(), "\nThis machine is not in a cluster.\n")
 			} else {
 				fmt.Fprintf(cmd.OutOrStdout(), `
-This machine has left the cluster. Its Node object it may not remove itself:
+This machine has left the cluster. It may not delete its own Node object:
 
   kubectl delete node %s
 `, name)
@@ -152,57 +143,4 @@ restart the machine.
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do it")
 	return cmd
-}
-
-// newMigrate is a help topic: `firstboot help migrate`.
-func newMigrate() *cobra.Command {
-	return &cobra.Command{
-		Use: "migrate", Short: "Which field stands for which flag of yurtadm, edgeadm, sealer, sealos",
-		Long: migration(),
-	}
-}
-
-// migration is docs/migrate.md's table for a terminal.
-func migration() string {
-	var b strings.Builder
-	b.WriteString("What stands for each flag of yurtadm v1.7.0 (init: v1.3.4), yurtctl v0.6.1, edgeadm\n" +
-		"v0.7.0 and sealos v3.3.9, and for each field of the files of sealer v0.9.3: a field\n" +
-		"of the Image, which is baked, of the Site, which is stamped, or of the Cluster, which\n" +
-		"keys and Sites are made from.\n")
-	tool := ""
-	for _, f := range configs.Flags() {
-		if f.Tool != tool {
-			tool = f.Tool
-			fmt.Fprintf(&b, "\n%s\n", tool)
-		}
-		ours := strings.Join(f.Fields, ", ")
-		if ours == "" {
-			ours = "-"
-		}
-		fmt.Fprintf(&b, "  %-46s %s\n", f.Flag, ours)
-		b.WriteString(wrap(f.Note, "      ", 79))
-	}
-	return strings.TrimRight(b.String(), "\n")
-}
-
-// wrap breaks a text into lines of at most width letters, where words are no
-// longer.
-func wrap(text, indent string, width int) string {
-	var b strings.Builder
-	line := indent
-	for word := range strings.FieldsSeq(text) {
-		switch {
-		case line == indent:
-			line += word
-		case len(line)+1+len(word) > width:
-			b.WriteString(line + "\n")
-			line = indent + word
-		default:
-			line += " " + word
-		}
-	}
-	if line != indent {
-		b.WriteString(line + "\n")
-	}
-	return b.String()
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/host"
 )
 
-// system is a root folder and the effects on it, counted.
+// system is a root directory and the effects on it, counted.
 type system struct {
 	t       *testing.T
 	root    string
@@ -41,7 +41,7 @@ func newSystem(t *testing.T, files map[string]string) *system {
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(full, []byte(text), 0o644); err != nil {
+		if err := errors.Join(os.WriteFile(full, []byte(text), 0o644), os.Chmod(full, 0o644)); err != nil { // whatever the umask
 			t.Fatal(err)
 		}
 	}
@@ -344,7 +344,7 @@ func TestRefuses(t *testing.T) {
 		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc is there already"},
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},
 		{"no such user", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","user":{"name":"nobody-here"},"contents":{"source":"data:,x"}}]}}`, "there is no user nobody-here"},
-		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "group nowhere not found"},
+		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "the image has no group nowhere"},
 		{"uid taken", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","uid":1000}]}}`, "uid 1000 is old's"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // desired lists what the config wants, in the order in which it is made, and
-// refuses what would write over something without having said so.
+// rejects what would write over something without having said so.
 func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, error) {
 	out, err := t.homes(acc, old)
 	if err != nil {
@@ -163,7 +163,7 @@ func merged(all []entry) (out []entry, errs []error) {
 		case first.fromUser && e.overwrite && e.Kind != kindDir:
 			out[i] = e
 		case first.fromUser:
-			errs = append(errs, fmt.Errorf("%s is there already, from passwd.users: add overwrite: true, or take it out of one of the two", e.Path))
+			errs = append(errs, fmt.Errorf("%s is there already, from passwd.users: add overwrite: true, or remove it from one of the two", e.Path))
 		default:
 			errs = append(errs, fmt.Errorf("%s is named twice", e.Path))
 		}

@@ -15,7 +15,7 @@ const fuzzConfig = `{"ignition":{"version":"3.5.0"},
   "links":[{"path":"/etc/site/l","target":"a"}]}}`
 
 // FuzzAccounts applies a config over account files of any content: it is
-// refused, or applied, and then a second time without a change.
+// rejected, or applied, and then a second time without a change.
 func FuzzAccounts(f *testing.F) {
 	f.Add([]byte(base["etc/passwd"]), []byte(base["etc/shadow"]), []byte(base["etc/group"]), []byte(base["etc/gshadow"]))
 	f.Add([]byte("ops:x:99999999999999999999::\n:::\nops\n"), []byte("ops\n"), []byte("sudo:x:-1:ops,,ops\n"), []byte("::::::::\n"))

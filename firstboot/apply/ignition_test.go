@@ -132,7 +132,7 @@ func newDebian(t *testing.T) *system {
 	return s
 }
 
-// apply runs the real Ignition on a root folder.
+// apply runs the real Ignition on a root directory.
 func runIgnition(t *testing.T, program, root, config string) error {
 	t.Helper()
 	scratch := t.TempDir()

@@ -6,32 +6,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/edgebake/edgebake/overlays/node"
 )
 
 // table is one account file: its lines split at colons.
 type table struct {
-	rows  [][]string
+	rows  node.Lines
 	there bool
 	meta  Meta
 	dirty bool
 }
 
-func (t *table) read(b []byte) {
-	for line := range strings.Lines(string(b)) {
-		if line = strings.TrimRight(line, "\n"); line != "" {
-			t.rows = append(t.rows, strings.Split(line, ":"))
-		}
-	}
-}
-
-func (t *table) find(name string) []string {
-	for _, r := range t.rows {
-		if r[0] == name && name != "" {
-			return r
-		}
-	}
-	return nil
-}
+func (t *table) find(name string) []string { return t.rows.Find(name) }
 
 func (t *table) set(row []string) {
 	for i, r := range t.rows {
@@ -69,16 +56,7 @@ func (t *table) bytes() []byte {
 func line(row []string) string { return strings.Join(row, ":") }
 
 // nameOf finds whose an id is, in passwd and group.
-func (t *table) nameOf(id int) string { return t.nameOfText(strconv.Itoa(id)) }
-
-func (t *table) nameOfText(id string) string {
-	for _, r := range t.rows {
-		if len(r) > 2 && r[2] == id {
-			return r[0]
-		}
-	}
-	return ""
-}
+func (t *table) nameOf(id int) string { return t.rows.NameOf(strconv.Itoa(id)) }
 
 func (t *table) ids() []int {
 	var out []int

@@ -1,5 +1,5 @@
 // Package facts reads who a machine is from the kernel. First boot and the
-// installer go by the same facts: what one of them matches with a site of an
+// installer use the same facts: what one of them matches with a site of an
 // inventory, the other does too.
 package facts
 

@@ -235,7 +235,7 @@ func TestPost(t *testing.T) {
 }
 
 // TestPostTrusts: with report.caCert nobody else vouches for the receiver, and
-// what is no certificate sends nothing.
+// what is not a certificate sends nothing.
 func TestPostTrusts(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer srv.Close()

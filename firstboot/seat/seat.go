@@ -11,7 +11,7 @@
 // Invariants:
 //   - A blank disk gives birth only where every other master was seen blank or
 //     newborn, and a ticket says that a birth is meant.
-//   - A master that has ever lived and cannot be asked stops a birth for ever;
+//   - A master that has ever lived and cannot be asked stops a birth forever;
 //     one that is silent makes it wait.
 //   - Data of another cluster is never started, and a seat whose machine runs
 //     is never taken.
@@ -59,7 +59,7 @@ type Member struct {
 // Disk is what the own disk holds.
 type Disk struct {
 	// WAL: there is a write-ahead log, so this member has lived here. (A start
-	// that etcd refused leaves a database without one.)
+	// that etcd rejected leaves a database without one.)
 	WAL bool
 	// Cluster is the id of the cluster that the data is of, as first boot noted
 	// it before etcd was started; empty: nobody has.
@@ -200,7 +200,7 @@ func (v View) decide() Decision {
 func (v View) lived() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the other masters run another etcd (cluster %s) than this disk is of (%s): it was born anew or restored without this machine", v.Etcd, v.Disk.Etcd),
+		return Decision{Do: Stop, Why: fmt.Sprintf("the other masters run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
 			Fix: "if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off"}
 	case v.Disk.Removed || v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this master's member was removed from the cluster, and its data is of no use there",
@@ -250,9 +250,9 @@ func (v View) blank() Decision {
 	}
 	switch {
 	case v.absent(v.Self):
-		return Decision{Do: Wait, Why: "the Site says that this master is dead on arrival: it takes a seat once the others live", Fix: "switch the others on, or take it out of absent in every control-plane node's Site"}
+		return Decision{Do: Wait, Why: "the Site says that this master is dead on arrival: it takes a seat once the others live", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
 	case len(risen) > 0:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the Site says that %s is dead on arrival, and it answers", list(risen)), Fix: "take it out of absent in every control-plane node's Site, or switch it off"}
+		return Decision{Do: Stop, Why: fmt.Sprintf("the Site says that %s is dead on arrival, and it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
 	}
 	switch v.Ticket {
 	case NoTicket:
@@ -316,7 +316,7 @@ func (v View) continued() Decision {
 	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
 		return v.lived() // the cluster lives, with this master: nothing to give up
 	case from == v.Self && v.Quorum:
-		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "take the word out of the Site"}
+		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
 	case from == v.Self && v.Word.Restore:
 		return Decision{Do: SetAside, Why: "the Site says to continue from this master with a snapshot, not with what it has"}
 	case from == v.Self:

@@ -15,13 +15,14 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // Image is what a Site is held against.
 type Image struct {
 	Info ondisk.ImageInfo
-	// Root looks at the files of the image; nil where they cannot be told
-	// from what a machine has made since.
+	// Root looks at the files of the image; nil where they cannot be
+	// distinguished from what a machine has made since.
 	Root Root
 	// Strict also reports what would be applied and have no effect, such as
 	// keys without an SSH server: a machine that is up joins all the same.
@@ -41,48 +42,18 @@ type Found struct {
 	Link string // where a link leads
 }
 
-// Wants is what a Site asks of an image before its files are looked at.
-type Wants struct {
-	Arch                     string // empty: any
-	NodeTypes, Organizations []string
-	YurthubArgs              []string
-}
-
 // CheckSite finds everything that a Site, with the Ignition config beside it,
-// asks of an image and cannot have there. Stamping and first boot go by it.
+// requires of an image and cannot have there. Both stamping and first boot use
+// it.
 func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
-	probs := CheckWants(img.Info, Wants{Arch: site.Arch, NodeTypes: []string{site.NodeType},
-		Organizations: site.Organizations, YurthubArgs: site.Yurthub.ExtraArgs})
-	c := &check{img: img, site: site, probs: probs}
+	c := &check{img: img, site: site}
+	c.image()
 	c.networks()
 	c.controlPlane()
 	if img.Root != nil {
 		c.files(userIgnition)
 	}
 	return c.probs
-}
-
-// CheckWants is the part of CheckSite that goes by the image's description.
-func CheckWants(info ondisk.ImageInfo, w Wants) configs.Problems {
-	var probs configs.Problems
-	add := func(path, format string, args ...any) {
-		probs = append(probs, configs.Problem{Path: path, Msg: fmt.Sprintf(format, args...)})
-	}
-	if w.Arch != "" && info.Arch != "" && w.Arch != info.Arch {
-		add("arch", "the site is for %s, the image for %s: build the image for %s", w.Arch, info.Arch, w.Arch)
-	}
-	for _, t := range w.NodeTypes {
-		if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, t) {
-			add("nodeType", "the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", t, strings.Join(info.NodeTypes, ", "))
-		}
-	}
-	if y := info.Yurthub; y != nil {
-		if len(w.Organizations) > 0 && y.Form == "unit" {
-			add("organizations", "organizations would have no effect: yurthub %s of this image goes by kubelet's certificate and asks for none of its own: take organizations out", y.Version)
-		}
-		probs = append(probs, configs.CheckSiteYurthubArgs(w.YurthubArgs, y.Version)...)
-	}
-	return probs
 }
 
 // check collects what a Site cannot have.
@@ -129,6 +100,23 @@ func (f field) item(i int) field {
 		return f.dot(strconv.Itoa(i))
 	}
 	return field{fmt.Sprintf("%s[%d]", f.path, i), false}
+}
+
+// image finds what the image's description rules out.
+func (c *check) image() {
+	info, site := c.img.Info, c.site
+	if site.Arch != "" && info.Arch != "" && site.Arch != info.Arch {
+		c.add("arch", "the site is for %s, the image for %s: build the image for %s", site.Arch, info.Arch, site.Arch)
+	}
+	if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, site.NodeType) {
+		c.add("nodeType", "the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", site.NodeType, strings.Join(info.NodeTypes, ", "))
+	}
+	if y := info.Yurthub; y != nil {
+		if len(site.Organizations) > 0 && y.Form == openyurt.FormUnit {
+			c.add("organizations", "organizations would have no effect: yurthub %s of this image uses kubelet's certificate and requests none of its own: remove organizations", y.Version)
+		}
+		c.probs = append(c.probs, configs.CheckSiteYurthubArgs(site.Yurthub.ExtraArgs, y.Version)...)
+	}
 }
 
 // networks finds addresses of the Site among those of the image's pods.
@@ -238,7 +226,7 @@ func (c *check) packages() {
 	}
 	for _, u := range c.cfg.Passwd.Users {
 		if len(u.SSHAuthorizedKeys) > 0 {
-			c.at(c.userField(u.Name).dot("sshAuthorizedKeys"), "the image has no SSH server: add the package openssh-server to the Image (base.debian.packages), or take the keys out")
+			c.at(c.userField(u.Name).dot("sshAuthorizedKeys"), "the image has no SSH server: add the package openssh-server to the Image (base.debian.packages), or remove the keys")
 			break
 		}
 	}
@@ -255,21 +243,9 @@ func (c *check) userField(name string) field {
 	return ignitionField("passwd.users.%d", slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name }))
 }
 
-// names are the lines of an account file, by name.
-type names map[string][]string
-
-func (n names) byID(id string) string {
-	for name, row := range n {
-		if len(row) > 2 && row[2] == id {
-			return name
-		}
-	}
-	return ""
-}
-
 // read reads an account file; ok is false where the image has none, of which
 // nothing can be said.
-func (c *check) read(file string) (n names, ok bool) {
+func (c *check) read(file string) (l Lines, ok bool) {
 	b, err := c.img.Root.ReadFile(file)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -277,111 +253,61 @@ func (c *check) read(file string) (n names, ok bool) {
 		}
 		return nil, false
 	}
-	n = names{}
-	for line := range strings.Lines(string(b)) {
-		if row := strings.Split(strings.TrimRight(line, "\n"), ":"); row[0] != "" {
-			n[row[0]] = row
-		}
-	}
-	return n, true
+	return ParseLines(b), true
 }
 
-// accounts finds users and groups that are missing, or in the way. firstboot/apply
-// carries the same rules out.
+// accounts finds users and groups that are missing, or in the way.
 func (c *check) accounts() {
 	users, ok := c.read("/etc/passwd")
 	groups, okGroups := c.read("/etc/group")
 	if !ok || !okGroups {
 		return
 	}
+	have := Accounts{users, groups}
 	for i, g := range c.cfg.Passwd.Groups {
-		at := ignitionField("passwd.groups.%d", i)
-		row, there := groups[g.Name]
+		c.problems(ignitionField("passwd.groups.%d", i), have.CheckGroup(g))
 		switch {
 		case g.ShouldExist != nil && !*g.ShouldExist:
-			for _, name := range slices.Sorted(keys(users)) {
-				if u := users[name]; there && len(u) > 3 && u[3] == row[2] {
-					c.at(at, "group %s cannot be removed: it is the primary group of user %s", g.Name, name)
-				}
-			}
-			delete(groups, g.Name)
-		case there && g.Gid != nil && row[2] != strconv.Itoa(*g.Gid):
-			c.at(at.dot("gid"), "group %s is in the image already with gid %s: take gid out, or name another group", g.Name, row[2])
-		case !there && g.Gid != nil && groups.byID(strconv.Itoa(*g.Gid)) != "":
-			c.at(at.dot("gid"), "gid %d is %s's in the image: choose another", *g.Gid, groups.byID(strconv.Itoa(*g.Gid)))
-		case !there:
-			id := ""
-			if g.Gid != nil {
-				id = strconv.Itoa(*g.Gid)
-			}
-			groups[g.Name] = []string{g.Name, "x", id, ""}
+			have.Groups = have.Groups.without(g.Name)
+		case have.Groups.Find(g.Name) == nil:
+			have.Groups = append(have.Groups, []string{g.Name, "x", number(g.Gid), ""})
 		}
-	}
-	inImage := names{}
-	for name, row := range users {
-		inImage[name] = row
 	}
 	for _, u := range c.cfg.Passwd.Users {
-		c.account(u, users, inImage, groups)
-	}
-	c.owners(users, groups)
-}
-
-// account finds what is wrong with one user, and adds it.
-func (c *check) account(u types.PasswdUser, users, inImage, groups names) {
-	at := c.userField(u.Name)
-	row, there := inImage[u.Name]
-	if u.ShouldExist != nil && !*u.ShouldExist {
-		delete(users, u.Name)
-		return
-	}
-	group := func(name string) bool { _, ok := groups[name]; return ok || groups.byID(name) != "" }
-	for j, g := range u.Groups {
-		if !group(string(g)) {
-			c.at(at.dot("groups").item(j), "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", g)
-		}
-	}
-	primary := ""
-	if u.PrimaryGroup != nil {
-		primary = *u.PrimaryGroup
-	}
-	switch {
-	case primary != "" && !group(primary):
-		c.at(at.dot("primaryGroup"), "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image", primary)
-	case primary != "" && there && len(row) > 3 && row[3] != primary && (len(groups[primary]) < 3 || row[3] != groups[primary][2]):
-		c.at(at.dot("primaryGroup"), "user %s is in the image already with another primary group, and first boot hands over no files: use groups, or name another user", u.Name)
-	case primary == "" && !there && (u.NoUserGroup == nil || !*u.NoUserGroup):
-		if _, taken := groups[u.Name]; taken && users[u.Name] == nil {
-			c.at(at, "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
-		}
-		groups[u.Name] = []string{u.Name, "x", "", ""}
-	}
-	id := ""
-	if u.UID != nil {
-		id = strconv.Itoa(*u.UID)
-	}
-	switch other := users.byID(id); {
-	case id != "" && there && row[2] != id:
-		c.at(at.dot("uid"), "user %s is in the image already with uid %s: take uid out, or name another user", u.Name, row[2])
-	case id != "" && !there && other != "" && other != u.Name:
-		c.at(at.dot("uid"), "uid %s is %s's in the image: choose another", id, other)
-	}
-	if there && u.HomeDir != nil && *u.HomeDir != "" && len(row) > 5 && path.Clean(*u.HomeDir) != path.Clean(row[5]) {
-		c.at(at.dot("homeDir"), "user %s is in the image already with the home %s, and first boot moves no homes: take homeDir out, or name another user", u.Name, row[5])
-	}
-	if !there {
-		users[u.Name] = []string{u.Name, "x", id}
-	}
-}
-
-func keys(n names) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for name := range n {
-			if !yield(name) {
-				return
+		row := have.Users.Find(u.Name)
+		c.problems(c.userField(u.Name), have.CheckUser(u, row != nil && users.Find(u.Name) == nil))
+		switch {
+		case u.ShouldExist != nil && !*u.ShouldExist:
+			have.Users = have.Users.without(u.Name)
+		case row == nil:
+			have.Users = append(have.Users, []string{u.Name, "x", number(u.UID)})
+			if value(u.PrimaryGroup) == "" && have.Groups.Find(u.Name) == nil {
+				have.Groups = append(have.Groups, []string{u.Name, "x", "", ""})
 			}
 		}
 	}
+	c.owners(have)
+}
+
+func (c *check) problems(at field, probs AccountProblems) {
+	for _, p := range probs {
+		f := at
+		if p.Field != "" {
+			f = f.dot(p.Field)
+		}
+		if p.Field == "groups" {
+			f = f.item(p.Item)
+		}
+		c.at(f, "%s", p.Msg)
+	}
+}
+
+// number is an id, empty where none is given.
+func number(id *int) string {
+	if id == nil {
+		return ""
+	}
+	return strconv.Itoa(*id)
 }
 
 // nodes are the paths of the Ignition config, with their fields.
@@ -397,12 +323,12 @@ func (c *check) nodes(each func(at field, kind string, n types.Node, f *types.Fi
 	}
 }
 
-func (c *check) owners(users, groups names) {
+func (c *check) owners(have Accounts) {
 	c.nodes(func(at field, _ string, n types.Node, _ *types.File) {
-		if name := n.User.Name; name != nil && *name != "" && users[*name] == nil {
+		if name := n.User.Name; name != nil && *name != "" && have.Users.Find(*name) == nil {
 			c.at(at.dot("user.name"), "the image has no user %s: add it to passwd.users, or its package to the Image", *name)
 		}
-		if name := n.Group.Name; name != nil && *name != "" && groups[*name] == nil {
+		if name := n.Group.Name; name != nil && *name != "" && have.Groups.Find(*name) == nil {
 			c.at(at.dot("group.name"), "the image has no group %s: add it to passwd.groups, or its package to the Image", *name)
 		}
 	})

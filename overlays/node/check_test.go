@@ -84,7 +84,7 @@ func TestCheckSite(t *testing.T) {
 		"another uid":            {ign(`"passwd":{"users":[{"name":"old","uid":7},{"name":"new","uid":1000}]}`), smallRoot, []string{"passwd.users.0.uid: user old is in the image already with uid 1000", "passwd.users.1.uid: uid 1000 is old's"}},
 		"another gid":            {ign(`"passwd":{"groups":[{"name":"sudo","gid":7},{"name":"new","gid":27}]}`), smallRoot, []string{"passwd.groups.0.gid: group sudo is in the image already with gid 27", "passwd.groups.1.gid: gid 27 is sudo's"}},
 		"another home":           {ign(`"passwd":{"users":[{"name":"old","homeDir":"/srv"}]}`), smallRoot, []string{"homeDir: user old is in the image already with the home /home/old"}},
-		"another primary group":  {ign(`"passwd":{"users":[{"name":"old","primaryGroup":"sudo"}]}`), smallRoot, []string{"primaryGroup: user old is in the image already with another primary group"}},
+		"another primary group":  {ign(`"passwd":{"users":[{"name":"old","primaryGroup":"sudo"}]}`), smallRoot, []string{"primaryGroup: user old is in the image already with the primary group old"}},
 		"a group of that name":   {"users: [{name: sudo}]\n", smallRoot, []string{"users[0]: there is a group sudo already: add primaryGroup: sudo"}},
 		"a group in use":         {ign(`"passwd":{"groups":[{"name":"old","shouldExist":false}]}`), smallRoot, []string{"cannot be removed: it is the primary group of user old"}},
 		"unknown owners":         {ign(`"storage":{"files":[{"path":"/a","user":{"name":"www"},"group":{"name":"www"}}]}`), smallRoot, []string{"storage.files.0.user.name: the image has no user www", "storage.files.0.group.name: the image has no group www"}},

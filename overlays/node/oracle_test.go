@@ -62,8 +62,9 @@ func TestNetworkdReadsIt(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	script := `mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/network &&
-		cp "$1"/* /run/systemd/network/ && exec ` + networkd
+	// networkd runs as another user, who must be able to read what it finds.
+	script := `umask 022 && mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/network &&
+		install -m 644 "$1"/* /run/systemd/network/ && exec ` + networkd
 	cmd := exec.CommandContext(ctx, unshare, "--net", "--mount", "sh", "-c", script, "sh", dir)
 	cmd.Env = append(os.Environ(), "SYSTEMD_LOG_LEVEL=debug", "SYSTEMD_LOG_TARGET=console")
 	out, err := cmd.StderrPipe()

@@ -29,18 +29,18 @@ func firstbootIdle(ctx context.Context, e *Env) error {
 	return nil
 }
 
-// nativeNode is the name of this worker node; a control plane is refused, and
-// one that first boot is still making.
+// nativeNode is the name of this worker node; a control plane is rejected, and
+// so is one that first boot is still making.
 func nativeNode(ctx context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
-	if k, err := kubeletConfig(e); err == nil && behindHub(k) {
-		return "", errors.New("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before 1.7, a static pod), so that it cannot be turned in place: `firstboot reset`, then join it again as what it shall be")
+	if k, err := kubeletConfig(e); err == nil && leadsToHub(k) {
+		return "", fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod) and cannot be changed in place: run `firstboot reset`, then join it again with the other nodeType", openyurt.Release(openyurt.FirstUnit))
 	}
 	cert, err := enrolment(e)
 	if err != nil {
-		return "", fmt.Errorf("only a node that kubeadm joined can be turned, and %w", err)
+		return "", fmt.Errorf("only a node that kubeadm joined can be converted or reverted, and %w", err)
 	}
 	if err := firstbootIdle(ctx, e); err != nil {
 		return "", err
@@ -52,12 +52,12 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 	return name, nil
 }
 
-// behindYurthub reports whether kubelet is told to go through yurthub.
-func behindYurthub(e *Env) bool {
+// redirected reports whether kubelet is told to go through yurthub.
+func redirected(e *Env) bool {
 	return strings.Contains(string(e.contents(kubeadmFlags)), openyurt.KubeletConf)
 }
 
-// errUnread says that nothing could be told about the Node.
+// errUnread says that nothing is known about the Node.
 var errUnread = errors.New("its Node cannot be read")
 
 // readNode asks the API server as kubelet.conf says, past yurthub.
@@ -92,7 +92,7 @@ func readyNow(ctx context.Context, e *Env, name string) error {
 // kubelet goes through yurthub and both labels are there. A convert that was
 // killed, and goes on when it is run again, has left less; then it is nil.
 func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error) {
-	if !behindYurthub(e) {
+	if !redirected(e) {
 		return nil, nil
 	}
 	n, err := readNode(ctx, e, name)
@@ -105,8 +105,8 @@ func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error
 	return nil, nil
 }
 
-// siteIfAny is the site to go by; nil on a node that edgebake did not build,
-// or whose site is beyond reading.
+// siteIfAny is the active Site; nil on a node that edgebake did not build, or
+// whose Site cannot be read.
 func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
 	active, err := activeSite(e, image, nil)
 	if err != nil {

@@ -36,17 +36,13 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 	if err != nil {
 		return hub{}, err
 	}
-	certs, err := api.ParseCerts(ca)
+	pins, err := api.Pins(ca)
 	if err != nil {
 		return hub{}, err
 	}
-	var pins []string
-	for _, c := range certs {
-		pins = append(pins, api.Pin(c))
-	}
 	return hub{openPort: o.OpenPort, Hub: openyurt.Hub{
 		Node: name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
-		Namespace: cmp.Or(o.Namespace, "kube-system"), LBMode: cmp.Or(o.LBMode, "priority"), Extra: o.Extra,
+		Namespace: cmp.Or(o.Namespace, openyurt.DefaultNamespace), LBMode: cmp.Or(o.LBMode, openyurt.LBPriority), Extra: o.Extra,
 	}}, nil
 }
 
@@ -137,7 +133,7 @@ func hubFits(ctx context.Context, e *Env) error {
 		return err
 	}
 	if !openyurt.CanBorrow(version) {
-		return fmt.Errorf("%s is %s: only v1.7 and later can use kubelet's certificate, which a node that has joined goes on with", openyurt.Program, version)
+		return fmt.Errorf("%s is %s: only %s and later can use kubelet's certificate, as a node that has joined must", openyurt.Program, version, openyurt.Release(openyurt.FirstUnit))
 	}
 	return nil
 }

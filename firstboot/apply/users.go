@@ -1,0 +1,243 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+)
+
+// user makes, changes or removes a user as useradd, usermod and userdel do.
+func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error {
+	rec, known := old.Users[u.Name]
+	row := a.db[filePasswd].find(u.Name)
+	if !known {
+		rec = account{Added: row == nil, Passwd: line(row), Shadow: line(a.db[fileShadow].find(u.Name))}
+	}
+	// After what we did before was taken back, what is left is its own.
+	rec.Groups, rec.Left = nil, nil
+	if !wanted(u.ShouldExist) {
+		if row != nil {
+			if err := a.removeUser(u.Name, row, &rec); err != nil {
+				return err
+			}
+			next.Users[u.Name] = rec
+		}
+		return nil
+	}
+	if !rec.Added && len(u.Groups) > 0 {
+		rec.Groups, rec.Left = a.groupChanges(u)
+	}
+	if err := a.login(u, rec); err != nil {
+		return err
+	}
+	if rec.Added {
+		rec.UID, _ = strconv.Atoi(a.db[filePasswd].find(u.Name)[2]) // made just now, or by us before
+	}
+	next.Users[u.Name] = rec
+	a.users = append(a.users, u)
+	a.made[u.Name] = rec.Added
+	if err := a.password(u, rec.Added); err != nil {
+		return err
+	}
+	a.supplementary(u, rec)
+	return nil
+}
+
+// removeUser takes a user out, with the group of the same name and the home.
+func (a *accounts) removeUser(name string, row []string, rec *account) error {
+	if len(row) != 7 {
+		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
+	}
+	for _, r := range a.db[fileGroup].rows {
+		if len(r) == 4 && slices.Contains(split(r[3]), name) {
+			rec.Left = append(rec.Left, r[0])
+		}
+	}
+	a.leaveGroups(name, account{Added: true})
+	a.db[filePasswd].drop(name)
+	a.db[fileShadow].drop(name)
+	own := a.db[fileGroup].find(name)
+	if len(own) == 4 && own[2] == row[3] && own[3] == "" && a.withPrimary(own[2]) == "" {
+		rec.Group, rec.Gshadow = line(own), line(a.db[fileGshadow].find(name))
+		a.dropGroup(name)
+	}
+	if uid, err := strconv.Atoi(row[2]); err == nil {
+		a.removed = append(a.removed, home{path.Clean("/" + row[5]), uid})
+	}
+	return nil
+}
+
+// login makes or changes the user's line in passwd.
+func (a *accounts) login(u types.PasswdUser, rec account) error {
+	row := slices.Clone(a.db[filePasswd].find(u.Name))
+	var err error
+	if row == nil {
+		row, err = a.newLogin(u, rec.UID)
+	} else {
+		err = a.changeLogin(u, row, rec.Added)
+	}
+	if err != nil {
+		return err
+	}
+	if u.Gecos != nil {
+		row[4] = *u.Gecos
+	}
+	switch shell := str(u.Shell); {
+	case shell != "":
+		row[6] = shell
+	case rec.Added:
+		row[6] = a.defs.shell
+	}
+	for _, f := range row {
+		if strings.ContainsAny(f, ":\n") {
+			return errors.New("a field holds a colon or a line break")
+		}
+	}
+	a.db[filePasswd].set(row)
+	return nil
+}
+
+// newLogin makes the line of a user, and the group of the same name. given is the
+// id that we gave it where we began with it before; 0: none.
+func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
+	group := a.db[fileGroup]
+	own := group.find(u.Name)
+	id := a.freeUID(yes(u.System))
+	if given != 0 && a.db[filePasswd].nameOf(given) == "" {
+		id = given
+	}
+	if u.UID != nil {
+		id = *u.UID
+	}
+	if other := a.db[filePasswd].nameOf(id); other != "" {
+		return nil, fmt.Errorf("no uid is free: %d is %s's", id, other)
+	}
+	gid := a.defs.group
+	switch primary := str(u.PrimaryGroup); {
+	case primary != "":
+		gid = a.now().Group(primary)[2] // CheckUser has found it
+	case !yes(u.NoUserGroup):
+		var want *int
+		if own == nil && group.nameOf(id) == "" {
+			want = &id
+		}
+		if err := a.addGroup(u.Name, want, yes(u.System), ""); err != nil {
+			return nil, err
+		}
+		gid = group.find(u.Name)[2]
+	}
+	dir := a.defs.home + "/" + u.Name
+	if h := str(u.HomeDir); h != "" {
+		dir = h
+	}
+	return []string{u.Name, "x", strconv.Itoa(id), gid, "", dir, a.defs.shell}, nil
+}
+
+// changeLogin changes the line of a user that is there.
+func (a *accounts) changeLogin(u types.PasswdUser, row []string, added bool) error {
+	if len(row) != 7 {
+		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
+	}
+	if !added {
+		return nil // CheckUser lets nothing of the rest change
+	}
+	if p := str(u.PrimaryGroup); p != "" {
+		row[3] = a.now().Group(p)[2]
+	}
+	if dir := str(u.HomeDir); dir != "" && path.Clean(dir) != path.Clean(row[5]) {
+		row[5] = dir
+	}
+	return nil
+}
+
+// password makes or changes the user's line in shadow.
+func (a *accounts) password(u types.PasswdUser, added bool) error {
+	s := slices.Clone(a.db[fileShadow].find(u.Name))
+	if s == nil {
+		// No date of change: a clock that was wrong when it was written must
+		// not expire it.
+		s = []string{u.Name, "*", "", a.defs.minDays, a.defs.maxDays, a.defs.warnDays, "", "", ""}
+		if yes(u.System) {
+			s[3], s[4], s[5] = "", "", ""
+		}
+	}
+	if len(s) != 9 {
+		return fmt.Errorf("its line in %s has %d fields", fileShadow, len(s))
+	}
+	switch {
+	case u.PasswordHash != nil && strings.ContainsAny(*u.PasswordHash, ":\n"):
+		return errors.New("the password hash holds a colon or a line break")
+	case str(u.PasswordHash) != "":
+		s[1] = *u.PasswordHash
+	case u.PasswordHash != nil || added:
+		// No password, and not locked: keys must work. An empty hash would
+		// let anybody in.
+		s[1] = "*"
+	}
+	a.db[fileShadow].set(s)
+	return nil
+}
+
+// freeUID is the id that useradd gives. On a system with a history it is also
+// no group's, so that the user's own group has the same one.
+func (a *accounts) freeUID(system bool) int {
+	used := a.db[filePasswd].ids()
+	if a.again {
+		used = append(used, a.db[fileGroup].ids()...)
+	}
+	if system {
+		return a.defs.systemUIDs.free(used, true)
+	}
+	return a.defs.uids.free(used, false)
+}
+
+// freeGID is the id that groupadd gives.
+func (a *accounts) freeGID(system bool) int {
+	if system {
+		return a.defs.systemGIDs.free(a.db[fileGroup].ids(), true)
+	}
+	return a.defs.gids.free(a.db[fileGroup].ids(), false)
+}
+
+// homes are the directories and the keys of the config's users.
+func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
+	var out []entry
+	for _, u := range a.users {
+		row := a.db[filePasswd].find(u.Name)
+		uid, _ := strconv.Atoi(row[2]) // made or checked above
+		gid, _ := strconv.Atoi(row[3])
+		dir := path.Clean(row[5])
+		own := func(m fs.FileMode) Meta { return Meta{Mode: m, UID: uid, GID: gid} }
+		if a.made[u.Name] && !yes(u.NoCreateHome) {
+			out = append(out, entry{Path: dir, Kind: kindDir, Meta: own(a.defs.homeMode)})
+			// As useradd does, only into a home that it makes. A home that
+			// an earlier try began is gone on with.
+			_, begun := old.Paths[dir]
+			if _, err := t.root().Lstat(dir); errors.Is(err, fs.ErrNotExist) || begun && old.Unfinished {
+				skel, err := t.skeleton(a.defs.skel, dir, uid, gid)
+				if err != nil {
+					return nil, err
+				}
+				out = append(out, skel...)
+			}
+		}
+		if len(u.SSHAuthorizedKeys) == 0 {
+			continue
+		}
+		var keys strings.Builder
+		for _, k := range u.SSHAuthorizedKeys {
+			keys.WriteString(strings.TrimRight(string(k), "\n") + "\n")
+		}
+		out = append(out,
+			entry{Path: dir, Kind: kindDir, Meta: own(a.defs.homeMode)},
+			entry{Path: dir + "/.ssh", Kind: kindDir, Meta: own(0o700), modeSet: true, uidSet: true, gidSet: true},
+			entry{Path: dir + "/.ssh/authorized_keys", Kind: kindFile, Data: []byte(keys.String()), Meta: own(0o600), modeSet: true, uidSet: true, gidSet: true, overwrite: true})
+	}
+	return out, nil
+}

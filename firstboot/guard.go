@@ -1,0 +1,138 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// A cluster may be born again with the keys that it had. Nothing in its masters'
+// certificates tells, and a kubelet that takes it for its own is told that it has
+// no pods, and stops those that run. So a node notes once it is Ready what only
+// this cluster has, and ipvscare (package ipvs) gives no other one any traffic.
+
+// joinedCluster is that note.
+const joinedCluster = ondisk.StateDir + "/joined-cluster.json"
+
+func readJoinedCluster(e *Env) *ondisk.IPVSJoined {
+	j := new(ondisk.IPVSJoined)
+	if json.Unmarshal(e.contents(joinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
+		return nil
+	}
+	return j
+}
+
+// clusterNow is the cluster as it shows itself to a node that is Ready in it; nil
+// where nobody may read its cluster-info, and with it is no telling.
+func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, error) {
+	c, err := nodeClient(e)
+	if err != nil {
+		return nil, err
+	}
+	uid, err := c.ClusterInfoUID(ctx)
+	if err != nil && api.Code(err) == 0 {
+		return nil, fmt.Errorf("asking for cluster-info: %w", err)
+	}
+	if uid == "" || n.Metadata.UID == "" {
+		return nil, nil
+	}
+	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID}, nil
+}
+
+// isNoted reports whether the note is of the cluster that has this Node.
+func isNoted(e *Env, active *Active, n *api.Node) bool {
+	if active.Site.NodeType == configs.NodeControlPlane {
+		return true // its way leads to its own API server
+	}
+	noted := readJoinedCluster(e)
+	return noted != nil && noted.NodeUID == n.Metadata.UID
+}
+
+// noteCluster notes it, for ipvscare too.
+func noteCluster(ctx context.Context, e *Env, active *Active) error {
+	_, n, err := ownNode(ctx, e, active.Node)
+	if err != nil {
+		return err
+	}
+	if isNoted(e, active, n) {
+		return nil
+	}
+	now, err := clusterNow(ctx, e, n)
+	if now == nil || err != nil {
+		return err
+	}
+	doc, err := json.Marshal(now)
+	if err == nil {
+		_, err = e.write(joinedCluster, append(doc, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting which cluster this is: %w", err)
+	}
+	if active.Site.IPVS.Disabled {
+		return nil
+	}
+	return writeIPVSConfig(e, active.Site)
+}
+
+// errOther: a master is of another cluster than the node joined.
+var errOther = errors.New("another cluster with the same keys")
+
+// bornAgain reports whether the masters that answer are of another cluster than
+// the node joined, which has the same keys.
+func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
+	noted := readJoinedCluster(e)
+	if noted == nil || !isMember(e) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	masters := mastersOf(e, site)
+	errs := make([]error, len(masters))
+	var wg sync.WaitGroup
+	for i, m := range masters {
+		wg.Go(func() { errs[i] = showsItself(ctx, e, site, noted, m) })
+	}
+	wg.Wait()
+	return !slices.Contains(errs, nil) && errors.Is(errors.Join(errs...), errOther)
+}
+
+// showsItself has one master show cluster-info and the node's Node: one of the
+// two is enough, as it is for ipvscare.
+func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
+	ca := enrolledCA(e)
+	name, err := api.ServerName(ctx, e.Dial, master, ca, []string{sharedName, site.Endpoint})
+	if err != nil {
+		return err
+	}
+	c, err := nodeClient(e)
+	if err != nil {
+		return err
+	}
+	c.Server, c.ServerName = "https://"+master, name
+	uid, err := c.ClusterInfoUID(ctx)
+	if err != nil || uid == noted.ClusterInfo {
+		return err
+	}
+	n, err := c.GetNode(ctx, noted.Node)
+	switch {
+	case err == nil && n.Metadata.UID == noted.NodeUID:
+		return nil
+	case err == nil, api.Code(err) == 404:
+		return fmt.Errorf("%s: %w", master, errOther)
+	}
+	return err
+}
+
+// bornAgainNote is said of a node whose masters are another cluster's.
+func bornAgainNote(e *Env) string {
+	noted := readJoinedCluster(e)
+	return fmt.Sprintf("the masters are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the masters as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
+		noted.ClusterInfo, noted.Node, noted.NodeUID)
+}

@@ -1,0 +1,123 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/beneath"
+)
+
+// Files changes the files below Root so that a power cut leaves the old state
+// or the new, and so that nobody who may write there too leads it elsewhere.
+type Files struct{ Root string }
+
+func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
+
+// WriteFile replaces a file at once, and makes missing parents.
+func (f Files) WriteFile(path string, data []byte, o firstboot.Owner) error {
+	return f.root().WriteFile(path, data, beneath.Owner(o))
+}
+
+// Stream is WriteFile for what write gives bit by bit.
+func (f Files) Stream(path string, o firstboot.Owner, write func(io.Writer) error) error {
+	return f.root().Stream(path, beneath.Owner(o), write)
+}
+
+// Rename moves a file or a directory to where nothing is.
+func (f Files) Rename(from, to string) error { return f.root().Rename(from, to) }
+
+// lockPatience is how long another program may hold a lock. All that is done
+// under one is to read a file and replace it.
+const lockPatience = 30 * time.Second
+
+// Lock makes the file, which only root can open, if it is not there, and waits
+// for the lock on it. The file stays: removing it would let two programs hold
+// locks on two files of the same name.
+func (f Files) Lock(ctx context.Context, path string) (release func(), err error) {
+	p := filepath.Join(f.Root, path)
+	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	l, err := os.OpenFile(p, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
+	for {
+		err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { l.Close() }, nil
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+			if err = Sleep(ctx, 50*time.Millisecond); err == nil {
+				continue
+			}
+		}
+		l.Close()
+		return nil, fmt.Errorf("locking %s, which another program holds: %w", p, err)
+	}
+}
+
+// Symlink makes path a link to target, at once.
+func (f Files) Symlink(target, path string) error { return f.root().Symlink(target, path) }
+
+// Link makes path another name of target, at once.
+func (f Files) Link(target, path string) error { return f.root().Link(target, path) }
+
+// Mkdir makes a directory, or gives it its owner and permissions.
+func (f Files) Mkdir(path string, o firstboot.Owner) error {
+	return f.root().Mkdir(path, beneath.Owner(o))
+}
+
+// Remove removes a file, a link or an empty directory; a directory that is
+// not empty stays, and nothing there is as good.
+func (f Files) Remove(path string) error { return f.root().Remove(path) }
+
+// RemoveAll removes a path and all below it.
+func (f Files) RemoveAll(path string) error { return f.root().RemoveAll(path) }
+
+// Sync has the kernel write out each path, and all of the file system it is
+// on: what was renamed or made beside it, by whomever. An error of writing that
+// the kernel met earlier is told here.
+func (f Files) Sync(paths ...string) error {
+	var errs []error
+	synced := map[uint64]bool{}
+	for _, path := range paths {
+		errs = append(errs, syncPath(filepath.Join(f.Root, path), synced))
+	}
+	return errors.Join(errs...)
+}
+
+func syncPath(p string, synced map[uint64]bool) error {
+	file, err := os.Open(p)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return fmt.Errorf("finding the file system of %s: %w", p, err)
+	}
+	if synced[st.Dev] {
+		return nil
+	}
+	synced[st.Dev] = true
+	if err := unix.Syncfs(int(file.Fd())); err != nil {
+		return fmt.Errorf("syncing the file system of %s: %w", p, err)
+	}
+	return nil
+}

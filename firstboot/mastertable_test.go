@@ -1,0 +1,152 @@
+package firstboot
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// peersRow is what the other masters have become when the power comes back, and
+// what the decision table says of a disk without etcd's data, and of one with it.
+type peersRow struct {
+	name        string
+	set         func(m *master)
+	blank, data string
+}
+
+// all puts the other masters into one state.
+func (m *master) all(s seat.PeerState) {
+	for _, f := range m.others {
+		f.state, f.quorum = s, false
+	}
+}
+
+// TestPowerCutThenTheTable: wherever the power was cut during a birth or a
+// replacement of one of three, what is on the disk then is a row of the decision
+// table, whatever has become of the others. etcd never begins with nothing where
+// they have lived.
+func TestPowerCutThenTheTable(t *testing.T) {
+	t.Parallel()
+	const late = 200 * time.Hour // the ticket has expired
+	ownSeat := func(o map[string]any) bool {
+		return strings.Contains(fmt.Sprint(o["peerURLs"]), "https://192.0.2.11:2380")
+	}
+	t.Run("birth", func(t *testing.T) {
+		t.Parallel()
+		m := newMaster(t, mintedSites(t, 3))
+		m.all(seat.Blank)
+		m.cutThenRows(t, []peersRow{
+			{"all are blank still", func(*master) {}, "birth", "start"},
+			{"all are blank, late", func(m *master) { m.now = m.now.Add(late) }, "stop", "start"},
+			{"a quorum lives, with this seat", func(m *master) { m.quorum() }, "join", "start"},
+			{"a quorum lives, without it", func(m *master) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
+			{"they have lived, and have no quorum", func(m *master) { m.all(seat.Lived) }, "stop", "start"},
+			{"one has lived, one is blank", func(m *master) { m.others["192.0.2.13"].state = seat.Lived }, "stop", "start"},
+			{"they are silent", func(m *master) { m.all(seat.Silent) }, "wait", "start"},
+			{"one is silent", func(m *master) { m.others["192.0.2.13"].state = seat.Silent }, "wait", "start"},
+		})
+	})
+	t.Run("replacement", func(t *testing.T) {
+		t.Parallel()
+		m := newMaster(t, mintedSites(t, 3))
+		m.now = m.now.Add(late)
+		m.cluster.unpublished = false
+		m.quorum()
+		m.cutThenRows(t, []peersRow{
+			{"as they were", func(*master) {}, "join", "start"},
+			{"its new seat was removed meanwhile", func(m *master) {
+				f := m.others["192.0.2.12"]
+				var kept []map[string]any
+				for _, o := range f.members {
+					if !ownSeat(o) {
+						kept = append(kept, o)
+					}
+				}
+				f.members = kept
+			}, "join", "stop"},
+			{"the quorum is lost", func(m *master) { m.all(seat.Lived) }, "stop", "start"},
+			{"they are silent", func(m *master) { m.all(seat.Silent) }, "wait", "start"},
+			{"all were written anew", func(m *master) { m.all(seat.Blank) }, "stop", "start"},
+		})
+	})
+}
+
+var decisionLine = regexp.MustCompile(`decision=(\S+)`)
+
+// cutThenRows cuts the power of machines like this one before each effect of
+// their first boot, loses what was not synced, and puts what is left before each row;
+// off the nightly run each third effect, and before one row but where etcd's files
+// are written.
+func (m *master) cutThenRows(t *testing.T, rows []peersRow) {
+	t.Helper()
+	files := m.files()
+	whole := m.cloneWith(t, files)
+	whole.bootDone()
+	disks, views := map[bool]int{}, 0
+	nightly := os.Getenv("EDGEBAKE_NIGHTLY") != ""
+	for n := 1; n <= whole.effects; n++ {
+		if n%3 != 0 && !nightly {
+			continue
+		}
+		cut := m.cloneWith(t, files)
+		cut.cutAt = n
+		_ = cut.boot() // it ends somewhere
+		cut.lose()
+		at, left := cut.names[len(cut.names)-1], cut.files()
+		data := cut.has("/var/lib/etcd/member/wal/0.wal")
+		disks[data]++
+		for r, row := range rows {
+			if r != n%len(rows) && !nightly && !strings.Contains(at, "etcd") {
+				continue
+			}
+			views++
+			c := cut.cloneWith(t, left)
+			c.on()
+			c.log.Reset()
+			row.set(c)
+			want := row.blank
+			if data {
+				want = row.data
+			}
+			if got := c.decides(); got != want {
+				t.Errorf("cut at %d (%s), then %s, data %v: %s, want %s\n%s", n, at, row.name, data, got, want, strings.Join(c.console, "\n"))
+			}
+		}
+	}
+	if disks[true] < 10 || disks[false] < 10 {
+		t.Errorf("etcd's data was on %d of the disks, and not on %d", disks[true], disks[false])
+	}
+	t.Logf("%d cuts, %d views", disks[true]+disks[false], views)
+}
+
+// decides boots until first boot lets etcd start, and ends there, or waits, and
+// returns the decision. What etcd would be started with must be that.
+func (m *master) decides() string {
+	m.t.Helper()
+	m.patience = 90 * time.Second // an old seat is watched for one minute
+	m.before = func(string) {
+		if decided(m.env()) {
+			m.cutAt = 1
+		}
+	}
+	_ = m.boot() // by decides' own doing
+	m.before = nil
+	all := decisionLine.FindAllStringSubmatch(m.log.String(), -1)
+	if len(all) == 0 {
+		return "nothing"
+	}
+	d := all[len(all)-1][1]
+	ends, starts := map[string]string{"birth": " new\n", "join": " existing\n", "start": "has data\n"}[d]
+	if decided(m.env()) != starts {
+		return d + ", but etcd is let start: " + fmt.Sprint(!starts)
+	}
+	if starts && !strings.HasSuffix(m.get(etcdRun), ends) {
+		return d + ", but etcd is started with " + m.get(etcdRun)
+	}
+	return d
+}

@@ -1,0 +1,162 @@
+package node
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+)
+
+// Lines are those of an account file, split at colons.
+type Lines [][]string
+
+// ParseLines reads an account file.
+func ParseLines(b []byte) Lines {
+	var out Lines
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimRight(line, "\n"); line != "" {
+			out = append(out, strings.Split(line, ":"))
+		}
+	}
+	return out
+}
+
+// Find is the line of a name; nil if no line has it.
+func (l Lines) Find(name string) []string {
+	for _, row := range l {
+		if row[0] == name && name != "" {
+			return row
+		}
+	}
+	return nil
+}
+
+// NameOf is whose an id is, in passwd and group; empty: nobody's.
+func (l Lines) NameOf(id string) string {
+	for _, row := range l {
+		if len(row) > 2 && row[2] == id && id != "" {
+			return row[0]
+		}
+	}
+	return ""
+}
+
+func (l Lines) without(name string) Lines {
+	return slices.DeleteFunc(slices.Clone(l), func(row []string) bool { return row[0] == name })
+}
+
+// Accounts are the users and groups of a system: the lines of passwd and group.
+type Accounts struct{ Users, Groups Lines }
+
+// Group finds a group by its name or, as useradd does, by its number.
+func (a Accounts) Group(name string) []string {
+	row := a.Groups.Find(name)
+	if _, err := strconv.Atoi(name); row == nil && err == nil {
+		row = a.Groups.Find(a.Groups.NameOf(name))
+	}
+	if len(row) < 3 {
+		return nil // or damaged
+	}
+	return row
+}
+
+// AccountProblem is one of a user or a group of an Ignition config.
+type AccountProblem struct {
+	Field string // empty: the whole
+	Item  int    // of a list, from 0
+	Msg   string
+}
+
+// AccountProblems are all of one user or group.
+type AccountProblems []AccountProblem
+
+func (p *AccountProblems) add(field, format string, args ...any) {
+	*p = append(*p, AccountProblem{Field: field, Msg: fmt.Sprintf(format, args...)})
+}
+
+const noGroup = "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image"
+
+// CheckGroup finds why a group cannot become what a config says. Stamping and
+// the first boot that applies the config both use it.
+func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
+	var probs AccountProblems
+	row := a.Groups.Find(g.Name)
+	if g.ShouldExist != nil && !*g.ShouldExist {
+		for _, u := range a.Users {
+			if gid := cell(u, 3); gid != "" && gid == cell(row, 2) {
+				probs.add("", "group %s cannot be removed: it is the primary group of user %s", g.Name, u[0])
+			}
+		}
+		return probs
+	}
+	if g.Gid == nil {
+		return nil
+	}
+	id := strconv.Itoa(*g.Gid)
+	switch other := a.Groups.NameOf(id); {
+	case row != nil && cell(row, 2) != id:
+		probs.add("gid", "group %s is in the image already with gid %s: remove gid, or name another group", g.Name, cell(row, 2))
+	case row == nil && other != "":
+		probs.add("gid", "gid %s is %s's in the image: choose another", id, other)
+	}
+	return probs
+}
+
+// CheckUser is CheckGroup for a user. ours: this config, or the one applied
+// before it, has made the user or its group.
+func (a Accounts) CheckUser(u types.PasswdUser, ours bool) AccountProblems {
+	var probs AccountProblems
+	if u.ShouldExist != nil && !*u.ShouldExist {
+		return nil
+	}
+	row := a.Users.Find(u.Name)
+	uid, gid, dir := cell(row, 2), cell(row, 3), cell(row, 5)
+	for i, g := range u.Groups {
+		if a.Group(string(g)) == nil {
+			probs = append(probs, AccountProblem{"groups", i, fmt.Sprintf(noGroup, g)})
+		}
+	}
+	if primary := value(u.PrimaryGroup); primary != "" {
+		switch group := a.Group(primary); {
+		case group == nil:
+			probs.add("primaryGroup", noGroup, primary)
+		case !ours && gid != "" && gid != group[2]:
+			probs.add("primaryGroup", "user %s is in the image already with the primary group %s, and first boot hands over no files: use groups, or name another user", u.Name, a.Groups.NameOf(gid))
+		}
+	} else if row == nil && !ours && (u.NoUserGroup == nil || !*u.NoUserGroup) && a.Groups.Find(u.Name) != nil {
+		probs.add("", "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
+	}
+	if u.UID != nil {
+		id := strconv.Itoa(*u.UID)
+		switch other := a.Users.NameOf(id); {
+		case uid != "" && uid != id && ours:
+			probs.add("uid", "user %s was made with uid %s: remove uid, or name another user", u.Name, uid)
+		case uid != "" && uid != id:
+			probs.add("uid", "user %s is in the image already with uid %s: remove uid, or name another user", u.Name, uid)
+		case row == nil && other != "":
+			probs.add("uid", "uid %s is %s's in the image: choose another", id, other)
+		}
+	}
+	if home := value(u.HomeDir); home != "" && !ours && dir != "" && path.Clean(home) != path.Clean(dir) {
+		probs.add("homeDir", "user %s is in the image already with the home %s, and first boot moves no homes: remove homeDir, or name another user", u.Name, dir)
+	}
+	return probs
+}
+
+// cell is a column of a line, empty where it is too short.
+func cell(row []string, n int) string {
+	if len(row) > n {
+		return row[n]
+	}
+	return ""
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
