@@ -16,7 +16,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/edgebake/edgebake/builder/procgroup"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -64,8 +66,10 @@ func (p *packages) container() error {
 }
 
 // debianPackages are what edgebake calls where the base is Debian, and for ISOs.
-// mmdebstrap runs as the container's root, so uidmap is left out.
-var debianPackages = []string{"ca-certificates", "debian-archive-keyring", "mmdebstrap", "xorriso"}
+// mmdebstrap runs as the container's root, so uidmap is left out. A base for
+// another architecture needs its emulation registered on the container's host,
+// with the emulator itself; here arch-test tells that it works.
+var debianPackages = []string{"arch-test", "ca-certificates", "debian-archive-keyring", "mmdebstrap", "xorriso"}
 
 // debianContainer writes the image with Debian below edgebake, for this
 // computer's architecture: mmdebstrap runs Debian's programs.
@@ -118,7 +122,6 @@ func (p *packages) debian(ctx context.Context, arch, out string) error {
 	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, p.sources...)...)
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10), "LC_ALL=C.UTF-8", "TZ=UTC")
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	f, err := os.Create(out)
@@ -128,7 +131,7 @@ func (p *packages) debian(ctx context.Context, arch, out string) error {
 	defer f.Close()
 	w := gzip.NewWriter(f)
 	cmd.Stdout = w
-	if err := cmd.Run(); err != nil {
+	if err := procgroup.Run(cmd, 30*time.Second); err != nil {
 		return fmt.Errorf("mmdebstrap: %w\n%s", err, log.Bytes())
 	}
 	return errors.Join(w.Close(), f.Close())

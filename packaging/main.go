@@ -39,7 +39,7 @@ func main() {
 	defer stop()
 	p := packages{log: os.Stdout, nodes: architectures}
 	flag.StringVar(&p.src, "src", ".", "source tree")
-	flag.StringVar(&p.out, "o", filepath.Join("build", "packages"), "folder to write to")
+	flag.StringVar(&p.out, "o", filepath.Join("build", "packages"), "directory to write to")
 	arch := flag.String("arch", strings.Join(architectures, ","), "architectures of the computers that edgebake is for")
 	only := flag.String("only", "deb,container,debian", "what to make: deb, container (edgebake alone), debian (a container with what base.debian needs)")
 	flag.StringVar(&p.suite, "suite", "trixie", "Debian suite of the container")
@@ -67,7 +67,7 @@ type packages struct {
 	date    time.Time
 	commit  bool   // it is a commit's, which the version names
 	version string // as edgebake tells it
-	stage   string // a folder for each architecture's files
+	stage   string // a directory for each architecture's files
 }
 
 func (p *packages) make(ctx context.Context) error {
@@ -151,6 +151,9 @@ func (p *packages) layOut(ctx context.Context) error {
 		return fmt.Errorf("asking edgebake for its version: %w", err)
 	}
 	p.version = told.Version
+	if err := p.checkRelease(ctx, filepath.Join(nodes, "firstboot-linux-"+runtime.GOARCH)); err != nil {
+		return err
+	}
 	for _, arch := range p.arch {
 		root := filepath.Join(p.stage, arch)
 		if err := p.compile(ctx, arch, filepath.Join(root, "usr/bin/edgebake")); err != nil {
@@ -166,13 +169,29 @@ func (p *packages) layOut(ctx context.Context) error {
 	return nil
 }
 
+// checkRelease asks a program for images which version it is: it has no stamp
+// of Go's, and a release must not tell another version on the nodes.
+func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
+	if strings.ContainsAny(p.version, "-+(") {
+		return nil // no release
+	}
+	out, err := exec.CommandContext(ctx, firstboot, "version").Output()
+	if err != nil {
+		return fmt.Errorf("asking firstboot for its version: %w", err)
+	}
+	if said := strings.TrimSpace(string(out)); said != "firstboot "+p.version {
+		return fmt.Errorf("this is release %s and its programs for images say %q: set the version in cmd/internal/version/version.go before the tag", p.version, said)
+	}
+	return nil
+}
+
 // compile makes edgebake itself. Its version is what Go finds in the repository.
 func (p *packages) compile(ctx context.Context, arch, out string) error {
 	fmt.Fprintf(p.log, "compiling edgebake for %s\n", arch)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildvcs="+strconv.FormatBool(p.commit), "-o", out, "./cmd/edgebake")
 	cmd.Dir = p.src
-	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off",
-		// Go asks git, which refuses a clone that somebody else made.
+	cmd.Env = append(append(os.Environ(), builder.ProgramEnv(arch)...),
+		// Go asks git, which rejects a clone that somebody else made.
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling edgebake for %s: %w\n%s", arch, err, said)

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// makeIn makes packages of the source tree into a folder.
+// makeIn makes packages of the source tree into a directory.
 func makeIn(t *testing.T, p packages) []string {
 	t.Helper()
 	p.src, p.log, p.out = "..", t.Output(), t.TempDir()
@@ -199,7 +199,7 @@ func TestGoInstall(t *testing.T) {
 }
 
 // sourceOnly copies what belongs to the source, without what was made in its
-// folder.
+// directory.
 func sourceOnly(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -423,7 +423,7 @@ func container(t *testing.T, archive, deb string) {
 	within(t, root, config.Config.Env, "/usr/bin/edgebake", "inspect", "tiny.raw", "--verify")
 }
 
-// within calls a program of a root file system in it, in its folder /work.
+// within calls a program of a root file system in it, in its directory /work.
 func within(t *testing.T, root string, env []string, args ...string) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(root, "proc"), 0o755); err != nil {
@@ -525,24 +525,29 @@ func untar(t *testing.T, r io.Reader, dir string) {
 // have them. One of "" is there on every Debian.
 var programs = map[string]string{
 	"apt-cache": "mmdebstrap", "apt-get": "mmdebstrap", // which depends on apt
+	"arch-test":  "arch-test",
 	"go":         "golang-go",
 	"lsblk":      "", // util-linux
 	"mmdebstrap": "mmdebstrap", "newuidmap": "uidmap",
-	"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86",
+	"qemu-aarch64-static": "qemu-user-static", "qemu-x86_64-static": "qemu-user-static",
+	"qemu-aarch64": "qemu-user-static", "qemu-x86_64": "qemu-user-static", // since trixie, by what it depends on
+	"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86", "qemu-system-aarch64": "qemu-system-arm",
 	"xorriso": "xorriso",
 }
 
 // computed are the calls whose program is no literal, by file and expression, and
 // what they can be.
 var computed = map[string][]string{
-	"builder/archive.go name":          {"apt-get", "apt-cache"},
-	"builder/fetch/gomodule.go g.path": {"go"},
-	"builder/make.go tool":             {"mmdebstrap", "newuidmap"},
-	"builder/qemu/host.go name":        {"qemu-system-x86_64"},
-	"builder/qemu/host.go p.Path":      {"qemu-system-x86_64"},
-	"builder/qemu/host.go path":        {"qemu-system-x86_64"},
-	"builder/qemu/host.go tool":        {"qemu-img"},
-	"cmd/edgebake/boot.go prog.Path":   {"qemu-system-x86_64"},
+	"builder/archive.go name":                        {"apt-get", "apt-cache"},
+	`builder/emulation.go "qemu-" + cpu`:             {"qemu-aarch64", "qemu-x86_64"},
+	`builder/emulation.go "qemu-" + cpu + "-static"`: {"qemu-aarch64-static", "qemu-x86_64-static"},
+	"builder/fetch/gomodule.go g.path":               {"go"},
+	"builder/make.go tool":                           {"mmdebstrap", "newuidmap"},
+	"builder/qemu/host.go name":                      {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/host.go p.Path":                    {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/host.go path":                      {"qemu-system-x86_64", "qemu-system-aarch64"},
+	"builder/qemu/host.go tool":                      {"qemu-img"},
+	"cmd/edgebake/boot.go prog.Path":                 {"qemu-system-x86_64", "qemu-system-aarch64"},
 }
 
 // TestProgramsAreDeclared: what edgebake calls stands in the package's fields, and
@@ -576,7 +581,7 @@ func TestProgramsAreDeclared(t *testing.T) {
 		t.Errorf("programs that are called: %q, listed: %q", got, want)
 	}
 	// Certificates, keyrings and firmware, which those programs and edgebake read.
-	needed := append(slices.Collect(maps.Values(programs)), "ca-certificates", "debian-archive-keyring", "ovmf")
+	needed := append(slices.Collect(maps.Values(programs)), "ca-certificates", "debian-archive-keyring", "ovmf", "qemu-efi-aarch64")
 	for _, pkg := range declared {
 		if !slices.Contains(needed, pkg) {
 			t.Errorf("nfpm.yaml has %s, which nothing needs", pkg)
@@ -663,5 +668,24 @@ func TestDebianVersion(t *testing.T) {
 			run(t, exec.Command(dpkg, "--compare-versions", last, "lt", got))
 		}
 		last = got
+	}
+}
+
+// TestCheckRelease: a tag whose source says something else is noticed, and what
+// is no release is not asked.
+func TestCheckRelease(t *testing.T) {
+	said := filepath.Join(t.TempDir(), "firstboot")
+	if err := os.WriteFile(said, []byte("#!/bin/sh\necho firstboot 0.2.0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for v, ok := range map[string]bool{"0.2.0": true, "0.1.0": false} {
+		if err := (&packages{version: v}).checkRelease(t.Context(), said); (err == nil) != ok {
+			t.Errorf("%s: %v", v, err)
+		}
+	}
+	for _, v := range []string{"(devel)", "0.2.0-dev", "0.0.0-20260101000000-abcdefabcdef+dirty"} {
+		if err := (&packages{version: v}).checkRelease(t.Context(), "/does/not/exist"); err != nil {
+			t.Errorf("%s: %v", v, err)
+		}
 	}
 }

@@ -84,6 +84,9 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if info.Format != media.FormatRaw {
 		return fmt.Errorf("booting %s: it is compressed; zstd -d %s -o NAME.raw first", image, image)
 	}
+	if boards := info.Image.Boards; len(boards) > 0 {
+		return fmt.Errorf("booting %s: it is for %s, whose firmware no virtual machine has: build the Image with hardware: generic or cloud to try it here, or flash it to a card", image, strings.Join(boards, " and "))
+	}
 	m.Arch = info.Image.Arch
 	prog, err := qemu.Find(ctx, m.Arch)
 	if err != nil {

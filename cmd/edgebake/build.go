@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
@@ -22,6 +24,7 @@ import (
 type source struct {
 	cache  string
 	lock   string
+	archs  []string
 	locked bool
 	name   string // of the Image document
 	data   []byte
@@ -30,38 +33,132 @@ type source struct {
 func (f *source) flags(c *cobra.Command) {
 	cacheFlag(c, &f.cache)
 	c.Flags().StringVar(&f.lock, "lock", "", "lock file (default: beside the Image, image.lock for image.yaml)")
-	c.Flags().BoolVar(&f.locked, "locked", false, "refuse every input that is not in the lock")
+	c.Flags().BoolVar(&f.locked, "locked", false, "reject every input that is not in the lock")
+	c.Flags().StringSliceVar(&f.archs, "arch", nil, "architecture to build for, instead of the Image's: "+strings.Join(configs.Architectures(), " or "))
+	_ = c.RegisterFlagCompletionFunc("arch", cobra.FixedCompletions(configs.Architectures(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// open reads the Image and its lock, and opens the cache.
-func (f *source) open(s streams, image string) (*configs.Image, builder.Options, error) {
+// target is one of the images that a document describes, of one architecture.
+type target struct {
+	img *configs.Image
+	builder.Options
+	lock string
+	// suffix tells the names of its files from those of the document's others;
+	// empty where it is the only one that the document has.
+	suffix string
+}
+
+// open reads the Image and its locks, and opens the cache.
+func (f *source) open(s streams, image string) ([]target, error) {
+	if err := f.checkArchs(); err != nil {
+		return nil, err
+	}
 	var err error
 	if f.data, err = readInput(s, image); err != nil {
-		return nil, builder.Options{}, err
+		return nil, err
 	}
 	f.name = image
-	img, err := configs.ParseImage(image, f.data)
+	images, err := configs.ParseImages(image, f.data, f.archs...)
 	if err != nil {
-		return nil, builder.Options{}, err
+		return nil, err
 	}
-	if f.lock == "" && image != "-" {
-		f.lock = strings.TrimSuffix(strings.TrimSuffix(image, ".yaml"), ".yml") + ".lock"
+	own := configs.ListedArchitectures(f.data)
+	var targets []target
+	for _, img := range images {
+		t := target{img: img, Options: builder.Options{Dir: dirOf(image), Version: version.String(), Published: version.Published(), Locked: f.locked}}
+		if len(own) != 1 || own[0] != img.Arch {
+			t.suffix = "-" + img.Arch
+		}
+		if err := t.readLock(f.lock, image, len(images) > 1); err != nil {
+			return nil, err
+		}
+		targets = append(targets, t)
 	}
-	o := builder.Options{Dir: dirOf(image), Version: version.String(), Published: version.Published(), Locked: f.locked}
-	if f.lock != "" {
-		data, err := os.ReadFile(f.lock)
-		switch {
-		case err == nil:
-			if o.Lock, err = plan.DecodeLock(data); err != nil {
-				return nil, o, fmt.Errorf("%s: %w", f.lock, err)
-			}
-			o.RootRoom = o.Lock.RootRoom
-		case !errors.Is(err, fs.ErrNotExist):
-			return nil, o, err
+	cache, err := openCache(f.cache)
+	for i := range targets {
+		targets[i].Cache = cache
+	}
+	return targets, err
+}
+
+// checkArchs rejects architectures that there are no images for.
+func (f *source) checkArchs() error {
+	var errs []error
+	for i, a := range f.archs {
+		if !slices.Contains(configs.Architectures(), a) {
+			errs = append(errs, fmt.Errorf("--arch %s: want %s%s", a, strings.Join(configs.Architectures(), " or "), configs.DidYouMean(a, configs.Architectures())))
+		} else if slices.Contains(f.archs[:i], a) {
+			errs = append(errs, fmt.Errorf("--arch %s is given twice", a))
 		}
 	}
-	o.Cache, err = openCache(f.cache)
-	return img, o, err
+	if len(errs) > 0 {
+		return usageError{errors.Join(errs...)}
+	}
+	return nil
+}
+
+// openOne is open, for commands about one image.
+func (f *source) openOne(s streams, image string) (target, error) {
+	targets, err := f.open(s, image)
+	if err != nil {
+		return target{}, err
+	}
+	if len(targets) > 1 {
+		targets[0].Cache.Close()
+		return target{}, usageError{fmt.Errorf("%s is for %s: choose one with --arch", image, strings.Join(configs.ListedArchitectures(f.data), " and "))}
+	}
+	return targets[0], nil
+}
+
+// readLock finds the target's lock: the one named, which several targets have
+// each under a name of its own, else that beside the document. There it may
+// have the name that it had when the document listed more architectures, or
+// fewer.
+func (t *target) readLock(named, image string, several bool) error {
+	names := []string{named}
+	switch {
+	case named != "" && several:
+		names[0] = forArch(named, t.img.Arch)
+	case named == "" && image == "-":
+		return nil
+	case named == "":
+		stem := strings.TrimSuffix(strings.TrimSuffix(image, ".yaml"), ".yml")
+		names = []string{stem + t.suffix + ".lock", stem + "-" + t.img.Arch + ".lock", stem + ".lock"}
+	}
+	t.lock = names[0]
+	for i, name := range names {
+		data, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		lock, err := plan.DecodeLock(data)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if !lock.For(t.img.Arch) {
+			if i > 0 {
+				continue
+			}
+			return fmt.Errorf("%s: the lock is of an image for another architecture than %s: name another lock with --lock", name, t.img.Arch)
+		}
+		t.Lock, t.RootRoom = lock, lock.RootRoom
+		return nil
+	}
+	return nil
+}
+
+// forArch is the name for one architecture of a file that there is one of for
+// each: node-arm64.raw.zst for node.raw.zst.
+func forArch(path, arch string) string {
+	for _, ending := range []string{".raw", ".raw.zst", filepath.Ext(path)} {
+		if stem, ok := strings.CutSuffix(path, ending); ok {
+			return stem + "-" + arch + ending
+		}
+	}
+	return path + "-" + arch
 }
 
 // explain gives problems of what the Image names their place in it.
@@ -80,28 +177,31 @@ func (f *source) explain(err error) error {
 }
 
 // checkFiles finds out before a build what would go wrong at its end.
-func (f *source) checkFiles(exportBase string, force bool) error {
+func (t *target) checkFiles(exportBase string) error {
 	var errs []error
-	if f.lock != "" && !f.locked {
-		if err := builder.CheckFile(f.lock, true); err != nil {
+	if t.lock != "" && !t.Locked {
+		if err := builder.CheckFile(t.lock, true); err != nil {
 			errs = append(errs, fmt.Errorf("lock %w (--lock names another place)", err))
 		}
 	}
 	if exportBase != "" {
-		if err := builder.CheckFile(exportBase, force); err != nil {
+		if err := builder.CheckFile(exportBase, t.Force); err != nil {
 			errs = append(errs, fmt.Errorf("--export-base: %w", err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// buildFlags are those of edgebake build, besides the source's.
+type buildFlags struct {
+	output, base, exportBase, sign string
+	force, update, asJSON          bool
+}
+
 func newBuild(s streams) *cobra.Command {
 	var (
-		src        source
-		o          builder.Options
-		exportBase string
-		sign       string
-		asJSON     bool
+		src source
+		b   buildFlags
 	)
 	c := &cobra.Command{
 		Use:               "build IMAGE",
@@ -118,6 +218,12 @@ or fails, with --update it takes the newest.
 What was fetched or made once comes from the cache. A name that ends in
 .raw.zst is written compressed (zstd, seekable).
 
+An Image for several architectures (arch: [amd64, arm64]) gives an image for
+each, NAME-ARCH.raw, with a lock of its own, image-ARCH.lock. --arch builds for
+other architectures than the document's, or for some of them; where that is one,
+--output and --lock are exactly its names. A Debian base for another architecture
+than this computer's is made in emulation (qemu-user), once.
+
 --sign signs the golden digest and image.json with a minisign secret key; verify,
 flash and whoever has the public key can tell the image from others. The password
 of an encrypted key is read from the environment variable
@@ -125,79 +231,128 @@ of an encrypted key is read from the environment variable
 		Example: `  edgebake build image.yaml
   edgebake build image.yaml --output node.raw.zst --locked
   edgebake build image.yaml --output node.raw.zst --sign office.key
+  edgebake build image.yaml --arch arm64
+  edgebake build image.yaml --arch amd64,arm64 --output node.raw # node-amd64.raw, node-arm64.raw
   edgebake build image.yaml --force --update                 # with today's packages
   edgebake build image.yaml --force --export-base base.tar   # keep the made base ...
   edgebake build image.yaml --force --locked --base base.tar # ... and build from it`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
-			if o.Update && (src.locked || o.Base != "") {
-				return usageError{errors.New("--update makes inputs anew, --locked and --base keep them: choose one")}
+			if b.update && (src.locked || b.base != "") {
+				return usageError{errors.New("--update makes inputs again, --locked and --base keep them: choose one")}
 			}
-			img, opts, err := src.open(s, args[0])
+			targets, err := src.open(s, args[0])
 			if err != nil {
 				return err
 			}
-			defer opts.Cache.Close()
-			if o.Update {
-				opts.Lock, opts.Update = nil, true
-			}
-			opts.Base, opts.Output, opts.Force = o.Base, o.Output, o.Force
-			// The password is asked for before the long work, not after it.
-			if sign != "" {
-				key, err := secretKey(s, sign, args[0] == "-")
-				if err != nil {
-					return err
-				}
-				opts.Sign = func(golden string, info []byte) (string, error) {
-					return slot.SignImage(golden, info, key, img.SourceTime())
-				}
-			}
-			if opts.Output == "" {
-				opts.Output = img.Name + ".raw"
-			}
-			if err := src.checkFiles(exportBase, o.Force); err != nil {
+			defer targets[0].Cache.Close()
+			if err := b.settle(s, targets, args[0] == "-"); err != nil {
 				return err
 			}
-			show := newDisplay(s, asJSON)
-			opts.Events, opts.ShowsDetails = show.event, s.verbose() && !asJSON
-			res, err := builder.Build(c.Context(), img, opts)
-			show.close()
-			if err != nil {
-				return src.explain(err)
-			}
-			// The image first, with all that belongs to it.
-			if err := finishBuild(s, opts, src, res, asJSON); err != nil {
-				return withImage(c.Context(), opts.Output, err)
-			}
-			if exportBase == "" {
-				return nil
-			}
-			// The base that is in the image, not one made anew.
-			opts.Events, opts.Update, opts.Lock = nil, false, res.Plan.Lock()
-			if _, err := builder.ExportBase(c.Context(), img, opts, exportBase); err != nil {
-				return withImage(c.Context(), opts.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err))
-			}
-			return nil
+			return b.run(c.Context(), s, &src, targets)
 		},
 	}
 	src.flags(c)
 	f := c.Flags()
-	f.StringVarP(&o.Output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
+	f.StringVarP(&b.output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
 	_ = c.MarkFlagFilename("output", imageEndings...)
-	f.BoolVarP(&o.Force, "force", "f", false, "replace an image that is there")
-	f.BoolVar(&o.Update, "update", false, "take the newest packages and tags, and renew the lock")
-	f.StringVar(&o.Base, "base", "", "use this exported base instead of making one")
-	f.StringVar(&exportBase, "export-base", "", "also copy the made base to this file, for --base")
-	f.StringVar(&sign, "sign", "", "minisign secret key to sign the image with")
+	f.BoolVarP(&b.force, "force", "f", false, "replace an image that is there")
+	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
+	f.StringVar(&b.base, "base", "", "use this exported base instead of making one")
+	f.StringVar(&b.exportBase, "export-base", "", "also copy the made base to this file, for --base")
+	f.StringVar(&b.sign, "sign", "", "minisign secret key to sign the image with")
 	_ = c.MarkFlagFilename("sign")
-	f.BoolVar(&asJSON, "json", false, "print events and the report as JSON, one object a line")
+	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
 	return c
 }
 
-// finishBuild writes what goes beside the image and the lock, and sums up.
-func finishBuild(s streams, o builder.Options, src source, res *builder.Result, asJSON bool) error {
-	out := o.Output
-	stem := stemOf(out)
+// settle puts into the targets what the flags say, and finds what would go
+// wrong at the end of their builds.
+func (b *buildFlags) settle(s streams, targets []target, fromStdin bool) error {
+	var errs []error
+	for i := range targets {
+		t := &targets[i]
+		if b.update {
+			t.Lock, t.Update = nil, true
+		}
+		t.Base, t.Output, t.Force = b.of(targets, t, b.base), b.of(targets, t, b.output), b.force
+		if t.Output == "" {
+			t.Output = t.img.Name + t.suffix + ".raw"
+		}
+		errs = append(errs, t.checkFiles(b.of(targets, t, b.exportBase)))
+	}
+	if b.sign == "" {
+		return errors.Join(errs...)
+	}
+	// The password is asked for before the long work, not after it.
+	key, err := secretKey(s, b.sign, fromStdin)
+	if err != nil {
+		return err
+	}
+	for i := range targets {
+		date := targets[i].img.SourceTime()
+		targets[i].Sign = func(golden string, info []byte) (string, error) {
+			return slot.SignImage(golden, info, key, date)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// of is the name that a target's file has where the flag names one of its kind.
+func (b *buildFlags) of(targets []target, t *target, file string) string {
+	if file == "" || len(targets) == 1 {
+		return file
+	}
+	return forArch(file, t.img.Arch)
+}
+
+// run builds the targets, with all that belongs beside each image, and sums up.
+func (b *buildFlags) run(ctx context.Context, s streams, src *source, targets []target) error {
+	show := newDisplay(s, b.asJSON)
+	var jobs []builder.Job
+	for _, t := range targets {
+		o := t.Options
+		o.ShowsDetails = s.verbose() && !b.asJSON
+		o.Events = show.event
+		if len(targets) > 1 && !b.asJSON {
+			o.Events = func(e builder.Event) {
+				e.Step = e.Arch + " " + e.Step
+				show.event(e)
+			}
+		}
+		jobs = append(jobs, builder.Job{Image: t.img, Options: o})
+	}
+	var results []*builder.Result
+	var complete []string
+	err := builder.BuildEach(ctx, jobs, func(i int, r *builder.Result) error {
+		results, complete = append(results, r), append(complete, targets[i].Output)
+		return targets[i].finish(s, r, b.asJSON)
+	})
+	show.close()
+	if !b.asJSON && !s.quiet() {
+		for i, r := range results {
+			printReport(s, targets[i].Output, r.Report)
+		}
+	}
+	if err != nil && len(complete) > 0 {
+		return withImage(ctx, strings.Join(complete, " and "), src.explain(err))
+	}
+	if err != nil || b.exportBase == "" {
+		return src.explain(err)
+	}
+	for i, t := range targets {
+		// The base that is in the image, not one made anew.
+		t.Update, t.Lock = false, results[i].Plan.Lock()
+		if _, err := builder.ExportBase(ctx, t.img, t.Options, b.of(targets, &t, b.exportBase)); err != nil {
+			return withImage(ctx, t.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err))
+		}
+	}
+	return nil
+}
+
+// finish writes what goes beside the image, and the lock.
+func (t *target) finish(s streams, res *builder.Result, asJSON bool) error {
+	stem := stemOf(t.Output)
 	report, err := res.Report.Encode()
 	if err != nil {
 		return err
@@ -206,9 +361,9 @@ func finishBuild(s streams, o builder.Options, src source, res *builder.Result, 
 		path string
 		data []byte
 	}{{stem + ".report.json", report}, {stem + ".sbom.spdx.json", res.SBOM}}
-	if src.lock != "" && !src.locked {
+	if t.lock != "" && !t.Locked {
 		pinned := res.Plan.Lock()
-		pinned.NarrowRoom(o.RootRoom)
+		pinned.NarrowRoom(t.RootRoom)
 		pinned.NarrowRoom(res.Report.RootRoom())
 		lock, err := pinned.Encode()
 		if err != nil {
@@ -217,7 +372,7 @@ func finishBuild(s streams, o builder.Options, src source, res *builder.Result, 
 		beside = append(beside, struct {
 			path string
 			data []byte
-		}{src.lock, lock})
+		}{t.lock, lock})
 	}
 	for _, f := range beside {
 		if err := builder.WriteFile(f.path, f.data, 0o666); err != nil {
@@ -225,23 +380,16 @@ func finishBuild(s streams, o builder.Options, src source, res *builder.Result, 
 		}
 	}
 	if asJSON {
-		return json.NewEncoder(s.Out).Encode(map[string]any{"state": "result", "output": out, "report": res.Report})
-	}
-	if !s.quiet() {
-		printReport(s, out, res.Report)
+		return json.NewEncoder(s.Out).Encode(map[string]any{"state": "result", "output": t.Output, "report": res.Report})
 	}
 	return nil
 }
 
-func count(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
-}
-
 func printReport(s streams, out string, r *builder.Report) {
 	fmt.Fprintf(s.Out, "%s: %s, Kubernetes %s, containerd %s, Linux %s\n", out, r.Info.Arch, r.Info.Kubernetes, r.Info.Containerd, r.Info.Kernel)
+	if boards := r.Info.Boards; len(boards) > 0 {
+		fmt.Fprintf(s.Out, "  boots on %s\n", strings.Join(boards, " and "))
+	}
 	for _, p := range r.Partitions {
 		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
 		if p.Files > 0 {
@@ -252,9 +400,9 @@ func printReport(s streams, out string, r *builder.Report) {
 		}
 		fmt.Fprintln(s.Out)
 	}
-	fmt.Fprintf(s.Out, "  %s, %s", count(r.Packages, "Debian package"), count(len(r.Info.Images), "container image"))
+	fmt.Fprintf(s.Out, "  %s, %s", configs.Count(r.Packages, "Debian package"), configs.Count(len(r.Info.Images), "container image"))
 	if len(r.Info.Images) > 0 {
-		fmt.Fprintf(s.Out, " of %s in %s", humanSize(r.Images.Size), count(r.Images.Layers, "layer"))
+		fmt.Fprintf(s.Out, " of %s in %s", humanSize(r.Images.Size), configs.Count(r.Images.Layers, "layer"))
 	}
 	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)
@@ -276,12 +424,12 @@ image, byte for byte.`,
   edgebake plan image.yaml --locked`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
-			img, o, err := src.open(s, args[0])
+			t, err := src.openOne(s, args[0])
 			if err != nil {
 				return err
 			}
-			defer o.Cache.Close()
-			p, err := builder.Resolve(c.Context(), img, o)
+			defer t.Cache.Close()
+			p, err := builder.Resolve(c.Context(), t.img, t.Options)
 			if err != nil {
 				return src.explain(err)
 			}

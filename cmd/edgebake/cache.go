@@ -47,7 +47,7 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 				v.Bytes += b.Size
 			}
 			return printAs(s, output, v, func() {
-				fmt.Fprintf(s.Out, "%s: %s in %s and the notes on them\n", v.Dir, humanSize(v.Bytes), count(len(blobs), "input"))
+				fmt.Fprintf(s.Out, "%s: %s in %s and the notes on them\n", v.Dir, humanSize(v.Bytes), configs.Count(len(blobs), "input"))
 				printAges(s, blobs, time.Now())
 			})
 		},
@@ -200,9 +200,9 @@ hashed last, and with --locked for every input that it uses.`,
 			case verr != nil || n == 0:
 				return verr
 			case dryRun:
-				return fmt.Errorf("verifying cache %s: %s damaged: run it without --dry-run to remove what is damaged", cache.Dir(), count(n, "input"))
+				return fmt.Errorf("verifying cache %s: %s damaged: run it without --dry-run to remove what is damaged", cache.Dir(), configs.Count(n, "input"))
 			default:
-				return fmt.Errorf("verifying cache %s: %s damaged and removed: the next build that needs one fetches or makes it again", cache.Dir(), count(n, "input"))
+				return fmt.Errorf("verifying cache %s: %s damaged and removed: the next build that needs one fetches or makes it again", cache.Dir(), configs.Count(n, "input"))
 			}
 		},
 	}

@@ -66,6 +66,9 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
   edgebake push my-edge.raw.zst registry.example.com/edge/my-edge:2026.11 --auth-file ci.json`,
 		Args: args(2, 2, "an image and a reference, HOST/REPOSITORY:TAG"),
 		RunE: func(c *cobra.Command, a []string) error {
+			if err := imageFirst(c, a); err != nil {
+				return err
+			}
 			ref, err := parseReference(a[1])
 			if err != nil {
 				return err
@@ -81,7 +84,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			if p.Had > 0 {
 				had = fmt.Sprintf(", %d of them there already", p.Had)
 			}
-			s.note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, humanSize(p.Stored), count(p.Parts, "part"), had, p.Golden)
+			s.note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, humanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
 			return nil
 		},
 	}

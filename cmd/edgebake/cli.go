@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
@@ -69,13 +70,20 @@ func run(ctx context.Context, args []string, s streams) int {
 // interrupted says what an interrupt left. Only some commands take back what
 // they have begun; of the others the error says how far they came.
 func interrupted(c *cobra.Command, err error) string {
+	if kept := (*builder.LeftoverError)(nil); errors.As(err, &kept) {
+		return "interrupted; this was left behind: " + kept.Error()
+	}
 	switch path := c.CommandPath(); {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry, the same command goes on"
 	}
-	return fmt.Sprintf("interrupted before it was done: %v", err)
+	text := strings.TrimSuffix(strings.TrimSuffix(err.Error(), context.Canceled.Error()), ": ")
+	if text == "" {
+		return "interrupted before it was done"
+	}
+	return "interrupted before it was done: " + text
 }
 
 func newRoot(s streams) *cobra.Command {
@@ -140,7 +148,7 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 	return root
 }
 
-// subcommand refuses words that are no command below c.
+// subcommand rejects words that are no command below c.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -178,7 +186,7 @@ func args(low, high int, what string) cobra.PositionalArgs {
 	}
 }
 
-const cacheUsage = "folder of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache folder)"
+const cacheUsage = "directory of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache directory)"
 
 // cacheFlag adds --cache.
 func cacheFlag(c *cobra.Command, dir *string) {
@@ -196,7 +204,7 @@ func openCache(dir string) (*fetch.Cache, error) {
 }
 
 // dirOf is where a document's relative paths start; "-" is standard input,
-// whose paths start in the current folder.
+// whose paths start in the current directory.
 func dirOf(name string) string {
 	if name == "-" {
 		return "."
@@ -219,7 +227,7 @@ func readInput(s streams, name string) ([]byte, error) {
 		return nil, fmt.Errorf("%s has %s, a document has at most %s: name the YAML file", name, humanSize(fi.Size()), humanSize(maxDocument))
 	}
 	data, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name)) {
 		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from", err)
 	}
 	return data, err

@@ -1,20 +1,25 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -50,6 +55,7 @@ and writes it to DIR:
   pki/            the CAs of the cluster, of etcd and of the front proxy, and the
                   key of the service accounts, as kubeadm takes them
   tokens/         a bootstrap token for each node, as Secrets
+  manifests/      the Cluster's manifests, as they are now
   admin.conf      an administrator's kubeconfig, with a context for each master
   mint.json       what the directory says of itself; no secret
   cluster.yaml    the document
@@ -78,10 +84,11 @@ domain, masters, or a lower version of Kubernetes.`,
 				return err
 			}
 			printWarnings(s, doc)
-			if err := checkManifests(a[0], data, doc); err != nil {
+			manifests, err := readManifests(doc)
+			if err != nil {
 				return err
 			}
-			change, err := mint.New(out, data, mint.Options{File: a[0], Now: time.Now(), EncryptTo: encryptTo})
+			change, err := mint.New(out, doc, mint.Options{Now: time.Now(), EncryptTo: encryptTo, Manifests: manifests})
 			if err != nil {
 				return err
 			}
@@ -120,7 +127,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 	case change.Minted:
 		s.note("minted cluster %s into %s: %s, %d masters, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
 		if len(r.Recipients) == 0 {
-			s.note("The keys in %s are not encrypted: keep it as you would keep the masters themselves.\n", dir)
+			s.note("The keys in %s are not encrypted: whoever reads it has the cluster. Keep it as safe as the machines (--encrypt-to encrypts it).\n", dir)
 		}
 	default:
 		s.note("updated %s: cluster %s\n", dir, r.Fixed.Name)
@@ -139,33 +146,31 @@ func printMint(s streams, dir string, change *mint.Change) {
 }
 
 func newClusterSites(s streams) *cobra.Command {
-	var out, inventory, identity string
-	var birth time.Duration
-	var words mint.Words
-	var snapshot string
-	var force bool
+	var o sitesOptions
 	c := &cobra.Command{
 		Use:   "sites DIR",
 		Short: "Write the Sites of a minted cluster's machines",
 		Long: `Sites writes the Site of each machine of a cluster that edgebake cluster new
 minted into DIR, to DIR/sites or to --output. A worker's Site holds its own token,
 the hash of the CA, the masters and the VIP, and no key. A control-plane node's
-holds the cluster's keys and the tokens, which the first of them publishes.
+holds the cluster's keys, and the tokens and manifests, which the first of them
+publishes.
 
 With --inventory all workers' Sites go into one Inventory instead, each with its
 match. Control-plane nodes are never part of it: whoever has a copy of it must
 not have the keys.
 
 A cluster may be born as long as its tokens are valid after minting (tokenTTL).
-Control-plane nodes whose Sites are written later, or that are flashed anew
+Control-plane nodes whose Sites are written later, or that are flashed again
 then, only take a seat in a cluster that lives. --birth TIME says that etcd may
 begin with nothing until then: for a cluster that was never switched on in time,
-or whose data is given up. What was said is recorded in DIR/mint.json.
+or whose data is given up. Workers whose tokens have expired get new ones. What was
+said is recorded in DIR/mint.json.
 
 Two words are for control-plane nodes that are lost. --absent NAME: it is dead on
 arrival, and the cluster is born without it. --continue-from NAME: more than half
 of etcd's members are lost for good, and the cluster goes on with what NAME has;
-all others join it anew; with --restore FILE it begins with that snapshot of etcd
+all others join it again; with --restore FILE it begins with that snapshot of etcd
 instead, which it finds in its /var/lib/edgebake/snapshots or, named
 etcd-snapshot.db, on a stick named EDGEBAKE. Stamp the Sites onto all of them, restart them, and once
 the cluster lives stamp Sites without the words.`,
@@ -179,97 +184,155 @@ the cluster lives stamp Sites without the words.`,
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
 		RunE: func(c *cobra.Command, a []string) error {
-			if out != "" && inventory != "" {
-				return usageError{errors.New("--output and --inventory exclude each other: Sites, or one Inventory")}
-			}
-			if c.Flags().Changed("birth") && (birth <= 0 || birth > maxBirth) {
-				return usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", birth, maxBirth)}
-			}
-			for _, flag := range []string{"birth", "absent", "continue-from", "restore"} {
-				if c.Flags().Changed(flag) && inventory != "" {
-					return usageError{fmt.Errorf("--%s and --inventory exclude each other: an Inventory has no control-plane nodes", flag)}
-				}
-			}
-			var id sealed.Identity
-			var err error
-			if identity != "" {
-				if id, err = sealed.ReadIdentity(identity); err != nil {
-					return err
-				}
-			}
-			record, err := mint.Load(a[0])
-			if err != nil {
+			if err := o.fit(c.Flags().Changed); err != nil {
 				return err
 			}
-			now := time.Now()
-			sites, nodeErr := mint.Sites(a[0], id, now)
-			if nodeErr != nil && inventory != "" {
-				return nodeErr
-			}
-			if out == "" && inventory == "" && len(record.Recipients) > 0 {
-				return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens and keys in clear: say where to write with --output", a[0])}
-			}
-			if inventory != "" {
-				return writeInventory(s, inventory, sites, force)
-			}
-			if birth > 0 {
-				if record, err = mint.AllowBirth(a[0], now, now.Add(birth)); err != nil {
-					return err
-				}
-			}
-			masters, err := mint.MasterSites(a[0], id, now)
-			if err != nil {
-				return err
-			}
-			if snapshot != "" {
-				if words.Restore, err = sumOf(snapshot); err != nil {
-					return err
-				}
-			}
-			if err := words.Say(masters); err != nil {
-				return err
-			}
-			sites = append(masters, sites...)
-			if out == "" {
-				out = filepath.Join(a[0], "sites")
-			}
-			// A token that has expired keeps no control-plane node from its Site.
-			return errors.Join(writeSites(s, out, record.Fixed.Name, sites, force), nodeErr)
+			return o.write(s, a[0], time.Now())
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&out, "output", "o", "", "directory to write to (default DIR/sites)")
+	f.StringVarP(&o.out, "output", "o", "", "directory to write to (default DIR/sites)")
 	_ = c.MarkFlagDirname("output")
 	f.SetNormalizeFunc(outIsOutput)
-	f.StringVar(&inventory, "inventory", "", "write one Inventory to this file instead")
+	f.StringVar(&o.inventory, "inventory", "", "write one Inventory to this file instead")
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
-	f.StringVar(&identity, "identity", "", "file of the secret key that opens an encrypted DIR")
+	f.StringVar(&o.identity, "identity", "", "file of the secret key that opens an encrypted DIR")
 	_ = c.MarkFlagFilename("identity")
-	f.DurationVar(&birth, "birth", 0, "let etcd begin with nothing until this long from now, e.g. 48h")
-	f.StringSliceVar(&words.Absent, "absent", nil, "control-plane node that is dead on arrival; the cluster is born without it")
-	f.StringVar(&words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
-	f.StringVar(&snapshot, "restore", "", "snapshot of etcd that the node of --continue-from begins with")
+	f.DurationVar(&o.birth, "birth", 0, "let etcd begin with nothing until this long from now, e.g. 48h")
+	f.StringSliceVar(&o.words.Absent, "absent", nil, "control-plane node that is dead on arrival; the cluster is born without it")
+	f.StringVar(&o.words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
+	f.StringVar(&o.snapshot, "restore", "", "snapshot of etcd that the node of --continue-from begins with")
 	_ = c.MarkFlagFilename("restore", "db")
-	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
+	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
 	return c
 }
 
-// sumOf is the SHA-256 of a file.
-func sumOf(path string) (string, error) {
-	f, err := os.Open(path)
+// sitesOptions say which Sites of a minted cluster are written, and where.
+type sitesOptions struct {
+	out, inventory string // a directory of Sites, or one Inventory
+	identity       string
+	birth          time.Duration
+	words          mint.Words
+	snapshot       string
+	force          bool
+}
+
+// fit reports options that exclude each other.
+func (o *sitesOptions) fit(given func(flag string) bool) error {
+	if o.out != "" && o.inventory != "" {
+		return usageError{errors.New("--output and --inventory exclude each other: Sites, or one Inventory")}
+	}
+	if given("birth") && (o.birth <= 0 || o.birth > maxBirth) {
+		return usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", o.birth, maxBirth)}
+	}
+	for _, flag := range []string{"birth", "absent", "continue-from", "restore"} {
+		if given(flag) && o.inventory != "" {
+			return usageError{fmt.Errorf("--%s and --inventory exclude each other: an Inventory has no control-plane nodes", flag)}
+		}
+	}
+	return nil
+}
+
+// write writes the Sites of the cluster in dir, or the Inventory.
+func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
+	var id sealed.Identity
+	var err error
+	if o.identity != "" {
+		if id, err = sealed.ReadIdentity(o.identity); err != nil {
+			return err
+		}
+	}
+	record, err := mint.Load(dir)
 	if err != nil {
-		return "", fmt.Errorf("reading the snapshot: %w", err)
+		return err
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("reading the snapshot %s: %w", path, err)
+	if err := judgeWords(o.words, o.snapshot, record.Fixed.Masters); err != nil {
+		return err
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	if o.birth > 0 {
+		renewed, err := mint.RenewTokens(dir, id, now)
+		if err != nil {
+			return err
+		}
+		if len(renewed) > 0 {
+			s.note("made new tokens for %s, whose tokens had expired: write their Sites to them again\n", configs.Count(len(renewed), "node"))
+		}
+	}
+	workers, nodeErr := mint.Sites(dir, id, now)
+	if o.inventory != "" {
+		if nodeErr != nil {
+			return nodeErr
+		}
+		return writeInventory(s, o.inventory, workers, o.force)
+	}
+	if o.out == "" && len(record.Recipients) > 0 {
+		return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens and keys in clear: say where to write with --output", dir)}
+	}
+	masters, err := o.masters(dir, id, now)
+	if err != nil {
+		return err
+	}
+	sites, out := append(masters, workers...), cmp.Or(o.out, filepath.Join(dir, "sites"))
+	files, err := judgeSites(out, record.Fixed.Name, sites, o.force)
+	if err != nil {
+		return err
+	}
+	noted := func() error {
+		if o.birth == 0 {
+			return nil
+		}
+		_, err := mint.AllowBirth(dir, now, o.words.Birth)
+		return err
+	}
+	// A token that has expired keeps no control-plane node from its Site.
+	return errors.Join(writeSites(s, out, sites, files, o.force, noted), nodeErr)
+}
+
+// masters are the Sites of the control-plane nodes, with the words for them.
+func (o *sitesOptions) masters(dir string, id sealed.Identity, now time.Time) ([]mint.NodeSite, error) {
+	masters, err := mint.MasterSites(dir, id, now)
+	if err != nil {
+		return nil, err
+	}
+	if o.snapshot != "" {
+		if o.words.Restore, err = file.SHA256(o.snapshot); err != nil {
+			return nil, fmt.Errorf("reading the snapshot (--restore): %w", err)
+		}
+	}
+	if o.birth > 0 {
+		o.words.Birth = now.Add(o.birth)
+	}
+	return masters, o.words.Say(masters)
+}
+
+// judgeWords reports names that no control-plane node has, in the words of the command
+// line: each Site would say it again, in its own.
+func judgeWords(w mint.Words, snapshot string, masters []mint.Master) error {
+	var names []string
+	for _, m := range masters {
+		names = append(names, m.Name)
+	}
+	var errs []error
+	known := func(flag, name string) {
+		if name != "" && !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--%s %s: the cluster has no such control-plane node; it has %s", flag, name, strings.Join(names, ", ")))
+		}
+	}
+	for _, name := range w.Absent {
+		known("absent", name)
+	}
+	known("continue-from", w.ContinueFrom)
+	if !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(w.Absent, n) }) {
+		errs = append(errs, errors.New("--absent names every control-plane node: one must be left for the cluster to be born on"))
+	}
+	if snapshot != "" && w.ContinueFrom == "" {
+		errs = append(errs, errors.New("--restore needs --continue-from: the control-plane node that begins with the snapshot"))
+	}
+	return errors.Join(errs...)
 }
 
 // maxBirth bounds --birth: the shorter it is, the sooner masters that are
-// flashed anew can lose nothing.
+// flashed again can lose nothing.
 const maxBirth = 31 * 24 * time.Hour
 
 func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) error {
@@ -287,53 +350,120 @@ func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) e
 	return nil
 }
 
-// writeNew writes a secret file, whole. Without force it replaces none, also
-// where one comes to be meanwhile.
-func writeNew(path string, text []byte, force bool) error {
-	f, err := disk.Create(path, 0o600, force)
+// begin writes a secret file but for its name. Without force it replaces none,
+// also where one comes to be meanwhile.
+func begin(site siteFile, force bool) (*disk.Output, error) {
+	f, err := disk.Create(site.path, 0o600, force)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer f.Discard()
-	if _, err := f.Write(text); err != nil {
-		return fmt.Errorf("writing %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+	if _, err := f.Write(site.text); err != nil {
+		f.Discard()
+		return nil, fmt.Errorf("writing %s: %w", site.path, disk.Explain(err, filepath.Dir(site.path)))
 	}
-	return f.Commit()
+	return f, nil
 }
 
-func writeSites(s streams, dir, cluster string, sites []mint.NodeSite, force bool) error {
+// hasRoom says what to do about manifests that a Site has no room for.
+func hasRoom(site mint.NodeSite, size int) error {
+	limit := int(slot.SizeLimit(ondisk.SlotSite))
+	if size <= limit {
+		return nil
+	}
+	fix := "give the machine fewer settings"
+	if keys := site.Site.Credentials.Keys; keys != nil {
+		fix = fmt.Sprintf("%d KiB are the Cluster's manifests, packed, and %d its nodes' tokens: take large manifests out of the Cluster, and `kubectl apply` them once it lives",
+			len(keys.Manifests.Reveal())>>10, len(keys.Objects.Reveal())>>10)
+	}
+	return fmt.Errorf("writing the Site of %s: it has %d KiB, and a slot has room for %d: %s", site.Name, size>>10, limit>>10, fix)
+}
+
+// siteFile is a Site's text, and where it goes.
+type siteFile struct {
+	path string
+	text []byte
+	// birth: it says until when the cluster may be born.
+	birth bool
+}
+
+// judgeSites makes the directory, and returns the files that are to be written
+// there: those that differ from what is there.
+func judgeSites(dir, cluster string, sites []mint.NodeSite, force bool) ([]siteFile, error) {
+	var files []siteFile
 	var errs []error
-	texts := map[string][]byte{}
 	for _, site := range sites {
 		text, err := configs.EncodeSlot(site.Site)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		p := filepath.Join(dir, site.Name+".yaml")
-		texts[p] = append([]byte(site.Header(cluster)), text...)
-		old, err := os.ReadFile(p)
+		f := siteFile{filepath.Join(dir, site.Name+".yaml"), append([]byte(site.Header(cluster)), text...), site.Site.NodeType == configs.NodeControlPlane}
+		errs = append(errs, hasRoom(site, len(f.text)))
+		old, err := os.ReadFile(f.path)
 		switch {
-		case err == nil && string(old) == string(texts[p]):
-			delete(texts, p) // it is there
+		case err == nil && bytes.Equal(old, f.text):
+			continue
 		case err == nil && !force:
-			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", p))
+			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", f.path))
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR): // that is said of the directory
+			errs = append(errs, fmt.Errorf("writing the Site of %s: %w: remove it, or name another directory with --output", site.Name, err))
 		}
+		files = append(files, f)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("writing Sites: %w", err)
+		return nil, fmt.Errorf("writing Sites: %w", err)
+	}
+	return files, nil
+}
+
+// writeSites calls noted once nothing can be rejected any more, and before a file
+// has its name that says until when the cluster may be born.
+func writeSites(s streams, dir string, sites []mint.NodeSite, files []siteFile, force bool, noted func() error) error {
+	var born []*disk.Output
+	defer func() {
+		for _, f := range born {
+			f.Discard()
+		}
+	}()
+	for _, f := range files {
+		if !f.birth {
+			continue
+		}
+		begun, err := begin(f, force)
+		if err != nil {
+			return err
+		}
+		born = append(born, begun)
+	}
+	if err := noted(); err != nil {
+		return err
+	}
+	for _, f := range born {
+		if err := f.Commit(); err != nil {
+			return err
+		}
+	}
+	for _, f := range files {
+		if f.birth {
+			continue
+		}
+		begun, err := begin(f, force)
+		if err == nil {
+			err = begun.Commit()
+		}
+		if err != nil {
+			return err
+		}
 	}
 	names := make([]string, len(sites))
 	for i, site := range sites {
-		p := filepath.Join(dir, site.Name+".yaml")
 		names[i] = site.Name
-		if text, ok := texts[p]; ok {
-			if err := writeNew(p, text, force); err != nil {
-				return err
-			}
-		}
+	}
+	const most = 10
+	if more := len(names) - most; more > 0 {
+		names = append(names[:most], fmt.Sprintf("and %d more", more))
 	}
 	s.note("wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
 	if until := sites[0].Expires; until.IsZero() {

@@ -154,14 +154,14 @@ func TestClusterListen(t *testing.T) {
 }
 
 // TestClusterListenRejects: all that keeps it from listening is said with the
-// flag that mends it.
+// flag that fixes it.
 func TestClusterListenRejects(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	c := newCLI(t)
 	taken := listening(t, filepath.Join(t.TempDir(), "other"), "--name", "localhost")
 	port := taken.until(t, `Listening on (127\.0\.0\.1:\d+)`)[1]
 	for _, x := range []struct{ args, want string }{
-		{"", "--name"},
+		{"", "--name is required the first time: the name or the address"},
 		{"--name a.example --listen " + port, "--listen"},
 		{"--name b.example --listen 127.0.0.1:0", "is for a.example"},
 		{"--listen 127.0.0.1:0 --page " + port, "--page"},

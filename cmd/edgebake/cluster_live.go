@@ -299,7 +299,7 @@ make it. Masters' own files are never touched.`,
 				return err
 			}
 			if len(plan) == 0 {
-				s.note("%s has all that is needed: nothing changed\n", client.Server())
+				s.note("%s has everything required: nothing changed\n", client.Server())
 				return nil
 			}
 			if dryRun {
@@ -453,7 +453,7 @@ somebody else has changed since is left as it is, named, and stays recorded.`,
 
 func newClusterStatus(s streams) *cobra.Command {
 	var w way
-	var output, folder string
+	var output, received string
 	var watch bool
 	c := &cobra.Command{
 		Use:   "status",
@@ -480,10 +480,10 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 			}
 			ask := func(ctx context.Context) ([]cluster.Site, error) {
 				all, err := client.Status(ctx, time.Now())
-				if err != nil || folder == "" {
+				if err != nil || received == "" {
 					return all, err
 				}
-				store, err := reports.Open(folder)
+				store, err := reports.Open(received)
 				if err != nil {
 					return nil, err
 				}
@@ -504,7 +504,7 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 	}
 	w.flags(c)
 	outputFlag(c, &output)
-	c.Flags().StringVar(&folder, "reports", "", "folder of the reports that cluster listen received")
+	c.Flags().StringVar(&received, "reports", "", "directory of the reports that cluster listen received")
 	_ = c.MarkFlagDirname("reports")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again whenever it changes, until interrupted")
 	return c
@@ -552,7 +552,7 @@ func newClusterRemove(s streams) *cobra.Command {
 		Short: "Remove a node, so that another machine can take its name",
 		Long: `Remove takes a node out of a living cluster: the tokens made for it, its
 requests for certificates, and the Node. A Node that is Ready needs --force; a
-control-plane node is refused, since its member of etcd would stay.`,
+control-plane node is rejected, since its member of etcd would stay.`,
 		Example: `  edgebake cluster remove shop-7`,
 		Args:    args(1, 1, "the name of one node"),
 		RunE: func(c *cobra.Command, a []string) error {

@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 const clusterDocument = `apiVersion: edgebake.io/v1alpha1
@@ -24,6 +26,16 @@ func try(t *testing.T, words ...string) (int, string) {
 	var out bytes.Buffer
 	code := run(context.Background(), words, streams{In: strings.NewReader(""), Out: &out, Err: &out})
 	return code, out.String()
+}
+
+// noise are n digits that nobody can pack into less than half.
+func noise(n int) string {
+	rng := rand.New(rand.NewPCG(1, 2))
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = "0123456789abcdef"[rng.IntN(16)]
+	}
+	return string(b)
 }
 
 func TestClusterCommands(t *testing.T) {
@@ -54,12 +66,80 @@ func TestClusterCommands(t *testing.T) {
 	step(0, "minted cluster shops", "cluster", "new", doc, "--output", minted)
 	step(0, "nothing changed", "cluster", "new", doc, "--output", minted)
 	step(0, "wrote 3 Sites", "cluster", "sites", minted)
+	if text, err := os.ReadFile(filepath.Join(minted, "sites", "m1.yaml")); err != nil || !strings.Contains(string(text), "manifests: ") {
+		t.Errorf("a master's Site is without the manifests: %v", err)
+	}
+	if text, err := os.ReadFile(filepath.Join(minted, "sites", "a.yaml")); err != nil || strings.Contains(string(text), "manifests") {
+		t.Errorf("a worker's Site has the manifests: %v", err)
+	}
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
 	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again is no replacing
 	step(0, "1 nodes", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(1, "--force replaces it", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(0, "ok", "validate", filepath.Join(dir, "inventory.yaml"))
+	// What is rejected has noted no birth; what is not, one.
+	births := func(want int) {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(minted, "mint.json"))
+		if got := strings.Count(string(text), `"until"`); err != nil || got != want {
+			t.Errorf("%d births are noted, want %d, %v:\n%s", got, want, err, text)
+		}
+	}
+	births(1)
+	again := []string{"cluster", "sites", minted, "--birth", "48h"}
+	step(1, "--absent m9: the cluster has no such control-plane node; it has m1, m2\n", append(again, "--absent", "m9", "--force")...)
+	step(1, "--absent names every control-plane node", append(again, "--absent", "m1,m2", "--force")...)
+	step(1, "--continue-from m9: the cluster has no", append(again, "--continue-from", "m9", "--force")...)
+	step(1, "--restore needs --continue-from", append(again, "--restore", doc, "--force")...)
+	step(1, "no such file", append(again, "--continue-from", "m1", "--restore", filepath.Join(dir, "none.db"), "--force")...)
+	step(1, "m1.yaml exists and differs; --force replaces it", again...)
+	step(1, "not a directory", append(again, "--output", filepath.Join(doc, "sites"))...)
+	if err := os.MkdirAll(filepath.Join(dir, "taken", "a.yaml"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	step(1, "writing the Site of a: read "+filepath.Join(dir, "taken", "a.yaml")+": is a directory: remove it, or name another", append(again, "--output", filepath.Join(dir, "taken"), "--force")...)
+	births(1)
+	step(0, "the cluster may be born with them", append(again, "--force")...)
+	births(2)
+	put("cni.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: other}\n")
+	step(0, "updated", "cluster", "new", doc, "--output", minted)
+	step(1, "m1.yaml exists and differs; --force replaces it", "cluster", "sites", minted)
+	put("cni.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: large}\ndata: {a: x"+noise(600<<10)+"}\n")
+	step(0, "updated", "cluster", "new", doc, "--output", minted)
+	step(1, "writing the Site of m2: it has ", "cluster", "sites", minted, "--force")
+	step(1, "KiB are the Cluster's manifests, packed", "cluster", "sites", minted, "--force")
 	put("cluster.yaml", strings.Replace(clusterDocument, "7.12", "7.13", 1))
 	step(1, "cluster.yaml:6:10: masters: was m1 (192.168.7.11), m2 (192.168.7.12)", "cluster", "new", doc, "--output", minted)
 	step(2, "unknown command", "cluster", "site", minted)
+}
+
+// TestBirthRenewsTokens: a cluster that was not switched on while its workers'
+// tokens were valid can still be born, and the workers can join it.
+func TestBirthRenewsTokens(t *testing.T) {
+	dir := t.TempDir()
+	doc, minted, out := filepath.Join(dir, "cluster.yaml"), filepath.Join(dir, "shops"), filepath.Join(dir, "late")
+	for name, text := range map[string]string{"cluster.yaml": clusterDocument, "cni.yaml": "apiVersion: v1\nkind: Namespace\nmetadata: {name: cni}\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code, said := try(t, "cluster", "new", doc, "--output", minted); code != 0 {
+		t.Fatal(said)
+	}
+	late := time.Now().AddDate(1, 0, 0)
+	var said strings.Builder
+	s := streams{Out: &said, Err: &said, talk: &talk{}}
+	if err := (&sitesOptions{out: out}).write(s, minted, late); err == nil || !strings.Contains(err.Error(), "--birth makes new ones") {
+		t.Errorf("with tokens that have expired: %v", err)
+	}
+	if err := (&sitesOptions{out: out, birth: 48 * time.Hour, force: true}).write(s, minted, late); err != nil || !strings.Contains(said.String(), "made new tokens for 1 node") {
+		t.Errorf("%v, said %q", err, said.String())
+	}
+	said.Reset()
+	if err := (&sitesOptions{out: out, birth: 48 * time.Hour, force: true}).write(s, minted, late.Add(time.Hour)); err != nil || strings.Contains(said.String(), "new tokens") {
+		t.Errorf("the second time: %v, said %q", err, said.String())
+	}
+	if _, err := os.Stat(filepath.Join(out, "a.yaml")); err != nil {
+		t.Error(err)
+	}
 }

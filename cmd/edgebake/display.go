@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 	"golang.org/x/term"
@@ -129,7 +130,7 @@ type bar struct {
 func (b *bar) say(s string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.text = printable(s)
+	b.text = printable.Text(s)
 }
 
 func (b *bar) said(decor.Statistics) string {
@@ -148,7 +149,7 @@ func (b *bars) event(e builder.Event) {
 	}
 	at, ok := b.all[e.Step]
 	if !ok || e.State == builder.StateStart {
-		at = &bar{text: printable(e.Text), begun: time.Now()}
+		at = &bar{text: printable.Text(e.Text), begun: time.Now()}
 		at.Bar = b.p.New(0, mpb.BarStyle().Lbound("").Rbound("").Filler("━").Tip("━").Padding(" "),
 			mpb.BarFillerClearOnComplete(),
 			mpb.PrependDecorators(decor.Name(e.Step, decor.WCSyncSpaceR), decor.Elapsed(decor.ET_STYLE_MMSS, decor.WCSyncSpace)),

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -61,19 +62,33 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 		_, err := sitesOf(s, name, data, "", secrets)
 		return err
 	}
+	if configs.KindOf(data) == configs.KindImage {
+		return validateImage(name, data)
+	}
 	doc, err := configs.ParseAny(name, data)
 	if err != nil {
 		return err
 	}
-	switch doc := doc.(type) {
-	case *configs.Image:
-		src := source{name: name, data: data}
-		err = errors.Join(src.explain(builder.LookForFiles(doc, dirOf(name))), checkTemplates(name, data, doc))
-	case *configs.ClusterFile:
-		printWarnings(s, doc)
-		err = checkManifests(name, data, doc)
+	if c, ok := doc.(*configs.ClusterFile); ok {
+		printWarnings(s, c)
+		_, err := readManifests(c)
+		return err
 	}
-	return err
+	return nil
+}
+
+// validateImage looks at an Image as each of its architectures needs it.
+func validateImage(name string, data []byte) error {
+	images, err := configs.ParseImages(name, data)
+	if err != nil {
+		return err
+	}
+	src := source{name: name, data: data}
+	var errs []error
+	for _, img := range images {
+		errs = append(errs, src.explain(builder.LookForFiles(img, dirOf(name))), checkTemplates(name, data, img))
+	}
+	return builder.Once(errs...)
 }
 
 // checkTemplates renders the templates that lie in files of their own; those
@@ -105,26 +120,28 @@ func checkTemplates(name string, data []byte, img *configs.Image) error {
 	return all.Err()
 }
 
-// checkManifests reads the files of Kubernetes objects that a Cluster names.
-func checkManifests(name string, data []byte, c *configs.ClusterFile) error {
+// readManifests reads the files of Kubernetes objects that a Cluster names.
+func readManifests(c *configs.ClusterFile) ([]configs.Manifest, error) {
+	var manifests []configs.Manifest
 	var all configs.Problems
 	for i, m := range c.Manifests {
-		p := besideDocument(name, m)
+		p := besideDocument(c.File, m)
 		text, err := os.ReadFile(p)
 		if err != nil {
 			field := fmt.Sprintf("manifests[%d]", i)
-			line, col := configs.Locate(name, data, field)
-			all = append(all, configs.Problem{File: name, Line: line, Col: col, Path: field, Msg: err.Error()})
+			line, col := configs.Locate(c.File, c.Text, field)
+			all = append(all, configs.Problem{File: c.File, Line: line, Col: col, Path: field, Msg: err.Error()})
 			continue
 		}
 		all = append(all, configs.CheckManifest(p, text)...)
+		manifests = append(manifests, configs.Manifest{Name: m, Text: string(text)})
 	}
-	return all.Err()
+	return manifests, all.Err()
 }
 
-// renderSite renders a Site for no machine in particular, together with the
-// Ignition config given, else the one that the Site names.
-func renderSite(name string, data []byte, site *configs.Site, ignition string) (rendered, user []byte, err error) {
+// siteIgnition reads the files that a Site names: the certificate goes into it, the
+// Ignition config is returned, unless another one is given.
+func siteIgnition(name string, data []byte, site *configs.Site, ignition string) (user []byte, err error) {
 	// All that is wrong with the files it names, not the first of them.
 	caErr := inlineCA(name, data, site)
 	p := ignition
@@ -135,24 +152,28 @@ func renderSite(name string, data []byte, site *configs.Site, ignition string) (
 		user, err = os.ReadFile(p)
 		switch {
 		case err != nil && ignition != "":
-			return nil, nil, errors.Join(caErr, fmt.Errorf("--ignition: %w", err))
+			return nil, errors.Join(caErr, fmt.Errorf("--ignition: %w", err))
 		case err != nil:
 			line, col := configs.Locate(name, data, "ignitionFile")
-			return nil, nil, errors.Join(caErr, configs.Problems{{File: name, Line: line, Col: col, Path: "ignitionFile", Msg: err.Error()}})
+			return nil, errors.Join(caErr, configs.Problems{{File: name, Line: line, Col: col, Path: "ignitionFile", Msg: err.Error()}})
 		}
 		// Judged here under the name that the person knows it by; on the node
 		// it is config.ign.
 		if _, problems := configs.ParseIgnition(p, user); problems != nil {
-			return nil, nil, errors.Join(caErr, problems)
+			return nil, errors.Join(caErr, problems)
 		}
 	}
-	if caErr != nil {
-		return nil, nil, caErr
+	return user, caErr
+}
+
+// renderSite renders a Site for no machine in particular, together with its
+// Ignition config.
+func renderSite(name string, site *configs.Site, user []byte) ([]byte, error) {
+	rendered, err := node.Render(site, node.Machine{}, user)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if rendered, err = node.Render(site, node.Machine{}, user); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return rendered, user, nil
+	return rendered, nil
 }
 
 // besideDocument is a path that a document names.
@@ -208,7 +229,11 @@ join token.`,
 			if err != nil {
 				return err
 			}
-			out, _, err := renderSite(a[0], data, site, "")
+			user, err := siteIgnition(a[0], data, site, "")
+			if err != nil {
+				return err
+			}
+			out, err := renderSite(a[0], site, user)
 			if err != nil {
 				return err
 			}
@@ -253,7 +278,7 @@ func outputFlag(c *cobra.Command, output *string) {
 	complete(c, "output", "text", "json")
 }
 
-// outputForm is refused before any work is done.
+// outputForm is rejected before any work is done.
 type outputForm string
 
 func (o *outputForm) String() string { return string(*o) }
@@ -272,6 +297,9 @@ func printAs(s streams, output string, v any, text func()) error {
 	if output == "text" {
 		text()
 		return nil
+	}
+	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
+		v = []any{} // a list of nothing, not null
 	}
 	e := json.NewEncoder(s.Out)
 	e.SetEscapeHTML(false)

@@ -140,8 +140,6 @@ func passphrase(s streams, name string) (string, error) {
 	return pass, nil
 }
 
-func siteVersion() string { return strings.TrimPrefix(configs.APIVersion, "edgebake.io/") }
-
 // readSites reads a Site, or an Inventory, and what goes into the slot with it.
 func readSites(s streams, name, ignition string, secrets secretFlags) (media.Site, error) {
 	data, err := secrets.readDocument(s, name)
@@ -157,20 +155,38 @@ func sitesOf(s streams, name string, data []byte, ignition string, secrets secre
 		return media.Site{}, err
 	}
 	if configs.KindOf(data) == configs.KindInventory {
-		return inventoryFiles(name, data, ignition, token, forced)
+		out, err := inventoryFiles(name, data, ignition, token, forced)
+		return out, orToken(err)
 	}
 	site, err := configs.ParseSiteWith(name, data, token, forced)
 	if err != nil {
-		return media.Site{}, err
+		return media.Site{}, orToken(err)
 	}
 	return siteFiles(name, data, site, ignition)
 }
 
+// orToken tells whoever keeps the token elsewhere how to give it.
+func orToken(err error) error {
+	probs, ok := err.(configs.Problems)
+	if !ok {
+		return err
+	}
+	for i, p := range probs {
+		if strings.HasSuffix(p.Path, "credentials.token") && p.Missing {
+			probs[i].Msg += "; write it there, or give it with --token-file FILE or $" + tokenVariable
+		}
+	}
+	return probs
+}
+
 func siteFiles(name string, data []byte, site *configs.Site, ignition string) (media.Site, error) {
-	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: siteVersion(), Read: read(name, data, ignition, site.IgnitionFile)}
-	// What first boot would refuse is refused here, where somebody sees it.
-	_, user, err := renderSite(name, data, site, ignition)
+	out := media.Site{Doc: site, Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, site.IgnitionFile)}
+	user, err := siteIgnition(name, data, site, ignition)
 	if err != nil {
+		return out, err
+	}
+	// What first boot would reject is rejected here, where somebody sees it.
+	if _, err := renderSite(name, site, user); err != nil {
 		return out, err
 	}
 	if user != nil {
@@ -182,9 +198,9 @@ func siteFiles(name string, data []byte, site *configs.Site, ignition string) (m
 	return out, err
 }
 
-// read is what a Site or Inventory came from: ignition is the config that the
+// origin is what a Site or Inventory came from: ignition is the config that the
 // command names, or file the one that the Site does.
-func read(name string, data []byte, ignition, file string) media.Read {
+func origin(name string, data []byte, ignition, file string) media.Read {
 	if ignition == "" && file != "" {
 		ignition = besideDocument(name, file)
 	}
@@ -193,7 +209,7 @@ func read(name string, data []byte, ignition, file string) media.Read {
 
 // inventoryFiles reads an Inventory and what goes into the slot with it.
 func inventoryFiles(name string, data []byte, ignition string, token configs.Secret, forced bool) (media.Site, error) {
-	out := media.Site{Files: map[string][]byte{}, Version: siteVersion(), Read: read(name, data, ignition, "")}
+	out := media.Site{Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, "")}
 	inv, err := configs.ParseInventoryWith(name, data, token, forced)
 	if err != nil {
 		return out, err
@@ -248,7 +264,7 @@ func finishInventory(name string, data []byte, inv *configs.Inventory, ignition 
 	return user, probs.Err()
 }
 
-// fitsSlot refuses a site of an Inventory that its machine could not put into
+// fitsSlot rejects a site of an Inventory that its machine could not put into
 // its own slot: what defaults give it is in the Inventory once, and then in it.
 func fitsSlot(site *configs.Site) error {
 	b, err := configs.EncodeSlot(site)

@@ -29,7 +29,7 @@ to, then the others, with the reason why it would not.`,
   edgebake devices --output json`,
 		Args: args(0, 0, "no arguments"),
 		RunE: func(c *cobra.Command, _ []string) error {
-			found, err := listDevices(c.Context())
+			found, err := device.List(c.Context())
 			if err != nil {
 				return err
 			}
@@ -39,14 +39,6 @@ to, then the others, with the reason why it would not.`,
 	}
 	outputFlag(c, &output)
 	return c
-}
-
-func listDevices(ctx context.Context) (*device.Devices, error) {
-	out, err := device.Ask(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return device.Parse(out)
 }
 
 func printDisks(s streams, disks []device.Disk) {
@@ -112,7 +104,7 @@ writes. Until all of it is verified the disk has no partition table: one that wa
 not finished does not boot, and inspect says why.
 
 DEVICE is a disk (edgebake devices lists them) or a file that is there. No root
-is needed where the user may write to it.
+is required where the user may write to it.
 
 With --installer the STICK gets an installer: a machine that boots it installs
 the image with the Site on its own disk, the one that --disk says, and verifies
@@ -136,6 +128,9 @@ With an Inventory each machine gets the Site that matches it.`,
 				return usageError{errors.New("--site and --inventory cannot be given together")}
 			case o.inventory != "":
 				o.site = o.inventory
+			}
+			if err := imageFirst(c, a); err != nil {
+				return err
 			}
 			if o.stick != "" {
 				return flashInstaller(c.Context(), s, a[0], o)
@@ -183,7 +178,7 @@ func (o *flashOptions) oneSite() error {
 
 // completeDevices offers the disks that may be written to.
 func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDirective) {
-	found, err := listDevices(c.Context())
+	found, err := device.List(c.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
@@ -226,7 +221,7 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 	}
 	if o.site != "" || f.State != media.SlotGolden {
 		if err := t.Hide(); err != nil {
-			return fmt.Errorf("flashing %s: others may read the file, which will hold the Site's secrets: %w", path, err)
+			return fmt.Errorf("flashing %s: nothing was written, since others could read the Site's secrets in the file: %w", path, err)
 		}
 	}
 	begun := time.Now()
@@ -324,7 +319,7 @@ func stillThere(ctx context.Context, t *device.Target, d *device.Disk) error {
 	if t.IsFile() {
 		return nil
 	}
-	found, err := listDevices(ctx)
+	found, err := device.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -400,7 +395,7 @@ func findTarget(ctx context.Context, image, path string) (*device.Disk, error) {
 		}
 		return &device.Disk{Path: path, Size: fi.Size()}, nil
 	}
-	found, err := listDevices(ctx)
+	found, err := device.List(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// flashable is a folder with an image, a Site and a disk.
+// flashable is a directory with an image, a Site and a disk.
 func flashable(t *testing.T) *cli {
 	t.Helper()
 	c := newCLI(t)

@@ -31,17 +31,17 @@ images take unpacked is in NAME.report.json, beside a built image.`,
   edgebake images image.yaml --output json`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, a []string) error {
-			img, o, err := src.open(s, a[0])
+			t, err := src.openOne(s, a[0])
 			if err != nil {
 				return err
 			}
-			defer o.Cache.Close()
-			o.Events = func(e builder.Event) {
+			defer t.Cache.Close()
+			t.Events = func(e builder.Event) {
 				if e.State == builder.StateWarning {
 					fmt.Fprintf(s.Err, "WARNING: %s\n", e.Text)
 				}
 			}
-			list, err := builder.Images(c.Context(), img, o)
+			list, err := builder.Images(c.Context(), t.img, t.Options)
 			if err != nil {
 				return src.explain(err)
 			}

@@ -44,7 +44,7 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&dir, "dir", ".", "folder to write to")
+	f.StringVar(&dir, "dir", ".", "directory to write to")
 	_ = c.MarkFlagDirname("dir")
 	f.StringVar(&join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
 	f.StringVar(&key, "ssh-key", "", "file of the public key that may log in")

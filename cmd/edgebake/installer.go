@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/device"
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/installer"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cmd/internal/version"
@@ -87,7 +88,7 @@ boots from a stick, with dd. xorriso writes it.
 
 With --netboot it makes the files for UEFI HTTP boot: boot.img, which firmware
 fetches and starts, and image.raw.zst, which the installer reads from the URL of
-the folder. The server must answer ranges.
+the directory. The server must answer ranges.
 
 ISO and image contain the Site's token: keep them like one.`,
 		Example: `  edgebake installer my-edge.raw.zst --iso install.iso --inventory stores.yaml --disk smallest-nvme
@@ -107,9 +108,9 @@ ISO and image contain the Site's token: keep them like one.`,
 	f := c.Flags()
 	f.StringVar(&out.iso, "iso", "", "write the installer as an ISO to this file")
 	_ = c.MarkFlagFilename("iso", "iso")
-	f.StringVar(&out.netboot, "netboot", "", "write the files for UEFI HTTP boot to this folder")
+	f.StringVar(&out.netboot, "netboot", "", "write the files for UEFI HTTP boot to this directory")
 	_ = c.MarkFlagDirname("netboot")
-	f.StringVar(&out.url, "url", "", "where a web server shows that folder, http:// or https://")
+	f.StringVar(&out.url, "url", "", "where a web server shows that directory, http:// or https://")
 	f.BoolVarP(&out.force, "force", "f", false, "replace an output that is there")
 	o.siteFlags(c)
 	o.install.flags(c)
@@ -137,10 +138,10 @@ func (out *installerOutput) check() error {
 	u, err := url.Parse(out.url)
 	if err == nil && u.User != nil {
 		// Not the URL: it has a password.
-		return errors.New("--url has a user name: boot.img, which anybody on that network can fetch, and the consoles would show it: leave it out, and let the server show the folder to the machines' network alone")
+		return errors.New("--url has a user name: boot.img, which anybody on that network can fetch, and the consoles would show it: leave it out, and let the server show the directory to the machines' network alone")
 	}
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return fmt.Errorf("--url %s: want the address of a folder, e.g. http://10.0.0.1/edge", out.url)
+		return fmt.Errorf("--url %s: want the address of a directory, e.g. http://10.0.0.1/edge", out.url)
 	}
 	return nil
 }
@@ -157,7 +158,7 @@ func (out *installerOutput) files() []string {
 func (out *installerOutput) writable(image string) error {
 	var errs []error
 	if out.netboot != "" {
-		if err := os.MkdirAll(out.netboot, 0o755); err != nil {
+		if err := disk.MakeDirectory(out.netboot); err != nil {
 			return err
 		}
 	}
@@ -200,7 +201,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 		return err
 	}
 	if err := out.make(ctx, io, func(done, total int64) { progress("make", done, total) }); err != nil {
-		return full(err)
+		return err
 	}
 	show.close()
 	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s\n", out.files()[0], payloadWords(image, p, o.site), o.install.disk, o.install.then)
@@ -214,7 +215,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 // full says what to do where there was no room to put an installer together.
 func full(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("%w; TMPDIR names another folder to put the installer together in", err)
+		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", err)
 	}
 	return err
 }
@@ -274,7 +275,7 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 		return full(err)
 	}
 	if err := t.Hide(); err != nil {
-		return fmt.Errorf("flashing %s: others may read the file, which will hold the Site's secrets: %w", o.stick, err)
+		return fmt.Errorf("flashing %s: nothing was written, since others could read the Site's secrets in the file: %w", o.stick, err)
 	}
 	f, err := media.PrepareInstaller(file, media.FlashOptions{Size: d.Size, Sector: d.Sector, Progress: progress})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
@@ -29,7 +30,7 @@ func (c *cli) program(name string) {
 	c.file("cmd/"+name+"/main.go", "package main\n\nfunc main() {}\n")
 }
 
-// installable is a folder of which an installer can be made.
+// installable is a directory of which an installer can be made.
 func installable(t *testing.T) *cli {
 	t.Helper()
 	c := newCLI(t)
@@ -48,6 +49,14 @@ func TestFlashInstaller(t *testing.T) {
 	c := installable(t)
 	c.runIn(t.Context(), "no\n", 1, "flash", "tiny.raw.zst", "--installer", "stick", "--site", "site.yaml")
 	c.want(c.err, "stick, 1.0 GiB", "It gets an installer of tiny.raw.zst (tiny, Kubernetes v1.36.3) and site.yaml", "nothing was written", "--yes")
+	image, err := os.ReadFile("tiny.raw.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(image[len(image)-64<<10:][:16<<10]) // behind the slot, before the table of the frames
+	c.file("damaged.raw.zst", string(image))
+	c.run(1, "installer", "damaged.raw.zst", "--netboot", "www", "--url", "http://10.0.0.1/edge")
+	c.want(c.err, "verifying image damaged.raw.zst: ", "it is damaged or cut short: copy or build it again")
 	if b, err := exec.Command("head", "-c", "8", "stick").Output(); err != nil || string(b) != "old data" {
 		t.Errorf("the stick has %q, %v", b, err)
 	}
@@ -111,10 +120,39 @@ func TestInstallerISO(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	checkElTorito(t, "i.iso")
+	c.run(1, "inspect", "i.iso")
+	c.want(c.err, "not an edgebake image: it is an installer (edgebake installer --iso), which carries one")
 	c.run(0, "inspect", "out.raw.zst", "--verify")
 	c.want(c.out, "berlin-7", "(verified)")
 	c.run(1, "installer", "tiny.raw.zst", "--iso", "i.iso")
 	c.want(c.err, "--force")
+}
+
+// TestInstallerWithoutRoom: a directory that is too small is named, with the fix, and
+// nothing is left in it.
+func TestInstallerWithoutRoom(t *testing.T) {
+	desk.NeedProgram(t, "xorriso", "xorriso")
+	desk.NeedRoot(t, "it mounts a small tmpfs")
+	c := installable(t)
+	if err := os.Mkdir("small", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", "small", "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount("small", 0) })
+	for _, args := range []string{"--iso small/i.iso", "--netboot small --url http://10.0.0.1/edge"} {
+		c.run(1, append([]string{"installer", "tiny.raw.zst", "--site", "site.yaml"}, strings.Fields(args)...)...)
+		c.want(c.err, "no space left on device: directory small has 1 MiB free, too little for the installer of at least", "make room or write elsewhere")
+		if left, err := os.ReadDir("small"); len(left) > 0 || err != nil || strings.Contains(c.err, "TMPDIR") {
+			t.Errorf("%s: %v %v\n%s", args, left, err, c.err)
+		}
+	}
+	if err := syscall.Mount("tmpfs", "small", "tmpfs", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "installer", "tiny.raw.zst", "--site", "site.yaml", "--netboot", "small/www", "--url", "http://10.0.0.1/edge")
+	c.want(c.err, "making directory small/www: read-only file system: directory small cannot be written by this user; write elsewhere")
 }
 
 // checkElTorito finds the EFI system partition as firmware does: where El Torito
@@ -162,9 +200,9 @@ func TestInstallerNetboot(t *testing.T) {
 	for _, tc := range []struct{ args, want string }{
 		{"--netboot www", "--netboot DIR and --url URL go together"},
 		{"--netboot www --iso i.iso --url http://10.0.0.1/", "cannot be given together"},
-		{"--netboot www --url 10.0.0.1/edge", "want the address of a folder"},
-		{"--netboot www --url ftp://10.0.0.1/edge", "want the address of a folder"},
-		{"--netboot www --url http://10.0.0.1/edge?x=1", "want the address of a folder"},
+		{"--netboot www --url 10.0.0.1/edge", "want the address of a directory"},
+		{"--netboot www --url ftp://10.0.0.1/edge", "want the address of a directory"},
+		{"--netboot www --url http://10.0.0.1/edge?x=1", "want the address of a directory"},
 		{"--netboot www --url http://me:hush@10.0.0.1/edge", "--url has a user name"},
 	} {
 		c.run(2, append([]string{"installer", "tiny.raw.zst"}, strings.Fields(tc.args)...)...)

@@ -46,7 +46,8 @@ or any field of a Site by its path (nodePool, network.dns,
 labels.example.com/region, network.interfaces[0].gateway); address, gateway,
 dns, mac and the like are understood too. --map names the field of a column
 that is called otherwise, or leaves it out. Several values in a cell are divided
-by blanks.
+by blanks. What the columns hold need not be in the template; for addresses it
+names the interface, network: {interfaces: [{name: en*}]}.
 
 Comma, semicolon, tab and bar divide the columns, quotes, BOM and any line ends
 are taken.`,
@@ -107,7 +108,7 @@ func importTable(s streams, name string, o importFlags) error {
 	if err := builder.WriteFile(o.output, out, 0o600); err != nil { // tokens may be in it
 		return err
 	}
-	s.note("wrote %s: %s\n", o.output, count(sites, "site"))
+	s.note("wrote %s: %s\n", o.output, configs.Count(sites, "site"))
 	return nil
 }
 

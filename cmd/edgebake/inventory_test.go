@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,33 @@ func TestInventoryOntoAnImage(t *testing.T) {
 
 	c.run(1, "stamp", "g.raw", "--inventory", "inventory.yaml", "--slots", "-o", "out")
 	c.want(c.err, "nothing was written", "site berlin: out/berlin.slot exists", "site paris: out/paris.slot exists")
+	many := inventory
+	for i := range 40 {
+		many += fmt.Sprintf("  - {name: shop-%d, match: {serial: PF3X%d}}\n", i, i)
+	}
+	c.file("many.yaml", many)
+	c.run(0, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "many")
+	c.run(1, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "many")
+	c.want(c.err, "nothing was written: directory many has the files of 42 of the 42 sites already: choose another directory, or --force to replace them")
+	if n := strings.Count(c.err, "\n"); n != 1 {
+		t.Errorf("one thing takes %d lines:\n%s", n, c.err)
+	}
+	c.run(1, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "g.raw/x")
+	c.want(c.err, "nothing was written: making directory g.raw/x: there is a file of that name: name another directory")
+	for _, args := range [][]string{{"inspect"}, {"verify"}, {"stamp", "inventory.yaml"}} {
+		args = append([]string{args[0], "out/paris.slot"}, args[1:]...)
+		c.run(1, args...)
+		c.want(c.err, "not an edgebake image: it is a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk")
+	}
+	c.file("bare.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", "{}", 1))
+	const orElsewhere = "defaults.credentials.token: is required; write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN"
+	c.run(1, "stamp", "g.raw", "bare.yaml", "-o", "x.raw")
+	c.want(c.err, strings.Replace(orElsewhere, "defaults", "sites[0]", 1))
+	c.file("some.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", `{token: ""}`, 1))
+	c.run(1, "stamp", "g.raw", "some.yaml", "-o", "x.raw")
+	c.want(c.err, "defaults.credentials.token: is required (in 1 of 2 sites, the first is sites[0]); write it there, or give it with --token-file FILE")
+	c.run(1, "preflight", "bare.yaml", "--offline")
+	c.want(c.out, "to fix: write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN")
 	c.run(1, "stamp", "g.raw", "--slot", "inventory.yaml", "-o", "x.raw")
 	c.want(c.err, "reading slot inventory.yaml: it has", "a slot has 16777216")
 	c.run(2, "stamp", "g.raw", "--inventory", "inventory.yaml")
@@ -247,6 +275,9 @@ func TestInventoryImport(t *testing.T) {
 	c.run(2, "inventory", "import", "stores.csv")
 	c.run(2, "inventory", "import", "stores.csv", "--template", "sites/site.yaml", "--map", "x")
 	c.run(1, "inventory", "import", "gone.csv", "--template", "sites/site.yaml")
+	if strings.Contains(c.err, "edgebake init") {
+		t.Errorf("init writes no table: %s", c.err)
+	}
 	c.want(c.err, "gone.csv")
 }
 

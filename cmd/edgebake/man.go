@@ -15,7 +15,7 @@ func newMan(s streams) *cobra.Command {
 		Use:    "man",
 		Hidden: true, // whoever packages edgebake knows where to look
 		Short:  "Write the manual pages",
-		Long: `Man writes a manual page of each command to a folder, as packages have them. Their
+		Long: `Man writes a manual page of each command to a directory, as packages have them. Their
 date is SOURCE_DATE_EPOCH's where that is set.`,
 		Example: `  edgebake man --output man1`,
 		Args:    args(0, 0, "no argument"),
@@ -29,7 +29,7 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 			return doc.GenManTree(root, &doc.GenManHeader{Source: "edgebake " + version.String(), Manual: "edgebake"}, dir)
 		},
 	}
-	c.Flags().StringVarP(&dir, "output", "o", "man1", "folder to write to")
+	c.Flags().StringVarP(&dir, "output", "o", "man1", "directory to write to")
 	_ = c.MarkFlagDirname("output")
 	return c
 }

@@ -8,15 +8,24 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/spf13/cobra"
 )
 
 // isImageName tells by a file's name that it is a disk image.
 func isImageName(name string) bool {
 	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
+}
+
+// imageFirst rejects operands that were swapped: where both are files, the image
+// would be written over.
+func imageFirst(c *cobra.Command, a []string) error {
+	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
+		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
+	}
+	return nil
 }
 
 func newInspect(s streams) *cobra.Command {
@@ -106,21 +115,8 @@ func stemOf(image string) string {
 type plain struct{ io.Writer }
 
 func (p plain) Write(b []byte) (int, error) {
-	_, err := io.WriteString(p.Writer, printable(string(b)))
+	_, err := io.WriteString(p.Writer, printable.Text(string(b)))
 	return len(b), err
-}
-
-// printable takes the control characters out of a text.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\r':
-			return -1
-		case unicode.IsControl(r) && r != '\n' && r != '\t':
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
@@ -129,6 +125,9 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, humanSize(i.Size), humanSize(i.Stored))
 	fmt.Fprintf(w, "plan        %s\n", m.Plan)
 	fmt.Fprintf(w, "arch        %s\n", m.Arch)
+	if len(m.Boards) > 0 {
+		fmt.Fprintf(w, "boards      %s\n", strings.Join(m.Boards, ", "))
+	}
 	if i.SectorSize != 512 {
 		fmt.Fprintf(w, "sectors     %d bytes\n", i.SectorSize)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// names lists a folder.
+// names lists a directory.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -68,7 +68,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			"image.yaml:10:5: kubernetes.source: open programs/kubeadm", "agents.ipvscare: open programs/ipvscare", "files[1].source: open notes.txt"}},
 		{name: "an overlay around the Image", edit: func(s string) string {
 			return strings.Replace(s, "dir: overlay", "dir: .", 1)
-		}, want: []string{"overlays[0].dir: packing overlay .: the Image lies in it", "a folder of its own"}},
+		}, want: []string{"overlays[0].dir: packing overlay .: the Image lies in it", "a directory of its own"}},
 		{name: "named pipes", edit: func(s string) string {
 			return strings.Replace(s, "layout: images", "archive: pipe", 1)
 		}, prep: func(t *testing.T, c *cli) {
@@ -86,7 +86,7 @@ func TestBadInputsOfABuild(t *testing.T) {
 			want: []string{"the base has no kernel", "linux-image", "the base has no systemd", "systemd-sysv"}},
 		{name: "an archive that leads out", base: append(buildtest.Base(),
 			buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "../up"}}, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "/abs"}}),
-			want: []string{`"../up": path leads out of the tree`, `"/abs": absolute path`, "tar -C FOLDER"}},
+			want: []string{`"../up": path leads out of the tree`, `"/abs": absolute path`, "tar -C DIR"}},
 		{name: "an OCI base that is not there", edit: func(s string) string { return strings.Replace(s, "tar:\n    file: base.tar", "oci: {layout: gone}", 1) },
 			want: []string{"image.yaml:5:8: base.oci: the image: OCI layout gone not found: make it"}},
 		{name: "an OCI base with a broken layer", edit: func(s string) string {
@@ -143,11 +143,11 @@ func TestBadInputsOfABuild(t *testing.T) {
 			args: []string{"--base", "gone.tar"}, want: []string{"edgebake: --base gone.tar: open gone.tar: no such file"}},
 		{name: "an exported base that is none", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "hello") },
 			edit: func(s string) string { return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {}\n", 1) },
-			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: layer base: not a tar archive"}},
+			args: []string{"--base", "kept.tar"}, want: []string{"edgebake: --base kept.tar: not a tar archive"}},
 		{name: "outputs that are there", prep: func(t *testing.T, c *cli) { c.file("kept.tar", "mine") },
 			args: []string{"--export-base", "kept.tar"}, want: []string{"--export-base: kept.tar exists; --force replaces it"}},
 		{name: "no place for the lock", args: []string{"--lock", "no/where.lock", "--export-base", "no/base.tar"},
-			want: []string{"lock no/where.lock: ", "make folder no first", "--lock names another place", "--export-base: "}},
+			want: []string{"lock no/where.lock: ", "make directory no first", "--lock names another place", "--export-base: "}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := newCLI(t)
@@ -199,12 +199,12 @@ spec:
 	for _, command := range []string{"build", "plan", "images"} {
 		c.run(1, command, "image.yaml")
 		c.want(c.err,
-			`image.yaml:12:12: containerd.version: containerd "2.99.0": its store is not known to this edgebake, which knows 1.7, 2.0, 2.1, 2.2, 2.3, 2.4; choose one of these versions, or imageStore.mode: import`,
+			`image.yaml:12:12: containerd.version: containerd "2.99.0": its store is unknown to this edgebake, which knows 1.7, 2.0, 2.1, 2.2, 2.3, 2.4; choose one of these versions, or imageStore.mode: import`,
 			"image.yaml:19:5: images[0]: image edgebake.test/gone:1: OCI layout gone not found: make it",
 			"image.yaml:20:5: images[1]: image edgebake.test/gone:2: archive gone.tar not found: make it",
 			"image.yaml:21:5: images[2]: image edgebake.test/other:1: OCI layout images: it has no image of that name, but edgebake.test/pause:1; write one of these as ref",
 			"image.yaml:22:5: images[3]: image edgebake.test/none:1: overlay is not an OCI layout: it has no index.json",
-			"image.yaml:23:5: images[4]: image edgebake.test/folder:1: image archive overlay is a folder; where that is an OCI layout, name it as layout",
+			"image.yaml:23:5: images[4]: image edgebake.test/folder:1: image archive overlay is a directory; where that is an OCI layout, name it as layout",
 			"pods.yaml:5: Pod web: image 127.0.0.1:1/web:1: fetching manifest: ",
 			`pods.yaml:6: Pod web: image reference "edgebake.test/web" has no tag`,
 			`: imagesFrom[1]: "more/*.yaml": no file matches`)
@@ -217,7 +217,7 @@ spec:
 	}
 }
 
-// TestImagesCommand is the list as text and JSON, and what a lock refuses.
+// TestImagesCommand is the list as text and JSON, and what a lock rejects.
 func TestImagesCommand(t *testing.T) {
 	c := newCLI(t)
 	c.project(nil)
@@ -288,7 +288,7 @@ func TestBadIgnition(t *testing.T) {
 	c.want(c.out, "slot        golden")
 }
 
-// TestNoPermission is an ordinary user in folders of others.
+// TestNoPermission is an ordinary user in directories of others.
 func TestNoPermission(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_USER"); dir != "" {
 		asUser(t, dir)
@@ -357,20 +357,20 @@ func asUser(t *testing.T, dir string) {
 		cache string
 		want  []string
 	}{
-		{build("--output", "ro/x.raw", "--lock", "mine/lock"), cache, []string{"output ro/x.raw: ", "folder ro cannot be written by this user; write elsewhere"}},
-		{build("--output", "mine/x.raw"), cache, []string{"lock image.lock: ", "folder . cannot be written by this user", "--lock names another place"}},
-		{build("--output", "mine/x.raw", "--lock", "mine/lock", "--export-base", "ro/base.tar"), cache, []string{"--export-base: ", "folder ro cannot be written"}},
+		{build("--output", "ro/x.raw", "--lock", "mine/lock"), cache, []string{"output ro/x.raw: ", "directory ro cannot be written by this user; write elsewhere"}},
+		{build("--output", "mine/x.raw"), cache, []string{"lock image.lock: ", "directory . cannot be written by this user", "--lock names another place"}},
+		{build("--output", "mine/x.raw", "--lock", "mine/lock", "--export-base", "ro/base.tar"), cache, []string{"--export-base: ", "directory ro cannot be written"}},
 		{build("--output", "mine/x.raw", "--lock", "mine/lock"), filepath.Join(dir, "ro", "cache"), []string{"opening cache", "--cache or EDGEBAKE_CACHE choose another"}},
 		{[]string{"stamp", "other.raw", "site.yaml"}, cache, []string{"other.raw: permission denied: stamping in place needs write permission; or have a copy stamped (--output)"}},
-		{[]string{"stamp", "other.raw", "site.yaml", "--output", "ro/new.raw"}, cache, []string{"folder ro cannot be written by this user"}},
-		{[]string{"init", "--dir", "ro"}, cache, []string{"folder ro cannot be written by this user"}},
+		{[]string{"stamp", "other.raw", "site.yaml", "--output", "ro/new.raw"}, cache, []string{"directory ro cannot be written by this user"}},
+		{[]string{"init", "--dir", "ro"}, cache, []string{"directory ro cannot be written by this user"}},
 	} {
 		t.Setenv("EDGEBAKE_CACHE", tt.cache)
 		c.run(1, tt.args...)
 		c.want(c.err, tt.want...)
 	}
 	if got := fmt.Sprint(names(t, "mine")); got != "[cache]" {
-		t.Errorf("in the user's own folder there is %s", got)
+		t.Errorf("in the user's own directory there is %s", got)
 	}
 }
 
@@ -451,12 +451,12 @@ func TestValidateLooksForFiles(t *testing.T) {
 	})
 	before := names(t, c.dir)
 	c.run(1, "validate", "image.yaml")
-	c.want(c.err, "image.yaml:6:5: base.tar: open gone.tar: no such file or directory: make it, or correct the path (a relative one begins at the Image's folder)",
+	c.want(c.err, "image.yaml:6:5: base.tar: open gone.tar: no such file or directory: make it, or correct the path (a relative one begins at the Image's directory)",
 		"cni.config: open net.conflist", "overlays[0].dir: open gone", "files[1].source: overlay is not a file")
 	if got := names(t, c.dir); !slices.Equal(got, before) {
 		t.Errorf("left %q, there was %q", got, before)
 	}
-	// Seen from another folder too.
+	// Seen from another directory too.
 	c.project(nil)
 	t.Chdir("/")
 	c.run(0, "validate", filepath.Join(c.dir, "image.yaml"))

@@ -15,6 +15,7 @@ import (
 	"aead.dev/minisign"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/spf13/cobra"
 )
@@ -74,7 +75,7 @@ The files hold the join token: treat them and the stick as secrets.`,
 	f.StringVar(&o.key, "key", "", "minisign secret key to sign with")
 	_ = c.MarkFlagFilename("key")
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
-	f.StringVarP(&o.output, "output", "o", "", "write to this folder, for example the stick (default: the Site's name with -stick)")
+	f.StringVarP(&o.output, "output", "o", "", "write to this directory, for example the stick (default: the Site's name with -stick)")
 	_ = c.MarkFlagDirname("output")
 	f.BoolVarP(&o.force, "force", "f", false, "replace files that are there")
 	o.secrets.flags(c)
@@ -93,7 +94,7 @@ type signed struct {
 	key uint64
 }
 
-// signSite writes a signed Site to a folder.
+// signSite writes a signed Site to a directory.
 func signSite(s streams, name string, o signOptions) (done signed, err error) {
 	site, err := readSites(s, name, o.ignition, o.secrets)
 	if err != nil {
@@ -130,7 +131,7 @@ func signSite(s streams, name string, o signOptions) (done signed, err error) {
 	return done, writeStick(done.dir, c)
 }
 
-// checkStick refuses a folder in which first boot would find something else
+// checkStick rejects a directory in which first boot would find something else
 // than the site, or in which the site would replace something.
 func checkStick(dir string, files map[string][]byte, force bool, inputs ...string) error {
 	var problems []error
@@ -151,9 +152,9 @@ func checkStick(dir string, files map[string][]byte, force bool, inputs ...strin
 		at := filepath.Join(dir, e.Name())
 		switch {
 		case !written && name != ondisk.SlotSignature:
-			problems = append(problems, fmt.Errorf("%s is not part of this Site, so the signature would not match: remove it, or name another folder", at))
+			problems = append(problems, fmt.Errorf("%s is not part of this Site, so the signature would not match: remove it, or name another directory", at))
 		case isOneOf(at, inputs):
-			problems = append(problems, fmt.Errorf("%s would be replaced by what is made of it: name another folder", at))
+			problems = append(problems, fmt.Errorf("%s would be replaced by what is made of it: name another directory", at))
 		case !force:
 			problems = append(problems, fmt.Errorf("%s is there already: --force replaces it", at))
 		}
@@ -175,14 +176,10 @@ func writeStick(dir string, c *slot.Contents) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("writing a signed Site: %w", err)
 	}
+	// A file that is there is replaced by one that only its owner may read, and
+	// sticks are pulled out.
 	write := func(name string, b []byte) error {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-		if err != nil {
-			return fmt.Errorf("writing a signed Site: %w", err)
-		}
-		_, err = f.Write(b)
-		// Sticks are pulled out.
-		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		if err := file.Replace(filepath.Join(dir, name), b); err != nil {
 			return fmt.Errorf("writing a signed Site: %w", err)
 		}
 		return nil
@@ -262,7 +259,7 @@ func secretKey(s streams, name string, stdinTaken bool) (key minisign.PrivateKey
 	return key, checkPair(name, key)
 }
 
-// checkPair refuses a key that signs what its own public key does not verify,
+// checkPair rejects a key that signs what its own public key does not verify,
 // as a damaged one does.
 func checkPair(name string, key minisign.PrivateKey) error {
 	public, ok := key.Public().(minisign.PublicKey)

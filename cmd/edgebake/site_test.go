@@ -32,7 +32,7 @@ RWRTY0IyZWRnZWJha2UgdGVzdCBzYWx0AAAAAAAAAAAAAAAAAAAAgAAAAAAAAAAAAAEAAAAAZYmoN7UJ
 	keyPassword = "open sesame"
 )
 
-// stick reads a folder as first boot reads the stick that it is copied to.
+// stick reads a directory as first boot reads the stick that it is copied to.
 func (c *cli) stick(dir string) *slot.Contents {
 	c.t.Helper()
 	made := slot.Contents{Files: map[string][]byte{}}
@@ -94,13 +94,20 @@ func TestSiteSign(t *testing.T) {
 	}
 	c.run(1, "site", "sign", "site.yaml", "--key", "office.key")
 	c.want(c.err, "site-stick/site.yaml is there already: --force replaces it", "site-stick/site.minisig is there already")
+	// What others could read is replaced, not written into.
+	if err := os.Chmod(filepath.Join(c.dir, "site-stick", "site.yaml"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	c.run(0, "site", "sign", "site.yaml", "--key", "office.key", "--ignition", "more.ign", "--force")
 	wantSigned("site-stick", "config.ign", "site.yaml")
+	if st, err := os.Stat(filepath.Join(c.dir, "site-stick", "site.yaml")); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("the stick's Site has mode %v, %v", st.Mode(), err)
+	}
 	// What is left of a former site would be read, and spoil the signature.
 	c.run(1, "site", "sign", "site.yaml", "--key", "office.key", "--force")
 	c.want(c.err, "site-stick/config.ign is not part of this Site, so the signature would not match: remove it")
 	c.run(1, "site", "sign", "site.yaml", "--key", "office.key", "--output", ".", "--force")
-	c.want(c.err, "site.yaml would be replaced by what is made of it: name another folder")
+	c.want(c.err, "site.yaml would be replaced by what is made of it: name another directory")
 
 	// A password comes from the environment or standard input.
 	c.runIn(t.Context(), keyPassword+"\n", 0, "site", "sign", "site.yaml", "--key", "locked.key", "--output", "in")

@@ -31,7 +31,7 @@ func newStamp(s streams) *cobra.Command {
 		Long: `Stamp puts a Site document into an image's slot, in place or, with --output,
 into a copy. Images are .raw or .raw.zst, or a device that one was written to;
 size and everything outside of the slot stay as they are. A Site that the image
-cannot serve is refused.
+cannot serve is rejected.
 
 An Inventory document goes into the slot whole: each machine takes the site that
 matches it and wipes the others from its disk.
@@ -65,8 +65,8 @@ machine is Ready.`,
 			case len(a) == 1:
 				return usageError{fmt.Errorf("%s wants an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())}
 			}
-			if isImageName(a[1]) && !isImageName(a[0]) {
-				return usageError{fmt.Errorf("%s is an image: the image comes first: edgebake stamp %s %s", a[1], a[1], a[0])}
+			if err := imageFirst(c, a); err != nil {
+				return err
 			}
 			doc, err := readSites(s, a[1], o.ignition, o.secrets)
 			if err != nil {
@@ -78,19 +78,19 @@ machine is Ready.`,
 			}
 			with := a[1]
 			if doc.Inventory != nil {
-				with += fmt.Sprintf(" (%s)", count(len(doc.Inventory.Sites), "site"))
+				with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
 			}
 			sayStamped(s, done, with)
 			return nil
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --inventory, a folder")
+	f.StringVarP(&o.Output, "output", "o", "", "write a stamped copy here and leave the image as it is; with --inventory, a directory")
 	_ = c.MarkFlagFilename("output", imageEndings...)
 	f.BoolVarP(&o.Force, "force", "f", false, "replace outputs that are there")
 	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
-	f.StringVar(&o.inventory, "inventory", "", "stamp each site of this Inventory onto a copy of its own in the folder --output")
+	f.StringVar(&o.inventory, "inventory", "", "stamp each site of this Inventory onto a copy of its own in the directory --output")
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
 	f.BoolVar(&o.slots, "slots", false, "with --inventory: write only the slots, 16 MiB each")
 	f.StringVar(&o.slot, "slot", "", "write this slot, made by --slots, into the image or device")
@@ -102,7 +102,7 @@ machine is Ready.`,
 // stampMany stamps each site of an Inventory onto a copy of its own.
 func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if o.Output == "" {
-		return usageError{errors.New("--inventory wants a folder to write to: --output DIR")}
+		return usageError{errors.New("--inventory wants a directory to write to: --output DIR")}
 	}
 	doc, err := readSites(s, o.inventory, o.ignition, o.secrets)
 	if err != nil {
@@ -123,7 +123,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if o.slots {
 		what = "slot"
 	}
-	s.note("stamped %s with the sites of %s: %s in %s\n", image, o.inventory, count(len(out), what), o.Output)
+	s.note("stamped %s with the sites of %s: %s in %s\n", image, o.inventory, configs.Count(len(out), what), o.Output)
 	return nil
 }
 
@@ -134,7 +134,7 @@ func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	site := media.Site{Files: contents.Files, Version: siteVersion()}
+	site := media.Site{Files: contents.Files, Version: configs.Version}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)
 	} else {

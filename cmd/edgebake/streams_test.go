@@ -99,3 +99,11 @@ func TestOneMeaningOfOutput(t *testing.T) {
 		t.Errorf("too few commands were seen: %q", seen)
 	}
 }
+
+// TestPrintAsList: a list of nothing is a list to whoever reads JSON.
+func TestPrintAsList(t *testing.T) {
+	var out bytes.Buffer
+	if err := printAs(streams{Out: &out}, "json", []string(nil), nil); err != nil || out.String() != "[]\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}

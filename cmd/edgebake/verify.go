@@ -54,7 +54,7 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 			}
 			show := newDisplay(s, false)
 			progress := steps(show)
-			err = image.Verify(c.Context(), func(done, total int64) { progress("verify", done, total) })
+			err = image.Verify(c.Context(), func(done, total int64) { progress("verify", done, total) }, nil)
 			show.close()
 			if err != nil {
 				return err
