@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,6 +59,12 @@ files:
     mode: "0600"
 `
 
+// machines are what ELF files call architectures.
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// Program is the start of a program for an architecture, as Go names it.
+func Program(arch string) string { return ELF(machines[arch]) }
+
 // ELF is the start of a program for a machine.
 func ELF(m elf.Machine) string {
 	b := make([]byte, 128)
@@ -103,22 +110,27 @@ Version: 1.7.24~ds1-6+b4
 
 // Base is what a Debian base amounts to, with the identities and leftovers
 // that making one brings.
-func Base() []Entry {
+func Base() []Entry { return BaseFor("amd64") }
+
+// BaseFor is Base, for an architecture.
+func BaseFor(arch string) []Entry {
+	program := Program(arch)
+	loader := map[string]string{"amd64": "systemd-bootx64.efi", "arm64": "systemd-bootaa64.efi"}[arch]
 	tmp := dir("tmp")
 	tmp.Mode = 0o1777
 	ping := Entry{tar.Header{Typeflag: tar.TypeReg, Name: "./usr/bin/ping", Mode: 0o755, Format: tar.FormatPAX,
-		PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"}}, ELF(elf.EM_X86_64)}
+		PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"}}, program}
 	hard := Entry{Header: tar.Header{Typeflag: tar.TypeLink, Name: "./usr/bin/ping4", Linkname: "./usr/bin/ping"}}
-	su := file("usr/bin/su", ELF(elf.EM_X86_64))
+	su := file("usr/bin/su", program)
 	su.Mode = 0o4755
 	return []Entry{
 		dir("."), dir("usr"), dir("usr/bin"), dir("usr/lib"), link("lib", "usr/lib"), link("bin", "usr/bin"),
 		dir("etc"), dir("etc/ssh"), dir("var"), dir("var/lib"), dir("var/log"), dir("var/cache"), tmp, dir("boot"), dir("run"), dir("proc"), dir("dev"),
 		file("boot/vmlinuz-"+Kernel, "kernel"), file("boot/initrd.img-"+Kernel, "initrd"), dir("usr/lib/modules/" + Kernel),
 		file("usr/lib/modules/"+Kernel+"/modules.dep", "\n"),
-		file("usr/lib/systemd/systemd", ELF(elf.EM_X86_64)),
-		file("usr/lib/systemd/boot/efi/systemd-bootx64.efi", "MZ"),
-		file("var/lib/dpkg/status", dpkgStatus),
+		file("usr/lib/systemd/systemd", program),
+		file("usr/lib/systemd/boot/efi/"+loader, "MZ"),
+		file("var/lib/dpkg/status", strings.ReplaceAll(dpkgStatus, "amd64", arch)),
 		ping, hard, su,
 		// What no golden image may have.
 		file("etc/machine-id", "0123456789abcdef0123456789abcdef\n"),
@@ -135,6 +147,57 @@ func InstallableBase() []Entry {
 	lsblk.Mode = 0o755
 	return append(Base(), dir("usr/share"), dir("usr/share/initramfs-tools"), file("usr/share/initramfs-tools/init", "#!/bin/sh\n"), lsblk,
 		file("usr/lib/modules/"+Kernel+"/kernel/fs/efivarfs/efivarfs.ko.xz", "module"))
+}
+
+// PiKernel begins as the kernels do that the firmware of a Raspberry Pi starts.
+var PiKernel = "MZ" + strings.Repeat("\x00", 54) + "ARM\x64" + "kernel"
+
+// PiBase is what a base for Raspberry Pi boards amounts to: firmware in the place
+// of a loader, and a kernel with drivers for a 4. Without pi5 both are like Debian
+// 13's; with it the kernel has drivers for a 5, and the firmware is newer.
+func PiBase(pi5 bool) []Entry {
+	entries := slices.DeleteFunc(BaseFor("arm64"), func(e Entry) bool {
+		return strings.Contains(e.Name, "/systemd/boot/") || strings.HasPrefix(e.Name, "./boot/vmlinuz-")
+	})
+	modules := []string{"mmc/host/sdhci-iproc", "net/ethernet/broadcom/genet/genet", "net/ethernet/cadence/macb"}
+	firmware := "Apr 17 2024"
+	if pi5 {
+		firmware = "Feb  1 2026"
+		modules = append(modules, "mmc/host/sdhci-brcmstb", "misc/rp1/rp1_pci", "clk/clk-rp1", "pinctrl/pinctrl-rp1")
+	}
+	for _, m := range modules {
+		entries = append(entries, file("usr/lib/modules/"+Kernel+"/kernel/drivers/"+m+".ko.xz", "module"))
+	}
+	for _, tree := range []string{"bcm2711-rpi-4-b", "bcm2711-rpi-cm4-io", "bcm2712-rpi-5-b", "bcm2837-rpi-3-b"} {
+		entries = append(entries, file("usr/lib/linux-image-"+Kernel+"/broadcom/"+tree+".dtb", tree))
+	}
+	return append(entries,
+		file("boot/vmlinuz-"+Kernel, PiKernel),
+		file("usr/lib/modules/"+Kernel+"/modules.builtin", "kernel/drivers/clk/clk-fixed.ko\nkernel/drivers/pci/controller/pcie-brcmstb.ko\n"),
+		file("usr/lib/raspi-firmware/start4.elf", ELF(elf.EM_VIDEOCORE3)+"VC_BUILD_ID_TIME: 17:27:09\x00VC_BUILD_ID_TIME: "+firmware+"\x00"+strings.Repeat("start", 20)),
+		file("usr/lib/raspi-firmware/fixup4.dat", "fixup"),
+		file("usr/lib/raspi-firmware/start.elf", "of a 3"),
+		file("usr/lib/raspi-firmware/overlays/pi4-spidev.dtbo", "overlay"), file("usr/lib/raspi-firmware/overlays/README.md", "text"),
+		dir("boot/firmware"), file("boot/firmware/start4.elf", "start"),
+	)
+}
+
+// WritePi is Write for Raspberry Pi boards.
+func WritePi(dir string, base []Entry, edit func(doc string) string) error {
+	err := Write(dir, base, func(doc string) string {
+		doc = strings.Replace(Several(doc), "arch: [amd64, arm64]", "arch: arm64\nhardware: raspberry-pi", 1)
+		if edit != nil {
+			doc = edit(doc)
+		}
+		return doc
+	})
+	if err != nil {
+		return err
+	}
+	if err := WriteFor(dir, "arm64"); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(dir, "base.tar"), filepath.Join(dir, "base-arm64.tar"))
 }
 
 // Tar packs entries.
@@ -157,6 +220,37 @@ func Tar(entries []Entry) ([]byte, error) {
 	return b.Bytes(), err
 }
 
+// programs are those of a node.
+var programs = strings.Fields("kubelet kubeadm containerd containerd-shim-runc-v2 ctr firstboot ipvscare")
+
+// Several is a document for two architectures, of Document; WriteFor writes what
+// it names for each.
+func Several(doc string) string {
+	return strings.NewReplacer("kind: Image\n", "kind: Image\narch: [amd64, arm64]\n", "base.tar", "'base-{arch}.tar'", "dir: programs", "dir: 'programs/{arch}'",
+		"programs/firstboot", "'programs/{arch}/firstboot'", "programs/ipvscare", "'programs/{arch}/ipvscare'",
+		"layout: images", "layout: 'images-{arch}'").Replace(doc)
+}
+
+// WriteFor writes what a document for several architectures names for one.
+func WriteFor(dir, arch string) error {
+	base, err := Tar(BaseFor(arch))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "base-"+arch+".tar"), base, 0o644); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "programs", arch), 0o755); err != nil {
+		return err
+	}
+	for _, p := range programs {
+		if err := os.WriteFile(filepath.Join(dir, "programs", arch, p), []byte(Program(arch)+p), 0o644); err != nil {
+			return err
+		}
+	}
+	return WriteImages(filepath.Join(dir, "images-"+arch), arch)
+}
+
 // Write makes dir/image.yaml (Document, edited) and all that it names.
 func Write(dir string, base []Entry, edit func(doc string) string) error {
 	doc := Document
@@ -167,12 +261,12 @@ func Write(dir string, base []Entry, edit func(doc string) string) error {
 	if err != nil {
 		return err
 	}
-	program := ELF(elf.EM_X86_64)
+	program := Program("amd64")
 	files := map[string]string{
 		"image.yaml": doc, "base.tar": string(packed), "notes.txt": "note",
 		"overlay/lib/firmware/blob": "firmware", "overlay/usr/local/bin/tool": "#!/bin/sh\n", "overlay/tmp/seen": "",
 	}
-	for _, p := range strings.Fields("kubelet kubeadm containerd containerd-shim-runc-v2 ctr firstboot ipvscare") {
+	for _, p := range programs {
 		files["programs/"+p] = program + p
 	}
 	for name, body := range files {
@@ -187,10 +281,16 @@ func Write(dir string, base []Entry, edit func(doc string) string) error {
 	if err := os.Chmod(filepath.Join(dir, "overlay/usr/local/bin/tool"), 0o755); err != nil {
 		return err
 	}
-	_, err = imagetest.WriteLayout(filepath.Join(dir, "images"), imagetest.Image{
-		Ref: "edgebake.test/pause:1",
+	return WriteImages(filepath.Join(dir, "images"), "amd64")
+}
+
+// WriteImages writes the layout of container images that Document names, for an
+// architecture.
+func WriteImages(dir, arch string) error {
+	_, err := imagetest.WriteLayout(dir, imagetest.Image{
+		Ref: "edgebake.test/pause:1", Arch: arch,
 		Layers: []imagetest.Layer{{Tar: func(w *imagetest.Writer) error {
-			return w.Put(tar.Header{Name: "pause", Mode: 0o755}, program)
+			return w.Put(tar.Header{Name: "pause", Mode: 0o755}, Program(arch))
 		}}},
 	})
 	return err

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/test/lab"
 )
 
 // etcds are three members as processes of this host, without TLS: what is
@@ -30,27 +31,29 @@ type etcds struct {
 	client  [3]string
 	running [3]*exec.Cmd
 	word    seat.Word
+	unseen  [3]bool // no master that decides reaches it
 }
 
 func newEtcds(t *testing.T) *etcds {
 	t.Helper()
+	free, err := lab.FreePorts(6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etcdsAt(t, free)
+}
+
+// etcdsAt has them listen at these six ports.
+func etcdsAt(t *testing.T, ports []int) *etcds {
+	t.Helper()
 	e := &etcds{t: t, program: needPrograms(t).Etcd, dir: t.TempDir()}
-	var held []net.Listener
-	for i := range 6 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, l)
-		url := "http://" + l.Addr().String()
+	for i, port := range ports {
+		url := fmt.Sprintf("http://127.0.0.1:%d", port)
 		if i < 3 {
 			e.peer[i] = url
 		} else {
 			e.client[i-3] = url
 		}
-	}
-	for _, l := range held {
-		l.Close()
 	}
 	t.Cleanup(func() {
 		for i := range 3 {
@@ -164,10 +167,15 @@ func (e *etcds) view(i int) seat.View {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	client := &http.Client{Timeout: 10 * time.Second}
 	for j := range 3 {
 		if j == i {
 			continue
+		}
+		client := &http.Client{Timeout: 10 * time.Second}
+		if e.unseen[j] {
+			client.Transport = &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return nil, errors.New("no route to host")
+			}}
 		}
 		v.Peers = append(v.Peers, seat.Peer{Name: name(j), State: seat.Probe(e.t.Context(), client, e.peer[j])})
 		if cluster, members, err := (seat.Etcd{Client: client, URL: e.client[j]}).List(e.t.Context()); err == nil {
@@ -310,6 +318,24 @@ func TestReplacedMaster(t *testing.T) {
 		t.Error("the replaced master lacks what was written")
 	}
 	e.decide(0, seat.Start)
+}
+
+// Written anew while it is cut off, a master waits, however valid its ticket, and the
+// others live on. As soon as it reaches one of them it takes its seat.
+func TestReflashedBehindAPartition(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "before")
+	e.wipe(0)
+	e.unseen = [3]bool{1: true, 2: true}
+	e.decide(0, seat.Wait)
+	e.put(1, "k", "meanwhile")
+	e.decide(0, seat.Wait)
+	e.unseen[1] = false
+	e.replace(0)
+	if !e.has(0, "k", "meanwhile") {
+		t.Error("it lacks what was written while it was cut off")
+	}
 }
 
 // The log says which member it is of: an old disk that is put back after its

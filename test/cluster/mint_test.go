@@ -17,43 +17,29 @@ import (
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/cluster/mint"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
 // programs compiles the control plane once, or takes it from the cache.
 var programs = sync.OnceValues(func() (*lab.Programs, error) {
-	cache, err := openCache()
-	if err != nil {
-		return nil, err
-	}
-	return lab.BuildPrograms(context.Background(), cache, lab.KubernetesVersion, os.Stdout)
+	return lab.CachedPrograms(context.Background(), lab.KubernetesVersion, os.Stdout)
 })
-
-func openCache() (*fetch.Cache, error) {
-	dir := os.Getenv("EDGEBAKE_CACHE")
-	if dir == "" {
-		var err error
-		if dir, err = fetch.DefaultDir(); err != nil {
-			return nil, err
-		}
-	}
-	return fetch.Open(dir)
-}
 
 // needEtcdutl compiles etcd's own tool for snapshots, as the image of etcd has it.
 func needEtcdutl(t *testing.T) string {
 	t.Helper()
-	const module = "go.etcd.io/etcd/etcdutl/v3"
-	cache, err := openCache()
+	cache, err := lab.OpenCache()
 	if err != nil {
 		t.Fatal(err)
 	}
-	blobs, err := fetch.GoBuild(t.Context(), cache, fetch.GoRecipe{Module: module, Version: lab.EtcdVersion, Arch: runtime.GOARCH, LDFlags: "-s -w", Packages: []string{module}}, os.Stdout)
+	recipe := lab.EtcdutlRecipe(lab.EtcdVersion, runtime.GOARCH)
+	blobs, err := fetch.GoBuild(t.Context(), cache, recipe, os.Stdout)
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := cache.Program(blobs[module], "etcdutl")
+	program, err := cache.Program(blobs[recipe.Module], "etcdutl")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +78,11 @@ func TestKubeadmTakesMintedKeys(t *testing.T) {
 	p := needPrograms(t)
 	openssl := desk.NeedProgram(t, "openssl", "openssl")
 	dir := filepath.Join(t.TempDir(), "shops")
-	if _, err := mint.New(dir, []byte(document), mint.Options{File: "cluster.yaml", Now: time.Now()}); err != nil {
+	parsed, err := configs.ParseCluster("cluster.yaml", []byte(document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mint.New(dir, parsed, mint.Options{Now: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	pki := filepath.Join(dir, "pki")

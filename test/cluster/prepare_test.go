@@ -74,6 +74,13 @@ ipvs:
 func TestPrepareVerifyRevert(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
+	// Without OpenYurt a pool is one row of the table, with its fix.
+	found, err := c.Verify(ctx, cluster.Wanted{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge"}}, lab.Endpoint)
+	if err != nil || len(found) < 5 || !slices.ContainsFunc(found, func(f cluster.Check) bool {
+		return f.Name == "node pool shops" && f.State == cluster.CheckFailed && strings.Contains(f.Fix, "yurt-manager")
+	}) {
+		t.Errorf("without OpenYurt: %+v, %v", found, err)
+	}
 	if err := lc.AddNodePools(ctx, lab.NodePools, lab.NodePool{Name: "there", Type: "Edge"}); err != nil {
 		t.Fatal(err)
 	}

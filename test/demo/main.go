@@ -1,10 +1,12 @@
 // Command demo shows the whole chain on this computer, on real parts: it
 // bakes an image, starts a small Kubernetes control plane, stamps a site onto
 // the image, boots it in QEMU and follows first boot until the node is Ready
-// and a pod runs. `make demo` runs it; it needs no root.
+// and a pod runs. `make demo` runs it; it needs no root. With -cluster
+// (`make demo-cluster`) the control plane is a machine from an image too.
 //
-// All it makes lies in build/demo and in edgebake's cache; all it starts it
-// ends. What took long the first time comes from the cache the second.
+// All it makes lies in build/demo or build/demo-cluster, and in edgebake's cache;
+// all it starts it ends. What took long the first time comes from the cache the
+// second.
 package main
 
 import (
@@ -21,7 +23,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/qemu"
 	"github.com/edgebake/edgebake/test/lab"
 )
@@ -37,15 +38,21 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	keep := flag.Bool("keep", false, "keep cluster and node running until Ctrl-C")
+	arch := flag.String("arch", "amd64", "architecture of the node: amd64 or arm64")
+	cluster := flag.Bool("cluster", false, "a cluster from images alone: one control-plane node and one worker")
 	flag.Parse()
-	if err := run(ctx, os.Stdout, *keep); err != nil {
+	show := run
+	if *cluster {
+		show = runCluster
+	}
+	if err := show(ctx, os.Stdout, *arch, *keep); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, keep bool) (err error) {
-	d := demo{out: out, start: time.Now()}
+func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
+	d := demo{out: out, start: time.Now(), arch: arch}
 	if _, err := os.Stat("configs/examples/quickstart.yaml"); err != nil {
 		return errors.New("run it from the root of the repository, as `make demo` does")
 	}
@@ -61,28 +68,25 @@ func run(ctx context.Context, out io.Writer, keep bool) (err error) {
 	}()
 
 	d.step("Making the container images pause and hello", "a few seconds")
-	if err := d.command(ctx, "go", "run", "./test/images", "-o", "build/images"); err != nil {
+	if err := d.command(ctx, "go", "run", "./test/images", "-o", "build/images", "-arch", d.imageArchs()); err != nil {
 		return err
 	}
 
-	golden := filepath.Join("build", "quickstart.raw")
-	d.step("Baking configs/examples/quickstart.yaml into "+golden,
-		"the first time about 6 minutes: Kubernetes and containerd are compiled; then 15 seconds")
-	if err := d.command(ctx, "bin/edgebake", "build", "configs/examples/quickstart.yaml", "--output", golden, "--force", "--lock", filepath.Join("build", "quickstart.lock")); err != nil {
+	name := "quickstart"
+	wait := "the first time about 6 minutes: Kubernetes and containerd are compiled; then 15 seconds"
+	if arch != "amd64" {
+		name += "-" + arch
+		wait = "the first time about 10 minutes: Kubernetes and containerd are compiled, and Debian's packages set up in emulation; then 15 seconds"
+	}
+	golden := filepath.Join("build", name+".raw")
+	d.step("Baking configs/examples/quickstart.yaml into "+golden, wait)
+	if err := d.command(ctx, "bin/edgebake", "build", "configs/examples/quickstart.yaml", "--arch", arch, "--output", golden, "--force", "--lock", filepath.Join("build", name+".lock")); err != nil {
 		return err
 	}
 
 	d.step("Getting a control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
 		"the first time about 3 minutes: they are compiled too; then nothing")
-	cacheDir, err := fetch.DefaultDir()
-	if err != nil {
-		return err
-	}
-	cache, err := fetch.Open(cacheDir)
-	if err != nil {
-		return err
-	}
-	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, out)
+	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
 	if err != nil {
 		return err
 	}
@@ -123,46 +127,68 @@ func run(ctx context.Context, out io.Writer, keep bool) (err error) {
 	if a.why != "" {
 		fmt.Fprintf(out, "\nNo KVM here (%s): QEMU emulates the processor.\n", a.why)
 	}
-	wait := "Ready in a minute on a quiet computer, in a few on a busy one"
+	wait = "Ready in a minute on a quiet computer, in a few on a busy one"
 	if a.accel == qemu.KVM {
 		wait = "Ready in about 20 seconds"
 	}
 	d.step("Switching the machine on", wait)
-	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Disk: 8 << 30, Net: network, Accel: a.accel,
+	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Arch: arch, Disk: 8 << 30, Net: network, Accel: a.accel,
 		EachLine: d.follow})
 	if err != nil {
 		return err
 	}
-	events, err := d.watch(ctx, cluster, vm)
+	events, err := d.watch(ctx, cluster, vm, true)
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, d.where(vm))
+		return fmt.Errorf("%w\nThe machine's console is in %s, the control plane's logs are in %s", err, vm.SerialLog(), dir)
 	}
-
-	for _, args := range [][]string{{"get", "nodes", "-o", "wide"}, {"get", "pods", "-o", "wide"}} {
-		text, err := cluster.Kubectl(ctx, args...)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "\n$ kubectl %s\n%s", strings.Join(args, " "), text)
+	if err := d.show(ctx, cluster); err != nil {
+		return err
 	}
 	fmt.Fprintf(out, "\nFrom power-on:\n")
 	lab.PrintTimeline(out, append(vm.Serial.Events(), events...))
 	fmt.Fprintf(out, "\nThe node is Ready and a pod runs on it. The whole demo took %.0f s.\n", time.Since(d.start).Seconds())
 	fmt.Fprintf(out, "Its files are in %s; the golden image is %s.\n", dir, golden)
-	if keep {
-		fmt.Fprintf(out, "\nIn another terminal:\n  export KUBECONFIG=%s\n  %s get nodes\nCtrl-C ends it all.\n", cluster.Kubeconfig, progs.Kubectl)
-		<-ctx.Done()
-	} else {
-		fmt.Fprintln(out, "`bin/demo -keep` leaves cluster and node running until Ctrl-C.")
+	d.hold(ctx, keep, "bin/demo -keep", cluster, progs)
+	return nil
+}
+
+// show shows the cluster by kubectl.
+func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
+	for _, args := range [][]string{{"get", "nodes", "-o", "wide"}, {"get", "pods", "-o", "wide"}} {
+		text, err := cluster.Kubectl(ctx, args...)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(d.out, "\n$ kubectl %s\n%s", strings.Join(args, " "), text)
 	}
 	return nil
+}
+
+// hold leaves everything running until Ctrl-C, or says how to have that.
+func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab.Cluster, progs *lab.Programs) {
+	if !keep {
+		fmt.Fprintf(d.out, "`%s` leaves everything running until Ctrl-C.\n", command)
+		return
+	}
+	fmt.Fprintf(d.out, "\nIn another terminal:\n  export KUBECONFIG=%s\n  %s get nodes\nCtrl-C ends it all.\n", cluster.Kubeconfig, progs.Kubectl)
+	<-ctx.Done()
 }
 
 // demo is what the terminal shows.
 type demo struct {
 	out   io.Writer
 	start time.Time
+	arch  string // of the node
 	n     int
+}
+
+// imageArchs are those that container images are made for: the node's, and
+// this computer's, so that the demo of either leaves what the other needs.
+func (d *demo) imageArchs() string {
+	if d.arch == "amd64" {
+		return d.arch
+	}
+	return "amd64," + d.arch
 }
 
 // step says what comes next and how long it takes.
@@ -205,35 +231,39 @@ func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	}
 	go func() {
 		defer close(found)
-		prog, err := qemu.Find(ctx, "amd64")
+		prog, err := qemu.Find(ctx, d.arch)
 		if err != nil {
 			found <- accelerator{err: err}
 			return
 		}
-		fw, err := qemu.FindFirmware(qemu.ShareDirs(), "amd64", false)
+		fw, err := qemu.FindFirmware(qemu.ShareDirs(), d.arch, false)
 		if err != nil {
 			found <- accelerator{err: err}
 			return
 		}
-		accel, why := qemu.Probe(ctx, prog, fw, "amd64", qemu.ProbeLimit)
+		accel, why := qemu.Probe(ctx, prog, fw, d.arch, qemu.ProbeLimit)
 		found <- accelerator{accel: accel, why: why}
 	}()
 	return found
 }
 
 // follow shows the console lines that tell how first boot goes.
-func (d *demo) follow(l lab.Line) {
+func (d *demo) follow(l lab.Line) { d.followAs("", l) }
+
+// followAs says whose console it is.
+func (d *demo) followAs(name string, l lab.Line) {
 	_, said, ok := strings.Cut(l.Text, "edgebake: ")
 	if strings.Contains(l.Text, "starting Boot") {
 		said, ok = "the firmware starts the loader; kernel and systemd say nothing while all is well", true
 	}
 	if ok {
-		fmt.Fprintf(d.out, "  %6.1f s  %s\n", l.At.Seconds(), said)
+		fmt.Fprintf(d.out, "  %6.1f s  %s%s\n", l.At.Seconds(), name, said)
 	}
 }
 
-// watch waits for the node and its pod.
-func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM) ([]lab.Event, error) {
+// watch waits for the machine's node and, if it is to run one, a pod.
+func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bool) ([]lab.Event, error) {
+	node := vm.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, 40*time.Minute, errors.New("40 minutes have passed"))
 	defer cancel()
 	var events []lab.Event
@@ -251,20 +281,18 @@ func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM) ([]lab.Eve
 		return nil, err
 	}
 	note("node " + node + " is Ready")
-	if err := c.Pod(ctx, pod, image, node); err != nil {
-		return nil, err
+	if runsPod {
+		if err := c.Pod(ctx, pod, image, node); err != nil {
+			return nil, err
+		}
+		if _, err := c.WaitPod(ctx, vm, pod); err != nil {
+			return nil, err
+		}
+		note("pod " + pod + " runs")
 	}
-	if _, err := c.WaitPod(ctx, vm, pod); err != nil {
-		return nil, err
-	}
-	note("pod " + pod + " runs")
 	// Its last phase forgets the token, once the node is Ready.
 	if _, _, err := vm.Serial.Expect(ctx, 0, lab.FirstBootDone); err != nil {
 		return nil, err
 	}
 	return events, nil
-}
-
-func (d *demo) where(vm *lab.VM) string {
-	return fmt.Sprintf("The machine's console is in %s, the control plane's logs are in %s.", vm.SerialLog(), dir)
 }

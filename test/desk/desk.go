@@ -5,7 +5,9 @@ package desk
 import (
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // Lacks ends a test that lacks what the words say.
@@ -23,6 +25,22 @@ func NeedRoot(t testing.TB, why string) {
 	if os.Geteuid() != 0 {
 		Lacks(t, "only root can run this: %s", why)
 	}
+}
+
+// Processor is the time of processors that this program spends while f runs: a
+// measure of f's work wherever others work beside us.
+func Processor(t testing.TB, f func()) time.Duration {
+	t.Helper()
+	spent := func() time.Duration {
+		var r syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	before := spent()
+	f()
+	return spent() - before
 }
 
 // NeedProgram ends a test without one of Debian's programs, and returns its

@@ -4,8 +4,6 @@ package disktest
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"io/fs"
 	"os"
@@ -13,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/desk"
 )
@@ -34,16 +33,11 @@ func Oracle(t testing.TB, name string, args ...string) string {
 // Sum is the SHA-256 of a file, in hex.
 func Sum(t testing.TB, path string) string {
 	t.Helper()
-	f, err := os.Open(path)
+	sum, err := file.SHA256(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		t.Fatal(err)
-	}
-	return hex.EncodeToString(h.Sum(nil))
+	return sum
 }
 
 // Scratch is a directory for files that a test makes and removes many of, or

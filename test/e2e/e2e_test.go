@@ -22,7 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
@@ -91,20 +90,8 @@ func makeParts() (*parts, error) {
 		}
 		fmt.Printf("%6.1f s  %s\n", time.Since(start).Seconds(), strings.Join(step[:2], " "))
 	}
-	p.progs, err = controlPlane(ctx, lab.KubernetesVersion)
+	p.progs, err = lab.CachedPrograms(ctx, lab.KubernetesVersion, os.Stdout)
 	return p, err
-}
-
-func controlPlane(ctx context.Context, version string) (*lab.Programs, error) {
-	dir, err := fetch.DefaultDir()
-	if err != nil {
-		return nil, err
-	}
-	cache, err := fetch.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	return lab.BuildPrograms(ctx, cache, version, os.Stdout)
 }
 
 func (p *parts) run(ctx context.Context, argv ...string) error {
@@ -515,7 +502,7 @@ func rounds(t *testing.T, n int) int {
 	return n
 }
 
-var firstBootStarts = regexp.MustCompile(`edgebake: \[1/`)
+var firstBootStarts = regexp.MustCompile(`edgebake: \[1[]/]`)
 
 // cutDuringFirstBoot cuts the power that long after first boot has begun. Of
 // what the disk had not promised to keep, it loses the writes that lose picks.

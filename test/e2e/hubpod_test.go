@@ -30,7 +30,7 @@ var madePod = sync.OnceValues(func() (*parts, error) {
 		return nil, err
 	}
 	p := *first
-	if p.progs, err = controlPlane(context.Background(), lab.KubernetesBeforeHub17); err != nil {
+	if p.progs, err = lab.CachedPrograms(context.Background(), lab.KubernetesBeforeHub17, os.Stdout); err != nil {
 		return nil, err
 	}
 	layout := cmp.Or(os.Getenv(envHubLayout), filepath.Join(p.root, "build", "images"))

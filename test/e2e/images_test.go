@@ -270,7 +270,7 @@ cluster told them. One run each; %d CPUs for all, load %s at the end, %s.
 	}
 }
 
-var imagesThere = regexp.MustCompile(`edgebake: \[?\d+/\d+\]? images: (done in|as it should be)`)
+var imagesThere = regexp.MustCompile(`edgebake: \[\d+/\d+\] images: (done in|as it should be)`)
 
 func loadAverage() string {
 	b, err := os.ReadFile("/proc/loadavg")

@@ -158,24 +158,30 @@ func (w *world) partition(disk, label string) int64 {
 // golden image as it was baked, which waits for a site, and a USB stick.
 func TestSecureBoot(t *testing.T) {
 	nightly(t)
-	w := newWorld(t, 1)
-	if err := w.c.LetLogsBeRead(t.Context()); err != nil {
-		t.Fatal(err)
+	newWorld(t, 1).secureBoot("amd64", "test/e2e/testdata/generic.yaml")
+}
+
+// secureBoot boots the image of a document, which is for that architecture.
+func (w *world) secureBoot(arch, document string) {
+	w.t.Helper()
+	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
+		w.t.Fatal(err)
 	}
 	golden := filepath.Join(w.lab.Dir, "generic.raw")
-	w.must(w.bin, "build", "test/e2e/testdata/generic.yaml", "--output", golden, "--lock", filepath.Join(w.lab.Dir, "generic.lock"))
-	vm := w.start(lab.VMConfig{Name: "box1", Image: golden, Secure: true, Sticks: qemu.USB})
+	w.must(w.bin, "build", document, "--output", golden, "--lock", filepath.Join(w.lab.Dir, "generic.lock"))
+	w.checkGolden(golden, arch)
+	vm := w.start(lab.VMConfig{Arch: arch, Name: "box1", Image: golden, Secure: true, Sticks: qemu.USB})
 	w.expect(vm, 0, `edgebake: .*waiting for a site: stamp one onto this disk, or plug in a stick`)
-	if err := vm.Plug(t.Context(), w.stick(w.site(0, lab.Site{NodeName: "box1"}))); err != nil {
-		t.Fatal(err)
+	if err := vm.Plug(w.t.Context(), w.stick(w.site(0, lab.Site{NodeName: "box1"}))); err != nil {
+		w.t.Fatal(err)
 	}
 	w.expect(vm, 0, `edgebake: took the site of stick /dev/sd`)
 	w.ready(vm, nil)
 	seen := w.mustOnNode(vm, secureBootSeen)
-	t.Logf("on %s:\n%s", vm.Node, seen)
+	w.t.Logf("on %s:\n%s", vm.Node, seen)
 	for _, want := range []string{`(?m)^SecureBoot: +6 +0 +0 +0 +1$`, `(?i)secure boot enabled`, `\[integrity\]|\[confidentiality\]`} {
 		if !regexp.MustCompile(want).MatchString(seen) {
-			t.Errorf("nothing like %q", want)
+			w.t.Errorf("nothing like %q", want)
 		}
 	}
 	w.off(vm)
@@ -185,10 +191,10 @@ func TestSecureBoot(t *testing.T) {
 	spoilt := filepath.Join(w.lab.Dir, "spoilt.raw")
 	w.must("cp", "--sparse=always", golden, spoilt)
 	w.spoilKernel(spoilt)
-	vm = w.start(lab.VMConfig{Name: "box2", Image: spoilt, Secure: true})
+	vm = w.start(lab.VMConfig{Arch: arch, Name: "box2", Image: spoilt, Secure: true})
 	w.expect(vm, 0, `(?i)bad shim signature|security violation|security policy violation|access denied`)
 	if out := vm.Serial.Tail(1000); strings.Contains(out, "edgebake: ") {
-		t.Errorf("it booted a kernel that was changed:\n%s", out)
+		w.t.Errorf("it booted a kernel that was changed:\n%s", out)
 	}
 	vm.Cut()
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -28,11 +30,7 @@ var madeMaster = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	doc := strings.Replace(string(b), "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
-	for _, ref := range []string{"kube-apiserver:" + lab.KubernetesVersion, "kube-controller-manager:" + lab.KubernetesVersion,
-		"kube-scheduler:" + lab.KubernetesVersion, "etcd:" + lab.EtcdImageTag} {
-		doc += "  - {ref: \"registry.k8s.io/" + ref + "\", layout: ../../build/control-plane}\n"
-	}
+	doc := lab.MasterImage(string(b), "../../build/control-plane")
 	base := filepath.Join(p.root, "build", "e2e", "master")
 	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {
 		return "", err
@@ -43,37 +41,15 @@ var madeMaster = sync.OnceValues(func() (string, error) {
 	return base + ".raw", err
 })
 
-// The cluster of this test: etcd, leases and probes wait longer than on real
-// machines, since an emulated one may stand still for seconds; the API server
-// does without what reads all its own documentation again and again. Nothing balances
-// Services: kube-proxy's image needs programs that are not Go's.
-const clusterDocument = `apiVersion: edgebake.io/v1alpha1
-kind: Cluster
-name: shops
-kubernetesVersion: %s
-openyurt: false
-kubeProxy: {mode: none}
-masters:
-  - {name: m1, address: %s, network: {interfaces: [{name: "en*", addresses: [%s/24], gateway: %s}]}}
-nodes:
-  - {name: shop1, network: {interfaces: [{name: "en*", addresses: [%s/24], gateway: %s}]}}
+// clusterManifest has an object in a namespace that comes behind it.
+const clusterManifest = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: prices, namespace: shop}
+data: {tea: "2"}
 ---
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: ClusterConfiguration
-dns: {disabled: true}
-apiServer: {extraArgs: [{name: disable-admission-plugins, value: "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"}]}
-etcd: {local: {extraArgs: [{name: heartbeat-interval, value: "500"}, {name: election-timeout, value: "5000"}]}}
-controllerManager: {extraArgs: [{name: leader-elect-lease-duration, value: 60s}, {name: leader-elect-renew-deadline, value: 40s}, {name: leader-elect-retry-period, value: 10s}]}
-scheduler: {extraArgs: [{name: leader-elect-lease-duration, value: 60s}, {name: leader-elect-renew-deadline, value: 40s}, {name: leader-elect-retry-period, value: 10s}]}
----
-apiVersion: kubeadm.k8s.io/v1beta4
-kind: InitConfiguration
-timeouts: {controlPlaneComponentHealthCheck: 30m}
----
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-featureGates: {KubeletCrashLoopBackOffMax: true}
-crashLoopBackOff: {maxContainerRestartPeriod: 10s}
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
 `
 
 // A cluster from images alone: minted at a desk, its worker switched on before
@@ -87,27 +63,17 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newNet(t, p)
-	m1, shop1 := w.net.GuestAddr(0).String(), w.net.GuestAddr(1).String()
-	document := filepath.Join(w.lab.Dir, "cluster.yaml")
-	if err := os.WriteFile(document, fmt.Appendf(nil, clusterDocument, lab.KubernetesVersion, m1, m1, lab.Gateway, shop1, lab.Gateway), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.lab.Dir, "shop.yaml"), []byte(clusterManifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	minted := filepath.Join(w.lab.Dir, "shops")
-	for _, argv := range [][]string{
-		{p.bin, "cluster", "new", document, "--output", minted},
-		{p.bin, "cluster", "sites", minted},
-		{p.bin, "stamp", golden, filepath.Join(minted, "sites", "m1.yaml"), "--output", filepath.Join(w.lab.Dir, "m1.raw")},
-		{p.bin, "stamp", p.golden, filepath.Join(minted, "sites", "shop1.yaml"), "--output", filepath.Join(w.lab.Dir, "shop1.raw")},
-	} {
-		if err := p.run(t.Context(), argv...); err != nil {
-			t.Fatal(err)
-		}
-	}
+	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1"), Manifests: []string{"shop.yaml"}})
+	w.stamp(golden, minted, "m1")
+	w.stamp(p.golden, minted, "shop1")
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1})
-	w.expect(worker, 0, `edgebake: .* waiting for a master to answer`)
+	w.expect(worker, 0, lab.WaitsForMaster.String())
 	master := w.start(lab.VMConfig{Name: "m1", Image: filepath.Join(w.lab.Dir, "m1.raw"), Guest: 0, CPUs: 2, Memory: 2560})
 	w.expect(master, 0, `edgebake: etcd begins with nothing`)
-	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), m1+":6443"); err != nil {
+	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
 	}
 	w.ready(master, nil)
@@ -117,6 +83,11 @@ func TestClusterFromImages(t *testing.T) {
 	}
 	if _, ok := node.Metadata.Labels["node-role.kubernetes.io/control-plane"]; !ok {
 		t.Errorf("the master's Node has labels %v", node.Metadata.Labels)
+	}
+	for _, path := range []string{"/api/v1/namespaces/shop/configmaps/prices", "/api/v1/namespaces/kube-system/configmaps/edgebake-manifests"} {
+		if err := w.c.Get(t.Context(), path, new(lab.Object)); err != nil {
+			t.Errorf("the Cluster's manifests were not applied: %v", err)
+		}
 	}
 	w.ready(worker, nil)
 	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
@@ -135,14 +106,89 @@ func TestClusterFromImages(t *testing.T) {
 		t.Error("after the power cut it is another cluster")
 	}
 
+	const later = "/api/v1/namespaces/kube-public/configmaps"
+	if err := w.c.Create(t.Context(), later, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "later"}}); err != nil {
+		t.Fatal(err)
+	}
 	w.off(master)
 	disk := w.disk(master)
-	w.keysInOnePlace(disk, minted)
+	w.keysOn(disk, minted, 1)
+	w.keysOn(w.disk(worker), minted, 0)
+
+	// Its data is given up for the snapshot that first boot took.
+	snapshot, lost := w.snapshotOn(disk), filepath.Join(w.lab.Dir, "lost")
+	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
+	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"))
+	restored := w.start(lab.VMConfig{Name: "m1", Image: disk, Guest: 0, CPUs: 2, Memory: 2560})
+	w.expect(restored, 0, `edgebake: etcd begins with a snapshot`)
+	if again := w.ready(restored, before); again.Metadata.UID != before.Metadata.UID {
+		t.Error("what was restored is another cluster")
+	}
+	if err := w.c.Get(t.Context(), later+"/later", new(lab.Object)); !lab.NotFound(err) {
+		t.Errorf("what was written after the snapshot is there: %v", err)
+	}
 }
 
-// keysInOnePlace scans a master's raw disk for the cluster's private keys: each
-// is there once, as kubeadm's file.
-func (w *world) keysInOnePlace(disk, minted string) {
+// machines are named so, with the guests' addresses in the test's network from the
+// one that is number first.
+func (w *world) machines(first int, names ...string) []lab.MintedMachine {
+	var all []lab.MintedMachine
+	for i, name := range names {
+		address := w.net.GuestAddr(first + i).String()
+		all = append(all, lab.MintedMachine{Name: name, Address: address,
+			Cards: fmt.Sprintf(`{name: "en*", addresses: [%s/%d], gateway: %s}`, address, lab.GuestsCIDR, lab.Gateway)})
+	}
+	return all
+}
+
+// mint makes a cluster's keys and its machines' Sites.
+func (w *world) mint(c lab.Minted) (dir string) {
+	w.t.Helper()
+	c.Kubernetes = lab.KubernetesVersion
+	text, err := c.YAML()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	document := filepath.Join(w.lab.Dir, "cluster.yaml")
+	if err := os.WriteFile(document, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	dir = filepath.Join(w.lab.Dir, "shops")
+	w.must(w.bin, "cluster", "new", document, "--output", dir)
+	w.must(w.bin, "cluster", "sites", dir)
+	return dir
+}
+
+// stamp makes the image of a machine of a minted cluster, anew if it has one.
+func (w *world) stamp(golden, minted, name string) (image string) {
+	w.t.Helper()
+	image = filepath.Join(w.lab.Dir, name+".raw")
+	w.must(w.bin, "stamp", golden, filepath.Join(minted, "sites", name+".yaml"), "--output", image, "--force")
+	return image
+}
+
+// snapshotOn copies the last snapshot of etcd off a disk.
+func (w *world) snapshotOn(disk string) string {
+	w.t.Helper()
+	const dir = "/lib/edgebake/snapshots"
+	fs := fmt.Sprintf("%s?offset=%d", disk, w.partition(disk, ondisk.LabelData))
+	var names []string
+	for line := range strings.Lines(w.must("debugfs", "-R", "ls -p "+dir, fs)) {
+		if f := strings.Split(line, "/"); len(f) > 5 && strings.HasSuffix(f[5], ".db") {
+			names = append(names, f[5])
+		}
+	}
+	if len(names) == 0 {
+		w.t.Fatal("first boot took no snapshot of etcd")
+	}
+	file := filepath.Join(w.lab.Dir, "snapshot.db")
+	w.must("debugfs", "-R", fmt.Sprintf("dump %s/%s %s", dir, slices.Max(names), file), fs)
+	return file
+}
+
+// keysOn scans a raw disk for the cluster's private keys: on a master each is there
+// once, as kubeadm's file, on a worker not at all.
+func (w *world) keysOn(disk, minted string, times int) {
 	w.t.Helper()
 	for _, name := range []string{"ca.key", "etcd/ca.key", "front-proxy-ca.key", "sa.key"} {
 		text, err := os.ReadFile(filepath.Join(minted, "pki", filepath.FromSlash(name)))
@@ -154,8 +200,8 @@ func (w *world) keysInOnePlace(disk, minted string) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		if len(hits) != 1 {
-			w.t.Errorf("%s is on the master's disk %d times, at %d", name, len(hits), hits)
+		if len(hits) != times {
+			w.t.Errorf("%s is on %s %d times, want %d, at %d", name, filepath.Base(disk), len(hits), times, hits)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -44,27 +45,36 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	out := flag.String("o", filepath.Join("build", "images"), "folder of the OCI layout")
-	arch := flag.String("arch", "amd64", "architecture: amd64 or arm64")
+	archs := flag.String("arch", "amd64", "architectures, with commas: amd64, arm64")
 	control := flag.Bool("control-plane", false, "make the images of a control plane instead, from the Go module proxy")
 	flag.Parse()
 	make := run
 	if *control {
 		make = controlPlane
 	}
-	if err := make(ctx, *out, *arch, os.Stdout); err != nil {
+	if err := make(ctx, *out, strings.Split(*archs, ","), os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out, arch string, log io.Writer) error {
-	return writeLayout(out, arch, log, func(add func(ref, program, user string, binary []byte, env []string) error) error {
+// program is a static one, and its place in an image.
+type program struct {
+	path   string
+	binary []byte
+}
+
+// adder takes an image of programs; the first is what it starts.
+type adder func(ref, user string, programs []program, env []string) error
+
+func run(ctx context.Context, out string, archs []string, log io.Writer) error {
+	return writeLayout(out, archs, log, func(arch string, add adder) error {
 		for _, im := range images {
-			program, err := compile(ctx, im.pkg, arch)
+			binary, err := compile(ctx, im.pkg, arch)
 			if err != nil {
 				return err
 			}
-			if err := add(im.ref, im.program, im.user, program, im.env); err != nil {
+			if err := add(im.ref, im.user, []program{{im.program, binary}}, im.env); err != nil {
 				return err
 			}
 		}
@@ -72,8 +82,9 @@ func run(ctx context.Context, out, arch string, log io.Writer) error {
 	})
 }
 
-// writeLayout makes an OCI layout of the images that each adds.
-func writeLayout(out, arch string, log io.Writer, each func(add func(ref, program, user string, binary []byte, env []string) error) error) error {
+// writeLayout makes an OCI layout of the images that each adds for an
+// architecture. With several, what a name stands for is an index of them.
+func writeLayout(out string, archs []string, log io.Writer, each func(arch string, add adder) error) error {
 	// Made aside and moved into place: a reader never meets half a layout.
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
@@ -90,31 +101,50 @@ func writeLayout(out, arch string, log io.Writer, each func(add func(ref, progra
 	if err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
 	}
-	err = each(func(ref, program, user string, binary []byte, env []string) error {
-		img, err := image(program, user, arch, binary, env)
+	var refs []string // in the order of the first architecture
+	made := map[string][]mutate.IndexAddendum{}
+	for _, arch := range archs {
+		err := each(arch, func(ref, user string, programs []program, env []string) error {
+			img, err := image(user, arch, programs, env)
+			if err != nil {
+				return fmt.Errorf("making image %s: %w", ref, err)
+			}
+			digest, err := img.Digest()
+			if err != nil {
+				return fmt.Errorf("making image %s: %w", ref, err)
+			}
+			fmt.Fprintf(log, "%s %s %s\n", ref, arch, digest)
+			if made[ref] == nil {
+				refs = append(refs, ref)
+			}
+			made[ref] = append(made[ref], mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}})
+			return nil
+		})
 		if err != nil {
+			return err
+		}
+	}
+	for _, ref := range refs {
+		if err := appendRef(oci, ref, made[ref]); err != nil {
 			return fmt.Errorf("making image %s: %w", ref, err)
 		}
-		digest, err := img.Digest()
-		if err != nil {
-			return fmt.Errorf("making image %s: %w", ref, err)
-		}
-		if err := oci.AppendImage(img, layout.WithAnnotations(map[string]string{
-			"org.opencontainers.image.ref.name": ref,
-			"io.containerd.image.name":          ref,
-		}), layout.WithPlatform(v1.Platform{OS: "linux", Architecture: arch})); err != nil {
-			return fmt.Errorf("making image %s: %w", ref, err)
-		}
-		fmt.Fprintf(log, "%s %s\n", ref, digest)
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	if err := os.RemoveAll(out); err != nil {
 		return fmt.Errorf("replacing %s: %w", out, err)
 	}
 	return os.Rename(dir, out)
+}
+
+// appendRef gives an image its name in a layout.
+func appendRef(oci layout.Path, ref string, made []mutate.IndexAddendum) error {
+	names := layout.WithAnnotations(map[string]string{
+		"org.opencontainers.image.ref.name": ref,
+		"io.containerd.image.name":          ref,
+	})
+	if img, ok := made[0].Add.(v1.Image); ok && len(made) == 1 {
+		return oci.AppendImage(img, names, layout.WithPlatform(*made[0].Platform))
+	}
+	return oci.AppendIndex(mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), made...), names)
 }
 
 // compile builds one of the programs, static.
@@ -133,19 +163,24 @@ func compile(ctx context.Context, pkg, arch string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// image wraps a program as the only file of an image.
-func image(name, user, arch string, program []byte, env []string) (v1.Image, error) {
+// image wraps programs as the only files of an image.
+func image(user, arch string, programs []program, env []string) (v1.Image, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	var err error
-	for i, c := range name {
-		if c == '/' {
-			err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name[:i+1], Mode: 0o755, ModTime: sourceDate, Format: tar.FormatPAX}))
+	made := map[string]bool{}
+	for _, p := range programs {
+		for i, c := range p.path {
+			if dir := p.path[:i+1]; c == '/' && !made[dir] {
+				made[dir] = true
+				err = errors.Join(err, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, ModTime: sourceDate, Format: tar.FormatPAX}))
+			}
 		}
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: p.path, Mode: 0o755, Size: int64(len(p.binary)), ModTime: sourceDate, Format: tar.FormatPAX}))
+		_, werr := w.Write(p.binary)
+		err = errors.Join(err, werr)
 	}
-	err = errors.Join(err, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(program)), ModTime: sourceDate, Format: tar.FormatPAX}))
-	_, werr := w.Write(program)
-	if err := errors.Join(err, werr, w.Close()); err != nil {
+	if err := errors.Join(err, w.Close()); err != nil {
 		return nil, err
 	}
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
@@ -167,6 +202,6 @@ func image(name, user, arch string, program []byte, env []string) (v1.Image, err
 	cf = cf.DeepCopy()
 	cf.OS, cf.Architecture = "linux", arch
 	cf.Created = v1.Time{Time: sourceDate}
-	cf.Config = v1.Config{Entrypoint: []string{"/" + name}, User: user, Env: env}
+	cf.Config = v1.Config{Entrypoint: []string{"/" + programs[0].path}, User: user, Env: env}
 	return mutate.ConfigFile(img, cf)
 }

@@ -18,7 +18,7 @@ func TestImagesAreSoundAndTheSameEachTime(t *testing.T) {
 	var digests [2]string
 	for i := range digests {
 		dir := filepath.Join(t.TempDir(), "images")
-		if err := run(t.Context(), dir, runtime.GOARCH, io.Discard); err != nil {
+		if err := run(t.Context(), dir, []string{runtime.GOARCH}, io.Discard); err != nil {
 			t.Fatal(err)
 		}
 		index, err := layout.ImageIndexFromPath(dir)

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -178,28 +177,14 @@ func newToken() (string, error) {
 	return id[:6] + "." + secret[:16], nil
 }
 
-// freePorts asks the network for ports nobody listens on.
-func (c *Cluster) freePorts(n int) ([]int, error) {
-	// In a namespace of our own the loopback is empty, whatever this finds
-	// free on the host is free there too.
-	var ports []int
-	for range n {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("finding a free port: %w", err)
-		}
-		defer ln.Close()
-		ports = append(ports, ln.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
-}
-
 func (c *Cluster) start(name string, argv ...string) (*Process, error) {
 	return c.lab.start(name, c.net.Wrap(argv), nil)
 }
 
 func (c *Cluster) startEtcd(ctx context.Context) error {
-	ports, err := c.freePorts(2)
+	// In a namespace of our own the loopback is empty: what is free on the host
+	// is free there, too.
+	ports, err := FreePorts(2)
 	if err != nil {
 		return err
 	}

@@ -73,8 +73,8 @@ func TestEvents(t *testing.T) {
 	s := newSerial(io.Discard, nil)
 	io.WriteString(s, `BdsDxe: starting Boot0001 "UEFI Misc Device"
 edgebake: up for 24.1 s (kernel 4.0, initrd 2.1, system 18.0)
-edgebake: [1/10] identity: who this machine is
-edgebake: [1/10] identity: done in 0.1 s
+edgebake: [1] identity: who this machine is
+edgebake: [1] identity: done in 0.1 s
 edgebake: [8/10] join: waiting for a master
 edgebake: [8/10] join: done in 7.3 s
 edgebake: [9/10] node-ready: as it should be

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -41,15 +42,44 @@ type Loopback struct {
 
 // FreeLoopback chooses port 6443 where it is free, else any that is.
 func FreeLoopback() (Loopback, error) {
-	for _, port := range []int{6443, 0} {
+	if ln, err := net.Listen("tcp", "127.0.0.1:6443"); err == nil {
+		return Loopback{6443}, ln.Close()
+	}
+	ports, err := FreePorts(1)
+	if err != nil {
+		return Loopback{}, err
+	}
+	return Loopback{ports[0]}, nil
+}
+
+// FreePorts are ports on which nobody listens on 127.0.0.1. They stay free: the
+// kernel gives none of them to whoever connects, or listens on any that is free.
+func FreePorts(n int) ([]int, error) {
+	const first = 10000
+	var given, last int
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &given, &last)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("finding free ports on 127.0.0.1: %w", err)
+	}
+	if given < first+100*n {
+		given = last // the kernel gives nearly all of them
+	}
+	var ports []int
+	for range 1000 {
+		port := first + rand.IntN(given-first)
 		ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
 			continue
 		}
-		port = ln.Addr().(*net.TCPAddr).Port
-		return Loopback{port}, ln.Close()
+		defer ln.Close()
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
+		}
 	}
-	return Loopback{}, errors.New("finding a free port on 127.0.0.1: there is none")
+	return nil, fmt.Errorf("finding %d free ports on 127.0.0.1: there are %d", n, len(ports))
 }
 
 func (l Loopback) Master(n int) (host, guest netip.AddrPort) {
@@ -67,6 +97,55 @@ func (l Loopback) Dial(ctx context.Context, network, addr string) (net.Conn, err
 }
 
 func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
+
+// Pair needs no root: two guests with a cable between them. Guest 0 is a master.
+// Its second card is on QEMU's user-mode network, through which this host reaches
+// it; on the cable itself that network would answer for the other guest.
+type Pair struct {
+	// Port of this host's loopback that leads to the master's API server.
+	Port int
+	dir  string // of the cable's ends
+}
+
+// PairCIDR is the prefix length of a Pair's addresses. It has no DHCP, and no way
+// out.
+const PairCIDR = 24
+
+// NewPair is a Pair with a port that is free.
+func (l *Lab) NewPair() (Pair, error) {
+	free, err := FreeLoopback()
+	return Pair{free.Port, l.sockets}, err
+}
+
+// GuestAddr is the address meant for the nth guest, on the cable.
+func (p Pair) GuestAddr(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
+}
+
+// GuestMAC is the MAC address of the nth guest's card on the cable.
+func (p Pair) GuestMAC(n int) string { return mac(n) }
+
+func (p Pair) Master(n int) (host, guest netip.AddrPort) {
+	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(p.Port)), netip.AddrPortFrom(p.GuestAddr(n), 6443)
+}
+
+func (p Pair) NIC(n int) qemu.NIC {
+	end := func(i int) string { return filepath.Join(p.dir, "cable"+strconv.Itoa(i)) }
+	return qemu.NIC{MAC: mac(n), Cable: &qemu.Cable{Own: end(n), Other: end(1 - n)}}
+}
+
+// Outside is the master's second card. What it gets by DHCP is all there is on it.
+func (p Pair) Outside() qemu.NIC {
+	return qemu.NIC{MAC: mac(MaxGuests), Forwards: []qemu.Forward{{Host: p.Port, Guest: 6443}}}
+}
+
+func (p Pair) Wrap(argv []string) []string { return argv }
+
+// Dial connects to the master, whatever it is called.
+func (p Pair) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)))
+}
 
 // Namespace is a network of its own, made with root: a bridge that carries
 // one address for each master, and a tap for each guest. It has no DHCP:
@@ -89,7 +168,7 @@ const (
 // MaxMasters and MaxGuests are how many a Namespace has room for.
 const (
 	MaxMasters = 3
-	MaxGuests  = 4
+	MaxGuests  = 5
 )
 
 func masterAddr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 103, 0, byte(11 + n)}) }

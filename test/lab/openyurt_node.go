@@ -55,6 +55,10 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 // node's own programs, since the pod's image (any that is on board) has none.
 // The script ends when its pod does; what must outlive that is for systemd-run.
 func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string) error {
+	loader, libraries := "/node/usr/lib64/ld-linux-x86-64.so.2", "/node/usr/lib/x86_64-linux-gnu"
+	if vm.mach.Arch == "arm64" {
+		loader, libraries = "/node/usr/lib/aarch64-linux-gnu/ld-linux-aarch64.so.1", "/node/usr/lib/aarch64-linux-gnu"
+	}
 	err := c.Create(ctx, podsPath, map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
@@ -64,7 +68,7 @@ func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string
 			"volumes": []any{map[string]any{"name": "node", "hostPath": map[string]any{"path": "/"}}},
 			"containers": []any{map[string]any{
 				"name": name, "image": image, "imagePullPolicy": "Never",
-				"command": []string{"/node/usr/lib64/ld-linux-x86-64.so.2", "--library-path", "/node/usr/lib/x86_64-linux-gnu",
+				"command": []string{loader, "--library-path", libraries,
 					"/node/usr/bin/nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--pid", "--",
 					"/usr/bin/env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME=/root", "/bin/bash", "-c", script},
 				"securityContext": map[string]any{"privileged": true, "runAsUser": 0},

@@ -27,6 +27,24 @@ type Programs struct {
 	APIServer, ControllerManager, Scheduler, Kubectl, Kubeadm, Etcd string
 }
 
+// OpenCache opens the user's cache. It stays open: programs run from there.
+func OpenCache() (*fetch.Cache, error) {
+	dir, err := fetch.DefaultDir()
+	if err != nil {
+		return nil, err
+	}
+	return fetch.Open(dir)
+}
+
+// CachedPrograms are those of a control plane, from the user's cache.
+func CachedPrograms(ctx context.Context, version string, log io.Writer) (*Programs, error) {
+	cache, err := OpenCache()
+	if err != nil {
+		return nil, err
+	}
+	return BuildPrograms(ctx, cache, version, log)
+}
+
 // BuildPrograms compiles a control plane of this version of Kubernetes from
 // the Go module proxy, or takes it from the cache, where the programs are laid
 // down.
@@ -63,6 +81,13 @@ func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.W
 // EtcdRecipe compiles etcd ("v3.6.8"), for control planes.
 func EtcdRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/server/v3"
+	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
+}
+
+// EtcdutlRecipe compiles etcd's own tool for snapshots, which the image of etcd
+// has too.
+func EtcdutlRecipe(version, arch string) fetch.GoRecipe {
+	const m = "go.etcd.io/etcd/etcdutl/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/edgebake/edgebake/test/emulator"
 )
 
 // Serial is a machine's console: every line with the moment it came. A kernel
@@ -162,6 +164,16 @@ func (s *Serial) gaveUp(at Line) *FatalError {
 // EmulatorsFault says how the console shows that QEMU has failed the guest: a
 // boot that shows nothing of the disk that it was from. "": it does not.
 func (s *Serial) EmulatorsFault() string { return staleTranslation(s.Lines(0)) }
+
+func staleTranslation(lines []Line) string {
+	return emulator.StaleTranslation(func(yield func(string) bool) {
+		for _, l := range lines {
+			if !yield(l.Text) {
+				return
+			}
+		}
+	})
+}
 
 // Tail returns the last n lines, each with its time.
 func (s *Serial) Tail(n int) string {

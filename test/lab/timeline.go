@@ -29,7 +29,7 @@ var milestones = []struct {
 	{regexp.MustCompile(`EFI stub: `), "loader starts the kernel"},
 	{regexp.MustCompile(`Linux version `), "kernel"},
 	{regexp.MustCompile(`Welcome to `), "systemd"},
-	{regexp.MustCompile(`edgebake: \[?1/\d+\]? `), "first boot starts"},
+	{regexp.MustCompile(`edgebake: \[1(?:/\d+)?\] `), "first boot starts"},
 	{regexp.MustCompile(`edgebake: up for .*\((.*)\)`), "since the kernel started: %s"},
 	{FirstBootDone, "first boot is done"},
 }
@@ -37,8 +37,11 @@ var milestones = []struct {
 // FirstBootDone is the last line that first boot says.
 var FirstBootDone = regexp.MustCompile(`edgebake: node \S+ is Ready`)
 
+// WaitsForMaster is what first boot says of a node that finds no cluster yet.
+var WaitsForMaster = regexp.MustCompile(`edgebake: .* waiting for a master to answer`)
+
 // phaseDone is how first boot tells that a phase is over.
-var phaseDone = regexp.MustCompile(`edgebake: \[?\d+/\d+\]? (\S+): (done in .*|as it should be)`)
+var phaseDone = regexp.MustCompile(`edgebake: \[\d+(?:/\d+)?\] (\S+): (done in .*|as it should be)`)
 
 // Events reads the milestones off the console.
 func (s *Serial) Events() []Event {

@@ -3,6 +3,7 @@ package lab
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/qemu"
@@ -21,6 +23,7 @@ import (
 type VMConfig struct {
 	Name  string // names its files in the lab's folder
 	Image string // .raw; never written
+	Arch  string // as in qemu.Machine
 	// Disk is the size of the device the image was put on; 0: the image's.
 	Disk int64
 	// Sector is the size of that device's sectors; 0: 512.
@@ -28,7 +31,8 @@ type VMConfig struct {
 	Net    Net
 	// Guest numbers the machine in Net, from 0.
 	Guest int
-	// Accel as qemu has it; empty: TCG.
+	// Accel as qemu has it; empty, or where the machine is of another
+	// architecture than this one: TCG.
 	Accel        string
 	CPUs, Memory int
 	Secure       bool   // Secure Boot switched on
@@ -38,6 +42,8 @@ type VMConfig struct {
 	Stick, CD    string // as in qemu.Machine
 	NetBoot      bool   // as in qemu.Machine; what answers is Lab.ServeNetBoot
 	Watchdog     bool   // a hardware watchdog
+	// NIC is a second network card.
+	NIC *qemu.NIC
 	// More are further disks: raw files, which are written.
 	More []string
 	// EachLine is called with every line of the console.
@@ -65,11 +71,15 @@ type VM struct {
 
 // StartVM gives the machine a disk that shows the image, and switches it on.
 func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
-	prog, err := qemu.Find(ctx, "amd64")
+	arch := cmp.Or(cfg.Arch, "amd64")
+	if arch != runtime.GOARCH {
+		cfg.Accel = qemu.TCG
+	}
+	prog, err := qemu.Find(ctx, arch)
 	if err != nil {
 		return nil, err
 	}
-	fw, err := qemu.FindFirmware(qemu.ShareDirs(), "amd64", cfg.Secure)
+	fw, err := qemu.FindFirmware(qemu.ShareDirs(), arch, cfg.Secure)
 	if err != nil {
 		return nil, err
 	}
@@ -88,10 +98,13 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		return nil, err
 	}
 	vm.mach = qemu.Machine{
-		Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
+		Arch: arch, Accel: cfg.Accel, CPUs: cfg.CPUs, Memory: cfg.Memory, Firmware: fw,
 		Disks: []qemu.Disk{{Path: vm.Overlay, Sector: cfg.Sector}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
 		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, NetBoot: cfg.NetBoot, Watchdog: cfg.Watchdog,
+	}
+	if cfg.NIC != nil {
+		vm.mach.NICs = append(vm.mach.NICs, *cfg.NIC)
 	}
 	for _, file := range cfg.More {
 		vm.mach.Disks = append(vm.mach.Disks, qemu.Disk{Path: file, Format: "raw"})
@@ -162,9 +175,9 @@ func (vm *VM) WaitOff(ctx context.Context) error {
 	}
 }
 
-// Unplug takes the stick out of a machine that is off, or the server that it
-// boots from off its network.
-func (vm *VM) Unplug() { vm.mach.Stick, vm.mach.NetBoot = "", false }
+// Unplug takes the stick or the disc out of a machine that is off, or the server
+// that it boots from off its network.
+func (vm *VM) Unplug() { vm.mach.Stick, vm.mach.CD, vm.mach.NetBoot = "", "", false }
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }

@@ -24,10 +24,13 @@ type Object struct {
 	Status struct {
 		Phase      string
 		PodIP      string
-		Conditions []struct{ Type, Status, Reason, Message string }
-		Addresses  []struct{ Type, Address string }
-		NodeInfo   struct {
-			KubeletVersion, ContainerRuntimeVersion, KernelVersion, OSImage, BootID, MachineID string
+		Conditions []struct {
+			Type, Status, Reason, Message string
+			LastTransitionTime            time.Time
+		}
+		Addresses []struct{ Type, Address string }
+		NodeInfo  struct {
+			KubeletVersion, ContainerRuntimeVersion, KernelVersion, OSImage, Architecture, BootID, MachineID string
 		}
 		ContainerStatuses []struct {
 			Name         string

@@ -25,11 +25,15 @@ import (
 // tell that they are wrong, and why.
 var beyondSchema = map[string]string{
 	"cluster-cidrs-small":         "arithmetic of networks",
+	"cluster-component-fields":    "documents of kubelet and kube-proxy that follow",
+	"cluster-component-strings":   "documents of kubeadm, kubelet and kube-proxy that follow",
 	"cluster-family":              "addresses compared with each other",
 	"cluster-kubeadm-form":        "documents of kubeadm that follow",
 	"cluster-kubeadm-owned":       "documents of kubeadm that follow",
 	"cluster-kubeadm-version":     "documents of kubeadm that follow",
+	"cluster-no-proxy":            "documents of kubeadm that follow",
 	"cluster-overlap":             "arithmetic of networks",
+	"cluster-overlap-default":     "arithmetic of networks",
 	"cluster-twice":               "fields of two list items compared",
 	"family":                      "addresses compared with each other",
 	"ignition-invalid":            "a document within a string",
@@ -38,6 +42,7 @@ var beyondSchema = map[string]string{
 	"image-control-plane":         "names of images compared with the version",
 	"image-podcidr-10_244_0_1_24": "arithmetic of networks",
 	"image-podcidr-10_96_0_0_12":  "arithmetic of networks",
+	"image-raspberry-pi-packages": "names of packages",
 	"image-yurthub-args":          "which flags a version of yurthub has",
 	"image-yurthub-args16":        "which flags a version of yurthub has",
 	"name-endpoint":               "fields compared with each other",

@@ -16,9 +16,11 @@ const self = "github.com/edgebake/edgebake"
 // rooms lists, for each package of ours, what it may import of ours. A name
 // that ends in /... stands for all below it too.
 var rooms = map[string][]string{
-	"configs":        {"configs/ondisk", "configs/yamltree", "openyurt"},
-	"openyurt":       {},
-	"configs/ondisk": {},
+	"configs":             {"configs/ondisk", "configs/yamltree", "openyurt"},
+	"openyurt":            {},
+	"configs/ondisk":      {},
+	"configs/ondisk/file": {},
+	"configs/printable":   {},
 	// What builder and node share lies apart from builder: the node carries
 	// nothing of that.
 	"configs/ondisk/tree":        {},
@@ -29,34 +31,35 @@ var rooms = map[string][]string{
 	"configs/ondisk/store/merge": {"configs/ondisk/store"},
 	"builder/plan":               {},
 	"builder/transfer":           {},
-	"builder/fetch":              {"builder/transfer", "builder/plan", "configs/ondisk/tree"},
-	"builder/registry":           {"builder/transfer"},
+	"builder/procgroup":          {},
+	"builder/fetch":              {"builder/procgroup", "builder/transfer", "builder/plan", "configs/ondisk/tree"},
+	"builder/registry":           {"builder/transfer", "configs/printable"},
 	"builder/images":             {"configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
 	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
-	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat"},
+	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat", "configs/ondisk/file"},
 	"builder/anatomy":            {"builder", "builder/media", "configs/ondisk"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/carry":              {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
-	"builder/installer":          {"builder/media", "builder/disk", "configs/ondisk", "configs/ondisk/fat", "configs/ondisk/tree"},
+	"builder/installer":          {"builder/media", "builder/disk", "configs/ondisk", "configs/ondisk/fat", "configs/ondisk/file", "configs/ondisk/tree"},
 	"builder/qemu":               {},
-	"builder/device":             {},
+	"builder/device":             {"configs/ondisk/file"},
 	"builder":                    {"builder/...", "overlays/...", "configs/...", "openyurt"},
 	"overlays":                   {"openyurt", "configs", "configs/ondisk", "configs/ondisk/tree", "overlays/node"},
 	"overlays/node":              {"openyurt", "configs", "configs/ondisk"},
-	"firstboot":                  {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "configs/yamltree", "overlays/node", "cluster/api", "firstboot/..."},
-	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/..."},
+	"firstboot":                  {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "configs/yamltree", "overlays/node", "cluster/api", "firstboot/...", "configs/printable", "configs/ondisk/file"},
+	"firstboot/...":              {"openyurt", "configs", "configs/ondisk", "configs/ondisk/slot", "overlays/node", "cluster/api", "firstboot/...", "configs/printable"},
 	// The installer runs on the machine before it is a node: it flashes as
 	// edgebake does, and knows the machine as first boot does.
 	"installer":       {"builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "configs/ondisk"},
-	"ipvs":            {"configs/ondisk"},
+	"ipvs":            {"configs/ondisk", "configs/ondisk/file"},
 	"cluster":         {"openyurt", "configs", "configs/ondisk", "configs/yamltree", "cluster/api", "cluster/reports"},
-	"cluster/api":     {"configs/yamltree"},
-	"cluster/reports": {"configs/ondisk"},
-	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api"},
+	"cluster/api":     {"configs/yamltree", "configs/printable"},
+	"cluster/reports": {"configs/ondisk", "configs/printable", "configs/ondisk/file"},
+	"cluster/mint":    {"configs", "configs/yamltree", "configs/sealed", "cluster/api", "configs/ondisk/file"},
 	"configs/sealed":  {},
-	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
+	"cmd/...":         {"builder/...", "overlays/...", "configs/...", "openyurt", "firstboot/...", "ipvs", "installer", "cluster/...", "cmd/..."},
 	"test/...":        {"..."},
-	"packaging":       {"builder"},
+	"packaging":       {"builder", "builder/procgroup"},
 }
 
 // doors lists foreign modules and the only packages of ours that may import

@@ -27,6 +27,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/test/lab"
 )
 
 // TestContract drives the stand-in through bootstrap, service, loss of every
@@ -98,7 +100,7 @@ func drive(t *testing.T, bin, version string) string {
 		start{"dummy address outside link-local", append(slices.Clone(good), "--dummy-if-ip=10.0.0.1")},
 		start{"dummy name too long", append(slices.Clone(good), "--dummy-if-name=a-very-long-name")},
 	) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		cmd := exec.CommandContext(ctx, bin, append(c.args, "--enable-dummy-if=false", "--root-dir="+t.TempDir())...)
 		b, err := cmd.CombinedOutput()
 		no := err != nil && ctx.Err() == nil
@@ -194,7 +196,7 @@ func drive(t *testing.T, bin, version string) string {
 	// A list that has lost the server of yurthub.conf.
 	say("identity before: %v", fileExists(filepath.Join(root, "pki", "yurthub-current.pem")))
 	h.start("127.0.0.1:1")
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for fileExists(filepath.Join(root, "pki", "yurthub-current.pem")) && time.Now().Before(deadline) {
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -219,14 +221,11 @@ type hub struct {
 }
 
 func (h *hub) ports() {
-	for i := range h.port {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		h.port[i] = l.Addr().(*net.TCPAddr).Port
-		l.Close()
+	free, err := lab.FreePorts(len(h.port))
+	if err != nil {
+		h.t.Fatal(err)
 	}
+	copy(h.port[:], free)
 }
 
 func (h *hub) start(server string) {
@@ -291,7 +290,7 @@ func (h *hub) fatal(what, last string) {
 
 func (h *hub) until(path, want string) {
 	h.t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(3 * time.Minute)
 	for got := ""; ; time.Sleep(100 * time.Millisecond) {
 		if got = h.health(path); got == want {
 			return
@@ -304,7 +303,7 @@ func (h *hub) until(path, want string) {
 
 func (h *hub) until2(agent, path, want string) {
 	h.t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(3 * time.Minute)
 	for got := ""; ; time.Sleep(200 * time.Millisecond) {
 		if got = h.get(agent, path); strings.HasPrefix(got, want) {
 			return
@@ -369,7 +368,7 @@ func (h *hub) do(c *http.Client, agent, method, url, body string) string {
 
 // watch reports whether a watch is accepted and then stays silent.
 func (h *hub) watch(path string) string {
-	ctx, cancel := context.WithTimeout(h.t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://127.0.0.1:%d%s", h.port[1], path), nil)
 	if err != nil {
@@ -382,6 +381,7 @@ func (h *hub) watch(path string) string {
 		return "no answer"
 	}
 	defer resp.Body.Close()
+	defer time.AfterFunc(2*time.Second, cancel).Stop()
 	n, err := resp.Body.Read(make([]byte, 1))
 	return fmt.Sprintf("%d, open and silent: %v", resp.StatusCode, n == 0 && err != nil && ctx.Err() != nil)
 }
@@ -465,7 +465,7 @@ func (a *api) sign(tmpl *x509.Certificate, pub any) []byte {
 // waitCSR waits for the i-th request and sums it up.
 func (a *api) waitCSR(i int) string {
 	a.t.Helper()
-	deadline := time.Now().Add(60 * time.Second)
+	deadline := time.Now().Add(3 * time.Minute)
 	for time.Now().Before(deadline) {
 		a.mu.Lock()
 		if len(a.csrs) > i {

@@ -25,7 +25,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/test/bench"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
@@ -163,11 +162,7 @@ func (b *world) images() []*subject {
 
 // start starts the cluster that the nodes join.
 func (b *world) start() {
-	dir, err := fetch.DefaultDir()
-	b.must(err)
-	cache, err := fetch.Open(dir)
-	b.must(err)
-	progs, err := lab.BuildPrograms(b.Context(), cache, lab.KubernetesVersion, b.Output())
+	progs, err := lab.CachedPrograms(b.Context(), lab.KubernetesVersion, b.Output())
 	b.must(err)
 	b.net, err = b.lab.NewNamespace(b.Context())
 	b.must(err)

@@ -277,7 +277,7 @@ func BenchmarkCarry(b *testing.B) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# Push and pull\n\nMade by `make bench` (test/bench/carry). %d runs each, in turns, %d processors, go-containerregistry's registry in the same process, all in memory.\n"+
 		"Load average at the end: %s.\nA compressed image of %d MiB. Copying sends and fetches the same file as one blob with go-containerregistry's client, its digest and a sync to the disk included; "+
-		"promised is %.1f of its speed. Push also verifies the image, and pull decompresses it and verifies its golden digest: on loopback, where registry and client share the processors with that, this shows; on a line it is done while bytes arrive.\n\n"+
+		"promised is %.1f of its speed. Push also verifies the image, and pull decompresses it and verifies its golden digest: on loopback, where registry and client share the processors with that, this shows; on a line it is done beside, with one processor left to the line.\n\n"+
 		"| | over | seconds (median) | speed, × copying |\n|---|---|---|---|\n",
 		runs, runtime.NumCPU(), bench.Load(), st.Size()>>20, promised)
 	for _, r := range rows {

@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
@@ -253,16 +252,7 @@ func BenchmarkWire(b *testing.B) {
 	desk.NeedRoot(b, "it makes network namespaces")
 	ctx := context.Background()
 	dir := b.TempDir()
-	home, err := fetch.DefaultDir()
-	if err != nil {
-		b.Fatal(err)
-	}
-	cache, err := fetch.Open(home)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { cache.Close() })
-	progs, err := lab.BuildPrograms(ctx, cache, lab.KubernetesVersion, io.Discard)
+	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, io.Discard)
 	if err != nil {
 		b.Fatal(err)
 	}

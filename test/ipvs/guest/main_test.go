@@ -47,16 +47,18 @@ func boot() {
 	os.WriteFile("/etc/group", []byte("root:x:0:\n"), 0o644)
 	modprobe(nil)
 	env := []string{"GUEST=1", "PATH=/bin:/sbin", "HOME=/"}
-	run := "."
+	run, skip := ".", ""
 	cmdline, _ := os.ReadFile("/proc/cmdline")
 	for _, word := range strings.Fields(string(cmdline)) {
 		if v, ok := strings.CutPrefix(word, "guest.run="); ok {
 			run = v
+		} else if v, ok := strings.CutPrefix(word, "guest.skip="); ok {
+			skip = v
 		} else if strings.HasPrefix(word, "GUEST_") {
 			env = append(env, word)
 		}
 	}
-	argv := []string{"-test.v", "-test.run", run, "-test.timeout", "24h"}
+	argv := []string{"-test.v", "-test.run", run, "-test.skip", skip, "-test.timeout", "24h"}
 	for _, kv := range env {
 		if n, ok := strings.CutPrefix(kv, "GUEST_COUNT="); ok {
 			argv = append(argv, "-test.count", n)
@@ -68,17 +70,23 @@ func boot() {
 	if err := cmd.Start(); err != nil {
 		fmt.Println("starting the tests:", err)
 	}
-	for { // init reaps everybody
+	code := -1 // of a process that a signal ended, too
+	for {      // init reaps everybody
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, 0, nil)
 		if err == syscall.EINTR {
 			continue
 		}
-		if err != nil || pid == cmd.Process.Pid {
+		if err != nil {
+			fmt.Println("waiting for the tests:", err)
+			break
+		}
+		if pid == cmd.Process.Pid {
+			code = status.ExitStatus()
 			break
 		}
 	}
-	fmt.Println("GUEST-DONE")
+	fmt.Println("GUEST-DONE", code)
 	time.Sleep(100 * time.Millisecond) // the serial line is slow
 	unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {}

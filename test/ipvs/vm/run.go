@@ -9,14 +9,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/edgebake/edgebake/test/emulator"
 )
 
 // Options say what to run in the guest.
 type Options struct {
-	// Run selects the guest's tests, as go test -run does.
-	Run string
+	// Run selects the guest's tests, as go test -run does, and Skip leaves some
+	// out, as -skip does.
+	Run, Skip string
 	// Env is given to them, as KEY=VALUE without spaces.
 	Env []string
 	// Timeout ends the guest.
@@ -29,11 +33,20 @@ type Options struct {
 	Dir string
 }
 
-// done is what the guest's init says last.
-const done = "GUEST-DONE"
+// done is what the guest's init says last, with the exit code of the tests.
+const done = "GUEST-DONE "
+
+// ErrFailed is the error of tests that say themselves which of them failed.
+var ErrFailed = errors.New("tests failed in the guest")
+
+// EmulatorError is that of a guest that QEMU has failed, whatever the tests do.
+type EmulatorError struct{ Fault string }
+
+func (e *EmulatorError) Error() string { return "the emulator's fault: " + e.Fault }
 
 // Run builds the guest and runs tests in it. line is called with each line of
-// the guest's output.
+// the guest's output. What is wrong with a guest that tells of no test that
+// failed is no ErrFailed.
 func Run(ctx context.Context, o Options, line func(string)) error {
 	log := o.Log
 	if log == nil {
@@ -68,7 +81,7 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 		"-append", strings.Join(append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off",
 			// The kernel counts ticks of its timer against its clock at boot, and
 			// panics if the emulator was held up in between.
-			"no_timer_check", "guest.run=" + o.Run}, o.Env...), " "),
+			"no_timer_check", "guest.run=" + o.Run, "guest.skip=" + o.Skip}, o.Env...), " "),
 		"-serial", "stdio"}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
 	out, err := cmd.StdoutPipe()
@@ -80,7 +93,8 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	finished := false
+	code := ""
+	var console []string
 	scan := bufio.NewScanner(io.TeeReader(out, log))
 	scan.Buffer(nil, 1<<20)
 	for scan.Scan() {
@@ -88,16 +102,24 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 		if strings.Contains(text, "Kernel panic") {
 			cancel()
 		}
-		if strings.HasPrefix(text, done) {
-			finished = true
+		if after, ok := strings.CutPrefix(text, done); ok {
+			code = after
 			continue
 		}
+		console = append(console, text)
 		line(text)
 	}
 	err = cmd.Wait()
+	if fault := emulator.StaleTranslation(slices.Values(console)); fault != "" && code != "0" {
+		return &EmulatorError{fault}
+	}
 	switch {
-	case finished:
+	case code == "0":
 		return nil
+	case code == "1":
+		return ErrFailed
+	case code != "":
+		return fmt.Errorf("the guest's tests ended with exit code %s", code)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("the guest did not finish in %s", o.Timeout)
 	}

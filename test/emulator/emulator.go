@@ -1,9 +1,11 @@
-package lab
+// Package emulator tells a guest that QEMU has failed from one that is broken.
+// For tests only.
+package emulator
 
 import (
 	"fmt"
+	"iter"
 	"regexp"
-	"slices"
 )
 
 // A kernel switches its static keys by writing an int3 over an instruction,
@@ -24,19 +26,23 @@ var (
 	opcodes = regexp.MustCompile(`\bCode: .*\b([0-9a-f]{2}) <[0-9a-f]{2}>`)
 )
 
-// staleTranslation says how a console shows that the emulator ran an int3 where
-// there was none in memory; "": it does not.
-func staleTranslation(console []Line) string {
-	oops := slices.IndexFunc(console, func(l Line) bool { return firstOops.MatchString(l.Text) })
-	if oops < 0 || !trapped.MatchString(console[oops].Text) {
-		return ""
-	}
-	where := ""
-	for _, l := range console[oops:] {
-		if m := rip.FindStringSubmatch(l.Text); m != nil && where == "" {
+// StaleTranslation says how a console's lines show that the emulator ran an int3
+// where there was none in memory; "": they do not.
+func StaleTranslation(console iter.Seq[string]) string {
+	seen, where := false, ""
+	for line := range console {
+		if !seen && firstOops.MatchString(line) {
+			if seen = true; !trapped.MatchString(line) {
+				return ""
+			}
+		}
+		if !seen {
+			continue
+		}
+		if m := rip.FindStringSubmatch(line); m != nil && where == "" {
 			where = " in " + m[1]
 		}
-		if m := opcodes.FindStringSubmatch(l.Text); m != nil {
+		if m := opcodes.FindStringSubmatch(line); m != nil {
 			if m[1] == "cc" {
 				return "" // it is there: the kernel stumbled over it itself
 			}

@@ -1,0 +1,77 @@
+package cluster
+
+import (
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// TestDangers shows what etcd does by itself with a member whose disk was wiped, and
+// what the decision is in its place. Whichever of these no longer fails as it does
+// here, etcd has changed, and the table may be too strict.
+func TestDangers(t *testing.T) {
+	for name, danger := range map[string]func(t *testing.T, e *etcds){
+		// The one case that etcd itself notices.
+		"new, a peer is reachable": func(t *testing.T, e *etcds) {
+			e.wipe(0)
+			until(t, "the others to have a leader", func() bool { return e.view(0).Quorum })
+			e.decide(0, seat.Join)
+			e.start(0, e.all(), "new")
+			until(t, "etcd to end", func() bool {
+				log, err := os.ReadFile(e.disk(0) + ".log")
+				return err == nil && strings.Contains(string(log), "has already been bootstrapped")
+			})
+		},
+		"new, the peers come later": func(t *testing.T, e *etcds) {
+			e.wipe(0)
+			e.stop(1)
+			e.stop(2)
+			e.decide(0, seat.Wait)
+			e.start(0, e.all(), "new")
+			until(t, "the wiped member to listen", func() bool { return e.probe(0) != seat.Silent })
+			e.birth(1, 2)
+			if !e.has(0, "k", "kept") {
+				t.Error("etcd has changed: the wiped member is not let in again")
+			}
+			if v := e.view(1); len(v.Members) != 3 {
+				t.Errorf("members: %+v", v.Members)
+			}
+		},
+		"new, beside one that has slept": func(t *testing.T, e *etcds) {
+			e.stop(1)
+			e.put(0, "late", "acknowledged") // by m1 and m3
+			e.stop(0)
+			e.stop(2)
+			e.wipe(0)
+			e.birth(1)
+			until(t, "m2 to answer", func() bool { return e.probe(1) == seat.Lived })
+			e.decide(0, seat.Stop)
+			e.stop(1)
+			e.start(0, e.all(), "new")
+			until(t, "the wiped member to listen", func() bool { return e.probe(0) != seat.Silent })
+			e.birth(1)
+			if e.has(0, "late", "acknowledged") || !e.has(0, "k", "kept") {
+				t.Error("etcd has changed: the acknowledged write is not lost")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEtcds(t)
+			e.birth(0, 1, 2)
+			e.put(0, "k", "kept")
+			for i := range 3 {
+				until(t, "all to have it", func() bool { return e.has(i, "k", "kept") })
+			}
+			danger(t, e)
+		})
+	}
+}
+
+func (e *etcds) probe(i int) seat.PeerState {
+	e.t.Helper()
+	return seat.Probe(e.t.Context(), http.DefaultClient, e.peer[i])
+}

@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/ipvs"
+)
+
+// table is a kernel that has nothing but IPVS' table.
+type table struct {
+	mu  sync.Mutex
+	all []ipvs.Service
+}
+
+func (k *table) Services() ([]ipvs.Service, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var out []ipvs.Service
+	for _, s := range k.all {
+		s.Dests = slices.Clone(s.Dests)
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func (k *table) Apply(op ipvs.Op) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if op.Kind == ipvs.AddService {
+		k.all = append(k.all, op.Service)
+		return nil
+	}
+	i := slices.IndexFunc(k.all, func(s ipvs.Service) bool { return s.VIP == op.Service.VIP })
+	if i < 0 {
+		return errors.New("no such service")
+	}
+	s := &k.all[i]
+	s.Dests = slices.DeleteFunc(s.Dests, func(d ipvs.Dest) bool { return d.Addr == op.Dest.Addr })
+	if op.Kind == ipvs.AddDest || op.Kind == ipvs.UpdateDest {
+		s.Dests = append(s.Dests, op.Dest)
+	}
+	return nil
+}
+
+func (k *table) Ready() error                                   { return nil }
+func (k *table) Conns(_, _ netip.AddrPort) ([]ipvs.Conn, error) { return nil, nil }
+func (k *table) Sever([]ipvs.Conn) (int, error)                 { return 0, nil }
+func (k *table) Untrack(_, _ netip.AddrPort) error              { return nil }
+func (k *table) Stuck(netip.AddrPort) ([]netip.AddrPort, error) { return nil, nil }
+func (k *table) SeverRemote(netip.AddrPort) (int, error)        { return 0, nil }
+func (k *table) Source(netip.Addr) (netip.Addr, error)          { return netip.MustParseAddr("127.0.0.1"), nil }
+func (k *table) Route(netip.Addr) (netip.Addr, bool, error)     { return netip.Addr{}, false, nil }
+func (k *table) SetRoute(_, _ netip.Addr) error                 { return nil }
+func (k *table) DelRoute(netip.Addr) error                      { return nil }
+func (k *table) Steady([]ipvs.Service) (bool, error)            { return true, nil }
+func (k *table) Settings() ([]string, error)                    { return nil, nil }
+func (k *table) Watch(context.Context, func()) error            { return nil }
+
+// TestMasterShowsItsCluster: a real API server shows the UIDs of cluster-info, to
+// anybody, and of the Node, to a certificate; ipvscare sends traffic to the one that
+// shows either, and to no other.
+func TestMasterShowsItsCluster(t *testing.T) {
+	lc := needCluster(t)
+	ctx := t.Context()
+	if err := lc.Create(ctx, "/api/v1/nodes", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]string{"name": "shop-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := lc.Delete(context.Background(), "/api/v1/nodes/shop-1"); err != nil {
+			t.Error(err)
+		}
+	})
+	c := adminAPI(t, lc.Kubeconfig)
+	info, err := c.ClusterInfoUID(ctx)
+	if err != nil || info == "" {
+		t.Fatalf("cluster-info has UID %q: %v", info, err)
+	}
+	node, err := c.GetNode(ctx, "shop-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := netip.ParseAddrPort(strings.TrimPrefix(c.Server, "https://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := certificateOf(t, lc.Kubeconfig)
+	for _, tt := range []struct {
+		name   string
+		joined ipvs.Joined
+		cert   string
+		want   string // state
+	}{
+		{"it is the cluster", ipvs.Joined{ClusterInfo: info, Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
+		{"the Node is another", ipvs.Joined{ClusterInfo: info, Node: "gone", NodeUID: "1"}, cert, "up"},
+		{"cluster-info is another", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
+		{"both are", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1"}, cert, "alien"},
+		{"both are, and the node has another UID", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: "1"}, cert, "alien"},
+		{"cluster-info is another, and there is no certificate to ask with", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, "", "down"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			kernel := &table{}
+			server := ipvs.Server{VIP: netip.MustParseAddrPort("10.103.97.222:6443"), Masters: []ipvs.Master{{Host: addr.Addr().String(), Port: addr.Port()}},
+				Scheduler: "rr", Profile: ipvs.LAN(), Rise: 2, Fall: 2, Probe: ipvs.Probe{Method: "GET", Path: "/readyz", CAFile: lc.CAFile}, Joined: tt.joined}
+			file := tt.cert
+			if file == "" {
+				file = filepath.Join(t.TempDir(), "none.pem")
+			}
+			d := ipvs.NewDaemon(ipvs.Options{Servers: []ipvs.Server{server}, Kernel: kernel, ClientCert: file, Log: func(line string) { t.Log(line) }})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			done := make(chan error, 1)
+			go func() { done <- d.Run(ctx) }()
+			defer func() {
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}()
+			until(t, "the master to be "+tt.want, func() bool {
+				s := d.Status().Servers
+				return len(s) == 1 && len(s[0].Masters) == 1 && s[0].Masters[0].State == tt.want
+			})
+			until(t, "the kernel to have it so", func() bool {
+				all, _ := kernel.Services()
+				return len(all) == 1 && (len(all[0].Dests) == 1) == (tt.want == "up")
+			})
+		})
+	}
+}
+
+// certificateOf is the client certificate and key of a kubeconfig, in one file.
+func certificateOf(t *testing.T, kubeconfig string) string {
+	t.Helper()
+	text, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := api.ParseKubeconfig(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u, err := k.User()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := u.KeyPair("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	file := filepath.Join(t.TempDir(), "client.pem")
+	all := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), key...)
+	if err := os.WriteFile(file, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}

@@ -1,0 +1,210 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/cluster/mint"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// masters are three control-plane nodes as far as processes of this host are that:
+// each has its member of etcd and an API server that asks that one alone, all with the
+// keys of one minting.
+type masters struct {
+	*etcds
+	pki     string
+	program string
+	port    [3]int
+	server  [3]*exec.Cmd
+	admin   *api.Kubeconfig
+}
+
+func newMasters(t *testing.T) *masters {
+	t.Helper()
+	p := needPrograms(t)
+	ports, err := lab.FreePorts(9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &masters{etcds: etcdsAt(t, ports[:6]), program: p.APIServer, port: [3]int(ports[6:])}
+	dir := filepath.Join(t.TempDir(), "shops")
+	parsed, err := configs.ParseCluster("cluster.yaml", []byte(document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mint.New(dir, parsed, mint.Options{Now: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	m.pki = filepath.Join(dir, "pki")
+	config := filepath.Join(t.TempDir(), "kubeadm.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint: {advertiseAddress: 192.0.2.11}
+nodeRegistration: {name: m1, criSocket: unix:///run/containerd/containerd.sock}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: %s
+certificatesDir: %s
+encryptionAlgorithm: ECDSA-P256
+`, p.Version, m.pki), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conf := t.TempDir()
+	run(t, p.Kubeadm, "init", "phase", "certs", "all", "--config", config)
+	run(t, p.Kubeadm, "init", "phase", "kubeconfig", "super-admin", "--config", config, "--kubeconfig-dir", conf)
+	text, err := os.ReadFile(filepath.Join(conf, "super-admin.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.admin, err = api.ParseKubeconfig(text); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for i := range 3 {
+			m.die(i)
+		}
+	})
+	return m
+}
+
+// serve starts the i-th API server.
+func (m *masters) serve(i int) {
+	m.t.Helper()
+	pki := func(name string) string { return filepath.Join(m.pki, name) }
+	log, err := os.OpenFile(m.disk(i)+".api.log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(m.program, "--bind-address", "127.0.0.1", "--advertise-address", fmt.Sprintf("192.0.2.1%d", i+1),
+		"--secure-port", fmt.Sprint(m.port[i]), "--etcd-servers", m.client[i], "--authorization-mode", "Node,RBAC", "--enable-bootstrap-token-auth",
+		"--client-ca-file", pki("ca.crt"), "--tls-cert-file", pki("apiserver.crt"), "--tls-private-key-file", pki("apiserver.key"),
+		"--service-account-key-file", pki("sa.pub"), "--service-account-signing-key-file", pki("sa.key"),
+		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local", "--service-cluster-ip-range", "10.96.0.0/16", "--profiling=false")
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.server[i] = cmd
+}
+
+// die takes the power from the i-th master.
+func (m *masters) die(i int) {
+	if cmd := m.server[i]; cmd != nil {
+		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = cmd.Wait()
+		m.server[i] = nil
+	}
+	m.stop(i)
+}
+
+func (m *masters) api(i int) *api.Client {
+	m.t.Helper()
+	c, err := m.admin.Client("/", nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	c.Server, c.ServerName = fmt.Sprintf("https://127.0.0.1:%d", m.port[i]), "kubernetes"
+	return c
+}
+
+// note writes a ConfigMap through the i-th API server.
+func (m *masters) note(i int, name string) {
+	m.t.Helper()
+	objects, err := api.Objects(name, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "+name+", namespace: default}\n"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.patiently(i, "to take "+name, func() error {
+		_, err := m.api(i).ApplyAll(m.t.Context(), objects)
+		return err
+	})
+}
+
+// uid is what the i-th API server knows a ConfigMap by.
+func (m *masters) uid(i int, path string) (uid string) {
+	m.t.Helper()
+	m.patiently(i, "to know "+path, func() error {
+		var o struct{ Metadata struct{ UID string } }
+		err := m.api(i).Get(m.t.Context(), path, &o)
+		uid = o.Metadata.UID
+		return err
+	})
+	return uid
+}
+
+// patiently tries again for as long as an API server may take to start.
+func (m *masters) patiently(i int, what string, try func() error) {
+	m.t.Helper()
+	var err error
+	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+		if err = try(); err == nil {
+			return
+		}
+	}
+	log, _ := os.ReadFile(m.disk(i) + ".api.log")
+	m.t.Fatalf("waiting for the API server of %s %s: %v\n%s", name(i), what, err, log[max(0, len(log)-2000):])
+}
+
+const defaultConfigMaps = "/api/v1/namespaces/default/configmaps/"
+
+// The master that was first dies, with its disk: the others serve what was written
+// and take writes. Written anew it takes its seat, serves all of it, and votes:
+// another one may die. The cluster is the same all along, by the UID that workers
+// know it by.
+func TestFirstMasterDies(t *testing.T) {
+	m := newMasters(t)
+	for i := range 3 {
+		m.start(i, m.etcds.all(), "new")
+		m.serve(i)
+	}
+	m.note(0, "first")
+	before := m.uid(0, defaultConfigMaps+"first")
+	system := m.uid(0, "/api/v1/namespaces/kube-system")
+
+	m.die(0)
+	m.wipe(0)
+	m.note(1, "second")
+	for _, i := range []int{1, 2} {
+		if now := m.uid(i, defaultConfigMaps+"first"); now != before {
+			t.Errorf("%s: what was written through the first one is %s, was %s", name(i), now, before)
+		}
+	}
+
+	m.replace(0)
+	m.serve(0)
+	second := m.uid(1, defaultConfigMaps+"second")
+	if now := m.uid(0, defaultConfigMaps+"second"); now != second {
+		t.Errorf("written anew, it has %s, the others %s", now, second)
+	}
+	m.die(1)
+	m.note(0, "third")
+	if m.uid(2, defaultConfigMaps+"third") != m.uid(0, defaultConfigMaps+"third") {
+		t.Error("two masters show two clusters")
+	}
+	if now := m.uid(0, "/api/v1/namespaces/kube-system"); now != system {
+		t.Errorf("the cluster is another one: %s, was %s", now, system)
+	}
+
+	// Two of three are lost: the one that is written anew stops, and etcd of the
+	// third answers no write, so that nothing diverges.
+	m.wipe(1)
+	m.die(0)
+	m.wipe(0)
+	until(t, "m3 to have no quorum", func() bool { return !m.view(0).Quorum })
+	if d := m.decide(0, seat.Stop); !strings.Contains(d.Why, "m3") {
+		t.Error(d.Why)
+	}
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// The cluster's machines: a control-plane node and a worker, nothing else.
+const (
+	clusterDir = "build/demo-cluster"
+	master     = "m1"
+	worker     = "shop1"
+)
+
+// runCluster shows a cluster that comes from images alone: minted here, stamped,
+// its worker switched on before there is anything that it could join.
+func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
+	if arch != "amd64" {
+		return errors.New("the demo of a cluster is for amd64: of another architecture there is the node alone (make demo)")
+	}
+	d := demo{out: out, start: time.Now(), arch: arch}
+	ctx, cancel := context.WithCancel(ctx)
+	kvm := d.probe(ctx)
+	defer func() {
+		cancel()
+		for range kvm { // until it has ended its guest
+		}
+	}()
+	l, err := lab.New(clusterDir, out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	network, err := l.NewPair()
+	if err != nil {
+		return err
+	}
+	images, err := d.bakeCluster(ctx)
+	if err != nil {
+		return err
+	}
+	minted, err := d.mint(ctx, network)
+	if err != nil {
+		return err
+	}
+	d.step("Stamping each machine's Site onto a copy of its image", "a second")
+	for _, name := range []string{master, worker} {
+		if err := d.command(ctx, "bin/edgebake", "stamp", images[name], filepath.Join(minted, "sites", name+".yaml"), "--output", filepath.Join(clusterDir, name+".raw"), "--force"); err != nil {
+			return err
+		}
+	}
+
+	a := <-kvm
+	if a.err != nil {
+		return a.err
+	}
+	wait := "a minute on a quiet computer"
+	if a.why != "" {
+		fmt.Fprintf(out, "\nNo KVM here (%s): QEMU emulates the processors.\n", a.why)
+		wait = "seven minutes and more, emulated"
+	}
+	start := func(vm lab.VMConfig) (*lab.VM, error) {
+		vm.Image, vm.Disk, vm.Net, vm.Accel = filepath.Join(clusterDir, vm.Name+".raw"), 8<<30, network, a.accel
+		vm.EachLine = func(line lab.Line) { d.followAs(vm.Name+"  ", line) }
+		return l.StartVM(ctx, vm)
+	}
+	d.step("Switching the worker on: there is no cluster that it could join", "until it says so")
+	shop, err := start(lab.VMConfig{Name: worker, Guest: 1})
+	if err != nil {
+		return err
+	}
+	limited, stop := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("10 minutes have passed"))
+	defer stop()
+	if _, _, err := shop.Serial.Expect(limited, 0, lab.WaitsForMaster); err != nil {
+		return fmt.Errorf("%w\nThe machine's console is in %s", err, shop.SerialLog())
+	}
+	d.step("Switching the control-plane node on: the cluster begins, and the worker joins it", wait)
+	// The port that was free minutes ago may be another program's by now.
+	if network, err = l.NewPair(); err != nil {
+		return err
+	}
+	outside := network.Outside()
+	m1, err := start(lab.VMConfig{Name: master, Guest: 0, NIC: &outside, CPUs: 2, Memory: 2560})
+	if err != nil {
+		return err
+	}
+	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
+	if err != nil {
+		return err
+	}
+	kubeconfig, err := adminConfig(minted, network)
+	if err != nil {
+		return err
+	}
+	cluster, err := l.Attach(progs, network, filepath.Join(minted, "pki", "ca.crt"), kubeconfig, network.GuestAddr(0).String()+":6443")
+	if err != nil {
+		return err
+	}
+	timelines := map[*lab.VM][]lab.Event{}
+	for _, vm := range []*lab.VM{m1, shop} {
+		if timelines[vm], err = d.watch(ctx, cluster, vm, vm == shop); err != nil {
+			return fmt.Errorf("%w\nThe machines' consoles are in %s and %s", err, m1.SerialLog(), shop.SerialLog())
+		}
+	}
+	if err := d.show(ctx, cluster); err != nil {
+		return err
+	}
+	for _, vm := range []*lab.VM{m1, shop} {
+		fmt.Fprintf(out, "\n%s, from its power-on:\n", vm.Name)
+		lab.PrintTimeline(out, append(vm.Serial.Events(), timelines[vm]...))
+	}
+	fmt.Fprintf(out, "\nBoth machines are Ready, and a pod runs. Nobody has logged in to either. The whole demo took %.0f s.\n", time.Since(d.start).Seconds())
+	fmt.Fprintf(out, "Its files are in %s.\n", clusterDir)
+	d.hold(ctx, keep, "bin/demo -cluster -keep", cluster, progs)
+	return nil
+}
+
+// bakeCluster bakes an image for each kind of machine, by the machine's name.
+func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
+	d.step("Making container images: pause, hello, and a control plane's", "the first time about 3 minutes: Kubernetes and etcd are compiled; then seconds")
+	for _, args := range [][]string{{"-o", "build/images"}, {"-control-plane", "-o", "build/control-plane"}} {
+		if err := d.command(ctx, append([]string{"go", "run", "./test/images"}, args...)...); err != nil {
+			return nil, err
+		}
+	}
+	d.step("Baking an image for workers, and one for control-plane nodes", "the first time about 6 minutes; then half a minute")
+	quickstart, err := os.ReadFile("configs/examples/quickstart.yaml")
+	if err != nil {
+		return nil, err
+	}
+	document := filepath.Join(clusterDir, "master.yaml")
+	// As deep below the root as the examples, whose paths it keeps.
+	if err := os.WriteFile(document, []byte(lab.MasterImage(string(quickstart), "../../build/control-plane")), 0o644); err != nil {
+		return nil, err
+	}
+	images := map[string]string{worker: filepath.Join("build", "quickstart.raw"), master: filepath.Join(clusterDir, "control-plane.raw")}
+	for name, doc := range map[string]string{worker: "configs/examples/quickstart.yaml", master: document} {
+		if err := d.command(ctx, "bin/edgebake", "build", doc, "--output", images[name], "--force", "--lock", strings.TrimSuffix(images[name], ".raw")+".lock"); err != nil {
+			return nil, err
+		}
+	}
+	return images, nil
+}
+
+// mint makes the cluster's keys and its machines' Sites.
+func (d *demo) mint(ctx context.Context, network lab.Pair) (dir string, err error) {
+	d.step("Minting the cluster: its CAs, tokens and Sites, on this computer", "a second")
+	document := filepath.Join(clusterDir, "cluster.yaml")
+	machine := func(name string, n int) lab.MintedMachine {
+		return lab.MintedMachine{Name: name, Address: network.GuestAddr(n).String(),
+			Cards: fmt.Sprintf("{mac: %q, addresses: [%s/%d]}", network.GuestMAC(n), network.GuestAddr(n), lab.PairCIDR)}
+	}
+	first := machine(master, 0)
+	first.Cards += fmt.Sprintf(", {mac: %q, dhcp: true}", network.Outside().MAC) // on which this computer reaches it
+	text, err := lab.Minted{Kubernetes: lab.KubernetesVersion, Masters: []lab.MintedMachine{first}, Workers: []lab.MintedMachine{machine(worker, 1)},
+		CertSANs: []string{"127.0.0.1"}}.YAML()
+	if err == nil {
+		err = os.WriteFile(document, []byte(text), 0o600)
+	}
+	dir = filepath.Join(clusterDir, "shops")
+	if err == nil {
+		err = os.RemoveAll(dir) // each demo is another cluster
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := d.command(ctx, "bin/edgebake", "cluster", "new", document, "--output", dir); err != nil {
+		return "", err
+	}
+	return dir, d.command(ctx, "bin/edgebake", "cluster", "sites", dir)
+}
+
+// adminConfig is the minted administrator's kubeconfig, for this computer: it
+// reaches the control-plane node at a port of its loopback.
+func adminConfig(minted string, network lab.Pair) (string, error) {
+	text, err := os.ReadFile(filepath.Join(minted, "admin.conf"))
+	if err != nil {
+		return "", err
+	}
+	file, err := filepath.Abs(filepath.Join(clusterDir, "admin.conf"))
+	if err != nil {
+		return "", err
+	}
+	here := strings.ReplaceAll(string(text), "https://"+network.GuestAddr(0).String()+":6443", fmt.Sprintf("https://127.0.0.1:%d", network.Port))
+	return file, os.WriteFile(file, []byte(here), 0o600)
+}

@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// Three control-plane nodes and two workers, all from images: powered on in any
+// order, the cluster is born once each has seen the others. The one that was on
+// first may go, with its disk: the workers stay Ready, their pods run on, a new
+// worker joins. Written anew it takes its seat by itself, and votes: the cluster
+// survives the loss of another one. With two of three lost the next one that is
+// written anew stops: what the third alone has must not be written over.
+func TestClusterOfThree(t *testing.T) {
+	nightly(t)
+	// kube-apiserver ends when its own start takes more than 30 to 60 s. On two
+	// processors that emulate three of them side by side, none has ever got
+	// through: after 13 minutes each had begun a dozen times.
+	if n := runtime.NumCPU(); n < 4 && os.Getenv("EDGEBAKE_ACCEL") != "kvm" {
+		t.Skipf("SKIPPED: three API servers start side by side, for which emulation on %d processors is too slow: take 4, or EDGEBAKE_ACCEL=kvm", n)
+	}
+	p := need(t)
+	golden, err := madeMaster()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newNet(t, p)
+	masters, workers := []string{"m1", "m2", "m3"}, []string{"shop1", "shop2"}
+	minted := w.mint(lab.Minted{Masters: w.machines(0, masters...), Workers: w.machines(len(masters), workers...)})
+	master := func(n int) *lab.VM {
+		return w.start(lab.VMConfig{Name: masters[n], Image: w.stamp(golden, minted, masters[n]), Guest: n, CPUs: 2, Memory: 2560})
+	}
+	worker := func(n int) *lab.VM {
+		return w.start(lab.VMConfig{Name: workers[n], Image: w.stamp(p.golden, minted, workers[n]), Guest: len(masters) + n})
+	}
+	var hosts []string
+	for n := range masters {
+		hosts = append(hosts, w.net.GuestAddr(n).String()+":6443")
+	}
+	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), hosts...); err != nil {
+		t.Fatal(err)
+	}
+
+	start := time.Now()
+	passed := func(what string) { t.Logf("%6.1f s from the first power-on: %s", time.Since(start).Seconds(), what) }
+	shop1 := worker(0)
+	w.expect(shop1, 0, lab.WaitsForMaster.String())
+	m3 := master(2)
+	w.expect(m3, 0, `m1, m2 not seen yet`)
+	m1, m2 := master(0), master(1)
+	for _, vm := range []*lab.VM{m1, m2, m3} {
+		w.expect(vm, 0, `edgebake: etcd begins with nothing`)
+	}
+	var before *lab.Object // m3's Node
+	for _, vm := range []*lab.VM{m1, m2, m3} {
+		before = w.ready(vm, nil)
+	}
+	passed("three control-plane nodes are Ready")
+	w.ready(shop1, nil)
+	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
+		t.Fatal(err)
+	}
+	w.podRuns(shop1, "hello")
+	passed("a worker is Ready and runs a pod")
+
+	since := w.readySince("shop1")
+	m3.Cut()
+	w.ready(worker(1), nil)
+	passed("with the first one dead, a new worker has joined")
+	w.renews(shop1)
+	if now := w.readySince("shop1"); !now.Equal(since) {
+		t.Errorf("the worker became Ready again at %v: it was not, after a control-plane node had died", now)
+	}
+
+	m3 = master(2) // on an empty disk
+	w.ready(m3, before)
+	passed("written anew, it has taken its seat again")
+	m2.Cut()
+	w.writes(m1)
+	passed("with another one dead, the cluster takes writes: the new seat votes")
+	pod, err := w.c.WaitPod(t.Context(), shop1, "hello")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := pod.Status.ContainerStatuses; len(s) != 1 || s[0].RestartCount != 0 {
+		t.Errorf("the pod was started again: %+v", s)
+	}
+	for _, vm := range []*lab.VM{m1, shop1} {
+		vm.Cut()
+	}
+	w.keysOn(w.disk(m1), minted, 1)
+	w.keysOn(w.disk(m2), minted, 1)
+	w.keysOn(w.disk(shop1), minted, 0)
+	m1 = master(0) // on an empty disk; m2 stays dead
+	w.expect(m1, 0, `FAILED seat: the cluster has lived \(m3\), and has no quorum`)
+	passed("with two of three lost, the one that was written anew stops")
+	m3.Cut()
+	w.keysOn(w.disk(m3), minted, 1)
+}
+
+// readySince is when a Node became Ready.
+func (w *world) readySince(name string) time.Time {
+	w.t.Helper()
+	node, err := w.c.Node(w.t.Context(), name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == "Ready" && c.Status == "True" {
+			return c.LastTransitionTime
+		}
+	}
+	w.t.Fatalf("%s is not Ready: %+v", name, node.Status.Conditions)
+	return time.Time{}
+}
+
+// renews waits until the machine's kubelet has told the cluster that it lives,
+// from now on.
+func (w *world) renews(vm *lab.VM) {
+	w.t.Helper()
+	renewed := func() (at string) {
+		var lease struct{ Spec struct{ RenewTime string } }
+		if err := w.c.Get(w.t.Context(), "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"+vm.Node, &lease); err != nil {
+			return ""
+		}
+		return lease.Spec.RenewTime
+	}
+	first := ""
+	w.until(vm, "its kubelet renews its Lease", func() error {
+		at := renewed()
+		if first == "" {
+			first = at
+		}
+		if at == first {
+			return fmt.Errorf("renewed at %q", at)
+		}
+		return nil
+	})
+}
+
+// writes waits until the cluster takes a write.
+func (w *world) writes(vm *lab.VM) {
+	w.t.Helper()
+	w.until(vm, "the cluster takes a write", func() error {
+		err := w.c.Create(w.t.Context(), "/api/v1/namespaces/default/configmaps", map[string]any{
+			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "written"}})
+		var se *lab.StatusError
+		if errors.As(err, &se) && se.Code == http.StatusConflict { // an answer was lost, not the write
+			return nil
+		}
+		return err
+	})
+}
+
+// until tries again until there is no error.
+func (w *world) until(vm *lab.VM, what string, try func() error) {
+	w.t.Helper()
+	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)
+	defer cancel()
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			w.t.Fatalf("waiting until %s: %v: %v", what, context.Cause(ctx), err)
+		case <-time.After(2 * time.Second):
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package lab
+
+import (
+	"fmt"
+	"strings"
+	"text/template"
+)
+
+// MasterImage is the quickstart Image with a control plane's container images on
+// board, which lie in an OCI layout.
+func MasterImage(quickstart, layout string) string {
+	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
+	for _, ref := range []string{"kube-apiserver:" + KubernetesVersion, "kube-controller-manager:" + KubernetesVersion,
+		"kube-scheduler:" + KubernetesVersion, "etcd:" + EtcdImageTag} {
+		doc += fmt.Sprintf("  - {ref: %q, layout: %s}\n", "registry.k8s.io/"+ref, layout)
+	}
+	return doc
+}
+
+// Minted is a cluster of which all machines are from images.
+type Minted struct {
+	Kubernetes       string
+	Masters, Workers []MintedMachine
+	Manifests        []string
+	CertSANs         []string // beside those that edgebake gives
+}
+
+// MintedMachine is a machine of such a cluster.
+type MintedMachine struct {
+	Name, Address string
+	// Cards are its network's interfaces, as a Site has them in one line.
+	Cards string
+}
+
+// mintedYAML waits longer than real machines do: an emulated one may stand still
+// for seconds. Its API server does without what reads all its own documentation
+// again and again. Nothing balances Services: kube-proxy's image needs programs that
+// are not Go's.
+var mintedYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
+kind: Cluster
+name: shops
+kubernetesVersion: {{.Kubernetes}}
+openyurt: false
+kubeProxy: {mode: none}
+{{- with .Manifests}}
+manifests: [{{range $i, $m := .}}{{if $i}}, {{end}}{{$m}}{{end}}]
+{{- end}}
+masters:
+{{- range .Masters}}
+  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]}}
+{{- end}}
+nodes:
+{{- range .Workers}}
+  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]}}
+{{- end}}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+dns: {disabled: true}
+apiServer:
+  extraArgs: [{name: disable-admission-plugins, value: "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"}]
+{{- with .CertSANs}}
+  certSANs: [{{range $i, $m := .}}{{if $i}}, {{end}}{{$m}}{{end}}]
+{{- end}}
+etcd: {local: {extraArgs: [{name: heartbeat-interval, value: "500"}, {name: election-timeout, value: "5000"}]}}
+controllerManager: {extraArgs: [{name: leader-elect-lease-duration, value: 60s}, {name: leader-elect-renew-deadline, value: 40s}, {name: leader-elect-retry-period, value: 10s}]}
+scheduler: {extraArgs: [{name: leader-elect-lease-duration, value: 60s}, {name: leader-elect-renew-deadline, value: 40s}, {name: leader-elect-retry-period, value: 10s}]}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+timeouts: {controlPlaneComponentHealthCheck: 30m}
+---
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+featureGates: {KubeletCrashLoopBackOffMax: true}
+crashLoopBackOff: {maxContainerRestartPeriod: 10s}
+`))
+
+// YAML renders the Cluster document.
+func (m Minted) YAML() (string, error) {
+	var b strings.Builder
+	err := mintedYAML.Execute(&b, m)
+	return b.String(), err
+}
