@@ -13,10 +13,10 @@ UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps build packages demo test check lint tidy unit oracle e2e bench fuzz nightly clean
+.PHONY: help deps build packages demo demo-cluster test check lint tidy unit oracle e2e bench fuzz nightly clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 deps: ## install the Debian packages that tests call, where missing
 	@test/deps/install.sh
@@ -30,11 +30,18 @@ packages: ## make Debian packages and container images of edgebake in build/pack
 	@test/deps/install.sh packages
 	@go run ./packaging
 
-demo: ## bake an image, boot it, watch it join a small real cluster
+ARCH ?= amd64
+demo: ## bake an image, boot it, watch it join a small real cluster (ARCH=arm64: an arm64 one)
+	@test/deps/install.sh demo $(ARCH)
+	@$(MAKE) --no-print-directory build
+	@go build -o bin/ ./test/demo
+	@bin/demo -arch $(ARCH)
+
+demo-cluster: ## a cluster from images alone, its worker switched on first
 	@test/deps/install.sh demo
 	@$(MAKE) --no-print-directory build
 	@go build -o bin/ ./test/demo
-	@bin/demo
+	@bin/demo -cluster
 
 test: deps check oracle e2e ## everything: check, the oracles' own module, boot and join
 
@@ -84,9 +91,10 @@ fuzz: ## run every fuzz target for FUZZTIME (10s) each
 	  done; \
 	done; exit $$bad
 
-nightly: deps ## the long runs: fuzzing, power cuts, Secure Boot, damaged disks, all packages
+nightly: deps ## the long runs: fuzzing, power cuts, Secure Boot, damaged disks, arm64, all packages
 	@test/deps/install.sh nightly
-	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h ./packaging $(GUESTS) || rc=1; \
+	@test/deps/install.sh demo arm64
+	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h ./packaging ./firstboot $(GUESTS) || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; exit $$rc
 
 clean: ## remove what was made here (the cache of inputs stays)

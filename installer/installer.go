@@ -61,9 +61,9 @@ const (
 	poll = 3 * time.Second
 	// again is how often a line is repeated that nobody has answered.
 	again = time.Minute
-	// settle is how long the list of disks must stay the same: controllers find
+	// steady is how long the list of disks must stay the same: controllers find
 	// their disks one by one, and the rule is about all of them.
-	settle = 9 * time.Second
+	steady = 9 * time.Second
 	// grace is for a person to switch the machine off.
 	grace = 10 * time.Second
 	// retry is after a disk failed.
@@ -146,7 +146,7 @@ func (r *run) attempt(ctx context.Context) error {
 	if err != nil {
 		return wait(fmt.Sprintf("waiting for the image %s that this installer carries: %v", r.c.Image, err))
 	}
-	disks, err := r.settled(ctx, src)
+	disks, err := r.allDisks(ctx, src)
 	if err != nil {
 		return err
 	}
@@ -160,8 +160,8 @@ func (r *run) attempt(ctx context.Context) error {
 	return r.install(ctx, src, target.disk)
 }
 
-// settled lists the disks but for the installer's own, once no more come.
-func (r *run) settled(ctx context.Context, src Source) ([]seen, error) {
+// allDisks are the disks but for the installer's own, once no more come.
+func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 	var before []string
 	for same := time.Duration(0); ; same += poll {
 		disks, err := r.Disks(ctx)
@@ -176,7 +176,7 @@ func (r *run) settled(ctx context.Context, src Source) ([]seen, error) {
 		if !slices.Equal(now, before) {
 			before, same = now, 0
 		}
-		if same >= settle {
+		if same >= steady {
 			return look(disks)
 		}
 		if err := r.sleep(ctx, poll); err != nil {
@@ -292,7 +292,7 @@ func (r *run) choose(disks []seen) (choice, error) {
 	case len(left) == 0:
 		return choice{}, wait(r.list(fmt.Sprintf("no disk for the rule %q. Attach one, or make an installer with another --disk. There are:", r.c.Disk), disks)...)
 	case len(left) > 1:
-		return choice{}, wait(r.list(fmt.Sprintf("%d disks for the rule %q, and it must be one. Make an installer with a --disk that names it, or take the others out. There are:", len(left), r.c.Disk), disks)...)
+		return choice{}, wait(r.list(fmt.Sprintf("%d disks for the rule %q, and it must be one. Make an installer with a --disk that names it, or remove the others. There are:", len(left), r.c.Disk), disks)...)
 	}
 	d := left[0]
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
@@ -482,8 +482,12 @@ func (r *run) start(ctx context.Context, src Source, s seen) error {
 		}
 		return r.Reboot()
 	}
+	do := "remove the installer, then the machine restarts from its disk"
+	if src.Disk == "" {
+		do = "set the firmware to start its disk before the network, and switch the machine off and on"
+	}
 	for !r.Gone(src) {
-		r.show(&waiting{[]string{fmt.Sprintf("remove the installer, then the machine restarts from its disk (the firmware cannot be told to start it: %v)", err)}, poll})
+		r.show(&waiting{[]string{fmt.Sprintf("%s (setting the firmware to start it failed: %v)", do, err)}, poll})
 		if err := r.sleep(ctx, poll); err != nil {
 			return err
 		}

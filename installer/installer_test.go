@@ -310,17 +310,23 @@ func TestDisksOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Where the firmware cannot be told, it waits until the stick is gone.
+// Where the firmware cannot be set, it waits until the stick is gone.
 func TestForgottenStickWithoutFirmware(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	if err := r.run(time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	r.bootErr = errors.New("no variables here")
+	// Over the network there is nothing to remove.
 	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
 		t.Errorf("%v %s", err, r.ended)
 	}
-	r.want("remove the installer, then the machine restarts from its disk (the firmware cannot be told to start it: no variables here)")
+	r.want("set the firmware to start its disk before the network, and switch the machine off and on (setting the firmware to start it failed: no variables here)")
+	r.src.Disk = "/dev/sdz"
+	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
+		t.Errorf("%v %s", err, r.ended)
+	}
+	r.want("remove the installer, then the machine restarts from its disk (setting the firmware to start it failed: no variables here)")
 	if n := len(r.said); n > 10 {
 		t.Errorf("it said %d lines in five minutes", n)
 	}
@@ -418,7 +424,7 @@ func TestLateDisk(t *testing.T) {
 	ctx := t.Context()
 	e := &Env{Say: func(string) {}, Sleep: func(context.Context, time.Duration) error { return nil },
 		Disks: func(context.Context) ([]device.Disk, error) { return disks(), nil }}
-	found, err := (&run{Env: e, c: r.c}).settled(ctx, Source{})
+	found, err := (&run{Env: e, c: r.c}).allDisks(ctx, Source{})
 	if err != nil || len(found) != 2 || found[0].Path != first || found[1].Path != late.Path {
 		t.Errorf("%v %v", found, err)
 	}

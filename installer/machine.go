@@ -87,11 +87,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 func disks(ctx context.Context) ([]device.Disk, error) {
 	// What udev does not get done in its time, the list shows later.
 	_ = exec.CommandContext(ctx, "udevadm", "settle", "--timeout=30").Run()
-	out, err := device.Ask(ctx)
-	if err != nil {
-		return nil, err
-	}
-	found, err := device.Parse(out)
+	found, err := device.List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +104,7 @@ func partition(uuid string) (Source, error) {
 	if err != nil {
 		return Source{}, err
 	}
-	if err := mount(dev, sourceDir, "ext4", unix.MS_RDONLY); err != nil {
+	if err := mountSource(dev, "ext4"); err != nil {
 		return Source{}, err
 	}
 	return Source{Image: mounted(), Disk: "/dev/" + filepath.Base(filepath.Dir(sys))}, nil
@@ -131,7 +127,7 @@ func volume(name string) (Source, error) {
 		if volumeOf(dev) != name {
 			continue
 		}
-		if err := mount(dev, sourceDir, "iso9660", unix.MS_RDONLY); err != nil {
+		if err := mountSource(dev, "iso9660"); err != nil {
 			return Source{}, err
 		}
 		return Source{Image: mounted(), Disk: dev}, nil
@@ -154,6 +150,17 @@ func volumeOf(dev string) string {
 	return strings.TrimRight(string(b[40:72]), " ")
 }
 
+// mountSource mounts the image's file system for this try. What a former try
+// mounted reads nothing any more if the stick was pulled out since, whatever
+// its name is now.
+func mountSource(dev, fs string) error {
+	_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
+	if err := os.MkdirAll(sourceDir, 0o700); err != nil {
+		return err
+	}
+	return mount(dev, sourceDir, fs, unix.MS_RDONLY)
+}
+
 // mount mounts what is not mounted there.
 func mount(dev, dir, fs string, flags uintptr) error {
 	table, err := os.ReadFile("/proc/self/mounts")
@@ -161,16 +168,8 @@ func mount(dev, dir, fs string, flags uintptr) error {
 		return err
 	}
 	for line := range strings.Lines(string(table)) {
-		if f := strings.Fields(line); len(f) > 2 && f[1] == dir {
-			if f[0] == dev {
-				return nil
-			}
-			_ = unix.Unmount(dir, unix.MNT_DETACH) // of a stick that was pulled out
-		}
-	}
-	if flags&unix.MS_RDONLY != 0 {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return err
+		if f := strings.Fields(line); len(f) > 2 && f[0] == dev && f[1] == dir {
+			return nil
 		}
 	}
 	if err := unix.Mount(dev, dir, fs, flags|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
