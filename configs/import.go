@@ -77,11 +77,22 @@ func ImportCSV(name string, table []byte, templateName string, template []byte, 
 	}
 	im := &importer{name: name, template: templateName, defaults: defaults}
 	err = im.read(text, o)
-	if probs = im.notGiven(probs); err != nil || len(probs) > 0 {
+	if probs = im.notGiven(probs); err != nil || defaults == nil {
 		return nil, 0, append(probs, asProblems(err)...)
 	}
 	inventory, err = im.encode()
+	if len(probs) > 0 {
+		return nil, 0, append(probs, im.besides(probs, asProblems(err))...)
+	}
 	return inventory, len(im.lines), err
+}
+
+// besides are the problems of the rows where the template's are told already:
+// without those that the rows have from it.
+func (im *importer) besides(template, rows Problems) Problems {
+	return slices.DeleteFunc(rows, func(p Problem) bool {
+		return p.File != im.name || slices.ContainsFunc(template, func(t Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
+	})
 }
 
 // asProblems are an error's problems, or the error as one.

@@ -152,6 +152,10 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 		{named, table("10.0.0.1/24"), `t.csv:3: has 3 cells, the first line names 4 columns: add the empty ones (also in lines 4-201)`},
 		{named, table("a,b,c"), `t.csv:3: has 5 cells, the first line names 4 columns: a cell with the separator in it needs quotes (also in lines 4-201)`},
 		{named + "nodeNam: x\n", "name,serail\nshop-1,PF3X1\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" + `t.csv:1: column "serail"`},
+		{named + "nodeNam: x\n", "name,macs,address\nshop-1,52:54:00:00:00:0z,10.0.0.300/24\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" +
+			`t.csv:2: column "macs": "52:54:00:00:00:0z" is not the MAC address of one network card, e.g. 52:54:00:12:34:56` + "\n" +
+			`t.csv:2: column "address": "10.0.0.300/24" is not an address with prefix length, as 192.168.1.20/24`},
+		{named + "users: [{name: a, groups: [x y]}]\n", table("a,b"), "site.yaml:7:28: users[0].groups[0]: \"x y\" is not a group's name\n" + `t.csv:3: column "address": "a" is`},
 	} {
 		if _, err := run(c.template, c.table); !strings.Contains(err, c.want) || strings.Count(err, "PF3X") > 3 {
 			t.Errorf("want %s\ngot %.2000s", c.want, err)
