@@ -197,6 +197,9 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 		debug.FreeOSMemory() // what only the start needed
 	}
 	opt.Alive = watchdog(lines)
+	collecting, end := context.WithCancel(ctx)
+	defer end()
+	go collect(collecting)
 	err = ipvs.NewDaemon(opt).Run(ctx)
 	if errors.Is(err, ipvs.ErrRestart) {
 		return restart(err)
@@ -251,6 +254,32 @@ func tuneMemory() {
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1) // each processor has caches of its own
+	}
+}
+
+// leastGarbage is how much garbage is worth collecting.
+const leastGarbage = 256 << 10
+
+// collect keeps garbage small, and gives memory back. By itself the runtime
+// collects only after a whole megabyte, however small the heap is: three times
+// what ipvscare has in use. A large heap, of hundreds of masters, is collected
+// after a quarter of its size.
+func collect(ctx context.Context) {
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	var m runtime.MemStats
+	var collected uint64 // what had been allocated then, in bytes
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		runtime.ReadMemStats(&m)
+		if m.TotalAlloc-collected >= max(leastGarbage, m.HeapAlloc/4) {
+			collected = m.TotalAlloc
+			debug.FreeOSMemory()
+		}
 	}
 }
 

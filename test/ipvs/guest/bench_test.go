@@ -354,22 +354,24 @@ func TestMemory(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
 	l.virtual() // writes the CA
-	every := 25 * time.Millisecond
+	// A tenth of what it is in a node. Faster, an emulated guest is behind with its
+	// masters' answers, and ipvscare dials them again and again.
+	every := 100 * time.Millisecond
 	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443,10.103.0.12:6443,10.103.0.13:6443",
 		"--ca-file", "/run/lab/ca.crt", "--interval", every.String(), "--run-dir", n.dir+"/run", "--metrics", "127.0.0.1:10271"))
 	n.expect("m1 m2 m3")
-	total := number(t, "GUEST_PINGS", 1200) // requests of each master
+	total := number(t, "GUEST_PINGS", 600) // requests of each master
 	var sizes, anons []int
 	for range 4 {
 		began := n.metric("requests_total")
 		for n.metric("requests_total")-began < int64(3*total/4) {
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(time.Second)
 		}
 		size, anon := leastRSS(n.cmd.Process.Pid)
 		sizes, anons = append(sizes, size), append(anons, anon)
 	}
 	t.Logf("RESULT memory requests=%d rss_kb=%s", n.metric("requests_total"), strings.ReplaceAll(strings.Trim(fmt.Sprint(sizes), "[]"), " ", ","))
-	t.Logf("of them not the program's own pages, in kB: %v", anons)
+	t.Logf("of them not the program's own pages, in kB: %v; it dialled %d times", anons, n.metric("dials_total"))
 	if kb := sizes[len(sizes)-1]; kb > 10<<10 {
 		t.Errorf("%d kB resident in the end, more than 10 MB: %v", kb, sizes)
 	}
