@@ -259,7 +259,7 @@ func (m *image) partition(label string) (gpt.Partition, error) {
 			return p, nil
 		}
 	}
-	return gpt.Partition{}, fmt.Errorf("%w: it has no partition %s", ErrNotOurs, label)
+	return gpt.Partition{}, fmt.Errorf("%w: it has no partition %s; name one that edgebake build made", ErrNotOurs, label)
 }
 
 func (m *image) section(p gpt.Partition) *io.SectionReader {

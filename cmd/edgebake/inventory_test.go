@@ -305,6 +305,14 @@ func TestPreflightOffline(t *testing.T) {
 	if err := json.Unmarshal([]byte(c.out), &report); err != nil || len(report.Checks) < 6 {
 		t.Errorf("%v: %s", err, c.out)
 	}
+	c.file("torn.yaml", site+"network: {interfaces: [\n")
+	c.run(1, "preflight", "torn.yaml", "--offline")
+	c.want(c.out, "– networks", "– CA", "✗ document", "not YAML")
+	c.file("other.yaml", strings.Replace(site, "kind: Site", "kind: Sight", 1))
+	c.run(1, "preflight", "other.yaml", "--offline")
+	if strings.Contains(c.out, "✓") {
+		t.Errorf("what was not looked at is called right:\n%s", c.out)
+	}
 	c.file("arm.yaml", site+"arch: arm64\n")
 	c.run(1, "preflight", "arm.yaml", "--image", "g.raw", "--offline")
 	c.want(c.out, "✗ image", "the site is for arm64")

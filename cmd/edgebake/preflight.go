@@ -147,10 +147,15 @@ func documentAreas() []struct {
 	}
 }
 
-// documentChecks are what reading the documents has shown.
+// documentChecks are what reading the documents has shown. Where a problem is
+// of the whole document, its fields have not been looked at.
 func documentChecks(probs configs.Problems) []cluster.Check {
 	var out []cluster.Check
 	taken := map[int]bool{}
+	fine := cluster.Check{State: cluster.CheckOK}
+	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return slices.Contains([]string{"", "apiVersion", "kind"}, p.Path) }) {
+		fine = cluster.Check{State: cluster.CheckUnknown, Detail: "the document cannot be read so far"}
+	}
 	for _, area := range documentAreas() {
 		failed := false
 		for i, p := range probs {
@@ -167,7 +172,8 @@ func documentChecks(probs configs.Problems) []cluster.Check {
 			out = append(out, cluster.Check{Name: area.name, State: cluster.CheckFailed, Detail: strings.TrimSuffix(at.Error(), ": ") + ": " + detail, Fix: fix})
 		}
 		if !failed {
-			out = append(out, cluster.Check{Name: area.name, State: cluster.CheckOK})
+			fine.Name = area.name
+			out = append(out, fine)
 		}
 	}
 	return out
