@@ -85,6 +85,9 @@ type run struct {
 	*Env
 	c    ondisk.Install
 	rule device.Rule
+	// begun is the disk on which writing has begun: should it die, the rule must
+	// not go on to the next one, which may hold what the machine is there for.
+	begun *device.Disk
 	// clock is the time spent waiting; said is what was last said of it, and when.
 	clock  time.Duration
 	said   string
@@ -139,8 +142,8 @@ func (r *run) show(w *waiting) {
 	}
 }
 
-// attempt goes all the way, or says where it stopped. Nothing is remembered
-// from one to the next: the machine may have changed.
+// attempt goes all the way, or says where it stopped. Nothing but the disk that
+// was begun is remembered from one to the next: the machine may have changed.
 func (r *run) attempt(ctx context.Context) error {
 	src, err := r.Source(ctx)
 	if err != nil {
@@ -157,6 +160,9 @@ func (r *run) attempt(ctx context.Context) error {
 	if target.done != nil {
 		return r.start(ctx, src, *target.done)
 	}
+	if r.begun != nil && !isSame(r.begun, &target.disk) {
+		return wait(r.list(fmt.Sprintf("the disk %s is gone: its installation had begun, and no other is taken in its place. Replace it, then switch the machine off and on. There are:", r.begun.Describe()), disks)...)
+	}
 	return r.install(ctx, src, target.disk)
 }
 
@@ -164,11 +170,10 @@ func (r *run) attempt(ctx context.Context) error {
 func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 	var before []string
 	for same := time.Duration(0); ; same += poll {
-		disks, err := r.Disks(ctx)
+		disks, err := r.others(ctx, src)
 		if err != nil {
 			return nil, err
 		}
-		disks = slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk })
 		var now []string
 		for i := range disks {
 			now = append(now, disks[i].Describe())
@@ -183,6 +188,23 @@ func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 			return nil, err
 		}
 	}
+}
+
+// others are the disks at this moment, but for the installer's own.
+func (r *run) others(ctx context.Context, src Source) ([]device.Disk, error) {
+	disks, err := r.Disks(ctx)
+	return slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk }), err
+}
+
+// isSame reports whether two listings show one disk, which may have another
+// path after it was reset.
+func isSame(a, b *device.Disk) bool {
+	if a.Serial != "" {
+		moved := *b
+		moved.Path = a.Path
+		b = &moved
+	}
+	return a.Same(b) && a.Size == b.Size
 }
 
 // seen is a disk, and what is on it.
@@ -349,8 +371,10 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 	if _, err := rand.Read(o.Random[8:]); err != nil {
 		return err
 	}
-	done, err := r.write(ctx, src.Image, d, o)
-	if err != nil {
+	done, err := r.write(ctx, src, d, o)
+	if w := (*waiting)(nil); errors.As(err, &w) {
+		return err
+	} else if err != nil {
 		return fmt.Errorf("installing on %s: %w", d.Describe(), err)
 	}
 	r.Say(fmt.Sprintf("INSTALLED %s on %s, read back and verified, golden %.16s", what, d.Describe(), done.Golden))
@@ -411,17 +435,17 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 }
 
 // write flashes the disk, as edgebake flash does.
-func (r *run) write(ctx context.Context, image media.Source, d device.Disk, o media.FlashOptions) (*media.Flashed, error) {
+func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.FlashOptions) (*media.Flashed, error) {
 	t, err := device.Open(d.Path)
 	if err != nil {
 		return nil, err
 	}
 	defer t.Close()
-	if err := r.stillThere(ctx, t, d); err != nil {
+	if err := r.stillChosen(ctx, src, t, d); err != nil {
 		return nil, err
 	}
 	o.Size, o.Sector, o.Progress = t.Size, t.Sector, r.progress()
-	f, err := media.PrepareFlashFrom(image, o)
+	f, err := media.PrepareFlashFrom(src.Image, o)
 	if err != nil {
 		return nil, err
 	}
@@ -431,6 +455,7 @@ func (r *run) write(ctx context.Context, image media.Source, d device.Disk, o me
 	if f.Slot.Golden != r.c.Golden {
 		return nil, errForeign
 	}
+	r.begun = &d
 	done, err := f.Write(ctx, t)
 	if err == nil {
 		t.Reread()
@@ -438,17 +463,24 @@ func (r *run) write(ctx context.Context, image media.Source, d device.Disk, o me
 	return done, err
 }
 
-// stillThere looks again at the disk that was opened: since it was chosen
-// another may have been plugged in under its name. Nobody can take its place
-// from here on.
-func (r *run) stillThere(ctx context.Context, t *device.Target, d device.Disk) error {
-	disks, err := r.Disks(ctx)
+// stillChosen looks again at all disks, now that the chosen one is open and
+// nobody can take its place: during the countdown another may have been plugged
+// in under its name, or have come that the rule prefers.
+func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d device.Disk) error {
+	disks, err := r.others(ctx, src)
 	if err != nil {
 		return err
 	}
-	there := slices.ContainsFunc(disks, func(now device.Disk) bool { return d.Same(&now) && now.Size == d.Size })
-	if !there || t.Size != d.Size {
-		return device.ErrChanged
+	all, err := look(disks)
+	if err != nil {
+		return err
+	}
+	now, err := r.choose(all)
+	if err != nil {
+		return err
+	}
+	if now.done != nil || !d.Same(&now.disk) || now.disk.Size != d.Size || t.Size != d.Size {
+		return wait("the disks of this machine are others than before the countdown: nothing was written, looking again")
 	}
 	return nil
 }

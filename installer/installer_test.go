@@ -430,6 +430,73 @@ func TestLateDisk(t *testing.T) {
 	}
 }
 
+// One that shows in the countdown counts too.
+func TestDiskInTheCountdown(t *testing.T) {
+	r := newRoom(t, siteText, 8*gb)
+	r.c.Disk = "smallest"
+	r.each = func(line string) {
+		if strings.HasPrefix(line, "installing ") && len(r.disks) == 1 {
+			r.add("late", 7*gb)
+		}
+	}
+	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
+		t.Fatalf("%v %s", err, r.ended)
+	}
+	r.want("nothing was written, looking again", "INSTALLED tiny on "+r.disks[1].Path)
+	r.untouched(r.disks[0].Path)
+	r.installed(r.disks[1].Path)
+
+	// An edgebake disk that comes late: nothing is installed beside it.
+	r = newRoom(t, siteText, 8*gb)
+	had := newRoom(t, siteText, 7*gb)
+	if err := had.run(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	r.each = func(line string) {
+		if strings.HasPrefix(line, "installing ") {
+			r.disks = append(r.disks, had.disks[0])
+		}
+	}
+	_ = r.run(time.Hour)
+	r.untouched(r.disks[0].Path)
+}
+
+// The disk dies while it is written: the rule does not go on to the next.
+func TestDiskDies(t *testing.T) {
+	r := newRoom(t, siteText, 7*gb, 8*gb)
+	r.c.Disk = "smallest"
+	image, err := os.ReadFile(r.src.Image.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := r.disks[0]
+	r.each = func(line string) {
+		switch {
+		case line == "write: 0 %":
+			if err := os.Truncate(r.src.Image.Name, 1<<20); err != nil {
+				t.Error(err)
+			}
+		case strings.HasPrefix(line, "FAILED: "):
+			if err := os.WriteFile(r.src.Image.Name, image, 0o600); err != nil {
+				t.Error(err)
+			}
+			r.disks = slices.Clone(r.disks[1:])
+			r.each = nil
+		}
+	}
+	if err := r.run(time.Hour); !errors.Is(err, errStopped) || r.ended != "" {
+		t.Errorf("%v %s", err, r.ended)
+	}
+	r.want("the disk "+dead.Path, "is gone: its installation had begun")
+	r.untouched(r.disks[0].Path)
+
+	back := dead
+	back.Path += ".back"
+	if !isSame(&dead, &back) || isSame(&dead, &r.disks[0]) {
+		t.Error("a disk is known by its serial number, not by its path")
+	}
+}
+
 // A machine of an inventory gets its own site, and no trace of the others'.
 func TestInventory(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
@@ -528,7 +595,7 @@ func TestAnotherDiskUnderItsName(t *testing.T) {
 	if err := r.run(2 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
 		t.Errorf("%v %s", err, r.ended)
 	}
-	r.want("it became something else after it was looked at")
+	r.want("no disk for the rule")
 	r.untouched(r.disks[0].Path)
 }
 

@@ -243,20 +243,33 @@ func (n *node) walk(do func(*node)) {
 var systemMounts = []string{"/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/home"}
 
 // members are file system types, as libblkid names them, of parts of something
-// larger, which is lost with any of them.
+// larger, which is lost with any of them. What firmware makes has names of its
+// own, by vendor: see memberOf.
 var members = map[string]string{
-	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID", "isw_raid_member": "a firmware RAID",
-	"ddf_raid_member": "a firmware RAID", "zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume",
+	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID",
+	"zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume", "drbdmanage_control_volume": "a DRBD volume",
 	"VMFS_volume_member": "a VMFS volume", "ceph_bluestore": "a Ceph store", "mpath_member": "a multipath device",
+	"stratis": "a Stratis pool", "oracleasm": "an Oracle ASM disk group",
+}
+
+// memberOf says what something with that file system is a part of; "": nothing.
+func memberOf(fstype string) string {
+	what := members[fstype]
+	if what == "" && strings.HasSuffix(fstype, "_raid_member") {
+		what = "a firmware RAID"
+	}
+	return what
 }
 
 // refusals says everything for which a disk must not be overwritten, and which
 // of that is membership in something larger.
 func (n *node) refusals() (out, lost []string) {
-	add := func(format string, args ...any) {
-		if s := fmt.Sprintf(format, args...); !slices.Contains(out, s) {
+	add := func(format string, args ...any) string {
+		s := fmt.Sprintf(format, args...)
+		if !slices.Contains(out, s) {
 			out = append(out, s)
 		}
+		return s
 	}
 	if n.ReadOnly {
 		add("it is read-only: look for a write-protect switch")
@@ -274,10 +287,10 @@ func (n *node) refusals() (out, lost []string) {
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}
 		}
-		if what := members[x.FSType]; what != "" {
-			add("%s is part of %s: if that is given up, wipefs --all %s", x.Name, what, x.Path)
-			if last := out[len(out)-1]; !slices.Contains(lost, last) {
-				lost = append(lost, last)
+		if what := memberOf(x.FSType); what != "" {
+			no := add("%s is part of %s: if that is given up, wipefs --all %s", x.Name, what, x.Path)
+			if !slices.Contains(lost, no) {
+				lost = append(lost, no)
 			}
 		}
 		for i := range x.Children {

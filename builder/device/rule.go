@@ -34,7 +34,11 @@ const (
 
 // buses are how disks are attached, as lsblk calls it; an SD card is of another
 // bus than an eMMC, which is mmc.
-var buses = []string{"nvme", "sata", "sas", "mmc", busSD, "virtio", busUSB, "ata", "scsi"}
+var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
+
+// external are the buses of disks that are not the machine's own: they are
+// plugged in and out, or lie in a storage network.
+var external = []string{busUSB, busSD, "fc", "fcoe", "iscsi", "sbp"}
 
 const (
 	busSD  = "sd"
@@ -169,9 +173,10 @@ func (d *Disk) Same(now *Disk) bool {
 	return now.Path == d.Path && now.Bus == d.Bus && now.Model == d.Model && now.Serial == d.Serial
 }
 
-// IsInternal reports whether a disk stays in the machine: what people plug in
-// and out is taken only by a rule that says so.
-func (d *Disk) IsInternal() bool { return d.Bus != busUSB && d.Bus != busSD && !d.Removable }
+// IsInternal reports whether a disk is the machine's own and stays in it: what
+// people plug in and out, and what lies in a storage network, where others may
+// use it too, is taken only by a rule that says so.
+func (d *Disk) IsInternal() bool { return !slices.Contains(external, d.Bus) && !d.Removable }
 
 // Pick returns the disks that the rule leaves of those given: one, if it has
 // picked one.
@@ -204,7 +209,7 @@ func (r Rule) admits(d *Disk) bool {
 		ok, err := path.Match(plain(pattern), plain(have))
 		return pattern == "" || err == nil && ok
 	}
-	return (d.IsInternal() || r.bus == busUSB || r.bus == busSD) && (r.bus == "" || r.bus == d.Bus) &&
+	return (d.IsInternal() || slices.Contains(external, r.bus)) && (r.bus == "" || r.bus == d.Bus) &&
 		is(r.model, d.Model) && is(r.serial, d.Serial) &&
 		d.Size >= r.least && (r.most == 0 || d.Size <= r.most)
 }

@@ -3,6 +3,7 @@ package device
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -116,6 +117,22 @@ func TestRuleRefuses(t *testing.T) {
 	}
 }
 
+// A disk of a storage network may be another machine's too.
+func TestStorageNetwork(t *testing.T) {
+	for _, bus := range []string{"fc", "fcoe", "iscsi", "sbp"} {
+		lun := Disk{Path: "/dev/sdz", Bus: bus, Size: 1}
+		for rule, want := range map[string]int{"only": 0, "smallest": 0, "size>=1": 0, "smallest-" + bus: 1, "bus=" + bus: 1} {
+			r, err := ParseRule(rule)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.Pick([]Disk{lun}); len(got) != want {
+				t.Errorf("%s: %d disks on %s", rule, len(got), bus)
+			}
+		}
+	}
+}
+
 // FuzzRule: whatever the rule, nothing removable is picked unless it says so.
 func FuzzRule(f *testing.F) {
 	for _, s := range []string{"only", "smallest-nvme", "model=[a-z]*,size>=1G", "/dev/sda"} {
@@ -127,7 +144,7 @@ func FuzzRule(f *testing.F) {
 			return
 		}
 		for _, d := range r.Pick(shelf) {
-			if !d.IsInternal() && !strings.Contains(text, "usb") && r.path == "" {
+			if !d.IsInternal() && !slices.Contains(external, r.bus) && r.path == "" {
 				t.Errorf("%q picks %s", text, d.Path)
 			}
 		}

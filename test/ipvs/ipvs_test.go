@@ -20,7 +20,7 @@ import (
 
 var (
 	guestRun     = flag.String("guest.run", "", "tests to run in the guest, as a regular expression")
-	guestTimeout = flag.Duration("guest.timeout", 20*time.Minute, "how long the guest may take")
+	guestTimeout = flag.Duration("guest.timeout", 40*time.Minute, "how long the guest may take")
 )
 
 // What go test says: whose output follows, and how a test ended.
