@@ -100,6 +100,7 @@ func each(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
 
 // carryOut makes the inputs of a resolved build, and the image of them.
 func (b *build) carryOut(ctx context.Context) (*Result, error) {
+	b.watchCache()
 	if err := b.makeInputs(ctx); err != nil {
 		return nil, err
 	}

@@ -145,11 +145,16 @@ func newBuild(ctx context.Context, img *configs.Image, o Options) (*build, error
 		if o.Locked {
 			o.Cache.HashAll()
 		}
-		o.Cache.OnDamage(func(sha string) {
-			b.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
-		})
+		b.watchCache()
 	}
 	return b, nil
+}
+
+// watchCache has damaged inputs told of as this build's from now on.
+func (b *build) watchCache() {
+	b.Cache.OnDamage(func(sha string) {
+		b.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
+	})
 }
 
 // path is a path of the Image document, seen from here.

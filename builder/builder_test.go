@@ -724,6 +724,10 @@ func TestLockedMadeBase(t *testing.T) {
 	if err := os.WriteFile(o.Base, other, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// What is locked is in the cache: the given base counts nevertheless.
+	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "give the base that was exported") {
+		t.Errorf("another base is ignored: %v", err)
+	}
 	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}

@@ -184,12 +184,13 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	if i.Ref == "" {
 		i.Ref = images.Sole
 	}
-	raw, err := canonical(src)
+	raw, err := canonical(ociRecipe{src, b.date.Unix()})
 	if err != nil {
 		return err
 	}
 	in := plan.Input{Make: "oci", Recipe: raw}
-	if sha, ok := b.Lock.Pinned(inputBase, in); ok {
+	// What lies on this computer is looked at anew, as for images on board.
+	if sha, ok := b.Lock.Pinned(inputBase, in); ok && (b.Locked || src.Layout == "" && src.Archive == "") {
 		// The tag may have moved on; what the lock has is still meant.
 		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
 		if i.Digest == "" {
@@ -210,7 +211,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 		return err
 	}
 	in.Digest = string(p.Target.Digest)
-	if sha, ok := b.Cache.Lookup(ociKey(p)); ok && b.Base == "" {
+	if sha, ok := b.Cache.Lookup(b.ociKey(p)); ok && b.Base == "" {
 		in.SHA256 = sha
 	}
 	b.add("base.oci", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
@@ -228,7 +229,16 @@ func (b *build) pinOCI(ctx context.Context, i configs.ContainerImage) (images.Pi
 	return pinned[0], nil
 }
 
-func ociKey(p images.Pinned) string { return "oci root 1 " + string(p.Manifest.Digest) }
+// ociRecipe is all that a base made of a container image depends on.
+type ociRecipe struct {
+	Source configs.OCISource `json:"source"`
+	// Date, in seconds since 1970, is that of directories no layer has.
+	Date int64 `json:"date"`
+}
+
+func (b *build) ociKey(p images.Pinned) string {
+	return fmt.Sprintf("oci root 2 %d %s", b.date.Unix(), p.Manifest.Digest)
+}
 
 // makeOCI flattens the image's layers into one tar.
 func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
@@ -248,7 +258,7 @@ func (b *build) makeOCI(ctx context.Context, p images.Pinned) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return b.Cache.Make(ctx, ociKey(p), func(_ context.Context, w io.Writer) error {
+	return b.Cache.Make(ctx, b.ociKey(p), func(_ context.Context, w io.Writer) error {
 		return tree.WriteTar(w, flat, b.Cache)
 	})
 }

@@ -44,6 +44,8 @@ func (b *build) makeInputs(ctx context.Context) error {
 func (b *build) missingInputs() (compile, rest []string) {
 	for _, name := range slices.Sorted(maps.Keys(b.makes)) {
 		switch in := b.input(name); {
+		case name == inputBase && b.Base != "": // whatever the lock or the cache has
+			rest = append(rest, name)
 		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
 		case in.Make == "go":
 			compile = append(compile, name)

@@ -117,7 +117,7 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 // otherwise.
 func (b *build) add(field, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
 	b.fields[name] = field
-	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
+	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" && (in.Digest == "" || in.Digest == b.Lock.Inputs[name].Digest) {
 		in.SHA256 = sha
 	}
 	b.plan.Inputs[name] = in
@@ -157,11 +157,20 @@ func (b *build) resolveBase(ctx context.Context) error {
 		}
 		b.checkNames = func(ctx context.Context) error { return b.checkArchive(ctx, r) }
 		b.add("base.debian", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+			// What was made here may be older than what somebody else has locked.
+			want := b.input(inputBase).SHA256
+			if have, ok := b.Cache.Lookup(key); ok && want != "" && have != want {
+				if err := b.Cache.Forget(key); err != nil {
+					return "", err
+				}
+			}
 			return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
 				return b.makeDebian(ctx, r, paths, w, s.detail)
 			})
 		})
 		return nil
+	case base.Tar != nil && base.Tar.File != "" && b.Base != "":
+		return &FieldError{"base.tar.file", fmt.Errorf("the Image names its base already: build without --base %s, or put that name here", b.Base)}
 	case base.Tar != nil:
 		return b.fileSource(ctx, inputBase, "base.tar", *base.Tar, &plan.Layer{})
 	case base.OCI != nil:

@@ -69,13 +69,21 @@ func TestOCIBase(t *testing.T) {
 	reg := func(name, body string) buildtest.Entry {
 		return buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, Body: body}
 	}
-	_, err := imagetest.WriteLayout(filepath.Join(p.dir, "base"), imagetest.Image{Ref: "example.test/base:1", Layers: []imagetest.Layer{
-		put(append(buildtest.Base(), reg("etc/old", "1"), reg("etc/both", "1"))),
-		put([]buildtest.Entry{reg("etc/.wh.old", ""), reg("etc/both", "2"), reg("lib/new", "2")}),
-	}})
-	if err != nil {
-		t.Fatal(err)
+	write := func(both string) {
+		t.Helper()
+		dir := filepath.Join(p.dir, "base")
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		_, err := imagetest.WriteLayout(dir, imagetest.Image{Ref: "example.test/base:1", Layers: []imagetest.Layer{
+			put(append(buildtest.Base(), reg("etc/old", "1"), reg("etc/both", "1"))),
+			put([]buildtest.Entry{reg("etc/.wh.old", ""), reg("etc/both", both), reg("lib/new", "2")}),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
+	write("2")
 	b, by := p.merged(t)
 	if _, ok := by["etc/old"]; ok {
 		t.Error("a file that the second layer removed is there")
@@ -100,6 +108,24 @@ func TestOCIBase(t *testing.T) {
 	}
 	if pl.Inputs[inputBase].SHA256 != first.SHA256 {
 		t.Error("the made base is not remembered")
+	}
+	// Made again under its name: taken, but by whoever builds what is locked.
+	write("3")
+	o := p.options("")
+	o.Lock = pl.Lock()
+	if pl, err = Resolve(t.Context(), p.image(t), o); err != nil || pl.Inputs[inputBase].SHA256 == first.SHA256 {
+		t.Errorf("the lock's base is used instead of the one that is there: %v", err)
+	}
+	o.Locked = true
+	if pl, err = Resolve(t.Context(), p.image(t), o); err != nil || pl.Inputs[inputBase].SHA256 != first.SHA256 {
+		t.Errorf("--locked: %v", err)
+	}
+	// Directories that no layer has are of the Image's date.
+	write("2")
+	later := p.image(t)
+	later.SourceDate = "2027-01-01T00:00:00Z"
+	if pl, err = Resolve(t.Context(), later, p.options("")); err != nil || pl.Inputs[inputBase].SHA256 == first.SHA256 {
+		t.Errorf("a base of another date is taken: %v", err)
 	}
 }
 

@@ -137,8 +137,22 @@ func (i *Image) expandPaths() {
 			paths = append(paths, &s.File.Dir)
 		}
 	}
+	if d := i.Base.Debian; d != nil {
+		for n := range d.Keyrings {
+			paths = append(paths, &d.Keyrings[n])
+		}
+	}
 	if y := i.Yurthub; y != nil && y.Binary != nil {
 		paths = append(paths, &y.Binary.File, &y.Binary.URL)
+	}
+	if y := i.Yurthub; y != nil && y.Image != nil {
+		paths = append(paths, &y.Image.Layout, &y.Image.Archive)
+	}
+	for n := range i.ImagesFrom {
+		paths = append(paths, &i.ImagesFrom[n])
+	}
+	for n := range i.Registries {
+		paths = append(paths, &i.Registries[n].AuthFile)
 	}
 	for n := range i.Images {
 		paths = append(paths, &i.Images[n].Layout, &i.Images[n].Archive)

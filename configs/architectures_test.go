@@ -13,6 +13,8 @@ func TestSeveralArchitectures(t *testing.T) {
 	doc := strings.Replace(smallImage, "kind: Image\n", `kind: Image
 arch: [amd64, arm64]
 overlays: [{dir: "overlay-{arch}"}]
+imagesFrom: ["charts/{arch}/*.yaml"]
+registries: [{host: registry.test, authFile: "auth-{arch}.json"}]
 agents: {firstboot: "bin/{arch}/firstboot"}
 files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 `, 1)
@@ -26,9 +28,9 @@ files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 		if err != nil {
 			t.Fatal(err)
 		}
-		got = append(got, fmt.Sprint(i.Arch, i.Kernel.Consoles, i.Overlays[0].Dir, " ", i.Agents.Firstboot, " ", motd))
+		got = append(got, fmt.Sprint(i.Arch, i.Kernel.Consoles, i.Overlays[0].Dir, " ", i.ImagesFrom[0], " ", i.Registries[0].AuthFile, " ", i.Agents.Firstboot, " ", motd))
 	}
-	want := []string{"amd64[tty0 ttyS0,115200]overlay-amd64 bin/amd64/firstboot amd64", "arm64[tty0 ttyAMA0,115200]overlay-arm64 bin/arm64/firstboot arm64"}
+	want := []string{"amd64[tty0 ttyS0,115200]overlay-amd64 charts/amd64/*.yaml auth-amd64.json bin/amd64/firstboot amd64", "arm64[tty0 ttyAMA0,115200]overlay-arm64 charts/arm64/*.yaml auth-arm64.json bin/arm64/firstboot arm64"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}

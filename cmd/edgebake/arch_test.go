@@ -128,4 +128,24 @@ func TestArchFlag(t *testing.T) {
 	if err != nil || !strings.Contains(string(grown), `"rootRoom": 4096`) {
 		t.Errorf("%v\n%s", err, grown)
 	}
+	// As it does under a name given with --lock.
+	c.file("ci.lock", string(grown))
+	c.run(0, "build", "image.yaml", "--force", "--lock", "ci.lock")
+	if grown, err = os.ReadFile("ci-amd64.lock"); err != nil || !strings.Contains(string(grown), `"rootRoom": 4096`) {
+		t.Errorf("%v\n%s", err, grown)
+	}
+	// The document is for one architecture again, and this for another: its own
+	// lock is found behind the other's.
+	c.file("image.lock", string(grown))
+	one, err := os.ReadFile("image.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file("image.yaml", regexp.MustCompile(`(?m)^arch: .*$`).ReplaceAllString(string(one), "arch: arm64"))
+	c.run(0, "plan", "image.yaml", "--locked")
+	for path, want := range map[string]string{"a/base.tar.zst": "a/base-arm64.tar.zst", "base.tar": "base-arm64.tar", "n.raw.zst": "n-arm64.raw.zst", "base": "base-arm64"} {
+		if got := forArch(path, "arm64"); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
 }

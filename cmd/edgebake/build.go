@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/plan"
@@ -118,7 +119,7 @@ func (t *target) readLock(named, image string, several bool) error {
 	names := []string{named}
 	switch {
 	case named != "" && several:
-		names[0] = forArch(named, t.img.Arch)
+		names = []string{forArch(named, t.img.Arch), named}
 	case named == "" && image == "-":
 		return nil
 	case named == "":
@@ -139,7 +140,7 @@ func (t *target) readLock(named, image string, several bool) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		if !lock.For(t.img.Arch) {
-			if i > 0 {
+			if i > 0 || named == "" && slices.ContainsFunc(names[1:], func(n string) bool { return lockFor(n, t.img.Arch) }) {
 				continue
 			}
 			return fmt.Errorf("%s: the lock is of an image for another architecture than %s: name another lock with --lock", name, t.img.Arch)
@@ -150,10 +151,21 @@ func (t *target) readLock(named, image string, several bool) error {
 	return nil
 }
 
+// lockFor reports whether a file is a lock of an image for the architecture.
+func lockFor(name, arch string) bool {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return false
+	}
+	lock, err := plan.DecodeLock(data)
+	return err == nil && lock.For(arch)
+}
+
 // forArch is the name for one architecture of a file that there is one of for
 // each: node-arm64.raw.zst for node.raw.zst.
 func forArch(path, arch string) string {
-	for _, ending := range []string{".raw", ".raw.zst", filepath.Ext(path)} {
+	endings := []string{".raw", ".raw.zst", ".tar", ".tar.zst", ".tar.gz", ".tar.xz", ".tar.bz2"}
+	for _, ending := range append(endings, filepath.Ext(path)) {
 		if stem, ok := strings.CutSuffix(path, ending); ok {
 			return stem + "-" + arch + ending
 		}
@@ -309,15 +321,23 @@ func (b *buildFlags) of(targets []target, t *target, file string) string {
 // run builds the targets, with all that belongs beside each image, and sums up.
 func (b *buildFlags) run(ctx context.Context, s streams, src *source, targets []target) error {
 	show := newDisplay(s, b.asJSON)
+	// Builds carry themselves out one after the other, but the cache that they
+	// share warns from any of its readers.
+	var mu sync.Mutex
+	tell := func(e builder.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		show.event(e)
+	}
 	var jobs []builder.Job
 	for _, t := range targets {
 		o := t.Options
 		o.ShowsDetails = s.verbose() && !b.asJSON
-		o.Events = show.event
+		o.Events = tell
 		if len(targets) > 1 && !b.asJSON {
 			o.Events = func(e builder.Event) {
 				e.Step = e.Arch + " " + e.Step
-				show.event(e)
+				tell(e)
 			}
 		}
 		jobs = append(jobs, builder.Job{Image: t.img, Options: o})
