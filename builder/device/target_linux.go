@@ -50,9 +50,18 @@ func open(path string, isFile bool) (*Target, error) {
 		return nil, err
 	}
 	t := &Target{f: f, block: !isFile, direct: !isFile}
-	if isFile && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		f.Close()
-		return nil, ErrBusy
+	if isFile {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			err = ErrBusy
+		case err != nil:
+			err = fmt.Errorf("its file system cannot lock files (%w): take a file on a local disk", err)
+		}
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
 	}
 	if err := t.look(); err != nil {
 		f.Close()

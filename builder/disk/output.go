@@ -69,6 +69,9 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			f.Close()
+			if !errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("creating %s: its file system cannot lock files (%w): write to a local disk", path, err)
+			}
 			return nil, fmt.Errorf("creating %s: another program is writing it (%s): wait for that", path, name)
 		}
 		// Whoever had it before may have completed it in the meantime.

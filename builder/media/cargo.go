@@ -51,7 +51,7 @@ func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
 // Hold keeps others from stamping the image until it is closed.
 func (g *Golden) Hold() error {
 	if err := lock(g.m.f, false); err != nil {
-		return fmt.Errorf("reading image %s: another program is stamping it: try again (%w)", g.m.path, err)
+		return fmt.Errorf("reading image %s: %w", g.m.path, err)
 	}
 	return nil
 }

@@ -10,13 +10,20 @@ import (
 )
 
 // lock takes the image for as long as the file is open. Those that only read
-// it share it.
+// it share it. The error says what to do.
 func lock(f *os.File, exclusive bool) error {
 	how := unix.LOCK_SH
 	if exclusive {
 		how = unix.LOCK_EX
 	}
-	return unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return fmt.Errorf("another program is stamping it: try again (%w)", err)
+	case err != nil:
+		return fmt.Errorf("its file system cannot lock files (%w): copy the image to a local disk", err)
+	}
+	return nil
 }
 
 // isHole reports whether n bytes at off are known to be a hole.

@@ -166,7 +166,7 @@ func (b *belongings) readPackages() error {
 			if !n.IsRegular() || n.Path != status && (!isList || !strings.HasPrefix(n.Path, info)) {
 				continue
 			}
-			text, err := tree.ReadContent(n.Data, b.readers[label], n.Data.Size)
+			text, err := tree.ReadContent(n.Data, b.readers[label], maxList)
 			if err != nil {
 				return err
 			}

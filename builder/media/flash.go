@@ -146,7 +146,7 @@ func (f *Flash) prepare() error {
 	m := f.m
 	if m.f != nil {
 		if err := lock(m.f, false); err != nil {
-			return fmt.Errorf("reading image %s: another program is stamping it: try again (%w)", m.path, err)
+			return fmt.Errorf("reading image %s: %w", m.path, err)
 		}
 	}
 	var errs []error

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	osexec "os/exec"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/test/disktest"
@@ -716,5 +718,23 @@ func TestTrim(t *testing.T) {
 	}
 	if at, rest := trim(nil); at != 0 || rest != nil {
 		t.Errorf("of nothing: %d bytes at %d", len(rest), at)
+	}
+}
+
+// An image that cannot be read is not blamed on the disk, nor the other way round.
+func TestWhoFailed(t *testing.T) {
+	for _, tc := range []struct {
+		err       error
+		want, not string
+	}{
+		{&sourceError{"i.raw", syscall.EIO}, "look after where the image is", "another port"},
+		{&sourceError{"i.raw", fmt.Errorf("frame 3: %w", seekable.ErrDamaged)}, "damaged or cut short", "another port"},
+		{&sourceError{"i.raw", io.ErrUnexpectedEOF}, "damaged or cut short", "look after"},
+		{fmt.Errorf("writing: %w", syscall.EIO), "try another port or disk", "image"},
+	} {
+		got := explainDevice(tc.err, true).Error()
+		if !strings.Contains(got, tc.want) || strings.Contains(got, tc.not) {
+			t.Errorf("%v: %s", tc.err, got)
+		}
 	}
 }

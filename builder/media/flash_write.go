@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/builder/disk/seekable"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -223,7 +225,7 @@ func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 	}
 	b, zero, err := f.m.chunk(room, off, disk.Align)
 	if err != nil {
-		return nil, fmt.Errorf("reading image %s: %w: it is damaged or cut short, copy or build it again", f.m.path, err)
+		return nil, &sourceError{f.m.path, err}
 	}
 	if zero || bytes.Equal(b, f.zeros) {
 		return nil, nil
@@ -451,9 +453,30 @@ func (f *Flash) store(d Medium, parts ...extent) error {
 	return nil
 }
 
+// sourceError is that of reading the image, not of the disk it goes to.
+type sourceError struct {
+	path string
+	err  error
+}
+
+func (e *sourceError) Unwrap() error { return e.err }
+
+func (e *sourceError) Error() string {
+	fix := "look after where the image is: the stick, the share or the server"
+	for _, damage := range []error{seekable.ErrDamaged, seekable.ErrFormat, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(e.err, damage) {
+			fix = "it is damaged or cut short, copy or build it again"
+		}
+	}
+	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)
+}
+
 // explainDevice adds what a person can do about the error of a disk, or of a file
 // that stands for one.
 func explainDevice(err error, disk bool) error {
+	if errors.As(err, new(*sourceError)) {
+		return err
+	}
 	full := "it is full: make room, and flash it again"
 	if disk {
 		full = "the disk ends before it says it does: it is failing, or a counterfeit: use another disk"

@@ -124,7 +124,7 @@ func (m *image) rename(guids map[string]string) (edits []edit, named bool, err e
 		return nil, false, err
 	}
 	for _, name := range names {
-		text, err := fsys.ReadFile(name)
+		text, err := m.espFile(name)
 		if err != nil {
 			return nil, false, fmt.Errorf("reading %s: %w", name, err)
 		}

@@ -207,7 +207,7 @@ func (m *image) boot(i *Info) error {
 	if err != nil {
 		return err
 	}
-	b, err := fsys.ReadFile(ondisk.ESPSBOM)
+	b, err := m.espFile(ondisk.ESPSBOM)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -82,7 +82,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	}
 	defer m.close()
 	if err := lock(m.f, false); err != nil {
-		return nil, fmt.Errorf("stamping image %s: another program is stamping it: try again (%w)", path, err)
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
 	ending := SlotEnding
 	if !o.Slots {

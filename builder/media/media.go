@@ -298,14 +298,36 @@ func (m *image) readInfo() error {
 	return nil
 }
 
-// espFile reads a file of the EFI system partition.
+// espFile reads a file of the EFI system partition. What is read before any
+// signature is checked has a limit.
 func (m *image) espFile(name string) ([]byte, error) {
 	fsys, err := m.esp()
 	if err != nil {
 		return nil, err
 	}
-	return fsys.ReadFile(name)
+	e, err := fsys.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	limit := int64(fat.MaxRead)
+	switch {
+	case name == ondisk.ESPImageInfo:
+		limit = maxInfo
+	case name == ondisk.ESPSBOM:
+		limit = maxList
+	case strings.HasSuffix(name, ".conf"):
+		limit = 64 << 10
+	}
+	if e.Size > limit {
+		return nil, fmt.Errorf("%s has %d bytes, %d are the most", name, e.Size, limit)
+	}
+	return fsys.Read(e)
 }
+
+const (
+	maxInfo = 8 << 20  // of an image.json
+	maxList = 64 << 20 // of an SBOM, and of a list of files that dpkg keeps
+)
 
 func (m *image) esp() (*fat.Reader, error) {
 	p, err := m.partition(ondisk.LabelESP)

@@ -3,6 +3,7 @@ package media
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,6 +134,54 @@ func stamp(t testing.TB, path string, o StampOptions) *Stamped {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// tired is a slot that takes so many writes and no more.
+type tired struct {
+	window
+	left int
+}
+
+func (d *tired) WriteAt(p []byte, off int64) (int, error) {
+	if d.left--; d.left < 0 {
+		return 0, errors.New("the power is gone")
+	}
+	return d.window.WriteAt(p, off)
+}
+
+// The power goes while a device is stamped: what the golden image is, and who
+// signed it, is in the slot alone, and must not be lost.
+func TestStampingIsCut(t *testing.T) {
+	path := filepath.Join(disktest.Scratch(t), "i.raw")
+	golden(t, path, 1<<20, false)
+	want := stamp(t, path, StampOptions{}).Slot.Golden
+	cut := func(writes int) error {
+		m, err := open(path, os.O_RDWR)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.close()
+		p, err := m.partition(ondisk.LabelSlot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, img, err := m.slotOf(site(), StampOptions{Now: now.Add(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return putRaw(&tired{window{m.f, p.Start, true}, writes}, true, img)
+	}
+	for writes := 0; ; writes++ {
+		if err := cut(writes); err == nil {
+			if writes < 4 {
+				t.Errorf("%d writes", writes)
+			}
+			break
+		}
+		if again := stamp(t, path, StampOptions{}).Slot.Golden; again != want || want == "" {
+			t.Fatalf("cut after %d writes: golden digest %q, was %q", writes, again, want)
+		}
+	}
 }
 
 // TestEveryWayOfStampingGivesTheSameDisk stamps raw and compressed, in place
@@ -347,6 +396,23 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		nameless[i] = 'X'
 		clearLong(nameless[i-32 : i])
 	}
+	// Its entry says that it has 16 MiB: nobody reads so much before a signature
+	// is checked.
+	huge := slices.Clone(good)
+	found := 0
+	for i := 8; ; i++ {
+		k := bytes.Index(huge[i:], []byte("JSO"))
+		if k < 0 {
+			break
+		}
+		if i += k; bytes.HasPrefix(huge[i-8:], []byte("IMAGE")) {
+			binary.LittleEndian.PutUint32(huge[i-8+28:], 16<<20)
+			found++
+		}
+	}
+	if found == 0 {
+		t.Fatal("image.json is not found")
+	}
 	twice := slices.Clone(good)
 	table, err := gpt.Read(bytes.NewReader(good), int64(len(good)))
 	if err != nil {
@@ -375,6 +441,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		"zst without a table": {read(plain), "another program compressed it"},
 		"no image.json":       {nameless, "file does not exist"},
 		"two slots":           {twice, "two partitions"},
+		"huge image.json":     {huge, "has 16777216 bytes"},
 		"gzip":                {[]byte("\x1f\x8b\x08"), "gzip"},
 		"qcow2":               {[]byte("QFI\xfb1234"), "qemu-img convert"},
 	} {

@@ -77,7 +77,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	defer m.close()
 	if err := lock(m.f, inPlace); err != nil {
-		return nil, fmt.Errorf("stamping image %s: another program is stamping it: try again (%w)", path, err)
+		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -211,12 +211,20 @@ func (m *image) reads(version string) error {
 // put writes the slot into a file, which has the image's format.
 func (m *image) put(w window, p gpt.Partition, img []byte) error {
 	if m.z == nil {
-		return slot.WriteWhole(w, img)
+		return putRaw(w, w.sync, img)
 	}
 	if err := m.putFrames(w.f, p, img); err != nil {
 		return err
 	}
 	return w.Sync()
+}
+
+// putRaw writes the slot of an image that is not compressed.
+func putRaw(d slot.Device, inPlace bool, img []byte) error {
+	if inPlace {
+		return slot.Replace(d, img)
+	}
+	return slot.WriteWhole(d, img)
 }
 
 // putFrames puts the slot's frames in the place of those of a compressed image.
@@ -248,13 +256,16 @@ func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 }
 
 // window is the slot's place in a file or device. In place each step is stored
-// before the next begins: a power cut leaves the old Site, the new one, or a slot
-// that says it is damaged. A new file is stored when it gets its name.
+// before the next begins, and a power cut leaves the old slot or the new one; of a
+// compressed image, whose frames have sums in a table, it can leave a slot that
+// cannot be read. A new file is stored when it gets its name.
 type window struct {
 	f    *os.File
 	off  int64
 	sync bool // in place
 }
+
+func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, w.off+off) }
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
 

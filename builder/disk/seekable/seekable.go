@@ -30,6 +30,13 @@ import (
 // may hold fewer.
 const FrameSize = 4 << 20
 
+// ErrDamaged is a frame whose content is not what was written.
+var ErrDamaged = errors.New("the file is damaged")
+
+// maxZeros bounds the kinds of frames of zeros that are known: an image that one
+// program wrote has one or two.
+const maxZeros = 8
+
 // SmallFrame is more than a frame of zeros takes. Hardly any other is smaller.
 const SmallFrame = 1024
 
@@ -190,7 +197,7 @@ type Reader struct {
 
 	mu    sync.Mutex
 	cache []cached // the frames used last, newest first
-	zeros [][]byte // compressed frames known to hold nothing but zeros
+	zeros [][]byte // at most maxZeros compressed frames known to hold nothing but zeros
 
 	packed sync.Pool // of *[]byte, for frames as they are in the file
 }
@@ -360,7 +367,9 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	}
 	if small && len(bytes.TrimLeft(content, "\x00")) == 0 {
 		z.mu.Lock()
-		z.zeros = append(z.zeros, packed)
+		if len(z.zeros) < maxZeros { // each is compared with every small frame
+			z.zeros = append(z.zeros, packed)
+		}
 		z.mu.Unlock()
 		return nil, true, nil
 	}
@@ -384,10 +393,10 @@ func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {
 	}
 	b, err := z.dec.DecodeAll(packed, buf[:0])
 	if err != nil {
-		return nil, fmt.Errorf("decompressing frame %d: %w", frame, err)
+		return nil, fmt.Errorf("decompressing frame %d: %w; %w", frame, err, ErrDamaged)
 	}
 	if int64(len(b)) != e.Size || Sum(b) != e.sum {
-		return nil, fmt.Errorf("decompressing frame %d: its content is not what the table says; the file is damaged", frame)
+		return nil, fmt.Errorf("decompressing frame %d: its content is not what the table says; %w", frame, ErrDamaged)
 	}
 	return b, nil
 }

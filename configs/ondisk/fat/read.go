@@ -498,8 +498,15 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 	return r.Read(e)
 }
 
+// MaxRead is the most that Read and ReadFile read: kernels and initrds fit, and
+// an image from anywhere cannot take all memory.
+const MaxRead = 512 << 20
+
 // Read reads a whole file.
 func (r *Reader) Read(e Entry) ([]byte, error) {
+	if e.Size > MaxRead {
+		return nil, fmt.Errorf("%s has %d bytes, more than the %d that are read at once", e.Path, e.Size, MaxRead)
+	}
 	return r.read(e, maxRun, nil)
 }
 

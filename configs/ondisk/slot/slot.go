@@ -235,18 +235,31 @@ func Read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-func read(r io.ReaderAt) (*Contents, error) {
-	first := make([]byte, 512)
+// beingWritten returns the slot that a Replace which was cut off had to write;
+// nil: there was none. ErrBlank is a slot without anything.
+func beingWritten(r io.ReaderAt) ([]byte, error) {
+	first := make([]byte, sectorSize)
 	if _, err := r.ReadAt(first, 0); err != nil {
 		return nil, err
 	}
-	if len(bytes.TrimLeft(first, "\x00")) == 0 {
-		payload := readRecord(r)
-		if payload == nil {
-			return nil, ErrBlank
-		}
-		whole := make([]byte, ondisk.SlotSize)
-		copy(whole, payload)
+	if len(bytes.TrimLeft(first, "\x00")) > 0 {
+		return nil, nil
+	}
+	payload := readRecord(r)
+	if payload == nil {
+		return nil, ErrBlank
+	}
+	whole := make([]byte, ondisk.SlotSize)
+	copy(whole, payload)
+	return whole, nil
+}
+
+func read(r io.ReaderAt) (*Contents, error) {
+	whole, err := beingWritten(r)
+	if err != nil {
+		return nil, err
+	}
+	if whole != nil {
 		c, err := read(bytes.NewReader(whole))
 		if c != nil {
 			c.Unfinished = true
@@ -307,6 +320,11 @@ func read(r io.ReaderAt) (*Contents, error) {
 
 // ReadInfo reads edgebake.json alone, whatever else is wrong with the slot.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
+	if whole, err := beingWritten(r); err != nil {
+		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+	} else if whole != nil {
+		r = bytes.NewReader(whole)
+	}
 	in, err := open(r)
 	if err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
