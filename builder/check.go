@@ -235,13 +235,9 @@ func notProgram(path string) error {
 	return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", path)
 }
 
-// checkProgram is checkPrograms for one file that is to become the program at
-// path: what lies on this machine is looked at before anything is compiled. name
+// checkProgram is checkPrograms for one file that is to lie at path: what lies on this machine is looked at before anything is compiled. name
 // is what the person calls it.
 func (b *build) checkProgram(sha, path, name string) error {
-	if !slices.Contains(programs, path) {
-		return nil
-	}
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err
@@ -251,7 +247,7 @@ func (b *build) checkProgram(sha, path, name string) error {
 	if _, err := f.ReadAt(head[:], 0); err != nil && err != io.EOF {
 		return fmt.Errorf("reading %s: %w", name, err)
 	}
-	if string(head[:4]) != elf.ELFMAG {
+	if slices.Contains(programs, path) && string(head[:4]) != elf.ELFMAG {
 		return notProgram(name)
 	}
 	if err := checkELF(head, b.img.Arch); err != nil {

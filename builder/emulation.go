@@ -36,9 +36,12 @@ func lookForEmulation(ctx context.Context, arch string) emulation {
 		e.works = exec.CommandContext(ctx, "arch-test", arch).Run() == nil
 	}
 	cpu := interpreters[arch]
+	// qemu-user alone is a program that nothing tells the kernel of.
 	if _, err := exec.LookPath("qemu-" + cpu + "-static"); err != nil {
 		_, err := exec.LookPath("qemu-" + cpu)
-		e.interpreter = err == nil
+		told, _ := filepath.Glob("/*/binfmt.d/qemu-" + cpu + "*.conf")
+		vendor, _ := filepath.Glob("/usr/lib/binfmt.d/qemu-" + cpu + "*.conf")
+		e.interpreter = err == nil && len(told)+len(vendor) > 0
 	}
 	registered, _ := filepath.Glob(filepath.Join(binfmt, "qemu-"+cpu+"*"))
 	e.registered = len(registered) > 0

@@ -188,7 +188,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 func TestWrongForOneArchitecture(t *testing.T) {
 	p := several(t, func(s string) string { return strings.Replace(s, "notes.txt", "missing.txt", 1) })
 	runsForeign(t, true)
-	for _, f := range []string{"programs/arm64/kubelet", "programs/arm64/firstboot"} {
+	for _, f := range []string{"programs/arm64/kubelet", "programs/arm64/ctr", "programs/arm64/firstboot"} {
 		if err := os.WriteFile(filepath.Join(p.dir, f), []byte(buildtest.Program("amd64")), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -202,6 +202,7 @@ func TestWrongForOneArchitecture(t *testing.T) {
 	_, err := p.buildEach(t, p.jobs(t))
 	for _, want := range []string{
 		"kubernetes.source: programs/arm64/kubelet is for amd64, the image for arm64",
+		"containerd.source: programs/arm64/ctr is for amd64, the image for arm64",
 		"agents.firstboot: programs/arm64/firstboot is for amd64, the image for arm64",
 		"images[0]", "linux/amd64", "not for linux/arm64", "missing.txt",
 	} {

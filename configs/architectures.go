@@ -40,7 +40,12 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 			yamltree.Set(one.root, fieldArch, n)
 		}
 		img := new(Image)
-		err := one.parse(KindImage, img, func(*document) Problems { return img.Validate() })
+		err := one.parse(KindImage, img, func(*document) Problems {
+			if len(images) == 0 {
+				return img.Validate()
+			}
+			return append(img.Validate(), sharedDigests(images[0], img)...)
+		})
 		var probs Problems
 		if err != nil && !errors.As(err, &probs) {
 			return nil, err
@@ -57,6 +62,20 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 		return nil, err
 	}
 	return images, nil
+}
+
+// sharedDigests finds digests that are said to be those of two files.
+func sharedDigests(a, b *Image) (probs Problems) {
+	check := func(path string, a, b *FileSource) {
+		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
+			probs.add(path+".sha256", "one digest cannot be that of a file for each architecture: make an Image document for each of them")
+		}
+	}
+	check("base.tar", a.Base.Tar, b.Base.Tar)
+	if a.Yurthub != nil && b.Yurthub != nil {
+		check("yurthub.binary", a.Yurthub.Binary, b.Yurthub.Binary)
+	}
+	return probs
 }
 
 // ListedArchitectures are those that an Image document is for.

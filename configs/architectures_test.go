@@ -2,6 +2,7 @@ package configs
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +40,22 @@ files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 	}
 	if i, err := ParseImage("image.yaml", []byte(doc)); err != nil || i.Arch != "amd64" {
 		t.Errorf("%v", err)
+	}
+}
+
+// One digest for the files of two architectures is told before anything is made.
+func TestOneDigestForTwo(t *testing.T) {
+	i := strings.Index(smallImage, "base:")
+	doc := smallImage[:i] + "arch: [amd64, arm64]\nbase: {tar: {url: \"https://example.test/{arch}.tar\", sha256: " + strings.Repeat("ab", 32) + "}}\n"
+	rest := smallImage[i:]
+	if at := regexp.MustCompile(`(?m)^[a-z]`).FindAllStringIndex(rest, 2); len(at) == 2 {
+		doc += rest[at[1][0]:]
+	}
+	if _, err := ParseImages("image.yaml", []byte(doc)); err == nil || !strings.Contains(err.Error(), "base.tar.sha256: one digest cannot be that of a file for each architecture") {
+		t.Errorf("%v\n%s", err, doc)
+	}
+	if _, err := ParseImages("image.yaml", []byte(doc), "arm64"); err != nil {
+		t.Error(err)
 	}
 }
 
