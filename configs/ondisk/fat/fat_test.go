@@ -361,6 +361,10 @@ func TestLoopsEnd(t *testing.T) {
 	le.PutUint16(m[r.g.fatOff(0)+int64(b)*2:], b)
 	le.PutUint32(entry[28:], 1<<30)
 	r.page = nil
+	if _, err := r.ReadFile("a/b"); err == nil || !strings.Contains(err.Error(), "more than the 536870912 that are read at once") {
+		t.Errorf("size: %v", err)
+	}
+	le.PutUint32(entry[28:], MaxRead)
 	if _, err := r.ReadFile("a/b"); err == nil || !strings.Contains(err.Error(), "loop") {
 		t.Errorf("file: %v", err)
 	}
