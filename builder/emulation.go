@@ -20,6 +20,8 @@ type emulation struct {
 	// interpreter is qemu-user's program, registered whether the kernel has been
 	// told to call it; systemd whether that is what tells it here.
 	interpreter, registered, systemd bool
+	// off is the registration that somebody has switched off.
+	off string
 	// distribution is ID and ID_LIKE of os-release.
 	distribution string
 }
@@ -45,6 +47,11 @@ func lookForEmulation(ctx context.Context, arch string) emulation {
 	}
 	registered, _ := filepath.Glob(filepath.Join(binfmt, "qemu-"+cpu+"*"))
 	e.registered = len(registered) > 0
+	for _, name := range registered {
+		if state, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(state), "disabled") {
+			e.off = name
+		}
+	}
 	_, err := os.Stat("/run/systemd/system")
 	e.systemd = err == nil
 	text, _ := os.ReadFile("/etc/os-release") // none: a distribution that is not known
@@ -81,6 +88,8 @@ func (e emulation) fix() string {
 	}
 	cpu := interpreters[e.arch]
 	switch {
+	case e.interpreter && e.tester && e.off != "":
+		return "qemu-" + cpu + " is registered with the kernel, but switched off: echo 1 >" + e.off + ", as root"
 	case e.interpreter && e.tester && e.registered:
 		return "qemu-" + cpu + " is registered with the kernel, but does not start: install qemu-user-static again"
 	case e.interpreter && e.tester && e.systemd:

@@ -30,6 +30,7 @@ func TestEmulationFixes(t *testing.T) {
 		"a container":              {emulation{arch: "arm64", interpreter: true, tester: true, distribution: debian}, "cat /usr/lib/binfmt.d/qemu-aarch64.conf >/proc/sys/fs/binfmt_misc/register"},
 		"another's container":      {emulation{arch: "arm64", interpreter: true, tester: true, distribution: fedora}, "on the host where this is a container"},
 		"registered, and not good": {emulation{arch: "arm64", interpreter: true, tester: true, registered: true, distribution: debian}, "does not start"},
+		"switched off":             {emulation{arch: "arm64", interpreter: true, tester: true, registered: true, off: "/proc/x", distribution: debian}, "echo 1 >/proc/x"},
 		"the other way round":      {emulation{arch: "amd64", interpreter: true, tester: true, distribution: debian}, "/usr/lib/binfmt.d/qemu-x86_64.conf"},
 	} {
 		err := c.e.problem()
