@@ -235,8 +235,9 @@ func notProgram(path string) error {
 	return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", path)
 }
 
-// checkProgram is checkPrograms for one file that is to lie at path: what lies on this machine is looked at before anything is compiled. name
-// is what the person calls it.
+// checkProgram is checkPrograms for one file that is to lie at path: what lies
+// on this machine is looked at before anything is compiled. name is what the
+// person calls it.
 func (b *build) checkProgram(sha, path, name string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {

@@ -41,9 +41,9 @@ func lookForEmulation(ctx context.Context, arch string) emulation {
 	// qemu-user alone is a program that nothing tells the kernel of.
 	if _, err := exec.LookPath("qemu-" + cpu + "-static"); err != nil {
 		_, err := exec.LookPath("qemu-" + cpu)
-		told, _ := filepath.Glob("/*/binfmt.d/qemu-" + cpu + "*.conf")
-		vendor, _ := filepath.Glob("/usr/lib/binfmt.d/qemu-" + cpu + "*.conf")
-		e.interpreter = err == nil && len(told)+len(vendor) > 0
+		etc, _ := filepath.Glob("/etc/binfmt.d/qemu-" + cpu + "*.conf")
+		lib, _ := filepath.Glob("/usr/lib/binfmt.d/qemu-" + cpu + "*.conf")
+		e.interpreter = err == nil && len(etc)+len(lib) > 0
 	}
 	registered, _ := filepath.Glob(filepath.Join(binfmt, "qemu-"+cpu+"*"))
 	e.registered = len(registered) > 0

@@ -23,9 +23,14 @@ func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 	return plan.Input{Make: "image", Recipe: raw}, err
 }
 
+// isPinned reports whether what the lock has of an image counts: of a local
+// source only with --locked, since who makes an archive anew means it.
+func (b *build) isPinned(i configs.ContainerImage) bool {
+	return b.Locked || i.Layout == "" && i.Archive == ""
+}
+
 // resolveImages pins the container images to take on board. A digest in the
-// lock counts as if the Image gave it; for local sources only when locked,
-// since who makes an archive anew means it.
+// lock counts as if the Image gave it.
 func (b *build) resolveImages(ctx context.Context) error {
 	list, notes, listErr := images.List(b.img, b.Dir)
 	for _, n := range notes {
@@ -45,7 +50,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if sha, ok := b.Lock.Pinned(imagePrefix+i.Ref, in); ok && i.Digest == "" && (b.Locked || i.Layout == "" && i.Archive == "") {
+		if sha, ok := b.Lock.Pinned(imagePrefix+i.Ref, in); ok && i.Digest == "" && b.isPinned(i) {
 			i.Digest = "sha256:" + sha
 		}
 		wanted[n] = i
@@ -189,8 +194,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 		return err
 	}
 	in := plan.Input{Make: "oci", Recipe: raw}
-	// What lies on this computer is looked at anew, as for images on board.
-	if sha, ok := b.Lock.Pinned(inputBase, in); ok && (b.Locked || src.Layout == "" && src.Archive == "") {
+	if sha, ok := b.Lock.Pinned(inputBase, in); ok && b.isPinned(i) {
 		// The tag may have moved on; what the lock has is still meant.
 		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
 		if i.Digest == "" {

@@ -117,7 +117,7 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 // otherwise.
 func (b *build) add(field, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
 	b.fields[name] = field
-	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" && (in.Digest == "" || in.Digest == b.Lock.Inputs[name].Digest) {
+	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
 		in.SHA256 = sha
 	}
 	b.plan.Inputs[name] = in

@@ -199,12 +199,11 @@ func (r *run) others(ctx context.Context, src Source) ([]device.Disk, error) {
 // isSame reports whether two listings show one disk, which may have another
 // path after it was reset.
 func isSame(a, b *device.Disk) bool {
+	now := *b
 	if a.Serial != "" {
-		moved := *b
-		moved.Path = a.Path
-		b = &moved
+		now.Path = a.Path
 	}
-	return a.Same(b) && a.Size == b.Size
+	return a.Same(&now) && a.Size == b.Size
 }
 
 // seen is a disk, and what is on it.
@@ -372,9 +371,7 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 		return err
 	}
 	done, err := r.write(ctx, src, d, o)
-	if w := (*waiting)(nil); errors.As(err, &w) {
-		return err
-	} else if err != nil {
+	if err != nil {
 		return fmt.Errorf("installing on %s: %w", d.Describe(), err)
 	}
 	r.Say(fmt.Sprintf("INSTALLED %s on %s, read back and verified, golden %.16s", what, d.Describe(), done.Golden))

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 var errReadOnly = fmt.Errorf("%w: look for a write-protect switch", unix.EROFS)
@@ -51,12 +53,9 @@ func open(path string, isFile bool) (*Target, error) {
 	}
 	t := &Target{f: f, block: !isFile, direct: !isFile}
 	if isFile {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case errors.Is(err, unix.EWOULDBLOCK):
+		err := file.Lock(f, true)
+		if errors.Is(err, file.ErrLocked) {
 			err = ErrBusy
-		case err != nil:
-			err = fmt.Errorf("its file system cannot lock files (%w): take a file on a local disk", err)
 		}
 		if err != nil {
 			f.Close()

@@ -67,12 +67,13 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		if err != nil {
 			return nil, fmt.Errorf("creating %s: %w", name, explainOpen(err, filepath.Dir(path)))
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		err = file.Lock(f, true)
+		if errors.Is(err, file.ErrLocked) {
+			err = fmt.Errorf("another program is writing it (%s): wait for that", name)
+		}
+		if err != nil {
 			f.Close()
-			if !errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("creating %s: its file system cannot lock files (%w): write to a local disk", path, err)
-			}
-			return nil, fmt.Errorf("creating %s: another program is writing it (%s): wait for that", path, name)
+			return nil, fmt.Errorf("creating %s: %w", path, err)
 		}
 		// Whoever had it before may have completed it in the meantime.
 		st, err := f.Stat()

@@ -7,23 +7,18 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
 
 // lock takes the image for as long as the file is open. Those that only read
 // it share it. The error says what to do.
 func lock(f *os.File, exclusive bool) error {
-	how := unix.LOCK_SH
-	if exclusive {
-		how = unix.LOCK_EX
-	}
-	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	err := file.Lock(f, exclusive)
+	if errors.Is(err, file.ErrLocked) {
 		return fmt.Errorf("another program is stamping it: try again (%w)", err)
-	case err != nil:
-		return fmt.Errorf("its file system cannot lock files (%w): copy the image to a local disk", err)
 	}
-	return nil
+	return err
 }
 
 // isHole reports whether n bytes at off are known to be a hole.

@@ -60,13 +60,14 @@ func DecodeLock(data []byte) (*Lock, error) {
 }
 
 // Pinned returns the digest that the lock has for an input, where the lock
-// is about the same input: got or made in the same way.
+// is about the same input: got or made in the same way, and of the same image
+// where it is known which.
 func (l *Lock) Pinned(name string, in Input) (string, bool) {
 	if l == nil {
 		return "", false
 	}
 	old, ok := l.Inputs[name]
-	if !ok || old.SHA256 == "" || !sameOrigin(old, in) {
+	if !ok || old.SHA256 == "" || !sameOrigin(old, in) || in.Digest != "" && in.Digest != old.Digest {
 		return "", false
 	}
 	return old.SHA256, true

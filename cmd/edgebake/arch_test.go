@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"regexp"
 	"strings"
@@ -143,6 +144,10 @@ func TestArchFlag(t *testing.T) {
 	}
 	c.file("image.yaml", regexp.MustCompile(`(?m)^arch: .*$`).ReplaceAllString(string(one), "arch: arm64"))
 	c.run(0, "plan", "image.yaml", "--locked")
+	c.run(0, "build", "image.yaml", "--force")
+	if kept, err := os.ReadFile("image.lock"); err != nil || !bytes.Equal(kept, grown) {
+		t.Errorf("the lock of the other architecture was replaced: %v", err)
+	}
 	for path, want := range map[string]string{"a/base.tar.zst": "a/base-arm64.tar.zst", "base.tar": "base-arm64.tar", "n.raw.zst": "n-arm64.raw.zst", "base": "base-arm64"} {
 		if got := forArch(path, "arm64"); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)

@@ -114,7 +114,7 @@ func (f *source) openOne(s streams, image string) (target, error) {
 // readLock finds the target's lock: the one named, which several targets have
 // each under a name of its own, else that beside the document. There it may
 // have the name that it had when the document listed more architectures, or
-// fewer.
+// fewer; another architecture's stays as it is.
 func (t *target) readLock(named, image string, several bool) error {
 	names := []string{named}
 	switch {
@@ -127,6 +127,7 @@ func (t *target) readLock(named, image string, several bool) error {
 		names = []string{stem + t.suffix + ".lock", stem + "-" + t.img.Arch + ".lock", stem + ".lock"}
 	}
 	t.lock = names[0]
+	var foreign error
 	for i, name := range names {
 		data, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -140,25 +141,21 @@ func (t *target) readLock(named, image string, several bool) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		if !lock.For(t.img.Arch) {
-			if i > 0 || named == "" && slices.ContainsFunc(names[1:], func(n string) bool { return lockFor(n, t.img.Arch) }) {
-				continue
+			if i == 0 {
+				foreign = fmt.Errorf("%s: the lock is of an image for another architecture than %s: name another lock with --lock", name, t.img.Arch)
 			}
-			return fmt.Errorf("%s: the lock is of an image for another architecture than %s: name another lock with --lock", name, t.img.Arch)
+			if i == 0 && named != "" {
+				return foreign
+			}
+			continue
+		}
+		if foreign != nil {
+			t.lock = name
 		}
 		t.Lock, t.RootRoom = lock, lock.RootRoom
 		return nil
 	}
-	return nil
-}
-
-// lockFor reports whether a file is a lock of an image for the architecture.
-func lockFor(name, arch string) bool {
-	data, err := os.ReadFile(name)
-	if err != nil {
-		return false
-	}
-	lock, err := plan.DecodeLock(data)
-	return err == nil && lock.For(arch)
+	return foreign
 }
 
 // forArch is the name for one architecture of a file that there is one of for
