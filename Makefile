@@ -6,7 +6,7 @@ SHELL := bash
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # These compile Kubernetes and boot machines; `make check` leaves them out.
-GUESTS := ./test/cluster ./test/ipvs ./test/e2e
+GUESTS := ./test/cluster ./test/e2e ./test/ipvs
 UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder

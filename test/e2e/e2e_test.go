@@ -26,6 +26,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 const (
@@ -356,6 +357,7 @@ func (w *world) noSecret(vm *lab.VM, disk string) {
 // token, comes back after a reboot with another master dead, and loses none of
 // its images to a full disk.
 func TestNodeJoinsAndComesBack(t *testing.T) {
+	pace.Runs(t, 350*time.Second)
 	w := newWorld(t, 3)
 	w.record = true
 	w.c.APIServers[0].Kill()

@@ -22,6 +22,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // The node pools here: that of the edge nodes, and that of the cloud nodes.
@@ -236,6 +237,7 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 // the link goes, the power goes, and the pod runs again all the same; the link
 // comes back, and so does the node.
 func TestEdgeNodeLivesWithoutTheLink(t *testing.T) {
+	pace.Takes(t, 350*time.Second)
 	w := newEdgeWorld(t, 3, lab.Hold)
 	w.c.APIServers[0].Kill()
 	vm := w.bootEdge("edge1")
@@ -424,6 +426,7 @@ systemctl restart kubelet.service
 // steps is taken up by the next. At last the same on a node that edgebake did
 // not build.
 func TestConvertAndRevert(t *testing.T) {
+	pace.Takes(t, 200*time.Second)
 	w := newEdgeWorld(t, 1, lab.Approve)
 	vm := w.boot(0, lab.Site{NodeName: "edge1"})
 	w.ready(vm, nil)
@@ -504,6 +507,7 @@ systemd-run --unit again --collect -p StandardOutput=tty -p StandardError=tty -p
 // name, which keeps its labels, whatever kubelet registers with: that is said, and
 // the node labels it, as nobody else may.
 func TestResetAndJoinAgain(t *testing.T) {
+	pace.Takes(t, 260*time.Second)
 	w := newEdgeWorld(t, 3, lab.Approve)
 	w.c.APIServers[0].Kill()
 	vm := w.bootEdge("edge1")

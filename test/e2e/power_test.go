@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // cutPoint is a moment of a recorded run at which the power goes.
@@ -39,6 +40,7 @@ const lanes = 2
 // dozen and reads two dozen more, some just after Ready; the nightly run boots
 // from 200, among them each flush since the join.
 func TestPowerCutAtAnyWrite(t *testing.T) {
+	pace.Takes(t, 300*time.Second)
 	r := chance(t)
 	w := newWorld(t, 1)
 	for n := range lanes {

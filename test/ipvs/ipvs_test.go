@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/ipvs/vm"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 var (
@@ -137,6 +138,7 @@ func TestOutputs(t *testing.T) {
 }
 
 func TestGuest(t *testing.T) {
+	pace.Takes(t, 315*time.Second)
 	if err := vm.Missing(); err != nil {
 		desk.Lacks(t, "the kernel side of ipvscare: %v", err)
 	}

@@ -24,6 +24,7 @@ var skips = map[string]string{
 	"test/e2e/masters_test.go":         "three API servers in emulation need four processors",
 	"test/ipvs/ipvs_test.go":           "with -short, and what the guest left out: its measurements",
 	"test/ipvs/guest/bench_test.go":    "measurements, which `make bench` runs",
+	"test/pace/pace.go":                "what a slow machine cannot end in time, which .ci/run names",
 	"test/oracle/bench_test.go":        "measurements, which `make bench` runs",
 }
 

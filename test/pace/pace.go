@@ -1,0 +1,147 @@
+// Package pace fits the long tests into the time that a run has. A machine may
+// be five times as slow as a quiet one; without this such a run is ended from
+// outside in the middle of a test, and nothing of it counts.
+//
+// A run with a limit sets two variables, as .ci/run does. Without them every
+// test runs, however long it takes.
+package pace
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	// Until is when the run must have ended, in seconds since 1970.
+	Until = "EDGEBAKE_UNTIL"
+	// Record names the file of what the tests of this run took: lines of
+	// "ran", name, seconds on a quiet machine, seconds here; or of "left",
+	// name, seconds on a quiet machine, seconds that it would have taken.
+	Record = "EDGEBAKE_PACE"
+)
+
+// Takes says how long a test takes on a quiet machine of two processors. Where
+// the tests before it show that it cannot end in time here, it is left out, in
+// words that nobody can take for a pass; .ci/run repeats them at its end.
+func Takes(t testing.TB, quiet time.Duration) {
+	t.Helper()
+	until, limited, err := limit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !limited {
+		return
+	}
+	file := os.Getenv(Record)
+	before, err := read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	need, left := time.Duration(before.factor()*float64(quiet)), until.Sub(start)
+	if need > left {
+		if err := add(file, "left", t.Name(), quiet, need); err != nil {
+			t.Fatal(err)
+		}
+		t.Skipf("LEFT OUT, NOT TESTED: it would take about %v on this machine, and %v are left; `make e2e` runs it without a limit",
+			need.Round(time.Second), left.Round(time.Second))
+	}
+	record(t, file, quiet, start)
+}
+
+// Runs is Takes for the test that every run must have, whatever the time: its
+// own is what the others are judged by.
+func Runs(t testing.TB, quiet time.Duration) {
+	t.Helper()
+	_, limited, err := limit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limited {
+		record(t, os.Getenv(Record), quiet, time.Now())
+	}
+}
+
+func record(t testing.TB, file string, quiet time.Duration, start time.Time) {
+	t.Cleanup(func() {
+		if t.Skipped() || t.Failed() {
+			return
+		}
+		if err := add(file, "ran", t.Name(), quiet, time.Since(start)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// limit is the end of the run, where it has one.
+func limit() (time.Time, bool, error) {
+	s := os.Getenv(Until)
+	if s == "" {
+		return time.Time{}, false, nil
+	}
+	sec, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return time.Time{}, false, fmt.Errorf("%s is %q: want seconds since 1970", Until, s)
+	}
+	if os.Getenv(Record) == "" {
+		return time.Time{}, false, fmt.Errorf("%s is set and %s is not: name the file that keeps what tests took", Until, Record)
+	}
+	return time.Unix(sec, 0), true, nil
+}
+
+// took sums up the tests that have run.
+type took struct{ quiet, here time.Duration }
+
+// factor is how many times as long as on a quiet machine a test takes here;
+// never less than once, since a quick one says little of the next.
+func (t took) factor() float64 {
+	if t.quiet <= 0 {
+		return 1
+	}
+	return max(1, float64(t.here)/float64(t.quiet))
+}
+
+func read(file string) (took, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return took{}, nil
+	}
+	if err != nil {
+		return took{}, err
+	}
+	var sum took
+	for n, line := range strings.Split(strings.TrimSpace(string(b)), "\n") {
+		f := strings.Fields(line)
+		if len(f) == 0 {
+			continue
+		}
+		if len(f) != 4 {
+			return took{}, fmt.Errorf("%s:%d: want 4 words, there are %d", file, n+1, len(f))
+		}
+		quiet, err1 := strconv.ParseFloat(f[2], 64)
+		here, err2 := strconv.ParseFloat(f[3], 64)
+		if err := errors.Join(err1, err2); err != nil {
+			return took{}, fmt.Errorf("%s:%d: %w", file, n+1, err)
+		}
+		if f[0] == "ran" {
+			sum.quiet += time.Duration(quiet * float64(time.Second))
+			sum.here += time.Duration(here * float64(time.Second))
+		}
+	}
+	return sum, nil
+}
+
+func add(file, what, name string, quiet, here time.Duration) error {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(f, "%s %s %.0f %.0f\n", what, name, quiet.Seconds(), here.Seconds())
+	return errors.Join(err, f.Close())
+}
