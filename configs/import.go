@@ -391,14 +391,6 @@ func (im *importer) row(line int, row []string) {
 	im.sites, im.lines = append(im.sites, site), append(im.lines, line)
 }
 
-// Count is a number of things, for messages: 1 site, 2 sites.
-func Count(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
-}
-
 // cellValue is a cell's value for its field. The items of a list are divided by
 // blanks, commas, semicolons or bars.
 func cellValue(text string, c column) *yaml.Node {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -302,13 +303,13 @@ func sizeList(w io.Writer, title string, all []SizeChange) {
 	section(w, title, all, func(c SizeChange) string {
 		switch {
 		case c.A < 0:
-			return fmt.Sprintf("+ %s, %s", c.Name, human(c.B))
+			return fmt.Sprintf("+ %s, %s", c.Name, configs.HumanSize(c.B))
 		case c.B < 0:
-			return fmt.Sprintf("- %s, %s", c.Name, human(c.A))
+			return fmt.Sprintf("- %s, %s", c.Name, configs.HumanSize(c.A))
 		case c.A == c.B:
 			return fmt.Sprintf("~ %s, other bytes", c.Name)
 		}
-		return fmt.Sprintf("~ %s, %s -> %s (%+d bytes)", c.Name, human(c.A), human(c.B), c.B-c.A)
+		return fmt.Sprintf("~ %s, %s -> %s (%+d bytes)", c.Name, configs.HumanSize(c.A), configs.HumanSize(c.B), c.B-c.A)
 	})
 }
 

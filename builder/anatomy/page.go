@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 )
 
 //go:embed page.html
@@ -23,7 +24,9 @@ type number struct {
 	Text string
 }
 
-func bytesAt(path string, n int64) number { return number{path, strconv.FormatInt(n, 10), human(n)} }
+func bytesAt(path string, n int64) number {
+	return number{path, strconv.FormatInt(n, 10), configs.HumanSize(n)}
+}
 
 func countAt(path string, n int) number {
 	return number{path, strconv.Itoa(n), strconv.Itoa(n)}
@@ -31,18 +34,6 @@ func countAt(path string, n int) number {
 
 func secondsAt(path string, s float64) number {
 	return number{path, strconv.FormatFloat(s, 'g', -1, 64), fmt.Sprintf("%.1f s", s)}
-}
-
-func human(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	case n >= 1<<10:
-		return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
-	}
-	return fmt.Sprintf("%d B", n)
 }
 
 // view is an Anatomy laid out for the template.
@@ -227,7 +218,7 @@ func mapOf(c media.Contents, at string) treemap {
 		r = r.inset(gap / 2)
 		b := box{rect: r, Kind: g.Kind, Name: fit(g.Name, r.W, 7), Title: title(g), Path: fmt.Sprintf("%sgroups.%d.bytes", at, i), Raw: strconv.FormatInt(g.Bytes, 10)}
 		if r.H > 34 && r.W > 60 {
-			b.Size = human(g.Bytes)
+			b.Size = configs.HumanSize(g.Bytes)
 		}
 		if r.H < 15 || r.W < 34 {
 			b.Name = ""
@@ -266,7 +257,7 @@ func innerBoxes(g media.Group, in rect, at string) []box {
 			continue
 		}
 		r = r.inset(gap / 2)
-		b := box{rect: r, Kind: g.Kind, Inner: true, Title: f.Name + ", " + human(f.Size), Path: path, Raw: strconv.FormatInt(f.Size, 10)}
+		b := box{rect: r, Kind: g.Kind, Inner: true, Title: f.Name + ", " + configs.HumanSize(f.Size), Path: path, Raw: strconv.FormatInt(f.Size, 10)}
 		if r.H > 14 && r.W > 40 {
 			b.Name = fit(f.Name[strings.LastIndexByte(f.Name, '/')+1:], r.W, 6.2)
 		}
@@ -280,7 +271,7 @@ func title(g media.Group) string {
 	if g.Version != "" {
 		t += " " + g.Version
 	}
-	return fmt.Sprintf("%s (%s): %s in %d files", t, g.Kind, human(g.Bytes), g.Files)
+	return fmt.Sprintf("%s (%s): %s in %d files", t, g.Kind, configs.HumanSize(g.Bytes), g.Files)
 }
 
 // fit shortens a name to what fits into a width.

@@ -192,22 +192,10 @@ func (r Report) Text(what string) string {
 	}
 	fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, "IMAGE", digest, "DIGEST", "SIZE", "SHARED")
 	for _, i := range r.Images {
-		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, humanSize(i.Size), humanSize(i.Shared))
+		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, configs.HumanSize(i.Size), configs.HumanSize(i.Shared))
 	}
-	fmt.Fprintf(&b, "%s, %s, %s %s\n", configs.Count(len(r.Images), "image"), configs.Count(r.Layers, "layer"), humanSize(r.Size), what)
+	fmt.Fprintf(&b, "%s, %s, %s %s\n", configs.Count(len(r.Images), "image"), configs.Count(r.Layers, "layer"), configs.HumanSize(r.Size), what)
 	return b.String()
-}
-
-func humanSize(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	case n >= 1<<10:
-		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
-	}
-	return fmt.Sprintf("%d B", n)
 }
 
 // Media types, by what they are.

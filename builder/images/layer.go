@@ -185,7 +185,7 @@ func (d *digestReader) explain(err error) error {
 	// The bytes are right: fetching them again would not help.
 	switch {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), which is what containerd takes", errLargeWindow, humanSize(maxWindow))
+		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), which is what containerd takes", errLargeWindow, configs.HumanSize(maxWindow))
 	case errors.Is(err, zstd.ErrUnknownDictionary):
 		return errors.New("uncompressing it: it was compressed with a zstd dictionary, which containerd cannot have: have the image pushed again without")
 	}

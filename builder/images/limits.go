@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"sync/atomic"
+
+	"github.com/edgebake/edgebake/configs"
 )
 
 // A small image can claim to be of any size: a layer of 3 KiB can have a file
@@ -89,7 +91,7 @@ func (b *budget) step() error {
 // hole counts a sparse file.
 func (b *budget) hole(size int64) error {
 	if size < 0 || size > b.maxHoles-b.holes {
-		return &LimitError{fmt.Sprintf("with its %s the sparse files of the images have more than %s", humanSize(size), humanSize(b.maxHoles)), fieldMaxLayer}
+		return &LimitError{fmt.Sprintf("with its %s the sparse files of the images have more than %s", configs.HumanSize(size), configs.HumanSize(b.maxHoles)), fieldMaxLayer}
 	}
 	b.holes += size
 	return nil
@@ -127,14 +129,14 @@ func (l *limited) Read(p []byte) (int, error) {
 	n, err := l.r.Read(p)
 	l.n += int64(n)
 	if l.n > l.limit.layer {
-		return 0, &LimitError{"uncompressed it has more than " + humanSize(l.limit.layer), fieldMaxLayer}
+		return 0, &LimitError{"uncompressed it has more than " + configs.HumanSize(l.limit.layer), fieldMaxLayer}
 	}
 	if l.limit.image == nil {
 		return n, err
 	}
 	l.taken += int64(n)
 	if l.limit.image.Add(-int64(n)) < 0 {
-		return 0, &LimitError{fmt.Sprintf("uncompressed the layers of the image have more than %s (%d times the limit of one)", humanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
+		return 0, &LimitError{fmt.Sprintf("uncompressed the layers of the image have more than %s (%d times the limit of one)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
 	}
 	return n, err
 }

@@ -408,18 +408,18 @@ func printReport(s streams, out string, r *builder.Report) {
 		fmt.Fprintf(s.Out, "  boots on %s\n", strings.Join(boards, " and "))
 	}
 	for _, p := range r.Partitions {
-		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
+		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 		if p.Files > 0 {
-			fmt.Fprintf(s.Out, "  %9s in %d files, %s free", humanSize(p.Used), p.Files, humanSize(p.Free))
+			fmt.Fprintf(s.Out, "  %9s in %d files, %s free", configs.HumanSize(p.Used), p.Files, configs.HumanSize(p.Free))
 		}
 		if p.Label == ondisk.LabelRootB {
-			fmt.Fprintf(s.Out, "  room for an update of %s", humanSize(p.Room))
+			fmt.Fprintf(s.Out, "  room for an update of %s", configs.HumanSize(p.Room))
 		}
 		fmt.Fprintln(s.Out)
 	}
 	fmt.Fprintf(s.Out, "  %s, %s", configs.Count(r.Packages, "Debian package"), configs.Count(len(r.Info.Images), "container image"))
 	if len(r.Info.Images) > 0 {
-		fmt.Fprintf(s.Out, " of %s in %s", humanSize(r.Images.Size), configs.Count(r.Images.Layers, "layer"))
+		fmt.Fprintf(s.Out, " of %s in %s", configs.HumanSize(r.Images.Size), configs.Count(r.Images.Layers, "layer"))
 	}
 	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)

@@ -47,7 +47,7 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 				v.Bytes += b.Size
 			}
 			return printAs(s, output, v, func() {
-				fmt.Fprintf(s.Out, "%s: %s in %s and the notes on them\n", v.Dir, humanSize(v.Bytes), configs.Count(len(blobs), "input"))
+				fmt.Fprintf(s.Out, "%s: %s in %s and the notes on them\n", v.Dir, configs.HumanSize(v.Bytes), configs.Count(len(blobs), "input"))
 				printAges(s, blobs, time.Now())
 			})
 		},
@@ -74,7 +74,7 @@ func printAges(s streams, blobs []fetch.Stored, now time.Time) {
 			}
 		}
 		if n > 0 {
-			fmt.Fprintf(s.Out, "  used %-20s %9s in %d\n", to.name, humanSize(size), n)
+			fmt.Fprintf(s.Out, "  used %-20s %9s in %d\n", to.name, configs.HumanSize(size), n)
 		}
 		from = to.age
 	}
@@ -129,9 +129,9 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 				verb = "would free"
 			}
 			s.note("%s %s in %d inputs; %s in %d stay in %s\n", verb,
-				humanSize(p.Freed.Bytes), p.Freed.Blobs, humanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
+				configs.HumanSize(p.Freed.Bytes), p.Freed.Blobs, configs.HumanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
 			if p.InUse.Blobs > 0 {
-				s.note("%s in %d of them should go, but a build that is running may need them\n", humanSize(p.InUse.Bytes), p.InUse.Blobs)
+				s.note("%s in %d of them should go, but a build that is running may need them\n", configs.HumanSize(p.InUse.Bytes), p.InUse.Blobs)
 			}
 			return err
 		},
@@ -190,9 +190,9 @@ hashed last, and with --locked for every input that it uses.`,
 			// What was removed is told also where not all could be read.
 			if err := printAs(s, output, v, func() {
 				for _, b := range v.Damaged {
-					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, humanSize(b.Size))
+					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, configs.HumanSize(b.Size))
 				}
-				fmt.Fprintf(s.Out, "%s: %s in %d inputs verified\n", cache.Dir(), humanSize(v.Sound.Bytes), v.Sound.Blobs)
+				fmt.Fprintf(s.Out, "%s: %s in %d inputs verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), v.Sound.Blobs)
 			}); err != nil {
 				return errors.Join(verr, err)
 			}

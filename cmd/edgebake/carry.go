@@ -84,7 +84,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			if p.Had > 0 {
 				had = fmt.Sprintf(", %d of them there already", p.Had)
 			}
-			s.note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, humanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
+			s.note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, configs.HumanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
 			return nil
 		},
 	}
@@ -138,13 +138,13 @@ goes on there.`,
 			}
 			more := ""
 			if p.Had > 0 {
-				more = fmt.Sprintf(" (%s were there already)", humanSize(p.Had))
+				more = fmt.Sprintf(" (%s were there already)", configs.HumanSize(p.Had))
 			}
 			by := ""
 			if p.Key != "" {
 				by = ", signed by key " + p.Key
 			}
-			s.note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, humanSize(p.Stored), more, p.Golden, by)
+			s.note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, configs.HumanSize(p.Stored), more, p.Golden, by)
 			return nil
 		},
 	}

@@ -219,30 +219,20 @@ func readInput(s streams, name string) ([]byte, error) {
 	if name == "-" {
 		data, err := io.ReadAll(io.LimitReader(s.In, maxDocument+1))
 		if len(data) > maxDocument {
-			return nil, fmt.Errorf("standard input has more than %s: want a YAML document", humanSize(maxDocument))
+			return nil, fmt.Errorf("standard input has more than %s: want a YAML document", configs.HumanSize(maxDocument))
 		}
 		return data, err
 	}
 	if fi, err := os.Stat(name); err == nil && fi.Size() > maxDocument {
-		return nil, fmt.Errorf("%s has %s, a document has at most %s: name the YAML file", name, humanSize(fi.Size()), humanSize(maxDocument))
+		fix := "name the YAML file"
+		if slices.Contains(documentEndings, strings.TrimPrefix(filepath.Ext(name), ".")) {
+			fix = "split it"
+		}
+		return nil, fmt.Errorf("%s has %s, a document has at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(maxDocument), fix)
 	}
 	data, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name)) {
 		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from", err)
 	}
 	return data, err
-}
-
-func humanSize(n int64) string {
-	switch {
-	case n >= 10<<30:
-		return fmt.Sprintf("%.0f GiB", float64(n)/(1<<30))
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
-	case n >= 1<<10:
-		return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
-	}
-	return fmt.Sprintf("%d B", n)
 }

@@ -493,7 +493,20 @@ func TestHelpfulEdges(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.run(1, "validate", "large.yaml")
-	c.want(c.err, "large.yaml has 1024 GiB, a document has at most 32 MiB")
+	c.want(c.err, "large.yaml has 1024 GiB, a document has at most 32 MiB: split it")
+	c.file("large.raw", "")
+	if err := os.Truncate("large.raw", 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "validate", "large.raw")
+	c.want(c.err, "large.raw has 1024 GiB, a document has at most 32 MiB: name the YAML file")
+	// Nor is one written that would not be read.
+	if err := wouldBeRead("stores.csv", maxDocument, 49_000); err != nil {
+		t.Error(err)
+	}
+	if err := wouldBeRead("stores.csv", maxDocument+1<<20, 49_000); err == nil || !strings.Contains(err.Error(), "stores.csv: the Inventory of its 49000 sites would have 33 MiB, and a document has at most 32 MiB: split the table") {
+		t.Error(err)
+	}
 
 	for _, span := range []string{"30d", "2w", "720h"} {
 		c.run(0, "cache", "prune", "--older-than", span)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -78,7 +79,7 @@ func pace(done, total int64, since time.Duration) string {
 		return ""
 	}
 	left := time.Duration(float64(since) * float64(total-done) / float64(done)).Round(time.Second)
-	return fmt.Sprintf(", %s/s, %s left", humanSize(int64(float64(done)/since.Seconds())), left)
+	return fmt.Sprintf(", %s/s, %s left", configs.HumanSize(int64(float64(done)/since.Seconds())), left)
 }
 
 func (p *plainLines) event(e builder.Event) {
@@ -100,9 +101,9 @@ func (p *plainLines) event(e builder.Event) {
 		}
 		p.last[e.Step] = time.Now()
 		if e.Total > 0 {
-			fmt.Fprintf(p.w, "%s: %s of %s (%d %%)%s\n", e.Step, humanSize(e.Done), humanSize(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, time.Since(p.begun[e.Step])))
+			fmt.Fprintf(p.w, "%s: %s of %s (%d %%)%s\n", e.Step, configs.HumanSize(e.Done), configs.HumanSize(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, time.Since(p.begun[e.Step])))
 		} else {
-			fmt.Fprintf(p.w, "%s: %s\n", e.Step, humanSize(e.Done))
+			fmt.Fprintf(p.w, "%s: %s\n", e.Step, configs.HumanSize(e.Done))
 		}
 	case builder.StateDone:
 		fmt.Fprintf(p.w, "%s: done in %.1f s\n", e.Step, e.Seconds)
@@ -162,7 +163,7 @@ func (b *bars) event(e builder.Event) {
 	case builder.StateProgress:
 		at.SetTotal(e.Total, false)
 		at.SetCurrent(e.Done)
-		at.say(humanSize(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
+		at.say(configs.HumanSize(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
 	case builder.StateDone:
 		at.say("done")
 		at.SetTotal(-1, true)

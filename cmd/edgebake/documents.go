@@ -106,7 +106,7 @@ func (f *secretFlags) decrypt(s streams, name string, data []byte) ([]byte, erro
 	}
 	plain, err := id.Open(name, data)
 	if err == nil && len(plain) > maxDocument {
-		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", name, humanSize(maxDocument))
+		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", name, configs.HumanSize(maxDocument))
 	}
 	return plain, err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
 
@@ -56,7 +57,7 @@ func printDisks(s streams, disks []device.Disk) {
 		if d.Sector == 4096 {
 			words += " (4Kn)"
 		}
-		fmt.Fprintf(w, "%-*s  %9s  %s\n", wide, d.Path, humanSize(d.Size), words)
+		fmt.Fprintf(w, "%-*s  %9s  %s\n", wide, d.Path, configs.HumanSize(d.Size), words)
 		for _, h := range d.Holds {
 			fmt.Fprintf(w, "%-*s  %9s    holds %s\n", wide, "", "", h)
 		}
@@ -185,7 +186,7 @@ func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDi
 	var out []string
 	for _, d := range found.Disks() {
 		if len(d.Refusals) == 0 && strings.HasPrefix(d.Path, word) {
-			out = append(out, fmt.Sprintf("%s\t%s %s %s", d.Path, humanSize(d.Size), d.Model, d.Serial))
+			out = append(out, fmt.Sprintf("%s\t%s %s %s", d.Path, configs.HumanSize(d.Size), d.Model, d.Serial))
 		}
 	}
 	if len(out) == 0 {
@@ -249,7 +250,7 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 		}
 	}
 	s.note("flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
-		d, image, siteWords(f, o.site), humanSize(done.Written), r.Seconds, verified, done.Golden)
+		d, image, siteWords(f, o.site), configs.HumanSize(done.Written), r.Seconds, verified, done.Golden)
 	if f.Shared {
 		fmt.Fprintf(s.Err, "WARNING: %s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine\n", image)
 	}
@@ -410,7 +411,7 @@ func confirm(s streams, f *media.Flash, d *device.Disk, image, site string) erro
 // confirmLoss asks whether a disk is to get something else.
 func confirmLoss(s streams, d *device.Disk, gets string) error {
 	w := plain{s.Err}
-	fmt.Fprintf(w, "%s, %s\n", d, humanSize(d.Size))
+	fmt.Fprintf(w, "%s, %s\n", d, configs.HumanSize(d.Size))
 	for _, h := range d.Holds {
 		fmt.Fprintf(w, "  holds %s\n", h)
 	}
@@ -430,7 +431,7 @@ func steps(d display) func(step string, done, total int64) {
 	return func(step string, done, total int64) {
 		if step != current {
 			current, begun, over = step, time.Now(), false
-			d.event(builder.Event{Step: step, State: builder.StateStart, Text: humanSize(total)})
+			d.event(builder.Event{Step: step, State: builder.StateStart, Text: configs.HumanSize(total)})
 		}
 		d.event(builder.Event{Step: step, State: builder.StateProgress, Done: done, Total: total})
 		if done >= total && !over {

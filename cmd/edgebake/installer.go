@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/builder/installer"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cmd/internal/version"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/spf13/cobra"
 )
@@ -295,7 +296,7 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 	}
 	t.Reread()
 	show.close()
-	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s; %s written, read back and verified\n", d, words, o.install.disk, o.install.then, humanSize(done.Written))
+	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s; %s written, read back and verified\n", d, words, o.install.disk, o.install.then, configs.HumanSize(done.Written))
 	if w := installer.Warn(p); w != "" {
 		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
 	}

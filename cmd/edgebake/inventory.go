@@ -101,6 +101,9 @@ func importTable(s streams, name string, o importFlags) error {
 	if err != nil {
 		return err
 	}
+	if err := wouldBeRead(name, len(out), sites); err != nil {
+		return err
+	}
 	if o.output == "" {
 		_, err := s.Out.Write(out)
 		return err
@@ -110,6 +113,15 @@ func importTable(s streams, name string, o importFlags) error {
 	}
 	s.note("wrote %s: %s\n", o.output, configs.Count(sites, "site"))
 	return nil
+}
+
+// wouldBeRead rejects a table whose Inventory no command would read.
+func wouldBeRead(table string, size, sites int) error {
+	if size <= maxDocument {
+		return nil
+	}
+	return fmt.Errorf("%s: the Inventory of its %s would have %s, and a document has at most %s: split the table",
+		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(maxDocument))
 }
 
 // fromOutput is a path as the written Inventory has to name it.

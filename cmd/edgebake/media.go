@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/spf13/cobra"
 )
@@ -122,7 +123,7 @@ func (p plain) Write(b []byte) (int, error) {
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
 	w := plain{s.Out}
 	m := i.Image
-	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, humanSize(i.Size), humanSize(i.Stored))
+	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, configs.HumanSize(i.Size), configs.HumanSize(i.Stored))
 	fmt.Fprintf(w, "plan        %s\n", m.Plan)
 	fmt.Fprintf(w, "arch        %s\n", m.Arch)
 	if len(m.Boards) > 0 {
@@ -165,12 +166,12 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 	}
 	fmt.Fprintln(w, "\npartitions")
 	for _, p := range i.Partitions {
-		fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, humanSize(p.Size))
+		fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 		switch {
 		case p.Error != "":
 			fmt.Fprintf(w, "  %9s     ", "?")
 		case p.FS != "":
-			fmt.Fprintf(w, "  %9s free", humanSize(p.Free))
+			fmt.Fprintf(w, "  %9s free", configs.HumanSize(p.Free))
 		default:
 			fmt.Fprintf(w, "  %9s     ", "")
 		}
@@ -190,7 +191,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		wide = max(wide, len(c.Ref))
 	}
 	for _, c := range m.Images {
-		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, humanSize(c.Size))
+		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, configs.HumanSize(c.Size))
 	}
 	fmt.Fprintf(w, "packages: %d (Debian's, programs and the modules in them)\n", len(i.Packages))
 	if packages {

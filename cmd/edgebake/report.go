@@ -10,6 +10,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/anatomy"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
 
@@ -134,6 +135,6 @@ func printTop(w io.Writer, all []media.Contents, n int) {
 	fmt.Fprintf(w, "largest %d\n", len(top))
 	for _, e := range top {
 		bar := int(width * e.Bytes / max(1, top[0].Bytes))
-		fmt.Fprintf(w, "  %-8s %-8s %-*.*s %9s  %s\n", e.label, e.Kind, wide, wide, e.Name, humanSize(e.Bytes), strings.Repeat("█", max(1, bar)))
+		fmt.Fprintf(w, "  %-8s %-8s %-*.*s %9s  %s\n", e.label, e.Kind, wide, wide, e.Name, configs.HumanSize(e.Bytes), strings.Repeat("█", max(1, bar)))
 	}
 }

@@ -37,7 +37,7 @@ var rooms = map[string][]string{
 	"builder/images":             {"configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
 	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
 	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat", "configs/ondisk/file"},
-	"builder/anatomy":            {"builder", "builder/media", "configs/ondisk"},
+	"builder/anatomy":            {"builder", "builder/media", "configs", "configs/ondisk"},
 	"builder/media":              {"builder/disk/...", "overlays/node", "configs", "configs/ondisk/..."},
 	"builder/carry":              {"builder/transfer", "configs", "builder/registry", "builder/images", "builder/media", "builder/disk", "builder/disk/..."},
 	"builder/installer":          {"builder/media", "builder/disk", "configs/ondisk", "configs/ondisk/fat", "configs/ondisk/file", "configs/ondisk/tree"},
