@@ -263,7 +263,7 @@ func TestLayerBombs(t *testing.T) {
 	}{
 		"zeros":     {[]imagetest.Layer{zeros(100), zeros(2 << 20)}, []string{"layer 2 of 2 sha256:", "more than 1 MiB", "raise imageStore.maxLayerSize"}},
 		"zstd":      {[]imagetest.Layer{zstdZeros}, []string{"layer 1 of 1 sha256:", "more than 1 MiB", "raise imageStore.maxLayerSize"}},
-		"together":  {[]imagetest.Layer{zeros(1000 << 10), zeros(1001 << 10), zeros(1002 << 10), zeros(1003 << 10), zeros(1004 << 10)}, []string{"of 5 sha256:", "more than 4.0 MiB", "raise imageStore.maxLayerSize"}},
+		"together":  {[]imagetest.Layer{zeros(1000 << 10), zeros(1001 << 10), zeros(1002 << 10), zeros(1003 << 10), zeros(1004 << 10)}, []string{"of 5 sha256:", "more than 4 MiB", "raise imageStore.maxLayerSize"}},
 		"names":     {[]imagetest.Layer{names}, []string{"layer 1 of 1 (sha256:", "more than 1000 files", "raise imageStore.maxFiles"}},
 		"deep":      {[]imagetest.Layer{deep}, []string{"layer 1 of 1 (sha256:", "raise imageStore.maxFiles"}},
 		"links":     {[]imagetest.Layer{links}, []string{"layer 1 of 1 (sha256:", "elements together", "raise imageStore.maxFiles"}},
