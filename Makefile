@@ -24,6 +24,8 @@ deps: ## install the Debian packages that tests call, where missing
 build: ## compile edgebake, firstboot, ipvscare and installer into bin/
 	@echo "Compiling edgebake, firstboot, ipvscare and installer into bin/"
 	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/edgebake
+	@[ -z "$$(GOEXPERIMENT= go env GOEXPERIMENT)" ] || \
+	  { echo "GOEXPERIMENT is set in go's own file, and would change the programs' bytes: remove it with \`go env -u GOEXPERIMENT\`"; exit 1; }
 	@$(AGENT) -o bin/ ./cmd/firstboot ./cmd/ipvscare ./cmd/installer
 
 packages: ## make Debian packages and container images of edgebake in build/packages/ (amd64, arm64)

@@ -62,7 +62,7 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 	o.Cache.Until(ctx)
 	sha, err := b.agent(ctx, name, "")
 	if r, ok := agentRecipe(o, name, arch); ok && errors.Is(err, errNoAgent) {
-		s := b.step(name, "compiled by Go: up to 3 minutes, unless it is cached")
+		s := b.step(name, "compiled by Go: a minute or two on a quick computer, unless it is cached")
 		var made map[string]string
 		if made, err = fetch.GoBuild(ctx, b.Cache, r, s); err == nil {
 			sha = made[r.Packages[0]]
@@ -170,8 +170,8 @@ func sourceTree() (string, bool) {
 }
 
 // agentEnv are the settings that decide what compiling one of our programs
-// gives. A person can set GOFLAGS in go's own file, which an empty one would let
-// through.
+// gives. A person can set each in go's own file, which an empty one lets through:
+// of GOEXPERIMENT, which must be empty, CompileProgram asks go.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *build) compileAgent(ctx context.Context, name, src string) (string, error) {
@@ -229,15 +229,26 @@ func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}
 // machine of an architecture. It gives the same bytes whoever asks: edgebake,
 // its package or, as the Makefile's AGENT says the same, make.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
-	cmd.Dir = src
-	cmd.Env = append(os.Environ(), ProgramEnv(arch)...)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := procgroup.Run(cmd, 10*time.Second); err != nil {
-		return fmt.Errorf("compiling %s in %s: %w\n%s", name, src, err, said.Bytes())
+	run := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir = src
+		cmd.Env = append(os.Environ(), ProgramEnv(arch)...)
+		var out, said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &said
+		if err := procgroup.Run(cmd, 10*time.Second); err != nil {
+			return "", fmt.Errorf("compiling %s in %s: %w\n%s%s", name, src, err, said.Bytes(), out.Bytes())
+		}
+		return out.String(), nil
 	}
-	return nil
+	experiments, err := run("env", "GOEXPERIMENT")
+	if err != nil {
+		return err
+	}
+	if err := fetch.Experiments(experiments); err != nil {
+		return fmt.Errorf("compiling %s in %s: %w", name, src, err)
+	}
+	_, err = run("build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./cmd/"+name)
+	return err
 }
 
 // elfArch is the GOARCH of a program, empty where it is not one we know.

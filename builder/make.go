@@ -138,7 +138,7 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 			what = "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
 		}
 	case "go":
-		what = "compiled by Go: up to 3 minutes, unless it is cached"
+		what = "compiled by Go: a minute or two on a quick computer, unless it is cached"
 	default:
 		what = "making it (" + in.Make + ")"
 	}

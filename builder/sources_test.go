@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -332,6 +333,22 @@ func TestAgentsAreCompiledAlike(t *testing.T) {
 	want := "AGENT := " + strings.Join(agentEnv, " ") + " go build -trimpath -buildvcs=false -ldflags='-s -w'\n"
 	if !strings.Contains(string(makefile), want) {
 		t.Errorf("the Makefile lacks %q", want)
+	}
+}
+
+func TestAgentsRejectExperiments(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "env")
+	if err := os.WriteFile(file, []byte("GOEXPERIMENT=jsonv2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOENV", file)
+	out := filepath.Join(t.TempDir(), "installer")
+	err := CompileProgram(t.Context(), "..", "installer", "amd64", out)
+	if err == nil || !strings.Contains(err.Error(), "compiling installer in ..: GOEXPERIMENT=jsonv2 is set") {
+		t.Errorf("error: %v", err)
+	}
+	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it was compiled all the same: %v", err)
 	}
 }
 

@@ -205,7 +205,22 @@ func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
 		return nil, err
 	}
-	return g.run(ctx, dir, "env", "GOVERSION", "GOEXPERIMENT")
+	said, err := g.run(ctx, dir, "env", "GOVERSION", "GOEXPERIMENT")
+	if err != nil {
+		return nil, err
+	}
+	version, experiments, _ := strings.Cut(string(said), "\n")
+	return []byte(version), Experiments(experiments)
+}
+
+// Experiments rejects what `go env GOEXPERIMENT` printed, unless it is nothing:
+// go takes a person's own file where the variable is empty, and any value, even
+// the default's, goes into the program.
+func Experiments(said string) error {
+	if said = strings.TrimSpace(said); said != "" {
+		return fmt.Errorf("GOEXPERIMENT=%s is set in go's own file (`go env GOENV` names it), and would change the program's bytes: remove it with `go env -u GOEXPERIMENT`", said)
+	}
+	return nil
 }
 
 func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Writer) error {

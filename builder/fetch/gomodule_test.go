@@ -98,6 +98,26 @@ func TestGoBuildWithoutGoSaysSo(t *testing.T) {
 	}
 }
 
+// Go takes what a person wrote into its own file where the variable is empty.
+func TestGoBuildRejectsExperiments(t *testing.T) {
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "env")
+	if err := os.WriteFile(file, []byte("GOEXPERIMENT=jsonv2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOENV", file)
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = GoBuild(t.Context(), c, GoRecipe{Module: "go.etcd.io/etcd/server/v3", Version: "v3.6.8", Arch: "amd64", Packages: []string{"go.etcd.io/etcd/server/v3"}}, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "GOEXPERIMENT=jsonv2 is set in go's own file") {
+		t.Fatalf("error: %v", err)
+	}
+}
+
 // proxy makes a module proxy in a directory, with one module whose main package
 // prints the version it was stamped with.
 func proxy(t *testing.T, program string) {
