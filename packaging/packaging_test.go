@@ -525,9 +525,9 @@ func untar(t *testing.T, r io.Reader, dir string) {
 // have them. One of "" is there on every Debian.
 var programs = map[string]string{
 	"apt-cache": "mmdebstrap", "apt-get": "mmdebstrap", // which depends on apt
-	"arch-test":  "arch-test",
-	"go":         "golang-go",
-	"lsblk":      "", // util-linux
+	"arch-test": "arch-test",
+	"go":        "golang-go",
+	"lsblk":     "", "wipefs": "", "/usr/sbin/wipefs": "", // util-linux
 	"mmdebstrap": "mmdebstrap", "newuidmap": "uidmap",
 	"qemu-aarch64-static": "qemu-user-static", "qemu-x86_64-static": "qemu-user-static",
 	"qemu-aarch64": "qemu-user-static", "qemu-x86_64": "qemu-user-static", // since trixie, by what it depends on

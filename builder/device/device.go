@@ -4,9 +4,10 @@
 // reads it past the page cache.
 //
 // What is on a disk, lsblk tells (util-linux, on every distribution): it
-// knows mounts, swap, holders, and what udev or libblkid found on partitions,
-// for users without rights too. Parse and Refusals are pure; the ioctls are in
-// the files of the operating system.
+// knows mounts, swap, holders, and what udev found on disks and partitions, for
+// users without rights too. Where udev has not looked, as in containers, wipefs
+// does. Parse and Refusals are pure; the ioctls are in the files of the
+// operating system.
 package device
 
 import (
@@ -56,6 +57,7 @@ func (d *Disk) String() string {
 // node is a device as lsblk prints it.
 type node struct {
 	Name        string   `json:"name"`
+	Number      string   `json:"maj:min"`
 	Path        string   `json:"path"`
 	Type        string   `json:"type"`
 	Size        int64    `json:"size"`
@@ -70,10 +72,13 @@ type node struct {
 	PartLabel   string   `json:"partlabel"`
 	Mountpoints []string `json:"mountpoints"`
 	Children    []node   `json:"children"`
+
+	others []string // file systems and the like on it, besides FSType
+	unread error    // why nobody knows what is on it
 }
 
 // columns are what is asked of lsblk.
-const columns = "NAME,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FSTYPE,LABEL,PARTLABEL,MOUNTPOINTS"
+const columns = "NAME,MAJ:MIN,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FSTYPE,LABEL,PARTLABEL,MOUNTPOINTS"
 
 // Ask runs lsblk.
 func Ask(ctx context.Context) ([]byte, error) {
@@ -103,7 +108,69 @@ func List(ctx context.Context) (*Devices, error) {
 		return nil, err
 	}
 	d.findCards("/sys/block")
+	d.probe("/run/udev/data", func(path string) ([]signature, error) { return askWipefs(ctx, path) })
 	return d, nil
+}
+
+// signature is what tells a file system, or a part of something larger.
+type signature struct {
+	Type  string `json:"type"`
+	Usage string `json:"usage"`
+	Label string `json:"label"`
+}
+
+// askWipefs finds what is on a device. It reads, and writes nothing.
+func askWipefs(ctx context.Context, path string) ([]signature, error) {
+	cmd := exec.CommandContext(ctx, "wipefs", "--json", "--output", "TYPE,USAGE,LABEL", path)
+	if cmd.Err != nil { // where root's programs are, which others' PATH lacks
+		cmd = exec.CommandContext(ctx, "/usr/sbin/wipefs", cmd.Args[1:]...)
+	}
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	out, err := cmd.Output()
+	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
+		return nil, errors.New(string(bytes.TrimSpace(e.Stderr)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: install util-linux", err)
+	}
+	return parseSignatures(out)
+}
+
+func parseSignatures(out []byte) ([]signature, error) {
+	var doc struct{ Signatures []signature }
+	if len(bytes.TrimSpace(out)) == 0 {
+		return nil, nil
+	}
+	if err := json.Unmarshal(out, &doc); err != nil {
+		return nil, fmt.Errorf("reading what wipefs prints: %w", err)
+	}
+	return doc.Signatures, nil
+}
+
+// probe asks what is on the devices that udev has not looked at: lsblk goes by
+// udev's database (dir) alone, and in containers there is none.
+func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) {
+	for i := range d.top {
+		if !d.top[i].isDisk() {
+			continue
+		}
+		d.top[i].walk(func(n *node) {
+			if _, err := os.Stat(filepath.Join(dir, "b"+n.Number)); err == nil || n.FSType != "" || n.Size == 0 {
+				return
+			}
+			found, err := ask(n.Path)
+			n.unread = err
+			for _, s := range found {
+				switch {
+				case s.Usage == "partition-table":
+				case n.FSType == "":
+					n.FSType, n.Label = s.Type, s.Label
+				default:
+					n.others = append(n.others, s.Type)
+				}
+			}
+		})
+	}
 }
 
 // findCards tells SD cards from eMMCs, which lsblk does not: a card in a reader
@@ -287,7 +354,11 @@ func (n *node) refusals() (out, lost []string) {
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}
 		}
-		if what := memberOf(x.FSType); what != "" {
+		for _, fstype := range append([]string{x.FSType}, x.others...) {
+			what := memberOf(fstype)
+			if what == "" {
+				continue
+			}
 			no := add("%s is part of %s: if that is given up, wipefs --all %s", x.Name, what, x.Path)
 			if !slices.Contains(lost, no) {
 				lost = append(lost, no)
@@ -299,5 +370,12 @@ func (n *node) refusals() (out, lost []string) {
 			}
 		}
 	})
+	if len(out) == 0 { // else nobody needs to know
+		n.walk(func(x *node) {
+			if x.unread != nil {
+				add("nobody can tell what is on %s: %v", x.Name, x.unread)
+			}
+		})
+	}
 	return out, lost
 }

@@ -158,3 +158,52 @@ func TestParseOther(t *testing.T) {
 		}
 	}
 }
+
+// TestProbe: what udev has not looked at, wipefs is asked about, and only that.
+func TestProbe(t *testing.T) {
+	devices, err := Parse([]byte(`{"blockdevices": [
+		{"name": "sda", "maj:min": "8:0", "path": "/dev/sda", "type": "disk", "size": 1000, "children": [
+			{"name": "sda1", "maj:min": "8:1", "path": "/dev/sda1", "type": "part", "size": 500},
+			{"name": "sda2", "maj:min": "8:2", "path": "/dev/sda2", "type": "part", "size": 500, "fstype": "ext4"}]},
+		{"name": "sdb", "maj:min": "8:16", "path": "/dev/sdb", "type": "disk", "size": 1000},
+		{"name": "sdc", "maj:min": "8:32", "path": "/dev/sdc", "type": "disk", "size": 1000},
+		{"name": "sdd", "maj:min": "8:48", "path": "/dev/sdd", "type": "disk", "size": 0},
+		{"name": "sr0", "maj:min": "11:0", "path": "/dev/sr0", "type": "rom", "size": 1000}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	udev := t.TempDir()
+	if err := os.WriteFile(filepath.Join(udev, "b8:16"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	devices.probe(udev, func(path string) ([]signature, error) {
+		asked = append(asked, path)
+		switch path {
+		case "/dev/sda":
+			return []signature{{Type: "gpt", Usage: "partition-table"}}, nil
+		case "/dev/sda1":
+			return []signature{{Type: "ext4", Usage: "filesystem", Label: "OLD"}, {Type: "LVM2_member", Usage: "raid"}}, nil
+		}
+		return nil, errors.New("wipefs: error: /dev/sdc: Input/output error")
+	})
+	if !slices.Equal(asked, []string{"/dev/sda", "/dev/sda1", "/dev/sdc"}) {
+		t.Errorf("asked about %q", asked)
+	}
+	for path, want := range map[string]struct{ holds, refusals, members []string }{
+		"/dev/sda": {[]string{"sda1 ext4 OLD", "sda2 ext4"}, []string{"sda1 is part of LVM: if that is given up, wipefs --all /dev/sda1"}, []string{"sda1 is part of LVM: if that is given up, wipefs --all /dev/sda1"}},
+		"/dev/sdb": {},
+		"/dev/sdc": {nil, []string{"nobody can tell what is on sdc: wipefs: error: /dev/sdc: Input/output error"}, nil},
+	} {
+		i := slices.IndexFunc(devices.top, func(n node) bool { return n.Path == path })
+		if d := devices.top[i].disk(); !slices.Equal(d.Holds, want.holds) || !slices.Equal(d.Refusals, want.refusals) || !slices.Equal(d.Members, want.members) {
+			t.Errorf("%s: %+v, want %q", path, d, want)
+		}
+	}
+	for text, want := range map[string]int{"": 0, "\n": 0, `{"signatures": []}`: 0, `{"signatures": [{"type": "swap", "usage": "other", "label": null}]}`: 1, "nonsense": -1} {
+		got, err := parseSignatures([]byte(text))
+		if (err != nil) != (want < 0) || len(got) != max(want, 0) {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk/file"
 )
@@ -52,10 +54,14 @@ func (t *Target) IsFile() bool { return !t.block }
 func IsFile(path string) (bool, error) {
 	fi, err := os.Stat(path)
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && amongDevices(path):
+		return false, fmt.Errorf("%w: edgebake devices lists the disks", fs.ErrNotExist)
 	case errors.Is(err, fs.ErrNotExist):
 		return false, fmt.Errorf("%w: edgebake devices lists the disks; for a file, make one first (truncate -s 8G %s) or use edgebake stamp --output", fs.ErrNotExist, path)
 	case err != nil:
 		return false, err
+	case fi.Mode().IsRegular() && amongDevices(path):
+		return false, fmt.Errorf("it is not a disk but a file in memory, made by a program that wrote to a disk that was not there: remove it (rm %s), and plug the disk in again", path)
 	case fi.Mode().IsRegular():
 		return true, nil
 	case fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0:
@@ -64,6 +70,14 @@ func IsFile(path string) (bool, error) {
 		return false, errors.New("it is a directory: name a disk")
 	}
 	return false, errors.New("it is neither a block device nor a file")
+}
+
+// amongDevices reports whether a path is where the kernel shows devices: what
+// else is made there is in memory and gone at the next start. /dev/shm is there
+// for files.
+func amongDevices(path string) bool {
+	path, err := filepath.Abs(path)
+	return err == nil && strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
 
 // Hide makes a file one that only its owner may read, before secrets get into

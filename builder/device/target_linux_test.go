@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,10 +17,16 @@ import (
 // loop makes a loop device of a new file.
 func loop(t *testing.T, size int64, args ...string) (dev, file string) {
 	t.Helper()
+	return loopOf(t, bytes.Repeat([]byte("old data"), int(size/8)), args...)
+}
+
+// loopOf makes a loop device that has been written already.
+func loopOf(t *testing.T, content []byte, args ...string) (dev, file string) {
+	t.Helper()
 	desk.NeedRoot(t, "it makes loop devices")
 	desk.NeedProgram(t, "losetup", "mount")
 	file = filepath.Join(t.TempDir(), "disk")
-	if err := os.WriteFile(file, bytes.Repeat([]byte("old data"), int(size/8)), 0o600); err != nil {
+	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command("losetup", append(args, "--find", "--show", file)...).CombinedOutput()
@@ -32,7 +39,8 @@ func loop(t *testing.T, size int64, args ...string) (dev, file string) {
 }
 
 // TestRealDevices asks the real lsblk about real devices: a free one, a mounted
-// one, one with swap's, LVM's or RAID's mark, a read-only one.
+// one, a read-only one, one with LVM's mark. Where there is no udev to have looked
+// at them, as in a container, they are looked at all the same.
 func TestRealDevices(t *testing.T) {
 	desk.NeedProgram(t, "lsblk", "util-linux")
 	free, _ := loop(t, 16<<20, "--sector-size", "4096")
@@ -46,15 +54,13 @@ func TestRealDevices(t *testing.T) {
 		desk.Lacks(t, "mount: %v: %s", err, out)
 	}
 	t.Cleanup(func() { exec.Command("umount", at).Run() })
-	out, err := Ask(t.Context())
+	member, _ := loopOf(t, append([]byte("HM\x01\x00"), make([]byte, 16<<20-4)...)) // LVM1's
+	_ = exec.Command("udevadm", "settle", "--timeout=10").Run()                     // where there is one
+	devices, err := List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, err := Parse(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for dev, want := range map[string]string{free: "", locked: "read-only", mounted: "is mounted at " + at} {
+	for dev, want := range map[string]string{free: "", locked: "read-only", mounted: "is mounted at " + at, member: "is part of LVM"} {
 		d, err := devices.Find(dev)
 		if err != nil {
 			t.Fatal(err)
@@ -180,6 +186,33 @@ func TestOpenOther(t *testing.T) {
 		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// TestFileAmongDevices: whoever writes to a disk that is gone leaves a file in its
+// place, in memory. An image there would be called flashed.
+func TestFileAmongDevices(t *testing.T) {
+	if _, err := IsFile("/dev/edgebake-none"); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "truncate") {
+		t.Errorf("%v", err)
+	}
+	desk.NeedRoot(t, "it makes a file in /dev")
+	f, err := os.CreateTemp("/dev", "edgebake-*")
+	if err != nil {
+		desk.Lacks(t, "a writable /dev: %v", err)
+	}
+	defer os.Remove(f.Name())
+	f.Close()
+	if is, err := IsFile(f.Name()); is || err == nil || !strings.Contains(err.Error(), "rm "+f.Name()) {
+		t.Errorf("%v, %v", is, err)
+	}
+	g, err := os.CreateTemp("/dev/shm", "edgebake-*")
+	if err != nil {
+		desk.Lacks(t, "a /dev/shm: %v", err)
+	}
+	defer os.Remove(g.Name())
+	g.Close()
+	if is, err := IsFile(g.Name()); !is || err != nil {
+		t.Errorf("%v, %v", is, err)
 	}
 }
 
