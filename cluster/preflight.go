@@ -2,9 +2,12 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -179,13 +182,40 @@ func notThisToken(err error) bool {
 	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
-// inWords is an error of one master without the words that name it again.
+// inWords is an error of asking masters, on one line: without the words that
+// name a master that is named already, and once what several say alike.
 func inWords(err error) string {
-	text := err.Error()
-	if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
-		return rest
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var said []string
+		for _, e := range all.Unwrap() {
+			if text := inWords(e); !slices.Contains(said, text) {
+				said = append(said, text)
+			}
+		}
+		return strings.Join(said, "; ")
 	}
-	return text
+	var of *url.Error
+	var unknown *net.DNSError
+	var op *net.OpError
+	var untrusted *tls.CertificateVerificationError
+	if !errors.As(err, &of) || errors.As(err, &untrusted) || errors.Is(err, api.ErrServerName) {
+		text := err.Error()
+		if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
+			text = rest
+		}
+		return strings.Join(strings.Fields(text), " ")
+	}
+	switch {
+	case of.Timeout():
+		return "does not answer in time"
+	case errors.Is(of.Err, http.ErrSchemeMismatch):
+		return "speaks plain HTTP, not HTTPS: it is not an API server"
+	case errors.As(of.Err, &unknown) && unknown.IsNotFound:
+		return "is unknown to the name server"
+	case errors.As(of.Err, &op) && op.Op == "dial":
+		return fmt.Sprintf("cannot be reached: %v", op.Err)
+	}
+	return strings.Join(strings.Fields(of.Err.Error()), " ")
 }
 
 // ca compares the pins with what the cluster says of itself.
@@ -230,8 +260,11 @@ func (p *preflight) version(ctx context.Context) {
 		p.unknown(name, "", "no master was found", "")
 		return
 	}
-	if err := p.get(ctx, p.found, "/version", &v); err != nil || !semver.IsValid(v.GitVersion) {
-		p.unknown(name, "", fmt.Sprintf("the API server does not tell its version (%v)", err), "")
+	if err := p.get(ctx, p.found, "/version", &v); err != nil {
+		p.unknown(name, "", "the API server does not tell its version: "+inWords(err), "")
+		return
+	} else if !semver.IsValid(v.GitVersion) {
+		p.unknown(name, "", fmt.Sprintf("the API server calls its version %q", v.GitVersion), "")
 		return
 	}
 	kubelet, server := minor(p.Kubelet), minor(v.GitVersion)
@@ -278,9 +311,13 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	t, err := p.Client.CheckToken(ctx, token, p.Now)
 	switch {
 	case err != nil:
-		p.fail(name, "", err.Error(), fix)
+		p.fail(name, "", withoutFix(strings.TrimPrefix(err.Error(), "checking token "+id+": ")), fix)
 	case len(t.Problems) > 0:
-		p.fail(name, "", strings.Join(t.Problems, "; "), fix)
+		var said []string
+		for _, problem := range t.Problems {
+			said = append(said, withoutFix(problem))
+		}
+		p.fail(name, "", strings.Join(said, "; "), fix)
 	case !t.Expires.IsZero() && t.Expires.Before(p.Now.Add(p.ShipWithin)):
 		p.fail(name, "", fmt.Sprintf("expires on %s, and the machines may be switched on until %s (--ship-within)", stamp(t.Expires), stamp(p.Now.Add(p.ShipWithin))), fix)
 	case t.Expires.IsZero():
@@ -289,6 +326,9 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		p.ok(name, "", "is valid until "+stamp(t.Expires))
 	}
 }
+
+// withoutFix is what is wrong with a token; the fix is on a line of its own.
+func withoutFix(problem string) string { return strings.TrimSuffix(problem, ": mint another") }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 

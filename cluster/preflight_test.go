@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"cmp"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/hmac"
@@ -31,9 +33,11 @@ type impostor struct {
 	kubeconfig, id, secret string
 	// stuck are paths that it never answers.
 	stuck string
-	end   chan struct{}
-	mu    sync.Mutex
-	shown []string
+	// version is what it says at /version.
+	version string
+	end     chan struct{}
+	mu      sync.Mutex
+	shown   []string
 }
 
 func (i *impostor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +59,7 @@ func (i *impostor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(map[string]any{"data": map[string]string{"kubeconfig": i.kubeconfig,
 			"jws-kubeconfig-" + i.id: head + ".." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))}})
 	case r.URL.Path == "/version":
-		fmt.Fprint(w, `{"gitVersion":"v1.36.3"}`)
+		fmt.Fprint(w, cmp.Or(i.version, `{"gitVersion":"v1.36.3"}`))
 	default:
 		http.NotFound(w, r)
 	}
@@ -156,4 +160,51 @@ func anotherCA(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// What masters say is one line of the table, in words, and once.
+func TestPreflightInWords(t *testing.T) {
+	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
+	good := i.serve(t)
+	j := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
+	plain := httptest.NewServer(j)
+	defer plain.Close()
+	s := unpinned("one", "bbbbbb.bbbbbbbbbbbbbbbb", good)
+	s.Masters = []string{good, "127.0.0.1:1", plain.Listener.Addr().String(), "nowhere.invalid:6443", good}
+	detail := map[string]string{}
+	for _, c := range Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Timeout: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if strings.HasPrefix(addr, "nowhere.") {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "nowhere.invalid", IsNotFound: true}}
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}}) {
+		detail[c.Name] = c.Detail
+	}
+	for name, want := range map[string]string{
+		"master 127.0.0.1:1":          "cannot be reached: connect: connection refused",
+		"master " + s.Masters[2]:      "speaks plain HTTP, not HTTPS: it is not an API server",
+		"master nowhere.invalid:6443": "is unknown to the name server",
+		"node name":                   "cluster-info is not signed for this token yet; cannot be reached: connect: connection refused; speaks plain HTTP, not HTTPS: it is not an API server; is unknown to the name server",
+	} {
+		if got := detail[name]; got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	for name, d := range detail {
+		if strings.Contains(d, "\n") {
+			t.Errorf("%s breaks the table: %q", name, d)
+		}
+	}
+}
+
+// A server that tells nonsense for its version is quoted.
+func TestPreflightOddVersion(t *testing.T) {
+	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), version: `{"gitVersion":"latest"}`}
+	master := i.serve(t)
+	for _, c := range Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master)},
+		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: time.Minute}) {
+		if c.Name == "version" && (c.State != CheckUnknown || c.Detail != `the API server calls its version "latest"`) {
+			t.Errorf("%+v", c)
+		}
+	}
 }
