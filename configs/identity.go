@@ -5,6 +5,7 @@ import (
 	"net"
 	"regexp"
 	"strings"
+	"unicode"
 )
 
 // Identity returns a vendor's serial number, UUID or asset tag, trimmed, and
@@ -92,6 +93,17 @@ func (m Match) keys() []matchKey {
 	return out
 }
 
+// unseen is the first character that a screen does not show, as web pages and
+// spreadsheets leave some in what is copied out of them; 0: none.
+func unseen(s string) rune {
+	for _, r := range strings.TrimSpace(s) {
+		if !unicode.IsPrint(r) {
+			return r
+		}
+	}
+	return 0
+}
+
 type matchKey struct{ field, key string }
 
 // validate reports what is wrong with the match at path.
@@ -113,6 +125,8 @@ func (m Match) validate(path string, probs *Problems) {
 			probs.add(path+"."+k.field, "%q never matches: firmware has it where no %s was filled in, so many machines carry it; use another member, e.g. macs", shorten(k.value), k.what)
 		case badText(k.value) != "":
 			probs.add(path+"."+k.field, "%s", badText(k.value))
+		case unseen(k.value) != 0:
+			probs.add(path+"."+k.field, "contains an invisible character (%U), which no machine has there: type it again", unseen(k.value))
 		case k.field == "uuid" && !uuidForm.MatchString(strings.ToLower(strings.TrimSpace(k.value))):
 			probs.add(path+"."+k.field, "%q is not a UUID, e.g. 4c4c4544-0042-3510-8052-c7c04f4e4232", shorten(k.value))
 		}

@@ -208,7 +208,7 @@ func (im *importer) read(text string, o ImportOptions) error {
 		}
 		var bad *csv.ParseError
 		if errors.As(err, &bad) {
-			im.problem(bad.StartLine+offset, "", "cannot be read as CSV: %v (column %d): a quote inside a quoted cell is written twice", bad.Err, bad.Column)
+			im.problem(bad.StartLine+offset, "", "cannot be read as CSV: %s", quoteProblem(bad, offset))
 			break
 		}
 		if err != nil {
@@ -241,6 +241,18 @@ func (im *importer) read(text string, o ImportOptions) error {
 		im.problem(1, "", "has no rows behind the line with the columns' names")
 	}
 	return im.once().Err()
+}
+
+// quoteProblem says what is wrong with the quotes of a row.
+func quoteProblem(bad *csv.ParseError, offset int) string {
+	at := fmt.Sprintf("byte %d", bad.Column)
+	if bad.Line != bad.StartLine {
+		at += fmt.Sprintf(" of line %d", bad.Line+offset)
+	}
+	if errors.Is(bad.Err, csv.ErrBareQuote) {
+		return fmt.Sprintf("a cell that does not begin with a quote has one in it (%s): put quotes around the whole cell, and write the one in it twice", at)
+	}
+	return fmt.Sprintf("a cell in quotes does not end, or goes on behind its closing quote (%s): a quote inside of quotes is written twice", at)
 }
 
 // plainHeader is a header without what people write differently.
@@ -365,7 +377,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
 	switch {
 	case t == secretType, t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String:
 	case len(path) == 0, t.Kind() == reflect.Struct, t.Kind() == reflect.Map, t.Kind() == reflect.Slice:
-		return nil, nil, fmt.Sprintf("%q holds more than a cell can: name a field in it", shorten(field))
+		return nil, nil, fmt.Sprintf("%q holds more than a cell can", shorten(field))
 	}
 	return path, t, ""
 }
@@ -383,12 +395,38 @@ func (im *importer) row(line int, row []string) {
 	site := empty()
 	for i, c := range im.columns {
 		if row[i] != "" && c.path != nil {
+			if bad := notValue(row[i], c.field); bad != "" {
+				im.problem(line, c.header, "%s", bad)
+				continue
+			}
 			if bad := im.set(site, im.defaults, c.path, cellValue(row[i], c)); bad != "" {
 				im.problem(line, c.header, "%s", bad)
 			}
 		}
 	}
 	im.sites, im.lines = append(im.sites, site), append(im.lines, line)
+}
+
+var (
+	// What spreadsheets show where a formula has no value.
+	noValue = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
+	// A number with so many digits that a spreadsheet has kept some of them.
+	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
+)
+
+// notValue says what a spreadsheet has made of a cell that it did not take for
+// text: no machine has such a serial number, and nobody would see it before the
+// machine waits for its site.
+func notValue(text, field string) string {
+	switch {
+	case strings.HasPrefix(text, "="):
+		return fmt.Sprintf("%q is a formula: the table needs its value", shorten(text))
+	case noValue.MatchString(text):
+		return fmt.Sprintf("%q stands where a formula has no value: correct it in the spreadsheet", text)
+	case strings.HasPrefix(field, "match.") && rounded.MatchString(text):
+		return fmt.Sprintf("%q is what a spreadsheet made of a long number, of which digits are lost: set the column's format to text, and enter it again", text)
+	}
+	return ""
 }
 
 // cellValue is a cell's value for its field. The items of a list are divided by
@@ -467,16 +505,14 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 // encode writes the Inventory, and says what is wrong with it by row and
 // column.
 func (im *importer) encode() ([]byte, error) {
-	root, sites := empty(), &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	root := empty()
 	put := func(k string, v *yaml.Node) { root.Content = append(root.Content, plain(k, "!!str"), v) }
 	put("apiVersion", plain(APIVersion, "!!str"))
 	put("kind", plain(KindInventory, "!!str"))
 	put("defaults", im.defaults)
-	sites.Content = append(sites.Content, im.sites...)
-	put("sites", sites)
-	b, err := encodeNode(root)
+	b, err := encodeInventory(root, im.sites, func(n *yaml.Node) *yaml.Node { return n })
 	if err != nil {
-		return nil, fmt.Errorf("encoding the inventory: %w", err)
+		return nil, err
 	}
 	im.sites = nil // thousands need not be in memory twice
 	_, err = ParsePublicInventory(im.name, b)

@@ -65,6 +65,22 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// TestImportSaysOnce: one mistake is one problem.
+func TestImportSaysOnce(t *testing.T) {
+	for table, want := range map[string]string{
+		"name,serial\nBad Name,SN1\n": `t.csv:2: column "name": "bad name" must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63`,
+		"name,serial\n#8,#Y7\n":       `t.csv:2: column "name": "#8" must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63`,
+	} {
+		if _, err := importing(table, nil); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", table, err, want)
+		}
+	}
+	_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\nb,SN2\nc,SN3\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+"nodeName: till\n"), ImportOptions{})
+	if want := "site.yaml: nodeName: gives 3 machines the node name till: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // TestImportNamesRowAndColumn: what is wrong is said by the table's own words.
 func TestImportNamesRowAndColumn(t *testing.T) {
 	for _, c := range []struct {
@@ -81,8 +97,12 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,vip[0]\na,b\n", []string{`column "vip[0]": "vip[0]": vip is not a list`}},
 		{"name,serial\na,SN1\nb\n", []string{"t.csv:3: has 1 cell, the first line names 2 columns"}},
 		{"name,serial\na,SN1\nb,\"x\ny\",z\n", []string{"t.csv:3: has 3 cells"}},
-		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: bare"}},
-		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV"}},
+		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: a cell that does not begin with a quote has one in it (byte 4): put quotes"}},
+		{"sep=;\nname;serial\na;=\"0012\"\n", []string{"t.csv:3: cannot be read as CSV: a cell that does not begin with a quote"}},
+		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV: a cell in quotes does not end, or goes on behind its closing quote (byte 7 of line 3)"}},
+		{"name,serial\na,\"=\"\"0012\"\"\"\nb,=A1\nc,#REF!\nd,#N/A\ne,Err:502\nf,1.23457E+11\ng,\"1,23E+5\"\n", []string{`t.csv:2: column "serial": "=\"0012\"" is a formula`, `t.csv:3: column "serial": "=A1" is a formula`, `t.csv:4: column "serial": "#REF!" stands where`, `"#N/A" stands where`, `"Err:502" stands where`, `t.csv:7: column "serial": "1.23457E+11" is what a spreadsheet made of a long number`, `"1,23E+5" is what`}},
+		{"name,serial\na,SN\u200b1\nb,SN\u00a02\n", []string{`t.csv:2: column "serial": contains an invisible character (U+200B)`, `t.csv:3: column "serial": contains an invisible character (U+00A0)`}},
+		{"name,match\na,b\n", []string{`column "match": "match" holds more than a cell can: name the field it holds (--map "match"=FIELD)`}},
 		{"name,serial\na,SN1\n\n\nb,SN1\n", []string{`t.csv:5: column "serial": serial number sn1 is also that of line 2 (a)`}},
 		{"name,serial,ip\na,SN1,10.1.1.300/24\n", []string{`t.csv:2: column "ip": `, "10.1.1.300/24"}},
 		{"name,serial,nodeType\na,SN1,edge\n", []string{"t.csv:2: nodePool: is required for nodeType edge"}},
@@ -154,7 +174,7 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 		{named + "nodeNam: x\n", "name,serail\nshop-1,PF3X1\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" + `t.csv:1: column "serail"`},
 		{named + "nodeNam: x\n", "name,macs,address\nshop-1,52:54:00:00:00:0z,10.0.0.300/24\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" +
 			`t.csv:2: column "macs": "52:54:00:00:00:0z" is not the MAC address of one network card, e.g. 52:54:00:12:34:56` + "\n" +
-			`t.csv:2: column "address": "10.0.0.300/24" is not an address with prefix length, as 192.168.1.20/24`},
+			`t.csv:2: column "address": "10.0.0.300/24" is not an address with prefix length, e.g. 192.168.1.20/24`},
 		{named + "users: [{name: a, groups: [x y]}]\n", table("a,b"), "site.yaml:7:28: users[0].groups[0]: \"x y\" is not a group's name\n" + `t.csv:3: column "address": "a" is`},
 	} {
 		if _, err := run(c.template, c.table); !strings.Contains(err, c.want) || strings.Count(err, "PF3X") > 3 {

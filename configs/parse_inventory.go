@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -317,6 +318,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 			once[key] = at
 		}
 	}
+	shared := inv.sharedNodeName(r)
 	for i := range inv.Sites {
 		s := &inv.Sites[i]
 		own := fmt.Sprintf("sites[%d]", i)
@@ -337,13 +339,16 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 			r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
 		}
 		for _, p := range s.validate(credentials) {
-			r.of(i, p)
+			// A node name that follows from a name which is wrong is not a second problem.
+			if p.Path != "nodeName" || s.NodeName != s.Name || siteName.MatchString(s.Name) && len(s.Name) <= 63 {
+				r.of(i, p)
+			}
 		}
 		for _, k := range s.Match.keys() {
 			claim(i, k.field, k.key, k.key)
 		}
 		// A node name that follows from a name which is taken is not a second problem.
-		if s.NodeName != s.Name || once["name "+s.Name] == inv.label(i) {
+		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
 			inv.claimNodeName(i, claim)
 		}
 		inv.claimNetwork(i, claim)
@@ -359,6 +364,26 @@ func (inv *Inventory) claimNodeName(i int, claim claimer) {
 		return
 	}
 	claim(i, "nodeName", "the node name "+name, "node "+strings.ToLower(name))
+}
+
+// sharedNodeName reports a node name that defaults give to several sites; the
+// sites then need not be told of it.
+func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
+	given := yamltree.Get(inv.merged.defaults, "nodeName")
+	if given == nil || given.Value == "" || strings.Contains(given.Value, "{{") {
+		return false
+	}
+	have := 0
+	for _, s := range inv.merged.sites {
+		if yamltree.Get(s, "nodeName") == nil {
+			have++
+		}
+	}
+	if have < 2 {
+		return false
+	}
+	r.at("defaults.nodeName", "gives %d machines the node name %s: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}", have, shorten(given.Value))
+	return true
 }
 
 // claimNetwork notes the network cards and addresses of a site. Places that are
@@ -450,16 +475,41 @@ func EncodeSlotInventory(inv *Inventory) ([]byte, error) {
 	if d := clean(inv.merged.defaults); len(d.Content) > 0 {
 		put(root, "defaults", d)
 	}
-	sites := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-	for _, s := range inv.merged.sites {
-		sites.Content = append(sites.Content, clean(s))
+	return encodeInventory(root, inv.merged.sites, clean)
+}
+
+// sitesAtOnce are so many that what is written at once costs little more than
+// its own.
+const sitesAtOnce = 100
+
+// encodeInventory writes the fields that come first, and then the sites as form
+// makes them. Of thousands only some are written at once: yaml's encoder keeps
+// all its events, of 200 bytes, until it is done.
+func encodeInventory(first *yaml.Node, sites []*yaml.Node, form func(*yaml.Node) *yaml.Node) ([]byte, error) {
+	out, err := encodeNode(first)
+	for i := 0; i < len(sites) && err == nil; i += sitesAtOnce {
+		list := empty()
+		list.Content = append(list.Content, plain("sites", "!!str"), sequence(sites[i:min(i+sitesAtOnce, len(sites))], form))
+		var b []byte
+		b, err = encodeNode(list)
+		if i > 0 {
+			b = bytes.TrimPrefix(b, []byte("sites:\n"))
+		}
+		out = append(out, b...)
 	}
-	put(root, "sites", sites)
-	b, err := encodeNode(root)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the inventory: %w", err)
 	}
-	return b, nil
+	return out, nil
+}
+
+// sequence is a list of nodes as form makes them.
+func sequence(items []*yaml.Node, form func(*yaml.Node) *yaml.Node) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	for _, item := range items {
+		n.Content = append(n.Content, form(item))
+	}
+	return n
 }
 
 // plainKey finds keys that need no quotes.

@@ -367,7 +367,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	} else {
 		switch m := containerdVersion.FindStringSubmatch(c.Version); {
 		case c.Version == "":
-			probs.missing("containerd.version", "is required, as 2.2.9 (or debian: true for the base's own)")
+			probs.missing("containerd.version", "is required, e.g. 2.2.9 (or debian: true for the base's own)")
 		case m == nil:
 			probs.add("containerd.version", "%s", badVersion(c.Version, containerdVersion, "2.2.9"))
 		case m[1] != "2" && (m[1] != "1" || m[2] != "7"):
@@ -706,7 +706,7 @@ func (k *Kernel) validate(probs *Problems) {
 	for n, c := range k.Consoles {
 		p := fmt.Sprintf("kernel.consoles[%d]", n)
 		if !consoleForm.MatchString(c) {
-			probs.add(p, "%q is not a console, as tty0 or ttyS0,115200", shorten(c))
+			probs.add(p, "%q is not a console, e.g. tty0 or ttyS0,115200", shorten(c))
 		} else if slices.Contains(k.Consoles[:n], c) {
 			probs.add(p, "%s is listed twice", c)
 		}

@@ -124,7 +124,7 @@ func (f *Interface) validate(path string, before []Interface, seen map[netip.Add
 	if f.WiFi != nil {
 		f.WiFi.validate(path+".wifi", probs)
 		if f.Name == "" || glob {
-			probs.add(path+".name", "Wi-Fi needs the interface's own name, as wlan0 or wlp2s0")
+			probs.add(path+".name", "Wi-Fi needs the interface's own name, e.g. wlan0 or wlp2s0")
 		}
 	}
 }
@@ -168,7 +168,7 @@ func checkAddressing(path string, dhcp bool, addresses []string, gateway string,
 			} else if err == nil {
 				probs.add(sub, "%q has no prefix length; write %q if that is the network's size", s, netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()]))
 			} else {
-				probs.add(sub, "%q is not an address with prefix length, as 192.168.1.20/24", shorten(s))
+				probs.add(sub, "%q is not an address with prefix length, e.g. 192.168.1.20/24", shorten(s))
 			}
 			continue
 		}
@@ -266,7 +266,7 @@ func isBroadcast(p netip.Prefix) bool {
 func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *Problems) {
 	to, err := netip.ParsePrefix(r.To)
 	if r.To != "" && err != nil {
-		probs.add(path+".to", "%q is not a network, as 10.0.0.0/8", shorten(r.To))
+		probs.add(path+".to", "%q is not a CIDR, e.g. 10.0.0.0/8", shorten(r.To))
 	} else if err == nil && to != to.Masked() {
 		probs.add(path+".to", "%s has bits set behind its prefix; write %s", r.To, to.Masked())
 	}
@@ -307,6 +307,6 @@ func (w *WiFi) validate(path string, probs *Problems) {
 		}
 	}
 	if w.Country != "" && !countryCode.MatchString(w.Country) {
-		probs.add(path+".country", "%q is not a country code of two capital letters, as DE", shorten(w.Country))
+		probs.add(path+".country", "%q is not a country code of two capital letters, e.g. DE", shorten(w.Country))
 	}
 }

@@ -130,7 +130,7 @@ func (s *Site) validateVIP(v4, v6 int, probs *Problems) {
 	case vip.Is4() && v6 > 0 && v4 == 0:
 		probs.add("vip", "%s is IPv4 and the masters are IPv6; choose an IPv6 address, as fd00:ed6e::2", vip)
 	case vip.Is6() && v4 > 0 && v6 == 0:
-		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, as 10.103.97.2", vip)
+		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, e.g. 10.103.97.2", vip)
 	}
 }
 
@@ -332,7 +332,7 @@ func (s *Site) validateKubeadm(probs *Problems) {
 		path := fmt.Sprintf("skipPhases[%d]", i)
 		switch {
 		case !skipPhase.MatchString(p):
-			probs.add(path, "%q is not the name of a phase of kubeadm join, as preflight or kubelet-wait-bootstrap", shorten(p))
+			probs.add(path, "%q is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap", shorten(p))
 		case p == "kubelet-start":
 			probs.add(path, "kubelet-start is the joining itself; without it the node would never join")
 		case slices.Contains(s.SkipPhases[:i], p):
@@ -343,7 +343,7 @@ func (s *Site) validateKubeadm(probs *Problems) {
 		path := fmt.Sprintf("ignorePreflightErrors[%d]", i)
 		switch {
 		case e == "" || strings.ContainsFunc(e, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
-			probs.add(path, "%q: one check an item, as Swap or NumCPU, or all", shorten(e))
+			probs.add(path, "%q: one check an item, e.g. Swap or NumCPU, or all", shorten(e))
 		case strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1:
 			probs.add(path, "all covers the others; kubeadm wants it alone")
 		case slices.ContainsFunc(s.IgnorePreflightErrors[:i], func(o string) bool { return strings.EqualFold(o, e) }):

@@ -262,7 +262,7 @@ func TestInventoryImport(t *testing.T) {
 	c.want(c.err, `stores.csv:1: column "S/N": `, `stores.csv:1: column "Manager": `)
 	ok := []string{"inventory", "import", "stores.csv", "--template", "sites/site.yaml", "--map", "S/N=serial", "--map", "Manager=-", "-o", "inventory.yaml"}
 	c.run(1, ok...)
-	c.want(c.err, `nodeName: the node name berlin-7 is also that of line 2`)
+	c.want(c.err, "sites/site.yaml: nodeName: gives 2 machines the node name berlin-7: remove it")
 	c.file("sites/site.yaml", strings.Replace(site, "nodeName: berlin-7\n", "ignitionFile: more.ign\n", 1))
 	c.run(0, ok...)
 	c.want(c.out, "wrote inventory.yaml: 2 sites")

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// memoryArgs, in the environment, are what the process of a test's own runs.
+const memoryArgs = "EDGEBAKE_TEST_MEMORY_ARGS"
+
+// TestMemoryOfThousands: a table of 5,000 rows, the Inventory that it becomes, and
+// stamping and checking that take at most 256 MiB each.
+func TestMemoryOfThousands(t *testing.T) {
+	if args := os.Getenv(memoryArgs); args != "" {
+		memoryChild(t, args)
+		return
+	}
+	c := newCLI(t)
+	c.project(nil)
+	c.run(0, "build", "image.yaml", "--output", "g.raw")
+	c.file("site.yaml", strings.ReplaceAll(site, "nodeName: berlin-7\n", ""))
+	var b strings.Builder
+	b.WriteString("name;serial;mac;interface;address;gateway;labels.example.com/region;token\r\n")
+	for i := range 5000 {
+		fmt.Fprintf(&b, "shop-%d;PF3X%05d;52:54:00:00:%02x:%02x;en*;10.%d.%d.10/24;10.%d.%d.1;north;abcdef.%016d\r\n", i, i, i>>8, i&255, 20+i/250, i%250, 20+i/250, i%250, i)
+	}
+	c.file("stores.csv", b.String())
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"inventory", "import", "stores.csv", "--template", "site.yaml", "-o", "stores.yaml"},
+		{"validate", "stores.yaml"},
+		{"preflight", "stores.yaml", "--image", "g.raw", "--offline"},
+		{"stamp", "g.raw", "stores.yaml", "--output", "all.raw"},
+	} {
+		given, err := json.Marshal(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(exe, "-test.run", "^TestMemoryOfThousands$")
+		cmd.Env = append(os.Environ(), memoryArgs+"="+string(given))
+		said, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", args, err, said)
+		}
+		_, peak, _ := strings.Cut(string(said), "VmHWM:")
+		var kib int64
+		if _, err := fmt.Sscan(peak, &kib); err != nil {
+			t.Fatalf("%s: no peak in %q", args, said)
+		}
+		t.Logf("%s: %d MiB", args[0], kib>>10)
+		if kib > 256<<10 {
+			t.Errorf("edgebake %s of 5,000 sites takes %d MiB, promised are 256", strings.Join(args, " "), kib>>10)
+		}
+	}
+}
+
+// memoryChild runs one command in a process of its own.
+func memoryChild(t *testing.T, args string) {
+	var given []string
+	if err := json.Unmarshal([]byte(args), &given); err != nil {
+		t.Fatal(err)
+	}
+	if code := run(t.Context(), given, streams{In: strings.NewReader(""), Out: os.Stdout, Err: os.Stderr}); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	fmt.Println("VmHWM:", strings.Fields(peak)[0])
+}
