@@ -281,7 +281,7 @@ How documents are read:
 - Paths are seen from the folder of the document's file.
 - Secret strings are never printed, and never in a golden image, a log, the plan
   or a report.
-- "One of" unions (base, source, credentials) want exactly one member.
+- "One of" unions (base, source, credentials) must have exactly one member.
 `)
 	for _, doc := range []struct {
 		name string

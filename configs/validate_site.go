@@ -345,7 +345,7 @@ func (s *Site) validateKubeadm(probs *Problems) {
 		case e == "" || strings.ContainsFunc(e, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) }):
 			probs.add(path, "%q: one check an item, e.g. Swap or NumCPU, or all", shorten(e))
 		case strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1:
-			probs.add(path, "all covers the others; kubeadm wants it alone")
+			probs.add(path, "all includes the others, and kubeadm accepts it only alone")
 		case slices.ContainsFunc(s.IgnorePreflightErrors[:i], func(o string) bool { return strings.EqualFold(o, e) }):
 			probs.add(path, "is listed twice")
 		}

@@ -204,7 +204,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	err = fmt.Errorf("the server answers %s", resp.Status)
 	switch code := resp.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden || code == http.StatusProxyAuthRequired:
-		return nil, fmt.Errorf("%w: it wants other credentials (user:password@ in the URL)", err)
+		return nil, fmt.Errorf("%w: other credentials are required (user:password@ in the URL)", err)
 	case code == http.StatusNotFound || code == http.StatusGone:
 		return nil, missing{fmt.Errorf("%w: check version, name and architecture", err)}
 	case transfer.MayPass(code):

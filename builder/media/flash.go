@@ -77,7 +77,7 @@ type Flash struct {
 
 	m     *image
 	o     FlashOptions
-	slot  []byte // to be written; nil: it is an installer
+	slot  []byte // to be written; nil for an installer
 	edits []edit // of the boot entries, for the disk's own GUIDs
 	// built and written are the digests of each chunk, as the golden digest
 	// has it and as it is on the disk. Of most they are not known before the
@@ -86,8 +86,16 @@ type Flash struct {
 	zeros          []byte   // a chunk of them
 	zeroSum        [32]byte // its digest
 	data           int64    // about so many bytes are to be written, holes left out
-	plain          bool     // no image, but an installer: see PrepareInstaller
+	kind           flashKind
 }
+
+// flashKind is what is written to the disk.
+type flashKind int
+
+const (
+	flashImage     flashKind = iota // it has a golden digest, a slot, and boot entries that name the disk's GUIDs
+	flashInstaller                  // it has none of them: see PrepareInstaller
+)
 
 // Flashed is what was written.
 type Flashed struct {
@@ -187,7 +195,7 @@ func (f *Flash) layout() error {
 // fits compares the disk with the image.
 func (f *Flash) fits() error {
 	var errs []error
-	if f.o.Size < f.End+tailRoom && f.plain {
+	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
 		errs = append(errs, fmt.Errorf("it has %d MiB and the installer needs %d MiB: take a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
 	} else if f.o.Size < f.End+tailRoom {
 		errs = append(errs, fmt.Errorf("the disk has %d MiB and the image needs %d MiB: take a larger disk, or build the image with less (disk.root, disk.data, disk.reserve)",

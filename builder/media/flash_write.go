@@ -204,7 +204,7 @@ func (f *Flash) progress(step string, done, total int64) {
 // then that of what the disk returns, and a processor that hashes takes nothing
 // from a fast disk. What no golden digest covers, as the slot, is compared with
 // what was read.
-func (f *Flash) hashes() bool { return f.o.SkipVerify || f.plain }
+func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstaller }
 
 // chunk makes what the disk gets in its i-th chunk, nil for zeros, and
 // notes its digests if it hashes them.
@@ -260,7 +260,7 @@ func (f *Flash) at(off int64) *gpt.Partition {
 // golden checks that what was written is what was built.
 func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	got := f.digest()
-	if r.Golden = got.Golden; f.plain || r.Golden == f.Slot.Golden {
+	if r.Golden = got.Golden; f.kind == flashInstaller || r.Golden == f.Slot.Golden {
 		return nil
 	}
 	if !f.o.SkipVerify {
@@ -281,7 +281,7 @@ func (f *Flash) changed() error {
 // decided what was written where, is what stands in the image that was written.
 // That one has the golden digest: what was read before, no digest covers.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
-	if f.plain {
+	if f.kind == flashInstaller {
 		return nil
 	}
 	m := &image{src: d, table: f.m.table, edits: undone(f.edits)}

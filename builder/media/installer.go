@@ -179,7 +179,7 @@ func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 		return nil, err
 	}
 	m := &image{f: r, src: r, path: file}
-	f := &Flash{m: m, o: o, plain: true, zeros: make([]byte, disk.Align)}
+	f := &Flash{m: m, o: o, kind: flashInstaller, zeros: make([]byte, disk.Align)}
 	f.zeroSum = sha256.Sum256(f.zeros)
 	if err = m.readDisk(); err == nil {
 		err = errors.Join(f.layout(), f.fits())

@@ -45,7 +45,7 @@ func TestPushAndPullCommands(t *testing.T) {
 		"leave \"oci://\" out": {"pull", "oci://" + ref},
 		"has no tag":           {"pull", r.Listener.Addr().String() + "/edge/tiny"},
 		"ends in .raw.zst":     {"pull", ref, "-o", "disk.img"},
-		"wants an image and":   {"push", "tiny.raw"},
+		"requires an image and":   {"push", "tiny.raw"},
 	} {
 		c.run(2, args...)
 		c.want(c.err, words)

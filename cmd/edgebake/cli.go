@@ -180,7 +180,7 @@ func nearFlag(c *cobra.Command, err error) string {
 func args(low, high int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < low || high >= 0 && len(args) > high {
-			return usageError{fmt.Errorf("%s wants %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
+			return usageError{fmt.Errorf("%s requires %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
 		}
 		return nil
 	}

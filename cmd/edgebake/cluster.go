@@ -73,7 +73,7 @@ domain, masters, or a lower version of Kubernetes.`,
 		Args: args(1, 1, "one Cluster document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if out == "" {
-				return usageError{errors.New("edgebake cluster new wants a directory: --output DIR; see edgebake cluster new --help")}
+				return usageError{errors.New("edgebake cluster new requires a directory: --output DIR; see edgebake cluster new --help")}
 			}
 			data, err := readInput(s, a[0])
 			if err != nil {

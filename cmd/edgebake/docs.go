@@ -219,7 +219,7 @@ join token.`,
 		Args:    args(1, 1, "one Site document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if !ignition {
-				return usageError{errors.New("render wants --ignition: it is the one form there is")}
+				return usageError{errors.New("render requires --ignition: it is the one form there is")}
 			}
 			data, err := secrets.readDocument(s, a[0])
 			if err != nil {

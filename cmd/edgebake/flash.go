@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/spf13/cobra"
 )
 
@@ -122,16 +123,15 @@ With an Inventory each machine gets the Site that matches it.`,
 			case o.stick != "" && len(a) == 2:
 				return usageError{fmt.Errorf("give either the disk %s or --installer %s", a[1], o.stick)}
 			case o.stick == "" && len(a) == 1:
-				return usageError{errors.New("edgebake flash wants an image and a disk, or an image and --installer STICK; see edgebake flash --help")}
+				return usageError{errors.New("edgebake flash requires an image and a disk, or an image and --installer STICK; see edgebake flash --help")}
 			case o.stick == "" && o.install.given(c):
 				return usageError{errors.New("--disk, --then and --reinstall are for --installer")}
-			case o.site != "" && o.inventory != "":
-				return usageError{errors.New("--site and --inventory cannot be given together")}
-			case o.inventory != "":
-				o.site = o.inventory
 			}
-			if err := imageFirst(c, a); err != nil {
-				return err
+			if err := errors.Join(o.oneSite(), imageFirst(c, a)); err != nil {
+				return usageError{err}
+			}
+			if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
+				return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
 			}
 			if o.stick != "" {
 				return flashInstaller(c.Context(), s, a[0], o)
@@ -197,18 +197,15 @@ func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDi
 
 // flash checks everything, asks, writes and keeps the record.
 func flash(ctx context.Context, s streams, image, path string, o flashOptions) error {
-	if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
-		return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
-	}
 	show := newDisplay(s, false)
-	f, t, d, err := prepareFlash(ctx, s, image, path, o, steps(show))
+	f, t, err := prepareFlash(ctx, s, image, path, o, steps(show))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	defer t.Close()
 	if !o.yes {
-		if err := confirm(s, f, d, image, o.site); err != nil {
+		if err := t.confirm(s, described(image, f.Image, f.State, o.site)); err != nil {
 			return err
 		}
 	}
@@ -220,42 +217,29 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 		}
 		defer log.Close()
 	}
-	if o.site != "" || f.State != media.SlotGolden {
-		if err := t.Hide(); err != nil {
-			return fmt.Errorf("flashing %s: nothing was written, since others could read the Site's secrets in the file: %w", path, err)
-		}
-	}
 	begun := time.Now()
-	done, err := f.Write(ctx, t)
+	done, err := t.write(ctx, f, f.State)
 	show.close()
 	if err != nil {
-		err = fmt.Errorf("flashing %s: %w", d, err)
-		if errors.Is(err, media.ErrUntouched) {
-			return unfinished{fmt.Errorf("interrupted, nothing was written to %s", d.Path)}
-		}
-		if ctx.Err() != nil {
-			return unfinished{fmt.Errorf("interrupted; %s has no partition table now: flash it again", d.Path)}
-		}
 		return err
 	}
-	t.Reread()
-	r := newRecord(image, o, f, d, done, begun)
+	r := newRecord(image, o, f, t.disk, done, begun)
 	verified := "read back and verified"
 	if !done.Verified {
 		verified = "not verified"
 	}
 	if log != nil {
 		if err := r.addTo(log); err != nil {
-			return fmt.Errorf("%s is flashed, %s, but writing the log %s: %w", d, verified, o.log, err)
+			return fmt.Errorf("%s is flashed, %s, but writing the log %s: %w", t.disk, verified, o.log, err)
 		}
 	}
 	s.note("flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
-		d, image, siteWords(f, o.site), configs.HumanSize(done.Written), r.Seconds, verified, done.Golden)
+		t.disk, image, siteWords(f.State, o.site), configs.HumanSize(done.Written), r.Seconds, verified, done.Golden)
 	if f.Shared {
 		fmt.Fprintf(s.Err, "WARNING: %s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine\n", image)
 	}
 	if f.State == media.SlotGolden {
-		fmt.Fprintf(s.Err, "It has no Site: stamp one (edgebake stamp %s SITE), or bring one on a stick\n", d.Path)
+		fmt.Fprintf(s.Err, "It has no Site: stamp one (edgebake stamp %s SITE), or bring one on a stick\n", t.disk.Path)
 	}
 	return nil
 }
@@ -263,11 +247,18 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 // unfinished says what an interrupt left.
 type unfinished struct{ error }
 
-func siteWords(f *media.Flash, site string) string {
+// described names an image and its Site.
+func described(image string, info ondisk.ImageInfo, state, site string) string {
+	return fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, info.Name, info.Kubernetes, siteWords(state, site))
+}
+
+// siteWords say which Site comes with an image: the one named on the command
+// line, the one in its slot, or none.
+func siteWords(state, site string) string {
 	switch {
 	case site != "":
 		return " and " + site
-	case f.State == media.SlotGolden:
+	case state == media.SlotGolden:
 		return " (no Site)"
 	}
 	return " and the Site in it"
@@ -275,18 +266,18 @@ func siteWords(f *media.Flash, site string) string {
 
 // prepareFlash finds everything that is wrong with the disk, the image and
 // the Site before anything is written.
-func prepareFlash(ctx context.Context, s streams, image, path string, o flashOptions, progress func(step string, done, total int64)) (*media.Flash, *device.Target, *device.Disk, error) {
+func prepareFlash(ctx context.Context, s streams, image, path string, o flashOptions, progress func(step string, done, total int64)) (*media.Flash, *flashTarget, error) {
 	var errs []error
-	d, t, err := openTarget(ctx, image, path)
-	if d == nil {
-		return nil, nil, nil, err
+	t, err := openTarget(ctx, image, path)
+	if t == nil {
+		return nil, nil, err
 	}
 	if err != nil {
 		errs = append(errs, err)
 	}
 	fo := media.FlashOptions{
 		Stamp: media.StampOptions{Now: time.Now(), Undated: o.undated},
-		Size:  d.Size, Sector: d.Sector, SkipVerify: o.noVerify, Progress: progress,
+		Size:  t.disk.Size, Sector: t.disk.Sector, SkipVerify: o.noVerify, Progress: progress,
 	}
 	if _, err := rand.Read(fo.Random[:]); err != nil {
 		errs = append(errs, err)
@@ -305,12 +296,10 @@ func prepareFlash(ctx context.Context, s streams, image, path string, o flashOpt
 		if f != nil {
 			f.Close()
 		}
-		if t != nil {
-			t.Close()
-		}
-		return nil, nil, nil, err
+		t.Close()
+		return nil, nil, err
 	}
-	return f, t, d, nil
+	return f, t, nil
 }
 
 // stillThere looks again at the disk that was opened: between the list and the
@@ -349,35 +338,72 @@ func (o *flashOptions) readSite(s streams) (*media.Site, error) {
 	return &site, nil
 }
 
+// flashTarget is a disk, or the file that plays one, that is to be written.
+type flashTarget struct {
+	path string // as the person wrote it
+	disk *device.Disk
+	out  *device.Target // nil: it must not be overwritten
+}
+
 // openTarget finds the disk and opens it. Where it must not be overwritten, it
-// returns the disk, and why.
-func openTarget(ctx context.Context, image, path string) (*device.Disk, *device.Target, error) {
+// returns the target, not opened, and why.
+func openTarget(ctx context.Context, image, path string) (*flashTarget, error) {
 	d, err := findTarget(ctx, image, path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("flashing %s: %w", path, err)
+		return nil, fmt.Errorf("flashing %s: %w", path, err)
 	}
+	t := &flashTarget{path: path, disk: d}
 	var errs []error
 	for _, r := range d.Refusals {
 		errs = append(errs, fmt.Errorf("flashing %s: %s", d, r))
 	}
 	if len(errs) > 0 { // opening it would say the same once more
-		return d, nil, errors.Join(errs...)
+		return t, errors.Join(errs...)
 	}
-	t, err := device.Open(d.Path)
+	out, err := device.Open(d.Path)
 	if err != nil {
-		return d, nil, fmt.Errorf("flashing %s: %w", d, err)
+		return t, fmt.Errorf("flashing %s: %w", d, err)
 	}
-	if isFile := d.Sector == 0; t.IsFile() != isFile {
-		t.Close()
+	if isFile := d.Sector == 0; out.IsFile() != isFile {
+		out.Close()
 		// Nobody has asked what is on it.
-		return d, nil, fmt.Errorf("flashing %s: %w", d, device.ErrChanged)
+		return t, fmt.Errorf("flashing %s: %w", d, device.ErrChanged)
 	}
-	d.Size, d.Sector = t.Size, t.Sector
-	if err := stillThere(ctx, t, d); err != nil {
-		t.Close()
-		return d, nil, fmt.Errorf("flashing %s: %w", d, err)
+	d.Size, d.Sector = out.Size, out.Sector
+	if err := stillThere(ctx, out, d); err != nil {
+		out.Close()
+		return t, fmt.Errorf("flashing %s: %w", d, err)
 	}
-	return d, t, nil
+	t.out = out
+	return t, nil
+}
+
+// Close closes it, if it was opened.
+func (t *flashTarget) Close() {
+	if t.out != nil {
+		t.out.Close()
+	}
+}
+
+// write writes f, an image or an installer whose slot is in that state, and says
+// what an interrupt leaves.
+func (t *flashTarget) write(ctx context.Context, f *media.Flash, state string) (*media.Flashed, error) {
+	if state != media.SlotGolden {
+		if err := t.out.Hide(); err != nil {
+			return nil, fmt.Errorf("flashing %s: nothing was written, since others could read the Site's secrets in the file: %w", t.path, err)
+		}
+	}
+	done, err := f.Write(ctx, t.out)
+	switch {
+	case errors.Is(err, media.ErrUntouched):
+		return nil, unfinished{fmt.Errorf("interrupted, nothing was written to %s", t.disk.Path)}
+	case err != nil && ctx.Err() != nil:
+		return nil, unfinished{fmt.Errorf("interrupted; %s has no partition table now: flash it again", t.disk.Path)}
+	case err != nil:
+		return nil, fmt.Errorf("flashing %s: %w", t.disk, err)
+	}
+	t.out.Reread()
+	return done, nil
 }
 
 // findTarget finds the disk, or the file that plays one.
@@ -403,13 +429,9 @@ func findTarget(ctx context.Context, image, path string) (*device.Disk, error) {
 	return found.Find(path)
 }
 
-// confirm names the disk and asks.
-func confirm(s streams, f *media.Flash, d *device.Disk, image, site string) error {
-	return confirmLoss(s, d, fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, f.Image.Name, f.Image.Kubernetes, siteWords(f, site)))
-}
-
-// confirmLoss asks whether a disk is to get something else.
-func confirmLoss(s streams, d *device.Disk, gets string) error {
+// confirm names the disk, and asks whether it is to get something else.
+func (t *flashTarget) confirm(s streams, gets string) error {
+	d := t.disk
 	w := plain{s.Err}
 	fmt.Fprintf(w, "%s, %s\n", d, configs.HumanSize(d.Size))
 	for _, h := range d.Holds {

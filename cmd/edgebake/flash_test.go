@@ -95,7 +95,7 @@ func TestFlashCommandRefuses(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{2, []string{"flash", "tiny.raw.zst"}, []string{"wants an image and a disk"}},
+		{2, []string{"flash", "tiny.raw.zst"}, []string{"requires an image and a disk"}},
 		{2, []string{"flash", "tiny.raw.zst", "disk", "--site", "-"}, []string{"add --yes"}},
 		{1, []string{"flash", "tiny.raw.zst", "none"}, []string{"flashing none: ", "edgebake devices lists the disks", "truncate -s"}},
 		{1, []string{"flash", "tiny.raw.zst", "."}, []string{"it is a directory"}},

@@ -193,7 +193,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 	}
 	show := newDisplay(s, false)
 	defer show.close()
-	io, err := o.install.options(ctx, p, show)
+	parts, err := o.install.options(ctx, p, show)
 	if err != nil {
 		return err
 	}
@@ -201,11 +201,11 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
 		return err
 	}
-	if err := out.make(ctx, io, func(done, total int64) { progress("make", done, total) }); err != nil {
+	if err := out.make(ctx, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
 		return err
 	}
 	show.close()
-	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s\n", out.files()[0], payloadWords(image, p, o.site), o.install.disk, o.install.then)
+	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s\n", out.files()[0], described(image, p.Image, p.State, o.site), o.install.disk, o.install.then)
 	if out.netboot != "" {
 		fmt.Fprintf(s.Err, "Only you may read %s: give the web server the right to\n", out.files()[1])
 	}
@@ -230,9 +230,6 @@ func (f *installFlags) tell(s streams, p *media.Payload) {
 
 // flashInstaller makes a stick that installs.
 func flashInstaller(ctx context.Context, s streams, image string, o flashOptions) error {
-	if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
-		return usageError{errors.New("a Site or token from standard input leaves nobody to ask: add --yes")}
-	}
 	if o.log != "" || o.noVerify {
 		return usageError{errors.New("--log and --no-verify are for disks, not for --installer")}
 	}
@@ -241,7 +238,7 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 	}
 	show := newDisplay(s, false)
 	defer show.close()
-	d, t, targetErr := openTarget(ctx, image, o.stick)
+	t, targetErr := openTarget(ctx, image, o.stick)
 	if t != nil {
 		defer t.Close()
 	}
@@ -252,13 +249,13 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 	if err := errors.Join(targetErr, payloadErr); err != nil {
 		return err
 	}
-	words := payloadWords(image, p, o.site)
+	words := described(image, p.Image, p.State, o.site)
 	if !o.yes {
-		if err := confirmLoss(s, d, "an installer of "+words); err != nil {
+		if err := t.confirm(s, "an installer of "+words); err != nil {
 			return err
 		}
 	}
-	io, err := o.install.options(ctx, p, show)
+	parts, err := o.install.options(ctx, p, show)
 	if err != nil {
 		return err
 	}
@@ -272,31 +269,20 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 		return err
 	}
 	file := filepath.Join(tmp, "stick.raw")
-	if err := installer.Stick(ctx, file, t.Sector, io, func(done, total int64) { progress("make", done, total) }); err != nil {
+	if err := installer.Stick(ctx, file, t.disk.Sector, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
 		return full(err)
 	}
-	if err := t.Hide(); err != nil {
-		return fmt.Errorf("flashing %s: nothing was written, since others could read the Site's secrets in the file: %w", o.stick, err)
-	}
-	f, err := media.PrepareInstaller(file, media.FlashOptions{Size: d.Size, Sector: d.Sector, Progress: progress})
+	f, err := media.PrepareInstaller(file, media.FlashOptions{Size: t.disk.Size, Sector: t.disk.Sector, Progress: progress})
 	if err != nil {
-		return fmt.Errorf("flashing %s: %w", d, err)
+		return fmt.Errorf("flashing %s: %w", t.disk, err)
 	}
 	defer f.Close()
-	done, err := f.Write(ctx, t)
+	done, err := t.write(ctx, f, p.State)
 	if err != nil {
-		err = fmt.Errorf("flashing %s: %w", d, err)
-		if errors.Is(err, media.ErrUntouched) {
-			return unfinished{fmt.Errorf("interrupted, nothing was written to %s", d.Path)}
-		}
-		if ctx.Err() != nil {
-			return unfinished{fmt.Errorf("interrupted; %s has no partition table now: flash it again", d.Path)}
-		}
 		return err
 	}
-	t.Reread()
 	show.close()
-	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s; %s written, read back and verified\n", d, words, o.install.disk, o.install.then, configs.HumanSize(done.Written))
+	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s; %s written, read back and verified\n", t.disk, words, o.install.disk, o.install.then, configs.HumanSize(done.Written))
 	if w := installer.Warn(p); w != "" {
 		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
 	}
@@ -319,17 +305,6 @@ func (o *flashOptions) payload(s streams, image string) (*media.Payload, error) 
 		return nil, err
 	}
 	return p, nil
-}
-
-func payloadWords(image string, p *media.Payload, site string) string {
-	words := fmt.Sprintf("%s (%s, Kubernetes %s)", image, p.Image.Name, p.Image.Kubernetes)
-	switch {
-	case site != "":
-		return words + " and " + site
-	case p.State == media.SlotGolden:
-		return words + " (no Site)"
-	}
-	return words + " and the Site in it"
 }
 
 // options brings the program that installs.

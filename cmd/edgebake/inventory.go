@@ -69,7 +69,7 @@ are taken.`,
 
 func importTable(s streams, name string, o importFlags) error {
 	if o.template == "" {
-		return usageError{errors.New("edgebake inventory import wants a Site with what all rows have in common: --template FILE")}
+		return usageError{errors.New("edgebake inventory import requires a Site with what all rows have in common: --template FILE")}
 	}
 	if name == "-" && o.template == "-" {
 		return usageError{errors.New("the table and the template cannot both come from standard input")}

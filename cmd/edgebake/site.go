@@ -59,7 +59,7 @@ The files hold the join token: treat them and the stick as secrets.`,
 		Args: args(1, 1, "a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if o.key == "" {
-				return usageError{errors.New("edgebake site sign wants a key: --key FILE; see edgebake site sign --help")}
+				return usageError{errors.New("edgebake site sign requires a key: --key FILE; see edgebake site sign --help")}
 			}
 			o.now = time.Now()
 			done, err := signSite(s, a[0], o)

@@ -131,7 +131,7 @@ func TestSiteSign(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"site.yaml"}, 2, "wants a key: --key FILE"},
+		{[]string{"site.yaml"}, 2, "requires a key: --key FILE"},
 		{[]string{"site.yaml", "--key", "office.pub"}, 1, "reading the key office.pub: it is a public key: name the secret key"},
 		{[]string{"site.yaml", "--key", "site.yaml"}, 1, "it is not a minisign secret key"},
 		{[]string{"site.yaml", "--key", "hurt.key"}, 1, "reading the key hurt.key: the file is damaged: its halves do not match"},

@@ -63,7 +63,7 @@ machine is Ready.`,
 			case o.slot != "":
 				return stampSlot(c, s, a[0], o)
 			case len(a) == 1:
-				return usageError{fmt.Errorf("%s wants an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())}
+				return usageError{fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())}
 			}
 			if err := imageFirst(c, a); err != nil {
 				return err
@@ -102,7 +102,7 @@ machine is Ready.`,
 // stampMany stamps each site of an Inventory onto a copy of its own.
 func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if o.Output == "" {
-		return usageError{errors.New("--inventory wants a directory to write to: --output DIR")}
+		return usageError{errors.New("--inventory requires a directory to write to: --output DIR")}
 	}
 	doc, err := readSites(s, o.inventory, o.ignition, o.secrets)
 	if err != nil {

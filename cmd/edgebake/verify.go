@@ -32,7 +32,7 @@ Without --key it finds damage, not malice: the digest is in the image.`,
 				return err
 			}
 			if quick && len(keys) == 0 {
-				return usageError{errors.New("--signature-only wants a key: --key PUB")}
+				return usageError{errors.New("--signature-only requires a key: --key PUB")}
 			}
 			// One file, whatever becomes of its name: the signature is that of
 			// the bytes that are read.
