@@ -49,7 +49,7 @@ func (b *build) resolveAgents(ctx context.Context) error {
 			errs = append(errs, a.err)
 			continue
 		}
-		b.add("agents."+a.name, a.name, plan.Input{Make: "agent", SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
+		b.add(origin{field: "agents." + a.name}, a.name, plan.Input{Make: "agent", SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
 	}
 	return errors.Join(errs...)
 }
@@ -105,7 +105,7 @@ func (b *build) agent(ctx context.Context, name, given string) (string, error) {
 		if err != nil {
 			return "", fieldError("agents."+name, err)
 		}
-		return sha, fieldError("agents."+name, b.checkProgram(sha, "usr/bin/"+name, given))
+		return sha, fieldError("agents."+name, b.checkFile(sha, "usr/bin/"+name, given))
 	}
 	dir, err := ownDir()
 	if err != nil {

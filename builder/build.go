@@ -158,7 +158,6 @@ func checkOutput(out string, force bool) error {
 
 // composed is everything that will be on the disk.
 type composed struct {
-	info      ondisk.ImageInfo
 	esp       []tree.Node
 	root      []tree.Node
 	data      []tree.Node
@@ -173,34 +172,38 @@ type composed struct {
 // edgebake renders before the user's own, and checks the result.
 func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 	s := b.step("merge", "merging layers")
-	var base, user []tree.Layer
+	var programs, user []tree.Layer
+	var base tree.Layer
 	for _, l := range b.plan.Layers {
 		layer, err := b.layer(ctx, l)
 		if err != nil {
 			return nil, err
 		}
-		if strings.HasPrefix(l.Name, overlayPrefix) {
+		switch b.origins[l.Name].kind {
+		case kindBase:
+			base = layer
+		case kindOverlay:
 			user = append(user, layer)
-		} else {
-			base = append(base, layer)
+		default:
+			programs = append(programs, layer)
 		}
 	}
 	c := &composed{}
 	var err error
-	if c.packages, err = b.packages(base[0].Nodes); err != nil {
+	if c.packages, err = b.packages(base.Nodes); err != nil {
 		return nil, err
 	}
 	containerd, err := b.containerdVersion(c.packages)
 	if err != nil {
 		return nil, err
 	}
-	kernel, err := overlays.KernelVersion(base[0].Nodes)
+	kernel, err := overlays.KernelVersion(base.Nodes)
 	if err != nil {
 		// Without a kernel nothing can be rendered; what else the base lacks
 		// is said now all the same.
-		return nil, b.place(checkTree(base[0].Nodes, b.Cache, b.img))
+		return nil, b.place(b.checkTree(base.Nodes))
 	}
-	boards, err := b.boards(base[0].Nodes, kernel)
+	boards, err := b.boards(base.Nodes, kernel)
 	if err != nil {
 		return nil, b.place(err)
 	}
@@ -209,9 +212,9 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 		return nil, err
 	}
 	c.imgReport = store.Report
-	c.info = b.imageInfo(id, kernel, containerd, store)
-	c.info.Boards = boards
-	c.facts = overlays.Facts{SourceDate: b.date, Info: c.info, Containerd: containerd, CNI: b.cni}
+	info := b.imageInfo(id, kernel, containerd, store)
+	info.Boards = boards
+	c.facts = overlays.Facts{SourceDate: b.date, Info: info, Containerd: containerd, CNI: b.cni}
 	own, err := overlays.Root(b.img, c.facts)
 	if err != nil {
 		return nil, err
@@ -221,11 +224,11 @@ func (b *build) compose(ctx context.Context, id string) (*composed, error) {
 		return nil, err
 	}
 	brought := slices.Concat(user, files)
-	layers := slices.Concat(base, []tree.Layer{{Name: "images", Nodes: store.Nodes}, overlays.Fresh(own, brought)}, brought)
+	layers := slices.Concat([]tree.Layer{base}, programs, []tree.Layer{{Name: "images", Nodes: store.Nodes}, overlays.Fresh(own, brought)}, brought)
 	if c.merged, err = tree.Merge(layers, b.date); err != nil {
 		return nil, b.place(err)
 	}
-	if err := checkTree(c.merged, b.Cache, b.img); err != nil {
+	if err := b.checkTree(c.merged); err != nil {
 		return nil, b.place(err)
 	}
 	if err := checkPlugins(c.merged, b.plugins, b.img.CNI.Config); err != nil {
@@ -254,7 +257,7 @@ func (b *build) bakeImages(ctx context.Context, containerd string) (*images.Resu
 	}
 	store, err := lay(ctx, b.Cache, b.pinned, o)
 	if err != nil {
-		return nil, placeImages(b.wanted, err)
+		return nil, b.place(err)
 	}
 	s.done()
 	return store, nil
@@ -371,7 +374,7 @@ func (b *build) checkRoom(l *disk.Layout) {
 func (b *build) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	layout, err := disk.Compute(b.spec(id, c))
 	if err != nil {
-		return nil, b.placeNodes(err)
+		return nil, b.place(byLayer(err))
 	}
 	b.checkRoom(layout)
 	c.facts.Info.Partitions = layout.Parts

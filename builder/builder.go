@@ -95,8 +95,7 @@ type build struct {
 	plan  *plan.Plan
 	// pinned are the container images to take on board.
 	pinned []images.Pinned
-	wanted []images.Wanted // the same, and who wants them
-	files  []tree.Layer    // what Image.files makes
+	files  []tree.Layer // what Image.files makes
 	// base is the tree of the base, where checkBase has looked into it.
 	base struct {
 		sha   string
@@ -106,7 +105,7 @@ type build struct {
 	// it calls; nil where there is none.
 	cni     []byte
 	plugins []string
-	fields  map[string]string   // of the Image, by the input that they ask for
+	origins map[string]origin   // of inputs and layers, by name
 	makes   map[string]makeFunc // how inputs without bytes get them
 	// checkNames asks the archive for what a base is made of.
 	checkNames func(context.Context) error
@@ -139,7 +138,7 @@ func newBuild(ctx context.Context, img *configs.Image, o Options) (*build, error
 	if err := img.Validate().Err(); err != nil {
 		return nil, err
 	}
-	b := &build{Options: o, img: img, begun: now(), date: img.SourceTime(), fields: map[string]string{}, makes: map[string]makeFunc{}}
+	b := &build{Options: o, img: img, begun: now(), date: img.SourceTime(), origins: map[string]origin{}, makes: map[string]makeFunc{}}
 	if o.Cache != nil {
 		o.Cache.Until(ctx)
 		if o.Locked {

@@ -975,7 +975,9 @@ func TestCheckHidden(t *testing.T) {
 	node := func(layer, path string, mode uint32) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: mode}}
 	}
-	err := errors.Join(checkHidden([]tree.Node{
+	overlay := origin{kind: kindOverlay}
+	b := &build{origins: map[string]origin{inputBase: {kind: kindBase}, "overlay 0": overlay, "overlay 1": overlay}}
+	err := errors.Join(b.checkHidden([]tree.Node{
 		node(inputBase, "run/motd", tree.ModeRegular),
 		node("overlay 0", "run", tree.ModeDir),
 		node("overlay 0", "run/web.conf", tree.ModeRegular),
@@ -1063,7 +1065,7 @@ func TestMissingTools(t *testing.T) {
 	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
 	found := map[string]string{}
 	for _, e := range Each(err) {
-		if field := (*FieldError)(nil); errors.As(e, &field) {
+		if field := (*configs.FieldError)(nil); errors.As(e, &field) {
 			found[field.Path] += field.Err.Error()
 		}
 	}

@@ -1,6 +1,7 @@
 package builder
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"encoding/binary"
@@ -92,7 +93,7 @@ func isLeftover(p string) bool {
 
 // checkTree rejects a merged tree that would not boot on the machines it is
 // for, or that would make them all alike.
-func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
+func (b *build) checkTree(nodes []tree.Node) error {
 	var errs []error
 	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
 	kernel, err := overlays.KernelVersion(nodes)
@@ -122,17 +123,17 @@ func checkTree(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) error {
 			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: remove it", n.Path)})
 		}
 	}
-	errs = append(errs, checkHidden(nodes)...)
-	errs = append(errs, checkPrograms(nodes, blobs, img)...)
+	errs = append(errs, b.checkHidden(nodes)...)
+	errs = append(errs, checkPrograms(nodes, b.Cache, b.img)...)
 	return errors.Join(errs...)
 }
 
 // checkHidden rejects files of overlays that no booted machine would see.
 // What a base has in such places is nobody's wish.
-func checkHidden(nodes []tree.Node) []error {
+func (b *build) checkHidden(nodes []tree.Node) []error {
 	var errs []error
 	for _, n := range nodes {
-		if n.IsDir() || !strings.HasPrefix(n.Layer, overlayPrefix) {
+		if n.IsDir() || !b.isOverlay(n) {
 			continue
 		}
 		if by := configs.HiddenAtBoot("/" + n.Path); by != "" {
@@ -164,9 +165,10 @@ func systemdVersion(nodes []tree.Node) int {
 // Firmware and container images hold other machines' code.
 var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
 
-// programs are what a node is made with. Each comes as one file, and what was
-// given in its place by mistake (the archive it is released in, a server's
-// page of regret) must not be found out by four hundred machines.
+// programs are what a node is made with. Each comes as one file. Something else
+// given in its place by mistake, such as the archive it is released in or a
+// server's error page, is rejected when the image is built, and not found out by
+// every machine.
 var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", yurthubPath}
 
 // maxArchErrors bounds the list: a base of the wrong architecture is wrong in
@@ -188,41 +190,24 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 		if !n.IsRegular() || !inProgramDir(n.Path) {
 			continue
 		}
-		program := slices.Contains(programs, n.Path)
-		if n.Data.Blob == "" || n.Data.Size < 64 {
-			if program {
-				errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: notProgram(n.Path)})
+		var f io.ReaderAt = bytes.NewReader(n.Data.Inline)
+		if blob := n.Data.Blob; blob != "" {
+			if open[blob] == nil {
+				var err error
+				if open[blob], err = blobs.OpenBlob(blob); err != nil {
+					return append(errs, err)
+				}
 			}
-			continue
+			f = io.NewSectionReader(open[blob], n.Data.Off, n.Data.Size)
 		}
-		f, ok := open[n.Data.Blob]
-		if !ok {
-			var err error
-			if f, err = blobs.OpenBlob(n.Data.Blob); err != nil {
-				return append(errs, err)
-			}
-			open[n.Data.Blob] = f
+		problem, err := checkProgram(f, n.Path, n.Path, img)
+		if err != nil {
+			return append(errs, err)
 		}
-		var head [20]byte
-		if _, err := f.ReadAt(head[:], n.Data.Off); err != nil {
-			return append(errs, fmt.Errorf("reading %s: %w", n.Path, err))
-		}
-		if program && string(head[:4]) != elf.ELFMAG {
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: notProgram(n.Path)})
-			continue
-		}
-		if err := checkELF(head, img.Arch); err != nil {
-			if len(errs) == maxArchErrors {
-				more++
-				continue
-			}
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s %w", n.Path, err)})
-			continue
-		}
-		if n.Path == yurthubPath {
-			if err := checkYurthub(io.NewSectionReader(f, n.Data.Off, n.Data.Size), img.Yurthub); err != nil {
-				errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s %w", n.Path, err)})
-			}
+		if arch := (*archError)(nil); errors.As(problem, &arch) && len(errs) >= maxArchErrors {
+			more++
+		} else if problem != nil {
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: problem})
 		}
 	}
 	if more > 0 {
@@ -231,35 +216,42 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 	return errs
 }
 
-func notProgram(path string) error {
-	return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", path)
+// checkProgram looks at a file that lies at path on the node, or is to lie there:
+// it must be the program that the path promises, and for the image's
+// architecture. name is what messages call it. err says that the file could not
+// be read.
+func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem, err error) {
+	var head [64]byte // an ELF header
+	n, err := f.ReadAt(head[:], 0)
+	if err != nil && err != io.EOF {
+		return nil, fmt.Errorf("reading %s: %w", name, err)
+	}
+	if n < len(head) || string(head[:4]) != elf.ELFMAG {
+		if slices.Contains(programs, path) {
+			return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", name), nil
+		}
+		return nil, nil
+	}
+	problem = checkELF(head, img.Arch)
+	if problem == nil && path == yurthubPath {
+		problem = checkYurthub(f, img.Yurthub)
+	}
+	if problem != nil {
+		problem = fmt.Errorf("%s %w", name, problem)
+	}
+	return problem, nil
 }
 
-// checkProgram is checkPrograms for one file that is to lie at path: what lies
-// on this machine is looked at before anything is compiled. name is what the
-// person calls it.
-func (b *build) checkProgram(sha, path, name string) error {
+// checkFile is checkProgram of a file in the cache: what lies on this computer is
+// looked at before anything is compiled.
+func (b *build) checkFile(sha, path, name string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	var head [20]byte
-	if _, err := f.ReadAt(head[:], 0); err != nil && err != io.EOF {
-		return fmt.Errorf("reading %s: %w", name, err)
-	}
-	if slices.Contains(programs, path) && string(head[:4]) != elf.ELFMAG {
-		return notProgram(name)
-	}
-	if err := checkELF(head, b.img.Arch); err != nil {
-		return fmt.Errorf("%s %w", name, err)
-	}
-	if path == yurthubPath {
-		if err := checkYurthub(f, b.img.Yurthub); err != nil {
-			return fmt.Errorf("%s %w", name, err)
-		}
-	}
-	return nil
+	problem, err := checkProgram(f, path, name, b.img)
+	return errors.Join(problem, err)
 }
 
 // pid1 is the program that every base has.
@@ -274,7 +266,7 @@ func (b *build) checkBase(ctx context.Context) error {
 	case b.Base != "":
 		var err error
 		if sha, err = b.importFile(ctx, b.Base, ""); err != nil {
-			return fmt.Errorf("--base %s: %w", b.Base, err)
+			return b.origins[inputBase].blame(err)
 		}
 	case b.img.Base.Tar == nil || sha == "" || !b.Cache.Has(sha):
 		return nil
@@ -297,14 +289,11 @@ func (b *build) checkBase(ctx context.Context) error {
 		return err
 	}
 	defer f.Close()
-	var head [20]byte
-	if _, err := f.ReadAt(head[:], nodes[i].Data.Off); err != nil {
-		return fmt.Errorf("reading %s: %w", pid1, err)
+	problem, err := checkProgram(io.NewSectionReader(f, nodes[i].Data.Off, nodes[i].Data.Size), pid1, "its "+pid1, b.img)
+	if problem != nil {
+		return b.place(&tree.LayerError{Layer: inputBase, Err: problem})
 	}
-	if err := checkELF(head, b.img.Arch); err != nil {
-		return b.place(&tree.LayerError{Layer: inputBase, Err: fmt.Errorf("its %s %w", pid1, err)})
-	}
-	return nil
+	return err
 }
 
 func inProgramDir(p string) bool {
@@ -321,12 +310,16 @@ func inProgramDir(p string) bool {
 	return false
 }
 
-// checkELF looks at the start of a file: programs and shared libraries must
+// archError is a program for another architecture.
+type archError struct{ have, want string }
+
+func (e *archError) Error() string {
+	return fmt.Sprintf("is for %s, the image for %s; give one for %s", e.have, e.want, e.want)
+}
+
+// checkELF looks at the start of an ELF file: programs and shared libraries must
 // be for arch. Objects (kernel modules, BPF) are judged by who loads them.
-func checkELF(head [20]byte, arch string) error {
-	if string(head[:4]) != elf.ELFMAG {
-		return nil
-	}
+func checkELF(head [64]byte, arch string) error {
 	order := binary.ByteOrder(binary.LittleEndian)
 	if elf.Data(head[elf.EI_DATA]) == elf.ELFDATA2MSB {
 		order = binary.BigEndian
@@ -339,7 +332,7 @@ func checkELF(head [20]byte, arch string) error {
 	if arch == "amd64" && machine == elf.EM_386 {
 		return nil // runs there too
 	}
-	return fmt.Errorf("is for %s, the image for %s; give one for %s", machineName(machine), arch, arch)
+	return &archError{machineName(machine), arch}
 }
 
 func machineName(m elf.Machine) string {

@@ -178,7 +178,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	// Other packages do.
 	p.change(t, "packages: [tcpdump]", "packages: [tcpdump, vim]")
 	_, err = p.buildEach(t, p.jobs(t))
-	var field *FieldError
+	var field *configs.FieldError
 	if !errors.As(err, &field) || field.Path != "base.debian" || !strings.Contains(err.Error(), "making the Debian base for arm64 runs arm64 programs") || p.runs(t) != runs {
 		t.Errorf("without emulation: %v, mmdebstrap ran:\n%s", err, p.runs(t))
 	}

@@ -3,26 +3,16 @@ package builder
 import (
 	"errors"
 	"reflect"
+
+	"github.com/edgebake/edgebake/configs"
 )
-
-// FieldError is a problem with what a field of the Image names. Path is the
-// field's, as configs.Problem has it, so that whoever has the document can
-// tell the line.
-type FieldError struct {
-	Path string
-	Err  error
-}
-
-func (e *FieldError) Error() string { return e.Path + ": " + e.Err.Error() }
-
-func (e *FieldError) Unwrap() error { return e.Err }
 
 // fieldError ties err to a field; where several errors are joined, each of
 // them.
 func fieldError(path string, err error) error {
 	var errs []error
 	for _, e := range Each(err) {
-		errs = append(errs, &FieldError{path, e})
+		errs = append(errs, &configs.FieldError{Path: path, Err: e})
 	}
 	return errors.Join(errs...)
 }

@@ -40,10 +40,10 @@ func (b *build) resolveImages(ctx context.Context) error {
 		b.event(Event{Step: "images", State: StateWarning, Text: "no pause image on board: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images: and name it in containerd.sandbox"})
 	}
 	if len(list) == 0 {
-		return placeImages(nil, listErr)
+		return listErr
 	}
 	wanted := make([]configs.ContainerImage, len(list))
-	origins := map[configs.ContainerImage]plan.Input{}
+	inputs := map[configs.ContainerImage]plan.Input{}
 	for n, w := range list {
 		i := w.ContainerImage
 		in, err := imageOrigin(i)
@@ -54,7 +54,12 @@ func (b *build) resolveImages(ctx context.Context) error {
 			i.Digest = "sha256:" + sha
 		}
 		wanted[n] = i
-		origins[i] = in
+		inputs[i] = in
+		from := origin{field: w.Field, manifest: w.Manifest}
+		b.origins[imagePrefix+i.Ref] = from
+		if r, err := configs.ParseRef(i.Ref); err == nil {
+			b.origins[images.LayerName(r.String())] = from // its files
+		}
 	}
 	var versionErr error
 	if b.img.ImageStore.Mode != "import" && !b.img.Containerd.Debian {
@@ -63,10 +68,9 @@ func (b *build) resolveImages(ctx context.Context) error {
 			versionErr = fieldError("containerd.version", versionErr)
 		}
 	}
-	b.wanted = list
 	var pinErr error
 	b.pinned, pinErr = b.pinImages(ctx, wanted)
-	if err := errors.Join(versionErr, placeImages(list, errors.Join(listErr, pinErr))); err != nil {
+	if err := errors.Join(versionErr, b.place(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range b.pinned {
@@ -77,39 +81,13 @@ func (b *build) resolveImages(ctx context.Context) error {
 		if p.Ref, err = configs.ParseRef(p.Source.Ref); err != nil {
 			return err
 		}
-		in := origins[p.Source]
+		in := inputs[p.Source]
 		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
-		b.add("images", imagePrefix+p.Source.Ref, in, nil, nil)
+		b.add(b.origins[imagePrefix+p.Source.Ref], imagePrefix+p.Source.Ref, in, nil, nil)
 	}
 	// The order in which the document names them must not show on the disk.
 	slices.SortFunc(b.pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	return nil
-}
-
-// placeImages ties what is wrong with images to who wants them.
-func placeImages(list []images.Wanted, err error) error {
-	var errs []error
-	for _, e := range Each(err) {
-		var ie *images.ImageError
-		var ge *images.GlobError
-		if errors.As(e, &ge) {
-			e = fieldError(fmt.Sprintf("imagesFrom[%d]", ge.Index), e)
-		}
-		if errors.As(e, &ie) {
-			n := slices.IndexFunc(list, func(w images.Wanted) bool {
-				return w.Ref == ie.Image.Ref && w.Layout == ie.Image.Layout && w.Archive == ie.Image.Archive
-			})
-			switch {
-			case n < 0:
-			case list[n].Manifest != "":
-				e = fmt.Errorf("%s: %w", list[n].Manifest, e)
-			default:
-				e = fieldError(list[n].Field, e)
-			}
-		}
-		errs = append(errs, e)
-	}
-	return errors.Join(errs...)
 }
 
 // pinImages asks where the images come from what they are. The answer for
@@ -200,7 +178,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 		if i.Digest == "" {
 			i.Digest = in.Digest
 		}
-		b.add("base.oci", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+		b.add(b.baseOrigin("base.oci"), inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 			p, err := b.pinOCI(ctx, i)
 			if err != nil {
 				return "", err
@@ -218,7 +196,7 @@ func (b *build) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	if sha, ok := b.Cache.Lookup(b.ociKey(p)); ok && b.Base == "" {
 		in.SHA256 = sha
 	}
-	b.add("base.oci", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+	b.add(b.baseOrigin("base.oci"), inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 		sha, err := b.makeOCI(ctx, p)
 		return sha, fieldError("base.oci", err)
 	})

@@ -10,11 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
 )
@@ -23,96 +20,6 @@ import (
 func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	out, err := b.nodes(ctx, l)
 	return out, b.place(err)
-}
-
-// place ties what is wrong with layers to the fields of the Image, or the
-// flag, that they come from.
-func (b *build) place(err error) error {
-	var errs []error
-	for _, e := range Each(err) {
-		var l *tree.LayerError
-		switch {
-		case !errors.As(e, &l):
-		case l.Layer == inputBase && b.Base != "":
-			e = fmt.Errorf("--base %s: %w", b.Base, withPath(l))
-		default:
-			if field := b.layerField(l.Layer, l.Path); field != "" {
-				e = &FieldError{field, withPath(l)}
-			}
-		}
-		errs = append(errs, e)
-	}
-	return errors.Join(errs...)
-}
-
-// withPath is what a layer's error says where something else says which layer it
-// is.
-func withPath(l *tree.LayerError) error {
-	if l.Path == "" {
-		return l.Err
-	}
-	return fmt.Errorf("%s: %w", l.Path, l.Err)
-}
-
-// placeNodes ties what a file system cannot hold to the layers that the files
-// come from, as place does.
-func (b *build) placeNodes(err error) error {
-	var found []*ext4.NodeError
-	var collect func(error)
-	collect = func(err error) {
-		var n *ext4.NodeError
-		switch e := err.(type) {
-		case interface{ Unwrap() []error }:
-			for _, e := range e.Unwrap() {
-				collect(e)
-			}
-		case interface{ Unwrap() error }:
-			if !errors.As(err, &n) || n != err {
-				collect(e.Unwrap())
-				return
-			}
-			found = append(found, n)
-		}
-	}
-	collect(err)
-	if len(found) == 0 {
-		return err
-	}
-	var errs []error
-	for _, n := range found {
-		errs = append(errs, &tree.LayerError{Layer: n.Node.Layer, Path: n.Node.Path, Err: n.Err})
-	}
-	return b.place(errors.Join(errs...))
-}
-
-// imageField is the field that an image on board comes from, empty where that
-// is a manifest.
-func (b *build) imageField(ref string) string {
-	for _, p := range b.pinned {
-		if p.Ref.String() != ref {
-			continue
-		}
-		for _, w := range b.wanted {
-			if w.Ref == p.Source.Ref {
-				return w.Field
-			}
-		}
-	}
-	return ""
-}
-
-// layerField is the field that a layer, or a file of it, comes from; empty
-// where none does.
-func (b *build) layerField(layer, path string) string {
-	if strings.HasPrefix(layer, layerFiles) {
-		if i := slices.IndexFunc(b.img.Files, func(f configs.File) bool { return f.Path == "/"+path }); i >= 0 {
-			return fmt.Sprintf("files[%d].path", i)
-		}
-	}
-	if ref, ok := strings.CutPrefix(layer, images.LayerPrefix); ok {
-		return b.imageField(ref)
-	}
-	return b.fields[layer]
 }
 
 func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {

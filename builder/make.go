@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/configs"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -76,7 +77,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 	if _, err := exec.LookPath("go"); err != nil {
 		var told []string
 		for _, name := range compile {
-			field := b.fields[name]
+			field := b.origins[name].field
 			if slices.Contains(told, field) {
 				continue
 			}
@@ -85,7 +86,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which has it"
 			}
-			errs = append(errs, &FieldError{field, fmt.Errorf("compiling %s needs Go, and there is no go on PATH: install Go (https://go.dev/dl), or %s", name, hint)})
+			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go, and there is no go on PATH: install Go (https://go.dev/dl), or %s", name, hint)})
 		}
 	}
 	if !slices.Contains(rest, inputBase) || b.Base != "" || b.img.Base.Debian == nil {
@@ -97,7 +98,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 	}
 	for _, tool := range tools {
 		if _, err := exec.LookPath(tool); err != nil {
-			errs = append(errs, &FieldError{"base.debian", fmt.Errorf("making the Debian base needs %s: apt-get install mmdebstrap uidmap debian-archive-keyring (or give a base of another kind: tar, oci)", tool)})
+			errs = append(errs, &configs.FieldError{Path: "base.debian", Err: fmt.Errorf("making the Debian base needs %s: apt-get install mmdebstrap uidmap debian-archive-keyring (or give a base of another kind: tar, oci)", tool)})
 		}
 	}
 	if b.img.Arch != runtime.GOARCH {
@@ -111,20 +112,17 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if field := (*FieldError)(nil); errors.As(err, &field) {
+	if field := (*configs.FieldError)(nil); errors.As(err, &field) {
 		return err // it knows its place
 	}
 	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
-		return &FieldError{strings.TrimSuffix(b.fields[name], ".source") + ".version", unknown}
+		return &configs.FieldError{Path: strings.TrimSuffix(b.origins[name].field, ".source") + ".version", Err: unknown}
 	}
-	if name == inputBase && b.Base != "" {
-		return fmt.Errorf("--base %s: %w", b.Base, err)
+	from := b.origins[name]
+	if from.flag == "" {
+		err = fmt.Errorf("input %s: %w", name, err)
 	}
-	err = fmt.Errorf("input %s: %w", name, err)
-	if field := b.layerField(name, ""); field != "" {
-		return &FieldError{field, err}
-	}
-	return err
+	return from.blame(err)
 }
 
 func (b *build) makeInput(ctx context.Context, name string) error {

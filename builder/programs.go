@@ -87,7 +87,7 @@ func (b *build) resolvePrograms(ctx context.Context) error {
 		}
 	}
 	if y := img.Yurthub; y != nil && y.Binary != nil {
-		errs = append(errs, b.fileSource(ctx, "yurthub", "yurthub.binary", *y.Binary, &plan.Layer{Path: yurthubPath, Mode: tree.ModeRegular | 0o755}))
+		errs = append(errs, b.fileSource(ctx, "yurthub", origin{field: "yurthub.binary"}, *y.Binary, &plan.Layer{Path: yurthubPath, Mode: tree.ModeRegular | 0o755}))
 	}
 	return errors.Join(errs...)
 }
@@ -131,7 +131,7 @@ func (b *build) addGo(field string, p program, r fetch.GoRecipe) error {
 	if err != nil {
 		return err
 	}
-	b.add(field, p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, s *step) (string, error) {
+	b.add(origin{field: field}, p.name, plan.Input{Make: "go", Recipe: raw}, p.layer(), func(ctx context.Context, s *step) (string, error) {
 		made, err := fetch.GoBuild(ctx, b.Cache, r, s)
 		return made[r.Packages[0]], err
 	})
@@ -175,7 +175,7 @@ func (b *build) resolveRelease(ctx context.Context, field, name, url string, src
 		}
 		in.SHA256 = sha
 	}
-	b.add(field, name, in, layer, b.fetcher(name))
+	b.add(origin{field: field}, name, in, layer, b.fetcher(name))
 	return nil
 }
 
@@ -222,8 +222,8 @@ func (b *build) resolveDir(ctx context.Context, s programSet) error {
 			errs = append(errs, err)
 			continue
 		}
-		b.add(s.field, p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
-		errs = append(errs, b.checkProgram(sha, p.path, file))
+		b.add(origin{field: s.field}, p.name, plan.Input{File: file, SHA256: sha}, p.layer(), nil)
+		errs = append(errs, b.checkFile(sha, p.path, file))
 	}
 	return errors.Join(errs...)
 }

@@ -29,7 +29,6 @@ const (
 	overlayPrefix  = "overlay "
 	fileSrcPrefix  = "file "
 	layerEdgebake  = "edgebake"
-	layerFiles     = "files"   // and "files (replace)", of package overlays
 	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
 	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
 	espSize        = 512 << 20
@@ -112,11 +111,10 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 	return nil
 }
 
-// add enters an input that a field of the Image asks for and, unless layer is
-// nil, how it enters the tree. The lock's digest is taken where none is known
-// otherwise.
-func (b *build) add(field, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
-	b.fields[name] = field
+// add enters an input, what asks for it and, unless layer is nil, how it enters
+// the tree. The lock's digest is taken where none is known otherwise.
+func (b *build) add(from origin, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
+	b.origins[name] = from
 	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
 		in.SHA256 = sha
 	}
@@ -128,6 +126,14 @@ func (b *build) add(field, name string, in plan.Input, layer *plan.Layer, make m
 		layer.Name, layer.Input = name, name
 		b.plan.Layers = append(b.plan.Layers, *layer)
 	}
+}
+
+// baseOrigin is what the base comes from: that field, or --base in its place.
+func (b *build) baseOrigin(field string) origin {
+	if b.Base != "" {
+		return origin{kind: kindBase, field: field, flag: "--base " + b.Base}
+	}
+	return origin{kind: kindBase, field: field}
 }
 
 func (b *build) resolveBase(ctx context.Context) error {
@@ -156,7 +162,7 @@ func (b *build) resolveBase(ctx context.Context) error {
 			}
 		}
 		b.checkNames = func(ctx context.Context) error { return b.checkArchive(ctx, r) }
-		b.add("base.debian", inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
+		b.add(b.baseOrigin("base.debian"), inputBase, in, &plan.Layer{}, func(ctx context.Context, s *step) (string, error) {
 			// What was made here may be older than what somebody else has locked.
 			want := b.input(inputBase).SHA256
 			if have, ok := b.Cache.Lookup(key); ok && want != "" && have != want {
@@ -170,9 +176,9 @@ func (b *build) resolveBase(ctx context.Context) error {
 		})
 		return nil
 	case base.Tar != nil && base.Tar.File != "" && b.Base != "":
-		return &FieldError{"base.tar.file", fmt.Errorf("the Image names its base already: build without --base %s, or put that name here", b.Base)}
+		return &configs.FieldError{Path: "base.tar.file", Err: fmt.Errorf("the Image names its base already: build without --base %s, or put that name here", b.Base)}
 	case base.Tar != nil:
-		return b.fileSource(ctx, inputBase, "base.tar", *base.Tar, &plan.Layer{})
+		return b.fileSource(ctx, inputBase, b.baseOrigin("base.tar"), *base.Tar, &plan.Layer{})
 	case base.OCI != nil:
 		return b.resolveOCI(ctx, *base.OCI)
 	}
@@ -180,20 +186,20 @@ func (b *build) resolveBase(ctx context.Context) error {
 }
 
 // fileSource enters a file by path or URL.
-func (b *build) fileSource(ctx context.Context, name, field string, src configs.FileSource, layer *plan.Layer) error {
+func (b *build) fileSource(ctx context.Context, name string, from origin, src configs.FileSource, layer *plan.Layer) error {
 	if src.File != "" {
 		sha, err := b.importNamed(ctx, src.File, src.SHA256)
 		if err != nil {
-			return fieldError(field, err)
+			return fieldError(from.field, err)
 		}
-		b.add(field, name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
-		return fieldError(field, b.checkProgram(sha, layer.Path, src.File))
+		b.add(from, name, plan.Input{File: src.File, SHA256: sha}, layer, nil)
+		return fieldError(from.field, b.checkFile(sha, layer.Path, src.File))
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
-		return fieldError(field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
+		return fieldError(from.field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
 	}
-	b.add(field, name, in, layer, b.fetcher(name))
+	b.add(from, name, in, layer, b.fetcher(name))
 	return nil
 }
 
@@ -228,7 +234,7 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		b.add(field, fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
+		b.add(origin{kind: kindOverlay, field: field}, fmt.Sprintf("%s%d", overlayPrefix, i), plan.Input{Make: "folder", File: o.Dir, SHA256: sha}, &plan.Layer{Replace: o.Replace}, nil)
 	}
 	return errors.Join(errs...)
 }
@@ -238,6 +244,7 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 func (b *build) resolveFiles(ctx context.Context) error {
 	var errs []error
 	for i, f := range b.img.Files {
+		b.origins[overlays.FileLayer(i)] = origin{field: fmt.Sprintf("files[%d].path", i)}
 		if f.Source == "" {
 			continue
 		}
@@ -247,18 +254,12 @@ func (b *build) resolveFiles(ctx context.Context) error {
 			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		b.add(field, fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil, nil)
+		b.add(origin{field: field}, fileInput(i), plan.Input{File: f.Source, SHA256: sha}, nil, nil)
 	}
 	if len(errs) == 0 {
 		var err error
 		b.files, err = b.userFiles(overlays.Facts{SourceDate: b.date})
-		for _, e := range Each(err) {
-			var f *overlays.FileError
-			if errors.As(e, &f) {
-				e = &FieldError{fmt.Sprintf("files[%d]", f.Index), f.Err}
-			}
-			errs = append(errs, e)
-		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -283,7 +284,7 @@ func (b *build) resolveCNI(ctx context.Context) error {
 	if b.plugins, err = overlays.CNIPlugins(b.cni); err != nil {
 		return fieldError("cni.config", fmt.Errorf("reading %s: %w", c, err))
 	}
-	b.add("cni.config", inputCNI, plan.Input{File: c, SHA256: sha}, nil, nil)
+	b.add(origin{field: "cni.config"}, inputCNI, plan.Input{File: c, SHA256: sha}, nil, nil)
 	return nil
 }
 

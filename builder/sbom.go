@@ -61,7 +61,7 @@ func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
 	if err := b.programsSBOM(d, image, c.merged); err != nil {
 		return nil, err
 	}
-	for _, i := range c.info.Images {
+	for _, i := range c.facts.Info.Images {
 		repo, _, _ := strings.Cut(i.Ref, "@")
 		d.relate(image, "CONTAINS", d.add("oci-"+i.Ref, &spdx.Package{
 			PackageName: i.Ref, PackageVersion: i.Digest,

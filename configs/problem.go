@@ -18,6 +18,17 @@ type Problem struct {
 	Missing bool
 }
 
+// FieldError is a problem with what a field names, found by somebody who does not
+// have the document: whoever has it can tell the line of Path.
+type FieldError struct {
+	Path string
+	Err  error
+}
+
+func (e *FieldError) Error() string { return e.Path + ": " + e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
 // Error has the form compilers use, so that editors can jump to it.
 func (p Problem) Error() string {
 	var b strings.Builder

@@ -378,7 +378,7 @@ func TestFiles(t *testing.T) {
 	}
 	img.Files = []configs.File{{Path: "/a", Contents: "{{.Nope}}", Template: true}, {Path: "/b", Mode: "rw", Contents: "x"}}
 	_, err = Files(img, testFacts(), nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "files[0] (/a)") || !strings.Contains(err.Error(), "files[1] (/b)") {
+	if err == nil || !strings.Contains(err.Error(), "files[0]: ") || !strings.Contains(err.Error(), "files[1]: ") {
 		t.Errorf("both problems are to be reported, got %v", err)
 	}
 }

@@ -11,16 +11,8 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
-// FileError is a problem with Image.files[Index].
-type FileError struct {
-	Index int
-	Path  string
-	Err   error
-}
-
-func (e *FileError) Error() string { return fmt.Sprintf("files[%d] (%s): %v", e.Index, e.Path, e.Err) }
-
-func (e *FileError) Unwrap() error { return e.Err }
+// FileLayer is what the node of files[index] calls its source.
+func FileLayer(index int) string { return fmt.Sprintf("files[%d]", index) }
 
 // Files makes the layers of Image.files: those that may only add, and those
 // that may replace. open opens the source of files[index], which stands beside
@@ -32,7 +24,7 @@ func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, erro
 	for i, file := range img.Files {
 		inode, err := fileInode(img, i, load, open)
 		if err != nil {
-			errs = append(errs, &FileError{i, file.Path, err})
+			errs = append(errs, &configs.FieldError{Path: fmt.Sprintf("files[%d]", i), Err: err})
 			continue
 		}
 		b := add
@@ -40,6 +32,7 @@ func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, erro
 			b = replace
 		}
 		b.add(strings.TrimPrefix(file.Path, "/"), inode)
+		b.nodes[len(b.nodes)-1].Layer = FileLayer(i)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -52,9 +45,6 @@ func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, erro
 	}{{add, "files", false}, {replace, "files (replace)", true}} {
 		if len(l.b.nodes) == 0 {
 			continue
-		}
-		for i := range l.b.nodes {
-			l.b.nodes[i].Layer = l.name
 		}
 		layers = append(layers, tree.Layer{Name: l.name, Nodes: l.b.nodes, Replace: l.replace})
 	}

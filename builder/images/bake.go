@@ -291,9 +291,8 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 	return r, nil
 }
 
-// LayerPrefix, with the reference behind it, is what an image's own nodes call
-// their source.
-const LayerPrefix = "image "
+// LayerName is what an image's own nodes call their source.
+func LayerName(ref string) string { return "image " + ref }
 
 // layerName is what the nodes of the store, other than an image's own, call
 // their source.
@@ -324,7 +323,7 @@ func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	for _, s := range b.order {
 		dir := path.Join(store.Root, store.SnapshotDir(b.snapshotter, s.id))
 		t.dir(dir, 0o700)
-		t.nodes = s.nodes(dir+"/fs", LayerPrefix+s.label, t.nodes)
+		t.nodes = s.nodes(dir+"/fs", LayerName(s.label), t.nodes)
 		t.dir(dir+"/work", 0o711)
 	}
 	meta, snaps, err := b.databases(ctx)

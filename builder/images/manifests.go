@@ -34,7 +34,7 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 		list = append(list, Wanted{ContainerImage: i, Field: fmt.Sprintf("images[%d]", n)})
 		r, err := configs.ParseRef(i.Ref)
 		if err != nil {
-			errs = append(errs, err)
+			errs = append(errs, &configs.FieldError{Path: list[n].Field, Err: err})
 			continue
 		}
 		have[r.String()] = true
@@ -56,7 +56,7 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 	if y := img.Yurthub; y != nil && y.Image != nil {
 		add(Wanted{ContainerImage: *y.Image, Field: "yurthub.image"})
 	}
-	found, err := FromManifests(dir, img.ImagesFrom)
+	found, err := fromManifests(dir, img.ImagesFrom)
 	errs = append(errs, err)
 	for _, f := range found {
 		add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref}, Manifest: f.Where})
@@ -70,25 +70,16 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 	return list, notes, errors.Join(errs...)
 }
 
-// GlobError is a problem with one of the patterns given.
-type GlobError struct {
-	Index int // the pattern's
-	Err   error
-}
-
-func (e *GlobError) Error() string { return e.Err.Error() }
-func (e *GlobError) Unwrap() error { return e.Err }
-
 // Found is an image that a manifest runs.
 type Found struct {
 	Ref   string
 	Where string // "manifests/app.yaml:12: Deployment web"
 }
 
-// FromManifests lists the images of the Kubernetes manifests that the globs
+// fromManifests lists the images of the Kubernetes manifests that the globs
 // match, relative to dir. A glob that matches nothing is an error: somebody
 // expects images from it.
-func FromManifests(dir string, globs []string) ([]Found, error) {
+func fromManifests(dir string, globs []string) ([]Found, error) {
 	var files []string
 	from := map[string]int{} // file: its pattern
 	var errs []error
@@ -99,9 +90,9 @@ func FromManifests(dir string, globs []string) ([]Found, error) {
 		}
 		names, err := filepath.Glob(pattern)
 		if err != nil {
-			errs = append(errs, &GlobError{at, fmt.Errorf("%q: %w", g, err)})
+			errs = append(errs, globError(at, fmt.Errorf("%q: %w", g, err)))
 		} else if len(names) == 0 {
-			errs = append(errs, &GlobError{at, fmt.Errorf("%q: no file matches; correct the pattern, or remove it", g)})
+			errs = append(errs, globError(at, fmt.Errorf("%q: no file matches; correct the pattern, or remove it", g)))
 		}
 		for _, n := range names {
 			if !slices.Contains(files, n) {
@@ -114,14 +105,14 @@ func FromManifests(dir string, globs []string) ([]Found, error) {
 	for _, name := range files {
 		raw, err := readFile(name)
 		if err != nil {
-			errs = append(errs, &GlobError{from[name], fmt.Errorf("%w; correct the pattern, or that file", err)})
+			errs = append(errs, globError(from[name], fmt.Errorf("%w; correct the pattern, or that file", err)))
 			continue
 		}
 		rel, err := filepath.Rel(dir, name)
 		if err != nil {
 			rel = name
 		}
-		fs, err := ImagesOf(rel, raw)
+		fs, err := imagesOf(rel, raw)
 		found = append(found, fs...)
 		errs = append(errs, err)
 	}
@@ -130,10 +121,15 @@ func FromManifests(dir string, globs []string) ([]Found, error) {
 	return found, errors.Join(errs...)
 }
 
-// ImagesOf lists the images in one file of manifests: YAML, or JSON, which is
+// globError is a problem with one of the patterns.
+func globError(at int, err error) error {
+	return &configs.FieldError{Path: fmt.Sprintf("imagesFrom[%d]", at), Err: err}
+}
+
+// imagesOf lists the images in one file of manifests: YAML, or JSON, which is
 // YAML too; several documents, and List objects. Kinds that run no pods are
 // passed over.
-func ImagesOf(name string, raw []byte) ([]Found, error) {
+func imagesOf(name string, raw []byte) ([]Found, error) {
 	var found []Found
 	var errs []error
 	dec := yaml.NewDecoder(bytes.NewReader(raw))

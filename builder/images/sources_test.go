@@ -269,7 +269,7 @@ items:
 - {kind: Deployment, spec: {template: {spec: {containers: [{image: edgebake.test/web:1}]}}}}
 `
 
-func TestImagesFromManifests(t *testing.T) {
+func TestImagesfromManifests(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
@@ -278,7 +278,7 @@ func TestImagesFromManifests(t *testing.T) {
 	}
 	write("all.yaml", manifests)
 	write("one.json", `{"kind":"Pod","metadata":{"name":"j"},"spec":{"containers":[{"image":"edgebake.test/json:1"}]}}`)
-	found, err := FromManifests(dir, []string{"*.yaml", "one.json", "all.yaml"})
+	found, err := fromManifests(dir, []string{"*.yaml", "one.json", "all.yaml"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func TestImagesFromManifests(t *testing.T) {
 	write("bad.yaml", "kind: Pod\nmetadata: {name: x}\nspec: {containers: [{image: untagged}, {image: 'A B'}]}\n")
 	write("broken.yaml", "kind: [")
 	write("bomb.yaml", "kind: List\nitems: &x [{kind: List, items: *x}]\n")
-	_, err = FromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
+	_, err = fromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
 	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml:2: Lists in Lists")
 }
 
@@ -334,7 +334,7 @@ func FuzzImagesOf(f *testing.F) {
 	f.Add([]byte(manifests))
 	f.Add([]byte("a: &a [*a]"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		found, _ := ImagesOf("fuzz", b)
+		found, _ := imagesOf("fuzz", b)
 		for _, i := range found {
 			if _, err := configs.ParseRef(i.Ref); err != nil {
 				t.Errorf("%q: %v", i.Ref, err)

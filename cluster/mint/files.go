@@ -85,6 +85,14 @@ func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
 	return data, nil
 }
 
+// hold locks a minted directory, wherever links to it lead, until held is closed.
+func hold(dir string) (real string, held *os.File, err error) {
+	if real, err = realDir(dir); err == nil {
+		held, err = lock(real)
+	}
+	return real, held, err
+}
+
 // lock keeps a directory to one process at a time; closing the file lets go.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)

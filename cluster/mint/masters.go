@@ -116,11 +116,7 @@ func birthTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 // returns their names. It is for a cluster that is yet to be born: one that lives
 // learns of none of them.
 func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error) {
-	dir, err := realDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	held, err := lock(dir)
+	dir, held, err := hold(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -156,11 +152,7 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 // first time, and returns the record. Nothing forbids it but the living
 // cluster: masters that see one take a seat in it.
 func AllowBirth(dir string, now, until time.Time) (*Record, error) {
-	dir, err := realDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	held, err := lock(dir)
+	dir, held, err := hold(dir)
 	if err != nil {
 		return nil, err
 	}

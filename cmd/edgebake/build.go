@@ -174,7 +174,7 @@ func forArch(path, arch string) string {
 func (f *source) explain(err error) error {
 	var out []error
 	for _, e := range builder.Each(err) {
-		var field *builder.FieldError
+		var field *configs.FieldError
 		if errors.As(e, &field) {
 			p := configs.Problem{File: f.name, Path: field.Path, Msg: field.Err.Error()}
 			p.Line, p.Col = configs.Locate(f.name, f.data, field.Path)

@@ -42,10 +42,10 @@ func TestPushAndPullCommands(t *testing.T) {
 	c.run(1, "pull", ref, "-o", "other.raw")
 	c.want(c.err, "add --insecure if plain HTTP is meant")
 	for words, args := range map[string][]string{
-		"leave \"oci://\" out": {"pull", "oci://" + ref},
-		"has no tag":           {"pull", r.Listener.Addr().String() + "/edge/tiny"},
-		"ends in .raw.zst":     {"pull", ref, "-o", "disk.img"},
-		"requires an image and":   {"push", "tiny.raw"},
+		"leave \"oci://\" out":  {"pull", "oci://" + ref},
+		"has no tag":            {"pull", r.Listener.Addr().String() + "/edge/tiny"},
+		"ends in .raw.zst":      {"pull", ref, "-o", "disk.img"},
+		"requires an image and": {"push", "tiny.raw"},
 	} {
 		c.run(2, args...)
 		c.want(c.err, words)

@@ -109,22 +109,24 @@ func (m *merger) add(l Layer) {
 	sortNodes(nodes)
 	seen := make(map[string]string, len(nodes)) // where each path went -> as the layer names it
 	for _, n := range nodes {
-		n.Layer = l.Name
+		if n.Layer == "" {
+			n.Layer = l.Name
+		}
 		if err := checkPath(n.Path); err != nil {
-			m.errorf(l.Name, "", "%w", err)
+			m.errorf(n.Layer, "", "%w", err)
 			continue
 		}
 		where, err := m.place(n, seen)
 		if err != nil {
-			m.errorf(l.Name, n.Path, "%w", err)
+			m.errorf(n.Layer, n.Path, "%w", err)
 			continue
 		}
 		if other, ok := seen[where]; ok {
 			if old := m.nodes[where]; !n.IsDir() || !old.IsDir() {
 				if other == n.Path {
-					m.errorf(l.Name, n.Path, "twice in this layer")
+					m.errorf(n.Layer, n.Path, "twice in this layer")
 				} else {
-					m.errorf(l.Name, n.Path, "is the same file as %s of this layer, through a symbolic link; keep one of them", other)
+					m.errorf(n.Layer, n.Path, "is the same file as %s of this layer, through a symbolic link; keep one of them", other)
 				}
 				continue
 			}

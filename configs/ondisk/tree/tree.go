@@ -35,7 +35,8 @@ type Node struct {
 	// Path is relative to the root and clean ("usr/bin/kubelet"); the root
 	// itself is ".".
 	Path string
-	// Layer names the source of this node, for messages and reports.
+	// Layer names the source of this node, for messages and reports; Merge sets
+	// that of its Layer where it is empty.
 	Layer string
 	*Inode
 }
