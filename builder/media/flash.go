@@ -237,7 +237,7 @@ func (f *Flash) fill() error {
 		}
 		own := slotState(bytes.NewReader(f.slot))
 		if f.State = own.State; f.State == SlotDamaged {
-			return fmt.Errorf("%s: name a Site (--site), or stamp the image again", own.Error)
+			return fmt.Errorf("%s: name a Site (--site), or %s", own.Error, own.Fix)
 		}
 		if own.Site != nil {
 			f.NodeName = own.Site.NodeName

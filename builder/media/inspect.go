@@ -70,8 +70,10 @@ const (
 
 // SlotState is what the slot holds.
 type SlotState struct {
-	State  string `json:"state"`
+	State string `json:"state"`
+	// Error says what is wrong with a damaged slot, Fix what to do about it.
 	Error  string `json:"error,omitempty"`
+	Fix    string `json:"fix,omitempty"`
 	Golden string `json:"golden,omitempty"`
 	// Signed: there is a signature. Verify tells what it is worth.
 	Signed  bool      `json:"signed,omitempty"`
@@ -163,7 +165,9 @@ func slotState(r io.ReaderAt) (s SlotState) {
 	case errors.Is(err, slot.ErrNoSite):
 		s.State = SlotGolden
 	case err != nil:
-		return SlotState{State: SlotDamaged, Error: err.Error()}
+		s.State = SlotDamaged
+		s.Error, s.Fix = slot.Explain(err)
+		return s
 	case c.Files[ondisk.SlotInventory] != nil:
 		s.State = SlotInventory
 	default:

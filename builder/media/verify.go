@@ -73,7 +73,7 @@ func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.D
 	meta, err := slot.ReadInfo(m.section(p))
 	switch {
 	case err != nil:
-		bad(fmt.Errorf("%w; stamp it again. The golden digest to compare with was there too: take the golden image to verify the rest", err))
+		bad(fmt.Errorf("%w. The golden digest to compare with was there too: take the golden image to verify the rest", withFix(err)))
 		slotErr = nil
 	case meta.Plan != m.info.Plan:
 		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
@@ -90,9 +90,15 @@ func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.D
 		bad(err)
 	}
 	if slotErr != nil {
-		bad(fmt.Errorf("%w; stamp it again", slotErr))
+		bad(withFix(slotErr))
 	}
 	return errors.Join(errs...)
+}
+
+// withFix is an error of reading a slot, with what to do about it.
+func withFix(err error) error {
+	problem, fix := slot.Explain(err)
+	return fmt.Errorf("%s: %s", problem, fix)
 }
 
 // notAsBuilt says which partitions differ from those that were built.

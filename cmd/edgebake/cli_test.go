@@ -230,9 +230,9 @@ func TestBadImages(t *testing.T) {
 	}
 	hurt("EDGEBAKE")
 	c.run(0, "inspect", "hurt.raw")
-	c.want(c.out, "slot        damaged: ", "; stamp it again\n")
+	c.want(c.out, "slot        damaged: ", ": stamp the image again\n")
 	c.run(1, "inspect", "hurt.raw", "--verify")
-	c.want(c.err, "stamp it again. The golden digest to compare with was there too")
+	c.want(c.err, "stamp the image again. The golden digest to compare with was there too")
 	c.run(0, "stamp", "hurt.raw", "site.yaml")
 	c.run(1, "inspect", "hurt.raw", "--verify")
 	c.want(c.err, "take a copy of the golden image, or build it again")

@@ -143,10 +143,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		fmt.Fprintf(w, ", stamped %s", i.Slot.Stamped.Format(time.RFC3339))
 	}
 	if i.Slot.Error != "" {
-		fmt.Fprintf(w, ": %s", i.Slot.Error)
-		if !strings.Contains(i.Slot.Error, "stamp the image again") {
-			fmt.Fprint(w, "; stamp it again")
-		}
+		fmt.Fprintf(w, ": %s: %s", i.Slot.Error, i.Slot.Fix)
 	}
 	if site := i.Slot.Site; site != nil {
 		fmt.Fprintf(w, "\nsite        %s (%s), masters %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))

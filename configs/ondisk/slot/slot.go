@@ -53,12 +53,12 @@ const (
 var (
 	// ErrBlank says that the slot was being written when the power went, or
 	// never was.
-	ErrBlank = errors.New("the slot is blank: stamp the image again")
+	ErrBlank = error(&fixError{errors.New("the slot is blank"), stampAgain})
 	// ErrNoSite says that there is no site yet. Read returns the rest of the
 	// contents with it: wait, and look again.
 	ErrNoSite = errors.New("no site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
 	// ErrBothSites says that a person has to choose.
-	ErrBothSites = errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there: remove one of them")
+	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there"), "remove one of them"})
 	// ErrNoReport says that somebody removed the report, or replaced it with
 	// a file that is too small.
 	ErrNoReport = errors.New("no preallocated report in the slot")
@@ -223,6 +223,30 @@ func pad(b []byte, room int) ([]byte, error) {
 		return nil, fmt.Errorf("a report of %d bytes has room for %d", len(b), room)
 	}
 	return append(slices.Clone(b), bytes.Repeat([]byte("\n"), room-len(b))...), nil
+}
+
+const (
+	stampAgain   = "stamp the image again"
+	removeStrays = "remove what does not belong there"
+)
+
+// fixError is a problem with a slot that something else than stamping fixes, or
+// whose message says it.
+type fixError struct {
+	err error
+	fix string
+}
+
+func (e *fixError) Error() string { return e.err.Error() + ": " + e.fix }
+func (e *fixError) Unwrap() error { return e.err }
+
+// Explain takes an error of Read or ReadInfo apart: what is wrong, and what to do.
+func Explain(err error) (problem, fix string) {
+	fix = stampAgain
+	if e := (*fixError)(nil); errors.As(err, &e) {
+		fix = e.fix
+	}
+	return strings.TrimSuffix(err.Error(), ": "+fix), fix
 }
 
 // Read reads a slot, or a file system that a person made with a site in it.
@@ -444,7 +468,7 @@ func (in *reader) admit(e fat.Entry, limit int64) error {
 		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
 	}
 	if in.total += e.Size; in.total > maxFiles {
-		return fmt.Errorf("reading %s: the files of a slot have more than %d MiB: remove what does not belong there", e.Path, maxFiles>>20)
+		return &fixError{fmt.Errorf("reading %s: the files of a slot have more than %d MiB", e.Path, maxFiles>>20), removeStrays}
 	}
 	in.budget.allow(e.Size)
 	return nil
@@ -470,7 +494,7 @@ func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
 		if at == "." {
 			at = "the top directory"
 		}
-		err = fmt.Errorf("reading %s: there are more than %d files: remove what does not belong there", at, maxEntries)
+		err = &fixError{fmt.Errorf("reading %s: there are more than %d files", at, maxEntries), removeStrays}
 	}
 	return out, err
 }
@@ -508,10 +532,10 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 		return info, err
 	}
 	if err := json.Unmarshal(b, &info); err != nil {
-		return info, fmt.Errorf("reading %s: %w: nobody but edgebake should write it; stamp the image again", e.Path, err)
+		return info, &fixError{fmt.Errorf("reading %s: %w; nobody but edgebake should write it", e.Path, err), stampAgain}
 	}
 	if info.Version != ondisk.SlotInfoVersion {
-		return info, fmt.Errorf("reading %s: it has version %d, this program knows %d: use the edgebake that made the image", e.Path, info.Version, ondisk.SlotInfoVersion)
+		return info, &fixError{fmt.Errorf("reading %s: it has version %d, this program knows %d", e.Path, info.Version, ondisk.SlotInfoVersion), "use the edgebake that made the image"}
 	}
 	return info, nil
 }

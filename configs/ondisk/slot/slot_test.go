@@ -646,3 +646,32 @@ func BenchmarkMake(b *testing.B) {
 		}
 	}
 }
+
+// TestExplain: a message that says what to do is not told to stamp on top of it.
+func TestExplain(t *testing.T) {
+	for name, tt := range map[string]struct {
+		slot         []byte
+		meta         string
+		problem, fix string
+	}{
+		"blank":   {make([]byte, ondisk.SlotSize), "", "reading the slot: the slot is blank", "stamp the image again"},
+		"newer":   {mustMake(t, sample()), `{"version":7}`, "reading the slot: reading edgebake.json: it has version 7, this program knows 1", "use the edgebake that made the image"},
+		"broken":  {mustMake(t, sample()), "{", "reading the slot: reading edgebake.json: ", "stamp the image again"},
+		"damaged": {bytes.Repeat([]byte("junk"), ondisk.SlotSize/4), "", "reading the slot: ", "stamp the image again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLaptop(t, tt.slot)
+			if tt.meta != "" {
+				l.put("edgebake.json", tt.meta)
+			}
+			_, err := l.read()
+			if err == nil {
+				t.Fatal("no error")
+			}
+			problem, fix := Explain(err)
+			if !strings.HasPrefix(problem, tt.problem) || fix != tt.fix || strings.Contains(problem, tt.fix) {
+				t.Errorf("%q, %q", problem, fix)
+			}
+		})
+	}
+}
