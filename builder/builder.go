@@ -1,8 +1,10 @@
 // Package builder turns an Image into a golden disk image. Resolve pins every
-// input and gives a Plan; Make fetches or makes the inputs into the cache;
-// Build merges them with what overlays renders and writes the disk. The same
-// plan gives the same bytes: nothing here reads the clock, draws a random
-// number or lets a path of the host through. No step needs root.
+// input and gives a Plan: it copies local files and overlays into the cache, and
+// downloads and makes none of the rest; with Options.Update it makes the cache forget the
+// base. BuildEach resolves, fetches or makes the inputs, merges them with what
+// package overlays renders, and writes the disk. The same plan gives the same
+// bytes: no byte depends on the clock, a random number or a path of the host. No
+// step needs root.
 package builder
 
 import (
@@ -86,7 +88,7 @@ const (
 	StateDone     = "done"
 )
 
-// build is one run of Resolve, Make or Build.
+// build is one image on its way.
 type build struct {
 	Options
 	img   *configs.Image
