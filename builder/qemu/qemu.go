@@ -65,6 +65,11 @@ type Machine struct {
 	// Clock is the hardware clock's start, as in 2026-01-31T12:00:00;
 	// empty: now.
 	Clock string
+	// Counted has all of the guest's clocks count its instructions, one each
+	// nanosecond; they run by the host's clock only while the guest has nothing
+	// to do. However little of the host a guest gets, it cannot tell, and
+	// nothing in it times out. It needs TCG, and runs its CPUs in turn.
+	Counted bool
 	// NoReboot makes a reset end QEMU.
 	NoReboot bool
 }
@@ -180,10 +185,15 @@ func (c *commandLine) machine(m Machine, v Version) {
 		c.add("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
 	c.add("-machine", board, "-cpu", cpu(m.Arch, m.Accel, v))
-	if m.Accel == TCG {
-		c.add("-accel", "tcg,thread=multi,tb-size=256")
-	} else {
+	switch {
+	case m.Accel == KVM && m.Counted:
+		c.bad("KVM counts no instructions: a counted machine needs tcg")
+	case m.Accel == KVM:
 		c.add("-accel", "kvm")
+	case m.Counted:
+		c.add("-accel", "tcg,thread=single,tb-size=256", "-icount", "shift=0,align=off,sleep=on")
+	default:
+		c.add("-accel", "tcg,thread=multi,tb-size=256")
 	}
 	c.add("-smp", strconv.Itoa(cmp.Or(m.CPUs, 2)), "-m", strconv.Itoa(cmp.Or(m.Memory, 2048)))
 }
@@ -322,8 +332,11 @@ func (c *commandLine) identity(m Machine) {
 	if m.SerialNumber != "" {
 		c.add("-smbios", "type=1,serial="+value(m.SerialNumber))
 	}
-	if m.Clock != "" {
-		c.add("-rtc", "base="+m.Clock)
+	switch base := cmp.Or(m.Clock, "utc"); {
+	case m.Counted:
+		c.add("-rtc", "base="+base+",clock=vm")
+	case m.Clock != "":
+		c.add("-rtc", "base="+base)
 	}
 	if m.NoReboot {
 		c.add("-no-reboot")

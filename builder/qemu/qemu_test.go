@@ -28,6 +28,7 @@ func TestArgsGolden(t *testing.T) {
 		{"netboot", Machine{Firmware: fw, NetBoot: true, NICs: []NIC{{Tap: "tap1"}, {}}, Disks: []Disk{{Path: "d.qcow2"}}}, Version{7, 2}},
 		{"tap", Machine{Firmware: fw, Accel: KVM, NICs: []NIC{{Tap: "tap1"}}, Disks: []Disk{{Path: "d.raw", Format: "raw", Sync: true}}}, Version{7, 2}},
 		{"cable", Machine{Firmware: fw, NICs: []NIC{{MAC: "52:54:00:00:01:01", Cable: &Cable{"/run/a", "/run/b"}}, {Forwards: []Forward{{6443, 6443}}}}}, Version{7, 2}},
+		{"counted", Machine{Firmware: fw, Counted: true, CPUs: 1}, Version{7, 2}},
 		{"logged", Machine{Firmware: fw, Disks: []Disk{{Path: "d.qcow2", Log: "d,log"}}}, Version{7, 2}},
 		{"secure", Machine{Firmware: Firmware{fw.Code, fw.Vars, true}}, Version{7, 2}},
 		{"sticks", Machine{Firmware: fw, Sticks: USB, Watchdog: true}, Version{10, 0}},
@@ -83,6 +84,9 @@ func TestArgsTellsAllThatIsWrong(t *testing.T) {
 	fw := Firmware{Code: "c", Vars: "v"}
 	if _, err := (Machine{Firmware: fw, Kernel: "vmlinuz"}).Args(Version{8, 0}); err == nil {
 		t.Error("firmware and kernel together accepted")
+	}
+	if _, err := (Machine{Firmware: fw, Accel: KVM, Counted: true}).Args(Version{8, 0}); err == nil {
+		t.Error("counting instructions under KVM accepted")
 	}
 }
 

@@ -18,28 +18,67 @@ import (
 // madeMaster is the quickstart image with the control plane's container images
 // on board.
 var madeMaster = sync.OnceValues(func() (string, error) {
+	return bakeFor("master", func(quickstart string) string { return lab.MasterImage(quickstart, controlPlaneLayout) })
+})
+
+// madeAddons are images of control-plane nodes and of workers, with kube-proxy and
+// CoreDNS on board.
+var madeAddons = sync.OnceValues(func() (images struct{ master, worker string }, err error) {
+	if err := makeLayout("addons"); err != nil {
+		return images, err
+	}
+	images.master, err = bakeFor("master-addons", func(quickstart string) string {
+		return lab.WithAddons(lab.MasterImage(quickstart, controlPlaneLayout), addonsLayout, podCIDR(0))
+	})
+	if err == nil {
+		images.worker, err = bakeFor("worker-addons", func(quickstart string) string {
+			return lab.WithAddons(quickstart, addonsLayout, podCIDR(1))
+		})
+	}
+	return images, err
+})
+
+// podCIDR is where the pods of the nth machine are, if its image has them there.
+func podCIDR(n int) string { return fmt.Sprintf("10.244.%d.0/24", n) }
+
+// Layouts of container images, seen from the folder of the Images that are made
+// here.
+const (
+	controlPlaneLayout = "../../build/control-plane"
+	addonsLayout       = "../../build/addons"
+)
+
+// makeLayout makes one of them.
+func makeLayout(name string) error {
 	p, err := made()
 	if err != nil {
+		return err
+	}
+	return p.run(context.Background(), "go", "run", "./test/images", "-"+name, "-o", "build/"+name)
+}
+
+// bakeFor bakes an image that is made from the quickstart's.
+func bakeFor(name string, from func(quickstart string) string) (image string, err error) {
+	if err := makeLayout("control-plane"); err != nil {
 		return "", err
 	}
-	ctx := context.Background()
-	if err := p.run(ctx, "go", "run", "./test/images", "-control-plane", "-o", "build/control-plane"); err != nil {
+	p, err := made()
+	if err != nil {
 		return "", err
 	}
 	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
 	if err != nil {
 		return "", err
 	}
-	doc := lab.MasterImage(string(b), "../../build/control-plane")
-	base := filepath.Join(p.root, "build", "e2e", "master")
-	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {
+	base := filepath.Join(p.root, "build", "e2e", name)
+	if err := os.WriteFile(base+".yaml", []byte(from(string(b))), 0o644); err != nil {
 		return "", err
 	}
 	start := time.Now()
-	err = p.run(ctx, p.bin, "build", base+".yaml", "--output", base+".raw", "--force", "--lock", base+".lock")
-	fmt.Printf("%6.1f s  edgebake build, with a control plane\n", time.Since(start).Seconds())
+	err = p.run(context.Background(), p.bin, "build", base+".yaml", "--output", base+".raw", "--force", "--lock", base+".lock")
+	fmt.Printf("%6.1f s  edgebake build, %s\n", time.Since(start).Seconds(), name)
 	return base + ".raw", err
-})
+}
 
 // clusterManifest has an object in a namespace that comes behind it.
 const clusterManifest = `apiVersion: v1
@@ -53,12 +92,12 @@ metadata: {name: shop}
 `
 
 // A cluster from images alone: minted at a desk, its worker switched on before
-// its control-plane node. Both become Ready, a pod runs, and the cluster's
-// keys are where kubeadm keeps them and nowhere else.
+// its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS do
+// their work, and the cluster's keys are where kubeadm keeps them and nowhere else.
 func TestClusterFromImages(t *testing.T) {
 	nightly(t)
 	p := need(t)
-	golden, err := madeMaster()
+	images, err := madeAddons()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,9 +105,14 @@ func TestClusterFromImages(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(w.lab.Dir, "shop.yaml"), []byte(clusterManifest), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1"), Manifests: []string{"shop.yaml"}})
-	w.stamp(golden, minted, "m1")
-	w.stamp(p.golden, minted, "shop1")
+	both := w.machines(0, "m1", "shop1")
+	for n, other := range []int{1, 0} { // pods reach each other, and CoreDNS has somebody to ask
+		both[n].Cards = strings.Replace(both[n].Cards, "}", fmt.Sprintf(", routes: [{to: %s, via: %s}]}", podCIDR(other), both[other].Address), 1)
+		both[n].DNS = lab.Gateway
+	}
+	minted := w.mint(lab.Minted{Masters: both[:1], Workers: both[1:], Manifests: []string{"shop.yaml"}, Addons: true})
+	w.stamp(images.master, minted, "m1")
+	w.stamp(images.worker, minted, "shop1")
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1})
 	w.expect(worker, 0, lab.WaitsForMaster.String())
 	master := w.start(lab.VMConfig{Name: "m1", Image: filepath.Join(w.lab.Dir, "m1.raw"), Guest: 0, CPUs: 2, Memory: 2560})
@@ -94,6 +138,7 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.podRuns(worker, "hello")
+	w.addonsWork(master, worker)
 
 	// The power goes everywhere; the cluster comes back as it was.
 	before := node
@@ -126,6 +171,59 @@ func TestClusterFromImages(t *testing.T) {
 	}
 	if err := w.c.Get(t.Context(), later+"/later", new(lab.Object)); !lab.NotFound(err) {
 		t.Errorf("what was written after the snapshot is there: %v", err)
+	}
+}
+
+// addonsWork waits until kube-proxy runs on each node and CoreDNS is Ready, which
+// needs the API server's Service; and has a pod on each node ask a Service by its
+// name, which the pod hello answers.
+func (w *world) addonsWork(nodes ...*lab.VM) {
+	w.t.Helper()
+	for path, field := range map[string]string{"daemonsets/kube-proxy": "numberReady", "deployments/coredns": "readyReplicas"} {
+		w.until(nodes[0], path+" is Ready", func() error {
+			var o struct{ Status map[string]any }
+			if err := w.c.Get(w.t.Context(), "/apis/apps/v1/namespaces/kube-system/"+path, &o); err != nil {
+				return err
+			}
+			if n, _ := o.Status[field].(float64); int(n) != len(nodes) {
+				return fmt.Errorf("%v of %d are", o.Status[field], len(nodes))
+			}
+			return nil
+		})
+	}
+	const core = "/api/v1/namespaces/default/"
+	labels := map[string]string{"app": "hello"}
+	if err := w.c.Patch(w.t.Context(), core+"pods/hello", map[string]any{"metadata": map[string]any{"labels": labels}}); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.c.Create(w.t.Context(), core+"services", map[string]any{"apiVersion": "v1", "kind": "Service",
+		"metadata": map[string]any{"name": "hello"},
+		"spec":     map[string]any{"selector": labels, "ports": []any{map[string]any{"port": 80, "targetPort": 8080}}},
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, vm := range nodes {
+		name := "asks-" + vm.Node
+		if err := w.c.Create(w.t.Context(), core+"pods", map[string]any{"apiVersion": "v1", "kind": "Pod",
+			"metadata": map[string]any{"name": name},
+			"spec": map[string]any{
+				"nodeName": vm.Node, "restartPolicy": "OnFailure", "tolerations": lab.Stays(),
+				"containers": []any{map[string]any{"name": name, "image": helloImage, "imagePullPolicy": "Never", "args": []string{"http://hello.default.svc.cluster.local/"}}},
+			},
+		}); err != nil {
+			w.t.Fatal(err)
+		}
+		w.until(vm, "the Service answers the pod "+name, func() error {
+			var pod lab.Object
+			if err := w.c.Get(w.t.Context(), core+"pods/"+name, &pod); err != nil {
+				return err
+			}
+			if pod.Status.Phase != "Succeeded" {
+				return fmt.Errorf("it is %s: %+v", pod.Status.Phase, pod.Status.ContainerStatuses)
+			}
+			return nil
+		})
+		w.t.Logf("%6.1f s from power-on: the Service answers a pod on %s", vm.Serial.Note("").At.Seconds(), vm.Node)
 	}
 }
 

@@ -10,38 +10,63 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// controlPlane makes the container images that every control plane runs,
-// under the names that kubeadm calls them by. kube-proxy and CoreDNS are not
-// among them: kube-proxy needs programs that are not Go's.
+// controlPlane makes the container images that every control plane of kubeadm's
+// runs.
 func controlPlane(ctx context.Context, out string, archs []string, log io.Writer) error {
-	dir, err := fetch.DefaultDir()
-	if err != nil {
-		return err
-	}
-	cache, err := fetch.Open(dir)
-	if err != nil {
-		return err
-	}
-	return writeLayout(out, archs, log, func(arch string, add adder) error {
+	return fromModules(ctx, out, archs, log, func(cache *fetch.Cache, arch string) ([]controlImage, error) {
 		k8s, err := fetch.KubernetesRecipe(lab.KubernetesVersion, arch, "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var images []controlImage
 		for _, pkg := range k8s.Packages {
 			name := lab.ProgramName(pkg)
-			images = append(images, controlImage{name + ":" + lab.KubernetesVersion, []part{{k8s, pkg, name}}})
+			images = append(images, controlImage{ref: name + ":" + lab.KubernetesVersion, parts: []part{{k8s, pkg, name}}})
 		}
 		// As etcd's own: the one that serves first.
 		server, tool := lab.EtcdRecipe(lab.EtcdVersion, arch), lab.EtcdutlRecipe(lab.EtcdVersion, arch)
-		images = append(images, controlImage{"etcd:" + lab.EtcdImageTag, []part{{server, server.Module, "etcd"}, {tool, tool.Module, "etcdutl"}}})
+		return append(images, controlImage{ref: "etcd:" + lab.EtcdImageTag, parts: []part{{server, server.Module, "etcd"}, {tool, tool.Module, "etcdutl"}}}), nil
+	})
+}
+
+// addons makes the container images of what kubeadm adds to a cluster: kube-proxy
+// and CoreDNS.
+func addons(ctx context.Context, out string, archs []string, log io.Writer) error {
+	return fromModules(ctx, out, archs, log, func(cache *fetch.Cache, arch string) ([]controlImage, error) {
+		k8s, err := fetch.KubernetesRecipe(lab.KubernetesVersion, arch, "kube-proxy")
+		if err != nil {
+			return nil, err
+		}
+		below, err := netfilter(ctx, cache, arch, log)
+		if err != nil {
+			return nil, err
+		}
+		dns := lab.CoreDNSRecipe(lab.CoreDNSVersion, arch)
+		return []controlImage{
+			{ref: "kube-proxy:" + lab.KubernetesVersion, parts: []part{{k8s, k8s.Packages[0], "kube-proxy"}}, below: below},
+			{ref: "coredns/coredns:" + lab.CoreDNSVersion, parts: []part{{dns, dns.Module, "coredns"}}},
+		}, nil
+	})
+}
+
+// fromModules makes images, under the names that kubeadm calls them by.
+func fromModules(ctx context.Context, out string, archs []string, log io.Writer, of func(cache *fetch.Cache, arch string) ([]controlImage, error)) error {
+	cache, err := lab.OpenCache()
+	if err != nil {
+		return err
+	}
+	return writeLayout(out, archs, log, func(arch string, add adder) error {
+		images, err := of(cache, arch)
+		if err != nil {
+			return err
+		}
 		for _, im := range images {
 			programs, err := im.compile(ctx, cache, log)
 			if err != nil {
-				return fmt.Errorf("making a control plane: %w", err)
+				return fmt.Errorf("making %s: %w", im.ref, err)
 			}
-			// Their pods call them by name.
-			if err := add("registry.k8s.io/"+im.ref, "0:0", programs, []string{"PATH=/usr/local/bin"}); err != nil {
+			// Pods call programs by name.
+			if err := add("registry.k8s.io/"+im.ref, "0:0", im.below, programs, []string{"PATH=/usr/local/bin:/usr/sbin"}); err != nil {
 				return err
 			}
 		}
@@ -53,6 +78,7 @@ func controlPlane(ctx context.Context, out string, archs []string, log io.Writer
 type controlImage struct {
 	ref   string
 	parts []part
+	below []byte // a tar of what is not Go's; nil: nothing
 }
 
 // part is a program of a recipe.

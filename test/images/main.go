@@ -1,6 +1,7 @@
 // Command images makes the container images of the demo and the tests, each
 // of one static program, and writes them to an OCI layout. The same source
-// and Go release give the same digests.
+// and Go release give the same digests. (kube-proxy's has programs of Debian
+// besides.)
 package main
 
 import (
@@ -47,10 +48,14 @@ func main() {
 	out := flag.String("o", filepath.Join("build", "images"), "folder of the OCI layout")
 	archs := flag.String("arch", "amd64", "architectures, with commas: amd64, arm64")
 	control := flag.Bool("control-plane", false, "make the images of a control plane instead, from the Go module proxy")
+	added := flag.Bool("addons", false, "make those of kube-proxy and CoreDNS instead, from the Go module proxy and from Debian")
 	flag.Parse()
 	make := run
-	if *control {
+	switch {
+	case *control:
 		make = controlPlane
+	case *added:
+		make = addons
 	}
 	if err := make(ctx, *out, strings.Split(*archs, ","), os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
@@ -64,8 +69,9 @@ type program struct {
 	binary []byte
 }
 
-// adder takes an image of programs; the first is what it starts.
-type adder func(ref, user string, programs []program, env []string) error
+// adder takes an image of programs; the first is what it starts. Below them lies
+// a tar of other files, if any.
+type adder func(ref, user string, below []byte, programs []program, env []string) error
 
 func run(ctx context.Context, out string, archs []string, log io.Writer) error {
 	return writeLayout(out, archs, log, func(arch string, add adder) error {
@@ -74,7 +80,7 @@ func run(ctx context.Context, out string, archs []string, log io.Writer) error {
 			if err != nil {
 				return err
 			}
-			if err := add(im.ref, im.user, []program{{im.program, binary}}, im.env); err != nil {
+			if err := add(im.ref, im.user, nil, []program{{im.program, binary}}, im.env); err != nil {
 				return err
 			}
 		}
@@ -104,8 +110,8 @@ func writeLayout(out string, archs []string, log io.Writer, each func(arch strin
 	var refs []string // in the order of the first architecture
 	made := map[string][]mutate.IndexAddendum{}
 	for _, arch := range archs {
-		err := each(arch, func(ref, user string, programs []program, env []string) error {
-			img, err := image(user, arch, programs, env)
+		err := each(arch, func(ref, user string, below []byte, programs []program, env []string) error {
+			img, err := image(user, arch, below, programs, env)
 			if err != nil {
 				return fmt.Errorf("making image %s: %w", ref, err)
 			}
@@ -163,8 +169,8 @@ func compile(ctx context.Context, pkg, arch string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// image wraps programs as the only files of an image.
-func image(user, arch string, programs []program, env []string) (v1.Image, error) {
+// image wraps programs as the only files of an image, but for those below.
+func image(user, arch string, below []byte, programs []program, env []string) (v1.Image, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	var err error
@@ -183,17 +189,22 @@ func image(user, arch string, programs []program, env []string) (v1.Image, error
 	if err := errors.Join(err, w.Close()); err != nil {
 		return nil, err
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(b.Bytes())), nil
-	}, tarball.WithMediaType(types.OCILayer))
-	if err != nil {
-		return nil, err
-	}
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	img, err = mutate.Append(img, mutate.Addendum{Layer: layer, MediaType: types.OCILayer,
-		History: v1.History{Created: v1.Time{Time: sourceDate}, CreatedBy: "test/images"}})
-	if err != nil {
-		return nil, err
+	for _, files := range [][]byte{below, b.Bytes()} {
+		if files == nil {
+			continue
+		}
+		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(files)), nil
+		}, tarball.WithMediaType(types.OCILayer))
+		if err != nil {
+			return nil, err
+		}
+		img, err = mutate.Append(img, mutate.Addendum{Layer: layer, MediaType: types.OCILayer,
+			History: v1.History{Created: v1.Time{Time: sourceDate}, CreatedBy: "test/images"}})
+		if err != nil {
+			return nil, err
+		}
 	}
 	cf, err := img.ConfigFile()
 	if err != nil {

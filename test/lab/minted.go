@@ -10,11 +10,22 @@ import (
 // board, which lie in an OCI layout.
 func MasterImage(quickstart, layout string) string {
 	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
-	for _, ref := range []string{"kube-apiserver:" + KubernetesVersion, "kube-controller-manager:" + KubernetesVersion,
-		"kube-scheduler:" + KubernetesVersion, "etcd:" + EtcdImageTag} {
-		doc += fmt.Sprintf("  - {ref: %q, layout: %s}\n", "registry.k8s.io/"+ref, layout)
+	return onBoard(doc, layout, "kube-apiserver:"+KubernetesVersion, "kube-controller-manager:"+KubernetesVersion,
+		"kube-scheduler:"+KubernetesVersion, "etcd:"+EtcdImageTag)
+}
+
+// WithAddons is an Image with kube-proxy and CoreDNS on board, for a node whose pods
+// get their addresses from a CIDR of its own.
+func WithAddons(image, layout, podCIDR string) string {
+	image = strings.Replace(image, "podCIDR: 10.244.0.0/16\n", "podCIDR: "+podCIDR+"\n", 1)
+	return onBoard(image, layout, "kube-proxy:"+KubernetesVersion, "coredns/coredns:"+CoreDNSVersion)
+}
+
+func onBoard(image, layout string, refs ...string) string {
+	for _, ref := range refs {
+		image += fmt.Sprintf("  - {ref: %q, layout: %s}\n", "registry.k8s.io/"+ref, layout)
 	}
-	return doc
+	return image
 }
 
 // Minted is a cluster of which all machines are from images.
@@ -23,6 +34,8 @@ type Minted struct {
 	Masters, Workers []MintedMachine
 	Manifests        []string
 	CertSANs         []string // beside those that edgebake gives
+	// Addons are kube-proxy and CoreDNS; their images must be on board.
+	Addons bool
 }
 
 // MintedMachine is a machine of such a cluster.
@@ -30,33 +43,36 @@ type MintedMachine struct {
 	Name, Address string
 	// Cards are its network's interfaces, as a Site has them in one line.
 	Cards string
+	// DNS is the server that it asks; none: empty.
+	DNS string
 }
 
 // mintedYAML waits longer than real machines do: an emulated one may stand still
 // for seconds. Its API server does without what reads all its own documentation
-// again and again. Nothing balances Services: kube-proxy's image needs programs that
-// are not Go's.
+// again and again.
 var mintedYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
 kind: Cluster
 name: shops
 kubernetesVersion: {{.Kubernetes}}
 openyurt: false
-kubeProxy: {mode: none}
+kubeProxy: {mode: {{if .Addons}}nftables{{else}}none{{end}}}
 {{- with .Manifests}}
 manifests: [{{range $i, $m := .}}{{if $i}}, {{end}}{{$m}}{{end}}]
 {{- end}}
 masters:
 {{- range .Masters}}
-  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]}}
+  - {name: {{.Name}}, address: {{.Address}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}}}
 {{- end}}
 nodes:
 {{- range .Workers}}
-  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]}}
+  - {name: {{.Name}}, network: {interfaces: [{{.Cards}}]{{with .DNS}}, dns: [{{.}}]{{end}}}}
 {{- end}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
+{{- if not .Addons}}
 dns: {disabled: true}
+{{- end}}
 apiServer:
   extraArgs: [{name: disable-admission-plugins, value: "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"}]
 {{- with .CertSANs}}

@@ -55,6 +55,9 @@ func (vm *VM) Ran() time.Duration { return effortOf(vm.proc.Pid()).ran }
 // Patience returns a context that ends after limit, not counting the time that
 // this host owed the guest. Its cause says whether the guest was starved.
 func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if vm.cfg.Lockstep != nil {
+		return vm.cfg.Lockstep.patience(ctx, limit)
+	}
 	pid := vm.proc.Pid()
 	return patience(ctx, limit, func() effort { return effortOf(pid) })
 }

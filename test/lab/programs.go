@@ -19,6 +19,8 @@ const (
 	EtcdVersion           = "v3.6.8"
 	// EtcdImageTag is the tag by which kubeadm of KubernetesVersion asks for it.
 	EtcdImageTag = "3.6.8-0"
+	// CoreDNSVersion is the one that it asks for.
+	CoreDNSVersion = "v1.14.2"
 )
 
 // Programs are the paths of what a control plane runs.
@@ -88,6 +90,12 @@ func EtcdRecipe(version, arch string) fetch.GoRecipe {
 // has too.
 func EtcdutlRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/etcdutl/v3"
+	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
+}
+
+// CoreDNSRecipe compiles CoreDNS ("v1.14.2").
+func CoreDNSRecipe(version, arch string) fetch.GoRecipe {
+	const m = "github.com/coredns/coredns"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 

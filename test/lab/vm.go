@@ -51,6 +51,12 @@ type VMConfig struct {
 	// Record writes down what the machine hands to its disk, so that
 	// CutPower can lose what a disk's cache would.
 	Record bool
+	// Lockstep has the machine share a clock with others; nil: it has its own,
+	// which is this host's.
+	Lockstep *Lockstep
+	// KeepVars has it begin with the firmware's variables that a machine of this
+	// name left behind: what is done to a disk changes nothing in a machine.
+	KeepVars bool
 }
 
 // VM is a machine with its own copy-on-write disk. It can be switched off and
@@ -83,8 +89,14 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	if fw, err = fw.OwnVars(filepath.Join(l.Dir, cfg.Name+".vars")); err != nil {
+	vars := filepath.Join(l.Dir, cfg.Name+".vars")
+	if cfg.KeepVars {
+		fw.Vars = vars
+	} else if fw, err = fw.OwnVars(vars); err != nil {
 		return nil, err
+	}
+	if cfg.Accel == qemu.KVM {
+		cfg.Lockstep = nil // there each has processors enough
 	}
 	vm := &VM{Name: cfg.Name, Node: cfg.Name, Overlay: filepath.Join(l.Dir, cfg.Name+".qcow2"), lab: l, cfg: cfg, prog: prog}
 	if err := os.Remove(vm.Overlay); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -102,6 +114,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		Disks: []qemu.Disk{{Path: vm.Overlay, Sector: cfg.Sector}}, NICs: []qemu.NIC{cfg.Net.NIC(cfg.Guest)},
 		QMP: filepath.Join(l.sockets, cfg.Name+".qmp"), SerialNumber: cfg.SerialNumber, Clock: cfg.Clock,
 		Sticks: cfg.Sticks, Stick: cfg.Stick, CD: cfg.CD, NetBoot: cfg.NetBoot, Watchdog: cfg.Watchdog,
+		Counted: cfg.Lockstep != nil,
 	}
 	if cfg.NIC != nil {
 		vm.mach.NICs = append(vm.mach.NICs, *cfg.NIC)
@@ -124,6 +137,9 @@ func (vm *VM) SerialLog() string { return filepath.Join(vm.lab.Dir, vm.Name+".se
 
 // On switches the machine on, with a console that begins anew.
 func (vm *VM) On() error {
+	if vm.cfg.Lockstep != nil {
+		vm.mach.Clock = vm.cfg.Lockstep.Now().Format("2006-01-02T15:04:05")
+	}
 	args, err := vm.mach.Args(vm.prog.Version)
 	if err != nil {
 		return err
@@ -140,6 +156,9 @@ func (vm *VM) On() error {
 	vm.proc, err = vm.lab.start(vm.Name, vm.cfg.Net.Wrap(append([]string{vm.prog.Path}, args...)), vm.Serial)
 	if err != nil {
 		return err
+	}
+	if vm.cfg.Lockstep != nil {
+		vm.cfg.Lockstep.add(vm)
 	}
 	go func(s *Serial, p *Process) {
 		<-p.Done()
@@ -209,6 +228,11 @@ func (vm *VM) command(ctx context.Context, name string) error { return vm.comman
 
 // commandWith is command, with arguments.
 func (vm *VM) commandWith(ctx context.Context, name string, arguments map[string]any) error {
+	return vm.ask(ctx, name, arguments, nil)
+}
+
+// ask is commandWith, with an answer.
+func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, into any) error {
 	var d net.Dialer
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -230,13 +254,14 @@ func (vm *VM) commandWith(ctx context.Context, name string, arguments map[string
 	if arguments != nil {
 		ask["arguments"] = arguments
 	}
+	var last json.RawMessage
 	for _, c := range []map[string]any{{"execute": "qmp_capabilities"}, ask} {
 		if err := json.NewEncoder(conn).Encode(c); err != nil {
 			return fmt.Errorf("sending %s to QEMU: %w", name, err)
 		}
 		for {
 			var answer struct {
-				Return *struct{}
+				Return json.RawMessage
 				Error  *struct{ Desc string }
 			}
 			if err := in.Decode(&answer); err != nil {
@@ -246,9 +271,16 @@ func (vm *VM) commandWith(ctx context.Context, name string, arguments map[string
 				return fmt.Errorf("sending %s to QEMU: it says %s", name, answer.Error.Desc)
 			}
 			if answer.Return != nil {
+				last = answer.Return
 				break
 			}
 		}
+	}
+	if into == nil {
+		return nil
+	}
+	if err := json.Unmarshal(last, into); err != nil {
+		return fmt.Errorf("sending %s to QEMU: %w", name, err)
 	}
 	return nil
 }

@@ -21,7 +21,6 @@ var skips = map[string]string{
 	"packaging/packaging_test.go":      "all architectures and go install, which are the nightly's",
 	"test/desk/desk.go":                "at a desk only",
 	"test/e2e/e2e_test.go":             "long runs are the nightly's",
-	"test/e2e/masters_test.go":         "three API servers in emulation need four processors",
 	"test/ipvs/ipvs_test.go":           "with -short, and what the guest left out: its measurements",
 	"test/ipvs/guest/bench_test.go":    "measurements, which `make bench` runs",
 	"test/pace/pace.go":                "what a slow machine cannot end in time, which .ci/run names",

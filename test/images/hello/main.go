@@ -1,6 +1,6 @@
 // Command hello is the demo's pod: it greets, and answers HTTP on port 8080
 // until it is told to end. Given a file, such as a console, it greets into it
-// too, every two seconds.
+// too, every two seconds. Given a URL alone, it prints what answers there, and ends.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -17,6 +18,9 @@ func main() {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "somewhere"
+	}
+	if len(os.Args) == 2 && strings.HasPrefix(os.Args[1], "http://") {
+		os.Exit(ask(os.Args[1]))
 	}
 	fmt.Println("hello from", host)
 	go func() {
@@ -38,6 +42,20 @@ func main() {
 	sig := make(chan os.Signal, 1)
 	signal.Notify(sig, syscall.SIGINT, syscall.SIGTERM)
 	<-sig
+}
+
+func ask(url string) (code int) {
+	client := http.Client{Timeout: 20 * time.Second}
+	resp, err := client.Get(url)
+	if err == nil {
+		defer resp.Body.Close()
+		_, err = io.Copy(os.Stdout, io.LimitReader(resp.Body, 1<<10))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hello:", err)
+		return 1
+	}
+	return 0
 }
 
 func greet(w io.Writer, host string) {

@@ -1,0 +1,71 @@
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/edgebake/edgebake/test/lab"
+)
+
+// A sole control-plane node's disk is written again while its Site still allows a
+// birth: it stops, since its firmware remembers. Told to begin with nothing, it
+// begins another cluster with the same keys: the worker of the former one keeps its
+// pods, and says why.
+func TestBornAgain(t *testing.T) {
+	nightly(t)
+	p := need(t)
+	golden, err := madeMaster()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newNet(t, p)
+	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1")})
+	image := w.stamp(golden, minted, "m1")
+	w.stamp(p.golden, minted, "shop1")
+	config := lab.VMConfig{Name: "m1", Image: image, Guest: 0, CPUs: 2, Memory: 2560}
+	master := w.start(config)
+	w.expect(master, 0, `edgebake: etcd begins with nothing`)
+	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
+		t.Fatal(err)
+	}
+	first := w.ready(master, nil)
+	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1})
+	w.ready(worker, nil)
+	if err := w.c.Greeter(t.Context(), "greeter", helloImage, "shop1"); err != nil {
+		t.Fatal(err)
+	}
+	w.podRuns(worker, "greeter")
+	// What asks the API server for nothing goes on.
+	if err := w.c.SetOff(t.Context(), worker, "tells", helloImage, `systemd-run --quiet --unit=tells --collect bash -c '
+while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \n" " ")" >/dev/ttyS0; done'`); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(worker, 0, `edgebake-test: .* up `)
+	master.Cut()
+
+	config.KeepVars = true // it is the same machine
+	master = w.start(config)
+	w.expect(master, 0, `FAILED seat: .*this machine has begun the cluster with this ticket before`)
+	w.expect(master, 0, `to fix: .*--birth 48h`)
+	master.Cut()
+
+	again := filepath.Join(w.lab.Dir, "again")
+	w.must(p.bin, "cluster", "sites", minted, "--birth", "48h", "--output", again)
+	w.must(p.bin, "stamp", golden, filepath.Join(again, "m1.yaml"), "--output", image, "--force")
+	master = w.start(config)
+	w.expect(master, 0, `edgebake: etcd begins with nothing`)
+	if now := w.ready(master, first); now.Metadata.UID == first.Metadata.UID {
+		t.Error("the cluster that was born again has the Node of the former one")
+	}
+
+	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
+	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // since before
+	if _, err := w.c.Node(t.Context(), "shop1"); !lab.NotFound(err) {
+		t.Errorf("the worker's Node in a cluster that it has not joined: %v", err)
+	}
+	mark = worker.Serial.Mark()
+	if err := worker.Reset(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.expect(worker, mark, `edgebake: .*the masters are of another cluster with the same keys`)
+}
