@@ -113,9 +113,10 @@ func TestClusterFromImages(t *testing.T) {
 	minted := w.mint(lab.Minted{Masters: both[:1], Workers: both[1:], Manifests: []string{"shop.yaml"}, Addons: true})
 	w.stamp(images.master, minted, "m1")
 	w.stamp(images.worker, minted, "shop1")
-	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1})
+	clock := w.lab.NewLockstep()
+	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1, CPUs: 1, Lockstep: clock})
 	w.expect(worker, 0, lab.WaitsForMaster.String())
-	master := w.start(lab.VMConfig{Name: "m1", Image: filepath.Join(w.lab.Dir, "m1.raw"), Guest: 0, CPUs: 2, Memory: 2560})
+	master := w.start(lab.VMConfig{Name: "m1", Image: filepath.Join(w.lab.Dir, "m1.raw"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(master, 0, `edgebake: etcd begins with nothing`)
 	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
@@ -164,7 +165,7 @@ func TestClusterFromImages(t *testing.T) {
 	snapshot, lost := w.snapshotOn(disk), filepath.Join(w.lab.Dir, "lost")
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
 	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"))
-	restored := w.start(lab.VMConfig{Name: "m1", Image: disk, Guest: 0, CPUs: 2, Memory: 2560})
+	restored := w.start(lab.VMConfig{Name: "m1", Image: disk, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(restored, 0, `edgebake: etcd begins with a snapshot`)
 	if again := w.ready(restored, before); again.Metadata.UID != before.Metadata.UID {
 		t.Error("what was restored is another cluster")

@@ -56,9 +56,8 @@ func TestClusterOfThree(t *testing.T) {
 	passed := func(what string) {
 		t.Logf("%6.1f s from the first power-on, %.0f on the machines' clock: %s", time.Since(start).Seconds(), clock.Now().Sub(began).Seconds(), what)
 	}
-	shop1 := worker(0)
+	shop1, m3 := worker(0), master(2)
 	w.expect(shop1, 0, lab.WaitsForMaster.String())
-	m3 := master(2)
 	w.expect(m3, 0, `m1, m2 not seen yet`)
 	m1, m2 := master(0), master(1)
 	for _, vm := range []*lab.VM{m1, m2, m3} {

@@ -201,7 +201,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	plain := &http.Client{Transport: &http.Transport{DialContext: c.net.Dial}}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	return poll(ctx, "etcd to be healthy", c.other, func(ctx context.Context) (bool, error) {
+	return c.lab.poll(ctx, "etcd to be healthy", c.other, func(ctx context.Context) (bool, error) {
 		b, err := get(ctx, plain, client+"/health")
 		return bytes.Contains(b, []byte(`"health":"true"`)), err
 	})
@@ -382,7 +382,7 @@ func (c *Cluster) StartAPIServer(n int) error {
 func (c *Cluster) WaitAPIServer(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
-	return poll(ctx, fmt.Sprintf("API server %d to be ready", n+1), []*Process{c.APIServers[n]}, func(ctx context.Context) (bool, error) {
+	return c.lab.poll(ctx, fmt.Sprintf("API server %d to be ready", n+1), []*Process{c.APIServers[n]}, func(ctx context.Context) (bool, error) {
 		b, err := get(ctx, c.http, "https://"+c.hosts[n]+"/readyz")
 		return string(b) == "ok", err
 	})
@@ -448,7 +448,7 @@ func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	id, _, _ := strings.Cut(c.Token, ".")
-	return poll(ctx, "cluster-info to be signed", c.other, func(ctx context.Context) (bool, error) {
+	return c.lab.poll(ctx, "cluster-info to be signed", c.other, func(ctx context.Context) (bool, error) {
 		if err := c.Get(ctx, path, &info); err != nil {
 			return false, err
 		}
@@ -523,7 +523,11 @@ func (c *Cluster) do(ctx context.Context, method, path, contentType string, body
 }
 
 func (c *Cluster) doAt(ctx context.Context, n int, method, path, contentType string, data []byte, v any) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	limit := 5 * time.Second
+	if c.lab.slow {
+		limit = 20 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "https://"+c.hosts[n]+path, bytes.NewReader(data))
 	if err != nil {

@@ -32,6 +32,7 @@ type Lab struct {
 	mu    sync.Mutex
 	procs []*Process
 	undo  []func() error
+	slow  bool // machines share a clock that may be slower than this host's
 }
 
 // New makes a lab in dir, which is made where missing. Lines for a person to
@@ -167,7 +168,11 @@ func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 
 // poll calls ready until it returns true, a process of the list ends, or ctx
 // is done. What ready last said stands in the error.
-func poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
+func (l *Lab) poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
+	limit := 10 * time.Second // of each try
+	if l.slow {
+		limit = time.Minute
+	}
 	var last error
 	tick := time.NewTicker(300 * time.Millisecond)
 	defer tick.Stop()
@@ -177,7 +182,7 @@ func poll(ctx context.Context, what string, procs []*Process, ready func(context
 				return fmt.Errorf("waiting for %s: %w", what, err)
 			}
 		}
-		try, cancel := context.WithTimeout(ctx, 10*time.Second)
+		try, cancel := context.WithTimeout(ctx, limit)
 		ok, err := ready(try)
 		cancel()
 		if ok {

@@ -169,7 +169,7 @@ func TestProcessesEndWithTheLab(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = poll(t.Context(), "nothing", []*Process{q}, func(context.Context) (bool, error) { return false, nil })
+	err = l.poll(t.Context(), "nothing", []*Process{q}, func(context.Context) (bool, error) { return false, nil })
 	if err == nil || !strings.Contains(err.Error(), "for a reason") {
 		t.Errorf("waiting on a process that ended: %v", err)
 	}

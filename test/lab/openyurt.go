@@ -147,7 +147,7 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	defer cancel()
 	for _, pool := range pools {
 		// The kind is served some moments after it was made.
-		err := poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
+		err := c.lab.poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
 			err := c.Create(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools", map[string]any{
 				"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool",
 				"metadata": map[string]any{"name": pool.Name}, "spec": map[string]any{"type": pool.Type},

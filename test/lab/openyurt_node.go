@@ -30,7 +30,7 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	// Refused until the controller manager has made the service account.
-	return poll(ctx, "pod "+name+" to be taken", c.other, func(ctx context.Context) (bool, error) {
+	return c.lab.poll(ctx, "pod "+name+" to be taken", c.other, func(ctx context.Context) (bool, error) {
 		err := c.Create(ctx, podsPath, map[string]any{
 			"apiVersion": "v1", "kind": "Pod",
 			"metadata": map[string]any{"name": name},
@@ -108,7 +108,7 @@ func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string
 	var out string
 	logs, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	err = poll(logs, "what "+name+" printed", c.other, func(ctx context.Context) (bool, error) {
+	err = c.lab.poll(logs, "what "+name+" printed", c.other, func(ctx context.Context) (bool, error) {
 		var err error
 		out, err = c.Kubectl(ctx, "logs", name)
 		return err == nil, err

@@ -83,7 +83,7 @@ func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*
 func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	return poll(ctx, what, append([]*Process{vm.proc}, c.other...), func(ctx context.Context) (bool, error) {
+	return c.lab.poll(ctx, what, append([]*Process{vm.proc}, c.other...), func(ctx context.Context) (bool, error) {
 		if err := vm.Serial.Broken(); err != nil {
 			cancel(err)
 			return false, err
@@ -117,7 +117,7 @@ func Stays() []any {
 func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 	// The admission plug-in of service accounts wants one; the controller
 	// manager makes it some seconds after the namespace.
-	err := poll(ctx, "the default service account", c.other, func(ctx context.Context) (bool, error) {
+	err := c.lab.poll(ctx, "the default service account", c.other, func(ctx context.Context) (bool, error) {
 		var o Object
 		err := c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", &o)
 		return err == nil, err
