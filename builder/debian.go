@@ -33,7 +33,8 @@ type debianRecipe struct {
 	Packages   []string `json:"packages"`
 	Run        []string `json:"run,omitempty"`
 	SourceDate int64    `json:"sourceDate"`
-	Initrd     string   `json:"initrd"` // the script of ours that it gets
+	Initrd     string   `json:"initrd"`     // the script of ours that its initrd runs
+	InitrdHook string   `json:"initrdHook"` // and the one that makes the initrd
 }
 
 // pathFilters keep documentation out; licences stay.
@@ -50,19 +51,22 @@ var pathFilters = []string{
 // repair it come along, and there is no swap to resume from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
-// initrdEnv hands our initrd script to a hook of mmdebstrap, which shows every
-// hook's text.
-const initrdEnv = "EDGEBAKE_INITRD"
+// initrdEnv and initrdHookEnv hand our initrd scripts to hooks of mmdebstrap,
+// which shows every hook's text.
+const (
+	initrdEnv     = "EDGEBAKE_INITRD"
+	initrdHookEnv = "EDGEBAKE_INITRD_HOOK"
+)
 
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
 	b := img.Base.Debian
 	pk := append(overlays.Packages(img), b.PackagesFor(img.Arch)...)
 	slices.Sort(pk)
 	return debianRecipe{
-		Version: 3, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
+		Version: 4, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
 		Components: overlays.Components(img), Keyrings: keyrings,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
-		Initrd: overlays.InitrdScript(),
+		Initrd: overlays.InitrdScript(), InitrdHook: overlays.InitrdHook(),
 	}
 }
 
@@ -70,7 +74,7 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debi
 // needs no root: an ordinary user gets a user namespace.
 func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Writer, say func(line string)) error {
 	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(keyrings)...)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd)
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, initrdHookEnv+"="+r.InitrdHook)
 	// Neither the caller's directory nor its umask has a part in the result.
 	cmd.Dir = "/"
 	scratch, err := newScratch()
@@ -170,7 +174,9 @@ func (r debianRecipe) args(keyrings []string) []string {
 	}
 	// Before the kernel's package comes, which makes the initrd.
 	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
-	args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/scripts/local-bottom"; mkdir -p "$d" && printf %s "${`+initrdEnv+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
+	for _, script := range [][2]string{{"scripts/local-bottom", initrdEnv}, {"hooks", initrdHookEnv}} {
+		args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/`+script[0]+`"; mkdir -p "$d" && printf %s "${`+script[1]+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
+	}
 	for _, f := range pathFilters {
 		args = append(args, "--dpkgopt="+f)
 	}

@@ -2,6 +2,7 @@ package overlays
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"os/exec"
@@ -164,6 +165,75 @@ func TestSSHKeys(t *testing.T) {
 	run()
 	if key() != "the site's\n" {
 		t.Error("the site's own key was replaced")
+	}
+}
+
+// TestInitrdHook: what udev of the initrd finds of disks counts for systemd, its
+// database is no larger than names of network cards need, and a base without
+// either is left alone.
+func TestInitrdHook(t *testing.T) {
+	desk.NeedProgram(t, "systemd-hwdb", "udev")
+	const (
+		rules = "usr/lib/udev/rules.d/99-systemd.rules"
+		hwdb  = "usr/lib/udev/hwdb.bin"
+		names = "usr/lib/udev/hwdb.d/20-net-ifname.hwdb"
+	)
+	put := func(root, path, text string) {
+		t.Helper()
+		p := filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(base, initrd string) {
+		t.Helper()
+		script := filepath.Join(base, "hook")
+		put(base, "hook", strings.NewReplacer(`"/$rules`, `"$BASE/$rules`, `"/$hwdb`, `"$BASE/$hwdb`).Replace(InitrdHook()))
+		cmd := exec.Command("sh", script)
+		cmd.Env = append(os.Environ(), "BASE="+base, "DESTDIR="+initrd)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	base, initrd := t.TempDir(), t.TempDir()
+	put(base, rules, `ACTION=="remove", GOTO="systemd_end"
+SUBSYSTEM=="tty", KERNEL=="hvc*", TAG+="systemd"
+SUBSYSTEM=="block", TAG+="systemd"
+SUBSYSTEM=="block", KERNEL=="nbd*", TEST!="pid", ENV{SYSTEMD_READY}="0"
+ACTION=="add", SUBSYSTEM=="net", RUN+="/usr/lib/systemd/systemd-sysctl"
+LABEL="systemd_end"
+`)
+	put(base, names, "net:naming:drcdc_ether:*\n  ID_NET_NAME_FROM_DATABASE=idrac\n")
+	put(initrd, hwdb, strings.Repeat("x", 1<<20))
+	put(initrd, "usr/lib/udev/rules.d/80-drivers.rules", "")
+	if err := os.Symlink("usr/lib", filepath.Join(initrd, "lib")); err != nil { // as every initrd has it
+		t.Fatal(err)
+	}
+	run(base, initrd)
+	got, err := os.ReadFile(filepath.Join(initrd, rules))
+	if want := `ACTION=="remove", GOTO="end"
+SUBSYSTEM=="block", TAG+="systemd"
+SUBSYSTEM=="block", KERNEL=="nbd*", TEST!="pid", ENV{SYSTEMD_READY}="0"
+LABEL="end"
+`; string(got) != want {
+		t.Errorf("rules (%v):\n%s\nexpected:\n%s", err, got, want)
+	}
+	db, err := os.ReadFile(filepath.Join(initrd, hwdb))
+	if err != nil || len(db) > 64<<10 || !strings.Contains(string(db), "ID_NET_NAME_FROM_DATABASE") {
+		t.Errorf("the database has %d bytes (%v), and should only name network cards", len(db), err)
+	}
+	if left, err := filepath.Glob(filepath.Join(initrd, "usr/lib/udev/hwdb.d")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+
+	other := t.TempDir()
+	put(other, hwdb, "whole")
+	run(t.TempDir(), other)
+	if db, err := os.ReadFile(filepath.Join(other, hwdb)); err != nil || string(db) != "whole" {
+		t.Errorf("the database of another base: %q %v", db, err)
+	}
+	if _, err := os.Stat(filepath.Join(other, rules)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("rules that the base does not have: %v", err)
 	}
 }
 
