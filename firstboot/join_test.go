@@ -119,6 +119,32 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	noSecret(t, w)
 }
 
+// TestKubeadmsPath: the image's systemctl comes before the system's, which reloads
+// all units when kubeadm starts kubelet.
+func TestKubeadmsPath(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	e := w.env()
+	run, path := e.Run, ""
+	e.Run = func(ctx context.Context, c Cmd) error {
+		if c.Args[0] == "kubeadm" {
+			for _, v := range c.Env {
+				if p, ok := strings.CutPrefix(v, "PATH="); ok {
+					path = p
+				}
+			}
+		}
+		return run(ctx, c)
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	dirs := filepath.SplitList(path)
+	if own, system := slices.Index(dirs, ondisk.KubeadmPath), slices.Index(dirs, "/usr/bin"); own != 0 || system < 0 {
+		t.Errorf("kubeadm's PATH is %q", path)
+	}
+}
+
 func TestFirstMasterDead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -18,6 +18,10 @@ import (
 // joinPatience is how long kubeadm waits for kubelet to enrol.
 const joinPatience = 2 * time.Minute
 
+// kubeadmPath is where kubeadm looks for programs: systemd's own PATH, behind the
+// image's systemctl for it.
+const kubeadmPath = "PATH=" + ondisk.KubeadmPath + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 // kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
 // the active site with more arguments for kubelet; ignore are checks of its
 // that fail since firstboot was there before.
@@ -40,7 +44,7 @@ func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ig
 	}
 	e.Waiting("kubeadm join")
 	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
-	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: node.ProxyEnv(&s), Output: out}
+	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: append(node.ProxyEnv(&s), kubeadmPath), Output: out}
 	if err := e.Run(ctx, cmd); err != nil {
 		return judgeJoin(active.Node, fmt.Errorf("%w: %s", err, out.last()))
 	}

@@ -168,6 +168,43 @@ func TestSSHKeys(t *testing.T) {
 	}
 }
 
+// TestKubeadmsSystemctl: units are read again only where kubelet's have changed;
+// everything else is the system's.
+func TestKubeadmsSystemctl(t *testing.T) {
+	script, err := embedded.ReadFile("files/base" + ondisk.KubeadmPath + "/systemctl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	system := filepath.Join(dir, "systemctl")
+	if err := os.WriteFile(system, []byte("#!/bin/sh\ncase $1 in show) cat "+dir+"/need ;; *) echo \"$@\"; exit 3 ;; esac\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	here := strings.ReplaceAll(string(script), "/usr/bin/systemctl", system)
+	for _, c := range []struct {
+		need string // NeedDaemonReload
+		args []string
+		want string
+		code int
+	}{
+		{"no\n", []string{"daemon-reload"}, "", 0},
+		{"yes\n", []string{"daemon-reload"}, "--lines=0 daemon-reload\n", 3},
+		{"", []string{"daemon-reload"}, "--lines=0 daemon-reload\n", 3},
+		{"no\n", []string{"restart", "kubelet"}, "--lines=0 restart kubelet\n", 3},
+		{"no\n", []string{"status", "kubelet"}, "--lines=0 status kubelet\n", 3},
+		{"no\n", []string{"is-active", "systemd-resolved"}, "--lines=0 is-active systemd-resolved\n", 3},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "need"), []byte(c.need), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("sh", append([]string{"-c", here, "systemctl"}, c.args...)...)
+		out, err := cmd.Output()
+		if code := cmd.ProcessState.ExitCode(); string(out) != c.want || code != c.code {
+			t.Errorf("systemctl %s, NeedDaemonReload %q: %q, status %d (%v); expected %q, %d", strings.Join(c.args, " "), c.need, out, code, err, c.want, c.code)
+		}
+	}
+}
+
 // TestInitrdHook: what udev of the initrd finds of disks counts for systemd, its
 // database is no larger than names of network cards need, and a base without
 // either is left alone.

@@ -95,6 +95,7 @@ const (
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
 	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA
+	KubeadmPath    = "/usr/lib/edgebake/kubeadm"      // programs that kubeadm finds before those of the system
 	CRISocket      = "unix:///run/containerd/containerd.sock"
 )
 
