@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -214,6 +215,7 @@ func TestInitrdHook(t *testing.T) {
 		rules = "usr/lib/udev/rules.d/99-systemd.rules"
 		hwdb  = "usr/lib/udev/hwdb.bin"
 		names = "usr/lib/udev/hwdb.d/20-net-ifname.hwdb"
+		udev  = "scripts/init-top/udev"
 	)
 	put := func(root, path, text string) {
 		t.Helper()
@@ -243,6 +245,7 @@ LABEL="systemd_end"
 	put(base, names, "net:naming:drcdc_ether:*\n  ID_NET_NAME_FROM_DATABASE=idrac\n")
 	put(initrd, hwdb, strings.Repeat("x", 1<<20))
 	put(initrd, "usr/lib/udev/rules.d/80-drivers.rules", "")
+	put(initrd, udev, "udevd --daemon\nudevadm trigger --type=subsystems --action=add\nudevadm trigger --type=devices --action=add\nudevadm settle || true\n")
 	if err := os.Symlink("usr/lib", filepath.Join(initrd, "lib")); err != nil { // as every initrd has it
 		t.Fatal(err)
 	}
@@ -254,6 +257,12 @@ SUBSYSTEM=="block", KERNEL=="nbd*", TEST!="pid", ENV{SYSTEMD_READY}="0"
 LABEL="end"
 `; string(got) != want {
 		t.Errorf("rules (%v):\n%s\nexpected:\n%s", err, got, want)
+	}
+	start, err := os.ReadFile(filepath.Join(initrd, udev))
+	if lines := strings.Split(string(start), "\n"); err != nil || len(lines) != 4 || lines[0] != "udevd --daemon" || lines[2] != "udevadm settle || true" ||
+		!strings.HasPrefix(lines[1], "udevadm trigger --type=devices --action=add --subsystem-nomatch=") || !strings.Contains(lines[1], "=tty ") ||
+		regexp.MustCompile(`=(block|pci|usb|platform|acpi|virtio|scsi|mmc|nvme|net)\b`).MatchString(lines[1]) {
+		t.Errorf("udev is started by (%v)\n%s", err, start)
 	}
 	db, err := os.ReadFile(filepath.Join(initrd, hwdb))
 	if err != nil || len(db) > 64<<10 || !strings.Contains(string(db), "ID_NET_NAME_FROM_DATABASE") {
