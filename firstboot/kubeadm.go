@@ -22,6 +22,11 @@ const joinPatience = 2 * time.Minute
 // image's systemctl for it.
 const kubeadmPath = "PATH=" + ondisk.KubeadmPath + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+// shortLived is for a program in Go that ends before its garbage counts: to look
+// for it takes a third of what kubeadm does before its first line, and the
+// kubelet that it asks for its version.
+var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
+
 // kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
 // the active site with more arguments for kubelet; ignore are checks of its
 // that fail since firstboot was there before.
@@ -44,7 +49,7 @@ func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ig
 	}
 	e.Waiting("kubeadm join")
 	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
-	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: append(node.ProxyEnv(&s), kubeadmPath), Output: out}
+	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: slices.Concat(node.ProxyEnv(&s), shortLived, []string{kubeadmPath}), Output: out}
 	if err := e.Run(ctx, cmd); err != nil {
 		return judgeJoin(active.Node, fmt.Errorf("%w: %s", err, out.last()))
 	}
