@@ -108,6 +108,8 @@ var enabled = []struct{ unit, target string }{
 	{"systemd-networkd-wait-online.service", "network-online.target"},
 	{"systemd-resolved.service", "sysinit.target"},
 	{"systemd-timesyncd.service", "sysinit.target"},
+	{"edgebake-coldplug.path", "paths.target"},
+	{"edgebake-coldplug.timer", "timers.target"},
 	{"fstrim.timer", "timers.target"},
 }
 

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,50 @@ func TestSSHKeys(t *testing.T) {
 	run()
 	if key() != "the site's\n" {
 		t.Error("the site's own key was replaced")
+	}
+}
+
+// TestColdplug: each device is looked at while the machine boots or once the node
+// is Ready, and what may lead to a disk, a network or a console while it boots.
+func TestColdplug(t *testing.T) {
+	const units = "files/base/usr/lib/systemd/system/"
+	subsystems := func(file, flag string) []string {
+		t.Helper()
+		text, err := embedded.ReadFile(units + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, m := range regexp.MustCompile(flag+`=(\S+)`).FindAllStringSubmatch(string(text), -1) {
+			found = append(found, m[1])
+		}
+		return found
+	}
+	const boot, later = "systemd-udev-trigger.service.d/50-edgebake.conf", "edgebake-coldplug.service"
+	left, taken := subsystems(boot, "--subsystem-nomatch"), subsystems(later, "--subsystem-match")
+	if len(left) < 10 || !slices.Equal(left, taken) {
+		t.Errorf("left out while booting:\n%v\nlooked at later:\n%v", left, taken)
+	}
+	for _, s := range []string{"acpi", "block", "drm", "hid", "i2c", "input", "misc", "mmc", "net", "nvme", "pci", "platform", "scsi", "tpmrm", "usb", "virtio", "vmbus", "xen"} {
+		if slices.Contains(left, s) {
+			t.Errorf("%s is left out while booting", s)
+		}
+	}
+	if again := subsystems(boot, "--subsystem-match"); !slices.Equal(again, []string{"tty"}) {
+		t.Errorf("consoles that systemd has units for are to be looked at while booting, not %v", again)
+	}
+	l, err := Root(testImage(), testFacts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := nodeMap(t, l.Nodes)
+	for _, unit := range []string{"paths.target.wants/edgebake-coldplug.path", "timers.target.wants/edgebake-coldplug.timer"} {
+		if n, ok := m["etc/systemd/system/"+unit]; !ok || !n.IsSymlink() {
+			t.Errorf("%s is not there: nothing has the other devices looked at", unit)
+		}
+	}
+	if path := subsystems("edgebake-coldplug.path", "PathExists"); !slices.Equal(path, []string{ondisk.HealthyFile}) {
+		t.Errorf("edgebake-coldplug.path waits for %v, and first boot writes %s", path, ondisk.HealthyFile)
 	}
 }
 
