@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"aead.dev/minisign"
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/file"
@@ -179,10 +180,7 @@ func writeStick(dir string, c *slot.Contents) error {
 	// A file that is there is replaced by one that only its owner may read, and
 	// sticks are pulled out.
 	write := func(name string, b []byte) error {
-		if err := file.Replace(filepath.Join(dir, name), b); err != nil {
-			return fmt.Errorf("writing a signed Site: %w", err)
-		}
-		return nil
+		return stickError(dir, name, file.Replace(filepath.Join(dir, name), b))
 	}
 	for name, b := range c.Files {
 		if err := write(name, b); err != nil {
@@ -190,13 +188,25 @@ func writeStick(dir string, c *slot.Contents) error {
 		}
 	}
 	if err := makeClaims(dir, c.Files[ondisk.SlotInventory]); err != nil {
-		return fmt.Errorf("writing a signed Site: %w", err)
+		return stickError(dir, ondisk.SlotClaims, err)
 	}
 	return write(ondisk.SlotSignature, c.Signature)
 }
 
+// stickError is an error of writing a file, by the name that it was to have.
+func stickError(dir, name string, err error) error {
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		err = e.Err
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("writing %s: %w", filepath.Join(dir, name), disk.Explain(err, dir))
+}
+
 // makeClaims makes the file in which machines note which site of an inventory
-// they have taken, unless there is one. No signature covers it.
+// they have taken. One that is there keeps what is noted in it, and gets the room
+// that it lacks. No signature covers it.
 func makeClaims(dir string, inventory []byte) error {
 	if inventory == nil {
 		return nil
@@ -205,14 +215,15 @@ func makeClaims(dir string, inventory []byte) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, ondisk.SlotClaims), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
+	f, err := os.OpenFile(filepath.Join(dir, ondisk.SlotClaims), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(slot.ClaimsFile(len(inv.Sites)))
+	fi, err := f.Stat()
+	if err == nil {
+		empty := slot.ClaimsFile(len(inv.Sites))
+		_, err = f.Write(empty[min(fi.Size(), int64(len(empty))):])
+	}
 	return errors.Join(err, f.Sync(), f.Close())
 }
 

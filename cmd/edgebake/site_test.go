@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -189,5 +190,63 @@ func TestImageCarriesItsKeys(t *testing.T) {
 	}
 	if got.Image.Removable != "signed" || !slices.Equal(got.Image.SiteKeys, []string{publicKey}) {
 		t.Errorf("image.json says %q, %q", got.Image.Removable, got.Image.SiteKeys)
+	}
+}
+
+// TestClaimsGetRoom: a stick that is made again for more machines has room for the
+// notes of all of them, and keeps those that are there.
+func TestClaimsGetRoom(t *testing.T) {
+	c := newCLI(t)
+	c.file("office.key", plainKey)
+	c.file("inventory.yaml", inventory)
+	sign := []string{"site", "sign", "inventory.yaml", "--key", "office.key", "-o", "stick", "--force"}
+	c.run(0, sign...)
+	claims := filepath.Join("stick", ondisk.SlotClaims)
+	noted := bytes.Repeat([]byte("note"), 128)
+	if err := os.WriteFile(claims, noted, 0o600); err != nil { // cut short too
+		t.Fatal(err)
+	}
+	many := inventory
+	for i := range 100 {
+		many += fmt.Sprintf("  - {name: shop-%d, match: {serial: PF3X%d}}\n", i, i)
+	}
+	c.file("inventory.yaml", many)
+	for range 2 {
+		c.run(0, sign...)
+		b, err := os.ReadFile(claims)
+		if err != nil || len(b) != len(slot.ClaimsFile(102)) || !bytes.HasPrefix(b, noted) || len(bytes.Trim(b[len(noted):], "\x00")) > 0 {
+			t.Errorf("%d bytes, want %d (%v)", len(b), len(slot.ClaimsFile(102)), err)
+		}
+	}
+	c.file("inventory.yaml", inventory)
+	c.run(0, sign...)
+	if b, err := os.ReadFile(claims); err != nil || len(b) != len(slot.ClaimsFile(102)) || !bytes.HasPrefix(b, noted) {
+		t.Errorf("for fewer machines: %d bytes (%v)", len(b), err)
+	}
+}
+
+// TestStickWithoutRoom: a stick that is full is named, with the fix.
+func TestStickWithoutRoom(t *testing.T) {
+	desk.NeedRoot(t, "it mounts a small tmpfs")
+	c := newCLI(t)
+	c.file("office.key", plainKey)
+	c.file("site.yaml", site)
+	if err := os.Mkdir("small", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", "small", "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount("small", 0) })
+	if f, err := os.Create("small/ballast"); err != nil {
+		t.Fatal(err)
+	} else {
+		_, _ = f.Write(make([]byte, 1<<20))
+		f.Close()
+	}
+	c.run(1, "site", "sign", "site.yaml", "--key", "office.key", "-o", "small")
+	c.want(c.err, "edgebake: writing small/site.yaml: no space left on device: directory small is full; make room or write elsewhere")
+	if left, err := os.ReadDir("small"); len(left) != 1 || err != nil {
+		t.Errorf("%v, %v", left, err)
 	}
 }
