@@ -225,7 +225,7 @@ func readInput(s streams, name string) ([]byte, error) {
 	}
 	if fi, err := os.Stat(name); err == nil && fi.Size() > maxDocument {
 		fix := "name the YAML file"
-		if slices.Contains(documentEndings, strings.TrimPrefix(filepath.Ext(name), ".")) {
+		if slices.Contains(slices.Concat(documentEndings, tableEndings), strings.TrimPrefix(filepath.Ext(name), ".")) {
 			fix = "split it"
 		}
 		return nil, fmt.Errorf("%s has %s, a document has at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(maxDocument), fix)

@@ -494,6 +494,12 @@ func TestHelpfulEdges(t *testing.T) {
 	}
 	c.run(1, "validate", "large.yaml")
 	c.want(c.err, "large.yaml has 1024 GiB, a document has at most 32 MiB: split it")
+	if err := os.Rename("large.yaml", "large.csv"); err != nil {
+		t.Fatal(err)
+	}
+	c.file("site.yaml", site)
+	c.run(1, "inventory", "import", "large.csv", "--template", "site.yaml")
+	c.want(c.err, "large.csv has 1024 GiB, a document has at most 32 MiB: split it")
 	c.file("large.raw", "")
 	if err := os.Truncate("large.raw", 1<<40); err != nil {
 		t.Fatal(err)

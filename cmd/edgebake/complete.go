@@ -6,6 +6,7 @@ import "github.com/spf13/cobra"
 var (
 	imageEndings    = []string{"raw", "zst"}
 	documentEndings = []string{"yaml", "yml"}
+	tableEndings    = []string{"csv", "tsv"}
 )
 
 // complete offers a flag's values.

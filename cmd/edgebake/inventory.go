@@ -36,7 +36,7 @@ func newInventoryImport(s streams) *cobra.Command {
 	var o importFlags
 	c := &cobra.Command{
 		Use:               "import TABLE --template SITE",
-		ValidArgsFunction: completeFiles([]string{"csv", "tsv"}),
+		ValidArgsFunction: completeFiles(tableEndings),
 		Short:             "Make an Inventory of a table (CSV) and a Site",
 		Long: `Import makes an Inventory of a table, whose first line names the columns, and a
 Site that all rows have in common. Each row becomes a site.

@@ -300,6 +300,18 @@ func TestWhatIsMadeIsRead(t *testing.T) {
 	}
 }
 
+// TestTooLargeIsSaidOnce: an Inventory that is larger than the slot is told what to
+// do with an Inventory, and nothing else.
+func TestTooLargeIsSaidOnce(t *testing.T) {
+	large := sample()
+	delete(large.Files, ondisk.SlotSite)
+	large.Files[ondisk.SlotInventory] = make([]byte, ondisk.SlotRoom+1)
+	_, err := Make(large)
+	if err == nil || !strings.HasSuffix(err.Error(), smallerInventory) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v", err)
+	}
+}
+
 // endless is a file system of a forged one's size whose table and data come
 // again and again, so that every chain and every directory leads somewhere.
 type endless struct{ boot, table, data []byte }

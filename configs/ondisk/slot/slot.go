@@ -163,7 +163,8 @@ func (c *Contents) encode() ([]byte, error) {
 	if entries := countEntries(c.Files); entries > maxEntries {
 		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
 	}
-	if total > ondisk.SlotRoom {
+	// One that is too large by itself has been named, with what to do.
+	if total > ondisk.SlotRoom && int64(len(c.Files[largest])) <= SizeLimit(largest) {
 		errs = append(errs, fmt.Errorf("the site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
 			float64(total)/(1<<20), ondisk.SlotRoom>>20, largest))
 	}
