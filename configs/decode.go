@@ -2,6 +2,7 @@ package configs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -60,8 +61,8 @@ func ParseSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// errNoToken says what is wrong with a token that did not come with a document.
-var errNoToken = errors.New("the given token is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)")
+// ErrGivenToken says what is wrong with a token that did not come with a document.
+var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)")
 
 // ParseSiteWith reads a Site that gets this bootstrap token if it has none;
 // with forced, in any case.
@@ -70,13 +71,19 @@ func ParseSiteWith(name string, data []byte, token Secret, forced bool) (*Site, 
 		return ParseSite(name, data)
 	}
 	site := new(Site)
+	var bad error
 	err := parseKind(name, data, KindSite, site, func(*document) Problems {
-		if forced || site.Credentials.Token.IsZero() {
-			site.Credentials = Credentials{Token: token}
+		if !forced && !site.Credentials.Token.IsZero() {
+			return site.Validate()
 		}
+		if !tokenForm.MatchString(token.Reveal()) {
+			bad, site.Credentials = ErrGivenToken, Credentials{} // the document is not what has it
+			return site.validate(false)
+		}
+		site.Credentials = Credentials{Token: token}
 		return site.Validate()
 	})
-	if err != nil {
+	if err := cmp.Or(err, bad); err != nil {
 		return nil, err
 	}
 	return site, nil

@@ -42,7 +42,7 @@ func ParseInventoryWith(name string, data []byte, token Secret, forced bool) (*I
 		return nil, err
 	}
 	if !tokenForm.MatchString(token.Reveal()) {
-		return nil, errNoToken
+		return nil, ErrGivenToken
 	}
 	inv.setToken(token, forced)
 	return inv, nil

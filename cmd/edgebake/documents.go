@@ -167,6 +167,9 @@ func sitesOf(s streams, name string, data []byte, ignition string, secrets secre
 
 // orToken tells whoever keeps the token elsewhere how to give it.
 func orToken(err error) error {
+	if errors.Is(err, configs.ErrGivenToken) {
+		return fmt.Errorf("%w; it comes from --token-file or $%s", err, tokenVariable)
+	}
 	probs, ok := err.(configs.Problems)
 	if !ok {
 		return err

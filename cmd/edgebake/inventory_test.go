@@ -160,6 +160,17 @@ func TestSecretsBesideTheDocument(t *testing.T) {
 			t.Errorf("the token is quoted: %s", c.err)
 		}
 	}
+	// The document is not to blame for it.
+	c.file("alone.yaml", site)
+	t.Setenv(tokenVariable, "")
+	c.file("bad", "s3cret\n")
+	for _, doc := range []string{"bare.yaml", "alone.yaml"} {
+		c.run(1, "validate", doc, "--token-file", "bad")
+		c.want(c.err, "the given token is not a bootstrap token: ", "; it comes from --token-file or $EDGEBAKE_TOKEN")
+		if strings.Contains(c.err, "s3cret") || strings.Contains(c.err, "yaml:") {
+			t.Errorf("%s", c.err)
+		}
+	}
 	c.file("empty", "\n")
 	c.run(1, "validate", "bare.yaml", "--token-file", "empty")
 	c.want(c.err, "it is empty")
