@@ -16,6 +16,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// leastMemory is what firmware and kernel start with, in MiB; with less they stop
+// without a word.
+const leastMemory = 256
+
 func newBoot(s streams) *cobra.Command {
 	var (
 		m       qemu.Machine
@@ -46,8 +50,14 @@ loopback as 10.0.2.2. KVM is used when a short try shows that it works.`,
 			if accel != "" && accel != qemu.KVM && accel != qemu.TCG {
 				errs = append(errs, fmt.Errorf("--accel %s: want kvm or tcg", accel))
 			}
-			if m.CPUs < 1 || m.Memory < 1 || size < 0 {
-				errs = append(errs, fmt.Errorf("--cpus %d --memory %d --disk %d: a machine has a processor and memory at least, and no less than no disk", m.CPUs, m.Memory, size))
+			if m.CPUs < 1 {
+				errs = append(errs, fmt.Errorf("--cpus %d: want 1 or more", m.CPUs))
+			}
+			if m.Memory < leastMemory {
+				errs = append(errs, fmt.Errorf("--memory %d: it is in MiB: want %d or more; a node needs 1024", m.Memory, leastMemory))
+			}
+			if size < 0 {
+				errs = append(errs, fmt.Errorf("--disk %d: want a size in GiB, or 0 for the image's own", size))
 			}
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}

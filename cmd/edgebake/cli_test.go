@@ -329,7 +329,7 @@ func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{"bake"}, {"build"}, {"build", "a", "b"}, {"build", "--colour"}, {"build", "image.yaml", "--update", "--locked"}, {"stamp", "x.raw"}, {"inspect"},
 		{"render", "site.yaml"}, {"validate"}, {"init", "x"}, {"version", "-o", "xml"}, {"boot", "x.raw", "--forward", "22"},
-		{"boot", "x.raw", "--forward", "70000:22"}, {"boot", "x.raw", "--accel", "xen"}, {"boot", "x.raw", "--memory", "0"},
+		{"boot", "x.raw", "--forward", "70000:22"}, {"boot", "x.raw", "--accel", "xen"}, {"boot", "x.raw", "--memory", "0"}, {"boot", "x.raw", "--memory", "2"},
 		{"boot", "x.raw", "--cpus", "-1"}, {"boot", "x.raw", "--disk", "-3"},
 	} {
 		c.run(2, args...)
