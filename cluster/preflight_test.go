@@ -208,3 +208,20 @@ func TestPreflightOddVersion(t *testing.T) {
 		}
 	}
 }
+
+// A master whose certificate has none of the names that a node expects is told
+// apart from one of another cluster.
+func TestPreflightCertificateNames(t *testing.T) {
+	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
+	master := i.serve(t)
+	s := unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", "master.invalid:6443")
+	checks := Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Timeout: time.Minute, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, master)
+	}})
+	if k := checks[0]; k.Name != "master master.invalid:6443" || k.State != CheckFailed || !strings.Contains(k.Detail, "the certificate has none of the names expected") || !strings.Contains(k.Fix, "apiServer.certSANs") {
+		t.Errorf("%+v", k)
+	}
+	if len(i.shown) > 0 {
+		t.Errorf("it was shown %q", i.shown)
+	}
+}
