@@ -173,7 +173,7 @@ sites:
 	}
 }
 
-// TestSlotsOfManySites: a hundred take 30 s of a processor at most.
+// TestSlotsOfManySites: a hundred take 6 s of a processor at most, as 500 take 30.
 func TestSlotsOfManySites(t *testing.T) {
 	d := t.TempDir()
 	g := filepath.Join(d, "g.raw")
@@ -185,7 +185,7 @@ func TestSlotsOfManySites(t *testing.T) {
 		}
 	})
 	t.Logf("100 slots in %v, %v each", took, took/100)
-	if took > 30*time.Second {
+	if took > 6*time.Second {
 		t.Errorf("100 slots took %v", took)
 	}
 }
