@@ -30,18 +30,6 @@ type Result struct {
 	SBOM   []byte // SPDX, JSON
 }
 
-// Build carries everything out: pinning, making, merging, checking, writing.
-// Nothing is written to the output's directory before all is known to fit; the
-// image appears under its name only when it is complete.
-func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) {
-	var res *Result
-	err := BuildEach(ctx, []Job{{img, o}}, func(_ int, r *Result) error {
-		res = r
-		return nil
-	})
-	return res, err
-}
-
 // Job is one of the images that are built together.
 type Job struct {
 	Image   *configs.Image
@@ -49,8 +37,10 @@ type Job struct {
 }
 
 // BuildEach builds images one after the other and hands each to done when it is
-// complete. What can be found wrong with any of them is found before an input
-// of the first is made; what several have in common is said once.
+// complete. All of them are resolved and checked before the first input is made. A
+// problem that several have in common is reported once. Nothing is written to an
+// output's directory before the image is known to fit, and an image appears under
+// its name only when it is complete.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*build, len(jobs))
 	err := each(ctx, jobs, func(_ int, j Job) error { return checkOutput(j.Options.Output, j.Options.Force) })

@@ -1098,3 +1098,13 @@ func TestDebianHints(t *testing.T) {
 		}
 	}
 }
+
+// Build builds one image.
+func Build(ctx context.Context, img *configs.Image, o Options) (*Result, error) {
+	var res *Result
+	err := BuildEach(ctx, []Job{{img, o}}, func(_ int, r *Result) error {
+		res = r
+		return nil
+	})
+	return res, err
+}

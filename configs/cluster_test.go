@@ -2,6 +2,7 @@ package configs
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 )
@@ -20,6 +21,16 @@ func mustCluster(t *testing.T, doc string) *ClusterFile {
 		t.Fatal(err)
 	}
 	return f
+}
+
+// exampleCluster is the one of the documentation.
+func exampleCluster(t testing.TB) string {
+	t.Helper()
+	doc, err := os.ReadFile("examples/cluster.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(doc)
 }
 
 func TestClusterDefaults(t *testing.T) {
@@ -52,7 +63,7 @@ func TestClusterWarnings(t *testing.T) {
 
 // A node's Site is one that stamping takes.
 func TestNodeSite(t *testing.T) {
-	c := mustCluster(t, string(ExampleCluster()))
+	c := mustCluster(t, exampleCluster(t))
 	if len(c.Kubeadm) != 2 {
 		t.Fatalf("%d documents of kubeadm", len(c.Kubeadm))
 	}
@@ -113,7 +124,7 @@ func FuzzCheckManifest(f *testing.F) {
 }
 
 func FuzzParseCluster(f *testing.F) {
-	f.Add(string(ExampleCluster()))
+	f.Add(exampleCluster(f))
 	f.Fuzz(func(t *testing.T, text string) {
 		if _, err := ParseCluster("c", []byte(text)); err != nil && strings.Contains(err.Error(), "BUG") {
 			t.Error(err)

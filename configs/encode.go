@@ -14,13 +14,8 @@ import (
 
 // EncodeSlot is the Site as stamping writes it into the slot: the one place
 // where secrets leave a Site. The bytes depend on the Site alone.
-func EncodeSlot(s *Site) ([]byte, error) { return encode(s, true) }
-
-// EncodePublic is the Site without its secrets; ParsePublicSite reads it back.
-func EncodePublic(s *Site) ([]byte, error) { return encode(s, false) }
-
-func encode(s *Site, secrets bool) ([]byte, error) {
-	b, err := encodeNode(encodeValue(reflect.ValueOf(s).Elem(), secrets))
+func EncodeSlot(s *Site) ([]byte, error) {
+	b, err := encodeNode(encodeValue(reflect.ValueOf(s).Elem()))
 	if err != nil {
 		return nil, fmt.Errorf("encoding the site: %w", err)
 	}
@@ -39,10 +34,10 @@ func encodeNode(n *yaml.Node) ([]byte, error) {
 // encodeValue returns v as a YAML node, nil where there is nothing to write.
 // Strings are always quoted: a label "true" must come back as a string, and
 // nothing has to be guessed.
-func encodeValue(v reflect.Value, secrets bool) *yaml.Node {
+func encodeValue(v reflect.Value) *yaml.Node {
 	if v.Type() == secretType {
 		s := v.Interface().(Secret)
-		if !secrets || s.IsZero() {
+		if s.IsZero() {
 			return nil
 		}
 		return encodeString(s.Reveal())
@@ -52,11 +47,11 @@ func encodeValue(v reflect.Value, secrets bool) *yaml.Node {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		return encodeValue(v.Elem(), secrets)
+		return encodeValue(v.Elem())
 	case reflect.Struct:
 		n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 		for i := range v.NumField() {
-			if f := encodeValue(v.Field(i), secrets); f != nil {
+			if f := encodeValue(v.Field(i)); f != nil {
 				n.Content = append(n.Content, plain(fieldName(v.Type().Field(i)), "!!str"), f)
 			}
 		}
@@ -67,7 +62,7 @@ func encodeValue(v reflect.Value, secrets bool) *yaml.Node {
 	case reflect.Slice:
 		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		for i := range v.Len() {
-			f := encodeValue(v.Index(i), secrets)
+			f := encodeValue(v.Index(i))
 			if f == nil { // an item keeps its place
 				f = plain("{}", "!!map")
 				if v.Index(i).Kind() == reflect.String {

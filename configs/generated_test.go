@@ -67,6 +67,12 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 	for _, verb := range []string{"is ", "are "} {
 		rest = strings.TrimPrefix(rest, verb)
 	}
+	// What is written in the document stands as it is written there.
+	first, _, _ := strings.Cut(rest, " ")
+	first = strings.TrimRight(first, ",.:;")
+	if slices.Contains(tagValues(f, "enum"), first) || slices.Contains(tagValues(f, "default"), first) {
+		return rest
+	}
 	return strings.ToUpper(rest[:1]) + rest[1:]
 }
 

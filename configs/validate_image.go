@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -583,7 +584,7 @@ func identity(p string) bool {
 // booted, "" if nothing does.
 func HiddenAtBoot(p string) string {
 	for _, over := range []struct{ dir, by string }{
-		{"/etc/kubernetes", "/etc/kubernetes is the machine's own, on DATA; put it below /var/lib/edgebake/persist/kubernetes"},
+		{"/etc/kubernetes", "/etc/kubernetes is the machine's own, on DATA; put it below " + ondisk.PersistDir + "/kubernetes"},
 		{"/efi", "the EFI system partition is mounted there"},
 		{"/proc", "the kernel's own file system is mounted there"},
 		{"/sys", "the kernel's own file system is mounted there"},

@@ -46,7 +46,7 @@ var built = sync.OnceValues(func() ([]byte, error) {
 	}
 	defer cache.Close()
 	out := filepath.Join(dir, "tiny.raw.zst")
-	if _, err := builder.Build(context.Background(), img, builder.Options{Dir: dir, Cache: cache, Output: out}); err != nil {
+	if err := builder.BuildEach(context.Background(), []builder.Job{{Image: img, Options: builder.Options{Dir: dir, Cache: cache, Output: out}}}, func(int, *builder.Result) error { return nil }); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(out)

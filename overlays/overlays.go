@@ -204,18 +204,17 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b.dir("opt/cni", 0o755)
 	b.link("opt/cni/bin", "/usr/lib/cni")
 	for _, d := range []string{
-		"var/lib/edgebake", "var/lib/ipvscare",
+		ondisk.StateDir, ondisk.IPVSStateDir,
 		// Whoever writes here is root on the node: as kubeadm makes it.
-		"var/lib/edgebake/persist/kubernetes/manifests",
+		ondisk.PersistDir + "/kubernetes/manifests",
 	} {
-		b.dir(d, 0o700)
+		b.dir(strings.TrimPrefix(d, "/"), 0o700)
 	}
 	for _, d := range []string{
-		"var/lib/edgebake/persist", "var/lib/edgebake/persist/kubernetes",
-		"var/lib/edgebake/persist/kubernetes/pki",
-		"var/lib/kubelet", "var/lib/containerd",
+		ondisk.PersistDir, ondisk.PersistDir + "/kubernetes", ondisk.PersistDir + "/kubernetes/pki",
+		"/var/lib/kubelet", "/var/lib/containerd",
 	} {
-		b.dir(d, 0o755)
+		b.dir(strings.TrimPrefix(d, "/"), 0o755)
 	}
 	b.dir("var/log/edgebake", 0o750)
 	if img.Yurthub != nil {

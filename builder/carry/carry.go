@@ -67,9 +67,8 @@ type Options struct {
 	// Progress, where set, is told of the bytes done so far of a step.
 	Progress func(step string, done, total int64)
 	// Warn, where set, is told why it takes longer.
-	Warn func(text string)
-	// PartSize is for tests; 0: PartSize.
-	PartSize int64
+	Warn     func(text string)
+	partSize int64 // 0: PartSize
 }
 
 func (o *Options) warn(format string, a ...any) {

@@ -125,7 +125,7 @@ const patience = 2 * time.Minute
 // quick are options that make no test wait, with parts so small that the test's
 // image has several.
 func quick(t *testing.T) Options {
-	return Options{Insecure: true, RetryWait: time.Millisecond, Stall: patience, PartSize: 2 << 20,
+	return Options{Insecure: true, RetryWait: time.Millisecond, Stall: patience, partSize: 2 << 20,
 		Warn: func(text string) { t.Log("WARNING: " + text) }}
 }
 

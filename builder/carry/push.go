@@ -262,7 +262,7 @@ func (p *push) annotations() map[string]string {
 
 // cut makes parts of whole frames. The table goes with the last one.
 func (p *push) cut() []part {
-	size := p.repo.o.PartSize
+	size := p.repo.o.partSize
 	if size == 0 {
 		size = PartSize
 	}

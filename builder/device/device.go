@@ -6,7 +6,7 @@
 // What is on a disk, lsblk tells (util-linux, on every distribution): it
 // knows mounts, swap, holders, and what udev found on disks and partitions, for
 // users without rights too. Where udev has not looked, as in containers, wipefs
-// does. Parse and Refusals are pure; the ioctls are in the files of the
+// does. parse and Refusals are pure; the ioctls are in the files of the
 // operating system.
 package device
 
@@ -80,8 +80,8 @@ type node struct {
 // columns are what is asked of lsblk.
 const columns = "NAME,MAJ:MIN,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FSTYPE,LABEL,PARTLABEL,MOUNTPOINTS"
 
-// Ask runs lsblk.
-func Ask(ctx context.Context) ([]byte, error) {
+// ask runs lsblk.
+func ask(ctx context.Context) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "lsblk", "--json", "--bytes", "--output", columns)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.Output()
@@ -99,11 +99,11 @@ type Devices struct{ top []node }
 
 // List lists the block devices of this computer.
 func List(ctx context.Context) (*Devices, error) {
-	out, err := Ask(ctx)
+	out, err := ask(ctx)
 	if err != nil {
 		return nil, err
 	}
-	d, err := Parse(out)
+	d, err := parse(out)
 	if err != nil {
 		return nil, err
 	}
@@ -188,8 +188,8 @@ func (d *Devices) findCards(block string) {
 	}
 }
 
-// Parse reads what lsblk printed.
-func Parse(out []byte) (*Devices, error) {
+// parse reads what lsblk printed.
+func parse(out []byte) (*Devices, error) {
 	var doc struct {
 		Devices []node `json:"blockdevices"`
 	}

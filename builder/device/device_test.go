@@ -39,7 +39,7 @@ const computer = `{"blockdevices": [
 // TestDisks: each reason for which a disk must not be overwritten is named,
 // all of them at once.
 func TestDisks(t *testing.T) {
-	devices, err := Parse([]byte(computer))
+	devices, err := parse([]byte(computer))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestCards(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	devices, err := Parse([]byte(`{"blockdevices":[
+	devices, err := parse([]byte(`{"blockdevices":[
  {"name":"mmcblk0","path":"/dev/mmcblk0","type":"disk","size":31000000000,"tran":null,"rm":false},
  {"name":"mmcblk1","path":"/dev/mmcblk1","type":"disk","size":31000000000,"tran":"mmc","rm":false},
  {"name":"mmcblk2","path":"/dev/mmcblk2","type":"disk","size":31000000000,"tran":null,"rm":false},
@@ -127,7 +127,7 @@ func TestFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := strings.NewReplacer(`"/dev/mapper/`, `"`+dir+"/", `"/dev/`, `"`+dir+"/").Replace(computer) // dir may be below /dev itself
-	devices, err := Parse([]byte(text))
+	devices, err := parse([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestFind(t *testing.T) {
 
 func TestParseOther(t *testing.T) {
 	for _, text := range []string{"", "lsblk: unknown column: MOUNTPOINTS", `{"blockdevices":[{"size":"1G"}]}`} {
-		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), "util-linux 2.37") {
+		if _, err := parse([]byte(text)); err == nil || !strings.Contains(err.Error(), "util-linux 2.37") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -161,7 +161,7 @@ func TestParseOther(t *testing.T) {
 
 // TestProbe: what udev has not looked at, wipefs is asked about, and only that.
 func TestProbe(t *testing.T) {
-	devices, err := Parse([]byte(`{"blockdevices": [
+	devices, err := parse([]byte(`{"blockdevices": [
 		{"name": "sda", "maj:min": "8:0", "path": "/dev/sda", "type": "disk", "size": 1000, "children": [
 			{"name": "sda1", "maj:min": "8:1", "path": "/dev/sda1", "type": "part", "size": 500},
 			{"name": "sda2", "maj:min": "8:2", "path": "/dev/sda2", "type": "part", "size": 500, "fstype": "ext4"}]},

@@ -14,7 +14,6 @@ import (
 // Rule says which disk of a machine an installer takes, before anybody has seen
 // the machine. It never guesses: where it leaves two disks, it has picked none.
 type Rule struct {
-	text string
 	// path names one disk, and nothing else is asked.
 	path          string
 	bus           string
@@ -45,13 +44,10 @@ const (
 	busUSB = "usb"
 )
 
-// String is the rule as it was written.
-func (r Rule) String() string { return r.text }
-
 // ParseRule reads a rule: "only", a path that begins with /, or terms between
 // commas that all must hold. It reports all that is wrong at once.
 func ParseRule(text string) (Rule, error) {
-	r := Rule{text: text}
+	var r Rule
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("rule %q: "+format, append([]any{text}, args...)...))

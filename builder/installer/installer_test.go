@@ -53,7 +53,7 @@ func image(t *testing.T, name string, base []buildtest.Entry) string {
 		t.Fatal(err)
 	}
 	out := filepath.Join(dir, name)
-	if _, err := builder.Build(t.Context(), img, builder.Options{Dir: dir, Cache: cache, Output: out}); err != nil {
+	if err := builder.BuildEach(t.Context(), []builder.Job{{Image: img, Options: builder.Options{Dir: dir, Cache: cache, Output: out}}}, func(int, *builder.Result) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	return out

@@ -17,7 +17,7 @@ type Retry struct {
 	Pause, Longest time.Duration
 	// Again, if set, is told why there is another attempt.
 	Again func(err error)
-	// Sleep is for tests; nil: time itself.
+	// Sleep waits; nil: time itself. The installer passes its own.
 	Sleep func(context.Context, time.Duration) error
 }
 

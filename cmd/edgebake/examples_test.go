@@ -17,7 +17,6 @@ import (
 
 	agekeys "filippo.io/age"
 
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/spf13/cobra"
@@ -104,9 +103,13 @@ func TestInitBuilds(t *testing.T) {
 // are not booted here and living clusters not asked; test/e2e and test/cluster
 // do that.
 func TestExamples(t *testing.T) {
+	cluster, err := os.ReadFile("../../configs/examples/cluster.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := newCLI(t)
 	const name = "my-edge"
-	err := buildtest.Write(c.dir, buildtest.InstallableBase(), func(s string) string {
+	err = buildtest.Write(c.dir, buildtest.InstallableBase(), func(s string) string {
 		s = strings.Replace(s, "name: tiny", "name: "+name, 1)
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
 	})
@@ -117,7 +120,7 @@ func TestExamples(t *testing.T) {
 	c.program("installer")
 	c.file("office.key", plainKey)
 	c.file("office.pub", publicKey+"\n")
-	c.file("cluster.yaml", string(configs.ExampleCluster()))
+	c.file("cluster.yaml", string(cluster))
 	id, err := agekeys.GenerateX25519Identity()
 	if err != nil {
 		t.Fatal(err)

@@ -105,7 +105,6 @@ const (
 	UnitAgain     = "firstboot-again.timer" // runs first boot once more
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
-	UnitCRI       = "containerd.service"
 	// UnitHealthy ends once firstboot has written HealthyFile.
 	UnitHealthy = "edgebake-healthy.service"
 )

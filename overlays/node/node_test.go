@@ -210,9 +210,19 @@ func TestEditHosts(t *testing.T) {
 	}
 }
 
+// exampleSite is the one that edgebake init starts from.
+func exampleSite(t testing.TB) []byte {
+	t.Helper()
+	doc, err := os.ReadFile("../../configs/examples/site.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
 // kubeadm before 1.31 reads v1beta3, whose flags are a map.
 func TestJoinOfOlderKubeadm(t *testing.T) {
-	site, err := configs.ParseSite("site.yaml", configs.ExampleSite())
+	site, err := configs.ParseSite("site.yaml", exampleSite(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -166,7 +166,7 @@ func FuzzRender(f *testing.F) {
 		}
 		f.Add(ar.Files[0].Data)
 	}
-	f.Add(configs.ExampleSite())
+	f.Add(exampleSite(f))
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		site, err := configs.ParseSite("site.yaml", doc)
 		if err != nil {
