@@ -326,10 +326,10 @@ func diskSize(field, s string) (int64, error) {
 	return (n + mib - 1) / mib * mib, nil
 }
 
-// renderedConfig is the part of the Image that rendering uses: not where
-// inputs come from, which are pinned by digest, and not the order of what has
-// none. Templates, which may use any part of the Image, stand in it as what
-// files has made of them.
+// renderedConfig is the part of the Image that rendering uses. It leaves out where
+// inputs come from, since the plan has their digests, and sorts container images,
+// whose order does not matter. A template, which may use any part of the Image, is
+// replaced by the text that it rendered to, taken from files.
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}

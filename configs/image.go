@@ -15,9 +15,9 @@ type Image struct {
 	// list, e.g. [amd64, arm64], a build makes an image for each of them,
 	// NAME-ARCH.raw. {arch} stands for it in the paths of what an Image names.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64" list:"too"`
-	// SourceDate dates everything that has no date of its own (RFC 3339), so
-	// that a second build gives the same bytes. The node's clock never shows
-	// an earlier time; set it to about today once.
+	// SourceDate is the date (RFC 3339) of everything that has none of its own, so
+	// that a second build gives the same bytes. The node's clock never shows an
+	// earlier time. Set it once, to the current date.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
 	// Hardware selects kernel and firmware. cloud is a small kernel for virtual
 	// machines. generic has the drivers, firmware and microcode of real machines
@@ -69,13 +69,15 @@ type Image struct {
 
 // Sites says where the node's Site may come from, besides its own disk.
 type Sites struct {
-	// Removable sets what a machine takes from a Site on a USB stick or card.
-	// never takes nothing; signed takes only Sites signed by one of keys. The
-	// others take the whole Site before the node has joined. After that,
-	// repair takes masters, network, time servers and token, which bring the
-	// node back to its cluster, and nothing that lets anybody in;
-	// untilEnrolled takes nothing; both take the whole Site if it is signed by
-	// one of keys. always takes the whole Site.
+	// Removable sets what a machine takes of a Site on a USB stick or card. never:
+	// nothing.
+	// untilEnrolled: the whole Site until the machine has joined, then nothing.
+	// repair: the whole Site until the machine has joined, then masters, network
+	// (without the proxy), time servers and token.
+	// signed: nothing of a Site that is not signed by one of keys.
+	// always: the whole Site.
+	// Except with never, a Site that is signed by one of keys is taken whole at any
+	// time.
 	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=signed,enum=always,default=repair"`
 	// Keys are minisign public keys, each the second line of the file that
 	// minisign -G writes. edgebake site sign signs Sites for sticks.
@@ -257,8 +259,8 @@ type ImageStore struct {
 	// export` needs.
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
 	// MaxLayerSize is the largest uncompressed size of a layer, e.g. 20GiB;
-	// default 8GiB. All layers of an image may have four times as much, sparse
-	// files of all images an eighth.
+	// default 8GiB. The layers of one image may have four times as much together,
+	// the sparse files of all images an eighth of it.
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty"`
 	// MaxFiles is how many files and directories all images may have together;
 	// default 2000000.

@@ -128,10 +128,10 @@ var masked = []string{
 	"modprobe@fuse.service", "modprobe@loop.service",
 }
 
-// noGenerators are programs that systemd starts before any unit, and again at
-// each daemon-reload, kubeadm's too, to make units of what no image has: each
-// costs as much as a small unit. An overlay that puts something else in their
-// place has them back.
+// noGenerators are systemd's generators for what no image has. systemd runs each of
+// them before any unit and again at each daemon-reload, of which kubeadm does some;
+// each costs as much as a small unit. They are masked by a link to /dev/null, which
+// an overlay can replace.
 var noGenerators = []string{
 	"systemd-gpt-auto-generator",         // the boot entry names all partitions
 	"systemd-hibernate-resume-generator", // nothing hibernates

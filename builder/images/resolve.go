@@ -68,8 +68,8 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	return out, nil
 }
 
-// ImageError is what is wrong with one image of those that were asked for, so
-// that whoever has the list can tell its line.
+// ImageError is a problem with one of the images asked for. It has that image, so
+// that the caller can name the field or the manifest that asks for it.
 type ImageError struct {
 	Image configs.ContainerImage
 	Err   error

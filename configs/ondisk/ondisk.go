@@ -391,11 +391,12 @@ type IPVSVirtual struct {
 	// replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
 	// Joined is the cluster that the node joined; nil: none is known. A master
-	// gets no traffic until it has shown either of the two.
+	// gets no traffic until it has shown one of the two UIDs.
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 
-// IPVSJoined is what only one cluster has, whoever else has its keys.
+// IPVSJoined identifies a cluster by UIDs, which no other cluster has: not even one
+// that was born again with the same keys.
 type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
 	Node        string `json:"node"`        // this machine's Node
