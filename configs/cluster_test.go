@@ -2,6 +2,7 @@ package configs
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -58,6 +59,30 @@ func TestClusterWarnings(t *testing.T) {
 	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
 	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 masters survive the loss of 0, as 1 would") {
 		t.Error(c.Warnings)
+	}
+}
+
+// CoreDNS does not start on a machine that has no DNS server.
+func TestNobodyToAsk(t *testing.T) {
+	const still = "{interfaces: [{name: en0, addresses: [192.168.7.9/24]}]%s}"
+	none, one := fmt.Sprintf(still, ""), fmt.Sprintf(still, ", dns: [192.168.7.1]")
+	cluster := func(master, node string) string {
+		return strings.Replace(smallCluster, "7.11}", "7.11, network: "+strings.Replace(master, "7.9/", "7.11/", 1)+"}", 1) + "nodes: [{name: a}, {name: b, network: " + node + "}]\n"
+	}
+	const without = "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ndns: {disabled: true}\n"
+	for doc, want := range map[string]string{
+		cluster(one, one):             "",
+		cluster("{}", one):            "",
+		cluster(one, none):            "cluster.yaml:6:39: nodes[1].network: b: no DNS server",
+		cluster(none, none):           "cluster.yaml:5:54: masters[0].network: m1 and 1 more: no DNS server",
+		cluster(none, none) + without: "",
+		cluster(one, "{interfaces: [{name: en0, vlans: [{id: 7, dhcp: true}]}]}"): "",
+		cluster(one, "{interfaces: [{name: en0, dhcp: true}]}"):                   "",
+	} {
+		got := mustCluster(t, doc).Warnings
+		if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || !strings.HasPrefix(got[0].Error(), want)) {
+			t.Errorf("%s\nwarnings %v, want %q", doc, got, want)
+		}
 	}
 }
 

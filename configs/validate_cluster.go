@@ -37,7 +37,7 @@ func ParseCluster(name string, data []byte) (*ClusterFile, error) {
 		if i := slices.IndexFunc(f.Kubeadm, func(k KubeadmDocument) bool { return k.Kind == "KubeProxyConfiguration" }); i >= 0 && f.KubeProxy.Mode == "none" {
 			d.problem(f.Kubeadm[i].Root, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
 		}
-		for _, w := range f.warnings() {
+		for _, w := range append(f.warnings(), f.nobodyToAsk()...) {
 			at := d.find(w.Path)
 			f.Warnings = append(f.Warnings, Problem{File: name, Line: at.line, Col: at.col, Path: w.Path, Msg: w.Msg, Missing: w.Missing})
 		}
@@ -99,6 +99,42 @@ func (c *Cluster) warnings() Problems {
 		probs.add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35: take nftables or iptables (ipvscare does not need it)")
 	}
 	return probs
+}
+
+// nobodyToAsk warns of machines on which CoreDNS does not start: kubeadm has it
+// forward what is not the cluster's to the DNS servers of the machine.
+func (f *ClusterFile) nobodyToAsk() Problems {
+	for _, d := range f.Kubeadm {
+		if d.Kind == "ClusterConfiguration" && truth(nodeAt(d.Root, "dns.disabled")) {
+			return nil
+		}
+	}
+	var paths, names []string
+	look := func(path, name string, n Network) {
+		if len(n.Interfaces) > 0 && len(n.DNS) == 0 && !slices.ContainsFunc(n.Interfaces, Interface.asks) {
+			paths, names = append(paths, path), append(names, name)
+		}
+	}
+	for i, m := range f.Masters {
+		look(fmt.Sprintf("masters[%d].network", i), m.Name, m.Network)
+	}
+	for i, n := range f.Nodes {
+		look(fmt.Sprintf("nodes[%d].network", i), n.Name, n.Network)
+	}
+	var probs Problems
+	if len(names) > 0 {
+		more := ""
+		if len(names) > 1 {
+			more = fmt.Sprintf(" and %d more", len(names)-1)
+		}
+		probs.add(paths[0], "%s%s: no DNS server (neither dns nor dhcp): CoreDNS does not start there, since it forwards to the machine's; add dns, or leave CoreDNS out with dns: {disabled: true} in a ClusterConfiguration", names[0], more)
+	}
+	return probs
+}
+
+// asks reports whether DHCP may give the interface a DNS server.
+func (i Interface) asks() bool {
+	return i.DHCP || slices.ContainsFunc(i.VLANs, func(v VLAN) bool { return v.DHCP })
 }
 
 const maxTokenTTL = 365 * 24 * time.Hour
