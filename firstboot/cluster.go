@@ -227,7 +227,7 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 	if err := undoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	if err := errors.Join(removeHub(ctx, e, active.Image), removeUnit(ctx, e)); err != nil {
+	if err := removeHub(ctx, e, active.Image); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	if err := resetIPVS(ctx, e); err != nil {

@@ -192,7 +192,7 @@ func (c *conversion) yurthub() Phase {
 					return err
 				}
 			}
-			return removeHub(ctx, e, c.image)
+			return removeHubFiles(ctx, e, c.image)
 		},
 	})
 }

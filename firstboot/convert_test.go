@@ -163,6 +163,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
 	whole := readyNode(t)
+	whole.put(bakedHubUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -173,6 +174,7 @@ func TestRevertKilled(t *testing.T) {
 	}
 	killEach(t, whole, killed{
 		prepare: func(w *world) {
+			w.put(bakedHubUnit, openyurt.UnitFile)
 			if _, err := w.convert(pool); err != nil {
 				t.Fatal(err)
 			}

@@ -4,16 +4,37 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// hubLeavings is all that yurthub and we for it leave on the disk.
-var hubLeavings = []string{openyurt.Manifest, hubUnitFile, hubEnv, hubNFT, portsUnitFile, portsTimerFile, portsKubelet, hubDropin, openyurt.Dropin, hubSysctl, openyurt.KubeletConf, openyurt.Cache, openyurt.Root + "/pki"}
+// What yurthub, and first boot for it, leave on the disk, in the order in which
+// it is removed. Removing goes by these lists, and so does looking whether
+// anything is left: what a removal that was cut off has not reached is found.
+var (
+	portsLeavings = []string{portsKubelet, portsTimerFile, portsUnitFile, hubNFT} // by openPorts
+	unitLeavings  = []string{hubEnv, hubKept, hubDropin, openyurt.Dropin, hubSysctl, hubRestart}
+	ownLeavings   = append([]string{openyurt.Manifest, hubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
+	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{hubUnitFile})
+)
 
+// hubLeft reports whether anything is left of yurthub. A baked unit counts as
+// nothing: it stays, held by its condition.
+func hubLeft(e *Env) bool { return slices.ContainsFunc(hubLeavings, e.exists) }
+
+// removeHub removes yurthub, all that it has, and its unit.
 func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
+	if err := removeHubFiles(ctx, e, image); err != nil {
+		return err
+	}
+	return removeUnit(ctx, e)
+}
+
+// removeHubFiles is removeHub but for the unit.
+func removeHubFiles(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
@@ -23,7 +44,7 @@ func removeHub(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	for _, p := range []string{hubEnv, hubKept, hubDropin, openyurt.Dropin, filepath.Dir(hubDropin), hubSysctl, hubRestart} {
+	for _, p := range append(slices.Clone(unitLeavings), filepath.Dir(hubDropin)) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
@@ -49,15 +70,10 @@ func removeDummy(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	return nil
 }
 
-// forgetHub removes yurthub's identity, its cache, and the ways to it.
+// forgetHub removes yurthub's identity, its cache, and the ways to it. The
+// directory that they are in may be baked, and stays.
 func forgetHub(e *Env) error {
-	for _, p := range []string{openyurt.Manifest, hubBootstrap, openyurt.KubeletConf} {
-		if err := e.Remove(p); err != nil {
-			return fmt.Errorf("removing what yurthub had: %w", err)
-		}
-	}
-	// The directory itself may be baked; what is in it is yurthub's.
-	for _, p := range openyurt.Identities() {
+	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}

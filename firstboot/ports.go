@@ -180,7 +180,7 @@ func openPorts(ctx context.Context, e *Env) error {
 			}
 		}
 	}
-	for _, p := range []string{portsTimerFile, portsUnitFile, hubNFT} {
+	for _, p := range portsLeavings {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}

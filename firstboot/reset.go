@@ -55,12 +55,7 @@ func (r *reset) steps() []Phase {
 		}},
 		{Name: "token", Run: func(_ context.Context, e *Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
 		{Name: "kubeadm", Run: func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, r.active) }},
-		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error {
-			if err := removeHub(ctx, e, r.image); err != nil {
-				return err
-			}
-			return removeUnit(ctx, e)
-		}},
+		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error { return removeHub(ctx, e, r.image) }},
 		{Name: "ipvs", Run: resetIPVS},
 		{Name: "sticks", Run: func(_ context.Context, e *Env) error {
 			return resetSticks(e, r.image, r.active, func(what string) { r.note(Step{"sticks", "note", what}) })

@@ -3,7 +3,6 @@ package firstboot
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -120,17 +119,12 @@ func (r *reversion) yurthub() Phase {
 			if err != nil {
 				return Todo, err
 			}
-			if state == "active" || slices.ContainsFunc(hubLeavings, e.exists) {
+			if state == "active" || hubLeft(e) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
-		Run: func(ctx context.Context, e *Env) error {
-			if err := removeHub(ctx, e, r.image); err != nil {
-				return err
-			}
-			return removeUnit(ctx, e)
-		},
+		Run: func(ctx context.Context, e *Env) error { return removeHub(ctx, e, r.image) },
 	}
 }
 

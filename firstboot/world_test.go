@@ -457,10 +457,11 @@ func (w *world) env() *Env {
 			if err := w.effect("remove " + p); err != nil {
 				return err
 			}
-			if err := os.Remove(filepath.Join(w.root, p)); err != nil && !errors.Is(err, fs.ErrExist) {
+			err := os.Remove(filepath.Join(w.root, p))
+			if errors.Is(err, fs.ErrExist) {
 				return nil // a directory that is not empty stays
 			}
-			return nil
+			return err
 		},
 		RemoveAll: func(p string) error {
 			if !w.has(p) {
@@ -498,6 +499,9 @@ func (w *world) env() *Env {
 				}
 				w.units[unit] = "active"
 				w.started[unit] = w.now
+				if unit == openyurt.Unit {
+					w.hubStarts()
+				}
 			case "stop":
 				w.units[unit] = "inactive"
 			}
@@ -697,6 +701,19 @@ func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
 	}
 	w.slots[dev] = before
 	return write(before)
+}
+
+// hubStarts is yurthub writing what it keeps between its starts.
+func (w *world) hubStarts() {
+	for _, p := range openyurt.Identities() {
+		switch {
+		case w.has(p):
+		case filepath.Ext(p) == ".conf":
+			w.puts(p, "kind: Config\n")
+		default:
+			w.puts(p+"/kept", "by yurthub\n")
+		}
+	}
 }
 
 // dialHub reaches yurthub's health port while its unit runs.
