@@ -34,6 +34,9 @@ type joinedAs struct {
 	CRISocket  string            `json:"criSocket"`
 	// Labels are those that first boot gave the Node, at the join or later.
 	Labels map[string]string `json:"labels,omitempty"`
+	// TokenForgotten: a token that is in the slot now is not the one of this
+	// join.
+	TokenForgotten bool `json:"tokenForgotten,omitempty"`
 }
 
 func readJoinedAs(e *Env) (joinedAs, bool) {
@@ -151,6 +154,16 @@ func noteLabels(e *Env, site *configs.Site) error {
 		return nil
 	}
 	j.Labels = node.KubeletLabels(site)
+	return j.write(e)
+}
+
+// saveForgotten keeps that the token of the join is forgotten.
+func saveForgotten(e *Env) error {
+	j, ok := readJoinedAs(e)
+	if !ok || j.TokenForgotten {
+		return nil
+	}
+	j.TokenForgotten = true
 	return j.write(e)
 }
 

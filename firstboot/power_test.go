@@ -103,6 +103,105 @@ func TestStateDecidesNothing(t *testing.T) {
 	}
 }
 
+// states are what a state file may be, whatever the machine is.
+func states(ofNode string) map[string]func(*world) error {
+	put := func(text string) func(*world) error {
+		return func(w *world) error { w.put(ondisk.StateFile, text); return nil }
+	}
+	return map[string]func(*world) error{
+		"as it was":  func(*world) error { return nil },
+		"gone":       func(w *world) error { return os.Remove(filepath.Join(w.root, ondisk.StateFile)) },
+		"empty":      put(""),
+		"a newer's":  put(strings.Replace(ofNode, `"version": 1`, `"version": 2`, 1)),
+		"a node's":   put(ofNode),
+		"a waiter's": put(strings.ReplaceAll(ofNode, `"done"`, `"waiting"`)),
+	}
+}
+
+// TestStateDecidesNoReset: whether reset forgets a token depends on whether the
+// join it belongs to is over, and not on what the state says of it.
+func TestStateDecidesNoReset(t *testing.T) {
+	t.Parallel()
+	machine := edgeWorld(t)
+	machine.oneMaster()
+	node := machine.clone(t)
+	node.mustBoot()
+	joining := machine.clone(t)
+	joining.cluster.csr = "pending"
+	if err := joining.boot(); err == nil {
+		t.Fatal("done, and nobody approved")
+	}
+	joining.cluster.csr = "Approved"
+	searching := machine.clone(t) // no join was begun, but this site is in place
+	searching.offline = true
+	if err := searching.boot(); err == nil {
+		t.Fatal("done, and nobody answered")
+	}
+	searching.offline = false
+	stamped := node.clone(t)
+	stamped.stamp(ownDev, stamped.site(withToken, "nodeType: edge", "nodePool: shanghai"))
+	ofNode := node.get(ondisk.StateFile)
+	for _, tc := range []struct {
+		name    string
+		machine *world
+		again   int // how often it joins after the reset
+	}{
+		{"in the middle of the join", joining, 0},
+		{"on the way to it", searching, 0},
+		{"with the next site", stamped, 1},
+	} {
+		for what, state := range states(ofNode) {
+			w := tc.machine.clone(t)
+			if err := state(w); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.reset(); err != nil {
+				t.Fatal(err)
+			}
+			if tc.again == 0 {
+				noSecret(t, w)
+			}
+			delete(w.cluster.nodes, "edge-sn0042") // kubectl delete node
+			joins := w.joins
+			w.powerOn()
+			if err := w.boot(); (err == nil) != (tc.again == 1) || w.joins != joins+tc.again {
+				t.Errorf("reset %s, the state is %s: then it joined %d times, not %d: %v", tc.name, what, w.joins-joins, tc.again, err)
+			}
+		}
+	}
+}
+
+// TestStateDecidesNoConvert: convert keeps out of the way of a first boot that
+// runs, and of no other.
+func TestStateDecidesNoConvert(t *testing.T) {
+	t.Parallel()
+	node := readyNode(t)
+	ofNode := node.get(ondisk.StateFile)
+	node.now = node.now.Add(time.Minute)
+	for what, state := range states(ofNode) {
+		for _, unit := range []string{"active", "inactive"} {
+			w := node.clone(t)
+			w.units[ondisk.UnitFirstboot], w.started[ondisk.UnitFirstboot] = unit, w.now // after the state was written
+			if err := state(w); err != nil {
+				t.Fatal(err)
+			}
+			_, err := w.convert(pool)
+			switch {
+			case unit == "active" && (err == nil || !strings.Contains(err.Error(), "first boot is at work on this machine")):
+				t.Errorf("the state is %s, and first boot runs: %v", what, err)
+			case unit == "inactive" && err != nil:
+				t.Errorf("the state is %s, and first boot does not run: %v", what, err)
+			}
+		}
+	}
+	// It is done and sends its last report.
+	node.units[ondisk.UnitFirstboot] = "active"
+	node.started[ondisk.UnitFirstboot] = node.now.Add(-time.Hour)
+	if _, err := node.convert(pool); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestEnrolledReadsWhatItFinds: a name without contents, and contents that end
 // early or are zeros, are no enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {

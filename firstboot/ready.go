@@ -248,18 +248,19 @@ func labelWords(labels map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-const forgetStep = "forget-token"
-
 // forgetPhase leaves nothing of the token on this machine.
 func forgetPhase(active *Active) Phase {
 	return Phase{
-		Name: forgetStep, Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
+		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
 		Final: true, // nothing before it needs the token any more
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
 			for _, f := range tokenFiles {
 				if e.exists(f) {
 					return Todo, nil
 				}
+			}
+			if j, ok := readJoinedAs(e); ok && !j.TokenForgotten {
+				return Todo, nil
 			}
 			if secrets, err := secretsInSlot(e, active); err != nil || secrets {
 				return Todo, err
@@ -277,10 +278,14 @@ func forgetPhase(active *Active) Phase {
 					return fmt.Errorf("forgetting the token: %w", err)
 				}
 			}
-			if secrets, err := secretsInSlot(e, active); err != nil || !secrets {
+			secrets, err := secretsInSlot(e, active)
+			if err == nil && secrets {
+				err = forgetToken(e, active)
+			}
+			if err != nil {
 				return err
 			}
-			return forgetToken(e, active)
+			return saveForgotten(e)
 		},
 	}
 }

@@ -135,17 +135,15 @@ const keptManifests = ondisk.StateDir + "/manifests"
 // which the machine would join again. One that came after it, with a site for
 // the time after the reset, stays.
 func resetToken(e *Env, active *Active) error {
-	s, err := LoadState(e.Root)
-	if err != nil {
-		return nil // no join was begun
-	}
-	for _, p := range s.Phases {
-		if p.Name == forgetStep && p.Status == ondisk.PhaseDone {
-			return nil
-		}
-	}
 	if active == nil {
 		return nil // no site to write into the slot
+	}
+	j, joining := readJoinedAs(e)
+	switch {
+	case joining && j.TokenForgotten:
+		return nil
+	case !joining && !active.isApplied(e):
+		return nil // first boot has not taken up this site
 	}
 	if err := active.NotTaken; err != nil && !errors.Is(err, slot.ErrBlank) {
 		return nil // a person's half-written correction is left for the person
@@ -153,7 +151,10 @@ func resetToken(e *Env, active *Active) error {
 	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+active.Node {
 		return nil // it is the next site already
 	}
-	return forgetToken(e, active)
+	if err := forgetToken(e, active); err != nil {
+		return err
+	}
+	return saveForgotten(e)
 }
 
 func resetIPVS(ctx context.Context, e *Env) error {

@@ -13,20 +13,28 @@ import (
 )
 
 // firstbootIdle is an error while first boot is on its way to what the site
-// says: the two would undo each other's work.
+// says: the two would undo each other's work. One that has said that it is done
+// only sends its report.
 func firstbootIdle(ctx context.Context, e *Env) error {
-	s, err := LoadState(e.Root)
-	if err != nil || s.Result == ondisk.ResultDone {
-		return nil // not here, or it only sends its report
-	}
 	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
 	case err != nil:
 		return err
-	case state == "active", state == "activating", state == "reloading":
-		return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", s.Result),
-			"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
+	case state != "active" && state != "activating" && state != "reloading":
+		return nil
 	}
-	return nil
+	since, err := e.UnitSince(ctx, ondisk.UnitFirstboot)
+	if err != nil {
+		return err
+	}
+	result := ondisk.ResultRunning // also where an earlier run wrote the state, or nobody can read it
+	if s, err := LoadState(e.Root); err == nil && !s.Updated.Before(since) {
+		result = s.Result
+	}
+	if result == ondisk.ResultDone {
+		return nil
+	}
+	return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", result),
+		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
 }
 
 // nativeNode is the name of this worker node; a control plane is rejected, and
