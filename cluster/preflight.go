@@ -372,7 +372,7 @@ func nodePools(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: openyurt.Pools}
 }
 
-// openYurt looks at what yurthub needs of the cluster.
+// openYurt looks at what yurthub needs of the cluster, for all sites together.
 func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	of := slices.DeleteFunc(slices.Clone(sites), func(s PreflightSite) bool { return !s.OpenYurt() })
 	if len(of) == 0 {
@@ -383,24 +383,53 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 		return
 	}
 	version, err := p.Client.poolVersion(ctx)
-	if err != nil {
-		p.unknown("NodePools", "", err.Error(), "")
-	} else if version == "" {
-		p.fail("NodePools", "", "the cluster has no NodePool CRD ("+openyurt.PoolCRD+")", openyurt.InstallManager)
-	}
 	done := map[string]bool{}
+	var rules []openyurt.Rule
 	for _, s := range of {
-		if key := s.NodePool + " " + s.NodeType; version != "" && !done[key] {
+		h := openyurt.Hub{Namespace: s.Yurthub.Namespace, Pool: s.NodePool, Cloud: s.NodeType == configs.NodeCloud, Extra: s.Yurthub.ExtraArgs}
+		for _, need := range h.Needs() {
+			key := fmt.Sprint(need.Kind, need.Resource.Kind)
+			if need.Kind == openyurt.NeedPool {
+				key += s.NodePool + " " + s.NodeType
+			}
+			if done[key] {
+				continue
+			}
 			done[key] = true
-			p.pool(ctx, version, s)
+			switch need.Kind {
+			case openyurt.NeedCRD:
+				if err != nil {
+					p.unknown("NodePools", "", err.Error(), "")
+				} else if version == "" {
+					p.fail("NodePools", "", "the cluster has no "+need.Resource.Kind+" CRD ("+openyurt.PoolCRD+")", need.Fix)
+				}
+			case openyurt.NeedPool:
+				if version != "" {
+					p.pool(ctx, version, s, need)
+				}
+			case openyurt.NeedRight:
+				if need.Fix == openyurt.GrantHubRole {
+					rules = append(rules, need.Rule)
+				} else {
+					p.unknown("yurthub's rights", s.Name, "OpenYurt's charts do not give system:nodes "+strings.Join(need.Rule.Verbs, " and ")+" of "+strings.Join(need.Rule.Resources, ", ")+", which its yurthub.extraArgs require", need.Fix)
+				}
+			case openyurt.NeedApprover:
+				p.approver(ctx)
+			}
 		}
 	}
-	role, err := p.Client.get(ctx, clusterRoles, "", openyurt.HubRole)
-	p.exists("yurthub's rights", role, err, "there is no ClusterRole "+openyurt.HubRole, openyurt.GrantHubRole)
-	p.approver(ctx)
+	const rights = "yurthub's rights"
+	switch lacks, err := p.Client.lackedRights(ctx, rules); {
+	case err != nil:
+		p.unknown(rights, "", err.Error(), "")
+	case len(lacks) > 0:
+		p.fail(rights, "", strings.Join(lacks, "; "), openyurt.GrantHubRole+", or: edgebake cluster prepare")
+	default:
+		p.ok(rights, "", "are there")
+	}
 }
 
-func (p *preflight) pool(ctx context.Context, version string, s PreflightSite) {
+func (p *preflight) pool(ctx context.Context, version string, s PreflightSite, need openyurt.Need) {
 	name := "NodePool " + s.NodePool
 	obj, err := p.Client.get(ctx, nodePools(version), "", s.NodePool)
 	if err != nil {
@@ -408,7 +437,7 @@ func (p *preflight) pool(ctx context.Context, version string, s PreflightSite) {
 		return
 	}
 	if obj == nil {
-		p.fail(name, "", "the cluster has none of that name", "make it, or take one that is there (kubectl get nodepools)")
+		p.fail(name, "", "the cluster has none of that name", need.Fix)
 		return
 	}
 	kind, _, _ := unstructured.NestedString(obj.Object, "spec", "type")
@@ -417,17 +446,6 @@ func (p *preflight) pool(ctx context.Context, version string, s PreflightSite) {
 		return
 	}
 	p.ok(name, "", "is of type "+kind)
-}
-
-func (p *preflight) exists(name string, obj *unstructured.Unstructured, err error, detail, fix string) {
-	switch {
-	case err != nil:
-		p.unknown(name, "", err.Error(), "")
-	case obj == nil:
-		p.fail(name, "", detail, fix)
-	default:
-		p.ok(name, "", "are there")
-	}
 }
 
 // approver looks for what approves yurthub's certificates.

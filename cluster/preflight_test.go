@@ -25,6 +25,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/openyurt"
 )
 
 // impostor is a server that knows one token, and so can sign cluster-info for
@@ -223,5 +224,73 @@ func TestPreflightCertificateNames(t *testing.T) {
 	}
 	if len(i.shown) > 0 {
 		t.Errorf("it was shown %q", i.shown)
+	}
+}
+
+// TestPreflightSeesWhatYurthubLacks: what prepare would change is what preflight
+// says is missing. A role that is there and lacks one of the rules leaves yurthub
+// waiting on the machine.
+func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
+	roleRules := func(but string) []any {
+		var rules []any
+		for _, r := range openyurt.HubRules() {
+			if r.Resources[0] != but {
+				rules = append(rules, ruleObject(r))
+			}
+		}
+		return rules
+	}
+	const bindingPath = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/" + hubName
+	role := func(but string) map[string]any {
+		return rbac("ClusterRole", "", hubName, map[string]any{"rules": roleRules(but)})
+	}
+	bound, other := rbac("ClusterRoleBinding", "", hubName, bindNodes("ClusterRole", hubName)), rbac("ClusterRoleBinding", "", hubName, bindNodes("ClusterRole", hubName))
+	other["subjects"] = []any{map[string]any{"kind": "Group", "name": "shop"}}
+	for name, tt := range map[string]struct {
+		role, binding map[string]any
+		want          string // "": nothing is missing
+	}{
+		"nothing":           {nil, nil, "there is no ClusterRole yurt-hub"},
+		"all":               {role(""), bound, ""},
+		"no node pools":     {role("nodepools"), bound, "ClusterRole yurt-hub does not give list, watch of nodepools.apps.openyurt.io"},
+		"no slices":         {role("endpointslices"), bound, "endpointslices.discovery.k8s.io"},
+		"no settings":       {role("configmaps"), bound, "does not give get, list, watch of configmaps"},
+		"no binding":        {role(""), nil, "there is no ClusterRoleBinding yurt-hub"},
+		"another's binding": {role(""), other, "does not bind it to system:nodes"},
+		"wider":             {rbac("ClusterRole", "", hubName, map[string]any{"rules": []any{map[string]any{"apiGroups": words("*"), "resources": words("*"), "verbs": words("*")}}}), bound, ""},
+	} {
+		s, c := newStore(t)
+		if tt.role != nil {
+			s.put(hubPath, tt.role)
+		}
+		if tt.binding != nil {
+			s.put(bindingPath, tt.binding)
+		}
+		site := unpinned("edge1", "abcdef.0123456789abcdef", "127.0.0.1:1")
+		site.NodeType, site.NodePool = configs.NodeEdge, "shops"
+		checks := Preflight(t.Context(), []PreflightSite{site}, PreflightOptions{Client: c, Now: time.Now(), Dial: (&net.Dialer{}).DialContext, Timeout: time.Second})
+		i := slices.IndexFunc(checks, func(k Check) bool { return k.Name == "yurthub's rights" })
+		if i < 0 {
+			t.Fatalf("%s: nothing is said of the rights: %+v", name, checks)
+		}
+		k := checks[i]
+		if (k.State == CheckOK) != (tt.want == "") || !strings.Contains(k.Detail, tt.want) || (k.Fix == "") != (tt.want == "") {
+			t.Errorf("%s: %+v, want %q", name, k, tt.want)
+		}
+		// Prepare makes it so.
+		for _, w := range hubWishes() {
+			obj, err := c.get(t.Context(), w.resource, "", w.name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := w.change(copyOf(stateOf(obj)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.put(map[string]string{"clusterroles": hubPath, "clusterrolebindings": bindingPath}[w.resource.Resource], want)
+		}
+		if lacks, err := c.lackedRights(t.Context(), openyurt.HubRules()); err != nil || len(lacks) > 0 {
+			t.Errorf("%s, prepared: %q, %v", name, lacks, err)
+		}
 	}
 }

@@ -3,8 +3,6 @@ package cluster
 import (
 	"strings"
 
-	"golang.org/x/mod/semver"
-
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -48,9 +46,9 @@ func controllersStep(without bool) string {
 
 // lifecycleFix is what to do where both or neither of kube-controller-manager and
 // yurt-manager watch whether nodes live. version is yurt-manager's, "" if its image
-// does not say: since 1.6 OpenYurt leaves that to Kubernetes.
+// does not say.
 func lifecycleFix(version string, both bool) string {
-	older := semver.IsValid(version) && semver.Compare(version, openyurt.LifecycleSince) < 0
+	older := openyurt.RunsLifecycle(version)
 	switch {
 	case both && older:
 		return "OpenYurt " + version + " does it itself. " + controllersStep(true)

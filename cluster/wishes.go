@@ -117,7 +117,7 @@ func words(s ...string) []any {
 func bindNodes(kind, name string) map[string]any {
 	return map[string]any{
 		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
-		"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}},
+		"subjects": []any{nodesGroup()},
 	}
 }
 
@@ -133,13 +133,31 @@ func mastersWishes(masters []string) []wish {
 	}
 }
 
-// hubRules are what yurthub asks for with its node's rights.
-func hubRules() []any {
-	var rules []any
-	for _, r := range openyurt.HubRules() {
-		rules = append(rules, map[string]any{"apiGroups": words(r.Group), "resources": words(r.Resources...), "verbs": words(r.Verbs...)})
+// ruleObject is a rule as a role has it.
+func ruleObject(r openyurt.Rule) map[string]any {
+	return map[string]any{"apiGroups": words(r.Group), "resources": words(r.Resources...), "verbs": words(r.Verbs...)}
+}
+
+// lackedRules are those of the rules that a role does not give.
+func lackedRules(role map[string]any, rules []openyurt.Rule) []openyurt.Rule {
+	has, _ := role["rules"].([]any)
+	var lacked []openyurt.Rule
+	for _, r := range rules {
+		if !grants(has, ruleObject(r)) {
+			lacked = append(lacked, r)
+		}
 	}
-	return rules
+	return lacked
+}
+
+// bindsNodes reports whether a binding is for all nodes.
+func bindsNodes(binding map[string]any) bool {
+	subjects, _ := binding["subjects"].([]any)
+	return slices.ContainsFunc(subjects, func(s any) bool { return reflect.DeepEqual(s, nodesGroup()) })
+}
+
+func nodesGroup() map[string]any {
+	return map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}
 }
 
 // hubWishes give yurthub its rights. Rules that are there already stay: those
@@ -149,13 +167,11 @@ func hubWishes() []wish {
 	return []wish{
 		{clusterRoles, "", name, why, "", func(is map[string]any) (map[string]any, error) {
 			if is == nil {
-				return rbac("ClusterRole", "", name, map[string]any{"rules": hubRules()}), nil
+				is = rbac("ClusterRole", "", name, nil)
 			}
 			rules, _ := is["rules"].([]any)
-			for _, rule := range hubRules() {
-				if !grants(rules, rule.(map[string]any)) {
-					rules = append(rules, rule)
-				}
+			for _, r := range lackedRules(is, openyurt.HubRules()) {
+				rules = append(rules, ruleObject(r))
 			}
 			is["rules"] = rules
 			return is, nil
@@ -164,14 +180,45 @@ func hubWishes() []wish {
 			if is == nil {
 				return rbac("ClusterRoleBinding", "", name, bindNodes("ClusterRole", name)), nil
 			}
-			want := bindNodes("ClusterRole", name)["subjects"].([]any)[0]
-			subjects, _ := is["subjects"].([]any)
-			if !slices.ContainsFunc(subjects, func(s any) bool { return reflect.DeepEqual(s, want) }) {
-				is["subjects"] = append(subjects, want)
+			if !bindsNodes(is) {
+				subjects, _ := is["subjects"].([]any)
+				is["subjects"] = append(subjects, nodesGroup())
 			}
 			return is, nil
 		}},
 	}
+}
+
+// lackedRights says what of these rules the cluster does not give nodes by HubRole
+// and its binding: what hubWishes would change.
+func (c *Client) lackedRights(ctx context.Context, rules []openyurt.Rule) ([]string, error) {
+	role, err := c.get(ctx, clusterRoles, "", hubName)
+	if err != nil {
+		return nil, err
+	}
+	if role == nil {
+		return []string{"there is no ClusterRole " + hubName}, nil
+	}
+	var lacks []string
+	for _, r := range lackedRules(role.Object, rules) {
+		names := slices.Clone(r.Resources)
+		if r.Group != "" {
+			for i := range names {
+				names[i] += "." + r.Group
+			}
+		}
+		lacks = append(lacks, "ClusterRole "+hubName+" does not give "+strings.Join(r.Verbs, ", ")+" of "+strings.Join(names, ", "))
+	}
+	binding, err := c.get(ctx, clusterRoleBindings, "", hubName)
+	switch {
+	case err != nil:
+		return nil, err
+	case binding == nil:
+		lacks = append(lacks, "there is no ClusterRoleBinding "+hubName)
+	case !bindsNodes(binding.Object):
+		lacks = append(lacks, "ClusterRoleBinding "+hubName+" does not bind it to system:nodes")
+	}
+	return lacks, nil
 }
 
 // grants reports whether one of the rules gives all that want does.
@@ -211,7 +258,7 @@ func dnsWish() wish {
 func poolWish(version, name, kind string) wish {
 	return wish{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
-			return map[string]any{"apiVersion": openyurt.Group + "/" + version, "kind": "NodePool", "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
+			return map[string]any{"apiVersion": openyurt.Group + "/" + version, "kind": openyurt.KindPool, "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
 		}
 		if has, _, _ := unstructured.NestedString(is, "spec", "type"); has != kind {
 			return nil, fmt.Errorf("making the node pool %s: it exists and is of type %s, which cannot change: name another pool", name, has)

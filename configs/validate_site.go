@@ -258,7 +258,7 @@ func (s *Site) validateName(probs *Problems) {
 func (s *Site) validatePool(probs *Problems) {
 	switch {
 	case s.OpenYurt() && s.NodePool == "":
-		probs.missing("nodePool", "is required for nodeType %s: yurthub starts only with the name of a node pool", s.NodeType)
+		probs.missing("nodePool", "is required for nodeType %s: %s", s.NodeType, openyurt.Unpooled)
 	case s.NodeType == NodeNative && s.NodePool != "":
 		probs.add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
 	case badNodePool(s.NodePool) != "":
@@ -298,7 +298,7 @@ func (s *Site) validateLabels(probs *Problems) {
 		switch bad := badLabelKey(k); {
 		case bad != "":
 			probs.add(path, "%s", bad)
-		case k == openyurt.LabelEdgeWorker || k == openyurt.LabelNodePool:
+		case openyurt.IsLabel(k):
 			probs.add(path, "follows from nodeType and nodePool; remove it")
 		case !kubeletMaySet(k):
 			probs.add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])

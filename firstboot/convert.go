@@ -74,9 +74,9 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 		return err
 	}
 	if n, err := readNode(ctx, e, name); err == nil {
-		if now := n.Metadata.Labels[openyurt.LabelNodePool]; now != "" && now != h.Pool {
+		if now := openyurt.PoolOf(n.Metadata.Labels); now != "" && now != h.Pool {
 			return Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", name, now),
-				"convert it with --nodepool-name "+now+", or: kubectl label node "+name+" "+openyurt.LabelNodePool+"-")
+				"convert it with --nodepool-name "+now+", or: "+openyurt.Unlabel(name))
 		}
 	}
 	c := newChange(e, "convert", joinEvidence, tell)
@@ -93,16 +93,16 @@ func unread(err error) error {
 // making the node native, which nobody asked for.
 func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels map[string]string, o ConvertOptions) error {
 	kind := configs.NodeEdge
-	if labels[openyurt.LabelEdgeWorker] != "true" {
+	if openyurt.IsCloud(labels) {
 		kind = configs.NodeCloud
 	}
-	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, labels[openyurt.LabelNodePool])
+	is := fmt.Sprintf("%s is an OpenYurt node already, of type %s in node pool %s", name, kind, openyurt.PoolOf(labels))
 	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
 		fix = "its Site made it one: set the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
-	if labels[openyurt.LabelNodePool] != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
+	if openyurt.PoolOf(labels) != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
 		return Advise(errors.New(is), fix)
 	}
 	if !bySite {
@@ -115,7 +115,7 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 		}
 	}
 	if err := hubReady(ctx, e); err != nil {
-		return Advise(fmt.Errorf("%s, but yurthub is not ready: %w", is, err), "see `journalctl -u yurthub` on the machine")
+		return Advise(fmt.Errorf("%s, but yurthub is not ready: %w", is, err), openyurt.Hub{}.Logs())
 	}
 	return fmt.Errorf("%s: %w", is, ErrAlready)
 }

@@ -365,8 +365,9 @@ func TestConvertRefuses(t *testing.T) {
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
-		{"another processor", func(w *world) { w.put(openyurt.Program, "for another processor") }, pool, "exec format error: it must be the program itself, for this machine's processor"},
+		{"another processor", func(w *world) { w.put(openyurt.Program, "for another processor") }, pool, "exec format error\nput yurthub's program itself there, for this machine's processor"},
 		{"older yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
+		{"a flag of a later yurthub", func(w *world) { w.put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.7.0"}`) }, ConvertOptions{NodePool: "shanghai", Extra: []string{"--no-such-flag"}}, "--yurthub-arg --no-such-flag is unknown to yurthub"},
 		{"first boot at work", func(w *world) {
 			w.put(ondisk.StateFile, strings.Replace(w.get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
 			w.units[ondisk.UnitFirstboot] = "active"
@@ -393,8 +394,8 @@ func TestConvertRefuses(t *testing.T) {
 			w := readyNode(t)
 			tc.prepare(w)
 			before := w.clean()
-			if _, err := w.convert(tc.o); err == nil || !strings.Contains(err.Error(), tc.words) {
-				t.Errorf("convert: %v", err)
+			if _, err := w.convert(tc.o); err == nil || !strings.Contains(err.Error()+"\n"+Advice(err), tc.words) {
+				t.Errorf("convert: %v\n%s", err, Advice(err))
 			}
 			sameTree(t, "refused", w.clean(), before)
 		})

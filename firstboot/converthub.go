@@ -18,7 +18,8 @@ import (
 
 // hubForConvert is yurthub as a convert sets it up on this node.
 func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o ConvertOptions) (hub, error) {
-	if err := canRunHub(ctx, e, o); err != nil {
+	version, err := canRunHub(ctx, e, o)
+	if err != nil {
 		return hub{}, err
 	}
 	servers, err := serversFor(e, active, o)
@@ -41,26 +42,40 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 		return hub{}, err
 	}
 	return hub{openPort: o.OpenPort, Hub: openyurt.Hub{
-		Node: name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
+		Version: version, Node: name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
 		Namespace: cmp.Or(o.Namespace, openyurt.DefaultNamespace), LBMode: cmp.Or(o.LBMode, openyurt.LBPriority), Extra: o.Extra,
 	}}, nil
 }
 
-// canRunHub looks for what yurthub needs on the machine.
-func canRunHub(ctx context.Context, e *Env, o ConvertOptions) error {
+// canRunHub looks for what yurthub needs on the machine, and returns the version
+// of its program.
+func canRunHub(ctx context.Context, e *Env, o ConvertOptions) (version string, err error) {
 	if o.NodePool == "" {
-		return errors.New("no node pool is given: yurthub starts only with the name of one")
+		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
 	}
 	if !e.exists(openyurt.Program) {
-		return fmt.Errorf("there is no %s: put yurthub's program there, of the release the cluster runs", openyurt.Program)
+		return "", Advise(fmt.Errorf("there is no %s", openyurt.Program), "put yurthub's program there, of the release that the cluster runs")
 	}
-	if err := hubFits(ctx, e); err != nil {
-		return err
+	release, err := hubProgram(ctx, e)
+	if err != nil {
+		return "", err
+	}
+	if release != "" && !openyurt.CanBorrow(release) {
+		first := openyurt.Release(openyurt.FirstUnit)
+		return "", Advise(fmt.Errorf("%s is %s: only %s and later can use kubelet's certificate, as a node that has joined must", openyurt.Program, release, first),
+			"put yurthub's program of "+first+" or later there")
+	}
+	version = openyurt.FirstOf(release)
+	for _, a := range o.Extra {
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
+		if bad := openyurt.BadFlag(name, version); bad != "" {
+			return "", fmt.Errorf("--yurthub-arg --%s %s", name, bad)
+		}
 	}
 	if !e.exists(clientCert) {
-		return fmt.Errorf("there is no %s, the certificate that yurthub borrows: kubelet must run with rotateCertificates: true, as kubeadm has it", clientCert)
+		return "", Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", clientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
-	return portsClosable(ctx, e)
+	return version, portsClosable(ctx, e)
 }
 
 // serversFor are those that were asked for, or where kubelet goes now and the
@@ -126,28 +141,16 @@ func internalIP(ctx context.Context, e *Env, name string) (string, error) {
 	return "", nil
 }
 
-// hubFits sees that yurthub's program can run here, and as a unit.
-func hubFits(ctx context.Context, e *Env) error {
-	version, err := hubProgram(ctx, e)
-	if err != nil || version == "" {
-		return err
-	}
-	if !openyurt.CanBorrow(version) {
-		return fmt.Errorf("%s is %s: only %s and later can use kubelet's certificate, as a node that has joined must", openyurt.Program, version, openyurt.Release(openyurt.FirstUnit))
-	}
-	return nil
-}
-
-// hubProgram asks yurthub's program for its version, as v1.7; "": it was built
+// hubProgram asks yurthub's program for its release, e.g. v1.7; "": it was built
 // by hand, without one.
-func hubProgram(ctx context.Context, e *Env) (version string, err error) {
+func hubProgram(ctx context.Context, e *Env) (release string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
 		var start *fs.PathError
 		if errors.As(err, &start) {
 			err = start.Err // the rest names the program once more
 		}
-		return "", fmt.Errorf("trying %s: %w: it must be the program itself, for this machine's processor", openyurt.Program, err)
+		return "", Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "put yurthub's program itself there, for this machine's processor")
 	}
 	return openyurt.Reported(out.String()), nil
 }

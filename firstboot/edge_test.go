@@ -117,7 +117,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	}
 	w = edgeWorld(t)
 	w.cluster.noPool, w.cluster.csr = true, "Denied" // which it also says
-	if err := w.boot(); err == nil || !w.said("the cluster has no NodePool shanghai, and OpenYurt's webhook lets no Node be of a pool that is not there") {
+	if err := w.boot(); err == nil || !w.said("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }

@@ -73,6 +73,17 @@ type nodePool struct {
 	} `json:"spec"`
 }
 
+// poolOf is what openyurt.NeedPool is of a hub: where to look, and what to do
+// where it is not there.
+func poolOf(h hub) openyurt.Need {
+	for _, n := range h.Needs() {
+		if n.Kind == openyurt.NeedPool {
+			return n
+		}
+	}
+	return openyurt.Need{}
+}
+
 // poolFits looks, with the node's own rights, whether the node may be of its
 // pool; nil also where that is unknown.
 func poolFits(ctx context.Context, e *Env, h hub) error {
@@ -85,12 +96,12 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 	var pools struct {
 		Items []nodePool `json:"items"`
 	}
-	if err := c.Get(ctx, h.Pools().Path()+"?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
+	need := poolOf(h)
+	if err := c.Get(ctx, need.Resource.Path()+"?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
 		return nil // why not is said by who waits for it
 	}
 	if len(pools.Items) == 0 {
-		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook lets no Node be of a pool that is not there", h.Pool),
-			"make it, or take one that is there (kubectl get nodepools)")
+		return Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook rejects a Node whose pool does not exist", h.Pool), need.Fix)
 	}
 	switch what, fix := openyurt.PoolProblem(pools.Items[0].Spec.Type, h.Cloud); {
 	case what == "":
@@ -102,54 +113,71 @@ func poolFits(ctx context.Context, e *Env, h hub) error {
 	return nil
 }
 
-// missingForHub looks, with the node's own rights, at what yurthub needs of
+// missingForHub looks, with the node's own rights, at what yurthub waits for in
 // the cluster, and returns what is not there; nil: nothing was found missing.
 func missingForHub(ctx context.Context, e *Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	if h.Image != "" && enrolled(e) != nil {
+	if h.IsPod() && enrolled(e) != nil {
 		return missingIdentity(ctx, e, h) // nobody to ask the rest as
 	}
 	c, err := nodeClient(e)
 	if err != nil {
 		return err
 	}
+	approval := missingApproval(ctx, c, h)
+	if errors.Is(approval, errNobodyAnswers) {
+		return approval
+	}
 	var errs []error
-	if csrs, err := listCSRs(ctx, c, openyurt.ServerSigner); err == nil {
-		// Kubelet may ask for one of its own, with the machine's name.
-		err := judgeCSRs(csrs, "server", openyurt.ServerSigner, func(r csr) bool {
-			return r.Spec.Username == "system:node:"+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
-		})
-		if err != nil {
-			errs = append(errs, err)
+	for _, n := range h.Needs() {
+		switch {
+		case !n.Awaited:
+		case n.Kind == openyurt.NeedRight:
+			errs = append(errs, missingRight(n, c.Get(ctx, n.Path+"?limit=1", nil), h.Namespace))
+		case n.Kind == openyurt.NeedApprover:
+			errs = append(errs, approval)
+		case n.Kind == openyurt.NeedPool:
+			errs = append(errs, poolFits(ctx, e, h))
 		}
-	} else if api.Code(err) == 0 {
-		return Advise(fmt.Errorf("no master answers the node: %w", err), "check the way from the node to the masters")
-	}
-	switch err := c.Get(ctx, h.SettingsPath()+"?limit=1", nil); api.Code(err) {
-	case 403:
-		errs = append(errs, Advise(fmt.Errorf("nodes may not list ConfigMaps in %s, which yurthub needs", h.Namespace), openyurt.GrantHubRole))
-	}
-	if r, listed := h.PoolSource(); listed {
-		errs = append(errs, missingResource(r, c.Get(ctx, r.Path()+"?limit=1", nil)))
-	}
-	if err := poolFits(ctx, e, h); err != nil {
-		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// missingResource says what the API server's answer to a list of r tells is
-// missing; nil: nothing.
-func missingResource(r openyurt.Resource, err error) error {
-	switch code := api.Code(err); {
+var errNobodyAnswers = errors.New("no API server (master) answers the node")
+
+// missingApproval is what became of yurthub's request for its server certificate.
+// Kubelet may ask for one of its own, with the machine's name.
+func missingApproval(ctx context.Context, c *api.Client, h hub) error {
+	csrs, err := listCSRs(ctx, c, openyurt.ServerSigner)
+	switch {
+	case err == nil:
+		return judgeCSRs(csrs, "server", openyurt.ServerSigner, func(r csr) bool {
+			return r.Spec.Username == "system:node:"+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
+		})
+	case api.Code(err) == 0:
+		return Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the way from the node to the masters")
+	}
+	return nil
+}
+
+// missingRight says what the API server's answer to a list tells is missing; nil:
+// nothing.
+func missingRight(n openyurt.Need, err error, namespace string) error {
+	code, kind := api.Code(err), n.Resource.Kind
+	if n.Resource.Version == "" { // Kubernetes' own, which is always there
+		if code == 403 {
+			return Advise(fmt.Errorf("nodes may not list %ss in %s, which yurthub needs", kind, namespace), n.Fix)
+		}
+		return nil
+	}
+	switch crd := n.Resource.CRD(); {
 	case code == 403:
-		return Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", r.Kind, r.CRD()), r.ListRights())
+		return Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", kind, crd), n.Fix)
 	case code == 404:
-		return Advise(fmt.Errorf("the cluster has no %s CRD (%s)", r.Kind, r.CRD()),
-			openyurt.InstallManager+": another may lack "+r.Version)
+		return Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another may lack "+n.Resource.Version)
 	case code >= 500:
-		return Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", r.Kind, r.CRD(), err),
+		return Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", kind, crd, err),
 			"look whether "+openyurt.Manager+" runs: its webhook turns one version of a NodePool into another")
 	}
 	return nil

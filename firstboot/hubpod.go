@@ -16,9 +16,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Yurthub before 1.7 is a static pod with an identity of its own, got with
-// the bootstrap token. Kubelet has none and goes through yurthub from its
-// first start, so that nothing is left to turn around afterwards.
+// Yurthub of form staticPod has an identity of its own, which it gets with the
+// bootstrap token. Kubelet has none and goes through yurthub from its first start,
+// so it need not be turned afterwards.
 
 const (
 	// The token is on /run, gone with the power; as long as it is needed it

@@ -255,13 +255,7 @@ func restartWith(ctx context.Context, e *Env, flags []byte) error {
 // after. What turns kubelet to yurthub stays as it is, at the end.
 func withArgs(env []byte, before, after map[string]string) []byte {
 	return eachArgs(env, func(args string) string {
-		tail := ""
-		for _, t := range []string{openyurt.ListPlainly + openyurt.TurnedFlags, openyurt.TurnedFlags, openyurt.ListPlainly} {
-			if strings.Contains(args, t) {
-				args, tail = strings.Replace(args, t, " ", 1), t
-				break
-			}
-		}
+		args, tail := openyurt.Unturn(args)
 		var kept []string
 		for _, f := range strings.Fields(args) {
 			name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")

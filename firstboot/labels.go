@@ -31,17 +31,23 @@ func anyOf(labels map[string]string) map[string]any {
 	return out
 }
 
+// noLabels is a change that takes OpenYurt's labels from a Node.
 func noLabels() map[string]any {
-	return map[string]any{openyurt.LabelEdgeWorker: nil, openyurt.LabelNodePool: nil}
+	out := map[string]any{}
+	for _, k := range openyurt.LabelKeys() {
+		out[k] = nil
+	}
+	return out
 }
 
+// checkLabels looks whether the Node's labels of OpenYurt's are those; nil: none.
 func checkLabels(ctx context.Context, e *Env, name string, want map[string]string) (Verdict, error) {
 	n, err := readNode(ctx, e, name)
 	if err != nil {
 		return Todo, err
 	}
-	for k, v := range want {
-		if n.Metadata.Labels[k] != v {
+	for _, k := range openyurt.LabelKeys() {
+		if n.Metadata.Labels[k] != want[k] {
 			return Todo, nil
 		}
 	}

@@ -75,7 +75,7 @@ type ports struct {
 	pod  bool // kubelet runs yurthub
 }
 
-func (h hub) ports() ports { return ports{open: h.openPort, pod: h.Image != ""} }
+func (h hub) ports() ports { return ports{open: h.openPort, pod: h.IsPod()} }
 
 // portFiles are the rules and what keeps them in the kernel: whoever restarts
 // nftables.service or firewalld flushes all rules, those of others as well.

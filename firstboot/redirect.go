@@ -39,7 +39,7 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 	if !kubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", kubeadmFlags)
 	}
-	return eachArgs(env, func(args string) string { return registerFlags(args, labels) + gate + openyurt.TurnedFlags }), nil
+	return eachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
 }
 
 // eachArgs changes kubelet's arguments in kubeadm-flags.env.
@@ -52,8 +52,15 @@ func eachArgs(env []byte, change func(args string) string) []byte {
 
 // directFlags takes it out again.
 func directFlags(env []byte) []byte {
-	// Openyurt's own tools may have written their part alone.
-	return []byte(strings.NewReplacer(openyurt.ListPlainly+openyurt.TurnedFlags, "", openyurt.TurnedFlags, "", openyurt.ListPlainly, "").Replace(string(env)))
+	return eachArgs(env, func(args string) string {
+		for {
+			rest, turned := openyurt.Unturn(args)
+			if turned == "" {
+				return rest
+			}
+			args = rest
+		}
+	})
 }
 
 var nodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)

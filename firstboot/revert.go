@@ -70,7 +70,7 @@ func (r *reversion) unlabel() Phase {
 	return Phase{
 		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			return checkLabels(ctx, e, r.node, map[string]string{openyurt.LabelEdgeWorker: "", openyurt.LabelNodePool: ""})
+			return checkLabels(ctx, e, r.node, nil)
 		},
 		Run: func(ctx context.Context, e *Env) (err error) {
 			if r.were, err = hubLabels(ctx, e, r.node); err != nil {

@@ -62,7 +62,7 @@ func nativeNode(ctx context.Context, e *Env) (string, error) {
 
 // redirected reports whether kubelet is told to go through yurthub.
 func redirected(e *Env) bool {
-	return strings.Contains(string(e.contents(kubeadmFlags)), openyurt.KubeletConf)
+	return openyurt.IsTurned(string(e.contents(kubeadmFlags)))
 }
 
 // errUnread says that nothing is known about the Node.
@@ -107,7 +107,7 @@ func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error
 	if err != nil {
 		return nil, err
 	}
-	if l := n.Metadata.Labels; l[openyurt.LabelEdgeWorker] != "" && l[openyurt.LabelNodePool] != "" {
+	if l := n.Metadata.Labels; openyurt.Labelled(l) {
 		return l, nil
 	}
 	return nil, nil

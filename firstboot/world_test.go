@@ -709,9 +709,9 @@ func (w *world) hubStarts() {
 		switch {
 		case w.has(p):
 		case filepath.Ext(p) == ".conf":
-			w.puts(p, "kind: Config\n")
+			w.put(p, "kind: Config\n")
 		default:
-			w.puts(p+"/kept", "by yurthub\n")
+			w.put(p+"/kept", "by yurthub\n")
 		}
 	}
 }

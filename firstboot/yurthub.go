@@ -22,7 +22,7 @@ import (
 
 // What first boot puts onto an OpenYurt node beside OpenYurt's own files.
 const (
-	hubEnv = ondisk.EtcDir + "/yurthub.env"
+	hubEnv = ondisk.YurthubEnv
 	// hubKept is a copy of it on DATA, for a root that was exchanged while
 	// the masters are out of reach.
 	hubKept   = ondisk.StateDir + "/yurthub.env"
@@ -51,23 +51,18 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	if info == nil {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
-	ip := nodeAddress(e)
-	if ip == "" {
-		ip = openyurt.NodeIPIn(string(e.contents(hubKept)))
-	}
-	if ip == "" && info.Form != openyurt.FormStaticPod { // which does not need it
-		return hub{}, errors.New("this node's address is not known yet")
-	}
 	h := hub{openPort: site.Yurthub.OpenPort, Hub: openyurt.Hub{
-		Node: active.Node, Pool: site.NodePool, NodeIP: ip, Cloud: site.NodeType == configs.NodeCloud,
-		Dummy: e.exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
-		Pins: site.CAPins(), Organizations: site.Organizations, BootstrapFile: hubBootstrap,
+		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
+		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.contents(hubKept)))),
+		Dummy:  e.exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
+		Pins: site.CAPins(), Organizations: site.Organizations, Image: info.Image, BootstrapFile: hubBootstrap,
 		Extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
 	}}
-	if info.Form == openyurt.FormStaticPod {
-		if h.Image = info.Image; h.Image == "" {
-			return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image again, with yurthub.image")
-		}
+	switch {
+	case h.IsPod() && h.Image == "":
+		return hub{}, Permanent(errors.New("this image names no container image of yurthub"), "build the Image again, with yurthub.image")
+	case !h.IsPod() && h.NodeIP == "": // a pod does not need it
+		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h.LBMode = cmp.Or(h.LBMode, openyurt.LBPriority)
 	if withEndpoint {
@@ -76,7 +71,7 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 	for _, m := range mastersOf(e, site) {
 		h.Servers = append(h.Servers, "https://"+m)
 	}
-	if h.Image != "" {
+	if h.IsPod() {
 		h.keepServer(e)
 	}
 	return h, nil
@@ -85,7 +80,7 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 // keepServer leaves the server of yurthub.conf in the list: without it
 // yurthub would wipe its identity, and the token is long gone.
 func (h *hub) keepServer(e *Env) {
-	k, err := api.ParseKubeconfig(e.contents(openyurt.Identity))
+	k, err := e.parseKubeconfig(e.contents(openyurt.Identity))
 	if err != nil {
 		return // it has none yet
 	}
@@ -116,7 +111,7 @@ func nodeAddress(e *Env) string {
 // hubFiles is what lies on the disk for yurthub.
 func hubFiles(h hub) map[string][]byte {
 	files := portFiles(h.ports())
-	if h.Image != "" {
+	if h.IsPod() {
 		files[openyurt.Manifest] = h.PodManifest()
 		return files
 	}
@@ -179,7 +174,7 @@ func hubPhase(active *Active) Phase {
 			} else if !onDisk {
 				return err
 			}
-			if len(site.Organizations) > 0 && h.Image == "" {
+			if len(site.Organizations) > 0 && !h.IsPod() {
 				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(site.Organizations, ","))
 			}
 			return serveHub(ctx, e, h)
@@ -253,7 +248,7 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 	if !h.Dummy {
 		e.Log.Warn("this kernel has no dummy interface: pods do not find yurthub at " + openyurt.PodAddress)
 	}
-	if h.Image != "" {
+	if h.IsPod() {
 		if err := makeManifests(e); err != nil {
 			return err
 		}

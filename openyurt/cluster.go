@@ -1,11 +1,14 @@
 package openyurt
 
+import "golang.org/x/mod/semver"
+
 // What a cluster has of OpenYurt.
 const (
 	// Group is the API group of its objects, API its path.
-	Group   = "apps.openyurt.io"
-	Pools   = "nodepools"
-	PoolCRD = Pools + "." + Group
+	Group    = "apps.openyurt.io"
+	KindPool = "NodePool"
+	Pools    = "nodepools"
+	PoolCRD  = Pools + "." + Group
 	// HubRole is the ClusterRole, and its binding, that let yurthub list what it
 	// caches, with the node's own rights.
 	HubRole = "yurt-hub"
@@ -36,28 +39,28 @@ const (
 	ServerName   = "kubernetes"
 )
 
-// Rule is one of RBAC's.
-type Rule struct {
-	Group            string
-	Resources, Verbs []string
-}
-
-// HubRules are what yurthub asks for with its node's rights.
-func HubRules() []Rule {
-	return []Rule{
-		{"", []string{"configmaps"}, []string{"get", "list", "watch"}},
-		{Group, []string{Pools}, []string{"list", "watch"}},
-		{"discovery.k8s.io", []string{"endpointslices"}, []string{"list", "watch"}},
-	}
-}
-
 // NodeLifecycle is the controller that watches whether nodes live. Exactly one
 // of kube-controller-manager and yurt-manager must run it.
 const NodeLifecycle = "nodelifecycle"
 
-// LifecycleSince is the release of OpenYurt that leaves it to
+// LifecycleSince is the first release of OpenYurt that leaves it to
 // kube-controller-manager.
 const LifecycleSince = "v1.6.0"
+
+// RunsLifecycle reports whether Manager of that version runs NodeLifecycle unless
+// it is told otherwise; false where the version is unknown.
+func RunsLifecycle(version string) bool {
+	return semver.IsValid(version) && semver.Compare(version, LifecycleSince) < 0
+}
+
+// PodKinds are OpenYurt's objects that carry pods for pools of nodes, and where
+// each keeps its pod's spec.
+func PodKinds() map[string][]string {
+	return map[string][]string{
+		"YurtStaticSet": {"spec", "template", "spec"},
+		"YurtAppSet":    {"spec", "workload", "workloadTemplate", "deploymentTemplate", "spec", "template", "spec"},
+	}
+}
 
 // Types of node pools.
 const (

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path"
 	"strings"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // Paths of OpenYurt's own, which are kept, so that its tools find what they
@@ -75,14 +77,14 @@ const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its argum
 Description=OpenYurt yurthub
 After=network.target ipvscare.service systemd-modules-load.service
 Before=kubelet.service
-RequiresMountsFor=/etc/kubernetes /var/lib/yurthub
-ConditionPathExists=/etc/edgebake/yurthub.env
+RequiresMountsFor=/etc/kubernetes ` + Root + `
+ConditionPathExists=` + ondisk.YurthubEnv + `
 StartLimitIntervalSec=0
 
 [Service]
 Type=simple
-EnvironmentFile=/etc/edgebake/yurthub.env
-ExecStart=/usr/local/bin/yurthub $YURTHUB_ARGS
+EnvironmentFile=` + ondisk.YurthubEnv + `
+ExecStart=` + Program + ` $YURTHUB_ARGS
 Restart=always
 RestartSec=3
 OOMScoreAdjust=-900
@@ -115,10 +117,10 @@ const (
 
 // Logs says how a person sees what yurthub printed.
 func (h Hub) Logs() string {
-	if h.Image != "" {
+	if h.IsPod() {
 		return "see `journalctl -u kubelet` and /var/log/pods/" + PodNamespace + "_" + PodName + "* on the machine"
 	}
-	return "see `journalctl -u yurthub` on the machine"
+	return "see `journalctl -u " + strings.TrimSuffix(Unit, ".service") + "` on the machine"
 }
 
 const podManifest = `# Written by firstboot from the site.

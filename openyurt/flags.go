@@ -2,63 +2,76 @@ package openyurt
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"golang.org/x/mod/semver"
 )
 
-// flags are those that yurthub v1.6.0, v1.6.1 and v1.7.0 have in common, as its
-// source has them; with one that it does not know it never starts.
-var flags = strings.Fields(`
-	bind-address bind-proxy-address bootstrap-file bootstrap-mode disabled-resource-filters
-	discovery-token-ca-cert-hash discovery-token-unsafe-skip-ca-verification disk-cache-path dummy-if-ip
-	dummy-if-name enable-dummy-if enable-iptables enable-node-pool enable-pool-service-topology
-	enable-resource-filter gc-frequency heartbeat-failed-retry heartbeat-healthy-threshold
-	heartbeat-interval-seconds heartbeat-timeout-seconds host-control-plane-address hub-cert-organizations
-	join-token kubelet-health-grace-period lb-mode max-requests-in-flight min-request-timeout namespace
-	node-name nodepool-name profiling proxy-port proxy-secure-port root-dir serve-port server-addr
-	working-mode v vmodule`)
+// flag is one of yurthub's command line.
+type flag struct {
+	// since is the first version that has it, until the first without it; "":
+	// all that are supported have it.
+	since, until string
+	// managed: first boot sets it, by the rules of a node that survives (one URL
+	// where yurthub takes one, the endpoint first, the CA pinned, an identity that
+	// is not asked for twice).
+	managed bool
+	// fixed is who counts on the value that yurthub gives it by itself; "": nobody.
+	fixed string
+}
 
-// flagsSince are those that came later and may be given, and with which version
-// they came.
-var flagsSince = map[string]string{"pool-scope-resources": "v1.6.1"}
+// flags are those that a supported yurthub may be given, as its source has them.
+// With a flag that it does not know it does not start.
+var flags = func() map[string]flag {
+	all := map[string]flag{
+		"proxy-port":           {fixed: "kubelet asks it at 127.0.0.1:" + ProxyPort},
+		"bind-proxy-address":   {fixed: "kubelet asks it at 127.0.0.1:" + ProxyPort},
+		"serve-port":           {fixed: "first boot asks it at " + Health + " whether it is ready"},
+		"multiplexer-port":     {fixed: "it lends the node's rights there, and the firewall closes port " + PoolPort + " alone", since: "v1.7.0"},
+		"disk-cache-path":      {fixed: "its cache is in " + Cache + ", which lasts, and which reset and revert clear"},
+		"root-dir":             {fixed: "its identity is in " + Root + ", where first boot looks for it"},
+		"node-ip":              {managed: true, since: "v1.7.0"},
+		"pool-scope-resources": {since: "v1.6.1"},
+	}
+	for _, name := range strings.Fields(`bind-address bootstrap-file bootstrap-mode discovery-token-ca-cert-hash
+		discovery-token-unsafe-skip-ca-verification hub-cert-organizations join-token lb-mode namespace node-name
+		nodepool-name server-addr working-mode`) {
+		all[name] = flag{managed: true}
+	}
+	for _, name := range strings.Fields(`disabled-resource-filters dummy-if-ip dummy-if-name enable-dummy-if enable-iptables
+		enable-node-pool enable-pool-service-topology enable-resource-filter gc-frequency heartbeat-failed-retry
+		heartbeat-healthy-threshold heartbeat-interval-seconds heartbeat-timeout-seconds host-control-plane-address
+		kubelet-health-grace-period max-requests-in-flight min-request-timeout profiling proxy-secure-port v vmodule`) {
+		all[name] = flag{}
+	}
+	return all
+}()
 
-// managed are what first boot sets, by the rules of a node that survives (one
-// URL where yurthub takes one, the endpoint first, the CA pinned, an identity
-// that is not asked for twice).
-var managed = []string{"server-addr", "node-name", "node-ip", "nodepool-name", "working-mode", "bootstrap-mode", "bootstrap-file",
-	"join-token", "lb-mode", "namespace", "bind-address", "hub-cert-organizations", "discovery-token-ca-cert-hash", "discovery-token-unsafe-skip-ca-verification"}
-
-// fixed have values of yurthub's own that others count on, and who.
-var fixed = map[string]string{
-	"proxy-port":         "kubelet asks it at 127.0.0.1:10261",
-	"bind-proxy-address": "kubelet asks it at 127.0.0.1:10261",
-	"serve-port":         "first boot asks it at 127.0.0.1:10267 whether it is ready",
-	"multiplexer-port":   "it lends the node's rights there, and the firewall closes port 10269 alone",
-	"disk-cache-path":    "its cache is in " + Cache + ", which lasts, and which reset and revert clear",
-	"root-dir":           "its identity is in " + Root + ", where first boot looks for it",
+// in reports whether yurthub of that version, "" for any, has the flag. A version
+// that goes before a release, or that somebody built from one, has its flags.
+func (f flag) in(version string) bool {
+	tag, _, _ := strings.Cut(version, "-")
+	if !semver.IsValid(tag) {
+		return true
+	}
+	return (f.since == "" || semver.Compare(tag, f.since) >= 0) && (f.until == "" || semver.Compare(tag, f.until) < 0)
 }
 
 // BadFlag says why a person may not give yurthub of that version, "" for any,
 // a flag; "": he may.
 func BadFlag(name, version string) string {
+	f, known := flags[name]
 	switch {
-	case slices.Contains(managed, name):
+	case f.managed:
 		return "is set by first boot"
-	case fixed[name] != "":
-		return "must keep yurthub's own value: " + fixed[name] + "; remove it"
-	case slices.Contains(flags, name):
-		return ""
-	}
-	since, some := flagsSince[name]
-	if !some {
+	case f.fixed != "":
+		return "must keep yurthub's own value: " + f.fixed + "; remove it"
+	case !known:
 		return "is unknown to yurthub and would keep it from starting"
-	}
-	// What goes before a release, or somebody built of it, has its flags.
-	tag, _, _ := strings.Cut(version, "-")
-	if !semver.IsValid(tag) || semver.Compare(tag, since) >= 0 {
+	case f.in(version):
 		return ""
+	case f.until != "" && semver.Compare(version, f.until) >= 0:
+		return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, which %s did", version, f.until)
 	}
-	return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, or build the Image with yurthub %s or later", version, since)
+	return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, or build the Image with yurthub %s or later", version, f.since)
 }

@@ -2,6 +2,7 @@ package openyurt
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,6 +22,8 @@ const DefaultNamespace = "kube-system"
 
 // Hub is what a node's yurthub is told.
 type Hub struct {
+	// Version is yurthub's, e.g. v1.7.0; "": unknown, and taken for the newest.
+	Version            string
 	Node, Pool, NodeIP string
 	Cloud              bool
 	Dummy              bool // the kernel has dummy interfaces
@@ -29,46 +32,58 @@ type Hub struct {
 	Pins               []string
 	Extra              []string
 	Organizations      []string
-	// Image is set where yurthub runs as a static pod. It has an identity of
+	// Image is the container image of form staticPod. Yurthub has an identity of
 	// its own then, got with the token in BootstrapFile.
 	Image, BootstrapFile string
 }
+
+func (h Hub) release() release {
+	minor, known := Minor(h.Version)
+	if !known {
+		minor = Newest
+	}
+	return releaseOf(minor)
+}
+
+// IsPod reports whether yurthub runs as a static pod.
+func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
 
 // Args is yurthub's command line. The rules behind it are in the contract:
 // node-ip and nodepool-name always, https always, the server that never
 // changes first.
 func (h Hub) Args() []string {
-	mode := "edge"
-	if h.Cloud {
-		mode = "cloud"
-	}
-	out := []string{
-		"--v=2",
-		"--bind-address=127.0.0.1",
-		"--working-mode=" + mode,
-		"--namespace=" + h.Namespace,
-		"--node-name=" + h.Node,
-		"--nodepool-name=" + h.Pool,
-		"--server-addr=" + strings.Join(h.Servers, ","),
-		"--lb-mode=" + h.LBMode,
-	}
-	if h.Image == "" {
-		out = append(out, "--bootstrap-mode=kubeletcertificate", "--node-ip="+h.NodeIP)
-	} else { // before 1.7, which knows no --node-ip
-		out = append(out, "--bootstrap-file="+h.BootstrapFile)
-		if len(h.Organizations) > 0 {
-			out = append(out, "--hub-cert-organizations="+strings.Join(h.Organizations, ","))
+	var out []string
+	give := func(name, value string) {
+		if flags[name].in(h.Version) {
+			out = append(out, "--"+name+"="+value)
 		}
 	}
+	give("v", "2")
+	give("bind-address", "127.0.0.1")
+	give("working-mode", map[bool]string{false: "edge", true: "cloud"}[h.Cloud])
+	give("namespace", h.Namespace)
+	give("node-name", h.Node)
+	give("nodepool-name", h.Pool)
+	give("server-addr", strings.Join(h.Servers, ","))
+	give("lb-mode", h.LBMode)
+	if h.IsPod() {
+		give("bootstrap-file", h.BootstrapFile)
+		if len(h.Organizations) > 0 {
+			give("hub-cert-organizations", strings.Join(h.Organizations, ","))
+		}
+	} else {
+		give("bootstrap-mode", "kubeletcertificate")
+	}
+	give("node-ip", h.NodeIP)
 	for _, p := range h.Pins {
-		out = append(out, "--discovery-token-ca-cert-hash="+p)
+		give("discovery-token-ca-cert-hash", p)
 	}
 	if len(h.Pins) > 0 {
-		out = append(out, "--discovery-token-unsafe-skip-ca-verification=false")
+		give("discovery-token-unsafe-skip-ca-verification", "false")
 	}
 	out = append(out, h.Extra...)
 	if !h.Dummy { // last, for the last one holds: with it yurthub would not start here
-		out = append(out, "--enable-dummy-if=false")
+		give("enable-dummy-if", "false")
 	}
 	return out
 }
@@ -89,27 +104,11 @@ func (r Resource) CRD() string { return r.plural() + "." + Group + "/" + r.Versi
 
 func (r Resource) plural() string { return strings.ToLower(r.Kind) + "s" }
 
-// ListRights says how nodes get the right to list them.
-func (r Resource) ListRights() string {
-	if r.Kind == kindPool {
-		return GrantHubRole
-	}
-	return "OpenYurt's charts do not grant it: give system:nodes list and watch of " + r.plural() + "." + Group + ", or take " + bucketsFlag + " out of yurthub's arguments"
-}
+// bucketsFlag has yurthub list NodeBuckets in the place of NodePools.
+const bucketsFlag = "--enable-pool-service-topology"
 
-const (
-	kindPool    = "NodePool"
-	kindBucket  = "NodeBucket"
-	bucketsFlag = "--enable-pool-service-topology"
-)
-
-// Pools are the NodePools that yurthub knows.
-func (h Hub) Pools() Resource {
-	if h.Image != "" { // before 1.7
-		return Resource{kindPool, "v1beta1"}
-	}
-	return Resource{kindPool, "v1beta2"}
-}
+// pools are the NodePools that yurthub knows.
+func (h Hub) pools() Resource { return Resource{KindPool, h.release().pools} }
 
 // PoolSource is what yurthub lists to know its pool before it is ready; ok is
 // false where it lists nothing.
@@ -127,11 +126,11 @@ func (h Hub) PoolSource() (r Resource, ok bool) {
 	case !on("enable-resource-filter", true):
 		return Resource{}, false
 	case on(strings.TrimPrefix(bucketsFlag, "--"), false):
-		return Resource{kindBucket, "v1alpha1"}, true
+		return Resource{"NodeBucket", "v1alpha1"}, true
 	case !on("enable-node-pool", true):
 		return Resource{}, false
 	}
-	return h.Pools(), true
+	return h.pools(), true
 }
 
 var (
@@ -172,7 +171,12 @@ var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 // DummyNames are the interfaces that a yurthub with these arguments may have
 // left behind.
 func DummyNames(args string) []string {
-	names := []string{"hub-dummy0", "yurthub-dummy0"} // from 1.7, and before
+	var names []string
+	for _, r := range slices.Backward(releases) {
+		if !slices.Contains(names, r.dummy) {
+			names = append(names, r.dummy)
+		}
+	}
 	for _, m := range dummyName.FindAllStringSubmatch(args, -1) {
 		names = append(names, m[1])
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// TurnedFlags turn kubelet to yurthub, in the words that OpenYurt's own tools use
-// and look for.
+// TurnedFlags turn kubelet to yurthub. OpenYurt's own tools write these very
+// bytes, and look for them.
 const TurnedFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 
 // ListPlainly has kubelet list in a way that yurthub can serve offline.
@@ -17,6 +17,26 @@ const TurnedFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 // without a server sends nothing at all, so that kubelet would not even find
 // its Node and run no pod.
 const ListPlainly = " --feature-gates=WatchListClient=false"
+
+// Turn adds to kubelet's arguments what turns it to yurthub. plain is what
+// PlainLists says.
+func Turn(args, plain string) string { return args + plain + TurnedFlags }
+
+// Unturn takes out again what Turn added, or OpenYurt's own tools did, and
+// returns it as well; "": there was nothing.
+func Unturn(args string) (rest, turned string) {
+	for _, t := range []string{ListPlainly + TurnedFlags, TurnedFlags, ListPlainly} {
+		before, after, found := strings.Cut(args, t)
+		if !found {
+			continue
+		}
+		if before != "" && after != "" && after[0] != ' ' {
+			before += " " // which was the end of t
+		}
+		return before + after, t
+	}
+	return args, ""
+}
 
 // IsTurned reports whether kubelet's arguments lead it to yurthub.
 func IsTurned(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
@@ -58,9 +78,9 @@ current-context: default-context
 preferences: {}
 `
 
-// PlainLists is ListPlainly where a kubelet of that version, as it says it,
-// needs it. Before 1.30 it would not start with a gate it does not know, and
-// until 1.35 it lists plainly by itself. It is an error where version is invalid.
+// PlainLists returns ListPlainly for a kubelet that needs it, else "". version is
+// what kubelet --version prints, or v1.36.3. Kubelet before 1.30 does not know the
+// gate and would not start with it; before 1.35 it lists plainly by itself.
 func PlainLists(version string) (string, error) {
 	m := kubeletVersion.FindStringSubmatch(version)
 	if m == nil {

@@ -1,6 +1,9 @@
 package openyurt
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // Labels of a Node that is OpenYurt's.
 const (
@@ -8,10 +11,30 @@ const (
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
-// Labels are the two that make a Node OpenYurt's.
+// LabelKeys are all of them.
+func LabelKeys() []string { return []string{LabelEdgeWorker, LabelNodePool} }
+
+// Labels make a Node OpenYurt's.
 func Labels(pool string, cloud bool) map[string]string {
 	return map[string]string{LabelEdgeWorker: strconv.FormatBool(!cloud), LabelNodePool: pool}
 }
 
-// IsLabel reports whether a label is one of the two.
-func IsLabel(label string) bool { return label == LabelEdgeWorker || label == LabelNodePool }
+// IsLabel reports whether a label is one of OpenYurt's.
+func IsLabel(label string) bool { return slices.Contains(LabelKeys(), label) }
+
+// Labelled reports whether a Node with these labels is OpenYurt's, whole.
+func Labelled(labels map[string]string) bool {
+	return !slices.ContainsFunc(LabelKeys(), func(k string) bool { return labels[k] == "" })
+}
+
+// PoolOf is the node pool that a Node with these labels is in; "": none.
+func PoolOf(labels map[string]string) string { return labels[LabelNodePool] }
+
+// IsCloud reports whether a Node of OpenYurt's with these labels is a cloud node.
+func IsCloud(labels map[string]string) bool { return labels[LabelEdgeWorker] != "true" }
+
+// Unlabel is how a person takes a Node out of its pool.
+func Unlabel(node string) string { return "kubectl label node " + node + " " + LabelNodePool + "-" }
+
+// Unpooled says what is wrong with a node that names no pool.
+const Unpooled = "yurthub starts only with the name of a node pool"

@@ -1,33 +1,42 @@
 package openyurt
 
 import (
+	"io/fs"
 	"maps"
+	"os"
 	"path"
+	"path/filepath"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/mod/semver"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 func TestPoolSource(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		image, extra, want string
+		version, extra, want string
 	}{
 		{"", "", "NodePool v1beta2"},
-		{"openyurt/yurthub:v1.6.1", "", "NodePool v1beta1"},
+		{"v1.6.1", "", "NodePool v1beta1"},
+		{"v1.7.0", "", "NodePool v1beta2"},
 		{"", "--enable-node-pool=false", " "},
 		{"", "--enable-node-pool", "NodePool v1beta2"},
 		{"", "--enable-resource-filter=false", " "},
 		{"", "--enable-pool-service-topology", "NodeBucket v1alpha1"},
-		{"openyurt/yurthub:v1.6.1", "--enable-pool-service-topology=true", "NodeBucket v1alpha1"},
+		{"v1.6.1", "--enable-pool-service-topology=true", "NodeBucket v1alpha1"},
 		{"", "--enable-pool-service-topology=false", "NodePool v1beta2"},
 	} {
-		r, _ := Hub{Image: tc.image, Extra: []string{tc.extra}}.PoolSource()
+		r, _ := Hub{Version: tc.version, Extra: []string{tc.extra}}.PoolSource()
 		if got := r.Kind + " " + r.Version; got != tc.want {
-			t.Errorf("image %q, %q: %q, want %q", tc.image, tc.extra, got, tc.want)
+			t.Errorf("version %q, %q: %q, want %q", tc.version, tc.extra, got, tc.want)
 		}
 	}
 }
@@ -43,12 +52,17 @@ func TestHubArgsOfTheUser(t *testing.T) {
 	}
 }
 
-// TestFlagsTwice: of a flag that is managed and fixed only the first is ever
-// said.
-func TestFlagsTwice(t *testing.T) {
-	for name := range fixed {
-		if slices.Contains(managed, name) {
-			t.Errorf("%s is managed and fixed: only the first is ever said", name)
+// TestFlags: of a flag that is managed and fixed only the first is ever said, and
+// what is said of versions must be valid.
+func TestFlags(t *testing.T) {
+	for name, f := range flags {
+		if f.managed && f.fixed != "" {
+			t.Errorf("%s is managed and fixed", name)
+		}
+		for _, v := range []string{f.since, f.until} {
+			if v != "" && !semver.IsValid(v) {
+				t.Errorf("%s: %q is not a version", name, v)
+			}
 		}
 	}
 }
@@ -105,7 +119,7 @@ func unit() Hub {
 
 func pod() Hub {
 	h := unit()
-	h.NodeIP, h.Image, h.Organizations = "", "openyurt/yurthub:v1.6.1", []string{"shop", "till"}
+	h.Version, h.Image, h.Organizations = "v1.6.1", "openyurt/yurthub:v1.6.1", []string{"shop", "till"}
 	return h
 }
 
@@ -143,8 +157,8 @@ func TestArgsAreFlags(t *testing.T) {
 	h.Dummy = false
 	for _, a := range slices.Concat(h.Args(), pod().Args()) {
 		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
-		if !slices.Contains(flags, name) && name != "node-ip" {
-			t.Errorf("%s is none of yurthub's flags", a)
+		if _, known := flags[name]; !known {
+			t.Errorf("%s is not a flag of yurthub's", a)
 		}
 		if name != "v" && name != "enable-dummy-if" && BadFlag(name, "") == "" {
 			t.Errorf("%s is set, and a Site may give it too", a)
@@ -213,7 +227,7 @@ func TestEnv(t *testing.T) {
 func TestUnit(t *testing.T) {
 	t.Parallel()
 	for _, want := range []string{"\n[Install]\nWantedBy=multi-user.target\n", "\nStartLimitIntervalSec=0\n", "\nRestart=always\n", "Before=kubelet.service\n",
-		"\nExecStart=" + Program + " $YURTHUB_ARGS\n", "ConditionPathExists=/etc/edgebake/yurthub.env\n", "EnvironmentFile=/etc/edgebake/yurthub.env\n"} {
+		"\nExecStart=" + Program + " $YURTHUB_ARGS\n", "ConditionPathExists=" + ondisk.YurthubEnv + "\n", "EnvironmentFile=" + ondisk.YurthubEnv + "\n", " " + Root + "\n"} {
 		if !strings.Contains(UnitFile, want) {
 			t.Errorf("the unit lacks %q", want)
 		}
@@ -314,6 +328,20 @@ func TestJoinedArgs(t *testing.T) {
 	if got := JoinedArgs(nil, ListPlainly)["feature-gates"]; got != "WatchListClient=false" {
 		t.Errorf("feature gates %q", got)
 	}
+	for _, args := range []string{"--a=b", "", `--a=b --node-labels=c=d`} {
+		for _, plain := range []string{"", ListPlainly} {
+			rest, turned := Unturn(Turn(args, plain))
+			if rest != args || turned != plain+TurnedFlags || !IsTurned(Turn(args, plain)) {
+				t.Errorf("%q, turned and back: %q, by %q", args, rest, turned)
+			}
+		}
+	}
+	if rest, turned := Unturn("--a=b" + TurnedFlags + "--c=d"); rest != "--a=b --c=d" || turned != TurnedFlags {
+		t.Errorf("in the middle: %q, by %q", rest, turned)
+	}
+	if rest, turned := Unturn("--a=b"); rest != "--a=b" || turned != "" {
+		t.Errorf("of a native node: %q, by %q", rest, turned)
+	}
 	if got, some := JoinedArgs(nil, "")["feature-gates"]; some {
 		t.Errorf("a kubelet that lists plainly gets %q", got)
 	}
@@ -334,32 +362,111 @@ func TestLabels(t *testing.T) {
 			}
 		}
 	}
+	edge, cloud := Labels("shanghai", false), Labels("core", true)
+	if !Labelled(edge) || !Labelled(cloud) || PoolOf(edge) != "shanghai" || IsCloud(edge) || !IsCloud(cloud) {
+		t.Errorf("%v and %v are read as something else", edge, cloud)
+	}
+	for _, k := range LabelKeys() {
+		delete(edge, k)
+		if Labelled(edge) {
+			t.Errorf("without %s a Node is OpenYurt's", k)
+		}
+		edge = Labels("shanghai", false)
+	}
 	if IsLabel("zone") {
 		t.Error("zone is OpenYurt's")
 	}
 }
 
-// TestResources: what is listed, in the words of the API server.
-func TestResources(t *testing.T) {
-	t.Parallel()
-	if r := unit().Pools(); r.Path() != "/apis/apps.openyurt.io/v1beta2/nodepools" || r.CRD() != "nodepools.apps.openyurt.io/v1beta2" || r.ListRights() != GrantHubRole {
-		t.Errorf("%s, %s, %s", r.Path(), r.CRD(), r.ListRights())
-	}
-	h := unit()
-	h.Extra = []string{bucketsFlag}
-	if r, _ := h.PoolSource(); r.Path() != "/apis/apps.openyurt.io/v1alpha1/nodebuckets" || !strings.Contains(r.ListRights(), "nodebuckets.apps.openyurt.io") {
-		t.Errorf("%s, %s", r.Path(), r.ListRights())
-	}
-	if got := unit().SettingsPath(); got != "/api/v1/namespaces/kube-system/configmaps" {
-		t.Errorf("its settings are at %s", got)
-	}
-	// Without one of these it is never ready.
-	for _, need := range []Rule{{"", []string{"configmaps"}, []string{"list", "watch"}}, {Group, []string{Pools}, []string{"list", "watch"}}} {
-		if !slices.ContainsFunc(HubRules(), func(r Rule) bool {
-			return r.Group == need.Group && slices.Equal(r.Resources, need.Resources) && !slices.ContainsFunc(need.Verbs, func(v string) bool { return !slices.Contains(r.Verbs, v) })
-		}) {
-			t.Errorf("%v is not among its rights", need)
+// needOf is what a hub needs of that kind, and of those objects.
+func needOf(h Hub, kind NeedKind, resource string) Need {
+	for _, n := range h.Needs() {
+		if n.Kind == kind && (resource == "" || n.Resource.Kind == resource) {
+			return n
 		}
+	}
+	return Need{}
+}
+
+// TestNeeds: what is looked for in a cluster, in the words of the API server. What
+// yurthub waits for was tried with each release: without the right to list
+// EndpointSlices it is ready.
+func TestNeeds(t *testing.T) {
+	t.Parallel()
+	buckets, alone := unit(), unit()
+	buckets.Extra, alone.Extra = []string{bucketsFlag}, []string{"--enable-node-pool=false"}
+	for name, c := range map[string]struct {
+		hub     Hub
+		rights  []string // by path; those that it waits for
+		awaited []string
+		crd     string
+	}{
+		"unit": {unit(), []string{"/api/v1/namespaces/kube-system/configmaps", "/apis/apps.openyurt.io/v1beta2/nodepools", "/apis/discovery.k8s.io/v1/endpointslices"},
+			[]string{"ConfigMap", "NodePool"}, "nodepools.apps.openyurt.io/v1beta2"},
+		"pod": {pod(), []string{"/api/v1/namespaces/kube-system/configmaps", "/apis/apps.openyurt.io/v1beta1/nodepools", "/apis/discovery.k8s.io/v1/endpointslices"},
+			[]string{"ConfigMap", "NodePool"}, "nodepools.apps.openyurt.io/v1beta1"},
+		"buckets": {buckets, []string{"/api/v1/namespaces/kube-system/configmaps", "/apis/apps.openyurt.io/v1beta2/nodepools", "/apis/discovery.k8s.io/v1/endpointslices", "/apis/apps.openyurt.io/v1alpha1/nodebuckets"},
+			[]string{"ConfigMap", "NodeBucket"}, "nodepools.apps.openyurt.io/v1beta2"},
+		"without pools": {alone, []string{"/api/v1/namespaces/kube-system/configmaps", "/apis/apps.openyurt.io/v1beta2/nodepools", "/apis/discovery.k8s.io/v1/endpointslices"},
+			[]string{"ConfigMap"}, "nodepools.apps.openyurt.io/v1beta2"},
+	} {
+		var rights, awaited []string
+		for _, n := range c.hub.Needs() {
+			if n.Fix == "" {
+				t.Errorf("%s: %+v has no fix", name, n)
+			}
+			if n.Kind == NeedRight {
+				rights = append(rights, n.Path)
+				if n.Awaited {
+					awaited = append(awaited, n.Resource.Kind)
+				}
+				if !slices.Contains(n.Rule.Verbs, "list") || !slices.Contains(n.Rule.Verbs, "watch") {
+					t.Errorf("%s: %+v", name, n.Rule)
+				}
+			}
+		}
+		if !slices.Equal(rights, c.rights) || !slices.Equal(awaited, c.awaited) {
+			t.Errorf("%s: rights %q, it waits for %q", name, rights, awaited)
+		}
+		if crd := needOf(c.hub, NeedCRD, "").Resource.CRD(); crd != c.crd {
+			t.Errorf("%s: CRD %s", name, crd)
+		}
+	}
+	for kind, awaited := range map[NeedKind]bool{NeedApprover: true, NeedPool: true} {
+		if needOf(unit(), kind, "").Awaited != awaited {
+			t.Errorf("kind %d is not waited for", kind)
+		}
+	}
+	if fix := needOf(unit(), NeedRight, "NodePool").Fix; fix != GrantHubRole {
+		t.Errorf("the right to list NodePools: %s", fix)
+	}
+	if fix := needOf(buckets, NeedRight, "NodeBucket").Fix; !strings.Contains(fix, "nodebuckets.apps.openyurt.io") {
+		t.Errorf("the right to list NodeBuckets: %s", fix)
+	}
+	if rules := HubRules(); len(rules) != 3 || rules[0].Resources[0] != "configmaps" || rules[1].Resources[0] != Pools || rules[2].Resources[0] != "endpointslices" {
+		t.Errorf("%v", rules)
+	}
+}
+
+// TestNextRelease: a release that renames a flag is taken up by two tables.
+func TestNextRelease(t *testing.T) {
+	oldReleases, oldFlags := releases, maps.Clone(flags)
+	t.Cleanup(func() { releases, flags = oldReleases, oldFlags })
+	releases = append(slices.Clone(releases), release{8, FormUnit, "v1", "hub-dummy0"})
+	flags["nodepool-name"] = flag{managed: true, until: "v1.8.0"}
+	flags["profiling"] = flag{until: "v1.8.0"}
+	h := unit()
+	for version, want := range map[string]bool{"v1.7.1": true, "v1.8.0": false, "v1.8.1-0a1b2c3": false} {
+		h.Version = version
+		if got := slices.Contains(h.Args(), "--nodepool-name=shanghai"); got != want {
+			t.Errorf("%s is given --nodepool-name: %t", version, got)
+		}
+		if bad := BadFlag("profiling", version); (bad == "") != want {
+			t.Errorf("--profiling of %s: %q", version, bad)
+		}
+	}
+	if h.Version = "v1.8.0"; h.IsPod() || needOf(h, NeedCRD, "").Resource.Version != "v1" {
+		t.Errorf("v1.8.0 needs %+v", needOf(h, NeedCRD, ""))
 	}
 }
 
@@ -400,5 +507,64 @@ func TestLeavings(t *testing.T) {
 	}
 	if !slices.Contains(Identities(), Cache) || !slices.Contains(Identities(), Identity) {
 		t.Errorf("%q", Identities())
+	}
+}
+
+// TestUnitsOfTheImage: the units that images carry name yurthub's unit and its
+// directory in words of their own.
+func TestUnitsOfTheImage(t *testing.T) {
+	t.Parallel()
+	named := 0
+	err := filepath.WalkDir("../overlays/files", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(p)
+		for line := range strings.Lines(string(b)) {
+			if !strings.Contains(line, "yurthub") || strings.HasPrefix(line, "#") {
+				continue
+			}
+			for _, word := range strings.FieldsFunc(line, func(r rune) bool { return unicode.IsSpace(r) || r == '=' || r == '|' }) {
+				if !strings.Contains(word, "yurthub") {
+					continue
+				}
+				if named++; word != Unit && !strings.HasPrefix(word+"/", Root+"/") {
+					t.Errorf("%s: %s is neither %s nor below %s", p, word, Unit, Root)
+				}
+			}
+		}
+		return err
+	})
+	if err != nil || named < 5 {
+		t.Errorf("%d names were found, %v", named, err)
+	}
+}
+
+// TestRoleOfTheDocs: whoever takes the rights from the page gives those that
+// yurthub needs.
+func TestRoleOfTheDocs(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/openyurt.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "kind: ClusterRole\n")
+	text, _, _ = strings.Cut(text, "\n---\n")
+	var role struct {
+		Metadata struct{ Name string }
+		Rules    []struct {
+			APIGroups        []string `yaml:"apiGroups"`
+			Resources, Verbs []string
+		}
+	}
+	if err := yaml.Unmarshal([]byte(text), &role); err != nil || role.Metadata.Name != HubRole {
+		t.Fatalf("%q is not the ClusterRole, %v", text, err)
+	}
+	var got []Rule
+	for _, r := range role.Rules {
+		got = append(got, Rule{strings.Join(r.APIGroups, " "), r.Resources, r.Verbs})
+	}
+	if !reflect.DeepEqual(got, HubRules()) {
+		t.Errorf("the page gives %v, yurthub needs %v", got, HubRules())
 	}
 }

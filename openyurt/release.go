@@ -3,13 +3,8 @@ package openyurt
 import (
 	"regexp"
 	"runtime/debug"
+	"slices"
 	"strconv"
-)
-
-// Oldest and newest minor releases of v1 whose contracts were tried.
-const (
-	Oldest = 6
-	Newest = 7
 )
 
 // Forms in which yurthub runs.
@@ -18,18 +13,48 @@ const (
 	FormStaticPod = "staticPod"
 )
 
-// FirstUnit is the first minor release that can use kubelet's certificate, and
-// so run as a unit beside a node that has joined. Those before it run as a
-// static pod, with an identity of their own.
-const FirstUnit = 7
+// release is what a minor release of v1 has that not all have. Its flags are in
+// flags.
+type release struct {
+	minor int
+	// form: from 1.7 on yurthub can use kubelet's certificate, and so run as a
+	// unit beside a node that has joined. Before, it runs as a static pod, with an
+	// identity of its own.
+	form string
+	// pools is the version of the NodePools that yurthub lists.
+	pools string
+	// dummy is yurthub's interface, unless its arguments name another.
+	dummy string
+}
+
+// releases are those whose contracts were tried, the oldest first.
+var releases = []release{
+	{6, FormStaticPod, "v1beta1", "yurthub-dummy0"},
+	{7, FormUnit, "v1beta2", "hub-dummy0"},
+}
+
+// The oldest and the newest minor release that is supported, and the first that
+// runs as a unit.
+var (
+	Oldest    = releases[0].minor
+	Newest    = releases[len(releases)-1].minor
+	FirstUnit = releases[slices.IndexFunc(releases, func(r release) bool { return r.form == FormUnit })].minor
+)
+
+// releaseOf is what is known of a minor release: one that is newer than all that
+// are known is like the newest.
+func releaseOf(minor int) release {
+	of := releases[0]
+	for _, r := range releases {
+		if r.minor <= minor {
+			of = r
+		}
+	}
+	return of
+}
 
 // FormOf is how a minor release runs.
-func FormOf(minor int) string {
-	if minor < FirstUnit {
-		return FormStaticPod
-	}
-	return FormUnit
-}
+func FormOf(minor int) string { return releaseOf(minor).form }
 
 // LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet
 // runs pods behind a yurthub of form staticPod. Later ones list Services by
@@ -59,7 +84,7 @@ func Minor(version string) (int, bool) {
 	return minor, err == nil
 }
 
-// RunsAsPod reports whether a version is a served one that runs as a static
+// RunsAsPod reports whether a version is a supported one that runs as a static
 // pod.
 func RunsAsPod(version string) bool {
 	minor, ok := Minor(version)
@@ -68,7 +93,7 @@ func RunsAsPod(version string) bool {
 
 var reported = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
 
-// Reported is the release, as v1.7, in what `yurthub --version` prints; "": it
+// Reported is the release, e.g. v1.7, in what `yurthub --version` prints; "": it
 // was built by hand, without one.
 func Reported(output string) string {
 	if m := reported.FindStringSubmatch(output); m != nil {
@@ -77,10 +102,18 @@ func Reported(output string) string {
 	return ""
 }
 
-// CanBorrow reports whether a release, as Reported has it, can use kubelet's
+// FirstOf is the first version of a release that Reported returned; "" of "".
+func FirstOf(release string) string {
+	if release == "" {
+		return ""
+	}
+	return release + ".0"
+}
+
+// CanBorrow reports whether a release, as Reported returns it, can use kubelet's
 // certificate.
 func CanBorrow(release string) bool {
-	minor, ok := Minor(release + ".0")
+	minor, ok := Minor(FirstOf(release))
 	return ok && FormOf(minor) == FormUnit
 }
 
@@ -92,10 +125,10 @@ var (
 	// give a program the version that it reports. Go records it unless
 	// -trimpath was given, which they do not.
 	versionFlag = regexp.MustCompile(`(?:^|[\s='"])` + regexp.QuoteMeta(module) + `/pkg/projectinfo\.gitVersion=([^\s'"]*)`)
-	// release is a commit with that tag. Anything more (v1.6.1-0a1b2c3 of make,
+	// tagged is a commit with that tag. Anything more (v1.6.1-0a1b2c3 of make,
 	// v1.6.2-0.2026… of Go) lies some commits after a tag, on the way to a
 	// version that nobody can tell from that.
-	release = regexp.MustCompile(`^(v1\.[0-9]+\.[0-9]+)(?:\+dirty)?$`)
+	tagged = regexp.MustCompile(`^(v1\.[0-9]+\.[0-9]+)(?:\+dirty)?$`)
 )
 
 // BuiltFrom is the release of OpenYurt that a program was built from, empty
@@ -118,7 +151,7 @@ func BuiltFrom(info *debug.BuildInfo) string {
 	}
 	version := ""
 	for _, v := range said {
-		m := release.FindStringSubmatch(v)
+		m := tagged.FindStringSubmatch(v)
 		if m == nil || version != "" && version != m[1] {
 			return ""
 		}

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/openyurt"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -153,7 +155,7 @@ func imagesOf(name string, raw []byte) ([]Found, error) {
 // podSpecs says where each kind keeps its pod's spec.
 func podSpecs() map[string][]string {
 	template := []string{"spec", "template", "spec"}
-	return map[string][]string{
+	kinds := map[string][]string{
 		"Pod":                   {"spec"},
 		"PodTemplate":           {"template", "spec"},
 		"Deployment":            template,
@@ -163,10 +165,9 @@ func podSpecs() map[string][]string {
 		"ReplicationController": template,
 		"Job":                   template,
 		"CronJob":               {"spec", "jobTemplate", "spec", "template", "spec"},
-		// OpenYurt's kinds that carry pods for pools of nodes.
-		"YurtStaticSet": {"spec", "template", "spec"},
-		"YurtAppSet":    {"spec", "workload", "workloadTemplate", "deploymentTemplate", "spec", "template", "spec"},
 	}
+	maps.Copy(kinds, openyurt.PodKinds())
+	return kinds
 }
 
 // maxNesting bounds Lists in Lists, which YAML aliases can make endless.

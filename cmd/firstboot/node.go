@@ -33,7 +33,7 @@ func newConvert(m machine, log io.Writer) *cobra.Command {
 Pods keep running; those that ask the API server find yurthub once they are
 recreated. Every step is checked. If one fails, those before it are undone; the
 evidence is in /var/log/edgebake. It works on any node that kubeadm
-joined, given yurthub's program at /usr/local/bin/yurthub.`,
+joined, given yurthub's program at ` + openyurt.Program + `.`,
 		Example: "  firstboot convert --nodepool-name shanghai\n  firstboot convert --nodepool-name core --node-type cloud --server-addr https://api.example:6443",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var errs []error
@@ -44,7 +44,7 @@ joined, given yurthub's program at /usr/local/bin/yurthub.`,
 				errs = append(errs, fmt.Errorf("unknown node type %q: edge or cloud", nodeType))
 			}
 			if o.NodePool == "" {
-				errs = append(errs, errors.New("--nodepool-name is required: yurthub starts only with the name of a node pool"))
+				errs = append(errs, errors.New("--nodepool-name is required: " + openyurt.Unpooled))
 			}
 			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
 			if err := errors.Join(errs...); err != nil {
@@ -83,7 +83,7 @@ func newRevert(m machine, log io.Writer) *cobra.Command {
 		Long: `revert turns kubelet straight to the API servers, stops yurthub and takes back
 what convert wrote and the labels of the Node. Pods keep running. Every step is
 checked. If one fails, those before it are undone; the evidence is in
-/var/log/edgebake. A node whose yurthub is a static pod (before 1.7) has no
+/var/log/edgebake. A node whose yurthub is a static pod (before ` + openyurt.Release(openyurt.FirstUnit) + `) has no
 certificate of its own and cannot be reverted: reset it and join it again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := m.needRoot("revert", "changes this machine"); err != nil {

@@ -92,6 +92,7 @@ const (
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions
 	HealthyFile    = "/run/edgebake-healthy"          // this boot is as good as the last: UnitHealthy waits for it
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
+	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
 	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA

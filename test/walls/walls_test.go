@@ -17,7 +17,7 @@ const self = "github.com/edgebake/edgebake"
 // that ends in /... stands for all below it too.
 var rooms = map[string][]string{
 	"configs":             {"configs/ondisk", "configs/yamltree", "openyurt"},
-	"openyurt":            {},
+	"openyurt":            {"configs/ondisk"},
 	"configs/ondisk":      {},
 	"configs/ondisk/file": {},
 	"configs/printable":   {},
@@ -34,7 +34,7 @@ var rooms = map[string][]string{
 	"builder/procgroup":          {},
 	"builder/fetch":              {"builder/procgroup", "builder/transfer", "builder/plan", "configs/ondisk/tree"},
 	"builder/registry":           {"builder/transfer", "configs/printable"},
-	"builder/images":             {"configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
+	"builder/images":             {"openyurt", "configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "builder/disk/ext4", "configs", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/store"},
 	"builder/disk/...":           {"configs/ondisk", "configs/ondisk/tree"},
 	"builder/disk":               {"builder/plan", "builder/disk/...", "configs/ondisk", "configs/ondisk/tree", "configs/ondisk/fat", "configs/ondisk/file"},
 	"builder/anatomy":            {"builder", "builder/media", "configs", "configs/ondisk"},
