@@ -46,7 +46,7 @@ func RestoreCertificates(e *Env) error {
 			errs = append(errs, fmt.Errorf("restoring %s: %w", s.current(), err))
 		}
 	}
-	return errors.Join(append(errs, removeBrokenPair(e, kubeletPKI+"/kubelet.crt", kubeletPKI+"/kubelet.key"))...)
+	return errors.Join(append(errs, removeBrokenPair(e, servingCert, servingKey))...)
 }
 
 func (s certStore) restore(e *Env) error {

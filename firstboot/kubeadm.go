@@ -47,6 +47,9 @@ func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ig
 	if err := e.Symlink(bootstrapRun, bootstrapConf); err != nil {
 		return fmt.Errorf("keeping the token off the disk: %w", err)
 	}
+	if err := makeServingCert(e, active.Node); err != nil {
+		return err
+	}
 	e.Waiting("kubeadm join")
 	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
 	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: slices.Concat(node.ProxyEnv(&s), shortLived, []string{kubeadmPath}), Output: out}

@@ -1,0 +1,68 @@
+package firstboot
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"time"
+)
+
+// What kubelet serves with where its cluster has not set serverTLSBootstrap.
+const (
+	servingCert = kubeletPKI + "/kubelet.crt"
+	servingKey  = kubeletPKI + "/kubelet.key"
+)
+
+// makeServingCert signs a certificate for kubelet's own server by itself, as
+// kubelet does where it finds none when it starts, with the same names and for as
+// long. Kubelet makes two RSA keys for it, which takes a small machine seconds
+// while everything waits for kubelet; an elliptic key takes none.
+func makeServingCert(e *Env, name string) error {
+	if e.exists(servingCert) && e.exists(servingKey) {
+		return nil
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fmt.Errorf("making kubelet's key: %w", err)
+	}
+	now := e.Now()
+	from := now.Add(-time.Hour) // other clocks may be behind
+	template := x509.Certificate{
+		SerialNumber: new(big.Int).SetBytes(e.Random(15)),
+		Subject:      pkix.Name{CommonName: fmt.Sprintf("%s@%d", name, now.Unix())},
+		NotBefore:    from, NotAfter: from.AddDate(1, 0, 0),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:    []string{name}, BasicConstraintsValid: true,
+	}
+	if ip, err := netip.ParseAddr(name); err == nil {
+		template.DNSNames, template.IPAddresses = nil, append(template.IPAddresses, ip.AsSlice())
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
+	if err != nil {
+		return fmt.Errorf("signing kubelet's certificate: %w", err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return fmt.Errorf("encoding kubelet's key: %w", err)
+	}
+	for _, f := range []struct {
+		path  string
+		block pem.Block
+		owner Owner
+	}{
+		{servingKey, pem.Block{Type: "EC PRIVATE KEY", Bytes: der}, Mode(0o600)},
+		{servingCert, pem.Block{Type: "CERTIFICATE", Bytes: cert}, Mode(0o644)},
+	} {
+		if err := e.WriteFile(f.path, pem.EncodeToMemory(&f.block), f.owner); err != nil {
+			return fmt.Errorf("writing what kubelet serves with: %w", err)
+		}
+	}
+	return nil
+}
