@@ -69,7 +69,8 @@ type Runner struct {
 	reportCA string   // who vouches for the receiver
 	proxy    []string // and through what, as environment variables
 	spread   bool     // the first words to the masters were spread
-	device   string   // the slot
+	began    time.Time
+	device   string // the slot
 	lastErr  map[string]string
 	noted    []string // said by this run
 	posting  sync.WaitGroup
@@ -84,6 +85,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	e := *r.Env
 	e.waiting, e.noting = r.waiting, r.noting
 	r.lastErr = map[string]string{}
+	r.began = e.Now()
 	r.begin(&e)
 	r.clock(ctx, &e)
 	defer r.posting.Wait()
@@ -126,10 +128,13 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	r.adopt(e, active)
 	if !r.spread {
 		// Before the first word to a master, and once: who waits for the
-		// network or retries is spread already.
+		// network or retries is spread already. What this machine has done since
+		// it began counts: all that began together did the same.
 		r.spread = true
-		if err := r.pause(ctx, e, spread(active.Node+machineID(e))); err != nil {
-			return err
+		if left := spread(active.Node+machineID(e)) - e.Now().Sub(r.began); left > 0 {
+			if err := r.pause(ctx, e, left); err != nil {
+				return err
+			}
 		}
 	}
 	rest := r.Phases(active)
