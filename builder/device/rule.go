@@ -47,80 +47,107 @@ const (
 // ParseRule reads a rule: "only", a path that begins with /, or terms between
 // commas that all must hold. It reports all that is wrong at once.
 func ParseRule(text string) (Rule, error) {
-	var r Rule
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("rule %q: "+format, append([]any{text}, args...)...))
-	}
-	seen := map[string]bool{}
+	p := ruleParser{text: text, seen: map[string]bool{}}
 	for term := range strings.SplitSeq(text, ",") {
-		term = strings.TrimSpace(term)
-		key, value, hasValue := strings.Cut(term, "=")
-		if strings.HasSuffix(key, ">") || strings.HasSuffix(key, "<") {
-			key += "="
-		}
-		pick, bus, ofBus := strings.Cut(term, "-")
-		switch {
-		case term == "":
-			bad("a term is empty: want only, a path, or terms such as smallest-nvme, model=Samsung*, size>=100G")
-			continue
-		case strings.HasPrefix(term, "/"):
-			key = "path"
-			if r.path = filepath.Clean(term); strings.Contains(text, ",") {
-				bad("%s names one disk: no other term goes with it", term)
-			} else if !strings.HasPrefix(r.path, "/dev/") {
-				bad("%s is not below /dev", term)
-			}
-		case term == OnlyDisk:
-			if key = pickTerm; text != OnlyDisk {
-				bad("only means that there is one disk: no other term goes with it")
-			}
-		case !hasValue && (pick == smallest || pick == largest):
-			if key, r.pick = pickTerm, pick; ofBus {
-				if seen["bus"] {
-					bad("bus is given twice")
-				}
-				seen["bus"], r.bus = true, bus
-				if !slices.Contains(buses, bus) {
-					bad("unknown bus %q: want one of %s", bus, strings.Join(buses, ", "))
-				}
-			}
-		case key == "bus":
-			if r.bus = value; !slices.Contains(buses, value) {
-				bad("unknown bus %q: want one of %s", value, strings.Join(buses, ", "))
-			}
-		case key == "model" || key == "serial":
-			if _, err := path.Match(value, ""); err != nil || value == "" {
-				bad("%s is not a pattern, e.g. %s=Samsung*", term, key)
-			}
-			if key == "model" {
-				r.model = value
-			} else {
-				r.serial = value
-			}
-		case key == "size>=" || key == "size<=":
-			n, err := parseSize(value)
-			if err != nil {
-				bad("%s: %w", term, err)
-			}
-			if key == "size>=" {
-				r.least = n
-			} else {
-				r.most = n
-			}
-		default:
-			bad("unknown term %q: want only, smallest, largest (or smallest-nvme), bus=, model=, serial=, size>=, size<=, or a path below /dev", term)
-			continue
-		}
-		if seen[key] {
-			bad("%s is given twice", strings.TrimRight(key, "<>="))
-		}
-		seen[key] = true
+		p.term(strings.TrimSpace(term))
 	}
-	if r.most > 0 && r.least > r.most {
-		bad("no disk has both %s and %s", "size>="+size(r.least), "size<="+size(r.most))
+	if r := p.rule; r.most > 0 && r.least > r.most {
+		p.bad("no disk has both %s and %s", "size>="+size(r.least), "size<="+size(r.most))
 	}
-	return r, errors.Join(errs...)
+	return p.rule, errors.Join(p.errs...)
+}
+
+// ruleParser collects the terms of a rule, and what is wrong with them.
+type ruleParser struct {
+	text string
+	rule Rule
+	seen map[string]bool
+	errs []error
+}
+
+func (p *ruleParser) bad(format string, args ...any) {
+	p.errs = append(p.errs, fmt.Errorf("rule %q: "+format, append([]any{p.text}, args...)...))
+}
+
+// once reports a kind of term that is given twice.
+func (p *ruleParser) once(kind string) {
+	if p.seen[kind] {
+		p.bad("%s is given twice", strings.TrimRight(kind, "<>="))
+	}
+	p.seen[kind] = true
+}
+
+func (p *ruleParser) term(term string) {
+	key, value, hasValue := strings.Cut(term, "=")
+	if strings.HasSuffix(key, ">") || strings.HasSuffix(key, "<") {
+		key += "="
+	}
+	pick, bus, ofBus := strings.Cut(term, "-")
+	switch {
+	case term == "":
+		p.bad("a term is empty: want only, a path, or terms such as smallest-nvme, model=Samsung*, size>=100G")
+	case strings.HasPrefix(term, "/"):
+		p.path(term)
+	case term == OnlyDisk:
+		p.only()
+	case !hasValue && (pick == smallest || pick == largest):
+		if p.rule.pick = pick; ofBus {
+			p.bus(bus)
+		}
+		p.once(pickTerm)
+	case key == "bus":
+		p.bus(value)
+	case key == "model":
+		p.rule.model = p.pattern(term, key, value)
+	case key == "serial":
+		p.rule.serial = p.pattern(term, key, value)
+	case key == "size>=":
+		p.rule.least = p.size(term, key, value)
+	case key == "size<=":
+		p.rule.most = p.size(term, key, value)
+	default:
+		p.bad("unknown term %q: want only, smallest, largest (or smallest-nvme), bus=, model=, serial=, size>=, size<=, or a path below /dev", term)
+	}
+}
+
+func (p *ruleParser) path(term string) {
+	if p.rule.path = filepath.Clean(term); strings.Contains(p.text, ",") {
+		p.bad("%s names one disk: no other term goes with it", term)
+	} else if !strings.HasPrefix(p.rule.path, "/dev/") {
+		p.bad("%s is not below /dev", term)
+	}
+	p.once("path")
+}
+
+func (p *ruleParser) only() {
+	if p.text != OnlyDisk {
+		p.bad("only means that there is one disk: no other term goes with it")
+	}
+	p.once(pickTerm)
+}
+
+func (p *ruleParser) bus(bus string) {
+	if p.rule.bus = bus; !slices.Contains(buses, bus) {
+		p.bad("unknown bus %q: want one of %s", bus, strings.Join(buses, ", "))
+	}
+	p.once("bus")
+}
+
+func (p *ruleParser) pattern(term, key, value string) string {
+	if _, err := path.Match(value, ""); err != nil || value == "" {
+		p.bad("%s is not a pattern, e.g. %s=Samsung*", term, key)
+	}
+	p.once(key)
+	return value
+}
+
+func (p *ruleParser) size(term, key, value string) int64 {
+	n, err := parseSize(value)
+	if err != nil {
+		p.bad("%s: %w", term, err)
+	}
+	p.once(key)
+	return n
 }
 
 // parseSize reads 100G: as vendors count, 100 × 10⁹ bytes, or with an i, as in

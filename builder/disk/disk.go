@@ -222,9 +222,6 @@ func content(nodes []tree.Node) (n int64) {
 // Compute lays the disk out. It reports every problem of the spec at once.
 func Compute(s Spec) (*Layout, error) {
 	var errs []error
-	bad := func(label, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("laying out partition %s: "+format, append([]any{label}, args...)...))
-	}
 	if s.ID == "" {
 		errs = append(errs, errors.New("laying out the disk: the plan has no id"))
 	}
@@ -233,73 +230,20 @@ func Compute(s Spec) (*Layout, error) {
 	}
 	l := &Layout{DiskGUID: format(derive("disk", s.ID, ""))}
 	at := int64(Align)
-	sizes, rooms := map[string]int64{}, map[string]int64{}
 	for i := range s.Partitions {
 		p := &s.Partitions[i]
-		if _, ok := sizes[p.Label]; ok || p.Label == "" {
-			bad(p.Label, "every partition needs a label of its own")
+		bad := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("laying out partition %s: "+format, append([]any{p.Label}, args...)...))
+		}
+		if p.Label == "" || l.Find(p.Label) != nil {
+			bad("every partition needs a label of its own")
 			continue
 		}
-		size := p.Size
-		if size == 0 {
-			switch {
-			case p.Label == ondisk.LabelSlot:
-				size = ondisk.SlotSize
-			case p.Label == ondisk.LabelRootB:
-				size, rooms[p.Label] = sizes[ondisk.LabelRootA], rooms[ondisk.LabelRootA]
-			case p.FS == FAT32:
-				size = espSize
-			}
-		}
-		size = roundUp(size, Align)
-		used := content(p.Nodes)
-		switch p.FS {
-		case Ext4:
-			need, err := ext4.Size(p.Nodes, s.ext4Options(p))
-			switch {
-			case err != nil:
-				bad(p.Label, "%w", err)
-				size = Align
-			case size == 0:
-				size = roundUp(need, Align)
-			case need > size:
-				bad(p.Label, "its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(need, 1<<20)>>20, size>>20)
-			}
-		case FAT16, FAT32:
-			if size == 0 {
-				bad(p.Label, "its size must be given")
-				break
-			}
-			if err := fat.Fits(p.Nodes, s.fatOptions(p, ondisk.PartitionInfo{Size: size})); err != nil {
-				bad(p.Label, "%w", err)
-			}
-		case "":
-			if size == 0 {
-				bad(p.Label, "its size must be given")
-			}
-			if len(p.Nodes) > 0 {
-				bad(p.Label, "it has files but no file system")
-			}
-		default:
-			bad(p.Label, "file system %q cannot be written: use ext4, fat32, fat16 or none", p.FS)
-		}
-		if p.Label == ondisk.LabelSlot && (size != ondisk.SlotSize || p.FS != FAT16 || len(p.Nodes) > 0) {
-			bad(p.Label, "the slot is an empty FAT16 of %d MiB", ondisk.SlotSize>>20)
-		}
-		info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: used}
-		if p.Grow > 0 || p.HashTree {
-			info.FSSize = size
-			rooms[p.Label] = size + roundUp(p.Grow, Align)
-			if size = rooms[p.Label]; p.HashTree {
-				size = roundUp(size+hashTreeSize(size), Align)
-			}
-		}
-		info.Room = rooms[p.Label]
+		info := s.size(p, l.Find(ondisk.LabelRootA), bad)
 		at += roundUp(p.Gap, Align)
-		info.Start, info.Size = at, size
-		sizes[p.Label] = size
+		info.Start = at
+		at += info.Size
 		l.Parts = append(l.Parts, info)
-		at += size
 	}
 	// The table's copy, and no more: the device is larger anyway.
 	l.Size = at + 1<<20
@@ -307,6 +251,72 @@ func Compute(s Spec) (*Layout, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// size computes how large a partition is, its file system and the room that has.
+// rootA, where it is laid out already, is what ROOT-B is as large as. bad takes
+// what is wrong.
+func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, ...any)) ondisk.PartitionInfo {
+	info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: content(p.Nodes)}
+	given := p.Size
+	if given == 0 {
+		switch {
+		case p.Label == ondisk.LabelSlot:
+			given = ondisk.SlotSize
+		case p.Label == ondisk.LabelRootB && rootA != nil:
+			given, info.Room = rootA.Size, rootA.Room
+		case p.FS == FAT32:
+			given = espSize
+		}
+	}
+	info.Size = s.fileSystem(p, roundUp(given, Align), bad)
+	if p.Label == ondisk.LabelSlot && (info.Size != ondisk.SlotSize || p.FS != FAT16 || len(p.Nodes) > 0) {
+		bad("the slot is an empty FAT16 of %d MiB", ondisk.SlotSize>>20)
+	}
+	if p.Grow > 0 || p.HashTree {
+		info.FSSize = info.Size
+		info.Room = info.FSSize + roundUp(p.Grow, Align)
+		info.Size = info.Room
+		if p.HashTree {
+			info.Size = roundUp(info.Room+hashTreeSize(info.Room), Align)
+		}
+	}
+	return info
+}
+
+// fileSystem returns the size of a partition's file system: given, or where that
+// is 0 and its kind can be computed, what its content needs. bad takes what is
+// wrong.
+func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) int64 {
+	switch p.FS {
+	case Ext4:
+		need, err := ext4.Size(p.Nodes, s.ext4Options(p))
+		switch {
+		case err != nil:
+			bad("%w", err)
+			return Align
+		case given == 0:
+			return roundUp(need, Align)
+		case need > given:
+			bad("its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(need, 1<<20)>>20, given>>20)
+		}
+	case FAT16, FAT32:
+		if given == 0 {
+			bad("its size must be given")
+		} else if err := fat.Fits(p.Nodes, s.fatOptions(p, ondisk.PartitionInfo{Size: given})); err != nil {
+			bad("%w", err)
+		}
+	case "":
+		if given == 0 {
+			bad("its size must be given")
+		}
+		if len(p.Nodes) > 0 {
+			bad("it has files but no file system")
+		}
+	default:
+		bad("file system %q cannot be written: use ext4, fat32, fat16 or none", p.FS)
+	}
+	return given
 }
 
 // table is the layout as a partition table.
