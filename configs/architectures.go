@@ -21,10 +21,16 @@ func Architectures() []string { return []string{"amd64", "arm64"} }
 // those instead. The Images differ in Arch and in the defaults that depend on
 // it. A problem that all of them have is reported once.
 func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
-	doc, probs := readDocument(name, data)
-	if probs != nil {
-		return nil, probs
+	d, err := Read(name, data)
+	if err != nil {
+		return nil, err
 	}
+	return d.Images(archs...)
+}
+
+// Images is what ParseImages returns of a document.
+func (d *Document) Images(archs ...string) ([]*Image, error) {
+	doc := d.doc
 	if doc.kind != KindImage {
 		return nil, doc.wrongKind(KindImage)
 	}
@@ -34,8 +40,11 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	}
 	var images []*Image
 	var all Problems
-	for _, n := range nodes {
-		one, _ := readDocument(name, data)
+	for i, n := range nodes {
+		one := doc
+		if i > 0 { // decoding leaves its marks on it
+			one, _ = readDocument(doc.file, d.data)
+		}
 		if n != nil {
 			yamltree.Set(one.root, fieldArch, n)
 		}

@@ -54,8 +54,18 @@ func ParseImage(name string, data []byte) (*Image, error) {
 // ParseSite reads a Site as a person writes it. The error is Problems with
 // everything found wrong.
 func ParseSite(name string, data []byte) (*Site, error) {
+	d, err := Read(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return d.Site(Secret{}, false)
+}
+
+// ParsePublicSite reads a Site whose secrets have been forgotten, or are in
+// another file. It is as strict as ParseSite but asks for no credentials.
+func ParsePublicSite(name string, data []byte) (*Site, error) {
 	site := new(Site)
-	if err := parseKind(name, data, KindSite, site, func(*document) Problems { return site.Validate() }); err != nil {
+	if err := parseKind(name, data, KindSite, site, func(*document) Problems { return site.validate(false) }); err != nil {
 		return nil, err
 	}
 	return site, nil
@@ -64,16 +74,33 @@ func ParseSite(name string, data []byte) (*Site, error) {
 // ErrGivenToken says what is wrong with a token that did not come with a document.
 var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + tokenWords + " (`kubeadm token create` makes one)")
 
-// ParseSiteWith reads a Site that gets this bootstrap token if it has none;
-// with forced, in any case.
-func ParseSiteWith(name string, data []byte, token Secret, forced bool) (*Site, error) {
-	if token.IsZero() {
-		return ParseSite(name, data)
+// Document is a document whose YAML and kind have been read, and nothing else. It
+// becomes a Go value once.
+type Document struct {
+	doc  *document
+	data []byte
+}
+
+// Read reads a document of any kind that begins as one of edgebake's. The error is
+// Problems.
+func Read(name string, data []byte) (*Document, error) {
+	doc, probs := readDocument(name, data)
+	if probs != nil {
+		return nil, probs
 	}
+	return &Document{doc, data}, nil
+}
+
+// Kind is the document's.
+func (d *Document) Kind() string { return d.doc.kind }
+
+// Site is the document as a Site. It gets the bootstrap token, if there is one and
+// it has none itself; with forced, in any case.
+func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	site := new(Site)
 	var bad error
-	err := parseKind(name, data, KindSite, site, func(*document) Problems {
-		if !forced && !site.Credentials.Token.IsZero() {
+	err := d.doc.parse(KindSite, site, func(*document) Problems {
+		if token.IsZero() || !forced && !site.Credentials.Token.IsZero() {
 			return site.Validate()
 		}
 		if !tokenForm.MatchString(token.Reveal()) {
@@ -89,43 +116,43 @@ func ParseSiteWith(name string, data []byte, token Secret, forced bool) (*Site, 
 	return site, nil
 }
 
-// KindOf is the kind of a document; "" where it cannot be read.
-func KindOf(data []byte) string {
-	doc, probs := readDocument("", data)
-	if probs != nil {
-		return ""
+// Inventory is the document as an Inventory. Its Sites get the bootstrap token as a
+// Site does.
+func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
+	inv, err := d.doc.inventory(token.IsZero())
+	if err != nil || token.IsZero() {
+		return inv, err
 	}
-	return doc.kind
+	if !tokenForm.MatchString(token.Reveal()) {
+		return nil, ErrGivenToken
+	}
+	inv.setToken(token, forced)
+	return inv, nil
 }
 
-// ParsePublicSite reads a Site whose secrets have been forgotten, or are in
-// another file. It is as strict as ParseSite but asks for no credentials.
-func ParsePublicSite(name string, data []byte) (*Site, error) {
-	site := new(Site)
-	if err := parseKind(name, data, KindSite, site, func(*document) Problems { return site.validate(false) }); err != nil {
+// Image is the document as an Image, for the first of its architectures.
+func (d *Document) Image() (*Image, error) {
+	all, err := d.Images()
+	if err != nil {
 		return nil, err
 	}
-	return site, nil
+	return all[0], nil
 }
 
-// ParseAny reads a document of any kind: the result is an *Image, a *Site,
-// an *Inventory or a *ClusterFile.
-func ParseAny(name string, data []byte) (any, error) {
-	doc, probs := readDocument(name, data)
-	if probs != nil {
-		return nil, probs
-	}
-	switch doc.kind {
+// Any is the document as what its kind says: an *Image, a *Site, an *Inventory or
+// a *ClusterFile.
+func (d *Document) Any() (any, error) {
+	switch d.doc.kind {
 	case KindImage:
-		return parsed(ParseImage(name, data))
+		return parsed(d.Image())
 	case KindSite:
-		return parsed(ParseSite(name, data))
+		return parsed(d.Site(Secret{}, false))
 	case KindCluster:
-		return parsed(ParseCluster(name, data))
+		return parsed(d.Cluster())
 	case KindInventory:
-		return parsed(ParseInventory(name, data))
+		return parsed(d.Inventory(Secret{}, false))
 	}
-	return nil, doc.wrongKind("")
+	return nil, d.doc.wrongKind("")
 }
 
 // parsed keeps a nil pointer from becoming a non-nil any.
@@ -186,7 +213,7 @@ type document struct {
 	where map[string]position // field path -> its value
 	nodes int
 	probs Problems
-	// strict: the text itself goes to Kubernetes, to which 5 is no string.
+	// strict: the text itself goes to Kubernetes, to which 5 is not a string.
 	strict bool
 }
 

@@ -28,24 +28,11 @@ type mergedInventory struct {
 // error is Problems with everything found wrong; what is wrong with defaults is
 // said once.
 func ParseInventory(name string, data []byte) (*Inventory, error) {
-	return parseInventory(name, data, true)
-}
-
-// ParseInventoryWith gives the sites without a bootstrap token this one; with
-// forced, all of them.
-func ParseInventoryWith(name string, data []byte, token Secret, forced bool) (*Inventory, error) {
-	if token.IsZero() {
-		return ParseInventory(name, data)
-	}
-	inv, err := parseInventory(name, data, false)
+	d, err := Read(name, data)
 	if err != nil {
 		return nil, err
 	}
-	if !tokenForm.MatchString(token.Reveal()) {
-		return nil, ErrGivenToken
-	}
-	inv.setToken(token, forced)
-	return inv, nil
+	return d.Inventory(Secret{}, false)
 }
 
 // setToken gives the token to the sites that have none, or to all.
@@ -76,14 +63,14 @@ func (inv *Inventory) setToken(token Secret, forced bool) {
 // ParsePublicInventory asks for no credentials, as ParsePublicSite: a machine
 // that is enrolled needs none.
 func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
-	return parseInventory(name, data, false)
+	d, err := Read(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return d.doc.inventory(false)
 }
 
-func parseInventory(name string, data []byte, credentials bool) (*Inventory, error) {
-	doc, probs := readDocument(name, data)
-	if probs != nil {
-		return nil, probs
-	}
+func (doc *document) inventory(credentials bool) (*Inventory, error) {
 	if doc.kind != KindInventory {
 		return nil, doc.wrongKind(KindInventory)
 	}
@@ -288,7 +275,7 @@ func (r *inventoryReport) finish(sites int) {
 				r.found(p.under(fmt.Sprintf("sites[%d]", i)))
 			}
 		case len(of) < sites:
-			p.Msg = fmt.Sprintf("%s (in %d of %d sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
+			p.Msg = fmt.Sprintf("%s (in %d of %d Sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
 			r.found(p.under("defaults"))
 		default:
 			r.found(p.under("defaults"))
@@ -307,7 +294,7 @@ var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 // only one can.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
-		r.at("sites", "needs at least one site: - name: shop-1, with match: and what differs from defaults")
+		r.at("sites", "needs at least one Site: - name: shop-1, with match: and what differs from defaults")
 	}
 	once := map[string]string{} // what only one can have -> which site has it
 	claim := func(i int, path, what, key string) {
@@ -324,7 +311,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		own := fmt.Sprintf("sites[%d]", i)
 		switch {
 		case s.Name == "":
-			r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the site have this name"})
+			r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the Site have this name"})
 		case !siteName.MatchString(s.Name) || len(s.Name) > 63 || strings.Contains(s.Name, ".."):
 			r.at(own+".name", "%q must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63", shorten(s.Name))
 		default:
@@ -449,7 +436,7 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 	if err != nil {
 		return err
 	}
-	again, err := parseInventory(inv.merged.name, data, false)
+	again, err := ParsePublicInventory(inv.merged.name, data)
 	if err != nil {
 		var probs Problems
 		if errors.As(err, &probs) {

@@ -29,8 +29,18 @@ type ClusterFile struct {
 // The error is Problems with everything found wrong. The manifests that it
 // names are not looked at: see CheckManifest.
 func ParseCluster(name string, data []byte) (*ClusterFile, error) {
-	f := &ClusterFile{Cluster: new(Cluster), File: name, Text: data}
-	err := parseKind(name, data, KindCluster, f.Cluster, func(d *document) Problems {
+	d, err := Read(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return d.Cluster()
+}
+
+// Cluster is what ParseCluster returns of a document.
+func (d *Document) Cluster() (*ClusterFile, error) {
+	name := d.doc.file
+	f := &ClusterFile{Cluster: new(Cluster), File: name, Text: d.data}
+	err := d.doc.parse(KindCluster, f.Cluster, func(d *document) Problems {
 		var probs Problems
 		f.Kubeadm, f.Warnings, probs = kubeadmDocuments(name, d.more, f.KubernetesVersion)
 		d.probs = append(d.probs, probs...)
@@ -91,7 +101,7 @@ func (c *Cluster) setDefaults() {
 func (c *Cluster) warnings() Problems {
 	var probs Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
-		probs.add("masters", "%d masters survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
+		probs.add("masters", "%d control-plane nodes survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
 	} else if n > 7 {
 		probs.add("masters", "%d members make etcd slow: every write waits for more than half of them; take 3 or 5", n)
 	}
@@ -273,7 +283,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *Problems)
 		return
 	}
 	if name == c.Endpoint {
-		probs.add(path, "is also the endpoint, which stands for the masters")
+		probs.add(path, "is also the endpoint, which stands for the API servers")
 	}
 	names.take(name, path, "name", probs)
 }
@@ -415,7 +425,7 @@ func (c *Cluster) siteProblems(probs *Problems) {
 			continue
 		}
 		if vip, err := netip.ParseAddr(c.VIP); err == nil && a.Unmap() == vip.Unmap() {
-			probs.add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all masters, so give it another one (vip)", a)
+			probs.add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", a)
 		}
 		if first, err := netip.ParseAddr(c.Masters[0].Address); err == nil && first.Is4() != a.Is4() {
 			probs.add(fmt.Sprintf("masters[%d].address", i), "%s and %s are of different families; IPVS balances one virtual address to real ones of the same family", a, first)
@@ -455,7 +465,7 @@ func (c *Cluster) validateNetworks(probs *Problems) {
 	}
 	if len(c.Masters) > 0 && len(pods) > 0 {
 		if a, err := netip.ParseAddr(c.Masters[0].Address); err == nil && a.Is4() != pods[0].Addr().Is4() {
-			probs.add("podCIDRs[0]", "%s and the masters' addresses (%s) are of different families; the first network must be of the masters' family", pods[0].Prefix, a)
+			probs.add("podCIDRs[0]", "%s and the API servers' addresses (%s) are of different families; the first network must be of the API servers' family", pods[0].Prefix, a)
 		}
 	}
 	for _, p := range pods {
@@ -554,7 +564,7 @@ func (c *Cluster) validateOverlap(n clusterNet, probs *Problems) {
 	}
 	for i, m := range c.Masters {
 		if a, err := netip.ParseAddr(m.Address); err == nil && n.Contains(a.Unmap()) {
-			probs.add(n.path, "%s (%s) contains %s, the address of master %s (masters[%d]): choose another network", n.Prefix, n.what, a, m.Name, i)
+			probs.add(n.path, "%s (%s) contains %s, the address of control-plane node %s (masters[%d]): choose another network", n.Prefix, n.what, a, m.Name, i)
 		}
 		c.overlapMachine(n, &m.Network, fmt.Sprintf("masters[%d]", i), m.Address, probs)
 	}

@@ -58,18 +58,22 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 	if err != nil {
 		return err
 	}
-	if kind := configs.KindOf(data); kind == configs.KindSite || kind == configs.KindInventory {
-		_, err := sitesOf(s, name, data, "", secrets)
-		return err
-	}
-	if configs.KindOf(data) == configs.KindImage {
-		return validateImage(name, data)
-	}
-	doc, err := configs.ParseAny(name, data)
+	doc, err := configs.Read(name, data)
 	if err != nil {
 		return err
 	}
-	if c, ok := doc.(*configs.ClusterFile); ok {
+	switch doc.Kind() {
+	case configs.KindSite, configs.KindInventory:
+		_, err := sitesOf(s, name, data, doc, "", secrets)
+		return err
+	case configs.KindImage:
+		return validateImage(name, data, doc)
+	}
+	v, err := doc.Any()
+	if err != nil {
+		return err
+	}
+	if c, ok := v.(*configs.ClusterFile); ok {
 		printWarnings(s, c)
 		_, err := readManifests(c)
 		return err
@@ -78,8 +82,8 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 }
 
 // validateImage looks at an Image as each of its architectures needs it.
-func validateImage(name string, data []byte) error {
-	images, err := configs.ParseImages(name, data)
+func validateImage(name string, data []byte, doc *configs.Document) error {
+	images, err := doc.Images()
 	if err != nil {
 		return err
 	}

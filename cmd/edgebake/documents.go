@@ -146,19 +146,27 @@ func readSites(s streams, name, ignition string, secrets secretFlags) (media.Sit
 	if err != nil {
 		return media.Site{}, err
 	}
-	return sitesOf(s, name, data, ignition, secrets)
+	doc, err := configs.Read(name, data)
+	if err != nil {
+		return media.Site{}, err
+	}
+	return sitesOf(s, name, data, doc, ignition, secrets)
 }
 
-func sitesOf(s streams, name string, data []byte, ignition string, secrets secretFlags) (media.Site, error) {
+// sitesOf is readSites of a document that was read.
+func sitesOf(s streams, name string, data []byte, doc *configs.Document, ignition string, secrets secretFlags) (media.Site, error) {
 	token, forced, err := secrets.token(s, name)
 	if err != nil {
 		return media.Site{}, err
 	}
-	if configs.KindOf(data) == configs.KindInventory {
-		out, err := inventoryFiles(name, data, ignition, token, forced)
-		return out, orToken(err)
+	if doc.Kind() == configs.KindInventory {
+		inv, err := doc.Inventory(token, forced)
+		if err != nil {
+			return media.Site{}, orToken(err)
+		}
+		return inventoryFiles(name, data, inv, ignition)
 	}
-	site, err := configs.ParseSiteWith(name, data, token, forced)
+	site, err := doc.Site(token, forced)
 	if err != nil {
 		return media.Site{}, orToken(err)
 	}
@@ -210,13 +218,9 @@ func origin(name string, data []byte, ignition, file string) media.Read {
 	return media.Read{Name: name, Data: data, Ignition: ignition}
 }
 
-// inventoryFiles reads an Inventory and what goes into the slot with it.
-func inventoryFiles(name string, data []byte, ignition string, token configs.Secret, forced bool) (media.Site, error) {
+// inventoryFiles is an Inventory and what goes into the slot with it.
+func inventoryFiles(name string, data []byte, inv *configs.Inventory, ignition string) (media.Site, error) {
 	out := media.Site{Files: map[string][]byte{}, Version: configs.Version, Read: origin(name, data, ignition, "")}
-	inv, err := configs.ParseInventoryWith(name, data, token, forced)
-	if err != nil {
-		return out, err
-	}
 	user, err := finishInventory(name, data, inv, ignition)
 	if err != nil {
 		return out, err
@@ -275,7 +279,7 @@ func fitsSlot(site *configs.Site) error {
 		return err
 	}
 	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(b)) > limit {
-		return fmt.Errorf("has %d bytes with what defaults give it, and a slot has room for a site of at most %d bytes: take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays), or give all machines one Ignition config with --ignition", len(b), limit)
+		return fmt.Errorf("has %d bytes with what defaults give it, and a slot has room for a Site of at most %d bytes: take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays), or give all machines one Ignition config with --ignition", len(b), limit)
 	}
 	return nil
 }
