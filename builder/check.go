@@ -129,7 +129,7 @@ func (b *build) checkTree(nodes []tree.Node) error {
 }
 
 // checkHidden rejects files of overlays that no booted machine would see.
-// What a base has in such places is nobody's wish.
+// What a base has in such places came with its packages.
 func (b *build) checkHidden(nodes []tree.Node) []error {
 	var errs []error
 	for _, n := range nodes {

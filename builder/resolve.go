@@ -32,7 +32,7 @@ const (
 	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
 	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
 	espSize        = 512 << 20
-	luksGap        = 32 << 20 // twice a LUKS2 header, as encrypting in place wants
+	luksGap        = 32 << 20 // twice a LUKS2 header, as encrypting in place requires
 	maxSidecar     = 4 << 10
 	maxDpkgStatus  = 64 << 20
 	maxArchive     = 8 << 30 // of a compressed base or release, uncompressed

@@ -37,7 +37,7 @@ func (b *build) makeSBOM(id string, c *composed) ([]byte, error) {
 		SPDXIdentifier: "DOCUMENT",
 		DocumentName:   b.img.Name,
 		// A name, not an address; unique for each plan, as the
-		// specification wants it.
+		// specification requires it.
 		DocumentNamespace: "https://edgebake.io/spdx/" + url.PathEscape(b.img.Name) + "/" + id,
 		CreationInfo: &spdx.CreationInfo{
 			// Without its version, which says how edgebake was compiled: the

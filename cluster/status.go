@@ -166,7 +166,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay: kubeadm reset on it first, or remove the member, and then kubectl delete node %s", doing, name)
 		}
 		if nodeState(node).State == Ready && !o.Force {
-			return nil, fmt.Errorf("%s: it is Ready, and its kubelet would go on without a Node: firstboot reset on it first, or --force", doing)
+			return nil, fmt.Errorf("%s: it is Ready, and its kubelet would keep running without a Node: firstboot reset on it first, or --force", doing)
 		}
 	}
 	var done []string

@@ -108,7 +108,7 @@ func componentValue(n *yaml.Node, kind string) string {
 var wordsForBooleans = []string{"y", "yes", "on", "n", "no", "off"}
 
 // fitsComponent reports whether a component takes a value as that kind. They read
-// strictly: 5 is no string.
+// strictly: 5 is not a string.
 func fitsComponent(n *yaml.Node, kind string) bool {
 	if n.Kind != yaml.ScalarNode {
 		return false

@@ -273,9 +273,9 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 		}
 	}
 	if len(s.Masters) > 0 && badHostPort(s.Masters[0]) == "" {
-		want("ClusterConfiguration", "controlPlaneEndpoint", s.EndpointHostPort(), "that is the Site's endpoint and the masters' port")
+		want("ClusterConfiguration", "controlPlaneEndpoint", s.EndpointHostPort(), "that is the Site's endpoint and the API servers' port")
 		_, port, _ := net.SplitHostPort(s.Masters[0])
-		want("InitConfiguration", "localAPIEndpoint.bindPort", port, "that is the masters' port")
+		want("InitConfiguration", "localAPIEndpoint.bindPort", port, "that is the API servers' port")
 	}
 	want("InitConfiguration", "nodeRegistration.name", s.NodeName, "that is the Site's nodeName")
 	for _, m := range s.ControlPlane.Members {

@@ -17,7 +17,7 @@ import (
 func EncodeSlot(s *Site) ([]byte, error) {
 	b, err := encodeNode(encodeValue(reflect.ValueOf(s).Elem()))
 	if err != nil {
-		return nil, fmt.Errorf("encoding the site: %w", err)
+		return nil, fmt.Errorf("encoding the Site: %w", err)
 	}
 	return b, nil
 }

@@ -109,7 +109,7 @@ type matchKey struct{ field, key string }
 // validate reports what is wrong with the match at path.
 func (m Match) validate(path string, probs *Problems) {
 	if m.IsZero() {
-		probs.add(path, "must say which machine the site is for: give macs, serial, uuid or assetTag (a machine without a site prints its own)")
+		probs.add(path, "must say which machine the Site is for: give macs, serial, uuid or assetTag (a machine without a Site prints its own)")
 	}
 	for i, mac := range m.MACs {
 		if CardMAC(mac) == "" {

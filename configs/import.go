@@ -356,11 +356,11 @@ func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
 		part, rest, _ = strings.Cut(rest, ".")
 		m := pathPart.FindStringSubmatch(part)
 		if m == nil || t.Kind() != reflect.Struct || t == secretType {
-			return nil, nil, fmt.Sprintf("%q is not a field of a site", shorten(field))
+			return nil, nil, fmt.Sprintf("%q is not a field of a Site", shorten(field))
 		}
 		f, ok := fieldByName(reflect.New(t).Elem(), m[1])
 		if !ok {
-			return nil, nil, fmt.Sprintf("%q is not a field of a site%s", shorten(field), DidYouMean(m[1], fieldNames(t)))
+			return nil, nil, fmt.Sprintf("%q is not a field of a Site%s", shorten(field), DidYouMean(m[1], fieldNames(t)))
 		}
 		path, t = append(path, step{key: m[1]}), f.Type
 		for _, i := range strings.FieldsFunc(m[2], func(r rune) bool { return r == '[' || r == ']' }) {

@@ -89,7 +89,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	}{
 		{"", []string{"t.csv:1: is empty"}},
 		{"name,serial\n", []string{"t.csv:1: has no rows"}},
-		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a site`, `--map "serail"=FIELD`}},
+		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a Site`, `--map "serail"=FIELD`}},
 		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": holds match.serial, as column "serial" does`}},
 		{"name,,serial\na,b,SN1\n", []string{`t.csv:1: column "2": has no name`}},
 		{"name,network\na,b\n", []string{`column "network": "network" holds more than a cell can`}},
@@ -167,7 +167,7 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 	for _, c := range []struct{ template, table, want string }{
 		{site, table(""), `t.csv:1: column "address": holds network.interfaces[0].addresses, and nothing says which interface that is: ` +
 			`put network: {interfaces: [{name: en*}]} into site.yaml, or name it in a column (interface)`},
-		{named, table(","), "site.yaml: network.interfaces[0]: has neither dhcp: true nor addresses nor vlans (in 199 of 200 sites, the first is line 3)"},
+		{named, table(","), "site.yaml: network.interfaces[0]: has neither dhcp: true nor addresses nor vlans (in 199 of 200 Sites, the first is line 3)"},
 		{named, table("10.0.0.1/24,10.9.9.9"), `t.csv:3: column "gateway": 10.9.9.9 is in none of the interface's networks (10.0.0.1/24) (also in lines 4-201)`},
 		{named, table("10.0.0.1/24"), `t.csv:3: has 3 cells, the first line names 4 columns: add the empty ones (also in lines 4-201)`},
 		{named, table("a,b,c"), `t.csv:3: has 5 cells, the first line names 4 columns: a cell with the separator in it needs quotes (also in lines 4-201)`},

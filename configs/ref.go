@@ -47,7 +47,7 @@ func (r *Ref) UnmarshalText(text []byte) (err error) {
 // one need not look again.
 type Digest string
 
-// DigestError says that a text is no Digest.
+// DigestError says that a text is not a Digest.
 type DigestError struct{ Text string }
 
 func (e *DigestError) Error() string {

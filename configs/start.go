@@ -109,7 +109,7 @@ func StartSite(j *Join, sshKey string) []byte {
 		const masters = "  - 192.168.7.11:6443\n  - 192.168.7.12:6443\n  - 192.168.7.13:6443\n"
 		known := "  - " + quoteYAML(j.Master) + "\n"
 		if a, err := netip.ParseAddrPort(j.Master); err == nil && a.Addr().Is6() {
-			known += "\n# Of the masters' family; a free address that stands for all of them.\nvip: fd00:ed6e::2\n"
+			known += "\n# Of the API servers' family; a free address that stands for all of them.\nvip: fd00:ed6e::2\n"
 		}
 		text = strings.Replace(text, masters, known, 1)
 	}

@@ -96,10 +96,10 @@ func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 				v6++
 			}
 			if vip, err := netip.ParseAddr(s.VIP); err == nil && addr == vip.Unmap() {
-				probs.add(path, "%s is the VIP; the VIP is a free address that stands for all masters, so give it another one (vip)", addr)
+				probs.add(path, "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", addr)
 			}
 		} else if strings.EqualFold(host, s.Endpoint) {
-			probs.add(path, "%s is the endpoint, whose name the node itself maps to the VIP; name the masters by address or by names of their own", host)
+			probs.add(path, "%s is the endpoint, whose name the node itself maps to the VIP; name the API servers by address or by names of their own", host)
 		}
 		if first, twice := seen[key]; twice {
 			probs.add(path, "%s is masters[%d] again", m, first)
@@ -117,20 +117,20 @@ func (s *Site) validateVIP(v4, v6 int, probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	switch {
 	case err != nil && strings.Contains(s.VIP, ":") && badHostPort(s.VIP) == "":
-		probs.add("vip", "%q: leave the port out; it is that of the first master", s.VIP)
+		probs.add("vip", "%q: leave the port out; it is that of the first API server", s.VIP)
 	case err != nil:
 		probs.add("vip", "%q is not an IP address", shorten(s.VIP))
 	case badMachine(vip.WithZone("")) != "":
-		probs.add("vip", "%s cannot stand for the masters: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, badMachine(vip.WithZone("")))
+		probs.add("vip", "%s cannot stand for the API servers: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, badMachine(vip.WithZone("")))
 	case badServer(vip) != "":
 		probs.add("vip", "%s is a link-local address, which is valid on one link only; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip)
 	case s.IPVS.Disabled:
 	case serviceAddrs[vip] != "":
 		probs.add("vip", "%s is the address of %s (kubeadm's default), which kube-proxy takes on every node; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, serviceAddrs[vip])
 	case vip.Is4() && v6 > 0 && v4 == 0:
-		probs.add("vip", "%s is IPv4 and the masters are IPv6; choose an IPv6 address, as fd00:ed6e::2", vip)
+		probs.add("vip", "%s is IPv4 and the API servers are IPv6; choose an IPv6 address, e.g. fd00:ed6e::2", vip)
 	case vip.Is6() && v4 > 0 && v6 == 0:
-		probs.add("vip", "%s is IPv6 and the masters are IPv4; choose an IPv4 address, e.g. 10.103.97.2", vip)
+		probs.add("vip", "%s is IPv6 and the API servers are IPv4; choose an IPv4 address, e.g. 10.103.97.2", vip)
 	}
 }
 
@@ -251,7 +251,7 @@ func (s *Site) validateName(probs *Problems) {
 	if bad := badNodeNameTemplate(s.NodeName); bad != "" {
 		probs.add("nodeName", "%s", bad)
 	} else if s.NodeName == s.Endpoint {
-		probs.add("nodeName", "is also the endpoint, which stands for the masters")
+		probs.add("nodeName", "is also the endpoint, which stands for the API servers")
 	}
 }
 

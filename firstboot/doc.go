@@ -10,7 +10,7 @@
 // Invariants:
 //   - Check observes the machine, never the state file: state.json explains
 //     and never decides. So a machine cut off at any point, or fixed by hand,
-//     goes on from where it really is.
+//     continues from where it really is.
 //   - Every Run can be killed anywhere and carried out again.
 //   - Transient failures are retried forever, less and less often. What only a
 //     person can fix is a Permanent error: it names its fix and stops the

@@ -154,7 +154,7 @@ func TestJunkMatchesNobody(t *testing.T) {
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(ownDev, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+testToken+"}}")
-	if err := w.boot(); err == nil || !w.said("the sites berlin, bonn all match this machine (MAC") {
+	if err := w.boot(); err == nil || !w.said("the Sites berlin, bonn all match this machine (MAC") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 	w.stamp(ownDev, w.site(withToken))

@@ -26,7 +26,7 @@ const saidVIP = ondisk.RunDir + "/vip"
 func vipPhase(site *configs.Site) Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return Phase{
-		Name: "vip", Doc: "the VIP is no Service's address", Timeout: time.Minute,
+		Name: "vip", Doc: "the VIP is not a Service's address", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if site.IPVS.Disabled || e.text(saidVIP) == site.VIP {
 				return Done, nil

@@ -414,10 +414,10 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 	machine := r.Machine()
 	found, err := node.FindSite(inv, machine)
 	if err != nil {
-		return o, "", wait(err.Error() + ": let each machine match one site, and make the installer again")
+		return o, "", wait(err.Error() + ": let each machine match one Site, and make the installer again")
 	}
 	if found == nil {
-		return o, "", wait("the inventory has no site for this machine, and nothing is installed. This machine: " + machine.String())
+		return o, "", wait("the inventory has no Site for this machine, and nothing is installed. This machine: " + machine.String())
 	}
 	own, err := configs.EncodeSlot(&found.Site)
 	if err != nil {

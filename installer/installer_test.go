@@ -367,9 +367,9 @@ func TestWaits(t *testing.T) {
 			r.disks[0].Members = r.disks[0].Refusals[:1]
 		}, []string{"is not overwritten:", "sda1 is in use by dm-0"}},
 		{"another inventory", "only", []int64{8 * gb}, func(r *room) { r.me = node.Machine{Serial: "EB-NOBODY", MACs: []string{"52:54:00:00:00:77"}} },
-			[]string{"the inventory has no site for this machine, and nothing is installed. This machine: MAC 52:54:00:00:00:77, serial EB-NOBODY"}},
+			[]string{"the inventory has no Site for this machine, and nothing is installed. This machine: MAC 52:54:00:00:00:77, serial EB-NOBODY"}},
 		{"two sites", "only", []int64{8 * gb}, func(r *room) { r.me = node.Machine{Serial: "EB-TWICE", MACs: []string{"52:54:00:00:00:04"}} },
-			[]string{"the sites shop-3, shop-4 all match this machine"}},
+			[]string{"the Sites shop-3, shop-4 all match this machine"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRoom(t, inventoryText, c.sizes...)

@@ -306,7 +306,7 @@ func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 				bad("%s and the virtual address %s are of different families", text, vip.Addr())
 				continue
 			case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.Zone() != "":
-				bad("%s cannot be reached through IPVS: give the master's own address", text)
+				bad("%s cannot be reached through IPVS: give the API server's own address", text)
 				continue
 			}
 		} else if !isDNSName(m.Host) {

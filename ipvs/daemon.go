@@ -202,7 +202,7 @@ func (d *Daemon) openKernel() error {
 	err := d.opt.Kernel.Ready()
 	if errors.Is(err, ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
 		d.absent.Store(true)
-		d.logf("%v; until then %s names a healthy master", err, d.opt.HostsFile)
+		d.logf("%v; until then %s names a healthy API server", err, d.opt.HostsFile)
 		return nil
 	}
 	return err

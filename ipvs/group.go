@@ -346,7 +346,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 	if skewed := c == SkewedOK; skewed != m.skewed {
 		m.skewed = skewed
 		if skewed && !changed { // or the line below says it
-			g.d.logf("%s: master %s: %s", g.vip, a, c)
+			g.d.logf("%s: API server %s: %s", g.vip, a, c)
 		}
 	}
 	if g.guarded() && m.lost() != wasLost {
@@ -358,7 +358,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 		if m.err != "" {
 			detail += ": " + m.err
 		}
-		g.d.logf("%s: master %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
+		g.d.logf("%s: API server %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
 		poke(g.changed)
 		if named := m.name != a.Addr().String(); named && before == Up {
 			poke(g.lookNow) // its name may be somewhere else by now

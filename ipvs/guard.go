@@ -118,7 +118,7 @@ func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (Class, 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.hiddenForLong(err, time.Now()) {
-		g.d.logf("%s: master %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
+		g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
 		return OK, nil
 	}
 	return class, err

@@ -95,7 +95,7 @@ func (g *group) loadLearned() {
 	}
 	doc, err := g.d.readLearned()
 	if err != nil {
-		g.d.logf("%v; using the configured masters", err)
+		g.d.logf("%v; using the configured API servers", err)
 		return
 	}
 	i := slices.IndexFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == g.vip.String() })
@@ -119,7 +119,7 @@ func (g *group) loadLearned() {
 		return
 	}
 	g.learned = masters
-	g.d.logf("%s: using the masters learned from the cluster: %v", g.vip, masters)
+	g.d.logf("%s: using the API servers learned from the cluster: %v", g.vip, masters)
 }
 
 func (d *Daemon) learnedPath() string {
@@ -182,7 +182,7 @@ const (
 // parseLearned checks a list of masters that no person gave to this node.
 func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) > maxLearned {
-		return nil, fmt.Errorf("it lists %d masters, more than %d", len(list), maxLearned)
+		return nil, fmt.Errorf("it lists %d API servers, more than %d", len(list), maxLearned)
 	}
 	return ParseMasters(vip, list)
 }
@@ -203,7 +203,7 @@ func (g *group) learner(ctx context.Context) {
 		}
 		if err := g.learn(ctx); err != nil {
 			if !errors.Is(err, fs.ErrNotExist) { // not joined yet
-				g.d.say(fmt.Sprintf("%s: the cluster's list of masters", g.vip), err)
+				g.d.say(fmt.Sprintf("%s: the cluster's list of API servers", g.vip), err)
 			}
 			wait = min(wait, time.Minute)
 			if g.d.opt.LearnEvery > 0 {
@@ -211,7 +211,7 @@ func (g *group) learner(ctx context.Context) {
 			}
 			continue
 		}
-		g.d.say(fmt.Sprintf("%s: the cluster's list of masters", g.vip), nil)
+		g.d.say(fmt.Sprintf("%s: the cluster's list of API servers", g.vip), nil)
 		if g.d.opt.LearnEvery > 0 {
 			wait = g.d.opt.LearnEvery
 		}
@@ -289,7 +289,7 @@ func (g *group) learn(ctx context.Context) error {
 		return nil
 	}
 	if !safe && !g.provable(ctx, masters) {
-		return fmt.Errorf("none of the masters that the cluster lists (%v) answers as one; keeping the list", masters)
+		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
 	}
 	// First to the disk: whoever sees the new list served finds it after a
 	// power cut too. A full disk is no reason to stay with the old masters; it
@@ -304,7 +304,7 @@ func (g *group) learn(ctx context.Context) error {
 	}
 	g.mu.Unlock()
 	if taken {
-		g.d.logf("%s: the cluster's list of masters is now %v", g.vip, masters)
+		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
 		poke(g.renew)
 	}
 	return err

@@ -27,7 +27,7 @@ func (d *Daemon) Metrics() []byte {
 	}
 	s := d.Status()
 	fmt.Fprintf(&b, "# HELP ipvscare_ipvs Whether the kernel has IP_VS.\n# TYPE ipvscare_ipvs gauge\nipvscare_ipvs %d\n", bit(s.IPVS))
-	b.WriteString("# HELP ipvscare_master_state What is believed of a master: 1 for the state that holds.\n# TYPE ipvscare_master_state gauge\n")
+	b.WriteString("# HELP ipvscare_master_state What is believed of an API server: 1 for the state that holds.\n# TYPE ipvscare_master_state gauge\n")
 	for _, v := range s.Servers {
 		for _, m := range v.Masters {
 			for st := Unknown; st <= Alien; st++ {
@@ -35,27 +35,27 @@ func (d *Daemon) Metrics() []byte {
 			}
 		}
 	}
-	b.WriteString("# HELP ipvscare_real_server Whether the master gets new connections.\n# TYPE ipvscare_real_server gauge\n")
+	b.WriteString("# HELP ipvscare_real_server Whether the API server gets new connections.\n# TYPE ipvscare_real_server gauge\n")
 	for _, v := range s.Servers {
 		for _, m := range v.Masters {
 			fmt.Fprintf(&b, "ipvscare_real_server{vip=%q,master=%q} %d\n", v.VIP, m.Addr, bit(m.Serving))
 		}
 	}
-	b.WriteString("# HELP ipvscare_master_falls_total How often a master went down.\n# TYPE ipvscare_master_falls_total counter\n")
+	b.WriteString("# HELP ipvscare_master_falls_total How often an API server went down.\n# TYPE ipvscare_master_falls_total counter\n")
 	for _, v := range s.Servers {
 		for _, m := range v.Masters {
 			fmt.Fprintf(&b, "ipvscare_master_falls_total{vip=%q,master=%q} %d\n", v.VIP, m.Addr, m.Falls)
 		}
 	}
 	st := &d.stats
-	counter("transitions_total", "Changes of a master's state.", st.transitions.Load())
+	counter("transitions_total", "Changes of an API server's state.", st.transitions.Load())
 	counter("repairs_total", "Changes by somebody else that were put back.", st.repairs.Load())
 	counter("routes_total", "Local routes made or changed.", st.routes.Load())
-	counter("severed_total", "Sockets to dead masters that were destroyed.", st.severed.Load())
+	counter("severed_total", "Sockets to dead API servers that were destroyed.", st.severed.Load())
 	counter("reloads_total", "Readings of a changed file.", st.reloads.Load())
-	counter("dials_total", "Connections begun to masters.", st.wire[countDial].Load())
-	counter("pings_total", "PINGs sent to masters.", st.wire[countPing].Load())
-	counter("requests_total", "Requests sent to masters.", st.wire[countRequest].Load())
+	counter("dials_total", "Connections begun to API servers.", st.wire[countDial].Load())
+	counter("pings_total", "PINGs sent to API servers.", st.wire[countPing].Load())
+	counter("requests_total", "Requests sent to API servers.", st.wire[countRequest].Load())
 	return b.Bytes()
 }
 

@@ -139,7 +139,7 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	}
 	good := usable(vip, addrs)
 	if len(good) == 0 {
-		return nil, fmt.Errorf("its addresses are %v, none of which can be a master", addrs)
+		return nil, fmt.Errorf("its addresses are %v, none of which can be an API server", addrs)
 	}
 	return good, nil
 }

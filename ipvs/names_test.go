@@ -141,7 +141,7 @@ func TestLookupFamily(t *testing.T) {
 		{six, "both.example", addrs("2001:db8::1"), ""},
 		{four, "six.example", nil, "it has the addresses [2001:db8::6] only, and the virtual address 10.103.97.2 is IPv4"},
 		{six, "four.example", nil, "it has the addresses [192.0.2.4] only, and the virtual address fd00:97::2 is IPv6"},
-		{four, "loop.example", nil, "none of which can be a master"},
+		{four, "loop.example", nil, "none of which can be an API server"},
 		{four, "no.example", nil, "no such host"},
 	} {
 		got, err := d.lookup(t.Context(), tt.vip, tt.name)

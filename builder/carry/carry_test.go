@@ -365,7 +365,7 @@ func TestLastByteNeverComes(t *testing.T) {
 	o := quick(t)
 	o.Warn = nil
 	_, err := Pull(ctx, s.ref(":1"), filepath.Join(t.TempDir(), "o.raw.zst"), PullOptions{Options: o})
-	wantError(t, err, "part 2 of 9", s.Listener.Addr().String(), "the same command goes on there")
+	wantError(t, err, "part 2 of 9", s.Listener.Addr().String(), "the same command resumes there")
 	if n := len(s.requests("GET")); n > 20 {
 		t.Errorf("%d requests", n)
 	}
@@ -397,7 +397,7 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 				if !errors.As(err, &left) || left.Partial != partial || left.Done < before.Stored*2/3 || left.Total != before.Stored {
 					t.Fatalf("%v", err)
 				}
-				wantError(t, err, "the same command goes on there")
+				wantError(t, err, "the same command resumes there")
 				if _, err := os.Stat(path); err == nil {
 					t.Fatal("the output is there")
 				}
@@ -1066,7 +1066,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			var once sync.Once
 			o.Progress = func(string, int64, int64) { once.Do(func() { fill(40<<20 - p.Stored/2) }) }
 			_, err = Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: o})
-			wantError(t, err, "no space left", "make room", "the same command goes on")
+			wantError(t, err, "no space left", "make room", "the same command resumes")
 			if _, err := os.Stat(path); err == nil {
 				t.Error("the output is there")
 			}

@@ -38,14 +38,14 @@ type Pulled struct {
 	Stored, Had int64
 }
 
-// InterruptedError says how far a pull came. The next one goes on there.
+// InterruptedError says how far a pull came. The next one resumes there.
 type InterruptedError struct {
 	Done, Total int64
 	Partial     string
 }
 
 func (e *InterruptedError) Error() string {
-	return fmt.Sprintf("%d of %d MiB are in %s: the same command goes on there", e.Done>>20, e.Total>>20, e.Partial)
+	return fmt.Sprintf("%d of %d MiB are in %s: the same command resumes there", e.Done>>20, e.Total>>20, e.Partial)
 }
 
 const lacks = "the registry lacks a part of the image: push the image again"
@@ -95,7 +95,7 @@ func Pull(ctx context.Context, ref configs.Ref, output string, o PullOptions) (*
 		if ctx.Err() != nil {
 			return nil, &InterruptedError{Done: st.Size(), Total: p.config.Stored, Partial: out.Temp()}
 		}
-		return nil, fmt.Errorf("%w; what has arrived is kept, the same command goes on there", failed(err))
+		return nil, fmt.Errorf("%w; what has arrived is kept, the same command resumes there", failed(err))
 	}
 	if err := p.verify(ctx); err != nil {
 		if ctx.Err() != nil {

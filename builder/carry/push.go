@@ -303,7 +303,7 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 		return nil
 	}
 	u := &upload{p: p, d: d, content: content}
-	if err := p.repo.again(ctx, "", "sending goes on", func() (bool, error) { return u.try(ctx) }); err != nil {
+	if err := p.repo.again(ctx, "", "resuming to send", func() (bool, error) { return u.try(ctx) }); err != nil {
 		return err
 	}
 	p.count(func(r *Pushed) { r.Sent += d.Size })

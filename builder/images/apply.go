@@ -405,7 +405,7 @@ func (s *snapshot) resolve(p string) (*place, error) {
 	return at, s.walk(at, p)
 }
 
-// walk goes on from a place. What is left to do is a stack, since the target
+// walk continues from a place. What is left to do is a stack, since the target
 // of each link comes before the rest of the path it was in.
 func (s *snapshot) walk(at *place, p string) error {
 	todo := []string{p}

@@ -95,17 +95,17 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		outputs[i] = filepath.Join(dir, s.Name+ending)
 		var err error
 		if probs[i], err = m.serves(s.Site); err != nil {
-			errs = append(errs, fmt.Errorf("site %s: %w", s.Name, err))
+			errs = append(errs, fmt.Errorf("Site %s: %w", s.Name, err))
 		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
-			exist = append(exist, fmt.Errorf("site %s: %s exists: choose another directory, or --force to replace it", s.Name, outputs[i]))
+			exist = append(exist, fmt.Errorf("Site %s: %s exists: choose another directory, or --force to replace it", s.Name, outputs[i]))
 		}
 	}
 	if n := len(exist); n > maxExist {
-		exist = []error{fmt.Errorf("directory %s has the files of %d of the %d sites already: choose another directory, or --force to replace them", dir, n, len(sites))}
+		exist = []error{fmt.Errorf("directory %s has the files of %d of the %d Sites already: choose another directory, or --force to replace them", dir, n, len(sites))}
 	}
 	errs = append(errs, exist...)
 	if n := len(errs); n > maxShown {
-		errs = append(errs[:maxShown], fmt.Errorf("%d more sites have problems", n-maxShown))
+		errs = append(errs[:maxShown], fmt.Errorf("%d more Sites have problems", n-maxShown))
 	}
 	bad := o.Read.inventory(probs)
 	if n := len(bad); n > maxShown {
@@ -153,7 +153,7 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 	}
 	_, img, err := m.slotOf(sites[0].Site, o.StampOptions)
 	if err != nil {
-		return fmt.Errorf("site %s: %w", sites[0].Name, err)
+		return fmt.Errorf("Site %s: %w", sites[0].Name, err)
 	}
 	var each int64
 	for b := range slices.Chunk(img, disk.SparseBlock) {
@@ -168,14 +168,14 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
 	_, img, err := m.slotOf(s.Site, o.StampOptions)
 	if err != nil {
-		return fmt.Errorf("stamping site %s: %w", s.Name, err)
+		return fmt.Errorf("stamping Site %s: %w", s.Name, err)
 	}
 	if o.Slots {
 		return writeSlotFile(output, img, o.Force)
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
-		return fmt.Errorf("stamping site %s: %w", s.Name, err)
+		return fmt.Errorf("stamping Site %s: %w", s.Name, err)
 	}
 	one := o.StampOptions
 	one.Output = output

@@ -164,7 +164,7 @@ sites:
 	m.system = func() (node.Root, error) { return nil, nil }
 	s := Site{Inventory: inv, Files: map[string][]byte{ondisk.SlotInventory: nil}, Version: "v1alpha1"}
 	probs, err := m.serves(s)
-	if err == nil || !strings.Contains(err.Error(), "reads no inventory") || !strings.Contains(probs.Error(), "sites[1].arch: the site is for arm64") {
+	if err == nil || !strings.Contains(err.Error(), "reads no inventory") || !strings.Contains(probs.Error(), "sites[1].arch: the Site is for arm64") {
 		t.Error(err, probs)
 	}
 	m.info.InventoryVersions, inv.Sites[1].Arch = []string{"v1alpha1"}, ""

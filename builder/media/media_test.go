@@ -309,7 +309,7 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}{
 		"everything": {func(s *Site) {
 			s.Doc.Arch, s.Doc.NodeType, s.Version = "arm64", "cloud", "v2"
-		}, []string{"the site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
+		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
 		"organizations": {func(s *Site) { s.Doc.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
 		"none":          {func(s *Site) { s.Files = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
 		"both":          {func(s *Site) { s.Files["inventory.yaml"] = nil }, []string{"are both there"}},

@@ -176,7 +176,7 @@ func (m *image) hide() error {
 	case errors.Is(err, file.ErrOpen):
 		return fmt.Errorf("%w, or stamp a copy (--output)", err)
 	case err != nil:
-		return fmt.Errorf("others may read the file, which will hold the site's secrets, and this user may not change that (%w): have its owner run chmod 600, or stamp a copy (--output)", err)
+		return fmt.Errorf("others may read the file, which will hold the Site's secrets, and this user may not change that (%w): have its owner run chmod 600, or stamp a copy (--output)", err)
 	}
 	return nil
 }

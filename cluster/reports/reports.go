@@ -190,7 +190,7 @@ func (s *Store) Receiver(path string, now func() time.Time) http.Handler {
 		}
 		got := Report{Received: now().UTC().Truncate(time.Second), From: r.RemoteAddr}
 		if err := json.Unmarshal(body, &got.State); err != nil {
-			http.Error(w, "that is no report of first boot", http.StatusBadRequest)
+			http.Error(w, "not a report of first boot", http.StatusBadRequest)
 			return
 		}
 		switch err := s.Add(got); {

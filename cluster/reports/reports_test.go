@@ -98,8 +98,8 @@ func TestReceiveRejects(t *testing.T) {
 	}{
 		{"another path", "/", encode(t, state("shop-1", "done")), 404, ""},
 		{"the path's beginning", "/secret/x", encode(t, state("shop-1", "done")), 404, ""},
-		{"no JSON", "/secret", []byte("{"), 400, "no report"},
-		{"another JSON", "/secret", []byte(`["a"]`), 400, "no report"},
+		{"no JSON", "/secret", []byte("{"), 400, "not a report"},
+		{"another JSON", "/secret", []byte(`["a"]`), 400, "not a report"},
 		{"no name", "/secret", encode(t, state("", "done")), 400, "name of a Node"},
 		{"a path as name", "/secret", encode(t, state("../../etc/cron.d/x", "done")), 400, "name of a Node"},
 		{"a hidden file", "/secret", encode(t, state(".ssh", "done")), 400, "name of a Node"},

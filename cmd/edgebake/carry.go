@@ -58,7 +58,7 @@ func newPush(s streams) *cobra.Command {
 and a config with its golden digest, signature and image.json. The image is
 verified meanwhile, and gets its tag only when everything has arrived. Parts that
 the registry has already are not sent: after an interruption the same command
-goes on.
+resumes.
 
 A stamped image is rejected: its Site has a join token, which everybody who can
 read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
@@ -107,7 +107,7 @@ image with a Site in it is rejected.
 
 The file appears when all is verified. Until then a hidden file beside it
 (.NAME.partial) keeps what has arrived: after an interruption the same command
-goes on there.`,
+resumes there.`,
 		Example: `  edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw.zst --key office.pub
   edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw`,
 		Args: args(1, 1, "a reference, HOST/REPOSITORY:TAG"),

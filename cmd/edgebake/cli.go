@@ -77,7 +77,7 @@ func interrupted(c *cobra.Command, err error) string {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake push":
-		return "interrupted; parts that have arrived stay in the registry, the same command goes on"
+		return "interrupted; parts that have arrived stay in the registry: the same command resumes"
 	}
 	text := strings.TrimSuffix(strings.TrimSuffix(err.Error(), context.Canceled.Error()), ": ")
 	if text == "" {
@@ -148,7 +148,7 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 	return root
 }
 
-// subcommand rejects words that are no command below c.
+// subcommand rejects words that are not a command below c.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

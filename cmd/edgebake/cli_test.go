@@ -135,7 +135,7 @@ func TestChain(t *testing.T) {
 	c.run(0, "stamp", "tiny.raw", "site.yaml", "--output", "berlin.raw")
 	c.want(c.out, "stamped berlin.raw (tiny, Kubernetes v1.36.3) with site.yaml")
 	c.run(0, "inspect", "berlin.raw")
-	c.want(c.out, "slot        site, stamped ", "\nsite        ", ", masters ")
+	c.want(c.out, "slot        site, stamped ", "\nsite        ", ", API servers ")
 	c.run(0, "stamp", "tiny.raw", "site.yaml")
 	c.run(0, "inspect", "tiny.raw", "--output", "json")
 	var info struct{ Slot struct{ State string } }
@@ -246,7 +246,7 @@ func TestBadImages(t *testing.T) {
 	}
 	c.file("edge.yaml", site+"nodeType: edge\nnodePool: shops\narch: arm64\n")
 	c.run(1, "stamp", "tiny.raw", "edge.yaml")
-	c.want(c.err, `cannot make a node of type "edge", only native`, "the site is for arm64, the image for amd64")
+	c.want(c.err, `cannot make a node of type "edge", only native`, "the Site is for arm64, the image for amd64")
 	c.file("later.yaml", strings.Replace(site, "v1alpha1", "v2", 1))
 	c.run(1, "stamp", "tiny.raw", "later.yaml")
 	c.want(c.err, `later.yaml:1:13: apiVersion: "edgebake.io/v2" is unknown`)
@@ -300,7 +300,7 @@ sites:
 `)
 	for _, args := range [][]string{{"tiny.raw", "stores.yaml"}, {"tiny.raw", "--inventory", "stores.yaml", "--output", "out"}} {
 		c.run(1, append([]string{"stamp"}, args...)...)
-		c.want(c.err, "stores.yaml:7:32: defaults.users[0].groups[0]: the image has no group missing", "stores.yaml:10:43: sites[1].arch: the site is for arm64")
+		c.want(c.err, "stores.yaml:7:32: defaults.users[0].groups[0]: the image has no group missing", "stores.yaml:10:43: sites[1].arch: the Site is for arm64")
 		if strings.Count(c.err, "missing:") > 1 {
 			t.Errorf("what all sites share is said for each: %s", c.err)
 		}

@@ -56,7 +56,7 @@ and writes it to DIR:
                   key of the service accounts, as kubeadm takes them
   tokens/         a bootstrap token for each node, as Secrets
   manifests/      the Cluster's manifests, as they are now
-  admin.conf      an administrator's kubeconfig, with a context for each master
+  admin.conf      an administrator's kubeconfig, with a context for each API server (master)
   mint.json       what the directory says of itself; no secret
   cluster.yaml    the document
 
@@ -125,7 +125,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 		s.note("%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
 		return
 	case change.Minted:
-		s.note("minted cluster %s into %s: %s, %d masters, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
+		s.note("minted cluster %s into %s: %s, %d control-plane nodes, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
 		if len(r.Recipients) == 0 {
 			s.note("The keys in %s are not encrypted: whoever reads it has the cluster. Keep it as safe as the machines (--encrypt-to encrypts it).\n", dir)
 		}
@@ -152,7 +152,7 @@ func newClusterSites(s streams) *cobra.Command {
 		Short: "Write the Sites of a minted cluster's machines",
 		Long: `Sites writes the Site of each machine of a cluster that edgebake cluster new
 minted into DIR, to DIR/sites or to --output. A worker's Site holds its own token,
-the hash of the CA, the masters and the VIP, and no key. A control-plane node's
+the hash of the CA, the API servers (masters) and the VIP, and no key. A control-plane node's
 holds the cluster's keys, and the tokens and manifests, which the first of them
 publishes.
 
@@ -169,7 +169,7 @@ said is recorded in DIR/mint.json.
 
 Two words are for control-plane nodes that are lost. --absent NAME: it is dead on
 arrival, and the cluster is born without it. --continue-from NAME: more than half
-of etcd's members are lost for good, and the cluster goes on with what NAME has;
+of etcd's members are lost for good, and the cluster continues with what NAME has;
 all others join it again; with --restore FILE it begins with that snapshot of etcd
 instead, which it finds in its /var/lib/edgebake/snapshots or, named
 etcd-snapshot.db, on a stick named EDGEBAKE. Stamp the Sites onto all of them, restart them, and once

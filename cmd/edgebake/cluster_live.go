@@ -52,7 +52,7 @@ func newTokenMint(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mint",
 		Short: "Make a token and print the Site that joins with it",
-		Long: `Mint makes a bootstrap token and prints a Site with it: masters, endpoint, the
+		Long: `Mint makes a bootstrap token and prints a Site with it: API servers (masters), endpoint, the
 hash of the CA and the token, as the cluster itself has them. Add what is the
 machine's: network, users, node type. The output holds the token: with --output it
 goes to a file that only you can read.`,
@@ -274,7 +274,7 @@ func newClusterPrepare(s streams) *cobra.Command {
 		Long: `Prepare makes and changes what nodes of edgebake need on a kubeadm cluster,
 whoever made it:
 
-  - the list of masters, kube-public/edgebake-masters, and nodes' right to read it
+  - the list of API servers (masters), kube-public/edgebake-masters, and nodes' right to read it
   - kube-proxy in mode ipvs: the VIP among excludeCIDRs
   - where OpenYurt is installed: yurthub's ClusterRole and its binding,
     node pools that --nodepool names, and DNS that stays within a pool

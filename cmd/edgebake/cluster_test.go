@@ -61,7 +61,7 @@ func TestClusterCommands(t *testing.T) {
 		t.Error("a cluster was minted in spite of its manifest")
 	}
 	put("cni.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: cni}\n")
-	step(0, "masters: 2 masters survive the loss of 0", "validate", doc)
+	step(0, "masters: 2 control-plane nodes survive the loss of 0", "validate", doc)
 	step(2, "requires a directory: --output DIR", "cluster", "new", doc)
 	step(0, "minted cluster shops", "cluster", "new", doc, "--output", minted)
 	step(0, "nothing changed", "cluster", "new", doc, "--output", minted)

@@ -158,7 +158,7 @@ func (o *flashOptions) siteFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.site, "site", "", "Site or Inventory to stamp on the way (default: the image's slot as it is)")
 	_ = c.MarkFlagFilename("site", documentEndings...)
-	f.StringVar(&o.inventory, "inventory", "", "Inventory to put into the slot: the machine takes the site that matches it")
+	f.StringVar(&o.inventory, "inventory", "", "Inventory to put into the slot: the machine takes the Site that matches it")
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
 	o.secrets.flags(c)
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")

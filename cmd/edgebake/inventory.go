@@ -39,7 +39,7 @@ func newInventoryImport(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(tableEndings),
 		Short:             "Make an Inventory of a table (CSV) and a Site",
 		Long: `Import makes an Inventory of a table, whose first line names the columns, and a
-Site that all rows have in common. Each row becomes a site.
+Site that all rows have in common. Each row becomes a Site.
 
 A column is called by the field it holds: name, macs, serial, uuid, assetTag,
 or any field of a Site by its path (nodePool, network.dns,

@@ -69,7 +69,7 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	}
 
 	c.run(1, "stamp", "g.raw", "--inventory", "inventory.yaml", "--slots", "-o", "out")
-	c.want(c.err, "nothing was written", "site berlin: out/berlin.slot exists", "site paris: out/paris.slot exists")
+	c.want(c.err, "nothing was written", "Site berlin: out/berlin.slot exists", "Site paris: out/paris.slot exists")
 	many := inventory
 	for i := range 40 {
 		many += fmt.Sprintf("  - {name: shop-%d, match: {serial: PF3X%d}}\n", i, i)
@@ -77,7 +77,7 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	c.file("many.yaml", many)
 	c.run(0, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "many")
 	c.run(1, "stamp", "g.raw", "--inventory", "many.yaml", "--slots", "-o", "many")
-	c.want(c.err, "nothing was written: directory many has the files of 42 of the 42 sites already: choose another directory, or --force to replace them")
+	c.want(c.err, "nothing was written: directory many has the files of 42 of the 42 Sites already: choose another directory, or --force to replace them")
 	if n := strings.Count(c.err, "\n"); n != 1 {
 		t.Errorf("one thing takes %d lines:\n%s", n, c.err)
 	}
@@ -94,7 +94,7 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	c.want(c.err, strings.Replace(orElsewhere, "defaults", "sites[0]", 1))
 	c.file("some.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", `{token: ""}`, 1))
 	c.run(1, "stamp", "g.raw", "some.yaml", "-o", "x.raw")
-	c.want(c.err, "defaults.credentials.token: is required (in 1 of 2 sites, the first is sites[0]); write it there, or give it with --token-file FILE")
+	c.want(c.err, "defaults.credentials.token: is required (in 1 of 2 Sites, the first is sites[0]); write it there, or give it with --token-file FILE")
 	c.run(1, "preflight", "bare.yaml", "--offline")
 	c.want(c.out, "to fix: write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN")
 	c.run(1, "stamp", "g.raw", "--slot", "inventory.yaml", "-o", "x.raw")
@@ -326,7 +326,7 @@ func TestPreflightOffline(t *testing.T) {
 	}
 	c.file("arm.yaml", site+"arch: arm64\n")
 	c.run(1, "preflight", "arm.yaml", "--image", "g.raw", "--offline")
-	c.want(c.out, "✗ image", "the site is for arm64")
+	c.want(c.out, "✗ image", "the Site is for arm64")
 	c.run(2, "preflight", "arm.yaml", "--offline", "--kubeconfig", "x")
 	c.run(1, "preflight", "arm.yaml", "--kubeconfig", "gone")
 	c.run(1, "preflight", "gone.yaml")

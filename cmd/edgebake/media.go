@@ -146,7 +146,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		fmt.Fprintf(w, ": %s: %s", i.Slot.Error, i.Slot.Fix)
 	}
 	if site := i.Slot.Site; site != nil {
-		fmt.Fprintf(w, "\nsite        %s (%s), masters %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))
+		fmt.Fprintf(w, "\nsite        %s (%s), API servers %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))
 		if site.NodePool != "" {
 			fmt.Fprintf(w, ", node pool %s", site.NodePool)
 		}

@@ -35,7 +35,7 @@ func newPreflight(s streams) *cobra.Command {
 		Short:             "Look whether the machines will be able to join",
 		Long: `Preflight checks Sites before the machines leave: names, MACs and addresses,
 networks and the VIP; with --image whether the image can serve them; and, reading
-only, the cluster: each master and its certificate, the CA hash, the token, the
+only, the cluster: each API server (master), its certificate, the CA hash, the token, the
 version, and whether the node names are free. With --kubeconfig it also sees the
 token's usages, groups and expiry, and what OpenYurt nodes need of the cluster.
 
@@ -69,7 +69,7 @@ if anything failed.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.image, "image", "", "image that the sites are for")
+	f.StringVar(&o.image, "image", "", "image that the Sites are for")
 	_ = c.MarkFlagFilename("image", imageEndings...)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of somebody who may read tokens and nodes")
 	_ = c.MarkFlagFilename("kubeconfig")
@@ -194,9 +194,9 @@ func topField(path string) string {
 
 // imageCheck holds the sites against the image, as stamping does.
 func imageCheck(g *media.Golden, doc media.Site) cluster.Check {
-	c := cluster.Check{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s serves the sites", g.Info().Name)}
+	c := cluster.Check{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s serves the Sites", g.Info().Name)}
 	if _, err := g.Slot(doc, media.StampOptions{Undated: true}); err != nil {
-		c.State, c.Detail, c.Fix = cluster.CheckFailed, strings.ReplaceAll(err.Error(), "\n", "; "), "correct the site, or build an image that can serve it"
+		c.State, c.Detail, c.Fix = cluster.CheckFailed, strings.ReplaceAll(err.Error(), "\n", "; "), "correct the Site, or build an image that can serve it"
 	}
 	return c
 }

@@ -33,13 +33,13 @@ into a copy. Images are .raw or .raw.zst, or a device that one was written to;
 size and everything outside of the slot stay as they are. A Site that the image
 cannot serve is rejected.
 
-An Inventory document goes into the slot whole: each machine takes the site that
+An Inventory document goes into the slot whole: each machine takes the Site that
 matches it and wipes the others from its disk.
 
-With --inventory every site of an Inventory gets a copy of its own, DIR/NAME.raw;
+With --inventory every Site of an Inventory gets a copy of its own, DIR/NAME.raw;
 with --slots only the 16 MiB of its slot, DIR/NAME.slot. --slot writes such a
 file into an image or a device; written to a USB stick instead (dd), it is a stick
-with that site.
+with that Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready.`,
@@ -90,7 +90,7 @@ machine is Ready.`,
 	f.BoolVarP(&o.Force, "force", "f", false, "replace outputs that are there")
 	f.BoolVar(&o.Undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
 	f.StringVar(&o.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
-	f.StringVar(&o.inventory, "inventory", "", "stamp each site of this Inventory onto a copy of its own in the directory --output")
+	f.StringVar(&o.inventory, "inventory", "", "stamp each Site of this Inventory onto a copy of its own in the directory --output")
 	_ = c.MarkFlagFilename("inventory", documentEndings...)
 	f.BoolVar(&o.slots, "slots", false, "with --inventory: write only the slots, 16 MiB each")
 	f.StringVar(&o.slot, "slot", "", "write this slot, made by --slots, into the image or device")
@@ -123,7 +123,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if o.slots {
 		what = "slot"
 	}
-	s.note("stamped %s with the sites of %s: %s in %s\n", image, o.inventory, configs.Count(len(out), what), o.Output)
+	s.note("stamped %s with the Sites of %s: %s in %s\n", image, o.inventory, configs.Count(len(out), what), o.Output)
 	return nil
 }
 

@@ -253,7 +253,7 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 		switch {
 		case w.Kind == kindDir && (st.IsDir() || t.isDir(w.Path)), w.overwrite:
 		case w.Kind == kindDir || st.IsDir():
-			bad("%s is there already, and is no %s: choose another path, or add overwrite: true", w.Path, w.Kind)
+			bad("%s is there already, and not a %s: choose another path, or add overwrite: true", w.Path, w.Kind)
 		case ours:
 		case w.keepData || w.appendTo:
 			if !st.Mode().IsRegular() {
@@ -362,7 +362,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 			return nil
 		}
 		if m, ours := old.Paths[p]; ours && m.Kind != kindAbsent {
-			return nil // goes by itself, or is wanted
+			return nil // disappears by itself, or is configured
 		}
 		st, err := d.Info()
 		if err != nil {

@@ -46,7 +46,7 @@ func trust(t *http.Transport, ca string) error {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(ca)) {
-		return errors.New("report.caCert is no certificate")
+		return errors.New("report.caCert is not a certificate")
 	}
 	t.TLSClientConfig = &tls.Config{RootCAs: roots}
 	return nil

@@ -108,7 +108,7 @@ func (e Etcd) call(ctx context.Context, what string, request, answer any) error 
 		return fmt.Errorf("asking etcd at %s to %s a member: %s", e.URL, what, said.Message)
 	}
 	if err := json.Unmarshal(text, answer); err != nil {
-		return fmt.Errorf("asking etcd at %s to %s a member: its answer is no JSON: %w", e.URL, what, err)
+		return fmt.Errorf("asking etcd at %s to %s a member: its answer is not JSON: %w", e.URL, what, err)
 	}
 	return nil
 }

@@ -302,7 +302,7 @@ func (v View) continued() Decision {
 	from := v.Word.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
-		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is no master of it", Fix: "correct the Site"}
+		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct the Site"}
 	case v.Disk.WAL && v.Disk.Continued:
 		return v.lived()
 	case from == v.Self && !v.Disk.WAL:

@@ -106,7 +106,7 @@ func (f field) item(i int) field {
 func (c *check) image() {
 	info, site := c.img.Info, c.site
 	if site.Arch != "" && info.Arch != "" && site.Arch != info.Arch {
-		c.add("arch", "the site is for %s, the image for %s: build the image for %s", site.Arch, info.Arch, site.Arch)
+		c.add("arch", "the Site is for %s, the image for %s: build the image for %s", site.Arch, info.Arch, site.Arch)
 	}
 	if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, site.NodeType) {
 		c.add("nodeType", "the image cannot make a node of type %q, only %s: build an image with this type, or change nodeType", site.NodeType, strings.Join(info.NodeTypes, ", "))
@@ -338,7 +338,7 @@ func (c *check) owners(have Accounts) {
 func (c *check) paths() {
 	c.nodes(func(at field, kind string, n types.Node, f *types.File) {
 		if n.Overwrite != nil && *n.Overwrite {
-			return // what of that is too much, first boot says
+			return // first boot reports what of that is rejected
 		}
 		found, err := c.img.Root.Lstat(n.Path)
 		if err != nil || c.clearedAbove(n.Path) {

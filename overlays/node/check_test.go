@@ -96,7 +96,7 @@ func TestCheckSite(t *testing.T) {
 		"units":                  {ign(`"systemd":{"units":[{"name":"plain.service","enabled":true},{"name":"echo@a.service","enabled":true},{"name":"docker.service","enabled":true},{"name":"off.service","enabled":false}]}`), smallRoot, []string{"systemd.units.2: the image has no unit docker.service to enable"}},
 		"a VIP among pods":       {"vip: 10.244.7.7\n", smallRoot, []string{"vip: 10.244.7.7 lies where the image's pods are (cni.podCIDR 10.244.0.0/16)"}},
 		"a network among pods":   {"masters: ['10.244.0.9:6443']\nnetwork: {dns: [10.244.0.1], interfaces: [{name: eth0, addresses: [10.244.0.5/24]}]}\n", smallRoot, []string{"masters[0]: 10.244.0.9", "network.dns[0]", "network.interfaces[0].addresses[0]: 10.244.0.5/24 overlaps"}},
-		"another type and arch":  {"nodeType: edge\nnodePool: a\narch: arm64\n", smallRoot, []string{`nodeType: the image cannot make a node of type "edge", only native`, "arch: the site is for arm64"}},
+		"another type and arch":  {"nodeType: edge\nnodePool: a\narch: arm64\n", smallRoot, []string{`nodeType: the image cannot make a node of type "edge", only native`, "arch: the Site is for arm64"}},
 		"no root to be seen":     {wifi, nil, nil},
 		"a system without users": {"users: [{name: admin, groups: [docker], sshAuthorizedKeys: ['" + key + "']}]\n", files{}, nil},
 	} {

@@ -65,7 +65,7 @@ func FindSite(inv *configs.Inventory, m Machine) (*configs.InventorySite, error)
 	case 1:
 		return found[0], nil
 	}
-	return nil, fmt.Errorf("the sites %s all match this machine (%s)", strings.Join(names, ", "), m)
+	return nil, fmt.Errorf("the Sites %s all match this machine (%s)", strings.Join(names, ", "), m)
 }
 
 func (m Machine) isZero() bool {

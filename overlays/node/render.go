@@ -25,7 +25,7 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 		err = nil // what needs a machine was tried on a made-up one with the Site
 	}
 	if err != nil {
-		return nil, fmt.Errorf("rendering the site: %w", err)
+		return nil, fmt.Errorf("rendering the Site: %w", err)
 	}
 	if name != "" {
 		addFile(&cfg, "/etc/hostname", 0o644, name+"\n")
@@ -39,7 +39,7 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	}
 
 	if !site.Ignition.IsZero() {
-		if cfg, err = merge(cfg, "the site's ignition", []byte(site.Ignition.Reveal())); err != nil {
+		if cfg, err = merge(cfg, "the Site's ignition", []byte(site.Ignition.Reveal())); err != nil {
 			return nil, err
 		}
 	}
@@ -203,7 +203,7 @@ func conflicts(ours, user *types.Config) []string {
 	}
 	for _, p := range allPaths(user) {
 		if paths[p] {
-			both = append(both, p+" is set there and follows from the site too")
+			both = append(both, p+" is set there and follows from the Site too")
 		}
 	}
 	users := map[string]types.PasswdUser{}
@@ -217,13 +217,13 @@ func conflicts(ours, user *types.Config) []string {
 		}
 		// Keys and groups add up; what there is one of does not.
 		if o.PasswordHash != nil && u.PasswordHash != nil {
-			both = append(both, "user "+u.Name+" has a passwordHash there and in the site")
+			both = append(both, "user "+u.Name+" has a passwordHash there and in the Site")
 		}
 		if o.Shell != nil && u.Shell != nil && *o.Shell != *u.Shell {
-			both = append(both, "user "+u.Name+" has a shell there and in the site")
+			both = append(both, "user "+u.Name+" has a shell there and in the Site")
 		}
 		if u.ShouldExist != nil && !*u.ShouldExist {
-			both = append(both, "user "+u.Name+" is removed there and made by the site")
+			both = append(both, "user "+u.Name+" is removed there and made by the Site")
 		}
 	}
 	units := map[string]types.Unit{}
@@ -236,15 +236,15 @@ func conflicts(ours, user *types.Config) []string {
 			continue
 		}
 		if o.Enabled != nil && u.Enabled != nil && *o.Enabled != *u.Enabled || o.Enabled != nil && u.Mask != nil && *u.Mask {
-			both = append(both, "unit "+u.Name+" is switched off there and needed by the site")
+			both = append(both, "unit "+u.Name+" is switched off there and needed by the Site")
 		}
 		if o.Contents != nil && u.Contents != nil {
-			both = append(both, "unit "+u.Name+" has contents there and follows from the site too")
+			both = append(both, "unit "+u.Name+" has contents there and follows from the Site too")
 		}
 		for _, d := range u.Dropins {
 			for _, e := range o.Dropins {
 				if d.Name == e.Name {
-					both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and follows from the site too")
+					both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and follows from the Site too")
 				}
 			}
 		}

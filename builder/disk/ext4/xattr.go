@@ -140,7 +140,7 @@ const (
 // entry) into ext4's (version 1: entries without an id are four bytes short).
 func storedACL(raw string) (string, error) {
 	if len(raw) < 4 || len(raw)%8 != 4 || le.Uint32([]byte(raw)) != aclRawVersion {
-		return "", fmt.Errorf("%d bytes that are no POSIX ACL of version 2", len(raw))
+		return "", fmt.Errorf("%d bytes that are not a POSIX ACL of version 2", len(raw))
 	}
 	out := le.AppendUint32(nil, aclStoredVersion)
 	for b := []byte(raw[4:]); len(b) > 0; b = b[8:] {
@@ -159,7 +159,7 @@ func storedACL(raw string) (string, error) {
 func rawACL(stored string) (string, error) {
 	b := []byte(stored)
 	if len(b) < 4 || le.Uint32(b) != aclStoredVersion {
-		return "", fmt.Errorf("%d bytes that are no stored ACL", len(b))
+		return "", fmt.Errorf("%d bytes that are not a stored ACL", len(b))
 	}
 	out := le.AppendUint32(nil, aclRawVersion)
 	for b = b[4:]; len(b) > 0; {

@@ -18,7 +18,7 @@ const shortChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'()-@^_`{}~"
 func checkName(s string) error {
 	switch {
 	case s == "" || s == "." || s == "..":
-		return fmt.Errorf("is no file name")
+		return fmt.Errorf("is not a file name")
 	case !utf8.ValidString(s):
 		return fmt.Errorf("has a name that is not UTF-8")
 	case len(utf16.Encode([]rune(s))) > 255:

@@ -12,7 +12,7 @@ import (
 	"unicode/utf16"
 )
 
-// ErrNotFAT is returned by Open for bytes that are no FAT file system.
+// ErrNotFAT is returned by Open for bytes that are not a FAT file system.
 var ErrNotFAT = errors.New("no FAT file system")
 
 // Reader reads a file system. It is not safe for concurrent use.

@@ -188,12 +188,12 @@ var hostile = []struct {
 			}
 		}
 		f.chain(all...)
-	}, "no site"},
+	}, "no Site"},
 	{"a site of its own names", func(f *forged) {
 		for i := range 16 {
 			f.entry(2, i, fmt.Sprintf("SITE (%d)YML", i), 0x20, 3, 1)
 		}
-	}, "no site"},
+	}, "no Site"},
 }
 
 // meter counts what a file system's reader does.

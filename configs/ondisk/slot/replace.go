@@ -116,8 +116,8 @@ func readHeader(r io.ReaderAt) []byte {
 	return header
 }
 
-// readRecord returns what a Replace that was cut off had to write, nil if there
-// is no such record or it is not whole.
+// readRecord returns what a Replace that was cut off had to write; nil where there
+// is no such record, or only part of one.
 func readRecord(r io.ReaderAt) []byte {
 	header := readHeader(r)
 	if header == nil {

@@ -71,7 +71,7 @@ func (h *hider) text(b []byte) []byte {
 }
 
 // ignition hides the secrets in an Ignition config, also in contents that are
-// compressed. What is no JSON is hidden as a text.
+// compressed. What is not JSON is hidden as a text.
 func (h *hider) ignition(b []byte) []byte {
 	var doc any
 	d := json.NewDecoder(bytes.NewReader(b))

@@ -45,7 +45,7 @@ const timestamp = "timestamp:"
 func Sign(files map[string][]byte, key minisign.PrivateKey, when time.Time) ([]byte, error) {
 	r := minisign.NewReader(bytes.NewReader(Digests(files)))
 	if _, err := io.Copy(io.Discard, r); err != nil {
-		return nil, fmt.Errorf("signing a site: %w", err)
+		return nil, fmt.Errorf("signing a Site: %w", err)
 	}
 	return r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\tedgebake site", fmt.Sprintf("signature of an edgebake site by key %X", key.ID())), nil
 }

@@ -56,7 +56,7 @@ var (
 	ErrBlank = error(&fixError{errors.New("the slot is blank"), stampAgain})
 	// ErrNoSite says that there is no site yet. Read returns the rest of the
 	// contents with it: wait, and look again.
-	ErrNoSite = errors.New("no site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
+	ErrNoSite = errors.New("no Site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
 	// ErrBothSites says that a person has to choose.
 	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " are both there"), "remove one of them"})
 	// ErrNoReport says that somebody removed the report, or replaced it with
@@ -64,7 +64,7 @@ var (
 	ErrNoReport = errors.New("no preallocated report in the slot")
 	// ErrForeign says that a file system is larger than a slot: somebody's
 	// stick, with other files on it, which a whole write would destroy.
-	ErrForeign = errors.New("not a slot but somebody's larger file system: remove the site from it by hand")
+	ErrForeign = errors.New("not a slot but somebody's larger file system: remove the Site from it by hand")
 )
 
 // Contents is what is in a slot.
@@ -165,7 +165,7 @@ func (c *Contents) encode() ([]byte, error) {
 	}
 	// One that is too large by itself has been named, with what to do.
 	if total > ondisk.SlotRoom && int64(len(c.Files[largest])) <= SizeLimit(largest) {
-		errs = append(errs, fmt.Errorf("the site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
+		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
 			float64(total)/(1<<20), ondisk.SlotRoom>>20, largest))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -189,7 +189,7 @@ func (c *Contents) encode() ([]byte, error) {
 }
 
 // smallerInventory is what to do about an inventory that is too large.
-const smallerInventory = "split the inventory, or stamp each site onto a copy of its own (--inventory)"
+const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (--inventory)"
 
 const page = 4096
 
@@ -594,7 +594,7 @@ func WriteWhole(f Writer, img []byte) error {
 // writeWhole writes a slot of a size, of which all behind img is zero.
 func writeWhole(f Writer, img []byte, size int) error {
 	if len(img) <= sectorSize {
-		return fmt.Errorf("%d bytes are no slot", len(img))
+		return fmt.Errorf("%d bytes are not a slot", len(img))
 	}
 	if err := write(f, 0, make([]byte, sectorSize)); err != nil {
 		return err

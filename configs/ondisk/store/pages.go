@@ -9,9 +9,8 @@ import (
 )
 
 // bbolt maps its file into memory and trusts it: a damaged page number is a
-// fault that no recover catches, a page that refers to itself is walked for
-// ever, and opening for writing panics in a goroutine of bbolt's own. Nodes
-// lose power. So databases are read here instead, page by page, each checked
+// fault that no recover catches, a page that refers to itself is walked forever,
+// and opening for writing panics in a goroutine of bbolt's own. Nodes lose power. So databases are read here instead, page by page, each checked
 // before it is used, and bbolt only opens for writing what came through whole.
 
 // The format is that of bbolt's internal/common: little endian here, since

@@ -127,7 +127,7 @@ func TestAnswers(t *testing.T) {
 		n.stays("m1 m2 m3", 2*time.Second)
 		for _, m := range l.masters {
 			// A guest without processor time may take a master for dead at first.
-			count := func(what string) int { return n.log.count(fmt.Sprintf("master %s:6443 is %s", m.addr, what)) }
+			count := func(what string) int { return n.log.count(fmt.Sprintf("API server %s:6443 is %s", m.addr, what)) }
 			const said = " (ready, but this node's clock does not fit"
 			if ups := count("up, it was unknown"+said) + count("up, it was down"+said); ups != 1+count("down, it was up") {
 				t.Errorf("it should say once of %s that the clock does not fit:\n%s", m.name, n.log)
@@ -150,7 +150,7 @@ func TestFlapping(t *testing.T) {
 		time.Sleep(1200 * time.Millisecond)
 	}
 	n.expect("m1 m2 m3")
-	if lines := n.log.count("master 10.103.0.12"); lines > 16 && !n.heldUp() {
+	if lines := n.log.count("API server 10.103.0.12"); lines > 16 && !n.heldUp() {
 		t.Errorf("%d lines about the flapping master:\n%s", lines, n.log)
 	}
 }

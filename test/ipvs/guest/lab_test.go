@@ -439,7 +439,7 @@ func (n *machine) unbroken(w *watch) {
 	}
 	for _, m := range n.l.masters {
 		down := func(j *journal) bool {
-			return j.count(fmt.Sprintf("master %s:6443 is down, it was up (no answer", m.addr)) > 0
+			return j.count(fmt.Sprintf("API server %s:6443 is down, it was up (no answer", m.addr)) > 0
 		}
 		if m.name == w.master && slices.ContainsFunc(n.past, down) {
 			n.l.t.Logf("a watch on %s broke, which did not answer for seconds", w.master)
