@@ -278,32 +278,38 @@ func (f *FileSource) validate(path string, probs *Problems) {
 // for that architecture.
 func (s *Source) validate(path, arch string, files []string, probs *Problems) {
 	exactlyOne(path, probs, map[string]bool{"goModule": s.GoModule != nil, "url": s.URL != nil, "file": s.File != nil})
-	if u := s.URL; u != nil {
-		sub := path + ".url"
-		bad := badURL(u.Base, "https", "http")
-		if u.Base != "" && bad != "" {
-			probs.add(sub+".base", "%s", bad)
-		}
-		checkSums(sub+".sha256", u.SHA256, probs)
-		if u.SHA256FromServer {
-			if bad == "" && !strings.HasPrefix(u.Base, "https://") {
-				probs.add(sub+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
-			}
-		} else if len(u.SHA256) == 0 {
-			probs.missing(sub+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
-		} else {
-			for _, f := range files {
-				if u.Sum(arch, f) == "" {
-					if perArch(u.SHA256) && !strings.Contains(f, arch) {
-						f = arch + "/" + f
-					}
-					probs.add(sub+".sha256", "has no digest of %s; add it, or sha256FromServer: true", f)
-				}
-			}
-		}
+	if s.URL != nil {
+		s.URL.validate(path+".url", arch, files, probs)
 	}
 	if f := s.File; f != nil {
 		checkSums(path+".file.sha256", f.SHA256, probs)
+	}
+}
+
+func (u *URLSource) validate(path, arch string, files []string, probs *Problems) {
+	bad := badURL(u.Base, "https", "http")
+	if u.Base != "" && bad != "" {
+		probs.add(path+".base", "%s", bad)
+	}
+	checkSums(path+".sha256", u.SHA256, probs)
+	switch {
+	case u.SHA256FromServer:
+		if bad == "" && !strings.HasPrefix(u.Base, "https://") {
+			probs.add(path+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
+		}
+		return
+	case len(u.SHA256) == 0:
+		probs.missing(path+".sha256", "is required: the digest of each file by its name, or sha256FromServer: true")
+		return
+	}
+	for _, f := range files {
+		if u.Sum(arch, f) != "" {
+			continue
+		}
+		if perArch(u.SHA256) && !strings.Contains(f, arch) {
+			f = arch + "/" + f
+		}
+		probs.add(path+".sha256", "has no digest of %s; add it, or sha256FromServer: true", f)
 	}
 }
 

@@ -17,23 +17,32 @@ func (n *Network) validate(probs *Problems) {
 	for i := range n.Interfaces {
 		n.Interfaces[i].validate(fmt.Sprintf("network.interfaces[%d]", i), n.Interfaces[:i], seen, gateways, vlans, probs)
 	}
-	for i, d := range n.DNS {
+	checkDNS(n.DNS, probs)
+	for i, d := range n.Search {
+		if !isDNSName(strings.ToLower(d)) {
+			probs.add(fmt.Sprintf("network.search[%d]", i), "%q is not a domain", shorten(d))
+		}
+	}
+	checkNTP(n.NTP, probs)
+	n.Proxy.validate(probs)
+}
+
+func checkDNS(servers []string, probs *Problems) {
+	for i, d := range servers {
 		if a, err := netip.ParseAddr(d); err != nil {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q is not the IP address of a DNS server", shorten(d))
 		} else if bad := badMachine(a.WithZone("")); bad != "" {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%s is not the address of a DNS server: it %s", shorten(d), bad)
 		} else if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "%q: what stands behind the %% is not an interface's name", shorten(d))
-		} else if slices.Contains(n.DNS[:i], d) {
+		} else if slices.Contains(servers[:i], d) {
 			probs.add(fmt.Sprintf("network.dns[%d]", i), "is listed twice")
 		}
 	}
-	for i, d := range n.Search {
-		if !isDNSName(strings.ToLower(d)) {
-			probs.add(fmt.Sprintf("network.search[%d]", i), "%q is not a domain", shorten(d))
-		}
-	}
-	for i, h := range n.NTP {
+}
+
+func checkNTP(servers []string, probs *Problems) {
+	for i, h := range servers {
 		path := fmt.Sprintf("network.ntp[%d]", i)
 		a, err := netip.ParseAddr(h)
 		switch bad := badHost(h); {
@@ -43,21 +52,24 @@ func (n *Network) validate(probs *Problems) {
 			probs.add(path, "%s %s", a, badServer(a))
 		case isLoopbackName(h):
 			probs.add(path, "%q is every machine's name for itself; name a time server", h)
-		case slices.Contains(n.NTP[:i], h):
+		case slices.Contains(servers[:i], h):
 			probs.add(path, "is listed twice")
 		}
 	}
-	for _, p := range []struct{ path, url string }{{"network.proxy.http", n.Proxy.HTTP}, {"network.proxy.https", n.Proxy.HTTPS}} {
-		if p.url == "" {
+}
+
+func (p *Proxy) validate(probs *Problems) {
+	for _, u := range []struct{ path, url string }{{"network.proxy.http", p.HTTP}, {"network.proxy.https", p.HTTPS}} {
+		if u.url == "" {
 			continue
 		}
-		if bad := badURL(p.url, "http", "https"); bad != "" {
-			probs.add(p.path, "%s", bad)
-		} else if strings.ContainsAny(p.url, `"'\$%`) || badText(p.url) != "" {
-			probs.add(p.path, "contains a quote, $, %% or control character")
+		if bad := badURL(u.url, "http", "https"); bad != "" {
+			probs.add(u.path, "%s", bad)
+		} else if strings.ContainsAny(u.url, `"'\$%`) || badText(u.url) != "" {
+			probs.add(u.path, "contains a quote, $, %% or control character")
 		}
 	}
-	for i, h := range n.Proxy.NoProxy {
+	for i, h := range p.NoProxy {
 		path := fmt.Sprintf("network.proxy.noProxy[%d]", i)
 		if h == "" || strings.ContainsAny(h, ", \"'\\$%") || badText(h) != "" {
 			probs.add(path, "%q: one host, .domain or CIDR an item, without commas, spaces and quotes", shorten(h))
@@ -65,7 +77,7 @@ func (n *Network) validate(probs *Problems) {
 			probs.add(path, "%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", shorten(h))
 		}
 	}
-	if len(n.Proxy.NoProxy) > 0 && n.Proxy.HTTP == "" && n.Proxy.HTTPS == "" {
+	if len(p.NoProxy) > 0 && p.HTTP == "" && p.HTTPS == "" {
 		probs.add("network.proxy.noProxy", "has no meaning without network.proxy.http or .https")
 	}
 }

@@ -235,10 +235,39 @@ func (g *group) learn(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the node's certificate: %w", err)
 	}
+	from, configured := g.askTeacher()
+	if !from.addr.IsValid() || from.roots == nil {
+		return nil // nobody to ask, or nobody who could be believed
+	}
+	from.client = &cert
+	masters, err := g.readList(ctx, from)
+	if err != nil {
+		return err
+	}
+	news := g.compare(masters, configured)
+	if news.same && news.stored {
+		return nil
+	}
+	if !news.safe && !g.provable(ctx, masters) {
+		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
+	}
+	// First to the disk: whoever sees the new list served finds it after a
+	// power cut too. A full disk is no reason to stay with the old masters; it
+	// is tried again with the next reading.
+	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = texts(configured), texts(masters) })
+	if g.take(masters, configured, !news.same, err == nil) {
+		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
+		poke(g.renew)
+	}
+	return err
+}
+
+// askTeacher picks the API server whose list is read, and returns the configured
+// ones beside it. It stays the same one as long as it is up: a fault that all of
+// them have is then said once. Without any that is up, the target has no address.
+func (g *group) askTeacher() (from target, configured []Master) {
 	g.mu.Lock()
-	s := g.server
-	// The same one as long as it is up: a fault that all of them have is then
-	// said once.
+	defer g.mu.Unlock()
 	if m := g.members[g.teacher]; m == nil || m.health.State != Up {
 		g.teacher = netip.AddrPort{}
 		for a, m := range g.members {
@@ -248,66 +277,64 @@ func (g *group) learn(ctx context.Context) error {
 			}
 		}
 	}
-	var from target
 	if m := g.members[g.teacher]; m != nil {
 		from = g.target(g.teacher, m.name)
 	}
-	g.mu.Unlock()
-	if !from.addr.IsValid() || from.roots == nil {
-		return nil // nobody to ask, or nobody who could be believed
-	}
-	from.client = &cert
+	return from, g.server.Masters
+}
+
+// readList reads the cluster's list from one API server.
+func (g *group) readList(ctx context.Context, from target) ([]Master, error) {
 	from.probe = Probe{Method: "GET", Path: learnPath}
 	e, _, err := fetch(ctx, from, 20*time.Second)
 	if err != nil {
-		return fmt.Errorf("reading %s from %s: %w", learnPath, from.addr, err)
+		return nil, fmt.Errorf("reading %s from %s: %w", learnPath, from.addr, err)
 	}
 	switch e.status {
 	case 200:
 	case 404:
-		return errors.New("there is no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list")
+		return nil, errors.New("there is no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list")
 	default:
-		return fmt.Errorf("%s answered with status %d to %s; keeping the list", from.addr, e.status, learnPath)
+		return nil, fmt.Errorf("%s answered with status %d to %s; keeping the list", from.addr, e.status, learnPath)
 	}
 	if len(e.body) >= bodyLimitLong {
-		return fmt.Errorf("ConfigMap kube-public/edgebake-masters is larger than %d KiB; keeping the list", bodyLimitLong>>10)
+		return nil, fmt.Errorf("ConfigMap kube-public/edgebake-masters is larger than %d KiB; keeping the list", bodyLimitLong>>10)
 	}
 	masters, err := parseConfigMap(g.vip, e.body)
 	if err != nil {
-		return fmt.Errorf("ConfigMap kube-public/edgebake-masters: %w; keeping the list", err)
+		return nil, fmt.Errorf("ConfigMap kube-public/edgebake-masters: %w; keeping the list", err)
 	}
+	return masters, nil
+}
+
+// news is what a list that was read means.
+type news struct {
+	same   bool // as the present one
+	stored bool // the present one is on the disk
+	safe   bool // one of its masters is known to be up
+}
+
+func (g *group) compare(masters, configured []Master) news {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	present := g.learned
 	if present == nil {
-		present = s.Masters
+		present = configured
 	}
-	same := slices.Equal(present, masters)
-	stored := !g.unstored
-	safe := g.anyUp(masters)
-	g.mu.Unlock()
-	if same && stored {
-		return nil
-	}
-	if !safe && !g.provable(ctx, masters) {
-		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
-	}
-	// First to the disk: whoever sees the new list served finds it after a
-	// power cut too. A full disk is no reason to stay with the old masters; it
-	// is tried again with the next reading.
-	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = texts(s.Masters), texts(masters) })
+	return news{same: slices.Equal(present, masters), stored: !g.unstored, safe: g.anyUp(masters)}
+}
+
+// take notes whether the list is on the disk and, where it differs, has it kept
+// from now on, unless the configuration changed meanwhile.
+func (g *group) take(masters, configured []Master, differs, stored bool) bool {
 	g.mu.Lock()
-	g.unstored = err != nil
-	// Unless the configuration changed meanwhile.
-	taken := !same && g.server.Learn && slices.Equal(g.server.Masters, s.Masters)
-	if taken {
-		g.learned = masters
+	defer g.mu.Unlock()
+	g.unstored = !stored
+	if !differs || !g.server.Learn || !slices.Equal(g.server.Masters, configured) {
+		return false
 	}
-	g.mu.Unlock()
-	if taken {
-		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
-		poke(g.renew)
-	}
-	return err
+	g.learned = masters
+	return true
 }
 
 // anyUp reports whether one of the masters is known to be up. g.mu is held.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/spf13/cobra"
 )
@@ -122,6 +123,32 @@ func (p plain) Write(b []byte) (int, error) {
 
 func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool) {
 	w := plain{s.Out}
+	printImage(w, i)
+	printSlot(w, &i.Slot)
+	fmt.Fprintf(w, "golden      %s", i.Slot.Golden)
+	if i.Slot.Signed {
+		fmt.Fprint(w, " (signed)")
+	}
+	if verified {
+		fmt.Fprint(w, " (verified)")
+	}
+	fmt.Fprintln(w, "\npartitions")
+	for _, p := range i.Partitions {
+		printPartition(w, p)
+	}
+	printContainerImages(w, i.Image.Images, imagesVerified)
+	fmt.Fprintf(w, "packages: %d (Debian's, programs and the modules in them)\n", len(i.Packages))
+	if packages {
+		for _, p := range i.Packages {
+			fmt.Fprintf(w, "  %s %s\n", p.Name, p.Version)
+		}
+	}
+	if i.Slot.Report != "" {
+		fmt.Fprintf(w, "last report of the machine:\n%s\n", strings.TrimRight(i.Slot.Report, "\n"))
+	}
+}
+
+func printImage(w io.Writer, i *media.Info) {
 	m := i.Image
 	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, configs.HumanSize(i.Size), configs.HumanSize(i.Stored))
 	fmt.Fprintf(w, "plan        %s\n", m.Plan)
@@ -138,65 +165,59 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		fmt.Fprintf(w, "yurthub     %s (%s)\n", m.Yurthub.Version, m.Yurthub.Form)
 	}
 	fmt.Fprintf(w, "serves      node types %s; Sites %s\n", strings.Join(m.NodeTypes, ", "), strings.Join(m.SiteVersions, ", "))
-	fmt.Fprintf(w, "slot        %s", i.Slot.State)
-	if !i.Slot.Stamped.IsZero() {
-		fmt.Fprintf(w, ", stamped %s", i.Slot.Stamped.Format(time.RFC3339))
+}
+
+func printSlot(w io.Writer, slot *media.SlotState) {
+	fmt.Fprintf(w, "slot        %s", slot.State)
+	if !slot.Stamped.IsZero() {
+		fmt.Fprintf(w, ", stamped %s", slot.Stamped.Format(time.RFC3339))
 	}
-	if i.Slot.Error != "" {
-		fmt.Fprintf(w, ": %s: %s", i.Slot.Error, i.Slot.Fix)
+	if slot.Error != "" {
+		fmt.Fprintf(w, ": %s: %s", slot.Error, slot.Fix)
 	}
-	if site := i.Slot.Site; site != nil {
-		fmt.Fprintf(w, "\nsite        %s (%s), API servers %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))
-		if site.NodePool != "" {
-			fmt.Fprintf(w, ", node pool %s", site.NodePool)
-		}
-		if !site.Token {
-			fmt.Fprint(w, ", no token")
-		}
+	fmt.Fprintln(w)
+	site := slot.Site
+	if site == nil {
+		return
 	}
-	fmt.Fprintf(w, "\ngolden      %s", i.Slot.Golden)
-	if i.Slot.Signed {
-		fmt.Fprint(w, " (signed)")
+	fmt.Fprintf(w, "site        %s (%s), API servers %s", site.NodeName, site.NodeType, strings.Join(site.Masters, ", "))
+	if site.NodePool != "" {
+		fmt.Fprintf(w, ", node pool %s", site.NodePool)
 	}
+	if !site.Token {
+		fmt.Fprint(w, ", no token")
+	}
+	fmt.Fprintln(w)
+}
+
+func printPartition(w io.Writer, p media.Partition) {
+	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
+	switch {
+	case p.Error != "":
+		fmt.Fprintf(w, "  %9s     ", "?")
+	case p.FS != "":
+		fmt.Fprintf(w, "  %9s free", configs.HumanSize(p.Free))
+	default:
+		fmt.Fprintf(w, "  %9s     ", "")
+	}
+	fmt.Fprintf(w, "  %s", p.GUID)
+	if p.Error != "" {
+		fmt.Fprintf(w, "  damaged: %s", p.Error)
+	}
+	fmt.Fprintln(w)
+}
+
+func printContainerImages(w io.Writer, images []ondisk.ImageRef, verified bool) {
+	fmt.Fprintf(w, "container images: %d", len(images))
 	if verified {
-		fmt.Fprint(w, " (verified)")
-	}
-	fmt.Fprintln(w, "\npartitions")
-	for _, p := range i.Partitions {
-		fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
-		switch {
-		case p.Error != "":
-			fmt.Fprintf(w, "  %9s     ", "?")
-		case p.FS != "":
-			fmt.Fprintf(w, "  %9s free", configs.HumanSize(p.Free))
-		default:
-			fmt.Fprintf(w, "  %9s     ", "")
-		}
-		fmt.Fprintf(w, "  %s", p.GUID)
-		if p.Error != "" {
-			fmt.Fprintf(w, "  damaged: %s", p.Error)
-		}
-		fmt.Fprintln(w)
-	}
-	fmt.Fprintf(w, "container images: %d", len(m.Images))
-	if imagesVerified {
 		fmt.Fprint(w, " (verified)")
 	}
 	fmt.Fprintln(w)
 	wide := 0
-	for _, c := range m.Images {
+	for _, c := range images {
 		wide = max(wide, len(c.Ref))
 	}
-	for _, c := range m.Images {
+	for _, c := range images {
 		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, configs.HumanSize(c.Size))
-	}
-	fmt.Fprintf(w, "packages: %d (Debian's, programs and the modules in them)\n", len(i.Packages))
-	if packages {
-		for _, p := range i.Packages {
-			fmt.Fprintf(w, "  %s %s\n", p.Name, p.Version)
-		}
-	}
-	if i.Slot.Report != "" {
-		fmt.Fprintf(w, "last report of the machine:\n%s\n", strings.TrimRight(i.Slot.Report, "\n"))
 	}
 }

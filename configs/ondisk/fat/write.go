@@ -73,86 +73,103 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 // gather makes the tree of files out of the list of nodes. It reports
 // everything that FAT cannot hold, at once.
 func gather(nodes []tree.Node) (*file, error) {
-	root := &file{path: ".", dir: true, byName: map[string]*file{}}
-	var errs []error
-	bad := func(p, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{p}, args...)...))
-	}
-	// parent finds the directory p, made up where nobody listed it.
-	var parent func(p string) *file
-	parent = func(p string) *file {
-		if p == "." {
-			return root
-		}
-		up := parent(path.Dir(p))
-		if up == nil {
-			return nil
-		}
-		name := path.Base(p)
-		if d, ok := up.byName[foldName(name)]; ok {
-			if !d.dir {
-				bad(p, "is a file and a directory at once")
-				return nil
-			}
-			return d
-		}
-		d := &file{name: name, path: p, dir: true, parent: up, byName: map[string]*file{}}
-		up.byName[foldName(name)] = d
-		up.kids = append(up.kids, d)
-		return d
-	}
+	g := gatherer{root: &file{path: ".", dir: true, byName: map[string]*file{}}}
 	sorted := slices.Clone(nodes)
 	slices.SortStableFunc(sorted, func(a, b tree.Node) int { return cmp.Compare(a.Path, b.Path) })
 	for _, n := range sorted {
 		if n.Path == "." {
-			root.inode = n.Inode
+			g.root.inode = n.Inode
 			continue
 		}
-		if !fs.ValidPath(n.Path) {
-			bad(n.Path, "is not a clean relative path")
-			continue
+		err := checkNode(n)
+		if err == nil {
+			err = g.add(n)
 		}
-		if n.Inode == nil {
-			bad(n.Path, "has no inode")
-			continue
+		if err != nil {
+			g.errs = append(g.errs, fmt.Errorf("%s: %w", n.Path, err))
 		}
-		name := path.Base(n.Path)
-		if err := checkName(name); err != nil {
-			bad(n.Path, "%w", err)
-			continue
-		}
-		if !n.IsDir() && !n.IsRegular() {
-			bad(n.Path, "is neither file nor directory (mode %o); FAT has nothing else", n.Mode)
-			continue
-		}
-		if n.Data.Size < 0 || n.Data.Size > 1<<32-1 {
-			bad(n.Path, "has %d bytes; FAT ends at 4 GiB", n.Data.Size)
-			continue
-		}
-		up := parent(path.Dir(n.Path))
-		if up == nil {
-			continue
-		}
-		key := foldName(name)
-		if other, ok := up.byName[key]; ok {
-			if n.IsDir() && other.dir && other.inode == nil && other.name == name {
-				other.inode = n.Inode
-			} else {
-				bad(n.Path, "and %s are the same name to FAT", other.path)
-			}
-			continue
-		}
-		f := &file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir(), parent: up}
-		if f.dir {
-			f.byName = map[string]*file{}
-		}
-		up.byName[key] = f
-		up.kids = append(up.kids, f)
 	}
-	if err := count(root); err != nil {
-		errs = append(errs, err)
+	if err := count(g.root); err != nil {
+		g.errs = append(g.errs, err)
 	}
-	return root, errors.Join(errs...)
+	return g.root, errors.Join(g.errs...)
+}
+
+// checkNode says why FAT cannot hold a node.
+func checkNode(n tree.Node) error {
+	switch {
+	case !fs.ValidPath(n.Path):
+		return errors.New("is not a clean relative path")
+	case n.Inode == nil:
+		return errors.New("has no inode")
+	}
+	if err := checkName(path.Base(n.Path)); err != nil {
+		return err
+	}
+	switch {
+	case !n.IsDir() && !n.IsRegular():
+		return fmt.Errorf("is neither file nor directory (mode %o); FAT has nothing else", n.Mode)
+	case n.Data.Size < 0 || n.Data.Size > 1<<32-1:
+		return fmt.Errorf("has %d bytes; FAT ends at 4 GiB", n.Data.Size)
+	}
+	return nil
+}
+
+// gatherer is a tree of files in the making.
+type gatherer struct {
+	root *file
+	errs []error
+}
+
+// parent finds the directory p, made up where nobody listed it; nil, with the
+// error noted, where p is a file.
+func (g *gatherer) parent(p string) *file {
+	if p == "." {
+		return g.root
+	}
+	up := g.parent(path.Dir(p))
+	if up == nil {
+		return nil
+	}
+	name := path.Base(p)
+	if d, ok := up.byName[foldName(name)]; ok {
+		if !d.dir {
+			g.errs = append(g.errs, fmt.Errorf("%s: is a file and a directory at once", p))
+			return nil
+		}
+		return d
+	}
+	return up.add(&file{name: name, path: p, dir: true})
+}
+
+// add enters a node below its directory.
+func (g *gatherer) add(n tree.Node) error {
+	up := g.parent(path.Dir(n.Path))
+	if up == nil {
+		return nil // it is noted
+	}
+	name := path.Base(n.Path)
+	other, ok := up.byName[foldName(name)]
+	switch {
+	case !ok:
+		up.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
+	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
+		other.inode = n.Inode // it was made up
+	default:
+		return fmt.Errorf("and %s are the same name to FAT", other.path)
+	}
+	return nil
+}
+
+// add enters a file into a directory.
+func (d *file) add(f *file) *file {
+	f.parent = d
+	if f.dir {
+		f.byName = map[string]*file{}
+	}
+	d.byName[foldName(f.name)] = f
+	d.kids = append(d.kids, f)
+	return f
 }
 
 // count sorts a directory, gives its files short names and counts entries.

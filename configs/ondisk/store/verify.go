@@ -218,6 +218,19 @@ func (v *verifier) images() {
 // maxLayers is how many directories overlayfs stacks (OVL_MAX_STACK).
 const maxLayers = 500
 
+// manifest is an index or a manifest, as far as its links go.
+type manifest struct {
+	Manifests []ocispec.Descriptor `json:"manifests"`
+	Config    struct {
+		Digest string `json:"digest"`
+	} `json:"config"`
+	Layers []struct {
+		Digest string `json:"digest"`
+	} `json:"layers"`
+}
+
+// image checks that containerd can run an image and that its collector keeps all
+// of it: index, manifest, config, layers and snapshots.
 func (v *verifier) image(img *Image) error {
 	target := v.blobByDigest[img.Digest]
 	if target == nil {
@@ -226,44 +239,59 @@ func (v *verifier) image(img *Image) error {
 	if target.Size != img.Size {
 		return fmt.Errorf("its target has %d bytes, the record says %d", target.Size, img.Size)
 	}
-	manifest := target
-	var doc struct {
-		Manifests []ocispec.Descriptor `json:"manifests"`
-		Config    struct {
-			Digest string `json:"digest"`
-		} `json:"config"`
-		Layers []struct {
-			Digest string `json:"digest"`
-		} `json:"layers"`
-	}
-	if err := v.json(target.Digest, &doc); err != nil {
+	blob, doc, err := v.manifest(target)
+	if err != nil {
 		return err
 	}
-	if len(doc.Manifests) > 0 {
-		digest := ""
-		for k, d := range target.Labels {
-			if strings.HasPrefix(k, LabelGCManifest) && v.blobByDigest[d] != nil {
-				digest = d
-			}
-		}
-		if manifest = v.blobByDigest[digest]; manifest == nil {
-			return fmt.Errorf("no label of the index %s refers to a manifest that is there: it would be collected", target.Digest)
-		}
-		// Of entries without a platform containerd looks at the first alone.
-		silent := func(d ocispec.Descriptor) bool { return d.Platform == nil }
-		if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, func(d ocispec.Descriptor) bool { return !silent(d) }) && first != digest {
-			return fmt.Errorf("containerd would look at the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
-		}
-		if err := v.json(digest, &doc); err != nil {
-			return err
+	if got := blob.Labels[LabelGCConfig]; got != doc.Config.Digest {
+		return fmt.Errorf("manifest %s refers to the config %q by label, but to %s in fact: it would be collected", blob.Digest, got, doc.Config.Digest)
+	}
+	if err := v.unpacked(doc.Config.Digest); err != nil {
+		return err
+	}
+	for n, l := range doc.Layers {
+		label := blob.Labels[LabelGCLayer+strconv.Itoa(n)]
+		if label != "" && (label != l.Digest || v.blobByDigest[label] == nil) {
+			return fmt.Errorf("manifest %s refers to the layer %s by label, which is missing or another", blob.Digest, label)
 		}
 	}
-	if got := manifest.Labels[LabelGCConfig]; got != doc.Config.Digest {
-		return fmt.Errorf("manifest %s refers to the config %q by label, but to %s in fact: it would be collected", manifest.Digest, got, doc.Config.Digest)
+	return nil
+}
+
+// manifest finds the manifest that containerd takes: the target itself, or the one
+// that an index refers to by label.
+func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
+	doc := new(manifest)
+	if err := v.json(target.Digest, doc); err != nil {
+		return nil, nil, err
 	}
-	config := v.blobByDigest[doc.Config.Digest]
+	if len(doc.Manifests) == 0 {
+		return target, doc, nil
+	}
+	digest := ""
+	for k, d := range target.Labels {
+		if strings.HasPrefix(k, LabelGCManifest) && v.blobByDigest[d] != nil {
+			digest = d
+		}
+	}
+	blob := v.blobByDigest[digest]
+	if blob == nil {
+		return nil, nil, fmt.Errorf("no label of the index %s refers to a manifest that is there: it would be collected", target.Digest)
+	}
+	// Of entries without a platform containerd looks at the first alone.
+	named := func(d ocispec.Descriptor) bool { return d.Platform != nil }
+	if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, named) && first != digest {
+		return nil, nil, fmt.Errorf("containerd would look at the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
+	}
+	return blob, doc, v.json(digest, doc)
+}
+
+// unpacked checks that each layer of a config has its snapshot, and that the
+// config keeps the last of them.
+func (v *verifier) unpacked(digest string) error {
+	config := v.blobByDigest[digest]
 	if config == nil {
-		return fmt.Errorf("its config %s is missing", doc.Config.Digest)
+		return fmt.Errorf("its config %s is missing", digest)
 	}
 	var c ocispec.Image // strictly, as containerd reads it
 	if err := v.json(config.Digest, &c); err != nil {
@@ -289,12 +317,6 @@ func (v *verifier) image(img *Image) error {
 	}
 	if got := config.Labels[LabelGCSnapshot+v.snapshotter]; got != chain {
 		return fmt.Errorf("config %s refers to the snapshot %q by label, its layers end at %s: they would be collected", config.Digest, got, chain)
-	}
-	for n, l := range doc.Layers {
-		label := manifest.Labels[LabelGCLayer+strconv.Itoa(n)]
-		if label != "" && (label != l.Digest || v.blobByDigest[label] == nil) {
-			return fmt.Errorf("manifest %s refers to the layer %s by label, which is missing or another", manifest.Digest, label)
-		}
 	}
 	return nil
 }
