@@ -216,7 +216,7 @@ func (s *Server) fill(vip string, masters []string) error {
 		errs = append(errs, fmt.Errorf("vip: %w", err))
 	}
 	s.VIP = addr
-	s.Masters, err = ParseMasters(s.VIP, masters)
+	s.Masters, err = parseMasters(s.VIP, masters)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -272,9 +272,9 @@ func parseVIP(s string) (netip.AddrPort, error) {
 	return ap, nil
 }
 
-// ParseMasters checks a list of masters against the virtual server they are
+// parseMasters checks a list of masters against the virtual server they are
 // to stand behind.
-func ParseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
+func parseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) == 0 {
 		return nil, errors.New("masters: must not be empty: name at least one API server as host:port")
 	}

@@ -218,7 +218,7 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, releases map[netip
 		return err
 	}
 	for vip, host := range noted(d.opt.RunDir) {
-		if _, locked := Locked(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
+		if _, locked := lockedBy(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
 			d.forget(ctx, vip, host)
 		}
 	}
@@ -484,7 +484,7 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 	}
 	vips := slices.SortedFunc(maps.Keys(hosts), netip.AddrPort.Compare)
 	for _, vip := range vips {
-		if pid, locked := Locked(l.RunDir, vip); locked {
+		if pid, locked := lockedBy(l.RunDir, vip); locked {
 			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
 		}
 	}

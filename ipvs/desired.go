@@ -83,11 +83,11 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s -> %s weight %d %s", o.Kind, o.Service.VIP, o.Dest.Addr, o.Dest.Weight, o.Dest.Forward)
 }
 
-// Diff returns the steps from have to want; nil stands for no service at all.
+// diff returns the steps from have to want; nil stands for no service at all.
 // New and better real servers come before worse ones go, so that no step
 // leaves the service without a real server that it had and keeps. A real
 // server that goes is first given weight 0 and its connections are severed.
-func Diff(want, have *Service) []Op {
+func diff(want, have *Service) []Op {
 	var ops []Op
 	switch {
 	case want == nil && have == nil:
@@ -153,15 +153,15 @@ func sorted(dests []Dest) []Dest {
 	return slices.SortedStableFunc(slices.Values(dests), func(a, b Dest) int { return a.Addr.Compare(b.Addr) })
 }
 
-// Candidate is what Choose knows of one master.
-type Candidate struct {
+// candidate is what choose knows of one master.
+type candidate struct {
 	Addr  netip.AddrPort
 	State State
 	// Lost: it does not answer, and may come back as a master of another cluster.
 	Lost bool
 }
 
-// Choose decides which masters stand behind the virtual server. last are the
+// choose decides which masters stand behind the virtual server. last are the
 // real servers that were chosen before, or stand there with a weight above 0,
 // whoever put them. guarded says that a master has to show its cluster.
 //
@@ -173,8 +173,8 @@ type Candidate struct {
 //     as a master of another cluster keeps the connections that it has, and gets
 //     no others (weight 0);
 //   - an alien (wrong identity) is never chosen.
-func Choose(masters []Candidate, last []Dest, guarded bool) []Dest {
-	known := make(map[netip.AddrPort]Candidate, len(masters))
+func choose(masters []candidate, last []Dest, guarded bool) []Dest {
+	known := make(map[netip.AddrPort]candidate, len(masters))
 	for _, m := range masters {
 		known[m.Addr] = m
 	}

@@ -96,7 +96,7 @@ func FuzzDiff(f *testing.F) {
 		want, have := decode(w), decode(h)
 		both := serving(want) > 0 && serving(have) > 0
 		severed := map[netip.AddrPort]bool{}
-		for _, op := range Diff(want, have) {
+		for _, op := range diff(want, have) {
 			if op.Service.VIP != testVIP {
 				t.Fatalf("%s is for another virtual server", op)
 			}
@@ -119,7 +119,7 @@ func FuzzDiff(f *testing.F) {
 		if !equalService(have, want) {
 			t.Fatalf("got %v, want %v", have, want)
 		}
-		if again := Diff(want, have); len(again) != 0 {
+		if again := diff(want, have); len(again) != 0 {
 			t.Fatalf("a second run finds %v", again)
 		}
 	})
@@ -130,26 +130,26 @@ func TestChoose(t *testing.T) {
 	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
 	for _, tt := range []struct {
 		name    string
-		masters []Candidate
+		masters []candidate
 		last    []Dest
 		want    []Dest
 	}{
-		{"all up", []Candidate{{a, Up, false}, {b, Up, false}}, nil, []Dest{w(a, 1), w(b, 1)}},
-		{"one down", []Candidate{{a, Up, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}},
-		{"one draining", []Candidate{{a, Up, false}, {b, Draining, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 0)}},
-		{"only draining left", []Candidate{{a, Down, false}, {b, Draining, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"all down: the last set stays", []Candidate{{a, Down, false}, {b, Down, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
-		{"all down but one alien", []Candidate{{a, Alien, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}},
-		{"an alien is nobody's last resort", []Candidate{{a, Alien, false}}, []Dest{w(a, 1)}, nil},
-		{"first start: nobody before its verdict", []Candidate{{a, Unknown, false}, {b, Up, false}}, nil, []Dest{w(b, 1)}},
-		{"restart: all keep their places", []Candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
-		{"restart: unlisted ones go", []Candidate{{a, Unknown, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
-		{"new list, nobody proven: the old ones serve on", []Candidate{{a, Unknown, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
-		{"new list, one proven: the old ones go", []Candidate{{a, Up, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
+		{"all up", []candidate{{a, Up, false}, {b, Up, false}}, nil, []Dest{w(a, 1), w(b, 1)}},
+		{"one down", []candidate{{a, Up, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1)}},
+		{"one draining", []candidate{{a, Up, false}, {b, Draining, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 0)}},
+		{"only draining left", []candidate{{a, Down, false}, {b, Draining, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"all down: the last set stays", []candidate{{a, Down, false}, {b, Down, false}}, []Dest{w(b, 1)}, []Dest{w(b, 1)}},
+		{"all down but one alien", []candidate{{a, Alien, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(b, 1)}},
+		{"an alien is nobody's last resort", []candidate{{a, Alien, false}}, []Dest{w(a, 1)}, nil},
+		{"first start: nobody before its verdict", []candidate{{a, Unknown, false}, {b, Up, false}}, nil, []Dest{w(b, 1)}},
+		{"restart: all keep their places", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart: unlisted ones go", []candidate{{a, Unknown, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
+		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
+		{"new list, one proven: the old ones go", []candidate{{a, Up, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
 		{"nothing known at all", nil, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := Choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
+			if got := choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
 				t.Errorf("got %v, want %v", got, tt.want)
 			}
 		})
@@ -163,22 +163,22 @@ func TestChooseGuarded(t *testing.T) {
 	w := func(a netip.AddrPort, n int) Dest { return Dest{a, n, Masq} }
 	for _, tt := range []struct {
 		name    string
-		masters []Candidate
+		masters []candidate
 		last    []Dest
 		want    []Dest
 	}{
-		{"nobody answers", []Candidate{{a, Down, true}, {b, Down, true}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 0), w(b, 0)}},
-		{"and still nobody", []Candidate{{a, Down, true}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
-		{"one answers badly", []Candidate{{a, Down, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
-		{"one is back", []Candidate{{a, Up, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
-		{"one is another cluster's", []Candidate{{a, Alien, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(b, 0)}},
-		{"listed anew, nothing known: it keeps its place", []Candidate{{a, Unknown, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
-		{"a restart costs nothing", []Candidate{{a, Unknown, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
-		{"no longer listed, and nobody is proven", []Candidate{{a, Unknown, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
-		{"all drain", []Candidate{{a, Draining, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+		{"nobody answers", []candidate{{a, Down, true}, {b, Down, true}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 0), w(b, 0)}},
+		{"and still nobody", []candidate{{a, Down, true}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
+		{"one answers badly", []candidate{{a, Down, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"one is back", []candidate{{a, Up, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
+		{"one is another cluster's", []candidate{{a, Alien, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(b, 0)}},
+		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
+		{"a restart costs nothing", []candidate{{a, Unknown, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
+		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
+		{"all drain", []candidate{{a, Draining, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := Choose(tt.masters, tt.last, true); !slices.Equal(got, tt.want) {
+			if got := choose(tt.masters, tt.last, true); !slices.Equal(got, tt.want) {
 				t.Errorf("got %v, want %v", got, tt.want)
 			}
 		})

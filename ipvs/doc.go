@@ -5,7 +5,7 @@
 //
 // The parts, from pure to touching:
 //
-//   - [Diff] and [Choose] are values in, values out: which real servers should
+//   - diff and choose are values in, values out: which real servers should
 //     stand behind the virtual server, and which steps lead there.
 //   - [Health] turns the outcomes of probes into a state, one per master.
 //   - a watcher per master holds one HTTP/2 connection and senses by it.

@@ -37,7 +37,7 @@ type group struct {
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
 	looked      bool       // every name was looked up once
-	stood       []Dest     // what Choose is told of before
+	stood       []Dest     // what choose is told of before
 	hostsAt     netip.Addr // what the hosts file says
 	// cert is the node's own, as it was at certTime.
 	cert     *tls.Certificate
@@ -338,7 +338,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 		return m.health.State, false
 	}
 	before, wasLost := m.health.State, m.lost()
-	changed := m.health.Observe(c, time.Now())
+	changed := m.health.observe(c, time.Now())
 	m.err = ""
 	if err != nil {
 		m.err = err.Error()
@@ -364,23 +364,23 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 			poke(g.lookNow) // its name may be somewhere else by now
 		}
 	}
-	return m.health.State, m.health.Doubted()
+	return m.health.State, m.health.doubted()
 }
 
 // apply chooses and has the keeper do it.
 func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
-	candidates := make([]Candidate, 0, len(g.members))
+	candidates := make([]candidate, 0, len(g.members))
 	via := make([]netip.Addr, 0, len(g.members))
 	for a, m := range g.members {
-		candidates = append(candidates, Candidate{a, m.health.State, m.lost()})
+		candidates = append(candidates, candidate{a, m.health.State, m.lost()})
 		via = append(via, a.Addr())
 	}
 	judged := g.looked && len(candidates) > 0 && g.count(Unknown) == 0
-	slices.SortFunc(candidates, func(a, b Candidate) int { return a.Addr.Compare(b.Addr) })
+	slices.SortFunc(candidates, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(via, netip.Addr.Compare)
-	dests := Choose(candidates, g.stood, g.guarded())
+	dests := choose(candidates, g.stood, g.guarded())
 	previous := g.serving()
 	g.stood = slices.DeleteFunc(slices.Clone(dests), func(d Dest) bool { return d.Weight == 0 })
 	if len(g.stood) == 0 { // whoever keeps its connections keeps its place

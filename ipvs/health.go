@@ -107,8 +107,8 @@ type Health struct {
 	flap      int // doublings are 1, 2, 4, 8; 0 counts as 1
 }
 
-// Observe takes the outcome of one probe and reports whether State changed.
-func (h *Health) Observe(c Class, now time.Time) bool {
+// observe takes the outcome of one probe and reports whether State changed.
+func (h *Health) observe(c Class, now time.Time) bool {
 	h.Class = c
 	switch {
 	case c == Identity || c == Reborn:
@@ -151,9 +151,9 @@ func (h *Health) Observe(c Class, now time.Time) bool {
 	return h.enter(Down, now)
 }
 
-// Doubted reports whether the next probe should come soon: the belief does
+// doubted reports whether the next probe should come soon: the belief does
 // not match what was seen last.
-func (h *Health) Doubted() bool {
+func (h *Health) doubted() bool {
 	return h.bad > 0 && h.State != Down && h.State != Alien || h.good > 0 && h.State != Up
 }
 

@@ -259,7 +259,7 @@ func removeService(kernel Kernel, vip netip.AddrPort, keepRoute bool) error {
 		return err
 	}
 	var errs []error
-	for _, op := range Diff(nil, find(all, vip)) {
+	for _, op := range diff(nil, find(all, vip)) {
 		if err := apply(kernel, op, nil); err != nil {
 			errs = append(errs, err)
 		}
@@ -293,7 +293,7 @@ func (k *keeper) reconcile(repair bool) error {
 		return errors.Join(append(errs, err)...)
 	}
 	for i := range k.want {
-		ops := Diff(&k.want[i], find(all, k.want[i].VIP))
+		ops := diff(&k.want[i], find(all, k.want[i].VIP))
 		if len(ops) == 0 {
 			continue
 		}

@@ -184,7 +184,7 @@ func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) > maxLearned {
 		return nil, fmt.Errorf("it lists %d API servers, more than %d", len(list), maxLearned)
 	}
-	return ParseMasters(vip, list)
+	return parseMasters(vip, list)
 }
 
 // learner reads the cluster's list now and then.

@@ -81,9 +81,9 @@ func lockPath(runDir string, vip netip.AddrPort) string {
 	return filepath.Join(runDir, vip.String()+".lock")
 }
 
-// Locked reports whether an ipvscare keeps the virtual server, and which
+// lockedBy reports whether an ipvscare keeps the virtual server, and which
 // process it is; 0 if that cannot be found out.
-func Locked(runDir string, vip netip.AddrPort) (pid int, locked bool) {
+func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	path := lockPath(runDir, vip)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return 0, false

@@ -43,7 +43,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if pid, locked := Locked(w.run, s.VIP); locked {
+	if pid, locked := lockedBy(w.run, s.VIP); locked {
 		t.Errorf("process %d still has the lock", pid)
 	}
 	if _, err := ReadStatus(w.run); err == nil || !strings.Contains(err.Error(), "ipvscare is not running") {

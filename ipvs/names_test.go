@@ -51,7 +51,7 @@ func namesGroup(t *testing.T, state string, lookup func(context.Context, string,
 	}})
 	s := testServer(t, 2)
 	var err error
-	if s.Masters, err = ParseMasters(s.VIP, masters); err != nil {
+	if s.Masters, err = parseMasters(s.VIP, masters); err != nil {
 		t.Fatal(err)
 	}
 	g := newGroup(d, s)

@@ -238,11 +238,11 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sen
 		observe: func(c Class, err error) (State, bool) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if s.health.Observe(c, time.Now()) {
+			if s.health.observe(c, time.Now()) {
 				s.at = time.Now()
 				s.events = append(s.events, fmt.Sprintf("%s (%s)", s.health.State, c))
 			}
-			return s.health.State, s.health.Doubted()
+			return s.health.State, s.health.doubted()
 		},
 		count: func(c counter) {
 			switch c {
@@ -498,7 +498,7 @@ func TestHealth(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := Health{Rise: 2, Fall: 2}
 			for _, c := range tt.in {
-				h.Observe(c, time.Unix(0, 0))
+				h.observe(c, time.Unix(0, 0))
 			}
 			if h.State != tt.want {
 				t.Errorf("got %s, want %s", h.State, tt.want)
@@ -509,24 +509,24 @@ func TestHealth(t *testing.T) {
 		h := Health{Rise: 2, Fall: 1}
 		now := time.Unix(0, 0)
 		var needed []int
-		h.Observe(OK, now)
+		h.observe(OK, now)
 		for range 5 {
 			now = now.Add(time.Second)
-			h.Observe(Refused, now)
+			h.observe(Refused, now)
 			n := 0
 			for h.State != Up {
 				n++
-				h.Observe(OK, now)
+				h.observe(OK, now)
 			}
 			needed = append(needed, n)
 		}
 		if got, want := fmt.Sprint(needed), "[2 4 8 16 16]"; got != want {
 			t.Errorf("good probes needed: %s, want %s", got, want)
 		}
-		h.Observe(OK, now.Add(time.Hour)) // a quiet hour forgives
-		h.Observe(Refused, now.Add(time.Hour))
-		h.Observe(OK, now.Add(time.Hour))
-		if h.Observe(OK, now.Add(time.Hour)); h.State != Up {
+		h.observe(OK, now.Add(time.Hour)) // a quiet hour forgives
+		h.observe(Refused, now.Add(time.Hour))
+		h.observe(OK, now.Add(time.Hour))
+		if h.observe(OK, now.Add(time.Hour)); h.State != Up {
 			t.Error("it is not forgiven")
 		}
 	})
