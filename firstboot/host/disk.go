@@ -61,11 +61,7 @@ func writeSlot(device string, c *slot.Contents) error {
 	return onSlot(device, func(f *os.File) error {
 		own := *c
 		own.Info.SectorSize = sectorSize(f)
-		img, err := slot.Make(own)
-		if err != nil {
-			return err
-		}
-		return slot.Replace(f, img)
+		return slot.Rewrite(f, own)
 	})
 }
 

@@ -28,22 +28,36 @@ const (
 // ones. Where a file of the old ones lies in the slot's second half, or the new
 // ones are too large for half a slot, it is WriteWhole.
 func Replace(f Device, img []byte) error {
-	if err := replace(f, img); err != nil {
+	if err := replace(f, img, len(img)); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
 	}
 	return nil
 }
 
-func replace(f Device, img []byte) error {
+// Rewrite is Replace by what Make would make of c. Machines that rewrite their
+// slot have little memory, and most of a slot is zero.
+func Rewrite(f Device, c Contents) error {
+	img, err := c.encode()
+	if err == nil {
+		err = replace(f, img, ondisk.SlotSize)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the slot: %w", err)
+	}
+	return nil
+}
+
+// replace writes a slot of a size, of which all behind img is zero.
+func replace(f Device, img []byte, size int) error {
 	if payload := readRecord(f); payload != nil && isBlank(f) {
 		// An earlier Replace was cut off: what it had to write is nowhere else.
-		if err := writeFirstHalf(f, payload); err != nil {
+		if err := writeFirstHalf(f, payload, make([]byte, half)); err != nil {
 			return err
 		}
 	}
 	payload := trimmed(img)
-	if len(payload) > half-sectorSize || len(img) != ondisk.SlotSize || !secondHalfIsFree(f) {
-		return WriteWhole(f, img)
+	if len(payload) > half-sectorSize || size != ondisk.SlotSize || !secondHalfIsFree(f) {
+		return writeWhole(f, img, size)
 	}
 	header := make([]byte, sectorSize)
 	copy(header, recordMagic)
@@ -57,20 +71,21 @@ func replace(f Device, img []byte) error {
 	if err := write(f, half, header); err != nil {
 		return err
 	}
-	if err := writeFirstHalf(f, payload); err != nil {
+	room := make([]byte, half)
+	if err := writeFirstHalf(f, payload, room); err != nil {
 		return err
 	}
+	clear(room[:len(payload)])
 	// The header goes last: while it is there, so may be what it heads.
-	if err := write(f, half+sectorSize, make([]byte, half-sectorSize)); err != nil {
+	if err := write(f, half+sectorSize, room[sectorSize:]); err != nil {
 		return err
 	}
 	return write(f, half, make([]byte, sectorSize))
 }
 
-// writeFirstHalf writes the record's payload where it belongs, over all that
-// was there.
-func writeFirstHalf(f Device, payload []byte) error {
-	whole := make([]byte, half)
+// writeFirstHalf writes the record's payload where it belongs, over all that was
+// there. whole has room for it, and is zero.
+func writeFirstHalf(f Device, payload, whole []byte) error {
 	copy(whole, payload)
 	if err := write(f, 0, make([]byte, sectorSize)); err != nil {
 		return err

@@ -118,6 +118,26 @@ func TestReplaceLargeOnes(t *testing.T) {
 	}
 }
 
+// TestRewrite leaves the bytes that Make makes, whatever was there.
+func TestRewrite(t *testing.T) {
+	big := slotOf(t, "files/big", strings.Repeat("x", 12<<20))
+	small := slotOf(t, ondisk.SlotSite, "mine")
+	for _, before := range [][]byte{big, small, make([]byte, ondisk.SlotSize), bytes.Repeat([]byte{0xff}, ondisk.SlotSize)} {
+		for _, text := range []string{"mine", "another"} {
+			c := Contents{Info: ondisk.SlotInfo{Plan: "p"}, Files: map[string][]byte{ondisk.SlotSite: []byte(text)}}
+			d := &cutOff{slices.Clone(before), 1 << 30}
+			if err := Rewrite(d, c); err != nil || !bytes.Equal(d.b, slotOf(t, ondisk.SlotSite, text)) {
+				t.Errorf("%v", err)
+			}
+		}
+	}
+	c := Contents{Files: map[string][]byte{"elsewhere": nil}}
+	d := &cutOff{slices.Clone(small), 1 << 30}
+	if err := Rewrite(d, c); err == nil || !bytes.Equal(d.b, small) {
+		t.Errorf("contents that have no place: %v", err)
+	}
+}
+
 // TestDirectoriesAreNotWrittenOver: one may lie in the second half although no
 // file's contents do.
 func TestDirectoriesAreNotWrittenOver(t *testing.T) {
