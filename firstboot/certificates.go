@@ -1,7 +1,6 @@
 package firstboot
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -117,7 +116,7 @@ func loadPair(e *Env, certFile, keyFile string) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	pair, err := tls.X509KeyPair(cert, key)
+	pair, err := e.parsePair(cert, key)
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func (w *world) cloneWith(t *testing.T, files []entry) *world {
 		boots: w.boots, effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
 	}
 	c.log.Write(w.log.Bytes())
-	c.cluster.renewed, c.cluster.silent = c.kubeletReported, c.kubeletSilent
+	c.cluster.of(c)
 	for dev, d := range w.slots {
 		c.slots[dev] = d.clone()
 	}

@@ -21,7 +21,7 @@ func (w *world) rebuild() (former *fakeCluster) {
 	former = w.cluster
 	w.cluster = newFakeCluster(w.t)
 	w.cluster.pools = former.pools
-	w.cluster.renewed, w.cluster.silent = w.kubeletReported, w.kubeletSilent
+	w.cluster.of(w)
 	return former
 }
 

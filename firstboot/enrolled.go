@@ -127,7 +127,7 @@ func certOf(e *Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	pair, err := u.KeyPair(e.Root)
+	pair, err := e.keyPair(u)
 	if err != nil {
 		return nil, err
 	}

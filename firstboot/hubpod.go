@@ -292,11 +292,11 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	if err != nil {
 		return fmt.Errorf("reading yurthub's bootstrap file: %w", err)
 	}
-	k, err := api.ParseKubeconfig(conf)
+	k, err := e.parseKubeconfig(conf)
 	if err != nil {
 		return err
 	}
-	c, err := k.Client(e.Root, e.Dial)
+	c, err := e.clientOf(k)
 	if err != nil {
 		return err
 	}

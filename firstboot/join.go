@@ -30,6 +30,7 @@ const (
 // joinPhase has unmodified kubeadm join, then turns kubelet to the endpoint.
 func joinPhase(active *Active) Phase {
 	site := active.Site
+	var asked *certNames // by Run, which the next Check looks at
 	return Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
@@ -48,7 +49,10 @@ func joinPhase(active *Active) Phase {
 			if err != nil {
 				return Todo, err
 			}
-			names := certNamesOf(e, site)
+			names := asked
+			if asked = nil; names == nil {
+				names = certNamesOf(e, site)
+			}
 			if server != site.EndpointURL() || e.exists(kubeletRestart) || !names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 				return Todo, nil
 			}
@@ -67,6 +71,7 @@ func joinPhase(active *Active) Phase {
 			if err := toEndpoint(ctx, e, site, names); err != nil {
 				return err
 			}
+			asked = names
 			later, running := lookLater(ctx, e, site, names)
 			switch {
 			case later && !running:

@@ -124,11 +124,11 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 	keys := m.site.Credentials.Keys
 	ca, key := parsePair(t, keys.CA)
 	w.cluster = newFakeClusterOf(t, ca, key, "192.0.2.11")
-	w.cluster.renewed, w.cluster.silent = w.kubeletReported, w.kubeletSilent
+	w.cluster.of(w)
 	w.cluster.unpublished = true
 	w.source = netip.MustParseAddr("192.0.2.11")
 	w.init = m.kubeadm
-	w.dials = m.dial
+	w.dials, w.refuses = m.dial, m.refused
 	w.listens = func(addr string) (net.Listener, error) {
 		if addr != "192.0.2.11:2380" {
 			return nil, fmt.Errorf("it listens on %s", addr)
@@ -153,7 +153,7 @@ func (m *master) cloneWith(t *testing.T, files []entry) *master {
 	t.Helper()
 	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
 		own: m.own, restarts: slices.Clone(m.restarts)}
-	c.init, c.dials, c.listens, c.ctrRun = c.kubeadm, c.dial, m.listens, c.etcdutl
+	c.init, c.dials, c.refuses, c.listens, c.ctrRun = c.kubeadm, c.dial, c.refused, m.listens, c.etcdutl
 	c.others = map[string]*fakeMember{}
 	for address, f := range m.others {
 		c.others[address] = f.clone(t, m.site.Credentials.Keys.EtcdCA)
@@ -215,6 +215,12 @@ func newFakeMember(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
 func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	keptAlive(r, func(string) error {
+		if f.state == seat.Silent {
+			return errors.New("no route to host")
+		}
+		return nil
+	})
 	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
 	var asked struct {
 		ID       string
@@ -271,7 +277,7 @@ func (m *master) dial(ctx context.Context, addr string) (net.Conn, error, bool) 
 		if m.started == "" {
 			return nil, errors.New("connection refused"), true
 		}
-		conn, err := m.own.server.dial(ctx)
+		conn, err := m.own.server.dial(ctx, addr)
 		return conn, err, true
 	}
 	if f := m.others[host]; f != nil && (port == "2379" || port == "2380") {
@@ -281,17 +287,27 @@ func (m *master) dial(ctx context.Context, addr string) (net.Conn, error, bool) 
 		if silent {
 			return nil, errors.New("no route to host"), true
 		}
-		conn, err := f.server.dial(ctx)
+		conn, err := f.server.dial(ctx, addr)
 		return conn, err, true
 	}
-	if host == "192.0.2.11" && port == "6443" || strings.HasPrefix(addr, "apiserver.cluster.local:") {
-		if err := m.kubelet(); err != nil {
-			return nil, err, true
-		}
+	if err, ours := m.refused(addr); err != nil {
+		return nil, err, true
+	} else if ours {
 		conn, err := m.cluster.dial(ctx, addr)
 		return conn, err, true
 	}
 	return nil, nil, false
+}
+
+// refused is what is wrong with the way to this machine's own API server.
+func (m *master) refused(addr string) (err error, ours bool) {
+	if addr != "192.0.2.11:6443" && !strings.HasPrefix(addr, "apiserver.cluster.local:") {
+		return nil, false
+	}
+	if err := m.kubelet(); err != nil {
+		return err, true
+	}
+	return m.cluster.refuses(addr), true
 }
 
 // kubelet starts what its directory holds, as it would have in the meantime,
@@ -1415,20 +1431,17 @@ func (m *master) cutAnywhere(t *testing.T, least int, check func(m *master, when
 			}
 			at := cut.names[len(cut.names)-1]
 			left := cut.files()
-			killed := cut.cloneWith(t, left)
-			killed.effects, killed.names = 0, nil
-			cut.lose()
-			cut.on()
-			for kind, m := range map[string]*master{"kill": killed, "power cut": cut} {
+			// goesOn boots the machine, unless one like it was booted already.
+			goesOn := func(kind string, m *master, now []entry) {
 				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
-				now := left
-				if m == cut {
-					now = cut.files()
-				}
 				if other, same := followed.LoadOrStore(m.snapshot(t, now), when); same {
 					t.Logf("%s is as %s", when, other)
 					m.keysUnsaid()
-					continue
+					return
+				}
+				if kind == "kill" { // the power is still to go
+					m = cut.cloneWith(t, left)
+					m.effects, m.names = 0, nil
 				}
 				if err := m.boot(); err != nil {
 					t.Fatalf("%s: %v\n%s", when, err, strings.Join(m.console, "\n"))
@@ -1436,6 +1449,10 @@ func (m *master) cutAnywhere(t *testing.T, least int, check func(m *master, when
 				m.keysOnlyInPlace()
 				check(m, when)
 			}
+			goesOn("kill", cut, left)
+			cut.lose()
+			cut.on()
+			goesOn("power cut", cut, cut.files())
 		})
 	}
 }

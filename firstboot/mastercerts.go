@@ -146,7 +146,7 @@ func good(e *Env, cert *x509.Certificate, caFile string) error {
 	if err != nil {
 		return err
 	}
-	if err := cert.CheckSignatureFrom(cas[0]); err != nil {
+	if err := e.signedBy(cert, cas[0]); err != nil {
 		return err
 	}
 	if left := cert.NotAfter.Sub(e.Now()); left < renewBefore {
@@ -160,11 +160,11 @@ func goodConf(e *Env, path string) error {
 	if err != nil {
 		return err
 	}
-	k, err := api.ParseKubeconfig(conf)
+	k, err := e.parseKubeconfig(conf)
 	if err != nil {
 		return err
 	}
-	c, err := k.Client(e.Root, e.Dial)
+	c, err := e.clientOf(k)
 	if err != nil {
 		return err
 	}

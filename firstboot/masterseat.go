@@ -51,6 +51,7 @@ func seatPhase(active *Active) Phase {
 			if err != nil {
 				return err
 			}
+			defer client.CloseIdleConnections()
 			t := &taker{e: e, active: active, site: active.Site, client: client}
 			defer t.close()
 			return t.take(ctx)
@@ -81,12 +82,14 @@ func etcdTLS(e *Env) (*tls.Config, error) {
 	}, nil
 }
 
+// etcdClient asks other masters, and etcd. Whoever asks again soon does it over
+// the same connections, and closes them at the end.
 func etcdClient(e *Env) (*http.Client, error) {
 	conf, err := etcdTLS(e)
 	if err != nil {
 		return nil, err
 	}
-	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, DisableKeepAlives: true}}, nil
+	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, IdleConnTimeout: askTimeout}}, nil
 }
 
 // taker takes a seat in etcd.

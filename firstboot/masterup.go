@@ -71,6 +71,7 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 	if err != nil {
 		return err
 	}
+	defer client.CloseIdleConnections()
 	var last error
 	err = e.poll(ctx, seatInterval, func() (bool, error) {
 		if last = ownAPI(ctx, e, site); last == nil {
@@ -92,7 +93,7 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 func ownAPI(ctx context.Context, e *Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.contents(ondisk.KubeCA), Dial: e.Dial}
+	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.contents(ondisk.KubeCA), Dial: e.Dial, Ways: e.ways()}
 	return c.Get(ctx, "/readyz", nil)
 }
 
@@ -103,11 +104,11 @@ func adminClient(e *Env, site *configs.Site) (*api.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the administrator's kubeconfig: %w", err)
 	}
-	k, err := api.ParseKubeconfig(conf)
+	k, err := e.parseKubeconfig(conf)
 	if err != nil {
 		return nil, err
 	}
-	c, err := k.Client(e.Root, e.Dial)
+	c, err := e.clientOf(k)
 	if err != nil {
 		return nil, err
 	}

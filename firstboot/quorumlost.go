@@ -33,6 +33,7 @@ func continuedPhase(active *Active) Phase {
 			if err != nil {
 				return err
 			}
+			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
 			var last error
 			err = e.poll(ctx, seatInterval, func() (bool, error) {

@@ -41,7 +41,7 @@ func nodeClient(e *Env) (*api.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return k.Client(e.Root, e.Dial)
+	return e.clientOf(k)
 }
 
 // ownNode is this machine's Node as the cluster has it, and the client that

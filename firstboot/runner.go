@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -103,7 +102,8 @@ func (r *Runner) Run(ctx context.Context) error {
 // pause, and the next begins at the first phase: checks are cheap, and what an
 // earlier phase made may be what went wrong.
 func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) error {
-	e.known = &known{kubeconfigs: map[string]*api.Kubeconfig{}}
+	e.known = newKnown()
+	defer e.known.ways.Close()
 	unknown := false
 	step := func(phases []Phase) error {
 		for _, p := range phases {

@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -140,8 +141,8 @@ func readContents(e *Env, dev string) (c, one *slot.Contents, err error) {
 	return c, one, err
 }
 
-// resolveSite makes of a site's document the site on this machine. One that was
-// made of the same before is that one.
+// resolveSite makes of a site's document the site on this machine. Of before it
+// takes what was made of the same.
 func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, before *Active) (*Active, error) {
 	m := e.facts()
 	j, _ := readJoinedAs(e)
@@ -149,12 +150,15 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	member := nodeIn(cert)
 	made := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
 	if before != nil && reflect.DeepEqual(before.made, made) {
-		same := *before
-		same.Device, same.NotTaken, same.unwritten = "", nil, false // of the slot, not of the site
-		return &same, nil
+		a := *before
+		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the site
+		return &a, nil
 	}
-	site, err := parseSite(doc)
-	if err != nil {
+	same := before != nil && bytes.Equal(before.made.doc, doc) && bytes.Equal(before.made.ignition, made.ignition)
+	site, err := (*configs.Site)(nil), error(nil)
+	if same {
+		site = before.Site // a join changes what the machine is, and not the document
+	} else if site, err = parseSite(doc); err != nil {
 		return nil, err
 	}
 	was := cmp.Or(member, j.Was)
@@ -176,16 +180,23 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	if notEnrolled == nil {
 		hostname = member
 	}
-	called := *site
-	called.NodeName = hostname
-	config, err := node.Render(&called, m, c.Files[ondisk.SlotIgnition])
-	if err != nil {
-		return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
+	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: made.stamped, ignition: made.ignition, made: made}
+	if same && before.Hostname == hostname && reflect.DeepEqual(before.made.machine, m) {
+		a.config = before.config
+	} else {
+		called := *site
+		called.NodeName = hostname
+		if a.config, err = node.Render(&called, m, made.ignition); err != nil {
+			return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
+		}
+	}
+	if same && bytes.Equal(before.made.key, made.key) {
+		a.MAC = before.MAC
+		return a, nil
 	}
 	if err := servedBy(image, site); err != nil {
 		return nil, err
 	}
-	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: made.stamped, config: config, ignition: made.ignition, made: made}
 	a.MAC, err = siteMAC(made.key, site, made.ignition)
 	return a, err
 }

@@ -49,6 +49,7 @@ func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer client.CloseIdleConnections()
 	client.Timeout = 0 // ctx has the end
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()

@@ -105,6 +105,9 @@ type world struct {
 	ctrRun  func(Cmd) error
 	dials   func(ctx context.Context, addr string) (net.Conn, error, bool)
 	listens func(addr string) (net.Listener, error)
+	// refuses is what is wrong by now with a way of those connections to the API
+	// servers, if it is one.
+	refuses func(addr string) (err error, ours bool)
 
 	boots int // how often the power came on after the first time
 
@@ -131,7 +134,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
 	}
-	w.cluster.renewed, w.cluster.silent = w.kubeletReported, w.kubeletSilent
+	w.cluster.of(w)
 	a, err := txtar.ParseFile(files)
 	if err != nil {
 		t.Fatal(err)
@@ -152,6 +155,30 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 		}
 	}
 	return w
+}
+
+// of makes it the cluster that a machine is in.
+func (c *fakeCluster) of(w *world) {
+	c.renewed, c.silent = w.kubeletReported, w.kubeletSilent
+	c.wrong = func(addr string) error {
+		if err := w.unreachable(); err != nil {
+			return err
+		}
+		if w.refuses != nil {
+			if err, ours := w.refuses(addr); ours {
+				return err
+			}
+		}
+		return c.refuses(addr)
+	}
+}
+
+// unreachable is what is wrong with the network.
+func (w *world) unreachable() error {
+	if w.offline || w.link != nil && !w.link() {
+		return errors.New("network is unreachable")
+	}
+	return nil
 }
 
 // kubeletReported is when kubelet last reached the cluster.
@@ -546,11 +573,11 @@ func (w *world) env() *Env {
 			if addr == kubeletHealth {
 				return w.dialKubelet(ctx)
 			}
-			if (w.offline || w.link != nil && !w.link()) && addr != openyurt.Health {
-				return nil, errors.New("network is unreachable")
-			}
 			if addr == openyurt.Health {
 				return w.dialHub(ctx)
+			}
+			if err := w.unreachable(); err != nil {
+				return nil, err
 			}
 			if w.dials != nil {
 				if conn, err, ours := w.dials(ctx, addr); ours {
@@ -611,14 +638,10 @@ func (w *world) env() *Env {
 			return err
 		},
 		WriteSlot: func(dev string, c *slot.Contents) error {
-			img, err := slot.Make(*c)
-			if err != nil {
-				return err
-			}
 			if err := w.effect("blank " + dev); err != nil {
 				return err
 			}
-			return slot.Replace(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, img)
+			return slot.Rewrite(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, *c)
 		},
 		ReadClaims: func(dev string) ([]slot.Claim, error) {
 			d, ok := w.slots[dev]
@@ -725,7 +748,7 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 	if w.has(openyurt.Manifest) && !w.has(openyurt.Identity) && !w.enrolHub() {
 		return nil, errors.New("connection refused") // nothing listens without certificates
 	}
-	if w.hub.Listener == nil {
+	if w.hub.backlog == nil {
 		w.hub = serve(w.t, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			if w.cluster.hubTrouble(w.has(openyurt.Manifest)) {
 				http.Error(rw, "error: caches not synced", http.StatusInternalServerError)
@@ -734,7 +757,7 @@ func (w *world) dialHub(ctx context.Context) (net.Conn, error) {
 			fmt.Fprint(rw, "OK")
 		})})
 	}
-	return w.hub.dial(ctx)
+	return w.hub.dial(ctx, openyurt.Health)
 }
 
 const kubeletHealth = "127.0.0.1:10248"
@@ -751,10 +774,10 @@ func (w *world) dialKubelet(ctx context.Context) (net.Conn, error) {
 	if w.units[ondisk.UnitKubelet] != "active" || bad {
 		return nil, errors.New("connection refused")
 	}
-	if w.kubeletSays.Listener == nil {
+	if w.kubeletSays.backlog == nil {
 		w.kubeletSays = serve(w.t, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { fmt.Fprint(rw, "ok") })})
 	}
-	return w.kubeletSays.dial(ctx)
+	return w.kubeletSays.dial(ctx, kubeletHealth)
 }
 
 // enrolHub is yurthub as a static pod asking for its identity with the token,
@@ -1040,6 +1063,8 @@ type fakeCluster struct {
 	renewed func() time.Time
 	// silent reports whether that machine's kubelet has been off for a while.
 	silent func(machineID string) bool
+	// wrong is what is wrong by now with the way from the machine to that address.
+	wrong func(addr string) error
 }
 
 // newFakeCluster makes one whose certificate has kubernetes and names.
@@ -1154,18 +1179,31 @@ func (c *fakeCluster) request(cn string, names ...string) []byte {
 
 func (c *fakeCluster) dial(ctx context.Context, addr string) (net.Conn, error) {
 	c.mu.Lock()
-	down, other := c.down[addr], c.elsewhere[addr]
+	other := c.elsewhere[addr]
 	c.mu.Unlock()
 	if other != nil {
 		return other.dial(ctx, addr)
 	}
-	if down {
-		return nil, errors.New("connection refused")
+	if err := c.refuses(addr); err != nil {
+		return nil, err
+	}
+	return c.server.dial(ctx, addr)
+}
+
+// refuses is what is wrong with an address that is not elsewhere.
+func (c *fakeCluster) refuses(addr string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.elsewhere[addr] != nil {
+		return errors.New("connection reset by peer") // it was not, when it was reached
+	}
+	if c.down[addr] {
+		return errors.New("connection refused")
 	}
 	if !strings.HasPrefix(addr, "192.0.2.") && !strings.HasPrefix(addr, "apiserver.cluster.local:") {
-		return nil, fmt.Errorf("no route to %s", addr)
+		return fmt.Errorf("no route to %s", addr)
 	}
-	return c.server.dial(ctx)
+	return nil
 }
 
 // register is kubelet's first POST.
@@ -1206,6 +1244,9 @@ func (c *fakeCluster) hubTrouble(before17 bool) bool {
 }
 
 func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if c.wrong != nil {
+		keptAlive(r, c.wrong)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.requests = append(c.requests, r.URL.Path)

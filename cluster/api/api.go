@@ -12,6 +12,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -22,6 +23,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/printable"
@@ -47,9 +49,58 @@ type Client struct {
 	// Cert is the client's certificate; nil: none.
 	Cert *tls.Certificate
 	Dial DialFunc
+	// Ways, if there are any, are shared with other clients of the same Dial.
+	Ways *Ways
 
 	// kept, if there is one, is the way of all requests.
 	kept *http.Transport
+}
+
+// Ways are ways to API servers that clients have in common: where their requests
+// follow each other closely, those to one server with one certificate go over
+// one connection.
+type Ways struct {
+	mu  sync.Mutex
+	all map[[sha256.Size]byte]*http.Transport
+}
+
+// Close closes all connections that nobody uses.
+func (w *Ways) Close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, tr := range w.all {
+		tr.CloseIdleConnections()
+	}
+	w.all = nil
+}
+
+// of is the way of c: who verifies the server by something else, or shows it
+// another certificate, has another.
+func (w *Ways) of(c *Client) (*http.Transport, error) {
+	id := sha256.New()
+	part := func(b []byte) { fmt.Fprintf(id, "%d\n%s", len(b), b) }
+	part(c.CA)
+	part([]byte(c.ServerName))
+	if c.Cert != nil {
+		for _, der := range c.Cert.Certificate {
+			part(der)
+		}
+	}
+	key := [sha256.Size]byte(id.Sum(nil))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if tr := w.all[key]; tr != nil {
+		return tr, nil
+	}
+	conf, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	if w.all == nil {
+		w.all = map[[sha256.Size]byte]*http.Transport{}
+	}
+	w.all[key] = keeping(transport(c.Dial, conf))
+	return w.all[key], nil
 }
 
 // keptFor is how long a connection that is kept waits for another request.
@@ -58,6 +109,9 @@ const keptFor = 5 * time.Second
 // Kept is a client whose requests, if they follow each other closely, go over
 // one connection.
 func (c *Client) Kept() (*Client, error) {
+	if c.kept != nil || c.Ways != nil {
+		return c, nil
+	}
 	tr, err := c.way()
 	if err != nil {
 		return nil, err
@@ -108,6 +162,9 @@ func (c *Client) Get(ctx context.Context, path string, out any) error {
 func (c *Client) way() (*http.Transport, error) {
 	if c.kept != nil {
 		return c.kept, nil
+	}
+	if c.Ways != nil {
+		return c.Ways.of(c)
 	}
 	conf, err := c.tls()
 	if err != nil {

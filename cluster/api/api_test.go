@@ -21,6 +21,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -210,6 +211,61 @@ func TestDiscoverConnectsTwice(t *testing.T) {
 	if connections != 2+1+3 {
 		t.Errorf("%d connections", connections)
 	}
+}
+
+// TestWays: clients share a connection where they are the same to the server and
+// the server is the same to them. What one of them trusts is nothing to another.
+func TestWays(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	m := &master{ca: ca.pem, sig: signed}
+	server, second := serve(t, m, ca.serving(t, "127.0.0.1", "kubernetes")), serve(t, m, ca.serving(t, "127.0.0.1"))
+	own := ca.serving(t)
+	connections := 0
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		connections++
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
+	ways := new(Ways)
+	plain := Client{Server: "https://" + server, CA: ca.pem, Dial: dial, Ways: ways}
+	with := func(change func(c *Client)) *Client {
+		c := plain
+		change(&c)
+		return &c
+	}
+	for _, c := range []struct {
+		what   string
+		client *Client
+		opened int
+		fails  bool
+	}{
+		{"the first", &plain, 1, false},
+		{"one like it", with(func(c *Client) { c.CA = slices.Clone(ca.pem) }), 0, false},
+		{"with a token", with(func(c *Client) { c.Token = token }), 0, false},
+		{"without one again", &plain, 0, false},
+		{"with a certificate", with(func(c *Client) { c.Cert = &own }), 1, false},
+		{"with that certificate again", with(func(c *Client) { c.Cert = &own }), 0, false},
+		{"by another name", with(func(c *Client) { c.ServerName = "kubernetes" }), 1, false},
+		{"by a name that it has not", with(func(c *Client) { c.ServerName = "elsewhere" }), 1, true},
+		{"who trusts another CA", with(func(c *Client) { c.CA = other.pem }), 1, true},
+		{"who asks another server", with(func(c *Client) { c.Server = "https://" + second }), 1, false},
+		{"who shares no ways", with(func(c *Client) { c.Ways = nil }), 1, false},
+		{"the first again", &plain, 0, false},
+	} {
+		before := connections
+		err := c.client.Get(t.Context(), "/version", nil)
+		if connections-before != c.opened || (err != nil) != c.fails {
+			t.Errorf("%s: %d connections, %v", c.what, connections-before, err)
+		}
+	}
+	if len(m.bearers) != 1 {
+		t.Errorf("%d requests had a token", len(m.bearers))
+	}
+	before := connections
+	ways.Close()
+	if err := plain.Get(t.Context(), "/version", nil); err != nil || connections != before+1 {
+		t.Errorf("after Close: %d connections, %v", connections-before, err)
+	}
+	ways.Close()
 }
 
 func TestDiscoverSilentMasterDoesNotHoldUpTheOthers(t *testing.T) {

@@ -150,6 +150,19 @@ func (c *Cluster) CA(root string) ([]byte, error) {
 
 // KeyPair returns the client certificate of u; root is where its paths begin.
 func (u *User) KeyPair(root string) (*tls.Certificate, error) {
+	cert, key, err := u.KeyTexts(root)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
+	}
+	return &pair, nil
+}
+
+// KeyTexts returns what KeyPair is made of.
+func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	part := func(data, file string) ([]byte, error) {
 		if data != "" {
 			return base64.StdEncoding.DecodeString(data)
@@ -159,19 +172,16 @@ func (u *User) KeyPair(root string) (*tls.Certificate, error) {
 		}
 		return os.ReadFile(resolve(root, file))
 	}
-	cert, err := part(u.CertData, u.CertFile)
-	if err != nil {
-		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
+	if cert, err = part(u.CertData, u.CertFile); err != nil {
+		return nil, nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
 	}
-	key, err := part(u.KeyData, u.KeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("reading a kubeconfig's client key: %w", err)
+	if u.KeyData == "" && u.CertData == "" && u.KeyFile == u.CertFile {
+		return cert, cert, nil // kubelet keeps both in one file
 	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
+	if key, err = part(u.KeyData, u.KeyFile); err != nil {
+		return nil, nil, fmt.Errorf("reading a kubeconfig's client key: %w", err)
 	}
-	return &pair, nil
+	return cert, key, nil
 }
 
 // resolve follows one absolute symlink inside root: kubelet names its
@@ -186,6 +196,11 @@ func resolve(root, file string) string {
 
 // Client makes a Client of a kubeconfig; root is where the paths in it begin.
 func (k *Kubeconfig) Client(root string, dial DialFunc) (*Client, error) {
+	return k.ClientBy(root, dial, func(u *User) (*tls.Certificate, error) { return u.KeyPair(root) })
+}
+
+// ClientBy is Client for who has another way to key pairs than to parse them.
+func (k *Kubeconfig) ClientBy(root string, dial DialFunc, pair func(*User) (*tls.Certificate, error)) (*Client, error) {
 	cl, err := k.Cluster()
 	if err != nil {
 		return nil, err
@@ -200,7 +215,7 @@ func (k *Kubeconfig) Client(root string, dial DialFunc) (*Client, error) {
 	}
 	c := &Client{Server: cl.Server, ServerName: cl.TLSServerName, CA: ca, Token: u.Token, Dial: dial}
 	if u.Token == "" {
-		if c.Cert, err = u.KeyPair(root); err != nil {
+		if c.Cert, err = pair(u); err != nil {
 			return nil, err
 		}
 	}
