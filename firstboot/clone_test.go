@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -92,44 +91,69 @@ type entry struct {
 func (w *world) files() []entry {
 	w.t.Helper()
 	var all []entry
-	err := filepath.WalkDir(w.root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || p == w.root {
-			return err
+	var below func(dir string) error
+	below = func(dir string) error {
+		entries, err := os.ReadDir(w.root + dir)
+		for _, d := range entries {
+			e := entry{path: dir + "/" + d.Name()}
+			switch p := w.root + e.path; d.Type() {
+			case 0:
+				e.mode, e.data, err = readFile(p)
+			case fs.ModeSymlink:
+				var target string
+				target, err = os.Readlink(p)
+				e.mode, e.data = fs.ModeSymlink|0o777, []byte(target)
+			default:
+				var st fs.FileInfo
+				if st, err = d.Info(); err == nil {
+					e.mode = st.Mode()
+				}
+			}
+			if err != nil {
+				return err
+			}
+			all = append(all, e)
+			if d.IsDir() {
+				if err := below(e.path); err != nil {
+					return err
+				}
+			}
 		}
-		st, err := d.Info()
-		if err != nil {
-			return err
-		}
-		e := entry{path: p[len(w.root):], mode: st.Mode()}
-		switch {
-		case e.mode&fs.ModeSymlink != 0:
-			var target string
-			target, err = os.Readlink(p)
-			e.data = []byte(target)
-		case e.mode.IsRegular():
-			e.data, err = readFile(p, int(st.Size()))
-		}
-		all = append(all, e)
 		return err
-	})
-	if err != nil {
+	}
+	if err := below(""); err != nil {
 		w.t.Fatal(err)
 	}
 	return all
 }
 
-// readFile is os.ReadFile by as few system calls as there can be.
-func readFile(path string, size int) ([]byte, error) {
+// readFile is os.ReadFile, with the file's mode, by as few system calls as there
+// can be.
+func readFile(path string) (fs.FileMode, []byte, error) {
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	b := make([]byte, size)
-	n, err := syscall.Read(fd, b)
-	if err == nil && n < size {
-		err = io.ErrUnexpectedEOF
+	var st syscall.Stat_t
+	err = syscall.Fstat(fd, &st)
+	b := make([]byte, st.Size)
+	if err == nil && len(b) > 0 {
+		var n int
+		if n, err = syscall.Read(fd, b); err == nil && n < len(b) {
+			err = io.ErrUnexpectedEOF
+		}
 	}
-	return b, errors.Join(err, syscall.Close(fd))
+	mode := fs.FileMode(st.Mode & 0o777)
+	if st.Mode&syscall.S_ISUID != 0 {
+		mode |= fs.ModeSetuid
+	}
+	if st.Mode&syscall.S_ISGID != 0 {
+		mode |= fs.ModeSetgid
+	}
+	if st.Mode&syscall.S_ISVTX != 0 {
+		mode |= fs.ModeSticky
+	}
+	return mode, b, errors.Join(err, syscall.Close(fd))
 }
 
 func makeFiles(root string, files []entry) error {
@@ -154,15 +178,20 @@ func makeFiles(root string, files []entry) error {
 }
 
 func makeFile(path string, b []byte, perm uint32) error {
-	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_CLOEXEC, 0o600)
+	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_CLOEXEC, perm)
 	if err != nil {
 		return err
 	}
-	n, err := syscall.Write(fd, b)
-	if err == nil && n < len(b) {
-		err = io.ErrShortWrite
+	if len(b) > 0 {
+		var n int
+		if n, err = syscall.Write(fd, b); err == nil && n < len(b) {
+			err = io.ErrShortWrite
+		}
 	}
-	return errors.Join(err, syscall.Fchmod(fd, perm), syscall.Close(fd))
+	if perm&umask != 0 {
+		err = errors.Join(err, syscall.Fchmod(fd, perm))
+	}
+	return errors.Join(err, syscall.Close(fd))
 }
 
 func (c *fakeCluster) clone(t *testing.T) *fakeCluster {

@@ -201,14 +201,16 @@ func killEach(t *testing.T, whole *world, k killed) {
 	ready := readyNode(t)
 	k.prepare(ready)
 	ready.effects, ready.names = 0, nil
+	files := ready.files()
 	for n := 1; n <= whole.effects; n++ {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
-			cut := ready.clone(t)
+			cut := ready.cloneWith(t, files)
 			cut.cutAt = n
 			err := k.run(cut)
 			at := cut.names[len(cut.names)-1]
 			cut.cutAt = 0
+			left := cut.files()
 			if err == nil && slices.ContainsFunc(whole.names[n-1:], func(e string) bool {
 				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // evidence stops nobody
 			}) {
@@ -219,7 +221,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 				run  func(*world) error
 				want map[string]string
 			}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
-				w := cut.clone(t)
+				w := cut.cloneWith(t, left)
 				if err := way.run(w); err != nil && !errors.Is(err, ErrAlready) {
 					t.Errorf("killed at %d (%s), %s: %v", n, at, way.name, err)
 				}

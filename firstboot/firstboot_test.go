@@ -407,35 +407,22 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []entr
 				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}
 			at := cut.names[len(cut.names)-1]
-			type way struct {
-				kind string
-				*world
-			}
 			left := cut.files()
-			killed := cut.cloneWith(t, left)
-			killed.effects, killed.names = 0, nil
-			ways := []way{{"kill", killed}, {"power cut", cut}}
-			if len(cut.unsynced) > 0 { // else that is the same
-				lost := cut.cloneWith(t, left)
-				lost.lose()
-				lost.powerOn()
-				ways = append(ways, way{"power cut that lost what was not synced", lost})
-			}
-			cut.powerOn()
-			for _, way := range ways {
-				w, when := way.world, fmt.Sprintf("%s at %d (%s)", way.kind, n, at)
-				now := left
-				if w != killed { // which has just been made of them
-					now = w.files()
-				}
+			// goesOn boots the machine, unless one like it was booted already.
+			goesOn := func(kind string, w *world, now []entry) {
+				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
 				if other, same := followed.LoadOrStore(w.snapshot(t, now), when); same {
 					t.Logf("%s is as %s", when, other)
 					noSecretSaid(t, w)
-					continue
+					return
+				}
+				if kind == "kill" { // whose power is still to go
+					w = cut.cloneWith(t, left)
+					w.effects, w.names = 0, nil
 				}
 				if err := w.boot(); err != nil {
 					t.Errorf("%s: %v\n%s", when, err, strings.Join(w.console, "\n"))
-					continue
+					return
 				}
 				if s := w.state(); s.Result != ondisk.ResultDone {
 					t.Errorf("%s: result %s", when, s.Result)
@@ -443,6 +430,18 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []entr
 				now = w.files()
 				sameTree(t, when, tree(w, now), want)
 				noSecretIn(t, w, now)
+			}
+			goesOn("kill", cut, left)
+			var lost *world
+			if len(cut.unsynced) > 0 { // else that is the same
+				lost = cut.cloneWith(t, left)
+				lost.lose()
+				lost.powerOn()
+			}
+			cut.powerOn()
+			goesOn("power cut", cut, cut.files())
+			if lost != nil {
+				goesOn("power cut that lost what was not synced", lost, lost.files())
 			}
 		})
 	}

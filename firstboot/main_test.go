@@ -6,8 +6,12 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"syscall"
 	"testing"
 )
+
+// umask is that of the tests, whoever runs them: files of machines need no chmod.
+const umask = 0o022
 
 // TestMain is for thousands of machines, each of which is booted for a moment
 // and waits for its masters most of that. Looking for what they left in memory
@@ -19,6 +23,8 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(800)
+	debug.SetMemoryLimit(1 << 30) // but not at any price
+	syscall.Umask(umask)
 	os.Exit(m.Run())
 }
