@@ -96,11 +96,11 @@ func (c *change) step(ctx context.Context, s Phase) result {
 	}
 	switch res.outcome {
 	case foundDone:
-		c.note(Step{s.Name, "as it should be", s.Doc})
-	case didIt:
-		c.note(Step{s.Name, "done", s.Doc})
+		c.record(Step{s.Name, "as it should be", s.Doc})
+	case ranDone:
+		c.record(Step{s.Name, "done", s.Doc})
 	default:
-		c.note(Step{s.Name, "failed", oneLine(res.err)})
+		c.record(Step{s.Name, "failed", oneLine(res.err)})
 	}
 	return res
 }
@@ -128,16 +128,16 @@ func (c *change) undo(ctx context.Context, did []Phase, why error) error {
 			continue
 		}
 		if err := s.undo(ctx, c.e); err != nil {
-			c.note(Step{s.Name, "failed", "undoing it: " + oneLine(err)})
+			c.record(Step{s.Name, "failed", "undoing it: " + oneLine(err)})
 			why = errors.Join(why, fmt.Errorf("undoing %s: %w", s.Name, err))
 			continue
 		}
-		c.note(Step{s.Name, "undone", ""})
+		c.record(Step{s.Name, "undone", ""})
 	}
 	return why
 }
 
-func (c *change) note(s Step) {
+func (c *change) record(s Step) {
 	c.steps = append(c.steps, s)
 	c.tell(s)
 	b, err := json.MarshalIndent(c.steps, "", "  ")

@@ -48,7 +48,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 		return err
 	}
 	active := siteIfAny(e, image)
-	name, err := nativeNode(ctx, e)
+	name, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
 	}

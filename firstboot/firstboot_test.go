@@ -252,7 +252,7 @@ func TestStaticPodWaits(t *testing.T) {
 		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
 	}
 	// Which kubeadm had to leave undone.
-	if got := w.cluster.nodes["edge-sn0042"].Metadata.Annotations[socketNote]; got != ondisk.CRISocket {
+	if got := w.cluster.nodes["edge-sn0042"].Metadata.Annotations[socketAnnotation]; got != ondisk.CRISocket {
 		t.Errorf("the Node's container runtime is noted as %q", got)
 	}
 }

@@ -46,8 +46,8 @@ func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, e
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID}, nil
 }
 
-// isNoted reports whether the note is of the cluster that has this Node.
-func isNoted(e *Env, active *Active, n *api.Node) bool {
+// clusterSaved reports whether the note is of the cluster that has this Node.
+func clusterSaved(e *Env, active *Active, n *api.Node) bool {
 	if active.Site.NodeType == configs.NodeControlPlane {
 		return true // its way leads to its own API server
 	}
@@ -55,13 +55,13 @@ func isNoted(e *Env, active *Active, n *api.Node) bool {
 	return noted != nil && noted.NodeUID == n.Metadata.UID
 }
 
-// noteCluster notes it, for ipvscare too.
-func noteCluster(ctx context.Context, e *Env, active *Active) error {
+// saveCluster notes it, for ipvscare too.
+func saveCluster(ctx context.Context, e *Env, active *Active) error {
 	_, n, err := ownNode(ctx, e, active.Node)
 	if err != nil {
 		return err
 	}
-	if isNoted(e, active, n) {
+	if clusterSaved(e, active, n) {
 		return nil
 	}
 	now, err := clusterNow(ctx, e, n)

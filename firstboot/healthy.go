@@ -16,8 +16,8 @@ import (
 // that makes the system the one to boot from now on. A boot without it ends
 // after a while, and after the last try the former system boots again.
 
-// noteHealthy says that this boot is as good as the last one.
-func noteHealthy(e *Env) error {
+// saveHealthy says that this boot is as good as the last one.
+func saveHealthy(e *Env) error {
 	if e.exists(ondisk.HealthyFile) {
 		return nil
 	}

@@ -145,7 +145,7 @@ func podJoined(ctx context.Context, e *Env, active *Active) (bool, error) {
 
 func podJoin(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
-	if err := noteJoin(e, active); err != nil {
+	if err := saveJoin(e, active); err != nil {
 		return err
 	}
 	if err := undoPodJoin(ctx, e, site.CRISocket); err != nil { // of a try that was cut off
@@ -211,19 +211,19 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	return err
 }
 
-// socketNote is where kubeadm before 1.34 reads, when it upgrades a node, which
+// socketAnnotation is where kubeadm before 1.34 reads, when it upgrades a node, which
 // container runtime it has.
-const socketNote = "kubeadm.alpha.kubernetes.io/cri-socket"
+const socketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
-// noteSocket makes up for what kubeadm could not do at the end of its join.
-func noteSocket(ctx context.Context, e *Env, active *Active) error {
+// annotateSocket makes up for what kubeadm could not do at the end of its join.
+func annotateSocket(ctx context.Context, e *Env, active *Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	c, n, err := ownNode(ctx, e, active.Node)
-	if err != nil || n.Metadata.Annotations[socketNote] != "" {
+	if err != nil || n.Metadata.Annotations[socketAnnotation] != "" {
 		return err
 	}
-	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketNote: active.Site.CRISocket}}}
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{socketAnnotation: active.Site.CRISocket}}}
 	if err := c.MergePatch(ctx, "/api/v1/nodes/"+n.Metadata.Name, patch); err != nil {
 		return fmt.Errorf("annotating Node %s with its container runtime: %w", n.Metadata.Name, err)
 	}

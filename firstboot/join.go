@@ -102,7 +102,7 @@ func sameName(cert *x509.Certificate, name string) error {
 }
 
 func join(ctx context.Context, e *Env, active *Active) error {
-	if err := noteJoin(e, active); err != nil {
+	if err := saveJoin(e, active); err != nil {
 		return err
 	}
 	if err := undoJoin(ctx, e); err != nil { // of a try that was cut off

@@ -56,9 +56,9 @@ func (j joinedAs) write(e *Env) error {
 	return nil
 }
 
-// noteJoin keeps what the machine and its site are while it joins. One that
+// saveJoin keeps what the machine and its site are while it joins. One that
 // joins again keeps the facts that its name came from.
-func noteJoin(e *Env, active *Active) error {
+func saveJoin(e *Env, active *Active) error {
 	site, machine := active.Site, e.facts()
 	if e.exists(joinedCluster) { // it may be another one by now
 		if err := e.Remove(joinedCluster); err != nil {
@@ -75,8 +75,8 @@ func noteJoin(e *Env, active *Active) error {
 	}.write(e)
 }
 
-// noteSocketKept says that kubelet's container runtime is the one of the join.
-func noteSocketKept(e *Env, j joinedAs, site *configs.Site) {
+// remarkSocketKept says that kubelet's container runtime is the one of the join.
+func remarkSocketKept(e *Env, j joinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the site's; or give it back its former value", j.CRISocket)
 	}
@@ -91,10 +91,10 @@ func union(a, b map[string]string) map[string]string {
 	return out
 }
 
-// noteTaints says which taints were added to a site or taken from it since the
+// remarkTaints says which taints were added to a site or taken from it since the
 // join, and are still to be changed: a node may not do that itself. Those that
 // somebody took from the Node are left to him.
-func noteTaints(e *Env, site *configs.Site, n *api.Node) {
+func remarkTaints(e *Env, site *configs.Site, n *api.Node) {
 	j, ok := readJoinedAs(e)
 	if !ok {
 		return
@@ -147,8 +147,8 @@ func leftLabels(e *Env, site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-// noteLabels keeps which labels first boot has given the Node.
-func noteLabels(e *Env, site *configs.Site) error {
+// saveLabels keeps which labels first boot has given the Node.
+func saveLabels(e *Env, site *configs.Site) error {
 	j, ok := readJoinedAs(e)
 	if !ok {
 		return nil

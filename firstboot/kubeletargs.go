@@ -63,7 +63,7 @@ func argsPhase(active *Active) Phase {
 			if !ok {
 				return Done, nil // a node that joined before this was noted
 			}
-			noteSocketKept(e, j, site)
+			remarkSocketKept(e, j, site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
 			case j.TryingArgs != nil: // cut off
@@ -73,7 +73,7 @@ func argsPhase(active *Active) Phase {
 			case maps.Equal(want, j.KubeletExtraArgs):
 				return Done, nil
 			case argsRefused(e, want):
-				noteRefusedArgs(e, j.KubeletExtraArgs, want)
+				remarkRefusedArgs(e, j.KubeletExtraArgs, want)
 				return Done, nil
 			}
 			return Todo, nil
@@ -290,7 +290,7 @@ func argsRefused(e *Env, want map[string]string) bool {
 	return b != nil && json.Unmarshal(b, &refused) == nil && maps.Equal(refused, want)
 }
 
-func noteRefusedArgs(e *Env, have, want map[string]string) {
+func remarkRefusedArgs(e *Env, have, want map[string]string) {
 	e.Note("kubeletExtraArgs of the site are not in place (%s): kubelet did not come up with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine has kubelet's words",
 		changedArgs(have, want))
 }

@@ -150,7 +150,7 @@ func (t *taker) take(ctx context.Context) error {
 		case seat.Join:
 			members, err := t.join(ctx, d)
 			if err == nil {
-				if err := t.note(d); err != nil {
+				if err := t.saveSeat(d); err != nil {
 					return err
 				}
 				return t.start(ctx, d, "existing", members)
@@ -294,8 +294,8 @@ func (t *taker) close() {
 	}
 }
 
-// note says of which cluster the data is that etcd is about to write.
-func (t *taker) note(d seat.Decision) error {
+// saveSeat keeps of which cluster the data is that etcd is about to write.
+func (t *taker) saveSeat(d seat.Decision) error {
 	return seatNote{Cluster: t.site.ControlPlane.ID, Generation: d.Generation}.write(t.e)
 }
 

@@ -92,7 +92,7 @@ func readyPhase(active *Active) Phase {
 			return Advise(fmt.Errorf("the Node %s has labels that the site has no more: %s", n.Metadata.Name, labelWords(left)),
 				fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
 		}
-		noteTaints(e, site, n)
+		remarkTaints(e, site, n)
 		if ready, why := n.Ready(); !ready {
 			return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 		}
@@ -110,7 +110,7 @@ func readyPhase(active *Active) Phase {
 				}
 				return Todo, nil
 			}
-			if isNoted(e, active, seen) {
+			if clusterSaved(e, active, seen) {
 				return Done, nil
 			}
 			if now, err := clusterNow(ctx, e, seen); err == nil && now != nil {
@@ -140,13 +140,13 @@ func readyPhase(active *Active) Phase {
 				return last
 			}
 			if err == nil && site.OpenYurt() && hubForm(active.Image) == openyurt.FormStaticPod {
-				err = noteSocket(ctx, e, active)
+				err = annotateSocket(ctx, e, active)
 			}
 			if err == nil {
-				err = noteLabels(e, site)
+				err = saveLabels(e, site)
 			}
 			if err == nil {
-				err = noteCluster(ctx, e, active)
+				err = saveCluster(ctx, e, active)
 			}
 			if err == nil {
 				_, err = e.write(readyMark, nil, Mode(0o600))

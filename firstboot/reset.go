@@ -34,14 +34,14 @@ func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error
 	}
 	c := newChange(e, "reset", joinEvidence, tell)
 	c.onward = true
-	return node, c.carryOut(ctx, (&reset{image: image, note: c.note}).steps())
+	return node, c.carryOut(ctx, (&reset{image: image, record: c.record}).steps())
 }
 
 // reset is a machine on its way out of its cluster.
 type reset struct {
 	image  ondisk.ImageInfo
 	active *Active // read once nobody changes it any more; nil where there is none
-	note   func(Step)
+	record func(Step)
 }
 
 func (r *reset) steps() []Phase {
@@ -58,7 +58,7 @@ func (r *reset) steps() []Phase {
 		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error { return removeHub(ctx, e, r.image) }},
 		{Name: "ipvs", Run: resetIPVS},
 		{Name: "sticks", Run: func(_ context.Context, e *Env) error {
-			return resetSticks(e, r.image, r.active, func(what string) { r.note(Step{"sticks", "note", what}) })
+			return resetSticks(e, r.image, r.active, func(what string) { r.record(Step{"sticks", "note", what}) })
 		}},
 		{Name: "files", Run: resetFiles}, // last: the state tells what went before
 	}

@@ -17,7 +17,7 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 		return err
 	}
 	active := siteIfAny(e, image)
-	name, err := nativeNode(ctx, e)
+	name, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.lastErr = map[string]string{}
 	r.began = e.Now()
 	r.begin(&e)
-	r.clock(ctx, &e)
+	r.recordBootClock(ctx, &e)
 	defer r.posting.Wait()
 	attempts := map[string]int{}
 	for {
@@ -147,7 +147,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		r.result(e, ondisk.ResultWaiting)
 		if err := offlineHealthy(ctx, e, active.Site); err != nil {
 			e.Log.Info("whether this boot is as good as the last is unknown", "error", err)
-		} else if err := noteHealthy(e); err != nil {
+		} else if err := saveHealthy(e); err != nil {
 			return err
 		}
 		attempts["offline"]++
@@ -162,9 +162,9 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 			return errRestart
 		}
 	}
-	r.clock(ctx, e)
+	r.recordBootClock(ctx, e)
 	r.result(e, ondisk.ResultDone)
-	if err := noteHealthy(e); err != nil {
+	if err := saveHealthy(e); err != nil {
 		return err
 	}
 	r.publish(ctx, e, true)
@@ -184,10 +184,10 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 		checking: func() { r.busy(e, checkTimeout) },
 	})
 	switch res.outcome {
-	case foundDone, didIt:
+	case foundDone, ranDone:
 		r.done(e, p, attempts[p.Name])
 		return Done, nil
-	case untold:
+	case foundUnknown:
 		r.mark(e, p, ondisk.PhaseWaiting, attempts[p.Name], nil)
 		return Unknown, nil
 	case startOver:
@@ -207,7 +207,7 @@ func (r *Runner) phase(ctx context.Context, e *Env, p Phase, attempts map[string
 // begin again.
 func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[string]int, res result) error {
 	n := attempts[p.Name]
-	r.note(e, p, n, res.err)
+	r.recordFailure(e, p, n, res.err)
 	if res.half {
 		r.busy(e, undoTimeout)
 		if err := p.undo(ctx, e); err != nil {

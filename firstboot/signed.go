@@ -43,8 +43,8 @@ func lastSigned(e *Env) int64 {
 	return n
 }
 
-// noteSigned remembers, before a stick is taken, when it was signed.
-func (s *stick) noteSigned(e *Env) error {
+// saveSigned remembers, before a stick is taken, when it was signed.
+func (s *stick) saveSigned(e *Env) error {
 	if s.signed <= lastSigned(e) {
 		return nil
 	}

@@ -37,9 +37,9 @@ func (r *Runner) begin(e *Env) {
 	}
 }
 
-// clock notes when the parts of this boot began. The end of systemd's own part is
+// recordBootClock records when the parts of this boot began. The end of systemd's own part is
 // not known at first; the report is as good without any of it.
-func (r *Runner) clock(ctx context.Context, e *Env) {
+func (r *Runner) recordBootClock(ctx context.Context, e *Env) {
 	r.mu.Lock()
 	known := r.state.Boot
 	r.mu.Unlock()
@@ -216,8 +216,8 @@ func (r *Runner) done(e *Env, p Phase, attempts int) {
 	r.say(e, fmt.Sprintf("%s %s: done in %.1f s", place, p.Name, ps.Seconds))
 }
 
-// note records a failed attempt, and says it once for each new reason.
-func (r *Runner) note(e *Env, p Phase, attempts int, err error) {
+// recordFailure records a failed attempt, and says it once for each new reason.
+func (r *Runner) recordFailure(e *Env, p Phase, attempts int, err error) {
 	what := r.redact(oneLine(err))
 	fix := r.redact(Advice(err))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {

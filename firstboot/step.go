@@ -50,11 +50,11 @@ const (
 type outcome int
 
 const (
-	failed    outcome = iota
-	foundDone         // there was nothing to do
-	didIt             // Run did it, and Check agrees
-	untold            // Check found Unknown
-	startOver         // Run returned errRestart
+	failed       outcome = iota
+	foundDone            // there was nothing to do
+	ranDone              // Run did it, and Check agrees
+	foundUnknown         // Check found Unknown
+	startOver            // Run returned errRestart
 )
 
 type result struct {
@@ -80,7 +80,7 @@ func (p Phase) attempt(ctx context.Context, e *Env, tell progress) result {
 	case v == Done:
 		return result{outcome: foundDone}
 	case v == Unknown:
-		return result{outcome: untold}
+		return result{outcome: foundUnknown}
 	}
 	if tell.running != nil {
 		tell.running()
@@ -91,7 +91,7 @@ func (p Phase) attempt(ctx context.Context, e *Env, tell progress) result {
 		return result{err: err, ran: true, half: true}
 	}
 	if p.Check == nil {
-		return result{outcome: didIt, ran: true}
+		return result{outcome: ranDone, ran: true}
 	}
 	if tell.checking != nil {
 		tell.checking()
@@ -100,9 +100,9 @@ func (p Phase) attempt(ctx context.Context, e *Env, tell progress) result {
 	case err != nil:
 		return result{err: err, ran: true}
 	case v == Done:
-		return result{outcome: didIt, ran: true}
+		return result{outcome: ranDone, ran: true}
 	case v == Unknown:
-		return result{outcome: untold, ran: true}
+		return result{outcome: foundUnknown, ran: true}
 	}
 	return result{err: errors.New("it succeeded, but its check still fails"), ran: true}
 }

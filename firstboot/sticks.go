@@ -233,7 +233,7 @@ func date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time
 // take copies the site into the machine's own slot, so that the stick may be
 // pulled out, and remembers what the stick holds.
 func (s *stick) take(e *Env) error {
-	if err := s.noteSigned(e); err != nil {
+	if err := s.saveSigned(e); err != nil {
 		return err
 	}
 	if !s.known {

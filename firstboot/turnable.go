@@ -37,9 +37,9 @@ func firstbootIdle(ctx context.Context, e *Env) error {
 		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
 }
 
-// nativeNode is the name of this worker node; a control plane is rejected, and
+// changeableNode is the name of this worker node; a control plane is rejected, and
 // so is one that first boot is still making.
-func nativeNode(ctx context.Context, e *Env) (string, error) {
+func changeableNode(ctx context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}

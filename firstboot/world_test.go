@@ -938,7 +938,7 @@ func (w *world) kubeadm(ctx context.Context, c Cmd) error {
 		}
 		w.cluster.mu.Lock()
 		defer w.cluster.mu.Unlock()
-		w.cluster.nodes[name].Metadata.Annotations = map[string]string{socketNote: ondisk.CRISocket}
+		w.cluster.nodes[name].Metadata.Annotations = map[string]string{socketAnnotation: ondisk.CRISocket}
 		return conn.Close()
 	}
 	cl, err := disc.Cluster()
