@@ -144,7 +144,7 @@ func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
 func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discovery {
 	host, _, _ := net.SplitHostPort(site.EndpointHostPort())
 	return api.Discovery{Masters: masters, Token: site.Credentials.Token.Reveal(), Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification,
-		CA: []byte(site.CACert), Names: []string{host, "kubernetes"}, Dial: p.Dial, Timeout: p.Timeout}
+		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
 }
 
 // master does with one master what a node does with all of them.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
@@ -105,7 +106,7 @@ func mastersProven(ctx context.Context, e *Env, site *configs.Site) bool {
 func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
 	// Not by the master's own name: a kubelet's serving certificate may be of the
 	// same CA, and be for its host.
-	errs := askNames(ctx, e, site.Masters, ca, sharedName, site.Endpoint)
+	errs := askNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 

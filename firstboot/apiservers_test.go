@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -170,7 +171,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		wantName(t, w, sharedName) // it fits, whatever comes back
+		wantName(t, w, api.SharedName) // it fits, whatever comes back
 	})
 	t.Run("first boot runs again until it is back", func(t *testing.T) {
 		w := start(t)
@@ -193,7 +194,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		if err := w.boot(); err != nil || w.units[ondisk.UnitAgain] != "inactive" {
 			t.Fatalf("the timer is %q; %v\n%s", w.units[ondisk.UnitAgain], err, strings.Join(w.console, "\n"))
 		}
-		wantName(t, w, sharedName)
+		wantName(t, w, api.SharedName)
 	})
 	t.Run("exchanged later", func(t *testing.T) {
 		w := start(t)
@@ -206,7 +207,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
-		wantName(t, w, sharedName)
+		wantName(t, w, api.SharedName)
 		if !slices.Contains(w.names, "restart kubelet.service") {
 			t.Error("kubelet was not restarted")
 		}

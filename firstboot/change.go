@@ -60,7 +60,7 @@ func (c *change) carryOut(ctx context.Context, steps []Phase) error {
 		switch {
 		case res.err == nil:
 		case c.onward:
-			return fmt.Errorf("%s: %w (run it again: it resumes)", s.Name, res.err)
+			return Advise(fmt.Errorf("%s: %w", s.Name, res.err), "run the same command again: it continues")
 		case changed:
 			c.finish(context.WithoutCancel(ctx))
 			return Advise(fmt.Errorf("%s: %w (the node has changed already; evidence is in %s)", s.Name, res.err, c.dir),

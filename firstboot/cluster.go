@@ -168,7 +168,7 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 	errs := make([]error, len(site.Masters))
 	var wg sync.WaitGroup
 	for i, m := range site.Masters {
-		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{sharedName, site.Endpoint}) })
+		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{api.SharedName, site.Endpoint}) })
 	}
 	wg.Wait()
 	foreign := false
@@ -248,7 +248,7 @@ func discovered(e *Env, site *configs.Site) bool {
 	if conf == nil || ca == nil || !unpinned(site) && !anyPinned(ca, site.CAPins()) {
 		return false
 	}
-	k, err := api.ParseKubeconfig(conf)
+	k, err := e.parseKubeconfig(conf)
 	if err != nil {
 		return false
 	}

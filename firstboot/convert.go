@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -41,7 +42,7 @@ var ErrAlready = errors.New("there is nothing to do")
 
 // Convert makes a running native node an OpenYurt node, pods kept. Every step
 // is checked; when one fails, those before it are undone. After a kill, run
-// again, it goes on; Revert takes it back.
+// again, it continues; Revert takes it back.
 func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) error {
 	image, err := imageInfo(e)
 	if err != nil {
@@ -52,47 +53,57 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	if err != nil {
 		return err
 	}
-	if now, err := hubNode(ctx, e, name); err != nil {
-		return unread(err)
-	} else if now != nil {
-		return alreadyHub(ctx, e, name, active, now, o)
+	n, err := readNode(ctx, e, name)
+	if err != nil {
+		return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
 	}
-	// Once kubelet is turned, by a convert that was killed, it may not have
-	// reported yet; the steps left wait for that.
-	if err := readyNow(ctx, e, name); err != nil && !e.exists(openyurt.KubeletConf) {
-		if errors.Is(err, errUnread) {
-			return unread(err)
-		}
-		return Advise(fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err),
-			"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
+	if isHubNode(e, n) {
+		return alreadyHub(ctx, e, n, active, o)
 	}
-	h, err := hubForConvert(ctx, e, name, active, o)
+	if err := convertible(ctx, e, n); err != nil {
+		return err
+	}
+	h, err := hubForConvert(ctx, e, n, active, o)
 	if err != nil {
 		return err
 	}
-	if err := poolFits(ctx, e, h); err != nil {
+	if err := poolTakes(ctx, e, n, h); err != nil {
 		return err
-	}
-	if n, err := readNode(ctx, e, name); err == nil {
-		if now := openyurt.PoolOf(n.Metadata.Labels); now != "" && now != h.Pool {
-			return Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", name, now),
-				"convert it with --nodepool-name "+now+", or: "+openyurt.Unlabel(name))
-		}
 	}
 	c := newChange(e, "convert", joinEvidence, tell)
 	c.resumed = true
 	return c.carryOut(ctx, (&conversion{hub: h, image: image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-func unread(err error) error {
-	return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
+// convertible rejects a node that is not Ready. Once kubelet is turned, by a
+// convert that was killed, it may not have reported yet; the steps left wait for
+// that.
+func convertible(ctx context.Context, e *Env, n *api.Node) error {
+	err := readyNow(ctx, e, n)
+	if err == nil || e.exists(openyurt.KubeletConf) {
+		return nil
+	}
+	return Advise(fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err),
+		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
+}
+
+// poolTakes looks whether the Node can get into the pool.
+func poolTakes(ctx context.Context, e *Env, n *api.Node, h hub) error {
+	if err := poolFits(ctx, e, h); err != nil {
+		return err
+	}
+	if has := openyurt.PoolOf(n.Metadata.Labels); has != "" && has != h.Pool {
+		return Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", n.Metadata.Name, has),
+			"convert it with --nodepool-name "+has+", or: "+openyurt.Unlabel(n.Metadata.Name))
+	}
+	return nil
 }
 
 // alreadyHub says what an OpenYurt node is that was to be converted. Nothing
 // of it is touched: a change that failed on the way could only be undone by
 // making the node native, which nobody asked for.
-func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels map[string]string, o ConvertOptions) error {
-	kind := configs.NodeEdge
+func alreadyHub(ctx context.Context, e *Env, n *api.Node, active *Active, o ConvertOptions) error {
+	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
 		kind = configs.NodeCloud
 	}
@@ -102,11 +113,11 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 	if bySite {
 		fix = "its Site made it one: set the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
-	if openyurt.PoolOf(labels) != o.NodePool || (kind == configs.NodeCloud) != o.Cloud {
+	if openyurt.PoolOf(labels) != o.NodePool || openyurt.IsCloud(labels) != o.Cloud {
 		return Advise(errors.New(is), fix)
 	}
 	if !bySite {
-		h, err := hubForConvert(ctx, e, name, active, o)
+		h, err := hubForConvert(ctx, e, n, active, o)
 		if err != nil {
 			return err
 		}
@@ -122,10 +133,10 @@ func alreadyHub(ctx context.Context, e *Env, name string, active *Active, labels
 
 // conversion is a native node on its way to an OpenYurt node.
 type conversion struct {
-	hub    hub
-	image  ondisk.ImageInfo
-	labels map[string]string // that the Node gets
-	were   map[string]any    // those of OpenYurt's that it had
+	hub          hub
+	image        ondisk.ImageInfo
+	labels       map[string]string // that the Node gets
+	labelsBefore map[string]any    // those of OpenYurt's that it had
 }
 
 // steps in their order: nothing kubelet depends on is touched before yurthub
@@ -202,16 +213,16 @@ func (c *conversion) label() Phase {
 		Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) { return checkLabels(ctx, e, c.hub.Node, c.labels) },
 		Run: func(ctx context.Context, e *Env) (err error) {
-			if c.were, err = hubLabels(ctx, e, c.hub.Node); err != nil {
+			if c.labelsBefore, err = hubLabels(ctx, e, c.hub.Node); err != nil {
 				return err
 			}
 			return patchLabels(ctx, e, c.hub.Node, anyOf(c.labels))
 		},
 		Undo: func(ctx context.Context, e *Env) error {
-			if c.were == nil {
+			if c.labelsBefore == nil {
 				return nil // they were not read, and so not changed
 			}
-			return patchLabels(ctx, e, c.hub.Node, c.were)
+			return patchLabels(ctx, e, c.hub.Node, c.labelsBefore)
 		},
 	}
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // hubForConvert is yurthub as a convert sets it up on this node.
-func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o ConvertOptions) (hub, error) {
+func hubForConvert(ctx context.Context, e *Env, n *api.Node, active *Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
 		return hub{}, err
@@ -33,7 +33,7 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 	if servers, err = usableServers(ctx, e, servers, ca); err != nil {
 		return hub{}, err
 	}
-	address, err := addressTowards(ctx, e, name, servers[0])
+	address, err := addressTowards(ctx, e, n, servers[0])
 	if err != nil {
 		return hub{}, err
 	}
@@ -42,7 +42,7 @@ func hubForConvert(ctx context.Context, e *Env, name string, active *Active, o C
 		return hub{}, err
 	}
 	return hub{openPort: o.OpenPort, Hub: openyurt.Hub{
-		Version: version, Node: name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
+		Version: version, Node: n.Metadata.Name, Pool: o.NodePool, NodeIP: address, Cloud: o.Cloud, Dummy: hasDummy(ctx, e), Servers: servers, Pins: pins,
 		Namespace: cmp.Or(o.Namespace, openyurt.DefaultNamespace), LBMode: cmp.Or(o.LBMode, openyurt.LBPriority), Extra: o.Extra,
 	}}, nil
 }
@@ -96,7 +96,7 @@ func serversFor(e *Env, active *Active, o ConvertOptions) ([]string, error) {
 
 // addressTowards is this node's address. On the way to a VIP of its own a
 // machine may have any source address, so that is asked for last.
-func addressTowards(ctx context.Context, e *Env, name, server string) (string, error) {
+func addressTowards(ctx context.Context, e *Env, n *api.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
 		return "", fmt.Errorf("reading server %s: %w", server, err)
@@ -104,8 +104,8 @@ func addressTowards(ctx context.Context, e *Env, name, server string) (string, e
 	if address := nodeAddress(e); address != "" {
 		return address, nil
 	}
-	if address, err := internalIP(ctx, e, name); address != "" || err != nil {
-		return address, err
+	if address := internalIP(n); address != "" {
+		return address, nil
 	}
 	ip, err := e.Source(ctx, u.Host)
 	if err != nil {
@@ -128,17 +128,13 @@ func hasDummy(ctx context.Context, e *Env) bool {
 
 // internalIP is the address that the cluster knows the node by. Towards a
 // balancer on the node itself the way has another.
-func internalIP(ctx context.Context, e *Env, name string) (string, error) {
-	n, err := readNode(ctx, e, name)
-	if err != nil {
-		return "", err
-	}
+func internalIP(n *api.Node) string {
 	for _, a := range n.Status.Addresses {
 		if a.Type == "InternalIP" {
-			return a.Address, nil
+			return a.Address
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // hubProgram asks yurthub's program for its release, e.g. v1.7; "": it was built
@@ -167,9 +163,21 @@ func CheckServers(servers []string) error {
 	return errors.Join(errs...)
 }
 
-// usableServers are the servers whose certificate has their own name: yurthub
-// takes no tls-server-name. One that does not answer now stays in the list, if
-// another does.
+// namesItself asks a server for a certificate with the name of its own URL:
+// yurthub takes no tls-server-name.
+func namesItself(ctx context.Context, e *Env, server string, ca []byte) error {
+	u, err := url.Parse(server)
+	if err != nil {
+		return fmt.Errorf("reading server %s: %w", server, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
+	return err
+}
+
+// usableServers are the servers that yurthub can verify. One that does not answer
+// now stays in the list, if another does.
 func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error
@@ -178,13 +186,7 @@ func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]
 		return nil, err
 	}
 	for _, s := range servers {
-		u, err := url.Parse(s)
-		if err != nil {
-			return nil, fmt.Errorf("reading server %s: %w", s, err)
-		}
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
-		cancel()
+		err := namesItself(ctx, e, s, ca)
 		if err == nil {
 			answers = true
 		} else {

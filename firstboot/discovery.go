@@ -15,16 +15,12 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// sharedName is in the certificate of every API server that kubeadm made,
-// whatever its address.
-const sharedName = "kubernetes"
-
 // discoveryOf is how a site finds its cluster.
 func discoveryOf(e *Env, site *configs.Site) api.Discovery {
 	return api.Discovery{
 		Masters: mastersOf(e, site), Token: site.Credentials.Token.Reveal(),
 		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
-		Names: []string{sharedName, site.Endpoint}, Dial: e.Dial, Timeout: 10 * time.Second,
+		Names: []string{api.SharedName, site.Endpoint}, Dial: e.Dial, Timeout: 10 * time.Second,
 	}
 }
 

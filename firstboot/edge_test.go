@@ -141,7 +141,7 @@ func TestSiteTurnedNative(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's site says nodeType: edge") {
+	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site says nodeType: edge") {
 		t.Errorf("revert against the site: %v", err)
 	}
 	w.stamp(ownDev, w.site())

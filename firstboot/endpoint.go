@@ -91,14 +91,14 @@ func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error)
 // one that kubeadm puts there, or the endpoint (then nothing needs to be said).
 // Where no name is in all of them it is the one that most have.
 func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
-	shared, sharedErr := c.named(ctx, e, sharedName)
+	shared, sharedErr := c.named(ctx, e, api.SharedName)
 	if shared == len(c.masters) && shared > 0 {
-		return sharedName, nil // no name can be in more of them
+		return api.SharedName, nil // no name can be in more of them
 	}
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	switch {
 	case shared > 0 && shared >= endpoint:
-		return sharedName, nil
+		return api.SharedName, nil
 	case endpoint > 0:
 		return "", nil
 	}
@@ -117,7 +117,7 @@ func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
 	if !errors.Is(err, api.ErrServerName) {
 		return true
 	}
-	for _, other := range []string{sharedName, c.endpoint} {
+	for _, other := range []string{api.SharedName, c.endpoint} {
 		if n, _ := c.named(ctx, e, other); n > have {
 			return false
 		}

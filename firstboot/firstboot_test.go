@@ -289,8 +289,8 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	_, convert := w.convert(pool)
 	_, revert := w.revert()
 	for _, err := range []error{convert, revert} {
-		if err == nil || !strings.Contains(err.Error(), "`firstboot reset`") {
-			t.Errorf("%v", err)
+		if err == nil || !strings.Contains(Advice(err), "`firstboot reset`") {
+			t.Errorf("%v\n%s", err, Advice(err))
 		}
 	}
 	if name, err := w.reset(); err != nil || name != "edge-sn0042" {

@@ -107,7 +107,7 @@ func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
 // two is enough, as it is for ipvscare.
 func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	ca := enrolledCA(e)
-	name, err := api.ServerName(ctx, e.Dial, master, ca, []string{sharedName, site.Endpoint})
+	name, err := api.ServerName(ctx, e.Dial, master, ca, []string{api.SharedName, site.Endpoint})
 	if err != nil {
 		return err
 	}

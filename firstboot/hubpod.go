@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"net/url"
 	"regexp"
 	"strings"
 	"time"
@@ -231,18 +230,11 @@ func annotateSocket(ctx context.Context, e *Env, active *Active) error {
 }
 
 // hubServer is the one server that yurthub.conf will name for good: the first
-// that answers with a certificate for its own name, since yurthub keeps no
-// tls-server-name.
+// that answers and that yurthub can verify.
 func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
-		u, err := url.Parse(s)
-		if err != nil {
-			return "", fmt.Errorf("reading server %s: %w", s, err)
-		}
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_, err = api.ServerName(ctx, e.Dial, u.Host, ca, []string{u.Hostname()})
-		cancel()
+		err := namesItself(ctx, e, s, ca)
 		if err == nil {
 			return s, nil
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -28,8 +29,8 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 		return fmt.Errorf("%s is a native node already: %w", name, ErrAlready)
 	}
 	if active != nil && active.Site.OpenYurt() {
-		return Advise(fmt.Errorf("this machine's site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
-			"say nodeType: native, without a nodePool, in site.yaml, in the slot or on a stick; then revert")
+		return Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
+			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
 	}
 	c := newChange(e, "revert", joinEvidence, tell)
 	c.changedAt = readyStep
@@ -41,7 +42,7 @@ func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
 		if s.Name == readyStep {
 			continue // says how a change went, not whether there is one to make
 		}
-		v, err := s.Check(ctx, e)
+		v, err := s.check(ctx, e)
 		if err != nil {
 			return false, fmt.Errorf("looking whether the step %s is done: %w", s.Name, err)
 		}
@@ -54,10 +55,10 @@ func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
 
 // reversion is an OpenYurt node on its way back to a native one.
 type reversion struct {
-	node  string
-	image ondisk.ImageInfo
-	were  map[string]any    // the Node's labels of OpenYurt's, before
-	as    map[string]string // what kubelet registered as, before
+	node             string
+	image            ondisk.ImageInfo
+	labelsBefore     map[string]any    // the Node's, of OpenYurt's
+	registeredBefore map[string]string // those that kubelet registered with
 }
 
 // steps in their order. The labels come first: with a pool and without the
@@ -73,16 +74,16 @@ func (r *reversion) unlabel() Phase {
 			return checkLabels(ctx, e, r.node, nil)
 		},
 		Run: func(ctx context.Context, e *Env) (err error) {
-			if r.were, err = hubLabels(ctx, e, r.node); err != nil {
+			if r.labelsBefore, err = hubLabels(ctx, e, r.node); err != nil {
 				return err
 			}
 			return patchLabels(ctx, e, r.node, noLabels())
 		},
 		Undo: func(ctx context.Context, e *Env) error {
-			if r.were == nil || !redirected(e) {
+			if r.labelsBefore == nil || !redirected(e) {
 				return nil // a native node it stays, and carries none
 			}
-			return patchLabels(ctx, e, r.node, r.were)
+			return patchLabels(ctx, e, r.node, r.labelsBefore)
 		},
 	}
 }
@@ -98,7 +99,7 @@ func (r *reversion) direct() Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			r.as = registeredAs(e.contents(kubeadmFlags))
+			r.registeredBefore = registeredAs(e.contents(kubeadmFlags))
 			return direct(ctx, e, nil)
 		},
 		Undo: func(ctx context.Context, e *Env) error {
@@ -106,7 +107,7 @@ func (r *reversion) direct() Phase {
 				e.Log.Warn("kubelet stays where it is, since yurthub does not serve", "error", err)
 				return nil
 			}
-			return redirect(ctx, e, r.image.Kubernetes, r.as)
+			return redirect(ctx, e, r.image.Kubernetes, r.registeredBefore)
 		},
 	}
 }
@@ -145,7 +146,10 @@ func stillReady(name string, through bool) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			var last error
 			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-				last = readyNow(ctx, e, name)
+				var n *api.Node
+				if n, last = readNode(ctx, e, name); last == nil {
+					last = readyNow(ctx, e, n)
+				}
 				return last == nil, nil
 			})
 			if err != nil && last != nil {

@@ -167,7 +167,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	if err := saveHealthy(e); err != nil {
 		return err
 	}
-	r.publish(ctx, e, true)
+	r.publish(ctx, e)
 	return nil
 }
 
@@ -218,7 +218,9 @@ func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[strin
 		return r.stop(ctx, e, p, attempts, res.err)
 	}
 	r.result(e, ondisk.ResultWaiting)
-	r.publish(ctx, e, n&(n-1) == 0) // 1, 2, 4, 8 …
+	if n&(n-1) == 0 { // 1, 2, 4, 8 …
+		r.publish(ctx, e)
+	}
 	if err := r.pause(ctx, e, Backoff(n, e.Rand())); err != nil {
 		return err
 	}
@@ -230,7 +232,7 @@ func (r *Runner) failed(ctx context.Context, e *Env, p Phase, attempts map[strin
 func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
-	r.publish(ctx, e, true)
+	r.publish(ctx, e)
 	since, sources := e.Now(), r.Sources(e)
 	for {
 		if err := r.pause(ctx, e, standstill); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
@@ -69,7 +70,7 @@ func (t *taker) leaseOfNode(ctx context.Context) (machine, renewed string) {
 		if m.Name == self.Name {
 			continue
 		}
-		c.Server, c.ServerName = "https://"+t.site.Masters[i], sharedName
+		c.Server, c.ServerName = "https://"+t.site.Masters[i], api.SharedName
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		n, err := c.GetNode(ctx, t.site.NodeName)
 		var lease struct {

@@ -330,10 +330,7 @@ func (r *Runner) result(e *Env, result string) {
 
 // publish puts the report where it can be seen without this machine's help:
 // on the slot, and at the site's URL. Neither may hold up the node.
-func (r *Runner) publish(ctx context.Context, e *Env, now bool) {
-	if !now {
-		return
-	}
+func (r *Runner) publish(ctx context.Context, e *Env) {
 	r.mu.Lock()
 	state, device, url, ca, proxy := r.state, r.device, r.url, r.reportCA, r.proxy
 	state.Phases, state.Notes = slices.Clone(state.Phases), slices.Clone(state.Notes)

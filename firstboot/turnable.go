@@ -37,14 +37,16 @@ func firstbootIdle(ctx context.Context, e *Env) error {
 		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
 }
 
-// changeableNode is the name of this worker node; a control plane is rejected, and
-// so is one that first boot is still making.
+// changeableNode is the name of this worker node, which can be converted or
+// reverted in place; a control plane cannot, nor can a node that first boot is
+// still making.
 func changeableNode(ctx context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}
 	if k, err := kubeletConfig(e); err == nil && leadsToHub(k) {
-		return "", fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod) and cannot be changed in place: run `firstboot reset`, then join it again with the other nodeType", openyurt.Release(openyurt.FirstUnit))
+		return "", Advise(fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod): it cannot be changed in place", openyurt.Release(openyurt.FirstUnit)),
+			"run `firstboot reset`, then join the machine again with the other nodeType")
 	}
 	cert, err := enrolment(e)
 	if err != nil {
@@ -83,34 +85,20 @@ func readNode(ctx context.Context, e *Env, name string) (*api.Node, error) {
 	return n, nil
 }
 
-func readyNow(ctx context.Context, e *Env, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	n, err := readNode(ctx, e, name)
-	if err != nil {
-		return err
-	}
+// readyNow looks whether the cluster sees the node Ready, by the word of the
+// kubelet that runs.
+func readyNow(ctx context.Context, e *Env, n *api.Node) error {
 	if ready, why := n.Ready(); !ready {
-		return fmt.Errorf("node %s is not Ready: %s", name, why)
+		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
 	}
 	return reported(ctx, e, n)
 }
 
-// hubNode returns the Node's labels where this is an OpenYurt node, whole:
-// kubelet goes through yurthub and both labels are there. A convert that was
-// killed, and goes on when it is run again, has left less; then it is nil.
-func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error) {
-	if !redirected(e) {
-		return nil, nil
-	}
-	n, err := readNode(ctx, e, name)
-	if err != nil {
-		return nil, err
-	}
-	if l := n.Metadata.Labels; openyurt.Labelled(l) {
-		return l, nil
-	}
-	return nil, nil
+// isHubNode reports whether this is an OpenYurt node, whole: kubelet goes through
+// yurthub, and the Node has all labels. A convert that was killed has left less; run
+// again, it continues.
+func isHubNode(e *Env, n *api.Node) bool {
+	return redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }
 
 // siteIfAny is the active Site; nil on a node that edgebake did not build, or
@@ -118,7 +106,7 @@ func hubNode(ctx context.Context, e *Env, name string) (map[string]string, error
 func siteIfAny(e *Env, image ondisk.ImageInfo) *Active {
 	active, err := activeSite(e, image, nil)
 	if err != nil {
-		e.Log.Info("going on without a site", "reason", err)
+		e.Log.Info("continuing without a Site", "reason", err)
 		return nil
 	}
 	return active

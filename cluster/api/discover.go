@@ -41,6 +41,10 @@ var (
 	ErrServerName = errors.New("the certificate has none of the names expected")
 )
 
+// SharedName is in the certificate of every API server that kubeadm made,
+// whatever its address.
+const SharedName = "kubernetes"
+
 // Discovery says how to find a cluster and how to know it is the right one.
 type Discovery struct {
 	Masters []string // "host:port"
@@ -53,7 +57,7 @@ type Discovery struct {
 	// for, and Pins are not looked at.
 	CA []byte
 	// Names are further names that the masters' certificate may have beside
-	// their own address, "kubernetes" say.
+	// their own address, e.g. SharedName.
 	Names []string
 	Dial  DialFunc
 	// Timeout bounds the request to each master.
