@@ -31,13 +31,13 @@ type change struct {
 	dir   string // of the evidence
 	keep  evidence
 	steps []Step
-	// resumed: steps that are found done were those of an earlier run, which
-	// was killed, and are undone as well.
+	// resumed: if a step fails, steps that were found done are undone too: an
+	// earlier run, which was killed, did them.
 	resumed bool
-	// changedAt is the step after which nothing is undone any more: the node is
-	// what was asked for, and what is left to do is tidying up.
+	// changedAt names the step after which nothing is undone: the node is what was
+	// asked for, and the rest is cleaning up.
 	changedAt string
-	// onward: nothing is ever undone; run again it continues.
+	// onward: nothing is ever undone; the next run continues.
 	onward bool
 }
 

@@ -134,9 +134,10 @@ func certOf(e *Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	return pair.Leaf, nil
 }
 
-// identityFiles are what the node is nobody without, once the token is
-// forgotten. All that others write beside them (yurthub's cache, kubelet's
-// serving certificate) is on the same file system.
+// identityFiles are the credentials and settings that the node needs once the
+// token is wiped: without them it cannot get back into the cluster. What else is
+// written meanwhile (yurthub's cache, kubelet's serving certificate) is on the same
+// file system, so syncing these syncs it too.
 func identityFiles(e *Env) []string {
 	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, kubeadmFlags, ondisk.KubeCA, openyurt.Identity}, kubeletKeys(e)...)
 	for _, s := range certStores() {

@@ -52,8 +52,8 @@ type Env struct {
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	Mkdir   func(path string, o Owner) error
-	// Remove removes a file, a link or an empty directory. Nothing there is
-	// no error, a directory that is not empty is left.
+	// Remove removes a file, a link or an empty directory. It is no error if
+	// nothing is there; a directory that is not empty stays.
 	Remove func(path string) error
 	// RemoveAll removes a path and all below it.
 	RemoveAll func(path string) error
@@ -130,15 +130,13 @@ type Env struct {
 
 	// waiting is set by the Runner: what the running phase waits for.
 	waiting func(what string)
-	// noting is set by the Runner: what a person should know of a node that
-	// goes on.
+	// noting is set by the Runner: it receives each Note.
 	noting func(what string)
-	// known is set by the Runner: what this pass has found that is not looked up
-	// twice.
+	// known is set by the Runner; nil: nothing is cached.
 	known *known
 }
 
-// known is what does not change in a pass, or is known by what it is made of.
+// known caches lookups for one pass.
 type known struct {
 	disk *blockDisk // that we were started from
 	ways api.Ways   // to API servers
@@ -267,8 +265,8 @@ func (e *Env) Waiting(format string, args ...any) {
 	}
 }
 
-// Note says in the report, and once on the console, what is not as somebody
-// may think, though the node goes on.
+// Note tells, in the report and once on the console, what of the Site is not in
+// place although the node continues.
 func (e *Env) Note(format string, args ...any) {
 	if e.noting != nil {
 		e.noting(fmt.Sprintf(format, args...))

@@ -29,8 +29,8 @@ func readJoinedCluster(e *Env) *ondisk.IPVSJoined {
 	return j
 }
 
-// clusterNow is the cluster as it shows itself to a node that is Ready in it; nil
-// where nobody may read its cluster-info, and with it is no telling.
+// clusterNow identifies the cluster that this node is Ready in, by the UIDs of
+// cluster-info and of the Node. It is nil if cluster-info cannot be read.
 func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := nodeClient(e)
 	if err != nil {

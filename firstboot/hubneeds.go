@@ -15,7 +15,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// What yurthub needs of the cluster, and says nothing of itself: it only waits.
+// Yurthub only waits for what the cluster lacks, and does not say so. First boot
+// looks for it, and reports what is missing.
 
 // csrList is what we read of certificate requests.
 type csrList struct {

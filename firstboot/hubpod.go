@@ -154,10 +154,11 @@ func podJoin(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return err
 	}
-	h, err := hubOf(e, active, withEndpoint)
+	h, err := hubOf(e, active)
 	if err != nil {
 		return err
 	}
+	h = h.through(withEndpoint)
 	ca, err := e.read(ondisk.KubeCA)
 	if err != nil {
 		return fmt.Errorf("reading the cluster's CA: %w", err)

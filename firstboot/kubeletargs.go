@@ -21,20 +21,20 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// kubeadm writes a site's kubeletExtraArgs down once, when the machine joins.
-// What the site says later is written to the same place, and kubelet restarted.
-// A slip must not cost a node that runs: a kubelet that does not come up with
-// the new arguments gets the former ones back.
+// kubeadm writes a Site's kubeletExtraArgs to kubeadm-flags.env when the machine
+// joins. Later changes of the Site are written to the same file, and kubelet is
+// restarted. If it does not come up with the new arguments, it gets the former ones
+// back: a mistake in a Site must not take down a running node.
 
 // refusedArgs are those that kubelet did not come up with, since this machine
 // was switched on. It is not in RunDir, which goes when first boot ends.
 const refusedArgs = "/run/edgebake-refused-kubelet-args"
 
-// A metered link pays for every report. Kubelet sends its status every five
-// minutes though nothing has changed, 2.6 MB a day; that it lives is told by its
-// lease alone, and what changes is sent at once. The setting has no flag, so
-// kubelet reads it from a directory. That is on DATA, as kubelet's other settings
-// are: on a root without it kubelet would not start.
+// On a metered link kubelet sends an unchanged status once an hour instead of every
+// five minutes, which costs 2.6 MB a day. Its lease still shows that it is alive,
+// and changes are sent at once. The setting has no flag, so kubelet reads it from a
+// configuration directory. The directory is on DATA, like kubelet's other settings:
+// without it kubelet would not start, e.g. on a new root.
 const (
 	kubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
 	meteredConfFile = kubeletConfDir + "/50-metered.conf"

@@ -21,8 +21,8 @@ type admitted struct {
 	site *configs.Site
 	// whole: the stick's other files are taken as well.
 	whole bool
-	// left names the fields that are not taken although they differ.
-	left []string
+	// omitted names the fields that are not taken although they differ.
+	omitted []string
 }
 
 // admit decides what a machine takes of the site on a stick, which anybody may
@@ -66,11 +66,11 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	}
 	rest := *next
 	rest.Network.Proxy = site.Network.Proxy
-	left := differing(reflect.ValueOf(rest), reflect.ValueOf(site))
+	omitted := differing(reflect.ValueOf(rest), reflect.ValueOf(site))
 	if !reflect.DeepEqual(next.Network.Proxy, old.Network.Proxy) {
-		left = append(left, "network.proxy")
+		omitted = append(omitted, "network.proxy")
 	}
-	return admitted{site: &site, left: left}
+	return admitted{site: &site, omitted: omitted}
 }
 
 // differing names the fields of two Sites that are not the same.
@@ -86,21 +86,22 @@ func differing(a, b reflect.Value) []string {
 }
 
 // hasJoined reports whether this machine is a node, or was one until its
-// certificate expired or its credentials were damaged: a clock that is wrong,
-// which a neighbour can see to, makes no blank machine of it.
+// certificate expired or its credentials were damaged. A machine whose clock is
+// wrong, which somebody on its network can cause, does not count as a blank one.
 func hasJoined(e *Env) bool { return isMember(e) || e.exists(readyMark) }
 
 // taking is what this machine takes of a stick.
 type taking struct {
 	info  ondisk.SlotInfo
 	files map[string][]byte
-	// signed is when a key that the Image names has signed it, in seconds
-	// since the epoch; 0: it is anybody's.
+	// signed is when a key that the Image names signed it, in seconds since the
+	// epoch; 0: it has no such signature.
 	signed int64
-	// left names what is left out.
-	left []string
-	// held is what the stick holds for this machine, unchanged.
-	held string
+	// omitted names the fields that are not taken.
+	omitted []string
+	// digest is of what the stick holds for this machine, before anything is
+	// left out.
+	digest string
 	// entry is the site of the stick's inventory; nil: it has none.
 	entry *configs.InventorySite
 }
@@ -111,7 +112,7 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	all := &taking{info: c.Info}
 	when, unsigned := checkSignature(e, image, c)
 	if unsigned == nil {
-		// What is not signed, as edgebake.json is not, does not count.
+		// edgebake.json itself is not signed: only the signature's date counts.
 		all.info, all.signed = ondisk.SlotInfo{Stamped: when}, when
 	}
 	switch {
@@ -128,7 +129,7 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 		return nil, err
 	}
 	all.files, all.entry = c.Files, entry
-	all.held = contentsDigest(&slot.Contents{Files: c.Files, Signature: signature})
+	all.digest = contentsDigest(&slot.Contents{Files: c.Files, Signature: signature})
 	next, err := configs.ParsePublicSite(ondisk.SlotSite, c.Files[ondisk.SlotSite])
 	if err != nil {
 		return all, nil // whoever resolves the site says what is wrong with it
@@ -156,11 +157,11 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), left: got.left, held: all.held, entry: entry}
+	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.omitted, digest: all.digest, entry: entry}
 	delete(t.files, ondisk.SlotInventory) // of which the machine's site is taken
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
-			t.left = append(t.left, name)
+			t.omitted = append(t.omitted, name)
 		}
 	}
 	t.files[ondisk.SlotSite] = doc

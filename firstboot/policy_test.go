@@ -45,7 +45,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 		{ondisk.SitesRepair, true, true, false, true, false},
 	} {
 		got := admit(c.policy, c.enrolled, c.signed, &old, &next)
-		if (got.site == nil) != c.none || got.whole != c.whole || (len(got.left) > 0) != c.some {
+		if (got.site == nil) != c.none || got.whole != c.whole || (len(got.omitted) > 0) != c.some {
 			t.Errorf("%s, enrolled %v, signed %v: %+v", c.policy, c.enrolled, c.signed, got)
 		}
 	}
@@ -73,12 +73,12 @@ func TestWhatAStickMayChange(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"users", "ignition", "caCertHashes", "caCert", "kubeletExtraArgs", "endpoint", "vip", "yurthub", "report", "network.proxy"} {
-		if !slices.Contains(got.left, name) {
-			t.Errorf("%s was left out and not said: %v", name, got.left)
+		if !slices.Contains(got.omitted, name) {
+			t.Errorf("%s was left out and not said: %v", name, got.omitted)
 		}
 	}
-	if again := admit(ondisk.SitesRepair, true, false, &old, &old); len(again.left) > 0 {
-		t.Errorf("nothing differs: %v", again.left)
+	if again := admit(ondisk.SitesRepair, true, false, &old, &old); len(again.omitted) > 0 {
+		t.Errorf("nothing differs: %v", again.omitted)
 	}
 	next.Credentials = configs.Credentials{}
 	old.Credentials.Token = configs.NewSecret("live")

@@ -27,12 +27,12 @@ const (
 	portsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// portRules are the rules, for IPv4 and IPv6. What comes from a pod is told by
-// the kind of interface it comes in by: a network card has none, and what leads
-// elsewhere (VLAN, bond, tunnel, macvlan) another. Kinds need no list of names,
-// which would be out of date as soon as somebody plugs in a network card. A
-// bridge may have a network card for a port, so the port is looked at as well.
-// The table is replaced in one step, so loading the rules again opens nothing.
+// portRules are the nftables rules, for IPv4 and IPv6. A packet counts as a pod's
+// by the kind of the interface it arrives on: pods have veth, netkit or a bridge; a
+// network card has no kind; VLANs, bonds, tunnels and macvlans have others. Names of
+// interfaces would be out of date as soon as somebody plugs in a network card. A
+// bridge may have a network card as a port, so the second table looks at the port
+// too. Loading replaces the table at once, so the ports are never open meanwhile.
 func portRules(openPort bool) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	if !openPort {

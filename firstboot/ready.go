@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,98 +63,119 @@ var errNoNode = errors.New("the cluster has no Node")
 
 // readyPhase sees the node as the cluster sees it.
 func readyPhase(active *Active) Phase {
-	site := active.Site
-	otherLabels := false // than the site's, when look looked
-	var seen *api.Node   // by look
-	// look returns nil when all is well, else what is missing.
-	look := func(ctx context.Context, e *Env) error {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		_, n, err := ownNode(ctx, e, active.Node)
-		if errors.Is(err, errNoNode) && site.OpenYurt() {
-			if h, herr := hubOf(e, active, false); herr == nil {
-				if perr := poolFits(ctx, e, h); perr != nil {
-					return perr
-				}
-			}
-		}
-		if err != nil {
-			return err
-		}
-		seen = n
-		missing, left := missingLabels(site, n), leftLabels(e, site, n)
-		otherLabels = len(missing)+len(left) > 0
-		if len(missing) > 0 {
-			// Kubelet labels only the Node that it makes itself.
-			return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, labelWords(missing)),
-				fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
-		}
-		if len(left) > 0 {
-			return Advise(fmt.Errorf("the Node %s has labels that the site has no more: %s", n.Metadata.Name, labelWords(left)),
-				fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
-		}
-		remarkTaints(e, site, n)
-		if ready, why := n.Ready(); !ready {
-			return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
-		}
-		return reported(ctx, e, n)
-	}
+	r := &readiness{active: active}
 	return Phase{
-		Name: "node-ready", Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if !e.exists(readyMark) {
-				return Todo, nil // whatever the cluster says
-			}
-			if err := look(ctx, e); err != nil {
-				if api.Code(err) == 0 && Advice(err) == "" {
-					return Unknown, nil // nobody answers: a node that was Ready goes on
-				}
-				return Todo, nil
-			}
-			if clusterSaved(e, active, seen) {
-				return Done, nil
-			}
-			if now, err := clusterNow(ctx, e, seen); err == nil && now != nil {
-				return Todo, nil
-			}
-			return Done, nil
-		},
-		Run: func(ctx context.Context, e *Env) error {
-			var last error
-			labelled := false
-			var refused error
-			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-				last = look(ctx, e)
-				if otherLabels && !labelled {
-					labelled, refused = labelOwn(ctx, e, active)
-					last = look(ctx, e)
-				}
-				if last != nil {
-					if refused != nil {
-						last = fmt.Errorf("%w; the node may not set them: %w", last, refused)
-					}
-					e.Waiting("the Node to be Ready: %s", oneLine(last))
-				}
-				return last == nil, nil
-			})
-			if err != nil && last != nil {
-				return last
-			}
-			if err == nil && site.OpenYurt() && hubForm(active.Image) == openyurt.FormStaticPod {
-				err = annotateSocket(ctx, e, active)
-			}
-			if err == nil {
-				err = saveLabels(e, site)
-			}
-			if err == nil {
-				err = saveCluster(ctx, e, active)
-			}
-			if err == nil {
-				_, err = e.write(readyMark, nil, Mode(0o600))
-			}
-			return err
-		},
+		Name: readyStep, Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
+		Check: r.check, Run: r.await,
 	}
+}
+
+// readiness looks at this machine's Node.
+type readiness struct {
+	active *Active
+	// Of the last look:
+	node        *api.Node // as it was seen
+	otherLabels bool      // than the Site's
+}
+
+// look returns nil when all is well, else what is missing.
+func (r *readiness) look(ctx context.Context, e *Env) error {
+	site := r.active.Site
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_, n, err := ownNode(ctx, e, r.active.Node)
+	if errors.Is(err, errNoNode) && site.OpenYurt() {
+		if h, herr := hubOf(e, r.active); herr == nil {
+			if perr := poolFits(ctx, e, h); perr != nil {
+				return perr
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	r.node = n
+	if err := r.labels(e); err != nil {
+		return err
+	}
+	remarkTaints(e, site, n)
+	if ready, why := n.Ready(); !ready {
+		return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
+	}
+	return reported(ctx, e, n)
+}
+
+// labels compares the Node's labels with the Site's.
+func (r *readiness) labels(e *Env) error {
+	site, n := r.active.Site, r.node
+	missing, left := missingLabels(site, n), leftLabels(e, site, n)
+	r.otherLabels = len(missing)+len(left) > 0
+	switch {
+	case len(missing) > 0:
+		// Kubelet labels only the Node that it makes itself.
+		return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, labelWords(missing)),
+			fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
+	case len(left) > 0:
+		return Advise(fmt.Errorf("the Node %s has labels that the site has no more: %s", n.Metadata.Name, labelWords(left)),
+			fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
+	}
+	return nil
+}
+
+func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
+	if !e.exists(readyMark) {
+		return Todo, nil // whatever the cluster says
+	}
+	if err := r.look(ctx, e); err != nil {
+		if api.Code(err) == 0 && Advice(err) == "" {
+			return Unknown, nil // nobody answers: a node that was Ready continues
+		}
+		return Todo, nil
+	}
+	if clusterSaved(e, r.active, r.node) {
+		return Done, nil
+	}
+	if now, err := clusterNow(ctx, e, r.node); err == nil && now != nil {
+		return Todo, nil
+	}
+	return Done, nil
+}
+
+// await waits for the node to be Ready, labels it where the cluster lets it, and
+// saves what holds of a node that was Ready.
+func (r *readiness) await(ctx context.Context, e *Env) error {
+	var last, refused error
+	labelled := false
+	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
+		last = r.look(ctx, e)
+		if r.otherLabels && !labelled {
+			labelled, refused = labelOwn(ctx, e, r.active)
+			last = r.look(ctx, e)
+		}
+		if last != nil {
+			if refused != nil {
+				last = fmt.Errorf("%w; the node may not set them: %w", last, refused)
+			}
+			e.Waiting("the Node to be Ready: %s", oneLine(last))
+		}
+		return last == nil, nil
+	})
+	if err != nil {
+		return cmp.Or(last, err)
+	}
+	if r.active.Site.OpenYurt() && hubForm(r.active.Image) == openyurt.FormStaticPod {
+		if err := annotateSocket(ctx, e, r.active); err != nil {
+			return err
+		}
+	}
+	if err := saveLabels(e, r.active.Site); err != nil {
+		return err
+	}
+	if err := saveCluster(ctx, e, r.active); err != nil {
+		return err
+	}
+	_, err = e.write(readyMark, nil, Mode(0o600))
+	return err
 }
 
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
@@ -262,7 +284,7 @@ func forgetPhase(active *Active) Phase {
 			if j, ok := readJoinedAs(e); ok && !j.TokenForgotten {
 				return Todo, nil
 			}
-			if secrets, err := secretsInSlot(e, active); err != nil || secrets {
+			if found, err := secretsInSlot(e, active); err != nil || found != noSecrets {
 				return Todo, err
 			}
 			return Done, nil
@@ -278,9 +300,9 @@ func forgetPhase(active *Active) Phase {
 					return fmt.Errorf("forgetting the token: %w", err)
 				}
 			}
-			secrets, err := secretsInSlot(e, active)
-			if err == nil && secrets {
-				err = forgetToken(e, active)
+			found, err := secretsInSlot(e, active)
+			if err == nil && found != noSecrets {
+				err = forgetToken(e, active, found == slotBlank)
 			}
 			if err != nil {
 				return err
@@ -290,17 +312,25 @@ func forgetPhase(active *Active) Phase {
 	}
 }
 
-// secretsInSlot reports whether the slot holds secrets of the active site, or
-// was cut off while they were forgotten. Another site, stamped meanwhile, has
-// its own to live by.
-func secretsInSlot(e *Env, active *Active) (bool, error) {
+// slotSecrets is what secretsInSlot found.
+type slotSecrets int
+
+const (
+	noSecrets   slotSecrets = iota // of the active Site
+	someSecrets                    // it has some
+	slotBlank                      // it was cut off while they were forgotten
+)
+
+// secretsInSlot looks for secrets of the active Site in the slot. Another Site,
+// stamped meanwhile, keeps its own: it needs them.
+func secretsInSlot(e *Env, active *Active) (slotSecrets, error) {
 	dev, err := ownSlot(e)
 	if err != nil {
-		return false, err
+		return noSecrets, err
 	}
 	c, one, err := readContents(e, dev)
 	if errors.Is(err, slot.ErrBlank) {
-		return true, nil
+		return slotBlank, nil
 	}
 	var site *configs.Site
 	if err == nil {
@@ -308,22 +338,26 @@ func secretsInSlot(e *Env, active *Active) (bool, error) {
 	}
 	mac := ""
 	if err == nil {
-		mac, err = siteMAC(active.made.key, site, one.Files[ondisk.SlotIgnition])
+		mac, err = siteMAC(active.inputs.key, site, one.Files[ondisk.SlotIgnition])
 	}
 	if err != nil {
 		// A person's half-written correction is left for the person.
 		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
-		return false, nil
+		return noSecrets, nil
 	}
 	if mac != active.MAC {
 		e.Log.Info("the slot has another site now, and is left as it is")
-		return false, nil
+		return noSecrets, nil
 	}
-	return !site.Credentials.IsZero() || hasPKI(c), nil
+	if site.Credentials.IsZero() && !hasPKI(c) {
+		return noSecrets, nil
+	}
+	return someSecrets, nil
 }
 
-// forgetToken leaves the site in the slot, and no secret.
-func forgetToken(e *Env, active *Active) error {
+// forgetToken leaves the Site in the slot, and no secret. A blank slot was cut off
+// in the middle of this: what else was in it is gone.
+func forgetToken(e *Env, active *Active, blank bool) error {
 	doc, err := withoutToken(active.Site)
 	if err != nil {
 		return err
@@ -333,8 +367,7 @@ func forgetToken(e *Env, active *Active) error {
 		secrets = append(secrets, token)
 	}
 	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: active.Image.Plan}
-	if _, err := e.ReadSlot(active.Device); errors.Is(err, slot.ErrBlank) {
-		// Cut off in the middle of this: what else was in the slot is gone.
+	if blank {
 		info.Stamped = active.Stamped
 		c := slot.Contents{Info: info, Files: map[string][]byte{ondisk.SlotSite: doc}}
 		if active.ignition != nil {

@@ -145,13 +145,14 @@ func resetToken(e *Env, active *Active) error {
 	case !joining && !active.isApplied(e):
 		return nil // first boot has not taken up this site
 	}
-	if err := active.NotTaken; err != nil && !errors.Is(err, slot.ErrBlank) {
+	blank := errors.Is(active.NotTaken, slot.ErrBlank)
+	if active.NotTaken != nil && !blank {
 		return nil // a person's half-written correction is left for the person
 	}
 	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+active.Node {
 		return nil // it is the next site already
 	}
-	if err := forgetToken(e, active); err != nil {
+	if err := forgetToken(e, active, blank); err != nil {
 		return err
 	}
 	return saveForgotten(e)

@@ -105,16 +105,16 @@ func keepNetwork(e *Env) error {
 	return forgetTrial(e)
 }
 
-// trial is what is on disk from the moment the former settings are tried, so
-// that a power cut in the middle does not keep them for good.
+// trial is saved before the former network settings are tried in the place of the
+// Site's: after a power cut the next boot knows that they are not there for good.
 type trial struct {
-	// State is what the settings in place are.
+	// State says which settings are in place.
 	State trialState `json:"state"`
-	// New are the site's settings, which reached no master.
+	// New are the Site's settings, with which no master was reached.
 	New map[string]netFile `json:"new"`
 	// Count is how often the former ones were tried.
 	Count int `json:"count"`
-	// Boot and At are when the last time began.
+	// Boot is the boot in which the last try began, and At its time.
 	Boot string `json:"boot"`
 	At   int64  `json:"at"`
 }

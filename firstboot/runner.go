@@ -50,16 +50,16 @@ type Runner struct {
 	Env *Env
 	// Plan is the image's, for the report.
 	Plan string
-	// First are the phases of a pass that need no site, and end with one in
-	// place.
+	// First are the phases that come before the Site is known; the last of them
+	// puts one in place.
 	First func() []Phase
-	// Active is the site that the last of them found in place. All later phases
-	// of a pass use this one reading, whatever is stamped meanwhile.
+	// Active returns the Site that First put in place. All later phases of the
+	// pass use it, whatever is stamped meanwhile.
 	Active func() *Active
-	// Phases are those of an active site, after the first.
+	// Phases are those after First, for this Site.
 	Phases func(*Active) []Phase
-	// Sources tells one state of all slots in reach from another, so that a
-	// stopped run sees when there is another site.
+	// Sources returns a digest of all slots: a run that has stopped starts over
+	// when it changes.
 	Sources func(*Env) string
 
 	mu       sync.Mutex

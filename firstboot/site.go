@@ -44,14 +44,15 @@ const (
 // of one must not mix two Sites. Nobody changes one.
 type Active struct {
 	Site *configs.Site
-	// Image is the image that the site is used on.
+	// Image is the image that this machine runs.
 	Image ondisk.ImageInfo
-	// Node is its name on this machine.
+	// Node is the node name that the Site gives this machine.
 	Node string
-	// Hostname is what the machine is called: Node, but for a member of a
-	// cluster, whose certificate is for another name until it leaves.
+	// Hostname is the same, except on a member of a cluster under another name:
+	// it keeps the name in its certificate until it leaves that cluster.
 	Hostname string
-	// MAC names the site's contents without its token, which is forgotten.
+	// MAC identifies the Site's contents without its token, which is wiped after
+	// the join.
 	MAC string
 	// Device is the machine's own slot; empty where it has none.
 	Device string
@@ -66,7 +67,7 @@ type Active struct {
 
 	config   []byte // the settings, as Ignition
 	ignition []byte // the slot's config.ign, if there is one
-	made     siteInputs
+	inputs   siteInputs
 }
 
 // siteInputs are all that a site on this machine is made of, beside the image.
@@ -148,13 +149,13 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	j, _ := readJoinedAs(e)
 	cert, notEnrolled := enrolment(e)
 	member := nodeIn(cert)
-	made := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
-	if before != nil && reflect.DeepEqual(before.made, made) {
+	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.contents(keyFile)}
+	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
 		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the site
 		return &a, nil
 	}
-	same := before != nil && bytes.Equal(before.made.doc, doc) && bytes.Equal(before.made.ignition, made.ignition)
+	same := before != nil && bytes.Equal(before.inputs.doc, doc) && bytes.Equal(before.inputs.ignition, inputs.ignition)
 	site, err := (*configs.Site)(nil), error(nil)
 	if same {
 		site = before.Site // a join changes what the machine is, and not the document
@@ -180,24 +181,24 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 	if notEnrolled == nil {
 		hostname = member
 	}
-	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: made.stamped, ignition: made.ignition, made: made}
-	if same && before.Hostname == hostname && reflect.DeepEqual(before.made.machine, m) {
+	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: inputs.stamped, ignition: inputs.ignition, inputs: inputs}
+	if same && before.Hostname == hostname && reflect.DeepEqual(before.inputs.machine, m) {
 		a.config = before.config
 	} else {
 		called := *site
 		called.NodeName = hostname
-		if a.config, err = node.Render(&called, m, made.ignition); err != nil {
+		if a.config, err = node.Render(&called, m, inputs.ignition); err != nil {
 			return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 		}
 	}
-	if same && bytes.Equal(before.made.key, made.key) {
+	if same && bytes.Equal(before.inputs.key, inputs.key) {
 		a.MAC = before.MAC
 		return a, nil
 	}
 	if err := servedBy(image, site); err != nil {
 		return nil, err
 	}
-	a.MAC, err = siteMAC(made.key, site, made.ignition)
+	a.MAC, err = siteMAC(inputs.key, site, inputs.ignition)
 	return a, err
 }
 
@@ -246,10 +247,10 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
-// activeSite reads the active Site: the slot's own, or, when that is gone or
-// spoilt on a node that has taken one before, the copy of that one. It is for
-// who begins a pass, and hands it on. before, which may be nil, is what it was
-// earlier.
+// activeSite reads the active Site from the slot. If the slot's is missing or
+// invalid, it is the copy of the last one that this machine applied. Only the
+// beginning of a pass calls it; the phases get its result. before, which may be
+// nil, is the result of an earlier call.
 func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := ownSlot(e)
 	if err != nil {

@@ -37,8 +37,9 @@ func (r *Runner) begin(e *Env) {
 	}
 }
 
-// recordBootClock records when the parts of this boot began. The end of systemd's own part is
-// not known at first; the report is as good without any of it.
+// recordBootClock records when the parts of this boot began. It is called again
+// when first boot is done, since systemd's own part ends after first boot began. An
+// error is only logged.
 func (r *Runner) recordBootClock(ctx context.Context, e *Env) {
 	r.mu.Lock()
 	known := r.state.Boot
@@ -107,9 +108,9 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show lists phases in the state, keeping what is known of them. Unless they are
-// all, a longer list that a pass before has shown stays: the active Site, which
-// says what follows, is not read yet.
+// show replaces the list of phases in the state, and keeps what the state says of
+// each. all is false while the Site has not been read, so that the phases after it
+// are unknown: then a longer list of an earlier pass stays.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -31,8 +31,8 @@ type stick struct {
 	dev string
 	// memory is the file that says what it held when it was last looked at.
 	memory string
-	// held names what it holds now.
-	held string
+	// digest is of what it holds now.
+	digest string
 	// signed is when a key that the Image names has signed it; 0: it is
 	// anybody's.
 	signed int64
@@ -97,15 +97,15 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 			continue
 		}
 		m := hmac.New(sha256.New, key)
-		fmt.Fprintf(m, "%d %s", c.Info.Stamped, got.held)
-		if len(got.left) > 0 {
-			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.left, ", "))
+		fmt.Fprintf(m, "%d %s", c.Info.Stamped, got.digest)
+		if len(got.omitted) > 0 {
+			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.omitted, ", "))
 		}
 		if hasJoined(e) {
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
 		}
 		name := e.stickName(dev)
-		s := &stick{dev: dev, memory: name, held: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, entry: got.entry, files: withOwnIgnition(got.files, own)}
+		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, entry: got.entry, files: withOwnIgnition(got.files, own)}
 		s.active, err = resolveSite(e, image, &slot.Contents{Info: s.info, Files: s.files}, s.files[ondisk.SlotSite], have)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
@@ -179,7 +179,7 @@ func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][
 // none.
 func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 	remembered := e.text(s.memory)
-	unchanged := strings.TrimPrefix(remembered, notTaken) == s.held
+	unchanged := strings.TrimPrefix(remembered, notTaken) == s.digest
 	token := s.active.Site.Credentials.Token
 	same := have != nil && have.MAC == s.active.MAC
 	lost := same && s.bringsLostKeys(e, have)
@@ -259,7 +259,7 @@ func (s *stick) take(e *Env) error {
 			return err
 		}
 	}
-	if err := e.WriteFile(s.memory, []byte(s.held+"\n"), Mode(0o600)); err != nil {
+	if err := e.WriteFile(s.memory, []byte(s.digest+"\n"), Mode(0o600)); err != nil {
 		return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
 	}
 	if !s.known {
@@ -309,11 +309,11 @@ func resetSticks(e *Env, image ondisk.ImageInfo, active *Active, say func(string
 	var damaged []error // they bring it nowhere
 	present := sticks(e, image, active, e.removableSlots(), &damaged)
 	for _, s := range present {
-		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.held {
+		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.digest {
 			say(fmt.Sprintf("stick %s holds a site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
 			continue
 		}
-		if err := e.WriteFile(s.memory, []byte(notTaken+s.held+"\n"), Mode(0o600)); err != nil {
+		if err := e.WriteFile(s.memory, []byte(notTaken+s.digest+"\n"), Mode(0o600)); err != nil {
 			return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
 		}
 		token := ""

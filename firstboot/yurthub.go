@@ -35,6 +35,11 @@ const (
 type hub struct {
 	openyurt.Hub
 	openPort bool // to other nodes of the pool
+
+	// Servers are made of these, by through.
+	endpoint string   // the endpoint's URL
+	masters  []string // URLs
+	keep     string   // the server in the identity of a static pod; "": it has none
 }
 
 // closePortDropin has yurthub, or the kubelet that runs it, start behind the
@@ -44,14 +49,13 @@ const closePortDropin = `# Written by firstboot.
 ExecStartPre=/usr/sbin/nft -f ` + hubNFT + `
 `
 
-// hubOf puts together the hub of a site. withEndpoint says that the masters'
-// certificate has the endpoint's name.
-func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
+// hubOf is the hub of a Site, but for its Servers.
+func hubOf(e *Env, active *Active) (hub, error) {
 	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
 		return hub{}, Permanent(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
-	h := hub{openPort: site.Yurthub.OpenPort, Hub: openyurt.Hub{
+	h := hub{openPort: site.Yurthub.OpenPort, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
 		NodeIP: cmp.Or(nodeAddress(e), openyurt.NodeIPIn(string(e.contents(hubKept)))),
 		Dummy:  e.exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
@@ -65,28 +69,41 @@ func hubOf(e *Env, active *Active, withEndpoint bool) (hub, error) {
 		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h.LBMode = cmp.Or(h.LBMode, openyurt.LBPriority)
-	if withEndpoint {
-		h.Servers = append(h.Servers, site.EndpointURL())
-	}
 	for _, m := range mastersOf(e, site) {
-		h.Servers = append(h.Servers, "https://"+m)
+		h.masters = append(h.masters, "https://"+m)
 	}
 	if h.IsPod() {
-		h.keepServer(e)
+		h.keep = hubIdentityServer(e)
 	}
 	return h, nil
 }
 
-// keepServer leaves the server of yurthub.conf in the list: without it
-// yurthub would wipe its identity, and the token is long gone.
-func (h *hub) keepServer(e *Env) {
+// hubIdentityServer is the server in yurthub.conf; "": there is none yet.
+func hubIdentityServer(e *Env) string {
 	k, err := e.parseKubeconfig(e.contents(openyurt.Identity))
 	if err != nil {
-		return // it has none yet
+		return ""
 	}
-	if c, err := k.Cluster(); err == nil && !slices.Contains(h.Servers, c.Server) {
-		h.Servers = append(h.Servers, c.Server)
+	c, err := k.Cluster()
+	if err != nil {
+		return ""
 	}
+	return c.Server
+}
+
+// through is the hub with its servers. withEndpoint says that the masters'
+// certificates have the endpoint's name. The server in yurthub.conf stays in the
+// list: without it yurthub would wipe its identity, and the token is long gone.
+func (h hub) through(withEndpoint bool) hub {
+	h.Servers = nil
+	if withEndpoint {
+		h.Servers = append(h.Servers, h.endpoint)
+	}
+	h.Servers = append(h.Servers, h.masters...)
+	if h.keep != "" && !slices.Contains(h.Servers, h.keep) {
+		h.Servers = append(h.Servers, h.keep)
+	}
+	return h
 }
 
 // nodeAddress is what the network phase wrote: it holds offline too.
@@ -134,17 +151,18 @@ func hubPhase(active *Active) Phase {
 	site := active.Site
 	return servingPhase(Phase{
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			h, onDisk, err := hubOnDisk(e, active)
-			if err != nil || !onDisk || enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
+			h, err := hubOf(e, active)
+			if err != nil {
 				return Todo, err
+			}
+			h, onDisk := hubOnDisk(e, h)
+			if !onDisk || enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
+				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			h, onDisk, err := hubOnDisk(e, active)
-			if err == nil && !onDisk {
-				h, err = hubOf(e, active, false)
-			}
+			h, err := hubOf(e, active)
 			if err == nil {
 				err = closePorts(ctx, e, h.ports()) // first: it may run already
 			}
@@ -154,9 +172,10 @@ func hubPhase(active *Active) Phase {
 			if err := checkHubRelease(ctx, e, active.Image); err != nil {
 				return err
 			}
+			h, onDisk := hubOnDisk(e, h)
 			if err := poolFits(ctx, e, h); err != nil {
 				if _, permanent := Fix(err); permanent && !onDisk {
-					return err // one that runs goes on
+					return err // one that runs stays
 				}
 				// Without OpenYurt's webhooks the node gets along; with them
 				// there is no Node yet, and the last phase says why.
@@ -164,14 +183,13 @@ func hubPhase(active *Active) Phase {
 			}
 			withEndpoint, err := endpointInCert(ctx, e, site)
 			if err != nil && !onDisk && e.exists(readyMark) {
-				// Its root was exchanged: it goes on as it did on the former one.
+				// Its root was exchanged: it continues as it did on the former one.
 				withEndpoint, err = keptEndpoint(e, site)
 			}
-			if err == nil {
-				if h, err = hubOf(e, active, withEndpoint); err != nil {
-					return err
-				}
-			} else if !onDisk {
+			switch {
+			case err == nil:
+				h = h.through(withEndpoint)
+			case !onDisk:
 				return err
 			}
 			if len(site.Organizations) > 0 && !h.IsPod() {
@@ -225,19 +243,16 @@ func checkHubRelease(ctx context.Context, e *Env, image ondisk.ImageInfo) error 
 	return nil
 }
 
-// hubOnDisk is the hub that the disk holds. Whether the endpoint is in its
-// list was decided by a look at the masters when it was written; offline, what
-// was written holds.
-func hubOnDisk(e *Env, active *Active) (h hub, onDisk bool, err error) {
+// hubOnDisk is h with the servers that the disk holds, if it holds this hub.
+// Whether the endpoint is among them was decided by a look at the masters when it
+// was written; offline, what was written holds.
+func hubOnDisk(e *Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
-		if h, err = hubOf(e, active, withEndpoint); err != nil {
-			return hub{}, false, err
-		}
-		if hubInPlace(e, h) {
-			return h, true, nil
+		if with := h.through(withEndpoint); hubInPlace(e, with) {
+			return with, true
 		}
 	}
-	return hub{}, false, nil
+	return h, false
 }
 
 // hubRestart says that yurthub has to be restarted for what was written. It

@@ -31,8 +31,8 @@ const (
 	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
 )
 
-// Signers of yurthub's certificates. Its server certificate has ServerName among
-// its names, by which it is told from the one that kubelet may ask for.
+// Signers of yurthub's certificates. Kubelet may request a certificate of
+// ServerSigner too; only yurthub's has ServerName among its names.
 const (
 	ClientSigner = "kubernetes.io/kube-apiserver-client"
 	ServerSigner = "kubernetes.io/kubelet-serving"

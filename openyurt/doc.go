@@ -3,7 +3,8 @@
 // flags, its unit and its static pod, its ports and paths, how kubelet is turned
 // to it, and what it lists in the cluster before it is ready.
 //
-// A new release of OpenYurt is taken up here: hold its source against each of
-// the files, and widen Newest. Everything is a value or a pure function; what
-// is done with them on a machine is firstboot's.
+// To support a new release of OpenYurt, compare its source with each of these
+// files and add a row to releases; flags that came or went get since or until, and
+// what the cluster must have is in Needs. Everything is a value or a pure function;
+// package firstboot uses them on a machine.
 package openyurt

@@ -48,9 +48,9 @@ func (h Hub) release() release {
 // IsPod reports whether yurthub runs as a static pod.
 func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
 
-// Args is yurthub's command line. The rules behind it are in the contract:
-// node-ip and nodepool-name always, https always, the server that never
-// changes first.
+// Args is yurthub's command line: always with node-ip and nodepool-name, servers by
+// https, and first the server that never changes. What the release does not have is
+// left out.
 func (h Hub) Args() []string {
 	var out []string
 	give := func(name, value string) {
@@ -110,8 +110,8 @@ const bucketsFlag = "--enable-pool-service-topology"
 // pools are the NodePools that yurthub knows.
 func (h Hub) pools() Resource { return Resource{KindPool, h.release().pools} }
 
-// PoolSource is what yurthub lists to know its pool before it is ready; ok is
-// false where it lists nothing.
+// PoolSource is the resource that yurthub lists for its pool before it is ready;
+// ok is false if it lists none.
 func (h Hub) PoolSource() (r Resource, ok bool) {
 	on := func(name string, is bool) bool {
 		for _, a := range h.Extra {

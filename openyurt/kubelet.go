@@ -41,9 +41,8 @@ func Unturn(args string) (rest, turned string) {
 // IsTurned reports whether kubelet's arguments lead it to yurthub.
 func IsTurned(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
 
-// JoinedArgs are given with those that kubelet needs which joins through yurthub
-// of form staticPod, and so has no certificate of its own. plain is what
-// PlainLists says.
+// JoinedArgs adds to given the arguments of a kubelet that joins through a yurthub
+// of form staticPod: it has no certificate of its own. plain is PlainLists' result.
 func JoinedArgs(given map[string]string, plain string) map[string]string {
 	args := maps.Clone(given)
 	if args == nil {

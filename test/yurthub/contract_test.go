@@ -130,26 +130,22 @@ func drive(t *testing.T, bin, version string) string {
 	// Bootstrap: nothing listens before both certificates are there.
 	first := api.waitCSR(0)
 	say("first CSR: %s", first)
-	time.Sleep(2 * time.Second)
-	say("health before the client certificate: %s", h.health("/v1/healthz"))
+	say("health before the client certificate: %s", h.settled("/v1/healthz"))
 	api.approve(0)
 	second := api.waitCSR(1)
 	say("second CSR: %s", second)
-	time.Sleep(2 * time.Second)
-	say("health before the serving certificate: %s", h.health("/v1/healthz"))
+	say("health before the serving certificate: %s", h.settled("/v1/healthz"))
 	api.approve(1)
 	h.until("/v1/healthz", "200 OK")
 	say("health with both certificates: %s", h.health("/v1/healthz"))
 
 	// Ready needs ConfigMaps and NodePools, these in one version alone.
-	time.Sleep(3 * time.Second)
-	say("ready without the right to list configmaps: %s", h.health("/v1/readyz"))
+	say("ready without the right to list configmaps: %s", h.settled("/v1/readyz"))
 	say("request while not ready: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	api.allow("configmaps")
 	const noPools = "500 resources needed by filters are not synced"
 	h.until("/v1/readyz", noPools)
-	time.Sleep(3 * time.Second)
-	say("ready without the right to list node pools: %s", h.health("/v1/readyz"))
+	say("ready without the right to list node pools: %s", h.settled("/v1/readyz"))
 	api.allow("nodepools")
 	h.until("/v1/readyz", "200 OK")
 	say("ready with both: %s", h.health("/v1/readyz"))
@@ -286,6 +282,24 @@ func (h *hub) fatal(what, last string) {
 	h.t.Helper()
 	b := h.log.String()
 	h.t.Fatalf("%s did not come; last: %s\nlog:\n%s", what, last, b[max(0, len(b)-6000):])
+}
+
+// settled is what the health port answers for good, as far as can be told: the
+// same for two seconds.
+func (h *hub) settled(path string) string {
+	h.t.Helper()
+	deadline := time.Now().Add(3 * time.Minute)
+	last, since := h.health(path), time.Now()
+	for time.Since(since) < 2*time.Second {
+		time.Sleep(100 * time.Millisecond)
+		if got := h.health(path); got != last {
+			last, since = got, time.Now()
+		}
+		if time.Now().After(deadline) {
+			h.fatal(path+" to answer the same", last)
+		}
+	}
+	return last
 }
 
 func (h *hub) until(path, want string) {
