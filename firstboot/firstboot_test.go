@@ -61,7 +61,7 @@ func (w *world) treeOf(files []entry) map[string]string {
 			continue
 		}
 		switch {
-		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
+		case "/"+rel == ondisk.StateFile, "/"+rel == keyFile, "/"+rel == appliedFile, "/"+rel == servingCert, "/"+rel == servingKey, strings.HasSuffix(rel, ".pem"), strings.HasSuffix(rel, "ca.crt"):
 			text = "(differs from run to run)"
 		case strings.HasSuffix(rel, ".conf") && strings.Contains(text, "certificate-authority-data"):
 			a, _, _ := strings.Cut(text, "certificate-authority-data: ")
