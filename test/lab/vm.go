@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/qemu"
@@ -218,6 +219,27 @@ func (vm *VM) Plug(ctx context.Context, image string) error {
 		return err
 	}
 	return vm.commandWith(ctx, "device_add", map[string]any{"driver": driver, "id": "stick0", "drive": "stick", "removable": true})
+}
+
+// CPU is the processor time that QEMU has used for the machine since it was
+// switched on. It hardly depends on what else this computer does.
+func (vm *VM) CPU() (time.Duration, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", vm.proc.Pid()))
+	if err != nil {
+		return 0, fmt.Errorf("reading the processor time of %s: %w", vm.Name, err)
+	}
+	// The name of the program, in brackets, may have blanks.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("reading the processor time of %s: %q", vm.Name, stat)
+	}
+	user, err1 := strconv.ParseInt(string(fields[11]), 10, 64)
+	system, err2 := strconv.ParseInt(string(fields[12]), 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, fmt.Errorf("reading the processor time of %s: %w", vm.Name, err)
+	}
+	const perSecond = 100 // USER_HZ, on every architecture that Go has
+	return time.Duration(user+system) * time.Second / perSecond, nil
 }
 
 // Running tells whether the machine is on.

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,6 +54,8 @@ type subject struct {
 	// at has, for each milestone, the seconds from power-on in each boot.
 	at    map[string][]float64
 	order []string
+	// cpu has the processor seconds that QEMU had used by then.
+	cpu map[string][]float64
 	// units has the seconds that systemd waited for each unit, in each boot.
 	units map[string][]float64
 	last  string // systemd's own account of the last boot
@@ -63,6 +66,13 @@ func (s *subject) note(what string, at time.Duration) {
 		s.order = append(s.order, what)
 	}
 	s.at[what] = append(s.at[what], at.Seconds())
+}
+
+// used notes what the boot had cost by a milestone; 0: it was not measured.
+func (s *subject) used(what string, cpu time.Duration) {
+	if cpu > 0 {
+		s.cpu[what] = append(s.cpu[what], cpu.Seconds())
+	}
 }
 
 // world is what all boots share.
@@ -145,7 +155,7 @@ func (b *world) images() []*subject {
 	}
 	b.must(os.WriteFile(bare, fmt.Appendf(doc, "\nkernel:\n  args: [%s]\n", strings.Join(args, ", ")), 0o644))
 	made := func(name, doc string, joins bool) *subject {
-		s := &subject{name: name, golden: filepath.Join(b.dir, strings.Fields(name)[0]+".raw"), joins: joins, at: map[string][]float64{}, units: map[string][]float64{}}
+		s := &subject{name: name, golden: filepath.Join(b.dir, strings.Fields(name)[0]+".raw"), joins: joins, at: map[string][]float64{}, cpu: map[string][]float64{}, units: map[string][]float64{}}
 		if doc != "" {
 			b.run(bin, "build", doc, "--output", s.golden, "--lock", s.golden+".lock")
 		}
@@ -185,8 +195,26 @@ func (b *world) boot(s *subject) {
 		b.run(filepath.Join(b.dir, "edgebake"), "stamp", s.golden, site, "--output", image)
 		defer os.Remove(image)
 	}
-	vm, err := b.lab.StartVM(b.Context(), lab.VMConfig{Name: name, Image: image, Disk: 8 << 30, Net: b.net, Accel: os.Getenv("EDGEBAKE_ACCEL")})
+	var mu sync.Mutex
+	var vm *lab.VM
+	spent := map[time.Duration]time.Duration{} // by when a line came
+	each := func(l lab.Line) {
+		mu.Lock()
+		defer mu.Unlock()
+		if vm != nil { // it is gone, or not yet known: then there is no answer
+			spent[l.At], _ = vm.CPU()
+		}
+	}
+	started, err := b.lab.StartVM(b.Context(), lab.VMConfig{Name: name, Image: image, Disk: 8 << 30, Net: b.net, Accel: os.Getenv("EDGEBAKE_ACCEL"), EachLine: each})
 	b.must(err)
+	mu.Lock()
+	vm = started
+	mu.Unlock()
+	by := func(at time.Duration) time.Duration {
+		mu.Lock()
+		defer mu.Unlock()
+		return spent[at]
+	}
 	defer func() {
 		vm.Cut()
 		os.Remove(vm.Overlay)
@@ -196,24 +224,32 @@ func (b *world) boot(s *subject) {
 	if !s.joins {
 		line, _, err := vm.Serial.Expect(ctx, 0, regexp.MustCompile(`Reached target .*multi-user\.target`))
 		b.must(err)
+		cpu, err := vm.CPU()
+		b.must(err)
 		for _, e := range vm.Serial.Events() {
 			s.note(e.What, e.At)
+			s.used(e.What, by(e.At))
 		}
 		s.note("multi-user.target", line.At)
+		s.used("multi-user.target", cpu)
 		return
 	}
 	_, err = b.cluster.WaitNode(ctx, vm, name, lab.Ready)
 	b.must(err)
 	ready := vm.Serial.Note("Ready")
+	cpu, err := vm.CPU()
+	b.must(err)
 	_, _, err = vm.Serial.Expect(ctx, 0, lab.FirstBootDone)
 	b.must(err)
 	for _, e := range vm.Serial.Events() {
 		if !strings.HasPrefix(e.What, "since the kernel") {
 			what, _, _ := strings.Cut(e.What, ":")
 			s.note(what, e.At)
+			s.used(what, by(e.At))
 		}
 	}
 	s.note(ready.What, ready.At)
+	s.used(ready.What, cpu)
 	out, err := b.cluster.OnNode(ctx, vm, name, hello, onNode)
 	b.must(err)
 	s.account(out)
@@ -310,6 +346,13 @@ func report(subjects []*subject, runs int) string {
 	fmt.Fprintf(&t, "\nThe base alone and kubelet's own start take %.1f s together; promised is Ready in %.1f times that, and in %.0f s on two quiet processors without KVM.\n\n", base, promised, goal)
 	for _, s := range subjects[1:] {
 		fmt.Fprintf(&t, "- %s: Ready after %.1f s, %.2f times.\n", s.name, bench.Median(s.at["Ready"]), bench.Median(s.at["Ready"])/base)
+	}
+	t.WriteString("\nProcessor seconds that QEMU had used by then, of both processors. They hardly depend on what else the computer does:\n\n")
+	heads("by")
+	for _, what := range order {
+		if slices.ContainsFunc(subjects, func(s *subject) bool { return len(s.cpu[what]) > 0 }) {
+			row(what, func(s *subject) []float64 { return s.cpu[what] })
+		}
 	}
 	t.WriteString("\nWhat systemd says of each unit (`systemd-analyze blame`; they run side by side, so sums mean nothing), from half a second on:\n\n")
 	heads("unit")
