@@ -7,25 +7,61 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
+// soleMaster makes a cluster of one control-plane node and a worker, and is what the
+// former is switched on with. Switched on again with KeepVars it is the same machine
+// with an empty disk.
+func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
+	w.t.Helper()
+	golden, err := madeMaster()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	minted = w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1")})
+	return minted, golden, lab.VMConfig{Name: "m1", Image: w.stamp(golden, minted, "m1"), Guest: 0, CPUs: 2, Memory: 2560}
+}
+
+// birthAgain stamps a new ticket onto the control-plane node's image.
+func (w *world) birthAgain(golden, minted, image string) {
+	w.t.Helper()
+	again := filepath.Join(w.lab.Dir, "again")
+	w.must(w.bin, "cluster", "sites", minted, "--birth", "48h", "--output", again)
+	w.must(w.bin, "stamp", golden, filepath.Join(again, "m1.yaml"), "--output", image, "--force")
+}
+
 // A sole control-plane node's disk is written again while its Site still allows a
-// birth: it stops, since its firmware remembers. Told to begin with nothing, it
-// begins another cluster with the same keys: the worker of the former one keeps its
+// birth: it stops and asks, since its firmware remembers. Told to, it begins with
+// nothing once more; another machine begins with a ticket that it has not used.
+func TestTicketIsForOneBirth(t *testing.T) {
+	nightly(t)
+	w := newNet(t, need(t))
+	minted, golden, config := w.soleMaster()
+	born := func(vm *lab.VM) {
+		mark := w.expect(vm, 0, `edgebake: etcd begins with nothing`)
+		w.expect(vm, mark, `seat: done`)
+		vm.Cut()
+	}
+	born(w.start(config))
+	same := config
+	same.KeepVars = true
+	vm := w.start(same)
+	mark := w.expect(vm, 0, `FAILED seat: .*this machine has begun the cluster with this ticket before`)
+	w.expect(vm, mark, `to fix: .*--birth 48h`)
+	vm.Cut()
+	w.birthAgain(golden, minted, config.Image)
+	born(w.start(same))
+	born(w.start(config))
+}
+
+// A cluster is born again with the same keys: the worker of the former one keeps its
 // pods, and says why.
 func TestBornAgain(t *testing.T) {
 	nightly(t)
-	p := need(t)
-	golden, err := madeMaster()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := newNet(t, p)
-	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1")})
-	image := w.stamp(golden, minted, "m1")
-	w.stamp(p.golden, minted, "shop1")
-	config := lab.VMConfig{Name: "m1", Image: image, Guest: 0, CPUs: 2, Memory: 2560}
+	w := newNet(t, need(t))
+	minted, golden, config := w.soleMaster()
+	w.stamp(w.golden, minted, "shop1")
 	master := w.start(config)
-	w.expect(master, 0, `edgebake: etcd begins with nothing`)
-	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
+	var err error
+	if w.c, err = w.lab.Attach(w.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
 	}
 	first := w.ready(master, nil)
@@ -43,21 +79,11 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 	w.expect(worker, 0, `edgebake-test: .* up `)
 	master.Cut()
 
-	config.KeepVars = true // it is the same machine
+	w.birthAgain(golden, minted, config.Image)
 	master = w.start(config)
-	w.expect(master, 0, `FAILED seat: .*this machine has begun the cluster with this ticket before`)
-	w.expect(master, 0, `to fix: .*--birth 48h`)
-	master.Cut()
-
-	again := filepath.Join(w.lab.Dir, "again")
-	w.must(p.bin, "cluster", "sites", minted, "--birth", "48h", "--output", again)
-	w.must(p.bin, "stamp", golden, filepath.Join(again, "m1.yaml"), "--output", image, "--force")
-	master = w.start(config)
-	w.expect(master, 0, `edgebake: etcd begins with nothing`)
 	if now := w.ready(master, first); now.Metadata.UID == first.Metadata.UID {
 		t.Error("the cluster that was born again has the Node of the former one")
 	}
-
 	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
 	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // since before
 	if _, err := w.c.Node(t.Context(), "shop1"); !lab.NotFound(err) {
