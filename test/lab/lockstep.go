@@ -23,7 +23,6 @@ type Lockstep struct {
 	mu   sync.Mutex
 	vms  map[clocked]*stepped
 	now  time.Time // of the machine that is last, or that was when all went off
-	once sync.Once
 }
 
 // clocked is what a VM is here.
