@@ -310,6 +310,7 @@ func (w *world) powerOn() {
 	}
 	if _, err := os.Stat(filepath.Join(w.root, hubEnv)); err == nil && w.rules != "" {
 		w.units[openyurt.Unit] = "active"
+		w.hubStarts()
 	}
 	// As kubelet.service has it.
 	if b, err := os.ReadFile(filepath.Join(w.root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.has(appliedFile) || !w.has(ondisk.SiteCopy)) && !(w.has(portsKubelet) && w.noNFT) {
@@ -726,15 +727,19 @@ func (w *world) writeSlot(dev string, write func(*memDevice) error) error {
 	return write(before)
 }
 
-// hubStarts is yurthub writing what it keeps between its starts.
+// hubStarts is yurthub writing what it keeps between its starts, and again what
+// power that went has left empty.
 func (w *world) hubStarts() {
+	write := func(path, text string) {
+		if !w.has(path) || w.get(path) == "" {
+			w.put(path, text)
+		}
+	}
 	for _, p := range openyurt.Identities() {
-		switch {
-		case w.has(p):
-		case filepath.Ext(p) == ".conf":
-			w.put(p, "kind: Config\n")
-		default:
-			w.put(p+"/kept", "by yurthub\n")
+		if filepath.Ext(p) == ".conf" {
+			write(p, "kind: Config\n")
+		} else if !w.has(p) || w.has(p+"/kept") {
+			write(p+"/kept", "by yurthub\n")
 		}
 	}
 }
