@@ -252,7 +252,7 @@ func quoteProblem(bad *csv.ParseError, offset int) string {
 	if errors.Is(bad.Err, csv.ErrBareQuote) {
 		return fmt.Sprintf("a cell that does not begin with a quote has one in it (%s): put quotes around the whole cell, and write the one in it twice", at)
 	}
-	return fmt.Sprintf("a cell in quotes does not end, or goes on behind its closing quote (%s): a quote inside of quotes is written twice", at)
+	return fmt.Sprintf("a cell in quotes does not end, or continues behind its closing quote (%s): a quote inside of quotes is written twice", at)
 }
 
 // plainHeader is a header without what people write differently.

@@ -99,7 +99,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,serial\na,SN1\nb,\"x\ny\",z\n", []string{"t.csv:3: has 3 cells"}},
 		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: a cell that does not begin with a quote has one in it (byte 4): put quotes"}},
 		{"sep=;\nname;serial\na;=\"0012\"\n", []string{"t.csv:3: cannot be read as CSV: a cell that does not begin with a quote"}},
-		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV: a cell in quotes does not end, or goes on behind its closing quote (byte 7 of line 3)"}},
+		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV: a cell in quotes does not end, or continues behind its closing quote (byte 7 of line 3)"}},
 		{"name,serial\na,\"=\"\"0012\"\"\"\nb,=A1\nc,#REF!\nd,#N/A\ne,Err:502\nf,1.23457E+11\ng,\"1,23E+5\"\n", []string{`t.csv:2: column "serial": "=\"0012\"" is a formula`, `t.csv:3: column "serial": "=A1" is a formula`, `t.csv:4: column "serial": "#REF!" stands where`, `"#N/A" stands where`, `"Err:502" stands where`, `t.csv:7: column "serial": "1.23457E+11" is what a spreadsheet made of a long number`, `"1,23E+5" is what`}},
 		{"name,serial\na,SN\u200b1\nb,SN\u00a02\n", []string{`t.csv:2: column "serial": contains an invisible character (U+200B)`, `t.csv:3: column "serial": contains an invisible character (U+00A0)`}},
 		{"name,match\na,b\n", []string{`column "match": "match" holds more than a cell can: name the field it holds (--map "match"=FIELD)`}},

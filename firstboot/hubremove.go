@@ -12,7 +12,7 @@ import (
 )
 
 // What yurthub, and first boot for it, leave on the disk, in the order in which
-// it is removed. Removing goes by these lists, and so does looking whether
+// it is removed. Removing uses these lists, and so does looking whether
 // anything is left: what a removal that was cut off has not reached is found.
 var (
 	portsLeavings = []string{portsKubelet, portsTimerFile, portsUnitFile, hubNFT} // by openPorts

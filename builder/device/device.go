@@ -147,7 +147,7 @@ func parseSignatures(out []byte) ([]signature, error) {
 	return doc.Signatures, nil
 }
 
-// probe asks what is on the devices that udev has not looked at: lsblk goes by
+// probe asks what is on the devices that udev has not looked at: lsblk uses
 // udev's database (dir) alone, and in containers there is none.
 func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) {
 	for i := range d.top {
