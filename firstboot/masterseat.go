@@ -105,6 +105,7 @@ type taker struct {
 	watch   seatWatch    // over the old seat
 }
 
+// take looks and decides until etcd was started.
 func (t *taker) take(ctx context.Context) error {
 	said := ""
 	for {
@@ -117,58 +118,11 @@ func (t *taker) take(ctx context.Context) error {
 			t.e.Log.Info("the seat in etcd", "decision", d.Do.String(), "why", d.Why)
 			said = line
 		}
-		if d.Do != seat.Stop {
-			t.stopped = time.Time{}
-		}
-		switch d.Do {
-		case seat.Start:
-			if err := t.forgetWord(); err != nil {
-				return err
-			}
-			return t.start(ctx, d, "existing", everyMember(t.site))
-		case seat.ForceNewCluster:
-			t.e.Console("etcd continues from this machine alone: " + d.Why)
-			return t.start(ctx, d, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
-		case seat.Restore:
-			t.e.Console("etcd begins with a snapshot: " + d.Why)
-			if err := restoreSnapshot(ctx, t.e, t.active); err != nil {
-				return err
-			}
+		switch next, err := t.carryOut(ctx, d); {
+		case err != nil || next == seatTaken:
+			return err
+		case next == seatChanged:
 			continue
-		case seat.SetAside:
-			if err := setAside(t.e); err != nil {
-				return err
-			}
-			t.e.Console("etcd's data was moved to " + asideDir + ": " + d.Why)
-			continue
-		case seat.Birth:
-			t.e.Console("etcd begins with nothing: " + d.Why)
-			if err := t.useTicket(d); err != nil {
-				return err
-			}
-			return t.start(ctx, d, "new", everyMember(t.site))
-		case seat.Join:
-			members, err := t.join(ctx, d)
-			if err == nil {
-				if err := t.saveSeat(d); err != nil {
-					return err
-				}
-				return t.start(ctx, d, "existing", members)
-			}
-			// As while another member is away for a moment.
-			t.e.Waiting("a seat in etcd: %s", oneLine(err))
-		case seat.Stop:
-			if t.stopped.IsZero() {
-				t.stopped = t.e.Now()
-			}
-			if t.e.Now().Sub(t.stopped) >= seatPatience {
-				return Permanent(errors.New(d.Why), d.Fix)
-			}
-			t.e.Waiting("%s", d.Why)
-		case seat.Wait:
-			t.e.Waiting("%s", d.Why)
-		default:
-			return Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "write the image to the machine's disk again")
 		}
 		if !v.Disk.WAL && v.Ticket != seat.UsedTicket { // nor may the others begin with this one's help
 			t.tellBlank(ctx)
@@ -177,6 +131,70 @@ func (t *taker) take(ctx context.Context) error {
 			return Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
 		}
 	}
+}
+
+// seatNext is what follows a decision that was carried out.
+type seatNext int
+
+const (
+	seatWaits   seatNext = iota // for the others, or for a person
+	seatChanged                 // the disk is another: look at once
+	seatTaken                   // etcd was started
+)
+
+// carryOut does what was decided.
+func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error) {
+	if d.Do != seat.Stop {
+		t.stopped = time.Time{}
+	}
+	switch d.Do {
+	case seat.Start:
+		if err := t.forgetWord(); err != nil {
+			return seatWaits, err
+		}
+		return seatTaken, t.start(ctx, d, "existing", everyMember(t.site))
+	case seat.ForceNewCluster:
+		t.e.Console("etcd continues from this machine alone: " + d.Why)
+		return seatTaken, t.start(ctx, d, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
+	case seat.Restore:
+		t.e.Console("etcd begins with a snapshot: " + d.Why)
+		return seatChanged, restoreSnapshot(ctx, t.e, t.active)
+	case seat.SetAside:
+		if err := setAside(t.e); err != nil {
+			return seatWaits, err
+		}
+		t.e.Console("etcd's data was moved to " + asideDir + ": " + d.Why)
+		return seatChanged, nil
+	case seat.Birth:
+		t.e.Console("etcd begins with nothing: " + d.Why)
+		if err := t.useTicket(d); err != nil {
+			return seatWaits, err
+		}
+		return seatTaken, t.start(ctx, d, "new", everyMember(t.site))
+	case seat.Join:
+		members, err := t.join(ctx, d)
+		if err != nil {
+			// As while another member is away for a moment.
+			t.e.Waiting("a seat in etcd: %s", oneLine(err))
+			return seatWaits, nil
+		}
+		if err := t.saveSeat(d); err != nil {
+			return seatWaits, err
+		}
+		return seatTaken, t.start(ctx, d, "existing", members)
+	case seat.Stop:
+		if t.stopped.IsZero() {
+			t.stopped = t.e.Now()
+		}
+		if t.e.Now().Sub(t.stopped) >= seatPatience {
+			return seatWaits, Permanent(errors.New(d.Why), d.Fix)
+		}
+	case seat.Wait:
+	default:
+		return seatWaits, Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "write the image to the machine's disk again")
+	}
+	t.e.Waiting("%s", d.Why)
+	return seatWaits, nil
 }
 
 // view looks at the disk, and asks the others.

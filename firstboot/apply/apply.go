@@ -129,7 +129,34 @@ func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
 	for name, state := range unitStates(cfg) {
 		next.Units[name] = state
 	}
-	// Keep what we are going to write over, then say so, then write.
+	// Originals first, then the manifest that names them, then the changes: a cut
+	// anywhere leaves what the next Apply can take back.
+	if err := t.keepOriginals(want, old, next); err != nil {
+		return Changes{}, err
+	}
+	if err := t.save(union(old, next)); err != nil {
+		return Changes{}, err
+	}
+	a := &application{Target: t, old: old, next: next, paths: map[string]bool{}, units: map[string]bool{}}
+	if err := acc.write(t, a.paths); err != nil {
+		return Changes{}, err
+	}
+	for _, step := range []func() error{
+		func() error { return a.write(want) },
+		func() error { return a.disable(ctx) }, // before a unit's file goes: what enables it is written there
+		a.takeBack,
+		func() error { return a.enable(ctx) },
+		func() error { return t.save(next) },
+	} {
+		if err := step(); err != nil {
+			return Changes{}, err
+		}
+	}
+	return Changes{Paths: slices.Sorted(maps.Keys(a.paths)), Units: unitChanges(old, next, a.units)}, nil
+}
+
+// keepOriginals keeps what the wanted entries will replace, and notes it in next.
+func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 	for _, w := range want {
 		if w.once {
 			continue // it becomes the user's own
@@ -138,61 +165,76 @@ func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
 		if o, ok := old.Paths[w.Path]; ok {
 			m.Original = o.Original
 		} else if m.Original, err = t.keep(w); err != nil {
-			return Changes{}, err
+			return err
 		}
 		next.Paths[w.Path] = m
 	}
-	if err := t.save(union(old, next)); err != nil {
-		return Changes{}, err
-	}
+	return nil
+}
 
-	changed := map[string]bool{}
-	if err := acc.write(t, changed); err != nil {
-		return Changes{}, err
-	}
-	touched := map[string]bool{} // units
+// application is a manifest on its way to the next one.
+type application struct {
+	Target
+	old, next manifest
+	// What was changed: paths, and units whose files were.
+	paths, units map[string]bool
+}
+
+func (a *application) write(want []entry) error {
 	for _, w := range want {
-		did, err := t.put(w)
+		did, err := a.put(w)
 		if err != nil {
-			return Changes{}, err
+			return err
 		}
 		if did {
-			changed[w.Path] = true
-			if w.unit != "" {
-				touched[w.unit] = true
+			a.changed(w.Path, w.unit)
+		}
+	}
+	return nil
+}
+
+func (a *application) changed(path, unit string) {
+	a.paths[path] = true
+	if unit != "" {
+		a.units[unit] = true
+	}
+}
+
+// takeBack gives back what only the last config said.
+func (a *application) takeBack() error {
+	for _, p := range a.gone(a.old, a.next) {
+		if err := a.giveBack(p, a.old.Paths[p]); err != nil {
+			return err
+		}
+		a.changed(p, unitOf(p))
+	}
+	return nil
+}
+
+// disable disables units that the last config enabled and this one does not.
+func (a *application) disable(ctx context.Context) error {
+	for name, state := range a.old.Units {
+		if state == "enabled" && a.next.Units[name] != "enabled" {
+			if err := a.Unit(ctx, "disable", name); err != nil {
+				return fmt.Errorf("disabling unit %s: %w", name, err)
 			}
 		}
 	}
-	for name, state := range old.Units {
-		if state == "enabled" && next.Units[name] != "enabled" {
-			// Before its file goes: what enables it is written there.
-			if err := t.Unit(ctx, "disable", name); err != nil {
-				return Changes{}, fmt.Errorf("disabling unit %s: %w", name, err)
-			}
-		}
-	}
-	for _, p := range t.gone(old, next) {
-		if err := t.giveBack(p, old.Paths[p]); err != nil {
-			return Changes{}, err
-		}
-		changed[p] = true
-		if u := unitOf(p); u != "" {
-			touched[u] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(next.Units)) {
-		verb := map[string]string{"enabled": "enable", "disabled": "disable"}[next.Units[name]]
+	return nil
+}
+
+// enable enables and disables units as the config says.
+func (a *application) enable(ctx context.Context) error {
+	for _, name := range slices.Sorted(maps.Keys(a.next.Units)) {
+		verb := map[string]string{"enabled": "enable", "disabled": "disable"}[a.next.Units[name]]
 		if verb == "" {
 			continue
 		}
-		if err := t.Unit(ctx, verb, name); err != nil {
-			return Changes{}, fmt.Errorf("%s unit %s: %w", strings.TrimSuffix(verb, "e")+"ing", name, err)
+		if err := a.Unit(ctx, verb, name); err != nil {
+			return fmt.Errorf("%s unit %s: %w", strings.TrimSuffix(verb, "e")+"ing", name, err)
 		}
 	}
-	if err := t.save(next); err != nil {
-		return Changes{}, err
-	}
-	return Changes{Paths: slices.Sorted(maps.Keys(changed)), Units: unitChanges(old, next, touched)}, nil
+	return nil
 }
 
 func unitChanges(old, next manifest, touched map[string]bool) []UnitChange {
