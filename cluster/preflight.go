@@ -168,7 +168,7 @@ func (p *preflight) master(ctx context.Context, master string, site *configs.Sit
 		p.fail(name, "", inWords(err), "name the master as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
 		// It is the token, of which more is said below.
-		p.fail(name, "", inWords(err), "mint a token and write it into the site: edgebake cluster token mint --node NAME, or kubeadm token create")
+		p.fail(name, "", inWords(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
 	case api.Code(err) != 0:
 		p.fail(name, "", inWords(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
 	default:
@@ -242,7 +242,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 		p.ok(name, "", "is the cluster's")
 		return
 	}
-	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes (or caCert), or name the kubeconfig of the site's own cluster")
+	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes (or caCert), or name the kubeconfig of the Site's own cluster")
 }
 
 // version compares kubelet's with the API server's: kubelet may be up to three
@@ -290,9 +290,9 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	token := s.Credentials.Token.Reveal()
 	id, _, _ := strings.Cut(token, ".")
 	name := "token " + id
-	const fix = "mint another and write it into the site: edgebake cluster token mint --node NAME --ttl, or kubeadm token create --ttl"
+	const fix = "mint another and write it into the Site: edgebake cluster token mint --node NAME --ttl, or kubeadm token create --ttl"
 	if token == "" {
-		p.fail("token", s.Name, "the site has none", fix)
+		p.fail("token", s.Name, "the Site has none", fix)
 		return
 	}
 	if p.Client == nil {

@@ -135,7 +135,7 @@ func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 	if len(former) == 0 {
 		return nil
 	}
-	line := fmt.Sprintf("no master of the site has proven itself (%s): the former ones stay beside them (%s); if that is a slip, correct masters in site.yaml",
+	line := fmt.Sprintf("no master of the Site has proven itself (%s): the former ones stay beside them (%s); if that is a slip, correct masters in site.yaml",
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)

@@ -56,7 +56,7 @@ func TestSlipInMasters(t *testing.T) {
 						t.Errorf("ipvscare does not know %s:\n%s", m, w.get(ondisk.IPVSConfig))
 					}
 				}
-				if !w.said("no master of the site has proven itself (" + slip + "): the former ones stay") {
+				if !w.said("no master of the Site has proven itself (" + slip + "): the former ones stay") {
 					t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 				}
 			}

@@ -66,12 +66,12 @@ func (s *stick) claim(e *Env) {
 	m := e.facts()
 	err := e.WriteClaim(s.dev, slot.Claim{Site: s.entry.Name, MACs: m.MACs, Serial: m.Serial, UUID: m.UUID, AssetTag: m.AssetTag})
 	if err != nil && !errors.Is(err, slot.ErrNoClaims) {
-		e.Note("stick %s does not note that this machine has taken the site %s: %s", s.dev, s.entry.Name, oneLine(err))
+		e.Note("stick %s does not note that this machine has taken the Site %s: %s", s.dev, s.entry.Name, oneLine(err))
 	}
 }
 
 // errClaimed says that two machines are one site's.
 func errClaimed(s *stick, by *slot.Claim, me node.Machine) error {
-	return fmt.Errorf("another machine has taken its site %s (%s), and this one matches it too (%s): give each a site of its own in the inventory, by what only that machine has; if the other one is gone, delete %s from the stick",
+	return fmt.Errorf("another machine has taken its Site %s (%s), and this one matches it too (%s): give each a Site of its own in the inventory, by what only that machine has; if the other one is gone, delete %s from the stick",
 		s.entry.Name, node.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)
 }

@@ -94,11 +94,11 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		if err := other.boot(); err == nil {
 			t.Errorf("%s: it went on", name)
 		}
-		if !other.said("another machine has taken its site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.said("delete claims.txt from the stick") {
+		if !other.said("another machine has taken its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.said("delete claims.txt from the stick") {
 			t.Errorf("%s:\n%s", name, strings.Join(other.console, "\n"))
 		}
 		if bytes.Contains(other.slots[ownDev].written(), []byte(testToken)) || other.joins != 0 {
-			t.Errorf("%s: it has taken the site", name)
+			t.Errorf("%s: it has taken the Site", name)
 		}
 		// Once the note is gone, it is this one's.
 		other.claimable(4096, bySerial)
@@ -132,7 +132,7 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 		if err := slot.WriteClaim(other.slots[stickDev], claims[0]); err != nil {
 			t.Fatal(err)
 		}
-		if err := other.boot(); (err == nil) != same || other.said("another machine has taken its site berlin") == same {
+		if err := other.boot(); (err == nil) != same || other.said("another machine has taken its Site berlin") == same {
 			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.console, "\n"))
 		}
 	}
@@ -196,7 +196,7 @@ func TestStickWithoutNotes(t *testing.T) {
 	w = first(t, 4096, bySerial)
 	w.readOnly = map[string]bool{stickDev: true}
 	w.mustBoot()
-	if s := w.state(); s.Node != "berlin" || !w.said("does not note that this machine has taken the site berlin") {
+	if s := w.state(); s.Node != "berlin" || !w.said("does not note that this machine has taken the Site berlin") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.console, "\n"))
 	}
 }

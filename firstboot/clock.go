@@ -112,5 +112,5 @@ func trulyExpired(ctx context.Context, e *Env) error {
 		return Permanent(err, newToken)
 	}
 	return Advise(fmt.Errorf("%w (this machine's clock says %s and follows no time server)", err, e.Now().UTC().Format(time.DateOnly)),
-		"if the clock is wrong, name a reachable time server in the site (network.ntp); if it is right, "+newToken)
+		"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, "+newToken)
 }

@@ -46,7 +46,7 @@ func nodeIn(cert *x509.Certificate) string {
 // CA that is on the disk.
 func clusterPhase(active *Active) Phase {
 	return Phase{
-		Name: "cluster", Doc: "no other cluster than the site's is on this machine", Timeout: 2 * time.Minute,
+		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if e.exists(leavingFile) {
 				return Todo, nil
@@ -86,9 +86,9 @@ func clusterPhase(active *Active) Phase {
 				name := memberName(e)
 				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(enrolledPins(e), ", "))
 				if bornAgain(ctx, e, active.Site) {
-					e.Console("the cluster was born again with the keys that it had, and the site has a token of it: joining it anew")
+					e.Console("the cluster was born again with the keys that it had, and the Site has a token of it: joining it anew")
 				} else {
-					e.Console(fmt.Sprintf("the site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
+					e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
 						strings.Join(enrolledPins(e), ", "), name))
 				}
 			}
@@ -190,7 +190,7 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 // noTokenToMove is what a member meets whose site is of another cluster, and
 // has no token for it.
 func noTokenToMove(e *Env, site *configs.Site) error {
-	return Permanent(fmt.Errorf("the site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the site has no token to join with",
+	return Permanent(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
 		strings.Join(site.CAPins(), ", "), strings.Join(enrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }

@@ -188,7 +188,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	for _, offline := range []bool{false, true} {
 		w.powerOn()
 		w.offline = offline
-		if err := w.boot(); err == nil || !w.said("FAILED cluster: the site is of another cluster") || !w.said(former.pin) || !w.said("put a token of the other cluster into site.yaml") {
+		if err := w.boot(); err == nil || !w.said("FAILED cluster: the Site is of another cluster") || !w.said(former.pin) || !w.said("put a token of the other cluster into site.yaml") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
 		if w.get(ondisk.IPVSConfig) != ipvs || w.get(ondisk.KubeCA) != string(former.pem) || enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {
@@ -374,7 +374,7 @@ func TestSlipInTheName(t *testing.T) {
 	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
 	for range 2 {
 		w.powerOn()
-		if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+		if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the Site calls it other") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 		}
 		if name := w.get("/proc/sys/kernel/hostname") + w.get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
@@ -409,7 +409,7 @@ func TestNewCardSortsFirst(t *testing.T) {
 	// A slip is one still.
 	w.stamp(ownDev, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
 	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("enrolled as edge-525400123456, the site calls it shop-") {
+	if err := w.boot(); err == nil || !w.said("enrolled as edge-525400123456, the Site calls it shop-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }
@@ -551,7 +551,7 @@ func TestClusterBornAgain(t *testing.T) {
 			w.mustBoot()
 			wantMember(t, w, 2)
 			w.wantJoined(1)
-			if !w.said("the cluster was born again with the keys that it had, and the site has a token of it: joining it anew") {
+			if !w.said("the cluster was born again with the keys that it had, and the Site has a token of it: joining it anew") {
 				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 			}
 		})

@@ -447,7 +447,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		{"other arguments", converted, nil, ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
 		{"yurthub is down", converted, func(w *world) { w.units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
 		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert needs the cluster", ""},
-		{"by its site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site made it one"},
+		{"by its Site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site made it one"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := tc.node(t)
@@ -468,7 +468,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	w := bySite(t)
 	now := w.cluster.nodes["edge-sn0042"].Metadata.Labels
 	if _, err := w.convert(ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, ErrAlready) {
-		t.Errorf("what its site made it: %v", err)
+		t.Errorf("what its Site made it: %v", err)
 	}
 }
 
@@ -580,7 +580,7 @@ func TestResetForgetsTheToken(t *testing.T) {
 	w.cluster.csr = "Approved"
 	joins := w.joins
 	w.powerOn()
-	if err := w.boot(); err == nil || w.joins != joins || !w.said("the site has no bootstrap token") {
+	if err := w.boot(); err == nil || w.joins != joins || !w.said("the Site has no bootstrap token") {
 		t.Errorf("%v, joined %d times\n%s", err, w.joins, strings.Join(w.console, "\n"))
 	}
 }
@@ -655,7 +655,7 @@ func TestResetKilled(t *testing.T) {
 			}
 			noSecret(t, w)
 			if !strings.Contains(w.slotSite(ownDev), "nodePool") {
-				t.Errorf("cut at %s: the site is lost", at)
+				t.Errorf("cut at %s: the Site is lost", at)
 			}
 		})
 	}

@@ -41,7 +41,7 @@ func discoveryPhase(active *Active) Phase {
 					}
 					return Todo, err
 				}
-				return Todo, Permanent(fmt.Errorf("%w, and the site has no bootstrap token", err),
+				return Todo, Permanent(fmt.Errorf("%w, and the Site has no bootstrap token", err),
 					"put a token into site.yaml (`kubeadm token create`), in the slot or on a stick")
 			}
 			return Todo, nil
@@ -109,13 +109,13 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) er
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
 		waitForNTP(ctx, e)
 		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
-			"if the clock is wrong, name a reachable time server in the site (network.ntp); if it is right, renew the masters' certificates")
+			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the masters' certificates")
 	case errors.Is(err, api.ErrUnsigned):
 		return Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
 	case errors.Is(err, api.ErrAnonymous):
 		// --anonymous-auth=false, or an AuthenticationConfiguration that allows
 		// anonymous requests to the health paths only.
-		return Advise(err, "give the site the cluster's CA (caFile: ca.crt when stamping, or caCert in site.yaml; it is /etc/kubernetes/pki/ca.crt of a control-plane node): then nothing is asked anonymously; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
+		return Advise(err, "give the Site the cluster's CA (caFile: ca.crt when stamping, or caCert in site.yaml; it is /etc/kubernetes/pki/ca.crt of a control-plane node): then nothing is asked anonymously; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
 	case errors.Is(err, api.ErrNoClusterInfo):
 		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
 	}

@@ -47,7 +47,7 @@ func TestAnotherClustersCA(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it joined")
 	}
-	if s := w.state(); s.Result != ondisk.ResultFailed || !w.said("not signed by the site's CA") {
+	if s := w.state(); s.Result != ondisk.ResultFailed || !w.said("not signed by the Site's CA") {
 		t.Errorf("%s\n%s", s.Result, strings.Join(w.console, "\n"))
 	}
 }

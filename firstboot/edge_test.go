@@ -19,7 +19,7 @@ func TestNodeRenamedByTheSite(t *testing.T) {
 	}
 	w.stamp(ownDev, strings.Replace(w.site(), "edge-{{.Serial}}", "other", 1))
 	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+	if err := w.boot(); err == nil || !w.said("enrolled as edge-sn0042, the Site calls it other") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 }
@@ -36,7 +36,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	s := w.state()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
-	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
 	if !w.said("the cluster has a stale Node edge-sn0042") {
@@ -47,7 +47,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if !w.said("the Node edge-sn0042 lacked labels of the site, and has them now: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+	if !w.said("the Node edge-sn0042 lacked labels of the Site, and has them now: zone=north") || w.cluster.nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
 		t.Errorf("it did not label its Node:\n%s", strings.Join(w.console, "\n"))
 	}
 }
@@ -83,7 +83,7 @@ func TestPoolChanged(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it was said to be done in its old pool")
 	}
-	if !w.said("lacks labels of the site: "+openyurt.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
+	if !w.said("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.said("kubectl delete node edge-sn0042, then restart the machine") {
 		t.Errorf("%s", strings.Join(w.console, "\n"))
 	}
 	if flags := w.get(kubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"=beijing") || strings.Contains(flags, "shanghai") {
@@ -142,7 +142,7 @@ func TestSiteTurnedNative(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site says nodeType: edge") {
-		t.Errorf("revert against the site: %v", err)
+		t.Errorf("revert against the Site: %v", err)
 	}
 	w.stamp(ownDev, w.site())
 	w.powerOn()

@@ -537,11 +537,11 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		}, "discovery", "is not the one that caCertHashes pins", "compare caCertHashes"},
 		{"expired token", func(w *world) { w.cluster.revoked = true }, "discovery", "unknown or expired", "kubeadm token create"},
 		{"name taken", func(w *world) { w.cluster.register("edge-sn0042", "", "another") }, "discovery", "name edge-sn0042 is taken", "kubectl delete node edge-sn0042"},
-		{"no token", func(w *world) { w.stamp(ownDev, w.site()) }, "discovery", "the site has no bootstrap token", "put a token"},
-		{"bad site", func(w *world) { w.stamp(ownDev, "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmaster: x\n") }, "site-config", "the site has problems", "correct site.yaml"},
+		{"no token", func(w *world) { w.stamp(ownDev, w.site()) }, "discovery", "the Site has no bootstrap token", "put a token"},
+		{"bad Site", func(w *world) { w.stamp(ownDev, "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmaster: x\n") }, "site-config", "the Site has problems", "correct site.yaml"},
 		{"wrong type", func(w *world) {
 			w.put(ondisk.ImageInfoFile, `{"version":1,"plan":"plan","nodeTypes":["edge"]}`)
-		}, "site-config", "asks for node type native, this image makes edge", "stamp a site"},
+		}, "site-config", "asks for node type native, this image makes edge", "stamp a Site"},
 		{"damaged image.json", func(w *world) { w.put(ondisk.ImageInfoFile, `{"version":1,"pla`) }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
 		{"empty image.json", func(w *world) { w.put(ondisk.ImageInfoFile, "") }, "image", "reading what this machine's image says of itself (/", "flash the machine again"},
 		{"image.json of nothing", func(w *world) { w.put(ondisk.ImageInfoFile, "{}") }, "image", "does not say which plan", "flash the machine again"},
@@ -566,7 +566,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"a directory that the machine needs", func(w *world) {
 			w.put("/etc/systemd/system/x.service", "[Service]\n")
 			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
-		}, "site-config", "is there already as a directory that the machine needs", "correct that in the site's users or its Ignition config"},
+		}, "site-config", "is there already as a directory that the machine needs", "correct that in the Site's users or its Ignition config"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)

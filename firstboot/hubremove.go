@@ -12,8 +12,8 @@ import (
 )
 
 // What yurthub, and first boot for it, leave on the disk, in the order in which
-// it is removed. Removing uses these lists, and so does looking whether
-// anything is left: what a removal that was cut off has not reached is found.
+// it is removed. Both removing and looking whether anything is left use these
+// lists: what a removal that was cut off has not reached is found.
 var (
 	portsLeavings = []string{portsKubelet, portsTimerFile, portsUnitFile, hubNFT} // by openPorts
 	unitLeavings  = []string{hubEnv, hubKept, hubDropin, openyurt.Dropin, hubSysctl, hubRestart}

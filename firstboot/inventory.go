@@ -17,7 +17,7 @@ import (
 // all.
 
 // errNoMatch says that an inventory is for other machines.
-var errNoMatch = errors.New("its inventory has no site for this machine")
+var errNoMatch = errors.New("its inventory has no Site for this machine")
 
 // forMachine is what a slot holds for this machine: the contents as they are,
 // or with the one site of their inventory that matches it, which is returned
@@ -29,12 +29,12 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySit
 	}
 	inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, doc)
 	if err != nil {
-		return nil, nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a site")
+		return nil, nil, Permanent(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
 	}
 	machine := e.facts()
 	site, err := node.FindSite(inv, machine)
 	if err != nil {
-		return nil, nil, Permanent(err, "let each machine match one site of the inventory, and stamp it again")
+		return nil, nil, Permanent(err, "let each machine match one Site of the inventory, and stamp it again")
 	}
 	if site == nil {
 		return nil, nil, errNoMatch
@@ -44,7 +44,7 @@ func forMachine(e *Env, c *slot.Contents) (*slot.Contents, *configs.InventorySit
 		return nil, nil, err
 	}
 	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(own)) > limit {
-		return nil, nil, Permanent(fmt.Errorf("the site %s of the inventory has %d bytes, a slot has room for a site of %d", site.Name, len(own), limit),
+		return nil, nil, Permanent(fmt.Errorf("the Site %s of the inventory has %d bytes, a slot has room for a Site of %d", site.Name, len(own), limit),
 			"take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays) or into a config.ign for all (stamp --ignition); stamp the inventory again")
 	}
 	one := *c
@@ -85,11 +85,11 @@ func takeFromInventory(e *Env) error {
 	}
 	one.Signature = nil // of what was there
 	if err := e.WriteSlot(dev, one); err != nil {
-		return fmt.Errorf("taking this machine's site of the inventory in the slot %s: %w", dev, err)
+		return fmt.Errorf("taking this machine's Site of the inventory in the slot %s: %w", dev, err)
 	}
 	if _, many := c.Files[ondisk.SlotInventory]; many {
-		e.Log.Info("took this machine's site of the inventory; the others are wiped from the slot", "slot", dev)
-		e.Console("took this machine's site of the inventory; the others are wiped from the slot")
+		e.Log.Info("took this machine's Site of the inventory; the others are wiped from the slot", "slot", dev)
+		e.Console("took this machine's Site of the inventory; the others are wiped from the slot")
 	}
 	return nil
 }

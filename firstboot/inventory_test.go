@@ -67,7 +67,7 @@ func TestInventoryInTheSlot(t *testing.T) {
 	e := w.env()
 	w.before = func(effect string) {
 		if strings.HasPrefix(effect, "hostname") && bytes.Contains(w.slots[ownDev].written(), []byte(othersToken)) {
-			t.Error("the site was applied before the others were wiped")
+			t.Error("the Site was applied before the others were wiped")
 		}
 	}
 	if err := w.run(New(e)); err != nil {
@@ -123,7 +123,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.said("waiting for a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
+	if !w.said("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 	w.before = func(effect string) {
@@ -184,7 +184,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
 		w.powerOn()
 		w.mustBoot()
-		if w.said("took the site of stick") || w.joins != 1 {
+		if w.said("took the Site of stick") || w.joins != 1 {
 			t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
 		}
 	}
@@ -192,7 +192,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	w.stamp(ownDev, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.said("the one on stick /dev/sdb1 is not taken: its inventory has no site for this machine. This machine: MAC") {
+	if err := w.boot(); err == nil || !w.said("the one on stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }
@@ -268,7 +268,7 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	w.carry(ownDev, bad)
 	w.powerOn()
 	w.mustBoot()
-	if !w.said("the slot's site is not taken, the former one stays") || w.joins != 1 {
+	if !w.said("the slot's Site is not taken, the former one stays") || w.joins != 1 {
 		t.Errorf("%d joins\n%s", w.joins, strings.Join(w.console, "\n"))
 	}
 	if !strings.Contains(w.slotSite(ownDev), "arm64") {
@@ -295,7 +295,7 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 	large := strings.Repeat("x", 300<<10)
 	w.carry(ownDev, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
 	err := w.boot()
-	if err == nil || !w.said("FAILED site-config: the site berlin of the inventory has") {
+	if err == nil || !w.said("FAILED site-config: the Site berlin of the inventory has") {
 		t.Errorf("%v\n%.2000s", err, strings.Join(w.console, "\n"))
 	}
 }

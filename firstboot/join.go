@@ -94,7 +94,7 @@ func joinPhase(active *Active) Phase {
 // sameName makes sure that the site means the node that this machine is.
 func sameName(cert *x509.Certificate, name string) error {
 	if cert.Subject.CommonName != "system:node:"+name {
-		return Permanent(fmt.Errorf("this machine is enrolled as %s, the site calls it %s",
+		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s",
 			strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), name),
 			"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
 	}

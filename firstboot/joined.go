@@ -78,7 +78,7 @@ func saveJoin(e *Env, active *Active) error {
 // remarkSocketKept says that kubelet's container runtime is the one of the join.
 func remarkSocketKept(e *Env, j joinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
-		e.Note("criSocket of the site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the site's; or give it back its former value", j.CRISocket)
+		e.Note("criSocket of the Site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the Site's; or give it back its former value", j.CRISocket)
 	}
 }
 
@@ -111,7 +111,7 @@ func remarkTaints(e *Env, site *configs.Site, n *api.Node) {
 		}
 	}
 	if len(args) > 0 {
-		e.Note("taints of the site are not in place: they changed since the join, and a node may not taint itself. To fix: kubectl taint node %s --overwrite %s",
+		e.Note("taints of the Site are not in place: they changed since the join, and a node may not taint itself. To fix: kubectl taint node %s --overwrite %s",
 			n.Metadata.Name, strings.Join(args, " "))
 	}
 }

@@ -22,7 +22,7 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 		taints              []api.Taint
 		note                string
 	}{
-		{"the socket", "taints: []", "criSocket: unix:///run/other.sock", nil, "criSocket of the site is not in place"},
+		{"the socket", "taints: []", "criSocket: unix:///run/other.sock", nil, "criSocket of the Site is not in place"},
 		{"a taint more", "taints: []", "taints: [{key: shop, value: a, effect: NoExecute}]", nil,
 			"kubectl taint node edge-sn0042 --overwrite shop=a:NoExecute"},
 		{"a taint that is there", "taints: []", "taints: [{key: shop, effect: NoExecute}]", []api.Taint{{Key: "shop", Effect: "NoExecute"}}, ""},
@@ -79,7 +79,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				judge := func(w *world, cut string) {
 					t.Helper()
 					flags := w.get(kubeadmFlags)
-					note := strings.Contains(strings.Join(w.state().Notes, "\n"), "kubeletExtraArgs of the site are not in place (max-pods, system-reserved, v)")
+					note := strings.Contains(strings.Join(w.state().Notes, "\n"), "kubeletExtraArgs of the Site are not in place (max-pods, system-reserved, v)")
 					has := strings.Contains(flags, "--v=4") && strings.Contains(flags, "--system-reserved=cpu=100m,memory=50Mi") && !strings.Contains(flags, "max-pods")
 					had := strings.Contains(flags, "--v=2") == strings.Contains(was, "--v=2") && !strings.Contains(flags, "system-reserved")
 					if w.units[ondisk.UnitKubelet] != "active" || note != bad || has == bad || had != bad ||
@@ -263,7 +263,7 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 		{"the cluster has one", []string{fixed}, []string{"10.96.0.0/16"}, ""},
 		{"by DHCP", []string{"network: {interfaces: [{name: e*, dhcp: true}]}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
 		{"one family", []string{"network: {interfaces: [{name: e*, addresses: [192.0.2.50/24], gateway: 192.0.2.1}]}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
-		{"the site names one", []string{fixed, "kubeletExtraArgs: {node-ip: 192.0.2.50}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
+		{"the Site names one", []string{fixed, "kubeletExtraArgs: {node-ip: 192.0.2.50}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
 		{"a cloud's", []string{fixed, "kubeletExtraArgs: {cloud-provider: external}"}, []string{"10.96.0.0/16", "fd00:96::/112"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -306,13 +306,13 @@ func TestLabelRemoved(t *testing.T) {
 	n.Metadata.Labels["shop"] = "12"
 	w.powerOn()
 	w.mustBoot()
-	if n.Metadata.Labels["shop"] != "12" || w.said("that the site has no more") {
+	if n.Metadata.Labels["shop"] != "12" || w.said("that the Site has no more") {
 		t.Errorf("labels: %v", n.Metadata.Labels)
 	}
 	w.cluster.labelsKept = true
 	w.stamp(ownDev, w.site())
 	w.powerOn()
-	if err := w.boot(); err == nil || !w.said("has labels that the site has no more: zone=north") || !w.said("kubectl label node edge-sn0042 zone-") {
+	if err := w.boot(); err == nil || !w.said("has labels that the Site has no more: zone=north") || !w.said("kubectl label node edge-sn0042 zone-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }

@@ -57,7 +57,7 @@ const (
 func argsPhase(active *Active) Phase {
 	site := active.Site
 	return Phase{
-		Name: "kubelet-args", Doc: "kubelet has the site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
+		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			j, ok := readJoinedAs(e)
 			if !ok {
@@ -184,7 +184,7 @@ func dualStack(ctx context.Context, e *Env) (bool, error) {
 func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string) error {
 	flags, err := e.read(kubeadmFlags)
 	if err != nil {
-		return fmt.Errorf("giving kubelet the site's arguments: %w", err)
+		return fmt.Errorf("giving kubelet the Site's arguments: %w", err)
 	}
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
 	conf := lacksConf(e, want)
@@ -193,7 +193,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 	}
 	if conf { // before kubelet looks for it
 		if err := e.WriteFile(meteredConfFile, []byte(meteredConf), Mode(0o644)); err != nil {
-			return fmt.Errorf("giving kubelet the site's settings: %w", err)
+			return fmt.Errorf("giving kubelet the Site's settings: %w", err)
 		}
 	}
 	// Those of a trial that was cut off may be in the file too.
@@ -225,10 +225,10 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 		if err := j.write(e); err != nil {
 			return err
 		}
-		e.Console(fmt.Sprintf("kubelet was restarted with the site's arguments: %s changed", changed))
+		e.Console(fmt.Sprintf("kubelet was restarted with the Site's arguments: %s changed", changed))
 		return bad
 	}
-	e.Log.Warn("kubelet does not come up with the site's arguments, and gets the former ones back", "changed", changed, "error", bad)
+	e.Log.Warn("kubelet does not come up with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
 	if err := restartWith(ctx, e, withArgs(next, union(ours, want), former)); err != nil {
 		return err
 	}
@@ -248,7 +248,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 }
 
 func restartWith(ctx context.Context, e *Env, flags []byte) error {
-	return restartFor(ctx, e, "giving kubelet the site's arguments", writing(kubeadmFlags, flags, 0o644))
+	return restartFor(ctx, e, "giving kubelet the Site's arguments", writing(kubeadmFlags, flags, 0o644))
 }
 
 // withArgs is kubeadm-flags.env with arguments that changed from before to
@@ -291,7 +291,7 @@ func argsRefused(e *Env, want map[string]string) bool {
 }
 
 func remarkRefusedArgs(e *Env, have, want map[string]string) {
-	e.Note("kubeletExtraArgs of the site are not in place (%s): kubelet did not come up with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine has kubelet's words",
+	e.Note("kubeletExtraArgs of the Site are not in place (%s): kubelet did not come up with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine has kubelet's words",
 		changedArgs(have, want))
 }
 

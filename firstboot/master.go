@@ -91,7 +91,7 @@ func addressPhase(site *configs.Site) Phase {
 				err = last
 			}
 			if err != nil {
-				return Advise(err, "check the cable, the switch port and the site's network settings; where DHCP gives addresses, reserve this one for the machine")
+				return Advise(err, "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine")
 			}
 			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
 		},
@@ -218,9 +218,9 @@ func keysPhase(active *Active) Phase {
 // sameMaster makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
 func sameMaster(e *Env, active *Active) error {
-	const fix = "a control-plane node does not move: write the image to its disk again, or correct the site"
+	const fix = "a control-plane node does not move: write the image to its disk again, or correct the Site"
 	if ca := e.contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
-		return Permanent(errors.New("this machine has the CA of another cluster than the site's"), fix)
+		return Permanent(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}
 	if cert, err := enrolment(e); err == nil || errors.Is(err, errExpired) {
 		return sameName(cert, active.Node)
@@ -240,7 +240,7 @@ func keysInPlace(e *Env, site *configs.Site) error {
 		errs = append(errs, fmt.Errorf("reading the key of the service accounts: %w", err))
 	}
 	if len(errs) == 0 && !anyPinned(e.contents(ondisk.KubeCA), site.CAPins()) {
-		errs = append(errs, errors.New("the cluster's CA on this machine is not the site's"))
+		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
 	}
 	return errors.Join(errs...)
 }

@@ -1272,7 +1272,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 			m.keysOnlyInPlace()
 			m.on()
 			m.bootDone()
-			if m.said("took the site of stick") {
+			if m.said("took the Site of stick") {
 				t.Error("it was taken again, with all keys in place")
 			}
 		})
@@ -1321,7 +1321,7 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 	m.plug(string(text))
 	m.on()
-	if err := m.boot(); err == nil || !m.said("FAILED keys") || m.said("took the site") {
+	if err := m.boot(); err == nil || !m.said("FAILED keys") || m.said("took the Site") {
 		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
 	}
 }

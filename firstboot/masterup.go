@@ -185,7 +185,7 @@ func publishPhase(active *Active) Phase {
 			}
 			tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects)
 			if err != nil {
-				return fmt.Errorf("reading the objects of the site: %w", err)
+				return fmt.Errorf("reading the objects of the Site: %w", err)
 			}
 			objects, err := objectsOf(append(tokens, configs.Manifest{Name: "cluster-info's rules", Text: clusterInfoRules}))
 			if err != nil {

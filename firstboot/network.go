@@ -101,7 +101,7 @@ func networkPhase(site *configs.Site) Phase {
 				if back, rerr := rollBack(ctx, e, mastersOf(e, site)); rerr != nil {
 					return errors.Join(err, rerr)
 				} else if back == "" {
-					return Advise(err, "check the cable, the switch port and the site's network settings (addresses, gateway, VLAN, masters)")
+					return Advise(err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
 				} else {
 					master = back
 				}

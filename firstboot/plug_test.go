@@ -73,7 +73,7 @@ func TestStickFromALaptop(t *testing.T) {
 				w.put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
 				w.slots[stickDev] = newMemDevice(img)
 			}
-			if err := w.boot(); (err == nil) != c.taken || w.said("took the site of stick") != c.taken {
+			if err := w.boot(); (err == nil) != c.taken || w.said("took the Site of stick") != c.taken {
 				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 			}
 			if read := slices.ContainsFunc(w.slotReads, func(dev string) bool { return dev != ownDev }); read != c.taken {
@@ -139,9 +139,9 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	w := newWorld(t, "testdata/machine.txtar")
 	w.stamp(ownDev, "")
 	if err := w.boot(); err == nil {
-		t.Fatal("it went on without a site")
+		t.Fatal("it went on without a Site")
 	}
-	if s := w.state(); s.Result != ondisk.ResultWaiting || !w.said("waiting for a site: stamp one") {
+	if s := w.state(); s.Result != ondisk.ResultWaiting || !w.said("waiting for a Site: stamp one") {
 		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.console, "\n"))
 	}
 	w.plug(w.site(withToken))
@@ -156,7 +156,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.said("took the site of stick") {
+	if w.said("took the Site of stick") {
 		t.Error("the stick was taken twice")
 	}
 	w.unplug()
@@ -185,7 +185,7 @@ func TestSlowStick(t *testing.T) {
 	if err := w.run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if !w.said("took the site of stick") || !strings.Contains(w.slotSite(ownDev), "ntp.example") || w.joins != 1 {
+	if !w.said("took the Site of stick") || !strings.Contains(w.slotSite(ownDev), "ntp.example") || w.joins != 1 {
 		t.Errorf("%d joins, console:\n%s", w.joins, strings.Join(w.console, "\n"))
 	}
 }
@@ -220,7 +220,7 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	if err := w.run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
-	if !w.said("another site was found") || w.state().Result != ondisk.ResultDone {
+	if !w.said("another Site was found") || w.state().Result != ondisk.ResultDone {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 }

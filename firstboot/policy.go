@@ -173,5 +173,5 @@ func notAdmitted(image ondisk.ImageInfo) error {
 	if len(image.SiteKeys) > 0 && image.Removable != ondisk.SitesNever {
 		hint = ", unless it is signed by a key that the Image names (edgebake site sign)"
 	}
-	return fmt.Errorf("the Image has this machine take no site from one%s (sites.removable: %s)", hint, cmp.Or(image.Removable, ondisk.SitesRepair))
+	return fmt.Errorf("the Image has this machine take no Site from one%s (sites.removable: %s)", hint, cmp.Or(image.Removable, ondisk.SitesRepair))
 }

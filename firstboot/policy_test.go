@@ -52,7 +52,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 
 	for _, policy := range []string{ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
 		if got := admit(policy, true, false, nil, &next); got.site != nil {
-			t.Errorf("%s: a node whose site cannot be read takes %+v", policy, got)
+			t.Errorf("%s: a node whose Site cannot be read takes %+v", policy, got)
 		}
 	}
 

@@ -148,7 +148,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}{
 		{"in the middle of the join", joining, 0},
 		{"on the way to it", searching, 0},
-		{"with the next site", stamped, 1},
+		{"with the next Site", stamped, 1},
 	} {
 		for what, state := range states(ofNode) {
 			w := tc.machine.clone(t)

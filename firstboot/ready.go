@@ -65,7 +65,7 @@ var errNoNode = errors.New("the cluster has no Node")
 func readyPhase(active *Active) Phase {
 	r := &readiness{active: active}
 	return Phase{
-		Name: readyStep, Doc: "the cluster sees the node Ready, with the site's labels", Timeout: 3 * time.Minute,
+		Name: readyStep, Doc: "the cluster sees the node Ready, with the Site's labels", Timeout: 3 * time.Minute,
 		Check: r.check, Run: r.await,
 	}
 }
@@ -113,10 +113,10 @@ func (r *readiness) labels(e *Env) error {
 	switch {
 	case len(missing) > 0:
 		// Kubelet labels only the Node that it makes itself.
-		return Advise(fmt.Errorf("the Node %s lacks labels of the site: %s", n.Metadata.Name, labelWords(missing)),
+		return Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelWords(missing)),
 			fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 	case len(left) > 0:
-		return Advise(fmt.Errorf("the Node %s has labels that the site has no more: %s", n.Metadata.Name, labelWords(left)),
+		return Advise(fmt.Errorf("the Node %s has labels that the Site has no more: %s", n.Metadata.Name, labelWords(left)),
 			fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
 	}
 	return nil
@@ -205,7 +205,7 @@ func labelOwn(ctx context.Context, e *Env, active *Active) (tried bool, refused 
 			refused = errors.Join(refused, err)
 			continue
 		}
-		e.Console(fmt.Sprintf("the Node %s lacked labels of the site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
+		e.Console(fmt.Sprintf("the Node %s lacked labels of the Site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
 	}
 	if left := leftLabels(e, active.Site, n); len(left) > 0 {
 		refused = errors.Join(refused, unlabelOwn(ctx, e, n.Metadata.Name, left))
@@ -226,7 +226,7 @@ func unlabelOwn(ctx context.Context, e *Env, name string, labels map[string]stri
 	if err := patchLabels(ctx, e, name, gone); err != nil {
 		return err
 	}
-	e.Console(fmt.Sprintf("the Node %s had labels that the site has no more: %s; they are gone", name, labelWords(labels)))
+	e.Console(fmt.Sprintf("the Node %s had labels that the Site has no more: %s; they are gone", name, labelWords(labels)))
 	return nil
 }
 
@@ -346,7 +346,7 @@ func secretsInSlot(e *Env, active *Active) (slotSecrets, error) {
 		return noSecrets, nil
 	}
 	if mac != active.MAC {
-		e.Log.Info("the slot has another site now, and is left as it is")
+		e.Log.Info("the slot has another Site now, and is left as it is")
 		return noSecrets, nil
 	}
 	if site.Credentials.IsZero() && !hasPKI(c) {
@@ -374,7 +374,7 @@ func forgetToken(e *Env, active *Active, blank bool) error {
 			c.Files[ondisk.SlotIgnition] = slot.HideInIgnition(active.ignition, secrets...)
 		}
 		if err := e.WriteSlot(active.Device, &c); err != nil {
-			return fmt.Errorf("writing the site to the slot again: %w", err)
+			return fmt.Errorf("writing the Site to the slot again: %w", err)
 		}
 		return nil
 	}

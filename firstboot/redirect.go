@@ -124,9 +124,9 @@ func registering(env []byte, labels map[string]string) []byte {
 func register(ctx context.Context, e *Env, labels map[string]string) error {
 	flags, err := e.read(kubeadmFlags)
 	if err != nil {
-		return fmt.Errorf("having kubelet register with the site's labels: %w", err)
+		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
 	}
-	return restartFor(ctx, e, "having kubelet register with the site's labels", writing(kubeadmFlags, registering(flags, labels), 0o644))
+	return restartFor(ctx, e, "having kubelet register with the Site's labels", writing(kubeadmFlags, registering(flags, labels), 0o644))
 }
 
 // redirectPhase turns kubelet to yurthub, and has it register as what labels

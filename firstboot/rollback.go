@@ -204,8 +204,8 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	if err := t.write(e); err != nil {
 		return "", err
 	}
-	e.Log.Error("the corrected site's network settings reach no master: the former ones are back", "master", master)
-	e.Console("the new network settings reach no master: the former ones are back. Correct the site.")
+	e.Log.Error("the corrected Site's network settings reach no master: the former ones are back", "master", master)
+	e.Console("the new network settings reach no master: the former ones are back. Correct the Site.")
 	return master, nil
 }
 

@@ -71,7 +71,7 @@ func TestExchangedRoot(t *testing.T) {
 			w.put(etcMachineID, brought.id)
 			w.powerOn()
 			if w.units[ondisk.UnitKubelet] == "active" {
-				t.Fatal("kubelet runs under the name of a root without a site")
+				t.Fatal("kubelet runs under the name of a root without a Site")
 			}
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
@@ -80,14 +80,14 @@ func TestExchangedRoot(t *testing.T) {
 				t.Errorf("the machine id is %q, on DATA %q; it was %q", got, w.get(ondisk.MachineID), id)
 			}
 			if got := w.get("/etc/passwd"); got != passwd {
-				t.Errorf("the site's user is not on this root:\n%s", got)
+				t.Errorf("the Site's user is not on this root:\n%s", got)
 			}
 			if got := strings.TrimSpace(w.get("/proc/sys/kernel/hostname")); got != "edge-sn0042" {
 				t.Errorf("the host name is %s", got)
 			}
 			started, settled := slices.Index(w.names, "start "+ondisk.UnitKubelet), slices.Index(w.names, "write "+appliedFile)
 			if started < settled || settled < 0 {
-				t.Errorf("kubelet was to start after the site's settings: %q", w.names)
+				t.Errorf("kubelet was to start after the Site's settings: %q", w.names)
 			}
 			if w.joins != 1 {
 				t.Errorf("kubeadm ran %d times", w.joins)

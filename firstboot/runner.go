@@ -239,8 +239,8 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 			return err
 		}
 		if r.Sources(e) != sources {
-			e.Log.Info("there is another site: starting over")
-			e.Console("another site was found: starting over")
+			e.Log.Info("there is another Site: starting over")
+			e.Console("another Site was found: starting over")
 			clear(attempts)
 			return errRestart
 		}

@@ -28,7 +28,7 @@ func checkSignature(e *Env, image ondisk.ImageInfo, c *slot.Contents) (int64, er
 		return 0, fmt.Errorf("it was signed on %s, which cannot be: set the clock of the computer that signs, and sign it again", when.Format(time.DateTime))
 	}
 	if taken := lastSigned(e); when.Unix() < taken {
-		return 0, fmt.Errorf("it was signed on %s, and the machine has taken a site of %s: sign it again to go back to it", when.Format(time.DateTime), date(taken))
+		return 0, fmt.Errorf("it was signed on %s, and the machine has taken a Site of %s: sign it again to go back to it", when.Format(time.DateTime), date(taken))
 	}
 	return when.Unix(), nil
 }
@@ -49,7 +49,7 @@ func (s *stick) saveSigned(e *Env) error {
 		return nil
 	}
 	if err := e.WriteFile(signedFile, []byte(fmt.Sprintln(s.signed)), Mode(0o600)); err != nil {
-		return fmt.Errorf("noting when the site of stick %s was signed: %w", s.dev, err)
+		return fmt.Errorf("noting when the Site of stick %s was signed: %w", s.dev, err)
 	}
 	return nil
 }

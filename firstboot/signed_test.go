@@ -64,10 +64,10 @@ func TestASignedStick(t *testing.T) {
 		some   bool // a repair
 		says   string
 	}{
-		{"signed", ondisk.SitesSigned, key, nil, true, false, "took the site of stick"},
-		{"repair", ondisk.SitesRepair, key, nil, true, false, "took the site of stick"},
-		{"until enrolled", ondisk.SitesUntilEnrolled, key, nil, true, false, "took the site of stick"},
-		{"never", ondisk.SitesNever, key, nil, false, false, "take no site from one (sites.removable: never)"},
+		{"signed", ondisk.SitesSigned, key, nil, true, false, "took the Site of stick"},
+		{"repair", ondisk.SitesRepair, key, nil, true, false, "took the Site of stick"},
+		{"until enrolled", ondisk.SitesUntilEnrolled, key, nil, true, false, "took the Site of stick"},
+		{"never", ondisk.SitesNever, key, nil, false, false, "take no Site from one (sites.removable: never)"},
 		{"unsigned", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = nil }, false, false,
 			"stick /dev/sdb1 is not taken: it has no signature (site.minisig); the Image has this machine take signed sites only"},
 		{"unsigned repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Signature = nil }, false, true, "is left out, since the Image allows repairs only (sites.removable): users, config.ign"},
@@ -143,7 +143,7 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	w.powerOn()
 	w.mustBoot()
 	if !w.has("/root/.ssh/authorized_keys") {
-		t.Error("the stamped site was not taken")
+		t.Error("the stamped Site was not taken")
 	}
 }
 
@@ -170,7 +170,7 @@ func TestAnOldSignedSite(t *testing.T) {
 			}
 			for range 2 {
 				bring(day(5), "one")
-				if !w.goesBy("two") || !w.said("it was signed on 2026-11-05 00:00:00, and the machine has taken a site of 2026-11-07 00:00:00: sign it again to go back to it") {
+				if !w.goesBy("two") || !w.said("it was signed on 2026-11-05 00:00:00, and the machine has taken a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
 					t.Fatalf("%s", strings.Join(w.console, "\n"))
 				}
 			}

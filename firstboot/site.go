@@ -97,7 +97,7 @@ func (r *siteReader) read(e *Env) (*Active, error) {
 }
 
 // errNoSite: there is none yet, which is the state of every golden image.
-var errNoSite = errors.New("there is no site in the slot")
+var errNoSite = errors.New("there is no Site in the slot")
 
 // ownSlot is this disk's slot.
 func ownSlot(e *Env) (string, error) {
@@ -188,7 +188,7 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 		called := *site
 		called.NodeName = hostname
 		if a.config, err = node.Render(&called, m, inputs.ignition); err != nil {
-			return nil, Permanent(fmt.Errorf("the site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
+			return nil, Permanent(fmt.Errorf("the Site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 		}
 	}
 	if same && bytes.Equal(before.inputs.key, inputs.key) {
@@ -205,7 +205,7 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 func parseSite(doc []byte) (*configs.Site, error) {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc) // the token may be forgotten already
 	if err != nil {
-		return nil, Permanent(fmt.Errorf("the site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
+		return nil, Permanent(fmt.Errorf("the Site has problems: %w", err), "correct site.yaml in the slot or on a stick, and restart the machine")
 	}
 	return site, nil
 }
@@ -218,8 +218,8 @@ func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
 		return nil
 	}
 	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return p.Path == "nodeType" }) {
-		return Permanent(fmt.Errorf("the site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
-			"stamp a site with one of these types, or write another image")
+		return Permanent(fmt.Errorf("the Site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
+			"stamp a Site with one of these types, or write another image")
 	}
 	return goesNot(probs)
 }
@@ -233,7 +233,7 @@ func goesNot(probs configs.Problems) error {
 func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	doc, err := withoutToken(site)
 	if err != nil {
-		return "", fmt.Errorf("naming the site: %w", err)
+		return "", fmt.Errorf("naming the Site: %w", err)
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
 		// As it is after the token was forgotten: else it would be applied

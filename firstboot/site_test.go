@@ -47,11 +47,11 @@ func TestStampInTheMiddle(t *testing.T) {
 				return
 			}
 			// The second one renames the node, which only a person may do.
-			if err == nil || !w.said("enrolled as edge-sn0042, the site calls it other") {
+			if err == nil || !w.said("enrolled as edge-sn0042, the Site calls it other") {
 				t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 			}
 			if w.slotSite(ownDev) != other {
-				t.Errorf("the site stamped last was changed:\n%s", w.slotSite(ownDev))
+				t.Errorf("the Site stamped last was changed:\n%s", w.slotSite(ownDev))
 			}
 		})
 	}
@@ -95,7 +95,7 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 	if w.slotSite(ownDev) != "kind: Site\nmasters: nonsense\n" {
 		t.Error("the person's file was written over")
 	}
-	if !w.said("the slot's site is not taken, the former one stays: the site has problems") {
+	if !w.said("the slot's Site is not taken, the former one stays: the Site has problems") {
 		t.Error("nothing was said")
 	}
 }

@@ -24,12 +24,12 @@ import (
 func sitePhase(reader *siteReader) Phase {
 	left := false // the slot of a node, in this pass: it could not be written
 	return Phase{
-		Name: "site-config", Doc: "the site's settings are in place", Timeout: 5 * time.Minute,
+		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if s, err := newStick(e, reader); s != nil {
 				return Todo, nil
 			} else if err != nil {
-				e.Note("the site of %s", oneLine(err))
+				e.Note("the Site of %s", oneLine(err))
 			}
 			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
@@ -74,7 +74,7 @@ func sitePhase(reader *siteReader) Phase {
 
 // waitForSite waits, within its attempt, for somebody to bring a site.
 func waitForSite(ctx context.Context, e *Env, reader *siteReader) (*Active, error) {
-	e.Waiting("a site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
+	e.Waiting("a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.facts())
 	var found *Active
 	var siteErr error
 	err := e.poll(ctx, standstill, func() (bool, error) {
@@ -83,7 +83,7 @@ func waitForSite(ctx context.Context, e *Env, reader *siteReader) (*Active, erro
 				return false, err
 			}
 		} else if err != nil {
-			e.Waiting("a site: the one on %s. This machine: %s", oneLine(err), e.facts())
+			e.Waiting("a Site: the one on %s. This machine: %s", oneLine(err), e.facts())
 		}
 		if err := takeFromInventory(e); err != nil {
 			return false, err
@@ -95,7 +95,7 @@ func waitForSite(ctx context.Context, e *Env, reader *siteReader) (*Active, erro
 		err = errNoSite
 	}
 	if err != nil {
-		return nil, Advise(err, "stamp a site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
+		return nil, Advise(err, "stamp a Site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")
 	}
 	return found, siteErr
 }
@@ -115,9 +115,9 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 				return Permanent(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
 			}
 			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
-				return Permanent(err, "correct that in the site's users or its Ignition config, and stamp it again or bring it on a stick")
+				return Permanent(err, "correct that in the Site's users or its Ignition config, and stamp it again or bring it on a stick")
 			}
-			return fmt.Errorf("applying the site's settings: %w", err)
+			return fmt.Errorf("applying the Site's settings: %w", err)
 		}
 		if err := takeEffect(ctx, e, changes); err != nil {
 			return err
@@ -131,7 +131,7 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 	}
 	// Last: from here on Check finds the settings in place.
 	if _, err := e.write(appliedFile, []byte(a.applied()+"\n"), Mode(0o600)); err != nil {
-		return fmt.Errorf("noting which site is in place: %w", err)
+		return fmt.Errorf("noting which Site is in place: %w", err)
 	}
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
@@ -172,7 +172,7 @@ func keepSite(e *Env, a *Active) error {
 		err = e.Remove(ignitionCopy)
 	}
 	if err != nil {
-		return fmt.Errorf("keeping a copy of the site: %w", err)
+		return fmt.Errorf("keeping a copy of the Site: %w", err)
 	}
 	return nil
 }
@@ -300,7 +300,7 @@ func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 		if err := e.Unit(ctx, verb, u.Name); err != nil {
 			// The site's own unit is the site's own trouble; joining goes on.
-			e.Log.Warn("a unit of the site", "unit", u.Name, "verb", verb, "error", err)
+			e.Log.Warn("a unit of the Site", "unit", u.Name, "verb", verb, "error", err)
 		}
 	}
 	return nil
@@ -342,7 +342,7 @@ func (e *Env) hasHosts(owner string, entries ...node.HostsEntry) bool {
 func fits(e *Env, a *Active) error {
 	baked, err := apply.NewBaked(applier(e))
 	if err != nil {
-		return fmt.Errorf("looking for what the site needs: %w", err)
+		return fmt.Errorf("looking for what the Site needs: %w", err)
 	}
 	if probs := node.CheckSite(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
 		return goesNot(probs)

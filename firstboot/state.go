@@ -130,7 +130,7 @@ func (r *Runner) show(phases []Phase, all bool) {
 // adopt makes the site known to what is said from now on.
 func (r *Runner) adopt(e *Env, active *Active) {
 	if active.NotTaken != nil {
-		e.Note("the slot's site is not taken, the former one stays: %s", oneLine(active.NotTaken))
+		e.Note("the slot's Site is not taken, the former one stays: %s", oneLine(active.NotTaken))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

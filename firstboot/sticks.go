@@ -73,7 +73,7 @@ func newStick(e *Env, reader *siteReader) (*stick, error) {
 		case isNew:
 			return s, nil
 		case why != "":
-			e.Note("the site of stick %s is not taken: %s", s.dev, why)
+			e.Note("the Site of stick %s is not taken: %s", s.dev, why)
 		}
 	}
 	return nil, errors.Join(errs...)
@@ -99,7 +99,7 @@ func sticks(e *Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[
 		m := hmac.New(sha256.New, key)
 		fmt.Fprintf(m, "%d %s", c.Info.Stamped, got.digest)
 		if len(got.omitted) > 0 {
-			e.Note("of the site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.omitted, ", "))
+			e.Note("of the Site of stick %s is left out, since the Image allows repairs only (sites.removable): %s", dev, strings.Join(got.omitted, ", "))
 		}
 		if hasJoined(e) {
 			got.info.Stamped = min(got.info.Stamped, latestStamp(e, image, have))
@@ -130,7 +130,7 @@ func takeSticks(e *Env, reader *siteReader) error {
 		s, err := newStick(e, reader)
 		if s == nil {
 			if err != nil {
-				e.Note("the site of %s", oneLine(err))
+				e.Note("the Site of %s", oneLine(err))
 			}
 			return nil
 		}
@@ -198,7 +198,7 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 		// certificate has expired, or was lost, may use the stick's.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && enrolled(e) != nil, ""
 	case have != nil && older(s.active, have):
-		return false, fmt.Sprintf("it was stamped on %s, the site in the slot on %s: stamp the stick again to go back to it",
+		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
 			date(s.active.Stamped), date(have.Stamped))
 	}
 	return true, ""
@@ -252,7 +252,7 @@ func (s *stick) take(e *Env) error {
 			c.Info.Stamped = stamped
 		}
 		if err := e.WriteSlot(own, &c); err != nil {
-			return fmt.Errorf("writing the site of stick %s to the slot %s: %w", s.dev, own, err)
+			return fmt.Errorf("writing the Site of stick %s to the slot %s: %w", s.dev, own, err)
 		}
 		var damaged []error // and so absent
 		if err := forgetAbsent(e, sticks(e, s.active.Image, s.active, e.removableSlots(), &damaged)); err != nil {
@@ -263,8 +263,8 @@ func (s *stick) take(e *Env) error {
 		return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
 	}
 	if !s.known {
-		e.Log.Info("took the site of a stick", "stick", s.dev)
-		e.Console("took the site of stick " + s.dev)
+		e.Log.Info("took the Site of a stick", "stick", s.dev)
+		e.Console("took the Site of stick " + s.dev)
 		if !s.active.Site.Credentials.Token.IsZero() {
 			e.Console("the bootstrap token stays on stick " + s.dev + ", also after the join: pull it out and keep it safe, or delete site.yaml from it")
 		}
@@ -310,7 +310,7 @@ func resetSticks(e *Env, image ondisk.ImageInfo, active *Active, say func(string
 	present := sticks(e, image, active, e.removableSlots(), &damaged)
 	for _, s := range present {
 		if strings.TrimPrefix(e.text(s.memory), notTaken) != s.digest {
-			say(fmt.Sprintf("stick %s holds a site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
+			say(fmt.Sprintf("stick %s holds a Site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
 			continue
 		}
 		if err := e.WriteFile(s.memory, []byte(notTaken+s.digest+"\n"), Mode(0o600)); err != nil {

@@ -64,7 +64,7 @@ func TestBackToAFormerSite(t *testing.T) {
 						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.slotSite(ownDev), strings.Join(w.console, "\n"))
 					}
 				}
-				if w.said("took the site of stick") {
+				if w.said("took the Site of stick") {
 					t.Error("it was taken twice")
 				}
 			}
@@ -101,14 +101,14 @@ func TestStickLeftIn(t *testing.T) {
 			w.stamp(ownDev, "")
 			w.cluster.revoked = !joined
 			w.plug(w.reportTo("one", withToken))
-			if err := w.boot(); (err == nil) != joined || !w.said("took the site of stick") {
+			if err := w.boot(); (err == nil) != joined || !w.said("took the Site of stick") {
 				t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
 			}
 			w.stamp(ownDev, w.reportTo("two", withToken))
 			w.cluster.revoked = false
 			w.powerOn()
 			w.mustBoot()
-			if !w.goesBy("two") || w.said("took the site of stick") {
+			if !w.goesBy("two") || w.said("took the Site of stick") {
 				t.Errorf("the correction is gone:\n%s\n%s", w.slotSite(ownDev), strings.Join(w.console, "\n"))
 			}
 		})
@@ -141,7 +141,7 @@ func TestOlderStick(t *testing.T) {
 				t.Errorf("it goes by\n%s", w.slotSite(ownDev))
 			}
 			noted := slices.ContainsFunc(w.state().Notes, func(n string) bool {
-				return strings.Contains(n, "the site of stick /dev/sdb1 is not taken: it was stamped on 2026-11-01 00:00:00")
+				return strings.Contains(n, "the Site of stick /dev/sdb1 is not taken: it was stamped on 2026-11-01 00:00:00")
 			})
 			if noted == tc.taken {
 				t.Errorf("notes: %q", w.state().Notes)
@@ -181,7 +181,7 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	w.put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
 	w.stamp("/dev/sdb2", w.reportTo("good", withToken))
 	w.mustBoot()
-	if !w.goesBy("good") || !w.said("the site of stick /dev/sdb1 is not taken: the site has problems") {
+	if !w.goesBy("good") || !w.said("the Site of stick /dev/sdb1 is not taken: the Site has problems") {
 		t.Errorf("%s", strings.Join(w.console, "\n"))
 	}
 }
@@ -376,7 +376,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 	delete(w.cluster.nodes, "edge-sn0042")
 	w.powerOn()
-	if err := w.boot(); err == nil || w.joins != 1 || !w.said("the site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
+	if err := w.boot(); err == nil || w.joins != 1 || !w.said("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
 		t.Fatalf("%v, %d joins\n%s", err, w.joins, strings.Join(w.console, "\n"))
 	}
 	// Stamped anew it is meant.

@@ -65,7 +65,7 @@ func TestPowerCutDuringATrial(t *testing.T) {
 			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.console, "\n"))
 		}
 		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
-			t.Fatalf("cut at %d: the site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
+			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
 		}
 		if w.has(trialFile) {
 			t.Fatalf("cut at %d: the trial is still recorded", n)
@@ -135,7 +135,7 @@ func TestDeadUplink(t *testing.T) {
 		t.Errorf("the addresses were changed %d times in %s", flips, w.patience)
 	}
 	if !w.networkHas("192.0.3.50/24") {
-		t.Error("the site's addresses are not in place")
+		t.Error("the Site's addresses are not in place")
 	}
 	if s := w.state(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
 		t.Error("it did not go on with what it has")
@@ -201,7 +201,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	w.powerOn()
 	w.mustBoot()
 	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
-		t.Error("settings of a site that is gone are in place for good")
+		t.Error("settings of a Site that is gone are in place for good")
 	}
 }
 

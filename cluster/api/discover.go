@@ -36,7 +36,7 @@ var (
 	// cluster-info, so that nobody reads it before he has joined.
 	ErrAnonymous = errors.New("the API server accepts no anonymous request for cluster-info")
 	// ErrCA: the API server does not belong to the CA that was given.
-	ErrCA = errors.New("the API server's certificate is not signed by the site's CA (caCert)")
+	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
 	// ErrServerName: the certificate has none of the names we may expect.
 	ErrServerName = errors.New("the certificate has none of the names expected")
 )

@@ -68,7 +68,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 	f := cmd.Flags()
 	f.StringVar(&o.NodePool, "nodepool-name", "", "node pool the node belongs to")
 	f.StringVar(&nodeType, "node-type", configs.NodeEdge, "edge (autonomous) or cloud (always online)")
-	f.StringSliceVar(&o.Servers, "server-addr", nil, "API servers for yurthub, https://host:port, the one that never changes first (default: where kubelet goes now, and the site's masters)")
+	f.StringSliceVar(&o.Servers, "server-addr", nil, "API servers for yurthub, https://host:port, the one that never changes first (default: where kubelet goes now, and the Site's masters)")
 	f.StringVar(&o.Namespace, "namespace", openyurt.DefaultNamespace, "namespace of yurthub's settings in the cluster")
 	f.StringVar(&o.LBMode, "lb-mode", openyurt.LBPriority, strings.Join(openyurt.LBModes(), " or "))
 	f.BoolVar(&o.OpenPort, "open-port", false, "leave port "+openyurt.PoolPort+" reachable from outside the node")
@@ -110,8 +110,8 @@ func newReset(m machine, log io.Writer) *cobra.Command {
 		Example: "  firstboot reset --yes",
 		Long: `reset takes back what joining did: kubeadm's part, yurthub, the IPVS rules and
 first boot's own files. Every pod on the machine ends. What was baked into the
-image stays, and so do the settings of the site, so that the machine can still
-be reached. A new site, stamped into the slot or on a stick, joins the machine
+image stays, and so do the settings of the Site, so that the machine can still
+be reached. A new Site, stamped into the slot or on a stick, joins the machine
 again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !yes {
@@ -135,7 +135,7 @@ This machine has left the cluster. It may not delete its own Node object:
 `, name)
 			}
 			fmt.Fprint(cmd.OutOrStdout(), `
-To join again: put a site with a new token into the slot or on a stick, and
+To join again: put a Site with a new token into the slot or on a stick, and
 restart the machine.
 `)
 			return nil

@@ -41,16 +41,16 @@ func TestOneStickForManyMachines(t *testing.T) {
 	stick := w.stickWith(ondisk.SlotInventory, file)
 
 	stranger := w.start(lab.VMConfig{Name: "stranger", Image: w.golden, Sticks: qemu.SCSI, SerialNumber: "EB-NOBODY"})
-	w.expect(stranger, 0, `edgebake: .*waiting for a site: .*This machine: MAC [0-9a-f:]{17}.*, serial EB-NOBODY, `)
+	w.expect(stranger, 0, `edgebake: .*waiting for a Site: .*This machine: MAC [0-9a-f:]{17}.*, serial EB-NOBODY, `)
 	if err := stranger.Plug(t.Context(), stick); err != nil {
 		t.Fatal(err)
 	}
-	w.expect(stranger, 0, `edgebake: .*its inventory has no site for this machine`)
+	w.expect(stranger, 0, `edgebake: .*its inventory has no Site for this machine`)
 	w.off(stranger)
 
 	for i, name := range names {
 		vm := w.start(lab.VMConfig{Name: name, Image: w.golden, Sticks: qemu.SCSI, SerialNumber: serial(name)})
-		w.expect(vm, 0, `edgebake: .*waiting for a site`)
+		w.expect(vm, 0, `edgebake: .*waiting for a Site`)
 		if err := vm.Plug(t.Context(), stick); err != nil {
 			t.Fatal(err)
 		}

@@ -43,8 +43,8 @@ func TestCorrectedSite(t *testing.T) {
 	if err := vm.Plug(t.Context(), stick); err != nil {
 		t.Fatal(err)
 	}
-	mark = w.expect(vm, mark, `edgebake: another site was found`)
-	mark = w.expect(vm, mark, `edgebake: took the site of stick /dev/sd`)
+	mark = w.expect(vm, mark, `edgebake: another Site was found`)
+	mark = w.expect(vm, mark, `edgebake: took the Site of stick /dev/sd`)
 	w.expect(vm, mark, `edgebake: FAILED discovery: .*caCertHashes`)
 	w.off(vm)
 
@@ -171,11 +171,11 @@ func (w *world) secureBoot(arch, document string) {
 	w.must(w.bin, "build", document, "--output", golden, "--lock", filepath.Join(w.lab.Dir, "generic.lock"))
 	w.checkGolden(golden, arch)
 	vm := w.start(lab.VMConfig{Arch: arch, Name: "box1", Image: golden, Secure: true, Sticks: qemu.USB})
-	w.expect(vm, 0, `edgebake: .*waiting for a site: stamp one onto this disk, or plug in a stick`)
+	w.expect(vm, 0, `edgebake: .*waiting for a Site: stamp one onto this disk, or plug in a stick`)
 	if err := vm.Plug(w.t.Context(), w.stick(w.site(0, lab.Site{NodeName: "box1"}))); err != nil {
 		w.t.Fatal(err)
 	}
-	w.expect(vm, 0, `edgebake: took the site of stick /dev/sd`)
+	w.expect(vm, 0, `edgebake: took the Site of stick /dev/sd`)
 	w.ready(vm, nil)
 	seen := w.mustOnNode(vm, secureBootSeen)
 	w.t.Logf("on %s:\n%s", vm.Node, seen)

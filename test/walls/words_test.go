@@ -47,7 +47,7 @@ var messages = []word{
 // later lists the words of messages that a room may still have.
 var later = map[string][]string{
 	"API server, control-plane node": {"firstboot", "cluster", "cmd/firstboot", "cmd/ipvscare", "openyurt"},
-	"Site":                           {"firstboot", "cluster", "cmd/firstboot", "cmd/ipvscare", "openyurt"},
+	"Site":                           {"cmd/ipvscare"},
 }
 
 // otherWords are literals that are no words of ours.
@@ -55,7 +55,7 @@ var otherWords = []string{
 	"connection refused", // the kernel's
 	"/run/edgebake-refused-kubelet-args",
 	"the site's networks", "network of the site", "the site's cluster", // the place
-	"# Made by edgebake from the site", // on nodes as it is: a change of it would be one of the file
+	"# Made by edgebake from the site", "# Written by firstboot from the site", // on nodes as it is: a change of it would be one of the file
 }
 
 // TestWords holds the texts that programs print, the comments and the docs against
