@@ -20,9 +20,9 @@ import (
 // patience (VM.Patience), and a Site must be stamped before the first of them is
 // on, or its machine would set its clock to that later time.
 type Lockstep struct {
-	mu   sync.Mutex
-	vms  map[clocked]*stepped
-	now  time.Time // of the machine that is last, or that was when all went off
+	mu  sync.Mutex
+	vms map[clocked]*stepped
+	now time.Time // of the machine that is last, or that was when all went off
 }
 
 // clocked is what a VM is here.
