@@ -67,7 +67,7 @@ func (p *preflight) with(ctx context.Context, site *configs.Site) (*api.Client, 
 		return known.client, known.err
 	}
 	if p.silent {
-		return nil, errors.New("no master was found")
+		return nil, errors.New("no API server was found")
 	}
 	var of proof
 	d := p.discovery(site, site.Masters...)
@@ -165,14 +165,14 @@ func (p *preflight) master(ctx context.Context, master string, site *configs.Sit
 	case errors.Is(err, api.ErrPin), errors.Is(err, api.ErrCA):
 		p.fail(name, "", inWords(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the cluster's own masters into masters")
 	case errors.Is(err, api.ErrServerName):
-		p.fail(name, "", inWords(err), "name the master as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
+		p.fail(name, "", inWords(err), "name the API server as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
 		// It is the token, of which more is said below.
 		p.fail(name, "", inWords(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
 	case api.Code(err) != 0:
 		p.fail(name, "", inWords(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
 	default:
-		p.fail(name, "", inWords(err), "correct the address, switch the master on, or open the way to it from where the machine will stand")
+		p.fail(name, "", inWords(err), "correct the address, switch the control-plane node on, or open the way to it from where the machine will stand")
 	}
 }
 
@@ -233,7 +233,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	}
 	info, err := p.Client.clusterInfo(ctx)
 	if err != nil {
-		p.fail(name, "", err.Error(), "run kubeadm init phase bootstrap-token on a master")
+		p.fail(name, "", err.Error(), "run kubeadm init phase bootstrap-token on a control-plane node")
 		return
 	}
 	if slices.ContainsFunc(pins, func(pin string) bool {
@@ -257,7 +257,7 @@ func (p *preflight) version(ctx context.Context) {
 		p.unknown(name, "", "the image is not given", "name it with --image")
 		return
 	case p.found == nil:
-		p.unknown(name, "", "no master was found", "")
+		p.unknown(name, "", "no API server was found", "")
 		return
 	}
 	if err := p.get(ctx, p.found, "/version", &v); err != nil {

@@ -251,7 +251,7 @@ func (c *Client) masters(ctx context.Context) ([]string, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, errors.New("listing the masters: the Service default/kubernetes has no endpoints: do the API servers have --endpoint-reconciler-type=none?")
+		return nil, errors.New("listing the control-plane nodes: the Service default/kubernetes has no endpoints: do the API servers have --endpoint-reconciler-type=none?")
 	}
 	slices.Sort(out)
 	return slices.Compact(out), nil
@@ -270,7 +270,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 		return nil, err
 	}
 	if obj == nil {
-		return nil, errors.New(doing + ": not found, so no node can find out what it joins: `kubeadm init phase bootstrap-token` on a master makes it")
+		return nil, errors.New(doing + ": not found, so no node can find out what it joins: `kubeadm init phase bootstrap-token` on a control-plane node makes it")
 	}
 	i := &info{}
 	i.data, _, _ = unstructured.NestedStringMap(obj.Object, "data")
@@ -283,7 +283,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 		return nil, fmt.Errorf("%s: its CA is not base64", doing)
 	}
 	if i.pins, err = api.Pins(ca); err != nil {
-		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a master makes it again", doing, err)
+		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a control-plane node makes it again", doing, err)
 	}
 	return i, nil
 }
@@ -364,7 +364,7 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 		return err
 	}
 	for _, r := range lacks {
-		t.Problems = append(t.Problems, fmt.Sprintf("its groups may not %s: `kubeadm init phase bootstrap-token` on a master grants it", r))
+		t.Problems = append(t.Problems, fmt.Sprintf("its groups may not %s: `kubeadm init phase bootstrap-token` on a control-plane node grants it", r))
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func keepMasters(e *Env, site *configs.Site, ca []byte) error {
 		_, err = e.write(provenFile, b, Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("recording the masters that have proven themselves: %w", err)
+		return fmt.Errorf("recording the API servers that have proven themselves: %w", err)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 	if len(former) == 0 {
 		return nil
 	}
-	line := fmt.Sprintf("no master of the Site has proven itself (%s): the former ones stay beside them (%s); if that is a slip, correct masters in site.yaml",
+	line := fmt.Sprintf("no API server of the Site has proven itself (%s): the former ones stay beside them (%s); if that is a slip, correct masters in site.yaml",
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)

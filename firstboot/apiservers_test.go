@@ -56,7 +56,7 @@ func TestSlipInMasters(t *testing.T) {
 						t.Errorf("ipvscare does not know %s:\n%s", m, w.get(ondisk.IPVSConfig))
 					}
 				}
-				if !w.said("no master of the Site has proven itself (" + slip + "): the former ones stay") {
+				if !w.said("no API server of the Site has proven itself (" + slip + "): the former ones stay") {
 					t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 				}
 			}
@@ -88,7 +88,7 @@ func TestSlipInMasters(t *testing.T) {
 	}
 }
 
-// TestSlipInMastersOffline: the correction comes while no master answers.
+// TestSlipInMastersOffline: the correction comes while no API server answers.
 func TestSlipInMastersOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

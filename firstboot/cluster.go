@@ -154,7 +154,7 @@ func caPins(pem []byte) []string {
 }
 
 // errUnclear: no master can be asked whose cluster it is.
-var errUnclear = errors.New("no master answers")
+var errUnclear = errors.New("no API server answers")
 
 // sameCluster reports whether a member belongs to the site's cluster: by the
 // site's pins, offline too; without any, by the certificates of the masters.
@@ -198,7 +198,7 @@ func noTokenToMove(e *Env, site *configs.Site) error {
 // strangersAnswer is said of a member whose site pins nothing and has no token,
 // while servers of another CA answer for its masters.
 func strangersAnswer(e *Env) string {
-	return fmt.Sprintf("the masters are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
+	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(enrolledPins(e), ", "))
 }
 

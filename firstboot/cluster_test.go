@@ -199,7 +199,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	w.stamp(ownDev, unpin(w.site()))
 	w.powerOn()
 	w.offline = false
-	if err := w.boot(); err == nil || !w.said("the masters are not of the cluster that this machine is enrolled in") || enrolled(w.env()) != nil ||
+	if err := w.boot(); err == nil || !w.said("the API servers are not of the cluster that this machine is enrolled in") || enrolled(w.env()) != nil ||
 		w.state().Result != ondisk.ResultWaiting || w.said("tried again") || w.said("FAILED") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
@@ -531,7 +531,7 @@ func TestClusterBornAgain(t *testing.T) {
 			w.bearAgain()
 			for range 2 {
 				w.powerOn()
-				if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || !w.said("the masters are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
+				if err := w.boot(); err == nil || w.state().Result != ondisk.ResultWaiting || !w.said("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
 					t.Fatalf("%v, %s\n%s", err, w.state().Result, strings.Join(w.console, "\n"))
 				}
 				if w.said("FAILED") || w.joins != 1 || enrolled(w.env()) != nil || w.units[ondisk.UnitKubelet] != "active" {

@@ -48,7 +48,7 @@ func discoveryPhase(active *Active) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			d := discoveryOf(e, site)
-			e.Waiting("a master to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
+			e.Waiting("an API server to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
 			found, err := api.Discover(ctx, d)
 			if err != nil {
 				return judgeDiscovery(ctx, e, d.Masters, err)
@@ -97,19 +97,19 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) er
 	case errors.Is(err, api.ErrPin) && !every(err, api.ErrPin):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
-		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the masters' addresses")
+		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
 	case errors.Is(err, api.ErrCA) && !every(err, api.ErrCA):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
-		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the masters' addresses")
+		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
 	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature):
 		return Permanent(err, "make a new token (`kubeadm token create`) and put it into site.yaml")
 	case errors.Is(err, api.ErrServerName):
-		return Permanent(err, "add the endpoint or the masters' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml")
+		return Permanent(err, "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
 		waitForNTP(ctx, e)
 		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
-			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the masters' certificates")
+			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
 	case errors.Is(err, api.ErrUnsigned):
 		return Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
 	case errors.Is(err, api.ErrAnonymous):

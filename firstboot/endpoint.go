@@ -106,7 +106,7 @@ func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 	if errors.Is(err, api.ErrServerName) {
 		return "", Permanent(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
-	return "", fmt.Errorf("asking the masters for their certificates' names: %w", sharedErr)
+	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
 }
 
 // fit reports whether name is in the certificate of every master that answers,

@@ -133,6 +133,6 @@ func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.
 // bornAgainNote is said of a node whose masters are another cluster's.
 func bornAgainNote(e *Env) string {
 	noted := readJoinedCluster(e)
-	return fmt.Sprintf("the masters are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the masters as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
+	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
 		noted.ClusterInfo, noted.Node, noted.NodeUID)
 }

@@ -241,7 +241,7 @@ func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string
 		}
 		errs = append(errs, err)
 	}
-	return "", Advise(fmt.Errorf("yurthub can use none of the masters: %w", errors.Join(errs...)),
+	return "", Advise(fmt.Errorf("yurthub can use none of the API servers: %w", errors.Join(errs...)),
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
@@ -299,7 +299,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 		return Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
 			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
 	case api.Code(err) == 0 && err != nil:
-		return Advise(fmt.Errorf("no master answers: %w", err), "check the way from the node to the masters")
+		return Advise(fmt.Errorf("no API server answers: %w", err), "check the way from the node to the API servers")
 	case err != nil:
 		return fmt.Errorf("looking for yurthub's request for its client certificate: %w", err)
 	}

@@ -23,7 +23,7 @@ func ipvsPhase(site *configs.Site) Phase {
 // ipvscarePhase has ipvscare keep it.
 func ipvscarePhase(site *configs.Site) Phase {
 	return Phase{
-		Name: "ipvs", Doc: "ipvscare keeps the way to the masters open", Timeout: 90 * time.Second,
+		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 			if err != nil || !mastersRecorded(ctx, e, site) {
@@ -118,7 +118,7 @@ func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 		return err
 	}
 	if last != nil {
-		return Advise(last, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; a master whose certificate is of another CA gets no traffic")
+		return Advise(last, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 // and when that one is gone and another is there, it is time to move.
 func hostsPhase(site *configs.Site) Phase {
 	return Phase{
-		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to a master", Timeout: 90 * time.Second,
+		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || len(e.contents(ondisk.IPVSConfig)) > 0 {
@@ -175,7 +175,7 @@ func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
 	defer cancel()
 	conn, err := e.Dial(ctx, "tcp", site.EndpointHostPort())
 	if err != nil {
-		return fmt.Errorf("the endpoint %s does not answer on this machine, and the masters do: %w", site.EndpointHostPort(), plainNet(err))
+		return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), plainNet(err))
 	}
 	return conn.Close()
 }

@@ -73,7 +73,7 @@ func TestMastersComeLate(t *testing.T) {
 	if took := w.now.Sub(on); w.joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
 		t.Errorf("%d joins, Ready after %s", w.joins, took)
 	}
-	if !w.said("network: will be tried again: no master answers") {
+	if !w.said("network: will be tried again: no API server answers") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 }

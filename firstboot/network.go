@@ -47,7 +47,7 @@ func reach(ctx context.Context, e *Env, masters []string) (string, error) {
 	if found != "" {
 		return found, nil
 	}
-	return "", fmt.Errorf("no master answers: %w", errors.Join(errs...))
+	return "", fmt.Errorf("no API server answers: %w", errors.Join(errs...))
 }
 
 // plainNet takes the address out of a dial error: the caller names it.
@@ -68,7 +68,7 @@ const (
 // networkPhase sees that the node has an address and a way to a master.
 func networkPhase(site *configs.Site) Phase {
 	return Phase{
-		Name: "network", Doc: "an address, and a master that answers", Timeout: 4 * time.Minute,
+		Name: "network", Doc: "an address, and an API server that answers", Timeout: 4 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if cutOff(e) {
 				return Todo, nil
@@ -164,7 +164,7 @@ func masterAddrs(ctx context.Context, e *Env, site *configs.Site, master string)
 	}
 	if len(out) == 0 {
 		return nil, Advise(fmt.Errorf("master %s has no address of the family of the VIP %s", host, vip),
-			"choose a vip of the masters' family in site.yaml (10.103.97.2, or fd00:ed6e::2 for IPv6), or give the name such an address in DNS")
+			"choose a vip of the API servers' family in site.yaml (10.103.97.2, or fd00:ed6e::2 for IPv6), or give the name such an address in DNS")
 	}
 	return out, nil
 }
@@ -198,10 +198,10 @@ func waitForMaster(ctx context.Context, e *Env, masters []string) (string, error
 	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
 		for _, m := range masters {
 			if _, err := e.Source(ctx, m); err == nil {
-				e.Waiting("a master to answer (%s)", strings.Join(masters, ", "))
+				e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 				break
 			}
-			e.Waiting("an address and a route to a master")
+			e.Waiting("an address and a route to an API server")
 		}
 		found, last = reach(ctx, e, masters)
 		return last == nil || e.Now().After(end), nil

@@ -192,7 +192,7 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	if err := t.write(e); err != nil {
 		return "", err
 	}
-	e.Waiting("a master to answer with the former network settings")
+	e.Waiting("an API server to answer with the former network settings")
 	if err := setNetwork(ctx, e, good); err != nil {
 		return "", err
 	}
@@ -204,8 +204,8 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	if err := t.write(e); err != nil {
 		return "", err
 	}
-	e.Log.Error("the corrected Site's network settings reach no master: the former ones are back", "master", master)
-	e.Console("the new network settings reach no master: the former ones are back. Correct the Site.")
+	e.Log.Error("the corrected Site's network settings reach no API server: the former ones are back", "master", master)
+	e.Console("the new network settings reach no API server: the former ones are back. Correct the Site.")
 	return master, nil
 }
 

@@ -314,7 +314,7 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, api.ErrServerName) {
-			e.Log.Warn("the certificate of a master lacks the endpoint: yurthub gets the masters alone", "master", masters[i], "endpoint", site.Endpoint)
+			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub gets the API servers alone", "master", masters[i], "endpoint", site.Endpoint)
 			return false, nil
 		}
 		has = has || err == nil
@@ -322,7 +322,7 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 	if has {
 		return true, nil
 	}
-	return false, fmt.Errorf("asking the masters for their certificates' names: %w", errors.Join(errs...))
+	return false, fmt.Errorf("asking the API servers for their certificates' names: %w", errors.Join(errs...))
 }
 
 // endpointHolds reports whether yurthub may still have the endpoint in its
@@ -340,7 +340,7 @@ func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool 
 func keptEndpoint(e *Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.contents(hubKept)) + string(e.contents(openyurt.Manifest)))
 	if servers == nil {
-		return false, errors.New("no master can be asked for the names in its certificate, and no earlier answer is on the disk")
+		return false, errors.New("no API server can be asked for the names in its certificate, and no earlier answer is on the disk")
 	}
 	return servers[0] == site.EndpointURL(), nil
 }

@@ -363,7 +363,7 @@ func TestDiscoverBadInput(t *testing.T) {
 	}{
 		{func(d *Discovery) { d.Token = "short" }, "not of the form"},
 		{func(d *Discovery) { d.Pins = nil }, "no CA pin"},
-		{func(d *Discovery) { d.Masters = nil }, "no masters"},
+		{func(d *Discovery) { d.Masters = nil }, "no API servers"},
 	} {
 		d := discovery(ca, "127.0.0.1:1")
 		tc.change(&d)

@@ -93,7 +93,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 		return nil, errors.New("discovering the cluster: no CA pin is given; set caCertHashes, or unsafeSkipCAVerification to join whatever answers")
 	}
 	if len(d.Masters) == 0 {
-		return nil, errors.New("discovering the cluster: no masters are given")
+		return nil, errors.New("discovering the cluster: no API servers are given")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the others may stop once one is found
@@ -205,7 +205,7 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
-		return nil, fmt.Errorf("reading the master's address: %w", err)
+		return nil, fmt.Errorf("reading the API server's address: %w", err)
 	}
 	conn, name, err := connect(ctx, d.Dial, master, ca, append([]string{host}, d.Names...))
 	if err != nil {

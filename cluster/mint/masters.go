@@ -20,7 +20,7 @@ func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, err
 	}
 	keys, err := o.keys(now)
 	if err != nil {
-		return nil, fmt.Errorf("writing the masters' Sites: %w", err)
+		return nil, fmt.Errorf("writing the control-plane nodes' Sites: %w", err)
 	}
 	birth := o.record.birth(now)
 	var out []NodeSite

@@ -62,7 +62,7 @@ func TestReceive(t *testing.T) {
 	s.News = func(n Told) { news = append(news, n) }
 	h := s.Receiver("/secret", func() time.Time { return noon })
 	done := ondisk.PhaseState{Name: "network", Status: ondisk.PhaseDone}
-	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "a master to answer"}
+	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}
 	fails := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseFailed, Error: "the token has expired", Fix: "stamp a new one"}
 	for _, st := range []ondisk.State{
 		state("shop-1", ondisk.ResultRunning, done, waits), state("shop-1", ondisk.ResultRunning, done, waits),

@@ -92,7 +92,7 @@ func TestClusterListen(t *testing.T) {
 		{Node: "shop-1", Result: ondisk.ResultDone, Phases: []ondisk.PhaseState{{Name: "join", Status: ondisk.PhaseDone}}},
 		{Node: "shop-2", Result: ondisk.ResultFailed, Phases: []ondisk.PhaseState{{Name: "network", Status: ondisk.PhaseDone},
 			{Name: "join", Status: ondisk.PhaseFailed, Error: "the token has expired", Fix: "stamp the machine again"}, {Name: "vip", Status: ondisk.PhasePending}}},
-		{Node: "shop-3", Result: ondisk.ResultRunning, Phases: []ondisk.PhaseState{{Name: "network", Status: ondisk.PhaseRunning, Waiting: "a master to answer"}}},
+		{Node: "shop-3", Result: ondisk.ResultRunning, Phases: []ondisk.PhaseState{{Name: "network", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}}},
 	} {
 		body, err := json.Marshal(s)
 		if err != nil {

@@ -245,8 +245,8 @@ func (v View) blank() Decision {
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
 			Fix: "switch the other masters on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every master was seen, since one that is off could hold its data", list(silent)),
-			Fix: "switch every master on; if one is dead on arrival, say so in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every control-plane node was seen, since one that is off could hold its data", list(silent)),
+			Fix: "switch every control-plane node on; if one is dead on arrival, say so in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
 	}
 	switch {
 	case v.absent(v.Self):
@@ -256,16 +256,16 @@ func (v View) blank() Decision {
 	}
 	switch v.Ticket {
 	case NoTicket:
-		return Decision{Do: Stop, Why: "every master is blank, and no ticket says that the cluster is to be born: they may all have been flashed anew",
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and no ticket says that the cluster is to be born: they may all have been flashed anew",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case ExpiredTicket:
-		return Decision{Do: Stop, Why: "every master is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case UsedTicket:
-		return Decision{Do: Stop, Why: "every master is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`)"}
 	}
-	return Decision{Do: Birth, Why: "every master was seen blank or newborn, and the ticket is valid"}
+	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the ticket is valid"}
 }
 
 // join takes a seat in a cluster that lives.
@@ -312,7 +312,7 @@ func (v View) continued() Decision {
 		if v.Word.Restore {
 			return Decision{Do: Restore, Why: "the Site says to continue from this master with a snapshot"}
 		}
-		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a master that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
+		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
 		return v.lived() // the cluster lives, with this master: nothing to give up
 	case from == v.Self && v.Quorum:

@@ -93,5 +93,5 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 	if err := worker.Reset(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.expect(worker, mark, `edgebake: .*the masters are of another cluster with the same keys`)
+	w.expect(worker, mark, `edgebake: .*the API servers are of another cluster with the same keys`)
 }

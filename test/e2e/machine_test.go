@@ -66,7 +66,7 @@ func TestCorrectedSite(t *testing.T) {
 
 	w.must(w.bin, "stamp", joined, w.site(0, lab.Site{NodeName: name, Address: "192.0.2.77/24", Gateway: "192.0.2.1"}))
 	vm = w.start(lab.VMConfig{Name: name, Image: joined})
-	w.expect(vm, 0, `edgebake: the new network settings reach no master: the former ones are back`)
+	w.expect(vm, 0, `edgebake: the new network settings reach no API server: the former ones are back`)
 	again := w.ready(vm, node)
 	if again.Metadata.UID != node.Metadata.UID || again.Status.Addresses[0].Address != w.net.GuestAddr(0).String() {
 		t.Errorf("it is Node %s at %v, was %s", again.Metadata.UID, again.Status.Addresses, node.Metadata.UID)

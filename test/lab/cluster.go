@@ -519,7 +519,7 @@ func (c *Cluster) do(ctx context.Context, method, path, contentType string, body
 		}
 		errs = append(errs, err)
 	}
-	return fmt.Errorf("%s %s: no master answers: %w", method, path, errors.Join(errs...))
+	return fmt.Errorf("%s %s: no API server answers: %w", method, path, errors.Join(errs...))
 }
 
 func (c *Cluster) doAt(ctx context.Context, n int, method, path, contentType string, data []byte, v any) error {

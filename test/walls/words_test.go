@@ -46,7 +46,7 @@ var messages = []word{
 
 // later lists the words of messages that a room may still have.
 var later = map[string][]string{
-	"API server, control-plane node": {"firstboot", "cluster", "cmd/firstboot", "cmd/ipvscare", "openyurt"},
+	"API server, control-plane node": {"cmd/ipvscare"},
 }
 
 // otherWords are literals that are no words of ours.
