@@ -44,7 +44,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 				errs = append(errs, fmt.Errorf("unknown node type %q: edge or cloud", nodeType))
 			}
 			if o.NodePool == "" {
-				errs = append(errs, errors.New("--nodepool-name is required: " + openyurt.Unpooled))
+				errs = append(errs, errors.New("--nodepool-name is required: "+openyurt.Unpooled))
 			}
 			errs = append(errs, firstboot.CheckServers(o.Servers), configs.CheckHub(o.NodePool, o.Namespace, o.LBMode, o.Extra))
 			if err := errors.Join(errs...); err != nil {
