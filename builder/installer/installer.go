@@ -162,13 +162,16 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	put(ondisk.InstallConfig, 0o600, append(config, '\n'))
 	put(ondisk.InstallProgram, 0o755, o.Program)
 	put(ondisk.InstallScript, 0o644, script)
-	lsblk, libs, err := program(p, "usr/bin/lsblk")
-	if err != nil {
-		return nil, err
-	}
-	put(path.Join(ondisk.InstallDir, "bin/lsblk"), 0o755, lsblk)
-	for name, b := range libs {
-		put(path.Join(ondisk.InstallDir, "lib", name), 0o755, b)
+	// The device package looks at disks with these.
+	for _, name := range []string{"usr/bin/lsblk", "usr/sbin/wipefs"} {
+		b, libs, err := program(p, name)
+		if err != nil {
+			return nil, err
+		}
+		put(path.Join(ondisk.InstallDir, "bin", path.Base(name)), 0o755, b)
+		for lib, b := range libs {
+			put(path.Join(ondisk.InstallDir, "lib", lib), 0o755, b)
+		}
 	}
 	if ca, err := p.SystemFile("etc/ssl/certs/ca-certificates.crt"); err == nil {
 		put(ondisk.InstallCA, 0o644, ca)

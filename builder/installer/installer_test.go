@@ -196,7 +196,7 @@ func checkESP(t *testing.T, part string) {
 	}
 	files := unpack(t, extra)
 	if string(files["edgebake/installer"]) != "the installer" || !bytes.Contains(files["scripts/edgebake"], []byte("mountroot()")) ||
-		string(files["edgebake/modules/efivarfs.ko.xz"]) != "module" || files["edgebake/bin/lsblk"] == nil {
+		string(files["edgebake/modules/efivarfs.ko.xz"]) != "module" || files["edgebake/bin/lsblk"] == nil || files["edgebake/bin/wipefs"] == nil {
 		t.Errorf("the archive has %d files", len(files))
 	}
 	var in ondisk.Install
@@ -277,6 +277,7 @@ func TestStickRefuses(t *testing.T) {
 	}{
 		{without("initramfs-tools/init"), "the image's initrd is not initramfs-tools'"},
 		{without("bin/lsblk"), "add the package util-linux"},
+		{without("bin/wipefs"), "add the package util-linux"},
 		{buildtest.Base(), "the image's initrd is not initramfs-tools'"},
 	} {
 		o := Options{Payload: payload(t, image(t, "tiny.raw.zst", c.base))}

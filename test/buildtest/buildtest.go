@@ -141,12 +141,16 @@ func BaseFor(arch string) []Entry {
 }
 
 // InstallableBase is Base with what an installer takes of a system: its initrd is
-// initramfs-tools', and it has lsblk.
+// initramfs-tools', and it has lsblk and wipefs.
 func InstallableBase() []Entry {
-	lsblk := file("usr/bin/lsblk", ELF(elf.EM_X86_64))
-	lsblk.Mode = 0o755
-	return append(Base(), dir("usr/share"), dir("usr/share/initramfs-tools"), file("usr/share/initramfs-tools/init", "#!/bin/sh\n"), lsblk,
+	base := append(Base(), dir("usr/share"), dir("usr/share/initramfs-tools"), file("usr/share/initramfs-tools/init", "#!/bin/sh\n"),
 		file("usr/lib/modules/"+Kernel+"/kernel/fs/efivarfs/efivarfs.ko.xz", "module"))
+	for _, name := range []string{"usr/bin/lsblk", "usr/sbin/wipefs"} {
+		program := file(name, ELF(elf.EM_X86_64))
+		program.Mode = 0o755
+		base = append(base, program)
+	}
+	return base
 }
 
 // PiKernel begins as the kernels do that the firmware of a Raspberry Pi starts.
