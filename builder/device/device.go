@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,6 +122,9 @@ type signature struct {
 
 // askWipefs finds what is on a device. It reads, and writes nothing.
 func askWipefs(ctx context.Context, path string) ([]signature, error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s is missing in this container: run it with all devices and udev's database (-v /dev:/dev -v /run/udev:/run/udev:ro)", path)
+	}
 	cmd := exec.CommandContext(ctx, "wipefs", "--json", "--output", "TYPE,USAGE,LABEL", path)
 	if cmd.Err != nil { // where root's programs are, which others' PATH lacks
 		cmd = exec.CommandContext(ctx, "/usr/sbin/wipefs", cmd.Args[1:]...)
@@ -128,7 +132,7 @@ func askWipefs(ctx context.Context, path string) ([]signature, error) {
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	out, err := cmd.Output()
 	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
-		return nil, errors.New(string(bytes.TrimSpace(e.Stderr)))
+		return nil, fmt.Errorf("wipefs: %w: %s", err, bytes.TrimSpace(e.Stderr))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: install util-linux", err)
@@ -373,7 +377,7 @@ func (n *node) refusals() (out, lost []string) {
 	if len(out) == 0 { // else nobody needs to know
 		n.walk(func(x *node) {
 			if x.unread != nil {
-				add("nobody can tell what is on %s: %v", x.Name, x.unread)
+				add("what is on %s is unknown: %v", x.Name, x.unread)
 			}
 		})
 	}

@@ -193,7 +193,7 @@ func TestProbe(t *testing.T) {
 	for path, want := range map[string]struct{ holds, refusals, members []string }{
 		"/dev/sda": {[]string{"sda1 ext4 OLD", "sda2 ext4"}, []string{"sda1 is part of LVM: if that is given up, wipefs --all /dev/sda1"}, []string{"sda1 is part of LVM: if that is given up, wipefs --all /dev/sda1"}},
 		"/dev/sdb": {},
-		"/dev/sdc": {nil, []string{"nobody can tell what is on sdc: wipefs: error: /dev/sdc: Input/output error"}, nil},
+		"/dev/sdc": {nil, []string{"what is on sdc is unknown: wipefs: error: /dev/sdc: Input/output error"}, nil},
 	} {
 		i := slices.IndexFunc(devices.top, func(n node) bool { return n.Path == path })
 		if d := devices.top[i].disk(); !slices.Equal(d.Holds, want.holds) || !slices.Equal(d.Refusals, want.refusals) || !slices.Equal(d.Members, want.members) {
@@ -205,5 +205,14 @@ func TestProbe(t *testing.T) {
 		if (err != nil) != (want < 0) || len(got) != max(want, 0) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
+	}
+}
+
+// In a container that was given a disk and not its partitions, what to give it is
+// said.
+func TestWipefsOfWhatIsMissing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sdb1")
+	if _, err := askWipefs(t.Context(), path); err == nil || !strings.Contains(err.Error(), "sdb1 is missing in this container") || !strings.Contains(err.Error(), "-v /dev:/dev") {
+		t.Error(err)
 	}
 }

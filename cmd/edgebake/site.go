@@ -215,13 +215,16 @@ func makeClaims(dir string, inventory []byte) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, ondisk.SlotClaims), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	name, empty := filepath.Join(dir, ondisk.SlotClaims), slot.ClaimsFile(len(inv.Sites))
+	if fi, err := os.Stat(name); err == nil && fi.Size() >= int64(len(empty)) {
+		return nil // another user's, perhaps
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	fi, err := f.Stat()
 	if err == nil {
-		empty := slot.ClaimsFile(len(inv.Sites))
 		_, err = f.Write(empty[min(fi.Size(), int64(len(empty))):])
 	}
 	return errors.Join(err, f.Sync(), f.Close())
