@@ -57,6 +57,7 @@ type column struct {
 	path   []step // empty: left out
 	field  string
 	kind   reflect.Type
+	free   bool // its text has any form
 }
 
 // step is one part of a field's path: a key, or an item of a list.
@@ -285,7 +286,7 @@ func (im *importer) header(line int, row []string, o ImportOptions) {
 		case field == "-":
 		default:
 			var bad string
-			if c.path, c.kind, bad = fieldPath(field); bad != "" {
+			if c.path, c.kind, c.free, bad = fieldPath(field); bad != "" {
 				im.problem(line, h, "%s: name the field it holds (--map %s=FIELD), or leave it out (--map %s=-)", bad, strconv.Quote(h), strconv.Quote(h))
 			}
 			c.field = field
@@ -345,27 +346,30 @@ var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 
 // fieldPath reads the path of a field of an Inventory's site, e.g.
 // labels.example.com/region or network.interfaces[0].gateway.
-func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
+func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
+	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
+		return nil, nil, false, fmt.Sprintf(format, args...)
+	}
 	t := reflect.TypeFor[InventorySite]()
 	rest := field
 	for rest != "" {
 		if t.Kind() == reflect.Map {
-			return append(path, step{key: rest}), t.Elem(), ""
+			return append(path, step{key: rest}), t.Elem(), false, ""
 		}
 		var part string
 		part, rest, _ = strings.Cut(rest, ".")
 		m := pathPart.FindStringSubmatch(part)
 		if m == nil || t.Kind() != reflect.Struct || t == secretType {
-			return nil, nil, fmt.Sprintf("%q is not a field of a Site", shorten(field))
+			return fail("%q is not a field of a Site", shorten(field))
 		}
 		f, ok := fieldByName(reflect.New(t).Elem(), m[1])
 		if !ok {
-			return nil, nil, fmt.Sprintf("%q is not a field of a Site%s", shorten(field), DidYouMean(m[1], fieldNames(t)))
+			return fail("%q is not a field of a Site%s", shorten(field), DidYouMean(m[1], fieldNames(t)))
 		}
-		path, t = append(path, step{key: m[1]}), f.Type
+		path, t, free = append(path, step{key: m[1]}), f.Type, f.Tag.Get("text") == "any"
 		for _, i := range strings.FieldsFunc(m[2], func(r rune) bool { return r == '[' || r == ']' }) {
 			if t.Kind() != reflect.Slice {
-				return nil, nil, fmt.Sprintf("%q: %s is not a list", shorten(field), m[1])
+				return fail("%q: %s is not a list", shorten(field), m[1])
 			}
 			n, _ := strconv.Atoi(i)
 			path, t = append(path, step{item: n}), t.Elem()
@@ -377,9 +381,9 @@ func fieldPath(field string) (path []step, kind reflect.Type, bad string) {
 	switch {
 	case t == secretType, t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String:
 	case len(path) == 0, t.Kind() == reflect.Struct, t.Kind() == reflect.Map, t.Kind() == reflect.Slice:
-		return nil, nil, fmt.Sprintf("%q holds more than a cell can", shorten(field))
+		return fail("%q holds more than a cell can", shorten(field))
 	}
-	return path, t, ""
+	return path, t, free, ""
 }
 
 // row makes a site of a row.
@@ -395,7 +399,7 @@ func (im *importer) row(line int, row []string) {
 	site := empty()
 	for i, c := range im.columns {
 		if row[i] != "" && c.path != nil {
-			if bad := notValue(row[i], c.field); bad != "" {
+			if bad := notValue(row[i], c); bad != "" {
 				im.problem(line, c.header, "%s", bad)
 				continue
 			}
@@ -408,22 +412,34 @@ func (im *importer) row(line int, row []string) {
 }
 
 var (
-	// What spreadsheets show where a formula has no value.
-	noValue = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
+	// What spreadsheets show where a formula has no value, and what has its form.
+	noValue     = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
+	noValueSure = regexp.MustCompile(`^(#(N/A|NAME\?|(NULL|DIV/0|VALUE|REF|NUM|SPILL|CALC|FIELD|ERROR)!)|Err:\d{3})$`)
+	// What people write around digits so that a spreadsheet keeps its zeros.
+	quotedText = regexp.MustCompile(`^=".*"$`)
 	// A number with so many digits that a spreadsheet has kept some of them.
 	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
 )
 
 // notValue says what a spreadsheet has made of a cell that it did not take for
 // text: no machine has such a serial number, and nobody would see it before the
-// machine waits for its site.
-func notValue(text, field string) string {
+// machine waits for its site. A password may look like a formula, and is not
+// quoted.
+func notValue(text string, c column) string {
+	said, secret := "", c.kind == secretType
+	if !secret {
+		said = strconv.Quote(shorten(text)) + " "
+	}
+	none := noValue
+	if secret || c.free {
+		none = noValueSure
+	}
 	switch {
-	case strings.HasPrefix(text, "="):
-		return fmt.Sprintf("%q is a formula: the table needs its value", shorten(text))
-	case noValue.MatchString(text):
+	case c.free && quotedText.MatchString(text), !c.free && strings.HasPrefix(text, "="):
+		return said + "is a formula: the table needs its value"
+	case none.MatchString(text):
 		return fmt.Sprintf("%q stands where a formula has no value: correct it in the spreadsheet", text)
-	case strings.HasPrefix(field, "match.") && rounded.MatchString(text):
+	case strings.HasPrefix(c.field, "match.") && rounded.MatchString(text):
 		return fmt.Sprintf("%q is what a spreadsheet made of a long number, of which digits are lost: set the column's format to text, and enter it again", text)
 	}
 	return ""

@@ -133,6 +133,56 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	}
 }
 
+// TestImportOfFreeText: a password or the name of a wireless network may begin with
+// what elsewhere is a formula. What no person has chosen is rejected, unquoted where
+// it may be a secret.
+func TestImportOfFreeText(t *testing.T) {
+	const wifi = "network.interfaces[0].wifi."
+	columns := map[string]string{"if": "network.interfaces[0].name", "dhcp": "network.interfaces[0].dhcp", "ssid": wifi + "ssid", "psk": wifi + "psk", "hash": "users[0].passwordHash", "user": "users[0].name"}
+	template := strings.ReplaceAll(importTemplate, "{name: en*, addresses: [192.0.2.9/24], mtu: 1400}", "{name: wlan0, dhcp: true}")
+	table := func(head, cells string) error {
+		m := map[string]string{}
+		for h, f := range columns {
+			if strings.Contains(","+head+",", ","+h+",") {
+				m[h] = f
+			}
+		}
+		out, _, err := ImportCSV("t.csv", []byte("name,serial,"+head+"\na,SN1,"+cells+"\n"), "site.yaml", []byte(template), ImportOptions{Map: m})
+		if err != nil {
+			return err
+		}
+		inv, err := ParsePublicInventory("i", out)
+		if err != nil {
+			return err
+		}
+		w := inv.Sites[0].Network.Interfaces[0].WiFi
+		if ssid, psk, _ := strings.Cut(cells, ","); head == "ssid,psk" && (w.SSID != ssid || w.PSK.Reveal() != psk) {
+			t.Errorf("%s came to be %q and %q", cells, w.SSID, w.PSK.Reveal())
+		}
+		return nil
+	}
+	for _, cells := range []string{"=shop=,=SUM(A1:hunter2)", "#1!,#HUNTER2!", "#N/A-guests,=A1+hunter2", "1.2E+5,1.23457E+11"} {
+		if err := table("ssid,psk", cells); err != nil {
+			t.Errorf("%s: %v", cells, err)
+		}
+	}
+	for _, c := range []struct{ head, cells, want string }{
+		{"ssid,psk", `shop,"=""hunter2hunter2"""`, `t.csv:2: column "psk": is a formula: the table needs its value`},
+		{"ssid,psk", "shop,#DIV/0!", `t.csv:2: column "psk": "#DIV/0!" stands where a formula has no value`},
+		{"ssid,psk", "#REF!,hunter2hunter2", `t.csv:2: column "ssid": "#REF!" stands where a formula has no value`},
+		{"ssid,psk", `"=""shop""",hunter2hunter2`, `t.csv:2: column "ssid": "=\"shop\"" is a formula`},
+		{"token", "=hunter2", `t.csv:2: column "token": is a formula: the table needs its value`},
+		{"user,hash", "anna,=hunter2", `t.csv:2: column "hash": is a formula: the table needs its value`},
+		{"token", "#HUNTER2!", `t.csv:2: column "token": is not a bootstrap token`},
+		{"ip", "=A1", `t.csv:2: column "ip": "=A1" is a formula`},
+	} {
+		err := table(c.head, c.cells)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(strings.ToLower(err.Error()), "hunter2") {
+			t.Errorf("%s: %v, want %s", c.cells, err, c.want)
+		}
+	}
+}
+
 // TestImportOfAddresses: the template names the interface, the table has the rest.
 func TestImportOfAddresses(t *testing.T) {
 	const site = `apiVersion: edgebake.io/v1alpha1

@@ -220,10 +220,10 @@ type VLAN struct {
 // WiFi joins a wireless network.
 type WiFi struct {
 	// SSID is the network's name.
-	SSID string `yaml:"ssid" json:"ssid"`
+	SSID string `yaml:"ssid" json:"ssid" text:"any"`
 	// PSK is the passphrase (8 to 63 ASCII characters) or the key (64
 	// hexadecimal digits). Without it, the network is open.
-	PSK Secret `yaml:"psk,omitempty" json:"psk,omitempty"`
+	PSK Secret `yaml:"psk,omitempty" json:"psk,omitempty" text:"any"`
 	// Country is the ISO 3166 code of the regulatory domain, e.g. DE.
 	Country string `yaml:"country,omitempty" json:"country,omitempty"`
 }

@@ -128,7 +128,8 @@ func within(v reflect.Value, low, high int64) bool {
 
 // checkText reports control characters in every string that has nothing
 // worse. Each ends in a file of a form that lines or blanks divide. The tag
-// text:"lines" exempts texts of several lines, text:"tabs" allows tabs.
+// text:"lines" exempts texts of several lines, text:"tabs" allows tabs; of
+// text:"any" only tables hear (notValue).
 func checkText(v reflect.Value, path string, probs *Problems) { checkTextIn(v, path, "", probs) }
 
 func checkTextIn(v reflect.Value, path, kind string, probs *Problems) {
