@@ -235,7 +235,7 @@ func (f *Flash) fill() error {
 				return fmt.Errorf("reading the slot: %w", err)
 			}
 		}
-		own := slotState(bytes.NewReader(f.slot))
+		own, _ := slotState(bytes.NewReader(f.slot))
 		if f.State = own.State; f.State == SlotDamaged {
 			return fmt.Errorf("%s: name a Site (--site), or %s", own.Error, own.Fix)
 		}

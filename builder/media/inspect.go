@@ -82,6 +82,8 @@ type SlotState struct {
 	// Site is what the site says of the machine; nil where there is none, or
 	// this program cannot read it.
 	Site *SiteSummary `json:"site,omitempty"`
+	// Sites is how many the inventory has; 0 as for Site.
+	Sites int `json:"sites,omitempty"`
 	// Report is what the machine wrote last.
 	Report string `json:"report,omitempty"`
 }
@@ -154,12 +156,17 @@ func (m *image) slot(i *Info) error {
 	if err != nil {
 		return err
 	}
-	i.Slot = slotState(m.section(p))
+	var c *slot.Contents
+	if i.Slot, c = slotState(m.section(p)); i.Slot.State == SlotInventory {
+		if inv, err := configs.ParsePublicInventory(ondisk.SlotInventory, c.Files[ondisk.SlotInventory]); err == nil {
+			i.Slot.Sites = len(inv.Sites)
+		}
+	}
 	return nil
 }
 
-// slotState tells what a slot holds.
-func slotState(r io.ReaderAt) (s SlotState) {
+// slotState tells what a slot holds; nil contents are a damaged slot's.
+func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	c, err := slot.Read(r)
 	switch {
 	case errors.Is(err, slot.ErrNoSite):
@@ -167,7 +174,7 @@ func slotState(r io.ReaderAt) (s SlotState) {
 	case err != nil:
 		s.State = SlotDamaged
 		s.Error, s.Fix = slot.Explain(err)
-		return s
+		return s, nil
 	case c.Files[ondisk.SlotInventory] != nil:
 		s.State = SlotInventory
 	default:
@@ -183,7 +190,7 @@ func slotState(r io.ReaderAt) (s SlotState) {
 		s.Files = append(s.Files, File{name, int64(len(b))})
 	}
 	slices.SortFunc(s.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	return s
+	return s, c
 }
 
 // summary reads what a person may see of a site; nil where it cannot be read,

@@ -40,6 +40,13 @@ func TestInventoryOntoAnImage(t *testing.T) {
 
 	c.run(0, "stamp", "g.raw", "inventory.yaml", "--output", "all.raw")
 	c.want(c.out, "stamped all.raw", "inventory.yaml (2 sites)")
+	c.run(0, "inspect", "all.raw")
+	c.want(c.out, "slot        inventory of 2 Sites, stamped ")
+	c.run(0, "inspect", "all.raw", "-o", "json")
+	var told struct{ Slot media.SlotState }
+	if err := json.Unmarshal([]byte(c.out), &told); err != nil || told.Slot.Sites != 2 || told.Slot.State != media.SlotInventory {
+		t.Errorf("%+v, %v", told.Slot, err)
+	}
 	info, err := media.Inspect("all.raw")
 	if err != nil || info.Slot.State != media.SlotInventory {
 		t.Fatalf("%+v, %v", info.Slot, err)

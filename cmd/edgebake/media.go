@@ -169,6 +169,9 @@ func printImage(w io.Writer, i *media.Info) {
 
 func printSlot(w io.Writer, slot *media.SlotState) {
 	fmt.Fprintf(w, "slot        %s", slot.State)
+	if slot.Sites > 0 {
+		fmt.Fprintf(w, " of %s", configs.Count(slot.Sites, "Site"))
+	}
 	if !slot.Stamped.IsZero() {
 		fmt.Fprintf(w, ", stamped %s", slot.Stamped.Format(time.RFC3339))
 	}

@@ -38,6 +38,7 @@ func TestMemoryOfThousands(t *testing.T) {
 		{"validate", "stores.yaml"},
 		{"preflight", "stores.yaml", "--image", "g.raw", "--offline"},
 		{"stamp", "g.raw", "stores.yaml", "--output", "all.raw"},
+		{"inspect", "all.raw"},
 	} {
 		given, err := json.Marshal(args)
 		if err != nil {
