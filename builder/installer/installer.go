@@ -248,7 +248,7 @@ func library(p *media.Payload, name string) ([]byte, error) {
 const (
 	espKernel = "edgebake/linux"
 	espInitrd = "edgebake/initrd"
-	espExtra  = "edgebake/installer.cpio"
+	espExtra  = ondisk.InstallArchive
 	espEntry  = "loader/entries/edgebake-installer.conf"
 )
 

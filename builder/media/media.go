@@ -190,9 +190,24 @@ func (m *image) relative() string {
 		return ""
 	}
 	if strings.HasPrefix(string(head[40:]), "EDGEBAKE_") {
-		return "an installer (edgebake installer --iso), which carries one"
+		return "an installer (edgebake installer --iso), which carries one: " + insteadOfInstaller
 	}
 	return "an ISO image"
+}
+
+const insteadOfInstaller = "boot a machine from it, or name the image that it was made of"
+
+// installer names the disks of installers, which have no slot.
+func (m *image) installer() string {
+	if _, err := m.partition(ondisk.LabelInstall); err == nil {
+		return "an installer (edgebake flash --installer), which carries one: " + insteadOfInstaller
+	}
+	if esp, err := m.esp(); err == nil {
+		if _, err := esp.Stat(ondisk.InstallArchive); err == nil {
+			return fmt.Sprintf("the boot disk of an installer (edgebake installer --netboot), which firmware fetches: name the %s beside it", ondisk.InstallImage)
+		}
+	}
+	return ""
 }
 
 // partError is about an image of ours that is not whole.
@@ -270,8 +285,8 @@ func (m *image) section(p gpt.Partition) *io.SectionReader {
 func (m *image) readInfo() error {
 	slot, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
-		if _, installs := m.partition(ondisk.LabelInstall); installs == nil {
-			return fmt.Errorf("%w: it is an installer (edgebake flash --installer), which carries one", ErrNotOurs)
+		if what := m.installer(); what != "" {
+			return fmt.Errorf("%w: it is %s", ErrNotOurs, what)
 		}
 		return err
 	}

@@ -89,7 +89,7 @@ func TestFlashInstaller(t *testing.T) {
 		t.Error("two installers have one id: the second would take the first's work for its own")
 	}
 	c.run(1, "inspect", "stick")
-	c.want(c.err, "not an edgebake image: it is an installer")
+	c.want(c.err, "not an edgebake image: it is an installer (edgebake flash --installer), which carries one: boot a machine from it, or name the image that it was made of")
 }
 
 // TestInstallerISO makes one that xorriso reads, with the Site in the image.
@@ -121,7 +121,7 @@ func TestInstallerISO(t *testing.T) {
 	}
 	checkElTorito(t, "i.iso")
 	c.run(1, "inspect", "i.iso")
-	c.want(c.err, "not an edgebake image: it is an installer (edgebake installer --iso), which carries one")
+	c.want(c.err, "not an edgebake image: it is an installer (edgebake installer --iso), which carries one: boot a machine from it, or name the image that it was made of")
 	c.run(0, "inspect", "out.raw.zst", "--verify")
 	c.want(c.out, "berlin-7", "(verified)")
 	c.run(1, "installer", "tiny.raw.zst", "--iso", "i.iso")
@@ -219,6 +219,11 @@ func TestInstallerNetboot(t *testing.T) {
 		if strings.Contains(string(boot), text) != want {
 			t.Errorf("boot.img has %q: %v", text, !want)
 		}
+	}
+	c.file("none", strings.Repeat("\x00", 1<<20))
+	for _, args := range []string{"inspect www/boot.img", "stamp www/boot.img site.yaml", "flash www/boot.img none --yes", "boot www/boot.img", "verify www/boot.img", "installer www/boot.img --iso i.iso"} {
+		c.run(1, strings.Fields(args)...)
+		c.want(c.err, "www/boot.img: not an edgebake image: it is the boot disk of an installer (edgebake installer --netboot), which firmware fetches: name the image.raw.zst beside it")
 	}
 	c.run(0, "inspect", "www/image.raw.zst", "--verify")
 	c.want(c.out, "berlin-7", "(verified)")

@@ -245,6 +245,8 @@ const (
 	InstallConfig  = "/edgebake/install.json"
 	InstallModules = "/edgebake/modules" // kernel modules that the initrd lacks
 	InstallCA      = "/edgebake/ca.crt"  // for servers with TLS
+	// InstallArchive is the initrd with all that, on the EFI system partition.
+	InstallArchive = "edgebake/installer.cpio"
 	// InstallBootImage is the disk that firmware fetches and starts.
 	InstallBootImage = "boot.img"
 	// InstallScript is what initramfs-tools runs for boot=edgebake, instead of
