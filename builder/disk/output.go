@@ -246,16 +246,16 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
-// MakeDirectory makes a directory for outputs, unless it is there.
-func MakeDirectory(dir string) error {
-	err := os.MkdirAll(dir, 0o777)
+// MakeDirectory is file.MakeDir for what everybody may read.
+func MakeDirectory(dir string) (undo func(), err error) {
+	undo, err = file.MakeDir(dir, 0o777)
 	switch {
 	case err == nil:
-		return nil
+		return undo, nil
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("making directory %s: there is a file of that name: name another directory", dir)
+		return nil, fmt.Errorf("making directory %s: there is a file of that name: name another directory", dir)
 	}
-	return fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
+	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }
 
 // Writable tells, before long work begins, whether a file can be made in dir.

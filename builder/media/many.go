@@ -120,9 +120,11 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if err := m.roomForAll(sites, outputs, o); err != nil {
 		return nil, m.stamping(err)
 	}
-	if err := disk.MakeDirectory(dir); err != nil {
+	undo, err := disk.MakeDirectory(dir)
+	if err != nil {
 		return nil, m.stamping(err)
 	}
+	defer undo()
 	var mu sync.Mutex
 	var complete []string
 	err = disk.Parallel(ctx, len(sites), func() func(int) error {

@@ -2,6 +2,7 @@ package media
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -132,6 +133,14 @@ func TestStampManyRefusesFirst(t *testing.T) {
 	}
 	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s was made: %v", out, err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := StampMany(gone, g, named(3), filepath.Join(out, "deep"), ManyOptions{StampOptions: StampOptions{Now: now}}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left behind: %v", out, err)
 	}
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		t.Fatal(err)

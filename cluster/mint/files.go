@@ -124,9 +124,11 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	if parent == "" {
 		parent = "."
 	}
-	if err := os.MkdirAll(parent, 0o777); err != nil {
+	undo, err := file.MakeDir(parent, 0o777)
+	if err != nil {
 		return err
 	}
+	defer undo()
 	// One name, so that what a power cut left is found again and removed.
 	work := filepath.Join(parent, "."+base+".minting")
 	if err := os.Mkdir(work, 0o700); errors.Is(err, fs.ErrExist) {

@@ -48,9 +48,11 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 		if len(names) == 0 {
 			return nil, fmt.Errorf("making the receiver's certificate in %s: --name is required the first time: the name or the address at which machines reach this computer", dir)
 		}
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+		undo, err := file.MakeDir(dir, 0o700)
+		if err != nil {
 			return nil, fmt.Errorf("making the receiver's directory: %w", err)
 		}
+		defer undo()
 		if err := mint(at, names, now); err != nil {
 			return nil, fmt.Errorf("making the receiver's certificate: %w", err)
 		}

@@ -386,8 +386,8 @@ type siteFile struct {
 	birth bool
 }
 
-// judgeSites makes the directory, and returns the files that are to be written
-// there: those that differ from what is there.
+// judgeSites returns the files that are to be written to the directory: those that
+// differ from what is there.
 func judgeSites(dir, cluster string, sites []mint.NodeSite, force bool) ([]siteFile, error) {
 	var files []siteFile
 	var errs []error
@@ -412,15 +412,17 @@ func judgeSites(dir, cluster string, sites []mint.NodeSite, force bool) ([]siteF
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("writing Sites: %w", err)
-	}
 	return files, nil
 }
 
 // writeSites calls noted once nothing can be rejected any more, and before a file
 // has its name that says until when the cluster may be born.
 func writeSites(s streams, dir string, sites []mint.NodeSite, files []siteFile, force bool, noted func() error) error {
+	undo, err := file.MakeDir(dir, 0o700)
+	if err != nil {
+		return fmt.Errorf("writing Sites: %w", err)
+	}
+	defer undo()
 	var born []*disk.Output
 	defer func() {
 		for _, f := range born {

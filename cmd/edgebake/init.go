@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 )
@@ -109,17 +110,16 @@ func writeStart(s streams, dir string, site []byte, force bool) error {
 		{"image.yaml", append([]byte(modeline("image")), configs.ExampleImage()...), 0o666},
 		{"site.yaml", append([]byte(modeline("site")), site...), 0o600}, // a token will be in it
 	}
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	undo, err := disk.MakeDirectory(filepath.Join(dir, schemaDir))
+	if err != nil {
 		return err
 	}
+	defer undo()
 	var errs []error
 	for _, f := range documents {
 		errs = append(errs, builder.CheckFile(filepath.Join(dir, f.name), force))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(dir, schemaDir), 0o777); err != nil {
 		return err
 	}
 	for _, f := range append(schemas, documents...) {

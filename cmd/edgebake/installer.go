@@ -155,12 +155,14 @@ func (out *installerOutput) files() []string {
 	return []string{filepath.Join(out.netboot, ondisk.InstallBootImage), filepath.Join(out.netboot, ondisk.InstallImage)}
 }
 
-// writable finds what must not be replaced.
-func (out *installerOutput) writable(image string) error {
+// writable finds what must not be replaced, and makes the directory; undo is
+// MakeDirectory's.
+func (out *installerOutput) writable(image string) (undo func(), err error) {
 	var errs []error
+	undo = func() {}
 	if out.netboot != "" {
-		if err := disk.MakeDirectory(out.netboot); err != nil {
-			return err
+		if undo, err = disk.MakeDirectory(out.netboot); err != nil {
+			return func() {}, err
 		}
 	}
 	for _, f := range out.files() {
@@ -170,7 +172,7 @@ func (out *installerOutput) writable(image string) error {
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return undo, errors.Join(errs...)
 }
 
 // make makes it.
@@ -183,7 +185,8 @@ func (out *installerOutput) make(ctx context.Context, o installer.Options, progr
 
 // makeInstaller makes an ISO, or files for network boot.
 func makeInstaller(ctx context.Context, s streams, image string, out installerOutput, o flashOptions) error {
-	fileErr := out.writable(image)
+	undo, fileErr := out.writable(image)
+	defer undo()
 	p, err := o.payload(s, image)
 	if p != nil {
 		defer p.Close()

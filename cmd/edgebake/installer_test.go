@@ -57,6 +57,14 @@ func TestFlashInstaller(t *testing.T) {
 	c.file("damaged.raw.zst", string(image))
 	c.run(1, "installer", "damaged.raw.zst", "--netboot", "www", "--url", "http://10.0.0.1/edge")
 	c.want(c.err, "verifying image damaged.raw.zst: ", "it is damaged or cut short: copy or build it again")
+	c.run(1, "installer", "damaged.raw.zst", "--netboot", "stick/www", "--url", "http://10.0.0.1/edge")
+	c.want(c.err, "making directory stick/www: there is a file of that name: name another directory")
+	if err := os.Mkdir("old", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c.run(1, "installer", "damaged.raw.zst", "--netboot", "old/new/www", "--url", "http://10.0.0.1/edge")
+	c.there("old")
+	c.notThere("www", "old/new")
 	if b, err := exec.Command("head", "-c", "8", "stick").Output(); err != nil || string(b) != "old data" {
 		t.Errorf("the stick has %q, %v", b, err)
 	}
@@ -153,6 +161,35 @@ func TestInstallerWithoutRoom(t *testing.T) {
 	}
 	c.run(1, "installer", "tiny.raw.zst", "--site", "site.yaml", "--netboot", "small/www", "--url", "http://10.0.0.1/edge")
 	c.want(c.err, "making directory small/www: read-only file system: directory small cannot be written by this user; write elsewhere")
+}
+
+// TestFailureLeavesNoDirectory: what was to hold the files of a command that fails is
+// not left behind.
+func TestFailureLeavesNoDirectory(t *testing.T) {
+	desk.NeedRoot(t, "it mounts a small tmpfs")
+	c := newCLI(t)
+	c.file("site.yaml", site)
+	c.file("office.key", plainKey)
+	c.file("cluster.yaml", strings.Replace(clusterDocument, "manifests: [cni.yaml]\n", "", 1))
+	c.run(0, "cluster", "new", "cluster.yaml", "--output", "minted")
+	c.run(1, "cluster", "listen", "--dir", "here/reports", "--name", "bücher.example.com")
+	c.notThere("here")
+	if err := os.Mkdir("small", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", "small", "tmpfs", 0, "size=4k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount("small", 0) })
+	c.file("small/full", strings.Repeat("x", 4<<10))
+	for _, args := range []string{
+		"init --dir small/a/b", "site sign site.yaml --key office.key --output small/a/b",
+		"cluster sites minted --output small/a/b", "cluster new cluster.yaml --output small/a/b",
+	} {
+		c.run(1, strings.Fields(args)...)
+		c.want(c.err, "no space left on device")
+		c.notThere("small/a")
+	}
 }
 
 // checkElTorito finds the EFI system partition as firmware does: where El Torito

@@ -174,9 +174,11 @@ func isOneOf(at string, names []string) bool {
 
 // writeStick writes the files of a site, the signature last.
 func writeStick(dir string, c *slot.Contents) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	undo, err := file.MakeDir(dir, 0o700)
+	if err != nil {
 		return fmt.Errorf("writing a signed Site: %w", err)
 	}
+	defer undo()
 	// A file that is there is replaced by one that only its owner may read, and
 	// sticks are pulled out.
 	write := func(name string, b []byte) error {
