@@ -150,13 +150,7 @@ func (m *image) readDisk() error {
 		m.format = FormatZstd
 		z, err := seekable.Open(m.src, m.stored)
 		if err != nil {
-			head := make([]byte, gpt.HeadSize(gpt.Sector4096))
-			if seekable.Head(m.src, m.stored, head) == nil {
-				if t := ours(bytes.NewReader(head)); t != nil && errors.Is(err, seekable.ErrFormat) {
-					return &partError{fmt.Errorf("it holds an edgebake image, of %d bytes uncompressed, and not as edgebake writes it: %w: copy or build it again", t.Size, err)}
-				}
-			}
-			return fmt.Errorf("%w: %w", ErrNotOurs, err)
+			return m.notSeekable(err)
 		}
 		m.z, m.size = z, z.Size()
 	} else if m.f == nil {
@@ -174,6 +168,26 @@ func (m *image) readDisk() error {
 		return fmt.Errorf("%w: %w", ErrNotOurs, err)
 	}
 	return nil
+}
+
+// notSeekable says what a compressed file is that is not as edgebake writes it.
+func (m *image) notSeekable(err error) error {
+	var format *seekable.FormatError
+	disk := make([]byte, gpt.HeadSize(gpt.Sector4096))
+	if !errors.As(err, &format) || seekable.Head(m.src, m.stored, disk) != nil || ours(bytes.NewReader(disk)) == nil {
+		return fmt.Errorf("%w: %w", ErrNotOurs, err)
+	}
+	head := make([]byte, min(seekable.FrameHead, m.stored))
+	if _, err := m.src.ReadAt(head, 0); err != nil {
+		return err
+	}
+	switch {
+	case format.NoTable && seekable.IsFrame(head):
+		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d bytes, and the table that comes last is missing: copy it again", m.stored)}
+	case format.NoTable:
+		return &partError{errors.New("it is an edgebake image, and another program compressed it: decompress it first (zstd -d), or build it again")}
+	}
+	return &partError{fmt.Errorf("it is an edgebake image that is damaged: %s: copy or build it again", format.Problem)}
 }
 
 // relative names what edgebake makes and is no disk: people have it in the same

@@ -469,8 +469,11 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			content []byte
 			want    string
 		}{
+			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": it is an edgebake image that is cut short: it has %d bytes, and the table that comes last is missing: copy it again", len(goodZ)-5000)},
+			"zst early":    {goodZ[:1<<20], "it is an edgebake image that is cut short: it has 1048576 bytes, and the table that comes last is missing: copy it again"},
+			"zst damaged":  {append(bytes.Clone(goodZ[:1<<20]), goodZ[1<<20+1:]...), "it is an edgebake image that is damaged: "},
+			"other zst":    {read(plain), ": it is an edgebake image, and another program compressed it: decompress it first (zstd -d), or build it again"},
 			"raw":          {cut(good, 1<<20), fmt.Sprintf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
-			"zst":          {cut(goodZ, 5000), fmt.Sprintf("it holds an edgebake image, of %d bytes uncompressed, ", len(good))},
 			"another disk": {cut(bytes.ReplaceAll(good[:1<<20], []byte("E\x00D\x00G\x00E\x00"), []byte("O\x00D\x00G\x00E\x00")), 1), "not an edgebake image"},
 		} {
 			p := filepath.Join(t.TempDir(), "image")
@@ -480,6 +483,9 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			_, err := Inspect(p)
 			if !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "not an edgebake image") != (name == "another disk") {
 				t.Errorf("%s: %v", name, err)
+			}
+			if said := strings.ReplaceAll(err.Error(), p, "my-edge.raw.zst"); len(said) > 190 {
+				t.Errorf("%s: %d characters: %s", name, len(said), said)
 			}
 		}
 	})

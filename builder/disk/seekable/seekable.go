@@ -55,8 +55,22 @@ const (
 	maxFrames = 1 << 22
 )
 
-// ErrFormat says that a file is not in the format.
-var ErrFormat = errors.New("no seekable zstd file")
+// ErrFormat says that a file is not in the format: a FormatError says why.
+var ErrFormat = errors.New("not a seekable zstd file")
+
+// FormatError is what is wrong with the table of a file.
+type FormatError struct {
+	Problem string
+	// NoTable: there is none at the file's end.
+	NoTable bool
+}
+
+func (e *FormatError) Error() string        { return ErrFormat.Error() + ": " + e.Problem }
+func (e *FormatError) Is(target error) bool { return target == ErrFormat }
+
+func badFormat(format string, args ...any) error {
+	return &FormatError{Problem: fmt.Sprintf(format, args...)}
+}
 
 var le = binary.LittleEndian
 
@@ -216,7 +230,9 @@ func IsZstd(b []byte) bool { return len(b) >= 4 && le.Uint32(b) == magicFrame }
 // Open reads the table of a compressed file of that size.
 func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	z := &Reader{r: r}
-	if err := z.readTable(size); err != nil {
+	if err := z.readTable(size); errors.Is(err, ErrFormat) {
+		return nil, err
+	} else if err != nil {
 		return nil, fmt.Errorf("reading the table of the compressed image: %w", err)
 	}
 	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxMemory(2*FrameSize), zstd.WithDecoderLowmem(true))
@@ -238,32 +254,42 @@ func Head(r io.ReaderAt, size int64, b []byte) error {
 	return err
 }
 
+// FrameHead is as much as IsFrame looks at.
+const FrameHead = zstd.HeaderMaxSize
+
+// IsFrame reports whether the beginning of a file is that of a frame as edgebake
+// makes it, and not that of all that another program compressed.
+func IsFrame(head []byte) bool {
+	var h zstd.Header
+	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize == FrameSize
+}
+
 func (z *Reader) readTable(size int64) error {
 	foot := make([]byte, footerSize)
 	if size < 8+footerSize {
-		return fmt.Errorf("%w: it has %d bytes", ErrFormat, size)
+		return badFormat("it has %d bytes", size)
 	}
 	if _, err := z.r.ReadAt(foot, size-footerSize); err != nil {
 		return err
 	}
 	if le.Uint32(foot[5:]) != magicTable {
-		return fmt.Errorf("%w: the table at its end is missing; the file is cut short, or another program compressed it", ErrFormat)
+		return &FormatError{"the table at its end is missing; the file is cut short, or another program compressed it", true}
 	}
 	n, sums := int64(le.Uint32(foot)), foot[4]&hasSums != 0
 	if foot[4]&0x7c != 0 || !sums {
-		return fmt.Errorf("%w: the table is of a kind that edgebake does not write", ErrFormat)
+		return badFormat("the table is of a kind that edgebake does not write")
 	}
 	tableSize := n*entrySize + footerSize
 	at := size - tableSize - 8
 	if at < 0 || n == 0 || n > maxFrames {
-		return fmt.Errorf("%w: the table names %d frames, more than the file has or an image can have", ErrFormat, n)
+		return badFormat("the table names %d frames, more than the file has or an image can have", n)
 	}
 	b := make([]byte, 8+n*entrySize)
 	if _, err := z.r.ReadAt(b, at); err != nil {
 		return err
 	}
 	if le.Uint32(b) != magicSkip || int64(le.Uint32(b[4:])) != tableSize {
-		return fmt.Errorf("%w: the table's beginning is not where it should be", ErrFormat)
+		return badFormat("the table's beginning is not where it should be")
 	}
 	off := int64(0)
 	for i := range int(n) {
@@ -271,14 +297,14 @@ func (z *Reader) readTable(size int64) error {
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}
 		last := i == int(n)-1
 		if x.Size == 0 || x.Size > FrameSize || !last && x.Size != FrameSize || x.Compressed > int64(RawSize(FrameSize)) {
-			return fmt.Errorf("%w: frame %d holds %d bytes in %d", ErrFormat, i, x.Size, x.Compressed)
+			return badFormat("frame %d holds %d bytes in %d", i, x.Size, x.Compressed)
 		}
 		off += x.Compressed
 		z.size += x.Size
 		z.entries = append(z.entries, x)
 	}
 	if off != at {
-		return fmt.Errorf("%w: its frames have %d bytes, the table says %d; the file is cut short or damaged", ErrFormat, at, off)
+		return badFormat("its frames have %d bytes, the table says %d; the file is cut short or damaged", at, off)
 	}
 	z.table = at + 8
 	return nil
