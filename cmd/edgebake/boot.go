@@ -114,7 +114,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if accel == "" {
 		var why string
 		if accel, why = qemu.Probe(ctx, prog, fw, m.Arch, qemu.ProbeLimit); why != "" {
-			fmt.Fprintf(s.Err, "Without KVM (%s; --accel tcg does not try it): expect a minute or two to the first login.\n", why)
+			s.hint("Without KVM (%s; --accel tcg does not try it): expect a minute or two to the first login.\n", why)
 		}
 	}
 	m.Accel = accel

@@ -192,7 +192,7 @@ hashed last, and with --locked for every input that it uses.`,
 				for _, b := range v.Damaged {
 					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, configs.HumanSize(b.Size))
 				}
-				fmt.Fprintf(s.Out, "%s: %s in %d inputs verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), v.Sound.Blobs)
+				s.note("%s: %s in %d inputs verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), v.Sound.Blobs)
 			}); err != nil {
 				return errors.Join(verr, err)
 			}

@@ -86,9 +86,9 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 		}
 		defer web.Close()
 		serving[web] = store.Page(time.Now)
-		fmt.Fprintf(s.Out, "The page: http://%s/\n", web.Addr())
+		s.note("The page: http://%s/\n", web.Addr())
 	}
-	fmt.Fprintf(s.Out, "Listening on %s until Ctrl-C. Reports of %d machines are in %s.\n", in.Addr(), len(store.All()), r.dir)
+	s.note("Listening on %s until Ctrl-C. Reports of %d machines are in %s.\n", in.Addr(), len(store.All()), r.dir)
 	return serve(ctx, serving)
 }
 

@@ -90,7 +90,7 @@ goes to a file that only you can read.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(s.Err, "minted token %s, valid until %s\n", m.ID, m.Expires.Format(time.RFC3339))
+			s.hint("minted token %s, valid until %s\n", m.ID, m.Expires.Format(time.RFC3339))
 			if _, err := to.Write(text); err != nil {
 				return fmt.Errorf("writing the Site: %w: token %s is made: revoke it (edgebake cluster token revoke %s)", err, m.ID, m.ID)
 			}

@@ -239,7 +239,7 @@ func flash(ctx context.Context, s streams, image, path string, o flashOptions) e
 		fmt.Fprintf(s.Err, "WARNING: %s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine\n", image)
 	}
 	if f.State == media.SlotGolden {
-		fmt.Fprintf(s.Err, "It has no Site: stamp one (edgebake stamp %s SITE), or bring one on a stick\n", t.disk.Path)
+		s.hint("It has no Site: stamp one (edgebake stamp %s SITE), or bring one on a stick\n", t.disk.Path)
 	}
 	return nil
 }

@@ -208,9 +208,9 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 		return err
 	}
 	show.close()
-	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s\n", out.files()[0], described(image, p.Image, p.State, o.site), o.install.disk, o.install.then)
+	s.note("%s installs %s: on disk %s, then %s\n", out.files()[0], described(image, p.Image, p.State, o.site), o.install.disk, o.install.then)
 	if out.netboot != "" {
-		fmt.Fprintf(s.Err, "Only you may read %s: give the web server the right to\n", out.files()[1])
+		s.hint("Only you may read %s: give the web server the right to\n", out.files()[1])
 	}
 	o.install.tell(s, p)
 	return nil
@@ -227,7 +227,7 @@ func full(err error) error {
 // tell says what is left to others.
 func (f *installFlags) tell(s streams, p *media.Payload) {
 	if p.State == media.SlotGolden {
-		fmt.Fprintln(s.Err, "It has no Site: the machines wait for one, on their disk or on a stick")
+		s.hint("It has no Site: the machines wait for one, on their disk or on a stick\n")
 	}
 }
 
@@ -285,7 +285,7 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 		return err
 	}
 	show.close()
-	fmt.Fprintf(plain{s.Out}, "%s installs %s: on disk %s, then %s; %s written, read back and verified\n", t.disk, words, o.install.disk, o.install.then, configs.HumanSize(done.Written))
+	s.note("%s installs %s: on disk %s, then %s; %s written, read back and verified\n", t.disk, words, o.install.disk, o.install.then, configs.HumanSize(done.Written))
 	if w := installer.Warn(p); w != "" {
 		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
 	}

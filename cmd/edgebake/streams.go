@@ -32,6 +32,14 @@ func (s streams) note(format string, args ...any) {
 	}
 }
 
+// hint says what to know of what a command did, beside its results. It is no
+// warning: with --quiet it is not said.
+func (s streams) hint(format string, args ...any) {
+	if !s.quiet() {
+		fmt.Fprintf(plain{s.Err}, format, args...)
+	}
+}
+
 // input is standard input for as long as the context lives: a command that
 // waits for somebody to type hears Ctrl-C.
 type input struct {

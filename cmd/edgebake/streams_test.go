@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"log"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 func TestQuietAndVerbose(t *testing.T) {
@@ -34,6 +39,54 @@ func TestQuietAndVerbose(t *testing.T) {
 	c.want(c.err, "write: done")
 	c.run(2, "build", "image.yaml", "-q", "-v")
 	c.want(c.err, "--quiet and --verbose exclude each other")
+}
+
+// TestQuiet: whatever a command makes, it tells with --quiet of nothing but warnings.
+func TestQuiet(t *testing.T) {
+	desk.NeedProgram(t, "xorriso", "xorriso")
+	c := installable(t)
+	r := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(r.Close)
+	at := strings.TrimPrefix(r.URL, "http://") + "/tiny:1"
+	c.disk("disk", 3<<30)
+	c.file("inventory.yaml", inventory)
+	c.file("stores.csv", "name,serial\na,SN1\n")
+	c.file("template.yaml", strings.Replace(site, "nodeName: berlin-7\n", "", 1))
+	c.file("office.key", plainKey)
+	c.file("cluster.yaml", strings.Replace(clusterDocument, "manifests: [cni.yaml]\n", "", 1))
+	for _, args := range []string{
+		"init --dir new",
+		"validate site.yaml",
+		"build image.yaml --output golden.raw.zst --force",
+		"stamp golden.raw.zst site.yaml --output s.raw.zst",
+		"stamp golden.raw.zst inventory.yaml --output i.raw",
+		"stamp golden.raw.zst --inventory inventory.yaml --output copies",
+		"stamp golden.raw.zst --inventory inventory.yaml --slots --output slots",
+		"stamp golden.raw.zst --slot slots/paris.slot --output p.raw",
+		"flash golden.raw.zst disk --yes",
+		"flash golden.raw.zst disk --yes --site site.yaml",
+		"flash golden.raw.zst --installer stick --yes",
+		"flash golden.raw.zst --installer stick --yes --site site.yaml",
+		"installer golden.raw.zst --iso i.iso",
+		"installer golden.raw.zst --netboot www --url http://10.0.0.1/edge --site site.yaml",
+		"verify golden.raw.zst",
+		"push golden.raw.zst " + at + " --insecure",
+		"pull " + at + " --insecure --output pulled.raw.zst",
+		"inventory import stores.csv --template template.yaml --output stores.yaml",
+		"site sign site.yaml --key office.key",
+		"cluster new cluster.yaml --output minted",
+		"cluster sites minted",
+		"report golden.raw.zst --output page.html",
+		"cache verify",
+		"cache prune --older-than 30d",
+	} {
+		c.run(0, append(strings.Fields(args), "-q")...)
+		for line := range strings.Lines(c.out + c.err) {
+			if !strings.Contains(line, "WARNING") && !strings.HasSuffix(line, "(warning)\n") {
+				t.Errorf("edgebake %s -q says %s", args, line)
+			}
+		}
+	}
 }
 
 func TestSuggestions(t *testing.T) {
