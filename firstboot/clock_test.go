@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
 func TestClockBehind(t *testing.T) {
@@ -45,12 +44,7 @@ func TestClockSynced(t *testing.T) {
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix()},
-		Files: map[string][]byte{ondisk.SlotSite: []byte(w.site(withToken))}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.slots[ownDev] = newMemDevice(img)
+	w.stampAt(ownDev, time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{ondisk.SlotSite: w.site(withToken)})
 	w.now = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))

@@ -36,7 +36,7 @@ func (w *world) cloneWith(t *testing.T, files []entry) *world {
 		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
 		offline: w.offline, heard: w.heard, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
 		deafKubelet: w.deafKubelet, synced: w.synced, unsynced: maps.Clone(w.unsynced),
-		boots: w.boots, effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
+		sole: w.sole, boots: w.boots, effects: w.effects, names: slices.Clone(w.names), patience: w.patience,
 	}
 	c.log.Write(w.log.Bytes())
 	c.cluster.of(c)

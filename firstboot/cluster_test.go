@@ -138,6 +138,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			default:
 				lines = nil
 			}
+			w.oneMaster()
 			w.mustBoot()
 			w.put(ondisk.IPVSLearned, "{}")
 			w.rebuild()

@@ -20,9 +20,16 @@ import (
 func readyNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
-		t.Fatal(err)
-	}
+	w.mustBoot()
+	return w
+}
+
+// soleNode is one of a cluster with one master.
+func soleNode(t *testing.T) *world {
+	t.Helper()
+	w := nativeWorld(t)
+	w.oneMaster()
+	w.mustBoot()
 	return w
 }
 
@@ -118,7 +125,7 @@ func TestConvertRevertConvert(t *testing.T) {
 // and a revert takes it back.
 func TestConvertKilled(t *testing.T) {
 	t.Parallel()
-	whole := readyNode(t)
+	whole := soleNode(t)
 	native := whole.clean()
 	whole.effects, whole.names = 0, nil
 	if _, err := whole.convert(pool); err != nil {
@@ -162,7 +169,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 // TestRevertKilled is the same for revert.
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
-	whole := readyNode(t)
+	whole := soleNode(t)
 	whole.put(bakedHubUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
@@ -198,7 +205,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 	if whole.effects < 15 {
 		t.Fatalf("only %d effects were counted", whole.effects)
 	}
-	ready := readyNode(t)
+	ready := soleNode(t)
 	k.prepare(ready)
 	ready.effects, ready.names = 0, nil
 	files := ready.files()

@@ -65,6 +65,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, bad %v", form, bad), func(t *testing.T) {
 				t.Parallel()
 				w := c.world(t)
+				w.oneMaster()
 				w.stamp(ownDev, w.site(append(slices.Clone(c.more), withToken, before)...))
 				w.mustBoot()
 				if form != "staticPod" { // what kubeadm writes

@@ -36,11 +36,7 @@ func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Cont
 	if change != nil {
 		change(&c)
 	}
-	img, err := slot.Make(c)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.slots[stickDev] = newMemDevice(img)
+	w.slots[stickDev] = w.slotOf(c)
 }
 
 const (

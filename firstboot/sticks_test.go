@@ -25,11 +25,7 @@ func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
 	for name, data := range files {
 		c.Files[name] = []byte(data)
 	}
-	img, err := slot.Make(c)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.slots[dev] = newMemDevice(img)
+	w.slots[dev] = w.slotOf(c)
 }
 
 // reportTo is a site that differs from others in where its report goes.

@@ -57,6 +57,7 @@ const (
 type world struct {
 	t         *testing.T
 	root      string
+	sole      bool // its sites name one master alone
 	slots     map[string]*memDevice
 	slotFiles map[string]string // beside the slot's own
 	slotReads []string          // devices of which more than the label was read
@@ -203,7 +204,7 @@ func (w *world) kubeletSilent(machineID string) bool {
 func (w *world) site(lines ...string) string {
 	return strings.Join(append([]string{
 		"apiVersion: edgebake.io/v1alpha1", "kind: Site",
-		"masters: [192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443]",
+		"masters: [" + w.masters() + "]",
 		"caCertHashes: ['" + w.cluster.pin + "']",
 		"nodeName: edge-{{.Serial}}",
 	}, lines...), "\n") + "\n"
@@ -227,11 +228,29 @@ func (w *world) stamp(dev, site string) {
 	w.slots[dev] = d
 }
 
+// slotOf makes a slot: the same bytes as slot.Make's, and not 16 MiB for each.
+func (w *world) slotOf(c slot.Contents) *memDevice {
+	w.t.Helper()
+	d := blankDevice(ondisk.SlotSize)
+	if err := slot.Rewrite(d, c); err != nil {
+		w.t.Fatal(err)
+	}
+	return d
+}
+
 // oneMaster has the site name one master alone, where it is not about them:
 // whatever asks a cluster asks all of its masters at once.
 func (w *world) oneMaster() {
 	w.t.Helper()
-	w.stamp(ownDev, strings.Replace(w.slotSite(ownDev), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", "192.0.2.11:6443", 1))
+	w.stamp(ownDev, strings.Replace(w.slotSite(ownDev), w.masters(), "192.0.2.11:6443", 1))
+	w.sole = true
+}
+
+func (w *world) masters() string {
+	if w.sole {
+		return "192.0.2.11:6443"
+	}
+	return "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443"
 }
 
 // effect is where the power may go: the n-th one and all after it do nothing.
