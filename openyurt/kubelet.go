@@ -20,12 +20,18 @@ const ListPlainly = " --feature-gates=WatchListClient=false"
 
 // Turn adds to kubelet's arguments what turns it to yurthub. plain is what
 // PlainLists says.
-func Turn(args, plain string) string { return args + plain + TurnedFlags }
+func Turn(args, plain string) string {
+	if strings.HasSuffix(args, ListPlainly) {
+		plain = ListPlainly // twice, so that Unturn leaves a person's own
+	}
+	return args + plain + TurnedFlags
+}
 
-// Unturn takes out again what Turn added, or OpenYurt's own tools did, and
-// returns it as well; "": there was nothing.
+// Unturn removes what Turn added, or OpenYurt's own tools did, and returns that
+// as well; "": the arguments were not turned. A ListPlainly elsewhere is a
+// person's, or begins a longer list of feature gates.
 func Unturn(args string) (rest, turned string) {
-	for _, t := range []string{ListPlainly + TurnedFlags, TurnedFlags, ListPlainly} {
+	for _, t := range []string{ListPlainly + TurnedFlags, TurnedFlags} {
 		before, after, found := strings.Cut(args, t)
 		if !found {
 			continue

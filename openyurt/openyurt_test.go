@@ -328,10 +328,23 @@ func TestJoinedArgs(t *testing.T) {
 	if got := JoinedArgs(nil, ListPlainly)["feature-gates"]; got != "WatchListClient=false" {
 		t.Errorf("feature gates %q", got)
 	}
-	for _, args := range []string{"--a=b", "", `--a=b --node-labels=c=d`} {
+	for _, args := range []string{
+		"--a=b", "", "--a=b --node-labels=c=d",
+		// A person's own gates, ours among them.
+		"--a=b --feature-gates=WatchListClient=false", "--feature-gates=WatchListClient=false", "--feature-gates=WatchListClient=false --a=b",
+		"--a=b --feature-gates=WatchListClient=false,Foo=true", "--a=b --feature-gates=Foo=true,WatchListClient=false",
+		"--a=b --feature-gates=WatchListClient=true --c=d",
+	} {
+		if rest, turned := Unturn(args); rest != args || turned != "" {
+			t.Errorf("%q, which nobody turned: %q, by %q", args, rest, turned)
+		}
 		for _, plain := range []string{"", ListPlainly} {
 			rest, turned := Unturn(Turn(args, plain))
-			if rest != args || turned != plain+TurnedFlags || !IsTurned(Turn(args, plain)) {
+			added := plain
+			if strings.HasSuffix(args, ListPlainly) {
+				added = ListPlainly
+			}
+			if rest != args || turned != added+TurnedFlags || !IsTurned(Turn(args, plain)) {
 				t.Errorf("%q, turned and back: %q, by %q", args, rest, turned)
 			}
 		}
