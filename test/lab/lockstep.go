@@ -58,16 +58,7 @@ func newLockstep() (s *Lockstep, end func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(200 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				s.look(ctx)
-			}
-		}
+		every(ctx, 200*time.Millisecond, func() bool { s.look(ctx); return true })
 	}()
 	return s, func() {
 		cancel()
@@ -151,25 +142,14 @@ func (vm *VM) now(ctx context.Context) (time.Time, error) {
 func (s *Lockstep) patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	start, began := time.Now(), s.Now()
-	go func() {
-		tick := time.NewTicker(5 * time.Second)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			passed, used := time.Since(start), s.Now().Sub(began)
-			if used >= limit {
-				cancel(fmt.Errorf("%v have passed on the machines' own clock, %v on this host's", used, passed.Round(time.Second)))
-				return
-			}
-			if passed >= starvedCap*limit {
-				cancel(fmt.Errorf("STARVED, perhaps not broken: %v have passed, and %v on the machines' own clock; run this on a quieter machine", passed.Round(time.Second), used))
-				return
-			}
+	go every(ctx, 5*time.Second, func() bool {
+		passed, used := time.Since(start), s.Now().Sub(began)
+		if used >= limit {
+			cancel(fmt.Errorf("%v have passed on the machines' own clock, %v on this host's", used, passed.Round(time.Second)))
+		} else if passed >= starvedCap*limit {
+			cancel(fmt.Errorf("STARVED, perhaps not broken: %v have passed, and %v on the machines' own clock; run this on a quieter machine", passed.Round(time.Second), used))
 		}
-	}()
+		return ctx.Err() == nil
+	})
 	return ctx, func() { cancel(context.Canceled) }
 }

@@ -65,33 +65,43 @@ func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Contex
 func patience(ctx context.Context, limit time.Duration, measure func() effort) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		const every = 5 * time.Second
-		tick := time.NewTicker(every)
-		defer tick.Stop()
+		const step = 5 * time.Second
 		var whole effort
 		var used, passed time.Duration
 		before := measure()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
+		every(ctx, step, func() bool {
 			now := measure()
 			// Threads that ended take their figures with them.
-			step := effort{max(0, now.ran-before.ran), max(0, now.stood-before.stood)}
+			did := effort{max(0, now.ran-before.ran), max(0, now.stood-before.stood)}
 			before = now
-			whole.ran += step.ran
-			whole.stood += step.stood
-			passed += every
-			used += time.Duration(float64(every) * step.share())
-			if used >= limit || passed >= starvedCap*limit {
+			whole.ran += did.ran
+			whole.stood += did.stood
+			passed += step
+			used += time.Duration(float64(step) * did.share())
+			over := used >= limit || passed >= starvedCap*limit
+			if over {
 				cancel(verdict(passed, whole))
-				return
 			}
-		}
+			return !over
+		})
 	}()
 	return ctx, func() { cancel(context.Canceled) }
+}
+
+// every calls do at an interval, until it returns false or ctx is done.
+func every(ctx context.Context, interval time.Duration, do func() bool) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !do() {
+			return
+		}
+	}
 }
 
 // verdict tells a starved machine from a broken one.
