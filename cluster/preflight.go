@@ -451,18 +451,13 @@ func (p *preflight) pool(ctx context.Context, version string, s PreflightSite, n
 // approver looks for what approves yurthub's certificates.
 func (p *preflight) approver(ctx context.Context) {
 	const name = "certificate approver"
-	obj, available, err := p.Client.manager(ctx)
+	m, err := p.Client.manager(ctx)
 	if err != nil {
 		p.unknown(name, "", err.Error(), "")
 		return
 	}
-	const fix = openyurt.InstallManager + ", or look why it does not run: kubectl -n " + openyurt.ManagerNamespace + " get deployment " + openyurt.Manager
-	if obj == nil {
-		p.fail(name, "", "there is no Deployment "+openyurt.Manager+" in "+openyurt.ManagerNamespace+", which approves yurthub's certificates", fix)
-		return
-	}
-	if !available {
-		p.fail(name, "", "no replica of "+openyurt.Manager+" runs", fix)
+	if m.lacks != "" {
+		p.fail(name, "", m.lacks, m.fix)
 		return
 	}
 	p.ok(name, "", openyurt.Manager+" runs")

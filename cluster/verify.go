@@ -106,34 +106,52 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	return f, nil
 }
 
-// manager is the Deployment of OpenYurt's yurt-manager, which approves
-// yurthub's certificates, nil if not found, and whether a replica of it runs.
-func (c *Client) manager(ctx context.Context) (obj *unstructured.Unstructured, available bool, err error) {
-	obj, err = c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
-	if obj == nil || err != nil {
-		return nil, false, err
+// manager is what a cluster has of OpenYurt's yurt-manager, which approves
+// yurthub's certificates.
+type manager struct {
+	deployment *unstructured.Unstructured // nil: not found
+	lacks, fix string                     // why it approves nothing; "": it runs
+}
+
+// manager is what preflight and verify go by.
+func (c *Client) manager(ctx context.Context) (manager, error) {
+	obj, err := c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
+	if err != nil {
+		return manager{}, err
 	}
-	n, _, _ := unstructured.NestedInt64(obj.Object, "status", "availableReplicas")
-	return obj, n > 0, nil
+	if obj == nil {
+		return manager{
+			lacks: "there is no Deployment " + openyurt.Manager + " in " + openyurt.ManagerNamespace + ", which approves yurthub's certificates",
+			fix:   openyurt.InstallManager + "; if it is installed under another name, see that it is ready",
+		}, nil
+	}
+	m := manager{deployment: obj}
+	if n, _, _ := unstructured.NestedInt64(obj.Object, "status", "availableReplicas"); n == 0 {
+		m.lacks = "no replica of " + openyurt.Manager + " is available: no yurthub gets its certificate"
+		m.fix = "see why: kubectl -n " + openyurt.ManagerNamespace + " describe deployment " + openyurt.Manager
+	}
+	return m, nil
 }
 
 // managerChecks are about OpenYurt's yurt-manager and what it replaces.
 func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	var out []Check
-	manager, available, err := c.manager(ctx)
+	m, err := c.manager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK}
-	if manager == nil {
-		ready.State, ready.Detail, ready.Fix = CheckUnknown, "there is no Deployment "+openyurt.ManagerNamespace+"/"+openyurt.Manager, "if it is installed under another name, see that it is ready; else install it"
+	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK, Detail: m.lacks, Fix: m.fix}
+	if m.deployment == nil {
+		// Verify is asked about a cluster, which may have it under another name or
+		// get no edge nodes; preflight about a machine that would wait for it.
+		ready.State = CheckUnknown
 		return append(out, ready), nil
 	}
-	if !available {
-		ready.State, ready.Detail, ready.Fix = CheckFailed, "none of its pods is available: no yurthub gets its certificate", "kubectl -n "+openyurt.ManagerNamespace+" describe deployment "+openyurt.Manager
+	if m.lacks != "" {
+		ready.State = CheckFailed
 	}
 	out = append(out, ready)
-	theirs := runs(containerArgs(manager.Object, "spec", "template", "spec", "containers"), openyurt.NodeLifecycle)
+	theirs := runs(containerArgs(m.deployment.Object, "spec", "template", "spec", "containers"), openyurt.NodeLifecycle)
 	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: "component=kube-controller-manager"})
 	if err != nil {
 		return out, err
@@ -143,7 +161,7 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 		f.State, f.Detail = CheckUnknown, "kube-controller-manager's pods cannot be seen from here"
 		return append(out, f), nil
 	}
-	version := tagOf(firstImage(manager.Object, "spec", "template", "spec", "containers"))
+	version := tagOf(firstImage(m.deployment.Object, "spec", "template", "spec", "containers"))
 	for _, p := range all {
 		ours := runs(containerArgs(p.Object, "spec", "containers"), openyurt.NodeLifecycle)
 		switch {
