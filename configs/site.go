@@ -58,9 +58,9 @@ type Site struct {
 	// Taints are node taints set at registration.
 	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty"`
 	// Organizations are added to yurthub's certificate (edge and cloud). Only
-	// yurthub before 1.7 in form staticPod has a certificate of its own;
-	// stamping rejects organizations for other images. OpenYurt's approver
-	// accepts only openyurt:tenant:NAME.
+	// a yurthub of OpenYurt before v1.7 (form staticPod) has a certificate of
+	// its own; stamping rejects organizations for other images. OpenYurt's
+	// approver accepts only openyurt:tenant:NAME.
 	Organizations []string `yaml:"organizations,omitempty" json:"organizations,omitempty"`
 	// CRISocket is the container runtime's socket.
 	CRISocket string `yaml:"criSocket,omitempty" json:"criSocket,omitempty" jsonschema:"default=unix:///run/containerd/containerd.sock"`
@@ -148,8 +148,10 @@ type IPVS struct {
 type SiteYurthub struct {
 	// Namespace is where yurthub's settings are in the cluster.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty" jsonschema:"default=kube-system"`
-	// OpenPort leaves port 10269 reachable from outside the node. Anybody who
-	// can reach it acts with the node's rights.
+	// OpenPort leaves yurthub's port 10269 reachable from outside the node.
+	// There yurthub (OpenYurt v1.7 and later) serves other nodes of the pool,
+	// with this node's rights and to anybody who asks. Default: the node's
+	// firewall closes it.
 	OpenPort bool `yaml:"openPort,omitempty" json:"openPort,omitempty"`
 	// ExtraArgs are additional arguments, each --name=value, after the
 	// Image's. Arguments that first boot sets or relies on are rejected;
