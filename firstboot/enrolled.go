@@ -32,7 +32,9 @@ func enrolled(e *Env) error {
 }
 
 // enrolment is the node's certificate, and what enrolled says of it; it is
-// there with errExpired too.
+// there with errExpired too. The files are read each time, also within a pass:
+// kubeadm and kubelet write them meanwhile, and kubelet renews its certificate
+// when it likes. What they say is parsed once (Env.known).
 func enrolment(e *Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {
@@ -75,7 +77,7 @@ func enrolment(e *Env) (*x509.Certificate, error) {
 // Enrolled reports whether the files below root, perhaps those of another
 // machine, are a node's: nil, or what is wrong with them.
 func Enrolled(root string, now time.Time) error {
-	return enrolled(&Env{Root: root, Now: func() time.Time { return now }})
+	return enrolled(&Env{Root: root, Clock: Clock{Now: func() time.Time { return now }}})
 }
 
 // errCut describes a file that was still on its way to the disk.

@@ -25,21 +25,47 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
-// Env is everything a phase may touch. Reading goes straight to the files
-// below Root; whatever changes the machine, waits, or speaks to others is one
-// of the funcs.
+// Env is everything a phase may touch, by subject. Reading goes straight to the
+// files below Root; whatever changes the machine, waits, or speaks to others is
+// one of the funcs.
 type Env struct {
 	// Root is where every path begins: "/" on a node.
 	Root string
 	Log  *slog.Logger
 
+	Clock
+	Chance
+	Files
+	Programs
+	Machine
+	Network
+	Slots
+	FileSystems
+	Audience
+
+	pass
+}
+
+// Clock is the machine's.
+type Clock struct {
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
+	// SetClock sets it to t.
+	SetClock func(t time.Time) error
+	// ClockSynced reports whether it follows a time server.
+	ClockSynced func(ctx context.Context) (bool, error)
+}
+
+// Chance is what nobody can foretell.
+type Chance struct {
 	// Rand returns a number in [0,1).
 	Rand func() float64
 	// Random returns n bytes that nobody can guess.
 	Random func(n int) []byte
+}
 
+// Files changes what is below Root. Paths begin there.
+type Files struct {
 	// WriteFile replaces a file at once: after a power cut it has the old
 	// contents or the new. Missing parents are made.
 	WriteFile func(path string, data []byte, o Owner) error
@@ -57,11 +83,16 @@ type Env struct {
 	Remove func(path string) error
 	// RemoveAll removes a path and all below it.
 	RemoveAll func(path string) error
-
 	// Sync waits until these files and directories, and all else on the file
 	// systems that hold them, would outlast a power cut.
 	Sync func(paths ...string) error
+	// Lock holds a lock that other programs respect too, by flock(2) on a file
+	// of root's, until release is called.
+	Lock func(ctx context.Context, path string) (release func(), err error)
+}
 
+// Programs are run, or started and stopped by systemd.
+type Programs struct {
 	// Run runs a program to its end.
 	Run func(ctx context.Context, c Cmd) error
 	// Unit carries out a verb of systemctl and waits for its job: start, stop,
@@ -70,22 +101,22 @@ type Env struct {
 	// UnitState is the ActiveState of a unit: active, activating, inactive,
 	// failed.
 	UnitState func(ctx context.Context, unit string) (string, error)
-
-	// Lock holds a lock that other programs respect too, by flock(2) on a file
-	// of root's, until release is called.
-	Lock func(ctx context.Context, path string) (release func(), err error)
-
 	// UnitSince is when an active unit was started, by the clock of now.
 	UnitSince func(ctx context.Context, unit string) (time.Time, error)
-
 	// BootClock is when the parts of this boot began, FirstBoot being now.
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
+}
 
+// Machine is what the kernel and the firmware keep of it.
+type Machine struct {
 	SetHostname func(name string) error
-	SetClock    func(t time.Time) error
-	// ClockSynced reports whether the clock follows a time server.
-	ClockSynced func(ctx context.Context) (bool, error)
+	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written again
+	// does not lose. ErrUnsupported: the machine has no UEFI.
+	SetFirmwareVar func(path string, value []byte) error
+}
 
+// Network is how to reach others, and to be reached.
+type Network struct {
 	Dial api.DialFunc
 	// Listen takes connections at one of this machine's own addresses.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
@@ -97,11 +128,11 @@ type Env struct {
 	// with these variables names ("HTTPS_PROXY=…", "NO_PROXY=…"). ca, where it is
 	// not empty, is the one certificate (PEM) that vouches for who answers.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
+}
 
-	// SetFirmwareVar sets a variable of UEFI's, which a disk that is written again
-	// does not lose. ErrUnsupported: the machine has no UEFI.
-	SetFirmwareVar func(path string, value []byte) error
-
+// Slots reads and writes the slots of this machine's disk and of sticks, each by
+// its device.
+type Slots struct {
 	// SlotLabel reads the label of a FAT file system, and nothing else of it.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)
@@ -117,22 +148,32 @@ type Env struct {
 	// was readable before or not.
 	ScrubSlot  func(device string, info ondisk.SlotInfo, site []byte, secrets []string) error
 	ReportSlot func(device string, text, json []byte) error
+}
+
+// FileSystems tells of those on this machine's disks.
+type FileSystems struct {
 	// FSUUID reads the UUID of the ext4 file system on a device.
 	FSUUID func(device string) ([16]byte, error)
-	// FSSize is the size of the file system mounted at path, without its own
-	// tables.
+	// FSSize is the size in bytes of the file system mounted at path, without its
+	// own tables.
 	FSSize func(path string) (int64, error)
+}
 
+// Audience is who is told how it goes, besides the log.
+type Audience struct {
 	// Console says one line to the person at the machine.
 	Console func(line string)
 	// Notify tells systemd: "READY=1", "STATUS=…", "WATCHDOG=1".
 	Notify func(state string)
+}
 
-	// waiting is set by the Runner: what the running phase waits for.
+// pass is set by the Runner for one pass.
+type pass struct {
+	// waiting receives what the running phase waits for.
 	waiting func(what string)
-	// noting is set by the Runner: it receives each Note.
+	// noting receives each Note.
 	noting func(what string)
-	// known is set by the Runner; nil: nothing is cached.
+	// known is what was looked up; nil: nothing is cached.
 	known *known
 }
 

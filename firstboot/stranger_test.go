@@ -115,9 +115,15 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 func TestWordsOfAStranger(t *testing.T) {
 	t.Parallel()
 	var out []string
-	e := &Env{Log: slog.New(slog.DiscardHandler), Now: time.Now,
-		Console: func(line string) { out = append(out, line) }, Notify: func(state string) { out = append(out, state) },
-		WriteFile: func(string, []byte, Owner) error { return nil }}
+	e := &Env{
+		Log:   slog.New(slog.DiscardHandler),
+		Clock: Clock{Now: time.Now},
+		Files: Files{WriteFile: func(string, []byte, Owner) error { return nil }},
+		Audience: Audience{
+			Console: func(line string) { out = append(out, line) },
+			Notify:  func(state string) { out = append(out, state) },
+		},
+	}
 	r := &Runner{Env: e}
 	r.state.Phases = []ondisk.PhaseState{{Name: "yurthub", Status: ondisk.PhaseRunning}}
 	r.say(e, "it says: \x1b[2J\nMAINPID=1")

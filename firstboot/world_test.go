@@ -426,292 +426,310 @@ func (w *world) env() *Env {
 	e := &Env{
 		Root: w.root,
 		Log:  slog.New(slog.NewTextHandler(&w.log, nil)),
-		Now:  func() time.Time { return w.now },
-		Sleep: func(ctx context.Context, d time.Duration) error {
-			return w.sleep(ctx, d)
-		},
-		Rand: func() float64 { return 0 },
-		Random: func(n int) []byte {
-			w.randoms++
-			return bytes.Repeat([]byte{w.randoms}, n)
-		},
-		WriteFile: func(p string, b []byte, o Owner) error {
-			if p == "/etc/hosts" && !w.locked[ondisk.HostsLock] {
-				w.t.Errorf("%s is written without %s", p, ondisk.HostsLock)
-			}
-			if err := w.effect("write " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.root, p)
-			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-				return err
-			}
-			if err := os.RemoveAll(full); err != nil { // never through a link
-				return err
-			}
-			delete(w.unsynced, p)
-			return makeFile(full, b, uint32(o.Mode.Perm()))
-		},
-		Stream: func(p string, o Owner, write func(io.Writer) error) error {
-			if err := w.effect("stream " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.root, p)
-			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-				return err
-			}
-			f, err := os.Create(full)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(write(f), f.Close()); err != nil {
-				return errors.Join(err, os.Remove(full))
-			}
-			return os.Chmod(full, o.Mode)
-		},
-		Rename: func(from, to string) error {
-			if err := w.effect("rename " + from); err != nil {
-				return err
-			}
-			full := filepath.Join(w.root, to)
-			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Rename(filepath.Join(w.root, from), full))
-		},
-		Symlink: func(target, p string) error {
-			if err := w.effect("symlink " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.root, p)
-			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Symlink(target, full))
-		},
-		Link: func(target, p string) error {
-			if err := w.effect("link " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.root, p)
-			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.root, target), full))
-		},
-		Mkdir: func(p string, o Owner) error {
-			if err := w.effect("mkdir " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.root, p)
-			return errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, o.Mode))
-		},
-		Remove: func(p string) error {
-			if !w.has(p) {
-				return nil
-			}
-			if err := w.effect("remove " + p); err != nil {
-				return err
-			}
-			err := os.Remove(filepath.Join(w.root, p))
-			if errors.Is(err, fs.ErrExist) {
-				return nil // a directory that is not empty stays
-			}
-			return err
-		},
-		RemoveAll: func(p string) error {
-			if !w.has(p) {
-				return nil
-			}
-			if err := w.effect("remove all of " + p); err != nil {
-				return err
-			}
-			return os.RemoveAll(filepath.Join(w.root, p))
-		},
-		Sync: func(paths ...string) error {
-			if err := w.effect("sync"); err != nil {
-				return err
-			}
-			for _, p := range paths {
-				if _, err := os.Stat(filepath.Join(w.root, p)); err != nil && p != "/var" && p != "/etc" {
+		Clock: Clock{
+			Now: func() time.Time { return w.now },
+			Sleep: func(ctx context.Context, d time.Duration) error {
+				return w.sleep(ctx, d)
+			},
+			SetClock: func(t time.Time) error {
+				if err := w.effect("clock"); err != nil {
 					return err
 				}
-			}
-			clear(w.unsynced) // with the file system that all are on
-			return nil
+				w.now = t
+				return nil
+			},
+			ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
 		},
-		Run: w.exec,
-		Unit: func(_ context.Context, verb, unit string) error {
-			if err := w.effect(strings.TrimSpace(verb + " " + unit)); err != nil {
+		Chance: Chance{
+			Rand: func() float64 { return 0 },
+			Random: func(n int) []byte {
+				w.randoms++
+				return bytes.Repeat([]byte{w.randoms}, n)
+			},
+		},
+		Files: Files{
+			WriteFile: func(p string, b []byte, o Owner) error {
+				if p == "/etc/hosts" && !w.locked[ondisk.HostsLock] {
+					w.t.Errorf("%s is written without %s", p, ondisk.HostsLock)
+				}
+				if err := w.effect("write " + p); err != nil {
+					return err
+				}
+				full := filepath.Join(w.root, p)
+				if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+					return err
+				}
+				if err := os.RemoveAll(full); err != nil { // never through a link
+					return err
+				}
+				delete(w.unsynced, p)
+				return makeFile(full, b, uint32(o.Mode.Perm()))
+			},
+			Stream: func(p string, o Owner, write func(io.Writer) error) error {
+				if err := w.effect("stream " + p); err != nil {
+					return err
+				}
+				full := filepath.Join(w.root, p)
+				if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+					return err
+				}
+				f, err := os.Create(full)
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(write(f), f.Close()); err != nil {
+					return errors.Join(err, os.Remove(full))
+				}
+				return os.Chmod(full, o.Mode)
+			},
+			Rename: func(from, to string) error {
+				if err := w.effect("rename " + from); err != nil {
+					return err
+				}
+				full := filepath.Join(w.root, to)
+				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Rename(filepath.Join(w.root, from), full))
+			},
+			Symlink: func(target, p string) error {
+				if err := w.effect("symlink " + p); err != nil {
+					return err
+				}
+				full := filepath.Join(w.root, p)
+				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Symlink(target, full))
+			},
+			Link: func(target, p string) error {
+				if err := w.effect("link " + p); err != nil {
+					return err
+				}
+				full := filepath.Join(w.root, p)
+				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.root, target), full))
+			},
+			Mkdir: func(p string, o Owner) error {
+				if err := w.effect("mkdir " + p); err != nil {
+					return err
+				}
+				full := filepath.Join(w.root, p)
+				return errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, o.Mode))
+			},
+			Remove: func(p string) error {
+				if !w.has(p) {
+					return nil
+				}
+				if err := w.effect("remove " + p); err != nil {
+					return err
+				}
+				err := os.Remove(filepath.Join(w.root, p))
+				if errors.Is(err, fs.ErrExist) {
+					return nil // a directory that is not empty stays
+				}
 				return err
-			}
-			switch verb {
-			case "start", "restart":
-				if unit == ondisk.UnitKubelet && w.has(portsKubelet) {
-					if w.noNFT {
-						return errors.New("the control process exited with error code")
+			},
+			RemoveAll: func(p string) error {
+				if !w.has(p) {
+					return nil
+				}
+				if err := w.effect("remove all of " + p); err != nil {
+					return err
+				}
+				return os.RemoveAll(filepath.Join(w.root, p))
+			},
+			Sync: func(paths ...string) error {
+				if err := w.effect("sync"); err != nil {
+					return err
+				}
+				for _, p := range paths {
+					if _, err := os.Stat(filepath.Join(w.root, p)); err != nil && p != "/var" && p != "/etc" {
+						return err
 					}
-					w.rules = w.get(hubNFT)
 				}
-				w.units[unit] = "active"
-				w.started[unit] = w.now
-				if unit == openyurt.Unit {
-					w.hubStarts()
+				clear(w.unsynced) // with the file system that all are on
+				return nil
+			},
+			Lock: func(_ context.Context, path string) (func(), error) {
+				if w.locked[path] {
+					return nil, fmt.Errorf("%s is locked already", path)
 				}
-			case "stop":
-				w.units[unit] = "inactive"
-			}
-			return nil
-		},
-		UnitState: func(_ context.Context, unit string) (string, error) {
-			if s, ok := w.units[unit]; ok {
-				return s, nil
-			}
-			return "inactive", nil
-		},
-		UnitSince: func(_ context.Context, unit string) (time.Time, error) {
-			if unit == ondisk.UnitKubelet && w.crashLoop && strings.Contains(w.get(kubeadmFlags), w.badArg) {
-				return w.now.Add(-9 * time.Second), nil
-			}
-			return w.started[unit], nil
-		},
-		BootClock: func(context.Context) (ondisk.BootClock, error) {
-			w.clockAsked++
-			c := ondisk.BootClock{Userspace: 6_100_000, FirstBoot: 1_000_000 * w.clockAsked}
-			if w.clockAsked > 1 {
-				c.Finish = 24_000_000
-			}
-			return c, nil
-		},
-		SetHostname: func(name string) error {
-			if err := w.effect("hostname " + name); err != nil {
-				return err
-			}
-			w.put("/proc/sys/kernel/hostname", name+"\n")
-			return nil
-		},
-		SetClock: func(t time.Time) error {
-			if err := w.effect("clock"); err != nil {
-				return err
-			}
-			w.now = t
-			return nil
-		},
-		ClockSynced: func(context.Context) (bool, error) { return w.synced, nil },
-		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			if addr == kubeletHealth {
-				return w.dialKubelet(ctx)
-			}
-			if addr == openyurt.Health {
-				return w.dialHub(ctx)
-			}
-			if err := w.unreachable(); err != nil {
-				return nil, err
-			}
-			if w.dials != nil {
-				if conn, err, ours := w.dials(ctx, addr); ours {
-					return conn, err
+				if w.locked == nil {
+					w.locked = map[string]bool{}
 				}
-			}
-			return w.cluster.dial(ctx, addr)
+				w.locked[path] = true
+				return func() { delete(w.locked, path) }, nil
+			},
 		},
-		Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.listens(addr) },
-		Source: func(context.Context, string) (netip.Addr, error) {
-			if w.offline && !w.cabled || w.link != nil && !w.link() {
-				return netip.Addr{}, errors.New("network is unreachable")
-			}
-			return w.source, nil
+		Programs: Programs{
+			Run: w.exec,
+			Unit: func(_ context.Context, verb, unit string) error {
+				if err := w.effect(strings.TrimSpace(verb + " " + unit)); err != nil {
+					return err
+				}
+				switch verb {
+				case "start", "restart":
+					if unit == ondisk.UnitKubelet && w.has(portsKubelet) {
+						if w.noNFT {
+							return errors.New("the control process exited with error code")
+						}
+						w.rules = w.get(hubNFT)
+					}
+					w.units[unit] = "active"
+					w.started[unit] = w.now
+					if unit == openyurt.Unit {
+						w.hubStarts()
+					}
+				case "stop":
+					w.units[unit] = "inactive"
+				}
+				return nil
+			},
+			UnitState: func(_ context.Context, unit string) (string, error) {
+				if s, ok := w.units[unit]; ok {
+					return s, nil
+				}
+				return "inactive", nil
+			},
+			UnitSince: func(_ context.Context, unit string) (time.Time, error) {
+				if unit == ondisk.UnitKubelet && w.crashLoop && strings.Contains(w.get(kubeadmFlags), w.badArg) {
+					return w.now.Add(-9 * time.Second), nil
+				}
+				return w.started[unit], nil
+			},
+			BootClock: func(context.Context) (ondisk.BootClock, error) {
+				w.clockAsked++
+				c := ondisk.BootClock{Userspace: 6_100_000, FirstBoot: 1_000_000 * w.clockAsked}
+				if w.clockAsked > 1 {
+					c.Finish = 24_000_000
+				}
+				return c, nil
+			},
 		},
-		Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
-			a, err := netip.ParseAddr(host)
-			return []netip.Addr{a}, err
+		Machine: Machine{
+			SetHostname: func(name string) error {
+				if err := w.effect("hostname " + name); err != nil {
+					return err
+				}
+				w.put("/proc/sys/kernel/hostname", name+"\n")
+				return nil
+			},
+			SetFirmwareVar: func(path string, value []byte) error {
+				if !w.has(filepath.Dir(path)) {
+					return errors.ErrUnsupported
+				}
+				if err := w.effect("firmware"); err != nil {
+					return err
+				}
+				w.put(path, "\a\x00\x00\x00"+string(value))
+				return nil
+			},
 		},
-		Post: func(_ context.Context, url, _ string, body []byte, proxy []string) error {
-			w.mu.Lock()
-			w.proxies = append(w.proxies, proxy...)
-			w.posted = append(w.posted, body)
-			w.mu.Unlock()
-			return nil
+		Network: Network{
+			Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if addr == kubeletHealth {
+					return w.dialKubelet(ctx)
+				}
+				if addr == openyurt.Health {
+					return w.dialHub(ctx)
+				}
+				if err := w.unreachable(); err != nil {
+					return nil, err
+				}
+				if w.dials != nil {
+					if conn, err, ours := w.dials(ctx, addr); ours {
+						return conn, err
+					}
+				}
+				return w.cluster.dial(ctx, addr)
+			},
+			Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.listens(addr) },
+			Source: func(context.Context, string) (netip.Addr, error) {
+				if w.offline && !w.cabled || w.link != nil && !w.link() {
+					return netip.Addr{}, errors.New("network is unreachable")
+				}
+				return w.source, nil
+			},
+			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
+				a, err := netip.ParseAddr(host)
+				return []netip.Addr{a}, err
+			},
+			Post: func(_ context.Context, url, _ string, body []byte, proxy []string) error {
+				w.mu.Lock()
+				w.proxies = append(w.proxies, proxy...)
+				w.posted = append(w.posted, body)
+				w.mu.Unlock()
+				return nil
+			},
 		},
-		SlotLabel: func(dev string) (string, error) {
-			d, ok := w.slots[dev]
-			if !ok {
-				return "", fs.ErrNotExist
-			}
-			return slot.Label(d)
-		},
-		ReadSlot: func(dev string) (*slot.Contents, error) {
-			w.slotReads = append(w.slotReads, dev)
-			d, ok := w.slots[dev]
-			if !ok {
-				return nil, fs.ErrNotExist
-			}
-			return slot.Read(d)
-		},
-		SetFirmwareVar: func(path string, value []byte) error {
-			if !w.has(filepath.Dir(path)) {
-				return errors.ErrUnsupported
-			}
-			if err := w.effect("firmware"); err != nil {
+		Slots: Slots{
+			SlotLabel: func(dev string) (string, error) {
+				d, ok := w.slots[dev]
+				if !ok {
+					return "", fs.ErrNotExist
+				}
+				return slot.Label(d)
+			},
+			ReadSlot: func(dev string) (*slot.Contents, error) {
+				w.slotReads = append(w.slotReads, dev)
+				d, ok := w.slots[dev]
+				if !ok {
+					return nil, fs.ErrNotExist
+				}
+				return slot.Read(d)
+			},
+			SlotFile: func(dev, name string, to io.Writer) error {
+				text, ok := w.slotFiles[dev+"/"+name]
+				if !ok {
+					return fs.ErrNotExist
+				}
+				_, err := io.WriteString(to, text)
 				return err
-			}
-			w.put(path, "\a\x00\x00\x00"+string(value))
-			return nil
+			},
+			WriteSlot: func(dev string, c *slot.Contents) error {
+				if err := w.effect("blank " + dev); err != nil {
+					return err
+				}
+				return slot.Rewrite(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, *c)
+			},
+			ReadClaims: func(dev string) ([]slot.Claim, error) {
+				d, ok := w.slots[dev]
+				if !ok {
+					return nil, fs.ErrNotExist
+				}
+				return slot.ReadClaims(d)
+			},
+			WriteClaim: func(dev string, c slot.Claim) error {
+				d, ok := w.slots[dev]
+				if !ok {
+					return fs.ErrNotExist
+				}
+				if w.readOnly[dev] {
+					return syscall.EROFS
+				}
+				return slot.WriteClaim(&cutDevice{d, func() error { return w.effect("claim " + dev) }}, c)
+			},
+			ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
+				return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })
+			},
+			ReportSlot: func(dev string, text, json []byte) error {
+				if err := w.effect("report " + dev); err != nil {
+					return err
+				}
+				d, ok := w.slots[dev]
+				if !ok {
+					return fmt.Errorf("there is no slot %s", dev)
+				}
+				return slot.WriteReport(d, slot.Report{Text: text, JSON: json})
+			},
 		},
-		SlotFile: func(dev, name string, to io.Writer) error {
-			text, ok := w.slotFiles[dev+"/"+name]
-			if !ok {
-				return fs.ErrNotExist
-			}
-			_, err := io.WriteString(to, text)
-			return err
+		FileSystems: FileSystems{
+			FSUUID: func(dev string) ([16]byte, error) {
+				if u, ok := w.uuids[dev]; ok {
+					return u, nil
+				}
+				return [16]byte{}, errors.New("no device")
+			},
+			FSSize: func(string) (int64, error) { return 4 << 30, nil },
 		},
-		WriteSlot: func(dev string, c *slot.Contents) error {
-			if err := w.effect("blank " + dev); err != nil {
-				return err
-			}
-			return slot.Rewrite(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, *c)
+		Audience: Audience{
+			Console: func(line string) { w.console = append(w.console, line) },
+			Notify:  func(string) {},
 		},
-		ReadClaims: func(dev string) ([]slot.Claim, error) {
-			d, ok := w.slots[dev]
-			if !ok {
-				return nil, fs.ErrNotExist
-			}
-			return slot.ReadClaims(d)
-		},
-		WriteClaim: func(dev string, c slot.Claim) error {
-			d, ok := w.slots[dev]
-			if !ok {
-				return fs.ErrNotExist
-			}
-			if w.readOnly[dev] {
-				return syscall.EROFS
-			}
-			return slot.WriteClaim(&cutDevice{d, func() error { return w.effect("claim " + dev) }}, c)
-		},
-		ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
-			return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })
-		},
-		ReportSlot: func(dev string, text, json []byte) error {
-			if err := w.effect("report " + dev); err != nil {
-				return err
-			}
-			d, ok := w.slots[dev]
-			if !ok {
-				return fmt.Errorf("there is no slot %s", dev)
-			}
-			return slot.WriteReport(d, slot.Report{Text: text, JSON: json})
-		},
-		Lock: func(_ context.Context, path string) (func(), error) {
-			if w.locked[path] {
-				return nil, fmt.Errorf("%s is locked already", path)
-			}
-			if w.locked == nil {
-				w.locked = map[string]bool{}
-			}
-			w.locked[path] = true
-			return func() { delete(w.locked, path) }, nil
-		},
-		FSUUID: func(dev string) ([16]byte, error) {
-			if u, ok := w.uuids[dev]; ok {
-				return u, nil
-			}
-			return [16]byte{}, errors.New("no device")
-		},
-		FSSize:  func(string) (int64, error) { return 4 << 30, nil },
-		Console: func(line string) { w.console = append(w.console, line) },
-		Notify:  func(string) {},
 	}
 	return e
 }

@@ -39,15 +39,28 @@ func aMachine(t *testing.T, console *[]string) (m machine, root string) {
 	root = t.TempDir()
 	f := host.Files{Root: root}
 	env := &firstboot.Env{
-		Root: root, Log: slog.New(slog.DiscardHandler), Now: time.Now, Sleep: host.Sleep,
-		Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) },
-		WriteFile: f.WriteFile, Mkdir: f.Mkdir, Remove: f.Remove, RemoveAll: f.RemoveAll, Lock: f.Lock, Sync: f.Sync,
-		Run:       func(context.Context, firstboot.Cmd) error { return nil },
-		Unit:      func(context.Context, string, string) error { return nil },
-		UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
-		BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no systemd") },
-		Console:   func(line string) { *console = append(*console, line) },
-		Notify:    func(string) {},
+		Root:   root,
+		Log:    slog.New(slog.DiscardHandler),
+		Clock:  firstboot.Clock{Now: time.Now, Sleep: host.Sleep},
+		Chance: firstboot.Chance{Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) }},
+		Files: firstboot.Files{
+			WriteFile: f.WriteFile,
+			Mkdir:     f.Mkdir,
+			Remove:    f.Remove,
+			RemoveAll: f.RemoveAll,
+			Sync:      f.Sync,
+			Lock:      f.Lock,
+		},
+		Programs: firstboot.Programs{
+			Run:       func(context.Context, firstboot.Cmd) error { return nil },
+			Unit:      func(context.Context, string, string) error { return nil },
+			UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
+			BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no systemd") },
+		},
+		Audience: firstboot.Audience{
+			Console: func(line string) { *console = append(*console, line) },
+			Notify:  func(string) {},
+		},
 	}
 	if err := os.MkdirAll(filepath.Join(root, "run"), 0o755); err != nil {
 		t.Fatal(err)

@@ -32,60 +32,72 @@ func New(log io.Writer) *firstboot.Env {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	f := Files{Root: "/"}
 	return &firstboot.Env{
-		Root:        "/",
-		Log:         slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
-		Now:         time.Now,
-		Sleep:       Sleep,
-		Rand:        mrand.Float64,
-		Random:      random,
-		WriteFile:   f.WriteFile,
-		Stream:      f.Stream,
-		Rename:      f.Rename,
-		Symlink:     f.Symlink,
-		Link:        f.Link,
-		Mkdir:       f.Mkdir,
-		Remove:      f.Remove,
-		RemoveAll:   f.RemoveAll,
-		Lock:        f.Lock,
-		Sync:        f.Sync,
-		Run:         run,
-		Unit:        unit,
-		UnitState:   unitState,
-		UnitSince:   unitSince,
-		BootClock:   bootClock,
-		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
-		SetClock:    setClock,
-		ClockSynced: clockSynced,
-		Dial:        dialer.DialContext,
-		Listen: func(ctx context.Context, addr string) (net.Listener, error) {
-			return new(net.ListenConfig).Listen(ctx, "tcp", addr)
+		Root: "/",
+		Log:  slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
+		Clock: firstboot.Clock{
+			Now:         time.Now,
+			Sleep:       Sleep,
+			SetClock:    setClock,
+			ClockSynced: clockSynced,
 		},
-		Source: source,
-		Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
-			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		Chance: firstboot.Chance{Rand: mrand.Float64, Random: random},
+		Files: firstboot.Files{
+			WriteFile: f.WriteFile,
+			Stream:    f.Stream,
+			Rename:    f.Rename,
+			Symlink:   f.Symlink,
+			Link:      f.Link,
+			Mkdir:     f.Mkdir,
+			Remove:    f.Remove,
+			RemoveAll: f.RemoveAll,
+			Sync:      f.Sync,
+			Lock:      f.Lock,
 		},
-		Post: func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
-			t := through(proxy)
-			if err := trust(t, ca); err != nil {
-				return fmt.Errorf("sending to %s: %w", url, err)
-			}
-			return post(ctx, http.Client{Transport: t}, url, body)
+		Programs: firstboot.Programs{
+			Run:       run,
+			Unit:      unit,
+			UnitState: unitState,
+			UnitSince: unitSince,
+			BootClock: bootClock,
 		},
-		SetFirmwareVar: func(path string, value []byte) error { return setFirmwareVar(path, value) },
-		SlotLabel:      slotLabel,
-		ReadSlot:       readSlot,
-		SlotFile:       slotFile,
-		WriteSlot:      writeSlot,
-		ReadClaims:     readClaims,
-		WriteClaim:     writeClaim,
-		ScrubSlot:      scrubSlot,
-		ReportSlot:     reportSlot,
-		FSUUID:         fsUUID,
-		FSSize:         fsSize,
-		Console:        func(line string) { console.Say(console.Active, "/dev", line) },
-		Notify: func(state string) {
-			// Without systemd there is nobody to tell, which is not an error.
-			_, _ = daemon.SdNotify(false, state)
+		Machine: firstboot.Machine{
+			SetHostname:    func(name string) error { return unix.Sethostname([]byte(name)) },
+			SetFirmwareVar: func(path string, value []byte) error { return setFirmwareVar(path, value) },
+		},
+		Network: firstboot.Network{
+			Dial: dialer.DialContext,
+			Listen: func(ctx context.Context, addr string) (net.Listener, error) {
+				return new(net.ListenConfig).Listen(ctx, "tcp", addr)
+			},
+			Source: source,
+			Resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
+				return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+			},
+			Post: func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
+				t := through(proxy)
+				if err := trust(t, ca); err != nil {
+					return fmt.Errorf("sending to %s: %w", url, err)
+				}
+				return post(ctx, http.Client{Transport: t}, url, body)
+			},
+		},
+		Slots: firstboot.Slots{
+			SlotLabel:  slotLabel,
+			ReadSlot:   readSlot,
+			SlotFile:   slotFile,
+			WriteSlot:  writeSlot,
+			ReadClaims: readClaims,
+			WriteClaim: writeClaim,
+			ScrubSlot:  scrubSlot,
+			ReportSlot: reportSlot,
+		},
+		FileSystems: firstboot.FileSystems{FSUUID: fsUUID, FSSize: fsSize},
+		Audience: firstboot.Audience{
+			Console: func(line string) { console.Say(console.Active, "/dev", line) },
+			Notify: func(state string) {
+				// Without systemd there is nobody to tell, which is not an error.
+				_, _ = daemon.SdNotify(false, state)
+			},
 		},
 	}
 }
