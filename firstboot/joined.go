@@ -39,6 +39,9 @@ type joinedAs struct {
 	TokenForgotten bool `json:"tokenForgotten,omitempty"`
 }
 
+// readJoinedAs reads it. A phase does so once in each Check and Run: Check tells
+// what is on the machine, which a Run that was killed, or another phase since, has
+// changed; reset, another process, goes by the same file.
 func readJoinedAs(e *Env) (joinedAs, bool) {
 	var j joinedAs
 	b := e.contents(joinedFile)
@@ -94,11 +97,7 @@ func union(a, b map[string]string) map[string]string {
 // remarkTaints says which taints were added to a site or taken from it since the
 // join, and are still to be changed: a node may not do that itself. Those that
 // somebody took from the Node are left to him.
-func remarkTaints(e *Env, site *configs.Site, n *api.Node) {
-	j, ok := readJoinedAs(e)
-	if !ok {
-		return
-	}
+func remarkTaints(e *Env, j joinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {
 		if !slices.Contains(j.Taints, t) && !slices.Contains(n.Spec.Taints, api.Taint(t)) {
@@ -130,11 +129,7 @@ func taintWord(t configs.Taint) string {
 
 // leftLabels are those that first boot gave the Node and the site has no more.
 // OpenYurt's stay: they go with yurthub, by a revert.
-func leftLabels(e *Env, site *configs.Site, n *api.Node) map[string]string {
-	j, ok := readJoinedAs(e)
-	if !ok {
-		return nil
-	}
+func leftLabels(j joinedAs, site *configs.Site, n *api.Node) map[string]string {
 	want := node.KubeletLabels(site)
 	out := map[string]string{}
 	for k, v := range j.Labels {
@@ -147,7 +142,8 @@ func leftLabels(e *Env, site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-// saveLabels keeps which labels first boot has given the Node.
+// saveLabels keeps which labels first boot has given the Node. Like saveForgotten
+// it changes what is there now: a reset may have written since it was read last.
 func saveLabels(e *Env, site *configs.Site) error {
 	j, ok := readJoinedAs(e)
 	if !ok {

@@ -73,6 +73,9 @@ func readyPhase(active *Active) Phase {
 // readiness looks at this machine's Node.
 type readiness struct {
 	active *Active
+	// joined is what was noted when the machine joined, if noted.
+	joined joinedAs
+	noted  bool
 	// Of the last look:
 	node        *api.Node // as it was seen
 	otherLabels bool      // than the Site's
@@ -98,7 +101,9 @@ func (r *readiness) look(ctx context.Context, e *Env) error {
 	if err := r.labels(e); err != nil {
 		return err
 	}
-	remarkTaints(e, site, n)
+	if r.noted {
+		remarkTaints(e, r.joined, site, n)
+	}
 	if ready, why := n.Ready(); !ready {
 		return Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
 	}
@@ -108,7 +113,7 @@ func (r *readiness) look(ctx context.Context, e *Env) error {
 // labels compares the Node's labels with the Site's.
 func (r *readiness) labels(e *Env) error {
 	site, n := r.active.Site, r.node
-	missing, left := missingLabels(site, n), leftLabels(e, site, n)
+	missing, left := missingLabels(site, n), leftLabels(r.joined, site, n)
 	r.otherLabels = len(missing)+len(left) > 0
 	switch {
 	case len(missing) > 0:
@@ -126,6 +131,7 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 	if !e.exists(readyMark) {
 		return Todo, nil // whatever the cluster says
 	}
+	r.joined, r.noted = readJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
 		if api.Code(err) == 0 && Advice(err) == "" {
 			return Unknown, nil // nobody answers: a node that was Ready continues
@@ -146,10 +152,11 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 func (r *readiness) await(ctx context.Context, e *Env) error {
 	var last, refused error
 	labelled := false
+	r.joined, r.noted = readJoinedAs(e)
 	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
 		last = r.look(ctx, e)
 		if r.otherLabels && !labelled {
-			labelled, refused = labelOwn(ctx, e, r.active)
+			labelled, refused = labelOwn(ctx, e, r.active, r.joined)
 			last = r.look(ctx, e)
 		}
 		if last != nil {
@@ -181,7 +188,7 @@ func (r *readiness) await(ctx context.Context, e *Env) error {
 // labelOwn gives the Node the labels of the site that it lacks, as far as the
 // cluster lets a node do that, and reports whether it has tried: a Node that was
 // there before, of a machine of the same name, keeps what it had.
-func labelOwn(ctx context.Context, e *Env, active *Active) (tried bool, refused error) {
+func labelOwn(ctx context.Context, e *Env, active *Active, j joinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, n, err := ownNode(ctx, e, active.Node)
@@ -207,7 +214,7 @@ func labelOwn(ctx context.Context, e *Env, active *Active) (tried bool, refused 
 		}
 		e.Console(fmt.Sprintf("the Node %s lacked labels of the Site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
 	}
-	if left := leftLabels(e, active.Site, n); len(left) > 0 {
+	if left := leftLabels(j, active.Site, n); len(left) > 0 {
 		refused = errors.Join(refused, unlabelOwn(ctx, e, n.Metadata.Name, left))
 	}
 	return true, refused
