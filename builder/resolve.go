@@ -264,8 +264,8 @@ func (b *build) resolveFiles(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// fileInput names the source of files[i]. Where it lies on this machine is no
-// part of the name: the same bytes from another directory are the same plan.
+// fileInput names the source of files[i]. Where it lies on this machine is not
+// part of the name: the same bytes from another directory give the same plan.
 func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
 
 // resolveCNI pins the network configuration that stands beside the Image.

@@ -56,7 +56,7 @@ var loadingFile = regexp.MustCompile(`error loading config file ("[^"]*")`)
 // otherKind is client-go's error for a file of another kind, or of none.
 var otherKind = regexp.MustCompile(`no kind "[^"]*" is registered|couldn't get version/kind`)
 
-// plainLoading says of a file that is no kubeconfig just that, not how client-go
+// plainLoading says of a file that is not a kubeconfig just that, not how client-go
 // reads one. What is wrong with one that is damaged it leaves.
 func plainLoading(err error) error {
 	file := loadingFile.FindStringSubmatch(err.Error())
@@ -176,7 +176,7 @@ func (c *Client) explain(doing string, err error) error {
 		return fmt.Errorf("%s: the certificate of %s: %w: the kubeconfig is of another cluster, or the address another server's", doing, c.Server(), err)
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
-	case request != nil: // an answer that ended early, or that is no API server's
+	case request != nil: // an answer that ended early, or another server's
 		return fmt.Errorf("%s: asking %s: %w", doing, c.Server(), err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)

@@ -41,7 +41,7 @@ func TestExcludeVIP(t *testing.T) {
 	}
 }
 
-// What is no kubeconfig is called that, by its name, and not how client-go reads one;
+// What is not a kubeconfig is called that, by its name, and not how client-go reads one;
 // what is neither a token nor its id is not looked for.
 func TestBadArguments(t *testing.T) {
 	dir := t.TempDir()

@@ -37,7 +37,7 @@ type PreflightOptions struct {
 	// Kubelet is the version of the image's; empty: unknown.
 	Kubelet string
 	Dial    api.DialFunc
-	// Timeout bounds the request to each master.
+	// Timeout bounds the request to each API server.
 	Timeout time.Duration
 }
 
@@ -45,16 +45,16 @@ type PreflightOptions struct {
 type preflight struct {
 	PreflightOptions
 	checks []Check
-	// found is a master that has proven itself to the first site.
+	// found is an API server that has proven itself to the first site.
 	found *api.Client
-	// silent: no master answered, so none need be asked again.
+	// silent: no API server answered, so none need be asked again.
 	silent bool
-	// proven is what a master proved to each token: one that a token vouches
+	// proven is what an API server proved to each token: one that a token vouches
 	// for is shown no other.
 	proven map[configs.Secret]proof
 }
 
-// proof is a master that has proven itself to one token, or why none has.
+// proof is an API server that has proven itself to one token, or why none has.
 type proof struct {
 	client *api.Client
 	err    error
@@ -80,7 +80,7 @@ func (p *preflight) with(ctx context.Context, site *configs.Site) (*api.Client, 
 	return of.client, of.err
 }
 
-// get asks for as long as a master has to answer.
+// get asks for as long as an API server has to answer.
 func (p *preflight) get(ctx context.Context, client *api.Client, path string, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
@@ -147,7 +147,7 @@ func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discove
 		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
 }
 
-// master does with one master what a node does with all of them.
+// master does with one API server what a node does with all of them.
 func (p *preflight) master(ctx context.Context, master string, site *configs.Site) {
 	name := "master " + master
 	d := p.discovery(site, master)
@@ -176,14 +176,15 @@ func (p *preflight) master(ctx context.Context, master string, site *configs.Sit
 	}
 }
 
-// notThisToken reports whether a master answered, and it is the token that is
-// wrong.
+// notThisToken reports whether an API server answered, and it is the token
+// that is wrong.
 func notThisToken(err error) bool {
 	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
-// inWords is an error of asking masters, on one line: without the words that
-// name a master that is named already, and once what several say alike.
+// inWords is an error of asking API servers, on one line: without the words
+// that name an API server that is named already, and once what several say
+// alike.
 func inWords(err error) string {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		var said []string
@@ -224,7 +225,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	pins := site.CAPins()
 	switch {
 	case p.Client == nil:
-		return // each master has been asked to prove itself
+		return // each API server has been asked to prove itself
 	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
 			p.unknown(name, "", "the Site pins none", "write caCertHashes in the place of unsafeSkipCAVerification")
@@ -296,7 +297,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		// A master that proves itself has accepted the token.
+		// An API server that proves itself has accepted the token.
 		if _, err := p.with(ctx, s.Site); notThisToken(err) {
 			p.fail(name, "", inWords(err), fix)
 			return

@@ -165,7 +165,7 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 }
 
 // checkStub says what is wrong with a Site before there is a token for it, e.g.
-// a VIP of another family than the masters.
+// a VIP of another family than the API servers.
 func checkStub(site *configs.Site) error {
 	with := *site
 	with.Credentials.Token = configs.NewSecret("abcdef.0123456789abcdef")
@@ -198,7 +198,7 @@ func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {
 	}}
 }
 
-// siteStub is what the cluster itself knows of a Site: masters, endpoint, CA.
+// siteStub is what the cluster itself knows of a Site: API servers, endpoint, CA.
 func (c *Client) siteStub(ctx context.Context) (*configs.Site, error) {
 	info, err := c.clusterInfo(ctx)
 	if err != nil {

@@ -113,7 +113,7 @@ type manager struct {
 	lacks, fix string                     // why it approves nothing; "": it runs
 }
 
-// manager is what preflight and verify go by.
+// manager looks for it, for preflight and for verify.
 func (c *Client) manager(ctx context.Context) (manager, error) {
 	obj, err := c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
 	if err != nil {

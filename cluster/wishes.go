@@ -121,7 +121,7 @@ func bindNodes(kind, name string) map[string]any {
 	}
 }
 
-// mastersWishes publish the masters, for Sites with ipvs.learnMasters.
+// mastersWishes publish the API servers, for Sites with ipvs.learnMasters.
 func mastersWishes(masters []string) []wish {
 	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
 	return []wish{

@@ -180,8 +180,8 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 }
 
-// validateMasterUse reports masters that are this machine, or nobody, in the
-// machine's own networks.
+// validateMasterUse reports API servers that are this machine, or nobody, in
+// the machine's own networks.
 func (s *Site) validateMasterUse(probs *Problems) {
 	subnets := s.Network.subnets()
 	for i, m := range s.Masters {

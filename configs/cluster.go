@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// masterPort is the port of the first master: the endpoint's. A VIP can
-// stand for masters on different ports, but has only one itself.
+// masterPort is the port of the first API server: the endpoint's. A VIP can
+// stand for API servers on different ports, but has only one itself.
 func (s *Site) masterPort() string {
 	_, port, err := net.SplitHostPort(s.Masters[0])
 	if err != nil {
@@ -29,7 +29,7 @@ func (s *Site) VIPHostPort() string { return net.JoinHostPort(s.VIP, s.masterPor
 // OpenYurt reports whether the node stands behind yurthub.
 func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }
 
-// MasterAddrs are the masters given as IP addresses.
+// MasterAddrs are the API servers given as IP addresses.
 func (s *Site) MasterAddrs() []netip.Addr {
 	var addrs []netip.Addr
 	for _, m := range s.Masters {

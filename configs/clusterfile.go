@@ -16,16 +16,16 @@ type Cluster struct {
 	// v1.31 and later can be built from images.
 	KubernetesVersion string `yaml:"kubernetesVersion" json:"kubernetesVersion"`
 
-	// Endpoint is the cluster's domain name. Every node maps it to the VIP,
-	// every master to itself.
+	// Endpoint is the cluster's domain name. Every node maps it to the VIP, every
+	// control-plane node to itself.
 	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
-	// VIP is the virtual address that IPVS balances to the masters. No network
-	// of the site, no pod and no Service may use it.
+	// VIP is the virtual address that IPVS balances to the API servers. No
+	// network of the site, no pod and no Service may use it.
 	VIP string `yaml:"vip,omitempty" json:"vip,omitempty" jsonschema:"default=10.103.97.2"`
 	// Port of the API servers.
 	Port int `yaml:"port,omitempty" json:"port,omitempty" jsonschema:"default=6443,minimum=1,maximum=65535"`
 	// PodCIDRs are the CIDRs of pods: one, or one IPv4 and one IPv6. Default:
-	// 10.244.0.0/16, or fd00:244::/56 if the masters use IPv6.
+	// 10.244.0.0/16, or fd00:244::/56 if the control-plane nodes use IPv6.
 	PodCIDRs []string `yaml:"podCIDRs,omitempty" json:"podCIDRs,omitempty"`
 	// ServiceCIDRs are the CIDRs of Services, of the same families in the same
 	// order. Default: 10.96.0.0/16, or fd00:96::/112. (kubeadm's own default,
@@ -74,8 +74,8 @@ type ClusterKubeProxy struct {
 type ClusterMaster struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name"`
-	// Address is the IP address at which the other masters and all nodes reach
-	// it. It can never change.
+	// Address is the IP address at which the other control-plane nodes and all
+	// nodes reach it. It can never change.
 	Address string `yaml:"address" json:"address"`
 	// Match selects the machine, for an Inventory.
 	Match Match `yaml:"match,omitempty" json:"match,omitempty"`

@@ -1,6 +1,6 @@
 // Package configs holds what a person writes: the Image (what is baked), the
-// Site (one machine's identity and join data) and the Cluster (masters, nodes
-// and what is minted for them), all edgebake.io/v1alpha1.
+// Site (one machine's identity and join data) and the Cluster (control-plane
+// nodes, workers and what is minted for them), all edgebake.io/v1alpha1.
 //
 // Why it is more than structs: a mistake in these documents is found at a
 // desk or not at all, since hundreds of machines act on them unattended. So

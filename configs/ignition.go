@@ -84,7 +84,7 @@ func LocateIgnition(name string, data []byte, probs Problems) Problems {
 	for i := range probs {
 		probs[i].File = name
 		if err != nil {
-			continue // parsed before: it has no markers, which is no reason to say less
+			continue // parsed before: it has no markers; say the rest all the same
 		}
 		at := contextPath(probs[i].Path)
 		var n tree.Node

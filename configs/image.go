@@ -72,8 +72,8 @@ type Sites struct {
 	// Removable sets what a machine takes of a Site on a USB stick or card. never:
 	// nothing.
 	// untilEnrolled: the whole Site until the machine has joined, then nothing.
-	// repair: the whole Site until the machine has joined, then masters, network
-	// (without the proxy), time servers and token.
+	// repair: the whole Site until the machine has joined, then API servers,
+	// network (without the proxy), time servers and token.
 	// signed: nothing of a Site that is not signed by one of keys.
 	// always: the whole Site.
 	// Except with never, a Site that is signed by one of keys is taken whole at any

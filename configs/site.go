@@ -15,9 +15,9 @@ type Site struct {
 	// Endpoint is the cluster's domain name. The node itself maps it to the
 	// VIP.
 	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local"`
-	// VIP is the virtual address that IPVS balances to the masters. Nothing in
-	// the site's networks and no Service of the cluster may use it. Its port
-	// is that of the first master.
+	// VIP is the virtual address that IPVS balances to the API servers. Nothing in
+	// the site's networks and no Service of the cluster may use it. Its port is
+	// that of the first API server.
 	VIP string `yaml:"vip,omitempty" json:"vip,omitempty" jsonschema:"default=10.103.97.2"`
 	// Credentials prove to the cluster that this node may join.
 	Credentials Credentials `yaml:"credentials" json:"credentials"`
@@ -123,21 +123,21 @@ type Taint struct {
 	Effect string `yaml:"effect" json:"effect" jsonschema:"enum=NoSchedule,enum=PreferNoSchedule,enum=NoExecute"`
 }
 
-// IPVS is the Site's word on ipvscare, which balances the VIP to the masters.
+// IPVS is the Site's word on ipvscare, which balances the VIP to the API servers.
 type IPVS struct {
-	// Disabled disables IPVS; /etc/hosts maps the endpoint to one master.
+	// Disabled disables IPVS; /etc/hosts maps the endpoint to one API server.
 	Disabled bool `yaml:"disabled,omitempty" json:"disabled,omitempty"`
 	// Scheduler is the kernel's IPVS scheduler.
 	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=lc,enum=wlc,enum=sh,enum=dh,default=rr"`
-	// Profile is how often masters are probed: lan every second; metered
+	// Profile is how often API servers are probed: lan every second; metered
 	// rarely, for slow links or links paid by the byte.
 	Profile string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`
-	// ProbePath is the path requested from a master.
+	// ProbePath is the path requested from an API server.
 	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz"`
-	// Rise is how many successful probes in a row bring a master back (1 to
+	// Rise is how many successful probes in a row bring an API server back (1 to
 	// 100).
 	Rise int `yaml:"rise,omitempty" json:"rise,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
-	// Fall is how many failed probes in a row take a master out (1 to 100).
+	// Fall is how many failed probes in a row take an API server out (1 to 100).
 	Fall int `yaml:"fall,omitempty" json:"fall,omitempty" jsonschema:"default=2,minimum=1,maximum=100"`
 	// LearnMasters lets the cluster's own list (ConfigMap
 	// kube-public/edgebake-masters) replace masters.

@@ -68,8 +68,8 @@ func (c *Cluster) TokenLifetime() time.Duration {
 	return d
 }
 
-// defaultPods and defaultServices are the networks inside a cluster, by whether its
-// masters have IPv6.
+// defaultPods and defaultServices are the networks inside a cluster, by whether
+// its control-plane nodes have IPv6.
 var (
 	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
 	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
@@ -232,8 +232,8 @@ func (o owners) take(value, path, what string, probs *Problems) {
 	o[value] = path
 }
 
-// validateMachines checks masters and nodes, each by itself and against the
-// others.
+// validateMachines checks masters and nodes, each by itself and
+// against the others.
 func (c *Cluster) validateMachines(probs *Problems) {
 	names, addresses, marks := owners{}, owners{}, owners{}
 	for i := range c.Masters {

@@ -75,7 +75,7 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	s.validateCAHashes(probs)
 }
 
-// validateMasters also counts the masters that are named by address.
+// validateMasters also counts the API servers that are named by address.
 func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 	seen := map[string]int{}
 	for i, m := range s.Masters {

@@ -14,22 +14,23 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// A correction of masters may be a slip, and nobody is there to take it back.
-// So the list that last proved itself stays beside the site's, on disk and in
-// ipvscare's configuration, until a master of the site's proves itself too.
+// A correction of API servers may be a slip, and nobody is there to take it
+// back. So the list that last proved itself stays beside the site's, on disk
+// and in ipvscare's configuration, until an API server of the site's proves
+// itself too.
 
 const (
 	provenFile = ondisk.StateDir + "/masters.json"
-	// saidFormer says that a person was told, since this machine was switched
-	// on, that the former masters are still needed.
+	// saidFormer says that a person was told, since this machine was switched on,
+	// that the former API servers are still needed.
 	saidFormer = ondisk.RunDir + "/former-masters"
 )
 
-// proven is a list of masters of which one has shown a certificate of the
+// proven is a list of API servers of which one has shown a certificate of the
 // cluster's CA.
 type proven struct {
 	Masters []string `json:"masters"`
-	// CA are the pins of that CA: the masters of a cluster that this machine
+	// CA are the pins of that CA: the API servers of a cluster that this machine
 	// has left are none of ours.
 	CA []string `json:"ca"`
 }
@@ -54,8 +55,8 @@ func formerMasters(e *Env, site *configs.Site) []string {
 	})
 }
 
-// fitsVIP reports whether the site's VIP can stand for a master: one of the
-// other family it cannot.
+// fitsVIP reports whether the site's VIP can stand for an API server: one of
+// the other family it cannot.
 func fitsVIP(site *configs.Site, master string) bool {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil || site.IPVS.Disabled {
@@ -69,8 +70,8 @@ func fitsVIP(site *configs.Site, master string) bool {
 	return err != nil || addr.Unmap().Is4() == vip.Is4() // a name is looked up in the VIP's family
 }
 
-// mastersOf are the ways to the cluster: the site's masters, and the former
-// ones for as long as they are needed.
+// mastersOf are the ways to the cluster: the site's API servers, and the
+// former ones for as long as they are needed.
 func mastersOf(e *Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, formerMasters(e, site))
 }
@@ -94,8 +95,8 @@ func keepMasters(e *Env, site *configs.Site, ca []byte) error {
 	return nil
 }
 
-// mastersProven reports whether a master of the site's has proven itself by
-// the cluster's CA, asking them only where that is not on record.
+// mastersProven reports whether an API server of the site's has proven itself
+// by the cluster's CA, asking them only where that is not on record.
 func mastersProven(ctx context.Context, e *Env, site *configs.Site) bool {
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
@@ -104,14 +105,14 @@ func mastersProven(ctx context.Context, e *Env, site *configs.Site) bool {
 }
 
 func oneProves(ctx context.Context, e *Env, site *configs.Site, ca []byte) bool {
-	// Not by the master's own name: a kubelet's serving certificate may be of the
-	// same CA, and be for its host.
+	// Not by the API server's own name: a kubelet's serving certificate may be of
+	// the same CA, and be for its host.
 	errs := askNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 
 // mastersRecorded reports whether nothing is left to be done about the list:
-// it is on record, or no master of it proves itself yet and that was said.
+// it is on record, or no API server of it proves itself yet and that was said.
 func mastersRecorded(ctx context.Context, e *Env, site *configs.Site) bool {
 	if enrolled(e) != nil {
 		return true
@@ -122,8 +123,8 @@ func mastersRecorded(ctx context.Context, e *Env, site *configs.Site) bool {
 	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.exists(saidFormer))
 }
 
-// recordMasters records the site's list once a master of it has proven itself,
-// and says so while none has.
+// recordMasters records the site's list once an API server of it has proven
+// itself, and says so while none has.
 func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 	if enrolled(e) != nil {
 		return nil

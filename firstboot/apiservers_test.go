@@ -301,7 +301,7 @@ func TestFormerMastersAreAWay(t *testing.T) {
 }
 
 // TestFormerMastersAreNoneOfTheOtherCluster: a machine is to move, and the other
-// cluster is out of reach. That its own masters are of another one is no slip.
+// cluster is out of reach. That its own masters are of another one is not a slip.
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

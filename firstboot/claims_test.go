@@ -227,7 +227,7 @@ func TestPowerCutInAClaim(t *testing.T) {
 	}
 }
 
-// TestClaimsAreNoFileOfTheSite: the notes are no part of what is signed.
+// TestClaimsAreNoFileOfTheSite: the notes are not part of what is signed.
 func TestClaimsAreNoFileOfTheSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)

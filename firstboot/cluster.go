@@ -22,7 +22,7 @@ import (
 // the token: a slip in the site must not cost a node that runs.
 
 // leavingFile says that the machine is leaving its cluster: whoever finds it
-// carries that to its end, since half of the credentials are no use.
+// carries that to its end, since half of the credentials serve nothing.
 const leavingFile = ondisk.StateDir + "/leaving"
 
 // memberName is the name that kubelet's certificate, expired or not, is for;
@@ -42,8 +42,8 @@ func nodeIn(cert *x509.Certificate) string {
 }
 
 // clusterPhase has the machine leave a cluster that is not the site's. It
-// comes before ipvscare gets the site's masters, which it verifies with the
-// CA that is on the disk.
+// comes before ipvscare gets the site's API servers, which it verifies with
+// the CA that is on the disk.
 func clusterPhase(active *Active) Phase {
 	return Phase{
 		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
@@ -69,8 +69,8 @@ func clusterPhase(active *Active) Phase {
 			}
 			if active.Site.Credentials.Token.IsZero() {
 				if unpinned(active.Site) {
-					// Something else may answer on the way, and be gone tomorrow:
-					// to the node its masters are out of reach.
+					// Something else may answer on the way, and be gone tomorrow: to the node its
+					// API servers are out of reach.
 					e.Note("%s", strangersAnswer(e))
 					return Unknown, nil
 				}
@@ -108,8 +108,8 @@ func isMember(e *Env) bool {
 }
 
 // staleCA reports whether a machine that is not a node has the CA of a discovery
-// that does not hold any more: of another site, or of an earlier boot of one
-// that pins none. Masters are verified with it.
+// that does not hold any more: of another site, or of an earlier boot of one that
+// pins none. API servers are verified with it.
 func staleCA(e *Env, site *configs.Site) bool {
 	pem := e.contents(ondisk.KubeCA)
 	if pem == nil {
@@ -153,11 +153,12 @@ func caPins(pem []byte) []string {
 	return pins
 }
 
-// errUnclear: no master can be asked whose cluster it is.
+// errUnclear: no API server can be asked whose cluster it is.
 var errUnclear = errors.New("no API server answers")
 
 // sameCluster reports whether a member belongs to the site's cluster: by the
-// site's pins, offline too; without any, by the certificates of the masters.
+// site's pins, offline too; without any, by the certificates of the API
+// servers.
 func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
 	if !unpinned(site) {
 		return anyPinned(enrolledCA(e), site.CAPins()), nil
@@ -196,7 +197,7 @@ func noTokenToMove(e *Env, site *configs.Site) error {
 }
 
 // strangersAnswer is said of a member whose site pins nothing and has no token,
-// while servers of another CA answer for its masters.
+// while servers of another CA answer for its API servers.
 func strangersAnswer(e *Env) string {
 	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(enrolledPins(e), ", "))

@@ -28,8 +28,8 @@ var joinEvidence = evidence{
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the API servers for yurthub, URLs, the one that never
-	// changes first; empty: where kubelet goes now, and the site's masters.
+	// Servers are the API servers for yurthub, URLs, the one that never changes
+	// first; empty: where kubelet goes now, and the site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority

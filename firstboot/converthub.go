@@ -79,7 +79,7 @@ func canRunHub(ctx context.Context, e *Env, o ConvertOptions) (version string, e
 }
 
 // serversFor are those that were asked for, or where kubelet goes now and the
-// site's masters.
+// site's API servers.
 func serversFor(e *Env, active *Active, o ConvertOptions) ([]string, error) {
 	server, _, err := kubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {

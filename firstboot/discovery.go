@@ -69,8 +69,8 @@ func discoveryPhase(active *Active) Phase {
 			}
 			server, name := "https://"+found.Master, found.ServerName
 			if everyMasterIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
-				// The join itself survives a dead master then, and kubelet
-				// need not be turned and restarted afterwards.
+				// The join itself survives a dead API server then, and kubelet need not be
+				// turned and restarted afterwards.
 				server, name = site.EndpointURL(), ""
 			}
 			conf, err := api.NewKubeconfig(api.Cluster{
@@ -90,7 +90,7 @@ func discoveryPhase(active *Active) Phase {
 
 // judgeDiscovery tells transient failures from those that a person must fix. One
 // address that belongs to another cluster may be a slip of the pen while the
-// right masters are out of reach for now: it stops the run only when all do.
+// right API servers are out of reach for now: it stops the run only when all do.
 func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) error {
 	var expired x509.CertificateInvalidError
 	switch {

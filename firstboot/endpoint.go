@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// toEndpoint turns kubelet.conf from the one master it joined through to the
-// endpoint, which outlives any of them.
+// toEndpoint turns kubelet.conf from the one API server it joined through to
+// the endpoint, which outlives any of them.
 func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certNames) error {
 	server, name, err := kubeletServer(e)
 	if err == nil && server == site.EndpointURL() && !e.exists(kubeletRestart) && names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
@@ -33,15 +33,16 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certName
 	return restartFor(ctx, e, "turning kubelet to the endpoint", writing(ondisk.KubeletConf, next, 0o600))
 }
 
-// everyMasterIsNamed reports whether the certificate of every master has the
+// everyMasterIsNamed reports whether the certificate of every API server has the
 // endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
-// so only then may it begin with the endpoint. A master that does not answer
-// may come back with a certificate that has not.
+// so only then may it begin with the endpoint. An API server that does not
+// answer may come back with a certificate that has not.
 func everyMasterIsNamed(ctx context.Context, e *Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(askNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
-// askNames asks all masters at once whether their certificate has one of names.
+// askNames asks all API servers at once whether their certificate has one of
+// names.
 func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -54,13 +55,14 @@ func askNames(ctx context.Context, e *Env, masters []string, ca []byte, names ..
 	return errs
 }
 
-// certNames are the names in the certificates of all masters. They are asked
-// for each name once: a master may show another certificate for another name.
+// certNames are the names in the certificates of all API servers. They are
+// asked for each name once: an API server may show another certificate for
+// another name.
 type certNames struct {
 	endpoint string
 	masters  []string
 	ca       []byte
-	answers  map[string][]error // by name, one of each master
+	answers  map[string][]error // by name, one of each API server
 }
 
 func certNamesOf(e *Env, site *configs.Site) *certNames {
@@ -74,8 +76,8 @@ func (c *certNames) ask(ctx context.Context, e *Env, name string) []error {
 	return c.answers[name]
 }
 
-// named counts the masters whose certificate has name; the error is what the
-// others said.
+// named counts the API servers whose certificate has name; the error is what
+// the others said.
 func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error) {
 	errs := c.ask(ctx, e, name)
 	n := 0
@@ -87,9 +89,9 @@ func (c *certNames) named(ctx context.Context, e *Env, name string) (int, error)
 	return n, errors.Join(errs...)
 }
 
-// shared is the name that the certificates of the masters that answer have: the
-// one that kubeadm puts there, or the endpoint (then nothing needs to be said).
-// Where no name is in all of them it is the one that most have.
+// shared is the name that the certificates of the API servers that answer have:
+// the one that kubeadm puts there, or the endpoint (then nothing needs to be
+// said). Where no name is in all of them it is the one that most have.
 func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 	shared, sharedErr := c.named(ctx, e, api.SharedName)
 	if shared == len(c.masters) && shared > 0 {
@@ -109,9 +111,9 @@ func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
 }
 
-// fit reports whether name is in the certificate of every master that answers,
-// or no other name is in more of them. ipvscare takes a master whose
-// certificate is of the CA for healthy, whatever its names.
+// fit reports whether name is in the certificate of every API server that
+// answers, or no other name is in more of them. ipvscare takes an API server
+// whose certificate is of the CA for healthy, whatever its names.
 func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
 	have, err := c.named(ctx, e, name)
 	if !errors.Is(err, api.ErrServerName) {
@@ -125,8 +127,8 @@ func (c *certNames) fit(ctx context.Context, e *Env, name string) bool {
 	return true
 }
 
-// away counts the masters that answer with a certificate of the CA, whatever
-// its names, and those that do not.
+// away counts the API servers that answer with a certificate of the CA,
+// whatever its names, and those that do not.
 func (c *certNames) away(ctx context.Context, e *Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
 		if err == nil || errors.Is(err, api.ErrServerName) {
@@ -138,10 +140,10 @@ func (c *certNames) away(ctx context.Context, e *Env, name string) (answer, away
 	return answer, away
 }
 
-// lookLater reports whether first boot is to run once more while this machine
-// is on, and whether its timer runs: a master that is away now may come back
-// with a certificate that lacks kubelet's name for it, and new masters that are
-// still to come prove themselves only then.
+// lookLater reports whether first boot is to run once more while this machine is
+// on, and whether its timer runs: an API server that is away now may come back
+// with a certificate that lacks kubelet's name for it, and new API servers that
+// are still to come prove themselves only then.
 func lookLater(ctx context.Context, e *Env, site *configs.Site, names *certNames) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {

@@ -78,8 +78,8 @@ type Files struct {
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	Mkdir   func(path string, o Owner) error
-	// Remove removes a file, a link or an empty directory. It is no error if
-	// nothing is there; a directory that is not empty stays.
+	// Remove removes a file, a link or an empty directory. Where nothing is there
+	// it succeeds; a directory that is not empty stays.
 	Remove func(path string) error
 	// RemoveAll removes a path and all below it.
 	RemoveAll func(path string) error

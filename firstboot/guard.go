@@ -13,10 +13,11 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// A cluster may be born again with the keys that it had. Nothing in its masters'
-// certificates tells, and a kubelet that takes it for its own is told that it has
-// no pods, and stops those that run. So a node notes once it is Ready what only
-// this cluster has, and ipvscare (package ipvs) gives no other one any traffic.
+// A cluster may be born again with the keys that it had. Nothing in its API
+// servers' certificates tells, and a kubelet that takes it for its own is told
+// that it has no pods, and stops those that run. So a node notes once it is Ready
+// what only this cluster has, and ipvscare (package ipvs) gives no other one any
+// traffic.
 
 // joinedCluster is that note.
 const joinedCluster = ondisk.StateDir + "/joined-cluster.json"
@@ -81,11 +82,11 @@ func saveCluster(ctx context.Context, e *Env, active *Active) error {
 	return writeIPVSConfig(e, active.Site)
 }
 
-// errOther: a master is of another cluster than the node joined.
+// errOther: an API server is of another cluster than the node joined.
 var errOther = errors.New("another cluster with the same keys")
 
-// bornAgain reports whether the masters that answer are of another cluster than
-// the node joined, which has the same keys.
+// bornAgain reports whether the API servers that answer are of another cluster
+// than the node joined, which has the same keys.
 func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
 	noted := readJoinedCluster(e)
 	if noted == nil || !isMember(e) {
@@ -103,8 +104,8 @@ func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
 	return !slices.Contains(errs, nil) && errors.Is(errors.Join(errs...), errOther)
 }
 
-// showsItself has one master show cluster-info and the node's Node: one of the
-// two is enough, as it is for ipvscare.
+// showsItself has one API server show cluster-info and the node's Node: one of
+// the two is enough, as it is for ipvscare.
 func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	ca := enrolledCA(e)
 	name, err := api.ServerName(ctx, e.Dial, master, ca, []string{api.SharedName, site.Endpoint})
@@ -130,7 +131,7 @@ func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.
 	return err
 }
 
-// bornAgainNote is said of a node whose masters are another cluster's.
+// bornAgainNote is said of a node whose API servers are another cluster's.
 func bornAgainNote(e *Env) string {
 	noted := readJoinedCluster(e)
 	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",

@@ -28,9 +28,9 @@ func saveHealthy(e *Env) error {
 }
 
 // offlineHealthy judges a boot of a node that was Ready before and reaches no
-// master now: kubelet and ipvscare run, and a network of the site leads
-// towards the masters. A system whose network driver is missing has that no
-// more than one without a cable; neither is proof enough.
+// API server now: kubelet and ipvscare run, and a network of the site leads
+// towards the API servers. A system whose network driver is missing has that
+// no more than one without a cable; neither is proof enough.
 func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}
@@ -46,7 +46,7 @@ func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
 }
 
 // routed reports whether this machine has an address and a route for any of
-// the masters.
+// the API servers.
 func routed(ctx context.Context, e *Env, masters []string) error {
 	var errs []error
 	try := func(addr string) bool {
@@ -68,7 +68,7 @@ func routed(ctx context.Context, e *Env, masters []string) error {
 			return nil
 		}
 	}
-	// A master whose name nobody resolves now may be anywhere: addresses that
+	// An API server whose name nobody resolves now may be anywhere: addresses that
 	// only a default route leads to (RFC 5737, RFC 3849).
 	if named && (try("192.0.2.1:6443") || try("[2001:db8::1]:6443")) {
 		return nil

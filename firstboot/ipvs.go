@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ipvsPhase has the way to the masters kept open, before anything asks them.
+// ipvsPhase has the way to the API servers kept open, before anything asks them.
 func ipvsPhase(site *configs.Site) Phase {
 	if site.IPVS.Disabled {
 		return hostsPhase(site)
@@ -66,8 +66,8 @@ func ipvscarePhase(site *configs.Site) Phase {
 	}
 }
 
-// ipvsConfig is what ipvscare is told: the site's list, and the cluster that a
-// master has to show.
+// ipvsConfig is what ipvscare is told: the site's list, and the cluster that an
+// API server has to show.
 func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
 	conf := node.IPVS(siteWithFormer(e, site))
 	if isMember(e) {
@@ -123,8 +123,8 @@ func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 	return nil
 }
 
-// hostsPhase goes without ipvscare: the endpoint's name stands for one master,
-// and when that one is gone and another is there, it is time to move.
+// hostsPhase goes without ipvscare: the endpoint's name stands for one API
+// server, and when that one is gone and another is there, it is time to move.
 func hostsPhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
@@ -165,8 +165,8 @@ func hostsPhase(site *configs.Site) Phase {
 // servePatience is how long ipvscare may take to serve.
 const servePatience = 30 * time.Second
 
-// endpointAnswers tells a way to the masters that is broken on this machine
-// from masters that are out of reach: only the first is an error.
+// endpointAnswers tells a way to the API servers that is broken on this
+// machine from API servers that are out of reach: only the first is an error.
 func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
 	if _, err := reach(ctx, e, mastersOf(e, site)); err != nil {
 		return nil // nothing to be told offline
@@ -180,7 +180,7 @@ func endpointAnswers(ctx context.Context, e *Env, site *configs.Site) error {
 	return conn.Close()
 }
 
-// setEndpointHosts keeps the endpoint's name on one master where no IPVS
+// setEndpointHosts keeps the endpoint's name on one API server where no IPVS
 // serves it.
 func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master string) error {
 	if !site.IPVS.Disabled {

@@ -41,7 +41,7 @@ type joinedAs struct {
 
 // readJoinedAs reads it. A phase does so once in each Check and Run: Check tells
 // what is on the machine, which a Run that was killed, or another phase since, has
-// changed; reset, another process, goes by the same file.
+// changed; and reset, another process, writes the same file.
 func readJoinedAs(e *Env) (joinedAs, bool) {
 	var j joinedAs
 	b := e.contents(joinedFile)

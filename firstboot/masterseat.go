@@ -32,7 +32,7 @@ const (
 	// quorum forms anew after a power cut of all.
 	seatPatience = 2 * time.Minute
 	seatInterval = 2 * time.Second
-	// askTimeout bounds one question to another master.
+	// askTimeout bounds one question to another control-plane node.
 	askTimeout = 8 * time.Second
 )
 
@@ -82,8 +82,8 @@ func etcdTLS(e *Env) (*tls.Config, error) {
 	}, nil
 }
 
-// etcdClient asks other masters, and etcd. Whoever asks again soon does it over
-// the same connections, and closes them at the end.
+// etcdClient asks other control-plane nodes, and etcd. Whoever asks again soon
+// does it over the same connections, and closes them at the end.
 func etcdClient(e *Env) (*http.Client, error) {
 	conf, err := etcdTLS(e)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// probeTimeout bounds the connect to one master.
+// probeTimeout bounds the connect to one API server.
 const probeTimeout = 4 * time.Second
 
-// reach connects to every master at once and returns the first that answers,
-// else what each said.
+// reach connects to every API server at once and returns the first that
+// answers, else what each said.
 func reach(ctx context.Context, e *Env, masters []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -65,7 +65,7 @@ const (
 	endpointOwner = "edgebake endpoint"
 )
 
-// networkPhase sees that the node has an address and a way to a master.
+// networkPhase sees that the node has an address and a way to an API server.
 func networkPhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: 4 * time.Minute,
@@ -117,9 +117,10 @@ func networkPhase(site *configs.Site) Phase {
 	}
 }
 
-// nodeAddr is this node's address: its own on the way to a master, in the
-// family of the VIP. A master known by name may have addresses of both, of which
-// IPVS uses one; the Node must have an address that the masters see too.
+// nodeAddr is this node's address: its own on the way to an API server, in the
+// family of the VIP. An API server known by name may have addresses of both, of
+// which IPVS uses one; the Node must have an address that the API servers see
+// too.
 func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (netip.Addr, error) {
 	ways, err := masterAddrs(ctx, e, site, master)
 	if err != nil {
@@ -140,8 +141,8 @@ func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (n
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
-// masterAddrs are a master's addresses, "host:port", that the VIP can stand
-// for; where there is no IPVS, all.
+// masterAddrs are an API server's addresses, "host:port", that the VIP can
+// stand for; where there is no IPVS, all.
 func masterAddrs(ctx context.Context, e *Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {

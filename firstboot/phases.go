@@ -38,17 +38,17 @@ func Phases(active *Active) []Phase {
 		}
 	default:
 		joining = []Phase{
-			joinPhase(active), // straight to the masters: yurthub borrows the certificate that kubelet gets here
+			joinPhase(active), // straight to the API servers: yurthub borrows the certificate that kubelet gets here
 			hubPhase(active),  // serves before anybody is sent to it
 			redirectPhase(image.Kubernetes, openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)), // from here on kubelet lives with yurthub's cache
 		}
 	}
 	before := []Phase{
-		networkPhase(site),     // a master must be in reach for the rest
+		networkPhase(site),     // an API server must be in reach for the rest
 		clockPhase(active),     // before the first certificate is judged
-		clusterPhase(active),   // before masters are verified with the CA that is there
-		ipvsPhase(site),        // the first request already survives a dead master
-		discoveryPhase(active), // the CA, before anything trusts a master
+		clusterPhase(active),   // before API servers are verified with the CA that is there
+		ipvsPhase(site),        // the first request already survives a dead API server
+		discoveryPhase(active), // the CA, before anything trusts an API server
 		imagesPhase(),          // long, so after all that may fail early; before kubelet needs them
 	}
 	after := []Phase{

@@ -29,13 +29,13 @@ type admitted struct {
 // plug in. old is its active Site; nil: it cannot be read any more.
 // signed says that a key which the Image names has signed next.
 //
-// A machine that is not a member of a cluster yet has no other way to its site.
-// A member takes from a stranger only what brings it back to its cluster, whose
-// CA stays pinned: the masters, the network, the time servers, a token, and on a
-// control-plane node the cluster's keys, which hold against that CA. It
-// takes nothing that lets somebody in (users, keys, Ignition), that leads it to
-// another cluster (pins, CA), or that changes what runs on it (arguments,
-// labels, pools, the proxy that images come through).
+// A machine that is not a member of a cluster yet has no other way to its site. A
+// member takes from a stranger only what brings it back to its cluster, whose CA
+// stays pinned: the API servers, the network, the time servers, a token, and on a
+// control-plane node the cluster's keys, which hold against that CA. It takes
+// nothing that lets somebody in (users, keys, Ignition), that leads it to another
+// cluster (pins, CA), or that changes what runs on it (arguments, labels, pools,
+// the proxy that images come through).
 func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:

@@ -203,7 +203,7 @@ func TestStateDecidesNoConvert(t *testing.T) {
 }
 
 // TestEnrolledReadsWhatItFinds: a name without contents, and contents that end
-// early or are zeros, are no enrolment.
+// early or are zeros, do not count as an enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	t.Parallel()
 	ready := readyNode(t)

@@ -152,8 +152,8 @@ func redirectPhase(kubernetes string, labels map[string]string) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error { return redirect(ctx, e, kubernetes, labels) },
-		// Kubelet through a yurthub that does not serve would be cut off. One
-		// that serves is kubelet's only way where the masters are out of reach.
+		// Kubelet through a yurthub that does not serve would be cut off. One that
+		// serves is kubelet's only way where the API servers are out of reach.
 		Undo: func(ctx context.Context, e *Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil

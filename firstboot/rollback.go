@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// The network settings that last reached a master are kept whole. When a
+// The network settings that last reached an API server are kept whole. When a
 // corrected site's settings reach none and the kept ones do, they come back:
 // nobody is there to undo a typing error. A boot in the middle of trying them
 // begins with the site's settings again.
@@ -78,8 +78,8 @@ func goodFiles(e *Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// networkIsNew reports whether the settings in place have not reached a
-// master yet. Settings that were given up do not count as new.
+// networkIsNew reports whether the settings in place have not reached an API
+// server yet. Settings that were given up do not count as new.
 func networkIsNew(e *Env) bool {
 	now, err := networkFiles(e)
 	if err != nil {
@@ -110,7 +110,7 @@ func keepNetwork(e *Env) error {
 type trial struct {
 	// State says which settings are in place.
 	State trialState `json:"state"`
-	// New are the Site's settings, with which no master was reached.
+	// New are the Site's settings, with which no API server was reached.
 	New map[string]netFile `json:"new"`
 	// Count is how often the former ones were tried.
 	Count int `json:"count"`
@@ -123,7 +123,7 @@ type trialState string
 
 const (
 	onTrial    trialState = "trial"  // the former settings, or a part of them
-	keptFormer trialState = "former" // they reach a master, and stay
+	keptFormer trialState = "former" // they reach an API server, and stay
 	keptNew    trialState = "new"    // they fared no better
 )
 
@@ -175,9 +175,9 @@ func mayTry(e *Env) bool {
 
 func bootID(e *Env) string { return e.text("/proc/sys/kernel/random/boot_id") }
 
-// rollBack tries the settings that last reached a master, and returns the one
-// they reach; "" where they fare no better. Then it was not the settings, and
-// the new ones stay.
+// rollBack tries the settings that last reached an API server, and returns the
+// one they reach; "" where they fare no better. Then it was not the settings,
+// and the new ones stay.
 func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	good, ok := goodFiles(e)
 	if !ok || !mayTry(e) {

@@ -67,7 +67,7 @@ type Runner struct {
 	url      string   // where reports go
 	reportCA string   // who vouches for the receiver
 	proxy    []string // and through what, as environment variables
-	spread   bool     // the first words to the masters were spread
+	spread   bool     // the first words to the API servers were spread
 	began    time.Time
 	device   string // the slot
 	lastErr  map[string]string
@@ -127,9 +127,9 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	active := r.Active()
 	r.adopt(e, active)
 	if !r.spread {
-		// Before the first word to a master, and once: who waits for the
-		// network or retries is spread already. What this machine has done since
-		// it began counts: all that began together did the same.
+		// Before the first word to an API server, and once: who waits for the network
+		// or retries is spread already. What this machine has done since it began
+		// counts: all that began together did the same.
 		r.spread = true
 		if left := spread(active.Node+machineID(e)) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {

@@ -57,9 +57,9 @@ func (t *taker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (se
 	return seat.Gone, "", nil
 }
 
-// leaseOfNode asks the other masters' API servers which machine this machine's
-// Node is, and when that was last heard of. Without a Node, or an answer, both
-// are empty: what there is of etcd tells alone.
+// leaseOfNode asks the other control-plane nodes' API servers which machine
+// this machine's Node is, and when that was last heard of. Without a Node, or
+// an answer, both are empty: what there is of etcd tells alone.
 func (t *taker) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {

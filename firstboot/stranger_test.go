@@ -14,7 +14,7 @@ const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAA
 
 // TestAStrangerAndALostIdentity: a node whose certificate has expired, or only
 // seems to by a clock that somebody moved, or whose credentials were damaged,
-// is no blank machine: a stick repairs it, and lets nobody in.
+// is not a blank machine: a stick repairs it, and lets nobody in.
 func TestAStrangerAndALostIdentity(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*world){

@@ -44,7 +44,7 @@ func bornBefore(e *Env) string {
 }
 
 // useTicket notes that this machine begins the cluster: on its disk, and then in
-// its firmware. A firmware that takes no notes is no reason not to begin.
+// its firmware. A birth begins also where the firmware takes no notes.
 func (t *taker) useTicket(d seat.Decision) error {
 	word := ticketWord(t.site)
 	note := seatNote{Cluster: t.site.ControlPlane.ID, Generation: d.Generation, Born: word}

@@ -21,8 +21,8 @@ import (
 const saidVIP = ondisk.RunDir + "/vip"
 
 // vipPhase sees that the VIP is nobody else's in the cluster. On this node it
-// leads to the masters, whatever the cluster means by it, and only a member may
-// ask what the cluster means.
+// leads to the API servers, whatever the cluster means by it, and only a member
+// may ask what the cluster means.
 func vipPhase(site *configs.Site) Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return Phase{

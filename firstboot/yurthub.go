@@ -23,8 +23,8 @@ import (
 // What first boot puts onto an OpenYurt node beside OpenYurt's own files.
 const (
 	hubEnv = ondisk.YurthubEnv
-	// hubKept is a copy of it on DATA, for a root that was exchanged while
-	// the masters are out of reach.
+	// hubKept is a copy of it on DATA, for a root that was exchanged while the API
+	// servers are out of reach.
 	hubKept   = ondisk.StateDir + "/yurthub.env"
 	hubNFT    = ondisk.EtcDir + "/yurthub.nft"
 	hubDropin = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
@@ -91,7 +91,7 @@ func hubIdentityServer(e *Env) string {
 	return c.Server
 }
 
-// through is the hub with its servers. withEndpoint says that the masters'
+// through is the hub with its servers. withEndpoint says that the API servers'
 // certificates have the endpoint's name. The server in yurthub.conf stays in the
 // list: without it yurthub would wipe its identity, and the token is long gone.
 func (h hub) through(withEndpoint bool) hub {
@@ -244,8 +244,8 @@ func checkHubRelease(ctx context.Context, e *Env, image ondisk.ImageInfo) error 
 }
 
 // hubOnDisk is h with the servers that the disk holds, if it holds this hub.
-// Whether the endpoint is among them was decided by a look at the masters when it
-// was written; offline, what was written holds.
+// Whether the endpoint is among them was decided by a look at the API servers when
+// it was written; offline, what was written holds.
 func hubOnDisk(e *Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {
@@ -300,8 +300,8 @@ func startHub(ctx context.Context, e *Env, h hub) error {
 	return e.Remove(hubRestart)
 }
 
-// endpointInCert reports whether yurthub may verify the masters by the
-// endpoint's name, since it takes no tls-server-name: one master whose
+// endpointInCert reports whether yurthub may verify the API servers by the
+// endpoint's name, since it takes no tls-server-name: one API server whose
 // certificate lacks it is enough for no, since IPVS may lead to any. Those that
 // do not answer are looked at again when they do.
 func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, error) {
@@ -326,8 +326,8 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 }
 
 // endpointHolds reports whether yurthub may still have the endpoint in its
-// list: a master may have come back, or come in addition, whose certificate
-// lacks its name.
+// list: an API server may have come back, or come in addition, whose
+// certificate lacks its name.
 func endpointHolds(ctx context.Context, e *Env, h hub, site *configs.Site) bool {
 	if !slices.Contains(h.Servers, site.EndpointURL()) {
 		return true

@@ -85,7 +85,7 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// What is no answer to a range, or another image than before, is an error.
+// What does not answer a range, or another image than before, is an error.
 func TestRemoteRefuses(t *testing.T) {
 	b := noise(1 << 10)
 	for want, each := range map[string]func(n int64, w http.ResponseWriter, q *http.Request) bool{

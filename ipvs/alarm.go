@@ -26,8 +26,8 @@ func runtimeAlarm() alarm {
 
 // beat is the moments at which this process looks at the kernel's table,
 // keepTick apart since it was started. What has room in time is done then, for
-// all masters together: an idle process that wakes up costs more than what it
-// then does. Nodes do not stay together, since each has a start of its own.
+// all API servers together: an idle process that wakes up costs more than what
+// it then does. Nodes do not stay together, since each has a start of its own.
 type beat struct{ started time.Time }
 
 // within returns a moment of the beat among those that jitter could choose,

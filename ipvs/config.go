@@ -44,13 +44,13 @@ type Server struct {
 	Probe     Probe
 	// Learn lets the cluster's ConfigMap replace Masters.
 	Learn bool
-	// Joined is the cluster that a master has to show.
+	// Joined is the cluster that an API server has to show.
 	Joined Joined
 }
 
-// Probe says how a master proves that it is alive.
+// Probe says how an API server proves that it is alive.
 type Probe struct {
-	CAFile string // verifies masters; until it exists nobody is verified
+	CAFile string // verifies API servers; until it exists nobody is verified
 	// Unsafe accepts any certificate. Only a person may ask for it.
 	Unsafe  bool
 	Plain   bool // HTTP without TLS
@@ -73,7 +73,7 @@ func (m Master) String() string {
 	return net.JoinHostPort(m.Host, strconv.Itoa(int(m.Port)))
 }
 
-// addr returns the master's address if it was given as one.
+// addr returns the API server's address if it was given as one.
 func (m Master) addr() (netip.AddrPort, bool) {
 	a, err := netip.ParseAddr(m.Host)
 	if err != nil {
@@ -82,7 +82,7 @@ func (m Master) addr() (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a.Unmap(), m.Port), true
 }
 
-// Profile is how often and how patiently masters are sensed.
+// Profile is how often and how patiently API servers are sensed.
 type Profile struct {
 	Name string
 	// Ping is the pause between PING frames on the held connection. 0 sends
@@ -95,12 +95,12 @@ type Profile struct {
 	Ready time.Duration
 	// ReadyTimeout bounds the wait for the answer to one.
 	ReadyTimeout time.Duration
-	// Tick and Ticks make up one round of doubt: a PING every Tick. Counting
-	// ticks instead of seconds means that a node which itself stalled does
-	// not blame the masters for it.
+	// Tick and Ticks make up one round of doubt: a PING every Tick. Counting ticks
+	// instead of seconds means that a node which itself stalled does not blame the
+	// API servers for it.
 	Tick  time.Duration
 	Ticks int
-	// Retry is the pause between attempts to reach a master that is down.
+	// Retry is the pause between attempts to reach an API server that is down.
 	Retry time.Duration
 	// Resolve is the pause between look-ups of DNS names.
 	Resolve time.Duration
@@ -272,8 +272,8 @@ func parseVIP(s string) (netip.AddrPort, error) {
 	return ap, nil
 }
 
-// parseMasters checks a list of masters against the virtual server they are
-// to stand behind.
+// parseMasters checks a list of API servers against the virtual server they
+// are to stand behind.
 func parseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) == 0 {
 		return nil, errors.New("masters: must not be empty: name at least one API server as host:port")

@@ -32,7 +32,7 @@ type Options struct {
 	// cluster's list.
 	LearnEvery time.Duration
 	Kernel     Kernel
-	// Spread is how long masters are not asked where nothing stands in the
+	// Spread is how long API servers are not asked where nothing stands in the
 	// kernel yet: this machine booted, and perhaps a thousand others did.
 	Spread time.Duration
 	// Lookup asks DNS; net's resolver by default.

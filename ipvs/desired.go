@@ -11,7 +11,7 @@ import (
 type Forward uint32
 
 // Forwarding methods, with the kernel's numbers. Ours is Masq, the only one
-// that works for masters which do not know the virtual address; the others
+// that works for API servers which do not know the virtual address; the others
 // are known to recognise what somebody else changed.
 const (
 	Masq   Forward = 0
@@ -153,25 +153,26 @@ func sorted(dests []Dest) []Dest {
 	return slices.SortedStableFunc(slices.Values(dests), func(a, b Dest) int { return a.Addr.Compare(b.Addr) })
 }
 
-// candidate is what choose knows of one master.
+// candidate is what choose knows of one API server.
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost: it does not answer, and may come back as a master of another cluster.
+	// Lost: it does not answer, and may come back as an API server of another cluster.
 	Lost bool
 }
 
-// choose decides which masters stand behind the virtual server. last are the
-// real servers that were chosen before, or stand there with a weight above 0,
-// whoever put them. guarded says that a master has to show its cluster.
+// choose decides which API servers stand behind the virtual server. last are
+// the real servers that were chosen before, or stand there with a weight above
+// 0, whoever put them. guarded says that an API server has to show its
+// cluster.
 //
-//   - masters that are up get weight 1, draining ones weight 0;
+//   - API servers that are up get weight 1, draining ones weight 0;
 //   - one that stood there before and has no verdict yet keeps its place, so
 //     that a restart costs nothing;
 //   - if nobody is left: the draining ones serve again; else the last set
-//     stays, even when the list was replaced meanwhile. What of it may come back
-//     as a master of another cluster keeps the connections that it has, and gets
-//     no others (weight 0);
+//     stays, even when the list was replaced meanwhile. What of it may come
+//     back as an API server of another cluster keeps the connections that it
+//     has, and gets no others (weight 0);
 //   - an alien (wrong identity) is never chosen.
 func choose(masters []candidate, last []Dest, guarded bool) []Dest {
 	known := make(map[netip.AddrPort]candidate, len(masters))

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// inquiry decides between a slow master and a dead one: PINGs go on over the
-// held connection, where each new packet also helps TCP to recover lost ones,
-// and every tick tries a fresh connection.
+// inquiry decides between a slow API server and a dead one: PINGs go on over
+// the held connection, where each new packet also helps TCP to recover lost
+// ones, and every tick tries a fresh connection.
 type inquiry struct {
 	w *watcher
 	l *link
 	// fresh delivers what became of the pending tries.
 	fresh   chan attempt
 	pending int
-	// signs are set by tries on which the master's program said anything.
+	// signs are set by tries on which the API server's program said anything.
 	signs []*atomic.Bool
 }
 
@@ -37,9 +37,9 @@ type finding struct {
 }
 
 // doubt makes an inquiry of as many rounds as may fail. Each round without any
-// sign of life counts as one failed probe; a fresh connection on which the
-// master began to answer excuses one round, as many times as it takes to fall.
-// ok is false when the master has to be dialled anew.
+// sign of life counts as one failed probe; a fresh connection on which the API
+// server began to answer excuses one round, as many times as it takes to fall.
+// ok is false when the API server has to be dialled anew.
 func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks)}

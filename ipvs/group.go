@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// group keeps one virtual server: it owns the watchers of its masters and
+// group keeps one virtual server: it owns the watchers of its API servers and
 // tells the keeper what should stand behind the virtual address.
 type group struct {
 	d     *Daemon
@@ -28,8 +28,8 @@ type group struct {
 	learned []Master // the cluster's own list, instead of server.Masters
 	// unstored says that learned is not on the disk, as it should be.
 	unstored bool
-	teacher  netip.AddrPort // the master that the list is read from
-	dark     bool           // nobody is up for long: try every master ever named
+	teacher  netip.AddrPort // the API server that the list is read from
+	dark     bool           // nobody is up for long: try every API server ever named
 	members  map[netip.AddrPort]*member
 	names    map[string][]netip.Addr // last good answers of DNS
 	// storedNames are the answers as they are on the disk; the next ones may
@@ -44,10 +44,10 @@ type group struct {
 	certTime time.Time
 
 	changed  chan struct{} // something was observed
-	renew    chan struct{} // the list of masters may have changed
+	renew    chan struct{} // the list of API servers may have changed
 	learnNow chan struct{} // the cluster's list is wanted soon
 	lookNow  chan struct{} // names are to be looked up soon
-	judged   chan struct{} // closed when every master had its first verdict
+	judged   chan struct{} // closed when every API server had its first verdict
 	once     sync.Once
 	wg       sync.WaitGroup
 }
@@ -67,7 +67,7 @@ type member struct {
 	hidden time.Time
 }
 
-// darkAfter is how long nobody may be up before masters of the configured
+// darkAfter is how long nobody may be up before API servers of the configured
 // list are tried beside those of the learned one.
 const darkAfter = time.Minute
 
@@ -144,7 +144,7 @@ func (g *group) profile() Profile {
 	return g.server.Profile
 }
 
-// count returns how many masters are in the state. g.mu is held.
+// count returns how many API servers are in the state. g.mu is held.
 func (g *group) count(s State) int {
 	n := 0
 	for _, m := range g.members {
@@ -233,7 +233,7 @@ func (g *group) loadCA() {
 	}
 }
 
-// list returns the masters that count now. g.mu is held.
+// list returns the API servers that count now. g.mu is held.
 func (g *group) list() []Master {
 	switch {
 	case g.learned == nil:
@@ -244,7 +244,7 @@ func (g *group) list() []Master {
 	return g.learned
 }
 
-// target is how a master is dialled. g.mu is held.
+// target is how an API server is dialled. g.mu is held.
 func (g *group) target(a netip.AddrPort, name string) target {
 	sni := g.server.Host
 	if sni == "" {
@@ -280,7 +280,7 @@ func (g *group) client() *tls.Certificate {
 	return g.cert
 }
 
-// enlist starts watchers for new masters and stops those of old ones.
+// enlist starts watchers for new API servers and stops those of old ones.
 func (g *group) enlist(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -408,7 +408,7 @@ func (g *group) apply(ctx context.Context) {
 }
 
 // hosts keeps the line of the hosts file: the virtual address, or without
-// IP_VS a healthy master's.
+// IP_VS a healthy API server's.
 func (g *group) hosts(ctx context.Context) {
 	g.mu.Lock()
 	name, old := g.server.Host, g.hostsAt
@@ -441,7 +441,7 @@ func (g *group) hosts(ctx context.Context) {
 	}
 }
 
-// serving are the masters that new connections go to.
+// serving are the API servers that new connections go to.
 func (g *group) serving() []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, d := range g.stood {
@@ -452,8 +452,8 @@ func (g *group) serving() []netip.AddrPort {
 	return all
 }
 
-// fallback picks the master that the hosts file is to name, and keeps to it
-// while it serves. g.mu is held.
+// fallback picks the API server that the hosts file is to name, and keeps to
+// it while it serves. g.mu is held.
 func (g *group) fallback(present netip.Addr) netip.Addr {
 	var usable []netip.Addr
 	for _, a := range g.serving() {
@@ -467,6 +467,6 @@ func (g *group) fallback(present netip.Addr) netip.Addr {
 	if slices.Contains(usable, present) || len(usable) == 0 {
 		return present
 	}
-	// Nodes spread over the masters.
+	// Nodes spread over the API servers.
 	return usable[rand.IntN(len(usable))]
 }

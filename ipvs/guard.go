@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// A cluster may be born again with the same keys, its masters' disks having
+// A cluster may be born again with the same keys, its API servers' disks having
 // been lost. By its certificates nobody tells it from the cluster that this node
 // joined: kubelet would be told that it has no pods, and stop those that run. So
-// where it is known what the node joined, a master gets no traffic until it has
-// shown something that only that cluster has.
+// where it is known what the node joined, an API server gets no traffic until it
+// has shown something that only that cluster has.
 
-// Joined is the cluster that the node joined. The zero value: any whose masters
-// have a certificate of the CA.
+// Joined is the cluster that the node joined. The zero value: any whose API
+// servers have a certificate of the CA.
 type Joined struct {
 	// ClusterInfo is the UID of the ConfigMap kube-public/cluster-info, which
 	// anybody may read.
@@ -37,19 +37,20 @@ const (
 const (
 	// vouchTime bounds each question: some packets may be lost.
 	vouchTime = 5 * time.Second
-	// hiddenTime is how long a master that has no cluster-info to show, and not
-	// the node's Node, is taken for one whose cluster was just born: nodes cannot
-	// join that yet. After it, somebody has hidden the one and deleted the other.
+	// hiddenTime is how long an API server that has no cluster-info to show, and
+	// not the node's Node, is taken for one whose cluster was just born: nodes
+	// cannot join that yet. After it, somebody has hidden the one and deleted the
+	// other.
 	hiddenTime = 10 * time.Minute
-	// rebornPause is how many times longer than one that is down a master of
+	// rebornPause is how many times longer than one that is down an API server of
 	// another cluster is left alone: that ends when a person does something.
 	rebornPause = 60
 )
 
-// errHidden: the master shows neither.
+// errHidden: the API server shows neither.
 var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
 
-// vouch has the master show which cluster it is of.
+// vouch has the API server show which cluster it is of.
 func (j *Joined) vouch(ctx context.Context, t target) (Class, error) {
 	anonymous := t
 	anonymous.client = nil // kubeadm lets nobody but the unknown read it
@@ -106,7 +107,7 @@ func uidOf(ctx context.Context, t target, path string) (uid string, status int, 
 	return object.Metadata.UID, 200, nil
 }
 
-// vouch is asked for each new connection to a master.
+// vouch is asked for each new connection to an API server.
 func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (Class, error) {
 	g.mu.Lock()
 	joined, t := g.server.Joined, g.target(a, m.name)
@@ -124,8 +125,8 @@ func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (Class, 
 	return class, err
 }
 
-// hiddenForLong takes what became of a question, and reports whether the master
-// has shown nothing for so long that it is let through.
+// hiddenForLong takes what became of a question, and reports whether the API
+// server has shown nothing for so long that it is let through.
 func (m *member) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
 		m.hidden = time.Time{}
@@ -137,9 +138,10 @@ func (m *member) hiddenForLong(err error, now time.Time) bool {
 	return now.Sub(m.hidden) >= hiddenTime
 }
 
-// guarded reports whether masters have to show their cluster. g.mu is held.
+// guarded reports whether API servers have to show their cluster. g.mu is held.
 func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
-// lost reports whether a master that is down may come back as one of another
-// cluster: it does not answer. One that answers, however badly, is what it was.
+// lost reports whether an API server that is down may come back as one of
+// another cluster: it does not answer. One that answers, however badly, is what
+// it was.
 func (m *member) lost() bool { return m.health.State == Down && !m.health.Class.answered() }

@@ -20,7 +20,7 @@ const (
 	Refused
 	Closed  // the held connection broke
 	Timeout // no answer
-	Expired // certificate expired by the master's own clock too
+	Expired // certificate expired by the API server's own clock too
 	Unreachable
 	Unshown  // does not show which cluster it is of
 	Identity // certificate of another authority, or not a kube-apiserver's
@@ -61,40 +61,40 @@ func (c Class) String() string {
 	return fmt.Sprintf("class(%d)", int(c))
 }
 
-// Alive reports whether the outcome counts for the master.
+// Alive reports whether the outcome counts for the API server.
 func (c Class) Alive() bool { return c < leastBad }
 
 // answered reports whether the outcome is an answer over a connection on which
-// the master has proven itself.
+// the API server has proven itself.
 func (c Class) answered() bool {
 	return c.Alive() || c == Draining503 || c == ServerError || c == Expired
 }
 
-// State is what is believed of a master.
+// State is what is believed of an API server.
 type State int
 
-// States of a master.
+// States of an API server.
 const (
 	Unknown State = iota // no verdict yet
 	Up
 	Draining // finishes what it has, takes nothing new
 	Down
-	Alien // another cluster's, or cannot prove that it is one of this cluster's masters
+	Alien // another cluster's, or cannot prove that it is one of this cluster's API servers
 )
 
 func (s State) String() string {
 	return [...]string{"unknown", "up", "draining", "down", "alien"}[s]
 }
 
-// A master that flaps has to prove itself longer: each fall soon after a rise
-// doubles the number of good probes that it needs, up to flapMax times.
+// An API server that flaps has to prove itself longer: each fall soon after a
+// rise doubles the number of good probes that it needs, up to flapMax times.
 const (
 	flapSoon = 30 * time.Second
 	flapMax  = 8
 )
 
-// Health is the belief about one master. The zero value with Rise and Fall
-// set is a master of which nothing is known.
+// Health is the belief about one API server. The zero value with Rise and Fall
+// set is an API server of which nothing is known.
 type Health struct {
 	Rise, Fall int
 
@@ -113,7 +113,7 @@ func (h *Health) observe(c Class, now time.Time) bool {
 	switch {
 	case c == Identity || c == Reborn:
 		h.good, h.bad = 0, 0
-		return h.enter(Alien, now) // no second chance: it is no matter of luck
+		return h.enter(Alien, now) // no second chance: luck does not decide it
 	case c.Alive():
 		h.bad = 0
 		h.good++

@@ -72,8 +72,8 @@ const (
 	keepGather = 100 * time.Millisecond
 )
 
-// ways is how the source address of a local route is found: it is given, or
-// is the one by which this node reaches the masters.
+// ways is how the source address of a local route is found: it is given, or is
+// the one by which this node reaches the API servers.
 type ways struct {
 	masters []netip.Addr
 	source  netip.Addr
@@ -233,7 +233,7 @@ func find(all []Service, vip netip.AddrPort) *Service {
 	return nil
 }
 
-// sever destroys the sockets connected straight to a master.
+// sever destroys the sockets connected straight to an API server.
 func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
 	return k.do(ctx, func() error {
 		n, err := k.kernel.SeverRemote(addr)
@@ -353,8 +353,8 @@ func apply(kernel Kernel, op Op, st *stats) error {
 	return nil
 }
 
-// routes puts the local routes right: to each virtual address, with the
-// source address by which this node reaches the masters.
+// routes puts the local routes right: to each virtual address, with the source
+// address by which this node reaches the API servers.
 func (k *keeper) routes() error {
 	var errs []error
 	for i := range k.want {
@@ -376,7 +376,7 @@ func (k *keeper) route(vip netip.Addr, via ways) error {
 	}
 	if !src.IsValid() {
 		if err == nil {
-			return nil // no master is known yet
+			return nil // no API server is known yet
 		}
 		return fmt.Errorf("no route to any API server yet: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// The cluster's own list of masters: a ConfigMap that every node may read.
+// The cluster's own list of API servers: a ConfigMap that every node may read.
 // Its key masters holds host:port, one a line; # begins a comment.
 const (
 	learnPath = "/api/v1/namespaces/kube-public/configmaps/edgebake-masters"
@@ -173,13 +173,13 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*learnedServer)) e
 }
 
 // Limits of what is learned: a slip in the ConfigMap or in a zone, or a
-// hostile name server, cannot have a node watch thousands of masters.
+// hostile name server, cannot have a node watch thousands of API servers.
 const (
 	maxLearned = 64
 	maxPerName = 16
 )
 
-// parseLearned checks a list of masters that no person gave to this node.
+// parseLearned checks a list of API servers that no person gave to this node.
 func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) > maxLearned {
 		return nil, fmt.Errorf("it lists %d API servers, more than %d", len(list), maxLearned)
@@ -189,7 +189,7 @@ func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 
 // learner reads the cluster's list now and then.
 func (g *group) learner(ctx context.Context) {
-	wait := g.profile().Retry // soon after the start, when masters are up
+	wait := g.profile().Retry // soon after the start, when API servers are up
 	for {
 		select {
 		case <-ctx.Done():
@@ -251,9 +251,9 @@ func (g *group) learn(ctx context.Context) error {
 	if !news.safe && !g.provable(ctx, masters) {
 		return fmt.Errorf("none of the API servers that the cluster lists (%v) answers as one; keeping the list", masters)
 	}
-	// First to the disk: whoever sees the new list served finds it after a
-	// power cut too. A full disk is no reason to stay with the old masters; it
-	// is tried again with the next reading.
+	// First to the disk: whoever sees the new list served finds it after a power
+	// cut too. A full disk does not keep it on the old API servers; it is
+	// tried again with the next reading.
 	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = texts(configured), texts(masters) })
 	if g.take(masters, configured, !news.same, err == nil) {
 		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
@@ -311,7 +311,7 @@ func (g *group) readList(ctx context.Context, from target) ([]Master, error) {
 type news struct {
 	same   bool // as the present one
 	stored bool // the present one is on the disk
-	safe   bool // one of its masters is known to be up
+	safe   bool // one of its API servers is known to be up
 }
 
 func (g *group) compare(masters, configured []Master) news {
@@ -337,7 +337,7 @@ func (g *group) take(masters, configured []Master, differs, stored bool) bool {
 	return true
 }
 
-// anyUp reports whether one of the masters is known to be up. g.mu is held.
+// anyUp reports whether one of the API servers is known to be up. g.mu is held.
 func (g *group) anyUp(masters []Master) bool {
 	for _, m := range masters {
 		for a, known := range g.members {
@@ -349,8 +349,8 @@ func (g *group) anyUp(masters []Master) bool {
 	return false
 }
 
-// provable dials masters that are not watched yet and reports whether one of
-// them proves to be a master that is ready.
+// provable dials API servers that are not watched yet and reports whether one
+// of them proves to be an API server that is ready.
 func (g *group) provable(ctx context.Context, masters []Master) bool {
 	for _, m := range masters {
 		a, ok := m.addr()

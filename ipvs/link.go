@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// link is one held connection to a master: HTTP/2 where the master speaks it,
-// HTTP/1.1 otherwise. It is a client for exactly what sensing needs, because
-// net/http would cost half of the memory that ipvscare may use. Frames as in
-// RFC 9113.
+// link is one held connection to an API server: HTTP/2 where the API server
+// speaks it, HTTP/1.1 otherwise. It is a client for exactly what sensing
+// needs, because net/http would cost half of the memory that ipvscare may use.
+// Frames as in RFC 9113.
 //
 // One goroutine owns the link; another, started by dialLink, reads and
 // delivers events.
@@ -42,14 +42,14 @@ type link struct {
 // target is what a link connects to and how it proves itself.
 type target struct {
 	addr   netip.AddrPort
-	name   string // master's DNS name, or its address
+	name   string // API server's DNS name, or its address
 	sni    string
 	probe  Probe
 	roots  *roots // nil: nobody can be verified yet
 	client *tls.Certificate
-	// heard, if set, becomes true with the first byte from the master. Its
-	// kernel alone shakes hands over TCP, even for a stopped program; bytes
-	// come from the program.
+	// heard, if set, becomes true with the first byte from the API server. Its
+	// kernel alone shakes hands over TCP, even for a stopped program; bytes come
+	// from the program.
 	heard *atomic.Bool
 	// dial opens the connection; net.Dialer by default.
 	dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
@@ -73,15 +73,15 @@ const (
 	evClosed
 )
 
-// bodyLimit bounds the bytes kept of a response: enough for the list of
-// failed checks of /readyz, and for a ConfigMap with as many masters as may be
+// bodyLimit bounds the bytes kept of a response: enough for the list of failed
+// checks of /readyz, and for a ConfigMap with as many API servers as may be
 // learned.
 const (
 	bodyLimit     = 4 << 10
 	bodyLimitLong = 256 << 10
 )
 
-// identityError means that the master could not prove to be one.
+// identityError means that the API server could not prove to be one.
 type identityError struct{ err error }
 
 func (e *identityError) Error() string { return e.err.Error() }

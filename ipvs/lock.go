@@ -121,7 +121,7 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
 	hangUp, err := d.answerStatus(ctx, socketPath(dir, vip))
-	if err != nil { // what counts is the way to the masters
+	if err != nil { // what counts is the way to the API servers
 		d.say("status", err)
 		hangUp = func() {}
 	}

@@ -14,7 +14,7 @@ import (
 
 // Masters may be given by DNS names. The last good answers count as long as
 // there are no better ones, also after a boot without DNS: the certificate
-// tells whether a master is still there.
+// tells whether an API server is still there.
 
 const (
 	// lookupTime bounds one look-up.
@@ -26,8 +26,8 @@ const (
 	storePause  = 10 * time.Minute
 )
 
-// resolver looks names up, at once, then now and then, when the list changed
-// and when a named master went down. It is beside run, since a look-up may take
+// resolver looks names up, at once, then now and then, when the list changed and
+// when a named API server went down. It is beside run, since a look-up may take
 // long when the network is just what fails.
 func (g *group) resolver(ctx context.Context) {
 	for {
@@ -114,7 +114,7 @@ func (g *group) keepNames() error {
 	return nil
 }
 
-// lookup resolves a master's name to addresses of the virtual address's
+// lookup resolves an API server's name to addresses of the virtual address's
 // family, the only ones to which IPVS can map its connections.
 func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
@@ -144,8 +144,8 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	return good, nil
 }
 
-// usable returns those addresses that can be a master's, sorted, and not more
-// than maxPerName of them.
+// usable returns those addresses that can be an API server's, sorted, and not
+// more than maxPerName of them.
 func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	var good []netip.Addr
 	for _, a := range addrs {

@@ -26,7 +26,7 @@ func (z zone) lookup(_ context.Context, network, host string) ([]netip.Addr, err
 	return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
 }
 
-// deadDNS is no answer at all.
+// deadDNS never answers.
 func deadDNS(_ context.Context, _, host string) ([]netip.Addr, error) {
 	return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
 }

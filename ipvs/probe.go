@@ -48,7 +48,7 @@ func (p *Probe) judge(e event, skew skew) Class {
 		return ServerError
 	}
 	if skew.off {
-		// The certificate does not fit this node's clock. Only if the master
+		// The certificate does not fit this node's clock. Only if the API server
 		// itself says that it is past the end has it really expired.
 		if date, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", e.date); err == nil && !skew.early && date.After(skew.notAfter) {
 			return Expired

@@ -332,7 +332,7 @@ func TestSensing(t *testing.T) {
 }
 
 // TestStranger: a kube-apiserver hangs up after every answer to a node that
-// has not joined yet. That is no fault, costs one connection for each request,
+// has not joined yet. That is not a fault, costs one connection for each request,
 // and between requests a kill is noticed at once.
 func TestStranger(t *testing.T) {
 	c, cert := bubbleCerts(t)

@@ -98,7 +98,7 @@ func (s *schedule) pong(now time.Time) {
 	if s.pinged.IsZero() {
 		return
 	}
-	// Near masters are doubted sooner than far ones.
+	// Near API servers are doubted sooner than far ones.
 	s.wait = min(max(4*now.Sub(s.pinged), s.profile.Tick), 2*s.profile.Tick)
 	if s.profile.Ping > 0 {
 		s.pingDue = s.beat.within(s.pinged, s.profile.Ping)
@@ -126,7 +126,7 @@ func (s *schedule) response(now time.Time, state State, doubted bool) {
 }
 
 // goAway takes the server's word that it will hang up. It moves its clients,
-// often because it is about to stop. That is no fault: it is asked anew, over
+// often because it is about to stop. That is not a fault: it is asked anew, over
 // another connection. But around an answer it is how kube-apiserver treats
 // whoever did not show a certificate: then nothing is new until the next
 // request is due, which is told by resume.
@@ -149,7 +149,7 @@ func (s *schedule) trust(now time.Time) {
 }
 
 // suspect has a PING sent at once, unless one is outstanding: the node's own
-// connections to the master wait for an answer.
+// connections to the API server wait for an answer.
 func (s *schedule) suspect(now time.Time) {
 	if s.pinged.IsZero() && now.Before(s.pingDue) {
 		s.pingDue = now

@@ -21,8 +21,8 @@ type Status struct {
 	Version int       `json:"version"`
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
-	// IPVS is false where the kernel has none and the hosts file points to a
-	// master instead.
+	// IPVS is false where the kernel has none and the hosts file points to an API
+	// server instead.
 	IPVS    bool           `json:"ipvs"`
 	Servers []ServerStatus `json:"servers"`
 	// Problems are the errors that hold now.
@@ -42,7 +42,7 @@ type ServerStatus struct {
 	Masters  []MasterStatus `json:"masters"`
 }
 
-// MasterStatus is one master's part.
+// MasterStatus is one API server's part.
 type MasterStatus struct {
 	Addr    string    `json:"addr"`
 	Name    string    `json:"name,omitempty"` // DNS name

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Where PINGs cost money, the node's own traffic tells of a dead master, at no
-// cost: kubelet renews its lease every few seconds, and what a master does not
-// acknowledge is sent again and again. That alone is no verdict; it has the
-// master asked at once.
+// Where PINGs cost money, the node's own traffic tells of a dead API server, at
+// no cost: kubelet renews its lease every few seconds, and what an API server
+// does not acknowledge is sent again and again. That alone decides nothing; it
+// has the API server asked at once.
 
 // stuckEvery is the pause between looks at the node's sockets, on the beat.
 const stuckEvery = 5 * keepTick
@@ -33,7 +33,7 @@ func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 		const synSent = 2
 		state, ok1 := hex(f[3], 2)
 		again, ok2 := hex(f[6], 8)
-		// One packet lost is no news on a poor link; the second time a socket
+		// One packet lost means nothing on a poor link; the second time a socket
 		// has waited for half a second at least, a new connection for a second.
 		if !ok1 || !ok2 || again == 0 || again == 1 && state != synSent {
 			continue
@@ -76,8 +76,8 @@ func stuckBehind(conns []byte, vip netip.AddrPort, sockets []netip.AddrPort) []n
 	return dests
 }
 
-// listener has those masters asked at once on which the node's own connections
-// wait, if the profile sends no PINGs.
+// listener has those API servers asked at once on which the node's own
+// connections wait, if the profile sends no PINGs.
 func (g *group) listener(ctx context.Context) {
 	k := g.d.keeper
 	look := k.alarms()
@@ -107,8 +107,8 @@ func (g *group) listener(ctx context.Context) {
 	}
 }
 
-// suspectPause is how long a master that answered is not asked again for the
-// same reason: a poor link loses packets all the time.
+// suspectPause is how long an API server that answered is not asked again for
+// the same reason: a poor link loses packets all the time.
 const suspectPause = 15 * time.Second
 
 func (g *group) suspect(dests []netip.AddrPort, now time.Time) {

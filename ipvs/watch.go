@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// watcher senses one master for as long as it lives. It reports outcomes
+// watcher senses one API server for as long as it lives. It reports outcomes
 // through observe, which returns the belief that follows from them.
 type watcher struct {
 	target  func() target // asked at every dial: the CA may have come or changed
 	profile Profile
 	fall    int
 	observe func(Class, error) (s State, doubted bool)
-	// vouch has the master show which cluster it is of, at each new connection
+	// vouch has the API server show which cluster it is of, at each new connection
 	// and before it is believed; nil: it need not.
 	vouch func(context.Context) (Class, error)
 	// renew tells the watcher to dial anew.
 	renew chan struct{}
-	// stuck tells it that the node's own connections to the master wait for an
+	// stuck tells it that the node's own connections to the API server wait for an
 	// answer.
 	stuck chan struct{}
-	// slots bounds how many handshakes go on at once, over all masters: two
-	// hundred of them together would time each other out on a small machine.
+	// slots bounds how many handshakes go on at once, over all API servers:
+	// on a small machine two hundred of them together would time each other out.
 	slots chan struct{}
 	// count is told of what goes over the wire.
 	count func(what counter)
@@ -138,7 +138,7 @@ func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 }
 
 // dial connects and classes a failure. heard, if given, is set as soon as the
-// master's program says anything.
+// API server's program says anything.
 func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic.Bool) (*link, Class, error) {
 	select {
 	case w.slots <- struct{}{}:
@@ -158,8 +158,8 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic
 	return nil, classify(err, t.roots == nil && !t.probe.Unsafe), err
 }
 
-// vouched has the master show its cluster, one of as many as may shake hands at
-// once.
+// vouched has the API server show its cluster, one of as many as may shake hands
+// at once.
 func (w *watcher) vouched(ctx context.Context) (Class, error) {
 	if w.vouch == nil {
 		return OK, nil

@@ -252,7 +252,7 @@ func TestKubeadmsSystemctl(t *testing.T) {
 }
 
 // TestInitrdHook: what udev of the initrd finds of disks counts for systemd, its
-// database is no larger than names of network cards need, and a base without
+// database holds no more than names of network cards need, and a base without
 // either is left alone.
 func TestInitrdHook(t *testing.T) {
 	desk.NeedProgram(t, "systemd-hwdb", "udev")

@@ -535,7 +535,7 @@ var programs = map[string]string{
 	"xorriso": "xorriso",
 }
 
-// computed are the calls whose program is no literal, by file and expression, and
+// computed are the calls whose program is not a literal, by file and expression, and
 // what they can be.
 var computed = map[string][]string{
 	"builder/archive.go name":                        {"apt-get", "apt-cache"},
@@ -672,7 +672,7 @@ func TestDebianVersion(t *testing.T) {
 }
 
 // TestCheckRelease: a tag whose source says something else is noticed, and what
-// is no release is not asked.
+// is not a release is not asked.
 func TestCheckRelease(t *testing.T) {
 	said := filepath.Join(t.TempDir(), "firstboot")
 	if err := os.WriteFile(said, []byte("#!/bin/sh\necho firstboot 0.2.0\n"), 0o755); err != nil {

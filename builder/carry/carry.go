@@ -44,7 +44,7 @@ const (
 )
 
 // PartSize is how large a part is: small enough that one that must be sent
-// again is no great loss, and so large that an image has few.
+// again costs little, and so large that an image has few.
 const PartSize = 128 << 20
 
 // Bounds of what a registry may have us read or believe.

@@ -297,7 +297,7 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) (cut bool
 		missing := f.Size - f.have
 		pieces++
 		err := p.piece(ctx, hashing, f)
-		// Less is no progress: a line that gives so little before it breaks
+		// Less does not count as progress: a line that gives so little before it breaks
 		// never comes to an end.
 		got := missing - (f.Size - f.have)
 		return got > 0 && got >= min(64<<10, missing/2), err

@@ -354,7 +354,7 @@ func (n *node) refusals() (out, lost []string) {
 				add("%s is swap in use: swapoff %s", x.Name, x.Path)
 			case slices.Contains(systemMounts, at):
 				add("this computer runs from it: %s is mounted at %s", x.Name, at)
-			case !system: // else unmounting it is no advice
+			case !system: // else nobody should unmount it
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}
 		}

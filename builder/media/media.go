@@ -190,7 +190,7 @@ func (m *image) notSeekable(err error) error {
 	return &partError{fmt.Errorf("it is an edgebake image that is damaged: %s: copy or build it again", format.Problem)}
 }
 
-// relative names what edgebake makes and is no disk: people have it in the same
+// relative names what edgebake makes and is not a disk: people have it in the same
 // directory.
 func (m *image) relative() string {
 	if m.size == ondisk.SlotSize {

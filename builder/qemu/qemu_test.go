@@ -116,7 +116,7 @@ func TestFindFirmware(t *testing.T) {
 	if _, err := FindFirmware([]string{dir}, "amd64", false); err == nil || !strings.Contains(err.Error(), "ovmf") {
 		t.Errorf("nothing installed: %v", err)
 	}
-	// Half a pair is no firmware.
+	// Half a pair is not a firmware.
 	put("OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd")
 	fw, err := FindFirmware([]string{filepath.Join(dir, "none"), dir}, "amd64", false)
 	if err != nil || filepath.Base(fw.Code) != "OVMF_CODE.fd" || filepath.Base(fw.Vars) != "OVMF_VARS.fd" {

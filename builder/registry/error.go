@@ -60,7 +60,7 @@ func (e *Error) Error() string {
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
 		return who + " speaks plain HTTP, not HTTPS"
 	// The client library tries hosts of private networks without TLS too, when
-	// they cannot be reached with it: that it may not is no news.
+	// they cannot be reached with it: that it may not is known.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
 		return who + " is unknown to the name server"
 	case errors.As(e.Err, &op) && op.Op == "dial":

@@ -56,11 +56,11 @@ type Discovery struct {
 	// CA, PEM, where it is known beforehand: then cluster-info is not asked
 	// for, and Pins are not looked at.
 	CA []byte
-	// Names are further names that the masters' certificate may have beside
+	// Names are further names that the API servers' certificate may have beside
 	// their own address, e.g. SharedName.
 	Names []string
 	Dial  DialFunc
-	// Timeout bounds the request to each master.
+	// Timeout bounds the request to each API server.
 	Timeout time.Duration
 }
 
@@ -68,7 +68,7 @@ type Discovery struct {
 type Found struct {
 	Master string // the one that answered first, "host:port"
 	CA     []byte // PEM
-	// ServerName is the name to expect in the masters' certificate; empty:
+	// ServerName is the name to expect in the API servers' certificate; empty:
 	// Master's own host.
 	ServerName string
 
@@ -76,12 +76,12 @@ type Found struct {
 }
 
 // Client reads from the cluster found, with the bootstrap token; at first over
-// the connection on which the master has proven itself.
+// the connection on which the API server has proven itself.
 func (f *Found) Client(d Discovery) *Client {
 	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, kept: f.kept}
 }
 
-// Discover asks every master at once and returns the first that proves to
+// Discover asks every API server at once and returns the first that proves to
 // belong to the pinned cluster. Where none does, the error tells what each
 // said.
 func Discover(ctx context.Context, d Discovery) (*Found, error) {
@@ -122,7 +122,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	return nil, errors.Join(errs...)
 }
 
-// ask carries out discovery with one master.
+// ask carries out discovery with one API server.
 func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, error) {
 	if len(d.CA) > 0 {
 		return d.askKnown(ctx, master)
@@ -130,8 +130,8 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 	return d.askUnknown(ctx, master, id, secret)
 }
 
-// askKnown is discovery with the CA at hand: the master proves itself by it,
-// and accepts the token.
+// askKnown is discovery with the CA at hand: the API server proves itself by
+// it, and accepts the token.
 func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) {
 	f, err := d.found(ctx, master, d.CA)
 	var unknown x509.UnknownAuthorityError
@@ -200,7 +200,7 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	return f, nil
 }
 
-// found has a master prove itself by ca, and shows it the token then: 401 is
+// found has an API server prove itself by ca, and shows it the token then: 401 is
 // the one certain sign of an unknown or expired token, whatever the signer does.
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
@@ -233,8 +233,8 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	return f, nil
 }
 
-// over is the way to a master by the connection on which it has proven itself,
-// and by others like it.
+// over is the way to an API server by the connection on which it has proven
+// itself, and by others like it.
 func (d Discovery) over(first *tls.Conn, master string, ca []byte) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)

@@ -3,8 +3,9 @@
 // bootstrap token for each node and an administrator's kubeconfig, all in one
 // directory.
 //
-// Why offline: every master is stamped with the same keys, so none of them is
-// the first, and every node knows the cluster's CA before the cluster exists.
+// Why offline: every control-plane node is stamped with the same keys, so none
+// of them is the first, and every node knows the cluster's CA before the
+// cluster exists.
 //
 // Invariants:
 //   - The directory appears whole or not at all, and what is added later

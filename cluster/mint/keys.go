@@ -95,8 +95,8 @@ func newCA(name string, now time.Time) (pair, error) {
 	return p, nil
 }
 
-// adminConfig is an administrator's kubeconfig. Each master has a context: a
-// desk knows neither the endpoint's name nor the VIP.
+// adminConfig is an administrator's kubeconfig. Each control-plane node has a
+// context: a desk knows neither the endpoint's name nor the VIP.
 func adminConfig(c *configs.Cluster, ca pair, now time.Time) ([]byte, error) {
 	admin, err := sign(&x509.Certificate{
 		// kubeadm gives this group its rights when it first initialises.

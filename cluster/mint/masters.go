@@ -42,7 +42,7 @@ func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, err
 	return out, errors.Join(errs...)
 }
 
-// Words are what a person says of masters that are lost.
+// Words are what a person says of control-plane nodes that are lost.
 type Words struct {
 	Absent       []string // dead on arrival
 	ContinueFrom string   // whose data is kept
@@ -51,7 +51,7 @@ type Words struct {
 	Birth time.Time
 }
 
-// Say puts the words into masters' Sites.
+// Say puts the words into control-plane nodes' Sites.
 func (w Words) Say(masters []NodeSite) error {
 	var errs []error
 	for i := range masters {
@@ -150,7 +150,7 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 
 // AllowBirth notes that the cluster may be born until then, again or for the
 // first time, and returns the record. Nothing forbids it but the living
-// cluster: masters that see one take a seat in it.
+// cluster: control-plane nodes that see one take a seat in it.
 func AllowBirth(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {

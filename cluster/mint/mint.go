@@ -54,8 +54,8 @@ type Record struct {
 	Tokens   []Token `json:"tokens,omitempty"`
 	// Manifests are the files of the document's manifests, in their order.
 	Manifests []File `json:"manifests,omitempty"`
-	// Births are the times in which the cluster may be born, as its masters'
-	// Sites were told, the latest last.
+	// Births are the times in which the cluster may be born, as its control-plane
+	// nodes' Sites were told, the latest last.
 	Births []Birth `json:"births,omitempty"`
 }
 
@@ -66,7 +66,7 @@ type File struct {
 }
 
 // Birth is a time in which etcd may begin with nothing: the ticket that the
-// masters' Sites carry.
+// control-plane nodes' Sites carry.
 type Birth struct {
 	Issued time.Time `json:"issued"`
 	Until  time.Time `json:"until"`
@@ -465,7 +465,8 @@ func sameCluster(dir string, record *Record, c *configs.ClusterFile) error {
 	return probs.Err()
 }
 
-// masterList names masters in an order of its own: theirs means nothing.
+// masterList names control-plane nodes in an order of its own: theirs means
+// nothing.
 func masterList(masters []Master) string {
 	sorted := slices.SortedFunc(slices.Values(masters), func(a, b Master) int { return cmp.Compare(a.Name, b.Name) })
 	var out []string

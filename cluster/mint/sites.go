@@ -26,8 +26,8 @@ func digest(text []byte) string {
 type NodeSite struct {
 	Name  string
 	Match configs.Match
-	// Expires is when its token does, a master's when the cluster can no longer
-	// be born with it; zero: it cannot now.
+	// Expires is when its token does, a control-plane node's when the cluster can
+	// no longer be born with it; zero: it cannot now.
 	Expires time.Time
 	Site    *configs.Site
 }
@@ -67,8 +67,8 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	return &opened{dir, record, c, id}, nil
 }
 
-// Sites are those of all workers of a directory. What a worker gets is its
-// own token, the CA's hash, the masters and the VIP; no key.
+// Sites are those of all workers of a directory. What a worker gets is its own
+// token, the CA's hash, the API servers and the VIP; no key.
 func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {

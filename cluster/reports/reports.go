@@ -86,7 +86,7 @@ var nodeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 
 const suffix = ".json"
 
-// Open reads what the directory has. Files that are no reports are left alone.
+// Open reads what the directory has. Files that are not reports are left alone.
 func Open(dir string) (*Store, error) {
 	if _, err := os.ReadDir(dir); err != nil {
 		return nil, fmt.Errorf("opening the reports: %w: `edgebake cluster listen` keeps them in its --dir", err)

@@ -235,7 +235,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestFilesOfOthers: what lies in the directory and is no report is left alone.
+// TestFilesOfOthers: what lies in the directory and is not a report is left alone.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.json": "{", "b.json": `{"state":{"node":"c","result":"done"}}`, "notes.txt": "x"} {

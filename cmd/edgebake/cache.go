@@ -40,7 +40,7 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 			v := struct {
 				Dir   string         `json:"dir"`
 				Bytes int64          `json:"bytes"` // of all that it holds
-				Notes int64          `json:"notes"` // the part that is no input
+				Notes int64          `json:"notes"` // the part that is not an input
 				Blobs []fetch.Stored `json:"blobs"`
 			}{Dir: cache.Dir(), Bytes: notes, Notes: notes, Blobs: blobs}
 			for _, b := range blobs {

@@ -331,8 +331,8 @@ func judgeWords(w mint.Words, snapshot string, masters []mint.Master) error {
 	return errors.Join(errs...)
 }
 
-// maxBirth bounds --birth: the shorter it is, the sooner masters that are
-// flashed again can lose nothing.
+// maxBirth bounds --birth: the shorter it is, the sooner control-plane nodes
+// that are flashed again can lose nothing.
 const maxBirth = 31 * 24 * time.Hour
 
 func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) error {

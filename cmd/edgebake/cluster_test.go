@@ -73,7 +73,7 @@ func TestClusterCommands(t *testing.T) {
 		t.Errorf("a worker's Site has the manifests: %v", err)
 	}
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
-	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again is no replacing
+	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again replaces nothing
 	step(0, "1 nodes", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(1, "--force replaces it", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(0, "ok", "validate", filepath.Join(dir, "inventory.yaml"))

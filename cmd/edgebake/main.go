@@ -20,7 +20,7 @@ func main() {
 }
 
 // ends are the signals that end a command in good order. A closed terminal is
-// one: what a build has started is no part of the terminal's job, and would go
+// one: what a build has started is not part of the terminal's job, and would go
 // on. With nohup it ends nothing.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}

@@ -32,8 +32,8 @@ func (s streams) note(format string, args ...any) {
 	}
 }
 
-// hint says what to know of what a command did, beside its results. It is no
-// warning: with --quiet it is not said.
+// hint says what to know of what a command did, beside its results. It is not
+// a warning: --quiet suppresses it.
 func (s streams) hint(format string, args ...any) {
 	if !s.quiet() {
 		fmt.Fprintf(plain{s.Err}, format, args...)

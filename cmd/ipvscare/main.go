@@ -1,4 +1,4 @@
-// Command ipvscare keeps the way from this node to the masters open. See
+// Command ipvscare keeps the way from this node to the API servers open. See
 // package ipvs for what it does and docs/ipvscare.md for how to use it.
 package main
 

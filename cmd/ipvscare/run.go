@@ -151,7 +151,7 @@ const (
 	bootTime = 5 * time.Minute
 )
 
-// bootSpread is how long this boot waits before it asks the masters.
+// bootSpread is how long this boot waits before it asks the API servers.
 func bootSpread(config string) time.Duration {
 	st, err := os.Stat(config)
 	if err != nil {
@@ -245,8 +245,8 @@ func watchdog(lines *log.Logger) func() {
 }
 
 // tuneMemory trades a little processor time, of which ipvscare uses next to
-// none, for a small heap. There is no hard limit: with hundreds of masters it
-// would have the collector run without end. GOGC in the environment wins.
+// none, for a small heap. There is no hard limit: with hundreds of API servers
+// it would have the collector run without end. GOGC in the environment wins.
 func tuneMemory() {
 	smallPages()
 	if os.Getenv("GOGC") == "" {
@@ -262,8 +262,8 @@ const leastGarbage = 256 << 10
 
 // collect keeps garbage small, and gives memory back. By itself the runtime
 // collects only after a whole megabyte, however small the heap is: three times
-// what ipvscare has in use. A large heap, of hundreds of masters, is collected
-// after a quarter of its size.
+// what ipvscare has in use. A large heap, of hundreds of API servers, is
+// collected after a quarter of its size.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()

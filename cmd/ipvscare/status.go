@@ -45,7 +45,7 @@ is 1 if ipvscare is not running or no API server is up.`,
 	}
 }
 
-// verdict is an error for a virtual server of which no master is up.
+// verdict is an error for a virtual server of which no API server is up.
 func verdict(all []ipvs.Status) error {
 	for _, s := range all {
 		for _, v := range s.Servers {

@@ -18,8 +18,8 @@ const (
 )
 
 // BootSpread bounds how long a machine waits after power-on before its first word
-// to the masters, for their sake when the power comes back in a thousand shops at
-// once.
+// to the API servers, for their sake when the power comes back in a thousand shops
+// at once.
 const BootSpread = 3 * time.Second
 
 // Files in the slot (paths inside its FAT file system).
@@ -85,7 +85,7 @@ const (
 	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA, or linked to
 	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own
-	IPVSLearned    = "/var/lib/ipvscare/learned.json" // masters learned from the cluster and from DNS
+	IPVSLearned    = "/var/lib/ipvscare/learned.json" // API servers learned from the cluster and from DNS
 	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's own, 0700: locks, sockets, what was made
 	HostsLock      = "/run/ipvscare/hosts.lock"       // held by flock(2) while /etc/hosts is read and replaced
 	LogDir         = "/var/log/edgebake"              // evidence of convert and reset
@@ -383,7 +383,7 @@ type IPVSVirtual struct {
 	// SNI; empty: none is kept.
 	Host      string `json:"host,omitempty"`
 	Scheduler string `json:"scheduler,omitempty"` // rr (default), wrr, lc, wlc, sh, dh
-	// CAFile verifies the masters. Until the file exists, health is a TCP
+	// CAFile verifies the API servers. Until the file exists, health is a TCP
 	// connect.
 	CAFile    string `json:"caFile,omitempty"`
 	ProbePath string `json:"probePath,omitempty"` // default /readyz
@@ -393,8 +393,8 @@ type IPVSVirtual struct {
 	// LearnMasters lets the cluster's ConfigMap kube-public/edgebake-masters
 	// replace Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
-	// Joined is the cluster that the node joined; nil: none is known. A master
-	// gets no traffic until it has shown one of the two UIDs.
+	// Joined is the cluster that the node joined; nil: none is known. An API
+	// server gets no traffic until it has shown one of the two UIDs.
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 

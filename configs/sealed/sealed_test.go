@@ -75,7 +75,7 @@ func TestSealOpen(t *testing.T) {
 	}
 }
 
-// What is no key is rejected, and a secret key is not quoted.
+// What is not a key is rejected, and a secret key is not quoted.
 func TestBadKeys(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

@@ -35,7 +35,7 @@ var accountFiles = []struct {
 }
 
 // accounts are the account files with the config's users and groups in them.
-// They are edited as text, since useradd and its kin are no match for a power
+// They are edited as text, since useradd and its kin do not survive a power
 // cut between two files, and know no second run. What they do is done alike.
 type accounts struct {
 	db    map[string]*table

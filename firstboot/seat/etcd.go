@@ -17,8 +17,8 @@ import (
 // maxAnswer bounds what is read of an answer; a member has some hundred bytes.
 const maxAnswer = 1 << 20
 
-// Probe asks a master's port 2380 what is behind it. An answer that is neither
-// etcd's nor first boot's counts as none: it proves nothing.
+// Probe asks a control-plane node's port 2380 what is behind it. An answer that
+// is neither etcd's nor first boot's counts as none: it proves nothing.
 //
 // etcd answers /members without a quorum, and to any client certificate of its
 // CA.
@@ -45,14 +45,14 @@ func Probe(ctx context.Context, client *http.Client, peerURL string) PeerState {
 	return Newborn
 }
 
-// A master that has no data yet serves this alone on port 2380, and 404 to all
-// else: etcd at its peers ends at an answer that it does not expect.
+// A control-plane node that has no data yet serves this alone on port 2380, and
+// 404 to all else: etcd at its peers ends at an answer that it does not expect.
 const (
 	BlankPath   = "/edgebake/seat"
 	BlankAnswer = `{"seat":"blank"}`
 )
 
-// ServeBlank is the handler of a master without data.
+// ServeBlank is the handler of a control-plane node without data.
 func ServeBlank() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != BlankPath || r.Method != http.MethodGet {
@@ -255,7 +255,7 @@ func RestoreArgs(snapshot, dataDir, name, peerURL, token string) []string {
 }
 
 // InitialCluster is what etcd's flag of that name says for a Join: the members
-// as they are, and this master under its name.
+// as they are, and this control-plane node under its name.
 func InitialCluster(members []Member, self Member, name string) string {
 	var parts []string
 	for _, m := range members {

@@ -1,21 +1,23 @@
-// Package seat decides whether a master may start etcd, and how.
+// Package seat decides whether a control-plane node (master) may start etcd, and how.
 //
-// Every master is stamped with the same keys and the same list of masters, so
-// each could start an empty etcd that has the cluster's id. Done over a cluster
-// that lives, or has lived, that loses acknowledged writes without an error
-// anywhere. So etcd starts only after a decision from what the disk and the
-// other masters show; nothing on a reflashed disk is left to ask.
+// Every control-plane node is stamped with the same keys and the same list of
+// control-plane nodes, so each could start an empty etcd that has the cluster's
+// id. Done over a cluster that lives, or has lived, that loses acknowledged
+// writes without an error anywhere. So etcd starts only after a decision from
+// what the disk and the other control-plane nodes show; nothing on a reflashed
+// disk is left to ask.
 //
 // Decide is pure: first boot asks, and carries out.
 //
 // Invariants:
-//   - A blank disk gives birth only where every other master was seen blank or
-//     newborn, and a ticket says that a birth is meant.
-//   - A master that has ever lived and cannot be asked stops a birth forever;
-//     one that is silent makes it wait.
+//   - A blank disk gives birth only where every other control-plane node was
+//     seen blank or newborn, and a ticket says that a birth is meant.
+//   - A control-plane node that has ever lived and cannot be asked stops a
+//     birth forever; one that is silent makes it wait.
 //   - Data of another cluster is never started, and a seat whose machine runs
 //     is never taken.
-//   - What could lose data needs a person's word, naming the master to keep.
+//   - What could lose data needs a person's word, naming the control-plane node
+//     to keep.
 package seat
 
 import (
@@ -24,7 +26,7 @@ import (
 	"strings"
 )
 
-// PeerState is what another master showed.
+// PeerState is what another control-plane node showed.
 type PeerState int
 
 // States of a peer, by what its port 2380 answers.
@@ -42,7 +44,7 @@ const (
 	Lived
 )
 
-// Peer is another master.
+// Peer is another control-plane node.
 type Peer struct {
 	Name  string
 	State PeerState
@@ -71,7 +73,8 @@ type Disk struct {
 	Removed bool
 	// Generation of the cluster that the log is of.
 	Generation int
-	// Continued: the word to continue from this master has been carried out.
+	// Continued: the word to continue from this control-plane node has been carried
+	// out.
 	Continued bool
 }
 
@@ -103,13 +106,14 @@ const (
 
 // Word is what a person says explicitly in the Site.
 type Word struct {
-	// ContinueFrom names the master whose data is to be kept, where a quorum
-	// is lost for good. Empty: no such word.
+	// ContinueFrom names the control-plane node whose data is to be kept, where a
+	// quorum is lost for good. Empty: no such word.
 	ContinueFrom string
-	// Restore: the named master begins with a snapshot, not with its own data.
+	// Restore: the named control-plane node begins with a snapshot, not with its own
+	// data.
 	Restore bool
-	// Absent are masters that are dead on arrival: a cluster is born without
-	// them.
+	// Absent are control-plane nodes that are dead on arrival: a cluster is born
+	// without them.
 	Absent []string
 	// Generation of the cluster: raised to give birth again, with nothing of
 	// what was.
@@ -123,7 +127,7 @@ type View struct {
 	// Cluster is the id of the Site's cluster.
 	Cluster string
 	Disk    Disk
-	Peers   []Peer // all other masters of the Site
+	Peers   []Peer // all other control-plane nodes of the Site
 	// Quorum: a quorum answered, with these Members.
 	Quorum  bool
 	Members []Member
@@ -137,7 +141,7 @@ type View struct {
 	Word    Word
 }
 
-// Action is what a master does now.
+// Action is what a control-plane node does now.
 type Action int
 
 // The actions.
@@ -165,7 +169,8 @@ func (a Action) String() string {
 // Decision is an Action with what it needs, and why.
 type Decision struct {
 	Do Action
-	// Remove are the ids of members that are this master's old seats, for Join.
+	// Remove are the ids of members that are this control-plane node's old seats, for
+	// Join.
 	Remove []string
 	// Promote: the member on the disk is a learner, for Start.
 	Promote bool
@@ -212,15 +217,16 @@ func (v View) lived() Decision {
 	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this master's data"}
 }
 
-// learner reports whether a quorum lists this master as one that was added and
-// not yet promoted, as a power cut in the middle of a Join leaves it.
+// learner reports whether a quorum lists this control-plane node as one that
+// was added and not yet promoted, as a power cut in the middle of a Join leaves
+// it.
 func (v View) learner() bool {
 	return v.Quorum && slices.ContainsFunc(v.Members, func(m Member) bool { return m.Learner && v.member(m) })
 }
 
 // member reports whether m is the member that the log is of. Another may have
-// this master's name and address: one that was added after the log's was
-// removed.
+// this control-plane node's name and address: one that was added after the
+// log's was removed.
 func (v View) member(m Member) bool {
 	if v.Disk.Member == "" {
 		return v.Own(m)
@@ -228,8 +234,8 @@ func (v View) member(m Member) bool {
 	return m.ID == v.Disk.Member
 }
 
-// Own reports whether a member has this master's seat. One that has not
-// started yet has no name.
+// Own reports whether a member has this control-plane node's seat. One that
+// has not started yet has no name.
 func (v View) Own(m Member) bool {
 	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
 }
@@ -297,7 +303,8 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// continued: a person gave up the lost masters' data and named one to keep.
+// continued: a person gave up the lost control-plane nodes' data and named one to
+// keep.
 func (v View) continued() Decision {
 	from := v.Word.ContinueFrom
 	switch {
@@ -314,7 +321,7 @@ func (v View) continued() Decision {
 		}
 		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
-		return v.lived() // the cluster lives, with this master: nothing to give up
+		return v.lived() // the cluster lives, with this control-plane node: nothing to give up
 	case from == v.Self && v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
 	case from == v.Self && v.Word.Restore:

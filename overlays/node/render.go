@@ -146,8 +146,8 @@ func renderUser(u configs.User) types.PasswdUser {
 }
 
 // ProxyEnv is the environment of programs that leave the site through its
-// proxy, "NAME=value"; nil without one. The masters, the VIP and the endpoint
-// are always reached straight.
+// proxy, "NAME=value"; nil without one. The API servers, the VIP and the
+// endpoint are always reached straight.
 func ProxyEnv(site *configs.Site) []string {
 	p := site.Network.Proxy
 	if p.HTTP == "" && p.HTTPS == "" {

@@ -390,7 +390,7 @@ func TestActiveMember(t *testing.T) {
 	}
 	until(t, "m1 to be seen", active)
 	e.wipe(0)
-	e.blank(0) // what a second machine serves at the same address is no life
+	e.blank(0) // what a second machine serves at the same address does not count as a life
 	until(t, "m1 to be missed", func() bool { return !active() })
 	if _, err := via.Active(t.Context(), "m1"); err == nil {
 		t.Error("a name is taken for an id")

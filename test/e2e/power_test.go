@@ -241,7 +241,7 @@ func (w *world) wayBack(rec *lab.Recording) error {
 }
 
 // repaired runs e2fsck, which the machine's own boot does as well: that it
-// repaired something is no error, that it could not is one.
+// repaired something is not an error, that it could not is one.
 func repaired(argv ...string) error {
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	var exit *exec.ExitError
@@ -273,7 +273,7 @@ func nodeFiles(data, root string) error {
 		if f.from == "/lib/kubelet/pki" {
 			command = fmt.Sprintf("rdump %s %s", f.from, filepath.Dir(to))
 		}
-		// What is not there yet is said and is no failure of the program.
+		// What is not there yet is said, and the program did not fail.
 		if out, err := exec.Command("debugfs", "-R", command, data).CombinedOutput(); err != nil {
 			return fmt.Errorf("debugfs %s: %w: %s", command, err, out)
 		}

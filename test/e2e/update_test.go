@@ -18,7 +18,7 @@ import (
 // A system that was built from another Image is written by hand where an
 // update would write it: into the root partition that is not in use, with a
 // boot entry of three tries. It boots as the node that the machine was, and is
-// marked as good. Systems that are no good are left again without a person:
+// marked as good. Bad systems are left again without a person:
 // one that does not boot after its third try, one that does not get Ready
 // after its time.
 func TestAnotherRoot(t *testing.T) {
@@ -81,7 +81,7 @@ func TestAnotherRoot(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// goesBack waits until the machine, switched on with a system that is no good,
+// goesBack waits until the machine, switched on with a bad system,
 // is the node that it was with the one before.
 func (w *world) goesBack(vm *lab.VM, before *lab.Object, tries int) {
 	w.t.Helper()

@@ -143,7 +143,7 @@ func (s *Serial) Broken() error {
 var powerOn = regexp.MustCompile(`BdsDxe: (loading|starting) Boot`)
 
 // final tells whether nothing comes after line i. A panic for which the
-// emulator is to blame is no end: every image tells its kernel to reset after a
+// emulator is to blame does not count as an end: every image tells its kernel to reset after a
 // panic, and the machine lives through it as through a power cut.
 func (s *Serial) final(lines []Line, i int) bool {
 	if !fatal.MatchString(lines[i].Text) {

@@ -224,7 +224,7 @@ func (e *endless) ReadAt(p []byte, off int64) (int, error) {
 	return 0, io.EOF
 }
 
-// What a file or a server claims is no reason to take all memory.
+// A claim of a file or a server does not take all memory.
 func TestTableOfAnySize(t *testing.T) {
 	e := &endless{size: 1 << 40, foot: append(le.AppendUint32(nil, 1<<27), hasSums, 0xb1, 0xea, 0x92, 0x8f)}
 	if _, err := Open(e, e.size); !errors.Is(err, ErrFormat) || e.longest > 1<<20 {

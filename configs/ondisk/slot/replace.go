@@ -132,7 +132,7 @@ func readHeader(r io.ReaderAt) []byte {
 }
 
 // readRecord returns what a Replace that was cut off had to write; nil where there
-// is no such record, or only part of one.
+// is not such a record, or only part of one.
 func readRecord(r io.ReaderAt) []byte {
 	header := readHeader(r)
 	if header == nil {

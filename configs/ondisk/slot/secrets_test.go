@@ -100,7 +100,7 @@ func TestScrubOfEveryEncoding(t *testing.T) {
 }
 
 // TestNothingElseIsHidden: a config without the token stays as it is, byte for
-// byte; what is no config is hidden as a text.
+// byte; what is not a config is hidden as a text.
 func TestNothingElseIsHidden(t *testing.T) {
 	doc := `{ "ignition": {"version":"3.5.0"}, "storage":{"files":[{"path":"/a","contents":{"source":"data:;base64,aGVsbG8="}}]} }`
 	if got := newHider([]string{token, ""}).ignition([]byte(doc)); string(got) != doc {

@@ -68,7 +68,7 @@ func newWireNode(b *testing.B, to *lab.Namespace, i int) *wireNode {
 	ip(b, "-n", to.Name, "link", "set", port, "master", "br0", "up")
 	ip(b, "-n", n.name, "link", "set", "lo", "up")
 	ip(b, "-n", n.name, "addr", "add", fmt.Sprintf("10.103.0.%d/24", 201+i), "dev", "eth0")
-	// IPv6's own packets (router solicitations) are no part of what is counted.
+	// IPv6's own packets (router solicitations) are not counted.
 	ip(b, "netns", "exec", n.name, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=1")
 	ip(b, "-n", n.name, "link", "set", "eth0", "up")
 	// Both ends know each other's hardware address. ARP, which would be asked
