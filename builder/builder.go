@@ -1,10 +1,13 @@
-// Package builder turns an Image into a golden disk image. Resolve pins every
-// input and gives a Plan: it copies local files and overlays into the cache, and
-// downloads and makes none of the rest; with Options.Update it makes the cache forget the
-// base. BuildEach resolves, fetches or makes the inputs, merges them with what
-// package overlays renders, and writes the disk. The same plan gives the same
-// bytes: no byte depends on the clock, a random number or a path of the host. No
-// step needs root.
+// Package builder turns an Image into a golden disk image.
+//
+// Resolve pins every input and returns a Plan. It copies local files and overlays
+// into the cache; it neither downloads nor compiles the other inputs. With
+// Options.Update the cache forgets the base first. BuildEach resolves, fetches or
+// makes the inputs, merges them with what package overlays renders, and writes
+// the disk.
+//
+// The same plan gives the same bytes: none depends on the clock, on a random
+// number or on a path of the host. No step needs root.
 package builder
 
 import (

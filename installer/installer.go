@@ -1,12 +1,12 @@
-// Package installer is what an installer's stick, ISO or network boot runs on
-// the machine: it finds the image that came with it, picks the internal disk by
-// the rule it was given, writes the image with this machine's Site, verifies
-// it, and says on every console what it does.
+// Package installer runs on the machine that an installer's stick, ISO or network
+// boot starts. It finds the image that came with it, selects the internal disk by
+// the rule it was given, writes the image with this machine's Site, verifies it,
+// and reports each step on every console.
 //
-// It never guesses. Where the rule leaves two disks, or an inventory has no
-// site for the machine, it waits and shows what there is. It never overwrites
-// an edgebake disk unless it was made to, and then once: a stick that was
-// forgotten in the machine starts the disk that it installed.
+// It never guesses. If the rule matches two disks, or an Inventory has no Site
+// for the machine, it waits and shows what it found. It overwrites an edgebake
+// disk only if it was built to do so, and then once: a stick that was left in the
+// machine starts the disk that it installed.
 package installer
 
 import (

@@ -1,8 +1,8 @@
-// Command packaging makes the packages of edgebake: a Debian package and container
-// images, for each architecture. They carry edgebake, its programs for nodes of
-// all architectures, manual pages and completions. The same commit gives the same
-// bytes, except for the Debian below the larger container image, which is that of
-// the day.
+// Command packaging makes the packages of edgebake: a Debian package and
+// container images, for each architecture. They contain edgebake, the programs
+// for nodes of all architectures, manual pages and completions. The same commit
+// gives the same bytes, except for the Debian base of the larger container image,
+// which is that of the day.
 package main
 
 import (

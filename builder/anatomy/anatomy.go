@@ -1,11 +1,11 @@
-// Package anatomy tells what an image consists of: its partitions, the
-// packages, programs and container images in them and their largest files,
-// what was pinned for it and where the time of its build went. It is data
-// (Anatomy), one HTML page of it, and the difference between two of them.
+// Package anatomy describes what an image consists of: its partitions; the
+// packages, programs and container images in them; their largest files; what was
+// pinned for it; how long each step of its build took. The result is data
+// (Anatomy), one HTML page that shows it, and the difference between two of them.
 //
-// What is told comes from the image itself, and, where they are there, from the
-// report beside it and from a report of a node that booted it. The page needs
-// no network and no script, and every number in it is one of the data.
+// It reads the image itself and, where they exist, the report beside it and the
+// report of a node that booted it. The page needs neither network nor script, and
+// every number on it is one of the data.
 package anatomy
 
 import (

@@ -1,23 +1,22 @@
-// Package carry brings golden images into container registries and out of them,
-// as OCI artifacts: push and pull.
+// Package carry pushes golden images to container registries, and pulls them, as
+// OCI artifacts.
 //
-// An artifact is a manifest, a config blob and the compressed image (.raw.zst)
-// cut into a few large parts, each of whole frames. The config blob says what
-// the image will be: its golden digest, its signature, image.json and the table
-// of its frames. So whose image it is can be checked before it is downloaded,
-// any frame can be read by a range, and frames are hashed while the rest is on
-// its way.
+// An artifact is a manifest, a config blob and the compressed image (.raw.zst),
+// cut into a few large parts of whole frames. The config blob describes the
+// image: its golden digest, its signature, image.json and the table of its
+// frames. Therefore a reader can verify the signature before it downloads the
+// image, can read any frame by a range request, and hashes frames while the rest
+// arrives.
 //
 // Invariants:
 //
 //   - The same image gives the same artifact, byte for byte.
-//   - The manifest is put last: a name in a registry stands for a whole,
-//     verified image or for what it stood for before.
-//   - A file appears under its name only when its golden digest was verified.
-//   - What was transferred is not transferred again: a part that the registry
-//     has is not sent, and a download goes on where it broke off, also in the
-//     next run.
-//   - No image with a Site in it leaves or arrives.
+//   - The manifest is pushed last: a tag names a complete, verified image, or
+//     still what it named before.
+//   - A file gets its name only after its golden digest was verified.
+//   - Nothing is transferred twice: a part that the registry has is not sent,
+//     and an interrupted download resumes, also in the next run.
+//   - An image with a Site in it is neither pushed nor pulled.
 package carry
 
 import (

@@ -1,13 +1,11 @@
-// Package device knows the disks of the computer that edgebake runs on: which
-// there are, what they are called, and why one must not be overwritten. It
-// opens one so that nobody else uses it meanwhile, and writes, zeroes and
-// reads it past the page cache.
+// Package device lists the disks of the computer that edgebake runs on, and says
+// why one must not be overwritten. It opens a disk exclusively, and reads, writes
+// and zeroes it past the page cache.
 //
-// What is on a disk, lsblk tells (util-linux, on every distribution): it
-// knows mounts, swap, holders, and what udev found on disks and partitions, for
-// users without rights too. Where udev has not looked, as in containers, wipefs
-// does. parse and Refusals are pure; the ioctls are in the files of the
-// operating system.
+// lsblk (util-linux) says what is on a disk. It reports mounts, swap, holders and
+// what udev found on disks and partitions, also to users without privileges.
+// Where udev has not looked, e.g. in containers, wipefs looks. parse and Refusals
+// are pure; the ioctls are in one file for each operating system.
 package device
 
 import (

@@ -1,23 +1,21 @@
-// Package disk lays a disk image out and writes it: a GPT with the EFI system
-// partition, the slot, the root and the data partition, in one pass, sparse,
-// without root, loop device or mount.
+// Package disk computes the layout of a disk image and writes it: a GPT with the
+// EFI system partition, the slot, the root and the data partition. It writes
+// sparsely, in one pass, without root, loop device or mount.
 //
-// Compute is pure: a Spec gives a Layout, and every GUID and UUID in it is a
-// hash of the plan's id and the partition's label. Write carries the layout
-// out into a temporary file in the output's directory that gets its name when it
-// is complete; whatever goes wrong before, and an interrupt too, leaves
-// nothing behind.
+// Compute is pure: a Spec gives a Layout. Every GUID and UUID in it is a hash of
+// the plan's ID and the partition's label. Write writes the layout to a temporary
+// file in the output's directory and renames it when it is complete. After an
+// error or an interrupt nothing is left behind.
 //
 // Invariants:
 //   - The same Spec and blobs give the same bytes, compressed or not, whatever
 //     the machine, the directory or the number of processors.
-//   - Partitions begin and end on multiples of Align, which is also the size
-//     of a frame of a compressed image: stamping replaces whole frames.
-//   - What nobody wrote is a hole in the file.
-//   - Nothing depends on the size of a disk's sectors but the table and the
-//     FAT file systems, which are made for it.
+//   - Partitions begin and end on multiples of Align. That is also the size of a
+//     frame of a compressed image, so stamping replaces whole frames.
+//   - Ranges that nothing is written to are holes in the file.
+//   - Only the table and the FAT file systems depend on the disk's sector size.
 //   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
-//     partition but the slot.
+//     partition except the slot.
 package disk
 
 import (

@@ -1,22 +1,22 @@
-// Package images takes container images on board of a disk image: it lays
-// them down as containerd itself would have after pulling and unpacking them,
-// so that a node's pods start without importing anything.
+// Package images puts container images into a disk image, in the form in which
+// containerd has them after pulling and unpacking. A node's pods then start
+// without importing anything.
 //
-// Resolve pins references to digests and chooses the platform; nothing is
-// unpacked yet. Bake fetches the layers into the build's cache, uncompressed
-// and each once, and returns tree nodes below var/lib/containerd whose
-// contents are ranges of those layers. Archives is the fallback for runtimes
-// whose store we cannot write: archives that the node imports at first boot.
+// Resolve pins references to digests and selects the platform; it unpacks
+// nothing. Bake fetches each layer once into the build's cache, uncompressed, and
+// returns tree nodes below var/lib/containerd whose contents are ranges of those
+// layers. Archives is the fallback for runtimes whose store edgebake cannot
+// write: archives that the node imports at first boot.
 //
 // Invariants:
 //
-//   - Every blob is checked against its digest, every layer against its
-//     diffID, before the cache has it under that name.
+//   - Every blob is compared with its digest, and every layer with its diffID,
+//     before the cache has it under that name.
 //   - The result depends on the pinned digests and options alone: not on the
-//     order of the images, on time, or on what the cache held before.
-//   - No file contents pass through memory as a whole; what grows with an
-//     image is the list of its names.
-//   - Nothing is written but to the cache; no privilege is needed.
+//     order of the images, on time, or on the cache.
+//   - File contents are streamed. Memory grows with the number of names in an
+//     image.
+//   - Only the cache is written to; no privilege is required.
 package images
 
 import (

@@ -1,7 +1,8 @@
-// Package installer makes what installs an image on a machine that nobody logs
-// in to: the image's own loader, kernel and initrd, as its maker signed them,
-// and one more initrd archive with the program that installs, what it needs of
-// the image's system, and what it is to do. The image lies beside it as a file.
+// Package installer builds sticks, ISO images and network boots that install an
+// image on a machine without a person. An installer has the image's own loader,
+// kernel and initrd, with their signatures, and one more initrd archive. That
+// archive holds package installer's program, the programs of the image that it
+// calls, and its instructions. The image itself is a file beside them.
 package installer
 
 import (

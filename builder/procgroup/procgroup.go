@@ -1,8 +1,9 @@
-// Package procgroup runs programs of others together with all that they start,
-// and ends them together. An interrupt that is typed reaches every process of
-// the terminal's job; one that a service manager or a CI runner sends reaches
-// edgebake alone, and mmdebstrap, apt and go count on their children having
-// had it too.
+// Package procgroup runs external programs, and ends them together with all
+// processes that they start.
+//
+// An interrupt typed at a terminal reaches every process of the job. One that a
+// service manager or a CI runner sends reaches edgebake alone, while mmdebstrap,
+// apt and go expect that their children received it too.
 package procgroup
 
 import (

@@ -1,7 +1,6 @@
-// Package registry is how container registries are reached, whatever is fetched
-// from them or brought there: over TLS unless plain HTTP is allowed, with the
-// logins that docker knows, with an end to every wait, and with errors in plain
-// words.
+// Package registry connects to container registries, for pulling and for pushing:
+// over TLS unless plain HTTP is allowed, with docker's logins, with a timeout for
+// every wait, and with errors that say what to do.
 package registry
 
 import (

@@ -1,11 +1,11 @@
-// Package transfer is how long whatever comes or goes over a network is waited
-// for, and how it is asked for again: registries, downloads, and an image on a
-// web server that a machine installs.
+// Package transfer has the timeouts and retries of everything that uses a
+// network: registries, downloads, and the image that an installer reads from a
+// web server.
 //
-// A wait in which nothing moves has an end, however long the transfer; one that
-// is merely slow goes on. What is asked for again is asked for after pauses
-// that grow, no sooner than the server says. What is worth another attempt, and
-// how many, is for the caller to say.
+// A transfer times out when nothing has arrived for a while; a slow one may take
+// as long as it needs. Pauses between attempts grow, and are never shorter than
+// the server demands. The caller decides which errors are worth another attempt,
+// and how many attempts to make.
 package transfer
 
 import (

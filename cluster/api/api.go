@@ -1,12 +1,11 @@
-// Package api speaks to a kube-apiserver the little that a node needs:
-// discovery of the cluster through its published cluster-info, and a few reads
-// with the bootstrap token or the kubelet's own certificate. It is written on
-// net/http, since client-go weighs more than the whole program that uses it.
+// Package api makes the few requests to a kube-apiserver that a node needs:
+// discovery through the published cluster-info, and some reads with the bootstrap
+// token or kubelet's certificate. It uses net/http, since client-go is larger
+// than the whole program.
 //
-// Invariants: nothing secret is sent to a server whose certificate has not
-// been verified against a CA that the caller pinned or that the token's
-// signature vouches for; no secret appears in an error; every answer read is
-// bounded.
+// Invariants: no secret is sent to a server before its certificate is verified
+// against a CA that the caller pinned or that the token's signature vouches for;
+// no error contains a secret; the size of every answer is limited.
 package api
 
 import (

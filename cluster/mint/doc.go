@@ -1,19 +1,18 @@
-// Package mint makes a cluster's identity at a desk, before any of its
-// machines is switched on: the CAs, the key of its service accounts, a
-// bootstrap token for each node and an administrator's kubeconfig, all in one
-// directory.
+// Package mint makes a cluster's identity before any of its machines is switched
+// on: the CAs, the key for service accounts, a bootstrap token for each node and
+// an administrator's kubeconfig. All are in one directory.
 //
-// Why offline: every control-plane node is stamped with the same keys, so none
-// of them is the first, and every node knows the cluster's CA before the
-// cluster exists.
+// Why offline: every control-plane node (master) is stamped with the same keys,
+// so none of them has to be the first, and every node knows the cluster's CA
+// before the cluster exists.
 //
 // Invariants:
-//   - The directory appears whole or not at all, and what is added later
-//     appears file by file, whole. Nothing in it is ever replaced by a new key.
-//   - The directory is one cluster's forever: what identifies the cluster is
-//     compared each time, and a difference is an error.
-//   - The directory is readable by its owner alone. With recipients, secrets
-//     in it are encrypted; what stays in clear (certificates, names, ids of
-//     tokens) gives no access.
-//   - What kubeadm's phases find in pki they take as their own.
+//   - The directory appears complete or not at all. Files added later appear one
+//     by one, each complete. No key in it is ever replaced.
+//   - The directory belongs to one cluster forever. What identifies the cluster
+//     is compared each time; a difference is an error.
+//   - Only its owner can read the directory. With recipients, its secrets are
+//     encrypted; what stays in clear (certificates, names, IDs of tokens) gives
+//     no access.
+//   - The contents of pki are in the form that kubeadm's phases use as they are.
 package mint

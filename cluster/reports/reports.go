@@ -1,9 +1,9 @@
-// Package reports receives what first boot of each machine says of itself
-// (report.url of a Site), keeps the last word of each, and shows all of them.
+// Package reports receives the reports of first boot (report.url of a Site),
+// keeps the last one of each machine, and shows them all.
 //
-// Whoever knows the address of the receiver can say anything of any machine:
-// what comes in is bounded, kept as data, and shown as text. Nothing is done
-// because of it.
+// Anybody who knows the receiver's address can send a report about any machine.
+// Therefore the size of a report is limited, it is kept as data and shown as
+// text, and it never causes an action.
 package reports
 
 import (

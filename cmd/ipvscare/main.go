@@ -1,5 +1,5 @@
-// Command ipvscare keeps the way from this node to the API servers open. See
-// package ipvs for what it does and docs/ipvscare.md for how to use it.
+// Command ipvscare keeps the API servers (masters) reachable from this node.
+// Package ipvs describes what it does, docs/ipvscare.md how to use it.
 package main
 
 import (

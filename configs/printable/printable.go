@@ -1,6 +1,6 @@
-// Package printable makes texts of others fit to show. Servers, disks and
-// documents are quoted in messages, and a terminal obeys the control characters
-// in them.
+// Package printable makes text from elsewhere safe to print. Messages quote
+// servers, disks and documents, and a terminal obeys the control characters in
+// such text.
 package printable
 
 import (

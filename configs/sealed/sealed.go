@@ -1,6 +1,5 @@
-// Package sealed encrypts what a person keeps on disk or sends around, to age
-// recipients (age-encryption.org), and opens it again. It is the one place
-// that knows age.
+// Package sealed encrypts files to age recipients (age-encryption.org), and
+// decrypts them. No other package imports age.
 package sealed
 
 import (

@@ -1,5 +1,5 @@
-// Package yamltree reads and changes YAML documents where they lie, so that
-// comments, order and positions stay as a person wrote them.
+// Package yamltree reads and edits YAML documents in place: comments, order and
+// positions stay as a person wrote them.
 package yamltree
 
 import "go.yaml.in/yaml/v3"

@@ -1,19 +1,20 @@
-// Package apply makes a running system what an Ignition config says: files,
+// Package apply makes a running system match an Ignition config: files,
 // directories, links, users, groups, SSH keys and systemd units.
 //
-// The real Ignition runs once, before the first boot, on a disk of its own,
-// and either succeeds or leaves no machine. Ours runs on a machine that is up
-// and may lose its power anywhere, and again when its Site was corrected. So:
+// The real Ignition runs once, before the first boot, on a disk that nothing else
+// uses; it succeeds, or there is no machine. This one runs on a running machine
+// that may lose its power at any point, and again after its Site was corrected.
+// So:
 //
-//   - every path is replaced at once, and every step may be carried out again;
-//   - a manifest lists what we made, and what stood there before is kept, so
-//     that a config which no longer names a path gives the original back;
-//   - the manifest names a path before the path is touched: a cut leaves it
-//     naming too much, never too little;
-//   - what it does not apply, it rejects by name, before anything is written.
+//   - every path is replaced atomically, and every step may be repeated;
+//   - a manifest lists what was created, and the file that was there before is
+//     kept: when a config no longer names a path, its original comes back;
+//   - the manifest names a path before the path is touched: after a power cut it
+//     may name too many paths, never too few;
+//   - what is unsupported is rejected by name, before anything is written.
 //
-// docs/decisions/0006 has the comparison, and the tests hold the result
-// against that of the real program.
+// docs/decisions/0006 compares the two, and the tests compare the result with
+// that of the real program.
 package apply
 
 import (

@@ -1,22 +1,23 @@
-// Package beneath reads and changes files as root below directories in which
-// other users may write too: their homes, /tmp, whatever a config names.
+// Package beneath reads and changes files as root below directories that other
+// users may write to: their homes, /tmp, whatever a config names.
 //
-// A user owns the names in his directories. Between two of our calls he may
-// put a link to /etc/kubernetes/manifests where .ssh was, make a FIFO of
-// authorized_keys, or a hard link of a file that is not his. So:
+// A user controls the names in his directories. Between two system calls he may
+// replace .ssh by a link to /etc/kubernetes/manifests, authorized_keys by a FIFO,
+// or a file by a hard link to somebody else's. So:
 //
-//   - a path is walked one directory at a time, each opened without following
-//     links and held open; owner, permissions and contents are read and
-//     changed through what was opened, never through the name again;
-//   - a link is followed where only root can have made it, such as /var/run.
-//     From the first directory on that somebody else may write in, none is;
-//   - nothing that exists is opened for writing. A file is written under
-//     another name, which must be new and cannot be guessed where others may
-//     write, and renamed;
-//   - what a user put in the way is moved aside, not followed and not an
-//     error: nobody but root keeps a machine from taking its settings.
+//   - a path is walked one directory at a time. Each is opened without following
+//     links, and held open. Owner, permissions and contents are read and changed
+//     through the open file, never through the name again;
+//   - a link is followed only where root alone can have made it, e.g. /var/run.
+//     From the first directory on that somebody else may write to, no link is
+//     followed;
+//   - an existing file is never opened for writing. The contents are written
+//     under a new name, which nobody can guess where others may write, and
+//     renamed;
+//   - what a user put in the way is moved aside. It is neither followed nor an
+//     error: only root may keep a machine from taking its settings.
 //
-// Every change is complete after a power cut, or did not happen.
+// After a power cut every change is complete or did not happen.
 package beneath
 
 import (

@@ -1,4 +1,5 @@
-// Package console tells a person who stands before a machine what it does.
+// Package console prints what a machine does to the consoles that a person may be
+// looking at.
 package console
 
 import (

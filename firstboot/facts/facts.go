@@ -1,6 +1,5 @@
-// Package facts reads who a machine is from the kernel. First boot and the
-// installer use the same facts: what one of them matches with a site of an
-// inventory, the other does too.
+// Package facts reads from the kernel what identifies a machine. First boot and
+// the installer use the same facts, so both match the same Site of an Inventory.
 package facts
 
 import (

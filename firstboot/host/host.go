@@ -1,5 +1,5 @@
-// Package host is the one part of first boot that touches a machine: it makes
-// the firstboot.Env of the system this program runs on. It decides nothing.
+// Package host is the one part of first boot that touches a machine: it makes the
+// firstboot.Env of the running system. It makes no decisions.
 package host
 
 import (

@@ -1,23 +1,26 @@
-// Package seat decides whether a control-plane node (master) may start etcd, and how.
+// Package seat decides whether a control-plane node (master) may start etcd, and
+// how. Its seat is its membership in etcd.
 //
 // Every control-plane node is stamped with the same keys and the same list of
-// control-plane nodes, so each could start an empty etcd that has the cluster's
-// id. Done over a cluster that lives, or has lived, that loses acknowledged
-// writes without an error anywhere. So etcd starts only after a decision from
-// what the disk and the other control-plane nodes show; nothing on a reflashed
-// disk is left to ask.
+// control-plane nodes, so each could start an empty etcd with the cluster's ID.
+// If the cluster exists, or existed, that loses acknowledged writes, and nothing
+// reports an error. So etcd starts only after a decision, made from what the disk
+// and the other control-plane nodes show. A disk that was flashed again shows
+// nothing.
 //
-// Decide is pure: first boot asks, and carries out.
+// Decide is pure: package firstboot asks the questions and carries out the
+// decision.
 //
 // Invariants:
-//   - A blank disk gives birth only where every other control-plane node was
-//     seen blank or newborn, and a ticket says that a birth is meant.
-//   - A control-plane node that has ever lived and cannot be asked stops a
-//     birth forever; one that is silent makes it wait.
-//   - Data of another cluster is never started, and a seat whose machine runs
-//     is never taken.
-//   - What could lose data needs a person's word, naming the control-plane node
-//     to keep.
+//   - A node with a blank disk begins a cluster only if every other
+//     control-plane node was seen blank or newborn, and a ticket allows a new
+//     cluster.
+//   - A control-plane node that was once a member and cannot be asked prevents
+//     that forever; one that does not answer delays it.
+//   - Data of another cluster is never started, and a seat whose machine runs is
+//     never taken.
+//   - What could lose data requires a person's instruction that names the
+//     control-plane node to keep.
 package seat
 
 import (

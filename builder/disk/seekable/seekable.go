@@ -1,12 +1,11 @@
 // Package seekable reads and writes the zstd seekable format: a zstd file of
-// independent frames followed by a table that says where each begins. Any
-// zstd decompresses it; who knows the table reads or replaces one frame
-// without touching the others.
+// independent frames, followed by a table that says where each begins. Any zstd
+// decompresses the whole file. With the table, a reader can read or replace one
+// frame alone.
 //
-// A frame may be stored raw: wrapped as zstd, not compressed. Its length then
-// depends on nothing but the length of its content, so that new content takes
-// its place in the file and nothing else moves. The slot of an image is
-// stored so.
+// A frame may be stored raw: wrapped as zstd, not compressed. The length of such
+// a frame depends on the length of its content alone, so new content replaces the
+// old without moving anything else. The slot of an image is stored so.
 //
 // The format is defined in zstd's contrib/seekable_format
 // (zstd_seekable_compression_format.md), frames in RFC 8878.

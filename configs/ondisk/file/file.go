@@ -1,6 +1,6 @@
-// Package file replaces files so that a power cut leaves the old contents or the
-// new, and names contents by their SHA-256. What runs as root on a node beside
-// other users goes through firstboot/beneath instead.
+// Package file replaces files atomically, so that a power cut leaves the old
+// contents or the new, and computes the SHA-256 of contents. Code that runs as
+// root on a node beside other users uses firstboot/beneath instead.
 package file
 
 import (

@@ -1,26 +1,25 @@
-// Package slot makes and reads the slot: the small FAT file system through
-// which one site reaches a golden image, and a machine's report reaches
-// people. edgebake writes it when it stamps, any laptop may edit it, and
-// firstboot reads it, reports in it and takes the secrets out of it.
+// Package slot makes and reads the slot: the small FAT file system through which
+// a golden image receives one Site and a machine returns its report. edgebake
+// writes it when it stamps, any laptop may edit it, and firstboot reads it,
+// writes its report to it and removes the secrets from it.
 //
 // Contract (docs and configs/ondisk name the files):
-//   - The slot is always written whole, never edited, in an order that a power
-//     cut cannot turn into something half-right: the first sector is zeroed,
-//     the rest is written, the first sector comes last. Whoever finds the
-//     first sector zero knows that nothing is there (ErrBlank), but for what
-//     Replace had put into the second half.
-//   - The one exception are the two reports. They are preallocated, and
-//     WriteReport fills them in place without touching any other sector.
-//   - Scrub is a whole write of what is left without the secrets, so no old
-//     byte survives, in free clusters neither.
-//   - Read takes what laptops leave: other case, short names, files of the
-//     system's own, text marks of editors. It reads nothing that the contract
-//     does not name.
-//   - Reading costs at most what the limits in budget.go say, whatever the
-//     file system claims: it is read as root, from any stick that somebody
-//     plugs in.
+//   - The slot is always written as a whole, never edited, in an order that
+//     survives a power cut: the first sector is zeroed, the rest is written, and
+//     the first sector comes last. A reader that finds the first sector zero
+//     reports ErrBlank, unless Replace saved the new contents in the second
+//     half.
+//   - The two reports are the exception. They are preallocated, and WriteReport
+//     fills them in place without touching any other sector.
+//   - Scrub writes the whole slot without the secrets, so no old byte survives,
+//     not even in free clusters.
+//   - Read accepts what laptops leave: other case, short names, files of the
+//     operating system, byte order marks. It ignores everything that the
+//     contract does not name.
+//   - The limits in budget.go bound the cost of reading, whatever the file
+//     system claims: root reads it from any stick that is plugged in.
 //
-// The package needs nothing but a file, so firstboot can use it.
+// The package needs only a file, so firstboot can use it.
 package slot
 
 import (

@@ -1,12 +1,11 @@
-// Package tree is the root file system of an image while it is being built:
-// a list of nodes in memory whose contents are references into blobs, never
-// copies. Owners, modes, extended attributes, devices and hard links pass
-// through it exactly, so that no step of a build needs root or touches the
-// host's file system with somebody else's metadata.
+// Package tree is the root file system of an image during a build: a list of
+// nodes in memory whose contents are references into blobs. Owners, modes,
+// extended attributes, devices and hard links are data in it. Therefore no step
+// of a build needs root or changes metadata on the host's file system.
 //
-// Sources (a base tar, container image layers, overlays) each become one
-// Layer; Merge unites them into the one tree that the file system writers
-// consume. Nodes are values: whoever wants to change one copies it.
+// Each source (a base tar, container image layers, overlays) becomes one Layer.
+// Merge combines them into the one tree that the file system writers read. Nodes
+// are values: copy one to change it.
 package tree
 
 import (
