@@ -18,17 +18,17 @@ import (
 
 // Defaults of a virtual server.
 const (
-	DefaultVIP       = "10.103.97.2:6443"
-	DefaultHost      = "apiserver.cluster.local"
-	DefaultScheduler = "rr"
-	DefaultPath      = "/readyz"
+	DefaultVIP       = "10.103.97.2:6443" // address and port
+	DefaultScheduler = "rr"               // one of Schedulers
+	DefaultPath      = "/readyz"          // that a probe requests
 )
 
 // certName is a name that every kube-apiserver certificate carries. It lets
 // a cluster whose certificate does not know the endpoint's name work too.
 const certName = "kubernetes"
 
-// Schedulers are the IPVS schedulers that may be asked for.
+// Schedulers returns the names of the IPVS schedulers that a configuration may
+// name, as the kernel spells them.
 func Schedulers() []string { return []string{"rr", "lc", "dh", "sh", "wrr", "wlc"} }
 
 // Server is one virtual server, checked and with its defaults filled in.
@@ -39,8 +39,8 @@ type Server struct {
 	Scheduler string
 	Source    netip.Addr // of the local route; found out if not given
 	Profile   Profile
-	Rise      int
-	Fall      int
+	Rise      int // successful probes in a row that bring an API server back, 1 to 100
+	Fall      int // failed probes in a row that take one out, 1 to 100
 	Probe     Probe
 	// Learn lets the cluster's ConfigMap replace Masters.
 	Learn bool
@@ -53,12 +53,12 @@ type Probe struct {
 	CAFile string // verifies API servers; until it exists nobody is verified
 	// Unsafe accepts any certificate. Only a person may ask for it.
 	Unsafe  bool
-	Plain   bool // HTTP without TLS
-	Method  string
-	Path    string
+	Plain   bool   // HTTP without TLS
+	Method  string // GET, HEAD, ...
+	Path    string // begins with "/"
 	Headers map[string]string
 	Body    string
-	// Status are more statuses that count as healthy.
+	// Status are HTTP statuses that count as healthy besides 200 to 399.
 	Status []int
 }
 
@@ -125,8 +125,8 @@ func Metered() Profile {
 		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }
 
-// ParseConfig reads ipvs.json. All problems are reported at once.
-func ParseConfig(name string, data []byte) ([]Server, error) {
+// parseConfig reads ipvs.json. All problems are reported at once.
+func parseConfig(name string, data []byte) ([]Server, error) {
 	var doc ondisk.IPVS
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
@@ -136,15 +136,15 @@ func ParseConfig(name string, data []byte) ([]Server, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("reading %s: more text follows the document", name)
 	}
-	servers, err := FromConfig(doc)
+	servers, err := fromConfig(doc)
 	if err != nil {
 		return nil, fmt.Errorf("checking %s:\n%w", name, err)
 	}
 	return servers, nil
 }
 
-// FromConfig checks the document and fills in defaults.
-func FromConfig(doc ondisk.IPVS) ([]Server, error) {
+// fromConfig checks the document and fills in defaults.
+func fromConfig(doc ondisk.IPVS) ([]Server, error) {
 	if doc.Version != ondisk.IPVSVersion {
 		return nil, fmt.Errorf("version: unsupported version %d: want %d", doc.Version, ondisk.IPVSVersion)
 	}
@@ -176,8 +176,8 @@ func FromConfig(doc ondisk.IPVS) ([]Server, error) {
 	return servers, nil
 }
 
-// FromVirtual checks one virtual server and fills in defaults. Its problems are
-// joined, one a line.
+// FromVirtual checks one virtual server of ipvs.json and fills in defaults. The
+// error joins all problems, one on each line, each with its field.
 func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	s := Server{
 		Host: v.Host, Scheduler: v.Scheduler, Rise: v.Rise, Fall: v.Fall, Learn: v.LearnMasters,

@@ -36,7 +36,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"same VIP twice", `{"version":1,"servers":[{"masters":["10.0.0.1:1"]},{"masters":["10.0.0.2:1"]}]}`, "is already used by servers[0]"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			servers, err := ParseConfig("ipvs.json", []byte(tt.json))
+			servers, err := parseConfig("ipvs.json", []byte(tt.json))
 			if err == nil {
 				t.Fatalf("accepted as %+v", servers)
 			}
@@ -46,7 +46,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		})
 	}
 	t.Run("all problems at once", func(t *testing.T) {
-		_, err := ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"vip":"x","masters":["y","10.0.0.1:0"],"scheduler":"z","fall":-1}]}`))
+		_, err := parseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"vip":"x","masters":["y","10.0.0.1:0"],"scheduler":"z","fall":-1}]}`))
 		for _, want := range []string{"servers[0]: vip:", "servers[0]: masters[0]", "servers[0]: masters[1]", "servers[0]: scheduler:", "servers[0]: fall:"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v does not mention %s", err, want)
@@ -56,7 +56,7 @@ func TestParseConfigRefuses(t *testing.T) {
 }
 
 func TestParseConfigDefaults(t *testing.T) {
-	servers, err := ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"masters":["10.0.0.1:6443","Master-2.example:6443"]}]}`))
+	servers, err := parseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"masters":["10.0.0.1:6443","Master-2.example:6443"]}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestParseConfigDefaults(t *testing.T) {
 		t.Errorf("%+v", s.Masters)
 	}
 	// Dual stack: one name, an address in each family.
-	servers, err = ParseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"host":"a.b","masters":["10.0.0.1:6443"]},{"host":"a.b","vip":"[fd00:97::2]:6443","masters":["[fd00::1]:6443"]}]}`))
+	servers, err = parseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"host":"a.b","masters":["10.0.0.1:6443"]},{"host":"a.b","vip":"[fd00:97::2]:6443","masters":["[fd00::1]:6443"]}]}`))
 	if err != nil || len(servers) != 2 {
 		t.Errorf("dual stack: %v", err)
 	}
@@ -101,7 +101,7 @@ func TestCAFile(t *testing.T) {
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(`{"version":1,"servers":[{"vip":"[fd00::9]:1","masters":["[fd00::1]:2","a.b:3"]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		servers, err := ParseConfig("x", data)
+		servers, err := parseConfig("x", data)
 		if err != nil {
 			return
 		}

@@ -114,7 +114,8 @@ func readRoots(file string) (*roots, error) {
 	return parseRoots(file, data)
 }
 
-// ReadConfig reads and checks ipvs.json.
+// ReadConfig reads ipvs.json and checks it, see FromVirtual. The error of a file
+// that is not there is fs.ErrNotExist.
 func ReadConfig(file string) ([]Server, error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +124,7 @@ func ReadConfig(file string) ([]Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
 	}
-	return ParseConfig(file, data)
+	return parseConfig(file, data)
 }
 
 // Run keeps the virtual servers until the context ends. The rules stay. It
@@ -200,7 +201,7 @@ func (d *Daemon) configured() ([]Server, error) {
 // is kept, where there is one.
 func (d *Daemon) openKernel() error {
 	err := d.opt.Kernel.Ready()
-	if errors.Is(err, ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
+	if errors.Is(err, errNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
 		d.absent.Store(true)
 		d.logf("%v; until then %s names a healthy API server", err, d.opt.HostsFile)
 		return nil
@@ -464,16 +465,18 @@ func removeNote(runDir string, vip netip.AddrPort) error {
 	return err
 }
 
-// Leftovers are what Clean is to remove.
+// Leftovers is what Clean removes.
 type Leftovers struct {
-	Servers   []Server
-	Noted     bool   // those that RunDir notes, too
-	HostsFile string // empty: none was kept
-	RunDir    string
+	Servers   []Server // virtual servers, by their VIP
+	Noted     bool     // also the virtual servers that a daemon noted in RunDir
+	HostsFile string   // path; empty: no line was written to one
+	RunDir    string   // directory with the daemons' locks and notes
 }
 
 // Clean removes what ipvscare made: rules, routes, lines of the hosts file. It
-// does nothing while a daemon keeps one of the virtual servers.
+// removes nothing and fails while a daemon keeps one of the virtual servers. Each
+// virtual server that is removed goes to log, on one line; of the others the error
+// says why, one line each.
 func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) error {
 	hosts := make(map[netip.AddrPort]string)
 	if l.Noted {
@@ -488,7 +491,7 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
 		}
 	}
-	if err := kernel.Ready(); err != nil && !errors.Is(err, ErrNoIPVS) {
+	if err := kernel.Ready(); err != nil && !errors.Is(err, errNoIPVS) {
 		return err
 	}
 	var errs []error

@@ -34,10 +34,10 @@ func (f Forward) String() string {
 	return fmt.Sprintf("forward(%d)", uint32(f))
 }
 
-// Dest is one real server.
+// Dest is one real server of a virtual server.
 type Dest struct {
 	Addr    netip.AddrPort
-	Weight  int
+	Weight  int // its share of new connections; 0: none
 	Forward Forward
 }
 
@@ -69,7 +69,8 @@ func (k OpKind) String() string {
 	return [...]string{"add-service", "update-service", "del-service", "add-dest", "update-dest", "sever", "del-dest"}[k]
 }
 
-// Op is one step. Service has no real servers in it.
+// Op is one change of the kernel's table. Service says of which virtual server; its
+// Dests are empty. Dest is the real server, where Kind is about one.
 type Op struct {
 	Kind    OpKind
 	Service Service

@@ -7,7 +7,7 @@
 //
 //   - diff and choose map values to values: which real servers the virtual
 //     server has, and the steps that lead there.
-//   - [Health] turns the outcomes of probes into a state, one per API server.
+//   - health turns the outcomes of probes into a state, one per API server.
 //   - a watcher per API server holds one HTTP/2 connection and probes over it.
 //   - the keeper is the one goroutine that uses the [Kernel]; within a second it
 //     restores what somebody else changed.

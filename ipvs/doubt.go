@@ -23,7 +23,7 @@ type inquiry struct {
 // attempt is what became of a fresh connection.
 type attempt struct {
 	l     *link
-	class Class
+	class outcome
 	err   error
 }
 
@@ -32,7 +32,7 @@ type attempt struct {
 type finding struct {
 	over  bool
 	alive *link // the connection to go on with, if it is over
-	class Class
+	class outcome
 	err   error
 }
 
@@ -54,7 +54,7 @@ func (w *watcher) doubt(ctx context.Context, l *link) (alive *link, ok bool) {
 		if f.over {
 			return f.alive, f.alive != nil
 		}
-		if f.class == Timeout && excused < w.fall && q.excuse() {
+		if f.class == outcomeTimeout && excused < w.fall && q.excuse() {
 			excused++
 			continue
 		}
@@ -80,7 +80,7 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 			return f
 		}
 	}
-	return finding{class: Timeout}
+	return finding{class: outcomeTimeout}
 }
 
 // try begins one fresh connection. There is one in each tick: where a fifth of
@@ -116,12 +116,12 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 			switch {
 			case a.l != nil:
 				return finding{over: true, alive: a.l}, true
-			case a.class == Identity:
+			case a.class == outcomeIdentity:
 				q.w.observe(a.class, a.err)
 				return finding{over: true}, true
-			case a.class == TCPOnly:
+			case a.class == outcomeTCPOnly:
 				return finding{over: true}, true
-			case a.class == Refused:
+			case a.class == outcomeRefused:
 				return finding{class: a.class, err: a.err}, true
 			}
 		}
@@ -130,7 +130,7 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 
 // broken is a held connection that ended meanwhile.
 func (q *inquiry) broken(err error) finding {
-	q.w.observe(Closed, err)
+	q.w.observe(outcomeClosed, err)
 	return finding{over: true}
 }
 

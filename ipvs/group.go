@@ -55,7 +55,7 @@ type group struct {
 // member is one real server's watcher and what is believed of it.
 type member struct {
 	name   string
-	health Health
+	health health
 	skewed bool
 	err    string
 	renew  chan struct{}
@@ -306,7 +306,7 @@ func (g *group) enlist(ctx context.Context) {
 		m := g.members[a]
 		if m == nil {
 			m = &member{name: name, renew: make(chan struct{}, 1), stuck: make(chan struct{}, 1),
-				health: Health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
+				health: health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
 			g.members[a] = m
 		}
 		if m.cancel != nil {
@@ -321,8 +321,8 @@ func (g *group) enlist(ctx context.Context) {
 				defer g.mu.Unlock()
 				return g.target(a, name)
 			},
-			observe: func(c Class, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
-			vouch:   func(ctx context.Context) (Class, error) { return g.vouch(ctx, a, m) },
+			observe: func(c outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
+			vouch:   func(ctx context.Context) (outcome, error) { return g.vouch(ctx, a, m) },
 			count:   func(c counter) { g.d.stats.wire[c].Add(1) },
 		}
 		g.wg.Go(func() { w.run(mctx) })
@@ -331,7 +331,7 @@ func (g *group) enlist(ctx context.Context) {
 }
 
 // observe takes one outcome of a watcher.
-func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Class, err error) (State, bool) {
+func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c outcome, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if ctx.Err() != nil { // a watcher that was stopped speaks of the past
@@ -343,7 +343,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c Clas
 	if err != nil {
 		m.err = err.Error()
 	}
-	if skewed := c == SkewedOK; skewed != m.skewed {
+	if skewed := c == outcomeSkewedOK; skewed != m.skewed {
 		m.skewed = skewed
 		if skewed && !changed { // or the line below says it
 			g.d.logf("%s: API server %s: %s", g.vip, a, c)

@@ -51,7 +51,7 @@ const (
 var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
 
 // vouch has the API server show which cluster it is of.
-func (j *Joined) vouch(ctx context.Context, t target) (Class, error) {
+func (j *Joined) vouch(ctx context.Context, t target) (outcome, error) {
 	anonymous := t
 	anonymous.client = nil // kubeadm lets nobody but the unknown read it
 	info, infoStatus, err := uidOf(ctx, anonymous, clusterInfoPath)
@@ -59,7 +59,7 @@ func (j *Joined) vouch(ctx context.Context, t target) (Class, error) {
 		return classify(err, false), fmt.Errorf("asking for its cluster-info: %w", err)
 	}
 	if infoStatus == 200 && info == j.ClusterInfo {
-		return OK, nil
+		return outcomeOK, nil
 	}
 	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
 	if err != nil {
@@ -68,13 +68,13 @@ func (j *Joined) vouch(ctx context.Context, t target) (Class, error) {
 	said := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", uidWord(info, infoStatus), j.ClusterInfo, j.Node, uidWord(node, nodeStatus), j.NodeUID)
 	switch {
 	case nodeStatus == 200 && node == j.NodeUID:
-		return OK, nil
+		return outcomeOK, nil
 	case infoStatus == 200 && (nodeStatus == 200 || nodeStatus == 404):
-		return Reborn, said
+		return outcomeReborn, said
 	case isHidden(infoStatus) && (nodeStatus == 200 || isHidden(nodeStatus)):
-		return Unshown, fmt.Errorf("%w (%w)", errHidden, said)
+		return outcomeUnshown, fmt.Errorf("%w (%w)", errHidden, said)
 	}
-	return Unshown, said // as while it starts
+	return outcomeUnshown, said // as while it starts
 }
 
 // isHidden reports whether a status says that something is not there, or not to
@@ -108,19 +108,19 @@ func uidOf(ctx context.Context, t target, path string) (uid string, status int, 
 }
 
 // vouch is asked for each new connection to an API server.
-func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (Class, error) {
+func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (outcome, error) {
 	g.mu.Lock()
 	joined, t := g.server.Joined, g.target(a, m.name)
 	g.mu.Unlock()
 	if joined == (Joined{}) || t.roots == nil || t.probe.Unsafe || t.probe.Plain {
-		return OK, nil
+		return outcomeOK, nil
 	}
 	class, err := joined.vouch(ctx, t)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.hiddenForLong(err, time.Now()) {
 		g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
-		return OK, nil
+		return outcomeOK, nil
 	}
 	return class, err
 }

@@ -70,23 +70,23 @@ func TestVouch(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node string
-		class            Class
+		class            outcome
 		hidden           bool
 	}{
-		{"as it was", oldInfo, oldNode, OK, false},
-		{"the Node was deleted, as a person may do", oldInfo, "404", OK, false},
-		{"the Node is another's by now", oldInfo, newNode, OK, false},
-		{"cluster-info was made anew", newInfo, oldNode, OK, false},
-		{"cluster-info was deleted", "404", oldNode, OK, false},
-		{"nobody reads anonymously any more", "401", oldNode, OK, false},
-		{"born again", newInfo, "404", Reborn, false},
-		{"born again, with a machine of that name", newInfo, newNode, Reborn, false},
-		{"born again, and still starting", newInfo, "403", Unshown, false},
-		{"born again, and not published yet", "403", "404", Unshown, true},
-		{"both are gone", "404", "404", Unshown, true},
-		{"hidden, and the node's certificate has expired", "403", "401", Unshown, true},
-		{"starting", "503", "503", Unshown, false},
-		{"starting, and the Node is not there", "503", "404", Unshown, false},
+		{"as it was", oldInfo, oldNode, outcomeOK, false},
+		{"the Node was deleted, as a person may do", oldInfo, "404", outcomeOK, false},
+		{"the Node is another's by now", oldInfo, newNode, outcomeOK, false},
+		{"cluster-info was made anew", newInfo, oldNode, outcomeOK, false},
+		{"cluster-info was deleted", "404", oldNode, outcomeOK, false},
+		{"nobody reads anonymously any more", "401", oldNode, outcomeOK, false},
+		{"born again", newInfo, "404", outcomeReborn, false},
+		{"born again, with a machine of that name", newInfo, newNode, outcomeReborn, false},
+		{"born again, and still starting", newInfo, "403", outcomeUnshown, false},
+		{"born again, and not published yet", "403", "404", outcomeUnshown, true},
+		{"both are gone", "404", "404", outcomeUnshown, true},
+		{"hidden, and the node's certificate has expired", "403", "401", outcomeUnshown, true},
+		{"starting", "503", "503", outcomeUnshown, false},
+		{"starting, and the Node is not there", "503", "404", outcomeUnshown, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestVouch(t *testing.T) {
 				m.http.Handler = &shows{info: tt.info, node: tt.node}
 				m.start()
 				class, err := joinedOld.vouch(t.Context(), target{addr: addrAt(1), sni: "apiserver.cluster.local", roots: c.roots(t), dial: m.dial})
-				if class != tt.class || (err == nil) != (class == OK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
+				if class != tt.class || (err == nil) != (class == outcomeOK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
 					t.Errorf("got %v: %v", class, err)
 				}
 				m.stop()

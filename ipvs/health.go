@@ -5,69 +5,69 @@ import (
 	"time"
 )
 
-// Class is the outcome of one probe.
-type Class int
+// outcome is what became of one probe.
+type outcome int
 
-// Classes of outcomes. The first group means alive.
+// Outcomes. The first group means alive.
 const (
-	OK       Class = iota // ready
-	Guarded               // 401, 403, 429: alive, and not talking to us
-	TCPOnly               // accepts connections; the CA is not known yet and it does not speak TLS
-	SkewedOK              // ready; its certificate does not fit this node's clock, which is the suspect
+	outcomeOK       outcome = iota // ready
+	outcomeGuarded                 // 401, 403, 429: alive, and not talking to us
+	outcomeTCPOnly                 // accepts connections; the CA is not known yet and it does not speak TLS
+	outcomeSkewedOK                // ready; its certificate does not fit this node's clock, which is the suspect
 	leastBad
-	Draining503 // says that it is shutting down
-	ServerError // 5xx, or a status that was not expected
-	Refused
-	Closed  // the held connection broke
-	Timeout // no answer
-	Expired // certificate expired by the API server's own clock too
-	Unreachable
-	Unshown  // does not show which cluster it is of
-	Identity // certificate of another authority, or not a kube-apiserver's
-	Reborn   // of another cluster, which has the same CA
+	outcomeDraining    // says that it is shutting down
+	outcomeServerError // 5xx, or a status that was not expected
+	outcomeRefused
+	outcomeClosed  // the held connection broke
+	outcomeTimeout // no answer
+	outcomeExpired // certificate expired by the API server's own clock too
+	outcomeUnreachable
+	outcomeUnshown  // does not show which cluster it is of
+	outcomeIdentity // certificate of another authority, or not a kube-apiserver's
+	outcomeReborn   // of another cluster, which has the same CA
 )
 
-func (c Class) String() string {
+func (c outcome) String() string {
 	switch c {
-	case OK:
+	case outcomeOK:
 		return "ready"
-	case Guarded:
+	case outcomeGuarded:
 		return "alive (status 401, 403 or 429)"
-	case TCPOnly:
+	case outcomeTCPOnly:
 		return "accepts connections"
-	case SkewedOK:
+	case outcomeSkewedOK:
 		return "ready, but this node's clock does not fit its certificate"
-	case Draining503:
+	case outcomeDraining:
 		return "draining"
-	case ServerError:
+	case outcomeServerError:
 		return "server error"
-	case Refused:
+	case outcomeRefused:
 		return "connection refused"
-	case Closed:
+	case outcomeClosed:
 		return "connection broken"
-	case Timeout:
+	case outcomeTimeout:
 		return "no answer"
-	case Expired:
+	case outcomeExpired:
 		return "certificate expired"
-	case Unreachable:
+	case outcomeUnreachable:
 		return "unreachable"
-	case Unshown:
+	case outcomeUnshown:
 		return "does not show which cluster it is of"
-	case Reborn:
+	case outcomeReborn:
 		return "another cluster with the same keys than this node joined: to accept it, give this node a Site with a token of that cluster"
-	case Identity:
+	case outcomeIdentity:
 		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
 	}
 	return fmt.Sprintf("class(%d)", int(c))
 }
 
 // Alive reports whether the outcome counts for the API server.
-func (c Class) Alive() bool { return c < leastBad }
+func (c outcome) Alive() bool { return c < leastBad }
 
 // answered reports whether the outcome is an answer over a connection on which
 // the API server has proven itself.
-func (c Class) answered() bool {
-	return c.Alive() || c == Draining503 || c == ServerError || c == Expired
+func (c outcome) answered() bool {
+	return c.Alive() || c == outcomeDraining || c == outcomeServerError || c == outcomeExpired
 }
 
 // State is what is believed of an API server.
@@ -93,13 +93,13 @@ const (
 	flapMax  = 8
 )
 
-// Health is the belief about one API server. The zero value with Rise and Fall
+// health is what is believed of one API server. The zero value with Rise and Fall
 // set is an API server of which nothing is known.
-type Health struct {
+type health struct {
 	Rise, Fall int
 
 	State State
-	Class Class     // of the last probe
+	Class outcome   // of the last probe
 	Since time.Time // of State
 	Falls int       // how often it went down
 
@@ -108,10 +108,10 @@ type Health struct {
 }
 
 // observe takes the outcome of one probe and reports whether State changed.
-func (h *Health) observe(c Class, now time.Time) bool {
+func (h *health) observe(c outcome, now time.Time) bool {
 	h.Class = c
 	switch {
-	case c == Identity || c == Reborn:
+	case c == outcomeIdentity || c == outcomeReborn:
 		h.good, h.bad = 0, 0
 		return h.enter(Alien, now) // no second chance: luck does not decide it
 	case c.Alive():
@@ -130,7 +130,7 @@ func (h *Health) observe(c Class, now time.Time) bool {
 			}
 		}
 		return false
-	case c == Draining503:
+	case c == outcomeDraining:
 		h.good, h.bad = 0, 0
 		if h.State == Alien {
 			return false
@@ -153,11 +153,11 @@ func (h *Health) observe(c Class, now time.Time) bool {
 
 // doubted reports whether the next probe should come soon: the belief does
 // not match what was seen last.
-func (h *Health) doubted() bool {
+func (h *health) doubted() bool {
 	return h.bad > 0 && h.State != Down && h.State != Alien || h.good > 0 && h.State != Up
 }
 
-func (h *Health) enter(s State, now time.Time) bool {
+func (h *health) enter(s State, now time.Time) bool {
 	if h.State == s {
 		return false
 	}

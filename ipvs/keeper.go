@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// ErrNoIPVS means that the kernel has no IP_VS.
-var ErrNoIPVS = errors.New("the kernel has no IP_VS: load it with `modprobe ip_vs`, or use a kernel that has it")
+// errNoIPVS means that the kernel has no IP_VS.
+var errNoIPVS = errors.New("the kernel has no IP_VS: load it with `modprobe ip_vs`, or use a kernel that has it")
 
 // errPresent means that IP_VS is there after all.
 var errPresent = errors.New("the kernel has IP_VS now")
@@ -24,7 +24,7 @@ var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 // in kernel_linux.go, tests have one in memory.
 type Kernel interface {
 	// Ready looks whether IP_VS is there, loading it if that is possible, and
-	// returns ErrNoIPVS if it is not.
+	// returns errNoIPVS if it is not.
 	Ready() error
 	// Services returns all virtual TCP servers with their real servers.
 	Services() ([]Service, error)
@@ -255,7 +255,7 @@ func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 // server uses the same address.
 func removeService(kernel Kernel, vip netip.AddrPort, keepRoute bool) error {
 	all, err := kernel.Services()
-	if err != nil && !errors.Is(err, ErrNoIPVS) {
+	if err != nil && !errors.Is(err, errNoIPVS) {
 		return err
 	}
 	var errs []error
@@ -287,7 +287,7 @@ func (k *keeper) reconcile(repair bool) error {
 	}
 	all, err := k.kernel.Services()
 	if err != nil {
-		if errors.Is(err, ErrNoIPVS) {
+		if errors.Is(err, errNoIPVS) {
 			k.turned(err)
 		}
 		return errors.Join(append(errs, err)...)

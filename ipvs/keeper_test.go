@@ -41,7 +41,7 @@ func (k *memKernel) Ready() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
-		return ErrNoIPVS
+		return errNoIPVS
 	}
 	return nil
 }
@@ -50,7 +50,7 @@ func (k *memKernel) Services() ([]Service, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
-		return nil, ErrNoIPVS
+		return nil, errNoIPVS
 	}
 	var all []Service
 	for _, s := range k.services {
@@ -64,7 +64,7 @@ func (k *memKernel) Apply(op Op) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.absent {
-		return ErrNoIPVS
+		return errNoIPVS
 	}
 	k.steps = append(k.steps, op.String())
 	s := find(k.services, op.Service.VIP)

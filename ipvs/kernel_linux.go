@@ -54,7 +54,7 @@ func (k *kernel) Ready() error {
 		exec.CommandContext(ctx, "modprobe", "-q", "ip_vs").Run()
 		if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
 			k.Close()
-			return ErrNoIPVS
+			return errNoIPVS
 		}
 	}
 	if k.handle != nil {
@@ -77,14 +77,14 @@ func (k *kernel) Close() {
 	k.steady.table.close()
 }
 
-// gone turns the error of a removed module into ErrNoIPVS.
+// gone turns the error of a removed module into errNoIPVS.
 func (k *kernel) gone(err error) error {
 	if err == nil {
 		return nil
 	}
 	if _, ferr := netlink.GenlFamilyGet("IPVS"); ferr != nil {
 		k.Close()
-		return ErrNoIPVS
+		return errNoIPVS
 	}
 	return err
 }
@@ -125,7 +125,7 @@ func (k *kernel) Services() ([]Service, error) {
 
 func (k *kernel) Apply(op Op) error {
 	if k.handle == nil {
-		return ErrNoIPVS
+		return errNoIPVS
 	}
 	s := &mobyipvs.Service{
 		Address: op.Service.VIP.Addr().AsSlice(), Port: op.Service.VIP.Port(), Protocol: unix.IPPROTO_TCP,

@@ -109,10 +109,10 @@ func TestFrames(t *testing.T) {
 	if e := all[0]; e.status != 500 || string(e.body) != "[-]shutdown failed" || e.date != "Sat, 01 Jan 2000 00:00:05 GMT" {
 		t.Errorf("%+v", e)
 	}
-	if c := (&Probe{}).judge(all[0], skew{}); c != Draining503 {
+	if c := (&Probe{}).judge(all[0], skew{}); c != outcomeDraining {
 		t.Errorf("it is judged %s", c)
 	}
-	if c := (&Probe{}).judge(all[2], skew{}); c != ServerError {
+	if c := (&Probe{}).judge(all[2], skew{}); c != outcomeServerError {
 		t.Errorf("a reset stream is judged %s", c)
 	}
 	// The answers: SETTINGS and PING are acknowledged.

@@ -10,24 +10,24 @@ import (
 	"time"
 )
 
-func classify(err error, noCA bool) Class {
+func classify(err error, noCA bool) outcome {
 	var identity *identityError
 	switch {
 	case errors.As(err, &identity):
-		return Identity
+		return outcomeIdentity
 	case errors.Is(err, errNotTLS):
 		if noCA {
-			return TCPOnly
+			return outcomeTCPOnly
 		}
-		return Identity
+		return outcomeIdentity
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return Refused
+		return outcomeRefused
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
-		return Timeout
+		return outcomeTimeout
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EADDRNOTAVAIL):
-		return Unreachable
+		return outcomeUnreachable
 	}
-	return Closed
+	return outcomeClosed
 }
 
 // shutdownMark is what kube-apiserver's /readyz says while it drains.
@@ -35,26 +35,26 @@ const shutdownMark = "[-]shutdown"
 
 // judge classes an answer to the probe. skew says how the certificate fits
 // this node's clock.
-func (p *Probe) judge(e event, skew skew) Class {
-	alive := OK
+func (p *Probe) judge(e event, skew skew) outcome {
+	alive := outcomeOK
 	switch {
 	case slices.Contains(p.Status, e.status):
 	case e.status == 401 || e.status == 403 || e.status == 429:
-		alive = Guarded
+		alive = outcomeGuarded
 	case e.status >= 200 && e.status < 400:
 	case e.status >= 500 && bytes.Contains(e.body, []byte(shutdownMark)):
-		return Draining503
+		return outcomeDraining
 	default:
-		return ServerError
+		return outcomeServerError
 	}
 	if skew.off {
 		// The certificate does not fit this node's clock. Only if the API server
 		// itself says that it is past the end has it really expired.
 		if date, err := time.Parse("Mon, 02 Jan 2006 15:04:05 GMT", e.date); err == nil && !skew.early && date.After(skew.notAfter) {
-			return Expired
+			return outcomeExpired
 		}
-		if alive == OK {
-			return SkewedOK
+		if alive == outcomeOK {
+			return outcomeSkewedOK
 		}
 	}
 	return alive

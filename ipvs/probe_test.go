@@ -211,7 +211,7 @@ func (m *fakeMaster) dial(ctx context.Context, addr netip.AddrPort) (net.Conn, e
 // sensed runs a watcher against the master and keeps what it believes.
 type sensed struct {
 	mu     sync.Mutex
-	health Health
+	health health
 	events []string
 	pings  atomic.Int64
 	asks   atomic.Int64
@@ -229,13 +229,13 @@ func sense(t testing.TB, m *fakeMaster, p Profile, r *roots) *sensed {
 func senseBy(t testing.TB, m *fakeMaster, p Profile, r *roots, probe Probe) *sensed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &sensed{health: Health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
+	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), stuck: make(chan struct{}, 1)}
 	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), stuck: s.stuck, slots: make(chan struct{}, handshakes), beat: beat{time.Now()}, alarms: runtimeAlarm,
 		target: func() target {
 			return target{addr: addrAt(1), name: "10.0.0.1", sni: "apiserver.cluster.local",
 				probe: probe, roots: r, dial: m.dial}
 		},
-		observe: func(c Class, err error) (State, bool) {
+		observe: func(c outcome, err error) (State, bool) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.health.observe(c, time.Now()) {
@@ -419,26 +419,26 @@ func TestAnswersOfMasters(t *testing.T) {
 		plain  bool
 		extra  int // --health-status
 		want   State
-		class  Class
+		class  outcome
 	}{
-		{name: "ready", want: Up, class: OK},
-		{name: "ready over HTTP/1.1", plain: true, want: Up, class: OK},
-		{name: "unauthorized", status: 401, want: Up, class: Guarded},
-		{name: "forbidden", status: 403, want: Up, class: Guarded},
-		{name: "too many", status: 429, want: Up, class: Guarded},
-		{name: "unavailable", status: 503, want: Down, class: ServerError},
-		{name: "not found", status: 404, want: Down, class: ServerError},
-		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, class: OK},
-		{name: "ready, beside what else is healthy", extra: 503, want: Up, class: OK},
-		{name: "draining", status: 500, body: drain, want: Draining, class: Draining503},
-		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: Identity},
-		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: Identity},
-		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, class: OK},
-		{name: "not valid yet", cert: early, want: Up, class: SkewedOK},
-		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: SkewedOK},
-		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, class: Expired},
-		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: Guarded},
-		{name: "another certificate of ours", cert: client, want: Up, class: OK},
+		{name: "ready", want: Up, class: outcomeOK},
+		{name: "ready over HTTP/1.1", plain: true, want: Up, class: outcomeOK},
+		{name: "unauthorized", status: 401, want: Up, class: outcomeGuarded},
+		{name: "forbidden", status: 403, want: Up, class: outcomeGuarded},
+		{name: "too many", status: 429, want: Up, class: outcomeGuarded},
+		{name: "unavailable", status: 503, want: Down, class: outcomeServerError},
+		{name: "not found", status: 404, want: Down, class: outcomeServerError},
+		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, class: outcomeOK},
+		{name: "ready, beside what else is healthy", extra: 503, want: Up, class: outcomeOK},
+		{name: "draining", status: 500, body: drain, want: Draining, class: outcomeDraining},
+		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: outcomeIdentity},
+		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: outcomeIdentity},
+		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, class: outcomeOK},
+		{name: "not valid yet", cert: early, want: Up, class: outcomeSkewedOK},
+		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: outcomeSkewedOK},
+		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, class: outcomeExpired},
+		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: outcomeGuarded},
+		{name: "another certificate of ours", cert: client, want: Up, class: outcomeOK},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -477,26 +477,26 @@ func TestAnswersOfMasters(t *testing.T) {
 func TestHealth(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		in   []Class
+		in   []outcome
 		want State
 	}{
 		{"nothing", nil, Unknown},
-		{"the first good one is enough", []Class{OK}, Up},
-		{"one bad one is not", []Class{OK, Timeout}, Up},
-		{"two in a row are", []Class{OK, Timeout, Refused}, Down},
-		{"two apart are not", []Class{OK, Timeout, OK, Timeout}, Up},
-		{"one good one does not heal", []Class{OK, Timeout, Timeout, OK}, Down},
-		{"two do", []Class{OK, Timeout, Timeout, OK, OK}, Up},
-		{"alive is good", []Class{OK, Timeout, Timeout, Guarded, SkewedOK}, Up},
-		{"an alien is one at once", []Class{OK, Identity}, Alien},
-		{"and remains one when it fails", []Class{OK, Identity, Refused, Refused}, Alien},
-		{"and when it drains", []Class{OK, Identity, Draining503}, Alien},
-		{"until it proves itself", []Class{OK, Identity, OK, OK}, Up},
-		{"draining counts at once", []Class{OK, Draining503}, Draining},
-		{"then it stops", []Class{OK, Draining503, Refused, Refused}, Down},
+		{"the first good one is enough", []outcome{outcomeOK}, Up},
+		{"one bad one is not", []outcome{outcomeOK, outcomeTimeout}, Up},
+		{"two in a row are", []outcome{outcomeOK, outcomeTimeout, outcomeRefused}, Down},
+		{"two apart are not", []outcome{outcomeOK, outcomeTimeout, outcomeOK, outcomeTimeout}, Up},
+		{"one good one does not heal", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout, outcomeOK}, Down},
+		{"two do", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout, outcomeOK, outcomeOK}, Up},
+		{"alive is good", []outcome{outcomeOK, outcomeTimeout, outcomeTimeout, outcomeGuarded, outcomeSkewedOK}, Up},
+		{"an alien is one at once", []outcome{outcomeOK, outcomeIdentity}, Alien},
+		{"and remains one when it fails", []outcome{outcomeOK, outcomeIdentity, outcomeRefused, outcomeRefused}, Alien},
+		{"and when it drains", []outcome{outcomeOK, outcomeIdentity, outcomeDraining}, Alien},
+		{"until it proves itself", []outcome{outcomeOK, outcomeIdentity, outcomeOK, outcomeOK}, Up},
+		{"draining counts at once", []outcome{outcomeOK, outcomeDraining}, Draining},
+		{"then it stops", []outcome{outcomeOK, outcomeDraining, outcomeRefused, outcomeRefused}, Down},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := Health{Rise: 2, Fall: 2}
+			h := health{Rise: 2, Fall: 2}
 			for _, c := range tt.in {
 				h.observe(c, time.Unix(0, 0))
 			}
@@ -506,27 +506,27 @@ func TestHealth(t *testing.T) {
 		})
 	}
 	t.Run("flapping takes longer each time", func(t *testing.T) {
-		h := Health{Rise: 2, Fall: 1}
+		h := health{Rise: 2, Fall: 1}
 		now := time.Unix(0, 0)
 		var needed []int
-		h.observe(OK, now)
+		h.observe(outcomeOK, now)
 		for range 5 {
 			now = now.Add(time.Second)
-			h.observe(Refused, now)
+			h.observe(outcomeRefused, now)
 			n := 0
 			for h.State != Up {
 				n++
-				h.observe(OK, now)
+				h.observe(outcomeOK, now)
 			}
 			needed = append(needed, n)
 		}
 		if got, want := fmt.Sprint(needed), "[2 4 8 16 16]"; got != want {
 			t.Errorf("good probes needed: %s, want %s", got, want)
 		}
-		h.observe(OK, now.Add(time.Hour)) // a quiet hour forgives
-		h.observe(Refused, now.Add(time.Hour))
-		h.observe(OK, now.Add(time.Hour))
-		if h.observe(OK, now.Add(time.Hour)); h.State != Up {
+		h.observe(outcomeOK, now.Add(time.Hour)) // a quiet hour forgives
+		h.observe(outcomeRefused, now.Add(time.Hour))
+		h.observe(outcomeOK, now.Add(time.Hour))
+		if h.observe(outcomeOK, now.Add(time.Hour)); h.State != Up {
 			t.Error("it is not forgiven")
 		}
 	})
@@ -536,15 +536,15 @@ func TestClassify(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		noCA bool
-		want Class
+		want outcome
 	}{
-		{&identityError{errors.New("x")}, false, Identity},
-		{errNotTLS, true, TCPOnly},
-		{errNotTLS, false, Identity},
-		{os.NewSyscallError("connect", syscall.ECONNREFUSED), false, Refused},
-		{os.NewSyscallError("connect", syscall.EHOSTUNREACH), false, Unreachable},
-		{context.DeadlineExceeded, false, Timeout},
-		{io.EOF, false, Closed},
+		{&identityError{errors.New("x")}, false, outcomeIdentity},
+		{errNotTLS, true, outcomeTCPOnly},
+		{errNotTLS, false, outcomeIdentity},
+		{os.NewSyscallError("connect", syscall.ECONNREFUSED), false, outcomeRefused},
+		{os.NewSyscallError("connect", syscall.EHOSTUNREACH), false, outcomeUnreachable},
+		{context.DeadlineExceeded, false, outcomeTimeout},
+		{io.EOF, false, outcomeClosed},
 	} {
 		if got := classify(fmt.Errorf("dialling: %w", tt.err), tt.noCA); got != tt.want {
 			t.Errorf("%v: got %s, want %s", tt.err, got, tt.want)

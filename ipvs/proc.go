@@ -258,7 +258,8 @@ func hex(b []byte, digits int) (uint64, bool) {
 	return v, true
 }
 
-// Conn is one connection in IPVS' table.
+// Conn is one TCP connection in IPVS' table: from Client to the virtual address
+// Virtual, which IPVS maps to the real server Dest.
 type Conn struct {
 	Client, Virtual, Dest netip.AddrPort
 }

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Status is what a daemon says of itself.
+// Status is what a daemon answers on its socket, as JSON.
 type Status struct {
 	Version int       `json:"version"`
 	PID     int       `json:"pid"`
@@ -42,14 +42,14 @@ type ServerStatus struct {
 	Masters  []MasterStatus `json:"masters"`
 }
 
-// MasterStatus is one API server's part.
+// MasterStatus is one API server's part of it.
 type MasterStatus struct {
-	Addr    string    `json:"addr"`
+	Addr    string    `json:"addr"`           // "address:port"
 	Name    string    `json:"name,omitempty"` // DNS name
-	State   string    `json:"state"`
-	Since   time.Time `json:"since"`
-	Serving bool      `json:"serving"` // gets new connections
-	Last    string    `json:"last"`    // outcome of the last probe
+	State   string    `json:"state"`          // a State in words
+	Since   time.Time `json:"since"`          // of State
+	Serving bool      `json:"serving"`        // gets new connections
+	Last    string    `json:"last"`           // outcome of the last probe
 	Error   string    `json:"error,omitempty"`
 	Falls   int       `json:"falls"`
 }
@@ -148,7 +148,8 @@ func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), er
 	}, nil
 }
 
-// ReadStatus asks the daemons that have their sockets in runDir.
+// ReadStatus asks the daemons that have their sockets in runDir, each once. It is an
+// error if none runs.
 func ReadStatus(runDir string) ([]Status, error) {
 	entries, err := os.ReadDir(runDir)
 	switch {

@@ -133,7 +133,7 @@ func TestMeteredSensing(t *testing.T) {
 func TestSuspect(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	a := netip.MustParseAddrPort("192.0.2.1:6443")
-	m := &member{stuck: make(chan struct{}, 1), health: Health{State: Up}}
+	m := &member{stuck: make(chan struct{}, 1), health: health{State: Up}}
 	g.members[a] = m
 	asked := ""
 	for i := range 10 {

@@ -14,10 +14,10 @@ type watcher struct {
 	target  func() target // asked at every dial: the CA may have come or changed
 	profile Profile
 	fall    int
-	observe func(Class, error) (s State, doubted bool)
+	observe func(outcome, error) (s State, doubted bool)
 	// vouch has the API server show which cluster it is of, at each new connection
 	// and before it is believed; nil: it need not.
-	vouch func(context.Context) (Class, error)
+	vouch func(context.Context) (outcome, error)
 	// renew tells the watcher to dial anew.
 	renew chan struct{}
 	// stuck tells it that the node's own connections to the API server wait for an
@@ -57,7 +57,7 @@ func (w *watcher) run(ctx context.Context) {
 		l := next
 		next = nil
 		if l == nil {
-			var class Class
+			var class outcome
 			var err error
 			l, class, err = w.dial(ctx, w.dialTimeout(), nil)
 			if ctx.Err() != nil {
@@ -78,7 +78,7 @@ func (w *watcher) run(ctx context.Context) {
 			_, doubted := w.observe(class, err)
 			w.readyDue = time.Time{}
 			pause := w.pause(doubted)
-			if class == Reborn {
+			if class == outcomeReborn {
 				pause = jitter(rebornPause * w.profile.Retry)
 			}
 			w.sleep(ctx, pause)
@@ -139,12 +139,12 @@ func (w *watcher) sleep(ctx context.Context, d time.Duration) {
 
 // dial connects and classes a failure. heard, if given, is set as soon as the
 // API server's program says anything.
-func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic.Bool) (*link, Class, error) {
+func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic.Bool) (*link, outcome, error) {
 	select {
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
 	case <-ctx.Done():
-		return nil, Timeout, ctx.Err()
+		return nil, outcomeTimeout, ctx.Err()
 	}
 	w.count(countDial)
 	t := w.target()
@@ -153,22 +153,22 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, heard *atomic
 	defer cancel()
 	l, err := dialLink(dctx, t, bodyLimit)
 	if err == nil {
-		return l, OK, nil
+		return l, outcomeOK, nil
 	}
 	return nil, classify(err, t.roots == nil && !t.probe.Unsafe), err
 }
 
 // vouched has the API server show its cluster, one of as many as may shake hands
 // at once.
-func (w *watcher) vouched(ctx context.Context) (Class, error) {
+func (w *watcher) vouched(ctx context.Context) (outcome, error) {
 	if w.vouch == nil {
-		return OK, nil
+		return outcomeOK, nil
 	}
 	select {
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
 	case <-ctx.Done():
-		return Timeout, ctx.Err()
+		return outcomeTimeout, ctx.Err()
 	}
 	return w.vouch(ctx)
 }
@@ -229,13 +229,13 @@ func (w *watcher) do(ctx context.Context, l *link, s *schedule, what action) (ne
 		}
 		s.trust(time.Now())
 	case overdue:
-		w.observe(Timeout, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, w.profile.ReadyTimeout))
+		w.observe(outcomeTimeout, fmt.Errorf("no answer to %s in %s", l.target.probe.Path, w.profile.ReadyTimeout))
 		// Over HTTP/2 it answers PINGs, so only the request hangs: it is asked
 		// once more on the same connection.
 		return nil, !l.h2
 	}
 	if err != nil {
-		w.observe(Closed, err)
+		w.observe(outcomeClosed, err)
 	}
 	return nil, err != nil
 }
@@ -249,7 +249,7 @@ func (w *watcher) hear(s *schedule, l *link, e event) (over bool) {
 		over, w.readyDue = s.goAway(time.Now())
 		return over
 	case evClosed:
-		w.observe(Closed, e.err)
+		w.observe(outcomeClosed, e.err)
 		return true
 	case evResponse:
 		if !s.awaits() {
