@@ -52,7 +52,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 			}
 			wrote, err := e.write(ondisk.IPVSConfig, doc, Mode(0o644))
 			if err != nil {
-				return fmt.Errorf("writing the list of masters: %w", err)
+				return fmt.Errorf("writing the list of API servers: %w", err)
 			}
 			e.Waiting("ipvscare to serve")
 			if err := startIPVSCare(ctx, e, wrote); err != nil {
@@ -77,7 +77,7 @@ func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
 	}
 	doc, err := json.MarshalIndent(conf, "", "  ")
 	if err != nil {
-		return nil, fmt.Errorf("writing the list of masters: %w", err)
+		return nil, fmt.Errorf("writing the list of API servers: %w", err)
 	}
 	return append(doc, '\n'), nil
 }

@@ -292,12 +292,12 @@ func (t *taker) tellBlank(ctx context.Context) {
 	}
 	conf, err := etcdTLS(t.e)
 	if err != nil {
-		t.e.Log.Warn("telling the other masters that this one is blank", "error", err)
+		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
 		return
 	}
 	l, err := t.e.Listen(ctx, net.JoinHostPort(t.site.Self().Address, configs.EtcdPeerPort))
 	if err != nil {
-		t.e.Log.Warn("telling the other masters that this one is blank", "error", err)
+		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
 		return
 	}
 	server := &http.Server{Handler: seat.ServeBlank(), ReadHeaderTimeout: askTimeout}

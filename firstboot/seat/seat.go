@@ -208,16 +208,16 @@ func (v View) decide() Decision {
 func (v View) lived() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the other masters run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
+		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
 			Fix: "if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off"}
 	case v.Disk.Removed || v.Quorum && !slices.ContainsFunc(v.Members, v.member):
-		return Decision{Do: Stop, Why: "this master's member was removed from the cluster, and its data is of no use there",
+		return Decision{Do: Stop, Why: "this control-plane node's member was removed from the cluster, and its data is of no use there",
 			Fix: "if it is to come back, flash it anew; it then joins as a new member"}
 	case v.Disk.Cluster == "":
 		return Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
 			Fix: "write the image to the machine's disk again: it then joins the others; data that somebody put there is to be restored as a snapshot"}
 	}
-	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this master's data"}
+	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this control-plane node's data"}
 }
 
 // learner reports whether a quorum lists this control-plane node as one that
@@ -252,14 +252,14 @@ func (v View) blank() Decision {
 		return v.join()
 	case len(lived) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has lived (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
-			Fix: "switch the other masters on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
+			Fix: "switch the other control-plane nodes on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every control-plane node was seen, since one that is off could hold its data", list(silent)),
 			Fix: "switch every control-plane node on; if one is dead on arrival, say so in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
 	}
 	switch {
 	case v.absent(v.Self):
-		return Decision{Do: Wait, Why: "the Site says that this master is dead on arrival: it takes a seat once the others live", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
+		return Decision{Do: Wait, Why: "the Site says that this control-plane node is dead on arrival: it takes a seat once the others live", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
 	case len(risen) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the Site says that %s is dead on arrival, and it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
 	}
@@ -320,21 +320,21 @@ func (v View) continued() Decision {
 			return v.join()
 		}
 		if v.Word.Restore {
-			return Decision{Do: Restore, Why: "the Site says to continue from this master with a snapshot"}
+			return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
 		}
-		return Decision{Do: Stop, Why: "the Site says to continue from this master, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
+		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.Quorum && slices.ContainsFunc(v.Members, v.member) && v.Disk.WAL:
 		return v.lived() // the cluster lives, with this control-plane node: nothing to give up
 	case from == v.Self && v.Quorum:
-		return Decision{Do: Stop, Why: "the Site says to continue from this master, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
+		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
 	case from == v.Self && v.Word.Restore:
-		return Decision{Do: SetAside, Why: "the Site says to continue from this master with a snapshot, not with what it has"}
+		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
 	case from == v.Self:
-		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this master, and no quorum is left"}
+		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
 	case !v.Quorum:
 		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same word in its Site"}
 	case v.Disk.WAL:
-		return Decision{Do: SetAside, Why: "the cluster continues from " + from + ", and this master's data may differ from it"}
+		return Decision{Do: SetAside, Why: "the cluster continues from " + from + ", and this control-plane node's data may differ from it"}
 	}
 	return v.join()
 }

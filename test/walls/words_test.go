@@ -45,7 +45,7 @@ var messages = []word{
 	{`\bis not known to\b`, "is unknown to"},
 	{`\bwants\b`, "requires"},
 	{`\b(goes on|go on with)\b`, "resumes, continues"},
-	{`\b(the|a|an|every|each|all|first|no|healthy|dead) masters?\b`, "API server, control-plane node"},
+	{`\b(the|a|an|every|each|all|first|no|healthy|dead|this|other) masters?\b`, "API server, control-plane node"},
 	{`\b([Tt]he|a|each|every|no) sites?\b`, "Site"},
 }
 
