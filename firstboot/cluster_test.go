@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -584,6 +585,32 @@ func TestNotBornAgain(t *testing.T) {
 				t.Error("another cluster is taken for it")
 			}
 		})
+	}
+}
+
+// TestBornAgainFarAway: by satellite a connection takes a second and a half, and an
+// API server is asked over three.
+func TestBornAgainFarAway(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.bearAgain()
+	site, err := parseSite([]byte(w.site()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := w.env()
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(1500 * time.Millisecond):
+			return dial(ctx, network, addr)
+		}
+	}
+	if !bornAgain(t.Context(), e, site) {
+		t.Error("another cluster is not recognized")
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
@@ -82,6 +83,10 @@ func saveCluster(ctx context.Context, e *Env, active *Active) error {
 	return writeIPVSConfig(e, active.Site)
 }
 
+// showTimeout bounds what an API server is asked to show that it is the node's. That
+// takes three connections, each of them a second and more by satellite.
+const showTimeout = 20 * time.Second
+
 // errOther: an API server is of another cluster than the node joined.
 var errOther = errors.New("another cluster with the same keys")
 
@@ -92,7 +97,7 @@ func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
 	if noted == nil || !isMember(e) {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
 	masters := mastersOf(e, site)
 	errs := make([]error, len(masters))
