@@ -218,7 +218,10 @@ func keysPhase(active *Active) Phase {
 // sameMaster makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
 func sameMaster(e *Env, active *Active) error {
-	const fix = "a control-plane node does not move: write the image to its disk again, or correct the Site"
+	fix := "a control-plane node does not move: write the image to its disk again, or correct the Site"
+	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
+		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"
+	}
 	if ca := e.contents(ondisk.KubeCA); len(caPins(ca)) > 0 && !anyPinned(ca, active.Site.CAPins()) {
 		return Permanent(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}

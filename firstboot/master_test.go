@@ -968,6 +968,46 @@ func TestContinueFromThisMachine(t *testing.T) {
 	}
 }
 
+// Data without a note is not served under the word either, and the way out keeps it.
+func TestContinueWithoutANote(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.cluster.unpublished = false
+	m.lived(m.site.ControlPlane.ID)
+	if err := os.Remove(m.inside(seatNoteFile)); err != nil {
+		t.Fatal(err)
+	}
+	m.withWords(mint.Words{ContinueFrom: "m1"})
+	for range 2 {
+		if err := m.boot(); err == nil || m.started != "" || m.has(etcdRun) || !m.has("/var/lib/etcd/member/wal/0.wal") || !m.said("no note of which cluster it is") || m.said("write the image") || !m.said("--restore FILE") {
+			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.console, "\n"))
+		}
+		m.on()
+	}
+	const text = "all objects of last week"
+	digest := sha256.Sum256([]byte(text))
+	m.put(snapshotDir+"/20261111-000000.db", text)
+	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+	m.bootDone()
+	if m.get("/var/lib/etcd/member/snap/db") != text || !m.has(asideDir+"/wal/0.wal") {
+		t.Errorf("etcd runs as %q\n%s", m.started, strings.Join(m.console, "\n"))
+	}
+}
+
+// A Site of another cluster that says to continue from this machine tells nobody
+// to overwrite its disk.
+func TestContinueWithAnothersCA(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	m.site = mintedSites(t, 1)[0].Site
+	m.withWords(mint.Words{ContinueFrom: "m1"})
+	m.on()
+	if err := m.boot(); err == nil || !m.said("the CA of another cluster") || m.said("write the image") {
+		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+}
+
 // A power cut before each of the writes on the way ends in etcd that runs
 // without the flag.
 func TestPowerCutOfContinue(t *testing.T) {

@@ -191,7 +191,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		}
 	case seat.Wait:
 	default:
-		return seatWaits, Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "write the image to the machine's disk again")
+		return seatWaits, Permanent(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
 	}
 	t.e.Waiting("%s", d.Why)
 	return seatWaits, nil

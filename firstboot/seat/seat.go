@@ -67,7 +67,7 @@ type Disk struct {
 	// that etcd rejected leaves a database without one.)
 	WAL bool
 	// Cluster is the id of the cluster that the data is of, as first boot noted
-	// it before etcd was started; empty: nobody has.
+	// it before etcd was started; empty: nobody has, and the data is never served.
 	Cluster string
 	// Member is the member that the log is of, and Etcd its cluster, by etcd's
 	// own ids; empty: the log does not tell.
@@ -193,7 +193,7 @@ func (v View) decide() Decision {
 	switch {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
 		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk is of another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
-			Fix: "write the image to the machine's disk again, or stamp the machine's former Site"}
+			Fix: v.rewriting("write the image to the machine's disk again, or stamp the machine's former Site", "stamp the machine's former Site, or name another control-plane node to continue from")}
 	case v.Disk.WAL && v.Word.Generation > v.Disk.Generation:
 		return Decision{Do: SetAside, Why: fmt.Sprintf("the Site says to begin again (generation %d), and the disk holds generation %d", v.Word.Generation, v.Disk.Generation)}
 	case v.Word.ContinueFrom != "":
@@ -209,15 +209,37 @@ func (v View) lived() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
-			Fix: "if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off"}
+			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off", theOthersOrThis)}
 	case v.Disk.Removed || v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from the cluster, and its data is of no use there",
-			Fix: "if it is to come back, flash it anew; it then joins as a new member"}
+			Fix: v.rewriting("if it is to come back, flash it anew; it then joins as a new member", theOthersOrThis)}
 	case v.Disk.Cluster == "":
-		return Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
-			Fix: "write the image to the machine's disk again: it then joins the others; data that somebody put there is to be restored as a snapshot"}
+		return v.notNoted()
 	}
 	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this control-plane node's data"}
+}
+
+// theOthersOrThis is how a person chooses, who had named this machine.
+const theOthersOrThis = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
+
+// notNoted: nobody knows whose the data is, so no word has it served.
+func (v View) notNoted() Decision {
+	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
+		Fix: "keep this disk, and switch the others on; if they are lost for good, begin with a snapshot, as of its own in /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): what the disk has is moved aside"}
+	if v.Quorum {
+		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others; data that somebody put there is to be restored as a snapshot", d.Fix)
+	}
+	return d
+}
+
+// rewriting is a fix that has a person overwrite this machine's disk. Where the
+// Site says to continue from this machine, the disk may hold the only copy, and
+// the fix is one that keeps it.
+func (v View) rewriting(fix, keeping string) string {
+	if v.Word.ContinueFrom == v.Self {
+		return keeping
+	}
+	return fix
 }
 
 // learner reports whether a quorum lists this control-plane node as one that
@@ -329,6 +351,8 @@ func (v View) continued() Decision {
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
 	case from == v.Self && v.Word.Restore:
 		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
+	case from == v.Self && v.Disk.Cluster == "":
+		return v.notNoted()
 	case from == v.Self:
 		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
 	case !v.Quorum:

@@ -2,6 +2,7 @@ package seat
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -38,6 +39,9 @@ func TestTable(t *testing.T) {
 		"another's, begin again":       {View{Disk: Disk{WAL: true, Cluster: "other"}, Word: Word{Generation: 1}}, "stop generation 1"},
 		"another's, continue here":     {View{Disk: Disk{WAL: true, Cluster: "other"}, Word: Word{ContinueFrom: "m1"}}, "stop"},
 		"data that nobody noted":       {View{Disk: Disk{WAL: true, Cluster: "none"}}, "stop"},
+		"not noted, continue here":     {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m1"}}, "stop"},
+		"not noted, continued here":    {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m1"}}, "stop"},
+		"not noted, restore here":      {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m1", Restore: true}}, "set-aside"},
 		"data, others are born anew":   {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "8"}, "stop"},
 		"data, same etcd":              {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "7"}, "start"},
 		"data, name was added anew":    {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
@@ -120,6 +124,9 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// writesImage finds a fix that overwrites the disk.
+var writesImage = regexp.MustCompile(`write the image|flash`)
+
 // TestNeverTwice goes through every view there is of three masters: an empty
 // etcd is never started where one lives or could live.
 func TestNeverTwice(t *testing.T) {
@@ -145,8 +152,14 @@ func TestNeverTwice(t *testing.T) {
 							}
 							n++
 							d := Decide(v)
-							if v.Disk.WAL && v.Disk.Cluster != "shops" && d.Do != Stop && (v.Disk.Cluster != "" || d.Do == Start) {
+							if v.Disk.WAL && v.Disk.Cluster == "other" && d.Do != Stop {
 								t.Errorf("%s with another cluster's data, with %+v", d.Do, v)
+							}
+							if v.Disk.WAL && v.Disk.Cluster == "" && d.Do != Stop && d.Do != Wait && d.Do != SetAside {
+								t.Errorf("%s with data that nobody noted, with %+v", d.Do, v)
+							}
+							if only := from == "m1" || v.Disk.Cluster == "" && !v.Quorum && !v.Disk.Removed; v.Disk.WAL && only && writesImage.MatchString(d.Fix) {
+								t.Errorf("what may be the only copy is to be overwritten (%s) with %+v", d.Fix, v)
 							}
 							alive := v.Quorum || a == Lived || b == Lived
 							switch d.Do {
