@@ -702,6 +702,12 @@ func (m *master) lived(cluster string) {
 	m.put(seatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
+// rejected leaves what etcd does of a start that it rejected: a database, and no log.
+func (m *master) rejected() {
+	m.t.Helper()
+	m.put("/var/lib/etcd/member/snap/db", "nothing")
+}
+
 // quorum has m2 answer for a cluster of all three.
 func (m *master) quorum() *fakeMember {
 	f := m.others["192.0.2.12"]
@@ -1151,9 +1157,10 @@ func TestRestoreASnapshot(t *testing.T) {
 	const text = "all objects of last week"
 	digest := sha256.Sum256([]byte(text))
 	sum := hex.EncodeToString(digest[:])
-	for name, tt := range map[string]struct{ stick, old, wrong bool }{
+	for name, tt := range map[string]struct{ stick, old, rejected, wrong bool }{
 		"from its own disk":             {},
 		"from its own disk, old data":   {old: true},
+		"after a start that failed":     {rejected: true},
 		"from a stick":                  {stick: true},
 		"from a stick, old data":        {stick: true, old: true},
 		"there is another on the stick": {stick: true, wrong: true},
@@ -1166,6 +1173,9 @@ func TestRestoreASnapshot(t *testing.T) {
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
 			if tt.old {
 				m.lived(m.site.ControlPlane.ID)
+			}
+			if tt.rejected {
+				m.rejected()
 			}
 			if tt.stick {
 				m.plug("")
@@ -1194,43 +1204,63 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
+// What has a log is never removed to make room.
+func TestRestoreKeepsALog(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.rejected()
+	m.put("/var/lib/etcd/member/wal/0.wal", "")
+	if err := removeLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
+		t.Errorf("%v, and the data is gone", err)
+	}
+}
+
 func TestPowerCutOfRestore(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
 	digest := sha256.Sum256([]byte(text))
 	sites := mintedSites(t, 3)
-	begin := func(t *testing.T) *master {
-		m := newMaster(t, sites)
-		m.now = m.now.Add(200 * time.Hour)
-		m.cluster.unpublished = false
-		m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
-		m.lived(m.site.ControlPlane.ID)
-		m.plug("")
-		m.slotFiles = map[string]string{stickDev + "/" + snapshotOnStick: text}
-		return m
-	}
-	whole := begin(t)
-	whole.bootDone()
-	from := slices.Index(whole.names, "rename "+configs.EtcdDataDir+"/member")
-	to := slices.Index(whole.names, "rename "+restoreDir+"/data/member") + 4
-	if from < 0 || to-from < 8 {
-		t.Fatalf("effects: %q", whole.names)
-	}
-	for n := from; n <= to; n++ {
-		t.Run(fmt.Sprint("at ", whole.names[n]), func(t *testing.T) {
-			t.Parallel()
-			m := begin(t)
-			m.cutAt = n + 1
-			if err := m.boot(); err == nil {
-				t.Fatal("it went on without power")
-			}
-			m.lose()
-			m.on()
-			m.bootDone()
-			if m.get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" {
-				t.Errorf("etcd runs as %q, started as %q", m.started, m.starts)
-			}
-		})
+	for old, tt := range map[string]struct {
+		disk  func(*master)
+		first string // of its effects
+		kept  bool
+	}{
+		"old data":         {func(m *master) { m.lived(m.site.ControlPlane.ID) }, "rename " + configs.EtcdDataDir + "/member", true},
+		"a rejected start": {(*master).rejected, "mkdir " + restoreDir, false},
+	} {
+		begin := func(t *testing.T) *master {
+			m := newMaster(t, sites)
+			m.now = m.now.Add(200 * time.Hour)
+			m.cluster.unpublished = false
+			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+			tt.disk(m)
+			m.plug("")
+			m.slotFiles = map[string]string{stickDev + "/" + snapshotOnStick: text}
+			return m
+		}
+		whole := begin(t)
+		whole.bootDone()
+		from := slices.Index(whole.names, tt.first)
+		to := slices.Index(whole.names, "rename "+restoreDir+"/data/member") + 4
+		if from < 0 || to-from < 8 {
+			t.Fatalf("effects: %q", whole.names)
+		}
+		for n := from; n <= to; n++ {
+			t.Run(fmt.Sprint(old, ", at ", whole.names[n]), func(t *testing.T) {
+				t.Parallel()
+				m := begin(t)
+				m.cutAt = n + 1
+				if err := m.boot(); err == nil {
+					t.Fatal("it went on without power")
+				}
+				m.lose()
+				m.on()
+				m.bootDone()
+				if m.get("/var/lib/etcd/member/snap/db") != text || len(m.starts) > 0 || m.started != "has data\n" || m.has(asideDir) != tt.kept {
+					t.Errorf("etcd runs as %q, started as %q", m.started, m.starts)
+				}
+			})
+		}
 	}
 }
 

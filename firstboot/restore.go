@@ -58,6 +58,9 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 	if err := e.Sync(restoreDir); err != nil { // etcdutl may not
 		return fmt.Errorf("syncing what was restored: %w", err)
 	}
+	if err := removeLogless(e); err != nil {
+		return err
+	}
 	note := seatNote{Cluster: site.ControlPlane.ID, Continued: continueWord(site)}
 	if err := note.write(e); err != nil {
 		return err
@@ -66,6 +69,24 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 		return fmt.Errorf("putting what was restored in place: %w", err)
 	}
 	return e.RemoveAll(restoreDir)
+}
+
+// removeLogless makes room for what was restored: a start that etcd rejected leaves
+// a database without a log, which nobody has written to. Cut off anywhere, what is
+// left has no log either, and all begins again.
+func removeLogless(e *Env) error {
+	const member = configs.EtcdDataDir + "/member"
+	wal, _, _, err := seat.LogOf(e.path(member + "/wal"))
+	if err == nil && wal {
+		err = errors.New("there is a log of etcd")
+	}
+	if err == nil {
+		err = e.RemoveAll(member)
+	}
+	if err != nil {
+		return fmt.Errorf("making room for what was restored in %s: %w", member, err)
+	}
+	return nil
 }
 
 // findSnapshot looks for the one with that digest among this machine's own and
