@@ -405,7 +405,7 @@ func (m *master) kubeadm(c Cmd) error {
 			}
 		}
 	case "kubeconfig all":
-		for _, f := range append(slices.Clone(masterConfs), ondisk.KubeletConf) {
+		for _, f := range slices.Insert(slices.Clone(masterConfs), 2, ondisk.KubeletConf) {
 			if b, err := os.ReadFile(filepath.Join(m.root, f)); err == nil {
 				if _, err := api.ParseKubeconfig(b); err != nil {
 					fmt.Fprintf(c.Output, "error execution phase kubeconfig: %v\n", errHalf)
@@ -873,26 +873,54 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 }
 
-// Killed between the new certificates and the restart, the next run restarts.
+// Killed between the new certificates and the restart of what has read the former
+// ones, the next run restarts it: the control plane's pods, and kubelet where its
+// certificate is another.
 func TestRestartOutlastsAKill(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
-	m.bootDone()
-	pods := m.get(masterPods[1])
-	m.now = m.now.AddDate(0, 8, 0)
-	m.effects, m.names = 0, nil
-	m.before = func(effect string) {
-		if effect == "write "+masterPods[1] {
-			m.cutAt = 1
-		}
-	}
-	if err := m.boot(); err == nil || m.get(masterPods[1]) != pods {
-		t.Fatalf("%v: it was not killed", err)
-	}
-	m.before, m.cutAt = nil, 0
-	m.bootDone()
-	if m.get(masterPods[1]) == pods {
-		t.Error("the controller manager still has the former certificate")
+	const restart = "restart " + ondisk.UnitKubelet
+	sites := mintedSites(t, 1)
+	for name, tt := range map[string]struct {
+		days int
+		at   []string // each kills it once
+	}{
+		"pods":                    {240, []string{"write " + masterPods[1]}},
+		"pods, kubelet's expired": {370, []string{"write " + masterPods[1]}},
+		"kubelet":                 {370, []string{restart}},
+		"twice":                   {370, []string{"write " + masterPods[1], restart}},
+		"its mark is still there": {370, []string{"remove " + podsRestart}},
+		"halfway through them":    {370, []string{"kubeadm writes " + masterConfs[3], restart}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, sites)
+			m.bootDone()
+			pods := m.get(masterPods[1])
+			m.now = m.now.AddDate(0, 0, tt.days)
+			renewed := m.now
+			for _, at := range tt.at {
+				m.effects, m.names = 0, nil
+				m.before = func(effect string) {
+					if effect == at {
+						m.cutAt = 1
+					}
+				}
+				if err := m.boot(); err == nil || m.names[len(m.names)-1] != at {
+					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.names)
+				}
+				m.before, m.cutAt = nil, 0
+			}
+			m.bootDone()
+			if m.get(masterPods[1]) == pods {
+				t.Error("the controller manager still has the former certificate")
+			}
+			if started := m.world.started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
+				t.Errorf("kubelet was started on %s, its certificate is another since %s", started, renewed)
+			}
+			if m.has(podsRestart) {
+				t.Error("it is restarted once more")
+			}
+		})
 	}
 }
 

@@ -39,9 +39,28 @@ func againPhase() Phase {
 // made anew. It is of this boot: the next one starts all pods anyway.
 const podsRestart = "/run/edgebake-restart-control-plane"
 
+// kubeletToo is what podsRestart holds where kubelet's certificate is another, too.
+const kubeletToo = "kubelet"
+
 // renewedAnnotation of a static pod: kubelet starts a pod anew that it differs
 // in.
 const renewedAnnotation = "edgebake.io/certificates"
+
+// restartReaders restarts what has read the former certificates. The mark goes
+// last: killed before that, the next run does all of it again.
+func restartReaders(ctx context.Context, e *Env) error {
+	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
+	if err == nil && state == "active" { // else it starts all pods with what is there now
+		err = restartPods(e)
+		if err == nil && string(e.contents(podsRestart)) == kubeletToo {
+			err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return e.Remove(podsRestart)
+}
 
 // restartPods has kubelet start the control plane's pods anew, but for etcd,
 // which reads its certificates at each connection. A controller manager and a
@@ -63,7 +82,7 @@ func restartPods(e *Env) error {
 			return fmt.Errorf("having kubelet restart %s: %w", p, err)
 		}
 	}
-	return e.Remove(podsRestart)
+	return nil
 }
 
 // annotated is a pod with an annotation, and all else as it was.

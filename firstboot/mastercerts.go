@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -53,16 +54,17 @@ func certificatesPhase(active *Active) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			bad := badCertificates(e, site)
 			if len(bad) == 0 {
-				return restartPods(e)
+				return restartReaders(ctx, e)
 			}
-			kubelets := false
-			if err := e.WriteFile(podsRestart, nil, Mode(0o600)); err != nil {
+			kubelets := slices.Contains(bad, ondisk.KubeletConf)
+			mark := e.contents(podsRestart) // of a run that was killed
+			if kubelets {
+				mark = []byte(kubeletToo)
+			}
+			if err := e.WriteFile(podsRestart, mark, Mode(0o600)); err != nil {
 				return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
 			}
 			for _, f := range bad {
-				if f == ondisk.KubeletConf {
-					kubelets = true
-				}
 				if err := e.Remove(f); err != nil {
 					return fmt.Errorf("removing a certificate of no use: %w", err)
 				}
@@ -80,20 +82,7 @@ func certificatesPhase(active *Active) Phase {
 			if err := e.Sync("/etc"); err != nil { // kubeadm does not
 				return fmt.Errorf("syncing the certificates: %w", err)
 			}
-			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
-			if err != nil {
-				return err
-			}
-			if state != "active" { // it starts all pods with what is there now
-				return e.Remove(podsRestart)
-			}
-			if err := restartPods(e); err != nil {
-				return err
-			}
-			if !kubelets {
-				return nil
-			}
-			return e.Unit(ctx, "restart", ondisk.UnitKubelet)
+			return restartReaders(ctx, e)
 		},
 	}
 }
