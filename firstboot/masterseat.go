@@ -152,10 +152,10 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		if err := t.forgetWord(); err != nil {
 			return seatWaits, err
 		}
-		return seatTaken, t.start(ctx, d, "existing", everyMember(t.site))
+		return seatTaken, t.start(ctx, "existing", everyMember(t.site))
 	case seat.ForceNewCluster:
 		t.e.Console("etcd continues from this machine alone: " + d.Why)
-		return seatTaken, t.start(ctx, d, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
+		return seatTaken, t.start(ctx, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
 	case seat.Restore:
 		t.e.Console("etcd begins with a snapshot: " + d.Why)
 		return seatChanged, restoreSnapshot(ctx, t.e, t.active)
@@ -167,10 +167,10 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		return seatChanged, nil
 	case seat.Birth:
 		t.e.Console("etcd begins with nothing: " + d.Why)
-		if err := t.useTicket(d); err != nil {
+		if err := t.useTicket(); err != nil {
 			return seatWaits, err
 		}
-		return seatTaken, t.start(ctx, d, "new", everyMember(t.site))
+		return seatTaken, t.start(ctx, "new", everyMember(t.site))
 	case seat.Join:
 		members, err := t.join(ctx, d)
 		if err != nil {
@@ -178,10 +178,10 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 			t.e.Waiting("a seat in etcd: %s", oneLine(err))
 			return seatWaits, nil
 		}
-		if err := t.saveSeat(d); err != nil {
+		if err := t.saveSeat(); err != nil {
 			return seatWaits, err
 		}
-		return seatTaken, t.start(ctx, d, "existing", members)
+		return seatTaken, t.start(ctx, "existing", members)
 	case seat.Stop:
 		if t.stopped.IsZero() {
 			t.stopped = t.e.Now()
@@ -268,8 +268,7 @@ func etcdDisk(e *Env) (seat.Disk, error) {
 	if err != nil {
 		return d, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one")
 	}
-	note := readSeatNote(e)
-	d.Cluster, d.Generation = note.Cluster, note.Generation
+	d.Cluster = readSeatNote(e).Cluster
 	return d, nil
 }
 
@@ -313,8 +312,8 @@ func (t *taker) close() {
 }
 
 // saveSeat keeps of which cluster the data is that etcd is about to write.
-func (t *taker) saveSeat(d seat.Decision) error {
-	return seatNote{Cluster: t.site.ControlPlane.ID, Generation: d.Generation}.write(t.e)
+func (t *taker) saveSeat() error {
+	return seatNote{Cluster: t.site.ControlPlane.ID}.write(t.e)
 }
 
 // join makes room for this machine in a cluster that lives. Cut off anywhere,
@@ -338,12 +337,13 @@ func (t *taker) join(ctx context.Context, d seat.Decision) (initialCluster strin
 }
 
 // start has kubelet start etcd.
-func (t *taker) start(ctx context.Context, d seat.Decision, state, members string, more ...configs.KubeadmArg) error {
+func (t *taker) start(ctx context.Context, state, members string, more ...configs.KubeadmArg) error {
 	t.close() // etcd listens there now
 	return startEtcd(ctx, t.e, t.active, append([]configs.KubeadmArg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
-		{Name: "initial-cluster-token", Value: fmt.Sprintf("%s-%d", t.site.ControlPlane.ID, d.Generation)},
+		// etcd makes its ids of it, so it is one for all of a cluster, whatever their image.
+		{Name: "initial-cluster-token", Value: t.site.ControlPlane.ID + "-0"},
 	}, more...))
 }
 

@@ -14,10 +14,8 @@ const seatNoteFile = configs.EtcdDataDir + "/edgebake.json"
 // seatNote is seatNoteFile.
 type seatNote struct {
 	Version int `json:"version"`
-	// Cluster is the id of the Site's cluster, and Generation which of its
-	// births.
-	Cluster    string `json:"cluster"`
-	Generation int    `json:"generation,omitempty"`
+	// Cluster is the id of the Site's cluster.
+	Cluster string `json:"cluster"`
 	// Born is the ticket that etcd began with on this disk.
 	Born string `json:"born,omitempty"`
 	// Continued is the Site's word to continue from this machine, once that has

@@ -45,9 +45,9 @@ func bornBefore(e *Env) string {
 
 // useTicket notes that this machine begins the cluster: on its disk, and then in
 // its firmware. A birth begins also where the firmware takes no notes.
-func (t *taker) useTicket(d seat.Decision) error {
+func (t *taker) useTicket() error {
 	word := ticketWord(t.site)
-	note := seatNote{Cluster: t.site.ControlPlane.ID, Generation: d.Generation, Born: word}
+	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word}
 	if err := note.write(t.e); err != nil || bornBefore(t.e) == word {
 		return err
 	}

@@ -72,10 +72,6 @@ type Disk struct {
 	// Member is the member that the log is of, and Etcd its cluster, by etcd's
 	// own ids; empty: the log does not tell.
 	Member, Etcd string
-	// Removed: etcd ended because its member was removed from the cluster.
-	Removed bool
-	// Generation of the cluster that the log is of.
-	Generation int
 	// Continued: the word to continue from this control-plane node has been carried
 	// out.
 	Continued bool
@@ -118,9 +114,6 @@ type Word struct {
 	// Absent are control-plane nodes that are dead on arrival: a cluster is born
 	// without them.
 	Absent []string
-	// Generation of the cluster: raised to give birth again, with nothing of
-	// what was.
-	Generation int
 }
 
 // View is all that a decision is made of.
@@ -174,28 +167,16 @@ type Decision struct {
 	Do Action
 	// Remove are the ids of members that are this control-plane node's old seats, for
 	// Join.
-	Remove []string
-	// Promote: the member on the disk is a learner, for Start.
-	Promote bool
-	// Generation is part of initial-cluster-token.
-	Generation int
-	Why, Fix   string
+	Remove   []string
+	Why, Fix string
 }
 
 // Decide is the decision table.
 func Decide(v View) Decision {
-	d := v.decide()
-	d.Generation = max(v.Word.Generation, v.Disk.Generation)
-	return d
-}
-
-func (v View) decide() Decision {
 	switch {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
 		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk is of another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
 			Fix: v.rewriting("write the image to the machine's disk again, or stamp the machine's former Site", "stamp the machine's former Site, or name another control-plane node to continue from")}
-	case v.Disk.WAL && v.Word.Generation > v.Disk.Generation:
-		return Decision{Do: SetAside, Why: fmt.Sprintf("the Site says to begin again (generation %d), and the disk holds generation %d", v.Word.Generation, v.Disk.Generation)}
 	case v.Word.ContinueFrom != "":
 		return v.continued()
 	case v.Disk.WAL:
@@ -210,13 +191,13 @@ func (v View) lived() Decision {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
 			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off", theOthersOrThis)}
-	case v.Disk.Removed || v.Quorum && !slices.ContainsFunc(v.Members, v.member):
+	case v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from the cluster, and its data is of no use there",
 			Fix: v.rewriting("if it is to come back, flash it anew; it then joins as a new member", theOthersOrThis)}
 	case v.Disk.Cluster == "":
 		return v.notNoted()
 	}
-	return Decision{Do: Start, Promote: v.learner(), Why: "the disk holds this control-plane node's data"}
+	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
 }
 
 // theOthersOrThis is how a person chooses, who had named this machine.
@@ -240,13 +221,6 @@ func (v View) rewriting(fix, keeping string) string {
 		return keeping
 	}
 	return fix
-}
-
-// learner reports whether a quorum lists this control-plane node as one that
-// was added and not yet promoted, as a power cut in the middle of a Join leaves
-// it.
-func (v View) learner() bool {
-	return v.Quorum && slices.ContainsFunc(v.Members, func(m Member) bool { return m.Learner && v.member(m) })
 }
 
 // member reports whether m is the member that the log is of. Another may have

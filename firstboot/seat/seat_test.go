@@ -33,10 +33,9 @@ func TestTable(t *testing.T) {
 	}{
 		"data":                         {View{Disk: Disk{WAL: true}}, "start"},
 		"data, whatever peers show":    {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank)}, "start"},
-		"data of a learner":            {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1+ m2 m3")}, "start promote"},
+		"data of a learner":            {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1+ m2 m3")}, "start"},
 		"data, another is learner":     {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2+ m3")}, "start"},
 		"data of another cluster":      {View{Disk: Disk{WAL: true, Cluster: "other"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
-		"another's, begin again":       {View{Disk: Disk{WAL: true, Cluster: "other"}, Word: Word{Generation: 1}}, "stop generation 1"},
 		"another's, continue here":     {View{Disk: Disk{WAL: true, Cluster: "other"}, Word: Word{ContinueFrom: "m1"}}, "stop"},
 		"data that nobody noted":       {View{Disk: Disk{WAL: true, Cluster: "none"}}, "stop"},
 		"not noted, continue here":     {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m1"}}, "stop"},
@@ -62,7 +61,6 @@ func TestTable(t *testing.T) {
 		"restore there, old data":      {View{Disk: Disk{WAL: true, Member: "7", Etcd: "7"}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Etcd: "8", Word: Word{ContinueFrom: "m2", Restore: true}}, "set-aside"},
 		"blank, seat lives":            {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Alive}, "stop"},
 		"blank, seat is watched":       {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Watched, SeatWhy: "a minute"}, "wait"},
-		"data, seat removed":           {View{Disk: Disk{WAL: true, Removed: true}, Quorum: true, Members: members("m2 m3")}, "stop"},
 		"blank, quorum":                {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
 		"blank, quorum, seat is gone":  {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3")}, "join"},
 		"blank, quorum, half joined":   {View{Peers: peers(Lived, Lived), Quorum: true, Members: append(members("m2 m3"), Member{ID: "9", PeerURLs: []string{"https://m1:2380"}, Learner: true})}, "join remove 9"},
@@ -94,11 +92,6 @@ func TestTable(t *testing.T) {
 		"continue there, old data":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Word: Word{ContinueFrom: "m2"}}, "set-aside"},
 		"continue there, joined":       {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2 m1"), Word: Word{ContinueFrom: "m2"}}, "start"},
 		"continue from a stranger":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Word: Word{ContinueFrom: "m9"}}, "stop"},
-		"again, old data":              {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Silent), Word: Word{Generation: 1}}, "set-aside generation 1"},
-		"again, all blank":             {View{Peers: peers(Blank, Blank), Word: Word{Generation: 1}, Ticket: ValidTicket}, "birth generation 1"},
-		"again, an old one lives":      {View{Peers: peers(Blank, Lived), Word: Word{Generation: 1}, Ticket: ValidTicket}, "stop generation 1"},
-		"again, done":                  {View{Disk: Disk{WAL: true, Generation: 1}, Word: Word{Generation: 1}}, "start generation 1"},
-		"an older word":                {View{Disk: Disk{WAL: true, Generation: 2}, Word: Word{Generation: 1}}, "start generation 2"},
 	} {
 		tt.v.Self, tt.v.PeerURL, tt.v.Cluster = "m1", "https://m1:2380", "shops"
 		switch tt.v.Disk.Cluster {
@@ -109,14 +102,8 @@ func TestTable(t *testing.T) {
 		}
 		d := Decide(tt.v)
 		got := d.Do.String()
-		if d.Promote {
-			got += " promote"
-		}
 		if len(d.Remove) > 0 {
 			got += " remove " + strings.Join(d.Remove, " ")
-		}
-		if d.Generation > 0 {
-			got += fmt.Sprint(" generation ", d.Generation)
 		}
 		if got != tt.want || d.Why == "" || d.Do == Stop && d.Fix == "" {
 			t.Errorf("%s: %s (%s; %s), want %s", name, got, d.Why, d.Fix, tt.want)
@@ -137,61 +124,63 @@ func TestNeverTwice(t *testing.T) {
 			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket, UsedTicket} {
 				for bits := range 1 << 8 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
-						for generation := range 2 {
-							v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{ContinueFrom: from, Generation: generation},
-								Disk: Disk{WAL: bits&1 > 0, Removed: bits&2 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
-							v.Disk.Cluster = []string{"shops", "other", "", "shops"}[bits>>5&3]
-							if bits&128 > 0 {
-								v.Seat, v.Disk.Member = Alive, "9"
+						v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{ContinueFrom: from, Restore: bits&2 > 0},
+							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
+						v.Disk.Cluster = []string{"shops", "other", "", "shops"}[bits>>5&3]
+						if bits&128 > 0 {
+							v.Seat, v.Disk.Member = Alive, "9"
+						}
+						if v.Quorum {
+							v.Members = members("m1 m2 m3")
+							if bits&16 > 0 {
+								v.Members = members("m2 m3")
 							}
-							if v.Quorum {
-								v.Members = members("m1 m2 m3")
-								if bits&16 > 0 {
-									v.Members = members("m2 m3")
+						}
+						n++
+						d := Decide(v)
+						if v.Disk.WAL && v.Disk.Cluster == "other" && d.Do != Stop {
+							t.Errorf("%s with another cluster's data, with %+v", d.Do, v)
+						}
+						if v.Disk.WAL && v.Disk.Cluster == "" && d.Do != Stop && d.Do != Wait && d.Do != SetAside {
+							t.Errorf("%s with data that nobody noted, with %+v", d.Do, v)
+						}
+						if only := from == "m1" || v.Disk.Cluster == "" && !v.Quorum; v.Disk.WAL && only && writesImage.MatchString(d.Fix) {
+							t.Errorf("what may be the only copy is to be overwritten (%s) with %+v", d.Fix, v)
+						}
+						alive := v.Quorum || a == Lived || b == Lived
+						switch d.Do {
+						case Birth:
+							births++
+							if v.Disk.WAL || alive || a == Silent || b == Silent || ticket != ValidTicket || from != "" {
+								t.Errorf("a birth with %+v", v)
+							}
+						case ForceNewCluster:
+							if !v.Disk.WAL || from != "m1" || v.Word.Restore || v.Quorum {
+								t.Errorf("a forced cluster with %+v", v)
+							}
+						case Restore:
+							if v.Disk.WAL || from != "m1" || !v.Word.Restore || v.Quorum {
+								t.Errorf("a snapshot is restored with %+v", v)
+							}
+						case Join:
+							if !v.Quorum || v.Disk.WAL || v.Seat == Alive {
+								t.Errorf("a join with %+v", v)
+							}
+							for _, m := range v.Members {
+								if m.Name != "m1" && slices.Contains(d.Remove, m.ID) {
+									t.Errorf("removes %s with %+v", m.Name, v)
 								}
 							}
-							n++
-							d := Decide(v)
-							if v.Disk.WAL && v.Disk.Cluster == "other" && d.Do != Stop {
-								t.Errorf("%s with another cluster's data, with %+v", d.Do, v)
+						case SetAside:
+							if !v.Disk.WAL || from == "" {
+								t.Errorf("data is set aside without a word, with %+v", v)
 							}
-							if v.Disk.WAL && v.Disk.Cluster == "" && d.Do != Stop && d.Do != Wait && d.Do != SetAside {
-								t.Errorf("%s with data that nobody noted, with %+v", d.Do, v)
+						case Start:
+							if v.Quorum && v.Disk.Member == "9" {
+								t.Errorf("a member that is not listed starts with %+v", v)
 							}
-							if only := from == "m1" || v.Disk.Cluster == "" && !v.Quorum && !v.Disk.Removed; v.Disk.WAL && only && writesImage.MatchString(d.Fix) {
-								t.Errorf("what may be the only copy is to be overwritten (%s) with %+v", d.Fix, v)
-							}
-							alive := v.Quorum || a == Lived || b == Lived
-							switch d.Do {
-							case Birth:
-								births++
-								if v.Disk.WAL || alive || a == Silent || b == Silent || ticket != ValidTicket || from != "" {
-									t.Errorf("a birth with %+v", v)
-								}
-							case ForceNewCluster:
-								if !v.Disk.WAL || from != "m1" || v.Quorum {
-									t.Errorf("a forced cluster with %+v", v)
-								}
-							case Join:
-								if !v.Quorum || v.Disk.WAL || v.Seat == Alive {
-									t.Errorf("a join with %+v", v)
-								}
-								for _, m := range v.Members {
-									if m.Name != "m1" && slices.Contains(d.Remove, m.ID) {
-										t.Errorf("removes %s with %+v", m.Name, v)
-									}
-								}
-							case SetAside:
-								if !v.Disk.WAL || from == "" && generation == 0 {
-									t.Errorf("data is set aside without a word, with %+v", v)
-								}
-							case Start:
-								if v.Quorum && v.Disk.Member == "9" {
-									t.Errorf("a member that is not listed starts with %+v", v)
-								}
-								if !v.Disk.WAL {
-									t.Errorf("starts without data with %+v", v)
-								}
+							if !v.Disk.WAL {
+								t.Errorf("starts without data with %+v", v)
 							}
 						}
 					}
