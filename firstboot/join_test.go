@@ -3,6 +3,7 @@ package firstboot
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,6 +76,43 @@ func TestMastersComeLate(t *testing.T) {
 	}
 	if !w.said("network: will be tried again: no API server answers") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestOneWordForAWait: what first boot waits for is told when it changes, on the
+// console and in state.json, not once more for each API server.
+func TestOneWordForAWait(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.cluster.allDown(true)
+	e := w.env()
+	on, sleep, source := w.now, e.Sleep, e.Source
+	down, asked := true, 0
+	e.Source = func(ctx context.Context, addr string) (netip.Addr, error) {
+		if down && addr == "192.0.2.11:6443" { // the Site's first
+			asked++
+			return netip.Addr{}, errors.New("network is unreachable")
+		}
+		return source(ctx, addr)
+	}
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		err := sleep(ctx, d)
+		if down = w.now.Sub(on) <= time.Minute; !down {
+			w.cluster.allDown(false)
+		}
+		return err
+	}
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	var waits []string
+	for _, line := range w.console {
+		if strings.Contains(line, "network: waiting for ") {
+			waits = append(waits, line)
+		}
+	}
+	if asked < 10 || len(waits) != 1 || !strings.Contains(waits[0], "an API server to answer (") {
+		t.Errorf("%d lines in %d polls:\n%s", len(waits), asked, strings.Join(waits, "\n"))
 	}
 }
 

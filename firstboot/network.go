@@ -193,23 +193,16 @@ func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
 const networkTime = 75 * time.Second
 
 func waitForMaster(ctx context.Context, e *Env, masters []string) (string, error) {
-	end := e.Now().Add(networkTime)
-	var last error
 	found := ""
-	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-		for _, m := range masters {
-			if _, err := e.Source(ctx, m); err == nil {
-				e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
-				break
-			}
+	last, _ := e.patiently(ctx, networkTime, 2*time.Second, func() (err error) {
+		if routed(ctx, e, masters) == nil {
+			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
+		} else {
 			e.Waiting("an address and a route to an API server")
 		}
-		found, last = reach(ctx, e, masters)
-		return last == nil || e.Now().After(end), nil
+		found, err = reach(ctx, e, masters)
+		return err
 	})
-	if err != nil && last == nil {
-		last = err
-	}
 	return found, last
 }
 
