@@ -645,9 +645,14 @@ func TestResetKilled(t *testing.T) {
 		t.Fatal("done, and nobody approved")
 	}
 	begun.effects, begun.names = 0, nil
+	begun.units[ondisk.UnitAgain] = "active" // an API server was away at an earlier pass
 	whole := begun.clone(t)
 	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
+	}
+	timer, service := slices.Index(whole.names, "stop "+ondisk.UnitAgain), slices.Index(whole.names, "stop "+ondisk.UnitFirstboot)
+	if timer < 0 || timer > service {
+		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.names)
 	}
 	for n := 1; n <= whole.effects; n++ {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
@@ -661,6 +666,9 @@ func TestResetKilled(t *testing.T) {
 				t.Fatalf("cut at %s (%v), again: %v", at, err, again)
 			}
 			noSecret(t, w)
+			if state := w.units[ondisk.UnitAgain]; state != "inactive" {
+				t.Errorf("cut at %s: %s is %s, which runs first boot again", at, ondisk.UnitAgain, state)
+			}
 			if !strings.Contains(w.slotSite(ownDev), "nodePool") {
 				t.Errorf("cut at %s: the Site is lost", at)
 			}

@@ -47,8 +47,11 @@ type reset struct {
 func (r *reset) steps() []Phase {
 	steps := []Phase{
 		{Name: "firstboot", Run: func(ctx context.Context, e *Env) error {
-			if err := e.Unit(ctx, "stop", ondisk.UnitFirstboot); err != nil {
-				return err
+			// The timer first: it starts the service.
+			for _, unit := range []string{ondisk.UnitAgain, ondisk.UnitFirstboot} {
+				if err := e.Unit(ctx, "stop", unit); err != nil {
+					return err
+				}
 			}
 			r.active = siteIfAny(e, r.image)
 			return nil
