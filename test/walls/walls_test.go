@@ -5,6 +5,7 @@ package walls
 
 import (
 	"encoding/json"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -140,9 +141,42 @@ func room(name string) ([]string, bool) {
 	return may, ok
 }
 
+// table returns the packages that ARCHITECTURE.md says the purpose of, as patterns.
+func table(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Packages\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var names []string
+	for line := range strings.Lines(section) {
+		cell, ok := strings.CutPrefix(line, "| `")
+		if !ok {
+			continue
+		}
+		cell, _, _ = strings.Cut(cell, "` |")
+		for _, name := range strings.Split(cell, "`, `") {
+			if dir, all := strings.CutSuffix(name, "/*"); all {
+				name = dir + "/..."
+			}
+			names = append(names, name)
+		}
+	}
+	if len(names) < 5 {
+		t.Fatalf("ARCHITECTURE.md has %d packages in its table", len(names))
+	}
+	return names
+}
+
 func TestRooms(t *testing.T) {
+	described := table(t)
 	for _, p := range list(t) {
 		name := strings.TrimPrefix(p.ImportPath, self+"/")
+		if !matches(described, name) {
+			t.Errorf("%s is not in ARCHITECTURE.md's table of packages: say there what it is for", name)
+		}
 		may, ok := room(name)
 		if !ok {
 			t.Errorf("%s is in no room: add it to rooms here and to ARCHITECTURE.md", name)
@@ -207,6 +241,11 @@ func TestRowsStandForSomething(t *testing.T) {
 			if !ours(pattern) {
 				t.Errorf("rooms[%q]: there is no package %s", name, pattern)
 			}
+		}
+	}
+	for _, pattern := range table(t) {
+		if !ours(pattern) {
+			t.Errorf("ARCHITECTURE.md describes %s, and there is no such package", pattern)
 		}
 	}
 	for lib, may := range doors {
