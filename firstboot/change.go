@@ -89,7 +89,7 @@ func (c *change) step(ctx context.Context, s Phase) result {
 			c.tell(Step{s.Name, "waiting", what})
 		}
 	}
-	res := insisting(s).attempt(ctx, c.e, progress{})
+	res := s.attempt(ctx, c.e, progress{})
 	c.e.waiting = nil
 	if res.outcome == startOver {
 		res.err = errRestart
@@ -103,21 +103,6 @@ func (c *change) step(ctx context.Context, s Phase) result {
 		c.record(Step{s.Name, "failed", oneLine(res.err)})
 	}
 	return res
-}
-
-// insisting is a step that is tried also where it is unknown whether it
-// needs to be: somebody asked for it.
-func insisting(s Phase) Phase {
-	if check := s.Check; check != nil {
-		s.Check = func(ctx context.Context, e *Env) (Verdict, error) {
-			v, err := check(ctx, e)
-			if v == Unknown {
-				v = Todo
-			}
-			return v, err
-		}
-	}
-	return s
 }
 
 // undo takes back what was done; the error is why, and what could not be taken

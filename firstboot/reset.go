@@ -74,7 +74,6 @@ func (r *reset) steps() []Phase {
 // resetKubeadm lets kubeadm take back its part, and puts back what it empties
 // and the image had put there.
 func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
-	baked := map[string][]byte{}
 	entries, err := os.ReadDir(e.path(manifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", manifests, err)
@@ -85,7 +84,6 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 			continue // ours
 		}
 		if b, err := e.read(p); err == nil && en.Type().IsRegular() {
-			baked[p] = b
 			// A cut in the middle must not lose them.
 			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, Mode(0o600)); err != nil {
 				return fmt.Errorf("keeping %s: %w", p, err)
