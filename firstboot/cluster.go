@@ -32,12 +32,19 @@ func memberName(e *Env) string {
 	return nodeIn(cert)
 }
 
-// nodeIn is the node that kubelet's certificate is for; of nil, "".
+// nodeUser and the name of a node are the user that its kubelet is to the cluster.
+const nodeUser = "system:node:"
+
+// nodeIn is the node that kubelet's certificate is for; of nil and of one for
+// somebody else, "".
 func nodeIn(cert *x509.Certificate) string {
 	if cert == nil {
 		return ""
 	}
-	name, _ := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
+	name, ok := strings.CutPrefix(cert.Subject.CommonName, nodeUser)
+	if !ok {
+		return ""
+	}
 	return name
 }
 

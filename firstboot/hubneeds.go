@@ -154,7 +154,7 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	switch {
 	case err == nil:
 		return judgeCSRs(csrs, "server", openyurt.ServerSigner, func(r csr) bool {
-			return r.Spec.Username == "system:node:"+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
+			return r.Spec.Username == nodeUser+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
 		})
 	case api.Code(err) == 0:
 		return Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the way from the node to the API servers")

@@ -305,7 +305,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 	}
 	asked := false
 	err = judgeCSRs(csrs, "client", openyurt.ClientSigner, func(r csr) bool {
-		mine := requestOf(r).Subject.CommonName == "system:node:"+h.Node
+		mine := requestOf(r).Subject.CommonName == nodeUser+h.Node
 		asked = asked || mine
 		return mine
 	})

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -93,9 +92,8 @@ func joinPhase(active *Active) Phase {
 
 // sameName makes sure that the site means the node that this machine is.
 func sameName(cert *x509.Certificate, name string) error {
-	if cert.Subject.CommonName != "system:node:"+name {
-		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s",
-			strings.TrimPrefix(cert.Subject.CommonName, "system:node:"), name),
+	if is := nodeIn(cert); is != name {
+		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name),
 			"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
 	}
 	return nil

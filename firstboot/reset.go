@@ -20,9 +20,9 @@ import (
 // returned name is the Node that the cluster still has, "" where the machine
 // does not know any more that it was one.
 func Reset(ctx context.Context, e *Env, tell func(Step)) (node string, err error) {
-	if cert, err := kubeletCert(e); err == nil && len(cert.Subject.CommonName) > len("system:node:") {
-		node = cert.Subject.CommonName[len("system:node:"):]
-	} else if s, err := LoadState(e.Root); err == nil && s.Node != "" {
+	cert, _ := kubeletCert(e)
+	node = nodeIn(cert)
+	if s, err := LoadState(e.Root); node == "" && err == nil {
 		node = s.Node
 	}
 	if e.exists(manifests + "/kube-apiserver.yaml") {
@@ -150,7 +150,7 @@ func resetToken(e *Env, active *Active) error {
 	if active.NotTaken != nil && !blank {
 		return nil // a person's half-written correction is left for the person
 	}
-	if cert, err := kubeletCert(e); err == nil && cert.Subject.CommonName != "system:node:"+active.Node {
+	if cert, err := kubeletCert(e); err == nil && nodeIn(cert) != active.Node {
 		return nil // it is the next site already
 	}
 	if err := forgetToken(e, active, blank); err != nil {

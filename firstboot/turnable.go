@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -55,8 +54,8 @@ func changeableNode(ctx context.Context, e *Env) (string, error) {
 	if err := firstbootIdle(ctx, e); err != nil {
 		return "", err
 	}
-	name, ok := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
-	if !ok {
+	name := nodeIn(cert)
+	if name == "" {
 		return "", fmt.Errorf("kubelet's certificate is for %q, which is not a node", cert.Subject.CommonName)
 	}
 	return name, nil
