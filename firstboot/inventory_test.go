@@ -192,7 +192,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	w.stamp(ownDev, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.said("the one on stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
+	if err := w.boot(); err == nil || !w.said("waiting for a Site; stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.console, "\n"))
 	}
 }

@@ -198,7 +198,7 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it went on")
 	}
-	if !w.said("the one on stick /dev/sdb1 is not taken") {
+	if !w.said("waiting for a Site; stick /dev/sdb1 is not taken") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 	}
 }

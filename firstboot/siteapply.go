@@ -29,7 +29,7 @@ func sitePhase(reader *siteReader) Phase {
 			if s, err := newStick(e, reader); s != nil {
 				return Todo, nil
 			} else if err != nil {
-				e.Note("the Site of %s", oneLine(err))
+				e.Note("%s", oneLine(err))
 			}
 			a, err := reader.read(e)
 			if errors.Is(err, errNoSite) {
@@ -83,7 +83,7 @@ func waitForSite(ctx context.Context, e *Env, reader *siteReader) (*Active, erro
 				return false, err
 			}
 		} else if err != nil {
-			e.Waiting("a Site: the one on %s. This machine: %s", oneLine(err), e.facts())
+			e.Waiting("a Site; %s. This machine: %s", oneLine(err), e.facts())
 		}
 		if err := takeFromInventory(e); err != nil {
 			return false, err

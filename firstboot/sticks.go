@@ -51,7 +51,8 @@ type stick struct {
 const notTaken = "not taken after reset: "
 
 // newStick looks for a site that somebody has brought. One with problems does
-// not hide another's; its error is returned when there is no other.
+// not hide another's; its error is returned when there is no other: of each stick
+// a sentence that names it.
 func newStick(e *Env, reader *siteReader) (*stick, error) {
 	devs := e.removableSlots()
 	if len(devs) == 0 {
@@ -130,7 +131,7 @@ func takeSticks(e *Env, reader *siteReader) error {
 		s, err := newStick(e, reader)
 		if s == nil {
 			if err != nil {
-				e.Note("the Site of %s", oneLine(err))
+				e.Note("%s", oneLine(err))
 			}
 			return nil
 		}

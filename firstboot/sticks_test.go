@@ -177,8 +177,42 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	w.put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
 	w.stamp("/dev/sdb2", w.reportTo("good", withToken))
 	w.mustBoot()
-	if !w.goesBy("good") || !w.said("the Site of stick /dev/sdb1 is not taken: the Site has problems") {
+	if !w.goesBy("good") || !w.said("stick /dev/sdb1 is not taken: the Site has problems") {
 		t.Errorf("%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestBadSticks: of each is said why it is not taken, in a sentence of its own, by a
+// machine that has a Site and by one that waits for one.
+func TestBadSticks(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{true, false} {
+		w := newWorld(t, "testdata/machine.txtar")
+		w.stamp(ownDev, "")
+		if own {
+			w.stamp(ownDev, w.reportTo("own", withToken))
+			w.mustBoot()
+			w.powerOn()
+		}
+		w.plug("kind: Site\nmasters: nonsense\n")
+		disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
+		w.put(disk+"/sdb2/partition", "2\n")
+		w.put(disk+"/sdb2/start", "65536\n")
+		w.put(disk+"/sdb2/size", "32768\n")
+		w.put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
+		w.stamp("/dev/sdb2", "kind: Site\nvip: nonsense\n")
+		w.console = nil
+		if err := w.boot(); (err == nil) != own {
+			t.Errorf("%t: %v", own, err)
+		}
+		begin := "waiting for a Site; stick /dev/sdb1 is not taken: the Site has problems"
+		if own {
+			begin = "stick /dev/sdb1 is not taken: the Site has problems"
+		}
+		i := slices.IndexFunc(w.console, func(line string) bool { return strings.Contains(line, begin) })
+		if i < 0 || w.said("the Site of stick") || !strings.Contains(w.console[i], "; stick /dev/sdb2 is not taken: the Site has problems") {
+			t.Errorf("%t:\n%s", own, strings.Join(w.console, "\n"))
+		}
 	}
 }
 
