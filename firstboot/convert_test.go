@@ -381,7 +381,7 @@ func TestConvertRefuses(t *testing.T) {
 			w.put(ondisk.StateFile, strings.Replace(w.get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
 			w.units[ondisk.UnitFirstboot] = "active"
 		}, pool, "first boot is at work on this machine, and not done (waiting)"},
-		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to master 192.0.2.99:6443"},
+		{"no server answers", func(w *world) { w.cluster.down["192.0.2.99:6443"] = true }, ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
 		{"no such pool", func(w *world) { w.cluster.noPool = true }, pool, "the cluster has no NodePool shanghai"},
 		{"cloud in an edge pool", func(*world) {}, ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
 		{"in another pool", func(w *world) {

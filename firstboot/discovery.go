@@ -119,7 +119,7 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) er
 	case errors.Is(err, api.ErrNoClusterInfo):
 		return Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
 	}
-	return Advise(err, "check that these masters are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
+	return Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
 }
 
 // every reports whether all the errors joined in err are target.

@@ -60,7 +60,7 @@ func routed(ctx context.Context, e *Env, masters []string) error {
 	for _, m := range masters {
 		host, _, err := net.SplitHostPort(m)
 		if err != nil {
-			return fmt.Errorf("reading master %q: %w", m, err)
+			return fmt.Errorf("reading the API server %q: %w", m, err)
 		}
 		if _, err := netip.ParseAddr(host); err != nil {
 			named = true

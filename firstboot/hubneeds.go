@@ -145,7 +145,7 @@ func missingForHub(ctx context.Context, e *Env, h hub) error {
 	return errors.Join(errs...)
 }
 
-var errNobodyAnswers = errors.New("no API server (master) answers the node")
+var errNobodyAnswers = errors.New("no API server answers the node")
 
 // missingApproval is what became of yurthub's request for its server certificate.
 // Kubelet may ask for one of its own, with the machine's name.

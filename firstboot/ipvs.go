@@ -199,7 +199,7 @@ func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master st
 	}
 	host, _, err := net.SplitHostPort(way)
 	if err != nil {
-		return fmt.Errorf("reading master %q: %w", way, err)
+		return fmt.Errorf("reading the API server %q: %w", way, err)
 	}
 	return e.setHosts(ctx, endpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

@@ -146,14 +146,14 @@ func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (n
 func masterAddrs(ctx context.Context, e *Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
-		return nil, fmt.Errorf("reading master %q: %w", master, err)
+		return nil, fmt.Errorf("reading the API server %q: %w", master, err)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{master}, nil
 	}
 	addrs, err := e.Resolve(ctx, host)
 	if err != nil {
-		return nil, fmt.Errorf("looking up master %s: %w", host, err)
+		return nil, fmt.Errorf("looking up the API server %s: %w", host, err)
 	}
 	vip, err := netip.ParseAddr(site.VIP)
 	either := err != nil || site.IPVS.Disabled
@@ -164,7 +164,7 @@ func masterAddrs(ctx context.Context, e *Env, site *configs.Site, master string)
 		}
 	}
 	if len(out) == 0 {
-		return nil, Advise(fmt.Errorf("master %s has no address of the family of the VIP %s", host, vip),
+		return nil, Advise(fmt.Errorf("API server %s has no address of the family of the VIP %s", host, vip),
 			"choose a vip of the API servers' family in site.yaml (10.103.97.2, or fd00:ed6e::2 for IPv6), or give the name such an address in DNS")
 	}
 	return out, nil

@@ -117,7 +117,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 		if r.err == nil {
 			return r.found, nil
 		}
-		errs[r.i] = fmt.Errorf("asking master %s for the cluster: %w", d.Masters[r.i], r.err)
+		errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], r.err)
 	}
 	return nil, errors.Join(errs...)
 }
@@ -299,7 +299,7 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 			}
 			leaf := cs.PeerCertificates[0]
 			if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: inter}); err != nil {
-				return fmt.Errorf("verifying the certificate of master %s: %w", master, err)
+				return fmt.Errorf("verifying the certificate of the API server %s: %w", master, err)
 			}
 			i := slices.IndexFunc(names, func(n string) bool { return leaf.VerifyHostname(n) == nil })
 			if i < 0 {
@@ -312,7 +312,7 @@ func connect(ctx context.Context, dial DialFunc, master string, ca []byte, names
 	}
 	raw, err := dial(ctx, "tcp", master)
 	if err != nil {
-		return nil, "", fmt.Errorf("connecting to master %s: %w", master, err)
+		return nil, "", fmt.Errorf("connecting to the API server %s: %w", master, err)
 	}
 	conn := tls.Client(raw, conf)
 	if err := conn.HandshakeContext(ctx); err != nil {

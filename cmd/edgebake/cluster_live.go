@@ -281,7 +281,7 @@ whoever made it:
 
 What objects were before is recorded in the cluster (kube-system/` + "edgebake-prepared" + `)
 for edgebake cluster revert. --dry-run shows each change as the API server would
-make it. Masters' own files are never touched.`,
+make it. Files on control-plane nodes are never touched.`,
 		Example: `  edgebake cluster prepare --dry-run
   edgebake cluster prepare --nodepool shops=Edge`,
 		Args: args(0, 0, "no argument"),

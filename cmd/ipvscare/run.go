@@ -99,7 +99,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func overview(all []*command) string {
 	var b strings.Builder
 	b.WriteString(`ipvscare balances one virtual address to the kube-apiservers of a cluster,
-by IPVS in this node's kernel. Masters that die are taken out within seconds,
+by IPVS in this node's kernel. API servers that die are taken out within seconds,
 their connections are reset, and nothing that others do to the rules lasts
 longer than a second.
 
@@ -129,7 +129,7 @@ func runCommand(stderr io.Writer) *command {
 	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "directory for what was learned from the cluster and from DNS")
 	f.StringVar(&opt.RunDir, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&opt.Metrics, "metrics", metricsAddr, "loopback address for Prometheus; empty: none")
-	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key that are shown to masters (default kubelet's)")
+	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key that are shown to API servers (default kubelet's)")
 	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "pause between readings of the cluster's list (default by profile)")
 	f.BoolVar(&opt.Once, "run-once", false, "put everything right once and return")
 	return &command{

@@ -251,7 +251,7 @@ func TestPrintStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `10.1.1.1:1 a.b (rr, lan)
-  MASTER         STATE  SINCE  SERVES  LAST PROBE
+  API SERVER     STATE  SINCE  SERVES  LAST PROBE
   10.0.0.1:1     up     1m30s  yes     ready
   10.0.0.2:1 m2  down   2s     no      connection refused: dial
 problem: x: y

@@ -75,17 +75,17 @@ func printStatus(out io.Writer, all []ipvs.Status, now time.Time) error {
 			switch {
 			case s.IPVS:
 			case v.HostAddr == "":
-				fmt.Fprint(w, ", no IP_VS in this kernel, and no master for the hosts file to name")
+				fmt.Fprint(w, ", no IP_VS in this kernel, and no API server for the hosts file to name")
 			default:
 				fmt.Fprintf(w, ", no IP_VS in this kernel: the hosts file says %s", v.HostAddr)
 			}
 			if !v.Verified {
-				fmt.Fprint(w, ", masters are not verified")
+				fmt.Fprint(w, ", API servers are not verified")
 			}
 			if v.Learned {
 				fmt.Fprint(w, ", list learned from the cluster")
 			}
-			fmt.Fprint(w, ")\n  MASTER\tSTATE\tSINCE\tSERVES\tLAST PROBE\n")
+			fmt.Fprint(w, ")\n  API SERVER\tSTATE\tSINCE\tSERVES\tLAST PROBE\n")
 			for _, m := range v.Masters {
 				addr, last, serves := m.Addr, m.Last, "no"
 				if m.Name != "" {
