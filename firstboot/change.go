@@ -12,9 +12,10 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// Step tells how a step of convert, revert or reset went.
+// Step tells how a step of convert, revert or reset went. A note tells something
+// besides, which a person is to know.
 type Step struct {
-	Name, Status string // waiting, done, as it should be, failed, undone
+	Name, Status string // waiting, note, done, as it should be, failed, undone
 	Detail       string
 }
 

@@ -14,11 +14,13 @@ import (
 
 var machineIDForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// identityPhase makes this machine tell itself from every other one that was
-// written from the same golden image: the machine id, and the file systems'
-// UUIDs. They follow from the machine id, so that Check can see whether they
-// are set. The machine gets the key by which it names Sites, too. The id stays the machine's when its root is exchanged: DATA has it,
-// and the initrd gives it to a root that has none.
+// identityPhase tells this machine from every other one that was written from the
+// same golden image. It sets the machine id and the file systems' UUIDs. The UUIDs
+// follow from the machine id, so that Check can see whether they are set. It also
+// makes the key by which the machine names Sites.
+//
+// The id stays the machine's when its root is exchanged: DATA has a copy, and the
+// initrd gives it to a root that has none.
 func identityPhase() Phase {
 	return Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,

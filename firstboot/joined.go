@@ -22,8 +22,8 @@ const joinedFile = ondisk.StateDir + "/joined.json"
 // kubelet take from a site once, when they join.
 type joinedAs struct {
 	Machine node.Machine `json:"machine"`
-	// Was is the name of a member that joins again: from now on its former
-	// credentials are gone.
+	// Was is the former name of a member that joins again. It is kept here because
+	// the join removes the credentials that had it.
 	Was    string          `json:"was,omitempty"`
 	Taints []configs.Taint `json:"taints,omitempty"`
 	// KubeletExtraArgs are what kubelet runs with now.

@@ -22,9 +22,9 @@ const joinPatience = 2 * time.Minute
 // image's systemctl for it.
 const kubeadmPath = "PATH=" + ondisk.KubeadmPath + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// shortLived is for a program in Go that ends before its garbage counts: to look
-// for it takes a third of what kubeadm does before its first line, and the
-// kubelet that it asks for its version.
+// shortLived turns off garbage collection in programs in Go that end before their
+// garbage counts. These are kubeadm and the kubelet that kubeadm asks for its
+// version. A third of kubeadm's work before its first line was collecting.
 var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 
 // kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is

@@ -248,9 +248,9 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 }
 
 // activeSite reads the active Site from the slot. If the slot's is missing or
-// invalid, it is the copy of the last one that this machine applied. Only the
-// beginning of a pass calls it; the phases get its result. before, which may be
-// nil, is the result of an earlier call.
+// invalid, it is the copy of the last one that this machine applied. No phase calls
+// it: the siteReader of a pass does, and what a person asks for does it once, at its
+// beginning. before, which may be nil, is the result of an earlier call.
 func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := ownSlot(e)
 	if err != nil {

@@ -36,7 +36,7 @@ type hub struct {
 	openyurt.Hub
 	openPort bool // to other nodes of the pool
 
-	// Servers are made of these, by through.
+	// The method through makes Hub.Servers of these.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
 	keep     string   // the server in the identity of a static pod; "": it has none

@@ -47,8 +47,8 @@ const (
 
 const (
 	espSize = 512 << 20
-	// dataJournal is the journal of the data partition, which is written
-	// small and grown to fill the device, when its journal can grow no more.
+	// dataJournal is the size of the data partition's journal. The partition is
+	// written small, and grows to fill the device; a journal cannot grow.
 	dataJournal = 64 << 20
 	// bytesPerInode is mke2fs's usual ratio.
 	bytesPerInode = 16 << 10

@@ -277,9 +277,10 @@ func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries are not those that it had a moment ago: it is being written to, or what serves it is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared checks that what was read of the image before the first write, and
-// decided what was written where, is what stands in the image that was written.
-// That one has the golden digest: what was read before, no digest covers.
+// asPrepared reads image.json and the boot entries back, and checks that they are
+// those that the image had before the first write. These decided what was written
+// where, and no digest covered them when they were read. The golden digest covers
+// what is read back.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil

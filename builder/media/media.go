@@ -190,8 +190,9 @@ func (m *image) notSeekable(err error) error {
 	return &partError{fmt.Errorf("it is an edgebake image that is damaged: %s: copy or build it again", format.Problem)}
 }
 
-// relative names what edgebake makes and is not a disk: people have it in the same
-// directory.
+// relative names a file that edgebake makes and that is not a disk: a slot, say.
+// People have them in the directory of their images, and give them in the place of
+// one.
 func (m *image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
-// secretFiles reports whether what lies under a name must stay secret.
+// secretFile reports whether what lies under a name must stay secret.
 func secretFile(name string) bool {
 	return strings.HasSuffix(name, ".key") || strings.HasPrefix(name, "tokens/") || strings.HasPrefix(name, "manifests/") || name == fileAdmin || name == fileDocument
 }

@@ -318,8 +318,8 @@ func (b *buildFlags) of(targets []target, t *target, file string) string {
 // run builds the targets, with all that belongs beside each image, and sums up.
 func (b *buildFlags) run(ctx context.Context, s streams, src *source, targets []target) error {
 	show := newDisplay(s, b.asJSON)
-	// Builds carry themselves out one after the other, but the cache that they
-	// share warns from any of its readers.
+	// The lock is for the cache: builds run one after the other, and the cache that
+	// they share sends its warnings from the goroutine of any reader.
 	var mu sync.Mutex
 	tell := func(e builder.Event) {
 		mu.Lock()
