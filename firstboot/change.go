@@ -47,6 +47,31 @@ func newChange(e *Env, what string, keep evidence, tell func(Step)) *change {
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
+// withoutTimer is carryOut while the timer of first boot, if it runs, is stopped: it
+// could start first boot in the middle of the change, and the two would undo each
+// other's work. The timer runs again when the change has ended, well or not. One that
+// was killed leaves it stopped until the next boot, which runs first boot itself.
+func (c *change) withoutTimer(ctx context.Context, steps []Phase) error {
+	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
+	if err != nil {
+		return err
+	}
+	if state != "active" {
+		return c.carryOut(ctx, steps)
+	}
+	if err := c.e.Unit(ctx, "stop", ondisk.UnitAgain); err != nil {
+		return fmt.Errorf("stopping %s: %w", ondisk.UnitAgain, err)
+	}
+	err = firstbootIdle(ctx, c.e) // the timer may just have started it
+	if err == nil {
+		err = c.carryOut(ctx, steps)
+	}
+	if start := c.e.Unit(context.WithoutCancel(ctx), "start", ondisk.UnitAgain); start != nil {
+		err = errors.Join(err, fmt.Errorf("starting %s again: %w", ondisk.UnitAgain, start))
+	}
+	return err
+}
+
 // carryOut takes the steps in order. When one fails, it and those before it
 // are undone, the last first.
 func (c *change) carryOut(ctx context.Context, steps []Phase) error {

@@ -72,7 +72,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	}
 	c := newChange(e, "convert", joinEvidence, tell)
 	c.resumed = true
-	return c.carryOut(ctx, (&conversion{hub: h, image: image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
+	return c.withoutTimer(ctx, (&conversion{hub: h, image: image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
 // convertible rejects a node that is not Ready. Once kubelet is turned, by a

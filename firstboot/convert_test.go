@@ -121,6 +121,41 @@ func TestConvertRevertConvert(t *testing.T) {
 	sameTree(t, "converted again", w.clean(), edge)
 }
 
+// TestNoFirstBootMeanwhile: the timer, which runs while an API server is away, does
+// not start first boot in the middle of a change, and runs again when that has
+// ended, well or not.
+func TestNoFirstBootMeanwhile(t *testing.T) {
+	t.Parallel()
+	w := readyNode(t)
+	w.units[ondisk.UnitAgain] = "active"
+	w.before = func(effect string) {
+		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // whether it can be done
+		if w.units[ondisk.UnitAgain] == "active" && !looks && effect != "stop "+ondisk.UnitAgain {
+			t.Errorf("at %s first boot's timer runs", effect)
+		}
+	}
+	ended := func(what string) {
+		t.Helper()
+		if state := w.units[ondisk.UnitAgain]; state != "active" {
+			t.Errorf("after %s the timer is %s", what, state)
+		}
+	}
+	w.kubeletBroken = true
+	if _, err := w.convert(pool); err == nil {
+		t.Fatal("converted, and kubelet does not report")
+	}
+	ended("a convert that failed")
+	w.kubeletBroken = false
+	if _, err := w.convert(pool); err != nil {
+		t.Fatal(err)
+	}
+	ended("convert")
+	if _, err := w.revert(); err != nil {
+		t.Fatal(err)
+	}
+	ended("revert")
+}
+
 // TestConvertKilled kills convert before each effect: run again it goes on,
 // and a revert takes it back.
 func TestConvertKilled(t *testing.T) {

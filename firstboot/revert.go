@@ -34,7 +34,7 @@ func Revert(ctx context.Context, e *Env, tell func(Step)) error {
 	}
 	c := newChange(e, "revert", joinEvidence, tell)
 	c.changedAt = readyStep
-	return c.carryOut(ctx, steps)
+	return c.withoutTimer(ctx, steps)
 }
 
 func allDone(ctx context.Context, e *Env, steps []Phase) (bool, error) {
