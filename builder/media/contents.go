@@ -111,8 +111,9 @@ func readContents(name string) ([]Contents, error) {
 type belongings struct {
 	readers  map[string]*ext4.Reader // by partition
 	nodes    map[string][]tree.Node  // by partition, paths of the running system
-	packages map[string]string       // by path
+	packages map[string]string       // by path without links
 	versions map[string]string       // of packages
+	links    map[string]string       // by path
 	programs map[string]Package      // by path
 	images   map[string][]string     // by path of a directory or file
 }
@@ -120,7 +121,7 @@ type belongings struct {
 // belongings reads both file systems and what they say of their own files.
 func (m *image) belongings() (*belongings, error) {
 	b := &belongings{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
-		versions: map[string]string{}, programs: map[string]Package{}}
+		versions: map[string]string{}, links: map[string]string{}, programs: map[string]Package{}}
 	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
 		p, err := m.partition(label)
 		if err != nil {
@@ -137,6 +138,11 @@ func (m *image) belongings() (*belongings, error) {
 		if label == ondisk.LabelData {
 			for i := range nodes {
 				nodes[i].Path = path.Join("var", nodes[i].Path)
+			}
+		}
+		for _, n := range nodes {
+			if n.IsSymlink() {
+				b.links[n.Path] = n.Target
 			}
 		}
 		b.readers[label], b.nodes[label] = r, nodes
@@ -159,7 +165,8 @@ func (m *image) belongings() (*belongings, error) {
 
 // readPackages reads dpkg's lists, wherever they lie.
 func (b *belongings) readPackages() error {
-	const info, status = "var/lib/dpkg/info/", "var/lib/dpkg/status"
+	status := b.real("var/lib/dpkg/status") // DATA has a link there: the lists go with the root
+	info := path.Dir(status) + "/info/"
 	for label, nodes := range b.nodes {
 		for _, n := range nodes {
 			list, isList := strings.CutSuffix(n.Path, ".list")
@@ -176,20 +183,41 @@ func (b *belongings) readPackages() error {
 			}
 			name, _, _ := strings.Cut(strings.TrimPrefix(list, info), ":")
 			for line := range strings.Lines(string(text)) {
-				b.packages[real(strings.TrimSpace(line))] = name
+				b.packages[b.real(strings.TrimSpace(line))] = name
 			}
 		}
 	}
 	return nil
 }
 
-// real is where a file of a package lies: Debian has moved /bin and the like
-// into /usr.
-func real(p string) string {
-	p = strings.TrimPrefix(p, "/")
-	for _, dir := range []string{"bin/", "sbin/", "lib/", "lib64/"} {
-		if strings.HasPrefix(p, dir) {
-			return "usr/" + p
+// maxLinks is how many links a path may lead through, as in the kernel.
+const maxLinks = 40
+
+// real is where a file lies that is known by a path through links: Debian has
+// moved /bin and the like into /usr.
+func (b *belongings) real(p string) string {
+	p = strings.TrimPrefix(path.Clean("/"+p), "/")
+	for range maxLinks {
+		next := b.follow(p)
+		if next == p {
+			break
+		}
+		p = next
+	}
+	return p
+}
+
+// follow replaces the first directory in a path that is a link.
+func (b *belongings) follow(p string) string {
+	for i := range len(p) {
+		if p[i] != '/' {
+			continue
+		}
+		if target, ok := b.links[p[:i]]; ok {
+			if !path.IsAbs(target) {
+				target = path.Join(path.Dir(p[:i]), target)
+			}
+			return strings.TrimPrefix(path.Join("/", target, p[i:]), "/")
 		}
 	}
 	return p

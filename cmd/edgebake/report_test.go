@@ -1,11 +1,13 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"image/png"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/anatomy"
+	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
 	"golang.org/x/net/html"
 	"golang.org/x/sys/unix"
@@ -26,7 +29,18 @@ const hostile = `<img src=x onerror=alert(1)>&"'.conf`
 func reported(t *testing.T) *cli {
 	t.Helper()
 	c := newCLI(t)
-	c.project(func(s string) string { return strings.Replace(s, "overlays:\n", "overlays:\n  - dir: over\n", 1) })
+	base := buildtest.Base()
+	// As dpkg has it: some paths go through /bin and /lib, which are links.
+	for name, text := range map[string]string{
+		"systemd.list":          "/.\n/lib\n/lib/systemd\n/lib/systemd/systemd\n/usr/bin/su\n",
+		"containerd:amd64.list": "/.\n/bin\n/bin/ping\n",
+	} {
+		base = append(base, buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./var/lib/dpkg/info/" + name, Mode: 0o644}, Body: text})
+	}
+	err := buildtest.Write(c.dir, base, func(s string) string { return strings.Replace(s, "overlays:\n", "overlays:\n  - dir: over\n", 1) })
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.MkdirAll("over/etc", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -61,14 +75,26 @@ func TestReport(t *testing.T) {
 	}
 	// Every byte has a group, and every group what it is.
 	kinds := map[string]bool{}
+	packages := map[string]bool{}
 	for _, part := range a.Contents {
 		sum, files := int64(0), 0
 		for _, g := range part.Groups {
 			sum, files, kinds[g.Kind] = sum+g.Bytes, files+g.Files, true
+			if g.Kind == "package" {
+				for _, f := range g.Largest {
+					packages[fmt.Sprint(part.Label, " ", g.Name, " ", g.Version, " ", f.Name)] = true
+				}
+			}
 		}
 		if sum != part.Bytes || files != part.Files || part.Bytes == 0 || part.Bytes > part.Size-part.Free {
 			t.Errorf("%s: groups have %d bytes in %d files, the partition %d in %d; %d of %d are free", part.Label, sum, files, part.Bytes, part.Files, part.Free, part.Size)
 		}
+	}
+	if want := map[string]bool{
+		"ROOT-A systemd 257.1-1+b2 /usr/lib/systemd/systemd": true, "ROOT-A systemd 257.1-1+b2 /usr/bin/su": true,
+		"ROOT-A containerd 1.7.24~ds1-6+b4 /usr/bin/ping": true,
+	}; !maps.Equal(packages, want) {
+		t.Errorf("files of packages: %v, want %v", packages, want)
 	}
 	for _, kind := range []string{"program", "boot", "other"} {
 		if !kinds[kind] {
