@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -190,6 +191,9 @@ func (r debianRecipe) args(keyrings []string) []string {
 	return append(args, r.Sources...)
 }
 
+// refusedNamespace is what mmdebstrap says where the kernel gives it no namespace.
+var refusedNamespace = regexp.MustCompile(`unshare(\(\)| syscall)? failed: (Operation not permitted|Permission denied|No space left on device)`)
+
 // debianHint says what can be done about the usual failures.
 func debianHint(log string) string {
 	has := func(s string) bool { return strings.Contains(log, s) }
@@ -200,12 +204,13 @@ func debianHint(log string) string {
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
+	// Before what newuidmap says, which fails where this has.
+	case refusedNamespace.MatchString(log):
+		return "\nNamespaces are refused here: sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged."
 	case has("No space left on device"):
 		return "\nThe directory for temporary files is full: set TMPDIR to one with 2 GB of room that every user may enter."
 	case has("newuidmap") || has("subuid"):
 		return "\nUser namespaces need a range of ids: apt-get install uidmap, then usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER."
-	case has("unshare") && has("permitted"):
-		return "\nUser namespaces are switched off here: sysctl kernel.unprivileged_userns_clone=1, or run as root."
 	case has("is expired") || has("is not valid yet"):
 		return "\nThe archive's index is of another time than this computer's clock: set the clock, or name a mirror that is kept up to date under base.debian.sources."
 	case has("cannot find /usr/bin/qemu-"):
