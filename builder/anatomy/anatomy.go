@@ -62,8 +62,10 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	Used  int64  `json:"used"`
-	Free  int64  `json:"free"`
+	// Used and Free bytes of its file system, and the Reserve behind it.
+	Used    int64 `json:"used"`
+	Free    int64 `json:"free"`
+	Reserve int64 `json:"reserve"`
 }
 
 // Input is something pinned.
@@ -122,11 +124,7 @@ func Read(image, boot string) (*Anatomy, error) {
 		Size: info.Size, Stored: info.Stored, Images: m.Images, Packages: info.Packages,
 	}
 	for _, p := range info.Partitions {
-		part := Partition{Label: p.Label, FS: p.FS, Start: p.Start, Size: p.Size, Free: p.Free}
-		if p.FS != "" && p.Error == "" {
-			part.Used = p.Size - p.Free
-		}
-		a.Partitions = append(a.Partitions, part)
+		a.Partitions = append(a.Partitions, Partition{Label: p.Label, FS: p.FS, Start: p.Start, Size: p.Size, Used: p.Used, Free: p.Free, Reserve: p.Reserve})
 	}
 	if a.Contents, err = media.ReadContents(image); err != nil {
 		return nil, err

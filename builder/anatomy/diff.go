@@ -169,8 +169,8 @@ func partSizes(i *media.Info) map[string]int64 {
 	out := map[string]int64{}
 	for _, p := range i.Partitions {
 		out[p.Label] = p.Size
-		if p.FS != "" {
-			out[p.Label+", used"] = p.Size - p.Free
+		if p.FS != "" && p.Error == "" && p.Label != ondisk.LabelSlot { // which is left out
+			out[p.Label+", used"] = p.Used
 		}
 	}
 	return out

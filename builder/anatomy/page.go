@@ -124,7 +124,7 @@ func (a *Anatomy) view() *view {
 		part := barPart{Partition: p, Percent: share(p.Size, a.Size), UsedPercent: share(p.Used, p.Size)}
 		part.Numbers = append(part.Numbers, labelled{"size", bytesAt(at+"size", p.Size)})
 		if p.FS != "" {
-			part.Numbers = append(part.Numbers, labelled{"used", bytesAt(at+"used", p.Used)}, labelled{"free", bytesAt(at+"free", p.Free)})
+			part.Numbers = append(part.Numbers, labelled{"used", bytesAt(at+"used", p.Used)}, labelled{"free", bytesAt(at+"free", p.Free)}, labelled{"reserve", bytesAt(at+"reserve", p.Reserve)})
 		}
 		v.Bar = append(v.Bar, part)
 	}

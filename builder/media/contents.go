@@ -37,12 +37,14 @@ const (
 type Contents struct {
 	Label string `json:"label"`
 	FS    string `json:"fs"`
-	// Size of the partition, Free bytes of its file system, and Bytes of the
-	// files in it. What is missing between them is the file system itself.
-	Size  int64 `json:"size"`
-	Free  int64 `json:"free"`
-	Bytes int64 `json:"bytes"`
-	Files int   `json:"files"`
+	// Size of the partition, the Reserve behind its file system, Free bytes of
+	// that, and Bytes of the files in it. What is missing between them is the file
+	// system itself.
+	Size    int64 `json:"size"`
+	Reserve int64 `json:"reserve"`
+	Free    int64 `json:"free"`
+	Bytes   int64 `json:"bytes"`
+	Files   int   `json:"files"`
 	// Groups, the largest first.
 	Groups []Group `json:"groups"`
 }
@@ -95,6 +97,9 @@ func readContents(name string) ([]Contents, error) {
 			c, err = m.bootContents(b)
 		case ondisk.LabelRootA, ondisk.LabelData:
 			c, err = b.contents(p.Name)
+			if err == nil {
+				c.Reserve = p.Size - b.readers[p.Name].Info().Size
+			}
 		default:
 			continue
 		}

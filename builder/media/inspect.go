@@ -48,8 +48,11 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// Free bytes of its file system.
-	Free int64 `json:"free,omitempty"`
+	// Used and Free bytes of its file system, and the Reserve behind it: room for
+	// a larger one that an update brings, and for its hash tree.
+	Used    int64 `json:"used,omitempty"`
+	Free    int64 `json:"free,omitempty"`
+	Reserve int64 `json:"reserve,omitempty"`
 	// Error says why the file system could not be read.
 	Error string `json:"error,omitempty"`
 }
@@ -139,9 +142,12 @@ func (m *image) partitions(i *Info) {
 			out.FS = fmt.Sprintf("fat%d", f.Type())
 			if out.Free, err = f.Free(); err != nil {
 				out.Error = err.Error()
+			} else {
+				out.Used = p.Size - out.Free
 			}
 		} else if e, err := ext4.Open(section); err == nil {
 			out.FS, out.Free = disk.Ext4, e.Info().FreeBytes
+			out.Used, out.Reserve = e.Info().Size-out.Free, p.Size-e.Info().Size
 		} else if strings.HasPrefix(out.FS, "fat") {
 			out.Error = fatErr.Error()
 		} else if out.FS != "" {

@@ -197,11 +197,16 @@ func printPartition(w io.Writer, p media.Partition) {
 	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 	switch {
 	case p.Error != "":
-		fmt.Fprintf(w, "  %9s     ", "?")
+		fmt.Fprintf(w, "  %9s       %9s     ", "?", "?")
 	case p.FS != "":
-		fmt.Fprintf(w, "  %9s free", configs.HumanSize(p.Free))
+		fmt.Fprintf(w, "  %9s used  %9s free", configs.HumanSize(p.Used), configs.HumanSize(p.Free))
 	default:
-		fmt.Fprintf(w, "  %9s     ", "")
+		fmt.Fprintf(w, "  %9s       %9s     ", "", "")
+	}
+	if p.Reserve > 0 {
+		fmt.Fprintf(w, "  %9s reserve", configs.HumanSize(p.Reserve))
+	} else {
+		fmt.Fprintf(w, "  %9s        ", "")
 	}
 	fmt.Fprintf(w, "  %s", p.GUID)
 	if p.Error != "" {

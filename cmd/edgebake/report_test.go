@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/anatomy"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
 	"golang.org/x/net/html"
@@ -86,7 +87,7 @@ func TestReport(t *testing.T) {
 				}
 			}
 		}
-		if sum != part.Bytes || files != part.Files || part.Bytes == 0 || part.Bytes > part.Size-part.Free {
+		if sum != part.Bytes || files != part.Files || part.Bytes == 0 || part.Bytes > part.Size-part.Reserve-part.Free {
 			t.Errorf("%s: groups have %d bytes in %d files, the partition %d in %d; %d of %d are free", part.Label, sum, files, part.Bytes, part.Files, part.Free, part.Size)
 		}
 	}
@@ -95,6 +96,16 @@ func TestReport(t *testing.T) {
 		"ROOT-A containerd 1.7.24~ds1-6+b4 /usr/bin/ping": true,
 	}; !maps.Equal(packages, want) {
 		t.Errorf("files of packages: %v, want %v", packages, want)
+	}
+	// Every byte of a partition is used, free or behind its file system.
+	for _, p := range a.Partitions {
+		behind := p.Label == ondisk.LabelRootA
+		if p.FS != "" && (p.Used+p.Free+p.Reserve != p.Size || p.Used <= 0 || (p.Reserve > 0) != behind) {
+			t.Errorf("%s of %d: %d used, %d free, %d behind it", p.Label, p.Size, p.Used, p.Free, p.Reserve)
+		}
+		if p.Label == ondisk.LabelRootA && (p.Used > 32<<20 || p.Reserve < 256<<20) {
+			t.Errorf("%s has %d used, %d behind it", p.Label, p.Used, p.Reserve)
+		}
 	}
 	for _, kind := range []string{"program", "boot", "other"} {
 		if !kinds[kind] {
@@ -114,6 +125,10 @@ func TestReport(t *testing.T) {
 func TestDiff(t *testing.T) {
 	c := reported(t)
 	c.run(0, "build", "image.yaml", "--quiet", "--output", "same.raw")
+	c.run(0, "diff", "tiny.raw", "same.raw")
+	c.want(c.out, "no file differs", "the same golden digest")
+	c.file("site.yaml", site)
+	c.run(0, "stamp", "same.raw", "site.yaml")
 	c.run(0, "diff", "tiny.raw", "same.raw")
 	c.want(c.out, "no file differs", "the same golden digest")
 	// The slot keeps the digest when a file changes on the disk.
