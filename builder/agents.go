@@ -229,10 +229,16 @@ func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}
 // machine of an architecture. It gives the same bytes whoever asks: edgebake,
 // its package or, as the Makefile's AGENT says the same, make.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
+	work, err := os.MkdirTemp(filepath.Dir(out), "go-") // a go that is interrupted may leave its own
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
 	run := func(args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = src
 		cmd.Env = append(os.Environ(), ProgramEnv(arch)...)
+		cmd.Env = append(cmd.Env, "GOTMPDIR="+work)
 		var out, said bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &said
 		if err := procgroup.Run(cmd, 10*time.Second); err != nil {

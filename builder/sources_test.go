@@ -352,6 +352,25 @@ func TestAgentsRejectExperiments(t *testing.T) {
 	}
 }
 
+func TestAgentsLeaveNothing(t *testing.T) {
+	bin, tmp, outs := t.TempDir(), t.TempDir(), t.TempDir()
+	script := "#!/bin/sh\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" != build ]\n"
+	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	t.Setenv("TMPDIR", tmp)
+	t.Setenv("GOTMPDIR", "")
+	if err := CompileProgram(t.Context(), "..", "installer", "amd64", filepath.Join(outs, "installer")); err == nil {
+		t.Error("no error from a go that compiles nothing")
+	}
+	for _, dir := range []string{tmp, outs} {
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("left in %s: %v, %v", dir, left, err)
+		}
+	}
+}
+
 func TestAgents(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)

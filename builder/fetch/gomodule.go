@@ -172,12 +172,13 @@ func (g *goTool) environ() []string {
 		"GOOS=linux", "GOARCH="+g.arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
 }
 
-// run returns standard output. What go says otherwise goes to the log, and
+// run works in dir, which the caller removes: a go that is interrupted may leave
+// its own work there. It returns standard output. What go says otherwise goes to the log, and
 // into the error where it fails.
 func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, g.path, args...)
 	cmd.Dir = dir
-	cmd.Env = g.environ()
+	cmd.Env = append(g.environ(), "GOTMPDIR="+dir)
 	var out bytes.Buffer
 	said := &tail{max: 4 << 10}
 	cmd.Stdout = &out

@@ -118,6 +118,33 @@ func TestGoBuildRejectsExperiments(t *testing.T) {
 	}
 }
 
+// TestGoLeavesNothing: a go that is interrupted while it compiles may leave its
+// work, which goes with ours.
+func TestGoLeavesNothing(t *testing.T) {
+	bin, tmp := t.TempDir(), t.TempDir()
+	script := "#!/bin/sh\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" = env ] && echo go1.26.0\n"
+	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	t.Setenv("TMPDIR", tmp)
+	t.Setenv("GOTMPDIR", "")
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := GoRecipe{Module: "example.com/hello", Version: "v1.0.0", Packages: []string{"example.com/hello/cmd/hello"}, Arch: "amd64"}
+	if _, err := GoBuild(t.Context(), c, r, io.Discard); err == nil {
+		t.Fatal("no error from a go that compiles nothing")
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("left in TMPDIR: %v, %v", left, err)
+	}
+	if left, err := os.ReadDir(c.session); err != nil || len(left) != 1 || left[0].Name() != startedFile {
+		t.Errorf("left in the session's directory: %v, %v", left, err)
+	}
+}
+
 // proxy makes a module proxy in a directory, with one module whose main package
 // prints the version it was stamped with.
 func proxy(t *testing.T, program string) {
