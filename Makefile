@@ -13,7 +13,7 @@ UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps build packages demo demo-cluster test check lint tidy unit oracle e2e bench fuzz nightly clean
+.PHONY: help deps need-go build packages demo demo-cluster test check lint tidy unit oracle e2e bench fuzz nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -21,7 +21,13 @@ help: ## list the targets
 deps: ## install the Debian packages that tests call, where missing
 	@test/deps/install.sh
 
-build: ## compile edgebake, firstboot, ipvscare and installer into bin/
+# An older go calls our go.mod malformed; a newer one fetches the release that it needs.
+need-go:
+	@command -v go >/dev/null || { echo "there is no go on PATH: install Go 1.21 or newer (https://go.dev/dl)"; exit 1; }
+	@v=$$(GOTOOLCHAIN=local go version | grep -o '\bgo1\.[0-9]*' | head -n 1) && [ "$${v#go1.}" -ge 21 ] || \
+	  { echo "$${v:-go} at $$(command -v go) is too old: at least go1.21 is required (it fetches the release that it needs by itself): see https://go.dev/dl, or take Debian's from backports"; exit 1; }
+
+build: need-go ## compile edgebake, firstboot, ipvscare and installer into bin/
 	@echo "Compiling edgebake, firstboot, ipvscare and installer into bin/"
 	@CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/edgebake
 	@[ -z "$$(GOEXPERIMENT= go env GOEXPERIMENT)" ] || \

@@ -229,13 +229,17 @@ func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}
 // machine of an architecture. It gives the same bytes whoever asks: edgebake,
 // its package or, as the Makefile's AGENT says the same, make.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
+	goCmd, err := fetch.GoCommand(ctx)
+	if err != nil {
+		return fmt.Errorf("compiling %s in %s: %w", name, src, err)
+	}
 	work, err := os.MkdirTemp(filepath.Dir(out), "go-") // a go that is interrupted may leave its own
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(work)
 	run := func(args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd := exec.CommandContext(ctx, goCmd, args...)
 		cmd.Dir = src
 		cmd.Env = append(os.Environ(), ProgramEnv(arch)...)
 		cmd.Env = append(cmd.Env, "GOTMPDIR="+work)

@@ -74,7 +74,7 @@ func (b *build) checkInputs(ctx context.Context) error {
 // here, all of them before the first one is made.
 func (b *build) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
-	if _, err := exec.LookPath("go"); err != nil {
+	if _, err := fetch.GoCommand(ctx); len(compile) > 0 && err != nil {
 		var told []string
 		for _, name := range compile {
 			field := b.origins[name].field
@@ -86,7 +86,10 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which has it"
 			}
-			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go, and there is no go on PATH: install Go (https://go.dev/dl), or %s", name, hint)})
+			if errors.Is(err, exec.ErrNotFound) {
+				err = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
+			}
+			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go, and %w, or %s", name, err, hint)})
 		}
 	}
 	if !slices.Contains(rest, inputBase) || b.Base != "" || b.img.Base.Debian == nil {

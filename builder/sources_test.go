@@ -352,9 +352,47 @@ func TestAgentsRejectExperiments(t *testing.T) {
 	}
 }
 
+// TestOldGo: a go that cannot fetch another release is told as that before anything
+// is compiled, by edgebake and by make.
+func TestOldGo(t *testing.T) {
+	bin := t.TempDir()
+	goes := func(version string) {
+		script := "#!/bin/sh\n[ \"$1\" = version ] && { echo 'go version " + version + " linux/amd64'; exit; }\necho 'go.mod:3: invalid go version' >&2\nexit 1\n"
+		if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		i := strings.Index(s, "kubernetes:")
+		return s[:i] + strings.Replace(s[i:], "file: {dir: programs}", "goModule: {}", 1)
+	})
+	for version, old := range map[string]bool{"go1.19.8": true, "go1.20": true, "go1.21.0": false, "go1.26.1": false, "devel go1.27-0123abc": false} {
+		goes(version)
+		told := func(what, said string) {
+			t.Helper()
+			if strings.Contains(said, "is too old: at least") != old || old && strings.Contains(said, "invalid go version") || !strings.Contains(said, "go") {
+				t.Errorf("%s with %s: %s", what, version, said)
+			}
+		}
+		err := CompileProgram(t.Context(), "..", "installer", "amd64", filepath.Join(t.TempDir(), "installer"))
+		told("CompileProgram", fmt.Sprint(err))
+		_, err = Build(t.Context(), p.image(t), p.options(filepath.Join(t.TempDir(), "x.raw")))
+		told("Build", fmt.Sprint(err))
+		if old && !strings.Contains(fmt.Sprint(err), "kubernetes.source: compiling kubeadm needs Go, and go 1.") {
+			t.Errorf("Build with %s: %v", version, err)
+		}
+		said, err := exec.Command("make", "-C", "..", "build").CombinedOutput()
+		if err == nil {
+			t.Error("make compiled with a go that cannot")
+		}
+		told("make", string(said))
+	}
+}
+
 func TestAgentsLeaveNothing(t *testing.T) {
 	bin, tmp, outs := t.TempDir(), t.TempDir(), t.TempDir()
-	script := "#!/bin/sh\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" != build ]\n"
+	script := "#!/bin/sh\n[ \"$1\" = version ] && exit\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" != build ]\n"
 	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

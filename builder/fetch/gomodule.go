@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -80,9 +81,12 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	goCmd, err := exec.LookPath("go")
-	if err != nil {
+	goCmd, err := GoCommand(ctx)
+	if errors.Is(err, exec.ErrNotFound) {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("compiling %s: %w", r.Module, err)
 	}
 	g := &goTool{path: goCmd, arch: r.Arch, log: log}
 	facts, err := g.facts(ctx, c)
@@ -150,6 +154,31 @@ func (r GoRecipe) check() error {
 		return fmt.Errorf("compiling %s: %w", r.Module, err)
 	}
 	return nil
+}
+
+// leastGo is the first release of Go that fetches the one that a module requires.
+const leastGo = "1.21"
+
+var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
+
+// GoCommand is the path of the go command, exec.ErrNotFound where there is none. One
+// that is too old is told as that: it says of a newer go.mod that it is malformed.
+func GoCommand(ctx context.Context) (string, error) {
+	path, err := exec.LookPath("go")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, path, "version")
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=local") // not the one that a go.mod around us requires
+	said, err := cmd.Output()
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	// A go that does not tell says why where it compiles.
+	if m := goRelease.FindSubmatch(said); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
+		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it fetches the release that it needs by itself): see https://go.dev/dl, or take Debian's from backports", m[1], path, leastGo)
+	}
+	return path, nil
 }
 
 // goTool runs the go command so that nothing of the caller's settings shows

@@ -122,7 +122,7 @@ func TestGoBuildRejectsExperiments(t *testing.T) {
 // work, which goes with ours.
 func TestGoLeavesNothing(t *testing.T) {
 	bin, tmp := t.TempDir(), t.TempDir()
-	script := "#!/bin/sh\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" = env ] && echo go1.26.0\n"
+	script := "#!/bin/sh\n[ \"$1\" = version ] && exit\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" = env ] && echo go1.26.0\n"
 	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
