@@ -62,6 +62,8 @@ type Stamped struct {
 	// Slot is what the slot now says. Golden is empty where the old slot
 	// could not be read: Verify has nothing to compare with then.
 	Slot ondisk.SlotInfo
+	// GoldenFile reports that the image itself, a file, was golden: it no longer is.
+	GoldenFile bool
 }
 
 // Stamp writes a site into an image's slot.
@@ -92,6 +94,8 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	result := &Stamped{Path: path, Image: m.info, Slot: info}
 	if inPlace {
+		_, err := slot.Read(m.section(p))
+		result.GoldenFile = !m.device && errors.Is(err, slot.ErrNoSite)
 		// In a sparse file the slot may have holes: a full disk is noticed
 		// before the old slot is gone.
 		if err := m.reserve(p); err != nil {

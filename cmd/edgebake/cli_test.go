@@ -133,10 +133,18 @@ func TestChain(t *testing.T) {
 	c.run(0, "inspect", "tiny.raw", "--verify")
 	c.want(c.out, "slot        golden", "(verified)", "ROOT-A", "edgebake.test/pause:1", "v1.36.3", plan.ID)
 	c.run(0, "stamp", "tiny.raw", "site.yaml", "--output", "berlin.raw")
+	if c.err != "" {
+		t.Errorf("stamp says %q", c.err)
+	}
 	c.want(c.out, "stamped berlin.raw (tiny, Kubernetes v1.36.3) with site.yaml")
 	c.run(0, "inspect", "berlin.raw")
 	c.want(c.out, "slot        site, stamped ", "\nsite        ", ", API servers ")
 	c.run(0, "stamp", "tiny.raw", "site.yaml")
+	c.want(c.err, "stamped in place: tiny.raw now holds the Site's token; --output makes a copy\n")
+	c.run(0, "stamp", "tiny.raw", "site.yaml") // it is golden no longer
+	if c.err != "" {
+		t.Errorf("stamp says %q", c.err)
+	}
 	c.run(0, "inspect", "tiny.raw", "--output", "json")
 	var info struct{ Slot struct{ State string } }
 	if err := json.Unmarshal([]byte(c.out), &info); err != nil || info.Slot.State != "site" {

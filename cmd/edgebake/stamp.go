@@ -80,7 +80,7 @@ machine is Ready.`,
 			if doc.Inventory != nil {
 				with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
 			}
-			sayStamped(s, done, with)
+			sayStamped(s, done, with, doc.Inventory != nil)
 			return nil
 		},
 	}
@@ -147,10 +147,17 @@ func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	sayStamped(s, done, o.slot)
+	sayStamped(s, done, o.slot, site.Inventory != nil)
 	return nil
 }
 
-func sayStamped(s streams, done *media.Stamped, with string) {
+func sayStamped(s streams, done *media.Stamped, with string, many bool) {
 	s.note("stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
+	if done.GoldenFile {
+		holds := "the Site's token"
+		if many {
+			holds = "its Sites' tokens"
+		}
+		s.hint("stamped in place: %s now holds %s; --output makes a copy\n", done.Path, holds)
+	}
 }
