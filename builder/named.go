@@ -8,12 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
 )
 
 // LookForFiles reports files and directories that an Image names and that are not
-// there; dir is where its relative paths begin. Container images and programs,
-// which are often made just before a build, are left to it.
+// there; dir is where its relative paths begin. Programs, whose names a build
+// knows, are left to it.
 func LookForFiles(img *configs.Image, dir string) error {
 	var errs []error
 	look := func(field, path string, check func(string) error) {
@@ -42,7 +43,32 @@ func LookForFiles(img *configs.Image, dir string) error {
 	for i, f := range img.Files {
 		look(fmt.Sprintf("files[%d].source", i), f.Source, checkNamedFile)
 	}
-	return errors.Join(errs...)
+	local := func(field, layout, archive string) {
+		look(field+".layout", layout, checkNamedDir)
+		look(field+".archive", archive, checkNamedFile)
+	}
+	if o := img.Base.OCI; o != nil {
+		local("base.oci", o.Layout, o.Archive)
+	}
+	for n, i := range img.Images {
+		local(fmt.Sprintf("images[%d]", n), i.Layout, i.Archive)
+	}
+	if y := img.Yurthub; y != nil && y.Image != nil {
+		local("yurthub.image", y.Image.Layout, y.Image.Archive)
+	}
+	_, _, err := images.List(img, dir) // reads imagesFrom
+	return errors.Join(append(errs, err)...)
+}
+
+func checkNamedDir(path string) error {
+	fi, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return notThere(err)
+	case !fi.IsDir():
+		return fmt.Errorf("%s is not a directory", path)
+	}
+	return nil
 }
 
 // checkNamedFile says what is wrong with a file that the Image names. It does
