@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -135,10 +133,6 @@ func checkOutput(out string, force bool) error {
 		return errors.New("no output is named")
 	case !strings.HasSuffix(out, ".raw") && !strings.HasSuffix(out, ".raw.zst"):
 		return fmt.Errorf("output %s: its name must end in .raw or .raw.zst (compressed)", out)
-	}
-	dir := filepath.Dir(out)
-	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return fmt.Errorf("output %s: directory %s not found", out, dir)
 	}
 	if err := CheckFile(out, force); err != nil {
 		return fmt.Errorf("output %w", err)

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/ext4"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
@@ -42,6 +44,9 @@ func (o origin) blame(err error) error {
 	return err
 }
 
+// sizeFields are the fields that give partitions their size.
+var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelData: "disk.data"}
+
 // place names the origins of what is wrong with layers, their files and container
 // images.
 func (b *build) place(err error) error {
@@ -50,8 +55,11 @@ func (b *build) place(err error) error {
 		var placed *configs.FieldError
 		var layer *tree.LayerError
 		var image *images.ImageError
+		var size *disk.SizeError
 		switch {
 		case errors.As(e, &placed):
+		case errors.As(e, &size):
+			e = &configs.FieldError{Path: sizeFields[size.Label], Err: e}
 		case errors.As(e, &layer):
 			if o, ok := b.origins[layer.Layer]; ok && o.manifest == "" {
 				e = o.blame(withPath(layer))

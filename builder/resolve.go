@@ -294,6 +294,9 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
+	if root != 0 && root <= minRootHead { // the content is known later
+		return nil, fieldError("disk.root", fmt.Errorf("%s is too small for any content beside the %d MiB that stay free: give it more, or leave its size to be computed", img.Disk.Root, int64(minRootHead)>>20))
+	}
 	// Both roots alike: the update after the next one is written where this
 	// image is now. A size that somebody chose is the room as well.
 	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}

@@ -715,9 +715,15 @@ func placesOf(name string, t reflect.Type, path string, depth int) []string {
 	return found[:min(len(found), 3)]
 }
 
+// alias are names that others have for what we name.
+var alias = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "x64": "amd64", "aarch64": "arm64", "armv8": "arm64"}
+
 // DidYouMean suggests one of the known names for an unknown one, as the end of
 // a message; it is empty where none is near.
 func DidYouMean(name string, known []string) string {
+	if k := alias[strings.ToLower(name)]; slices.Contains(known, k) {
+		return fmt.Sprintf("; did you mean %q?", k)
+	}
 	best, bestDist := "", 1+len(name)/4
 	for _, k := range known {
 		if dist := distance(strings.ToLower(name), strings.ToLower(k)); dist <= bestDist {

@@ -25,7 +25,7 @@ func SchemaKinds() []string { return slices.Sorted(maps.Keys(schemaFiles())) }
 // Schema is the JSON schema of a kind of document: "image", "site", "inventory"
 // or "cluster".
 func Schema(kind string) ([]byte, error) {
-	name, ok := schemaFiles()[kind]
+	name, ok := schemaFiles()[strings.ToLower(kind)] // documents write it large
 	if !ok {
 		return nil, fmt.Errorf("unknown kind of document %q: want one of %s%s", kind, strings.Join(SchemaKinds(), ", "), DidYouMean(kind, SchemaKinds()))
 	}
@@ -70,6 +70,7 @@ type schemaNode struct {
 // "site.network.interfaces". Indices and the like are not part of a path.
 func Explain(path string) (*Field, error) {
 	kind, rest, _ := strings.Cut(path, ".")
+	kind = strings.ToLower(kind)
 	raw, err := Schema(kind)
 	if err != nil {
 		return nil, err

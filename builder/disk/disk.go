@@ -282,6 +282,16 @@ func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, 
 	return info
 }
 
+// SizeError is a size that somebody gave a partition and that does not suffice.
+type SizeError struct {
+	Label       string
+	Need, Given int64
+}
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
+}
+
 // fileSystem returns the size of a partition's file system: given, or where that
 // is 0 and its kind can be computed, what its content needs. bad takes what is
 // wrong.
@@ -296,7 +306,7 @@ func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) i
 		case given == 0:
 			return roundUp(need, Align)
 		case need > given:
-			bad("its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(need, 1<<20)>>20, given>>20)
+			bad("%w", &SizeError{p.Label, need, given})
 		}
 	case FAT16, FAT32:
 		if given == 0 {

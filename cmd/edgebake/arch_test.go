@@ -115,6 +115,13 @@ func TestArchFlag(t *testing.T) {
 	c.want(c.err, "image.lock: the lock is of an image for another architecture than arm64: name another lock with --lock")
 	c.run(2, "build", "image.yaml", "--arch", "arm46")
 	c.want(c.err, `--arch arm46: want amd64 or arm64; did you mean "arm64"?`)
+	c.run(2, "build", "image.yaml", "--arch", "aarch64,x86_64")
+	c.want(c.err, `--arch aarch64: want amd64 or arm64; did you mean "arm64"?`, `--arch x86_64: want amd64 or arm64; did you mean "amd64"?`)
+	for _, arch := range []string{"x86_64", "[arm64, x86_64]"} {
+		c.file("other.yaml", "apiVersion: edgebake.io/v1alpha1\nkind: Image\narch: "+arch+"\n")
+		c.run(1, "validate", "other.yaml")
+		c.want(c.err, `"x86_64" is not one of amd64, arm64; did you mean "amd64"?`)
+	}
 	c.run(2, "build", "image.yaml", "--arch", "arm64,arm64")
 	c.want(c.err, "--arch arm64 is given twice")
 	// The document grows: what was locked stays.

@@ -122,6 +122,9 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 		return nil
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if words := c.Flags().Args(); c == root && len(words) > 0 {
+			return subcommand(c, words) // a flag of a command that is misspelt
+		}
 		return usageError{fmt.Errorf("%w%s; see %s --help", err, nearFlag(c, err), c.CommandPath())}
 	})
 	root.AddCommand(

@@ -439,6 +439,23 @@ func TestInspectObeysNoControlCharacters(t *testing.T) {
 	}
 }
 
+// TestTooSmallPartitions: a size that does not suffice is found with the content,
+// and told with its field.
+func TestTooSmallPartitions(t *testing.T) {
+	c := newCLI(t)
+	c.project(func(s string) string { return s + "disk: {root: 260MiB, data: 64MiB}\n" })
+	c.run(1, "build", "image.yaml")
+	c.want(c.err, "image.yaml:30:14: disk.root: laying out partition ROOT-A: its content and headroom need", "it was given 260 MiB",
+		"image.yaml:30:28: disk.data: laying out partition DATA: ")
+	// What is too small for anything is told before an input is made.
+	c.project(func(s string) string { return s + "disk: {root: 100MiB}\n" })
+	c.run(1, "build", "image.yaml")
+	c.want(c.err, "image.yaml:30:14: disk.root: 100MiB is too small for any content")
+	if strings.Contains(c.err, "merge") {
+		t.Errorf("inputs were made first:\n%s", c.err)
+	}
+}
+
 // TestValidateLooksForFiles: what a document names is looked for before a
 // build, all of it, and nothing is opened or written.
 func TestValidateLooksForFiles(t *testing.T) {
