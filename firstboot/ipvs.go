@@ -30,13 +30,18 @@ func ipvscarePhase(site *configs.Site) Phase {
 				return Todo, err
 			}
 			want, err := ipvsConfig(e, site)
-			if err != nil || string(e.contents(ondisk.IPVSConfig)) != string(want) || state != "active" {
+			if err != nil || string(e.contents(ondisk.IPVSConfig)) != string(want) {
 				return Todo, err
 			}
 			if endpointAnswers(ctx, e, site) == nil {
+				if state != "active" {
+					return Todo, nil
+				}
 				return Done, nil
 			}
-			if bornAgain(ctx, e, site) {
+			// Its unit's start is not over as long as it serves nobody: waiting for that
+			// would take all the time that this phase has.
+			if (state == "active" || state == "activating") && bornAgain(ctx, e, site) {
 				e.Note("%s", bornAgainNote(e))
 				return Unknown, nil
 			}

@@ -321,7 +321,7 @@ func (w *world) powerOn() {
 		w.units[u] = "inactive"
 	}
 	if _, err := os.Stat(filepath.Join(w.root, ondisk.IPVSConfig)); err == nil {
-		w.units[ondisk.UnitIPVSCare] = "active"
+		w.units[ondisk.UnitIPVSCare] = w.ipvscare()
 	}
 	w.rules = ""
 	if w.has(portsUnitFile) && !w.noNFT {
@@ -359,6 +359,16 @@ func (w *world) puts(path, data string) {
 	if !strings.HasPrefix(path, ondisk.RunDir+"/") {
 		w.unsynced[path] = true
 	}
+}
+
+// ipvscare is the state of its unit: the start is not over as long as it serves nobody.
+func (w *world) ipvscare() string {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	if w.cluster.down[ownEndpoint] {
+		return "activating"
+	}
+	return "active"
 }
 
 // lose takes from the disk what was not synced, as delayed allocation does:
@@ -571,6 +581,11 @@ func (w *world) env() *Env {
 					}
 					w.units[unit] = "active"
 					w.started[unit] = w.now
+					if unit == ondisk.UnitIPVSCare {
+						if w.units[unit] = w.ipvscare(); w.units[unit] != "active" {
+							return errors.New("its start timed out")
+						}
+					}
 					if unit == openyurt.Unit {
 						w.hubStarts()
 					}
