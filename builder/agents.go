@@ -233,7 +233,11 @@ func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	if err != nil {
 		return fmt.Errorf("compiling %s in %s: %w", name, src, err)
 	}
-	work, err := os.MkdirTemp(filepath.Dir(out), "go-") // a go that is interrupted may leave its own
+	dir := filepath.Dir(out)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp(dir, "go-") // a go that is interrupted may leave its own
 	if err != nil {
 		return err
 	}

@@ -376,7 +376,7 @@ func TestBuildRefuses(t *testing.T) {
 		{name: "capabilities that are none", base: func() []buildtest.Entry {
 			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "usr/bin/ping", PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "x"}}})
 		}(), want: []string{"base.tar: usr/bin/ping: file capabilities of 1 bytes"}},
-		{name: "disk too small", edit: func(s string) string { return s + "disk: {root: 64MiB}\n" }, want: []string{"ROOT-A"}},
+		{name: "disk too small", edit: func(s string) string { return s + "disk: {root: 64MiB}\n" }, want: []string{"disk.root: 64MiB is too small"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -428,7 +428,7 @@ func TestOutput(t *testing.T) {
 	for out, want := range map[string]string{
 		there:                               "exists; --force replaces it",
 		filepath.Join(dir, "x.img"):         "must end in .raw or .raw.zst",
-		filepath.Join(dir, "none", "x.raw"): "not found",
+		filepath.Join(dir, "none", "x.raw"): "make directory " + filepath.Join(dir, "none") + " first",
 		"":                                  "no output is named",
 	} {
 		if _, err := p.build(t, out); err == nil || !strings.Contains(err.Error(), want) {

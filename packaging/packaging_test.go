@@ -538,10 +538,12 @@ var programs = map[string]string{
 // computed are the calls whose program is not a literal, by file and expression, and
 // what they can be.
 var computed = map[string][]string{
+	"builder/agents.go goCmd":                        {"go"},
 	"builder/archive.go name":                        {"apt-get", "apt-cache"},
 	`builder/emulation.go "qemu-" + cpu`:             {"qemu-aarch64", "qemu-x86_64"},
 	`builder/emulation.go "qemu-" + cpu + "-static"`: {"qemu-aarch64-static", "qemu-x86_64-static"},
 	"builder/fetch/gomodule.go g.path":               {"go"},
+	"builder/fetch/gomodule.go path":                 {"go"},
 	"builder/make.go tool":                           {"mmdebstrap", "newuidmap"},
 	"builder/qemu/host.go name":                      {"qemu-system-x86_64", "qemu-system-aarch64"},
 	"builder/qemu/host.go p.Path":                    {"qemu-system-x86_64", "qemu-system-aarch64"},
