@@ -117,6 +117,27 @@ nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24
 	}
 }
 
+// Without a network agent a machine has a route to the pods of each other one.
+func TestRoutesToPods(t *testing.T) {
+	for route, ok := range map[string]bool{
+		"{to: 10.244.0.0/24, via: 192.168.7.11}":    true,
+		"{to: 10.244.0.0/24, via: 192.168.7.2}":     true,  // the other node
+		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // a router: somebody else's network
+		"{to: 10.244.0.0/16, via: 192.168.7.11}":    false, // its own pods, too
+		"{to: 10.240.0.0/12, via: 192.168.7.11}":    false,
+		"{to: 10.96.128.0/20, via: 192.168.7.11}":   false, // Services
+		"{to: 192.168.99.0/24, via: 192.168.7.254}": true,
+	} {
+		_, err := ParseCluster("c", []byte(smallCluster+`nodes:
+  - {name: a, network: {interfaces: [{name: eth0, addresses: [192.168.7.1/24], routes: [`+route+`]}], dns: [192.168.7.254]}}
+  - {name: b, network: {interfaces: [{name: eth0, addresses: [192.168.7.2/24]}], dns: [192.168.7.254]}}
+`))
+		if ok != (err == nil) || !ok && !strings.Contains(err.Error(), "routes[0] leads") {
+			t.Errorf("%s: %v", route, err)
+		}
+	}
+}
+
 // A manifest that does not parse: file, line, document.
 func TestCheckManifest(t *testing.T) {
 	const ok = "# a comment\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"

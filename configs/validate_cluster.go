@@ -588,9 +588,23 @@ func (c *Cluster) overlapMachine(n clusterNet, network *Network, path, address s
 	}
 	for i, f := range network.Interfaces {
 		for j, r := range f.Routes {
-			if p, err := netip.ParsePrefix(r.To); err == nil && p.Bits() > 0 && p.Overlaps(n.Prefix) {
+			if p, err := netip.ParsePrefix(r.To); err == nil && p.Bits() > 0 && p.Overlaps(n.Prefix) && !c.leadsToPods(n, p, r.Via) {
 				probs.add(n.path, "%s (%s) overlaps %s, to which %s.network.interfaces[%d].routes[%d] leads: choose another network", n.Prefix, n.what, r.To, path, i, j)
 			}
 		}
 	}
+}
+
+// leadsToPods reports whether a route is the one to the pods of another machine, where
+// no network agent makes those: it stays inside of their network.
+func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
+	router, err := netip.ParseAddr(via)
+	if err != nil || n.what != "pods" || to.Bits() <= n.Bits() {
+		return false
+	}
+	has := func(network *Network) bool {
+		return slices.ContainsFunc(network.subnets(), func(s subnet) bool { return s.Addr() == router })
+	}
+	return slices.ContainsFunc(c.Masters, func(m ClusterMaster) bool { return m.Address == via || has(&m.Network) }) ||
+		slices.ContainsFunc(c.Nodes, func(m ClusterNode) bool { return has(&m.Network) })
 }
