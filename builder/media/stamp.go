@@ -94,8 +94,10 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	result := &Stamped{Path: path, Image: m.info, Slot: info}
 	if inPlace {
-		_, err := slot.Read(m.section(p))
-		result.GoldenFile = !m.device && errors.Is(err, slot.ErrNoSite)
+		if !m.device {
+			_, err := slot.Read(m.section(p))
+			result.GoldenFile = errors.Is(err, slot.ErrNoSite)
+		}
 		// In a sparse file the slot may have holes: a full disk is noticed
 		// before the old slot is gone.
 		if err := m.reserve(p); err != nil {

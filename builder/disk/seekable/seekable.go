@@ -60,7 +60,7 @@ var ErrFormat = errors.New("not a seekable zstd file")
 // FormatError is what is wrong with the table of a file.
 type FormatError struct {
 	Problem string
-	// NoTable: there is none at the file's end.
+	// NoTable: the table at the file's end is missing.
 	NoTable bool
 }
 
