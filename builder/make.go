@@ -74,7 +74,14 @@ func (b *build) checkInputs(ctx context.Context) error {
 // here, all of them before the first one is made.
 func (b *build) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
-	if _, err := fetch.GoCommand(ctx); len(compile) > 0 && err != nil {
+	var goErr error
+	if len(compile) > 0 {
+		_, goErr = fetch.GoCommand(ctx)
+	}
+	if goErr != nil {
+		if errors.Is(goErr, exec.ErrNotFound) {
+			goErr = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
+		}
 		var told []string
 		for _, name := range compile {
 			field := b.origins[name].field
@@ -86,10 +93,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which has it"
 			}
-			if errors.Is(err, exec.ErrNotFound) {
-				err = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
-			}
-			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go, and %w, or %s", name, err, hint)})
+			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go, and %w, or %s", name, goErr, hint)})
 		}
 	}
 	if !slices.Contains(rest, inputBase) || b.Base != "" || b.img.Base.Debian == nil {

@@ -81,12 +81,11 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	goCmd, err := GoCommand(ctx)
-	if errors.Is(err, exec.ErrNotFound) {
-		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
-	}
+	// Not GoCommand: what has been compiled before needs no question more, and who has
+	// something compiled asks that before anything is made.
+	goCmd, err := exec.LookPath("go")
 	if err != nil {
-		return nil, fmt.Errorf("compiling %s: %w", r.Module, err)
+		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
 	}
 	g := &goTool{path: goCmd, arch: r.Arch, log: log}
 	facts, err := g.facts(ctx, c)
@@ -161,7 +160,7 @@ const leastGo = "1.21"
 
 var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
 
-// GoCommand is the path of the go command, exec.ErrNotFound where there is none. One
+// GoCommand is the path of the go command, or exec.ErrNotFound. One
 // that is too old is told as that: it says of a newer go.mod that it is malformed.
 func GoCommand(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("go")
