@@ -183,6 +183,48 @@ func TestKubeadmsPath(t *testing.T) {
 	}
 }
 
+// TestEveryKubeadm: the phases of init, and a reset, run as the join does, through
+// the proxy of their Site.
+func TestEveryKubeadm(t *testing.T) {
+	t.Parallel()
+	ran := map[string]int{}
+	watch := func(w *world, e *Env) *Env {
+		run := e.Run
+		e.Run = func(ctx context.Context, c Cmd) error {
+			if c.Args[0] != "kubeadm" {
+				return run(ctx, c)
+			}
+			ran[c.Args[1]]++
+			for _, want := range []string{kubeadmPath, "GOGC=off", "HTTPS_PROXY=http://192.0.2.99:3128"} {
+				if !slices.Contains(c.Env, want) {
+					t.Errorf("%q runs without %s: %q", c.Args, want, c.Env)
+				}
+			}
+			if c.Output == nil {
+				t.Errorf("nobody reads what %q prints", c.Args)
+			}
+			return run(ctx, c)
+		}
+		return e
+	}
+	w := nativeWorld(t, "network: {proxy: {https: 'http://192.0.2.99:3128'}}")
+	if err := w.run(New(watch(w, w.env()))); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if _, err := Reset(t.Context(), watch(w, w.env()), func(Step) {}); err != nil {
+		t.Fatal(err)
+	}
+	m := newMaster(t, mintedSites(t, 1))
+	m.site.Network.Proxy.HTTPS = "http://192.0.2.99:3128"
+	m.stampSite(m.site)
+	if err := m.run(New(watch(m.world, m.env()))); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+	}
+	if ran["join"] != 1 || ran["reset"] != 1 || ran["init"] < 5 {
+		t.Errorf("kubeadm ran %v", ran)
+	}
+}
+
 func TestFirstMasterDead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,24 @@ const kubeadmPath = "PATH=" + ondisk.KubeadmPath + ":/usr/local/sbin:/usr/local/
 // garbage counts. These are kubeadm and the kubelet that kubeadm asks for its
 // version. A third of kubeadm's work before its first line was collecting.
 var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
+
+// kubeadm runs kubeadm with args: join, phases of init, and reset alike. It gets
+// the proxy of the site, if there is a site. Its output goes to the log at level;
+// the lines that matter are in the error.
+func kubeadm(ctx context.Context, e *Env, site *configs.Site, level slog.Level, args ...string) error {
+	env := append(slices.Clone(shortLived), kubeadmPath)
+	if site != nil {
+		env = append(env, node.ProxyEnv(site)...)
+	}
+	out := &tail{log: func(line string) { e.Log.Log(ctx, level, "kubeadm: "+line) }}
+	if err := e.Run(ctx, Cmd{Args: append([]string{"kubeadm"}, args...), Env: env, Output: out}); err != nil {
+		if said := out.last(); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return err
+	}
+	return nil
+}
 
 // kubeadmJoin runs `kubeadm join` with the discovery file, as s says, which is
 // the active site with more arguments for kubelet; ignore are checks of its
@@ -51,12 +70,49 @@ func kubeadmJoin(ctx context.Context, e *Env, active *Active, s configs.Site, ig
 		return err
 	}
 	e.Waiting("kubeadm join")
-	out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
-	cmd := Cmd{Args: []string{"kubeadm", "join", "--config", joinFile}, Env: slices.Concat(node.ProxyEnv(&s), shortLived, []string{kubeadmPath}), Output: out}
-	if err := e.Run(ctx, cmd); err != nil {
-		return judgeJoin(active.Node, fmt.Errorf("%w: %s", err, out.last()))
+	if err := kubeadm(ctx, e, &s, slog.LevelInfo, "join", "--config", joinFile); err != nil {
+		return judgeJoin(active.Node, err)
 	}
 	return nil
+}
+
+// initFile is the configuration of kubeadm init for this machine.
+const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
+
+// kubeadmInit runs phases of `kubeadm init` with the site's documents; nothing
+// in l is for one of them alone.
+func kubeadmInit(ctx context.Context, e *Env, active *Active, l configs.KubeadmLocal, phases ...[]string) error {
+	board := node.LocalKubeadm(active.Image, active.Site)
+	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
+	docs, err := active.Site.KubeadmDocuments(l)
+	if err != nil {
+		return err
+	}
+	if err := e.WriteFile(initFile, docs, Mode(0o600)); err != nil {
+		return fmt.Errorf("writing kubeadm's configuration: %w", err)
+	}
+	for _, phase := range phases {
+		args := slices.Concat([]string{"init", "phase"}, phase, []string{"--config", initFile})
+		if err := kubeadm(ctx, e, active.Site, slog.LevelInfo, args...); err != nil {
+			return err
+		}
+	}
+	// It may hold a token.
+	return e.Remove(initFile)
+}
+
+// kubeadmReset takes back what kubeadm did. What it prints is for who ran it by
+// hand: what to clean up, which first boot does.
+func kubeadmReset(ctx context.Context, e *Env, active *Active) error {
+	args := []string{"reset", "--force", "--cri-socket"}
+	if active == nil {
+		return kubeadm(ctx, e, nil, slog.LevelDebug, append(args, ondisk.CRISocket)...)
+	}
+	args = append(args, active.Site.CRISocket)
+	if ignore := active.Site.IgnorePreflightErrors; len(ignore) > 0 {
+		args = append(args, "--ignore-preflight-errors", strings.Join(ignore, ","))
+	}
+	return kubeadm(ctx, e, active.Site, slog.LevelDebug, args...)
 }
 
 // judgeJoin names the fix of what kubeadm says often.

@@ -20,11 +20,7 @@ import (
 // the first: each runs kubeadm's init phases, and etcd starts only as the seat
 // decision says (package seat).
 
-const (
-	pkiDir = "/etc/kubernetes/pki"
-	// initFile is kubeadm's configuration for this machine.
-	initFile = ondisk.RunDir + "/kubeadm-init.yaml"
-)
+const pkiDir = "/etc/kubernetes/pki"
 
 // masterPhases are those behind the site, on a control-plane node.
 func masterPhases(active *Active) []Phase {
@@ -246,27 +242,4 @@ func keysInPlace(e *Env, site *configs.Site) error {
 		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
 	}
 	return errors.Join(errs...)
-}
-
-// kubeadmInit runs phases of `kubeadm init` with the site's documents; nothing
-// in l is for one of them alone.
-func kubeadmInit(ctx context.Context, e *Env, active *Active, l configs.KubeadmLocal, phases ...[]string) error {
-	board := node.LocalKubeadm(active.Image, active.Site)
-	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
-	docs, err := active.Site.KubeadmDocuments(l)
-	if err != nil {
-		return err
-	}
-	if err := e.WriteFile(initFile, docs, Mode(0o600)); err != nil {
-		return fmt.Errorf("writing kubeadm's configuration: %w", err)
-	}
-	for _, phase := range phases {
-		out := &tail{log: func(line string) { e.Log.Info("kubeadm: " + line) }}
-		args := append(append([]string{"kubeadm", "init", "phase"}, phase...), "--config", initFile)
-		if err := e.Run(ctx, Cmd{Args: args, Env: node.ProxyEnv(active.Site), Output: out}); err != nil {
-			return fmt.Errorf("%w: %s", err, out.last())
-		}
-	}
-	// It may hold a token.
-	return e.Remove(initFile)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
@@ -91,14 +90,7 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 		}
 	}
 	if e.exists(ondisk.KubeletConf) || e.exists(ondisk.KubeletConfig) {
-		args := []string{"kubeadm", "reset", "--force", "--cri-socket", ondisk.CRISocket}
-		if active != nil {
-			args[len(args)-1] = active.Site.CRISocket
-			if ignore := active.Site.IgnorePreflightErrors; len(ignore) > 0 {
-				args = append(args, "--ignore-preflight-errors", strings.Join(ignore, ","))
-			}
-		}
-		if err := e.Run(ctx, Cmd{Args: args}); err != nil {
+		if err := kubeadmReset(ctx, e, active); err != nil {
 			return err
 		}
 	}
