@@ -123,7 +123,7 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
 	first := sites[0]
 	for _, m := range first.Masters {
-		p.master(ctx, m, first.Site)
+		p.apiServer(ctx, m, first.Site)
 	}
 	p.ca(ctx, first.Site)
 	p.version(ctx)
@@ -147,9 +147,9 @@ func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discove
 		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
 }
 
-// master does with one API server what a node does with all of them.
-func (p *preflight) master(ctx context.Context, master string, site *configs.Site) {
-	name := "master " + master
+// apiServer does with one API server what a node does with all of them.
+func (p *preflight) apiServer(ctx context.Context, master string, site *configs.Site) {
+	name := "API server " + master
 	d := p.discovery(site, master)
 	found, err := api.Discover(ctx, d)
 	if err == nil || api.Code(err) != 0 || notThisToken(err) {

@@ -182,10 +182,10 @@ func TestPreflightInWords(t *testing.T) {
 		detail[c.Name] = c.Detail
 	}
 	for name, want := range map[string]string{
-		"master 127.0.0.1:1":          "cannot be reached: connect: connection refused",
-		"master " + s.Masters[2]:      "speaks plain HTTP, not HTTPS: it is not an API server",
-		"master nowhere.invalid:6443": "is unknown to the name server",
-		"node name":                   "cluster-info is not signed for this token yet; cannot be reached: connect: connection refused; speaks plain HTTP, not HTTPS: it is not an API server; is unknown to the name server",
+		"API server 127.0.0.1:1":          "cannot be reached: connect: connection refused",
+		"API server " + s.Masters[2]:      "speaks plain HTTP, not HTTPS: it is not an API server",
+		"API server nowhere.invalid:6443": "is unknown to the name server",
+		"node name":                       "cluster-info is not signed for this token yet; cannot be reached: connect: connection refused; speaks plain HTTP, not HTTPS: it is not an API server; is unknown to the name server",
 	} {
 		if got := detail[name]; got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
@@ -219,7 +219,7 @@ func TestPreflightCertificateNames(t *testing.T) {
 	checks := Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Timeout: time.Minute, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, master)
 	}})
-	if k := checks[0]; k.Name != "master master.invalid:6443" || k.State != CheckFailed || !strings.Contains(k.Detail, "the certificate has none of the names expected") || !strings.Contains(k.Fix, "apiServer.certSANs") {
+	if k := checks[0]; k.Name != "API server master.invalid:6443" || k.State != CheckFailed || !strings.Contains(k.Detail, "the certificate has none of the names expected") || !strings.Contains(k.Fix, "apiServer.certSANs") {
 		t.Errorf("%+v", k)
 	}
 	if len(i.shown) > 0 {

@@ -162,7 +162,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		return nil, err
 	}
 	if node != nil {
-		if _, master := node.GetLabels()[controlPlaneLabel]; master {
+		if _, controlPlane := node.GetLabels()[controlPlaneLabel]; controlPlane {
 			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay: kubeadm reset on it first, or remove the member, and then kubectl delete node %s", doing, name)
 		}
 		if nodeState(node).State == Ready && !o.Force {

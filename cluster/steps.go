@@ -11,9 +11,9 @@ import (
 // is printed whole, for a person: first in kubeadm-config, or the next `kubeadm
 // upgrade` takes it back, then on each node, with what was there kept.
 
-// onEachMaster are the commands for one kubeadm phase with the cluster's own
+// onEachControlPlaneNode are the commands for one kubeadm phase with the cluster's own
 // configuration; kept are the files that it writes.
-func onEachMaster(phase string, kept ...string) string {
+func onEachControlPlaneNode(phase string, kept ...string) string {
 	return strings.Join([]string{
 		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",
 		// Only the node knows its own address.
@@ -30,7 +30,7 @@ const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
 // by themselves.
 func certSANsStep(names []string) string {
 	return editConfig + "add " + strings.Join(names, " and ") + " to the list apiServer.certSANs. " +
-		onEachMaster("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
+		onEachControlPlaneNode("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
 }
 
 // controllersStep has kube-controller-manager run with these controllers: kubeadm's
@@ -41,7 +41,7 @@ func controllersStep(without bool) string {
 		list = "-" + openyurt.NodeLifecycle + "," + list
 	}
 	return editConfig + `set "controllers" among controllerManager.extraArgs to "` + list + `". ` +
-		onEachMaster("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
+		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
 // lifecycleFix is what to do where both or neither of kube-controller-manager and

@@ -46,7 +46,7 @@ func TestClusterDefaults(t *testing.T) {
 		t.Error(c.Warnings)
 	}
 	six := mustCluster(t, strings.Replace(smallCluster, "192.168.7.11", `"fd00:7::11"`, 1)+"vip: fd00:97::2\n")
-	if six.PodCIDRs[0] != "fd00:244::/56" || six.ServiceCIDRs[0] != "fd00:96::/112" || six.MasterEndpoints()[0] != "[fd00:7::11]:6443" {
+	if six.PodCIDRs[0] != "fd00:244::/56" || six.ServiceCIDRs[0] != "fd00:96::/112" || six.APIServers()[0] != "[fd00:7::11]:6443" {
 		t.Errorf("%+v", six.Cluster)
 	}
 	if native := mustCluster(t, smallCluster+"openyurt: false\n"); native.HasOpenYurt() {

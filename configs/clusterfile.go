@@ -45,7 +45,7 @@ type Cluster struct {
 
 	// Masters are the control-plane nodes, each with an API server and an etcd
 	// member. An odd number: 1, 3 or 5.
-	Masters []ClusterMaster `yaml:"masters" json:"masters"`
+	Masters []ControlPlaneNode `yaml:"masters" json:"masters"`
 	// Nodes are the workers known so far. Each gets its own bootstrap token
 	// and Site.
 	Nodes []ClusterNode `yaml:"nodes,omitempty" json:"nodes,omitempty"`
@@ -70,8 +70,8 @@ type ClusterKubeProxy struct {
 	BindAddress string `yaml:"bindAddress,omitempty" json:"bindAddress,omitempty"`
 }
 
-// ClusterMaster is one control-plane node.
-type ClusterMaster struct {
+// ControlPlaneNode is one control-plane node.
+type ControlPlaneNode struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name"`
 	// Address is the IP address at which the other control-plane nodes and all

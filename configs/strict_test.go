@@ -175,7 +175,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 		"Cluster.vip":                  pattern(ipForm),
 		"Cluster.podCIDRs":             both(length(0, 2), items(pattern(cidrForm))),
 		"Cluster.serviceCIDRs":         both(length(0, 2), items(pattern(cidrForm))),
-		"ClusterMaster.address":        pattern(ipForm),
+		"ControlPlaneNode.address":     pattern(ipForm),
 		"ClusterNode.nodePool":         pattern(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`),
 		"ClusterNode.labels":           mapOf(labelKeyForm, labelForm),
 		"ClusterKubeProxy.bindAddress": pattern(ipForm),

@@ -288,7 +288,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *Problems)
 	names.take(name, path, "name", probs)
 }
 
-func (m *ClusterMaster) validateAddress(path string, probs *Problems) {
+func (m *ControlPlaneNode) validateAddress(path string, probs *Problems) {
 	if m.Address == "" {
 		return // required
 	}
@@ -365,8 +365,8 @@ func (c *Cluster) underMachine(problems Problems, path string, into *Problems) {
 	}
 }
 
-// MasterEndpoints are the API servers as a Site names them, host:port.
-func (c *Cluster) MasterEndpoints() []string {
+// APIServers are the API servers as a Site names them, host:port.
+func (c *Cluster) APIServers() []string {
 	var out []string
 	for _, m := range c.Masters {
 		out = append(out, net.JoinHostPort(m.Address, fmt.Sprint(c.Port)))
@@ -376,7 +376,7 @@ func (c *Cluster) MasterEndpoints() []string {
 
 // siteFrame is a Site of this cluster for no machine yet.
 func (c *Cluster) siteFrame(nodeType string) Site {
-	s := Site{APIVersion: APIVersion, Kind: KindSite, Masters: c.MasterEndpoints(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report}
+	s := Site{APIVersion: APIVersion, Kind: KindSite, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report}
 	applyDefaults(reflect.ValueOf(&s).Elem())
 	return s
 }
@@ -605,6 +605,6 @@ func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
 	has := func(network *Network) bool {
 		return slices.ContainsFunc(network.subnets(), func(s subnet) bool { return s.Addr() == router })
 	}
-	return slices.ContainsFunc(c.Masters, func(m ClusterMaster) bool { return m.Address == via || has(&m.Network) }) ||
+	return slices.ContainsFunc(c.Masters, func(m ControlPlaneNode) bool { return m.Address == via || has(&m.Network) }) ||
 		slices.ContainsFunc(c.Nodes, func(m ClusterNode) bool { return has(&m.Network) })
 }

@@ -68,7 +68,7 @@ func discoveryPhase(active *Active) Phase {
 				return err
 			}
 			server, name := "https://"+found.Master, found.ServerName
-			if everyMasterIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
+			if everyAPIServerIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
 				// The join itself survives a dead API server then, and kubelet need not be
 				// turned and restarted afterwards.
 				server, name = site.EndpointURL(), ""

@@ -33,11 +33,11 @@ func toEndpoint(ctx context.Context, e *Env, site *configs.Site, names *certName
 	return restartFor(ctx, e, "turning kubelet to the endpoint", writing(ondisk.KubeletConf, next, 0o600))
 }
 
-// everyMasterIsNamed reports whether the certificate of every API server has the
+// everyAPIServerIsNamed reports whether the certificate of every API server has the
 // endpoint's name. kubelet drops tls-server-name when it writes its kubeconfig,
 // so only then may it begin with the endpoint. An API server that does not
 // answer may come back with a certificate that has not.
-func everyMasterIsNamed(ctx context.Context, e *Env, masters []string, ca []byte, endpoint string) bool {
+func everyAPIServerIsNamed(ctx context.Context, e *Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(askNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 

@@ -191,7 +191,7 @@ func setEndpointHosts(ctx context.Context, e *Env, site *configs.Site, master st
 	if !site.IPVS.Disabled {
 		return e.setHosts(ctx, endpointOwner) // ipvscare keeps the line
 	}
-	ways, err := masterAddrs(ctx, e, site, master)
+	ways, err := apiServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return err
 	}

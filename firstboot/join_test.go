@@ -214,7 +214,7 @@ func TestEveryKubeadm(t *testing.T) {
 	if _, err := Reset(t.Context(), watch(w, w.env()), func(Step) {}); err != nil {
 		t.Fatal(err)
 	}
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.site.Network.Proxy.HTTPS = "http://192.0.2.99:3128"
 	m.stampSite(m.site)
 	if err := m.run(New(watch(m.world, m.env()))); err != nil {

@@ -96,7 +96,7 @@ func networkPhase(site *configs.Site) Phase {
 					return err
 				}
 			}
-			master, err := waitForMaster(ctx, e, mastersOf(e, site))
+			master, err := waitForAPIServer(ctx, e, mastersOf(e, site))
 			if err != nil {
 				if back, rerr := rollBack(ctx, e, mastersOf(e, site)); rerr != nil {
 					return errors.Join(err, rerr)
@@ -122,7 +122,7 @@ func networkPhase(site *configs.Site) Phase {
 // which IPVS uses one; the Node must have an address that the API servers see
 // too.
 func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (netip.Addr, error) {
-	ways, err := masterAddrs(ctx, e, site, master)
+	ways, err := apiServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -141,9 +141,9 @@ func nodeAddr(ctx context.Context, e *Env, site *configs.Site, master string) (n
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
-// masterAddrs are an API server's addresses, "host:port", that the VIP can
+// apiServerAddrs are an API server's addresses, "host:port", that the VIP can
 // stand for; where there is no IPVS, all.
-func masterAddrs(ctx context.Context, e *Env, site *configs.Site, master string) ([]string, error) {
+func apiServerAddrs(ctx context.Context, e *Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server %q: %w", master, err)
@@ -192,7 +192,7 @@ func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
 // a Wi-Fi association.
 const networkTime = 75 * time.Second
 
-func waitForMaster(ctx context.Context, e *Env, masters []string) (string, error) {
+func waitForAPIServer(ctx context.Context, e *Env, masters []string) (string, error) {
 	found := ""
 	last, _ := e.patiently(ctx, networkTime, 2*time.Second, func() (err error) {
 		if routed(ctx, e, masters) == nil {

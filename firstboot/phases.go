@@ -26,7 +26,7 @@ func Phases(active *Active) []Phase {
 	var joining []Phase
 	switch {
 	case site.NodeType == configs.NodeControlPlane:
-		return masterPhases(active)
+		return controlPlanePhases(active)
 	case site.NodeType == configs.NodeNative:
 		joining = []Phase{joinPhase(active)}
 	case !site.OpenYurt():

@@ -101,7 +101,7 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 		return fmt.Errorf("removing the cluster's CA: %w", err)
 	}
 	// Kubeadm was not asked where it has made nothing yet.
-	for _, f := range masterFiles() {
+	for _, f := range controlPlaneFiles() {
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("removing the cluster's keys: %w", err)
 		}

@@ -314,7 +314,7 @@ func endpointInCert(ctx context.Context, e *Env, site *configs.Site) (bool, erro
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, api.ErrServerName) {
-			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub gets the API servers alone", "master", masters[i], "endpoint", site.Endpoint)
+			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub gets the API servers alone", "server", masters[i], "endpoint", site.Endpoint)
 			return false, nil
 		}
 		has = has || err == nil

@@ -115,7 +115,7 @@ func adminConfig(c *configs.Cluster, ca pair, now time.Time) ([]byte, error) {
 	}
 	encode := base64.StdEncoding.EncodeToString
 	k := api.Kubeconfig{APIVersion: "v1", Kind: "Config", Users: []api.NamedUser{{Name: c.Name + "-admin", User: api.User{CertData: encode(admin.certPEM()), KeyData: encode(key)}}}}
-	for i, endpoint := range c.MasterEndpoints() {
+	for i, endpoint := range c.APIServers() {
 		name := c.Name + "-" + c.Masters[i].Name
 		k.Clusters = append(k.Clusters, api.NamedCluster{Name: name, Cluster: api.Cluster{Server: "https://" + endpoint, CAData: encode(ca.certPEM())}})
 		k.Contexts = append(k.Contexts, api.NamedContext{Name: name, Context: api.Context{Cluster: name, User: k.Users[0].Name}})

@@ -83,18 +83,18 @@ func (r *Record) birth(now time.Time) time.Time {
 // Fixed is what of a Cluster can never change once its keys are made:
 // certificates, etcd's members and the addresses of everything inside say it.
 type Fixed struct {
-	Name         string   `json:"name"`
-	Endpoint     string   `json:"endpoint"`
-	VIP          string   `json:"vip"`
-	Port         int      `json:"port"`
-	PodCIDRs     []string `json:"podCIDRs"`
-	ServiceCIDRs []string `json:"serviceCIDRs"`
-	Masters      []Master `json:"masters"`
-	DNSDomain    string   `json:"dnsDomain"`
+	Name         string             `json:"name"`
+	Endpoint     string             `json:"endpoint"`
+	VIP          string             `json:"vip"`
+	Port         int                `json:"port"`
+	PodCIDRs     []string           `json:"podCIDRs"`
+	ServiceCIDRs []string           `json:"serviceCIDRs"`
+	Masters      []ControlPlaneNode `json:"masters"`
+	DNSDomain    string             `json:"dnsDomain"`
 }
 
-// Master is one member of etcd.
-type Master struct {
+// ControlPlaneNode is one member of etcd.
+type ControlPlaneNode struct {
 	Name    string `json:"name"`
 	Address string `json:"address"`
 }
@@ -177,7 +177,7 @@ func realDir(dir string) (string, error) {
 func fixed(c *configs.ClusterFile) Fixed {
 	f := Fixed{Name: c.Name, Endpoint: c.Endpoint, VIP: c.VIP, Port: c.Port, PodCIDRs: c.PodCIDRs, ServiceCIDRs: c.ServiceCIDRs, DNSDomain: "cluster.local"}
 	for _, m := range c.Masters {
-		f.Masters = append(f.Masters, Master{m.Name, m.Address})
+		f.Masters = append(f.Masters, ControlPlaneNode{m.Name, m.Address})
 	}
 	if d := c.DNSDomain(); d != "" {
 		f.DNSDomain = d
@@ -453,7 +453,7 @@ func sameCluster(dir string, record *Record, c *configs.ClusterFile) error {
 	changed("port", was.Port, now.Port)
 	changed("podCIDRs", strings.Join(was.PodCIDRs, ", "), strings.Join(now.PodCIDRs, ", "))
 	changed("serviceCIDRs", strings.Join(was.ServiceCIDRs, ", "), strings.Join(now.ServiceCIDRs, ", "))
-	changed("masters", masterList(was.Masters), masterList(now.Masters))
+	changed("masters", nodeList(was.Masters), nodeList(now.Masters))
 	if was.DNSDomain != now.DNSDomain {
 		changed("ClusterConfiguration.networking.dnsDomain", was.DNSDomain, now.DNSDomain)
 	}
@@ -465,10 +465,10 @@ func sameCluster(dir string, record *Record, c *configs.ClusterFile) error {
 	return probs.Err()
 }
 
-// masterList names control-plane nodes in an order of its own: theirs means
+// nodeList names control-plane nodes in an order of its own: theirs means
 // nothing.
-func masterList(masters []Master) string {
-	sorted := slices.SortedFunc(slices.Values(masters), func(a, b Master) int { return cmp.Compare(a.Name, b.Name) })
+func nodeList(masters []ControlPlaneNode) string {
+	sorted := slices.SortedFunc(slices.Values(masters), func(a, b ControlPlaneNode) int { return cmp.Compare(a.Name, b.Name) })
 	var out []string
 	for _, m := range sorted {
 		out = append(out, m.Name+" ("+m.Address+")")

@@ -275,7 +275,7 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		sites, err := MasterSites(dir, sealed.Identity{}, now())
+		sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
 		if fits := tree[fileDocument] == before[fileDocument] && tree["manifests/01-z.yaml"] == before["manifests/01-z.yaml"]; fits != (err == nil) || fits && len(sites) != 3 {
 			t.Errorf("%b: %d Sites, %v", some, len(sites), err)
 		} else if !fits && !strings.Contains(err.Error(), "run `edgebake cluster new` again") {
@@ -314,7 +314,7 @@ func TestDamagedDirectory(t *testing.T) {
 		if err := tt.damage(dir); err != nil {
 			t.Fatal(err)
 		}
-		for by, site := range map[string]func(string, sealed.Identity, time.Time) ([]NodeSite, error){"a master": MasterSites, "a worker": Sites} {
+		for by, site := range map[string]func(string, sealed.Identity, time.Time) ([]NodeSite, error){"a master": ControlPlaneSites, "a worker": Sites} {
 			if _, err := site(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), fix) || strings.Contains(err.Error(), ".age") {
 				t.Errorf("%s, the Site of %s: %v", name, by, err)
 			}
@@ -329,7 +329,7 @@ func TestDamagedDirectory(t *testing.T) {
 func TestMintedInTheFuture(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
-	for _, site := range []func(string, sealed.Identity, time.Time) ([]NodeSite, error){MasterSites, Sites} {
+	for _, site := range []func(string, sealed.Identity, time.Time) ([]NodeSite, error){ControlPlaneSites, Sites} {
 		if _, err := site(dir, sealed.Identity{}, now().Add(-30*time.Minute)); err != nil {
 			t.Errorf("with a clock half an hour behind: %v", err)
 		}
@@ -504,7 +504,7 @@ func TestRenewTokens(t *testing.T) {
 	if err != nil || len(workers) != len(all) {
 		t.Fatalf("%d Sites: %v", len(workers), err)
 	}
-	masters, err := MasterSites(dir, sealed.Identity{}, late)
+	masters, err := ControlPlaneSites(dir, sealed.Identity{}, late)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -290,7 +290,7 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 
 // masters are the Sites of the control-plane nodes, with the words for them.
 func (o *sitesOptions) masters(dir string, id sealed.Identity, now time.Time) ([]mint.NodeSite, error) {
-	masters, err := mint.MasterSites(dir, id, now)
+	masters, err := mint.ControlPlaneSites(dir, id, now)
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +307,7 @@ func (o *sitesOptions) masters(dir string, id sealed.Identity, now time.Time) ([
 
 // judgeWords reports names that no control-plane node has, in the words of the command
 // line: each Site would say it again, in its own.
-func judgeWords(w mint.Words, snapshot string, masters []mint.Master) error {
+func judgeWords(w mint.Words, snapshot string, masters []mint.ControlPlaneNode) error {
 	var names []string
 	for _, m := range masters {
 		names = append(names, m.Name)

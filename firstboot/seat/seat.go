@@ -289,7 +289,7 @@ func (v View) join() Decision {
 			d.Remove = append(d.Remove, m.ID)
 		case m.Learner:
 			// etcd takes one learner at a time.
-			return Decision{Do: Wait, Why: fmt.Sprintf("another master (%s) is joining", orUnnamed(m))}
+			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m))}
 		}
 	}
 	return d

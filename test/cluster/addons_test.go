@@ -36,7 +36,7 @@ func TestAddons(t *testing.T) {
 	if _, err := mint.New(dir, parsed, mint.Options{Now: now}); err != nil {
 		t.Fatal(err)
 	}
-	sites, err := mint.MasterSites(dir, sealed.Identity{}, now)
+	sites, err := mint.ControlPlaneSites(dir, sealed.Identity{}, now)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func TestPreflight(t *testing.T) {
 		return cluster.Preflight(ctx, []cluster.PreflightSite{preflightSite(t, lc, token, change)}, o)
 	}
 	until(t, "the tokens to be signed", func() bool {
-		return checkNamed(t, run(false, good, nil, nil), "master").State == cluster.CheckOK && checkNamed(t, run(false, short, nil, nil), "master").State == cluster.CheckOK
+		return checkNamed(t, run(false, good, nil, nil), "API server").State == cluster.CheckOK && checkNamed(t, run(false, short, nil, nil), "API server").State == cluster.CheckOK
 	})
 	for _, admin := range []bool{true, false} {
 		for _, k := range run(admin, good, nil, nil) {
@@ -93,15 +93,15 @@ func TestPreflight(t *testing.T) {
 		change              func(*configs.Site)
 		option              func(*cluster.PreflightOptions)
 	}{
-		{what: "a dead master", check: "master", detail: "connection refused", both: true, change: func(s *configs.Site) { s.Masters = []string{dead} }},
-		{what: "another CA", check: "master", detail: "is not the one that caCertHashes pins", both: true, change: func(s *configs.Site) {
+		{what: "a dead master", check: "API server", detail: "connection refused", both: true, change: func(s *configs.Site) { s.Masters = []string{dead} }},
+		{what: "another CA", check: "API server", detail: "is not the one that caCertHashes pins", both: true, change: func(s *configs.Site) {
 			s.CACertHashes = []string{"sha256:" + strings.Repeat("0", 64)}
 		}},
 		{what: "another CA, by the kubeconfig", check: "CA hash", detail: "is not the cluster's", admin: true, change: func(s *configs.Site) {
 			s.CACertHashes = []string{"sha256:" + strings.Repeat("0", 64)}
 		}},
 		{what: "a token that was never there", check: "token", detail: "", admin: true, token: "aaaaaa." + hex.EncodeToString(unsigned[:])},
-		{what: "a token that nobody signed for", check: "master", detail: "", both: true, token: "aaaaaa." + hex.EncodeToString(unsigned[:])},
+		{what: "a token that nobody signed for", check: "API server", detail: "", both: true, token: "aaaaaa." + hex.EncodeToString(unsigned[:])},
 		{what: "another secret", check: "token", detail: "another secret", admin: true, token: good[:7] + strings.Repeat("a", 16)},
 		{what: "a token that ends too early", check: "token", detail: "expires on", admin: true, token: short},
 		{what: "a newer kubelet", check: "version", detail: "may not be newer", both: true, option: func(o *cluster.PreflightOptions) { o.Kubelet = "v1.99.0" }},

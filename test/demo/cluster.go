@@ -79,7 +79,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	}
 	limited, stop := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("10 minutes have passed"))
 	defer stop()
-	if _, _, err := shop.Serial.Expect(limited, 0, lab.WaitsForMaster); err != nil {
+	if _, _, err := shop.Serial.Expect(limited, 0, lab.WaitsForAPIServer); err != nil {
 		return fmt.Errorf("%w\nThe machine's console is in %s", err, shop.SerialLog())
 	}
 	d.step("Switching the control-plane node on: the cluster begins, and the worker joins it", wait)
@@ -138,7 +138,7 @@ func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 	}
 	document := filepath.Join(clusterDir, "master.yaml")
 	// As deep below the root as the examples, whose paths it keeps.
-	if err := os.WriteFile(document, []byte(lab.MasterImage(string(quickstart), "../../build/control-plane")), 0o644); err != nil {
+	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane")), 0o644); err != nil {
 		return nil, err
 	}
 	images := map[string]string{worker: filepath.Join("build", "quickstart.raw"), master: filepath.Join(clusterDir, "control-plane.raw")}

@@ -13,7 +13,7 @@ import (
 // host starves ends its API server again and again.
 func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	w.t.Helper()
-	golden, err := madeMaster()
+	golden, err := madeControlPlane()
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// madeMaster is the quickstart image with the control plane's container images
+// madeControlPlane is the quickstart image with the control plane's container images
 // on board.
-var madeMaster = sync.OnceValues(func() (string, error) {
-	return bakeFor("master", func(quickstart string) string { return lab.MasterImage(quickstart, controlPlaneLayout) })
+var madeControlPlane = sync.OnceValues(func() (string, error) {
+	return bakeFor("master", func(quickstart string) string { return lab.ControlPlaneImage(quickstart, controlPlaneLayout) })
 })
 
 // madeAddons are images of control-plane nodes and of workers, with kube-proxy and
@@ -28,7 +28,7 @@ var madeAddons = sync.OnceValues(func() (images struct{ master, worker string },
 		return images, err
 	}
 	images.master, err = bakeFor("master-addons", func(quickstart string) string {
-		return lab.WithAddons(lab.MasterImage(quickstart, controlPlaneLayout), addonsLayout, podCIDR(0))
+		return lab.WithAddons(lab.ControlPlaneImage(quickstart, controlPlaneLayout), addonsLayout, podCIDR(0))
 	})
 	if err == nil {
 		images.worker, err = bakeFor("worker-addons", func(quickstart string) string {
@@ -115,7 +115,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.stamp(images.worker, minted, "shop1")
 	clock := w.lab.NewLockstep()
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1, CPUs: 1, Lockstep: clock})
-	w.expect(worker, 0, lab.WaitsForMaster.String())
+	w.expect(worker, 0, lab.WaitsForAPIServer.String())
 	master := w.start(lab.VMConfig{Name: "m1", Image: filepath.Join(w.lab.Dir, "m1.raw"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(master, 0, `edgebake: etcd begins with nothing`)
 	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {

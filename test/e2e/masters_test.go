@@ -21,7 +21,7 @@ import (
 func TestClusterOfThree(t *testing.T) {
 	nightly(t)
 	p := need(t)
-	golden, err := madeMaster()
+	golden, err := madeControlPlane()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestClusterOfThree(t *testing.T) {
 		t.Logf("%6.1f s from the first power-on, %.0f on the machines' clock: %s", time.Since(start).Seconds(), clock.Now().Sub(began).Seconds(), what)
 	}
 	shop1, m3 := worker(0), master(2)
-	w.expect(shop1, 0, lab.WaitsForMaster.String())
+	w.expect(shop1, 0, lab.WaitsForAPIServer.String())
 	w.expect(m3, 0, `m1, m2 not seen yet`)
 	m1, m2 := master(0), master(1)
 	for _, vm := range []*lab.VM{m1, m2, m3} {

@@ -6,9 +6,9 @@ import (
 	"text/template"
 )
 
-// MasterImage is the quickstart Image with a control plane's container images on
+// ControlPlaneImage is the quickstart Image with a control plane's container images on
 // board, which lie in an OCI layout.
-func MasterImage(quickstart, layout string) string {
+func ControlPlaneImage(quickstart, layout string) string {
 	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
 	return onBoard(doc, layout, "kube-apiserver:"+KubernetesVersion, "kube-controller-manager:"+KubernetesVersion,
 		"kube-scheduler:"+KubernetesVersion, "etcd:"+EtcdImageTag)

@@ -37,8 +37,8 @@ var milestones = []struct {
 // FirstBootDone is the last line that first boot says.
 var FirstBootDone = regexp.MustCompile(`edgebake: node \S+ is Ready`)
 
-// WaitsForMaster is what first boot says of a node that finds no cluster yet.
-var WaitsForMaster = regexp.MustCompile(`edgebake: .* waiting for an API server to answer`)
+// WaitsForAPIServer is what first boot says of a node that finds no cluster yet.
+var WaitsForAPIServer = regexp.MustCompile(`edgebake: .* waiting for an API server to answer`)
 
 // phaseDone is how first boot tells that a phase is over.
 var phaseDone = regexp.MustCompile(`edgebake: \[\d+(?:/\d+)?\] (\S+): (done in .*|as it should be)`)

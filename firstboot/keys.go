@@ -6,110 +6,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// A control-plane node has the cluster's keys from its Site. None of them is
-// the first: each runs kubeadm's init phases, and etcd starts only as the seat
-// decision says (package seat).
-
 const pkiDir = "/etc/kubernetes/pki"
-
-// masterPhases are those behind the site, on a control-plane node.
-func masterPhases(active *Active) []Phase {
-	return []Phase{
-		addressPhase(active.Site),  // etcd and the API server listen there
-		clockPhase(active),         // before the first certificate is judged
-		keysPhase(active),          // before anything is signed
-		endpointPhase(active.Site), // before the first client of the own API server
-		imagesPhase(),              // before kubelet wants them
-		certificatesPhase(active),  // the seat decision asks with them
-		seatPhase(active),          // before etcd can start, at each boot
-		controlPlanePhase(active),  // kubelet, and with it the control plane
-		continuedPhase(active),     // etcd's force-new-cluster is for one start
-		publishPhase(active),       // what nodes join with; once in a cluster's life
-		registerPhase(active),      // the Node is a control-plane node's
-		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
-		againPhase(),               // certificates and snapshots are looked after while the machine is on
-		snapshotPhase(active),
-		manifestsPhase(active), // once; one of them may be what Ready waits for
-		readyPhase(active),
-	}
-}
-
-// ownHostPort is the machine's own API server.
-func ownHostPort(site *configs.Site) string {
-	_, port, err := net.SplitHostPort(site.Masters[0])
-	if err != nil {
-		panic("BUG: port of a Site that was not validated: " + err.Error())
-	}
-	return net.JoinHostPort(site.Self().Address, port)
-}
-
-// addressPhase sees that the machine has its own address: the other
-// control-plane nodes know it by that.
-func addressPhase(site *configs.Site) Phase {
-	own := site.Self().Address
-	has := func(ctx context.Context, e *Env) error {
-		src, err := e.Source(ctx, ownHostPort(site))
-		if err != nil {
-			return fmt.Errorf("looking for the address %s on this machine: %w", own, plainNet(err))
-		}
-		if want, err := netip.ParseAddr(own); err != nil || src.Unmap() != want.Unmap() {
-			return fmt.Errorf("this machine has not got its address %s (towards it, it would use %s)", own, src)
-		}
-		return nil
-	}
-	return Phase{
-		Name: "network", Doc: "this machine's own address", Timeout: 4 * time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			addr, err := netip.ParseAddr(own)
-			if err != nil || has(ctx, e) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
-				return Todo, err
-			}
-			return Done, nil
-		},
-		Run: func(ctx context.Context, e *Env) error {
-			addr, err := netip.ParseAddr(own)
-			if err != nil {
-				return err
-			}
-			e.Waiting("this machine's address %s", own)
-			last, err := e.patiently(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) })
-			if err == nil {
-				err = last
-			}
-			if err != nil {
-				return Advise(err, "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine")
-			}
-			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
-		},
-	}
-}
-
-// endpointPhase maps the endpoint's name to this machine's own API server. No
-// IPVS balances it here: controller manager, scheduler and kubelet of a
-// control-plane node live and die with its own API server anyway.
-func endpointPhase(site *configs.Site) Phase {
-	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
-	return Phase{
-		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
-		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if !e.hasHosts(endpointOwner, line) {
-				return Todo, nil
-			}
-			return Done, nil
-		},
-		Run: func(ctx context.Context, e *Env) error { return e.setHosts(ctx, endpointOwner, line) },
-	}
-}
 
 // pkiFile is a file of what comes with the minted keys.
 type pkiFile struct {
@@ -141,9 +45,9 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	return out, nil
 }
 
-// masterFiles are the keys of a control-plane node, and what is made with them.
-func masterFiles() []string {
-	files := append([]string{pkiDir + "/sa.key", pkiDir + "/sa.pub"}, masterConfs...)
+// controlPlaneFiles are the keys of a control-plane node, and what is made with them.
+func controlPlaneFiles() []string {
+	files := append([]string{pkiDir + "/sa.key", pkiDir + "/sa.pub"}, controlPlaneConfs...)
 	var bases []string
 	for _, ca := range configs.ClusterCAs() {
 		bases = append(bases, ca.Base)
@@ -178,7 +82,7 @@ func keysPhase(active *Active) Phase {
 	return Phase{
 		Name: "keys", Doc: "the cluster's keys are in place", Timeout: time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if err := sameMaster(e, active); err != nil {
+			if err := diskIsOfSite(e, active); err != nil {
 				return Todo, err
 			}
 			if keys == nil {
@@ -211,9 +115,9 @@ func keysPhase(active *Active) Phase {
 	}
 }
 
-// sameMaster makes sure that what the disk has of a cluster is of the site's,
+// diskIsOfSite makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
-func sameMaster(e *Env, active *Active) error {
+func diskIsOfSite(e *Env, active *Active) error {
 	fix := "a control-plane node does not move: write the image to its disk again, or correct the Site"
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"

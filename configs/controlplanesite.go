@@ -10,10 +10,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MasterSite is the Site of one control-plane node of a valid Cluster, without
+// ControlPlaneSite is the Site of one control-plane node of a valid Cluster, without
 // its credentials. id is the minting's; birth is until when the cluster may be
 // born, zero: not any more.
-func (f *ClusterFile) MasterSite(m *ClusterMaster, id, caHash string, birth time.Time) (*Site, error) {
+func (f *ClusterFile) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*Site, error) {
 	s := f.siteFrame(NodeControlPlane)
 	s.NodeName, s.Network = m.Name, m.Network
 	s.IPVS.Disabled = true
@@ -25,7 +25,7 @@ func (f *ClusterFile) MasterSite(m *ClusterMaster, id, caHash string, birth time
 	if !birth.IsZero() {
 		c.BirthUntil = birth.UTC().Format(time.RFC3339)
 	}
-	docs, err := f.masterDocuments(m)
+	docs, err := f.controlPlaneDocuments(m)
 	if err != nil {
 		return nil, err
 	}
@@ -34,9 +34,9 @@ func (f *ClusterFile) MasterSite(m *ClusterMaster, id, caHash string, birth time
 	return &s, nil
 }
 
-// masterDocuments are kubeadm's documents for one control-plane node: those of
+// controlPlaneDocuments are kubeadm's documents for one control-plane node: those of
 // the Cluster's file, with what its fields say.
-func (f *ClusterFile) masterDocuments(m *ClusterMaster) ([]byte, error) {
+func (f *ClusterFile) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	docs := kubeadmDocs{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
 	}

@@ -14,27 +14,6 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// againPhase has first boot run again and again on a control-plane node, which
-// nobody may restart for years.
-func againPhase() Phase {
-	return Phase{
-		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,
-		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			state, err := e.UnitState(ctx, ondisk.UnitAgain)
-			if err != nil || state != "active" {
-				return Todo, err
-			}
-			return Done, nil
-		},
-		Run: func(ctx context.Context, e *Env) error {
-			if err := e.Unit(ctx, "start", ondisk.UnitAgain); err != nil {
-				return fmt.Errorf("starting %s: %w", ondisk.UnitAgain, err)
-			}
-			return nil
-		},
-	}
-}
-
 // podsRestart says that the control plane's pods run with kubeconfigs that were
 // made anew. It is of this boot: the next one starts all pods anyway.
 const podsRestart = "/run/edgebake-restart-control-plane"
@@ -67,7 +46,7 @@ func restartReaders(ctx context.Context, e *Env) error {
 // scheduler read their kubeconfigs once.
 func restartPods(e *Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
-	for _, p := range masterPods {
+	for _, p := range controlPlanePods {
 		pod, err := e.read(p)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it is made later, and starts with what is there then

@@ -56,7 +56,7 @@ func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 	if _, err := mint.New(dir, parsed, mint.Options{Now: now, Manifests: testManifests}); err != nil {
 		t.Fatal(err)
 	}
-	sites, err := mint.MasterSites(dir, sealed.Identity{}, now)
+	sites, err := mint.ControlPlaneSites(dir, sealed.Identity{}, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,19 +74,19 @@ var testManifests = []configs.Manifest{
 var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/default/configmaps/late", "/api/v1/namespaces/shop/configmaps/early"}
 
 // wantApplied checks that the manifests were applied, and nothing of them is left.
-func (m *master) wantApplied(when string) {
+func (m *controlPlane) wantApplied(when string) {
 	m.t.Helper()
 	if got := slices.Compact(slices.Sorted(slices.Values(m.cluster.applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.cluster.marked || m.has(clusterManifests) {
 		m.t.Errorf("%s: applied %q, said so %v, kept %v", when, m.cluster.applied, m.cluster.marked, m.has(clusterManifests))
 	}
 }
 
-const masterImage = `{"version":1,"name":"test","plan":"plan","arch":"amd64","sourceDate":1767225600,"nodeTypes":["native","control-plane"],"siteVersions":["v1alpha1"],"kubernetes":"v1.36.3","containerd":"2.2.9","partitions":[],
+const controlPlaneImage = `{"version":1,"name":"test","plan":"plan","arch":"amd64","sourceDate":1767225600,"nodeTypes":["native","control-plane"],"siteVersions":["v1alpha1"],"kubernetes":"v1.36.3","containerd":"2.2.9","partitions":[],
 "images":[{"ref":"registry.k8s.io/kube-apiserver:v1.36.3"},{"ref":"registry.k8s.io/kube-controller-manager:v1.36.3"},{"ref":"registry.k8s.io/kube-scheduler:v1.36.3"},{"ref":"registry.k8s.io/etcd:3.6.8-0"}]}`
 
-// master is m1: its machine, what kubeadm, kubelet and etcd do there, and the
+// controlPlane is m1: its machine, what kubeadm, kubelet and etcd do there, and the
 // other masters.
-type master struct {
+type controlPlane struct {
 	*world
 	site *configs.Site
 
@@ -102,7 +102,7 @@ type master struct {
 	halves   map[string]bool
 }
 
-// fakeMember is another master.
+// fakeMember is another control-plane node.
 type fakeMember struct {
 	mu      sync.Mutex
 	state   seat.PeerState
@@ -116,11 +116,11 @@ type fakeMember struct {
 	server   listener
 }
 
-func newMaster(t *testing.T, sites []mint.NodeSite) *master {
+func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	t.Helper()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.put("/usr/share/edgebake/image.json", masterImage)
-	m := &master{world: w, site: sites[0].Site, others: map[string]*fakeMember{}, halves: map[string]bool{}}
+	w.put("/usr/share/edgebake/image.json", controlPlaneImage)
+	m := &controlPlane{world: w, site: sites[0].Site, others: map[string]*fakeMember{}, halves: map[string]bool{}}
 	keys := m.site.Credentials.Keys
 	ca, key := parsePair(t, keys.CA)
 	w.cluster = newFakeClusterOf(t, ca, key, "192.0.2.11")
@@ -149,9 +149,9 @@ func newMaster(t *testing.T, sites []mint.NodeSite) *master {
 
 // cloneWith is the same machine in the same state, with the files that it has, and
 // with other masters that are as they are.
-func (m *master) cloneWith(t *testing.T, files []entry) *master {
+func (m *controlPlane) cloneWith(t *testing.T, files []entry) *controlPlane {
 	t.Helper()
-	c := &master{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
+	c := &controlPlane{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
 		own: m.own, restarts: slices.Clone(m.restarts)}
 	c.init, c.dials, c.refuses, c.listens, c.ctrRun = c.kubeadm, c.dial, c.refused, m.listens, c.etcdutl
 	c.others = map[string]*fakeMember{}
@@ -172,7 +172,7 @@ func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
 	return c
 }
 
-func (m *master) snapshot(t *testing.T, files []entry) [32]byte {
+func (m *controlPlane) snapshot(t *testing.T, files []entry) [32]byte {
 	w := m.world.snapshot(t, files)
 	all := fmt.Append(w[:], m.starts, m.started, m.learner)
 	for _, address := range slices.Sorted(maps.Keys(m.others)) {
@@ -181,7 +181,7 @@ func (m *master) snapshot(t *testing.T, files []entry) [32]byte {
 	return sha256.Sum256(all)
 }
 
-func (m *master) stampSite(s *configs.Site) {
+func (m *controlPlane) stampSite(s *configs.Site) {
 	m.t.Helper()
 	text, err := configs.EncodeSlot(s)
 	if err != nil {
@@ -271,7 +271,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // dial reaches the other masters, and what this one runs.
-func (m *master) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
+func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
 	host, port, _ := net.SplitHostPort(addr)
 	if addr == "192.0.2.11:2379" {
 		if m.started == "" {
@@ -300,7 +300,7 @@ func (m *master) dial(ctx context.Context, addr string) (net.Conn, error, bool) 
 }
 
 // refused is what is wrong with the way to this machine's own API server.
-func (m *master) refused(addr string) (err error, ours bool) {
+func (m *controlPlane) refused(addr string) (err error, ours bool) {
 	if addr != "192.0.2.11:6443" && !strings.HasPrefix(addr, "apiserver.cluster.local:") {
 		return nil, false
 	}
@@ -312,7 +312,7 @@ func (m *master) refused(addr string) (err error, ours bool) {
 
 // kubelet starts what its directory holds, as it would have in the meantime,
 // and reports whether the API server answers.
-func (m *master) kubelet() error {
+func (m *controlPlane) kubelet() error {
 	refused := errors.New("connection refused")
 	if m.units[ondisk.UnitKubelet] != "active" {
 		return refused
@@ -348,7 +348,7 @@ func (m *master) kubelet() error {
 	if m.learner {
 		return refused
 	}
-	for _, p := range masterPods {
+	for _, p := range controlPlanePods {
 		if b, err := os.ReadFile(filepath.Join(m.root, p)); err != nil || len(b) == 0 {
 			return refused
 		}
@@ -368,7 +368,7 @@ func (m *master) kubelet() error {
 	return nil
 }
 
-func (m *master) on() {
+func (m *controlPlane) on() {
 	m.t.Helper()
 	m.started = ""
 	m.powerOn()
@@ -379,7 +379,7 @@ func (m *master) on() {
 }
 
 // kubeadm does what the phases of kubeadm init do to the disk and the cluster.
-func (m *master) kubeadm(c Cmd) error {
+func (m *controlPlane) kubeadm(c Cmd) error {
 	phase := strings.Join(c.Args[3:len(c.Args)-2], " ")
 	m.inits = append(m.inits, phase)
 	conf := m.get(c.Args[len(c.Args)-1])
@@ -405,7 +405,7 @@ func (m *master) kubeadm(c Cmd) error {
 			}
 		}
 	case "kubeconfig all":
-		for _, f := range slices.Insert(slices.Clone(masterConfs), 2, ondisk.KubeletConf) {
+		for _, f := range slices.Insert(slices.Clone(controlPlaneConfs), 2, ondisk.KubeletConf) {
 			if b, err := os.ReadFile(filepath.Join(m.root, f)); err == nil {
 				if _, err := api.ParseKubeconfig(b); err != nil {
 					fmt.Fprintf(c.Output, "error execution phase kubeconfig: %v\n", errHalf)
@@ -436,7 +436,7 @@ func (m *master) kubeadm(c Cmd) error {
 		}
 		return write(etcdManifest, etcdState(m.t, conf))
 	case "control-plane all":
-		for _, p := range masterPods {
+		for _, p := range controlPlanePods {
 			if err := write(p, "kind: Pod\nmetadata: {name: "+filepath.Base(p)+"}\n"); err != nil {
 				return err
 			}
@@ -512,7 +512,7 @@ func etcdState(t *testing.T, conf string) string {
 }
 
 // leaf makes a certificate that is not there; what is there is whole to it.
-func (m *master) leaf(l leaf, conf string, write func(p, data string) error, need func(string) string) error {
+func (m *controlPlane) leaf(l leaf, conf string, write func(p, data string) error, need func(string) string) error {
 	cert, key := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key"
 	if m.has(cert) {
 		return nil
@@ -538,7 +538,7 @@ func (m *master) leaf(l leaf, conf string, write func(p, data string) error, nee
 }
 
 // keysOnlyInPlace scans the machine for the cluster's keys.
-func (m *master) keysOnlyInPlace() {
+func (m *controlPlane) keysOnlyInPlace() {
 	m.t.Helper()
 	lines := m.keyLines()
 	for _, f := range m.files() {
@@ -567,7 +567,7 @@ func (m *master) keysOnlyInPlace() {
 }
 
 // keysUnsaid looks for the cluster's keys in what was said so far.
-func (m *master) keysUnsaid() {
+func (m *controlPlane) keysUnsaid() {
 	m.t.Helper()
 	said := m.log.String() + strings.Join(m.console, "\n")
 	for name, line := range m.keyLines() {
@@ -578,7 +578,7 @@ func (m *master) keysUnsaid() {
 }
 
 // keyLines is a line of each of the cluster's keys, by the key's file.
-func (m *master) keyLines() map[string]string {
+func (m *controlPlane) keyLines() map[string]string {
 	keys, lines := m.site.Credentials.Keys, map[string]string{}
 	for name, key := range map[string]configs.Secret{"ca.key": keys.CA.Key, "etcd/ca.key": keys.EtcdCA.Key, "front-proxy-ca.key": keys.FrontProxyCA.Key, "sa.key": keys.ServiceAccount} {
 		lines[name] = strings.Split(key.Reveal(), "\n")[1]
@@ -586,7 +586,7 @@ func (m *master) keyLines() map[string]string {
 	return lines
 }
 
-func (m *master) bootDone() {
+func (m *controlPlane) bootDone() {
 	m.t.Helper()
 	if err := m.boot(); err != nil {
 		m.t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
@@ -599,7 +599,7 @@ func (m *master) bootDone() {
 
 // ends is what systemd does when first boot ends: its directory in /run goes.
 // Kubelet stops the pods whose manifest is gone.
-func (m *master) ends() {
+func (m *controlPlane) ends() {
 	m.t.Helper()
 	if err := os.RemoveAll(filepath.Join(m.root, ondisk.RunDir)); err != nil {
 		m.t.Fatal(err)
@@ -611,7 +611,7 @@ func (m *master) ends() {
 
 func TestSoleMasterIsBorn(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380 new"}; !slices.Equal(m.starts, want) {
 		t.Errorf("etcd was started as %q, want %q", m.starts, want)
@@ -634,7 +634,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || len(m.starts) != 1 || len(m.cluster.objects) != 1 {
 		t.Errorf("again: kubeadm ran %q; etcd was started as %q", m.inits, m.starts)
 	}
-	golden(t, "master.again.console", strings.Join(m.console, "\n")+"\n")
+	golden(t, "controlplane.again.console", strings.Join(m.console, "\n")+"\n")
 }
 
 // A master that was written anew, with the same Site after the time of its
@@ -656,7 +656,7 @@ func TestReflashedMasterStops(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, mintedSites(t, tt.masters))
+			m := newControlPlane(t, mintedSites(t, tt.masters))
 			if tt.late {
 				m.now = m.now.Add(200 * time.Hour)
 			}
@@ -678,7 +678,7 @@ func TestReflashedMasterStops(t *testing.T) {
 // ticket: its old seat goes, and it has no vote until it has caught up.
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.now = m.now.Add(200 * time.Hour)
 	m.cluster.unpublished = false
 	f := m.quorum()
@@ -696,20 +696,20 @@ func TestReplacedMasterJoins(t *testing.T) {
 }
 
 // lived has etcd's data of a cluster on the disk.
-func (m *master) lived(cluster string) {
+func (m *controlPlane) lived(cluster string) {
 	m.t.Helper()
 	m.put("/var/lib/etcd/member/wal/0.wal", "")
 	m.put(seatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
 // rejected leaves what etcd does of a start that it rejected: a database, and no log.
-func (m *master) rejected() {
+func (m *controlPlane) rejected() {
 	m.t.Helper()
 	m.put("/var/lib/etcd/member/snap/db", "nothing")
 }
 
 // quorum has m2 answer for a cluster of all three.
-func (m *master) quorum() *fakeMember {
+func (m *controlPlane) quorum() *fakeMember {
 	f := m.others["192.0.2.12"]
 	f.state, f.quorum = seat.Lived, true
 	f.members = []map[string]any{
@@ -730,7 +730,7 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, mintedSites(t, 1))
+			m := newControlPlane(t, mintedSites(t, 1))
 			m.lived(strings.ReplaceAll(tt.cluster, "own", m.site.ControlPlane.ID))
 			err := m.boot()
 			if served := m.has(etcdManifest); served != (tt.says == "") || (err == nil) != served || !m.said(tt.says) {
@@ -756,7 +756,7 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, mintedSites(t, 3))
+			m := newControlPlane(t, mintedSites(t, 3))
 			m.cluster.unpublished = false
 			f := m.quorum()
 			if tt.active {
@@ -780,7 +780,7 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 // Removed while it was off: its data is of no use, and a person decides.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.lived(m.site.ControlPlane.ID)
 	f := m.others["192.0.2.13"]
 	f.state, f.quorum = seat.Lived, true
@@ -795,27 +795,27 @@ func TestRemovedMasterStops(t *testing.T) {
 func TestMasterRenewsCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
-	for name, spoil := range map[string]func(m *master) []string{
-		"a key is empty": func(m *master) []string {
+	for name, spoil := range map[string]func(m *controlPlane) []string{
+		"a key is empty": func(m *controlPlane) []string {
 			m.put(pkiDir+"/etcd/server.key", "")
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
-		"half a kubeconfig": func(m *master) []string {
+		"half a kubeconfig": func(m *controlPlane) []string {
 			m.put(superAdminConf, "apiVersion: v1\nkind: Conf")
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
-		"eight months later": func(m *master) []string {
+		"eight months later": func(m *controlPlane) []string {
 			m.now = m.now.AddDate(0, 8, 0)
 			return []string{"certs all", "kubeconfig all", "etcd local"}
 		},
-		"370 days later": func(m *master) []string {
+		"370 days later": func(m *controlPlane) []string {
 			m.now = m.now.AddDate(0, 0, 370)
 			return []string{"certs all", "kubeconfig all", "etcd local", "kubelet-finalize all"}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, sites)
+			m := newControlPlane(t, sites)
 			m.bootDone()
 			want := spoil(m)
 			m.inits = nil
@@ -835,12 +835,12 @@ func TestMasterRenewsCertificates(t *testing.T) {
 // plane has read the new ones.
 func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	if m.units[ondisk.UnitAgain] != "active" {
 		t.Fatal("nothing runs first boot again")
 	}
-	pods := m.get(masterPods[1])
+	pods := m.get(controlPlanePods[1])
 	m.inits = nil
 	for range 26 { // the timer, for 780 days
 		m.now = m.now.AddDate(0, 0, 30)
@@ -858,7 +858,7 @@ func TestMasterRunsForYears(t *testing.T) {
 			}
 		}
 		if len(m.inits) > 0 {
-			if now := m.get(masterPods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
+			if now := m.get(controlPlanePods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
 				t.Fatalf("the controller manager still has the former certificate:\n%s", now)
 			} else {
 				pods = now
@@ -867,7 +867,7 @@ func TestMasterRunsForYears(t *testing.T) {
 				t.Fatalf("kubeadm ran %q, etcd was restarted %q", m.inits, m.restarts)
 			}
 			m.inits = nil
-		} else if m.get(masterPods[1]) != pods {
+		} else if m.get(controlPlanePods[1]) != pods {
 			t.Fatal("it was restarted for nothing")
 		}
 	}
@@ -884,18 +884,18 @@ func TestRestartOutlastsAKill(t *testing.T) {
 		days int
 		at   []string // each kills it once
 	}{
-		"pods":                    {240, []string{"write " + masterPods[1]}},
-		"pods, kubelet's expired": {370, []string{"write " + masterPods[1]}},
+		"pods":                    {240, []string{"write " + controlPlanePods[1]}},
+		"pods, kubelet's expired": {370, []string{"write " + controlPlanePods[1]}},
 		"kubelet":                 {370, []string{restart}},
-		"twice":                   {370, []string{"write " + masterPods[1], restart}},
+		"twice":                   {370, []string{"write " + controlPlanePods[1], restart}},
 		"its mark is still there": {370, []string{"remove " + podsRestart}},
-		"halfway through them":    {370, []string{"kubeadm writes " + masterConfs[3], restart}},
+		"halfway through them":    {370, []string{"kubeadm writes " + controlPlaneConfs[3], restart}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, sites)
+			m := newControlPlane(t, sites)
 			m.bootDone()
-			pods := m.get(masterPods[1])
+			pods := m.get(controlPlanePods[1])
 			m.now = m.now.AddDate(0, 0, tt.days)
 			renewed := m.now
 			for _, at := range tt.at {
@@ -911,7 +911,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 				m.before, m.cutAt = nil, 0
 			}
 			m.bootDone()
-			if m.get(masterPods[1]) == pods {
+			if m.get(controlPlanePods[1]) == pods {
 				t.Error("the controller manager still has the former certificate")
 			}
 			if started := m.world.started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
@@ -927,7 +927,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 // A snapshot a day, of which a bounded number stays.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	saved := func() []savedSnapshot {
 		all, err := snapshots(m.env())
@@ -964,7 +964,7 @@ func TestSnapshots(t *testing.T) {
 }
 
 // withWords stamps the Site with words on lost masters.
-func (m *master) withWords(w mint.Words) {
+func (m *controlPlane) withWords(w mint.Words) {
 	m.t.Helper()
 	s := *m.site
 	c := *s.ControlPlane
@@ -977,7 +977,7 @@ func (m *master) withWords(w mint.Words) {
 // the others once. The word is for one time, and a later one holds again.
 func TestContinueFromThisMachine(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m1"})
@@ -1005,7 +1005,7 @@ func TestContinueFromThisMachine(t *testing.T) {
 // Data without a note is not served under the word either, and the way out keeps it.
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	if err := os.Remove(m.inside(seatNoteFile)); err != nil {
@@ -1032,7 +1032,7 @@ func TestContinueWithoutANote(t *testing.T) {
 // to overwrite its disk.
 func TestContinueWithAnothersCA(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.site = mintedSites(t, 1)[0].Site
 	m.withWords(mint.Words{ContinueFrom: "m1"})
@@ -1051,7 +1051,7 @@ func TestPowerCutOfContinue(t *testing.T) {
 		for nth := 1; nth <= times; nth++ {
 			t.Run(fmt.Sprint(at, nth), func(t *testing.T) {
 				t.Parallel()
-				m := newMaster(t, sites)
+				m := newControlPlane(t, sites)
 				m.cluster.unpublished = false
 				m.lived(m.site.ControlPlane.ID)
 				m.withWords(mint.Words{ContinueFrom: "m1"})
@@ -1083,7 +1083,7 @@ func TestPowerCutOfContinue(t *testing.T) {
 // thrown away, and it joins.
 func TestContinueFromAnother(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.withWords(mint.Words{ContinueFrom: "m2"})
@@ -1113,7 +1113,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sites := mintedSites(t, 1)
-			m := newMaster(t, sites)
+			m := newControlPlane(t, sites)
 			m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.before = func(effect string) {
 				if effect == cut && !m.cut {
@@ -1132,7 +1132,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			}
 			firmware := m.get(bornVar)
 
-			again := newMaster(t, sites)
+			again := newControlPlane(t, sites)
 			again.put(bornVar, firmware)
 			if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("has begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
@@ -1152,7 +1152,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 }
 
 // etcdutl restores what it is given, as ctr runs it in etcd's image.
-func (m *master) etcdutl(c Cmd) error {
+func (m *controlPlane) etcdutl(c Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]
 	inside := func(p string) string {
 		p = strings.Replace(p, "/snapshots/", snapshotDir+"/", 1)
@@ -1195,7 +1195,7 @@ func TestRestoreASnapshot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, mintedSites(t, 3))
+			m := newControlPlane(t, mintedSites(t, 3))
 			m.now = m.now.Add(200 * time.Hour) // not to be born any more
 			m.cluster.unpublished = false
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
@@ -1235,7 +1235,7 @@ func TestRestoreASnapshot(t *testing.T) {
 // What has a log is never removed to make room.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.rejected()
 	m.put("/var/lib/etcd/member/wal/0.wal", "")
 	if err := removeLogless(m.env()); err == nil || !m.has("/var/lib/etcd/member/snap/db") || !m.has("/var/lib/etcd/member/wal/0.wal") {
@@ -1249,15 +1249,15 @@ func TestPowerCutOfRestore(t *testing.T) {
 	digest := sha256.Sum256([]byte(text))
 	sites := mintedSites(t, 3)
 	for old, tt := range map[string]struct {
-		disk  func(*master)
+		disk  func(*controlPlane)
 		first string // of its effects
 		kept  bool
 	}{
-		"old data":         {func(m *master) { m.lived(m.site.ControlPlane.ID) }, "rename " + configs.EtcdDataDir + "/member", true},
-		"a rejected start": {(*master).rejected, "mkdir " + restoreDir, false},
+		"old data":         {func(m *controlPlane) { m.lived(m.site.ControlPlane.ID) }, "rename " + configs.EtcdDataDir + "/member", true},
+		"a rejected start": {(*controlPlane).rejected, "mkdir " + restoreDir, false},
 	} {
-		begin := func(t *testing.T) *master {
-			m := newMaster(t, sites)
+		begin := func(t *testing.T) *controlPlane {
+			m := newControlPlane(t, sites)
 			m.now = m.now.Add(200 * time.Hour)
 			m.cluster.unpublished = false
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
@@ -1295,7 +1295,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 // One is dead on arrival: the others are born without it, in their words.
 func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.others["192.0.2.12"].state = seat.Blank
 	if err := m.boot(); err == nil || len(m.starts) > 0 {
 		t.Fatalf("%v, etcd was started as %q", err, m.starts)
@@ -1311,7 +1311,7 @@ func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 // Keys that are lost once the slot is scrubbed are asked for again.
 func TestMasterLosesKeys(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.put(pkiDir+"/front-proxy-ca.key", "")
 	m.on()
@@ -1341,7 +1341,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, sites)
+			m := newControlPlane(t, sites)
 			m.admits(tt.policy)
 			text, err := configs.EncodeSlot(m.site)
 			if err != nil {
@@ -1381,7 +1381,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 // them; without, anybody could have written them.
 func TestWordsFromAStick(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	for _, keys := range []bool{false, true} {
 		s := *m.site
@@ -1410,7 +1410,7 @@ func TestWordsFromAStick(t *testing.T) {
 
 func TestMasterTakesNoOthersKeys(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.put(pkiDir+"/etcd/ca.key", "")
 	text, err := configs.EncodeSlot(mintedSites(t, 1)[0].Site)
@@ -1430,7 +1430,7 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 func TestPublishWithoutKeys(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
-	m := newMaster(t, sites)
+	m := newControlPlane(t, sites)
 	m.bootDone()
 	m.cluster.unpublished, m.inits = true, nil
 	m.on()
@@ -1439,7 +1439,7 @@ func TestPublishWithoutKeys(t *testing.T) {
 		t.Errorf("kubeadm ran %q\n%s", m.inits, strings.Join(m.console, "\n"))
 	}
 
-	m = newMaster(t, sites)
+	m = newControlPlane(t, sites)
 	m.before = func(effect string) {
 		if effect == "kubeadm publishes cluster-info" && !m.cut {
 			m.cutAt = 1
@@ -1466,7 +1466,7 @@ func TestPublishWithoutKeys(t *testing.T) {
 // add-on has made the Node Ready.
 func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.cluster.notReady = true
 	if err := m.boot(); err == nil || !m.said("not Ready") {
 		t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
@@ -1478,7 +1478,7 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 // synced; etcd begins once, and nothing starts it at a boot but a decision.
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
-	newMaster(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *master, when string) {
+	newControlPlane(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *controlPlane, when string) {
 		if len(m.starts) != 1 || len(m.cluster.objects) != 1 {
 			m.t.Errorf("%s: etcd was started as %q, objects %q", when, m.starts, m.cluster.objects)
 		}
@@ -1490,11 +1490,11 @@ func TestPowerCutOfMaster(t *testing.T) {
 // and its vote.
 func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
-	machine := newMaster(t, mintedSites(t, 3))
+	machine := newControlPlane(t, mintedSites(t, 3))
 	machine.now = machine.now.Add(200 * time.Hour)
 	machine.cluster.unpublished = false
 	machine.quorum()
-	machine.cutAnywhere(t, 40, func(m *master, when string) {
+	machine.cutAnywhere(t, 40, func(m *controlPlane, when string) {
 		members := m.others["192.0.2.12"].members
 		seats := slices.DeleteFunc(slices.Clone(members), func(o map[string]any) bool {
 			return !slices.Contains(o["peerURLs"].([]string), "https://192.0.2.11:2380")
@@ -1510,7 +1510,7 @@ func TestPowerCutOfReplacement(t *testing.T) {
 
 // cutAnywhere cuts the power of machines like this one before each of at least so
 // many effects of their first boot, and checks what the next boot makes of them.
-func (m *master) cutAnywhere(t *testing.T, least int, check func(m *master, when string)) {
+func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *controlPlane, when string)) {
 	t.Helper()
 	files := m.files()
 	whole := m.cloneWith(t, files)
@@ -1530,7 +1530,7 @@ func (m *master) cutAnywhere(t *testing.T, least int, check func(m *master, when
 			at := cut.names[len(cut.names)-1]
 			left := cut.files()
 			// goesOn boots the machine, unless one like it was booted already.
-			goesOn := func(kind string, m *master, now []entry) {
+			goesOn := func(kind string, m *controlPlane, now []entry) {
 				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
 				if other, same := followed.LoadOrStore(m.snapshot(t, now), when); same {
 					t.Logf("%s is as %s", when, other)
@@ -1559,7 +1559,7 @@ func (m *master) cutAnywhere(t *testing.T, least int, check func(m *master, when
 // long as the API server takes one of them not.
 func TestManifests(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.cluster.webhookDown = true
 	m.patience = 15 * time.Minute // of the machine's clock
 	if err := m.boot(); err == nil || !m.said("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.said("failed calling webhook") || !m.said("kubectl -n kube-system create configmap edgebake-manifests") {
@@ -1576,7 +1576,7 @@ func TestManifests(t *testing.T) {
 
 	// Somebody has changed one since.
 	m.cluster.applied = nil
-	again := newMaster(t, mintedSites(t, 1))
+	again := newControlPlane(t, mintedSites(t, 1))
 	m.stampSite(m.site)
 	m.on()
 	m.bootDone()
@@ -1605,7 +1605,7 @@ func TestPublishedDNS(t *testing.T) {
 		{[]string{dnsDeployment}, true, []string{dnsDeployment}},
 		{[]string{dnsDeployment, dnsService}, false, nil},
 	} {
-		m := newMaster(t, mintedSites(t, 1))
+		m := newControlPlane(t, mintedSites(t, 1))
 		m.cluster.dns = tt.there
 		m.bootDone()
 		if slices.Contains(m.inits, "addon coredns") != tt.want || !slices.Equal(m.cluster.deleted, tt.gone) {
@@ -1617,7 +1617,7 @@ func TestPublishedDNS(t *testing.T) {
 // A reset before kubeadm has made anything leaves no key of the cluster.
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.init = func(Cmd) error { return errHalf }
 	if err := m.boot(); err == nil || !m.has(pkiDir+"/ca.key") {
 		t.Fatalf("%v, and no key to forget", err)
@@ -1625,7 +1625,7 @@ func TestResetForgetsKeys(t *testing.T) {
 	if _, err := m.reset(); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range masterFiles() {
+	for _, f := range controlPlaneFiles() {
 		if m.has(f) {
 			t.Errorf("%s is there still", f)
 		}
@@ -1635,7 +1635,7 @@ func TestResetForgetsKeys(t *testing.T) {
 // What cannot be looked at is not blank.
 func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.put("/var/lib/etcd/member/wal", "")
 	if err := m.boot(); err == nil || m.has(etcdManifest) || !m.said("looking for the data of etcd") {
 		t.Errorf("%v\n%s", err, strings.Join(m.console, "\n"))

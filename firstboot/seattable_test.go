@@ -15,12 +15,12 @@ import (
 // what the decision table says of a disk without etcd's data, and of one with it.
 type peersRow struct {
 	name        string
-	set         func(m *master)
+	set         func(m *controlPlane)
 	blank, data string
 }
 
 // all puts the other masters into one state.
-func (m *master) all(s seat.PeerState) {
+func (m *controlPlane) all(s seat.PeerState) {
 	for _, f := range m.others {
 		f.state, f.quorum = s, false
 	}
@@ -38,28 +38,28 @@ func TestPowerCutThenTheTable(t *testing.T) {
 	}
 	t.Run("birth", func(t *testing.T) {
 		t.Parallel()
-		m := newMaster(t, mintedSites(t, 3))
+		m := newControlPlane(t, mintedSites(t, 3))
 		m.all(seat.Blank)
 		m.cutThenRows(t, []peersRow{
-			{"all are blank still", func(*master) {}, "birth", "start"},
-			{"all are blank, late", func(m *master) { m.now = m.now.Add(late) }, "stop", "start"},
-			{"a quorum lives, with this seat", func(m *master) { m.quorum() }, "join", "start"},
-			{"a quorum lives, without it", func(m *master) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
-			{"they have lived, and have no quorum", func(m *master) { m.all(seat.Lived) }, "stop", "start"},
-			{"one has lived, one is blank", func(m *master) { m.others["192.0.2.13"].state = seat.Lived }, "stop", "start"},
-			{"they are silent", func(m *master) { m.all(seat.Silent) }, "wait", "start"},
-			{"one is silent", func(m *master) { m.others["192.0.2.13"].state = seat.Silent }, "wait", "start"},
+			{"all are blank still", func(*controlPlane) {}, "birth", "start"},
+			{"all are blank, late", func(m *controlPlane) { m.now = m.now.Add(late) }, "stop", "start"},
+			{"a quorum lives, with this seat", func(m *controlPlane) { m.quorum() }, "join", "start"},
+			{"a quorum lives, without it", func(m *controlPlane) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
+			{"they have lived, and have no quorum", func(m *controlPlane) { m.all(seat.Lived) }, "stop", "start"},
+			{"one has lived, one is blank", func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Lived }, "stop", "start"},
+			{"they are silent", func(m *controlPlane) { m.all(seat.Silent) }, "wait", "start"},
+			{"one is silent", func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Silent }, "wait", "start"},
 		})
 	})
 	t.Run("replacement", func(t *testing.T) {
 		t.Parallel()
-		m := newMaster(t, mintedSites(t, 3))
+		m := newControlPlane(t, mintedSites(t, 3))
 		m.now = m.now.Add(late)
 		m.cluster.unpublished = false
 		m.quorum()
 		m.cutThenRows(t, []peersRow{
-			{"as they were", func(*master) {}, "join", "start"},
-			{"its new seat was removed meanwhile", func(m *master) {
+			{"as they were", func(*controlPlane) {}, "join", "start"},
+			{"its new seat was removed meanwhile", func(m *controlPlane) {
 				f := m.others["192.0.2.12"]
 				var kept []map[string]any
 				for _, o := range f.members {
@@ -69,9 +69,9 @@ func TestPowerCutThenTheTable(t *testing.T) {
 				}
 				f.members = kept
 			}, "join", "stop"},
-			{"the quorum is lost", func(m *master) { m.all(seat.Lived) }, "stop", "start"},
-			{"they are silent", func(m *master) { m.all(seat.Silent) }, "wait", "start"},
-			{"all were written anew", func(m *master) { m.all(seat.Blank) }, "stop", "start"},
+			{"the quorum is lost", func(m *controlPlane) { m.all(seat.Lived) }, "stop", "start"},
+			{"they are silent", func(m *controlPlane) { m.all(seat.Silent) }, "wait", "start"},
+			{"all were written anew", func(m *controlPlane) { m.all(seat.Blank) }, "stop", "start"},
 		})
 	})
 }
@@ -82,7 +82,7 @@ var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 // their first boot, loses what was not synced, and puts what is left before each row;
 // off the nightly run each third effect, and before one row but where etcd's files
 // are written.
-func (m *master) cutThenRows(t *testing.T, rows []peersRow) {
+func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
 	files := m.files()
 	whole := m.cloneWith(t, files)
@@ -126,7 +126,7 @@ func (m *master) cutThenRows(t *testing.T, rows []peersRow) {
 
 // decides boots until first boot lets etcd start, and ends there, or waits, and
 // returns the decision. What etcd would be started with must be that.
-func (m *master) decides() string {
+func (m *controlPlane) decides() string {
 	m.t.Helper()
 	m.patience = 90 * time.Second // an old seat is watched for one minute
 	m.before = func(string) {

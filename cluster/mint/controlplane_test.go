@@ -40,7 +40,7 @@ func TestPatienceOfProbes(t *testing.T) {
 	if _, err := newOf(dir, doc, Options{Now: now()}); err != nil {
 		t.Fatal(err)
 	}
-	sites, err := MasterSites(dir, sealed.Identity{}, now())
+	sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestMasterSites(t *testing.T) {
 		Manifests: []configs.Manifest{{Name: "a.yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"}}}); err != nil {
 		t.Fatal(err)
 	}
-	sites, err := MasterSites(dir, sealed.Identity{}, now())
+	sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
 	if err != nil || len(sites) != 3 {
 		t.Fatalf("%d Sites, %v", len(sites), err)
 	}
@@ -102,7 +102,7 @@ func TestMasterSites(t *testing.T) {
 
 	// Once the time is over, a Site no longer gives birth, until somebody says so.
 	late := now().Add(200 * time.Hour)
-	if sites, err = MasterSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BirthUntil != "" {
+	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BirthUntil != "" {
 		t.Fatalf("%v, %+v", err, sites)
 	}
 	if sites[0].Site.Credentials.Keys.Objects.Reveal() != "" {
@@ -111,7 +111,7 @@ func TestMasterSites(t *testing.T) {
 	if _, err := AllowBirth(dir, late, late.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if sites, err = MasterSites(dir, sealed.Identity{}, late); err != nil || !sites[0].Site.ControlPlane.Birth().Equal(late.Add(time.Hour).Truncate(time.Second)) {
+	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || !sites[0].Site.ControlPlane.Birth().Equal(late.Add(time.Hour).Truncate(time.Second)) {
 		t.Fatalf("%v, %+v", err, sites)
 	}
 	if r, err := Load(dir); err != nil || len(r.Births) != 2 {
@@ -164,7 +164,7 @@ func TestManifests(t *testing.T) {
 			t.Errorf("the same again: %+v", c)
 		}
 		if encryptTo == nil {
-			sites, err := MasterSites(dir, sealed.Identity{}, now())
+			sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
 			if err == nil {
 				t.Errorf("objects that are none were taken: %+v", sites)
 			}
@@ -172,7 +172,7 @@ func TestManifests(t *testing.T) {
 			if c := update("[net/objects.yaml, app/objects.yaml]", cni, app); !c.Updated {
 				t.Errorf("other files: %+v", c)
 			}
-			if sites, err = MasterSites(dir, sealed.Identity{}, now()); err != nil {
+			if sites, err = ControlPlaneSites(dir, sealed.Identity{}, now()); err != nil {
 				t.Fatal(err)
 			}
 			got, err := configs.UnpackManifests(sites[2].Site.Credentials.Keys.Manifests)

@@ -196,7 +196,7 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	if err := setNetwork(ctx, e, good); err != nil {
 		return "", err
 	}
-	master, reachErr := waitForMaster(ctx, e, masters)
+	master, reachErr := waitForAPIServer(ctx, e, masters)
 	if reachErr != nil {
 		return "", takeBack(ctx, e)
 	}
@@ -204,7 +204,7 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	if err := t.write(e); err != nil {
 		return "", err
 	}
-	e.Log.Error("the corrected Site's network settings reach no API server: the former ones are back", "master", master)
+	e.Log.Error("the corrected Site's network settings reach no API server: the former ones are back", "server", master)
 	e.Console("the new network settings reach no API server: the former ones are back. Correct the Site.")
 	return master, nil
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
-// MasterSites are those of all control-plane nodes of a directory. Each holds
+// ControlPlaneSites are those of all control-plane nodes of a directory. Each holds
 // the cluster's keys, and the tokens of the nodes, which the first of them
 // publishes in the cluster. While the cluster may be born they say so.
-func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
+func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {
 		return nil, err
@@ -27,7 +27,7 @@ func MasterSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, err
 	var errs []error
 	for i := range o.cluster.Masters {
 		m := &o.cluster.Masters[i]
-		site, err := o.cluster.MasterSite(m, o.record.ID, o.record.CAHash, birth)
+		site, err := o.cluster.ControlPlaneSite(m, o.record.ID, o.record.CAHash, birth)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, err))
 			continue

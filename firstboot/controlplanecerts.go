@@ -36,7 +36,7 @@ var leaves = []leaf{
 // Kubeconfigs of the control plane.
 const superAdminConf = "/etc/kubernetes/super-admin.conf"
 
-var masterConfs = []string{"/etc/kubernetes/admin.conf", superAdminConf, "/etc/kubernetes/controller-manager.conf", "/etc/kubernetes/scheduler.conf"}
+var controlPlaneConfs = []string{"/etc/kubernetes/admin.conf", superAdminConf, "/etc/kubernetes/controller-manager.conf", "/etc/kubernetes/scheduler.conf"}
 
 // certificatesPhase has kubeadm make the control plane's certificates and
 // kubeconfigs. kubeadm takes whatever file is there for whole, and keeps a
@@ -97,7 +97,7 @@ func badCertificates(e *Env, site *configs.Site) []string {
 			bad = append(bad, cert, key)
 		}
 	}
-	for _, f := range masterConfs {
+	for _, f := range controlPlaneConfs {
 		if err := goodConf(e, f); err != nil {
 			e.Log.Info("a kubeconfig is to be made", "kubeconfig", f, "why", err)
 			bad = append(bad, f)

@@ -1,0 +1,30 @@
+package firstboot
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+// againPhase has first boot run again and again on a control-plane node, which
+// nobody may restart for years.
+func againPhase() Phase {
+	return Phase{
+		Name: "again", Doc: "first boot looks after certificates and snapshots while the machine is on", Timeout: time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			state, err := e.UnitState(ctx, ondisk.UnitAgain)
+			if err != nil || state != "active" {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if err := e.Unit(ctx, "start", ondisk.UnitAgain); err != nil {
+				return fmt.Errorf("starting %s: %w", ondisk.UnitAgain, err)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,210 @@
+package firstboot
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/overlays/node"
+)
+
+// A control-plane node has the cluster's keys from its Site. None of them is
+// the first: each runs kubeadm's init phases, and etcd starts only as the seat
+// decision says (package seat).
+
+// controlPlanePhases are those behind the site, on a control-plane node.
+func controlPlanePhases(active *Active) []Phase {
+	return []Phase{
+		addressPhase(active.Site),  // etcd and the API server listen there
+		clockPhase(active),         // before the first certificate is judged
+		keysPhase(active),          // before anything is signed
+		endpointPhase(active.Site), // before the first client of the own API server
+		imagesPhase(),              // before kubelet wants them
+		certificatesPhase(active),  // the seat decision asks with them
+		seatPhase(active),          // before etcd can start, at each boot
+		controlPlanePhase(active),  // kubelet, and with it the control plane
+		continuedPhase(active),     // etcd's force-new-cluster is for one start
+		publishPhase(active),       // what nodes join with; once in a cluster's life
+		registerPhase(active),      // the Node is a control-plane node's
+		forgetPhase(active),        // all that needs the Site's keys is done; Ready may wait for a network add-on
+		againPhase(),               // certificates and snapshots are looked after while the machine is on
+		snapshotPhase(active),
+		manifestsPhase(active), // once; one of them may be what Ready waits for
+		readyPhase(active),
+	}
+}
+
+// ownHostPort is the machine's own API server.
+func ownHostPort(site *configs.Site) string {
+	_, port, err := net.SplitHostPort(site.Masters[0])
+	if err != nil {
+		panic("BUG: port of a Site that was not validated: " + err.Error())
+	}
+	return net.JoinHostPort(site.Self().Address, port)
+}
+
+// addressPhase sees that the machine has its own address: the other
+// control-plane nodes know it by that.
+func addressPhase(site *configs.Site) Phase {
+	own := site.Self().Address
+	has := func(ctx context.Context, e *Env) error {
+		src, err := e.Source(ctx, ownHostPort(site))
+		if err != nil {
+			return fmt.Errorf("looking for the address %s on this machine: %w", own, plainNet(err))
+		}
+		if want, err := netip.ParseAddr(own); err != nil || src.Unmap() != want.Unmap() {
+			return fmt.Errorf("this machine has not got its address %s (towards it, it would use %s)", own, src)
+		}
+		return nil
+	}
+	return Phase{
+		Name: "network", Doc: "this machine's own address", Timeout: 4 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			addr, err := netip.ParseAddr(own)
+			if err != nil || has(ctx, e) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			addr, err := netip.ParseAddr(own)
+			if err != nil {
+				return err
+			}
+			e.Waiting("this machine's address %s", own)
+			last, err := e.patiently(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) })
+			if err == nil {
+				err = last
+			}
+			if err != nil {
+				return Advise(err, "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine")
+			}
+			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
+		},
+	}
+}
+
+// endpointPhase maps the endpoint's name to this machine's own API server. No
+// IPVS balances it here: controller manager, scheduler and kubelet of a
+// control-plane node live and die with its own API server anyway.
+func endpointPhase(site *configs.Site) Phase {
+	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
+	return Phase{
+		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
+		Check: func(_ context.Context, e *Env) (Verdict, error) {
+			if !e.hasHosts(endpointOwner, line) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error { return e.setHosts(ctx, endpointOwner, line) },
+	}
+}
+
+// controlPlaneMark names the documents that the control plane's pods and
+// kubelet's settings were made from, once they are on the disk.
+const controlPlaneMark = ondisk.StateDir + "/control-plane"
+
+var controlPlanePods = []string{manifests + "/kube-apiserver.yaml", manifests + "/kube-controller-manager.yaml", manifests + "/kube-scheduler.yaml"}
+
+// controlPlanePhase has kubelet run the control plane.
+func controlPlanePhase(active *Active) Phase {
+	site := active.Site
+	sum := sha256.Sum256([]byte(active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm))
+	mark := hex.EncodeToString(sum[:])
+	made := func(e *Env) bool {
+		return e.text(controlPlaneMark) == mark && enrolled(e) == nil &&
+			!slices.ContainsFunc(controlPlanePods, func(p string) bool { return len(e.contents(p)) == 0 })
+	}
+	return Phase{
+		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
+			if err != nil || state != "active" || !made(e) || ownAPI(ctx, e, site) != nil {
+				return Todo, err
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			if !made(e) {
+				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
+					return err
+				}
+				if err := outlast(e); err != nil { // kubeadm does not sync
+					return err
+				}
+				if _, err := e.write(controlPlaneMark, []byte(mark+"\n"), Mode(0o600)); err != nil {
+					return fmt.Errorf("noting how the control plane was made: %w", err)
+				}
+			}
+			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil {
+				return err
+			} else if state != "active" {
+				if err := e.Unit(ctx, "start", ondisk.UnitKubelet); err != nil {
+					return fmt.Errorf("starting kubelet: %w", err)
+				}
+			}
+			return waitForAPI(ctx, e, site)
+		},
+	}
+}
+
+// waitForAPI waits for this machine's own API server. While its member of etcd
+// has no vote, it answers nothing.
+func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
+	client, err := etcdClient(e)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	var last error
+	err = e.poll(ctx, seatInterval, func() (bool, error) {
+		if last = ownAPI(ctx, e, site); last == nil {
+			return true, nil
+		}
+		e.Waiting("this machine's API server: %s", oneLine(last))
+		if err := promote(ctx, e, site, client); err != nil {
+			e.Waiting("this machine's member of etcd to catch up: %s", oneLine(err))
+		}
+		return false, nil
+	})
+	if err != nil && last != nil {
+		return Advise(fmt.Errorf("this machine's API server is not ready: %w", last), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
+	}
+	return err
+}
+
+// ownAPI reports what is wrong with this machine's own API server.
+func ownAPI(ctx context.Context, e *Env, site *configs.Site) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c := api.Client{Server: "https://" + ownHostPort(site), CA: e.contents(ondisk.KubeCA), Dial: e.Dial, Ways: e.ways()}
+	return c.Get(ctx, "/readyz", nil)
+}
+
+// adminClient may do anything in the cluster, through this machine's own API
+// server.
+func adminClient(e *Env, site *configs.Site) (*api.Client, error) {
+	conf, err := e.read(superAdminConf)
+	if err != nil {
+		return nil, fmt.Errorf("reading the administrator's kubeconfig: %w", err)
+	}
+	k, err := e.parseKubeconfig(conf)
+	if err != nil {
+		return nil, err
+	}
+	c, err := e.clientOf(k)
+	if err != nil {
+		return nil, err
+	}
+	c.Server, c.ServerName = "https://"+ownHostPort(site), ""
+	return c, nil
+}

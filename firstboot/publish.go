@@ -1,0 +1,123 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+
+// clusterInfoRules let nodes that have no certificate yet read cluster-info, as
+// kubeadm has them. It would make them only after cluster-info itself: cut off
+// in between, the cluster would look published, and no node could join.
+const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
+rules:
+- {apiGroups: [""], resources: [configmaps], resourceNames: [cluster-info], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: "kubeadm:bootstrap-signer-clusterinfo"}
+subjects:
+- {kind: User, name: "system:anonymous"}
+`
+
+// publishPhase gives a new cluster what kubeadm's init gives it, and the
+// objects of the site. cluster-info comes last: where it is, all is. Nothing
+// is done twice in a cluster's life: what somebody changed since stays.
+func publishPhase(active *Active) Phase {
+	site := active.Site
+	return Phase{
+		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			c, err := adminClient(e, site)
+			if err != nil {
+				return Todo, err
+			}
+			switch err := c.Get(ctx, clusterInfo, nil); {
+			case err == nil:
+				return Done, nil
+			case api.Code(err) != 404:
+				return Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
+			case site.Credentials.Keys != nil:
+				return Todo, nil
+			case e.exists(readyMark):
+				// It was published before the keys were wiped, and somebody has
+				// deleted it since. What else is there is not to be reset.
+				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
+				return Done, nil
+			default:
+				return Todo, Permanent(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
+					"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
+			}
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			c, err := adminClient(e, site)
+			if err != nil {
+				return err
+			}
+			if err := waitForOwnNode(ctx, e, c, active.Node); err != nil { // kubeadm notes the runtime there
+				return err
+			}
+			phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}
+			there, err := dnsIsThere(ctx, c)
+			if err != nil {
+				return err
+			}
+			if !there {
+				phases = append(phases, []string{"addon", "coredns"})
+			}
+			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, phases...); err != nil {
+				return err
+			}
+			tokens, err := configs.UnpackManifests(site.Credentials.Keys.Objects)
+			if err != nil {
+				return fmt.Errorf("reading the objects of the Site: %w", err)
+			}
+			objects, err := objectsOf(append(tokens, configs.Manifest{Name: "cluster-info's rules", Text: clusterInfoRules}))
+			if err != nil {
+				return err
+			}
+			kept, err := c.Kept() // tokens are many
+			if err != nil {
+				return err
+			}
+			if err := kept.CreateAll(ctx, objects); err != nil {
+				return err
+			}
+			// Without one, kubeadm makes a token of its own that is valid for a
+			// day and printed.
+			token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
+			return kubeadmInit(ctx, e, active, configs.KubeadmLocal{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token"})
+		},
+	}
+}
+
+const (
+	dnsService    = "/api/v1/namespaces/kube-system/services/kube-dns"
+	dnsDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
+)
+
+// dnsIsThere reports whether kubeadm has made the cluster's DNS. Found already, it
+// is an upgrade to kubeadm, which knows no way from a CoreDNS newer than itself.
+// The Service comes last: what is there without it was cut off, and is made anew.
+func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
+	switch err := c.Get(ctx, dnsService, nil); {
+	case err == nil:
+		return true, nil
+	case api.Code(err) != 404:
+		return false, fmt.Errorf("looking for the cluster's DNS: %w", err)
+	}
+	if err := c.Delete(ctx, dnsDeployment); err != nil && api.Code(err) != 404 {
+		return false, fmt.Errorf("removing a half-made CoreDNS: %w", err)
+	}
+	return false, nil
+}

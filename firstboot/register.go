@@ -1,0 +1,83 @@
+package firstboot
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+)
+
+func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, name string) error {
+	e.Waiting("kubelet to register the Node %s", name)
+	var last error
+	err := e.poll(ctx, seatInterval, func() (bool, error) {
+		_, last = c.GetNode(ctx, name)
+		return last == nil, nil
+	})
+	if err != nil && last != nil {
+		return Advise(fmt.Errorf("kubelet has not registered the Node %s: %w", name, last), "see `journalctl -u kubelet` on the machine")
+	}
+	return err
+}
+
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// registerPhase marks the Node, and has kubelet renew its own certificate:
+// kubeadm writes one into its kubeconfig that would expire.
+func registerPhase(active *Active) Phase {
+	site := active.Site
+	return Phase{
+		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,
+		Check: func(ctx context.Context, e *Env) (Verdict, error) {
+			c, err := adminClient(e, site)
+			if err != nil {
+				return Todo, err
+			}
+			n, err := c.GetNode(ctx, active.Node)
+			if err != nil && api.Code(err) != 404 {
+				return Todo, err
+			}
+			if err != nil {
+				return Todo, nil
+			}
+			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked || !bytes.Contains(e.contents(ondisk.KubeletConf), []byte(clientCert)) {
+				return Todo, nil
+			}
+			return Done, nil
+		},
+		Run: func(ctx context.Context, e *Env) error {
+			c, err := adminClient(e, site)
+			if err != nil {
+				return err
+			}
+			if err := waitForOwnNode(ctx, e, c, active.Node); err != nil {
+				return err
+			}
+			n, err := c.GetNode(ctx, active.Node)
+			if err != nil {
+				return err
+			}
+			if _, marked := n.Metadata.Labels[controlPlaneLabel]; !marked {
+				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"mark-control-plane"}); err != nil {
+					return err
+				}
+			}
+			e.Waiting("kubelet to keep its certificate in %s", clientCert)
+			if err := e.poll(ctx, seatInterval, func() (bool, error) {
+				_, err := os.Stat(e.path(kubeletPKI))
+				return err == nil && len(kubeletKeys(e)) > 0 && e.exists(clientCert), nil
+			}); err != nil {
+				return Advise(fmt.Errorf("kubelet has no %s: %w", clientCert, err), "see `journalctl -u kubelet` on the machine")
+			}
+			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
+				return err
+			}
+			return outlast(e)
+		},
+	}
+}
