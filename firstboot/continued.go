@@ -35,16 +35,12 @@ func continuedPhase(active *Active) Phase {
 			}
 			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
-			var last error
-			err = e.poll(ctx, seatInterval, func() (bool, error) {
-				_, last = memberEtcd(client, site.Self()).Members(ctx)
-				return last == nil, nil
-			})
-			if err != nil && last != nil {
-				return Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", last), "see `crictl ps -a` and /var/log/pods on the machine")
-			}
-			if err != nil {
+			err = e.retry(ctx, seatInterval, func() error {
+				_, err := memberEtcd(client, site.Self()).Members(ctx)
 				return err
+			})
+			if err != nil {
+				return Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
 			note := readSeatNote(e)
 			note.Continued = continueWord(site)

@@ -80,11 +80,7 @@ func addressPhase(site *configs.Site) Phase {
 				return err
 			}
 			e.Waiting("this machine's address %s", own)
-			last, err := e.patiently(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) })
-			if err == nil {
-				err = last
-			}
-			if err != nil {
+			if err := e.patiently(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) }); err != nil {
 				return Advise(err, "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine")
 			}
 			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
@@ -165,19 +161,19 @@ func waitForAPI(ctx context.Context, e *Env, site *configs.Site) error {
 		return err
 	}
 	defer client.CloseIdleConnections()
-	var last error
-	err = e.poll(ctx, seatInterval, func() (bool, error) {
-		if last = ownAPI(ctx, e, site); last == nil {
-			return true, nil
+	err = e.retry(ctx, seatInterval, func() error {
+		bad := ownAPI(ctx, e, site)
+		if bad == nil {
+			return nil
 		}
-		e.Waiting("this machine's API server: %s", oneLine(last))
+		e.Waiting("this machine's API server: %s", oneLine(bad))
 		if err := promote(ctx, e, site, client); err != nil {
 			e.Waiting("this machine's member of etcd to catch up: %s", oneLine(err))
 		}
-		return false, nil
+		return bad
 	})
-	if err != nil && last != nil {
-		return Advise(fmt.Errorf("this machine's API server is not ready: %w", last), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
+	if err != nil {
+		return Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
 	}
 	return err
 }

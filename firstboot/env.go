@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -364,15 +366,25 @@ func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool
 	}
 }
 
-// patiently tries again until it goes well or patience is over. last is what
-// is wrong still, err what ended the trying.
-func (e *Env) patiently(ctx context.Context, patience, interval time.Duration, try func() error) (last, err error) {
+// retry tries every interval until it goes well or ctx ends. The error is what was
+// wrong last: it says more than that the time is up.
+func (e *Env) retry(ctx context.Context, interval time.Duration, try func() error) error {
+	return e.patiently(ctx, math.MaxInt64, interval, try)
+}
+
+// patiently is retry that ends when patience is over, too.
+func (e *Env) patiently(ctx context.Context, patience, interval time.Duration, try func() error) error {
 	end := e.Now().Add(patience)
-	err = e.poll(ctx, interval, func() (bool, error) {
-		last = try()
+	var last error
+	err := e.poll(ctx, interval, func() (bool, error) {
+		err := try()
+		if err != nil && last != nil && ctx.Err() != nil {
+			return false, last // ctx cut the try off, whose error tells nothing else
+		}
+		last = err
 		return last == nil || e.Now().After(end), nil
 	})
-	return last, err
+	return cmp.Or(last, err)
 }
 
 // permanent is an error that no retry fixes.

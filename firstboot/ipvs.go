@@ -118,12 +118,9 @@ func startIPVSCare(ctx context.Context, e *Env, wrote bool) error {
 }
 
 func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
-	last, err := e.patiently(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
+	err := e.patiently(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
-		return err
-	}
-	if last != nil {
-		return Advise(last, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
+		return Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
 	}
 	return nil
 }

@@ -298,11 +298,11 @@ func remarkRefusedArgs(e *Env, have, want map[string]string) {
 // awaitKubelet waits until kubelet says that it is well, and has said so for a
 // while.
 func awaitKubelet(ctx context.Context, e *Env) error {
-	last, err := e.patiently(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
-	if last != nil {
-		return Advise(fmt.Errorf("kubelet does not come up: %w", last), "see `journalctl -u kubelet` on the machine")
+	err := e.patiently(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
+	if err != nil {
+		return Advise(fmt.Errorf("kubelet does not come up: %w", err), "see `journalctl -u kubelet` on the machine")
 	}
-	return err
+	return nil
 }
 
 // kubeletWell asks kubelet itself, as kubeadm does.

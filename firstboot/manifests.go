@@ -74,19 +74,18 @@ func applyManifests(ctx context.Context, e *Env, c *api.Client) error {
 	}
 	all := len(left)
 	e.Waiting("%d objects of the Cluster's manifests to be applied", all)
-	var last error
-	err = e.poll(ctx, applyInterval, func() (bool, error) {
+	err = e.retry(ctx, applyInterval, func() error {
 		again, err := c.ApplyAll(ctx, left)
 		if ctx.Err() != nil {
-			return false, ctx.Err() // the reasons of before say more
+			return ctx.Err()
 		}
-		if left, last = again, err; len(left) > 0 {
-			e.Waiting("%d of %d objects of the Cluster's manifests to be applied: %s", len(left), all, oneLine(last))
+		if left = again; err != nil {
+			e.Waiting("%d of %d objects of the Cluster's manifests to be applied: %s", len(left), all, oneLine(err))
 		}
-		return len(left) == 0, nil
+		return err
 	})
-	if err != nil && last != nil {
-		return Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", len(left), all, last),
+	if err != nil {
+		return Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", len(left), all, err),
 			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system create configmap "+appliedMarker+"`")
 	}
 	return err

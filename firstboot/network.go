@@ -194,7 +194,7 @@ const networkTime = 75 * time.Second
 
 func waitForAPIServer(ctx context.Context, e *Env, masters []string) (string, error) {
 	found := ""
-	last, _ := e.patiently(ctx, networkTime, 2*time.Second, func() (err error) {
+	err := e.patiently(ctx, networkTime, 2*time.Second, func() (err error) {
 		if routed(ctx, e, masters) == nil {
 			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 		} else {
@@ -203,7 +203,7 @@ func waitForAPIServer(ctx context.Context, e *Env, masters []string) (string, er
 		found, err = reach(ctx, e, masters)
 		return err
 	})
-	return found, last
+	return found, err
 }
 
 // networkDirs are the settings that may cut a node off.

@@ -1,7 +1,6 @@
 package firstboot
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,25 +149,25 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 // await waits for the node to be Ready, labels it where the cluster lets it, and
 // saves what holds of a node that was Ready.
 func (r *readiness) await(ctx context.Context, e *Env) error {
-	var last, refused error
+	var refused error
 	labelled := false
 	r.joined, r.noted = readJoinedAs(e)
-	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-		last = r.look(ctx, e)
+	err := e.retry(ctx, 2*time.Second, func() error {
+		bad := r.look(ctx, e)
 		if r.otherLabels && !labelled {
 			labelled, refused = labelOwn(ctx, e, r.active, r.joined)
-			last = r.look(ctx, e)
+			bad = r.look(ctx, e)
 		}
-		if last != nil {
+		if bad != nil {
 			if refused != nil {
-				last = fmt.Errorf("%w; the node may not set them: %w", last, refused)
+				bad = fmt.Errorf("%w; the node may not set them: %w", bad, refused)
 			}
-			e.Waiting("the Node to be Ready: %s", oneLine(last))
+			e.Waiting("the Node to be Ready: %s", oneLine(bad))
 		}
-		return last == nil, nil
+		return bad
 	})
 	if err != nil {
-		return cmp.Or(last, err)
+		return err
 	}
 	if r.active.Site.OpenYurt() && hubForm(r.active.Image) == openyurt.FormStaticPod {
 		if err := annotateSocket(ctx, e, r.active); err != nil {

@@ -14,15 +14,14 @@ import (
 
 func waitForOwnNode(ctx context.Context, e *Env, c *api.Client, name string) error {
 	e.Waiting("kubelet to register the Node %s", name)
-	var last error
-	err := e.poll(ctx, seatInterval, func() (bool, error) {
-		_, last = c.GetNode(ctx, name)
-		return last == nil, nil
+	err := e.retry(ctx, seatInterval, func() error {
+		_, err := c.GetNode(ctx, name)
+		return err
 	})
-	if err != nil && last != nil {
-		return Advise(fmt.Errorf("kubelet has not registered the Node %s: %w", name, last), "see `journalctl -u kubelet` on the machine")
+	if err != nil {
+		return Advise(fmt.Errorf("kubelet has not registered the Node %s: %w", name, err), "see `journalctl -u kubelet` on the machine")
 	}
-	return err
+	return nil
 }
 
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"

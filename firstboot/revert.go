@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -144,17 +143,13 @@ func stillReady(name string, through bool) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			var last error
-			err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-				var n *api.Node
-				if n, last = readNode(ctx, e, name); last == nil {
-					last = readyNow(ctx, e, n)
+			err := e.retry(ctx, 2*time.Second, func() error {
+				n, err := readNode(ctx, e, name)
+				if err != nil {
+					return err
 				}
-				return last == nil, nil
+				return readyNow(ctx, e, n)
 			})
-			if err != nil && last != nil {
-				return last
-			}
 			if err == nil {
 				err = kubeletGoes(ctx, e, through)
 			}

@@ -391,11 +391,11 @@ func localGet(ctx context.Context, e *Env, addr, path string) (body string, code
 // waitForHub waits for readyz, and tells meanwhile what is missing in the
 // cluster: yurthub itself only ever says that it waits.
 func waitForHub(ctx context.Context, e *Env, h hub) error {
-	var last error
 	tries := 0
-	err := e.poll(ctx, 2*time.Second, func() (bool, error) {
-		if last = hubReady(ctx, e); last == nil {
-			return true, nil
+	err := e.retry(ctx, 2*time.Second, func() error {
+		bad := hubReady(ctx, e)
+		if bad == nil {
+			return nil
 		}
 		// The first look after 20 s, then once in half a minute: thousands
 		// of nodes may be waiting for the same thing.
@@ -403,12 +403,12 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 			if missing := missingForHub(ctx, e, h); missing != nil {
 				e.Waiting("yurthub to be ready: %s", withAdvice(missing))
 			} else {
-				e.Waiting("yurthub to be ready: %s", oneLine(last))
+				e.Waiting("yurthub to be ready: %s", oneLine(bad))
 			}
 		} else if tries == 1 {
 			e.Waiting("yurthub to get its certificates and to sync")
 		}
-		return false, nil
+		return bad
 	})
 	if err == nil {
 		return nil
@@ -416,5 +416,5 @@ func waitForHub(ctx context.Context, e *Env, h hub) error {
 	if missing := missingForHub(context.WithoutCancel(ctx), e, h); missing != nil {
 		return missing
 	}
-	return Advise(fmt.Errorf("yurthub does not become ready: %w", last), h.Logs())
+	return Advise(fmt.Errorf("yurthub does not become ready: %w", err), h.Logs())
 }
