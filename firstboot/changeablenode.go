@@ -36,10 +36,27 @@ func firstbootIdle(ctx context.Context, e *Env) error {
 		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
 }
 
-// changeableNode is the name of this worker node, which can be converted or
-// reverted in place; a control plane cannot, nor can a node that first boot is
-// still making.
-func changeableNode(ctx context.Context, e *Env) (string, error) {
+// changeable is this machine, a worker node that can be converted or reverted in
+// place.
+type changeable struct {
+	node   string
+	image  ondisk.ImageInfo
+	active *Active // nil: none
+}
+
+func changeableNode(ctx context.Context, e *Env) (changeable, error) {
+	image, err := imageInfo(e)
+	if err != nil {
+		return changeable{}, err
+	}
+	active := siteIfAny(e, image)
+	name, err := changeableName(ctx, e)
+	return changeable{name, image, active}, err
+}
+
+// changeableName is the name of the node. A control plane cannot be changed in
+// place, nor can a node that first boot is still making.
+func changeableName(ctx context.Context, e *Env) (string, error) {
 	if e.exists(manifests + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
 	}

@@ -189,15 +189,7 @@ func ownAPI(ctx context.Context, e *Env, site *configs.Site) error {
 // adminClient may do anything in the cluster, through this machine's own API
 // server.
 func adminClient(e *Env, site *configs.Site) (*api.Client, error) {
-	conf, err := e.read(superAdminConf)
-	if err != nil {
-		return nil, fmt.Errorf("reading the administrator's kubeconfig: %w", err)
-	}
-	k, err := e.parseKubeconfig(conf)
-	if err != nil {
-		return nil, err
-	}
-	c, err := e.clientOf(k)
+	c, err := e.clientAt(superAdminConf, "the administrator's kubeconfig")
 	if err != nil {
 		return nil, err
 	}

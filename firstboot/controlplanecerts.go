@@ -145,15 +145,7 @@ func good(e *Env, cert *x509.Certificate, caFile string) error {
 }
 
 func goodConf(e *Env, path string) error {
-	conf, err := e.read(path)
-	if err != nil {
-		return err
-	}
-	k, err := e.parseKubeconfig(conf)
-	if err != nil {
-		return err
-	}
-	c, err := e.clientOf(k)
+	c, err := e.clientAt(path, "the kubeconfig")
 	if err != nil {
 		return err
 	}

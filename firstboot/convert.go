@@ -44,26 +44,21 @@ var ErrAlready = errors.New("there is nothing to do")
 // is checked; when one fails, those before it are undone. After a kill, run
 // again, it continues; Revert takes it back.
 func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) error {
-	image, err := imageInfo(e)
+	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
 	}
-	active := siteIfAny(e, image)
-	name, err := changeableNode(ctx, e)
-	if err != nil {
-		return err
-	}
-	n, err := readNode(ctx, e, name)
+	n, err := readNode(ctx, e, this.node)
 	if err != nil {
 		return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
 	}
 	if isHubNode(e, n) {
-		return alreadyHub(ctx, e, n, active, o)
+		return alreadyHub(ctx, e, n, this.active, o)
 	}
 	if err := convertible(ctx, e, n); err != nil {
 		return err
 	}
-	h, err := hubForConvert(ctx, e, n, active, o)
+	h, err := hubForConvert(ctx, e, n, this.active, o)
 	if err != nil {
 		return err
 	}
@@ -72,7 +67,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	}
 	c := newChange(e, "convert", joinEvidence, tell)
 	c.resumed = true
-	return c.withoutTimer(ctx, (&conversion{hub: h, image: image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
+	return c.withoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
 // convertible rejects a node that is not Ready. Once kubelet is turned, by a

@@ -282,6 +282,24 @@ func (e *Env) clientOf(k *api.Kubeconfig) (*api.Client, error) {
 	return c, err
 }
 
+// kubeconfigAt reads the kubeconfig at path; whose it is, the error says.
+func (e *Env) kubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
+	text, err := e.read(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", whose, err)
+	}
+	return e.parseKubeconfig(text)
+}
+
+// clientAt makes a client of the kubeconfig at path.
+func (e *Env) clientAt(path, whose string) (*api.Client, error) {
+	k, err := e.kubeconfigAt(path, whose)
+	if err != nil {
+		return nil, err
+	}
+	return e.clientOf(k)
+}
+
 // Owner says whose a file becomes, and with which permissions.
 type Owner struct {
 	Mode     fs.FileMode

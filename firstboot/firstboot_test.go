@@ -114,24 +114,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	golden(t, "edge.console", strings.Join(w.console, "\n")+"\n")
 	golden(t, "edge.effects", strings.Join(w.names, "\n")+"\n")
 	golden(t, "edge.env", strings.ReplaceAll(w.get(hubEnv), w.cluster.pin, "(pin)")+w.get(kubeadmFlags))
-	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if labels["openyurt.io/is-edge-worker"] != "true" || labels["apps.openyurt.io/nodepool"] != "shanghai" {
-		t.Errorf("labels of the first POST: %v", labels)
-	}
-	noSecret(t, w)
-
-	// No network at all: everything on the machine is as it should be, and
-	// nothing is done.
-	w.powerOn()
-	w.offline = true
-	if err := w.boot(); err == nil {
-		t.Fatal("offline, and the node was said to be done")
-	}
-	for _, n := range w.names {
-		if !strings.HasPrefix(n, "write /var/lib/edgebake/state.json") && !strings.HasPrefix(n, "report") && !strings.HasPrefix(n, "run nft list ") {
-			t.Errorf("offline it did: %s", n)
-		}
-	}
+	w.edgeThenOffline()
 	if s := w.state(); s.Result != ondisk.ResultWaiting {
 		t.Errorf("offline the result is %s", s.Result)
 	}
@@ -141,6 +124,28 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	}
 	if w.joins != 1 {
 		t.Errorf("it joined %d times", w.joins)
+	}
+}
+
+// edgeThenOffline checks that the Node was registered with the labels of its pool,
+// and switches the machine on again without any network: everything on it is as it
+// should be, and nothing is done.
+func (w *world) edgeThenOffline() {
+	w.t.Helper()
+	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
+	if labels["openyurt.io/is-edge-worker"] != "true" || labels["apps.openyurt.io/nodepool"] != "shanghai" {
+		w.t.Errorf("labels of the first POST: %v", labels)
+	}
+	noSecret(w.t, w)
+	w.powerOn()
+	w.offline = true
+	if err := w.boot(); err == nil {
+		w.t.Fatal("offline, and the node was said to be done")
+	}
+	for _, n := range w.names {
+		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && !strings.HasPrefix(n, "run nft list ") {
+			w.t.Errorf("offline it did: %s", n)
+		}
 	}
 }
 
@@ -168,21 +173,7 @@ func TestStaticPodForm(t *testing.T) {
 		t.Error("kubelet was restarted: it went elsewhere at first")
 	}
 	golden(t, "pod.env", w.get(kubeadmFlags))
-	labels := w.cluster.nodes["edge-sn0042"].Metadata.Labels
-	if labels["openyurt.io/is-edge-worker"] != "true" || labels["apps.openyurt.io/nodepool"] != "shanghai" {
-		t.Errorf("labels of the first POST: %v", labels)
-	}
-	noSecret(t, w)
-	w.powerOn()
-	w.offline = true
-	if err := w.boot(); err == nil {
-		t.Fatal("offline, and done")
-	}
-	for _, n := range w.names {
-		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && !strings.HasPrefix(n, "run nft list ") {
-			t.Errorf("offline it did: %s", n)
-		}
-	}
+	w.edgeThenOffline()
 }
 
 // TestStaticPodKilled takes the power away before each effect of a static

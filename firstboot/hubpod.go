@@ -35,11 +35,7 @@ func leadsToHub(kubeletConf *api.Kubeconfig) bool {
 
 // kubeletConfig is kubelet.conf, or what stands in its place.
 func kubeletConfig(e *Env) (*api.Kubeconfig, error) {
-	conf, err := e.read(ondisk.KubeletConf)
-	if err != nil {
-		return nil, fmt.Errorf("reading kubelet's credentials: %w", err)
-	}
-	return e.parseKubeconfig(conf)
+	return e.kubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
 }
 
 // credentials is the kubeconfig with this node's own certificate.
@@ -57,11 +53,7 @@ func ownOf(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if !leadsToHub(kubeletConf) {
 		return kubeletConf, nil
 	}
-	conf, err := e.read(openyurt.Identity)
-	if err != nil {
-		return nil, fmt.Errorf("reading yurthub's credentials: %w", err)
-	}
-	return e.parseKubeconfig(conf)
+	return e.kubeconfigAt(openyurt.Identity, "yurthub's credentials")
 }
 
 // otherForm is what an enrolled node meets whose image was replaced by one
@@ -281,15 +273,7 @@ func removeHubPod(ctx context.Context, e *Env, socket string) error {
 // missingIdentity looks, with the bootstrap token, where yurthub's first
 // request is.
 func missingIdentity(ctx context.Context, e *Env, h hub) error {
-	conf, err := e.read(hubBootstrap)
-	if err != nil {
-		return fmt.Errorf("reading yurthub's bootstrap file: %w", err)
-	}
-	k, err := e.parseKubeconfig(conf)
-	if err != nil {
-		return err
-	}
-	c, err := e.clientOf(k)
+	c, err := e.clientAt(hubBootstrap, "yurthub's bootstrap file")
 	if err != nil {
 		return err
 	}

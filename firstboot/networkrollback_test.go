@@ -45,16 +45,37 @@ func TestPowerCutDuringATrial(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(base.console, "\n"))
 	}
 	base.stamp(ownDev, base.site(address("192.0.3.50")))
+	effects := cutOnTheWay(t, base, func(w *world) {
+		w.link = func() bool { return false }
+		if err := w.boot(); err == nil {
+			t.Fatal("it was done without an uplink")
+		}
+		w.link = nil
+	}, func(w *world, n int) {
+		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
+			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
+		}
+		if w.has(trialFile) {
+			t.Fatalf("cut at %d: the trial is still recorded", n)
+		}
+	})
+	if effects < 10 {
+		t.Fatalf("only %d effects", effects)
+	}
+}
+
+// cutOnTheWay has clones of base boot, once for each effect at which the power can
+// go, and once more when it is back; then look is called. It returns the number of
+// the boot that was not cut.
+func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
+	t.Helper()
 	followed := map[[32]byte]bool{}
 	for n := 1; ; n++ {
 		w := base.clone(t)
 		w.powerOn()
-		w.link, w.cutAt = func() bool { return false }, n
-		if err := w.boot(); err == nil {
-			t.Fatal("it was done without an uplink")
-		}
+		w.cutAt = n
+		boot(w)
 		cut := w.cut
-		w.link = nil
 		w.powerOn()
 		if state := w.snapshot(t, w.files()); cut && followed[state] {
 			continue // the very machine of another cut
@@ -64,17 +85,9 @@ func TestPowerCutDuringATrial(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.console, "\n"))
 		}
-		if !w.networkHas("192.0.3.50/24") || w.networkHas("192.0.2.50/24") {
-			t.Fatalf("cut at %d: the Site's addresses are not in place\n%s", n, strings.Join(w.console, "\n"))
-		}
-		if w.has(trialFile) {
-			t.Fatalf("cut at %d: the trial is still recorded", n)
-		}
+		look(w, n)
 		if !cut {
-			if n < 10 {
-				t.Fatalf("only %d effects", n)
-			}
-			return
+			return n
 		}
 	}
 }
@@ -88,33 +101,16 @@ func TestPowerCutDuringARollback(t *testing.T) {
 		t.Fatal(err)
 	}
 	base.stamp(ownDev, base.site(address("192.0.3.50")))
-	followed := map[[32]byte]bool{}
-	for n := 1; ; n++ {
-		w := base.clone(t)
+	cutOnTheWay(t, base, func(w *world) {
 		w.link = func() bool { return w.networkHas("192.0.2.50/24") }
-		w.powerOn()
-		w.cutAt = n
-		err := w.boot()
-		cut := w.cut
-		if !cut && err != nil {
+		if err := w.boot(); err != nil && !w.cut {
 			t.Fatal(err)
 		}
-		w.powerOn()
-		if state := w.snapshot(t, w.files()); cut && followed[state] {
-			continue // the very machine of another cut
-		} else {
-			followed[state] = true
-		}
-		if err := w.boot(); err != nil {
-			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.console, "\n"))
-		}
+	}, func(w *world, n int) {
 		if !w.networkHas("192.0.2.50/24") || w.networkHas("192.0.3.50/24") {
 			t.Fatalf("cut at %d: the former addresses are not in place", n)
 		}
-		if !cut {
-			return
-		}
-	}
+	})
 }
 
 // TestDeadUplink: an enrolled node with new addresses and no uplink tries the

@@ -12,22 +12,17 @@ import (
 
 // Revert makes an OpenYurt node native again, pods kept.
 func Revert(ctx context.Context, e *Env, tell func(Step)) error {
-	image, err := imageInfo(e)
+	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err
 	}
-	active := siteIfAny(e, image)
-	name, err := changeableNode(ctx, e)
-	if err != nil {
-		return err
-	}
-	steps := (&reversion{node: name, image: image}).steps()
+	steps := (&reversion{node: this.node, image: this.image}).steps()
 	if all, err := allDone(ctx, e, steps); err != nil {
 		return err
 	} else if all {
-		return fmt.Errorf("%s is a native node already: %w", name, ErrAlready)
+		return fmt.Errorf("%s is a native node already: %w", this.node, ErrAlready)
 	}
-	if active != nil && active.Site.OpenYurt() {
+	if active := this.active; active != nil && active.Site.OpenYurt() {
 		return Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
 			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
 	}

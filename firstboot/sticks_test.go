@@ -253,6 +253,18 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 	w := nativeWorld(t)
 	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: ign})
+	cutSinceReady(t, w, func(*world) {}, func(cut *world, in, at string) {
+		if in != ign || cut.get("/etc/motd") != "hello" {
+			t.Errorf("cut at %s: the slot's config.ign is %q", at, in)
+		}
+	})
+}
+
+// cutSinceReady has clones of w boot, once for each effect since the node was Ready
+// at which the power can go; then soon is called, and after two more boots look,
+// with the slot's config.ign.
+func cutSinceReady(t *testing.T, w *world, soon func(*world), look func(cut *world, ignition, at string)) {
+	t.Helper()
 	whole := w.clone(t)
 	whole.mustBoot()
 	for n := slices.Index(whole.names, "write "+readyMark); n < len(whole.names); n++ {
@@ -261,6 +273,7 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
 			t.Logf("cut at %s: %v", cut.names[len(cut.names)-1], err)
 		}
+		soon(cut)
 		for range 2 {
 			cut.powerOn()
 			cut.mustBoot()
@@ -269,9 +282,7 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if string(c.Files[ondisk.SlotIgnition]) != ign || cut.get("/etc/motd") != "hello" {
-			t.Errorf("cut at %s: the slot's config.ign is %q", whole.names[n], c.Files[ondisk.SlotIgnition])
-		}
+		look(cut, string(c.Files[ondisk.SlotIgnition]), whole.names[n])
 	}
 }
 
@@ -283,29 +294,15 @@ func TestTokenInIgnition(t *testing.T) {
 	w := nativeWorld(t)
 	w.stampAt(ownDev, day(1), map[string]string{ondisk.SlotSite: w.site(withToken), ondisk.SlotIgnition: `{"ignition":{"version":"3.5.0"},` +
 		`"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:;base64,` + hidden + `"}}]}}`})
-	whole := w.clone(t)
-	whole.mustBoot()
-	for n := slices.Index(whole.names, "write "+readyMark); n < len(whole.names); n++ {
-		cut := w.clone(t)
-		cut.cutAt = n + 1
-		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
-			t.Logf("cut at %s: %v", cut.names[len(cut.names)-1], err)
-		}
+	cutSinceReady(t, w, func(cut *world) {
 		if strings.Contains(cut.get(ignitionCopy), hidden) {
 			t.Fatalf("the copy has it: %s", cut.get(ignitionCopy))
 		}
-		for range 2 {
-			cut.powerOn()
-			cut.mustBoot()
+	}, func(cut *world, ignition, at string) {
+		if ign := ignition + cut.get(ignitionCopy); strings.Contains(ign, hidden) || !strings.Contains(ign, "/etc/motd") {
+			t.Errorf("cut at %s: config.ign is %s", at, ign)
 		}
-		c, err := slot.Read(cut.slots[ownDev])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ign := string(c.Files[ondisk.SlotIgnition]) + cut.get(ignitionCopy); strings.Contains(ign, hidden) || !strings.Contains(ign, "/etc/motd") {
-			t.Errorf("cut at %s: config.ign is %s", whole.names[n], ign)
-		}
-	}
+	})
 }
 
 // TestTokenInAFileOfIgnitions: what config.ign made with the token stays as it

@@ -99,34 +99,40 @@ func hasAlias(n *yaml.Node) bool {
 
 // Cluster returns the cluster of the current context, or the only one.
 func (k *Kubeconfig) Cluster() (*Cluster, error) {
-	want := ""
-	for _, c := range k.Contexts {
-		if c.Name == k.CurrentContext {
-			want = c.Context.Cluster
-		}
+	c, err := named(k.Clusters, "cluster", k.context().Cluster, func(c NamedCluster) string { return c.Name })
+	if err != nil {
+		return nil, err
 	}
-	for i := range k.Clusters {
-		if k.Clusters[i].Name == want || len(k.Clusters) == 1 {
-			return &k.Clusters[i].Cluster, nil
-		}
-	}
-	return nil, fmt.Errorf("reading a kubeconfig: it has no cluster %q", want)
+	return &c.Cluster, nil
 }
 
 // User returns the user of the current context, or the only one.
 func (k *Kubeconfig) User() (*User, error) {
-	want := ""
+	u, err := named(k.Users, "user", k.context().User, func(u NamedUser) string { return u.Name })
+	if err != nil {
+		return nil, err
+	}
+	return &u.User, nil
+}
+
+// context is the current one, empty where there is none.
+func (k *Kubeconfig) context() (current Context) {
 	for _, c := range k.Contexts {
 		if c.Name == k.CurrentContext {
-			want = c.Context.User
+			current = c.Context
 		}
 	}
-	for i := range k.Users {
-		if k.Users[i].Name == want || len(k.Users) == 1 {
-			return &k.Users[i].User, nil
+	return current
+}
+
+// named is the entry of a list with this name, or the only one.
+func named[T any](list []T, kind, name string, of func(T) string) (*T, error) {
+	for i := range list {
+		if of(list[i]) == name || len(list) == 1 {
+			return &list[i], nil
 		}
 	}
-	return nil, fmt.Errorf("reading a kubeconfig: it has no user %q", want)
+	return nil, fmt.Errorf("reading a kubeconfig: it has no %s %q", kind, name)
 }
 
 // CA returns the CA of c, PEM; root is where its paths begin.
