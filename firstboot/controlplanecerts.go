@@ -34,9 +34,9 @@ var leaves = []leaf{
 }
 
 // Kubeconfigs of the control plane.
-const superAdminConf = "/etc/kubernetes/super-admin.conf"
+const superAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
-var controlPlaneConfs = []string{"/etc/kubernetes/admin.conf", superAdminConf, "/etc/kubernetes/controller-manager.conf", "/etc/kubernetes/scheduler.conf"}
+var controlPlaneConfs = []string{ondisk.KubernetesDir + "/admin.conf", superAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
 // certificatesPhase has kubeadm make the control plane's certificates and
 // kubeconfigs. kubeadm takes whatever file is there for whole, and keeps a

@@ -20,7 +20,7 @@ const (
 	// bootstrapConf is where kubeadm writes the token for kubelet. It is made
 	// a link to /run beforehand: what is deleted from a disk stays in its
 	// free blocks.
-	bootstrapConf = "/etc/kubernetes/bootstrap-kubelet.conf"
+	bootstrapConf = ondisk.KubernetesDir + "/bootstrap-kubelet.conf"
 	kubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
 	kubeletPKI    = "/var/lib/kubelet/pki"
 	clientCert    = kubeletPKI + "/kubelet-client-current.pem"

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-const pkiDir = "/etc/kubernetes/pki"
+const pkiDir = ondisk.KubernetesDir + "/pki"
 
 // pkiFile is a file of what comes with the minted keys.
 type pkiFile struct {

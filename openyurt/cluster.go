@@ -22,7 +22,7 @@ const (
 // yurthub's certificates.
 const (
 	Manager          = "yurt-manager"
-	ManagerNamespace = "kube-system"
+	ManagerNamespace = systemNamespace
 )
 
 // What installs the cluster's part.

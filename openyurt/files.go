@@ -8,28 +8,35 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
+const (
+	yurthub         = "yurthub"
+	systemNamespace = "kube-system" // where OpenYurt's charts put all
+	loopback        = "127.0.0.1"
+	pki             = Root + "/pki"
+)
+
 // Paths of OpenYurt's own, which are kept, so that its tools find what they
 // know.
 const (
-	Program = "/usr/local/bin/yurthub"
-	Unit    = "yurthub.service"
+	Program = "/usr/local/bin/" + yurthub
+	Unit    = yurthub + ".service"
 	// Dropin is where yurtadm and OpenYurt's own convert write the arguments; it
 	// would win over ours.
-	Dropin = "/etc/systemd/system/yurthub.service.d/10-yurthub.conf"
+	Dropin = "/etc/systemd/system/" + Unit + ".d/10-yurthub.conf"
 	// Root is yurthub's identity, Cache what it answers from offline.
-	Root  = "/var/lib/yurthub"
-	Cache = "/etc/kubernetes/cache"
+	Root  = "/var/lib/" + yurthub
+	Cache = ondisk.KubernetesDir + "/cache"
 	// Identity is where yurthub keeps its way to the API server.
-	Identity = Root + "/yurthub.conf"
+	Identity = Root + "/" + yurthub + ".conf"
 	// KubeletConf is kubelet's way to yurthub.
 	KubeletConf = "/var/lib/openyurt/kubelet.conf"
-	Manifest    = "/etc/kubernetes/manifests/yurthub.yaml"
+	Manifest    = ondisk.ManifestsDir + "/" + yurthub + ".yaml"
 )
 
 // Identities are what yurthub keeps between its starts: its certificates, its
 // way to the API server and what it answers from offline.
 func Identities() []string {
-	return []string{Cache, Root + "/pki", Root + "/autonomy", Identity, Root + "/bootstrap-hub.conf"}
+	return []string{Cache, pki, Root + "/autonomy", Identity, Root + "/bootstrap-hub.conf"}
 }
 
 // API is where OpenYurt's own resources are, without their version.
@@ -45,8 +52,8 @@ const (
 
 // Addresses on the node itself. PodAddress is on the dummy interface, for pods.
 const (
-	Health     = "127.0.0.1:" + HealthPort
-	Proxy      = "http://127.0.0.1:" + ProxyPort
+	Health     = loopback + ":" + HealthPort
+	Proxy      = "http://" + loopback + ":" + ProxyPort
 	PodAddress = "169.254.2.1"
 )
 
@@ -65,7 +72,7 @@ type Certificate struct {
 
 // Certificates are all of them.
 func Certificates() []Certificate {
-	return []Certificate{{Root + "/pki", "yurthub", false}, {Root + "/pki", "yurthub-server", true}}
+	return []Certificate{{pki, yurthub, false}, {pki, yurthub + "-server", true}}
 }
 
 // UnitFile is the unit that images carry, and that convert writes on nodes that
@@ -75,9 +82,9 @@ const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its argum
 # forever: yurthub itself gives up after four minutes without its identity.
 [Unit]
 Description=OpenYurt yurthub
-After=network.target ipvscare.service systemd-modules-load.service
-Before=kubelet.service
-RequiresMountsFor=/etc/kubernetes ` + Root + `
+After=network.target ` + ondisk.UnitIPVSCare + ` systemd-modules-load.service
+Before=` + ondisk.UnitKubelet + `
+RequiresMountsFor=` + ondisk.KubernetesDir + ` ` + Root + `
 ConditionPathExists=` + ondisk.YurthubEnv + `
 StartLimitIntervalSec=0
 
@@ -112,7 +119,7 @@ func (h Hub) PodManifest() []byte {
 // PodName is yurthub's pod, in PodNamespace.
 const (
 	PodName      = "yurt-hub"
-	PodNamespace = "kube-system"
+	PodNamespace = systemNamespace
 )
 
 // Logs says how a person sees what yurthub printed.
@@ -120,32 +127,32 @@ func (h Hub) Logs() string {
 	if h.IsPod() {
 		return "see `journalctl -u kubelet` and /var/log/pods/" + PodNamespace + "_" + PodName + "* on the machine"
 	}
-	return "see `journalctl -u " + strings.TrimSuffix(Unit, ".service") + "` on the machine"
+	return "see `journalctl -u " + yurthub + "` on the machine"
 }
 
 const podManifest = `# Written by firstboot from the site.
 apiVersion: v1
 kind: Pod
 metadata:
-  name: yurt-hub
-  namespace: kube-system
+  name: ` + PodName + `
+  namespace: ` + PodNamespace + `
   labels:
-    k8s-app: yurt-hub
+    k8s-app: ` + PodName + `
 spec:
   hostNetwork: true
   priorityClassName: system-node-critical
   priority: 2000001000
   containers:
-  - name: yurt-hub
+  - name: ` + PodName + `
     image: %q
     imagePullPolicy: IfNotPresent
     command:
-    - yurthub
+    - ` + yurthub + `
 %s    livenessProbe:
       httpGet:
-        host: 127.0.0.1
+        host: ` + loopback + `
         path: /v1/healthz
-        port: 10267
+        port: ` + HealthPort + `
       initialDelaySeconds: 300
       periodSeconds: 5
       failureThreshold: 3
@@ -159,11 +166,11 @@ spec:
       capabilities:
         add: ["NET_ADMIN", "NET_RAW"]
     volumeMounts:
-    - {name: kubernetes, mountPath: /etc/kubernetes}
-    - {name: hub, mountPath: /var/lib/yurthub}
+    - {name: kubernetes, mountPath: ` + ondisk.KubernetesDir + `}
+    - {name: hub, mountPath: ` + Root + `}
     - {name: bootstrap, mountPath: %s, readOnly: true}
   volumes:
-  - {name: kubernetes, hostPath: {path: /etc/kubernetes, type: Directory}}
-  - {name: hub, hostPath: {path: /var/lib/yurthub, type: DirectoryOrCreate}}
+  - {name: kubernetes, hostPath: {path: ` + ondisk.KubernetesDir + `, type: Directory}}
+  - {name: hub, hostPath: {path: ` + Root + `, type: DirectoryOrCreate}}
   - {name: bootstrap, hostPath: {path: %s, type: DirectoryOrCreate}}
 `

@@ -18,7 +18,7 @@ const (
 func LBModes() []string { return []string{LBPriority, LBRoundRobin} }
 
 // DefaultNamespace is where yurthub's settings are in a cluster.
-const DefaultNamespace = "kube-system"
+const DefaultNamespace = systemNamespace
 
 // Hub is what a node's yurthub is told.
 type Hub struct {
@@ -59,7 +59,7 @@ func (h Hub) Args() []string {
 		}
 	}
 	give("v", "2")
-	give("bind-address", "127.0.0.1")
+	give("bind-address", loopback)
 	give("working-mode", map[bool]string{false: "edge", true: "cloud"}[h.Cloud])
 	give("namespace", h.Namespace)
 	give("node-name", h.Node)

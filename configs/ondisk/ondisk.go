@@ -94,6 +94,8 @@ const (
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed once imported
 	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet is held by its absence
+	KubernetesDir  = "/etc/kubernetes"                // kubeadm's and kubelet's, on DATA
+	ManifestsDir   = "/etc/kubernetes/manifests"      // static pods
 	KubeletConf    = "/etc/kubernetes/kubelet.conf"   // kubelet's credentials
 	KubeCA         = "/etc/kubernetes/pki/ca.crt"     // the cluster's CA
 	KubeadmPath    = "/usr/lib/edgebake/kubeadm"      // programs that kubeadm finds before those of the system
