@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -24,8 +25,23 @@ func oneDisk(e *Env) error {
 	if err != nil || disk == "" || disk == root.Name {
 		return nil // or a node that edgebake did not build
 	}
-	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.disksWith(e.loaderPart()))),
-		"take one of the disks out; or write one again with edgebake flash, which gives a disk GUIDs of its own")
+	fix := "take one of the disks out; or write one again with edgebake flash, which gives a disk GUIDs of its own"
+	if rewriting(e, "") != "" {
+		fix += "; keep " + disk + ", which has the data of this machine"
+	}
+	return Permanent(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.disksWith(e.loaderPart()))), fix)
+}
+
+// rewriting is a fix that has a person write the image to this machine's disk again,
+// with what is lost then.
+func rewriting(e *Env, fix string) string {
+	switch {
+	case e.exists(configs.EtcdDataDir + "/member"):
+		return fix + "; this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it, or copy " + snapshotDir + " to another computer"
+	case isMember(e):
+		return fix + "; what pods keep on the disk is lost then, and the Site needs a token for the machine to join again"
+	}
+	return fix
 }
 
 // loaderWords says which disk the boot loader means.
@@ -52,7 +68,7 @@ func diskPhase() Phase {
 			data := d.part(ondisk.LabelData)
 			if data == nil {
 				return Todo, Permanent(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
-					"the image was not written whole; write it to the device again")
+					rewriting(e, "the image was not written whole; write it to the device again"))
 			}
 			if d.Size-(data.Start+data.Size) > slack {
 				return Todo, nil

@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 // second puts another disk with the same image's partitions into the machine.
@@ -78,5 +81,64 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 			w.powerOn()
 			w.mustBoot()
 		})
+	}
+}
+
+// TestRewritingSaysWhatIsLost: a fix that has a person write the disk again says
+// what the machine loses with it, and a damaged archive has another fix.
+func TestRewritingSaysWhatIsLost(t *testing.T) {
+	t.Parallel()
+	damaged := func(w *world) {
+		w.put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
+		w.put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1","sha256":"0","platform":"linux/amd64"}]}`)
+	}
+	fixOf := func(w *world, phase string) string {
+		t.Helper()
+		w.powerOn()
+		if err := w.boot(); err == nil {
+			t.Fatal("it went on")
+		}
+		for _, p := range w.state().Phases {
+			if p.Name == phase {
+				return p.Fix
+			}
+		}
+		t.Fatalf("no phase %s", phase)
+		return ""
+	}
+	fresh := nativeWorld(t)
+	damaged(fresh)
+	worker := nativeWorld(t)
+	worker.mustBoot()
+	damaged(worker)
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	m.put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
+	damaged(m.world)
+	for _, tt := range []struct {
+		name string
+		w    *world
+		lost string
+	}{
+		{"new machine", fresh, ""},
+		{"worker", worker, "what pods keep on the disk is lost then, and the Site needs a token"},
+		{"control-plane node", m.world, "this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it"},
+	} {
+		fix := fixOf(tt.w, "images")
+		if !strings.Contains(fix, "import example.com/pause:1 by hand") || !strings.Contains(fix, "remove "+ondisk.ImportImageDir+"/000-pause.tar") {
+			t.Errorf("%s: %s", tt.name, fix)
+		}
+		if strings.Contains(fix, "is lost then") != (tt.lost != "") || !strings.Contains(fix, tt.lost) {
+			t.Errorf("%s: %s", tt.name, fix)
+		}
+	}
+	// Nor does another name have a control-plane node reset, which it cannot be.
+	named := newControlPlane(t, mintedSites(t, 1))
+	named.bootDone()
+	named.put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
+	active := &Active{Site: named.site, Node: "m9"}
+	err := diskIsOfSite(named.env(), active)
+	if fix, permanent := Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "data of etcd is lost then") {
+		t.Errorf("%v: %s", err, fix)
 	}
 }

@@ -79,7 +79,7 @@ func podJoinPhase(active *Active) Phase {
 				return Todo, err
 			}
 			if cert, err := enrolment(e); err == nil {
-				if err := sameName(cert, active.Node); err != nil {
+				if err := sameName(cert, active.Node, resetForName); err != nil {
 					return Todo, err
 				}
 				flags := e.contents(kubeadmFlags)

@@ -73,7 +73,8 @@ func importArchive(ctx context.Context, e *Env, a ondisk.ImportArchive) error {
 	}
 	if sum != a.SHA256 {
 		return Permanent(fmt.Errorf("the image archive %s is damaged: it has %s, expected %s", path, sum, a.SHA256),
-			"write the disk image to the device again; the device may be failing")
+			fmt.Sprintf("import %s by hand (`ctr --namespace k8s.io images import FILE`) and remove %s; or %s. The device may be failing",
+				a.Ref, path, rewriting(e, "write the disk image to the device again")))
 	}
 	ctr := func(args ...string) error {
 		return e.Run(ctx, Cmd{Args: append([]string{"ctr", "--namespace", "k8s.io", "images"}, args...)})

@@ -37,7 +37,7 @@ func joinPhase(active *Active) Phase {
 			if err != nil {
 				return Todo, nil
 			}
-			if err := errors.Join(otherForm(e, false), sameName(cert, active.Node)); err != nil {
+			if err := errors.Join(otherForm(e, false), sameName(cert, active.Node, resetForName)); err != nil {
 				return Todo, err
 			}
 			if site.NodeType == configs.NodeNative && redirected(e) {
@@ -90,11 +90,13 @@ func joinPhase(active *Active) Phase {
 	}
 }
 
+// resetForName is the fix of a worker; a control-plane node cannot be reset.
+const resetForName = "run `firstboot reset` on the machine to join under the new name, or give nodeName back its value"
+
 // sameName makes sure that the site means the node that this machine is.
-func sameName(cert *x509.Certificate, name string) error {
+func sameName(cert *x509.Certificate, name, fix string) error {
 	if is := nodeIn(cert); is != name {
-		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name),
-			"run `firstboot reset` on the machine to join under the new name, or give nodeName back its value")
+		return Permanent(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
 	}
 	return nil
 }

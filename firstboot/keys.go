@@ -118,7 +118,7 @@ func keysPhase(active *Active) Phase {
 // diskIsOfSite makes sure that what the disk has of a cluster is of the site's,
 // and this machine's.
 func diskIsOfSite(e *Env, active *Active) error {
-	fix := "a control-plane node does not move: write the image to its disk again, or correct the Site"
+	fix := rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
 		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"
 	}
@@ -126,7 +126,7 @@ func diskIsOfSite(e *Env, active *Active) error {
 		return Permanent(errors.New("this machine has the CA of another cluster than the Site's"), fix)
 	}
 	if cert, err := enrolment(e); err == nil || errors.Is(err, errExpired) {
-		return sameName(cert, active.Node)
+		return sameName(cert, active.Node, fix)
 	}
 	return nil
 }

@@ -266,7 +266,7 @@ func etcdDisk(e *Env) (seat.Disk, error) {
 	var err error
 	d.WAL, d.Member, d.Etcd, err = seat.LogOf(e.path(configs.EtcdDataDir + "/member/wal"))
 	if err != nil {
-		return d, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one")
+		return d, Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
 	}
 	d.Cluster = readSeatNote(e).Cluster
 	return d, nil

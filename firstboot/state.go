@@ -82,11 +82,11 @@ func imageInfo(e *Env) (ondisk.ImageInfo, error) {
 	}
 	if err != nil {
 		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("reading what this machine's image says of itself (%s): %w", ondisk.ImageInfoFile, err),
-			"the disk is damaged: flash the machine again")
+			rewriting(e, "the disk is damaged: flash the machine again"))
 	}
 	if info.Version != ondisk.ImageInfoVersion {
 		return ondisk.ImageInfo{}, Permanent(fmt.Errorf("%s has version %d, this firstboot reads %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
-			"build the image and its firstboot with the same edgebake, and flash the machine again")
+			rewriting(e, "build the image and its firstboot with the same edgebake, and flash the machine again"))
 	}
 	return info, nil
 }

@@ -176,7 +176,7 @@ func Decide(v View) Decision {
 	switch {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
 		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk is of another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
-			Fix: v.rewriting("write the image to the machine's disk again, or stamp the machine's former Site", "stamp the machine's former Site, or name another control-plane node to continue from")}
+			Fix: v.rewriting("stamp the machine's former Site, or write the image to its disk again: the other cluster's data is lost then", "stamp the machine's former Site, or name another control-plane node to continue from")}
 	case v.Word.ContinueFrom != "":
 		return v.continued()
 	case v.Disk.WAL:
@@ -190,7 +190,7 @@ func (v View) lived() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
-			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them; else keep all disks, and switch the others off", theOthersOrThis)}
+			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them, and its own data is lost; else keep all disks, and switch the others off", theOthersOrThis)}
 	case v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from the cluster, and its data is of no use there",
 			Fix: v.rewriting("if it is to come back, flash it anew; it then joins as a new member", theOthersOrThis)}
@@ -208,7 +208,7 @@ func (v View) notNoted() Decision {
 	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no note of which cluster it is",
 		Fix: "keep this disk, and switch the others on; if they are lost for good, begin with a snapshot, as of its own in /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): what the disk has is moved aside"}
 	if v.Quorum {
-		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others; data that somebody put there is to be restored as a snapshot", d.Fix)
+		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others, and what the disk has is lost; data that somebody put there is to be restored as a snapshot", d.Fix)
 	}
 	return d
 }
