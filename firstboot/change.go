@@ -19,9 +19,9 @@ type Step struct {
 	Detail       string
 }
 
-// evidence says what is kept of a change: files, as they were before it and
+// toKeep is what is kept of a change: files, as they were before it and
 // after, none of which may hold a secret, and the journals of units.
-type evidence struct{ files, units []string }
+type toKeep struct{ files, units []string }
 
 // change carries out what a person asks for, in steps: convert, revert or
 // reset. It keeps evidence: how each step went, and what the files were before
@@ -30,7 +30,7 @@ type change struct {
 	e     *Env
 	tell  func(Step)
 	dir   string // of the evidence
-	keep  evidence
+	keep  toKeep
 	steps []Step
 	// resumed: if a step fails, steps that were found done are undone too: an
 	// earlier run, which was killed, did them.
@@ -42,7 +42,7 @@ type change struct {
 	onward bool
 }
 
-func newChange(e *Env, what string, keep evidence, tell func(Step)) *change {
+func newChange(e *Env, what string, keep toKeep, tell func(Step)) *change {
 	own := *e // whose waiting is told here
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }

@@ -19,7 +19,7 @@ const (
 )
 
 // joinEvidence is what convert, revert and reset change of how a node has joined.
-var joinEvidence = evidence{
+var joinEvidence = toKeep{
 	files: []string{kubeadmFlags, hubEnv, openyurt.KubeletConf, hubUnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }

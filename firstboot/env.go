@@ -3,9 +3,6 @@ package firstboot
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -16,13 +13,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
@@ -179,127 +173,6 @@ type pass struct {
 	known *known
 }
 
-// known caches lookups for one pass.
-type known struct {
-	disk *blockDisk // that we were started from
-	ways api.Ways   // to API servers
-
-	mu          sync.Mutex
-	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
-	pairs       map[[sha256.Size]byte]*tls.Certificate
-	signed      map[[sha256.Size]byte]struct{} // certificates, with who has signed them
-}
-
-func newKnown() *known {
-	return &known{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
-}
-
-// once makes what a key stands for once. Two who ask at the same time may both
-// make it.
-func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, make func() (V, error)) (V, error) {
-	mu.Lock()
-	v, ok := all[key]
-	mu.Unlock()
-	if ok {
-		return v, nil
-	}
-	v, err := make()
-	if err == nil {
-		mu.Lock()
-		all[key] = v
-		mu.Unlock()
-	}
-	return v, err
-}
-
-// parseKubeconfig parses each text once in a pass: a dozen checks look into
-// kubelet.conf.
-func (e *Env) parseKubeconfig(text []byte) (*api.Kubeconfig, error) {
-	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
-	if e.known == nil {
-		return parse()
-	}
-	return once(&e.known.mu, e.known.kubeconfigs, string(text), parse)
-}
-
-// parsePair parses a certificate and its key, once in a pass as well.
-func (e *Env) parsePair(cert, key []byte) (*tls.Certificate, error) {
-	parse := func() (*tls.Certificate, error) {
-		pair, err := tls.X509KeyPair(cert, key)
-		return &pair, err
-	}
-	if e.known == nil {
-		return parse()
-	}
-	return once(&e.known.mu, e.known.pairs, digest(cert, key), parse)
-}
-
-// keyPair is the client certificate of a kubeconfig's user.
-func (e *Env) keyPair(u *api.User) (*tls.Certificate, error) {
-	cert, key, err := u.KeyTexts(e.Root)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := e.parsePair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
-	}
-	return pair, nil
-}
-
-// signedBy verifies the signature of a certificate, once in a pass.
-func (e *Env) signedBy(cert, ca *x509.Certificate) error {
-	if e.known == nil {
-		return cert.CheckSignatureFrom(ca)
-	}
-	_, err := once(&e.known.mu, e.known.signed, digest(cert.Raw, ca.Raw), func() (struct{}, error) { return struct{}{}, cert.CheckSignatureFrom(ca) })
-	return err
-}
-
-// digest tells two texts from others.
-func digest(a, b []byte) [sha256.Size]byte {
-	h := sha256.New()
-	fmt.Fprintf(h, "%d\n", len(a))
-	h.Write(a)
-	h.Write(b)
-	return [sha256.Size]byte(h.Sum(nil))
-}
-
-// ways are those of this pass to API servers, nil outside of one.
-func (e *Env) ways() *api.Ways {
-	if e.known == nil {
-		return nil
-	}
-	return &e.known.ways
-}
-
-// clientOf makes a client of a kubeconfig.
-func (e *Env) clientOf(k *api.Kubeconfig) (*api.Client, error) {
-	c, err := k.ClientBy(e.Root, e.Dial, e.keyPair)
-	if err == nil {
-		c.Ways = e.ways()
-	}
-	return c, err
-}
-
-// kubeconfigAt reads the kubeconfig at path; whose it is, the error says.
-func (e *Env) kubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
-	text, err := e.read(path)
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", whose, err)
-	}
-	return e.parseKubeconfig(text)
-}
-
-// clientAt makes a client of the kubeconfig at path.
-func (e *Env) clientAt(path, whose string) (*api.Client, error) {
-	k, err := e.kubeconfigAt(path, whose)
-	if err != nil {
-		return nil, err
-	}
-	return e.clientOf(k)
-}
-
 // Owner says whose a file becomes, and with which permissions.
 type Owner struct {
 	Mode     fs.FileMode
@@ -403,99 +276,4 @@ func (e *Env) patiently(ctx context.Context, patience, interval time.Duration, t
 		return last == nil || e.Now().After(end), nil
 	})
 	return cmp.Or(last, err)
-}
-
-// permanent is an error that no retry fixes.
-type permanent struct {
-	err error
-	fix string
-}
-
-func (p *permanent) Error() string { return p.err.Error() }
-func (p *permanent) Unwrap() error { return p.err }
-
-// Permanent marks err as one that no retry fixes; fix is what a person
-// does about it.
-func Permanent(err error, fix string) error { return &permanent{err, fix} }
-
-// Fix returns the fix of a Permanent error, and whether err is one.
-func Fix(err error) (string, bool) {
-	var p *permanent
-	if errors.As(err, &p) {
-		return p.fix, true
-	}
-	return "", false
-}
-
-// advised is an error that is tried again, with a word on what a person may
-// do meanwhile.
-type advised struct {
-	err    error
-	advice string
-}
-
-func (a *advised) Error() string { return a.err.Error() }
-func (a *advised) Unwrap() error { return a.err }
-
-// Advise adds to an error what a person can do about it; it is tried again
-// nevertheless.
-func Advise(err error, advice string) error { return &advised{err, advice} }
-
-// Advice gathers what the errors in err say that a person can do; "": nothing.
-func Advice(err error) string {
-	var all []string
-	var walk func(error)
-	walk = func(err error) {
-		switch x := err.(type) {
-		case *permanent:
-			all = append(all, x.fix)
-		case *advised:
-			all = append(all, x.advice)
-		case interface{ Unwrap() []error }:
-			for _, e := range x.Unwrap() {
-				walk(e)
-			}
-		case interface{ Unwrap() error }:
-			walk(x.Unwrap())
-		}
-	}
-	walk(err)
-	slices.Sort(all)
-	return strings.Join(slices.Compact(all), "; ")
-}
-
-// secretsOf lists what must never be seen of a site.
-func secretsOf(s *configs.Site) []string {
-	if s == nil {
-		return nil
-	}
-	var out []string
-	add := func(v string) {
-		if len(v) >= 4 { // anything shorter would blot out ordinary words
-			out = append(out, v)
-		}
-	}
-	token := s.Credentials.Token.Reveal()
-	add(token)
-	if _, secret, err := api.SplitToken(token); err == nil {
-		add(secret)
-	}
-	if k := s.Credentials.Keys; k != nil {
-		for _, secret := range k.Secrets() {
-			for line := range strings.Lines(secret.Reveal()) {
-				if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") {
-					out = append(out, line)
-				}
-			}
-		}
-	}
-	for _, i := range s.Network.Interfaces {
-		if i.WiFi != nil {
-			add(i.WiFi.PSK.Reveal())
-		}
-	}
-	for _, u := range s.Users {
-		add(u.PasswordHash.Reveal())
-	}
-	return out
 }

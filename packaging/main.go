@@ -49,7 +49,7 @@ func main() {
 	})
 	flag.Parse()
 	p.arch, p.only = strings.Split(*arch, ","), strings.Split(*only, ",")
-	if err := p.make(ctx); err != nil {
+	if err := p.build(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "packaging:", err)
 		os.Exit(1)
 	}
@@ -70,7 +70,7 @@ type packages struct {
 	stage   string // a directory for each architecture's files
 }
 
-func (p *packages) make(ctx context.Context) error {
+func (p *packages) build(ctx context.Context) error {
 	var err error
 	for _, dir := range []*string{&p.src, &p.out} {
 		if *dir, err = filepath.Abs(*dir); err != nil {
@@ -162,7 +162,7 @@ func (p *packages) layOut(ctx context.Context) error {
 		if err := os.CopyFS(filepath.Join(root, "usr/lib/edgebake"), os.DirFS(nodes)); err != nil {
 			return err
 		}
-		if err := errors.Join(p.manuals(ctx, own, root), p.completions(ctx, own, root), p.docs(root), p.settle(root)); err != nil {
+		if err := errors.Join(p.manuals(ctx, own, root), p.completions(ctx, own, root), p.docs(root), p.normalize(root)); err != nil {
 			return err
 		}
 	}
@@ -296,8 +296,8 @@ edgebake: binary-from-other-architecture *
 edgebake: uses-dpkg-database-directly *
 `
 
-// settle gives all files the modes and times of the package.
-func (p *packages) settle(root string) error {
+// normalize gives all files the modes and times of the package.
+func (p *packages) normalize(root string) error {
 	return filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -48,7 +48,7 @@ func makeIn(t *testing.T, p packages) []string {
 	if p.suite == "" {
 		p.suite = "trixie"
 	}
-	if err := p.make(t.Context()); err != nil {
+	if err := p.build(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	made, err := filepath.Glob(filepath.Join(p.out, "*"))

@@ -333,7 +333,7 @@ func (p *pull) piece(ctx context.Context, hashing *hasher, f *fetched) error {
 	default:
 		return transfer.Final(fmt.Errorf("%s answers with a range that nobody asked for", p.ref.Domain))
 	}
-	return p.copy(hashing, f, resp.Body)
+	return p.save(hashing, f, resp.Body)
 }
 
 // startsAt reports whether a partial answer begins at that byte.
@@ -351,8 +351,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// copy takes what comes.
-func (p *pull) copy(hashing *hasher, f *fetched, body io.Reader) error {
+// save takes what comes.
+func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 	buf := make([]byte, 256<<10)
 	for f.have < f.Size {
 		n, err := body.Read(buf[:min(int64(len(buf)), f.Size-f.have)])

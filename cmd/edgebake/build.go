@@ -255,7 +255,7 @@ of an encrypted key is read from the environment variable
 				return err
 			}
 			defer targets[0].Cache.Close()
-			if err := b.settle(s, targets, args[0] == "-"); err != nil {
+			if err := b.apply(s, targets, args[0] == "-"); err != nil {
 				return err
 			}
 			return b.run(c.Context(), s, &src, targets)
@@ -275,9 +275,9 @@ of an encrypted key is read from the environment variable
 	return c
 }
 
-// settle puts into the targets what the flags say, and finds what would go
+// apply puts into the targets what the flags say, and finds what would go
 // wrong at the end of their builds.
-func (b *buildFlags) settle(s streams, targets []target, fromStdin bool) error {
+func (b *buildFlags) apply(s streams, targets []target, fromStdin bool) error {
 	var errs []error
 	for i := range targets {
 		t := &targets[i]

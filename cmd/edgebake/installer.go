@@ -175,8 +175,8 @@ func (out *installerOutput) writable(image string) (undo func(), err error) {
 	return undo, errors.Join(errs...)
 }
 
-// make makes it.
-func (out *installerOutput) make(ctx context.Context, o installer.Options, progress func(done, total int64)) error {
+// write makes it.
+func (out *installerOutput) write(ctx context.Context, o installer.Options, progress func(done, total int64)) error {
 	if out.iso != "" {
 		return installer.ISO(ctx, out.iso, o, progress)
 	}
@@ -204,7 +204,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out installerOu
 	if err := p.Verify(ctx, func(done, total int64) { progress("image", done, total) }); err != nil {
 		return err
 	}
-	if err := out.make(ctx, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
+	if err := out.write(ctx, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
 		return err
 	}
 	show.close()

@@ -78,8 +78,8 @@ func (r Root) Link(target, p string) error {
 	})
 }
 
-// replace has make put something under a name that is new, and renames it.
-func (r Root) replace(p string, make func(at *place, tmp string) error) error {
+// replace has create put something under a name that is new, and renames it.
+func (r Root) replace(p string, create func(at *place, tmp string) error) error {
 	at, err := r.at(p, true)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (r Root) replace(p string, make func(at *place, tmp string) error) error {
 	if err := at.sweep(tmp); err != nil {
 		return &fs.PathError{Op: "unlink", Path: path.Join(path.Dir(p), tmp), Err: err}
 	}
-	err = make(at, tmp)
+	err = create(at, tmp)
 	if err == nil {
 		err = at.takeOver(tmp)
 	}

@@ -1,0 +1,132 @@
+package firstboot
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"sync"
+
+	"github.com/edgebake/edgebake/cluster/api"
+)
+
+// known caches lookups for one pass.
+type known struct {
+	disk *blockDisk // that we were started from
+	ways api.Ways   // to API servers
+
+	mu          sync.Mutex
+	kubeconfigs map[string]*api.Kubeconfig // by their text; nobody changes one
+	pairs       map[[sha256.Size]byte]*tls.Certificate
+	signed      map[[sha256.Size]byte]struct{} // certificates, with who has signed them
+}
+
+func newKnown() *known {
+	return &known{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
+}
+
+// once makes what a key stands for once. Two who ask at the same time may both
+// make it.
+func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func() (V, error)) (V, error) {
+	mu.Lock()
+	v, ok := all[key]
+	mu.Unlock()
+	if ok {
+		return v, nil
+	}
+	v, err := create()
+	if err == nil {
+		mu.Lock()
+		all[key] = v
+		mu.Unlock()
+	}
+	return v, err
+}
+
+// parseKubeconfig parses each text once in a pass: a dozen checks look into
+// kubelet.conf.
+func (e *Env) parseKubeconfig(text []byte) (*api.Kubeconfig, error) {
+	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
+	if e.known == nil {
+		return parse()
+	}
+	return once(&e.known.mu, e.known.kubeconfigs, string(text), parse)
+}
+
+// parsePair parses a certificate and its key, once in a pass as well.
+func (e *Env) parsePair(cert, key []byte) (*tls.Certificate, error) {
+	parse := func() (*tls.Certificate, error) {
+		pair, err := tls.X509KeyPair(cert, key)
+		return &pair, err
+	}
+	if e.known == nil {
+		return parse()
+	}
+	return once(&e.known.mu, e.known.pairs, digest(cert, key), parse)
+}
+
+// keyPair is the client certificate of a kubeconfig's user.
+func (e *Env) keyPair(u *api.User) (*tls.Certificate, error) {
+	cert, key, err := u.KeyTexts(e.Root)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := e.parsePair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("reading a kubeconfig's client certificate: %w", err)
+	}
+	return pair, nil
+}
+
+// signedBy verifies the signature of a certificate, once in a pass.
+func (e *Env) signedBy(cert, ca *x509.Certificate) error {
+	if e.known == nil {
+		return cert.CheckSignatureFrom(ca)
+	}
+	_, err := once(&e.known.mu, e.known.signed, digest(cert.Raw, ca.Raw), func() (struct{}, error) { return struct{}{}, cert.CheckSignatureFrom(ca) })
+	return err
+}
+
+// digest tells two texts from others.
+func digest(a, b []byte) [sha256.Size]byte {
+	h := sha256.New()
+	fmt.Fprintf(h, "%d\n", len(a))
+	h.Write(a)
+	h.Write(b)
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// ways are those of this pass to API servers, nil outside of one.
+func (e *Env) ways() *api.Ways {
+	if e.known == nil {
+		return nil
+	}
+	return &e.known.ways
+}
+
+// clientOf makes a client of a kubeconfig.
+func (e *Env) clientOf(k *api.Kubeconfig) (*api.Client, error) {
+	c, err := k.ClientBy(e.Root, e.Dial, e.keyPair)
+	if err == nil {
+		c.Ways = e.ways()
+	}
+	return c, err
+}
+
+// kubeconfigAt reads the kubeconfig at path; whose it is, the error says.
+func (e *Env) kubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
+	text, err := e.read(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", whose, err)
+	}
+	return e.parseKubeconfig(text)
+}
+
+// clientAt makes a client of the kubeconfig at path.
+func (e *Env) clientAt(path, whose string) (*api.Client, error) {
+	k, err := e.kubeconfigAt(path, whose)
+	if err != nil {
+		return nil, err
+	}
+	return e.clientOf(k)
+}

@@ -1,0 +1,44 @@
+package firstboot
+
+import (
+	"strings"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+)
+
+// secretsOf lists what must never be seen of a site.
+func secretsOf(s *configs.Site) []string {
+	if s == nil {
+		return nil
+	}
+	var out []string
+	add := func(v string) {
+		if len(v) >= 4 { // anything shorter would blot out ordinary words
+			out = append(out, v)
+		}
+	}
+	token := s.Credentials.Token.Reveal()
+	add(token)
+	if _, secret, err := api.SplitToken(token); err == nil {
+		add(secret)
+	}
+	if k := s.Credentials.Keys; k != nil {
+		for _, secret := range k.Secrets() {
+			for line := range strings.Lines(secret.Reveal()) {
+				if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") {
+					out = append(out, line)
+				}
+			}
+		}
+	}
+	for _, i := range s.Network.Interfaces {
+		if i.WiFi != nil {
+			add(i.WiFi.PSK.Reveal())
+		}
+	}
+	for _, u := range s.Users {
+		add(u.PasswordHash.Reveal())
+	}
+	return out
+}
