@@ -49,7 +49,11 @@ func (b *build) resolveAgents(ctx context.Context) error {
 			errs = append(errs, a.err)
 			continue
 		}
-		b.add(origin{field: "agents." + a.name}, a.name, plan.Input{Make: "agent", SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
+		compiledBy, err := b.compiledBy(a.sha)
+		if err != nil {
+			return err
+		}
+		b.add(origin{field: "agents." + a.name}, a.name, plan.Input{Make: "agent", Go: compiledBy, SHA256: a.sha}, program{a.name, "usr/bin/" + a.name}.layer(), nil)
 	}
 	return errors.Join(errs...)
 }

@@ -2,8 +2,10 @@ package builder
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
 	"golang.org/x/sync/errgroup"
 )
@@ -37,7 +40,26 @@ func (b *build) makeInputs(ctx context.Context) error {
 	for _, name := range rest {
 		g.Go(func() error { return b.makeOne(ctx, name) })
 	}
-	return errors.Join(g.Wait(), b.kept)
+	if err := errors.Join(g.Wait(), b.kept); err != nil {
+		return err
+	}
+	return b.nameGo()
+}
+
+// nameGo completes what a lock of before the field does not say of programs that are
+// cached.
+func (b *build) nameGo() error {
+	for name, in := range b.plan.Inputs {
+		if in.Make != "go" || in.Go != "" {
+			continue
+		}
+		var err error
+		if in.Go, err = b.compiledBy(in.SHA256); err != nil {
+			return err
+		}
+		b.plan.Inputs[name] = in
+	}
+	return nil
 }
 
 // missingInputs are those whose bytes are not in the cache: what Go compiles, and
@@ -62,6 +84,9 @@ func (b *build) missingInputs() (compile, rest []string) {
 func (b *build) checkInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
+		return err
+	}
+	if err := b.checkGo(ctx, compile); err != nil {
 		return err
 	}
 	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
@@ -93,7 +118,11 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which has it"
 			}
-			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go, and %w, or %s", name, goErr, hint)})
+			release := ""
+			if in := b.input(name); b.Locked && in.Go != "" {
+				release = " (the lock's is of " + in.Go + ")"
+			}
+			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go%s, and %w, or %s", name, release, goErr, hint)})
 		}
 	}
 	if !slices.Contains(rest, inputBase) || b.Base != "" || b.img.Base.Debian == nil {
@@ -110,6 +139,52 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 	}
 	if b.img.Arch != runtime.GOARCH {
 		errs = append(errs, fieldError("base.debian", lookForEmulation(ctx, b.img.Arch).problem()))
+	}
+	return errors.Join(errs...)
+}
+
+// compiledBy is the Go release that compiled a program in the cache.
+func (b *build) compiledBy(sha string) (string, error) {
+	f, err := b.Cache.OpenBlob(sha)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return fetch.CompiledBy(f), nil
+}
+
+// checkGo rejects a Go release other than that of the locked programs that are to be
+// compiled, before minutes are spent on bytes that are not the lock's.
+func (b *build) checkGo(ctx context.Context, compile []string) error {
+	if !b.Locked {
+		return nil
+	}
+	type wanted struct{ field, module, version, release string }
+	var order []wanted
+	names := map[wanted][]string{}
+	for _, name := range compile {
+		in := b.input(name)
+		if in.Go == "" || in.SHA256 == "" {
+			continue // a lock of before: the digest will tell
+		}
+		module, version := goModuleOf(in)
+		w := wanted{b.origins[name].field, module, version, in.Go}
+		if names[w] == nil {
+			order = append(order, w)
+		}
+		names[w] = append(names[w], name)
+	}
+	var errs []error
+	for _, w := range order {
+		var r fetch.GoRecipe
+		if err := json.Unmarshal(b.input(names[w][0]).Recipe, &r); err != nil {
+			return err
+		}
+		have, err := fetch.GoRelease(ctx, b.Cache, r, w.release, io.Discard)
+		if err == nil && have != w.release {
+			err = fmt.Errorf("the lock has %s compiled by %s; the go here is %s, which gives other bytes: to fix: set GOTOOLCHAIN=%[2]s in the environment (go fetches that release), or build without --locked, which renews the lock", strings.Join(names[w], " and "), w.release, have)
+		}
+		errs = append(errs, fieldError(w.field, err))
 	}
 	return errors.Join(errs...)
 }
@@ -161,12 +236,23 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	compiledBy := ""
+	if in.Make == "go" {
+		if compiledBy, err = b.compiledBy(sha); err != nil {
+			return err
+		}
+	}
 	if in.SHA256 != "" && sha != in.SHA256 {
 		if b.Locked || in.Make == "" {
-			return fmt.Errorf("made %s, locked is %s%s", sha, in.SHA256, lockedHint(in.Make))
+			return fmt.Errorf("made %s, locked is %s%s", sha, in.SHA256, lockedHint(in, compiledBy))
 		}
-		s.warn("differs from the lock, which is renewed (%.12s, was %.12s)", sha, in.SHA256)
+		why := ""
+		if in.Go != compiledBy && in.Go != "" {
+			why = fmt.Sprintf("; compiled by %s, was by %s", compiledBy, in.Go)
+		}
+		s.warn("differs from the lock, which is renewed (%.12s, was %.12s%s)", sha, in.SHA256, why)
 	}
+	in.Go = compiledBy
 	if in.Make == "go" && !s.spoke {
 		s.log("cached")
 	}
@@ -178,12 +264,14 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	return nil
 }
 
-func lockedHint(kind string) string {
-	switch kind {
+func lockedHint(in plan.Input, compiledBy string) string {
+	switch in.Make {
 	case "mmdebstrap":
 		return "; the Debian archive has moved on: give the base that was exported (--base FILE, see edgebake build --export-base), or renew the lock by building without --locked"
 	case "go":
-		return "; another Go release compiles other bytes: use the one of the lock, or renew the lock by building without --locked"
+		if in.Go == "" {
+			return "; it was compiled by " + compiledBy + " here, and the lock does not say by which Go release its own was: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or renew the lock by building without --locked"
+		}
 	}
 	return "; build without --locked to renew the lock"
 }

@@ -116,7 +116,7 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 func (b *build) add(from origin, name string, in plan.Input, layer *plan.Layer, make makeFunc) {
 	b.origins[name] = from
 	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
-		in.SHA256 = sha
+		in.SHA256, in.Go = sha, b.Lock.Go(name)
 	}
 	b.plan.Inputs[name] = in
 	if make != nil {

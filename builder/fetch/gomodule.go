@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"debug/buildinfo"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/version"
 	"io"
 	"os"
 	"os/exec"
@@ -131,6 +133,48 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 		blobs[pkg] = sha
 	}
 	return blobs, nil
+}
+
+// GoRelease is the Go release that compiles a recipe's program here: that of the go
+// on PATH, or a newer one, which the module requires and go fetches. The module is
+// fetched only where the answer may be want and depends on it.
+func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Writer) (string, error) {
+	goCmd, err := exec.LookPath("go")
+	if err != nil {
+		return "", err
+	}
+	g := &goTool{path: goCmd, arch: r.Arch, log: log}
+	have, err := g.facts(ctx, c)
+	if err != nil {
+		return "", fmt.Errorf("asking go for its version: %w", err)
+	}
+	own := strings.TrimSpace(string(have))
+	if own == want || version.Compare(own, want) > 0 {
+		return own, nil
+	}
+	dir, err := c.TempDir()
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	if err := g.scratchModule(ctx, dir, r); err != nil {
+		return "", err
+	}
+	said, err := g.run(ctx, dir, "env", "GOVERSION")
+	if err != nil {
+		return "", fmt.Errorf("asking go which release compiles %s %s: %w", r.Module, r.Version, err)
+	}
+	return strings.TrimSpace(string(said)), nil
+}
+
+// CompiledBy is the Go release that compiled a program, empty where it does not
+// say.
+func CompiledBy(program io.ReaderAt) string {
+	info, err := buildinfo.Read(program)
+	if err != nil {
+		return ""
+	}
+	return info.GoVersion
 }
 
 func (r GoRecipe) check() error {

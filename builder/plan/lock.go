@@ -59,6 +59,23 @@ func DecodeLock(data []byte) (*Lock, error) {
 	return &l, nil
 }
 
+// byOtherGo says so where two Go releases are the reason for two digests.
+func byOtherGo(here, locked string) string {
+	if here == "" || locked == "" || here == locked {
+		return ""
+	}
+	return fmt.Sprintf(" (compiled by %s, locked by %s)", here, locked)
+}
+
+// Go is the Go release that compiled a locked program; empty where the lock does
+// not say, as those of before the field.
+func (l *Lock) Go(name string) string {
+	if l == nil {
+		return ""
+	}
+	return l.Inputs[name].Go
+}
+
 // Pinned returns the digest that the lock has for an input, where the lock
 // is about the same input: got or made in the same way, and of the same image
 // where it is known which.
@@ -102,7 +119,7 @@ func (l *Lock) Check(p *Plan) error {
 		case !sameOrigin(old, in):
 			errs = append(errs, fmt.Errorf("input %s is described otherwise in the lock", name))
 		case in.SHA256 != "" && in.SHA256 != old.SHA256:
-			errs = append(errs, fmt.Errorf("input %s has sha256 %s, locked is %s", name, in.SHA256, old.SHA256))
+			errs = append(errs, fmt.Errorf("input %s has sha256 %s, locked is %s%s", name, in.SHA256, old.SHA256, byOtherGo(in.Go, old.Go)))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {

@@ -63,6 +63,9 @@ type Input struct {
 	// Digest is what a name in Recipe meant when it was looked up: a container
 	// image's manifest, "sha256:…".
 	Digest string `json:"digest,omitempty"`
+	// Go is the Go release that compiled a program, where edgebake had it compiled
+	// and the program says. Another one compiles other bytes.
+	Go string `json:"go,omitempty"`
 	// SHA256 is the digest of the bytes, in hex. A made input has none until
 	// it was made once; the lock keeps it from then on.
 	SHA256 string `json:"sha256,omitempty"`

@@ -1,0 +1,214 @@
+package builder
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/test/buildtest"
+)
+
+// otherGo is a go of that release on PATH, which compiles nothing: it copies a
+// program. It returns what was asked of it, in lines.
+func otherGo(t *testing.T, program string) (is func(release, requires string), asked func() string) {
+	t.Helper()
+	dir := t.TempDir()
+	log := filepath.Join(dir, "asked")
+	is = func(release, requires string) {
+		script := fmt.Sprintf(`#!/bin/sh
+echo "$*" >>%[1]s/asked
+case $1 in
+version) echo "go version %[2]s linux/amd64" ;;
+env) if grep -q '^go ' go.mod 2>/dev/null; then echo %[3]s; else echo %[2]s; fi ;;
+mod) printf 'module m\n\ngo 1.26.0\n' >%[1]s/mod; echo '{"GoMod": "%[1]s/mod"}' ;;
+build) while [ "$1" != -o ]; do shift; done; cp %[4]s "$2" ;;
+esac
+`, dir, release, requires, program)
+		if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(log, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is(runtime.Version(), runtime.Version())
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return is, func() string {
+		said, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(said)
+	}
+}
+
+// hello compiles a small program for amd64 with the go that runs the test.
+func hello(t *testing.T, says string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"go.mod": "module hello\n\ngo 1.26\n", "main.go": "package main\n\nfunc main() { println(\"" + says + "\") }\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", "hello")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOARCH=amd64", "CGO_ENABLED=0", "GOFLAGS=")
+	if said, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	return filepath.Join(dir, "hello")
+}
+
+// TestLockNamesGo: another Go release gives other bytes, which is told before
+// minutes of compiling and not after them.
+func TestLockNamesGo(t *testing.T) {
+	program, agent := hello(t, "compiled"), hello(t, "firstboot")
+	here := runtime.Version()
+	is, asked := otherGo(t, program)
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		i := strings.Index(s, "kubernetes:")
+		return s[:i] + strings.Replace(s[i:], "file: {dir: programs}", "goModule: {}", 1)
+	})
+	firstboot, err := os.ReadFile(agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "programs/firstboot"), firstboot, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "a.raw")
+	made, err := p.build(t, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := made.Plan.Lock().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := plan.DecodeLock(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"kubelet": here, "kubeadm": here, "firstboot": here, "base": "", "containerd": ""} {
+		if got := lock.Inputs[name].Go; got != want {
+			t.Errorf("the lock says of %s that Go %q compiled it, want %q", name, got, want)
+		}
+	}
+	if strings.Count(string(raw), `"go": "`) != 3 {
+		t.Errorf("the lock:\n%s", raw)
+	}
+
+	build := func(edit func(l *plan.Lock), locked bool) (*Result, error) {
+		t.Helper()
+		l, err := plan.DecodeLock(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if edit != nil {
+			edit(l)
+		}
+		o := p.options(out)
+		o.Force, o.Lock, o.Locked = true, l, locked
+		return Build(t.Context(), p.image(t), o)
+	}
+	forget := func() {
+		t.Helper()
+		var err error
+		if p.cache, err = fetch.Open(t.TempDir()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.cache.Close() })
+	}
+
+	// What is cached needs no Go of any release.
+	is("go1.99.1", "go1.99.1")
+	if _, err := build(nil, true); err != nil {
+		t.Error(err)
+	}
+	if said := asked(); said != "" {
+		t.Errorf("go was asked %q", said)
+	}
+	for _, c := range []struct {
+		release, requires string
+		ok                bool
+		asked             string
+	}{
+		{"go1.99.1", "go1.99.1", false, "env"},
+		{"go1.21.0", "go1.21.5", false, "env"}, // the module requires another than the lock's
+		{"go1.21.0", here, true, ""},           // which go fetches, as it did for the lock
+		{here, here, true, ""},
+	} {
+		forget()
+		is(c.release, c.requires)
+		_, err := build(nil, true)
+		said := asked()
+		if c.ok {
+			if err != nil {
+				t.Errorf("go %s, module %s: %v", c.release, c.requires, err)
+			}
+			continue
+		}
+		got := c.requires
+		for _, want := range []string{"kubernetes.source: ", "kubeadm and kubelet", "compiled by " + here, "is " + got, "GOTOOLCHAIN=" + here, "without --locked"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("go %s, module %s: error lacks %q: %v", c.release, c.requires, want, err)
+			}
+		}
+		if strings.Contains(said, "build") {
+			t.Errorf("go %s, module %s: it was compiled: %s", c.release, c.requires, said)
+		}
+	}
+
+	// A lock of before gets the field as soon as it is renewed.
+	silent, err := build(func(l *plan.Lock) {
+		in := l.Inputs["kubelet"]
+		in.Go = ""
+		l.Inputs["kubelet"] = in
+	}, false)
+	if err != nil || silent.Plan.Lock().Inputs["kubelet"].Go != here {
+		t.Errorf("%v: %+v", err, silent.Plan.Lock().Inputs["kubelet"])
+	}
+
+	// A lock of before, which does not say: the digest tells, as it did.
+	old := func(l *plan.Lock) {
+		in := l.Inputs["kubelet"]
+		in.Go, in.SHA256 = "", strings.Repeat("ab", 32)
+		l.Inputs["kubelet"] = in
+	}
+	forget()
+	_, err = build(old, true)
+	for _, want := range []string{"locked is abab", "compiled by " + here + " here", "the lock does not say by which"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+	renewed, err := build(old, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in := renewed.Plan.Lock().Inputs["kubelet"]; in.Go != here {
+		t.Errorf("renewed: %+v", in)
+	}
+	// What was compiled from the source tree is compared before: it says why as well.
+	_, err = build(func(l *plan.Lock) {
+		in := l.Inputs["firstboot"]
+		in.Go, in.SHA256 = "go1.99.1", strings.Repeat("ab", 32)
+		l.Inputs["firstboot"] = in
+	}, true)
+	if want := "(compiled by " + here + ", locked by go1.99.1)"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error lacks %q: %v", want, err)
+	}
+	// Without any go: which one.
+	forget()
+	t.Setenv("PATH", t.TempDir())
+	_, err = build(nil, true)
+	if want := "(the lock's is of " + here + ")"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error lacks %q: %v", want, err)
+	}
+}
