@@ -234,6 +234,9 @@ func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}
 // its package or, as the Makefile's AGENT says the same, make.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	goCmd, err := fetch.GoCommand(ctx)
+	if errors.Is(err, fetch.ErrNoGo) {
+		return fmt.Errorf("compiling %s in %s: %w, or edgebake's package, which has %[1]s", name, src, err)
+	}
 	if err != nil {
 		return fmt.Errorf("compiling %s in %s: %w", name, src, err)
 	}

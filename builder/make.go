@@ -104,9 +104,6 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 		_, goErr = fetch.GoCommand(ctx)
 	}
 	if goErr != nil {
-		if errors.Is(goErr, exec.ErrNotFound) {
-			goErr = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
-		}
 		var told []string
 		for _, name := range compile {
 			field := b.origins[name].field
@@ -114,7 +111,7 @@ func (b *build) missingTools(ctx context.Context, compile, rest []string) error 
 				continue
 			}
 			told = append(told, field)
-			hint := "take the programs from a release server (url) or a directory (file)"
+			hint := fmt.Sprintf("take the programs from a release server (source: url) or a directory (source: file): `edgebake explain image.%s` has both", field)
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which has it"
 			}

@@ -204,10 +204,16 @@ const leastGo = "1.21"
 
 var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
 
-// GoCommand is the path of the go command, or exec.ErrNotFound. One
-// that is too old is told as that: it says of a newer go.mod that it is malformed.
+// ErrNoGo says that there is no go command.
+var ErrNoGo = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
+
+// GoCommand is the path of the go command, or ErrNoGo. One that is too old is told
+// as that: it says of a newer go.mod that it is malformed.
 func GoCommand(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("go")
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", ErrNoGo
+	}
 	if err != nil {
 		return "", err
 	}
