@@ -7,12 +7,9 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
@@ -213,6 +210,8 @@ type document struct {
 	where map[string]position // field path -> its value
 	nodes int
 	probs Problems
+	// text is what the document was read from; nil: not known.
+	text *source
 	// strict: the text itself goes to Kubernetes, to which 5 is not a string.
 	strict bool
 }
@@ -262,77 +261,6 @@ func (d *document) maxNodes() int {
 	return maxNodes
 }
 
-// yamlError is how package yaml words a syntax error.
-var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
-
-// unknownAnchor quotes what stands behind a *, which can be a passphrase
-// that somebody forgot to put into quotes.
-var unknownAnchor = regexp.MustCompile(`(?s)unknown anchor '(.*)' referenced`)
-
-func syntaxProblem(file string, data []byte, err error) Problem {
-	p := Problem{File: file, Msg: err.Error()}
-	if m := unknownAnchor.FindStringSubmatch(p.Msg); m != nil {
-		if i := bytes.Index(data, []byte("*"+m[1])); i >= 0 {
-			p.Line = 1 + bytes.Count(data[:i], []byte("\n"))
-			p.Col = i - bytes.LastIndexByte(data[:i], '\n')
-		}
-		p.Msg = "not YAML as it stands: a value that begins with * needs quotes"
-		return p
-	}
-	if m := yamlError.FindStringSubmatch(err.Error()); m != nil {
-		p.Line, _ = strconv.Atoi(m[1])
-		p.Msg = m[2]
-	}
-	at := func(i int) {
-		p.Line = 1 + bytes.Count(data[:i], []byte("\n"))
-		p.Col = i - bytes.LastIndexByte(data[:i], '\n')
-	}
-	if !utf8.Valid(data) {
-		at(invalidUTF8(data))
-		p.Msg = "is not UTF-8 text; save the file in this encoding"
-		return p
-	}
-	if i := bytes.IndexFunc(data, func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\r\n\u0085", r) }); i >= 0 {
-		at(i)
-		r, _ := utf8.DecodeRune(data[i:])
-		p.Msg = fmt.Sprintf("not YAML: contains the control character %U; remove it", r)
-		return p
-	}
-	if i := tabIndent(data, p.Line); i >= 0 {
-		at(i)
-		p.Msg = "not YAML: a tab where the line is indented; use spaces"
-		return p
-	}
-	p.Msg = "not YAML: " + p.Msg
-	return p
-}
-
-// invalidUTF8 is where data stops being UTF-8.
-func invalidUTF8(data []byte) int {
-	for i := 0; i < len(data); {
-		r, n := utf8.DecodeRune(data[i:])
-		if r == utf8.RuneError && n <= 1 {
-			return i
-		}
-		i += n
-	}
-	return len(data)
-}
-
-// tabIndent is where the line, or one beside it, is indented by a tab, else
-// -1: the parser counts lines from 0 in some of its errors.
-func tabIndent(data []byte, line int) int {
-	at := 0
-	for i, l := range bytes.SplitAfter(data, []byte("\n")) {
-		indent := l[:len(l)-len(bytes.TrimLeft(l, " \t"))]
-		if tab := bytes.IndexByte(indent, '\t'); tab >= 0 && i+1 >= line-1 && i+1 <= line+1 {
-			return at + tab
-		}
-		at += len(l)
-	}
-	return -1
-}
-
 // readDocument parses data and reads its version and kind, nothing more.
 func readDocument(file string, data []byte) (*document, Problems) {
 	fail := func(n *yaml.Node, path, format string, args ...any) (*document, Problems) {
@@ -364,7 +292,7 @@ func readDocument(file string, data []byte) (*document, Problems) {
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return fail(&doc, "", "the document must be a mapping that begins with apiVersion: %s", APIVersion)
 	}
-	d := &document{file: file, root: doc.Content[0], where: map[string]position{}}
+	d := &document{file: file, root: doc.Content[0], where: map[string]position{}, text: newSource(data)}
 	var version string
 	for _, f := range []struct {
 		name string
@@ -410,6 +338,13 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
 		n = n.Alias
 	}
 	d.where[path] = position{n.Line, n.Column}
+	if at, ok := d.swallowed(n); ok && d.alone(n) {
+		d.problem(n, path, "%s", colonHint)
+		return
+	} else if ok {
+		d.problem(&at, path, "the item is indented as a part of the value in line %d: begin it where the other items begin; a field with items has no other value", n.Line)
+		return
+	}
 
 	if v.Type() == secretType {
 		var s string
@@ -437,6 +372,38 @@ func (d *document) decode(n *yaml.Node, v reflect.Value, path string) {
 	default:
 		d.scalar(n, v, path, false)
 	}
+}
+
+// swallowed finds a list's item that is part of a plain value, which goes on in a
+// line that is indented more.
+func (d *document) swallowed(n *yaml.Node) (at yaml.Node, ok bool) {
+	if d.text == nil || n.Kind != yaml.ScalarNode || n.Style != 0 || strings.HasPrefix(n.Value, "-") || !strings.Contains(n.Value, "- ") {
+		return at, false
+	}
+	if first := []rune(d.text.line(n.Line)); n.Column < 1 || n.Column > len(first) || strings.HasPrefix(string(first[n.Column-1:]), n.Value) {
+		return at, false // it is all in its line
+	}
+	for line := n.Line + 1; line <= d.text.lines(); line++ {
+		text := d.text.line(line)
+		item := strings.TrimSpace(text)
+		if item == "" {
+			continue
+		}
+		if words, _, _ := strings.Cut(item, " #"); !strings.Contains(n.Value, strings.TrimSpace(words)) {
+			return at, false // the value has ended
+		}
+		if strings.HasPrefix(item, "- ") {
+			return yaml.Node{Line: line, Column: indent(text) + 1}, true
+		}
+	}
+	return at, false
+}
+
+// alone reports whether a plain value has its line to itself, and is one word there:
+// a field's name, more likely, without its colon.
+func (d *document) alone(n *yaml.Node) bool {
+	text := d.text.line(n.Line)
+	return len(strings.Fields(text)) == 1 && indent(text) == n.Column-1
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
@@ -486,7 +453,11 @@ func (d *document) list(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind != yaml.SequenceNode {
-		d.problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", shape(n))
+		what := shape(n)
+		if n.Kind == yaml.ScalarNode && n.Style == 0 && strings.HasPrefix(n.Value, "-") {
+			what += `; a space is missing after the "-"`
+		}
+		d.problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", what)
 		return
 	}
 	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
@@ -538,6 +509,9 @@ func (d *document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 		shown = strconv.Quote(shorten(n.Value))
 	}
 	if n.Kind != yaml.ScalarNode {
+		if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle != 0 && len(n.Content) > 0 && n.Content[0].Kind == yaml.MappingNode {
+			shown += `; a value that begins with {{ needs quotes`
+		}
 		d.problem(n, path, "must be %s, not %s", wanted(v), shown)
 		return
 	}
