@@ -275,7 +275,7 @@ func TestReference(t *testing.T) {
 
 Every field of the documents that people write. ` + "`edgebake validate FILE`" + ` checks
 one and reports everything wrong with it, ` + "`edgebake init`" + ` writes commented ones to
-start from, and ` + "`configs/schema/`" + ` has JSON schemas for editors.
+start from, and ` + "`edgebake schema`" + ` prints JSON schemas for editors.
 
 How documents are read:
 

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -261,7 +262,7 @@ func (p *packages) docs(root string) error {
 // copyDocs takes what a reader of the README goes on to, under the same names.
 func (p *packages) copyDocs(doc string) error {
 	var errs []error
-	for _, pattern := range []string{"docs/*.md", "docs/*.svg", "configs/examples/*.yaml"} {
+	for _, pattern := range []string{"README.md", "ARCHITECTURE.md", "docs/*.md", "docs/*.svg", "docs/decisions/*.md", "test/bench/results/*.md", "configs/examples/*.yaml"} {
 		files, err := filepath.Glob(filepath.Join(p.src, pattern))
 		if err == nil && len(files) == 0 {
 			err = fmt.Errorf("there is no %s in %s", pattern, p.src)
@@ -269,10 +270,45 @@ func (p *packages) copyDocs(doc string) error {
 		errs = append(errs, err)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
+			if err == nil && filepath.Base(file) == "quickstart.yaml" {
+				text, err = quickstartAlone(text)
+			}
+			// Debian's name of it, compressed as Debian wants it.
+			text = bytes.ReplaceAll(text, []byte("](CHANGELOG.md)"), []byte("](NEWS.md.gz)"))
 			errs = append(errs, err, writeFile(filepath.Join(doc, filepath.Dir(pattern), filepath.Base(file)), text))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// quickstartAlone is the example without what `make demo` makes in a clone: two
+// container images.
+func quickstartAlone(doc []byte) ([]byte, error) {
+	text := string(doc)
+	var errs []error
+	cut := func(from, to, instead string) {
+		i := strings.Index(text, from)
+		if i < 0 || !strings.Contains(text[i:], to) {
+			errs = append(errs, fmt.Errorf("the example quickstart.yaml has no %q before %q any more", from, to))
+			return
+		}
+		end := i + strings.Index(text[i:], to) + len(to)
+		text = text[:i] + instead + text[end:]
+	}
+	cut("# A small image", "joins it to a control plane.\n", `# A small image for virtual machines: Debian, and Kubernetes and containerd built
+# from their sources. Copy it to a directory of yours, then:
+#   edgebake build quickstart.yaml
+#   edgebake init --join 'kubeadm join ...'   # writes site.yaml, and another Image
+#   edgebake stamp quickstart.raw site.yaml --output node.raw
+#   edgebake boot node.raw
+`)
+	cut("  # The pause image:", "sandbox: edgebake.test/pause:1\n", "")
+	cut("# Container images on board", "layout: ../../build/images\n  - ref: edgebake.test/hello:1\n    layout: ../../build/images\n", `# Container images on board start without any registry. The pause image, which every
+# pod starts with, is named in containerd.sandbox too.
+#   images:
+#     - ref: registry.example.com/pause:3.10
+`)
+	return []byte(text), errors.Join(errs...)
 }
 
 const copyright = `Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -75,6 +76,8 @@ func TestPackages(t *testing.T) {
 	root := t.TempDir()
 	run(t, exec.Command(desk.NeedProgram(t, "dpkg-deb", "dpkg"), "-x", find(t, made, ".deb"), root))
 	t.Run("installed", func(t *testing.T) { installed(t, root) })
+	t.Run("documents", func(t *testing.T) { documents(t, root) })
+	t.Run("quickstart", func(t *testing.T) { quickstart(t, root) })
 	t.Run("manuals", func(t *testing.T) { manuals(t, root) })
 	t.Run("completions", func(t *testing.T) { completions(t, root) })
 	t.Run("container", func(t *testing.T) { container(t, find(t, made, ".oci.tar"), root) })
@@ -317,6 +320,97 @@ func installed(t *testing.T, root string) {
 			t.Errorf("%s: golden digest %q, the clone's %q", name, got, want)
 		}
 	}
+}
+
+// documents follows each link of the package's documents, and each example that they
+// name.
+func documents(t *testing.T, root string) {
+	doc := filepath.Join(root, "usr/share/doc/edgebake")
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#([^)]*))?\)|\]\(#([^)]+)\)`)
+	example := regexp.MustCompile(`configs/examples/[a-z.-]+`)
+	headings := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInAnchors := regexp.MustCompile(`[^\pL\pN _-]`)
+	read := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	pages, links := 0, 0
+	err := filepath.WalkDir(doc, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(name) != ".md" {
+			return err
+		}
+		pages++
+		text := read(name)
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			links++
+			to, anchor := name, m[3]
+			if m[1] != "" {
+				to, anchor = filepath.Join(filepath.Dir(name), m[1]), m[2]
+			}
+			if _, err := os.Stat(to); err != nil || !strings.HasPrefix(to, doc) {
+				t.Errorf("%s leads to %s, which is not in the package", strings.TrimPrefix(name, doc), m[0])
+				continue
+			}
+			found := anchor == ""
+			if !found {
+				for _, h := range headings.FindAllStringSubmatch(read(to), -1) {
+					found = found || anchor == strings.ReplaceAll(notInAnchors.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-")
+				}
+			}
+			if !found {
+				t.Errorf("%s leads to %s: there is no such heading", strings.TrimPrefix(name, doc), m[0])
+			}
+		}
+		for _, path := range example.FindAllString(text, -1) {
+			if _, err := os.Stat(filepath.Join(doc, strings.TrimRight(path, "."))); err != nil {
+				t.Errorf("%s names %s: %v", strings.TrimPrefix(name, doc), path, err)
+			}
+		}
+		return nil
+	})
+	if err != nil || pages < 10 || links < 50 {
+		t.Errorf("%d pages with %d links, %v", pages, links, err)
+	}
+}
+
+// quickstart builds the example of that name, copied out of the package to a
+// directory that has nothing else; Go and mmdebstrap alone are stood in for.
+func quickstart(t *testing.T, root string) {
+	dir := t.TempDir()
+	examples := filepath.Join(root, "usr/share/doc/edgebake/configs/examples")
+	for _, name := range []string{"quickstart.yaml", "openyurt.yaml", "release-server.yaml", "raspberry-pi.yaml", "image.yaml", "site.yaml"} {
+		text, err := os.ReadFile(filepath.Join(examples, name))
+		if err := errors.Join(err, os.WriteFile(filepath.Join(dir, name), text, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, lonely(t, root, dir, "validate", name))
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "quickstart.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []string{"edgebake.test", "make demo", "../"} {
+		if strings.Contains(string(text), of) {
+			t.Errorf("the package's quickstart speaks of %q, which is a clone's:\n%s", of, text)
+		}
+	}
+	if err := buildtest.Write(dir, buildtest.Base(), nil); err != nil {
+		t.Fatal(err)
+	}
+	const compiled = "goModule: {}"
+	own := strings.ReplaceAll(string(text), compiled, "file: {dir: programs}")
+	if own == string(text) {
+		t.Errorf("nothing is compiled:\n%s", text)
+	}
+	own = strings.Replace(own, "  debian:\n    suite: trixie\n", "  tar: {file: base.tar}\n", 1)
+	if err := os.WriteFile(filepath.Join(dir, "quickstart.yaml"), []byte(own), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, lonely(t, root, dir, "build", "quickstart.yaml"))
+	run(t, lonely(t, root, dir, "inspect", "quickstart.raw", "--verify"))
 }
 
 func withoutAgents(doc string) string {
