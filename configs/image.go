@@ -140,9 +140,13 @@ type FileSource struct {
 type Source struct {
 	// GoModule compiles the programs from the Go module proxy: goModule: {}.
 	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty"`
-	// URL downloads the programs from a release server.
+	// URL downloads the programs from a release server, or a mirror of one, with
+	// these files for a version: BASE/v1.36.3/bin/linux/amd64/kubelet (and kubeadm)
+	// for Kubernetes, BASE/v2.2.9/containerd-2.2.9-linux-amd64.tar.gz for
+	// containerd, BASE/v1.36.0/crictl-v1.36.0-linux-amd64.tar.gz for crictl.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty"`
-	// File copies the programs from a folder.
+	// File copies the programs from a folder. They are in it under their own names,
+	// or in the folder bin in it.
 	File *DirSource `yaml:"file,omitempty" json:"file,omitempty"`
 }
 

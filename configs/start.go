@@ -58,7 +58,7 @@ func ParseJoin(line string) (*Join, error) {
 			errs = append(errs, fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag))
 			continue
 		default:
-			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look in docs/reference.md for the field of the Site", flag))
+			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", flag))
 			continue
 		}
 		if !given && len(words) > 1 {

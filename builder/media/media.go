@@ -76,6 +76,9 @@ func open(path string, flag int) (*image, error) {
 		if errors.Is(err, fs.ErrPermission) && flag != os.O_RDONLY {
 			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or have a copy stamped (--output)", err)
 		}
+		if errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(path, "/dev/") {
+			err = fmt.Errorf("%w: edgebake build makes images", err)
+		}
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}
 	m, err := openFile(f, path)

@@ -502,6 +502,26 @@ func TestHelpfulEdges(t *testing.T) {
 	c.want(c.err, "golden.raw is an image: the image comes first: edgebake flash golden.raw /dev/sdX")
 	c.run(2, "push", "registry.example.com/edge:1", "golden.raw.zst")
 	c.want(c.err, "golden.raw.zst is an image: the image comes first: edgebake push golden.raw.zst registry.example.com/edge:1")
+	c.run(2, "flash", "golden.raw", "site.yaml", "--yes")
+	c.want(c.err, "site.yaml is a document and not a disk: edgebake flash golden.raw /dev/sdX --site site.yaml")
+	c.run(1, "inspect", "golden.raw")
+	c.want(c.err, "open golden.raw: no such file or directory: edgebake build makes images")
+	c.run(0, "schema", "--help")
+	c.want(c.out, "KIND is image, site, inventory or cluster")
+	for _, kind := range []string{"kubernetes", "containerd"} { // the error without Go leads here
+		c.run(0, "explain", "image."+kind+".source")
+		c.want(c.out, "BASE/v1.36.3/bin/linux/amd64/kubelet", "BASE/v2.2.9/containerd-2.2.9-linux-amd64.tar.gz", "or in the folder bin in it")
+	}
+	c.run(0, "init")
+	for _, file := range []string{"image.yaml", "site.yaml"} {
+		text, err := os.ReadFile(file)
+		if err != nil || strings.Contains(string(text), "docs/") {
+			t.Errorf("%s leads to the docs of a clone (%v)", file, err)
+		}
+		c.want(string(text), "edgebake explain "+strings.TrimSuffix(file, ".yaml"))
+	}
+	c.run(1, "init", "--force", "--join", joinLine+" --node-name x")
+	c.want(c.err, "edgebake explain site")
 
 	// Something large that is not a document is not read.
 	c.file("large.yaml", "")

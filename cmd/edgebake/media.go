@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +28,9 @@ func isImageName(name string) bool {
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
 		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
+	}
+	if len(a) == 2 && c.Name() == "flash" && slices.Contains(documentEndings, strings.TrimPrefix(filepath.Ext(a[1]), ".")) {
+		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0])}
 	}
 	return nil
 }
