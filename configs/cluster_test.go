@@ -156,6 +156,8 @@ func TestCheckManifest(t *testing.T) {
 		"generated":    {"apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-}\n", "m.yaml:3:26: document 1: metadata.generateName: would make another object each time it is applied; give metadata.name"},
 		"ours":         {"apiVersion: edgebake.io/v1alpha1\nkind: Site\n", "m.yaml:1:13: document 1: apiVersion: an edgebake document is not a Kubernetes object"},
 		"in a list":    {"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod}\n", "m.yaml:4:3: document 1: metadata.name: is missing"},
+		"number keys":  {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {built: 2024-01-02}}\ndata: {3306: \"db/mysql:3306\"}\n", ""},
+		"no JSON":      {"apiVersion: v1\nkind: A\nmetadata: {name: a}\nspec: {most: .inf}\n", "m.yaml:4:14: document 1: an object is sent as JSON, which has no .inf here"},
 		"windows line": {strings.ReplaceAll(ok, "\n", "\r\n") + "---\r\nkind: [\r\n", "m.yaml:7: document 2: not YAML: did not find expected node content"},
 	} {
 		if got := CheckManifest("m.yaml", []byte(tt.text)).Error(); got != tt.want {

@@ -135,6 +135,10 @@ func (d *document) decodes(root *yaml.Node) bool {
 		d.problem(key, "", "a key must be a plain word (%s)", unrendered)
 		return false
 	}
+	if bad := yamltree.AsKubectl(root); bad != nil {
+		d.problem(bad, "", "an object is sent as JSON, which has no %s here", bad.Value)
+		return false
+	}
 	var anything map[string]any
 	err := root.Decode(&anything)
 	var te *yaml.TypeError

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
 // Object is a Kubernetes object, and where it comes from.
@@ -29,10 +31,15 @@ func Objects(file string, text []byte) ([]Object, error) {
 	var out []Object
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	for n := 1; ; n++ {
+		var doc yaml.Node
 		var o map[string]any
-		err := dec.Decode(&o)
+		err := dec.Decode(&doc)
 		if errors.Is(err, io.EOF) {
 			return out, nil
+		}
+		if err == nil {
+			yamltree.AsKubectl(&doc)
+			err = doc.Decode(&o)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("reading %s: document %d is not YAML", file, n)

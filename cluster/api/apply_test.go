@@ -29,3 +29,15 @@ func TestObjects(t *testing.T) {
 		}
 	}
 }
+
+// TestObjectsAreAsToKubectl: what `kubectl apply` takes is the same here. Port numbers
+// as keys are how ingress controllers are configured.
+func TestObjectsAreAsToKubectl(t *testing.T) {
+	all, err := Objects("a.yaml", []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {built: 2024-01-02}}\ndata:\n  3306: db/mysql:3306\n  deep: {8: [2024-01-02]}\n"))
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d objects, %v", len(all), err)
+	}
+	if want := `{"apiVersion":"v1","data":{"3306":"db/mysql:3306","deep":{"8":["2024-01-02"]}},"kind":"ConfigMap","metadata":{"annotations":{"built":"2024-01-02"},"name":"a"}}`; string(all[0].json) != want {
+		t.Errorf("got\n%s, want\n%s", all[0].json, want)
+	}
+}

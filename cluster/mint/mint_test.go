@@ -234,7 +234,7 @@ func TestNewAfterPowerCut(t *testing.T) {
 // does not fit together, and the same command completes it.
 func TestUpdateAfterPowerCut(t *testing.T) {
 	manifest := func(name string) configs.Manifest {
-		return configs.Manifest{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + name + "}\n"}
+		return configs.Manifest{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: of-" + name + "}\n"}
 	}
 	update := func(dir, text string, all ...configs.Manifest) {
 		t.Helper()
