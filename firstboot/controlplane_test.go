@@ -963,6 +963,33 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
+// Snapshots that a clock took that was ahead neither push out the right ones nor keep
+// a week from being covered.
+func TestSnapshotsOfTheFuture(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 1))
+	m.bootDone()
+	for _, name := range []string{"20400101-000000.db", "20400102-000000.db"} {
+		m.put(snapshotDir+"/"+name, "of a clock that was wrong")
+	}
+	for range 10 {
+		m.now = m.now.Add(25 * time.Hour)
+		m.bootDone()
+		for range 3 { // first boot runs every two hours
+			m.now = m.now.Add(2 * time.Hour)
+			m.bootDone()
+		}
+	}
+	all, err := snapshots(m.env())
+	if err != nil || len(all) != snapshotsKept {
+		t.Fatalf("%v, %v", all, err)
+	}
+	oldest, err := time.Parse("20060102-150405.db", all[len(all)-1].name)
+	if err != nil || m.now.Sub(oldest) < 6*24*time.Hour || oldest.After(m.now) {
+		t.Errorf("on %s: %v", m.now.Format(time.DateTime), all)
+	}
+}
+
 // withWords stamps the Site with words on lost masters.
 func (m *controlPlane) withWords(w mint.Words) {
 	m.t.Helper()

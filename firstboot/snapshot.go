@@ -18,6 +18,8 @@ import (
 const (
 	// snapshotDir holds snapshots of etcd, on DATA, which no reset removes.
 	snapshotDir = ondisk.StateDir + "/snapshots"
+	// snapshotDate is a snapshot's name: when it was taken.
+	snapshotDate = "20060102-150405.db"
 	// snapshotEvery is how old the newest may become.
 	snapshotEvery = 24 * time.Hour
 	// Beyond so many, or so many bytes of them, the oldest go. One stays.
@@ -53,7 +55,7 @@ func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
 	client.Timeout = 0 // ctx has the end
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	path := snapshotDir + "/" + e.Now().UTC().Format("20060102-150405") + ".db"
+	path := snapshotDir + "/" + snapshotName(e.Now())
 	err = e.Stream(path, Mode(0o600), func(w io.Writer) error {
 		return memberEtcd(client, site.Self()).Snapshot(ctx, w)
 	})
@@ -63,13 +65,17 @@ func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
 	return path, dropSnapshots(e)
 }
 
+func snapshotName(taken time.Time) string { return taken.UTC().Format(snapshotDate) }
+
 // savedSnapshot is a file of snapshotDir.
 type savedSnapshot struct {
 	name string
 	size int64
 }
 
-// snapshots lists those there are, the newest first. Names are dates.
+// snapshots lists those there are, the newest first. Names are dates; those of the
+// future were taken by a clock that was wrong, and come last: first they would push out
+// all that the right clock dates.
 func snapshots(e *Env) ([]savedSnapshot, error) {
 	entries, err := os.ReadDir(e.path(snapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -82,7 +88,13 @@ func snapshots(e *Env) ([]savedSnapshot, error) {
 			out = append(out, savedSnapshot{en.Name(), info.Size()})
 		}
 	}
-	slices.SortFunc(out, func(a, b savedSnapshot) int { return -cmp.Compare(a.name, b.name) })
+	now := snapshotName(e.Now())
+	slices.SortFunc(out, func(a, b savedSnapshot) int {
+		if future := a.name > now; future != (b.name > now) {
+			return map[bool]int{true: 1, false: -1}[future]
+		}
+		return -cmp.Compare(a.name, b.name)
+	})
 	return out, nil
 }
 
@@ -127,8 +139,8 @@ func snapshotPhase(active *Active) Phase {
 				return Done, nil
 			}
 			if len(all) > 0 {
-				taken, err := time.Parse("20060102-150405.db", all[0].name)
-				// One from the future was taken by a clock that was wrong.
+				taken, err := time.Parse(snapshotDate, all[0].name)
+				// All may be of the future.
 				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
 					return Done, nil
 				}
