@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -109,6 +110,7 @@ type fakeMember struct {
 	quorum  bool
 	members []map[string]any
 	active  string // the member that it is in touch with
+	counts  uint64 // a member that its own data has, beside itself
 	// snapshot is what it has; short: it is cut off when somebody asks for it.
 	snapshot string
 	short    bool
@@ -165,7 +167,7 @@ func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
 	c := newFakeMember(t, etcdCA)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c.state, c.quorum, c.active, c.next = f.state, f.quorum, f.active, f.next
+	c.state, c.quorum, c.active, c.counts, c.next = f.state, f.quorum, f.active, f.counts, f.next
 	for _, m := range f.members {
 		c.members = append(c.members, maps.Clone(m))
 	}
@@ -236,7 +238,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/members" && f.state == seat.Newborn:
 		answer([]any{map[string]any{"name": "m2"}})
 	case r.URL.Path == "/members":
-		answer([]any{map[string]any{"name": "m2", "clientURLs": []string{"https://192.0.2.12:2379"}}})
+		answer([]any{map[string]any{"id": uint64(12345678901234567890), "name": "m2", "clientURLs": []string{"https://192.0.2.12:2379"}}, map[string]any{"id": f.counts}})
 	case !f.quorum:
 		http.Error(w, `{"message":"etcdserver: request timed out"}`, http.StatusServiceUnavailable)
 	case r.URL.Path == "/metrics":
@@ -1130,6 +1132,53 @@ func TestContinueFromAnother(t *testing.T) {
 	if len(m.starts) > 0 {
 		t.Errorf("it joined again: %q", m.starts)
 	}
+}
+
+// The power of all fails while the Sites still have the word: this machine, which has
+// joined the named one, is what that lacks for a quorum. It does not wait for one. Nor
+// does it start where the named one is about to drop it.
+func TestPowerCutAfterContinueFromAnother(t *testing.T) {
+	t.Parallel()
+	for _, counted := range []bool{true, false} {
+		t.Run(fmt.Sprint(counted), func(t *testing.T) {
+			t.Parallel()
+			m := newMaster(t, mintedSites(t, 3))
+			m.cluster.unpublished = false
+			m.withWords(mint.Words{ContinueFrom: "m2"})
+			f := m.quorum()
+			f.members = f.members[1:2]
+			m.bootDone()
+			if note := readSeatNote(m.env()); note.Continued != "m2" {
+				t.Fatalf("it joined, and notes %+v", note)
+			}
+			const member = 16045690984503098046
+			m.put("/var/lib/etcd/member/wal/0.wal", string(logHead(member, 77)))
+			f.quorum = false // it lacks this machine
+			if counted {
+				f.counts = member
+			}
+			m.starts, m.started = nil, ""
+			m.on()
+			m.patience = 90 * time.Second
+			m.before = func(string) {
+				if decided(m.env()) {
+					m.cutAt = 1
+				}
+			}
+			_ = m.boot()
+			if decided(m.env()) != counted {
+				t.Errorf("etcd was let start: %v\n%s", !counted, m.log.String())
+			}
+		})
+	}
+}
+
+// logHead is the head of etcd's log.
+func logHead(member, cluster uint64) []byte {
+	ids := binary.AppendUvarint([]byte{1 << 3}, member)
+	ids = binary.AppendUvarint(append(ids, 2<<3), cluster)
+	record := append([]byte{1 << 3, 1, 2 << 3, 0, 3<<3 | 2, byte(len(ids))}, ids...)
+	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(record))), record...)
 }
 
 // A machine that is written anew does not begin again while its ticket is valid:

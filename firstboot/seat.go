@@ -32,6 +32,10 @@ const (
 	// quorum forms anew after a power cut of all.
 	seatPatience = 2 * time.Minute
 	seatInterval = 2 * time.Second
+	// countedFor is how long the control-plane node to continue from must have
+	// counted this machine's member: etcd that is to drop all others still lists them
+	// for a moment.
+	countedFor = 15 * time.Second
 	// askTimeout bounds one question to another control-plane node.
 	askTimeout = 8 * time.Second
 )
@@ -103,6 +107,7 @@ type taker struct {
 	stopped time.Time    // since when only a person can decide
 	via     seat.Etcd    // a member that a quorum answered through
 	watch   seatWatch    // over the old seat
+	named   time.Time    // since when the one to continue from counts this machine's member
 }
 
 // take looks and decides until etcd was started.
@@ -210,6 +215,7 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
+		counts  []string // members, by its own data
 		cluster string
 		members []seat.Member
 		etcd    seat.Etcd
@@ -222,7 +228,8 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 		}
 		wg.Go(func() {
 			a := &answers[i]
-			a.peer = seat.Peer{Name: m.Name, State: seat.Probe(ctx, t.client, m.PeerURL())}
+			a.peer = seat.Peer{Name: m.Name}
+			a.peer.State, a.counts = seat.Look(ctx, t.client, m.PeerURL())
 			if a.peer.State != seat.Lived {
 				return
 			}
@@ -237,11 +244,13 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 	}
 	wg.Wait()
 	var etcds []seat.Etcd
+	counted := false
 	for _, a := range answers {
 		if a.peer.Name == "" {
 			continue
 		}
 		v.Peers = append(v.Peers, a.peer)
+		counted = counted || a.peer.Name == v.Word.ContinueFrom && a.peer.State == seat.Lived && v.Disk.Member != "" && slices.Contains(a.counts, v.Disk.Member)
 		if a.members == nil {
 			continue
 		}
@@ -250,6 +259,12 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 			v.Quorum, v.Members, v.Etcd, t.via = true, a.members, a.cluster, a.etcd
 		}
 	}
+	if !counted || v.Quorum {
+		t.named = time.Time{}
+	} else if t.named.IsZero() {
+		t.named = t.e.Now()
+	}
+	v.Counted = !t.named.IsZero() && t.e.Now().Sub(t.named) >= countedFor
 	if v.Quorum && !v.Disk.WAL {
 		v.Seat, v.SeatWhy, err = t.oldSeat(ctx, v, etcds)
 	}
@@ -311,9 +326,10 @@ func (t *taker) close() {
 	}
 }
 
-// saveSeat keeps of which cluster the data is that etcd is about to write.
+// saveSeat keeps of which cluster the data is that etcd is about to write, and that
+// it is as the Site says if that names a control-plane node to continue from.
 func (t *taker) saveSeat() error {
-	return seatNote{Cluster: t.site.ControlPlane.ID}.write(t.e)
+	return seatNote{Cluster: t.site.ControlPlane.ID, Continued: continueWord(t.site)}.write(t.e)
 }
 
 // join makes room for this machine in a cluster that lives. Cut off anywhere,

@@ -18,8 +18,9 @@ type seatNote struct {
 	Cluster string `json:"cluster"`
 	// Born is the ticket that etcd began with on this disk.
 	Born string `json:"born,omitempty"`
-	// Continued is the Site's word to continue from this machine, once that has
-	// been done. It is forgotten when the Site has no such word any more.
+	// Continued is the Site's word to continue, once this machine has done its part:
+	// the one that is named has dropped the others, each other has joined again. It is
+	// forgotten when the Site has no such word any more.
 	Continued string `json:"continued,omitempty"`
 }
 

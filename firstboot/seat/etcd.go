@@ -23,26 +23,36 @@ const maxAnswer = 1 << 20
 // etcd answers /members without a quorum, and to any client certificate of its
 // CA.
 func Probe(ctx context.Context, client *http.Client, peerURL string) PeerState {
+	state, _ := Look(ctx, client, peerURL)
+	return state
+}
+
+// Look is Probe, and the ids of the members that the control-plane node counts, by
+// its own data: without a quorum too.
+func Look(ctx context.Context, client *http.Client, peerURL string) (PeerState, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK && string(bytes.TrimSpace(body)) == BlankAnswer {
-		return Blank
+		return Blank, nil
 	}
 	code, body, err := ask(ctx, client, http.MethodGet, peerURL+"/members", nil)
 	if err != nil || code != http.StatusOK {
-		return Silent
+		return Silent, nil
 	}
 	var members []struct {
+		ID         uint64   `json:"id"`
 		PeerURLs   []string `json:"peerURLs"`
 		ClientURLs []string `json:"clientURLs"`
 	}
 	if json.Unmarshal(body, &members) != nil || len(members) == 0 {
-		return Silent
+		return Silent, nil
 	}
+	state, ids := Newborn, []string(nil)
 	for _, m := range members {
 		if len(m.ClientURLs) > 0 {
-			return Lived
+			state = Lived
 		}
+		ids = append(ids, strconv.FormatUint(m.ID, 10))
 	}
-	return Newborn
+	return state, ids
 }
 
 // A control-plane node that has no data yet serves this alone on port 2380, and

@@ -72,8 +72,8 @@ type Disk struct {
 	// Member is the member that the log is of, and Etcd its cluster, by etcd's
 	// own ids; empty: the log does not tell.
 	Member, Etcd string
-	// Continued: the word to continue from this control-plane node has been carried
-	// out.
+	// Continued: the word to continue has been carried out: with this data by the
+	// control-plane node that it names, by any other once it has joined that one.
 	Continued bool
 }
 
@@ -135,6 +135,10 @@ type View struct {
 	SeatWhy string
 	Ticket  Ticket
 	Word    Word
+	// Counted: etcd of the control-plane node that the word names runs, has no
+	// quorum, and has counted this disk's member for a while. (It drops all others
+	// within moments where it is to continue without them.)
+	Counted bool
 }
 
 // Action is what a control-plane node does now.
@@ -309,8 +313,8 @@ func (v View) continued() Decision {
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
 		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct the Site"}
-	case v.Disk.WAL && v.Disk.Continued:
-		return v.lived()
+	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
+		return v.lived() // and may be what the named one lacks for a quorum
 	case from == v.Self && !v.Disk.WAL:
 		if v.Quorum {
 			return v.join()
@@ -329,6 +333,8 @@ func (v View) continued() Decision {
 		return v.notNoted()
 	case from == v.Self:
 		return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
+	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
+		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, and " + from + " is not seen to count it", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
 	case !v.Quorum:
 		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same word in its Site"}
 	case v.Disk.WAL:

@@ -91,6 +91,11 @@ func TestTable(t *testing.T) {
 		"continue there, joins":        {View{Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Word: Word{ContinueFrom: "m2"}}, "join"},
 		"continue there, old data":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Word: Word{ContinueFrom: "m2"}}, "set-aside"},
 		"continue there, joined":       {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2 m1"), Word: Word{ContinueFrom: "m2"}}, "start"},
+		"continued there, power cut":   {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Lived, Silent), Counted: true, Word: Word{ContinueFrom: "m2"}}, "start"},
+		"continued there, not counted": {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Lived, Silent), Word: Word{ContinueFrom: "m2"}}, "wait"},
+		"counted, but has not joined":  {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Silent), Counted: true, Word: Word{ContinueFrom: "m2"}}, "wait"},
+		"continued there, dropped":     {View{Disk: Disk{WAL: true, Member: "9", Continued: true}, Peers: peers(Lived, Silent), Quorum: true, Members: members("m2"), Word: Word{ContinueFrom: "m2"}}, "set-aside"},
+		"continued there, not noted":   {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(Lived, Silent), Counted: true, Word: Word{ContinueFrom: "m2"}}, "stop"},
 		"continue from a stranger":     {View{Disk: Disk{WAL: true}, Peers: peers(Lived, Blank), Word: Word{ContinueFrom: "m9"}}, "stop"},
 	} {
 		tt.v.Self, tt.v.PeerURL, tt.v.Cluster = "m1", "https://m1:2380", "shops"
@@ -122,7 +127,7 @@ func TestNeverTwice(t *testing.T) {
 	for _, a := range states {
 		for _, b := range states {
 			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket, UsedTicket} {
-				for bits := range 1 << 8 {
+				for bits := range 1 << 9 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
 						v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{ContinueFrom: from, Restore: bits&2 > 0},
 							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
@@ -130,6 +135,7 @@ func TestNeverTwice(t *testing.T) {
 						if bits&128 > 0 {
 							v.Seat, v.Disk.Member = Alive, "9"
 						}
+						v.Counted = bits&256 > 0
 						if v.Quorum {
 							v.Members = members("m1 m2 m3")
 							if bits&16 > 0 {
@@ -176,6 +182,9 @@ func TestNeverTwice(t *testing.T) {
 								t.Errorf("data is set aside without a word, with %+v", v)
 							}
 						case Start:
+							if from == "m2" && !v.Quorum && !(v.Counted && v.Disk.Continued) {
+								t.Errorf("starts beside the control-plane node to continue from, with %+v", v)
+							}
 							if v.Quorum && v.Disk.Member == "9" {
 								t.Errorf("a member that is not listed starts with %+v", v)
 							}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +33,8 @@ type etcds struct {
 	running [3]*exec.Cmd
 	word    seat.Word
 	unseen  [3]bool // no master that decides reaches it
+	// continued: the word to continue has been carried out on its disk.
+	continued [3]bool
 }
 
 func newEtcds(t *testing.T) *etcds {
@@ -161,7 +164,7 @@ func (e *etcds) has(i int, key, value string) bool {
 func (e *etcds) view(i int) seat.View {
 	e.t.Helper()
 	v := seat.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: seat.ValidTicket, Word: e.word}
-	v.Disk.Cluster = "test"
+	v.Disk.Cluster, v.Disk.Continued = "test", e.continued[i]
 	var err error
 	v.Disk.WAL, v.Disk.Member, v.Disk.Etcd, err = seat.LogOf(filepath.Join(e.disk(i), "member", "wal"))
 	if err != nil {
@@ -177,7 +180,9 @@ func (e *etcds) view(i int) seat.View {
 				return nil, errors.New("no route to host")
 			}}
 		}
-		v.Peers = append(v.Peers, seat.Peer{Name: name(j), State: seat.Probe(e.t.Context(), client, e.peer[j])})
+		state, counts := seat.Look(e.t.Context(), client, e.peer[j])
+		v.Peers = append(v.Peers, seat.Peer{Name: name(j), State: state})
+		v.Counted = v.Counted || name(j) == e.word.ContinueFrom && slices.Contains(counts, v.Disk.Member)
 		if cluster, members, err := (seat.Etcd{Client: client, URL: e.client[j]}).List(e.t.Context()); err == nil {
 			v.Quorum, v.Members, v.Etcd = true, members, cluster
 		}
@@ -436,6 +441,30 @@ func TestContinueFromOne(t *testing.T) {
 	}
 	e.stop(0)
 	e.decide(0, seat.Start) // a quorum lives with it: the word has no more to say
+
+	// The power of all fails, and the word is still there. The named one alone has no
+	// quorum; the others wait for none, since it counts them.
+	for i := range 3 {
+		e.stop(i)
+	}
+	e.continued = [3]bool{true, true, true}
+	e.decide(1, seat.Wait)
+	e.decide(0, seat.Start)
+	e.start(0, e.all(), "existing")
+	until(t, "m1 to count m2, without a quorum", func() bool { v := e.view(1); return v.Counted && !v.Quorum })
+	e.decide(1, seat.Start)
+	e.decide(2, seat.Start)
+	e.start(1, e.all(), "existing")
+	if !e.has(1, "l", "after") {
+		t.Error("what was written after is lost")
+	}
+	// Cut off before the named one had noted that it is done, it drops the others once
+	// more, and then counts none of them: they join again.
+	e.stop(1)
+	e.stop(0)
+	e.start(0, e.all(), "existing", "--force-new-cluster=true")
+	until(t, "m1 to count nobody else", func() bool { v := e.view(1); return !v.Counted && v.Quorum })
+	e.decide(1, seat.SetAside)
 }
 
 // A snapshot is what etcdutl takes for one, and has what was written.
