@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
+	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
 // Where a quorum is lost for good, a person names one machine to continue from.
@@ -16,6 +19,22 @@ import (
 // then as always: a second time it would drop those that joined meanwhile.
 
 const forceNewCluster = "force-new-cluster"
+
+// forcedArgs start etcd with that. It drops those that joined meanwhile at each start,
+// so also after a crash: nobody may join before the flag is gone, and so it listens for
+// clients of this machine alone.
+func forcedArgs(site *configs.Site) []configs.KubeadmArg {
+	return []configs.KubeadmArg{{Name: forceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
+}
+
+// ownEtcdURL is where this machine's API server asks etcd, as kubeadm has it.
+func ownEtcdURL(site *configs.Site) string {
+	loopback := "127.0.0.1"
+	if addr, err := netip.ParseAddr(site.Self().Address); err == nil && addr.Is6() {
+		loopback = "::1"
+	}
+	return "https://" + net.JoinHostPort(loopback, configs.EtcdClientPort)
+}
 
 // continuedPhase takes the flag back once it has done its work.
 func continuedPhase(active *Active) Phase {
@@ -36,7 +55,7 @@ func continuedPhase(active *Active) Phase {
 			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
 			err = e.retry(ctx, seatInterval, func() error {
-				_, err := memberEtcd(client, site.Self()).Members(ctx)
+				_, err := seat.Etcd{Client: client, URL: ownEtcdURL(site)}.Members(ctx)
 				return err
 			})
 			if err != nil {

@@ -205,7 +205,7 @@ func newFakeMember(t *testing.T, etcdCA configs.KeyPair) *fakeMember {
 	f := &fakeMember{next: 100}
 	ca, key := parsePair(t, etcdCA)
 	cert := issue(t, ca, key, &x509.Certificate{Subject: pkix.Name{CommonName: "etcd"},
-		IPAddresses: []net.IP{net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13")}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+		IPAddresses: []net.IP{net.ParseIP("127.0.0.1"), net.ParseIP("192.0.2.11"), net.ParseIP("192.0.2.12"), net.ParseIP("192.0.2.13")}, NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
@@ -275,8 +275,9 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // dial reaches the other masters, and what this one runs.
 func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
 	host, port, _ := net.SplitHostPort(addr)
-	if addr == "192.0.2.11:2379" {
-		if m.started == "" {
+	forced := strings.Contains(m.started, forceNewCluster)
+	if addr == "127.0.0.1:2379" || addr == "192.0.2.11:2379" {
+		if m.started == "" || forced && host != "127.0.0.1" {
 			return nil, errors.New("connection refused"), true
 		}
 		conn, err := m.own.server.dial(ctx, addr)
@@ -432,6 +433,9 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 	case "etcd local":
 		if m.has("/var/lib/etcd/member/wal/0.wal") {
 			if strings.Contains(conf, forceNewCluster) {
+				if !strings.Contains(conf, `value: "https://127.0.0.1:2379"`) {
+					m.t.Errorf("others can join etcd that drops them at its next start:\n%s", conf)
+				}
 				return write(etcdManifest, "--"+forceNewCluster+"=true\n")
 			}
 			return write(etcdManifest, "has data\n")

@@ -160,7 +160,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		return seatTaken, t.start(ctx, "existing", everyMember(t.site))
 	case seat.ForceNewCluster:
 		t.e.Console("etcd continues from this machine alone: " + d.Why)
-		return seatTaken, t.start(ctx, "existing", everyMember(t.site), configs.KubeadmArg{Name: forceNewCluster, Value: "true"})
+		return seatTaken, t.start(ctx, "existing", everyMember(t.site), forcedArgs(t.site)...)
 	case seat.Restore:
 		t.e.Console("etcd begins with a snapshot: " + d.Why)
 		return seatChanged, restoreSnapshot(ctx, t.e, t.active)

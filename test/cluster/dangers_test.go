@@ -75,3 +75,49 @@ func (e *etcds) probe(i int) seat.PeerState {
 	e.t.Helper()
 	return seat.Probe(e.t.Context(), http.DefaultClient, e.peer[i])
 }
+
+// Etcd that drops all other members does so at each start with the flag: also when it
+// crashes after others have joined it. They end for good, and what they had without it
+// is lost. So nobody joins while the flag is there: it listens for clients of its own
+// machine alone.
+func TestForcedAgainAfterJoins(t *testing.T) {
+	e := newEtcds(t)
+	e.birth(0, 1, 2)
+	e.put(0, "k", "kept")
+	e.put(0, "l", "later")
+	e.wipe(1)
+	e.wipe(2)
+	e.stop(0)
+	e.word.ContinueFrom = "m1"
+	e.decide(0, seat.ForceNewCluster)
+	e.start(0, e.all(), "existing", "--force-new-cluster=true")
+	e.put(0, "l", "forced")
+	e.replaceFrom(1, 0)
+	e.replaceFrom(2, 0)
+	e.stop(0)
+	e.start(0, e.all(), "existing", "--force-new-cluster=true")
+	until(t, "those that have joined to end", func() bool {
+		log, err := os.ReadFile(e.disk(1) + ".log")
+		return err == nil && strings.Contains(string(log), "the member has been permanently removed")
+	})
+	if v := e.view(1); len(v.Members) != 1 {
+		t.Errorf("etcd has changed: forced again, it has the members %+v", v.Members)
+	}
+
+	e.wipe(1)
+	e.wipe(2)
+	e.stop(0)
+	inside := strings.Replace(e.client[0], "127.0.0.1", "127.0.0.2", 1)
+	e.start(0, e.all(), "existing", "--force-new-cluster=true", "--listen-client-urls", inside)
+	own := seat.Etcd{Client: http.DefaultClient, URL: inside}
+	until(t, "the forced member to serve", func() bool { _, err := own.Members(t.Context()); return err == nil })
+	until(t, "the others to see it", func() bool { return e.probe(0) == seat.Lived })
+	e.decide(1, seat.Wait)
+	e.stop(0)
+	e.start(0, e.all(), "existing")
+	e.put(0, "l", "open")
+	e.replaceFrom(1, 0)
+	if !e.has(1, "k", "kept") {
+		t.Error("who joins afterwards lacks what was kept")
+	}
+}
