@@ -1312,6 +1312,20 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
+// Data is not moved aside for a snapshot that is not there: what was aside before would
+// be lost, and the machine would be left with nothing.
+func TestRestoreWithoutASnapshot(t *testing.T) {
+	t.Parallel()
+	m := newMaster(t, mintedSites(t, 3))
+	m.cluster.unpublished = false
+	m.lived(m.site.ControlPlane.ID)
+	m.put(asideDir+"/wal/0.wal", "of a former loss")
+	m.withWords(mint.Words{ContinueFrom: "m1", Restore: strings.Repeat("ab", 32)})
+	if err := m.boot(); err == nil || !m.said("there is no snapshot with the SHA-256 abab") || !m.has("/var/lib/etcd/member/wal/0.wal") || m.get(asideDir+"/wal/0.wal") != "of a former loss" {
+		t.Errorf("%v, data in place: %v\n%s", err, m.has("/var/lib/etcd/member/wal/0.wal"), strings.Join(m.console, "\n"))
+	}
+}
+
 // What has a log is never removed to make room.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()

@@ -34,10 +34,7 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, Mode(0o700)), e.Mkdir(snapshotDir, Mode(0o700))); err != nil {
-		return fmt.Errorf("restoring a snapshot: %w", err)
-	}
-	file, err := findSnapshot(e, sum)
+	file, err := snapshotAtHand(e, sum)
 	if err != nil {
 		return err
 	}
@@ -69,6 +66,14 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 		return fmt.Errorf("putting what was restored in place: %w", err)
 	}
 	return e.RemoveAll(restoreDir)
+}
+
+// snapshotAtHand has the snapshot where etcdutl can read it, and returns its path there.
+func snapshotAtHand(e *Env, sum string) (string, error) {
+	if err := errors.Join(e.RemoveAll(restoreDir), e.Mkdir(restoreDir, Mode(0o700)), e.Mkdir(snapshotDir, Mode(0o700))); err != nil {
+		return "", fmt.Errorf("restoring a snapshot: %w", err)
+	}
+	return findSnapshot(e, sum)
 }
 
 // removeLogless makes room for what was restored: a start that etcd rejected leaves

@@ -165,6 +165,12 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 		t.e.Console("etcd begins with a snapshot: " + d.Why)
 		return seatChanged, restoreSnapshot(ctx, t.e, t.active)
 	case seat.SetAside:
+		if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
+			// What is to take the data's place must be there.
+			if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
+				return seatWaits, err
+			}
+		}
 		if err := setAside(t.e); err != nil {
 			return seatWaits, err
 		}
