@@ -138,7 +138,9 @@ func (r *Record) checkClock(dir string, now time.Time) error {
 func (s *NodeSite) Header(cluster string) string {
 	if s.Site.NodeType == configs.NodeControlPlane {
 		born := "With it the machine only takes a seat in a cluster that lives."
-		if !s.Expires.IsZero() {
+		if from := s.Site.ControlPlane.ContinueFrom; from != "" {
+			born = "With it etcd continues from " + from + " alone; all others join it."
+		} else if !s.Expires.IsZero() {
 			born = "Until " + s.Expires.Format(time.RFC3339) + " the cluster may be born with it: etcd begins with nothing."
 		}
 		return strings.Join([]string{

@@ -268,7 +268,7 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 	if o.out == "" && len(record.Recipients) > 0 {
 		return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens and keys in clear: say where to write with --output", dir)}
 	}
-	masters, err := o.masters(dir, id, now)
+	masters, err := o.masters(s, dir, id, now)
 	if err != nil {
 		return err
 	}
@@ -289,15 +289,20 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 }
 
 // masters are the Sites of the control-plane nodes, with the words for them.
-func (o *sitesOptions) masters(dir string, id sealed.Identity, now time.Time) ([]mint.NodeSite, error) {
+func (o *sitesOptions) masters(s streams, dir string, id sealed.Identity, now time.Time) ([]mint.NodeSite, error) {
 	masters, err := mint.ControlPlaneSites(dir, id, now)
 	if err != nil {
 		return nil, err
 	}
 	if o.snapshot != "" {
-		if o.words.Restore, err = file.SHA256(o.snapshot); err != nil {
-			return nil, fmt.Errorf("reading the snapshot (--restore): %w", err)
+		snapshot, err := mint.ReadSnapshot(dir, o.snapshot)
+		if err != nil {
+			return nil, err
 		}
+		if !snapshot.Ours {
+			fmt.Fprintf(s.Err, "WARNING: the CA of %s is not found in %s: unless the cluster encrypts its ConfigMaps, it is a snapshot of another cluster\n", dir, o.snapshot)
+		}
+		o.words.Restore = snapshot.SHA256
 	}
 	if o.birth > 0 {
 		o.words.Birth = now.Add(o.birth)
@@ -468,7 +473,13 @@ func writeSites(s streams, dir string, sites []mint.NodeSite, files []siteFile, 
 		names = append(names[:most], fmt.Sprintf("and %d more", more))
 	}
 	s.note("wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
-	if until := sites[0].Expires; until.IsZero() {
+	if c := sites[0].Site.ControlPlane; c != nil && c.ContinueFrom != "" {
+		with := "its own data"
+		if c.Restore != "" {
+			with = "the snapshot with the SHA-256 " + c.Restore
+		}
+		s.note("Those of control-plane nodes hold the cluster's keys. With them %s continues with %s, and all others join it.\n", c.ContinueFrom, with)
+	} else if until := sites[0].Expires; until.IsZero() {
 		s.note("The cluster can no longer be born with them: control-plane nodes only take a seat in one that lives (--birth).\n")
 	} else {
 		s.note("Those of control-plane nodes hold the cluster's keys. Until %s the cluster may be born with them.\n", until.Format(time.RFC3339))

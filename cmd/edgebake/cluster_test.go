@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -92,6 +93,13 @@ func TestClusterCommands(t *testing.T) {
 	step(1, "--continue-from m9: the cluster has no", append(again, "--continue-from", "m9", "--force")...)
 	step(1, "--restore needs --continue-from", append(again, "--restore", doc, "--force")...)
 	step(1, "no such file", append(again, "--continue-from", "m1", "--restore", filepath.Join(dir, "none.db"), "--force")...)
+	lost := []string{"cluster", "sites", minted, "--output", filepath.Join(dir, "lost"), "--force", "--continue-from", "m1"}
+	step(1, "has no checksum at its end", append(lost, "--restore", doc)...)
+	db := make([]byte, 4096)
+	sum := sha256.Sum256(db)
+	put("other.db", string(append(db, sum[:]...)))
+	step(0, "WARNING: the CA of "+minted+" is not found in "+filepath.Join(dir, "other.db"), append(lost, "--restore", filepath.Join(dir, "other.db"))...)
+	step(0, "With them m1 continues with its own data, and all others join it.", lost...)
 	step(1, "m1.yaml exists and differs; --force replaces it", again...)
 	step(1, "not a directory", append(again, "--output", filepath.Join(doc, "sites"))...)
 	if err := os.MkdirAll(filepath.Join(dir, "taken", "a.yaml"), 0o700); err != nil {
