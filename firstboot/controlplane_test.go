@@ -653,7 +653,7 @@ func TestReflashedMasterStops(t *testing.T) {
 		late    bool
 		says    string
 	}{
-		"sole, late":                 {1, 0, true, "the ticket for the cluster's birth has expired"},
+		"sole, late":                 {1, 0, true, "the ticket for the cluster's birth has expired (2026-11-27T09:00:00Z; this machine's clock says 2026-11-28)"},
 		"all of them, late":          {3, seat.Blank, true, "the ticket for the cluster's birth has expired"},
 		"the others without quorum":  {3, seat.Lived, false, "has no quorum"},
 		"the others without, late":   {3, seat.Lived, true, "has no quorum"},

@@ -211,7 +211,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 // view looks at the disk, and asks the others.
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site),
+	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), Dates: ticketDates(t.e, t.site),
 		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {

@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -26,6 +27,11 @@ func ticket(e *Env, site *configs.Site) seat.Ticket {
 		return seat.UsedTicket
 	}
 	return seat.ValidTicket
+}
+
+// ticketDates says what the ticket was judged by. It is part of what is said once.
+func ticketDates(e *Env, site *configs.Site) string {
+	return fmt.Sprintf("%s; this machine's clock says %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
 // ticketWord tells one ticket from another.

@@ -134,7 +134,9 @@ type View struct {
 	Seat    Seat
 	SeatWhy string
 	Ticket  Ticket
-	Word    Word
+	// Dates are the ticket's end and this machine's clock, which may be wrong.
+	Dates string
+	Word  Word
 	// Counted: etcd of the control-plane node that the word names runs, has no
 	// quorum, and has counted this disk's member for a while. (It drops all others
 	// within moments where it is to continue without them.)
@@ -268,8 +270,8 @@ func (v View) blank() Decision {
 		return Decision{Do: Stop, Why: "every control-plane node is blank, and no ticket says that the cluster is to be born: they may all have been flashed anew",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case ExpiredTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and the ticket for the cluster's birth has expired: they may all have been flashed anew",
-			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and the ticket for the cluster's birth has expired (" + v.Dates + "): they may all have been flashed anew",
+			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
 	case UsedTicket:
 		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has begun the cluster with this ticket before (its firmware has noted that): its disk was written anew since",
 			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`)"}
