@@ -22,6 +22,9 @@ import (
 // maxMachines report at the same time; the others wait for their turn.
 const maxMachines = 256
 
+// maxOfOne of them come from one address, as those of a site behind its router do.
+const maxOfOne = 32
+
 // receiver is what `cluster listen` was told.
 type receiver struct {
 	dir, listen, page string
@@ -76,7 +79,7 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 		return fmt.Errorf("listening for reports: %w: name another address with --listen", err)
 	}
 	defer in.Close()
-	secure := tls.NewListener(netutil.LimitListener(in, maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
+	secure := tls.NewListener(netutil.LimitListener(reports.Share(in, maxOfOne), maxMachines), &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12})
 	serving := map[net.Listener]http.Handler{secure: store.Receiver(id.Path, time.Now)}
 	fmt.Fprintf(s.Out, "For each Site, or for the Cluster:\n\n%s\n", snippet(id, in.Addr()))
 	if r.page != "" {

@@ -1,0 +1,76 @@
+package reports
+
+import (
+	"net"
+	"testing"
+	"time"
+)
+
+// One address has its share of connections, and another one its own; who closes one
+// may open another.
+func TestShare(t *testing.T) {
+	in, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Share(in, 3)
+	t.Cleanup(func() { l.Close() })
+	taken := make(chan net.Conn, 10)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			taken <- c
+		}
+	}()
+	// dial returns the server's side; nil: it was turned away.
+	dial := func(from string) net.Conn {
+		t.Helper()
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", in.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		closed := make(chan struct{})
+		go func() {
+			_, _ = c.Read(make([]byte, 1))
+			close(closed)
+		}()
+		select {
+		case s := <-taken:
+			return s
+		case <-closed:
+			return nil
+		case <-time.After(time.Minute):
+			t.Fatal("neither taken nor turned away in a minute")
+			return nil
+		}
+	}
+	var open []net.Conn
+	for i := range 5 {
+		c := dial("127.0.0.1")
+		if (c != nil) != (i < 3) {
+			t.Fatalf("connection %d: taken: %v", i+1, c != nil)
+		}
+		open = append(open, c)
+	}
+	if dial("127.0.0.2") == nil {
+		t.Error("another address is turned away")
+	}
+	open[1].Close()
+	open[1].Close() // counts once
+	if dial("127.0.0.1") == nil || dial("127.0.0.1") != nil {
+		t.Error("one was closed: one other may be opened")
+	}
+	for text, want := range map[string]string{"[2001:db8::1:2]:9": "2001:db8::/64", "[2001:db8::3:4]:9": "2001:db8::/64", "[::ffff:192.0.2.1]:9": "192.0.2.1/32"} {
+		addr, err := net.ResolveTCPAddr("tcp", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := sender(addr).String(); got != want {
+			t.Errorf("%s counts as %s, want %s", text, got, want)
+		}
+	}
+}
