@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"errors"
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
@@ -91,6 +92,14 @@ func isDNSName(s string) bool {
 		}
 	}
 	return true
+}
+
+// CheckHost returns why s is no IP address or DNS name, or nil.
+func CheckHost(s string) error {
+	if bad := badHost(s); bad != "" {
+		return errors.New(bad)
+	}
+	return nil
 }
 
 // badHost says what is wrong with s as an IP address or DNS name.

@@ -135,6 +135,7 @@ func (d *document) decodes(root *yaml.Node) bool {
 		d.problem(key, "", "a key must be a plain word (%s)", unrendered)
 		return false
 	}
+	root = yamltree.Clone(root) // whoever reports a word names it as it was written
 	if bad := yamltree.AsKubectl(root); bad != nil {
 		d.problem(bad, "", "an object is sent as JSON, which has no %s here", bad.Value)
 		return false

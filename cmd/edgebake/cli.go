@@ -76,6 +76,8 @@ func interrupted(c *cobra.Command, err error) string {
 	switch path := c.CommandPath(); {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
 		return "interrupted; nothing was left behind"
+	case path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
+		return "interrupted" // as it is meant to end
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry: the same command resumes"
 	}

@@ -469,6 +469,8 @@ func TestInterruptedPromises(t *testing.T) {
 	cancel()
 	c.runIn(ctx, "", exitInterrupted, "stamp", "tiny.raw", "site.yaml", "--output", "new.raw")
 	c.want(c.err, "interrupted; nothing was left behind")
+	c.runIn(ctx, "", exitInterrupted, "cluster", "listen", "--name", "127.0.0.1", "--listen", "127.0.0.1:0", "--page", "127.0.0.1:0")
+	c.want(c.err, "edgebake: interrupted\n")
 	c.file("kubeconfig", "none")
 	for _, args := range [][]string{
 		{"stamp", "tiny.raw", "--inventory", "stores.yaml", "--output", "many"},

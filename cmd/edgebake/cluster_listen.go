@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
@@ -60,6 +61,11 @@ page shows what machines say, the cluster's own word is ` + "`edgebake cluster s
 }
 
 func (r *receiver) run(ctx context.Context, s streams) error {
+	for _, name := range r.names { // it stays forever
+		if err := configs.CheckHost(name); err != nil {
+			return usageError{fmt.Errorf("--name: %w; give it without scheme, port and path", err)}
+		}
+	}
 	id, err := reports.LoadIdentity(r.dir, r.names, time.Now())
 	if err != nil {
 		return err

@@ -160,6 +160,11 @@ func TestClusterListenRejects(t *testing.T) {
 	c := newCLI(t)
 	taken := listening(t, filepath.Join(t.TempDir(), "other"), "--name", "localhost")
 	port := taken.until(t, `Listening on (127\.0\.0\.1:\d+)`)[1]
+	for _, name := range []string{"http://x/", "192.0.2.1:8443", "a b", "fe80::1%eth0"} {
+		if c.run(2, "cluster", "listen", "--dir", dir, "--name", name); !strings.Contains(c.err, "--name: ") || !strings.Contains(c.err, name) {
+			t.Errorf("%s: %s", name, c.err)
+		}
+	}
 	for _, x := range []struct{ args, want string }{
 		{"", "--name is required the first time: the name or the address"},
 		{"--name a.example --listen " + port, "--listen"},

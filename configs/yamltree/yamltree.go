@@ -79,3 +79,22 @@ func Remove(m *yaml.Node, key string) {
 func String(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
 }
+
+// Clone returns a copy of a tree; an alias in it stands for the copy of its anchor.
+func Clone(n *yaml.Node) *yaml.Node {
+	copies := map[*yaml.Node]*yaml.Node{}
+	var clone func(n *yaml.Node) *yaml.Node
+	clone = func(n *yaml.Node) *yaml.Node {
+		if n == nil || copies[n] != nil {
+			return copies[n]
+		}
+		c := *n
+		copies[n] = &c
+		c.Alias, c.Content = clone(n.Alias), make([]*yaml.Node, len(n.Content))
+		for i := range n.Content {
+			c.Content[i] = clone(n.Content[i])
+		}
+		return &c
+	}
+	return clone(n)
+}

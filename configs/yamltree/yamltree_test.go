@@ -28,3 +28,19 @@ func TestTree(t *testing.T) {
 		t.Errorf("%s%v, want\n%s", out, err, want)
 	}
 }
+
+func TestClone(t *testing.T) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte("base: &b {x: 1}\nalias: *b\n"), &doc); err != nil {
+		t.Fatal(err)
+	}
+	c := Clone(&doc)
+	Set(Get(c.Content[0], "base"), "x", String("2"))
+	for of, want := range map[*yaml.Node]string{&doc: "1", c: "2"} {
+		for _, key := range []string{"base", "alias"} {
+			if got := Text(Get(Get(of.Content[0], key), "x")); got != want {
+				t.Errorf("%s has x %s, want %s", key, got, want)
+			}
+		}
+	}
+}
