@@ -1,9 +1,9 @@
 package configs
 
 import (
-	"errors"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -94,7 +94,7 @@ func isDNSName(s string) bool {
 	return true
 }
 
-// CheckHost returns why s is no IP address or DNS name, or nil.
+// CheckHost returns why s is neither an IP address nor a DNS name, or nil.
 func CheckHost(s string) error {
 	if bad := badHost(s); bad != "" {
 		return errors.New(bad)

@@ -973,7 +973,7 @@ func TestSnapshots(t *testing.T) {
 // a week from being covered.
 func TestSnapshotsOfTheFuture(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 1))
+	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	for _, name := range []string{"20400101-000000.db", "20400102-000000.db"} {
 		m.put(snapshotDir+"/"+name, "of a clock that was wrong")
@@ -1146,7 +1146,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	for _, counted := range []bool{true, false} {
 		t.Run(fmt.Sprint(counted), func(t *testing.T) {
 			t.Parallel()
-			m := newMaster(t, mintedSites(t, 3))
+			m := newControlPlane(t, mintedSites(t, 3))
 			m.cluster.unpublished = false
 			m.withWords(mint.Words{ContinueFrom: "m2"})
 			f := m.quorum()
@@ -1316,7 +1316,7 @@ func TestRestoreASnapshot(t *testing.T) {
 // be lost, and the machine would be left with nothing.
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
-	m := newMaster(t, mintedSites(t, 3))
+	m := newControlPlane(t, mintedSites(t, 3))
 	m.cluster.unpublished = false
 	m.lived(m.site.ControlPlane.ID)
 	m.put(asideDir+"/wal/0.wal", "of a former loss")
