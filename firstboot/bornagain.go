@@ -93,9 +93,16 @@ var errOther = errors.New("another cluster with the same keys")
 // bornAgain reports whether the API servers that answer are of another cluster
 // than the node joined, which has the same keys.
 func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
+	again, _ := whoseAPIServers(ctx, e, site)
+	return again
+}
+
+// whoseAPIServers is bornAgain, and what keeps API servers from showing of which
+// cluster they are, e.g. a clock here for which their certificates are not valid yet.
+func whoseAPIServers(ctx context.Context, e *Env, site *configs.Site) (again bool, unclear error) {
 	noted := readJoinedCluster(e)
 	if noted == nil || !isMember(e) {
-		return false
+		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
@@ -103,10 +110,21 @@ func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		wg.Go(func() { errs[i] = showsItself(ctx, e, site, noted, m) })
+		wg.Go(func() {
+			if err := showsItself(ctx, e, site, noted, m); err != nil {
+				errs[i] = fmt.Errorf("%s: %w", m, err)
+			}
+		})
 	}
 	wg.Wait()
-	return !slices.Contains(errs, nil) && errors.Is(errors.Join(errs...), errOther)
+	if slices.Contains(errs, nil) {
+		return false, nil
+	}
+	err := errors.Join(errs...)
+	if errors.Is(err, errOther) {
+		return true, nil
+	}
+	return false, err
 }
 
 // showsItself has one API server show cluster-info and the node's Node: one of
@@ -131,7 +149,7 @@ func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.
 	case err == nil && n.Metadata.UID == noted.NodeUID:
 		return nil
 	case err == nil, api.Code(err) == 404:
-		return fmt.Errorf("%s: %w", master, errOther)
+		return errOther
 	}
 	return err
 }

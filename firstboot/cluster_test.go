@@ -588,6 +588,26 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
+// TestUnclearWhetherBornAgain: why an API server does not show its cluster is told,
+// whatever the endpoint's own error.
+func TestUnclearWhetherBornAgain(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.cluster.knownOnly = true
+	w.bearAgain()
+	site, err := parseSite([]byte(w.site()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = waitForEndpoint(t.Context(), w.env(), site)
+	for _, want := range []string{"does not answer on this machine", "they do not show which cluster they are of: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+}
+
 // TestBornAgainFarAway: by satellite a connection takes a second and a half, and an
 // API server is asked over three.
 func TestBornAgainFarAway(t *testing.T) {

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
@@ -63,10 +65,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 			if err := startIPVSCare(ctx, e, wrote); err != nil {
 				return err
 			}
-			if err := waitForEndpoint(ctx, e, site); err != nil && !bornAgain(ctx, e, site) {
-				return err
-			}
-			return nil
+			return waitForEndpoint(ctx, e, site)
 		},
 	}
 }
@@ -117,9 +116,19 @@ func startIPVSCare(ctx context.Context, e *Env, wrote bool) error {
 	return nil
 }
 
+// waitForEndpoint waits until API servers are reached through the endpoint. Those of
+// another cluster never are, and Check says so; what hides whether they are of another
+// one is part of the error.
 func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
 	err := e.patiently(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
+		again, unclear := whoseAPIServers(ctx, e, site)
+		if again {
+			return nil
+		}
+		if unclear != nil {
+			err = fmt.Errorf("%w; they do not show which cluster they are of: %s", err, printable.Line(strings.ReplaceAll(unclear.Error(), "\n", "; ")))
+		}
 		return Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
 	}
 	return nil
