@@ -172,7 +172,7 @@ func TestFailureLeavesNoDirectory(t *testing.T) {
 	c.file("office.key", plainKey)
 	c.file("cluster.yaml", strings.Replace(clusterDocument, "manifests: [cni.yaml]\n", "", 1))
 	c.run(0, "cluster", "new", "cluster.yaml", "--output", "minted")
-	c.run(1, "cluster", "listen", "--dir", "here/reports", "--name", "bücher.example.com")
+	c.run(2, "cluster", "listen", "--dir", "here/reports", "--name", "bücher.example.com")
 	c.notThere("here")
 	if err := os.Mkdir("small", 0o755); err != nil {
 		t.Fatal(err)
@@ -185,6 +185,7 @@ func TestFailureLeavesNoDirectory(t *testing.T) {
 	for _, args := range []string{
 		"init --dir small/a/b", "site sign site.yaml --key office.key --output small/a/b",
 		"cluster sites minted --output small/a/b", "cluster new cluster.yaml --output small/a/b",
+		"cluster listen --dir small/a/b --name 127.0.0.1 --listen 127.0.0.1:0 --page 127.0.0.1:0",
 	} {
 		c.run(1, strings.Fields(args)...)
 		c.want(c.err, "no space left on device")
