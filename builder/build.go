@@ -373,6 +373,7 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	}
 	s := b.step("write", b.Output)
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
+		Known: b.knownSums(), Sound: func() bool { return b.untouched(spec) },
 		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			info := ondisk.SlotInfo{
@@ -386,6 +387,9 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	})
 	if err != nil {
 		return nil, err
+	}
+	if res.Sums != nil {
+		b.Cache.Keep(b.sumsKey(), encodeSums(res.Sums))
 	}
 	s.done()
 	return b.report(id, c, layout, res)

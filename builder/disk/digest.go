@@ -3,6 +3,7 @@ package disk
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"hash"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // Digest tells one disk from another, without its slot.
@@ -161,141 +163,155 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 	return nil
 }
 
-// tracker notes what is written and, where it is told to, hashes each chunk
-// from a copy, beside the writing. That works for a chunk
-// that is written from its beginning to its end, with holes or without; one
-// that the writer comes back to is read and hashed again at the end.
+// Sums are digests of chunks, by what the chunks are composed of: bytes, and ranges
+// of blobs that are named by their digests. See docs/decisions/0039.
+type Sums map[[32]byte][32]byte
+
+// tracker notes what is written and, where it is told to, hashes each chunk when the
+// writer goes on to another, beside the writing, unless known has its digest. One that
+// the writer comes back to is hashed again at the end.
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
 	mu     sync.Mutex // one write at a time
 	chunks []tracked
+	at     int  // the chunk that is being written; -1: none
+	known  Sums // nil: digests are not remembered
+	forget bool // known counts for nothing
 
-	// The chunk being hashed: h has its bytes up to pos, from so many writes.
-	h      hash.Hash // nil: only note what is written
-	at     int       // -1: none
-	pos    int64
-	writes uint32
-	hole   []byte // of zeros
-
-	pieces chan piece    // copies of what is written, to be hashed
-	free   chan []byte   // what they were copied into
-	ended  chan struct{} // all are hashed
+	left  chan visit // chunks to be hashed
+	ended chan struct{}
 }
 
 // tracked is one chunk: the digest is that of its first sumOf writes.
 type tracked struct {
-	writes, sumOf uint32
-	sum           [32]byte
+	writes uint32
+	made   hash.Hash // of what it is composed of
+	sumOf  uint32
+	sum    [32]byte
 }
 
-// piece is what is written at once.
-type piece struct {
-	b   []byte
-	off int64
+// visit is a chunk with so many writes.
+type visit struct {
+	chunk  int
+	writes uint32
 }
-
-// The hashing may lag behind by this many pieces of this size at most. What is
-// written is copied for it, which costs a tenth of hashing and lets the writer
-// read and write on meanwhile.
-const (
-	hashLag   = 8
-	hashPiece = 1 << 20
-)
 
 // newTracker returns a tracker that hashes, or only notes what is written.
-func newTracker(f io.ReaderAt, size int64, hashing bool) *tracker {
+func newTracker(f io.ReaderAt, size int64, hashing bool, known Sums) *tracker {
 	t := &tracker{f: f, size: size, chunks: make([]tracked, (size+Align-1)/Align), at: -1}
 	if hashing {
-		t.h, t.hole = sha256.New(), make([]byte, 64<<10)
-		t.pieces, t.free, t.ended = make(chan piece, hashLag), make(chan []byte, hashLag), make(chan struct{})
-		for range hashLag {
-			t.free <- nil
-		}
-		go func(pieces <-chan piece) {
-			defer close(t.ended)
-			for p := range pieces {
-				t.add(p.b, p.off)
-				t.free <- p.b
-			}
-		}(t.pieces)
+		t.known = known
+		t.left, t.ended = make(chan visit, len(t.chunks)), make(chan struct{})
+		go t.hash(t.left)
 	}
 	return t
 }
 
-// write carries out a write of b at off, and hashes b meanwhile.
-func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
+// hash hashes chunks that the writer has left. An error is met again at the end.
+func (t *tracker) hash(left <-chan visit) {
+	defer close(t.ended)
+	buf := make([]byte, Align)
+	for v := range left {
+		if n, err := t.f.ReadAt(buf, int64(v.chunk)*Align); err == nil || err == io.EOF {
+			c := &t.chunks[v.chunk]
+			c.sum, c.sumOf = sha256.Sum256(buf[:n]), v.writes
+		}
+	}
+}
+
+// write carries out a write of b at off. spans say which of it are blobs'.
+func (t *tracker) write(b []byte, off int64, spans []tree.Span, do func() (int, error)) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.pieces == nil {
-		t.add(b, off)
-		return do()
-	}
-	for rest, at := b, off; len(rest) > 0; {
-		buf := append((<-t.free)[:0], rest[:min(len(rest), hashPiece)]...)
-		t.pieces <- piece{buf, at}
-		rest, at = rest[len(buf):], at+int64(len(buf))
-	}
-	return do()
-}
-
-// add takes the bytes of one write in.
-func (t *tracker) add(b []byte, off int64) {
-	for len(b) > 0 {
-		i := int(off / Align)
-		n := int(min(int64(len(b)), int64(i+1)*Align-off))
-		t.addTo(i, b[:n], off)
-		b, off = b[n:], off+int64(n)
-	}
-}
-
-func (t *tracker) addTo(i int, b []byte, off int64) {
-	c := &t.chunks[i]
-	c.writes++
-	if t.h == nil {
-		return
-	}
-	if i != t.at {
-		t.leave()
-		if c.writes > 1 {
-			return
+	n, err := do()
+	for at := 0; at < len(b); {
+		i := int((off + int64(at)) / Align)
+		end := min(len(b), at+int(int64(i+1)*Align-off-int64(at)))
+		if i != t.at {
+			t.leave()
+			t.at = i
 		}
-		t.at, t.pos, t.writes = i, int64(i)*Align, 0
-		t.h.Reset()
+		c := &t.chunks[i]
+		c.writes++
+		if t.known != nil {
+			if c.made == nil {
+				c.made = sha256.New()
+			}
+			spans = compose(c.made, b, at, end, (off+int64(at))%Align, spans)
+		}
+		at = end
 	}
-	if off < t.pos {
-		t.at = -1 // the writer went back
-		return
-	}
-	t.zeros(off - t.pos)
-	t.h.Write(b)
-	t.pos = off + int64(len(b))
-	t.writes++
+	return n, err
 }
 
-// leave completes the digest of the chunk being hashed.
+// compose adds the bytes from at to end, which are written at off, to what a chunk is
+// composed of. It returns the spans behind them.
+func compose(made hash.Hash, b []byte, at, end int, off int64, spans []tree.Span) []tree.Span {
+	var head [40]byte
+	add := func(blob string, n int, from int64, size int) {
+		binary.LittleEndian.PutUint64(head[0:], uint64(off))
+		binary.LittleEndian.PutUint64(head[8:], uint64(n))
+		binary.LittleEndian.PutUint64(head[16:], uint64(from))
+		binary.LittleEndian.PutUint64(head[24:], uint64(size))
+		binary.LittleEndian.PutUint64(head[32:], uint64(len(blob))) // 0: the bytes follow
+		made.Write(head[:])
+		off += int64(n)
+	}
+	for at < end {
+		next := end
+		if len(spans) > 0 {
+			s := spans[0]
+			if s.At+s.Len <= at {
+				spans = spans[1:]
+				continue
+			}
+			if s.At <= at {
+				skip := at - s.At
+				n := min(s.Len-skip, end-at)
+				add(s.Blob, n, s.Off+int64(skip), min(max(s.Size-skip, 0), n))
+				io.WriteString(made, s.Blob)
+				at += n
+				continue
+			}
+			next = min(end, s.At)
+		}
+		add("", next-at, 0, 0)
+		made.Write(b[at:next])
+		at = next
+	}
+	return spans
+}
+
+// leave has the chunk that was written hashed, unless its digest is known.
 func (t *tracker) leave() {
-	if t.at < 0 {
+	if t.at < 0 || t.left == nil {
 		return
 	}
-	t.zeros(min(int64(t.at+1)*Align, t.size) - t.pos)
 	c := &t.chunks[t.at]
-	t.h.Sum(c.sum[:0])
-	c.sumOf = t.writes
+	if _, ok := t.remembered(c); !ok {
+		t.left <- visit{t.at, c.writes}
+	}
 	t.at = -1
 }
 
-// zeros hashes a hole.
-func (t *tracker) zeros(n int64) {
-	for ; n > 0; n -= int64(len(t.hole)) {
-		t.h.Write(t.hole[:min(n, int64(len(t.hole)))])
+// remembered is the digest of a chunk composed like this one.
+func (t *tracker) remembered(c *tracked) (sum [32]byte, ok bool) {
+	if c.made == nil || t.forget {
+		return sum, false
 	}
+	sum, ok = t.known[[32]byte(c.made.Sum(nil))]
+	return sum, ok
 }
 
 // rehash hashes a chunk that has no good digest.
 func (t *tracker) rehash(i int, buf []byte) error {
 	c := &t.chunks[i]
 	if c.writes == c.sumOf {
+		return nil
+	}
+	if sum, ok := t.remembered(c); ok {
+		c.sum, c.sumOf = sum, c.writes
 		return nil
 	}
 	n, err := t.f.ReadAt(buf, int64(i)*Align)
@@ -312,17 +328,19 @@ func (t *tracker) written(i int) bool { return t.chunks[i].writes > 0 }
 
 // stop ends the hashing.
 func (t *tracker) stop() {
-	if t.pieces != nil {
-		close(t.pieces)
-		t.pieces = nil
+	if t.left != nil {
+		close(t.left)
+		t.left = nil
 		<-t.ended
 	}
 }
 
-// finish hashes what is left, after the last write.
-func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Digest, error) {
-	t.stop()
+// finish hashes what is left, after the last write. Unless the blobs are sound still,
+// that is all that was not hashed from what was written.
+func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo, sound func() bool) (Digest, error) {
 	t.leave()
+	t.stop()
+	t.forget = t.known != nil && !sound()
 	err := Parallel(ctx, len(t.chunks), func() func(int) error {
 		buf := make([]byte, Align)
 		return func(i int) error { return t.rehash(i, buf) }
@@ -336,4 +354,19 @@ func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Dig
 		}
 		return zeroSum()
 	}), nil
+}
+
+// sums are the digests of all chunks that were written, after finish; none, where
+// blobs were not sound.
+func (t *tracker) sums() Sums {
+	s := Sums{}
+	if t.forget {
+		return s
+	}
+	for i := range t.chunks {
+		if c := &t.chunks[i]; c.made != nil {
+			s[[32]byte(c.made.Sum(nil))] = c.sum
+		}
+	}
+	return s
 }

@@ -26,13 +26,13 @@ func TestTracker(t *testing.T) {
 		if err := f.Truncate(size); err != nil {
 			t.Fatal(err)
 		}
-		tr := newTracker(f, size, true)
+		tr := newTracker(f, size, true, nil)
 		off := int64(0)
 		for range 12 {
 			n := 1 + rnd.IntN(len(data)-1)
 			switch rnd.IntN(6) {
 			case 0:
-				n = 1 + rnd.IntN(hashPiece/16)
+				n = 1 + rnd.IntN(64<<10)
 			case 1:
 				off = rnd.Int64N(size) // anywhere
 			case 2:
@@ -42,19 +42,19 @@ func TestTracker(t *testing.T) {
 				off = 0
 			}
 			b := data[:min(int64(n), size-off)]
-			if _, err := tr.write(b, off, func() (int, error) { return f.WriteAt(b, off) }); err != nil {
+			if _, err := tr.write(b, off, nil, func() (int, error) { return f.WriteAt(b, off) }); err != nil {
 				t.Fatal(err)
 			}
 			off += int64(len(b))
 		}
-		tr.stop()
 		tr.leave()
+		tr.stop()
 		for i := range tr.chunks {
 			if c := tr.chunks[i]; c.writes > 0 && c.writes == c.sumOf {
 				straight++
 			}
 		}
-		if _, err := tr.finish(t.Context(), nil); err != nil {
+		if _, err := tr.finish(t.Context(), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		whole := make([]byte, size)

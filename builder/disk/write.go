@@ -26,6 +26,14 @@ type WriteOptions struct {
 	// Slot makes the slot's bytes, once the digests are known. It must be set
 	// if the layout has a slot.
 	Slot func(Digest) ([]byte, error)
+	// Known are digests of chunks of earlier images (Result.Sums), whose blobs have
+	// their digests as names. A chunk that is composed of the same is not hashed again.
+	// Nil: every chunk is hashed as it was written, and there are no Result.Sums.
+	Known Sums
+	// Sound goes with Known: after the last write it tells whether the blobs are still
+	// what they were when they were verified. If not, every chunk is hashed as it was
+	// written.
+	Sound func() bool
 	// Progress, where set, is told of the work done so far, in bytes.
 	Progress func(done, total int64)
 }
@@ -34,6 +42,8 @@ type WriteOptions struct {
 type Result struct {
 	Digest
 	Parts []PartResult
+	// Sums are Known of the next image.
+	Sums Sums
 }
 
 // PartResult is one partition as it came out.
@@ -134,7 +144,7 @@ func (w *writer) write(out *Output) error {
 	if err := w.raw.Truncate(w.layout.Size); err != nil {
 		return err
 	}
-	w.track = newTracker(w.raw, w.layout.Size, !w.opts.Zstd)
+	w.track = newTracker(w.raw, w.layout.Size, !w.opts.Zstd, w.opts.Known)
 	defer w.track.stop()
 	for i := range w.layout.Parts {
 		if err := w.partition(&w.spec.Partitions[i], w.layout.Parts[i]); err != nil {
@@ -155,8 +165,11 @@ func (w *writer) write(out *Output) error {
 	if w.opts.Zstd {
 		return w.compress(out)
 	}
-	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
+	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts, w.opts.Sound); err != nil {
 		return err
+	}
+	if w.opts.Known != nil {
+		w.result.Sums = w.track.sums()
 	}
 	slot, at, err := w.slot()
 	if err != nil || slot == nil {
@@ -227,7 +240,10 @@ type region struct {
 	written     int64
 }
 
-func (r *region) WriteAt(p []byte, off int64) (int, error) {
+func (r *region) WriteAt(p []byte, off int64) (int, error) { return r.WriteFrom(p, off, nil) }
+
+// WriteFrom is WriteAt; spans say which of it are blobs'.
+func (r *region) WriteFrom(p []byte, off int64, spans []tree.Span) (int, error) {
 	if err := r.w.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -238,7 +254,7 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 		return 0, fmt.Errorf("BUG: %d bytes at %d are beyond the end of %s (%d bytes)", len(p), off, r.name, r.size)
 	}
 	off += r.start
-	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
+	n, err := r.w.track.write(p, off, spans, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
 	if !r.w.opts.Zstd { // then it is not raw that is kept
 		r.w.raw.WriteBehind(off)

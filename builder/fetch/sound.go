@@ -109,6 +109,12 @@ func (c *Cache) admit(sha string) bool {
 	return true
 }
 
+// Untouched reports whether the blob's file is as it was when it was hashed last.
+func (c *Cache) Untouched(sha string) bool {
+	fi, err := os.Lstat(c.BlobPath(sha))
+	return err == nil && c.noted(sha, fi)
+}
+
 // drop removes a damaged blob.
 func (c *Cache) drop(sha string) {
 	os.Remove(c.notePath(sha))

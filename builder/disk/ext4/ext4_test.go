@@ -717,3 +717,59 @@ func TestGrow(t *testing.T) {
 	}
 	compare(t, flat(t, nodes, b), flat(t, got, r))
 }
+
+// sourced compares what it is told of blobs with what is written.
+type sourced struct {
+	*os.File
+	t     *testing.T
+	blobs blobs
+	told  int64
+}
+
+func (s *sourced) WriteFrom(b []byte, off int64, spans []tree.Span) (int, error) {
+	last := 0
+	for _, p := range spans {
+		if p.At < last || p.Len <= 0 || p.At+p.Len > len(b) || p.Size < 0 || p.Size > p.Len {
+			s.t.Fatalf("of %d bytes: %+v", len(b), p)
+		}
+		last = p.At + p.Len
+		want := append([]byte(s.blobs[p.Blob][p.Off:][:p.Size]), make([]byte, p.Len-p.Size)...)
+		if !bytes.Equal(b[p.At:last], want) {
+			s.t.Errorf("at %d: %+v is not what is written", off, p)
+		}
+		s.told += int64(p.Size)
+	}
+	return s.WriteAt(b, off)
+}
+
+// TestSpans: a writer that asks is told of each byte that is a blob's, and gets the
+// same file system.
+func TestSpans(t *testing.T) {
+	nodes, b := nasty()
+	b["holes"] = strings.Repeat(noise(1, 3*4096)+strings.Repeat("\x00", 5*4096), 300) + noise(2, 100)
+	nodes = append(nodes, tree.Node{Path: "holes", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: sourceDate, Data: tree.Content{Blob: "holes", Size: int64(len(b["holes"]))}}})
+	slices.SortFunc(nodes, func(a, b tree.Node) int { return strings.Compare(a.Path, b.Path) })
+	want := write(t, nodes, b, options(0))
+	fi, err := os.Stat(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(fi.Size()); err != nil {
+		t.Fatal(err)
+	}
+	s := &sourced{f, t, b, 0}
+	if _, err := ext4.Write(s, nodes, b, options(fi.Size())); err != nil {
+		t.Fatal(err)
+	}
+	if disktest.Sum(t, f.Name()) != disktest.Sum(t, want) {
+		t.Error("another file system")
+	}
+	if least := int64(300*3*4096 + 100); s.told < least {
+		t.Errorf("told of %d bytes, want at least %d", s.told, least)
+	}
+}
