@@ -1,0 +1,54 @@
+package walls
+
+import (
+	"go/ast"
+	"go/token"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// everywhere are the packages that no Debian machine with Go and this
+// repository lacks.
+var everywhere = []string{"apt", "coreutils", "dpkg", "git", "mount", "util-linux"}
+
+// TestNeededProgramsAreInstalled: what a test asks test/desk for is on the list
+// that `make test` installs, so no test fails on a machine that has nothing yet.
+func TestNeededProgramsAreInstalled(t *testing.T) {
+	script, err := os.ReadFile("../deps/install.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var installed []string
+	for _, m := range regexp.MustCompile(`packages\+?=\(([^)]*)\)`).FindAllSubmatch(script, -1) {
+		installed = append(installed, strings.Fields(string(m[1]))...)
+	}
+	asked := 0
+	eachGoFile(t, func(_ string, at func(ast.Node) token.Position, f *ast.File) {
+		ast.Inspect(f, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 3 {
+				return true
+			}
+			if s, ok := call.Fun.(*ast.SelectorExpr); !ok || s.Sel.Name != "NeedProgram" {
+				return true
+			}
+			lit, ok := call.Args[2].(*ast.BasicLit)
+			if !ok { // a loop's variable
+				return true
+			}
+			asked++
+			pkg, err := strconv.Unquote(lit.Value)
+			if err != nil || !slices.Contains(installed, pkg) && !slices.Contains(everywhere, pkg) {
+				t.Errorf("%s asks for a program of the package %s, which test/deps/install.sh does not install", at(call), lit.Value)
+			}
+			return true
+		})
+	})
+	if asked < 20 || len(installed) < 20 {
+		t.Errorf("found %d questions and %d packages: this test looks past them", asked, len(installed))
+	}
+}
