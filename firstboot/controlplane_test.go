@@ -1002,6 +1002,9 @@ func (m *controlPlane) withWords(w mint.Words) {
 	s := *m.site
 	c := *s.ControlPlane
 	c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
+	if !w.Birth.IsZero() {
+		c.BirthUntil = w.Birth.UTC().Format(time.RFC3339)
+	}
 	s.ControlPlane = &c
 	m.stampSite(&s)
 }
@@ -1312,6 +1315,59 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
+// A word to restore is carried out once: a machine that is written anew with the
+// same Site, or that gets an old stick, does not lose what was written since. A new
+// ticket has it done again.
+func TestRestoreIsDoneOnce(t *testing.T) {
+	t.Parallel()
+	const text = "all objects of last week"
+	digest := sha256.Sum256([]byte(text))
+	word := mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])}
+	sites := mintedSites(t, 3)
+	machine := func(firmware string) *controlPlane {
+		m := newControlPlane(t, sites)
+		m.now = m.now.Add(200 * time.Hour)
+		m.cluster.unpublished = false
+		m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+		if firmware != "" {
+			m.put(restoredVar, firmware)
+		}
+		m.put(snapshotDir+"/20261111-000000.db", text)
+		return m
+	}
+	m := machine("")
+	m.withWords(word)
+	m.bootDone()
+	firmware := m.get(restoredVar)
+	if len(firmware) < 4 || m.started != "has data\n" {
+		t.Fatalf("the firmware has %q, etcd runs as %q", firmware, m.started)
+	}
+	// With the word taken out, and there again, as on a stick that was left.
+	m.withWords(mint.Words{})
+	m.on()
+	m.bootDone()
+	m.put("/var/lib/etcd/member/snap/db", "with a new object")
+	m.withWords(word)
+	m.on()
+	m.bootDone()
+	if m.get("/var/lib/etcd/member/snap/db") != "with a new object" || m.has(asideDir) || !m.said("this machine has restored the snapshot that the Site names before") {
+		t.Errorf("etcd has %q\n%s", m.get("/var/lib/etcd/member/snap/db"), strings.Join(m.console, "\n"))
+	}
+
+	again := machine(firmware)
+	again.withWords(word)
+	if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("that data is no longer on its disk") {
+		t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
+	}
+	word.Birth = again.now.Add(48 * time.Hour)
+	again.withWords(word)
+	again.on()
+	again.bootDone()
+	if again.get("/var/lib/etcd/member/snap/db") != text || again.get(restoredVar) == firmware {
+		t.Errorf("etcd has %q", again.get("/var/lib/etcd/member/snap/db"))
+	}
+}
+
 // Data is not moved aside for a snapshot that is not there: what was aside before would
 // be lost, and the machine would be left with nothing.
 func TestRestoreWithoutASnapshot(t *testing.T) {
@@ -1354,6 +1410,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.now = m.now.Add(200 * time.Hour)
 			m.cluster.unpublished = false
+			m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 			tt.disk(m)
 			m.plug("")

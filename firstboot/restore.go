@@ -62,6 +62,7 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 	if err := note.write(e); err != nil {
 		return err
 	}
+	noteInFirmware(e, restoredVar, restoreWord(site))
 	if err := e.Rename(made, configs.EtcdDataDir+"/member"); err != nil {
 		return fmt.Errorf("putting what was restored in place: %w", err)
 	}

@@ -129,7 +129,7 @@ func (t *taker) take(ctx context.Context) error {
 		case next == seatChanged:
 			continue
 		}
-		if !v.Disk.WAL && v.Ticket != seat.UsedTicket { // nor may the others begin with this one's help
+		if !v.Disk.WAL && v.Ticket != seat.UsedTicket && !v.Word.Restored { // nor may the others begin with this one's help
 			t.tellBlank(ctx)
 		}
 		if err := t.e.Sleep(ctx, seatInterval); err != nil {
@@ -154,6 +154,9 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 	}
 	switch d.Do {
 	case seat.Start:
+		if restoredBefore(t.e, t.site) {
+			t.e.Note("%s", d.Why)
+		}
 		if err := t.forgetWord(); err != nil {
 			return seatWaits, err
 		}
@@ -212,7 +215,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 func (t *taker) view(ctx context.Context) (seat.View, error) {
 	self := t.site.Self()
 	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), Dates: ticketDates(t.e, t.site),
-		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Absent: t.site.ControlPlane.Absent}}
+		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err

@@ -3,16 +3,21 @@ package firstboot
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// A ticket is for one birth. Nothing on a disk that was written again tells that
-// it was used, and with all of them written again nothing in the cluster does. The
-// machine's firmware can: it keeps a variable, where it is UEFI's.
-const bornVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+// A ticket is for one birth, and a word to restore a snapshot for one restore.
+// Nothing on a disk that was written again tells that it was used, and with all of
+// them written again nothing in the cluster does. The machine's firmware can: it
+// keeps variables, where it is UEFI's.
+const (
+	bornVar     = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+	restoredVar = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+)
 
 // ticket is the state of the site's.
 func ticket(e *Env, site *configs.Site) seat.Ticket {
@@ -23,7 +28,7 @@ func ticket(e *Env, site *configs.Site) seat.Ticket {
 		return seat.ExpiredTicket
 	}
 	// A birth on this disk may have been cut off, and goes on.
-	if bornBefore(e) == ticketWord(site) && readSeatNote(e).Born != ticketWord(site) {
+	if firmwareNote(e, bornVar) == ticketWord(site) && readSeatNote(e).Born != ticketWord(site) {
 		return seat.UsedTicket
 	}
 	return seat.ValidTicket
@@ -39,10 +44,9 @@ func ticketWord(site *configs.Site) string {
 	return site.ControlPlane.ID + " " + site.ControlPlane.Birth().UTC().Format(time.RFC3339)
 }
 
-// bornBefore is the last ticket that this machine has used, as its firmware
-// noted it.
-func bornBefore(e *Env) string {
-	b := e.contents(bornVar)
+// firmwareNote is what this machine used last, as its firmware noted it.
+func firmwareNote(e *Env, variable string) string {
+	b := e.contents(variable)
 	if len(b) < 4 { // the variable's attributes
 		return ""
 	}
@@ -54,14 +58,36 @@ func bornBefore(e *Env) string {
 func (t *taker) useTicket() error {
 	word := ticketWord(t.site)
 	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word}
-	if err := note.write(t.e); err != nil || bornBefore(t.e) == word {
+	if err := note.write(t.e); err != nil {
 		return err
 	}
-	switch err := t.e.SetFirmwareVar(bornVar, []byte(word)); {
-	case errors.Is(err, errors.ErrUnsupported):
-		t.e.Log.Info("this machine has no UEFI to note the cluster's birth in")
-	case err != nil:
-		t.e.Log.Warn("noting the cluster's birth in the firmware", "error", err)
-	}
+	noteInFirmware(t.e, bornVar, word)
 	return nil
+}
+
+// noteInFirmware keeps what was used where no disk does.
+func noteInFirmware(e *Env, variable, word string) {
+	if firmwareNote(e, variable) == word {
+		return
+	}
+	switch err := e.SetFirmwareVar(variable, []byte(word)); {
+	case errors.Is(err, errors.ErrUnsupported):
+		e.Log.Info("this machine has no UEFI to note in how its etcd began")
+	case err != nil:
+		e.Log.Warn("noting in the firmware how this machine's etcd began", "error", err)
+	}
+}
+
+// restoreWord tells one word to restore from another. A ticket that is given with
+// it has the same snapshot restored once more.
+func restoreWord(site *configs.Site) string {
+	return ticketWord(site) + " " + strings.ToLower(site.ControlPlane.Restore)
+}
+
+// restoredBefore reports whether this machine has carried out the Site's word to
+// restore, and its disk no longer says so. One that was cut off goes on.
+func restoredBefore(e *Env, site *configs.Site) bool {
+	c := site.ControlPlane
+	return c.Restore != "" && c.ContinueFrom == site.Self().Name &&
+		firmwareNote(e, restoredVar) == restoreWord(site) && readSeatNote(e).Continued != continueWord(site)
 }

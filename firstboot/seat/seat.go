@@ -111,6 +111,10 @@ type Word struct {
 	// Restore: the named control-plane node begins with a snapshot, not with its own
 	// data.
 	Restore bool
+	// Restored: this machine, which is the named one, has done that before, as its
+	// firmware noted. Its disk was written anew since, or the Site had other words
+	// meanwhile.
+	Restored bool
 	// Absent are control-plane nodes that are dead on arrival: a cluster is born
 	// without them.
 	Absent []string
@@ -321,7 +325,10 @@ func (v View) continued() Decision {
 		if v.Quorum {
 			return v.join()
 		}
-		if v.Word.Restore {
+		switch {
+		case v.Word.Restored:
+			return v.restoredBefore()
+		case v.Word.Restore:
 			return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
 		}
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
@@ -329,6 +336,10 @@ func (v View) continued() Decision {
 		return v.lived() // the cluster lives, with this control-plane node: nothing to give up
 	case from == v.Self && v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but a quorum lives without it", Fix: "remove continueFrom from the Site"}
+	case from == v.Self && v.Word.Restored && v.Disk.Cluster == "":
+		return v.restoredBefore()
+	case from == v.Self && v.Word.Restored:
+		return Decision{Do: Start, Why: "this machine has restored the snapshot that the Site names before, and the disk holds what was written since; " + restoreAgain}
 	case from == v.Self && v.Word.Restore:
 		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
 	case from == v.Self && v.Disk.Cluster == "":
@@ -344,6 +355,15 @@ func (v View) continued() Decision {
 	}
 	return v.join()
 }
+
+// restoredBefore: the word to restore was carried out, and would drop what was
+// written since.
+func (v View) restoredBefore() Decision {
+	return Decision{Do: Stop, Why: "this machine has restored the snapshot that the Site names before (its firmware has noted that), and that data is no longer on its disk",
+		Fix: "if other control-plane nodes have joined since, they hold what was written: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
+}
+
+const restoreAgain = "to restore it once more, say so with a new ticket (`edgebake cluster sites DIR --continue-from NAME --restore FILE --birth 48h`)"
 
 func (v View) absent(name string) bool { return slices.Contains(v.Word.Absent, name) }
 

@@ -57,6 +57,10 @@ func TestTable(t *testing.T) {
 		"restore here, old data":       {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Lived), Word: Word{ContinueFrom: "m1", Restore: true}}, "set-aside"},
 		"restore here, done":           {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Silent, Lived), Word: Word{ContinueFrom: "m1", Restore: true}}, "start"},
 		"restore here, quorum lives":   {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3"), Word: Word{ContinueFrom: "m1", Restore: true}}, "join"},
+		"restored before, blank":       {View{Peers: peers(Silent, Silent), Word: Word{ContinueFrom: "m1", Restore: true, Restored: true}}, "stop"},
+		"restored before, data":        {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Lived), Word: Word{ContinueFrom: "m1", Restore: true, Restored: true}}, "start"},
+		"restored before, not noted":   {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Lived), Word: Word{ContinueFrom: "m1", Restore: true, Restored: true}}, "stop"},
+		"restored before, others live": {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m2 m3"), Word: Word{ContinueFrom: "m1", Restore: true, Restored: true}}, "join"},
 		"restore there, not yet":       {View{Peers: peers(Silent, Blank), Word: Word{ContinueFrom: "m2", Restore: true}}, "wait"},
 		"restore there, old data":      {View{Disk: Disk{WAL: true, Member: "7", Etcd: "7"}, Peers: peers(Lived, Blank), Quorum: true, Members: members("m2"), Etcd: "8", Word: Word{ContinueFrom: "m2", Restore: true}}, "set-aside"},
 		"blank, seat lives":            {View{Peers: peers(Lived, Lived), Quorum: true, Members: members("m1 m2 m3"), Seat: Alive}, "stop"},
@@ -127,7 +131,7 @@ func TestNeverTwice(t *testing.T) {
 	for _, a := range states {
 		for _, b := range states {
 			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket, UsedTicket} {
-				for bits := range 1 << 9 {
+				for bits := range 1 << 10 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
 						v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Word: Word{ContinueFrom: from, Restore: bits&2 > 0},
 							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops"}
@@ -136,6 +140,7 @@ func TestNeverTwice(t *testing.T) {
 							v.Seat, v.Disk.Member = Alive, "9"
 						}
 						v.Counted = bits&256 > 0
+						v.Word.Restored = bits&512 > 0 && v.Word.Restore && from == "m1"
 						if v.Quorum {
 							v.Members = members("m1 m2 m3")
 							if bits&16 > 0 {
@@ -165,7 +170,7 @@ func TestNeverTwice(t *testing.T) {
 								t.Errorf("a forced cluster with %+v", v)
 							}
 						case Restore:
-							if v.Disk.WAL || from != "m1" || !v.Word.Restore || v.Quorum {
+							if v.Disk.WAL || from != "m1" || !v.Word.Restore || v.Word.Restored || v.Quorum {
 								t.Errorf("a snapshot is restored with %+v", v)
 							}
 						case Join:
@@ -178,7 +183,7 @@ func TestNeverTwice(t *testing.T) {
 								}
 							}
 						case SetAside:
-							if !v.Disk.WAL || from == "" {
+							if !v.Disk.WAL || from == "" || v.Word.Restored {
 								t.Errorf("data is set aside without a word, with %+v", v)
 							}
 						case Start:
