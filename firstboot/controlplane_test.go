@@ -969,6 +969,41 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
+// A snapshot never takes the room that etcd and the pods need: old ones go first, and
+// where that is not enough none is taken.
+func TestSnapshotsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	days := func(n int) []savedSnapshot {
+		t.Helper()
+		for range n {
+			m.now = m.now.Add(25 * time.Hour)
+			m.bootDone()
+		}
+		all, err := snapshots(m.env())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	if all := days(5); len(all) != 6 {
+		t.Fatalf("%v", all)
+	}
+	const total = 4 << 30
+	size := m.bytesBelow(snapshotDir) / 6
+	m.puts("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
+	m.used = total - total/100*snapshotLeaves - 3*size // room for three
+	if all := days(1); len(all) != 3 || m.bytesBelow(snapshotDir) != 3*size {
+		t.Errorf("%v", all)
+	}
+	m.used += 2 * size // for the newest alone
+	before := days(1)
+	if len(before) != 1 || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
+		t.Errorf("%v, notes %q", before, m.state().Notes)
+	}
+}
+
 // Snapshots that a clock took that was ahead neither push out the right ones nor keep
 // a week from being covered.
 func TestSnapshotsOfTheFuture(t *testing.T) {

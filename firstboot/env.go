@@ -153,6 +153,8 @@ type FileSystems struct {
 	// FSSize is the size in bytes of the file system mounted at path, without its
 	// own tables.
 	FSSize func(path string) (int64, error)
+	// FSFree is how many bytes of it are left.
+	FSFree func(path string) (int64, error)
 }
 
 // Audience is who is told how it goes, besides the log.

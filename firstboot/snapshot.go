@@ -25,6 +25,9 @@ const (
 	// Beyond so many, or so many bytes of them, the oldest go. One stays.
 	snapshotsKept     = 7
 	snapshotsMaxBytes = 2 << 30
+	// snapshotLeaves is the part of the disk (%) that a snapshot leaves free: kubelet
+	// removes images and stops pods where less is.
+	snapshotLeaves = 15
 	// snapshotTime bounds one: a database has 8 GiB at most.
 	snapshotTime = 20 * time.Minute
 )
@@ -55,6 +58,9 @@ func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
 	client.Timeout = 0 // ctx has the end
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
+	if err := roomForSnapshot(e); err != nil {
+		return "", err
+	}
 	path := snapshotDir + "/" + snapshotName(e.Now())
 	err = e.Stream(path, Mode(0o600), func(w io.Writer) error {
 		return memberEtcd(client, site.Self()).Snapshot(ctx, w)
@@ -96,6 +102,44 @@ func snapshots(e *Env) ([]savedSnapshot, error) {
 		return -cmp.Compare(a.name, b.name)
 	})
 	return out, nil
+}
+
+// roomForSnapshot drops old snapshots, but for the newest, where the next one leaves
+// too little of the disk: etcd stops where it cannot write, and kubelet stops pods
+// well before.
+func roomForSnapshot(e *Env) error {
+	fail := func(err error) error { return fmt.Errorf("making room for a snapshot: %w", err) }
+	size := int64(0) // of the database: what a snapshot of it has
+	if info, err := os.Stat(e.path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
+		size = info.Size()
+	}
+	all, err := snapshots(e)
+	if err != nil {
+		return fail(err)
+	}
+	total, err := e.FSSize("/var")
+	if err != nil {
+		return fail(err)
+	}
+	for {
+		free, err := e.FSFree("/var")
+		if err != nil {
+			return fail(err)
+		}
+		least := total / 100 * snapshotLeaves
+		if free-size >= least {
+			return nil
+		}
+		if len(all) < 2 {
+			return Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), snapshotLeaves)),
+				"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
+		}
+		oldest := all[len(all)-1]
+		if err := e.Remove(snapshotDir + "/" + oldest.name); err != nil {
+			return fail(err)
+		}
+		all = all[:len(all)-1]
+	}
 }
 
 func dropSnapshots(e *Env) error {

@@ -83,6 +83,7 @@ type world struct {
 	heard     time.Time           // when kubelet was last active
 	cabled    bool                // offline, with an address and a route all the same
 	uuids     map[string][16]byte // of file systems, by device
+	used      int64               // bytes of /var, of 4 GiB, besides snapshots of etcd
 	// kubelet is what it says of its version; podConf is the JoinConfiguration
 	// of a kubelet that goes through yurthub.
 	kubelet, podConf string
@@ -414,6 +415,17 @@ func (w *world) get(path string) string {
 	return string(b)
 }
 
+// bytesBelow are those of a directory's files.
+func (w *world) bytesBelow(dir string) (n int64) {
+	entries, _ := os.ReadDir(filepath.Join(w.root, dir)) // none, where it is missing
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			n += info.Size()
+		}
+	}
+	return n
+}
+
 func (w *world) has(path string) bool {
 	_, err := os.Lstat(filepath.Join(w.root, path))
 	return err == nil
@@ -740,6 +752,7 @@ func (w *world) env() *Env {
 				return [16]byte{}, errors.New("no device")
 			},
 			FSSize: func(string) (int64, error) { return 4 << 30, nil },
+			FSFree: func(string) (int64, error) { return 4<<30 - w.used - w.bytesBelow(snapshotDir), nil },
 		},
 		Audience: Audience{
 			Console: func(line string) { w.console = append(w.console, line) },

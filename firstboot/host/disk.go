@@ -117,3 +117,11 @@ func fsSize(path string) (int64, error) {
 	}
 	return int64(st.Blocks) * st.Bsize, nil
 }
+
+func fsFree(path string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}

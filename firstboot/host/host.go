@@ -91,7 +91,7 @@ func New(log io.Writer) *firstboot.Env {
 			ScrubSlot:  scrubSlot,
 			ReportSlot: reportSlot,
 		},
-		FileSystems: firstboot.FileSystems{FSUUID: fsUUID, FSSize: fsSize},
+		FileSystems: firstboot.FileSystems{FSUUID: fsUUID, FSSize: fsSize, FSFree: fsFree},
 		Audience: firstboot.Audience{
 			Console: func(line string) { console.Say(console.Active, "/dev", line) },
 			Notify: func(state string) {
