@@ -3,7 +3,6 @@ package configs
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 )
@@ -22,16 +21,6 @@ func mustCluster(t *testing.T, doc string) *ClusterFile {
 		t.Fatal(err)
 	}
 	return f
-}
-
-// exampleCluster is the one of the documentation.
-func exampleCluster(t testing.TB) string {
-	t.Helper()
-	doc, err := os.ReadFile("examples/cluster.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(doc)
 }
 
 func TestClusterDefaults(t *testing.T) {
@@ -88,7 +77,7 @@ func TestNobodyToAsk(t *testing.T) {
 
 // A node's Site is one that stamping takes.
 func TestNodeSite(t *testing.T) {
-	c := mustCluster(t, exampleCluster(t))
+	c := mustCluster(t, exampleCluster)
 	if len(c.Kubeadm) != 2 {
 		t.Fatalf("%d documents of kubeadm", len(c.Kubeadm))
 	}
@@ -172,7 +161,7 @@ func FuzzCheckManifest(f *testing.F) {
 }
 
 func FuzzParseCluster(f *testing.F) {
-	f.Add(exampleCluster(f))
+	f.Add(exampleCluster)
 	f.Fuzz(func(t *testing.T, text string) {
 		if _, err := ParseCluster("c", []byte(text)); err != nil && strings.Contains(err.Error(), "BUG") {
 			t.Error(err)

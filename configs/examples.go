@@ -8,5 +8,8 @@ var exampleImage string
 //go:embed examples/site.yaml
 var exampleSite string
 
+//go:embed examples/cluster.yaml
+var exampleCluster string
+
 // ExampleImage is a commented Image to start from.
 func ExampleImage() []byte { return []byte(exampleImage) }

@@ -17,7 +17,7 @@ const (
 	placeholderKey   = "ssh-ed25519 xxxxxxxx admin@example.com"
 )
 
-// What examples/site.yaml has in their places.
+// What examples/site.yaml and cluster.yaml have in their places.
 const (
 	exampleToken = "abcdef.0123456789abcdef"
 	exampleHash  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -120,6 +120,16 @@ func StartSite(j *Join, sshKey string) []byte {
 	text = strings.Replace(text, exampleHash, strings.Join(hashes, "\n  - "), 1)
 	text = strings.Replace(text, exampleKey, quoteYAML(sshKey), 1)
 	return []byte(commentOut(text, "labels:", "taints:", "network:"))
+}
+
+// StartCluster is a Cluster to start from: the example, with the key of the person
+// who will log in, or a placeholder.
+func StartCluster(sshKey string) []byte {
+	if sshKey == "" {
+		sshKey = placeholderKey
+	}
+	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
+	return []byte(strings.Replace(exampleCluster, `"`+exampleKey+`"`, quoted, 1))
 }
 
 // quoteYAML quotes what YAML would read otherwise: [fd00::1]:6443.

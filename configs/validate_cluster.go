@@ -33,10 +33,15 @@ func ParseCluster(name string, data []byte) (*ClusterFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.Cluster()
+	c, err := d.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
-// Cluster is what ParseCluster returns of a document.
+// Cluster is what ParseCluster returns of a document. With problems it still returns
+// what could be read of one, so that those of its manifests are told in the same run.
 func (d *Document) Cluster() (*ClusterFile, error) {
 	name := d.doc.file
 	f := &ClusterFile{Cluster: new(Cluster), File: name, Text: d.data}
@@ -53,10 +58,7 @@ func (d *Document) Cluster() (*ClusterFile, error) {
 		}
 		return f.Cluster.Validate()
 	})
-	if err != nil {
-		return nil, err
-	}
-	return f, nil
+	return f, err
 }
 
 // HasOpenYurt reports whether the cluster carries OpenYurt.

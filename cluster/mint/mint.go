@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -323,6 +324,9 @@ func Load(dir string) (*Record, error) {
 	data, err := os.ReadFile(filepath.Join(dir, fileRecord))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("reading %s: it is not a directory of `edgebake cluster new`: it has no %s", dir, fileRecord)
+	}
+	if errors.Is(err, syscall.ENOTDIR) {
+		return nil, fmt.Errorf("reading %s: it is a file: name the directory that `edgebake cluster new` wrote", dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", dir, err)

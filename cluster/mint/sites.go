@@ -134,6 +134,22 @@ func (r *Record) checkClock(dir string, now time.Time) error {
 	return nil
 }
 
+// workerHeader begins a worker's Site that is written out.
+const workerHeader = "# The Site of node %s of cluster %s."
+
+// HeaderNode is the worker whose Site a text is, if it was written out for this
+// cluster; else empty.
+func HeaderNode(text []byte, cluster string) string {
+	line, _, _ := bytes.Cut(text, []byte("\n"))
+	before, after, _ := strings.Cut(fmt.Sprintf(workerHeader, "\x00", cluster), "\x00")
+	name, begins := strings.CutPrefix(string(line), before)
+	name, ends := strings.CutSuffix(name, after)
+	if !begins || !ends {
+		return ""
+	}
+	return name
+}
+
 // Header is the comment above a Site that is written out.
 func (s *NodeSite) Header(cluster string) string {
 	if s.Site.NodeType == configs.NodeControlPlane {
@@ -151,7 +167,7 @@ func (s *NodeSite) Header(cluster string) string {
 		}, "\n")
 	}
 	return strings.Join([]string{
-		"# The Site of node " + s.Name + " of cluster " + cluster + ".",
+		fmt.Sprintf(workerHeader, s.Name, cluster),
 		"# It holds the node's join token, valid until " + s.Expires.Format(time.RFC3339) + ": keep it secret.",
 		"",
 	}, "\n")

@@ -237,7 +237,7 @@ func readInput(s streams, name string) ([]byte, error) {
 	}
 	data, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name)) {
-		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from", err)
+		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from, with --cluster a cluster.yaml", err)
 	}
 	return data, err
 }

@@ -397,6 +397,15 @@ func TestInit(t *testing.T) {
 			t.Errorf("the schema of %s: %v", name, err)
 		}
 	}
+	c.run(0, "init", "--dir", "new", "--cluster")
+	c.want(c.out, "validate "+filepath.Join("new", "cluster.yaml"))
+	c.run(1, "validate", "new/cluster.yaml")
+	if c.want(c.err, "users[0].sshAuthorizedKeys[0]: replace the example"); strings.Count(c.err, "\n") != 1 {
+		t.Error(c.err)
+	}
+	c.run(1, "init", "--dir", "new", "--cluster")
+	c.want(c.err, filepath.Join("new", "cluster.yaml")+" exists")
+	c.run(2, "init", "--cluster", "--join", joinLine)
 	c.file("new/image.yaml", "mine")
 	c.run(1, "init", "--dir", "new")
 	c.want(c.err, filepath.Join("new", "image.yaml")+" exists", filepath.Join("new", "site.yaml")+" exists")

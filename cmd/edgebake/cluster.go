@@ -79,15 +79,15 @@ domain, masters, or a lower version of Kubernetes.`,
 			if err != nil {
 				return err
 			}
-			doc, err := configs.ParseCluster(a[0], data)
+			read, err := configs.Read(a[0], data)
+			if err != nil {
+				return err
+			}
+			doc, manifests, err := readCluster(read)
 			if err != nil {
 				return err
 			}
 			printWarnings(s, doc)
-			manifests, err := readManifests(doc)
-			if err != nil {
-				return err
-			}
 			change, err := mint.New(out, doc, mint.Options{Now: time.Now(), EncryptTo: encryptTo, Manifests: manifests})
 			if err != nil {
 				return err
@@ -284,8 +284,30 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 		_, err := mint.AllowBirth(dir, now, o.words.Birth)
 		return err
 	}
+	if err := writeSites(s, out, sites, files, o.force, noted); err != nil {
+		return errors.Join(err, nodeErr)
+	}
+	sayFormer(s, out, record)
 	// A token that has expired keeps no control-plane node from its Site.
-	return errors.Join(writeSites(s, out, sites, files, o.force, noted), nodeErr)
+	return nodeErr
+}
+
+// sayFormer names the Sites of nodes that the cluster has lost since they were written:
+// each holds a token still.
+func sayFormer(s streams, dir string, record *mint.Record) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return // a directory's name that cannot be a pattern
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue // it is not one that edgebake wrote
+		}
+		if node := mint.HeaderNode(text, record.Fixed.Name); node != "" && !slices.ContainsFunc(record.Tokens, func(t mint.Token) bool { return t.Node == node }) {
+			s.note("%s is the Site of %s, which the cluster no longer has: remove it; on the living cluster, `edgebake cluster remove %s` removes the node and its token\n", f, node, node)
+		}
+	}
 }
 
 // masters are the Sites of the control-plane nodes, with the words for them.

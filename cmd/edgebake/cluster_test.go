@@ -61,6 +61,10 @@ func TestClusterCommands(t *testing.T) {
 	if _, err := os.Stat(minted); err == nil {
 		t.Error("a cluster was minted in spite of its manifest")
 	}
+	put("two.yaml", strings.Replace(clusterDocument, "name: shops", "name: Shops", 1))
+	step(1, "cni.yaml:5: document 2: not YAML", "validate", filepath.Join(dir, "two.yaml"))
+	step(1, "two.yaml:3:7: name: ", "cluster", "new", filepath.Join(dir, "two.yaml"), "--output", minted)
+	step(1, "cni.yaml:5: document 2: not YAML", "cluster", "new", filepath.Join(dir, "two.yaml"), "--output", minted)
 	put("cni.yaml", "apiVersion: v1\nkind: Namespace\nmetadata: {name: cni}\n")
 	step(0, "masters: 2 control-plane nodes survive the loss of 0", "validate", doc)
 	step(2, "requires a directory: --output DIR", "cluster", "new", doc)
@@ -73,6 +77,20 @@ func TestClusterCommands(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(minted, "sites", "a.yaml")); err != nil || strings.Contains(string(text), "manifests") {
 		t.Errorf("a worker's Site has the manifests: %v", err)
 	}
+	// A node that the document has lost is told of where its Site is still.
+	put("more.yaml", strings.Replace(clusterDocument, "nodes: [", "nodes: [{name: b}, ", 1))
+	step(0, "token for b", "cluster", "new", filepath.Join(dir, "more.yaml"), "--output", minted)
+	step(0, "wrote 4 Sites", "cluster", "sites", minted, "--force")
+	step(0, "b is gone", "cluster", "new", doc, "--output", minted)
+	step(0, filepath.Join(minted, "sites", "b.yaml")+" is the Site of b, which the cluster no longer has", "cluster", "sites", minted, "--force")
+	if err := os.Remove(filepath.Join(minted, "sites", "b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if _, said := try(t, "cluster", "sites", minted); strings.Contains(said, "no longer has") {
+		t.Error(said)
+	}
+	step(1, doc+": it is a file: name the directory", "cluster", "sites", doc)
+	step(1, "with --cluster a cluster.yaml", "cluster", "new", filepath.Join(dir, "none.yaml"), "--output", minted)
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
 	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again replaces nothing
 	step(0, "1 nodes", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))

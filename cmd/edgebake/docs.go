@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
@@ -68,17 +69,15 @@ func validateFile(s streams, name string, secrets secretFlags) error {
 		return err
 	case configs.KindImage:
 		return validateImage(name, data, doc)
-	}
-	v, err := doc.Any()
-	if err != nil {
+	case configs.KindCluster:
+		c, _, err := readCluster(doc)
+		if err == nil {
+			printWarnings(s, c)
+		}
 		return err
 	}
-	if c, ok := v.(*configs.ClusterFile); ok {
-		printWarnings(s, c)
-		_, err := readManifests(c)
-		return err
-	}
-	return nil
+	_, err = doc.Any() // which says that there is no such kind
+	return err
 }
 
 // validateImage looks at an Image as each of its architectures needs it.
@@ -124,15 +123,24 @@ func checkTemplates(name string, data []byte, img *configs.Image) error {
 	return all.Err()
 }
 
-// readManifests reads the files of Kubernetes objects that a Cluster names.
-func readManifests(c *configs.ClusterFile) ([]configs.Manifest, error) {
-	var manifests []configs.Manifest
+// readCluster is a Cluster with the files of Kubernetes objects that it names. What
+// is wrong with these is told beside what is wrong with it.
+func readCluster(doc *configs.Document) (*configs.ClusterFile, []configs.Manifest, error) {
+	c, err := doc.Cluster()
 	var all configs.Problems
+	if err != nil && !errors.As(err, &all) {
+		return nil, nil, err
+	}
+	told := all
+	var manifests []configs.Manifest
 	for i, m := range c.Manifests {
+		field := fmt.Sprintf("manifests[%d]", i)
+		if slices.ContainsFunc(told, func(p configs.Problem) bool { return p.Path == field }) {
+			continue
+		}
 		p := besideDocument(c.File, m)
 		text, err := os.ReadFile(p)
 		if err != nil {
-			field := fmt.Sprintf("manifests[%d]", i)
 			line, col := configs.Locate(c.File, c.Text, field)
 			all = append(all, configs.Problem{File: c.File, Line: line, Col: col, Path: field, Msg: err.Error()})
 			continue
@@ -140,7 +148,7 @@ func readManifests(c *configs.ClusterFile) ([]configs.Manifest, error) {
 		all = append(all, configs.CheckManifest(p, text)...)
 		manifests = append(manifests, configs.Manifest{Name: m, Text: string(text)})
 	}
-	return manifests, all.Err()
+	return c, manifests, all.Err()
 }
 
 // siteIgnition reads the files that a Site names: the certificate goes into it, the

@@ -21,27 +21,39 @@ const schemaDir = ".edgebake"
 
 func newInit(s streams) *cobra.Command {
 	var dir, join, key string
-	var force bool
+	var cluster, force bool
 	c := &cobra.Command{
 		Use:   "init",
-		Short: "Write a commented Image and Site to start from",
+		Short: "Write a commented Image and Site, or Cluster, to start from",
 		Long: `Init writes a commented image.yaml and site.yaml. Where only you know what
 belongs there, the Site has placeholders, which validate tells you to replace:
 a token, the CA's hash, an SSH key. --join 'kubeadm join ...' fills in the first
 two from the line that kubeadm prints on a control-plane node (kubeadm token
 create --print-join-command); --join - reads it from standard input, which keeps
-the token out of the shell's history.
+the token out of the shell's history. --cluster writes a commented cluster.yaml
+instead, for edgebake cluster new.
 
 For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		Example: `  edgebake init
-  edgebake init --dir sites/berlin`,
+  edgebake init --dir sites/berlin
+  edgebake init --cluster --ssh-key id_ed25519.pub`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
+			if cluster && join != "" {
+				return usageError{errors.New("--cluster and --join exclude each other: a new cluster, or a machine for one that lives")}
+			}
+			if cluster {
+				key, err := startKey(key)
+				if err != nil {
+					return err
+				}
+				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), 0o666}}, force)
+			}
 			site, err := startSite(s, join, key)
 			if err != nil {
 				return err
 			}
-			return writeStart(s, dir, site, force)
+			return writeStart(s, dir, []start{{"image", configs.ExampleImage(), 0o666}, {"site", site, 0o600}}, force) // a token will be in the Site
 		},
 	}
 	f := c.Flags()
@@ -50,8 +62,25 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 	f.StringVar(&join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
 	f.StringVar(&key, "ssh-key", "", "file of the public key that may log in")
 	_ = c.MarkFlagFilename("ssh-key", "pub")
+	f.BoolVar(&cluster, "cluster", false, "write a Cluster instead")
 	f.BoolVarP(&force, "force", "f", false, "replace files that are there")
 	return c
+}
+
+// startKey reads the key that may log in; empty: none was named.
+func startKey(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	data, err := os.ReadFile(file)
+	key := strings.TrimSpace(string(data))
+	if err == nil {
+		err = configs.CheckSSHKey(key)
+	}
+	if err != nil {
+		return "", fmt.Errorf("--ssh-key: %s: %w", file, err)
+	}
+	return key, nil
 }
 
 // startSite makes the Site that init writes.
@@ -74,41 +103,33 @@ func startSite(s streams, line, keyFile string) ([]byte, error) {
 			errs = append(errs, fmt.Errorf("--join: %w", e))
 		}
 	}
-	var key string
-	if keyFile != "" {
-		data, err := os.ReadFile(keyFile)
-		key = strings.TrimSpace(string(data))
-		if err == nil {
-			err = configs.CheckSSHKey(key)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--ssh-key: %s: %w", keyFile, err))
-		}
-	}
-	return configs.StartSite(join, key), errors.Join(errs...)
+	key, err := startKey(keyFile)
+	return configs.StartSite(join, key), errors.Join(append(errs, err)...)
 }
 
-// writeStart writes what init writes.
-func writeStart(s streams, dir string, site []byte, force bool) error {
+// start is a document to start from.
+type start struct {
+	kind string
+	text []byte
+	perm fs.FileMode
+}
+
+// writeStart writes documents to start from, and the schemas that they name.
+func writeStart(s streams, dir string, all []start, force bool) error {
 	type file struct {
 		name string
 		data []byte
 		perm fs.FileMode
 	}
-	var schemas []file
-	for _, kind := range []string{"image", "site"} {
-		schema, err := configs.Schema(kind)
+	var schemas, documents []file
+	for _, d := range all {
+		schema, err := configs.Schema(d.kind)
 		if err != nil {
 			return err
 		}
-		schemas = append(schemas, file{filepath.Join(schemaDir, kind+".schema.json"), schema, 0o666})
-	}
-	modeline := func(kind string) string {
-		return fmt.Sprintf("# yaml-language-server: $schema=%s/%s.schema.json\n", schemaDir, kind)
-	}
-	documents := []file{
-		{"image.yaml", append([]byte(modeline("image")), configs.ExampleImage()...), 0o666},
-		{"site.yaml", append([]byte(modeline("site")), site...), 0o600}, // a token will be in it
+		name := filepath.Join(schemaDir, d.kind+".schema.json")
+		schemas = append(schemas, file{name, schema, 0o666})
+		documents = append(documents, file{d.kind + ".yaml", append([]byte("# yaml-language-server: $schema="+name+"\n"), d.text...), d.perm})
 	}
 	undo, err := disk.MakeDirectory(filepath.Join(dir, schemaDir))
 	if err != nil {
@@ -127,7 +148,14 @@ func writeStart(s streams, dir string, site []byte, force bool) error {
 			return err
 		}
 	}
-	image, siteFile := filepath.Join(dir, "image.yaml"), filepath.Join(dir, "site.yaml")
-	s.note("wrote %s\nwrote %s\nEdit them, then: edgebake validate %s %s\n", image, siteFile, image, siteFile)
+	var names []string
+	for _, f := range documents {
+		names = append(names, filepath.Join(dir, f.name))
+	}
+	them := "them"
+	if len(names) == 1 {
+		them = "it"
+	}
+	s.note("wrote %s\nEdit %s, then: edgebake validate %s\n", strings.Join(names, "\nwrote "), them, strings.Join(names, " "))
 	return nil
 }
