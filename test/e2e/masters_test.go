@@ -17,7 +17,8 @@ import (
 // first may go, with its disk: the workers stay Ready, their pods run on, a new
 // worker joins. Written anew it takes its seat by itself, and votes: the cluster
 // survives the loss of another one. With two of three lost the next one that is
-// written anew stops: what the third alone has must not be written over.
+// written anew stops: what the third alone has must not be written over. Once a
+// person names the third to continue from, it does, alone, and the other joins it.
 func TestClusterOfThree(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -63,12 +64,12 @@ func TestClusterOfThree(t *testing.T) {
 	for _, vm := range []*lab.VM{m1, m2, m3} {
 		w.expect(vm, 0, `edgebake: etcd begins with nothing`)
 	}
-	var before *lab.Object // m3's Node
+	before := map[string]*lab.Object{} // Nodes
 	for _, vm := range []*lab.VM{m1, m2, m3} {
-		before = w.ready(vm, nil)
+		before[vm.Name] = w.ready(vm, nil)
 	}
 	passed("three control-plane nodes are Ready")
-	w.ready(shop1, nil)
+	before["shop1"] = w.ready(shop1, nil)
 	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,7 @@ func TestClusterOfThree(t *testing.T) {
 	}
 
 	m3 = master(2)
-	w.ready(m3, before)
+	before["m3"] = w.ready(m3, before["m3"])
 	passed("written anew, it has taken its seat again")
 	m2.Cut()
 	w.writes(m1)
@@ -106,8 +107,30 @@ func TestClusterOfThree(t *testing.T) {
 	m1 = master(0) // m2 stays dead
 	w.expect(m1, 0, `FAILED seat: the cluster has lived \(m3\), and has no quorum`)
 	passed("with two of three lost, the one that was written anew stops")
-	m3.Cut()
-	w.keysOn(w.disk(m3), minted, 1)
+	for _, vm := range []*lab.VM{m1, m3} {
+		vm.Cut()
+	}
+	disk := w.disk(m3)
+	w.keysOn(disk, minted, 1)
+
+	lost := filepath.Join(w.lab.Dir, "lost")
+	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m3", "--output", lost)
+	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m3.yaml"))
+	w.must(p.bin, "stamp", golden, filepath.Join(lost, "m1.yaml"), "--output", images["m1"], "--force")
+	images["m3"] = disk
+	m1, m3 = master(0), master(2)
+	w.expect(m3, 0, `edgebake: etcd continues from this machine alone`)
+	w.ready(m3, before["m3"])
+	w.ready(m1, before["m1"])
+	w.writes(m3)
+	if err := w.c.Get(t.Context(), "/api/v1/namespaces/default/pods/hello", new(lab.Object)); err != nil {
+		t.Errorf("what the third had written: %v", err)
+	}
+	passed("named by a person, the third continues alone, and the other has joined it")
+	w.on(shop1)
+	w.ready(shop1, before["shop1"])
+	w.podRuns(shop1, "hello")
+	passed("the worker and its pod are back")
 }
 
 // readySince is when a Node became Ready.
