@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -63,7 +64,26 @@ type column struct {
 // step is one part of a field's path: a key, or an item of a list.
 type step struct {
 	key  string
-	item int // if key is empty
+	free bool // the key is a person's own, e.g. a label's
+	item int  // if key is empty
+}
+
+// at is the path of the column's field as problems have it.
+func (c column) at() string {
+	var p string
+	for _, s := range c.path {
+		switch {
+		case s.key == "":
+			p += fmt.Sprintf("[%d]", s.item)
+		case s.free:
+			p += fmt.Sprintf("[%q]", s.key)
+		case p == "":
+			p = s.key
+		default:
+			p += "." + s.key
+		}
+	}
+	return p
 }
 
 // ImportCSV makes an Inventory of a table with a header line, each row a site,
@@ -89,10 +109,10 @@ func ImportCSV(name string, table []byte, templateName string, template []byte, 
 }
 
 // besides are the problems of the rows where the template's are told already:
-// without those that the rows have from it.
+// without those that the rows have from it, e.g. a field that is misspelt there.
 func (im *importer) besides(template, rows Problems) Problems {
 	return slices.DeleteFunc(rows, func(p Problem) bool {
-		return p.File != im.name || slices.ContainsFunc(template, func(t Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
+		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
 	})
 }
 
@@ -128,7 +148,7 @@ func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, 
 func (im *importer) notGiven(template Problems) Problems {
 	return slices.DeleteFunc(template, func(p Problem) bool {
 		return p.Missing || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
-			return c.field != "" && covers(p.Path, c.field)
+			return covers(p.Path, c.at())
 		})
 	})
 }
@@ -287,7 +307,11 @@ func (im *importer) header(line int, row []string, o ImportOptions) {
 		default:
 			var bad string
 			if c.path, c.kind, c.free, bad = fieldPath(field); bad != "" {
-				im.problem(line, h, "%s: name the field it holds (--map %s=FIELD), or leave it out (--map %s=-)", bad, strconv.Quote(h), strconv.Quote(h))
+				name := ": name"
+				if strings.HasSuffix(bad, "?") {
+					name = " Name"
+				}
+				im.problem(line, h, "%s%s the field it holds (--map %s=FIELD), or leave it out (--map %s=-)", bad, name, strconv.Quote(h), strconv.Quote(h))
 			}
 			c.field = field
 			if other, twice := given[field]; twice && bad == "" {
@@ -354,17 +378,21 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 	rest := field
 	for rest != "" {
 		if t.Kind() == reflect.Map {
-			return append(path, step{key: rest}), t.Elem(), false, ""
+			return append(path, step{key: rest, free: true}), t.Elem(), false, ""
 		}
 		var part string
 		part, rest, _ = strings.Cut(rest, ".")
 		m := pathPart.FindStringSubmatch(part)
 		if m == nil || t.Kind() != reflect.Struct || t == secretType {
-			return fail("%q is not a field of a Site", shorten(field))
+			return fail("%q is not a field of a Site%s", shorten(field), DidYouMean(plainHeader(field), slices.Sorted(maps.Keys(columnNames()))))
 		}
 		f, ok := fieldByName(reflect.New(t).Elem(), m[1])
 		if !ok {
-			return fail("%q is not a field of a Site%s", shorten(field), DidYouMean(m[1], fieldNames(t)))
+			known := fieldNames(t)
+			if len(path) == 0 {
+				known = append(known, slices.Sorted(maps.Keys(columnNames()))...)
+			}
+			return fail("%q is not a field of a Site%s", shorten(field), DidYouMean(m[1], known))
 		}
 		path, t, free = append(path, step{key: m[1]}), f.Type, f.Tag.Get("text") == "any"
 		for _, i := range strings.FieldsFunc(m[2], func(r rune) bool { return r == '[' || r == ']' }) {
@@ -552,7 +580,7 @@ func (im *importer) byRow(probs Problems) Problems {
 		i, _ := strconv.Atoi(m[1])
 		line, field, header := im.lines[i], m[2], ""
 		for _, c := range im.columns {
-			if c.field != "" && (covers(c.field, field) || covers(field, c.field)) {
+			if covers(c.at(), field) || covers(field, c.at()) {
 				header = c.header
 			}
 		}
@@ -560,6 +588,8 @@ func (im *importer) byRow(probs Problems) Problems {
 			p.Msg = field + ": " + p.Msg
 		}
 		im.problem(line, header, "%s", im.lineOf(p.Msg))
+		// What no column holds is the template's to give.
+		im.probs[len(im.probs)-1].Missing = p.Missing && header == ""
 	}
 	im.probs.sort()
 	return im.once()

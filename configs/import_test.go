@@ -81,6 +81,29 @@ func TestImportSaysOnce(t *testing.T) {
 	}
 }
 
+// TestImportWithAWrongTemplate: what all rows lack because the template is not
+// what it should be is told of the template alone.
+func TestImportWithAWrongTemplate(t *testing.T) {
+	for template, want := range map[string]string{
+		strings.ReplaceAll(importTemplate, "masters:", "mastres:"):                                  `site.yaml:3:1: mastres: unknown field; did you mean "masters"?`,
+		"apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: a\n":                                  "site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image",
+		strings.ReplaceAll(importTemplate, "masters: [192.0.2.11:6443]", "masters: [192.0.2.11]\n"): "site.yaml:3:11: masters[0]: ",
+	} {
+		_, _, err := ImportCSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(template), ImportOptions{})
+		if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v, want %s alone", err, want)
+		}
+	}
+	// A row without what its column holds for others is still named.
+	_, _, err := ImportCSV("t.csv", []byte("name,serial,masters\na,SN1,192.0.2.11:6443\nb,SN2,\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "masters: [192.0.2.11:6443]", "colour: red")), ImportOptions{})
+	if err == nil || !strings.Contains(err.Error(), "site.yaml:3:1: colour: unknown field") || !strings.Contains(err.Error(), `t.csv:3: column "masters": is required`) {
+		t.Error(err)
+	}
+	if _, err := importing("name,S/N\na,SN1\n", map[string]string{"S/N": "seriall"}); err == nil || !strings.Contains(err.Error(), `column "S/N": "seriall" is not a field of a Site; did you mean "serial"?`) {
+		t.Error(err)
+	}
+}
+
 // TestImportNamesRowAndColumn: what is wrong is said by the table's own words.
 func TestImportNamesRowAndColumn(t *testing.T) {
 	for _, c := range []struct {
@@ -89,7 +112,9 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	}{
 		{"", []string{"t.csv:1: is empty"}},
 		{"name,serial\n", []string{"t.csv:1: has no rows"}},
-		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a Site`, `--map "serail"=FIELD`}},
+		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a Site; did you mean "serial"? Name the field it holds (--map "serail"=FIELD)`}},
+		{"name,Serial numbr\na,SN1\n", []string{`column "Serial numbr": "Serial numbr" is not a field of a Site; did you mean "serialnumber"?`}},
+		{"name,serial,labels.kubernetes.io/foo,labels.a.b/c\na,SN1,x,y z\n", []string{`t.csv:2: column "labels.kubernetes.io/foo": a kubelet may not set`, `t.csv:2: column "labels.a.b/c": `}},
 		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": holds match.serial, as column "serial" does`}},
 		{"name,,serial\na,b,SN1\n", []string{`t.csv:1: column "2": has no name`}},
 		{"name,network\na,b\n", []string{`column "network": "network" holds more than a cell can`}},
