@@ -123,7 +123,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) {
 	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, SectorSize: m.table.SectorSize}
 	probs, err := m.serves(s)
-	if err := errors.Join(err, probs.Err()); err != nil {
+	if err := errors.Join(err, append(probs, s.tooLarge()...).Err()); err != nil {
 		return info, nil, err
 	}
 	if info.Stamped, err = m.stampDate(o); err != nil {
@@ -144,6 +144,17 @@ func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) 
 	}
 	img, err := slot.Make(slot.Contents{Info: info, Files: s.Files, Time: fileTime})
 	return info, img, err
+}
+
+// tooLarge names the document that no slot has room for: in the slot it has
+// another name than the person's.
+func (s Site) tooLarge() configs.Problems {
+	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
+		if size, limit := int64(len(s.Files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
+			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("takes %s in a slot, which has room for %s of it: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
+		}
+	}
+	return nil
 }
 
 // stampDate is what the slot says of the time; 0: nothing. The node's clock is

@@ -104,6 +104,19 @@ func TestInventoryOntoAnImage(t *testing.T) {
 	c.want(c.err, "defaults.credentials.token: is required (in 1 of 2 Sites, the first is sites[0]); write it there, or give it with --token-file FILE")
 	c.run(1, "preflight", "bare.yaml", "--offline")
 	c.want(c.out, "to fix: write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN")
+	var labels []string
+	for i := range 60 {
+		labels = append(labels, fmt.Sprintf("shop.example.com/label-%d: a%060d", i, i))
+	}
+	for i := range 800 {
+		many += fmt.Sprintf("  - {name: more-%d, match: {serial: PF4X%d}, labels: {%s}}\n", i, i, strings.Join(labels, ", "))
+	}
+	c.file("chain.yaml", many)
+	for _, args := range [][]string{{"stamp", "g.raw", "chain.yaml", "-o", "x.raw"}, {"flash", "g.raw", "disk", "--inventory", "chain.yaml", "--yes"}} {
+		c.disk("disk", 8<<30)
+		c.run(1, args...)
+		c.want(c.err, "chain.yaml: takes ", " MiB in a slot, which has room for 4 MiB of it: split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --inventory)")
+	}
 	c.run(1, "stamp", "g.raw", "--slot", "inventory.yaml", "-o", "x.raw")
 	c.want(c.err, "reading slot inventory.yaml: it has", "a slot has 16777216")
 	c.run(2, "stamp", "g.raw", "--inventory", "inventory.yaml")

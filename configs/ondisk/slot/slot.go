@@ -148,11 +148,7 @@ func (c *Contents) encode() ([]byte, error) {
 			largest = name
 		}
 		if limit := SizeLimit(name); int64(len(b)) > limit {
-			fix := "put large contents into the Image (files, overlays)"
-			if name == ondisk.SlotInventory {
-				fix = smallerInventory
-			}
-			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, len(b), limit, fix))
+			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, len(b), limit, Smaller(name)))
 		}
 		if strings.Count(name, "/") > maxDepth {
 			errs = append(errs, fmt.Errorf("%s is nested too deep; at most %d directories are allowed", name, maxDepth))
@@ -187,8 +183,16 @@ func (c *Contents) encode() ([]byte, error) {
 	return img.b, err
 }
 
+// Smaller is what to do about a file that is too large for a slot.
+func Smaller(name string) string {
+	if name == ondisk.SlotInventory {
+		return smallerInventory
+	}
+	return "put large contents into the Image (files, overlays)"
+}
+
 // smallerInventory is what to do about an inventory that is too large.
-const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (--inventory)"
+const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --inventory)"
 
 const page = 4096
 
