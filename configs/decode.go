@@ -218,8 +218,12 @@ type document struct {
 
 type position struct{ line, col int }
 
-// find returns where path is, or where the nearest thing around it is.
+// find returns where path is, or where the nearest thing around it is; of a
+// document whose text is not known, e.g. one in a slot, no line.
 func (d *document) find(path string) position {
+	if d.where == nil {
+		return position{}
+	}
 	for {
 		if at, ok := d.where[path]; ok {
 			return at

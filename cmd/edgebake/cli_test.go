@@ -282,6 +282,8 @@ func TestStampSaysWhere(t *testing.T) {
 		return strings.Replace(doc, "  - dir: overlay\n", "  - dir: overlay\n  - dir: accounts\n", 1)
 	})
 	c.file("accounts/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
+	c.file("accounts/etc/group", "root:x:0:\nmissing:x:7:\n")
+	c.run(0, "build", "image.yaml", "--output", "other.raw")
 	c.file("accounts/etc/group", "root:x:0:\n")
 	c.run(0, "build", "image.yaml")
 	doc := site + "users: [{name: ops, groups: [missing]}]\nignitionFile: ign/more.ign\n"
@@ -317,6 +319,21 @@ sites:
 			t.Errorf("what all sites share is said for each: %s", c.err)
 		}
 	}
+	// A slot is held against the image that it is written into, not only against
+	// the one that it was made for.
+	c.file("one.yaml", `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+sites:
+  - name: a
+    match: {serial: SN1}
+    masters: [192.0.2.11:6443]
+    unsafeSkipCAVerification: true
+    credentials: {token: abcdef.0123456789abcdef}
+    users: [{name: ops, groups: [missing]}]
+`)
+	c.run(0, "stamp", "other.raw", "--inventory", "one.yaml", "--slots", "--output", "slots")
+	c.run(1, "stamp", "tiny.raw", "--slot", "slots/a.slot")
+	c.want(c.err, "slots/a.slot: users[0].groups[0]: the image has no group missing")
 }
 
 // What the Site gives yurthub is held against the yurthub of the image.

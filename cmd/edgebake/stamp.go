@@ -36,10 +36,10 @@ cannot serve is rejected.
 An Inventory document goes into the slot whole: each machine takes the Site that
 matches it and wipes the others from its disk.
 
-With --inventory every Site of an Inventory gets a copy of its own, DIR/NAME.raw;
-with --slots only the 16 MiB of its slot, DIR/NAME.slot. --slot writes such a
-file into an image or a device; written to a USB stick instead (dd), it is a stick
-with that Site.
+With --inventory every Site of an Inventory gets a copy of its own, DIR/NAME.raw
+or, of a compressed image, DIR/NAME.raw.zst; with --slots only the 16 MiB of its
+slot, DIR/NAME.slot. --slot writes such a file into an image or a device; written
+to a USB stick instead (dd), it is a stick with that Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready.`,
@@ -134,7 +134,8 @@ func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	site := media.Site{Files: contents.Files, Version: configs.Version}
+	// Without its text: nobody edits a line of a slot.
+	site := media.Site{Files: contents.Files, Version: configs.Version, Read: media.Read{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)
 	} else {
