@@ -57,7 +57,7 @@ func IsFile(path string) (bool, error) {
 	case errors.Is(err, fs.ErrNotExist) && amongDevices(path):
 		return false, fmt.Errorf("%w: edgebake devices lists the disks", fs.ErrNotExist)
 	case errors.Is(err, fs.ErrNotExist):
-		return false, fmt.Errorf("%w: edgebake devices lists the disks; for a file, make one first (truncate -s 8G %s) or use edgebake stamp --output", fs.ErrNotExist, path)
+		return false, fmt.Errorf("%w: edgebake devices lists the disks; for a file, make one first (truncate -s 8G %s)", fs.ErrNotExist, path)
 	case err != nil:
 		return false, err
 	case fi.Mode().IsRegular() && amongDevices(path):

@@ -54,11 +54,12 @@ func printDisks(s streams, disks []device.Disk) {
 		wide = max(wide, len(d.Path))
 	}
 	for _, d := range disks {
-		words := strings.Join(strings.Fields(strings.Join([]string{d.Bus, d.Model, serialOf(&d)}, " ")), " ")
+		words := strings.Fields(strings.Join([]string{d.Bus, d.Model, serialOf(&d)}, " "))
 		if d.Sector == 4096 {
-			words += " (4Kn)"
+			words = append(words, "(4Kn)")
 		}
-		fmt.Fprintf(w, "%-*s  %9s  %s\n", wide, d.Path, configs.HumanSize(d.Size), words)
+		line := fmt.Sprintf("%-*s  %9s  %s", wide, d.Path, configs.HumanSize(d.Size), strings.Join(words, " "))
+		fmt.Fprintln(w, strings.TrimRight(line, " "))
 		for _, h := range d.Holds {
 			fmt.Fprintf(w, "%-*s  %9s    holds %s\n", wide, "", "", h)
 		}
@@ -438,7 +439,10 @@ func (t *flashTarget) confirm(s streams, gets string) error {
 		fmt.Fprintf(w, "  holds %s\n", h)
 	}
 	fmt.Fprintf(w, "Everything on it will be lost. It gets %s.\nWrite it? [y/N] ", gets)
-	answer, _ := bufio.NewReader(s.In).ReadString('\n')
+	answer, err := bufio.NewReader(s.In).ReadString('\n')
+	if err != nil { // nobody has typed an end of the line
+		fmt.Fprintln(w)
+	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
 		return nil

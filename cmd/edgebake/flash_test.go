@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/test/desk"
 )
 
@@ -49,6 +50,9 @@ func TestFlashCommand(t *testing.T) {
 	for _, answer := range []string{"", "\n", "no\n", "nyes\n"} {
 		c.runIn(t.Context(), answer, 1, "flash", "tiny.raw.zst", "disk", "--site", "site.yaml", "--log", "log")
 		c.want(c.err, "disk, 8.0 GiB", "Everything on it will be lost. It gets tiny.raw.zst (tiny, Kubernetes v1.36.3) and site.yaml", "nothing was written", "--yes")
+		if answer == "" && !strings.Contains(c.err, "[y/N] \nedgebake: flashing disk") {
+			t.Errorf("the end of the input leaves the error on the question's line:\n%s", c.err)
+		}
 		if head(); !old() {
 			t.Fatalf("%q wrote", answer)
 		}
@@ -167,6 +171,11 @@ func TestDevicesCommand(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(c.out), &disks); err != nil || disks == nil {
 		t.Errorf("%v in %s", err, c.out)
+	}
+	var list bytes.Buffer
+	printDisks(streams{Out: &list}, []device.Disk{{Path: "/dev/loop0", Size: 1 << 30}, {Path: "/dev/loop1", Size: 1 << 30, Sector: 4096}})
+	if got, want := list.String(), "/dev/loop0    1.0 GiB\n/dev/loop1    1.0 GiB  (4Kn)\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 	c.run(0, "devices")
 	for _, d := range disks {
