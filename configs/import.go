@@ -92,12 +92,11 @@ func (c column) at() string {
 // column.
 func ImportCSV(name string, table []byte, templateName string, template []byte, o ImportOptions) (inventory []byte, sites int, err error) {
 	defaults, probs := templateFields(templateName, template, o)
-	text, err := tableText(name, table)
-	if err != nil {
-		return nil, 0, append(probs, asProblems(err)...)
-	}
 	im := &importer{name: name, template: templateName, defaults: defaults}
-	err = im.read(text, o)
+	text, err := tableText(name, table)
+	if err == nil {
+		err = im.read(text, o)
+	}
 	if probs = im.notGiven(probs); err != nil || defaults == nil {
 		return nil, 0, append(probs, asProblems(err)...)
 	}
@@ -133,6 +132,9 @@ func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, 
 		return nil, probs
 	}
 	_, err := ParsePublicSite(name, template)
+	if doc.kind != KindSite {
+		return nil, asProblems(err)
+	}
 	fields := without(doc.root, "apiVersion", "kind")
 	for i := 0; i+1 < len(fields.Content); i += 2 {
 		if k := fields.Content[i].Value; o.Path != nil && (k == "caFile" || k == "ignitionFile") {
@@ -144,14 +146,18 @@ func templateFields(name string, template []byte, o ImportOptions) (*yaml.Node, 
 
 // notGiven leaves out what need not stand in the template, since the rows give
 // it: an address for its interface, for example. Whether each row does is found
-// when the whole Inventory is read.
+// when the whole Inventory is read. Where it is not known what the columns hold,
+// any of them may complete a field that has fields of its own.
 func (im *importer) notGiven(template Problems) Problems {
 	return slices.DeleteFunc(template, func(p Problem) bool {
-		return p.Missing || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
+		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
 			return covers(p.Path, c.at())
 		})
 	})
 }
+
+// documentLine is the line with which a document begins, behind its comments.
+var documentLine = regexp.MustCompile(`^(?:(?:[ \t]*#.*|---)?\n)*(?:apiVersion|kind):[ \t]`)
 
 // tableText is the table as UTF-8 without marks.
 func tableText(name string, b []byte) (string, error) {
@@ -178,7 +184,11 @@ func tableText(name string, b []byte) (string, error) {
 		return fail(1+strings.Count(text[:invalidUTF8([]byte(text))], "\n"), "is not UTF-8: save the table as CSV UTF-8")
 	}
 	// Old Macs end lines with a carriage return alone.
-	return strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n"), nil
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+	if at := documentLine.FindStringIndex(text); at != nil {
+		return fail(1+strings.Count(text[:at[1]], "\n"), "is an edgebake document, not a table: name the table here, and the Site with --template")
+	}
+	return text, nil
 }
 
 // separator finds what stands between the columns: the header has most of it.
@@ -201,6 +211,7 @@ type importer struct {
 	template string // its file
 	defaults *yaml.Node
 	columns  []column
+	headed   bool // the columns are known, each of them
 	sites    []*yaml.Node
 	lines    []int // of each site
 	probs    Problems
@@ -248,6 +259,7 @@ func (im *importer) read(text string, o ImportOptions) error {
 			if im.header(line, row, o); len(im.probs) > 0 {
 				return im.probs
 			}
+			im.headed = true
 			continue
 		}
 		if len(im.sites) == maxRows {
@@ -371,6 +383,15 @@ var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 // fieldPath reads the path of a field of an Inventory's site, e.g.
 // labels.example.com/region or network.interfaces[0].gateway.
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
+	path, kind, free, bad = fieldOf(field)
+	if bad == "" && (len(path) == 0 || !inCell(kind)) {
+		return nil, nil, false, fmt.Sprintf("%q holds more than a cell can", shorten(field))
+	}
+	return path, kind, free, bad
+}
+
+// fieldOf finds any field of a Site by its path.
+func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)
 	}
@@ -406,12 +427,24 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 			t = t.Elem()
 		}
 	}
-	switch {
-	case t == secretType, t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String:
-	case len(path) == 0, t.Kind() == reflect.Struct, t.Kind() == reflect.Map, t.Kind() == reflect.Slice:
-		return fail("%q holds more than a cell can", shorten(field))
-	}
 	return path, t, free, ""
+}
+
+// inCell reports whether a cell can hold a value of the type.
+func inCell(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Struct:
+		return t == secretType
+	case reflect.Slice:
+		return t.Elem().Kind() == reflect.String
+	}
+	return t == secretType || t.Kind() != reflect.Map
+}
+
+// hasFields reports whether a field of a Site has fields of its own.
+func hasFields(field string) bool {
+	path, t, _, bad := fieldOf(field)
+	return bad == "" && len(path) > 0 && !inCell(t)
 }
 
 // row makes a site of a row.
@@ -588,8 +621,8 @@ func (im *importer) byRow(probs Problems) Problems {
 			p.Msg = field + ": " + p.Msg
 		}
 		im.problem(line, header, "%s", im.lineOf(p.Msg))
-		// What no column holds is the template's to give.
-		im.probs[len(im.probs)-1].Missing = p.Missing && header == ""
+		// What no column holds is the template's to give, but for names.
+		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
 	im.probs.sort()
 	return im.once()

@@ -99,6 +99,25 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "site.yaml:3:1: colour: unknown field") || !strings.Contains(err.Error(), `t.csv:3: column "masters": is required`) {
 		t.Error(err)
 	}
+	for _, c := range []struct{ name, table, template, want string }{
+		// A template gives no names.
+		{"no names", "serial\nSN1\n", strings.ReplaceAll(importTemplate, "masters:", "mastres:") + "nodeName: shop-{{.MAC}}\n",
+			`site.yaml:3:1: mastres: unknown field; did you mean "masters"?` + "\nt.csv:2: name: is required, since nodeName is a template: files made for the Site have this name"},
+		// No column is asked for an interface in a document that has none.
+		{"another kind", "name,serial,address\na,SN1,192.0.2.9/24\n", "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: a\n",
+			"site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image"},
+		// What the columns are is not known, and the address may be in one.
+		{"a spreadsheet", "PK\x03\x04", strings.ReplaceAll(importTemplate, ", addresses: [192.0.2.9/24]", "") + "colour: red\n",
+			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, nodeType, arch, nodePool, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, ipvs, yurthub, network, users, ignition, ignitionFile, report\nt.csv:1: is a spreadsheet's own file, not CSV: save it as CSV UTF-8"},
+		{"swapped", importTemplate, "name,serial\na,SN1\n",
+			"site.yaml:1:1: the document must be a mapping that begins with apiVersion: edgebake.io/v1alpha1\nt.csv:1: is an edgebake document, not a table: name the table here, and the Site with --template"},
+		{"swapped, with a comment", "# A site.\n\n" + importTemplate, importTemplate,
+			"t.csv:3: is an edgebake document, not a table: name the table here, and the Site with --template"},
+	} {
+		if _, _, err := ImportCSV("t.csv", []byte(c.table), "site.yaml", []byte(c.template), ImportOptions{}); err == nil || err.Error() != c.want {
+			t.Errorf("%s:\n%v\nwant\n%s", c.name, err, c.want)
+		}
+	}
 	if _, err := importing("name,S/N\na,SN1\n", map[string]string{"S/N": "seriall"}); err == nil || !strings.Contains(err.Error(), `column "S/N": "seriall" is not a field of a Site; did you mean "serial"?`) {
 		t.Error(err)
 	}
