@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -209,6 +210,9 @@ func writeSparse(f *os.File, img []byte) error {
 // error.
 func ReadSlotFile(path string) (*slot.Contents, error) {
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: edgebake stamp --slots makes slots", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the slot: %w", err)
 	}

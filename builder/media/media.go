@@ -199,7 +199,7 @@ func (m *image) notSeekable(err error) error {
 func (m *image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
-			return "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
+			return ASlot
 		}
 	}
 	const volume = 32 << 10 // where an ISO 9660 file system begins
@@ -212,6 +212,10 @@ func (m *image) relative() string {
 	}
 	return "an ISO image"
 }
+
+// ASlot says what a slot is, and what it is for, where it was taken for
+// something else.
+const ASlot = "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
 
 const insteadOfInstaller = "boot a machine from it, or name the image that it was made of"
 

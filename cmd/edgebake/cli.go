@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,11 @@ import (
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -238,6 +242,11 @@ func readInput(s streams, name string) ([]byte, error) {
 	data, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) && slices.Contains([]string{".yaml", ".yml"}, filepath.Ext(name)) {
 		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from, with --cluster a cluster.yaml", err)
+	}
+	if len(data) == ondisk.SlotSize {
+		if _, bad := slot.ReadInfo(bytes.NewReader(data)); bad == nil {
+			return nil, fmt.Errorf("%s is %s", name, media.ASlot)
+		}
 	}
 	return data, err
 }

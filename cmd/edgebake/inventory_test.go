@@ -95,6 +95,13 @@ func TestInventoryOntoAnImage(t *testing.T) {
 		c.run(1, args...)
 		c.want(c.err, "not an edgebake image: it is a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk")
 	}
+	c.disk("disk", 8<<30)
+	for _, args := range [][]string{{"stamp", "g.raw", "out/paris.slot"}, {"flash", "g.raw", "disk", "--site", "out/paris.slot"}, {"preflight", "out/paris.slot"}, {"validate", "out/paris.slot"}} {
+		c.run(1, args...)
+		c.want(c.err+c.out, "out/paris.slot is a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk")
+	}
+	c.run(1, "stamp", "g.raw", "--slot", "out/rome.slot", "-o", "x.raw")
+	c.want(c.err, "out/rome.slot: no such file or directory: edgebake stamp --slots makes slots")
 	c.file("bare.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", "{}", 1))
 	const orElsewhere = "defaults.credentials.token: is required; write it there, or give it with --token-file FILE or $EDGEBAKE_TOKEN"
 	c.run(1, "stamp", "g.raw", "bare.yaml", "-o", "x.raw")
