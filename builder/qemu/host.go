@@ -143,15 +143,15 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	return fw, nil
 }
 
-// Overlay makes a qcow2 file that shows image and takes all writes. A size
-// above the image's makes the disk larger, as a device that the image was
-// flashed to would be; 0 leaves it.
+// Overlay makes a qcow2 file that shows image, a file or a disk, and takes all
+// writes. A size above the image's makes the disk larger, as a device that the
+// image was flashed to would be; 0 leaves it.
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {
 		return fmt.Errorf("laying an overlay over %s: %w", image, err)
 	}
-	if !regular(abs) {
+	if fi, err := os.Stat(abs); err != nil || fi.IsDir() {
 		return fmt.Errorf("laying an overlay over %s: no such image", image)
 	}
 	tool, err := exec.LookPath("qemu-img")

@@ -4,11 +4,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -182,6 +185,30 @@ func TestOverlayRefusesWhatIsNotThere(t *testing.T) {
 	err := Overlay(t.Context(), filepath.Join(t.TempDir(), "none.raw"), filepath.Join(t.TempDir(), "o.qcow2"), 0)
 	if err == nil || !strings.Contains(err.Error(), "no such image") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestOverlayOfADisk: what was flashed can be tried, and stays as it is.
+func TestOverlayOfADisk(t *testing.T) {
+	desk.NeedRoot(t, "it makes a loop device")
+	losetup := desk.NeedProgram(t, "losetup", "mount")
+	img := desk.NeedProgram(t, "qemu-img", "qemu-utils")
+	dir := t.TempDir()
+	file, overlay := filepath.Join(dir, "disk"), filepath.Join(dir, "o.qcow2")
+	if err := os.WriteFile(file, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(losetup, "--read-only", "--find", "--show", file).CombinedOutput()
+	if err != nil {
+		desk.Lacks(t, "losetup: %v: %s", err, out)
+	}
+	dev := strings.TrimSpace(string(out))
+	t.Cleanup(func() { exec.Command(losetup, "--detach", dev).Run() })
+	if err := Overlay(t.Context(), dev, overlay, 32<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(img, "info", "--output=json", overlay).CombinedOutput(); err != nil || !strings.Contains(string(out), `"virtual-size": 33554432`) {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -33,12 +33,13 @@ func newBoot(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Try an image in QEMU",
 		Long: `Boot starts an image in a virtual machine with its console on this terminal
-(Ctrl-C ends it). All that the machine writes is thrown away at the end; the
-image stays as it is. Through QEMU's network the machine reaches this one's
-loopback as 10.0.2.2. KVM is used when a short try shows that it works.`,
+(Ctrl-C ends it). IMAGE may also be a disk that one was flashed to. All that the
+machine writes is thrown away at the end; the image stays as it is. Through
+QEMU's network the machine reaches this one's loopback as 10.0.2.2. KVM is used
+when a short try shows that it works.`,
 		Example: `  edgebake boot my-edge.raw
   edgebake boot my-edge.raw --memory 1024 --forward 2222:22`,
-		Args: args(1, 1, "one image (.raw)"),
+		Args: args(1, 1, "one image (.raw), or a disk"),
 		RunE: func(c *cobra.Command, a []string) error {
 			var errs []error
 			nic := qemu.NIC{}
@@ -121,11 +122,7 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	if m.Firmware, err = fw.OwnVars(filepath.Join(dir, "vars.fd")); err != nil {
 		return err
 	}
-	st, err := os.Stat(image)
-	if err != nil {
-		return err
-	}
-	if size < st.Size() {
+	if size < info.Size {
 		size = 0
 	}
 	overlay := filepath.Join(dir, "disk.qcow2")
