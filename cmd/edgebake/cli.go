@@ -57,7 +57,14 @@ func run(ctx context.Context, args []string, s streams) int {
 		fmt.Fprintf(said, "edgebake: %s\n", interrupted(c, err))
 		return exitInterrupted
 	case errors.As(err, &usage):
-		fmt.Fprintf(said, "edgebake: %v\n", err)
+		for _, e := range builder.Each(err) {
+			if u, ok := e.(usageError); ok {
+				e = u.error
+			}
+			for _, e := range builder.Each(e) {
+				fmt.Fprintf(said, "edgebake: %v\n", e)
+			}
+		}
 		return exitUsage
 	}
 	for _, e := range builder.Each(err) {
@@ -80,7 +87,7 @@ func interrupted(c *cobra.Command, err error) string {
 	switch path := c.CommandPath(); {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("inventory"):
 		return "interrupted; nothing was left behind"
-	case path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
+	case path == "edgebake boot", path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
 		return "interrupted" // as it is meant to end
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry: the same command resumes"

@@ -366,6 +366,10 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: no message", args)
 		}
 	}
+	c.run(2, "boot", "x.raw", "--forward", "22", "--cpus", "-1")
+	if want := "edgebake: --forward 22: want HOST:GUEST, two ports, like 2222:22\nedgebake: --cpus -1: want 1 or more\n"; c.err != want {
+		t.Errorf("%q, want %q", c.err, want)
+	}
 	for _, args := range [][]string{{"bake"}, {"help", "bake"}, {"help", "cache", "bake"}, {"completion", "bake"}} {
 		c.run(2, args...)
 		c.want(c.err, "edgebake: unknown command ", "bake", "--help lists them")
@@ -497,6 +501,10 @@ func TestInterruptedPromises(t *testing.T) {
 	c.want(c.err, "interrupted; nothing was left behind")
 	c.runIn(ctx, "", exitInterrupted, "cluster", "listen", "--name", "127.0.0.1", "--listen", "127.0.0.1:0", "--page", "127.0.0.1:0")
 	c.want(c.err, "edgebake: interrupted\n")
+	c.runIn(ctx, "", exitInterrupted, "boot", "tiny.raw", "--accel", "tcg")
+	if c.err != "edgebake: interrupted\n" {
+		t.Error(c.err)
+	}
 	c.file("kubeconfig", "none")
 	for _, args := range [][]string{
 		{"stamp", "tiny.raw", "--inventory", "stores.yaml", "--output", "many"},
