@@ -207,19 +207,24 @@ func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	return own, ignition
 }
 
-// stamping names the image in an error. Problems of documents stay as they
-// are: they say where they are, and editors jump to it.
+// stamping names the image in an error.
 func (m *image) stamping(err error) error {
+	return about("stamping image "+m.path+", nothing was written", err)
+}
+
+// about says in an error what failed. Problems of documents stay as they are:
+// they say where they are, and editors jump to it.
+func about(what string, err error) error {
 	// Only what was joined: an error of several, made with words, is one.
 	if all, ok := err.(interface{ Unwrap() []error }); ok && err.Error() == errors.Join(all.Unwrap()...).Error() {
 		var out []error
 		for _, e := range all.Unwrap() {
-			out = append(out, m.stamping(e))
+			out = append(out, about(what, e))
 		}
 		return errors.Join(out...)
 	}
 	if probs, ok := err.(configs.Problems); ok && probs[0].File != "" {
 		return err
 	}
-	return fmt.Errorf("stamping image %s, nothing was written: %w", m.path, err)
+	return fmt.Errorf("%s: %w", what, err)
 }

@@ -160,7 +160,7 @@ func (f *Flash) prepare() error {
 	var errs []error
 	bad := func(err error) {
 		if err != nil {
-			errs = append(errs, fmt.Errorf("flashing image %s: %w", m.path, err))
+			errs = append(errs, about("flashing image "+m.path, err))
 		}
 	}
 	bad(f.layout())

@@ -94,6 +94,7 @@ func TestFlashCommandRefuses(t *testing.T) {
 	c := flashable(t)
 	c.disk("small", 1<<20)
 	c.file("bad.yaml", "apiVersion: edgebake.io/v1alpha1\nkind: Site\n")
+	c.file("cloud.yaml", site+"arch: arm64\nnodeType: cloud\nnodePool: shops\n")
 	for _, tc := range []struct {
 		code int
 		args []string
@@ -107,6 +108,8 @@ func TestFlashCommandRefuses(t *testing.T) {
 		{1, []string{"flash", "tiny.raw.zst", "tiny.raw.zst", "--yes"}, []string{"it is the image itself"}},
 		{1, []string{"flash", "tiny.raw.zst", "small", "--site", "bad.yaml", "--yes"}, []string{"take a larger disk", "masters", "credentials"}},
 		{1, []string{"flash", "site.yaml", "disk", "--yes"}, []string{"not an edgebake image"}},
+		{1, []string{"flash", "tiny.raw.zst", "small", "--site", "cloud.yaml", "--yes"}, []string{"edgebake: flashing image tiny.raw.zst: the disk has",
+			"\ncloud.yaml:8:7: arch: the Site is for arm64", "\ncloud.yaml:9:11: nodeType: the image cannot make a node of type \"cloud\""}},
 		{1, []string{"flash", "tiny.raw.zst", "disk", "--yes", "--log", "none/log"}, []string{"opening the log", "nothing was written"}},
 	} {
 		c.run(tc.code, tc.args...)

@@ -252,6 +252,9 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 	if err := errors.Join(targetErr, payloadErr); err != nil {
 		return err
 	}
+	if w := installer.Warn(p); w != "" {
+		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
+	}
 	words := described(image, p.Image, p.State, o.site)
 	if !o.yes {
 		if err := t.confirm(s, "an installer of "+words); err != nil {
@@ -286,9 +289,6 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 	}
 	show.close()
 	s.note("%s installs %s: on disk %s, then %s; %s written, read back and verified\n", t.disk, words, o.install.disk, o.install.then, configs.HumanSize(done.Written))
-	if w := installer.Warn(p); w != "" {
-		fmt.Fprintf(s.Err, "WARNING: %s: %s\n", image, w)
-	}
 	o.install.tell(s, p)
 	return nil
 }

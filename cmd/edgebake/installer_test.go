@@ -68,9 +68,16 @@ func TestFlashInstaller(t *testing.T) {
 	if b, err := exec.Command("head", "-c", "8", "stick").Output(); err != nil || string(b) != "old data" {
 		t.Errorf("the stick has %q, %v", b, err)
 	}
+	c.runIn(t.Context(), "n\n", 1, "flash", "tiny.raw.zst", "--installer", "stick", "--site", "site.yaml")
+	if warned, asked := strings.Index(c.err, "WARNING: tiny.raw.zst: its kernel"), strings.Index(c.err, "Write it?"); warned < 0 || warned > asked {
+		t.Errorf("the stick that will not work is told too late:\n%s", c.err)
+	}
 	c.run(0, "flash", "tiny.raw.zst", "--installer", "stick", "--site", "site.yaml", "--yes", "--disk", "smallest-nvme", "--then", "reboot")
 	c.want(c.out, "stick installs tiny.raw.zst (tiny, Kubernetes v1.36.3) and site.yaml: on disk smallest-nvme, then reboot", "read back and verified")
 	c.want(c.err, "installer: compiling", "make: ", "write: ", "verify: ", "has no driver for USB sticks", "hardware: generic")
+	if strings.Count(c.err, "no driver for USB") != 1 {
+		t.Error(c.err)
+	}
 	if fi, err := os.Stat("stick"); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("the file with the token: %v %v", fi.Mode(), err)
 	}
