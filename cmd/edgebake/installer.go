@@ -53,17 +53,15 @@ func (f *installFlags) given(c *cobra.Command) bool {
 
 // check says all that is wrong with the flags.
 func (f *installFlags) check() error {
+	var errs []error
 	_, err := device.ParseRule(f.disk)
-	if err != nil {
-		err = fmt.Errorf("--disk: %w", err)
+	for _, e := range builder.Each(err) {
+		errs = append(errs, fmt.Errorf("--disk: %w", e))
 	}
 	if f.then != ondisk.ThenPowerOff && f.then != ondisk.ThenReboot {
-		err = errors.Join(err, fmt.Errorf("--then %q: want %s or %s", f.then, ondisk.ThenPowerOff, ondisk.ThenReboot))
+		errs = append(errs, fmt.Errorf("--then %q: want %s or %s", f.then, ondisk.ThenPowerOff, ondisk.ThenReboot))
 	}
-	if err != nil {
-		return usageError{err}
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // install makes what the installer is told, with an id of its own.
@@ -97,10 +95,7 @@ ISO and image contain the Site's token: keep them like one.`,
   edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --then reboot`,
 		Args: args(1, 1, "an image"),
 		RunE: func(c *cobra.Command, a []string) error {
-			if err := errors.Join(o.oneSite(), o.install.check()); err != nil {
-				return usageError{err}
-			}
-			if err := out.check(); err != nil {
+			if err := errors.Join(o.oneSite(), o.install.check(), out.check()); err != nil {
 				return usageError{err}
 			}
 			return makeInstaller(c.Context(), s, a[0], out, o)
@@ -237,7 +232,7 @@ func flashInstaller(ctx context.Context, s streams, image string, o flashOptions
 		return usageError{errors.New("--log and --no-verify are for disks, not for --installer")}
 	}
 	if err := o.install.check(); err != nil {
-		return err
+		return usageError{err}
 	}
 	show := newDisplay(s, false)
 	defer show.close()

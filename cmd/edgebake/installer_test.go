@@ -308,6 +308,14 @@ func TestFlashInstallerRefuses(t *testing.T) {
 		c.run(tc.code, strings.Fields(tc.args)...)
 		c.want(c.err, tc.want...)
 	}
+	c.run(2, "installer", "tiny.raw.zst", "--netboot", "www", "--url", "ftp://10.0.0.1/edge", "--then", "sleep", "--disk", "size>=100X,model=")
+	if want := `edgebake: --disk: rule "size>=100X,model=": size>=100X: "100X" is not a size, e.g. 100G or 64Gi
+edgebake: --disk: rule "size>=100X,model=": model= is not a pattern, e.g. model=Samsung*
+edgebake: --then "sleep": want poweroff or reboot
+edgebake: --url ftp://10.0.0.1/edge: want the address of a directory, e.g. http://10.0.0.1/edge
+`; c.err != want {
+		t.Errorf("%s\nwant\n%s", c.err, want)
+	}
 	if b, err := exec.Command("head", "-c", "8", "stick").Output(); err != nil || string(b) != "old data" {
 		t.Errorf("the stick has %q, %v", b, err)
 	}
