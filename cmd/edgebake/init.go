@@ -36,7 +36,7 @@ instead, for edgebake cluster new.
 For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		Example: `  edgebake init
   edgebake init --dir sites/berlin
-  edgebake init --cluster --ssh-key id_ed25519.pub`,
+  edgebake init --cluster`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if cluster && join != "" {
