@@ -212,3 +212,46 @@ func TestLockNamesGo(t *testing.T) {
 		t.Errorf("error lacks %q: %v", want, err)
 	}
 }
+
+// TestUnknownVersionsFirst: versions that the module proxy does not have are told
+// before the first program is compiled, all of them.
+func TestUnknownVersionsFirst(t *testing.T) {
+	dir := t.TempDir()
+	script := fmt.Sprintf(`#!/bin/sh
+echo "$*" >>%[1]s/asked
+case $1 in
+version) echo "go version %[2]s linux/amd64" ;;
+env) echo %[2]s ;;
+list)
+	case $* in
+	*-versions*kubernetes) echo "k8s.io/kubernetes v1.36.3 v1.37.2" ;;
+	*-versions*containerd*) echo "github.com/containerd/containerd/v2 v2.2.9" ;;
+	*) echo "not found: $*" >&2; exit 1 ;;
+	esac ;;
+*) exit 1 ;;
+esac
+`, dir, runtime.Version())
+	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		return strings.NewReplacer("file: {dir: programs}", "goModule: {}", "version: v1.36.3", "version: v1.36.99", "version: 2.2.9", "version: 2.2.99").Replace(s)
+	})
+	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
+	for _, want := range []string{
+		"kubernetes.version: the Go module proxy has no k8s.io/kubernetes v1.36.99: the newest is v1.37.2, of that minor version v1.36.3",
+		"containerd.version: the Go module proxy has no github.com/containerd/containerd/v2 v2.2.99: the newest is v2.2.9",
+	} {
+		if err == nil || strings.Count(err.Error(), want) != 1 {
+			t.Errorf("want once %q: %v", want, err)
+		}
+	}
+	said, err := os.ReadFile(filepath.Join(dir, "asked"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(said), "download") || strings.Contains(string(said), "build") {
+		t.Errorf("something was fetched or compiled:\n%s", said)
+	}
+}

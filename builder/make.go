@@ -86,7 +86,7 @@ func (b *build) checkInputs(ctx context.Context) error {
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
 		return err
 	}
-	if err := b.checkGo(ctx, compile); err != nil {
+	if err := errors.Join(b.checkGo(ctx, compile), b.checkVersions(ctx, compile)); err != nil {
 		return err
 	}
 	if slices.Contains(rest, inputBase) && b.Base == "" && b.checkNames != nil {
@@ -186,6 +186,49 @@ func (b *build) checkGo(ctx context.Context, compile []string) error {
 	return errors.Join(errs...)
 }
 
+// checkVersions rejects versions that the module proxy does not have, before minutes
+// are spent on compiling the other programs.
+func (b *build) checkVersions(ctx context.Context, compile []string) error {
+	type wanted struct{ module, version string }
+	var order []string // an input of each version
+	recipes := map[wanted]fetch.GoRecipe{}
+	for _, name := range compile {
+		var r fetch.GoRecipe
+		if err := json.Unmarshal(b.input(name).Recipe, &r); err != nil {
+			return err
+		}
+		w := wanted{r.Module, r.Version}
+		if have, ok := recipes[w]; ok {
+			r.Packages = append(have.Packages, r.Packages...)
+		} else {
+			order = append(order, name)
+		}
+		recipes[w] = r
+	}
+	if len(order) == 0 {
+		return nil
+	}
+	s := b.step("versions", "looking for the programs' versions on the Go module proxy")
+	var errs []error
+	for _, name := range order {
+		module, version := goModuleOf(b.input(name))
+		errs = append(errs, b.blameVersion(name, fetch.FindGoVersion(ctx, b.Cache, recipes[wanted{module, version}])))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	s.done()
+	return nil
+}
+
+// blameVersion ties a version that does not exist to its field.
+func (b *build) blameVersion(name string, err error) error {
+	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
+		return &configs.FieldError{Path: strings.TrimSuffix(b.origins[name].field, ".source") + ".version", Err: unknown}
+	}
+	return err
+}
+
 func (b *build) makeOne(ctx context.Context, name string) error {
 	err := b.makeInput(ctx, name)
 	if err == nil || ctx.Err() != nil {
@@ -194,8 +237,8 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 	if field := (*configs.FieldError)(nil); errors.As(err, &field) {
 		return err // it knows its place
 	}
-	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
-		return &configs.FieldError{Path: strings.TrimSuffix(b.origins[name].field, ".source") + ".version", Err: unknown}
+	if placed := b.blameVersion(name, err); placed != err {
+		return placed
 	}
 	from := b.origins[name]
 	if from.flag == "" {

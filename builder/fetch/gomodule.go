@@ -94,12 +94,6 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	if err != nil {
 		return nil, fmt.Errorf("asking go for its version: %w", err)
 	}
-	key := func(pkg string) (string, error) {
-		one := r
-		one.Packages = []string{pkg}
-		b, err := json.Marshal(one)
-		return fmt.Sprintf("go %s %s", strings.Join(strings.Fields(string(facts)), " "), b), err
-	}
 
 	// One scratch module serves all packages that are not there yet; it is
 	// made when the first of them is asked for.
@@ -117,7 +111,7 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	})
 	blobs := map[string]string{}
 	for _, pkg := range r.Packages {
-		k, err := key(pkg)
+		k, err := r.key(facts, pkg)
 		if err != nil {
 			return nil, err
 		}
@@ -165,6 +159,62 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 		return "", fmt.Errorf("asking go which release compiles %s %s: %w", r.Module, r.Version, err)
 	}
 	return strings.TrimSpace(string(said)), nil
+}
+
+// FindGoVersion rejects a recipe whose module does not have that version, with an
+// UnknownVersionError, before anything of it is fetched. It is silent where all programs
+// are compiled already, and where the module proxy says nothing of it: whoever
+// compiles is told why.
+func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
+	goCmd, err := exec.LookPath("go")
+	if err != nil {
+		return nil
+	}
+	g := &goTool{path: goCmd, arch: r.Arch, log: io.Discard}
+	if g.compiled(ctx, c, r) {
+		return nil
+	}
+	dir, err := c.TempDir()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
+		return fmt.Errorf("making a scratch module: %w", err)
+	}
+	patient, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	_, err = g.run(patient, dir, "list", "-m", r.Module+"@"+r.Version)
+	if err != nil {
+		err = g.unknownVersion(patient, dir, r)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// compiled tells whether all of the recipe's programs are in the cache.
+func (g *goTool) compiled(ctx context.Context, c *Cache, r GoRecipe) bool {
+	facts, err := g.facts(ctx, c)
+	if err != nil {
+		return false
+	}
+	return !slices.ContainsFunc(r.Packages, func(pkg string) bool {
+		key, err := r.key(facts, pkg)
+		if err != nil {
+			return true
+		}
+		_, ok := c.Lookup(key)
+		return !ok
+	})
+}
+
+// key leads to one of the recipe's programs in the cache.
+func (r GoRecipe) key(facts []byte, pkg string) (string, error) {
+	r.Packages = []string{pkg}
+	b, err := json.Marshal(r)
+	return fmt.Sprintf("go %s %s", strings.Join(strings.Fields(string(facts)), " "), b), err
 }
 
 // CompiledBy is the Go release that compiled a program, empty where it does not
@@ -251,7 +301,7 @@ func (g *goTool) environ() []string {
 }
 
 // run works in dir, which the caller removes: a go that is interrupted may leave
-// its own work there. It returns standard output. What go says otherwise goes to the log, and
+// its own work there. It returns standard output, that of a go that failed too. What go says otherwise goes to the log, and
 // into the error where it fails.
 func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, g.path, args...)
@@ -268,7 +318,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	}
 	if err != nil {
 		// -json reports failures on standard output.
-		return nil, fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, said.b, lastBytes(out.Bytes(), 4<<10))
+		return out.Bytes(), fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, said.b, lastBytes(out.Bytes(), 4<<10))
 	}
 	return out.Bytes(), nil
 }
@@ -331,13 +381,16 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 	}
 	fmt.Fprintf(g.log, "fetching %s %s\n", r.Module, r.Version)
 	out, err := g.run(ctx, dir, "mod", "download", "-json", r.Module+"@"+r.Version)
+	var got struct{ GoMod, Error string }
 	if err != nil {
 		if unknown := g.unknownVersion(ctx, dir, r); unknown != nil {
 			return unknown
 		}
+		if ctx.Err() == nil && json.Unmarshal(out, &got) == nil && got.Error != "" {
+			err = fmt.Errorf("%s%s", strings.TrimPrefix(got.Error, r.Module+"@"+r.Version+": "), g.proxies(ctx, dir))
+		}
 		return fmt.Errorf("fetching module %s %s: %w", r.Module, r.Version, err)
 	}
-	var got struct{ GoMod string }
 	if err := json.Unmarshal(out, &got); err != nil {
 		return fmt.Errorf("reading what go mod download says of %s: %w", r.Module, err)
 	}
@@ -353,6 +406,19 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 		return fmt.Errorf("making a scratch module: %w", err)
 	}
 	return nil
+}
+
+// proxies says where go looks for modules, and how to do without.
+func (g *goTool) proxies(ctx context.Context, dir string) string {
+	out, err := g.run(ctx, dir, "env", "GOPROXY")
+	if err != nil {
+		return ""
+	}
+	var urls []string
+	for _, u := range strings.FieldsFunc(strings.TrimSpace(string(out)), func(r rune) bool { return r == ',' || r == '|' }) {
+		urls = append(urls, Redact(u))
+	}
+	return fmt.Sprintf(": go asks %s (GOPROXY) for modules; without them, take the programs from a release server (source: url) or a directory (source: file)", strings.Join(urls, ", "))
 }
 
 // UnknownVersionError is a version of a module that does not exist.

@@ -293,3 +293,68 @@ func TestUnknownVersion(t *testing.T) {
 		t.Errorf("error: %v", err)
 	}
 }
+
+// TestDownloadFailsInWords: go reports a failed download as JSON, a person gets what
+// it says and what decides about the way there.
+func TestDownloadFailsInWords(t *testing.T) {
+	proxy(t, "package main\n\nfunc main() {}\n")
+	t.Setenv("GOPROXY", "http://127.0.0.1:1")
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := GoRecipe{Module: "example.com/hello", Version: "v1.0.0", Packages: []string{"example.com/hello/cmd/hello"}, Arch: "amd64"}
+	_, err = GoBuild(t.Context(), c, r, io.Discard)
+	if err == nil {
+		t.Fatal("no error without a proxy")
+	}
+	for _, want := range []string{"fetching module example.com/hello v1.0.0: Get ", "connection refused", "http://127.0.0.1:1 (GOPROXY)"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+	if strings.ContainsAny(err.Error(), "{}") || strings.Count(err.Error(), "example.com/hello@v1.0.0") > 0 {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// TestFindGoVersion: a version that the proxy does not have is found without fetching
+// the module; what else goes wrong is told by whoever compiles, and what is compiled
+// already needs no proxy.
+func TestFindGoVersion(t *testing.T) {
+	proxy(t, "package main\n\nfunc main() {}\n")
+	c, err := Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := GoRecipe{Module: "example.com/hello", Version: "v1.7.0", Packages: []string{"example.com/hello/cmd/hello"}, Arch: "amd64"}
+	var unknown *UnknownVersionError
+	if err := FindGoVersion(t.Context(), c, r); !errors.As(err, &unknown) || unknown.Version != "v1.7.0" {
+		t.Errorf("error: %v", err)
+	}
+	r.Version = "v1.0.0"
+	if err := FindGoVersion(t.Context(), c, r); err != nil {
+		t.Error(err)
+	}
+	if fetched, _ := filepath.Glob(filepath.Join(os.Getenv("GOMODCACHE"), "cache/download/example.com/hello/@v/*.zip")); len(fetched) > 0 {
+		t.Errorf("the module was fetched: %v", fetched)
+	}
+	if _, err := GoBuild(t.Context(), c, r, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	empty := t.TempDir()
+	t.Setenv("GOPROXY", "file://"+empty)
+	t.Setenv("GOMODCACHE", filepath.Join(empty, "mod"))
+	if err := FindGoVersion(t.Context(), c, r); err != nil {
+		t.Errorf("a compiled program: %v", err)
+	}
+	r.Version = "v1.7.0"
+	if err := FindGoVersion(t.Context(), c, r); err != nil {
+		t.Errorf("a proxy that has nothing at all: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := FindGoVersion(ctx, c, r); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
