@@ -66,12 +66,15 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 	o.Cache.Until(ctx)
 	sha, err := b.agent(ctx, name, "")
 	if r, ok := agentRecipe(o, name, arch); ok && errors.Is(err, errNoAgent) {
-		s := b.step(name, "compiled by Go: a minute or two on a quick computer, unless it is cached")
-		var made map[string]string
-		if made, err = fetch.GoBuild(ctx, b.Cache, r, s); err == nil {
-			sha = made[r.Packages[0]]
-			s.done()
+		made, ok := fetch.Compiled(ctx, b.Cache, r)
+		err = nil
+		if !ok {
+			s := b.step(name, compiling)
+			if made, err = fetch.GoBuild(ctx, b.Cache, r, s); err == nil {
+				s.done()
+			}
 		}
+		sha = made[r.Packages[0]]
 	}
 	if err != nil {
 		return nil, err

@@ -184,7 +184,6 @@ type step struct {
 	b     *build
 	name  string
 	start time.Time
-	spoke bool // the work said something, so it was not in the cache
 }
 
 // StepTime is how long a step took, for the report's timings. It is the one
@@ -206,13 +205,11 @@ func (b *build) step(name, text string) *step {
 func now() time.Time { return time.Now() }
 
 func (s *step) log(line string) {
-	s.spoke = true
 	s.b.event(Event{Step: s.name, State: StateLog, Text: line})
 }
 
 // detail is a line of a program that was called.
 func (s *step) detail(line string) {
-	s.spoke = true
 	s.b.event(Event{Step: s.name, State: StateDetail, Text: line})
 }
 

@@ -6,7 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/edgebake/edgebake/builder/fetch"
@@ -253,5 +255,46 @@ esac
 	}
 	if strings.Contains(string(said), "download") || strings.Contains(string(said), "build") {
 		t.Errorf("something was fetched or compiled:\n%s", said)
+	}
+}
+
+// TestCachedProgramsSayCached: nobody is told to wait for what was compiled before, and
+// the module proxy is not asked for it.
+func TestCachedProgramsSayCached(t *testing.T) {
+	_, asked := otherGo(t, hello(t, "compiled"))
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		i := strings.Index(s, "kubernetes:")
+		return s[:i] + strings.Replace(s[i:], "file: {dir: programs}", "goModule: {}", 1)
+	})
+	build := func() (kubelet, versions []string) {
+		t.Helper()
+		o := p.options(filepath.Join(t.TempDir(), "a.raw"))
+		var mu sync.Mutex
+		o.Events = func(e Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch e.Step {
+			case "kubelet":
+				kubelet = append(kubelet, e.State+" "+e.Text)
+			case "versions":
+				versions = append(versions, e.State+" "+e.Text)
+			}
+		}
+		if _, err := Build(t.Context(), p.image(t), o); err != nil {
+			t.Fatal(err)
+		}
+		return kubelet, versions
+	}
+	kubelet, versions := build()
+	if len(kubelet) < 2 || kubelet[0] != "start compiled by Go: a minute or two on a quick computer" || len(versions) != 2 {
+		t.Errorf("the first time: %q, %q", kubelet, versions)
+	}
+	before := asked()
+	kubelet, versions = build()
+	if want := []string{"start cached", "done "}; !slices.Equal(kubelet, want) || len(versions) > 0 {
+		t.Errorf("the second time: %q, want %q; %q", kubelet, want, versions)
+	}
+	if said := strings.TrimPrefix(asked(), before); strings.Contains(said, "list") || strings.Contains(said, "build") {
+		t.Errorf("go was asked, the second time:\n%s", said)
 	}
 }

@@ -173,8 +173,8 @@ func (b *build) checkGo(ctx context.Context, compile []string) error {
 	}
 	var errs []error
 	for _, w := range order {
-		var r fetch.GoRecipe
-		if err := json.Unmarshal(b.input(names[w][0]).Recipe, &r); err != nil {
+		r, err := b.goRecipe(names[w][0])
+		if err != nil {
 			return err
 		}
 		have, err := fetch.GoRelease(ctx, b.Cache, r, w.release, io.Discard)
@@ -193,9 +193,12 @@ func (b *build) checkVersions(ctx context.Context, compile []string) error {
 	var order []string // an input of each version
 	recipes := map[wanted]fetch.GoRecipe{}
 	for _, name := range compile {
-		var r fetch.GoRecipe
-		if err := json.Unmarshal(b.input(name).Recipe, &r); err != nil {
+		r, err := b.goRecipe(name)
+		if err != nil {
 			return err
+		}
+		if _, ok := fetch.Compiled(ctx, b.Cache, r); ok {
+			continue
 		}
 		w := wanted{r.Module, r.Version}
 		if have, ok := recipes[w]; ok {
@@ -219,6 +222,12 @@ func (b *build) checkVersions(ctx context.Context, compile []string) error {
 	}
 	s.done()
 	return nil
+}
+
+// goRecipe is how an input is compiled.
+func (b *build) goRecipe(name string) (r fetch.GoRecipe, err error) {
+	err = json.Unmarshal(b.input(name).Recipe, &r)
+	return r, err
 }
 
 // blameVersion ties a version that does not exist to its field.
@@ -247,9 +256,12 @@ func (b *build) makeOne(ctx context.Context, name string) error {
 	return from.blame(err)
 }
 
+// compiling is what a person is told who waits for it.
+const compiling = "compiled by Go: a minute or two on a quick computer"
+
 func (b *build) makeInput(ctx context.Context, name string) error {
 	in := b.input(name)
-	what := "fetching"
+	what, compiled := "fetching", ""
 	switch in.Make {
 	case "":
 	case "mmdebstrap":
@@ -258,19 +270,29 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 			what = "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
 		}
 	case "go":
-		what = "compiled by Go: a minute or two on a quick computer, unless it is cached"
+		r, err := b.goRecipe(name)
+		if err != nil {
+			return err
+		}
+		what = compiling
+		if made, ok := fetch.Compiled(ctx, b.Cache, r); ok {
+			what, compiled = "cached", made[r.Packages[0]]
+		}
 	default:
 		what = "making it (" + in.Make + ")"
 	}
 	s := b.step(name, what)
 	var sha string
 	var err error
-	if name == inputBase && b.Base != "" {
+	switch {
+	case name == inputBase && b.Base != "":
 		sha, err = b.importFile(ctx, b.Base, "")
 		if err == nil {
 			sha, err = fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
 		}
-	} else {
+	case compiled != "":
+		sha = compiled
+	default:
 		sha, err = b.makes[name](ctx, s)
 	}
 	if err != nil {
@@ -293,9 +315,6 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 		s.warn("differs from the lock, which is renewed (%.12s, was %.12s%s)", sha, in.SHA256, why)
 	}
 	in.Go = compiledBy
-	if in.Make == "go" && !s.spoke {
-		s.log("cached")
-	}
 	b.mu.Lock()
 	in.SHA256 = sha
 	b.plan.Inputs[name] = in

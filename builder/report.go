@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/configs/ondisk/tree"
 )
 
 // ReportVersion of report.json.
@@ -40,6 +41,25 @@ type PartitionReport struct {
 	Files int   `json:"files,omitempty"`
 }
 
+// Reserve is the room behind the file system.
+func (p PartitionReport) Reserve() int64 {
+	if p.FSSize == 0 {
+		return 0
+	}
+	return p.Size - p.FSSize
+}
+
+// countFiles counts each once, whatever its number of names.
+func countFiles(nodes []tree.Node) int {
+	seen := map[*tree.Inode]bool{}
+	for _, n := range nodes {
+		if n.IsRegular() {
+			seen[n.Inode] = true
+		}
+	}
+	return len(seen)
+}
+
 func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result) (*Report, error) {
 	r := &Report{
 		Version: ReportVersion, Name: b.img.Name, Plan: id, Builder: b.plan.Builder, Golden: res.Golden,
@@ -57,11 +77,11 @@ func (b *build) report(id string, c *composed, l *disk.Layout, res *disk.Result)
 		pr := PartitionReport{PartitionInfo: p, Free: written[p.Label].Free}
 		switch p.Label {
 		case ondisk.LabelESP:
-			pr.Files = len(c.esp)
+			pr.Files = countFiles(c.esp)
 		case ondisk.LabelRootA:
-			pr.Files = len(c.root)
+			pr.Files = countFiles(c.root)
 		case ondisk.LabelData:
-			pr.Files = len(c.data)
+			pr.Files = countFiles(c.data)
 		}
 		r.Partitions = append(r.Partitions, pr)
 	}

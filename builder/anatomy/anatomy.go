@@ -169,6 +169,8 @@ func (a *Anatomy) readReport(image string) error {
 			from = in.Fetch[0]
 		case in.File != "":
 			from = in.File
+		case in.Make == "agent":
+			from = "edgebake's own"
 		case in.Make == "go":
 			var g struct{ Module, Version string }
 			if json.Unmarshal(in.Recipe, &g) == nil {

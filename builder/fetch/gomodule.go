@@ -162,18 +162,14 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 }
 
 // FindGoVersion rejects a recipe whose module does not have that version, with an
-// UnknownVersionError, before anything of it is fetched. It is silent where all programs
-// are compiled already, and where the module proxy says nothing of it: whoever
-// compiles is told why.
+// UnknownVersionError, before anything of it is fetched. Where the module proxy says
+// nothing of it, it is silent: whoever compiles is told why.
 func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	goCmd, err := exec.LookPath("go")
 	if err != nil {
 		return nil
 	}
 	g := &goTool{path: goCmd, arch: r.Arch, log: io.Discard}
-	if g.compiled(ctx, c, r) {
-		return nil
-	}
 	dir, err := c.TempDir()
 	if err != nil {
 		return err
@@ -194,20 +190,31 @@ func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	return err
 }
 
-// compiled tells whether all of the recipe's programs are in the cache.
-func (g *goTool) compiled(ctx context.Context, c *Cache, r GoRecipe) bool {
+// Compiled returns the blob of each of the recipe's packages, if the Go release here has
+// compiled all of them before.
+func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, bool) {
+	goCmd, err := exec.LookPath("go")
+	if err != nil {
+		return nil, false
+	}
+	g := &goTool{path: goCmd, arch: r.Arch, log: io.Discard}
 	facts, err := g.facts(ctx, c)
 	if err != nil {
-		return false
+		return nil, false // whoever compiles is told why
 	}
-	return !slices.ContainsFunc(r.Packages, func(pkg string) bool {
+	blobs := map[string]string{}
+	for _, pkg := range r.Packages {
 		key, err := r.key(facts, pkg)
 		if err != nil {
-			return true
+			return nil, false
 		}
-		_, ok := c.Lookup(key)
-		return !ok
-	})
+		sha, ok := c.Lookup(key)
+		if !ok {
+			return nil, false
+		}
+		blobs[pkg] = sha
+	}
+	return blobs, true
 }
 
 // key leads to one of the recipe's programs in the cache.

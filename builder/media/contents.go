@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -248,17 +247,11 @@ func (m *image) readPrograms(b *belongings) error {
 	if err != nil {
 		return nil //nolint:nilerr // an image without an SBOM: its programs are files
 	}
-	var sbom struct {
-		Packages []struct {
-			Name    string `json:"name"`
-			Version string `json:"versionInfo"`
-			File    string `json:"packageFileName"`
-		} `json:"packages"`
-	}
-	if err := json.Unmarshal(raw, &sbom); err != nil {
+	packages, err := decodeSBOM(raw)
+	if err != nil {
 		return fmt.Errorf("reading %s: %w", ondisk.ESPSBOM, err)
 	}
-	for _, p := range sbom.Packages {
+	for _, p := range packages {
 		if p.File != "" {
 			b.programs[p.File] = Package{p.Name, p.Version}
 		}

@@ -237,20 +237,38 @@ func (m *image) boot(i *Info) error {
 	return nil
 }
 
-// readSBOM lists the packages of an SPDX document, sorted by name. One that
-// has no name is left out: it tells nobody anything.
-func readSBOM(doc []byte) ([]Package, error) {
+type sbomPackage struct {
+	Name    string `json:"name"`
+	Version string `json:"versionInfo"`
+	File    string `json:"packageFileName"` // of a program
+}
+
+// decodeSBOM reads the packages of an SPDX document. What Go says where it knows no
+// version of a program is none.
+func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
-		Packages []struct {
-			Name    string `json:"name"`
-			Version string `json:"versionInfo"`
-		} `json:"packages"`
+		Packages []sbomPackage `json:"packages"`
 	}
 	if err := json.Unmarshal(doc, &sbom); err != nil {
 		return nil, err
 	}
+	for i, p := range sbom.Packages {
+		if p.Version == "(devel)" {
+			sbom.Packages[i].Version = ""
+		}
+	}
+	return sbom.Packages, nil
+}
+
+// readSBOM lists the packages of an SPDX document, sorted by name. One that
+// has no name is left out: it tells nobody anything.
+func readSBOM(doc []byte) ([]Package, error) {
+	packages, err := decodeSBOM(doc)
+	if err != nil {
+		return nil, err
+	}
 	var out []Package
-	for _, p := range sbom.Packages {
+	for _, p := range packages {
 		if p.Name != "" {
 			out = append(out, Package{p.Name, p.Version})
 		}

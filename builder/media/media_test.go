@@ -802,6 +802,19 @@ func TestStampDate(t *testing.T) {
 	}
 }
 
+// TestUnknownVersions: where Go knows no version of a program, nothing tells "(devel)".
+func TestUnknownVersions(t *testing.T) {
+	doc := []byte(`{"packages": [{"name": "firstboot", "versionInfo": "(devel)", "packageFileName": "usr/bin/firstboot"}, {"name": "kubelet", "versionInfo": "v1.36.3"}]}`)
+	want := []sbomPackage{{"firstboot", "", "usr/bin/firstboot"}, {"kubelet", "v1.36.3", ""}}
+	if got, err := decodeSBOM(doc); err != nil || !slices.Equal(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	listed := []Package{{"firstboot", ""}, {"kubelet", "v1.36.3"}}
+	if got, err := readSBOM(doc); err != nil || !slices.Equal(got, listed) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // FuzzSBOM: what an image says of its packages can be read or is rejected.
 func FuzzSBOM(f *testing.F) {
 	f.Add([]byte(`{"packages": [{"name": "b", "versionInfo": "2"}, {"name": "a", "versionInfo": "1"}, {"versionInfo": "3"}]}`))

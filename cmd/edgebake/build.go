@@ -410,7 +410,10 @@ func printReport(s streams, out string, r *builder.Report) {
 	for _, p := range r.Partitions {
 		fmt.Fprintf(s.Out, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 		if p.Files > 0 {
-			fmt.Fprintf(s.Out, "  %9s in %d files, %s free", configs.HumanSize(p.Used), p.Files, configs.HumanSize(p.Free))
+			fmt.Fprintf(s.Out, "  %9s in %s, %s free", configs.HumanSize(p.Used), configs.Count(p.Files, "file"), configs.HumanSize(p.Free))
+		}
+		if p.Reserve() > 0 {
+			fmt.Fprintf(s.Out, ", %s reserve", configs.HumanSize(p.Reserve()))
 		}
 		if p.Label == ondisk.LabelRootB {
 			fmt.Fprintf(s.Out, "  room for an update of %s", configs.HumanSize(p.Room))

@@ -11,12 +11,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/anatomy"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
@@ -198,6 +201,52 @@ func (c *cli) patched(from, to, text, over string) {
 			}
 			return
 		}
+	}
+}
+
+// TestBuildCountsAsReport: what a build says of its partitions is what report and
+// inspect say, and adds up.
+func TestBuildCountsAsReport(t *testing.T) {
+	c := reported(t)
+	c.run(0, "report", "tiny.raw", "-o", "json")
+	var a anatomy.Anatomy
+	if err := json.Unmarshal([]byte(c.out), &a); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile("tiny.report.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var built builder.Report
+	if err := json.Unmarshal(raw, &built); err != nil {
+		t.Fatal(err)
+	}
+	c.run(0, "build", "image.yaml", "--force")
+	for _, part := range a.Contents {
+		i := slices.IndexFunc(built.Partitions, func(p builder.PartitionReport) bool { return p.Label == part.Label })
+		if got := built.Partitions[i].Files; got != part.Files || got == 0 {
+			t.Errorf("%s: %d files in the build's report, %d in the image", part.Label, got, part.Files)
+		}
+		line := fmt.Sprintf("in %s, %s free", configs.Count(part.Files, "file"), configs.HumanSize(part.Free))
+		if part.Reserve > 0 {
+			line += fmt.Sprintf(", %s reserve", configs.HumanSize(part.Reserve))
+		}
+		c.want(c.out, line+"\n")
+	}
+}
+
+// TestReportPageExplainsItself: what opens shows that it does, and where an input came
+// from is said in words.
+func TestReportPageExplainsItself(t *testing.T) {
+	c := reported(t)
+	raw, err := os.ReadFile("report.html")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(raw)
+	c.want(page, "summary::before { content: ", "details[open] > summary::before { content: ", "edgebake&#39;s own")
+	if strings.Contains(page, "<td class=\"mono\">agent</td>") || strings.Contains(page, "::-webkit-details-marker") {
+		t.Error("the page says agent, or hides what shows that a line opens")
 	}
 }
 
