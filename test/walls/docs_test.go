@@ -2,9 +2,16 @@ package walls
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -30,4 +37,89 @@ func TestDecisionHeadings(t *testing.T) {
 			t.Errorf("%s: its heading is %q, expected \"# %s: TITLE\"", f, heading, number)
 		}
 	}
+}
+
+// TestTablesOfMessages: what a table of the docs says that edgebake says, edgebake says.
+// A test of package firstboot holds troubleshooting.md to the code.
+func TestTablesOfMessages(t *testing.T) {
+	code := literals(t)
+	docs, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for _, doc := range docs {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inside := false
+		for i, line := range strings.Split(string(text), "\n") {
+			cell, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+			switch {
+			case !strings.HasPrefix(line, "|"):
+				inside = false
+				continue
+			case cell == "it says":
+				inside = true
+				continue
+			case !inside || strings.HasPrefix(line, "|---"):
+				continue
+			}
+			for _, said := range quoted(cell) {
+				checked++
+				if !strings.Contains(code, said) {
+					t.Errorf("%s:%d: nothing in the code says %q", doc, i+1, said)
+				}
+			}
+		}
+	}
+	if checked < 40 {
+		t.Errorf("only %d pieces of messages", checked)
+	}
+}
+
+// quoted are the fixed parts of a cell's messages: semicolons separate messages, colons
+// their parts; … and numbers differ, and brackets are the reader's.
+func quoted(cell string) []string {
+	var parts []string
+	for _, part := range regexp.MustCompile(`…|; |: |[0-9]+| \([^)]*\)`).Split(cell, -1) {
+		if part = strings.Trim(part, " ,:`"); strings.Contains(part, " ") {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// literals are all texts of the code, in one.
+func literals(t *testing.T) string {
+	t.Helper()
+	var all strings.Builder
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "test" || d.Name() == "build" || strings.HasPrefix(d.Name(), ".git")):
+			return filepath.SkipDir
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				if text, err := strconv.Unquote(lit.Value); err == nil {
+					all.WriteString(text + "\x00")
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.String() + syscall.ENOSPC.Error()
 }
