@@ -4,31 +4,57 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/firstboot/console"
 	"github.com/edgebake/edgebake/installer"
 )
 
+const about = `installer installs an image on the machine that it runs on, and overwrites disks
+without being asked. It runs only in the initrd of an installer, which
+edgebake flash --installer and edgebake installer make, and takes no arguments.
+`
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		console.Say(console.Active, "/dev", fmt.Sprintf("FAILED: %v", err))
-		os.Exit(1)
-	}
+	say := func(line string) { console.Say(console.Active, "/dev", line) }
+	code := run(ctx, ondisk.InstallConfig, os.Args[1:], say, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
 }
 
-// run installs, in the initrd of an installer and nowhere else: it overwrites
-// disks without being asked.
-func run(ctx context.Context) error {
-	c, err := installer.ReadConfig(ondisk.InstallConfig)
-	if err != nil {
-		return err
+// run installs as the file config says, which is in the initrd of an installer and
+// nowhere else. There nobody sees standard error, so failures are said on the consoles.
+func run(ctx context.Context, config string, args []string, say func(string), stdout, stderr io.Writer) int {
+	switch {
+	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):
+		fmt.Fprintln(stdout, "installer", version.OfSource())
+		return 0
+	case len(args) == 1 && (args[0] == "help" || args[0] == "--help" || args[0] == "-h"):
+		fmt.Fprint(stdout, about)
+		return 0
+	case len(args) > 0:
+		fmt.Fprintf(stderr, "installer: it takes no arguments, got %q\n", args)
+		return 2
 	}
-	return installer.Run(ctx, c, installer.New(c))
+	c, err := installer.ReadConfig(config)
+	if errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintf(stderr, "installer: it runs only in the initrd of an installer (edgebake flash --installer makes one): %v: nothing was changed\n", err)
+	}
+	if err == nil {
+		err = installer.Run(ctx, c, installer.New(c))
+	}
+	if err != nil {
+		say(fmt.Sprintf("FAILED: %v", err))
+		return 1
+	}
+	return 0
 }
