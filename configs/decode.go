@@ -183,7 +183,7 @@ func (doc *document) parse(kind string, into any, validate func(*document) Probl
 	// says of its zero value would only confuse.
 	undecoded := doc.probs
 	for _, p := range validate(doc) {
-		if slices.ContainsFunc(undecoded, func(u Problem) bool { return covers(u.Path, p.Path) }) {
+		if doc.reported(undecoded, p.Path) {
 			continue
 		}
 		p.File = doc.file
@@ -193,6 +193,15 @@ func (doc *document) parse(kind string, into any, validate func(*document) Probl
 	}
 	doc.probs.sort()
 	return doc.probs.Err()
+}
+
+// reported tells whether problems of decoding are the reason of one at path: the field
+// was not decoded, or is not there since its name was misspelt.
+func (doc *document) reported(undecoded Problems, path string) bool {
+	return slices.ContainsFunc(undecoded, func(u Problem) bool {
+		_, there := doc.where[u.meant]
+		return covers(u.Path, path) || !there && covers(u.meant, path)
+	})
 }
 
 // covers reports whether path is outer or a field inside it.
@@ -441,6 +450,7 @@ func (d *document) structure(n *yaml.Node, v reflect.Value, path string) {
 		f, ok := fieldByName(v, name)
 		if !ok {
 			d.problem(key, sub, "unknown field%s", d.hint(name, v.Type()))
+			d.probs[len(d.probs)-1].meant = d.meant(name, path, v.Type())
 			continue
 		}
 		into := v.FieldByIndex(f.Index)
@@ -638,6 +648,17 @@ func fields(t reflect.Type) []reflect.StructField {
 	return out
 }
 
+// meant is the path that an unknown field in path was probably to have, or empty.
+func (d *document) meant(name, path string, t reflect.Type) string {
+	if k := closest(name, fieldNames(t)); k != "" {
+		return join(path, k)
+	}
+	if places := placesOf(name, d.typ(), "", 0); len(places) == 1 {
+		return places[0]
+	}
+	return ""
+}
+
 // hint says what a person may have meant by an unknown field: a name close
 // to it, else the place where a field of that name exists.
 func (d *document) hint(name string, t reflect.Type) string {
@@ -699,8 +720,16 @@ var alias = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "x64": "amd6
 // DidYouMean suggests one of the known names for an unknown one, as the end of
 // a message; it is empty where none is near.
 func DidYouMean(name string, known []string) string {
-	if k := alias[strings.ToLower(name)]; slices.Contains(known, k) {
+	if k := closest(name, known); k != "" {
 		return fmt.Sprintf("; did you mean %q?", k)
+	}
+	return ""
+}
+
+// closest is the known name that an unknown one was probably to be, or empty.
+func closest(name string, known []string) string {
+	if k := alias[strings.ToLower(name)]; slices.Contains(known, k) {
+		return k
 	}
 	best, bestDist := "", 1+len(name)/4
 	for _, k := range known {
@@ -708,10 +737,7 @@ func DidYouMean(name string, known []string) string {
 			best, bestDist = k, dist-1
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
+	return best
 }
 
 // distance is the number of letters to insert, remove or change between a

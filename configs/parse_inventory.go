@@ -227,7 +227,7 @@ func (r *inventoryReport) at(path, format string, args ...any) {
 
 // found reports a problem, of which path and words are known.
 func (r *inventoryReport) found(p Problem) {
-	if slices.ContainsFunc(r.undecoded, func(u Problem) bool { return covers(u.Path, p.Path) }) {
+	if r.doc.reported(r.undecoded, p.Path) {
 		return
 	}
 	at := r.doc.find(p.Path)

@@ -16,6 +16,8 @@ type Problem struct {
 	Msg  string
 	// Missing: the field is required, and nothing stands there.
 	Missing bool
+	// meant is the path that an unknown field was probably to have.
+	meant string
 }
 
 // FieldError is a problem with what a field names, found by somebody who does not

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"regexp"
 	"slices"
@@ -307,3 +308,54 @@ func strict(t *testing.T, s *jsonschema.Schema, kind string, used map[string]boo
 		t.Fatal(err)
 	}
 }
+
+// TestTypoIsOneProblem: a misspelt field is not also missing, unless it is there besides.
+func TestTypoIsOneProblem(t *testing.T) {
+	image := string(ExampleImage())
+	site := string(StartSite(&Join{Master: "192.168.7.11:6443", Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}}, exampleKey))
+	for _, c := range []struct {
+		doc, old, typo string
+		more           []string
+	}{
+		{image, "containerd:\n", "containered:\n", nil},
+		{image, "\nname: ", "\nnam: ", nil},
+		{image, "  version: v1.36.3", "  verison: v1.36.3", nil},
+		{image, "containerd:\n", "containerd: {version: 2.2.9}\ncontainered:\n", []string{"containerd.source: exactly one"}},
+		{site, "masters:\n", "mastres:\n", nil},
+		{site, "caCertHashes:", "caCertHashs:", nil},
+	} {
+		doc := strings.Replace(c.doc, c.old, c.typo, 1)
+		read, err := Read("x.yaml", []byte(doc))
+		if err == nil {
+			_, err = read.Any()
+		}
+		var probs Problems
+		if !errors.As(err, &probs) || len(probs) != 1+len(c.more) || !strings.Contains(err.Error(), "unknown field; did you mean") {
+			t.Errorf("%q: %v", c.typo, err)
+		}
+		for _, want := range c.more {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: no %q: %v", c.typo, want, err)
+			}
+		}
+	}
+	_, err := Read("x.yaml", []byte(inventoryTypo))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = ParseInventory("x.yaml", []byte(inventoryTypo))
+	if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "defaults.mastres: unknown field") {
+		t.Errorf("Inventory: %v", err)
+	}
+}
+
+const inventoryTypo = `apiVersion: edgebake.io/v1alpha1
+kind: Inventory
+defaults:
+  mastres: [192.168.7.11:6443]
+  credentials: {token: bcdefa.0123456789abcdef}
+  caCertHashes: ["sha256:abababababababababababababababababababababababababababababababab"]
+sites:
+  - {name: shop-1, match: {serial: A1}}
+  - {name: shop-2, match: {serial: A2}}
+`
