@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -40,7 +41,7 @@ func main() {
 	defer stop()
 	p := packages{log: os.Stdout, nodes: architectures}
 	flag.StringVar(&p.src, "src", ".", "source tree")
-	flag.StringVar(&p.out, "o", filepath.Join("build", "packages"), "directory to write to")
+	flag.StringVar(&p.out, "o", "", "directory to write to (default: build/packages, from which packages of earlier versions are removed)")
 	arch := flag.String("arch", strings.Join(architectures, ","), "architectures of the computers that edgebake is for")
 	only := flag.String("only", "deb,container,debian", "what to make: deb, container (edgebake alone), debian (a container with what base.debian needs)")
 	flag.StringVar(&p.suite, "suite", "trixie", "Debian suite of the container")
@@ -49,6 +50,9 @@ func main() {
 		return nil
 	})
 	flag.Parse()
+	if p.out == "" {
+		p.out, p.replace = filepath.Join("build", "packages"), true
+	}
 	p.arch, p.only = strings.Split(*arch, ","), strings.Split(*only, ",")
 	if err := p.build(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "packaging:", err)
@@ -63,6 +67,7 @@ type packages struct {
 	nodes      []string // architectures of nodes
 	suite      string
 	sources    []string
+	replace    bool // remove the packages of earlier versions
 	log        io.Writer
 
 	date    time.Time
@@ -369,13 +374,28 @@ func (p *packages) debs(ctx context.Context) error {
 	return nil
 }
 
+// made says what was made, and removes what it takes the place of.
 func (p *packages) made(name string) error {
 	fi, err := os.Stat(name)
-	if err == nil {
-		fmt.Fprintf(p.log, "made %s (%d MiB)\n", name, fi.Size()>>20)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(p.log, "made %s (%d MiB)\n", name, fi.Size()>>20)
+	if !p.replace {
+		return nil
+	}
+	dir, base := filepath.Split(name)
+	all, err := os.ReadDir(dir)
+	for _, other := range all {
+		if ok, _ := filepath.Match(anyVersion.ReplaceAllString(base, "${1}_*$2"), other.Name()); ok && other.Name() != base {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, other.Name())))
+		}
 	}
 	return err
 }
+
+// anyVersion takes NAME_VERSION_ARCH.deb apart, and the names of container images.
+var anyVersion = regexp.MustCompile(`^([^_]+)_[^_]+(_[a-z0-9]+\.deb|_[a-z0-9]+\.oci\.tar|\.oci\.tar)$`)
 
 // debianVersion is a version as dpkg orders them: what precedes a release, a
 // commit too, is less than the release.

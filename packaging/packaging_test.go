@@ -785,3 +785,39 @@ func TestCheckRelease(t *testing.T) {
 		}
 	}
 }
+
+// TestEarlierPackagesGo: README and install.md name packages by patterns, which must
+// match one file each however often they were made.
+func TestEarlierPackagesGo(t *testing.T) {
+	for _, replace := range []bool{true, false} {
+		p := packages{out: t.TempDir(), log: t.Output(), replace: replace}
+		earlier := []string{"edgebake_0.1.0~a_amd64.deb", "edgebake_0.1.0~a_arm64.deb", "edgebake_0.1.0-a.oci.tar", "edgebake-debian_0.1.0-a_amd64.oci.tar", "notes.txt"}
+		now := []string{"edgebake_0.1.0~b_amd64.deb", "edgebake_0.1.0-b.oci.tar", "edgebake-debian_0.1.0-b_amd64.oci.tar"}
+		want := slices.Concat(earlier, now)
+		if replace { // what was not made again stays
+			want = slices.Concat([]string{"edgebake_0.1.0~a_arm64.deb", "notes.txt"}, now)
+		}
+		for _, name := range slices.Concat(earlier, now) {
+			if err := os.WriteFile(filepath.Join(p.out, name), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range now {
+			if err := p.made(filepath.Join(p.out, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got []string
+		left, err := os.ReadDir(p.out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range left {
+			got = append(got, f.Name())
+		}
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("replace %v: left %q, want %q", replace, got, want)
+		}
+	}
+}
