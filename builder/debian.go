@@ -206,7 +206,7 @@ func debianHint(log string) string {
 		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
 	// Before what newuidmap says, which fails where this has.
 	case refusedNamespace.MatchString(log):
-		return "\nThis computer lets users make no namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged."
+		return "\nUsers cannot create namespaces here: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
 	case has("No space left on device"):
 		return "\nThe directory for temporary files is full: set TMPDIR to one with 2 GB of room that every user may enter."
 	case has("newuidmap") || has("subuid"):

@@ -283,7 +283,7 @@ func TestScratch(t *testing.T) {
 func TestDebianHint(t *testing.T) {
 	for log, want := range map[string]string{
 		"E: unshare() failed: Operation not permitted\nnewuidmap: write to uid_map failed: Operation not permitted\nE: newuidmap 11  0 1000 1 1 100000 65536 failed: \nE: child had a non-zero exit status: 1": "unprivileged_userns_clone",
-		"E: unshare syscall failed: Operation not permitted":                                 "unprivileged_userns_clone",
+		"E: unshare syscall failed: Operation not permitted":                                 "in a chroot only root can",
 		"E: unshare() failed: No space left on device":                                       "max_user_namespaces",
 		"I: chosen mode: unshare\nE: newuidmap 11  0 1000 1 failed: Operation not permitted": "apt-get install uidmap",
 		"W: no entry in /etc/subuid for me\nE: failed to parse /etc/subuid and /etc/subgid":  "usermod --add-subuids",

@@ -34,9 +34,12 @@ func Find(ctx context.Context, arch string) (Program, error) {
 		return Program{}, fmt.Errorf("finding QEMU: architecture %q: want amd64 or arm64", arch)
 	}
 	path, err := exec.LookPath(name)
-	if err != nil {
+	if errors.Is(err, exec.ErrNotFound) {
 		pkg := map[string]string{"amd64": "qemu-system-x86", "arm64": "qemu-system-arm"}[arch]
-		return Program{}, fmt.Errorf("finding QEMU: no %s on PATH (Debian's package is %s): %w", name, pkg, err)
+		return Program{}, fmt.Errorf("finding QEMU: no %s on PATH: apt-get install %s", name, pkg)
+	}
+	if err != nil {
+		return Program{}, fmt.Errorf("finding QEMU: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()

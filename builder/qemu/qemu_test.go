@@ -228,3 +228,16 @@ func FuzzVersion(f *testing.F) {
 		}
 	})
 }
+
+// TestFindWithoutQEMU: the message has the package, and nothing twice.
+func TestFindWithoutQEMU(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	for arch, want := range map[string]string{
+		"amd64": "finding QEMU: no qemu-system-x86_64 on PATH: apt-get install qemu-system-x86",
+		"arm64": "finding QEMU: no qemu-system-aarch64 on PATH: apt-get install qemu-system-arm",
+	} {
+		if _, err := Find(t.Context(), arch); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", arch, err, want)
+		}
+	}
+}

@@ -100,11 +100,8 @@ func bootImage(ctx context.Context, s streams, image string, m qemu.Machine, acc
 	}
 	m.Arch = info.Image.Arch
 	prog, err := qemu.Find(ctx, m.Arch)
-	if err != nil {
-		return err
-	}
-	fw, err := qemu.FindFirmware(qemu.ShareDirs(), m.Arch, secure)
-	if err != nil {
+	fw, noFirmware := qemu.FindFirmware(qemu.ShareDirs(), m.Arch, secure)
+	if err := errors.Join(err, noFirmware); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "edgebake-boot-")

@@ -435,7 +435,7 @@ func newPlan(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "plan IMAGE",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Print what a build would use, pinned, without making anything",
+		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: digests of files, of what release servers publish and
 of container images; made inputs have the digest they got when they were first
 made. With all digests known the plan has an id: the same id is the same

@@ -16,9 +16,9 @@ func newCacheCommand(s streams) *cobra.Command {
 	var dir, output string
 	c := &cobra.Command{
 		Use:   "cache",
-		Short: "Tell how much the cache of inputs holds, and make room",
-		Long: `Cache tells how much fetched and made inputs take, and how long ago builds used
-them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`,
+		Short: "Show the size of the cache, and free space",
+		Long: `Cache shows the size of fetched and made inputs, and when builds last used them.
+Nothing is removed by itself; edgebake cache prune frees space.`,
 		Example: `  edgebake cache
   edgebake cache --output json
   edgebake cache prune --older-than 30d`,
@@ -47,7 +47,7 @@ them last. Nothing leaves the cache by itself; edgebake cache prune makes room.`
 				v.Bytes += b.Size
 			}
 			return printAs(s, output, v, func() {
-				fmt.Fprintf(s.Out, "%s: %s in %s and the notes on them\n", v.Dir, configs.HumanSize(v.Bytes), configs.Count(len(blobs), "input"))
+				fmt.Fprintf(s.Out, "%s: %s in %s, and %s of notes\n", v.Dir, configs.HumanSize(v.Bytes-v.Notes), configs.Count(len(blobs), "input"), configs.HumanSize(v.Notes))
 				printAges(s, blobs, time.Now())
 			})
 		},
@@ -88,7 +88,7 @@ func newPrune(s streams, dir *string) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "prune",
-		Short: "Take what was not used lately out of the cache",
+		Short: "Remove old inputs from the cache",
 		Long: `Prune takes inputs out of the cache that no build has used for some time, or
 those used longest ago until the rest fits a size; with both, anything matching
 either is removed. It may run beside builds: what they are using stays. What is gone is
@@ -138,7 +138,7 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 	}
 	f := c.Flags()
 	f.Var((*age)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
-	f.StringVar(&keep, "keep", "", "keep no more than this, as 10GiB (0: nothing); what was used longest ago goes first")
+	f.StringVar(&keep, "keep", "", "keep no more than this, e.g. 10GiB (0: nothing); what was used longest ago goes first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "take nothing away, tell what would go")
 	return c
 }

@@ -53,7 +53,7 @@ func newPush(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "push IMAGE REFERENCE",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Bring a golden image into a container registry",
+		Short:             "Push a golden image to a container registry",
 		Long: `Push sends a golden image to a registry as an OCI artifact: a few large parts,
 and a config with its golden digest, signature and image.json. The image is
 verified meanwhile, and gets its tag only when everything has arrived. Parts that
@@ -99,7 +99,7 @@ func newPull(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "pull REFERENCE",
 		ValidArgsFunction: cobra.NoFileCompletions,
-		Short:             "Fetch a golden image from a container registry",
+		Short:             "Pull a golden image from a container registry",
 		Long: `Pull fetches an image that push brought into a registry, and verifies it on the
 way: every part against its digest, and the whole against its golden digest. With
 --key it downloads nothing unless the owner of that key has signed the image. An

@@ -104,16 +104,16 @@ func newRoot(s streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "edgebake",
 		Short: "Bake bootable disk images for Kubernetes edge nodes",
-		Long: `Edgebake turns an Image document into one golden disk image that knows
-nothing of any site, and stamps a Site document onto copies of it. A machine
-that boots such an image joins the site's cluster by itself.
+		Long: `Edgebake bakes an Image document into a golden disk image that contains nothing
+site-specific, and stamps a Site document onto copies of it. A machine that boots
+such a copy joins the site's cluster by itself.
 
-Commands that make something take --output (-o) for where to write it, commands
-that tell something for the form: text or json. The exit code is 0 when all went
-well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
+--output (-o) says where to write for commands that write something, and the form
+(text or json) for commands that print something. The exit code is 0 for success,
+1 for a failure, 2 for a wrong command line and 130 after Ctrl-C.`,
 		Example: `  edgebake init                                           # writes image.yaml and site.yaml
   edgebake build image.yaml                               # bakes the golden image
-  edgebake stamp my-edge.raw site.yaml --output shop.raw  # makes a copy one site's
+  edgebake stamp my-edge.raw site.yaml --output shop.raw  # writes a copy for one site
   edgebake boot shop.raw                                  # tries it in QEMU`,
 		Version:       version.String(),
 		SilenceUsage:  true,
@@ -127,7 +127,7 @@ well, 1 when it failed, 2 for a wrong command line and 130 after Ctrl-C.`,
 	root.SetErr(s.Err)
 	f := root.PersistentFlags()
 	f.BoolVarP(&s.talk.quiet, "quiet", "q", false, "print results, warnings and errors only")
-	f.BoolVarP(&s.talk.verbose, "verbose", "v", false, "print what the programs that are called say, too")
+	f.BoolVarP(&s.talk.verbose, "verbose", "v", false, "also print the output of the programs that edgebake calls")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		if s.talk.quiet && s.talk.verbose {
 			return usageError{errors.New("--quiet and --verbose exclude each other")}

@@ -166,7 +166,7 @@ func newTokenCheck(s streams) *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "check [TOKEN]",
-		Short: "Say whether a node could join with a token",
+		Short: "Check whether a node could join with a token",
 		Long: `Check says why no node could join with a token: it is not there, expired, lacks
 a usage or the group, has another secret, does not sign cluster-info, or is not
 let in by the API server, whose rights for it are asked for in its own name.
@@ -347,7 +347,7 @@ func newClusterVerify(s streams) *cobra.Command {
 	var pools map[string]string
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Say what a living cluster lacks for its nodes",
+		Short: "Show what a living cluster lacks for its nodes",
 		Long: `Verify looks for what nodes need on a kubeadm cluster and prints a table: ✓ is
 there, ✗ is missing, with its fix, - cannot be seen from here or need not be. It
 changes nothing. Exit code 1: something is missing.`,
@@ -457,7 +457,7 @@ func newClusterStatus(s streams) *cobra.Command {
 	var watch bool
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Say what became of each node",
+		Short: "Show what became of each node",
 		Long: `Status lists a cluster's nodes, and those that a token was made for:
 
   waiting    the token is there, the node is not

@@ -221,7 +221,7 @@ func newRender(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "render SITE",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Print what a Site becomes",
+		Short:             "Print a Site as an Ignition config",
 		Long: `Render prints a Site's operating-system settings (network, users, files) as an
 Ignition v3 config, as first boot applies them; the same Site serves Flatcar
 or Fedora CoreOS that way. The node's name is left out where it depends on the
@@ -231,7 +231,7 @@ join token.`,
 		Args:    args(1, 1, "one Site document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if !ignition {
-				return usageError{errors.New("render requires --ignition: it is the one form there is")}
+				return usageError{errors.New("render requires --ignition, the only form")}
 			}
 			data, err := secrets.readDocument(s, a[0])
 			if err != nil {

@@ -21,7 +21,7 @@ func newImages(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "images IMAGE",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "List the container images an Image takes on board",
+		Short:             "List the container images that an Image bakes in",
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and the ones its node types need. Registries are asked
 for digests; no layer is fetched, so sizes are those of the layers as they are

@@ -37,7 +37,7 @@ func newInventoryImport(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "import TABLE --template SITE",
 		ValidArgsFunction: completeFiles(tableEndings),
-		Short:             "Make an Inventory of a table (CSV) and a Site",
+		Short:             "Make an Inventory from a table (CSV) and a Site",
 		Long: `Import makes an Inventory of a table, whose first line names the columns, and a
 Site that all rows have in common. Each row becomes a Site.
 

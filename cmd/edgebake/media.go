@@ -42,7 +42,7 @@ func newInspect(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "inspect IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Tell what is in an image, without mounting it",
+		Short:             "Show what is in an image, without mounting it",
 		Long: `Inspect reads an image's partitions, versions, container images, packages and
 the state of its slot. It prints no secret.`,
 		Example: `  edgebake inspect my-edge.raw
@@ -142,7 +142,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 		printPartition(w, p)
 	}
 	printContainerImages(w, i.Image.Images, imagesVerified)
-	fmt.Fprintf(w, "packages: %d (Debian's, programs and the modules in them)\n", len(i.Packages))
+	fmt.Fprintf(w, "SBOM: %d packages, programs and modules\n", len(i.Packages))
 	if packages {
 		for _, p := range i.Packages {
 			fmt.Fprintf(w, "  %s %s\n", p.Name, p.Version)

@@ -32,7 +32,7 @@ func newPreflight(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "preflight SITE|INVENTORY",
 		ValidArgsFunction: completeFiles(documentEndings),
-		Short:             "Look whether the machines will be able to join",
+		Short:             "Check whether machines can join their cluster",
 		Long: `Preflight checks Sites before the machines leave: names, MACs and addresses,
 networks and the VIP; with --image whether the image can serve them; and, reading
 only, the cluster: each API server (master), its certificate, the CA hash, the token, the

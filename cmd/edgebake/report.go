@@ -20,7 +20,7 @@ func newReport(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "report IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Draw what is in an image, as one HTML page",
+		Short:             "Write an HTML page of what is in an image",
 		Long: `Report writes one HTML page, without scripts and without anything to fetch, that
 shows an image's partitions, the packages, programs and container images in them
 with their largest files, where the time of the build went, what was pinned, and
@@ -90,7 +90,7 @@ func newDiff(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "diff A B",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Tell what makes one image another",
+		Short:             "Compare two images",
 		Long: `Diff compares two images: versions and settings, packages, container images,
 partitions, what takes how much room, files, and the lines of small ones. The
 slots are left out.`,

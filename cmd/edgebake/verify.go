@@ -16,7 +16,7 @@ func newVerify(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "verify IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Check that an image is whole, and who made it",
+		Short:             "Check that an image is undamaged, and who signed it",
 		Long: `Verify reads an image, or a flashed disk that has not booted yet, and compares
 all of it but the slot with the golden digest. With --key it also checks that the
 owner of that key signed the golden digest and image.json (build --sign). The
