@@ -47,7 +47,7 @@ func run(ctx context.Context, config string, args []string, say func(string), st
 	}
 	c, err := installer.ReadConfig(config)
 	if errors.Is(err, fs.ErrNotExist) {
-		fmt.Fprintf(stderr, "installer: it runs only in the initrd of an installer (edgebake flash --installer makes one): %v: nothing was changed\n", err)
+		fmt.Fprintf(stderr, "installer: it runs only in the initrd of an installer (edgebake flash --installer makes one): there is no %s: nothing was changed\n", config)
 	}
 	if err == nil {
 		err = installer.Run(ctx, c, installer.New(c))
