@@ -55,6 +55,11 @@ type Cache struct {
 // Open makes the cache's directories below dir, where they are missing. Close
 // gives up what Open took.
 func Open(dir string) (*Cache, error) {
+	// Programs that are called work in directories of their own.
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening cache: %w", err)
+	}
 	c := &Cache{dir: dir, until: context.Background()}
 	for _, d := range []string{"blobs", "sound", "keys", "locks", "kept", "programs", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {

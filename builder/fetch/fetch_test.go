@@ -595,3 +595,25 @@ func TestUnknownHost(t *testing.T) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
+
+// TestCacheInARelativeDirectory: what works in another directory finds the cache too. With
+// a path that leads nowhere, apt would use this computer's own lists.
+func TestCacheInARelativeDirectory(t *testing.T) {
+	here := t.TempDir()
+	t.Chdir(here)
+	c, err := Open("cache")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	dir, err := c.TempDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir("/")
+	for _, path := range []string{c.Dir(), dir} {
+		if fi, err := os.Stat(path); err != nil || !fi.IsDir() || !strings.HasPrefix(path, here) {
+			t.Errorf("%s from elsewhere: %v", path, err)
+		}
+	}
+}
