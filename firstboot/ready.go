@@ -338,13 +338,11 @@ func secretsInSlot(e *Env, active *Active) (slotSecrets, error) {
 	if errors.Is(err, slot.ErrBlank) {
 		return slotBlank, nil
 	}
-	var site *configs.Site
-	if err == nil {
-		site, err = parseSite(one.Files[ondisk.SlotSite])
-	}
-	mac := ""
-	if err == nil {
-		mac, err = siteMAC(active.inputs.key, site, one.Files[ondisk.SlotIgnition])
+	site, mac := active.Site, active.MAC
+	if err == nil && !active.isMadeOf(one.Files[ondisk.SlotSite], one.Files[ondisk.SlotIgnition]) {
+		if site, err = parseSite(one.Files[ondisk.SlotSite]); err == nil {
+			mac, err = siteMAC(active.inputs.key, site, one.Files[ondisk.SlotIgnition])
+		}
 	}
 	if err != nil {
 		// A person's half-written correction is left for the person.

@@ -155,7 +155,7 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the site
 		return &a, nil
 	}
-	same := before != nil && bytes.Equal(before.inputs.doc, doc) && bytes.Equal(before.inputs.ignition, inputs.ignition)
+	same := before != nil && before.isMadeOf(doc, inputs.ignition)
 	site, err := (*configs.Site)(nil), error(nil)
 	if same {
 		site = before.Site // a join changes what the machine is, and not the document
@@ -276,6 +276,11 @@ func activeSite(e *Env, image ondisk.ImageInfo, before *Active) (*Active, error)
 	old.Device, old.NotTaken = dev, err
 	old.unwritten = unwritten(e) // whatever is wrong with this machine's own
 	return old, nil
+}
+
+// isMadeOf reports whether the Site was made of this document and Ignition config.
+func (a *Active) isMadeOf(doc, ignition []byte) bool {
+	return bytes.Equal(a.inputs.doc, doc) && bytes.Equal(a.inputs.ignition, ignition)
 }
 
 // isApplied reports whether the machine's settings are those of the site.

@@ -226,7 +226,9 @@ func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
 		return nil, fmt.Errorf("a report of %d bytes has room for %d", len(b), room)
 	}
-	return append(slices.Clone(b), bytes.Repeat([]byte("\n"), room-len(b))...), nil
+	padded := bytes.Repeat([]byte("\n"), room)
+	copy(padded, b)
+	return padded, nil
 }
 
 const (
