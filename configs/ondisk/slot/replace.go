@@ -51,7 +51,7 @@ func Rewrite(f Device, c Contents) error {
 func replace(f Device, img []byte, size int) error {
 	if payload := readRecord(f); payload != nil && isBlank(f) {
 		// An earlier Replace was cut off: what it had to write is nowhere else.
-		if err := writeFirstHalf(f, payload, make([]byte, half)); err != nil {
+		if err := writeWhole(f, payload, half); err != nil {
 			return err
 		}
 	}
@@ -71,29 +71,17 @@ func replace(f Device, img []byte, size int) error {
 	if err := write(f, half, header); err != nil {
 		return err
 	}
-	room := make([]byte, half)
-	if err := writeFirstHalf(f, payload, room); err != nil {
+	if err := writeWhole(f, payload, half); err != nil {
 		return err
 	}
-	clear(room[:len(payload)])
 	// The header goes last: while it is there, so may be what it heads.
-	if err := write(f, half+sectorSize, room[sectorSize:]); err != nil {
+	if err := writeZeros(f, half+sectorSize, ondisk.SlotSize); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
 		return err
 	}
 	return write(f, half, make([]byte, sectorSize))
-}
-
-// writeFirstHalf writes the record's payload where it belongs, over all that was
-// there. whole has room for it, and is zero.
-func writeFirstHalf(f Device, payload, whole []byte) error {
-	copy(whole, payload)
-	if err := write(f, 0, make([]byte, sectorSize)); err != nil {
-		return err
-	}
-	if err := write(f, sectorSize, whole[sectorSize:]); err != nil {
-		return err
-	}
-	return write(f, 0, whole[:sectorSize])
 }
 
 func write(f Writer, off int64, b []byte) error {

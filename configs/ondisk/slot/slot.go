@@ -596,7 +596,8 @@ func WriteWhole(f Writer, img []byte) error {
 	return nil
 }
 
-// writeWhole writes a slot of a size, of which all behind img is zero.
+// writeWhole writes the slot, or its first half: size bytes, of which all behind
+// img are zero.
 func writeWhole(f Writer, img []byte, size int) error {
 	if len(img) <= sectorSize {
 		return fmt.Errorf("%d bytes are not a slot", len(img))
@@ -607,16 +608,25 @@ func writeWhole(f Writer, img []byte, size int) error {
 	if _, err := f.WriteAt(img[sectorSize:], sectorSize); err != nil {
 		return err
 	}
-	zeros := make([]byte, min(1<<20, size-len(img)))
-	for at := len(img); at < size; at += len(zeros) {
-		if _, err := f.WriteAt(zeros[:min(len(zeros), size-at)], int64(at)); err != nil {
-			return err
-		}
+	if err := writeZeros(f, len(img), size); err != nil {
+		return err
 	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
 	return write(f, 0, img[:sectorSize])
+}
+
+// writeZeros fills the bytes from one offset to another. A machine that writes its
+// slot has little memory.
+func writeZeros(f io.WriterAt, from, to int) error {
+	zeros := make([]byte, min(128<<10, to-from))
+	for at := from; at < to; at += len(zeros) {
+		if _, err := f.WriteAt(zeros[:min(len(zeros), to-at)], int64(at)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // WriteReport puts a report into the preallocated files, in place: a power
