@@ -44,6 +44,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 	}
 	wanted := make([]configs.ContainerImage, len(list))
 	inputs := map[configs.ContainerImage]plan.Input{}
+	names := map[configs.ContainerImage]configs.Ref{}
 	for n, w := range list {
 		i := w.ContainerImage
 		in, err := imageOrigin(i)
@@ -54,12 +55,10 @@ func (b *build) resolveImages(ctx context.Context) error {
 			i.Digest = "sha256:" + sha
 		}
 		wanted[n] = i
-		inputs[i] = in
+		inputs[i], names[i] = in, w.Name
 		from := origin{field: w.Field, manifest: w.Manifest}
 		b.origins[imagePrefix+i.Ref] = from
-		if r, err := configs.ParseRef(i.Ref); err == nil {
-			b.origins[images.LayerName(r.String())] = from // its files
-		}
+		b.origins[images.LayerName(w.Name.String())] = from // its files
 	}
 	var versionErr error
 	if b.img.ImageStore.Mode != "import" && !b.img.Containerd.Debian {
@@ -77,10 +76,7 @@ func (b *build) resolveImages(ctx context.Context) error {
 		p := &b.pinned[n]
 		// On the node the image has the name the document gives it, whoever
 		// pinned it.
-		var err error
-		if p.Ref, err = configs.ParseRef(p.Source.Ref); err != nil {
-			return err
-		}
+		p.Ref = names[p.Source]
 		in := inputs[p.Source]
 		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
 		b.add(b.origins[imagePrefix+p.Source.Ref], imagePrefix+p.Source.Ref, in, nil, nil)

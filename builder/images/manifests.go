@@ -21,6 +21,7 @@ import (
 // ("images[2]"), or a manifest ("manifests/app.yaml:12: Deployment web").
 type Wanted struct {
 	configs.ContainerImage
+	Name            configs.Ref // Ref, parsed; zero: it is invalid
 	Field, Manifest string
 }
 
@@ -30,43 +31,42 @@ type Wanted struct {
 // report. Paths are relative to dir. What could be read is listed in spite of
 // an error.
 func List(img *configs.Image, dir string) (list []Wanted, notes []string, err error) {
-	have := map[string]bool{}
+	have := map[configs.Ref]bool{}
 	var errs []error
-	for n, i := range img.Images {
-		list = append(list, Wanted{ContainerImage: i, Field: fmt.Sprintf("images[%d]", n)})
+	named := func(i configs.ContainerImage, field string) (Wanted, bool) {
 		r, err := configs.ParseRef(i.Ref)
 		if err != nil {
-			errs = append(errs, &configs.FieldError{Path: list[n].Field, Err: err})
-			continue
+			errs = append(errs, &configs.FieldError{Path: field, Err: err})
 		}
-		have[r.String()] = true
+		return Wanted{ContainerImage: i, Name: r, Field: field}, err == nil
 	}
 	add := func(w Wanted) {
-		r, err := configs.ParseRef(w.Ref)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s%s: %w", w.Field, w.Manifest, err))
-			return
-		}
-		if !have[r.String()] {
-			have[r.String()] = true
+		if !have[w.Name] {
+			have[w.Name] = true
 			list = append(list, w)
 		}
 	}
+	for n, i := range img.Images {
+		w, ok := named(i, fmt.Sprintf("images[%d]", n))
+		list = append(list, w)
+		have[w.Name] = have[w.Name] || ok
+	}
 	if s := img.Containerd.Sandbox; s != "" {
-		add(Wanted{ContainerImage: configs.ContainerImage{Ref: s}, Field: "containerd.sandbox"})
+		if w, ok := named(configs.ContainerImage{Ref: s}, "containerd.sandbox"); ok {
+			add(w)
+		}
 	}
 	if y := img.Yurthub; y != nil && y.Image != nil {
-		add(Wanted{ContainerImage: *y.Image, Field: "yurthub.image"})
+		if w, ok := named(*y.Image, "yurthub.image"); ok {
+			add(w)
+		}
 	}
 	found, err := fromManifests(dir, img.ImagesFrom)
 	errs = append(errs, err)
 	for _, f := range found {
-		add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref}, Manifest: f.Where})
+		add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref.String()}, Name: f.Ref, Manifest: f.Where})
 	}
-	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(i Wanted) bool {
-		r, err := configs.ParseRef(i.Ref)
-		return err == nil && strings.HasSuffix("/"+r.Path, "/kube-proxy")
-	}) {
+	if v := img.Kubernetes.Version; v != "" && !slices.ContainsFunc(list, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
 		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images:", v))
 	}
 	return list, notes, errors.Join(errs...)
@@ -74,7 +74,7 @@ func List(img *configs.Image, dir string) (list []Wanted, notes []string, err er
 
 // Found is an image that a manifest runs.
 type Found struct {
-	Ref   string
+	Ref   configs.Ref
 	Where string // "manifests/app.yaml:12: Deployment web"
 }
 
@@ -118,7 +118,7 @@ func fromManifests(dir string, globs []string) ([]Found, error) {
 		found = append(found, fs...)
 		errs = append(errs, err)
 	}
-	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref, b.Ref) })
+	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
 	found = slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
 	return found, errors.Join(errs...)
 }
@@ -212,7 +212,7 @@ func object(name string, n *yaml.Node, nesting int, found *[]Found, errs *[]erro
 				*errs = append(*errs, fmt.Errorf("%s: %w", where, err))
 				continue
 			}
-			*found = append(*found, Found{Ref: ref.String(), Where: where})
+			*found = append(*found, Found{Ref: ref, Where: where})
 		}
 	}
 }

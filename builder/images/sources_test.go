@@ -284,7 +284,7 @@ func TestImagesfromManifests(t *testing.T) {
 	}
 	var refs []string
 	for _, f := range found {
-		refs = append(refs, f.Ref)
+		refs = append(refs, f.Ref.String())
 	}
 	want := []string{"docker.io/library/pod:1", "edgebake.test/agent:1", "edgebake.test/debug:1", "edgebake.test/init:1", "edgebake.test/job:1",
 		"edgebake.test/json:1", "edgebake.test/once:1", "edgebake.test/set:1", "edgebake.test/web:1"}
@@ -336,7 +336,7 @@ func FuzzImagesOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		found, _ := imagesOf("fuzz", b)
 		for _, i := range found {
-			if _, err := configs.ParseRef(i.Ref); err != nil {
+			if _, err := configs.ParseRef(i.Ref.String()); err != nil {
 				t.Errorf("%q: %v", i.Ref, err)
 			}
 		}
