@@ -69,7 +69,6 @@ var doors = map[string][]string{
 	"github.com/spf13/cobra":                {"cmd/..."},
 	"github.com/diskfs/go-diskfs":           {"builder/disk/gpt"},
 	"go.etcd.io/bbolt":                      {"configs/ondisk/store"},
-	"github.com/coreos/go-systemd/v22/unit": {"overlays/..."},
 	"github.com/coreos/go-systemd/v22/dbus": {"firstboot/host", "cmd/ipvscare"},
 	"github.com/moby/ipvs":                  {"ipvs"},
 	"github.com/vishvananda/netlink":        {"ipvs"},
@@ -85,7 +84,7 @@ var doors = map[string][]string{
 var burdens = map[string][]string{
 	"cmd/firstboot": {self + "/builder", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/installer": {self + "/builder/fetch", self + "/builder/images", "k8s.io/client-go", "filippo.io/age", "github.com/spf13/cobra", "github.com/google/go-containerregistry"},
-	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/prometheus/client_golang", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
+	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }
 
 type pkg struct {
@@ -252,6 +251,20 @@ func TestRowsStandForSomething(t *testing.T) {
 		for _, pattern := range may {
 			if !ours(pattern) {
 				t.Errorf("doors[%q]: there is no package %s", lib, pattern)
+			}
+		}
+		if !slices.ContainsFunc(pkgs, func(p pkg) bool {
+			return slices.ContainsFunc(p.Imports, func(imp string) bool { return imp == lib || strings.HasPrefix(imp, lib+"/") })
+		}) {
+			t.Errorf("doors[%q]: no package imports it", lib)
+		}
+	}
+	for binary, banned := range burdens {
+		for _, lib := range banned {
+			if !slices.ContainsFunc(pkgs, func(p pkg) bool {
+				return slices.ContainsFunc(append(p.Deps, p.ImportPath), func(dep string) bool { return strings.HasPrefix(dep, lib) })
+			}) {
+				t.Errorf("burdens[%q]: nothing carries %s", binary, lib)
 			}
 		}
 	}
