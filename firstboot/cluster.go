@@ -93,7 +93,7 @@ func clusterPhase(active *Active) Phase {
 				name := memberName(e)
 				e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(enrolledPins(e), ", "))
 				if bornAgain(ctx, e, active.Site) {
-					e.Console("the cluster was born again with the keys that it had, and the Site has a token of it: joining it anew")
+					e.Console("the cluster was born again with the same keys, and the Site has a token for it: joining it again")
 				} else {
 					e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
 						strings.Join(enrolledPins(e), ", "), name))

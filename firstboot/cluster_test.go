@@ -553,7 +553,7 @@ func TestClusterBornAgain(t *testing.T) {
 			w.mustBoot()
 			wantMember(t, w, 2)
 			w.wantJoined(1)
-			if !w.said("the cluster was born again with the keys that it had, and the Site has a token of it: joining it anew") {
+			if !w.said("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
 				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
 			}
 		})

@@ -61,7 +61,7 @@ func addressPhase(site *configs.Site) Phase {
 			return fmt.Errorf("looking for the address %s on this machine: %w", own, plainNet(err))
 		}
 		if want, err := netip.ParseAddr(own); err != nil || src.Unmap() != want.Unmap() {
-			return fmt.Errorf("this machine has not got its address %s (towards it, it would use %s)", own, src)
+			return fmt.Errorf("this machine does not have its address %s (it would send from %s)", own, src)
 		}
 		return nil
 	}

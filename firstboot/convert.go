@@ -50,7 +50,7 @@ func Convert(ctx context.Context, e *Env, o ConvertOptions, tell func(Step)) err
 	}
 	n, err := readNode(ctx, e, this.node)
 	if err != nil {
-		return fmt.Errorf("convert needs the cluster, to label the Node and to see whether all goes well: %w", err)
+		return fmt.Errorf("convert must reach the cluster, to label the Node and to check the result: %w", err)
 	}
 	if isHubNode(e, n) {
 		return alreadyHub(ctx, e, n, this.active, o)
@@ -78,7 +78,7 @@ func convertible(ctx context.Context, e *Env, n *api.Node) error {
 	if err == nil || e.exists(openyurt.KubeletConf) {
 		return nil
 	}
-	return Advise(fmt.Errorf("a node that is not Ready is not converted, since nothing could tell whether it went well: %w", err),
+	return Advise(fmt.Errorf("a node that is not Ready is not converted, since the result could not be checked: %w", err),
 		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 }
 
@@ -106,7 +106,7 @@ func alreadyHub(ctx context.Context, e *Env, n *api.Node, active *Active, o Conv
 	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
-		fix = "its Site made it one: set the other nodeType, nodePool or arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
+		fix = "its Site sets this: change nodeType, nodePool or the arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
 	}
 	if openyurt.PoolOf(labels) != o.NodePool || openyurt.IsCloud(labels) != o.Cloud {
 		return Advise(errors.New(is), fix)

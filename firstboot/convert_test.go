@@ -405,7 +405,7 @@ func TestConvertRefuses(t *testing.T) {
 		words   string
 	}{
 		{"control plane", func(w *world) { w.put(manifests+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
-		{"no answer", func(w *world) { w.offline = true }, pool, "convert needs the cluster, to label the Node and to see whether all goes well: its Node cannot be read: "},
+		{"no answer", func(w *world) { w.offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
 		{"not ready", func(w *world) { w.cluster.notReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
@@ -488,8 +488,8 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 		{"another type", converted, nil, ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
 		{"other arguments", converted, nil, ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
 		{"yurthub is down", converted, func(w *world) { w.units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
-		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert needs the cluster", ""},
-		{"by its Site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site made it one"},
+		{"no answer", converted, func(w *world) { w.offline = true }, pool, "convert must reach the cluster", ""},
+		{"by its Site, another pool", bySite, nil, ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site sets this"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := tc.node(t)

@@ -557,7 +557,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"a directory that the machine needs", func(w *world) {
 			w.put("/etc/systemd/system/x.service", "[Service]\n")
 			w.stamp(ownDev, w.site(withToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
-		}, "site-config", "is there already as a directory that the machine needs", "correct that in the Site's users or its Ignition config"},
+		}, "site-config", "exists already as a directory that the machine needs", "correct that in the Site's users or its Ignition config"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)

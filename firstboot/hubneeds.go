@@ -157,7 +157,7 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 			return r.Spec.Username == nodeUser+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
 		})
 	case api.Code(err) == 0:
-		return Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the way from the node to the API servers")
+		return Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the network between this node and the API servers")
 	}
 	return nil
 }

@@ -283,7 +283,7 @@ func missingIdentity(ctx context.Context, e *Env, h hub) error {
 		return Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
 			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
 	case api.Code(err) == 0 && err != nil:
-		return Advise(fmt.Errorf("no API server answers: %w", err), "check the way from the node to the API servers")
+		return Advise(fmt.Errorf("no API server answers: %w", err), "check the network between this node and the API servers")
 	case err != nil:
 		return fmt.Errorf("looking for yurthub's request for its client certificate: %w", err)
 	}

@@ -119,7 +119,7 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 	case image.Removable == ondisk.SitesNever:
 		return nil, notAdmitted(image)
 	case image.Removable == ondisk.SitesSigned && unsigned != nil:
-		return nil, fmt.Errorf("%w; the Image has this machine take signed sites only (sites.removable: signed; edgebake site sign)", unsigned)
+		return nil, fmt.Errorf("%w; the Image accepts signed Sites only (sites.removable: signed; edgebake site sign)", unsigned)
 	case unsigned != nil && !errors.Is(unsigned, slot.ErrUnsigned):
 		e.Note("stick %s counts as unsigned: %v", dev, unsigned)
 	}
@@ -149,7 +149,7 @@ func admitFiles(e *Env, image ondisk.ImageInfo, old *Active, dev string, c *slot
 		// Nothing else ties the node to its cluster: with a stranger's token it
 		// would move to whatever cluster the stick names.
 		if got.site.CACertHashes = enrolledPins(e); len(got.site.CACertHashes) == 0 {
-			return nil, fmt.Errorf("it brings a token, and nothing tells which cluster is this machine's (unsafeSkipCAVerification, and no CA on the disk)")
+			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no CA on the disk)")
 		}
 		got.site.UnsafeSkipCAVerification = false
 	}
@@ -173,5 +173,5 @@ func notAdmitted(image ondisk.ImageInfo) error {
 	if len(image.SiteKeys) > 0 && image.Removable != ondisk.SitesNever {
 		hint = ", unless it is signed by a key that the Image names (edgebake site sign)"
 	}
-	return fmt.Errorf("the Image has this machine take no Site from one%s (sites.removable: %s)", hint, cmp.Or(image.Removable, ondisk.SitesRepair))
+	return fmt.Errorf("the Image accepts no Site from a stick%s (sites.removable: %s)", hint, cmp.Or(image.Removable, ondisk.SitesRepair))
 }

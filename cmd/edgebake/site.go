@@ -157,7 +157,7 @@ func checkStick(dir string, files map[string][]byte, force bool, inputs ...strin
 		case isOneOf(at, inputs):
 			problems = append(problems, fmt.Errorf("%s would be replaced by what is made of it: name another directory", at))
 		case !force:
-			problems = append(problems, fmt.Errorf("%s is there already: --force replaces it", at))
+			problems = append(problems, fmt.Errorf("%s exists already: --force replaces it", at))
 		}
 	}
 	return errors.Join(problems...)

@@ -94,7 +94,7 @@ func TestSiteSign(t *testing.T) {
 		t.Error("the token is not on the stick")
 	}
 	c.run(1, "site", "sign", "site.yaml", "--key", "office.key")
-	c.want(c.err, "site-stick/site.yaml is there already: --force replaces it", "site-stick/site.minisig is there already")
+	c.want(c.err, "site-stick/site.yaml exists already: --force replaces it", "site-stick/site.minisig exists already")
 	// What others could read is replaced, not written into.
 	if err := os.Chmod(filepath.Join(c.dir, "site-stick", "site.yaml"), 0o644); err != nil {
 		t.Fatal(err)

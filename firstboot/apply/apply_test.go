@@ -341,7 +341,7 @@ func TestRefuses(t *testing.T) {
 		{"merge", `{"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://example.com/a"}]}}}`, "ignition.config.merge"},
 		{"no JSON", `x`, "parsing the Ignition config"},
 		{"overwrite", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/baked.conf","contents":{"source":"data:,x"}}]}}`, "does not say overwrite"},
-		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc is there already"},
+		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc exists already"},
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},
 		{"no such user", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","user":{"name":"nobody-here"},"contents":{"source":"data:,x"}}]}}`, "there is no user nobody-here"},
 		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "the image has no group nowhere"},

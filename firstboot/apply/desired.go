@@ -163,7 +163,7 @@ func merged(all []entry) (out []entry, errs []error) {
 		case first.fromUser && e.overwrite && e.Kind != kindDir:
 			out[i] = e
 		case first.fromUser:
-			errs = append(errs, fmt.Errorf("%s is there already, from passwd.users: add overwrite: true, or remove it from one of the two", e.Path))
+			errs = append(errs, fmt.Errorf("%s exists already, from passwd.users: add overwrite: true, or remove it from one of the two", e.Path))
 		default:
 			errs = append(errs, fmt.Errorf("%s is named twice", e.Path))
 		}
@@ -253,14 +253,14 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 		switch {
 		case w.Kind == kindDir && (st.IsDir() || t.isDir(w.Path)), w.overwrite:
 		case w.Kind == kindDir || st.IsDir():
-			bad("%s is there already, and not a %s: choose another path, or add overwrite: true", w.Path, w.Kind)
+			bad("%s exists already, and is not a %s: choose another path, or add overwrite: true", w.Path, w.Kind)
 		case ours:
 		case w.keepData || w.appendTo:
 			if !st.Mode().IsRegular() {
 				bad("%s exists and is not a file to append to: choose another path", w.Path)
 			}
 		case !t.same(w):
-			bad("%s is there already with other contents, and the config does not say overwrite: add overwrite: true, or choose another path", w.Path)
+			bad("%s exists already with other contents, and the config does not say overwrite: add overwrite: true, or choose another path", w.Path)
 		}
 	}
 	return errs
@@ -349,7 +349,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 	}
 	for _, n := range needed {
 		if n == dir || strings.HasPrefix(n, strings.TrimSuffix(dir, "/")+"/") {
-			return nil, fmt.Errorf("%s is there already as a directory that the machine needs: choose another path", dir)
+			return nil, fmt.Errorf("%s exists already as a directory that the machine needs: choose another path", dir)
 		}
 	}
 	var size int64
@@ -384,7 +384,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 		err = nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s is there already, and cannot be overwritten: %w: remove it from the image instead", dir, err)
+		return nil, fmt.Errorf("%s exists already, and cannot be overwritten: %w: remove it from the image instead", dir, err)
 	}
 	return paths, nil
 }
