@@ -211,6 +211,22 @@ func (m *image) WriteAt(p []byte, off int64) (int, error) {
 	return copy(m.b[off:], p), nil
 }
 
+func (m *image) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || off >= ondisk.SlotSize {
+		return 0, io.EOF
+	}
+	n := int(min(int64(len(p)), ondisk.SlotSize-off))
+	there := 0
+	if off < int64(len(m.b)) {
+		there = copy(p, m.b[off:])
+	}
+	clear(p[there:n])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
 // known reports whether the contract names the path.
 func known(name string) bool {
 	switch name {
@@ -267,7 +283,7 @@ func Read(r io.ReaderAt) (*Contents, error) {
 
 // beingWritten returns the slot that a Replace which was cut off had to write;
 // nil: there was none. ErrBlank is a slot without anything.
-func beingWritten(r io.ReaderAt) ([]byte, error) {
+func beingWritten(r io.ReaderAt) (*image, error) {
 	first := make([]byte, sectorSize)
 	if _, err := r.ReadAt(first, 0); err != nil {
 		return nil, err
@@ -279,9 +295,7 @@ func beingWritten(r io.ReaderAt) ([]byte, error) {
 	if payload == nil {
 		return nil, ErrBlank
 	}
-	whole := make([]byte, ondisk.SlotSize)
-	copy(whole, payload)
-	return whole, nil
+	return &image{payload}, nil
 }
 
 func read(r io.ReaderAt) (*Contents, error) {
@@ -290,7 +304,7 @@ func read(r io.ReaderAt) (*Contents, error) {
 		return nil, err
 	}
 	if whole != nil {
-		c, err := read(bytes.NewReader(whole))
+		c, err := read(whole)
 		if c != nil {
 			c.Unfinished = true
 		}
@@ -353,7 +367,7 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	if whole, err := beingWritten(r); err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
 	} else if whole != nil {
-		r = bytes.NewReader(whole)
+		r = whole
 	}
 	in, err := open(r)
 	if err != nil {
@@ -556,7 +570,7 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if err := in.admit(e, room); err != nil {
 		return nil, err
 	}
-	b, err := in.fat.ReadWhile(e, 16<<10, func(block []byte) bool { return len(unpad(block)) > 0 })
+	b, err := in.fat.ReadWhile(e, page, func(block []byte) bool { return len(unpad(block)) > 0 })
 	if b = unpad(b); len(b) == 0 {
 		return nil, err
 	}
