@@ -97,9 +97,6 @@ func Open(r io.ReaderAt) (*Reader, error) {
 // Type is 12, 16 or 32.
 func (r *Reader) Type() int { return r.g.kind }
 
-// SectorSize is the size of the file system's sectors in bytes.
-func (r *Reader) SectorSize() int64 { return r.g.sectorSize }
-
 // Size is the file system's size in bytes.
 func (r *Reader) Size() int64 { return r.g.sectors * r.g.sectorSize }
 
