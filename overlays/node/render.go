@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	ign35 "github.com/coreos/ignition/v2/config/v3_5"
 	ign "github.com/coreos/ignition/v2/config/v3_6"
 	"github.com/coreos/ignition/v2/config/v3_6/types"
+	"github.com/coreos/vcontext/report"
 	"github.com/vincent-petithory/dataurl"
 
 	"github.com/edgebake/edgebake/configs"
@@ -51,6 +53,8 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	return encode(cfg)
 }
 
+const spec35 = "3.5.0"
+
 // specVersion is the oldest that says what cfg says, of the two that matter:
 // Ignition on other systems is often a year behind the newest.
 func specVersion(cfg *types.Config) string {
@@ -59,7 +63,7 @@ func specVersion(cfg *types.Config) string {
 		slices.ContainsFunc(cfg.Storage.Directories, func(d types.Directory) bool { return special(d.Mode) }) {
 		return "3.6.0" // before, setuid, setgid and sticky bits were dropped
 	}
-	return "3.5.0"
+	return spec35
 }
 
 func encode(cfg types.Config) ([]byte, error) {
@@ -80,8 +84,15 @@ func encode(cfg types.Config) ([]byte, error) {
 	if err := enc.Encode(prune(tree)); err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
 	}
-	if _, report, err := ign.ParseCompatibleVersion(b.Bytes()); err != nil {
-		return nil, fmt.Errorf("checking the rendered Ignition config: %w\n%s", err, report.String())
+	// Each spec's own parser: what the older says need not be translated here.
+	var rep report.Report
+	if cfg.Ignition.Version == spec35 {
+		_, rep, err = ign35.Parse(b.Bytes())
+	} else {
+		_, rep, err = ign.Parse(b.Bytes())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checking the rendered Ignition config: %w\n%s", err, rep.String())
 	}
 	return b.Bytes(), nil
 }
