@@ -1090,7 +1090,7 @@ func TestDebianHints(t *testing.T) {
 		"E: Release file for http://x/InRelease is not valid yet (invalid for another 3h)":                 "set the clock",
 		"E: arm64 can neither be executed natively nor via qemu user emulation with binfmt_misc":           "qemu-user-static",
 		"I: arm64 cannot be executed natively, but transparently using qemu-user binfmt emulation\nE: odd": "",
-		"cannot find /usr/bin/qemu-aarch64-static":                                                         "in the place of qemu-user-binfmt",
+		"cannot find /usr/bin/qemu-aarch64-static":                                                         "in place of qemu-user-binfmt",
 		"all is well": "",
 	} {
 		if got := debianHint(log); (want == "") != (got == "") || !strings.Contains(got, want) {

@@ -214,7 +214,7 @@ func debianHint(log string) string {
 	case has("is expired") || has("is not valid yet"):
 		return "\nThe archive's index is of another time than this computer's clock: set the clock, or name a mirror that is kept up to date under base.debian.sources."
 	case has("cannot find /usr/bin/qemu-"):
-		return "\nEmulation works here, but not inside a base, which needs qemu without shared libraries: apt-get install qemu-user-static, in the place of qemu-user-binfmt."
+		return "\nEmulation works here, but not inside a base, which needs qemu without shared libraries: apt-get install qemu-user-static, in place of qemu-user-binfmt."
 	// That binfmt is in use is said where all is well, too.
 	case has("Exec format error") || has("can neither be executed natively"):
 		return "\nPrograms of that architecture do not run here: apt-get install qemu-user-static arch-test."

@@ -228,7 +228,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 		return // each API server has been asked to prove itself
 	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
-			p.unknown(name, "", "the Site pins none", "write caCertHashes in the place of unsafeSkipCAVerification")
+			p.unknown(name, "", "the Site pins none", "write caCertHashes in place of unsafeSkipCAVerification")
 		}
 		return
 	}

@@ -626,7 +626,7 @@ func fieldNames(t reflect.Type) []string {
 	return names
 }
 
-// fields are those that a person writes: exported ones, and in the place of an
+// fields are those that a person writes: exported ones, and in place of an
 // embedded Site its own, but for the two that begin a document.
 func fields(t reflect.Type) []reflect.StructField {
 	var out []reflect.StructField

@@ -138,7 +138,7 @@ func says(line string) bool {
 	return line != "" && line[0] != '#'
 }
 
-// parse parses the first n lines, with others in the place of what follows them.
+// parse parses the first n lines, with others in place of what follows them.
 func (s *source) parse(n int, then string) (line int, words string) {
 	return parserWords(parseYAML(io.MultiReader(bytes.NewReader(s.data[:s.ends[n]]), strings.NewReader(then))))
 }

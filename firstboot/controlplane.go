@@ -20,7 +20,7 @@ import (
 // the first: each runs kubeadm's init phases, and etcd starts only as the seat
 // decision says (package seat).
 
-// controlPlanePhases are those behind the site, on a control-plane node.
+// controlPlanePhases are those after the Site's, on a control-plane node.
 func controlPlanePhases(active *Active) []Phase {
 	return []Phase{
 		addressPhase(active.Site),  // etcd and the API server listen there

@@ -122,7 +122,7 @@ func TestArchitectureNamesThePhases(t *testing.T) {
 	}
 	_, page, _ := strings.Cut(string(b), "The phases:\n")
 	worker, page, _ := strings.Cut(page, "→ done")
-	_, page, _ = strings.Cut(page, "behind clock:\n")
+	_, page, _ = strings.Cut(page, "after clock:\n")
 	master, _, _ := strings.Cut(page, "→ done")
 	names := func(list string) string {
 		return strings.Join(strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune("→ \n()", r) }), " ")

@@ -115,7 +115,7 @@ func remarkTaints(e *Env, j joinedAs, site *configs.Site, n *api.Node) {
 	}
 }
 
-// replaced reports whether taints has another value in the place of t.
+// replaced reports whether taints has another value in place of t.
 func replaced(taints []configs.Taint, t configs.Taint) bool {
 	return slices.ContainsFunc(taints, func(o configs.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect })
 }

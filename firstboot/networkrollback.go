@@ -105,7 +105,7 @@ func keepNetwork(e *Env) error {
 	return forgetTrial(e)
 }
 
-// trial is saved before the former network settings are tried in the place of the
+// trial is saved before the former network settings are tried in place of the
 // Site's: after a power cut the next boot knows that they are not there for good.
 type trial struct {
 	// State says which settings are in place.

@@ -237,7 +237,7 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
 		// As it is after the token was forgotten: else it would be applied
-		// once more, with stars in the place of the token.
+		// once more, with stars in place of the token.
 		ignition = slot.HideInIgnition(ignition, token)
 	}
 	m := hmac.New(sha256.New, key)

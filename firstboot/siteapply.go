@@ -206,7 +206,7 @@ func applier(e *Env) apply.Target {
 	}
 }
 
-// shortestCover is the least that stands in the place of a token, which has 23
+// shortestCover is the least that stands in place of a token, which has 23
 // bytes, and more in another encoding.
 const shortestCover = 20
 
@@ -217,7 +217,7 @@ func covered(b []byte) bool {
 	})
 }
 
-// hidesToken reports whether after is before, with a filling in the place of a
+// hidesToken reports whether after is before, with a filling in place of a
 // bootstrap token: the slot's config.ign has that once the token is forgotten,
 // and what was made from it earlier is still what was meant.
 func hidesToken(after, before []byte) bool {

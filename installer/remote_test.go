@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
 
-// server shows bytes; each may answer in the place of it.
+// server shows bytes; each may answer in place of it.
 func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (*remote, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64

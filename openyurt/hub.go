@@ -104,7 +104,7 @@ func (r Resource) CRD() string { return r.plural() + "." + Group + "/" + r.Versi
 
 func (r Resource) plural() string { return strings.ToLower(r.Kind) + "s" }
 
-// bucketsFlag has yurthub list NodeBuckets in the place of NodePools.
+// bucketsFlag has yurthub list NodeBuckets in place of NodePools.
 const bucketsFlag = "--enable-pool-service-topology"
 
 // pools are the NodePools that yurthub knows.

@@ -161,7 +161,7 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 	return nil
 }
 
-// newEntry makes what a header describes, in the place of old.
+// newEntry makes what a header describes, in place of old.
 func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64, old *entry, date time.Time) (*entry, error) {
 	special := func(mode uint32) *entry {
 		return &entry{Inode: &tree.Inode{Mode: mode, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}

@@ -194,7 +194,7 @@ func (m *image) notSeekable(err error) error {
 }
 
 // relative names a file that edgebake makes and that is not a disk: a slot, say.
-// People have them in the directory of their images, and give them in the place of
+// People have them in the directory of their images, and give them in place of
 // one.
 func (m *image) relative() string {
 	if m.size == ondisk.SlotSize {

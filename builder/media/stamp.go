@@ -244,7 +244,7 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	return slot.WriteWhole(d, img)
 }
 
-// putFrames puts the slot's frames in the place of those of a compressed image.
+// putFrames puts the slot's frames in place of those of a compressed image.
 func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	first := int(p.Start / seekable.FrameSize)
 	n := len(img) / seekable.FrameSize

@@ -113,7 +113,7 @@ func Open(dir string) (*Store, error) {
 // ErrFull says that there is no room for another machine.
 var ErrFull = fmt.Errorf("there are reports of %d machines already: remove files of machines that are gone", MaxNodes)
 
-// Add keeps a report in the place of the machine's former one.
+// Add keeps a report in place of the machine's former one.
 func (s *Store) Add(r Report) error {
 	if err := check(&r.State); err != nil {
 		return err

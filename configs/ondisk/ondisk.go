@@ -1,7 +1,6 @@
-// Package ondisk is the contract between edgebake, firstboot and ipvscare:
-// the paths, partition labels and machine-written JSON documents through
-// which the three programs meet. They share nothing else. It imports nothing
-// of ours and holds no logic but names and shapes.
+// Package ondisk is the contract between the programs: the paths, partition
+// labels and JSON documents through which they communicate. They share nothing
+// else. It imports nothing of ours and contains names and types, no logic.
 //
 // Every document carries a version; a reader rejects one it does not know.
 package ondisk

@@ -14,13 +14,13 @@ import (
 	"github.com/vincent-petithory/dataurl"
 )
 
-// HideInIgnition is an Ignition config with stars in the place of secrets, as
+// HideInIgnition is an Ignition config with stars in place of secrets, as
 // Scrub leaves it.
 func HideInIgnition(config []byte, secrets ...string) []byte {
 	return newHider(secrets).ignition(config)
 }
 
-// hider puts stars in the place of secrets, in whatever form they are written:
+// hider puts stars in place of secrets, in whatever form they are written:
 // plain, percent-encoded, as JSON escapes, hexadecimal, or inside Base64 that
 // begins before them and ends behind them.
 type hider struct {
