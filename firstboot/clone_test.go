@@ -11,6 +11,8 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -77,6 +79,65 @@ func (w *world) snapshot(t *testing.T, files []entry) [32]byte {
 	}
 	h.Write(rest)
 	return [32]byte(h.Sum(nil))
+}
+
+// cuttable is a machine whose power is cut: a world, or one around a world.
+type cuttable[M any] interface {
+	cloneWith(t *testing.T, files []entry) M
+	snapshot(t *testing.T, files []entry) [32]byte
+	machine() *world
+}
+
+func (w *world) machine() *world { return w }
+
+// afterCut is what a test does with a machine whose power was cut.
+type afterCut[M any] struct {
+	// next turns the power on again. left are the files of the cut, goesOn boots
+	// what has these files now.
+	next func(t *testing.T, cut M, left []entry, goesOn func(kind string, m M, now []entry))
+	// check looks at a machine that has booted again, said at what was said on one
+	// that need not boot.
+	check func(t *testing.T, m M, when string)
+	said  func(t *testing.T, m M)
+}
+
+// cutBefore cuts the power of machines like this one before each of so many effects
+// of their first boot. A firstboot that was only killed starts again too. Cuts that
+// leave the very same machine are followed once.
+func cutBefore[M cuttable[M]](t *testing.T, m M, files []entry, count int, after afterCut[M]) {
+	var followed sync.Map
+	for n := 1; n <= count; n++ {
+		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
+			t.Parallel()
+			cut := m.cloneWith(t, files)
+			cut.machine().cutAt = n
+			// Of the last words (state, report) a failure stops nobody.
+			if err := cut.machine().boot(); err == nil && n < count-3 {
+				t.Fatalf("cut at %d of %d: it went on without power", n, count)
+			}
+			at := cut.machine().names[len(cut.machine().names)-1]
+			left := cut.machine().files()
+			goesOn := func(kind string, m M, now []entry) {
+				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
+				if other, same := followed.LoadOrStore(m.snapshot(t, now), when); same {
+					t.Logf("%s is as %s", when, other)
+					after.said(t, m)
+					return
+				}
+				if kind == "kill" { // whose power is still to go
+					m = cut.cloneWith(t, left)
+					m.machine().effects, m.machine().names = 0, nil
+				}
+				if err := m.machine().boot(); err != nil {
+					t.Errorf("%s: %v\n%s", when, err, strings.Join(m.machine().console, "\n"))
+					return
+				}
+				after.check(t, m, when)
+			}
+			goesOn("kill", cut, left)
+			after.next(t, cut, left, goesOn)
+		})
+	}
 }
 
 // entry is a file of a machine, a directory or a link.
@@ -268,6 +329,9 @@ func (m *memDevice) WriteAt(p []byte, off int64) (int, error) {
 
 var zeros [pageSize]byte
 
+// padding is a page of a report's room: most of what a slot holds.
+var padding = bytes.Repeat([]byte("\n"), pageSize)
+
 // changed is page with b written at an offset: the same one where that changes
 // nothing.
 func changed(page, b []byte, at int) []byte {
@@ -278,8 +342,12 @@ func changed(page, b []byte, at int) []byte {
 	if bytes.Equal(old[at:at+len(b)], b) {
 		return page
 	}
-	if len(b) == pageSize && bytes.Equal(b, zeros[:]) {
+	switch {
+	case len(b) < pageSize:
+	case bytes.Equal(b, zeros[:]):
 		return nil
+	case bytes.Equal(b, padding):
+		return padding
 	}
 	page = make([]byte, pageSize)
 	copy(page, old)

@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// rebuild puts another cluster in the place of the machine's, at the same
+// rebuild puts another cluster in place of the machine's, at the same
 // addresses.
 func (w *world) rebuild() (former *fakeCluster) {
 	former = w.cluster

@@ -1704,41 +1704,18 @@ func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *contro
 	if whole.effects < least {
 		t.Fatalf("only %d effects were counted", whole.effects)
 	}
-	var followed sync.Map
-	for n := 1; n <= whole.effects; n++ {
-		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
-			t.Parallel()
-			cut := m.cloneWith(t, files)
-			cut.cutAt = n
-			if err := cut.boot(); err == nil && n < whole.effects-3 {
-				t.Fatalf("cut at %d: it went on without power", n)
-			}
-			at := cut.names[len(cut.names)-1]
-			left := cut.files()
-			// goesOn boots the machine, unless one like it was booted already.
-			goesOn := func(kind string, m *controlPlane, now []entry) {
-				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
-				if other, same := followed.LoadOrStore(m.snapshot(t, now), when); same {
-					t.Logf("%s is as %s", when, other)
-					m.keysUnsaid()
-					return
-				}
-				if kind == "kill" { // the power is still to go
-					m = cut.cloneWith(t, left)
-					m.effects, m.names = 0, nil
-				}
-				if err := m.boot(); err != nil {
-					t.Fatalf("%s: %v\n%s", when, err, strings.Join(m.console, "\n"))
-				}
-				m.keysOnlyInPlace()
-				check(m, when)
-			}
-			goesOn("kill", cut, left)
+	cutBefore(t, m, files, whole.effects, afterCut[*controlPlane]{
+		next: func(_ *testing.T, cut *controlPlane, _ []entry, goesOn func(string, *controlPlane, []entry)) {
 			cut.lose()
 			cut.on()
 			goesOn("power cut", cut, cut.files())
-		})
-	}
+		},
+		check: func(_ *testing.T, m *controlPlane, when string) {
+			m.keysOnlyInPlace()
+			check(m, when)
+		},
+		said: func(_ *testing.T, m *controlPlane) { m.keysUnsaid() },
+	})
 }
 
 // TestManifests are applied once in a cluster's life, in their order and again as

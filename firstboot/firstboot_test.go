@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -387,42 +386,8 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []entr
 	if count < atLeast {
 		t.Fatalf("only %d effects were counted", count)
 	}
-	var followed sync.Map
-	for n := 1; n <= count; n++ {
-		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
-			t.Parallel()
-			cut := machine.cloneWith(t, files)
-			cut.cutAt = n
-			// Of the last words (state, report) a failure stops nobody.
-			if err := cut.boot(); err == nil && n < count-3 {
-				t.Fatalf("cut at %d of %d: it went on without power", n, count)
-			}
-			at := cut.names[len(cut.names)-1]
-			left := cut.files()
-			// goesOn boots the machine, unless one like it was booted already.
-			goesOn := func(kind string, w *world, now []entry) {
-				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
-				if other, same := followed.LoadOrStore(w.snapshot(t, now), when); same {
-					t.Logf("%s is as %s", when, other)
-					noSecretSaid(t, w)
-					return
-				}
-				if kind == "kill" { // whose power is still to go
-					w = cut.cloneWith(t, left)
-					w.effects, w.names = 0, nil
-				}
-				if err := w.boot(); err != nil {
-					t.Errorf("%s: %v\n%s", when, err, strings.Join(w.console, "\n"))
-					return
-				}
-				if s := w.state(); s.Result != ondisk.ResultDone {
-					t.Errorf("%s: result %s", when, s.Result)
-				}
-				now = w.files()
-				sameTree(t, when, tree(w, now), want)
-				noSecretIn(t, w, now)
-			}
-			goesOn("kill", cut, left)
+	cutBefore(t, machine, files, count, afterCut[*world]{
+		next: func(t *testing.T, cut *world, left []entry, goesOn func(string, *world, []entry)) {
 			var lost *world
 			if len(cut.unsynced) > 0 { // else that is the same
 				lost = cut.cloneWith(t, left)
@@ -434,8 +399,17 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []entr
 			if lost != nil {
 				goesOn("power cut that lost what was not synced", lost, lost.files())
 			}
-		})
-	}
+		},
+		check: func(t *testing.T, w *world, when string) {
+			if s := w.state(); s.Result != ondisk.ResultDone {
+				t.Errorf("%s: result %s", when, s.Result)
+			}
+			now := w.files()
+			sameTree(t, when, tree(w, now), want)
+			noSecretIn(t, w, now)
+		},
+		said: noSecretSaid,
+	})
 }
 
 // noSecret looks for the token everywhere it must not be once the node is

@@ -57,6 +57,42 @@ func TestStampInTheMiddle(t *testing.T) {
 	}
 }
 
+// TestSecretsOfTheActiveSite: those of another Site in the slot are not forgotten
+// with it.
+func TestSecretsOfTheActiveSite(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	site, other := w.site(withToken), w.site(withToken, "labels: {zone: south}")
+	e := w.env()
+	w.put(keyFile, "key")
+	image, err := imageInfo(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	active, err := activeSite(e, image, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ign = `{"ignition":{"version":"3.5.0"}}`
+	for _, tc := range []struct {
+		name  string
+		files map[string]string
+		want  slotSecrets
+	}{
+		{"the same", map[string]string{ondisk.SlotSite: site}, someSecrets},
+		{"the same in other words", map[string]string{ondisk.SlotSite: "# ours\n" + site}, someSecrets},
+		{"the same without its token", map[string]string{ondisk.SlotSite: w.site()}, noSecrets},
+		{"another", map[string]string{ondisk.SlotSite: other}, noSecrets},
+		{"another Ignition config", map[string]string{ondisk.SlotSite: site, ondisk.SlotIgnition: ign}, noSecrets},
+		{"half a Site", map[string]string{ondisk.SlotSite: site + "labels: [zone\n"}, noSecrets},
+	} {
+		w.stampAt(ownDev, 0, tc.files)
+		if got, err := secretsInSlot(e, active); err != nil || got != tc.want {
+			t.Errorf("%s: %v, want %v (%v)", tc.name, got, tc.want, err)
+		}
+	}
+}
+
 // TestSlotIsReadOncePerPass counts what a check of a finished node reads.
 func TestSlotIsReadOncePerPass(t *testing.T) {
 	t.Parallel()

@@ -711,7 +711,7 @@ func (w *world) env() *Env {
 				if err := w.effect("blank " + dev); err != nil {
 					return err
 				}
-				return slot.Rewrite(&cutDevice{w.slots[dev], func() error { return w.effect("write slot " + dev) }}, *c)
+				return slot.Rewrite(&cutDevice{memDevice: w.slots[dev], effect: func() error { return w.effect("write slot " + dev) }}, *c)
 			},
 			ReadClaims: func(dev string) ([]slot.Claim, error) {
 				d, ok := w.slots[dev]
@@ -728,7 +728,7 @@ func (w *world) env() *Env {
 				if w.readOnly[dev] {
 					return syscall.EROFS
 				}
-				return slot.WriteClaim(&cutDevice{d, func() error { return w.effect("claim " + dev) }}, c)
+				return slot.WriteClaim(&cutDevice{memDevice: d, effect: func() error { return w.effect("claim " + dev) }}, c)
 			},
 			ScrubSlot: func(dev string, info ondisk.SlotInfo, site []byte, secrets []string) error {
 				return w.writeSlot(dev, func(d *memDevice) error { return slot.Scrub(d, info, site, secrets...) })
@@ -762,15 +762,23 @@ func (w *world) env() *Env {
 	return e
 }
 
-// cutDevice is a device whose power may go before each write.
+// cutDevice is a device whose power may go before each write. A run of zeros is
+// one, however many writes it takes.
 type cutDevice struct {
 	*memDevice
 	effect func() error
+	zeroTo int64 // where zeros end that were written last; 0: none were
 }
 
 func (d *cutDevice) WriteAt(p []byte, off int64) (int, error) {
-	if err := d.effect(); err != nil {
-		return 0, err
+	zero := bytes.Count(p, []byte{0}) == len(p)
+	if !zero || off == 0 || off != d.zeroTo {
+		if err := d.effect(); err != nil {
+			return 0, err
+		}
+	}
+	if d.zeroTo = 0; zero {
+		d.zeroTo = off + int64(len(p))
 	}
 	return d.memDevice.WriteAt(p, off)
 }
