@@ -76,8 +76,8 @@ func mastersOf(e *Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, formerMasters(e, site))
 }
 
-// siteWithFormer is the site with all its ways to the cluster.
-func siteWithFormer(e *Env, site *configs.Site) *configs.Site {
+// withFormerMasters is the site with all its ways to the cluster.
+func withFormerMasters(e *Env, site *configs.Site) *configs.Site {
 	s := *site
 	s.Masters = mastersOf(e, site)
 	return &s

@@ -93,13 +93,13 @@ var errOther = errors.New("another cluster with the same keys")
 // bornAgain reports whether the API servers that answer are of another cluster
 // than the node joined, which has the same keys.
 func bornAgain(ctx context.Context, e *Env, site *configs.Site) bool {
-	again, _ := whoseAPIServers(ctx, e, site)
+	again, _ := checkBornAgain(ctx, e, site)
 	return again
 }
 
-// whoseAPIServers is bornAgain, and what keeps API servers from showing of which
+// checkBornAgain is bornAgain, and what keeps API servers from showing of which
 // cluster they are, e.g. a clock here for which their certificates are not valid yet.
-func whoseAPIServers(ctx context.Context, e *Env, site *configs.Site) (again bool, unclear error) {
+func checkBornAgain(ctx context.Context, e *Env, site *configs.Site) (again bool, unclear error) {
 	noted := readJoinedCluster(e)
 	if noted == nil || !isMember(e) {
 		return false, nil
@@ -111,7 +111,7 @@ func whoseAPIServers(ctx context.Context, e *Env, site *configs.Site) (again boo
 	var wg sync.WaitGroup
 	for i, m := range masters {
 		wg.Go(func() {
-			if err := showsItself(ctx, e, site, noted, m); err != nil {
+			if err := showsCluster(ctx, e, site, noted, m); err != nil {
 				errs[i] = fmt.Errorf("%s: %w", m, err)
 			}
 		})
@@ -127,9 +127,9 @@ func whoseAPIServers(ctx context.Context, e *Env, site *configs.Site) (again boo
 	return false, err
 }
 
-// showsItself has one API server show cluster-info and the node's Node: one of
+// showsCluster has one API server show cluster-info and the node's Node: one of
 // the two is enough, as it is for ipvscare.
-func showsItself(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
+func showsCluster(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	ca := enrolledCA(e)
 	name, err := api.ServerName(ctx, e.Dial, master, ca, []string{api.SharedName, site.Endpoint})
 	if err != nil {

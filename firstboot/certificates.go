@@ -49,7 +49,7 @@ func RestoreCertificates(e *Env) error {
 }
 
 func (s certStore) restore(e *Env) error {
-	broken := loadable(e, s.current())
+	broken := checkLoadable(e, s.current())
 	if broken == nil {
 		return nil
 	}
@@ -93,9 +93,9 @@ func (s certStore) newest(e *Env) string {
 	return best
 }
 
-// loadable returns why the certificate at path, perhaps a link, cannot be
+// checkLoadable returns why the certificate at path, perhaps a link, cannot be
 // used.
-func loadable(e *Env, path string) error {
+func checkLoadable(e *Env, path string) error {
 	if target, err := os.Readlink(e.path(path)); err == nil {
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(path), target)

@@ -98,10 +98,10 @@ func waitForNTP(ctx context.Context, e *Env) bool {
 	return true
 }
 
-// trulyExpired judges what enrolled says of a certificate that has expired:
+// judgeExpired judges what enrolled says of a certificate that has expired:
 // nil where the clock was wrong and is right by now; for good only by a clock
 // that follows a time server.
-func trulyExpired(ctx context.Context, e *Env) error {
+func judgeExpired(ctx context.Context, e *Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // before the clock is read once more
 	err := enrolled(e)

@@ -78,7 +78,7 @@ func clusterPhase(active *Active) Phase {
 				if unpinned(active.Site) {
 					// Something else may answer on the way, and be gone tomorrow: to the node its
 					// API servers are out of reach.
-					e.Note("%s", strangersAnswer(e))
+					e.Note("%s", otherClusterNote(e))
 					return Unknown, nil
 				}
 				return Todo, noTokenToMove(e, active.Site)
@@ -87,7 +87,7 @@ func clusterPhase(active *Active) Phase {
 		},
 		Run: func(ctx context.Context, e *Env) error {
 			if isMember(e) && !e.exists(leavingFile) {
-				if err := provesItself(ctx, e, active); err != nil {
+				if err := clusterProvesItself(ctx, e, active); err != nil {
 					return err
 				}
 				name := memberName(e)
@@ -203,16 +203,16 @@ func noTokenToMove(e *Env, site *configs.Site) error {
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
 
-// strangersAnswer is said of a member whose site pins nothing and has no token,
+// otherClusterNote is said of a member whose site pins nothing and has no token,
 // while servers of another CA answer for its API servers.
-func strangersAnswer(e *Env) string {
+func otherClusterNote(e *Env) string {
 	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(enrolledPins(e), ", "))
 }
 
-// provesItself makes sure that the other cluster is there, is the pinned one,
+// clusterProvesItself makes sure that the other cluster is there, is the pinned one,
 // accepts the token, and has room for a Node of our name.
-func provesItself(ctx context.Context, e *Env, active *Active) error {
+func clusterProvesItself(ctx context.Context, e *Env, active *Active) error {
 	site := active.Site
 	d := discoveryOf(e, site)
 	d.Masters = site.Masters // the former ones are of the cluster that it leaves

@@ -80,7 +80,7 @@ func addressPhase(site *configs.Site) Phase {
 				return err
 			}
 			e.Waiting("this machine's address %s", own)
-			if err := e.patiently(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) }); err != nil {
+			if err := e.retryFor(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) }); err != nil {
 				return Advise(err, "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine")
 			}
 			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
@@ -134,7 +134,7 @@ func controlPlanePhase(active *Active) Phase {
 				if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
 					return err
 				}
-				if err := outlast(e); err != nil { // kubeadm does not sync
+				if err := syncCredentials(e); err != nil { // kubeadm does not sync
 					return err
 				}
 				if _, err := e.write(controlPlaneMark, []byte(mark+"\n"), Mode(0o600)); err != nil {

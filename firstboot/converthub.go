@@ -163,9 +163,9 @@ func CheckServers(servers []string) error {
 	return errors.Join(errs...)
 }
 
-// namesItself asks a server for a certificate with the name of its own URL:
+// certHasOwnName asks a server for a certificate with the name of its own URL:
 // yurthub takes no tls-server-name.
-func namesItself(ctx context.Context, e *Env, server string, ca []byte) error {
+func certHasOwnName(ctx context.Context, e *Env, server string, ca []byte) error {
 	u, err := url.Parse(server)
 	if err != nil {
 		return fmt.Errorf("reading server %s: %w", server, err)
@@ -186,7 +186,7 @@ func usableServers(ctx context.Context, e *Env, servers []string, ca []byte) ([]
 		return nil, err
 	}
 	for _, s := range servers {
-		err := namesItself(ctx, e, s, ca)
+		err := certHasOwnName(ctx, e, s, ca)
 		if err == nil {
 			answers = true
 		} else {

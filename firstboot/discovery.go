@@ -36,7 +36,7 @@ func discoveryPhase(active *Active) Phase {
 			}
 			if site.Credentials.Token.IsZero() {
 				if errors.Is(err, errExpired) {
-					if err = trulyExpired(ctx, e); err == nil {
+					if err = judgeExpired(ctx, e); err == nil {
 						return Done, nil
 					}
 					return Todo, err
@@ -94,11 +94,11 @@ func discoveryPhase(active *Active) Phase {
 func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) error {
 	var expired x509.CertificateInvalidError
 	switch {
-	case errors.Is(err, api.ErrPin) && !every(err, api.ErrPin):
+	case errors.Is(err, api.ErrPin) && !everyErrorIs(err, api.ErrPin):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
 		return Permanent(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
-	case errors.Is(err, api.ErrCA) && !every(err, api.ErrCA):
+	case errors.Is(err, api.ErrCA) && !everyErrorIs(err, api.ErrCA):
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
 		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
@@ -122,8 +122,8 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) er
 	return Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
 }
 
-// every reports whether all the errors joined in err are target.
-func every(err, target error) bool {
+// everyErrorIs reports whether all the errors joined in err are target.
+func everyErrorIs(err, target error) bool {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return errors.Is(err, target)

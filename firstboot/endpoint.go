@@ -140,11 +140,11 @@ func (c *certNames) away(ctx context.Context, e *Env, name string) (answer, away
 	return answer, away
 }
 
-// lookLater reports whether first boot is to run once more while this machine is
+// runAgainLater reports whether first boot is to run once more while this machine is
 // on, and whether its timer runs: an API server that is away now may come back
 // with a certificate that lacks kubelet's name for it, and new API servers that
 // are still to come prove themselves only then.
-func lookLater(ctx context.Context, e *Env, site *configs.Site, names *certNames) (later, running bool) {
+func runAgainLater(ctx context.Context, e *Env, site *configs.Site, names *certNames) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
 		e.Log.Warn("asking for the state of "+ondisk.UnitAgain, "error", err)

@@ -60,7 +60,7 @@ func enrolment(e *Env) (*x509.Certificate, error) {
 			return nil, fmt.Errorf("%w: reading %s: %w", errNotEnrolled, f.path, err)
 		}
 	}
-	own, err := ownOf(e, conf)
+	own, err := ownKubeconfig(e, conf)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotEnrolled, err)
 	}
@@ -151,9 +151,9 @@ func identityFiles(e *Env) []string {
 	})
 }
 
-// outlast makes sure that what the join made is on the disk, whole: from here
+// syncCredentials makes sure that what the join made is on the disk, whole: from here
 // on a power cut leaves a node.
-func outlast(e *Env) error {
+func syncCredentials(e *Env) error {
 	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
 		return fmt.Errorf("syncing the node's credentials: %w", err)
 	}

@@ -262,11 +262,11 @@ func (e *Env) poll(ctx context.Context, interval time.Duration, try func() (bool
 // retry tries every interval until it goes well or ctx ends. The error is what was
 // wrong last: it says more than that the time is up.
 func (e *Env) retry(ctx context.Context, interval time.Duration, try func() error) error {
-	return e.patiently(ctx, math.MaxInt64, interval, try)
+	return e.retryFor(ctx, math.MaxInt64, interval, try)
 }
 
-// patiently is retry that ends when patience is over, too.
-func (e *Env) patiently(ctx context.Context, patience, interval time.Duration, try func() error) error {
+// retryFor is retry that ends when patience is over, too.
+func (e *Env) retryFor(ctx context.Context, patience, interval time.Duration, try func() error) error {
 	end := e.Now().Add(patience)
 	var last error
 	err := e.poll(ctx, interval, func() (bool, error) {

@@ -42,12 +42,12 @@ func offlineHealthy(ctx context.Context, e *Env, site *configs.Site) error {
 			errs = append(errs, errors.Join(fmt.Errorf("%s is %s", u, state), err))
 		}
 	}
-	return errors.Join(append(errs, routed(ctx, e, mastersOf(e, site)))...)
+	return errors.Join(append(errs, hasRoute(ctx, e, mastersOf(e, site)))...)
 }
 
-// routed reports whether this machine has an address and a route for any of
+// hasRoute returns nil if this machine has an address and a route for any of
 // the API servers.
-func routed(ctx context.Context, e *Env, masters []string) error {
+func hasRoute(ctx context.Context, e *Env, masters []string) error {
 	var errs []error
 	try := func(addr string) bool {
 		_, err := e.Source(ctx, addr)

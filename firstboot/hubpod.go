@@ -44,12 +44,12 @@ func credentials(e *Env) (*api.Kubeconfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ownOf(e, k)
+	return ownKubeconfig(e, k)
 }
 
-// ownOf is the kubeconfig with this node's own certificate, which kubelet.conf
+// ownKubeconfig is the kubeconfig with this node's own certificate, which kubelet.conf
 // has or leads to.
-func ownOf(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
+func ownKubeconfig(e *Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if !leadsToHub(kubeletConf) {
 		return kubeletConf, nil
 	}
@@ -227,7 +227,7 @@ func annotateSocket(ctx context.Context, e *Env, active *Active) error {
 func hubServer(ctx context.Context, e *Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
-		err := namesItself(ctx, e, s, ca)
+		err := certHasOwnName(ctx, e, s, ca)
 		if err == nil {
 			return s, nil
 		}

@@ -73,7 +73,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 // ipvsConfig is what ipvscare is told: the site's list, and the cluster that an
 // API server has to show.
 func ipvsConfig(e *Env, site *configs.Site) ([]byte, error) {
-	conf := node.IPVS(siteWithFormer(e, site))
+	conf := node.IPVS(withFormerMasters(e, site))
 	if isMember(e) {
 		for i := range conf.Servers {
 			conf.Servers[i].Joined = readJoinedCluster(e)
@@ -120,9 +120,9 @@ func startIPVSCare(ctx context.Context, e *Env, wrote bool) error {
 // another cluster never are, and Check says so; what hides whether they are of another
 // one is part of the error.
 func waitForEndpoint(ctx context.Context, e *Env, site *configs.Site) error {
-	err := e.patiently(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
+	err := e.retryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
-		again, unclear := whoseAPIServers(ctx, e, site)
+		again, unclear := checkBornAgain(ctx, e, site)
 		if again {
 			return nil
 		}

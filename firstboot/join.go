@@ -55,7 +55,7 @@ func joinPhase(active *Active) Phase {
 			if server != site.EndpointURL() || e.exists(kubeletRestart) || !names.fit(ctx, e, cmp.Or(name, site.Endpoint)) {
 				return Todo, nil
 			}
-			if later, running := lookLater(ctx, e, site, names); later != running {
+			if later, running := runAgainLater(ctx, e, site, names); later != running {
 				return Todo, nil
 			}
 			return Done, nil
@@ -71,7 +71,7 @@ func joinPhase(active *Active) Phase {
 				return err
 			}
 			asked = names
-			later, running := lookLater(ctx, e, site, names)
+			later, running := runAgainLater(ctx, e, site, names)
 			switch {
 			case later && !running:
 				return e.Unit(ctx, "start", ondisk.UnitAgain)

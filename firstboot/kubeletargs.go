@@ -68,7 +68,7 @@ func argsPhase(active *Active) Phase {
 			switch {
 			case j.TryingArgs != nil: // cut off
 				return Todo, nil
-			case lacksConf(e, want):
+			case lacksConfDir(e, want):
 				return Todo, nil
 			case maps.Equal(want, j.KubeletExtraArgs):
 				return Done, nil
@@ -99,8 +99,8 @@ func wantedArgs(ctx context.Context, e *Env, active *Active, j joinedAs) map[str
 	return want
 }
 
-// lacksConf reports whether the directory that kubelet is to read is not there.
-func lacksConf(e *Env, want map[string]string) bool {
+// lacksConfDir reports whether the directory that kubelet is to read is not there.
+func lacksConfDir(e *Env, want map[string]string) bool {
 	return want["config-dir"] == kubeletConfDir && string(e.contents(meteredConfFile)) != meteredConf
 }
 
@@ -187,7 +187,7 @@ func changeArgs(ctx context.Context, e *Env, j joinedAs, want map[string]string)
 		return fmt.Errorf("giving kubelet the Site's arguments: %w", err)
 	}
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
-	conf := lacksConf(e, want)
+	conf := lacksConfDir(e, want)
 	if maps.Equal(want, former) && !conf && !cutOff {
 		return nil // what the cluster says has changed since the check
 	}
@@ -298,7 +298,7 @@ func remarkRefusedArgs(e *Env, have, want map[string]string) {
 // awaitKubelet waits until kubelet says that it is well, and has said so for a
 // while.
 func awaitKubelet(ctx context.Context, e *Env) error {
-	err := e.patiently(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
+	err := e.retryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
 	if err != nil {
 		return Advise(fmt.Errorf("kubelet does not come up: %w", err), "see `journalctl -u kubelet` on the machine")
 	}

@@ -70,7 +70,7 @@ func networkPhase(site *configs.Site) Phase {
 	return Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: 4 * time.Minute,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			if cutOff(e) {
+			if trialCutOff(e) {
 				return Todo, nil
 			}
 			master, err := reach(ctx, e, mastersOf(e, site))
@@ -91,7 +91,7 @@ func networkPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if cutOff(e) {
+			if trialCutOff(e) {
 				if err := takeBack(ctx, e); err != nil {
 					return err
 				}
@@ -194,8 +194,8 @@ const networkTime = 75 * time.Second
 
 func waitForAPIServer(ctx context.Context, e *Env, masters []string) (string, error) {
 	found := ""
-	err := e.patiently(ctx, networkTime, 2*time.Second, func() (err error) {
-		if routed(ctx, e, masters) == nil {
+	err := e.retryFor(ctx, networkTime, 2*time.Second, func() (err error) {
+		if hasRoute(ctx, e, masters) == nil {
 			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 		} else {
 			e.Waiting("an address and a route to an API server")

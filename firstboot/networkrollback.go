@@ -209,8 +209,8 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 	return master, nil
 }
 
-// cutOff reports whether the power went while former settings were on trial.
-func cutOff(e *Env) bool {
+// trialCutOff reports whether the power went while former settings were on trial.
+func trialCutOff(e *Env) bool {
 	t, ok := readTrial(e)
 	return ok && t.State == onTrial
 }

@@ -66,15 +66,15 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	}
 	rest := *next
 	rest.Network.Proxy = site.Network.Proxy
-	omitted := differing(reflect.ValueOf(rest), reflect.ValueOf(site))
+	omitted := differingFields(reflect.ValueOf(rest), reflect.ValueOf(site))
 	if !reflect.DeepEqual(next.Network.Proxy, old.Network.Proxy) {
 		omitted = append(omitted, "network.proxy")
 	}
 	return admitted{site: &site, omitted: omitted}
 }
 
-// differing names the fields of two Sites that are not the same.
-func differing(a, b reflect.Value) []string {
+// differingFields names the fields of two Sites that are not the same.
+func differingFields(a, b reflect.Value) []string {
 	var out []string
 	for i := range a.NumField() {
 		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")

@@ -298,7 +298,7 @@ func forgetPhase(active *Active) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			// Kubeadm and kubelet sync nothing, and the token is the only way
 			// back in.
-			if err := outlast(e); err != nil {
+			if err := syncCredentials(e); err != nil {
 				return err
 			}
 			for _, f := range tokenFiles {

@@ -76,7 +76,7 @@ func registerPhase(active *Active) Phase {
 			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"kubelet-finalize", "all"}); err != nil {
 				return err
 			}
-			return outlast(e)
+			return syncCredentials(e)
 		},
 	}
 }

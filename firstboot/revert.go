@@ -146,7 +146,7 @@ func stillReady(name string, through bool) Phase {
 				return readyNow(ctx, e, n)
 			})
 			if err == nil {
-				err = kubeletGoes(ctx, e, through)
+				err = ensureKubelet(ctx, e, through)
 			}
 			seen = err == nil
 			return err
@@ -154,9 +154,9 @@ func stillReady(name string, through bool) Phase {
 	}
 }
 
-// kubeletGoes makes sure that kubelet runs with what was written for it: on a
+// ensureKubelet makes sure that kubelet runs with what was written for it: on a
 // node that edgebake did not build its unit may read its flags elsewhere.
-func kubeletGoes(ctx context.Context, e *Env, through bool) error {
+func ensureKubelet(ctx context.Context, e *Env, through bool) error {
 	var out strings.Builder
 	if err := e.Run(ctx, Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
 		return fmt.Errorf("looking for kubelet: %w", err)

@@ -38,9 +38,9 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
-// spread is the share of ondisk.BootSpread that a node of this identity waits: always
+// bootDelay is the share of ondisk.BootSpread that a node of this identity waits: always
 // the same, and evenly distributed over all.
-func spread(identity string) time.Duration {
+func bootDelay(identity string) time.Duration {
 	sum := sha256.Sum256([]byte(identity))
 	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * ondisk.BootSpread / (1 << 16)
 }
@@ -131,7 +131,7 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 		// or retries is spread already. What this machine has done since it began
 		// counts: all that began together did the same.
 		r.spread = true
-		if left := spread(active.Node+machineID(e)) - e.Now().Sub(r.began); left > 0 {
+		if left := bootDelay(active.Node+machineID(e)) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {
 				return err
 			}

@@ -23,8 +23,8 @@ func TestSpread(t *testing.T) {
 	var early, late int
 	for i := range 1000 {
 		id := fmt.Sprintf("shop-%d", i)
-		d := spread(id)
-		if d < 0 || d >= ondisk.BootSpread || d != spread(id) {
+		d := bootDelay(id)
+		if d < 0 || d >= ondisk.BootSpread || d != bootDelay(id) {
 			t.Fatalf("%s waits %s", id, d)
 		}
 		if d < ondisk.BootSpread/10 {
@@ -54,7 +54,7 @@ func TestSpread(t *testing.T) {
 		return dial(ctx, network, addr)
 	}
 	waits, sleep := 0, e.Sleep
-	want := spread("edge-sn0042" + machineID(e))
+	want := bootDelay("edge-sn0042" + machineID(e))
 	// What the machine does before counts: here, reading its slot takes a while.
 	took, read := time.Duration(0), e.ReadSlot
 	e.ReadSlot = func(device string) (*slot.Contents, error) {
@@ -231,7 +231,7 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 			}
 			return ctx.Err()
 		}}}
-		err := e.patiently(ctx, tt.patience, time.Minute, func() error {
+		err := e.retryFor(ctx, tt.patience, time.Minute, func() error {
 			switch tries++; {
 			case tries > tt.fails:
 				return nil

@@ -195,7 +195,7 @@ func resolveSite(e *Env, image ondisk.ImageInfo, c *slot.Contents, doc []byte, b
 		a.MAC = before.MAC
 		return a, nil
 	}
-	if err := servedBy(image, site); err != nil {
+	if err := checkFitsImage(image, site); err != nil {
 		return nil, err
 	}
 	a.MAC, err = siteMAC(inputs.key, site, inputs.ignition)
@@ -210,9 +210,9 @@ func parseSite(doc []byte) (*configs.Site, error) {
 	return site, nil
 }
 
-// servedBy rejects a Site that the image was not made for, by the rules of
+// checkFitsImage rejects a Site that the image was not made for, by the rules of
 // stamping.
-func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
+func checkFitsImage(image ondisk.ImageInfo, site *configs.Site) error {
 	probs := node.CheckSite(node.Image{Info: image}, site, nil)
 	if probs == nil {
 		return nil
@@ -221,10 +221,10 @@ func servedBy(image ondisk.ImageInfo, site *configs.Site) error {
 		return Permanent(fmt.Errorf("the Site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
 			"stamp a Site with one of these types, or write another image")
 	}
-	return goesNot(probs)
+	return rejectSite(probs)
 }
 
-func goesNot(probs configs.Problems) error {
+func rejectSite(probs configs.Problems) error {
 	return Permanent(fmt.Errorf("the Site does not fit this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
 }
 

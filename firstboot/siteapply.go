@@ -119,7 +119,7 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 			}
 			return fmt.Errorf("applying the Site's settings: %w", err)
 		}
-		if err := takeEffect(ctx, e, changes); err != nil {
+		if err := activateChanges(ctx, e, changes); err != nil {
 			return err
 		}
 		if err := keepSite(e, a); err != nil {
@@ -190,7 +190,7 @@ func applier(e *Env) apply.Target {
 	return apply.Target{
 		Root: e.Root, Manifest: manifestFile, Originals: originalsDir,
 		WriteFile: func(p string, b []byte, m apply.Meta) error {
-			if covered(b) {
+			if mayHideToken(b) {
 				// A user may have put anything where he may write.
 				if before, _, err := (beneath.Root{Dir: e.Root}).ReadFile(p); err == nil && hidesToken(b, before) {
 					b = before
@@ -210,8 +210,8 @@ func applier(e *Env) apply.Target {
 // bytes, and more in another encoding.
 const shortestCover = 20
 
-// covered reports whether b may have had a token.
-func covered(b []byte) bool {
+// mayHideToken reports whether b may have had a token.
+func mayHideToken(b []byte) bool {
 	return slices.ContainsFunc([]string{"*", "A", "0"}, func(filling string) bool {
 		return bytes.Contains(b, []byte(strings.Repeat(filling, shortestCover)))
 	})
@@ -248,9 +248,9 @@ func hidesToken(after, before []byte) bool {
 	return true
 }
 
-// takeEffect tells the running system what has changed below it: the files
+// activateChanges tells the running system what has changed below it: the files
 // were applied to a machine that is up.
-func takeEffect(ctx context.Context, e *Env, c apply.Changes) error {
+func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 	if len(c.Units) > 0 {
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
 			return fmt.Errorf("reloading systemd: %w", err)
@@ -345,7 +345,7 @@ func fits(e *Env, a *Active) error {
 		return fmt.Errorf("looking for what the Site needs: %w", err)
 	}
 	if probs := node.CheckSite(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
-		return goesNot(probs)
+		return rejectSite(probs)
 	}
 	return nil
 }

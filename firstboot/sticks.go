@@ -198,7 +198,7 @@ func (s *stick) judge(e *Env, have *Active) (isNew bool, why string) {
 		// The machine's own copy of the token is forgotten. One whose
 		// certificate has expired, or was lost, may use the stick's.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && enrolled(e) != nil, ""
-	case have != nil && older(s.active, have):
+	case have != nil && stampedBefore(s.active, have):
 		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
 			date(s.active.Stamped), date(have.Stamped))
 	}
@@ -212,9 +212,9 @@ func (s *stick) bringsLostKeys(e *Env, have *Active) bool {
 	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && keysInPlace(e, have.Site) != nil
 }
 
-// older reports whether a was stamped before b, where both have a date that
+// stampedBefore reports whether a was stamped before b, where both have a date that
 // can be true.
-func older(a, b *Active) bool {
+func stampedBefore(a, b *Active) bool {
 	was, is := credibleStamp(a.Image, a.Stamped), credibleStamp(b.Image, b.Stamped)
 	return was > 0 && is > 0 && was < is
 }
