@@ -300,7 +300,7 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 		return nil, err
 	}
 	if obj == nil {
-		return nil, fmt.Errorf("checking token %s: the cluster has none of that id: it was never there, or it expired and was removed: mint another", shown(id))
+		return nil, fmt.Errorf("checking token %s: the cluster has no token with that id: it was never there, or it expired and was removed: mint another", shown(id))
 	}
 	t := tokenOf(obj, now)
 	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != api.TokenType {
@@ -381,7 +381,7 @@ func (c *Client) RevokeToken(ctx context.Context, token string) error {
 	}
 	err := c.resource(secrets, systemNamespace).Delete(ctx, api.TokenSecretName(id), metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s: the cluster has none of that id", doing)
+		return fmt.Errorf("%s: the cluster has no token with that id", doing)
 	}
 	return c.explain(doing, err)
 }

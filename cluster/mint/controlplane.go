@@ -100,7 +100,7 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 		text := read(f.Name)
 		// As with the document: a power cut may have left the next one.
 		if text != "" && digest([]byte(text)) != f.SHA256 {
-			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest that it was last brought up to date with: run `edgebake cluster new` again, with the manifests that hold", o.dir, f.Name))
+			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest of the last update: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
 		}
 		manifests = append(manifests, configs.Manifest{Name: o.cluster.Manifests[i], Text: text})
 	}

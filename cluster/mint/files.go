@@ -176,9 +176,9 @@ func leftOver(work string, uid int) error {
 	case err != nil:
 		return err
 	case !fi.IsDir():
-		return fmt.Errorf("%s is not a directory, and edgebake did not make it: look what it is and remove it", work)
+		return fmt.Errorf("%s is not a directory, and edgebake did not make it: check what it is, and remove it", work)
 	case ownerOf(fi) != uid:
-		return fmt.Errorf("%s is of another user (%d): look what it is and remove it, or name another directory with --output", work, ownerOf(fi))
+		return fmt.Errorf("%s is of another user (%d): check what it is, and remove it, or name another directory with --output", work, ownerOf(fi))
 	}
 	return nil
 }
@@ -207,10 +207,10 @@ func checkModes(dir string, uid int) error {
 			return err
 		}
 		if d.Type()&fs.ModeSymlink == 0 && fi.Mode().Perm()&0o077 != 0 {
-			errs = append(errs, fmt.Errorf("%s is open to others (mode %04o): whoever was on this computer may have its keys; if nobody was: chmod -R go= %s", p, fi.Mode().Perm(), dir))
+			errs = append(errs, fmt.Errorf("%s is accessible to others (mode %04o): other users of this computer may have its keys; if there are none: chmod -R go= %s", p, fi.Mode().Perm(), dir))
 		}
 		if owner := ownerOf(fi); owner != uid {
-			errs = append(errs, fmt.Errorf("%s is of another user (%d), who can read and change it: run the command as that user, or, if he may have the keys no longer: chown -R %d %s", p, owner, uid, dir))
+			errs = append(errs, fmt.Errorf("%s is of another user (%d), who can read and change it: run the command as that user; or, if that user must not have the keys any more: chown -R %d %s", p, owner, uid, dir))
 		}
 		return nil
 	})

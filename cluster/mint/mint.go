@@ -367,7 +367,7 @@ func update(dir string, c *configs.ClusterFile, recipients []string, o Options) 
 		return nil, err
 	}
 	if len(recipients) > 0 && !sameSet(recipients, record.Recipients) {
-		return nil, fmt.Errorf("minting %s: %s %s: --encrypt-to holds when a directory is made: mint into another, or leave it out", c.Name, dir, encryptedHow(record))
+		return nil, fmt.Errorf("minting %s: %s %s: --encrypt-to works only when a directory is made: mint into another, or omit it", c.Name, dir, encryptedHow(record))
 	}
 	if err := complete(dir, record); err != nil {
 		return nil, err

@@ -162,7 +162,7 @@ func TestNewDirectory(t *testing.T) {
 		want  string
 	}{
 		"foreign": {func(d string) error { return os.Remove(filepath.Join(d, "mint.json")) }, "it has no mint.json"},
-		"open":    {func(d string) error { return os.Chmod(filepath.Join(d, "pki", "ca.key"), 0o644) }, "is open to others (mode 0644)"},
+		"open":    {func(d string) error { return os.Chmod(filepath.Join(d, "pki", "ca.key"), 0o644) }, "is accessible to others (mode 0644)"},
 		"no key":  {func(d string) error { return os.Remove(filepath.Join(d, "pki", "etcd", "ca.key")) }, "restore the directory"},
 		"other CA": {func(d string) error {
 			ca, err := newCA("kubernetes", now())

@@ -58,7 +58,7 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	}
 	// A power cut may have left a document that the record knows nothing of.
 	if digest(text) != record.Document {
-		return nil, fmt.Errorf("reading %s: %s is not the document that it was last brought up to date with: run `edgebake cluster new` again, with the document that holds", dir, fileDocument)
+		return nil, fmt.Errorf("reading %s: %s is not the document of the last update: run `edgebake cluster new` again, with the current document", dir, fileDocument)
 	}
 	c, err := configs.ParseCluster(fileDocument, text)
 	if err != nil {

@@ -148,10 +148,10 @@ func TestTokenLife(t *testing.T) {
 	if err := c.RevokeToken(ctx, token); err != nil {
 		t.Error(err)
 	}
-	if err := c.RevokeToken(ctx, token); err == nil || !strings.Contains(err.Error(), "has none of that id") || strings.Contains(err.Error(), token[7:]) {
+	if err := c.RevokeToken(ctx, token); err == nil || !strings.Contains(err.Error(), "has no token with that id") || strings.Contains(err.Error(), token[7:]) {
 		t.Error(err)
 	}
-	if _, err := c.CheckToken(ctx, token, time.Now()); err == nil || !strings.Contains(err.Error(), "none of that id") {
+	if _, err := c.CheckToken(ctx, token, time.Now()); err == nil || !strings.Contains(err.Error(), "no token with that id") {
 		t.Error(err)
 	}
 }
