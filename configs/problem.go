@@ -35,7 +35,7 @@ func (e *FieldError) Unwrap() error { return e.Err }
 func (p Problem) Error() string {
 	var b strings.Builder
 	if p.File != "" {
-		b.WriteString(p.File)
+		b.WriteString(FileName(p.File))
 		if p.Line > 0 {
 			fmt.Fprintf(&b, ":%d", p.Line)
 			if p.Col > 0 {
@@ -50,6 +50,14 @@ func (p Problem) Error() string {
 	}
 	b.WriteString(p.Msg)
 	return b.String()
+}
+
+// FileName is a file's name for people: "-" is standard input.
+func FileName(name string) string {
+	if name == "-" {
+		return "standard input"
+	}
+	return name
 }
 
 // Problems are all the things wrong with a document, in its order. As an

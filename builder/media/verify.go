@@ -85,7 +85,7 @@ func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.D
 			return ctx.Err()
 		}
 		if err == nil && got.Golden != meta.Golden {
-			err = fmt.Errorf("%w: the image is damaged, or has booted", notAsBuilt(got, meta))
+			err = fmt.Errorf("%w: the image is damaged, or has booted: copy or build it again", notAsBuilt(got, meta))
 		}
 		bad(err)
 	}

@@ -183,6 +183,9 @@ func TestBadDocuments(t *testing.T) {
 	c.run(1, "validate", "nowhere.yaml", "image.yaml")
 	c.want(c.err, "nowhere.yaml: no such file or directory; `edgebake init` writes", "nmae")
 	c.runIn(t.Context(), site, 0, "validate", "-")
+	c.want(c.out, "standard input: ok")
+	c.runIn(t.Context(), strings.Replace(site, "masters", "mastres", 1), 1, "validate", "-")
+	c.want(c.err, `standard input:3:1: mastres: unknown field; did you mean "masters"?`)
 }
 
 func TestBadImages(t *testing.T) {

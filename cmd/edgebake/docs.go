@@ -37,7 +37,7 @@ too.`,
 			for _, name := range files {
 				err := validateFile(s, name, secrets)
 				if err == nil {
-					s.note("%s: ok\n", name)
+					s.note("%s: ok\n", configs.FileName(name))
 				}
 				for _, e := range builder.Each(err) {
 					var p configs.Problems

@@ -258,7 +258,7 @@ func described(image string, info ondisk.ImageInfo, state, site string) string {
 func siteWords(state, site string) string {
 	switch {
 	case site != "":
-		return " and " + site
+		return " and " + configs.FileName(site)
 	case state == media.SlotGolden:
 		return " (no Site)"
 	}
@@ -331,7 +331,7 @@ func (o *flashOptions) readSite(s streams) (*media.Site, error) {
 	}
 	site, err := readSites(s, o.site, o.ignition, o.secrets)
 	if err == nil && o.inventory != "" && site.Inventory == nil {
-		err = fmt.Errorf("%s is a Site: name it with --site", o.site)
+		err = fmt.Errorf("%s is a Site: name it with --site", configs.FileName(o.site))
 	}
 	if err != nil {
 		return nil, err
@@ -487,7 +487,7 @@ type record struct {
 func newRecord(image string, o flashOptions, f *media.Flash, d *device.Disk, done *media.Flashed, begun time.Time) *record {
 	return &record{
 		Time: begun.UTC(), Device: d.Path, Model: d.Model, Serial: d.Serial, Size: d.Size, Image: image, Name: f.Image.Name,
-		Plan: f.Image.Plan, Site: o.site, NodeName: f.NodeName, Seconds: time.Since(begun).Seconds(), Kubernetes: f.Image.Kubernetes, Flashed: done,
+		Plan: f.Image.Plan, Site: configs.FileName(o.site), NodeName: f.NodeName, Seconds: time.Since(begun).Seconds(), Kubernetes: f.Image.Kubernetes, Flashed: done,
 	}
 }
 

@@ -100,6 +100,15 @@ func TestInventoryOntoAnImage(t *testing.T) {
 		c.run(1, args...)
 		c.want(c.err+c.out, "out/paris.slot is a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk")
 	}
+	const oneSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.1:6443]\nunsafeSkipCAVerification: true\ncredentials: {token: abcdef.0123456789abcdef}\nnodeName: a\n"
+	c.runIn(t.Context(), oneSite, 0, "stamp", "g.raw", "-", "-o", "in.raw")
+	c.want(c.out, "with standard input\n")
+	c.runIn(t.Context(), oneSite, 1, "stamp", "g.raw", "--inventory", "-", "-o", "in")
+	c.want(c.err, "standard input is a Site: stamp it with edgebake stamp g.raw - --output FILE")
+	c.runIn(t.Context(), oneSite, 0, "flash", "g.raw", "disk", "--site", "-", "--yes")
+	c.want(c.out, "flashed disk with g.raw and standard input:")
+	c.run(2, "stamp", "g.raw", "inventory.yaml", "--slots", "-o", "x")
+	c.want(c.err, "--slots is for --inventory: edgebake stamp g.raw --inventory inventory.yaml --slots --output DIR")
 	c.run(1, "stamp", "g.raw", "--slot", "out/rome.slot", "-o", "x.raw")
 	c.want(c.err, "out/rome.slot: no such file or directory: edgebake stamp --slots makes slots")
 	c.file("bare.yaml", strings.Replace(inventory, "{token: abcdef.0123456789abcdef}", "{}", 1))

@@ -63,7 +63,7 @@ if anything failed.`,
 				}
 			}
 			if failed > 0 {
-				return fmt.Errorf("preflight of %s: %s failed", a[0], configs.Count(failed, "check"))
+				return fmt.Errorf("preflight of %s: %s failed", configs.FileName(a[0]), configs.Count(failed, "check"))
 			}
 			return nil
 		},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -55,7 +56,7 @@ machine is Ready.`,
 			case o.inventory != "" && o.slot != "":
 				return usageError{errors.New("--inventory and --slot cannot be given together")}
 			case o.slots && o.inventory == "":
-				return usageError{errors.New("--slots needs --inventory")}
+				return usageError{fmt.Errorf("--slots is for --inventory: edgebake stamp %s --inventory %s --slots --output DIR", a[0], cmp.Or(strings.Join(a[1:], " "), "INVENTORY"))}
 			case (o.inventory != "" || o.slot != "") && len(a) == 2:
 				return usageError{fmt.Errorf("give either %s or --inventory or --slot", a[1])}
 			case o.inventory != "":
@@ -76,7 +77,7 @@ machine is Ready.`,
 			if err != nil {
 				return err
 			}
-			with := a[1]
+			with := configs.FileName(a[1])
 			if doc.Inventory != nil {
 				with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
 			}
@@ -109,7 +110,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 		return err
 	}
 	if doc.Inventory == nil {
-		return fmt.Errorf("%s is a Site: stamp it with edgebake stamp %s %s --output FILE", o.inventory, image, o.inventory)
+		return fmt.Errorf("%s is a Site: stamp it with edgebake stamp %s %s --output FILE", configs.FileName(o.inventory), image, o.inventory)
 	}
 	sites, err := eachSite(doc)
 	if err != nil {
@@ -123,7 +124,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if o.slots {
 		what = "slot"
 	}
-	s.note("stamped %s with the Sites of %s: %s in %s\n", image, o.inventory, configs.Count(len(out), what), o.Output)
+	s.note("stamped %s with the Sites of %s: %s in %s\n", image, configs.FileName(o.inventory), configs.Count(len(out), what), o.Output)
 	return nil
 }
 

@@ -74,7 +74,7 @@ func TestSignedImages(t *testing.T) {
 	}
 	f.Close()
 	c.run(1, "verify", "stamped.raw", "--key", "office.pub")
-	c.want(c.err, "partition ROOT-A is not as it was built: its golden digest is")
+	c.want(c.err, "partition ROOT-A is not as it was built: its golden digest is", "the image is damaged, or has booted: copy or build it again")
 	c.run(1, "inspect", "stamped.raw", "--verify")
 	c.want(c.err, "partition ROOT-A is not as it was built")
 	for _, tc := range []struct {
