@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/mod/semver"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -112,12 +113,31 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 		groups[key] = append(groups[key], s)
 	}
 	var all []Check
+	if useless := o.Client.useless(ctx); useless != "" {
+		all = append(all, Check{Name: "kubeconfig", State: CheckFailed, Detail: useless,
+			Fix: "name one that works from here (kubectl --kubeconfig FILE get nodes), or leave --kubeconfig out"})
+		o.Client = nil
+	}
 	for _, key := range order {
 		p := &preflight{PreflightOptions: o, silent: true, proven: map[configs.Secret]proof{}}
 		p.cluster(ctx, groups[key])
 		all = append(all, p.checks...)
 	}
 	return all
+}
+
+// useless says why a kubeconfig shows nothing of its cluster; empty: it does, or
+// there is none. What its user may not see is another matter.
+func (c *Client) useless(ctx context.Context) string {
+	if c == nil {
+		return ""
+	}
+	_, err := c.get(ctx, configMaps, publicNamespace, "cluster-info")
+	var answer apierrors.APIStatus
+	if err == nil || errors.As(err, &answer) && !apierrors.IsUnauthorized(err) {
+		return ""
+	}
+	return strings.TrimPrefix(err.Error(), "reading "+describe(configMaps, publicNamespace, "cluster-info")+": ")
 }
 
 func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
@@ -233,6 +253,10 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 		return
 	}
 	info, err := p.Client.clusterInfo(ctx)
+	if apierrors.IsForbidden(err) {
+		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+right{"get", configMaps, publicNamespace, "cluster-info"}.String())
+		return
+	}
 	if err != nil {
 		p.fail(name, "", err.Error(), "run kubeadm init phase bootstrap-token on a control-plane node")
 		return
@@ -311,6 +335,8 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	}
 	t, err := p.Client.CheckToken(ctx, token, p.Now)
 	switch {
+	case apierrors.IsForbidden(err):
+		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+right{"get", secrets, systemNamespace, api.TokenSecretName(id)}.String())
 	case err != nil:
 		p.fail(name, "", withoutFix(strings.TrimPrefix(err.Error(), "checking token "+id+": ")), fix)
 	case len(t.Problems) > 0:

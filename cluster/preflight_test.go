@@ -26,6 +26,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/openyurt"
+	"k8s.io/client-go/rest"
 )
 
 // impostor is a server that knows one token, and so can sign cluster-info for
@@ -144,6 +145,56 @@ func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 		at := slices.IndexFunc(checks, func(k Check) bool { return k.Name == "CA hash" })
 		if at < 0 || checks[at].State != want {
 			t.Errorf("want %s: %+v", want, checks)
+		}
+	}
+}
+
+// A kubeconfig that is of no use is told once: its fix is neither the CA's nor
+// the token's. The rest is asked as without one.
+func TestPreflightWithAUselessKubeconfig(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	expired := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
+	defer expired.Close()
+	master := (&impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}).serve(t)
+	for server, want := range map[string]string{gone.URL: gone.URL + " does not answer: ", expired.URL: expired.URL + " does not accept the kubeconfig's credentials"} {
+		c, err := newClient(&rest.Config{Host: server})
+		if err != nil {
+			t.Fatal(err)
+		}
+		checks := Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master), unpinned("two", "aaaaaa.aaaaaaaaaaaaaaaa", master)},
+			PreflightOptions{Client: c, Now: time.Now(), Dial: (&net.Dialer{}).DialContext, Timeout: time.Minute})
+		var failed []Check
+		for _, k := range checks {
+			if k.State == CheckFailed {
+				failed = append(failed, k)
+			}
+			if k.Name == "token aaaaaa" && k.State != CheckOK {
+				t.Errorf("%+v", k)
+			}
+		}
+		if len(failed) != 1 || failed[0].Name != "kubeconfig" || !strings.HasPrefix(failed[0].Detail, want) || !strings.Contains(failed[0].Fix, "leave --kubeconfig out") {
+			t.Errorf("%+v", failed)
+		}
+	}
+}
+
+// What the kubeconfig's user may not see is unknown: no other token would change
+// that, nor cluster-info written again.
+func TestPreflightWithoutRights(t *testing.T) {
+	forbidden := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	defer forbidden.Close()
+	c, err := newClient(&rest.Config{Host: forbidden.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", (&impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}).serve(t))
+	s.UnsafeSkipCAVerification, s.CACert = false, anotherCA(t)
+	checks := Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Client: c, Now: time.Now(), Dial: (&net.Dialer{}).DialContext, Timeout: time.Minute})
+	for name, right := range map[string]string{"CA hash": "get configmaps cluster-info in namespace kube-public", "token aaaaaa": "get secrets bootstrap-token-aaaaaa in namespace kube-system"} {
+		at := slices.IndexFunc(checks, func(k Check) bool { return k.Name == name })
+		if at < 0 || checks[at].State != CheckUnknown || !strings.Contains(checks[at].Detail, "the kubeconfig's user has no right to") || checks[at].Fix != "name a kubeconfig whose user may "+right {
+			t.Errorf("%s: %+v", name, checks)
 		}
 	}
 }
