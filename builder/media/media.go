@@ -76,8 +76,12 @@ func open(path string, flag int) (*image, error) {
 		if errors.Is(err, fs.ErrPermission) && flag != os.O_RDONLY {
 			return nil, fmt.Errorf("opening the image: %w: stamping in place needs write permission; or have a copy stamped (--output)", err)
 		}
-		if errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(path, "/dev/") {
-			err = fmt.Errorf("%w: edgebake build makes images", err)
+		if errors.Is(err, fs.ErrNotExist) {
+			where := "edgebake build makes images"
+			if strings.HasPrefix(path, "/dev/") {
+				where = "edgebake devices lists the disks"
+			}
+			err = fmt.Errorf("%w: %s", err, where)
 		}
 		return nil, fmt.Errorf("opening the image: %w", err)
 	}

@@ -545,6 +545,8 @@ func TestHelpfulEdges(t *testing.T) {
 	c.want(c.err, "site.yaml is a document and not a disk: edgebake flash golden.raw /dev/sdX --site site.yaml")
 	c.run(1, "inspect", "golden.raw")
 	c.want(c.err, "open golden.raw: no such file or directory: edgebake build makes images")
+	c.run(1, "verify", "/dev/nosuchdisk")
+	c.want(c.err, "open /dev/nosuchdisk: no such file or directory: edgebake devices lists the disks")
 	c.run(0, "schema", "--help")
 	c.want(c.out, "KIND is image, site, inventory or cluster")
 	for _, kind := range []string{"kubernetes", "containerd"} { // the error without Go leads here
