@@ -95,15 +95,16 @@ func open(t *testing.T, c *lab.Cluster, user string) *cluster.Client {
 
 const secretsPath = "/api/v1/namespaces/kube-system/secrets"
 
-// until polls until the condition holds.
+// until polls until the condition holds. On a busy machine etcd elects for minutes.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+	const patience = 5 * time.Minute
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Fatalf("waited a minute for %s", what)
+	t.Fatalf("waited %s for %s", patience, what)
 }
 
 // A minted token is one that a node can join with; the Site stub is whole.
