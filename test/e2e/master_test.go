@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/test/lab"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // madeControlPlane is the quickstart image with the control plane's container images
@@ -90,6 +91,38 @@ apiVersion: v1
 kind: Namespace
 metadata: {name: shop}
 `
+
+// The smallest cluster from images alone, in the wrong order: the worker waits, the
+// control-plane node is born, both become Ready and a pod runs. TestClusterFromImages
+// goes on from there.
+func TestClusterIsBorn(t *testing.T) {
+	pace.Takes(t, 300*time.Second)
+	p := need(t)
+	golden, err := madeControlPlane()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newNet(t, p)
+	minted := w.mint(lab.Minted{Masters: w.machines(0, "m1"), Workers: w.machines(1, "shop1")})
+	clock := w.lab.NewLockstep()
+	worker := w.start(lab.VMConfig{Name: "shop1", Image: w.stamp(p.golden, minted, "shop1"), Guest: 1, CPUs: 1, Lockstep: clock})
+	w.expect(worker, 0, lab.WaitsForAPIServer.String())
+	master := w.start(lab.VMConfig{Name: "m1", Image: w.stamp(golden, minted, "m1"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
+	w.expect(master, 0, `edgebake: etcd begins with nothing`)
+	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
+		t.Fatal(err)
+	}
+	w.ready(master, nil)
+	w.ready(worker, nil)
+	if err := w.c.Pod(t.Context(), "hello", helloImage, "shop1"); err != nil {
+		t.Fatal(err)
+	}
+	w.podRuns(worker, "hello")
+	w.off(worker)
+	w.off(master)
+	w.keysOn(w.disk(master), minted, 1)
+	w.keysOn(w.disk(worker), minted, 0)
+}
 
 // A cluster from images alone: minted at a desk, its worker switched on before
 // its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS do
