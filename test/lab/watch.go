@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 )
@@ -125,7 +126,7 @@ func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 	if err != nil {
 		return err
 	}
-	return c.Create(ctx, "/api/v1/namespaces/default/pods", map[string]any{
+	pod := map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name},
 		"spec": map[string]any{
@@ -133,7 +134,22 @@ func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 			"tolerations": Stays(),
 			"containers":  []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
 		},
+	}
+	asked := false // an answer may be lost, and not what was asked
+	var rejected error
+	err = c.lab.poll(ctx, "making pod "+name, c.other, func(ctx context.Context) (bool, error) {
+		err := c.Create(ctx, "/api/v1/namespaces/default/pods", pod)
+		var se *StatusError
+		if err != nil && (!errors.As(err, &se) || se.Code >= 500) {
+			asked = true
+			return false, err
+		}
+		if err != nil && !(se.Code == http.StatusConflict && asked) {
+			rejected = err
+		}
+		return true, nil
 	})
+	return errors.Join(err, rejected)
 }
 
 // WaitPod waits until a pod runs and is ready.
