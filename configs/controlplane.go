@@ -36,9 +36,18 @@ type SiteControlPlane struct {
 	// continueFrom begins with, instead of its own data: from its
 	// /var/lib/edgebake/snapshots, or etcd-snapshot.db on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
+	// Said is when continueFrom was said (RFC 3339). It is carried out once: by a
+	// machine that has carried out this one or a later one, no more.
+	Said string `yaml:"said,omitempty" json:"said,omitempty"`
 	// Kubeadm are kubeadm's documents for this machine: ClusterConfiguration
 	// and InitConfiguration, and of kubelet and kube-proxy what they have.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
+}
+
+// SaidAt is when continueFrom was said; of a valid Site.
+func (c *SiteControlPlane) SaidAt() time.Time {
+	t, _ := time.Parse(time.RFC3339, c.Said)
+	return t
 }
 
 // ControlPlaneMember is one control-plane node.
@@ -191,6 +200,11 @@ func (s *Site) validateSeatWords(probs *Problems) {
 	}
 	if sum, err := hex.DecodeString(c.Restore); c.Restore != "" && (err != nil || len(sum) != 32) {
 		probs.add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", shorten(c.Restore))
+	}
+	if _, err := time.Parse(time.RFC3339, c.Said); c.Said != "" && err != nil {
+		probs.add("controlPlane.said", "%q is not a time, e.g. 2026-11-25T10:00:00Z", shorten(c.Said))
+	} else if (c.Said != "") != (c.ContinueFrom != "") {
+		probs.add("controlPlane.said", "goes with continueFrom, which holds once: `edgebake cluster sites DIR --continue-from NAME` writes both")
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
 		probs.add("controlPlane.continueFrom", "%q is not among controlPlane.members", shorten(c.ContinueFrom))

@@ -61,9 +61,7 @@ func continuedPhase(active *Active) Phase {
 			if err != nil {
 				return Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
-			note := readSeatNote(e)
-			note.Continued = continueWord(site)
-			if err := note.write(e); err != nil {
+			if err := readSeatNote(e).carriedOut(site).write(e); err != nil {
 				return err
 			}
 			if err := startEtcd(ctx, e, active, []configs.KubeadmArg{
@@ -80,7 +78,8 @@ func continuedPhase(active *Active) Phase {
 // continueWord is the Site's word to continue, as it is noted once it has been
 // carried out.
 func continueWord(site *configs.Site) string {
-	return strings.TrimSpace(site.ControlPlane.ContinueFrom + " " + site.ControlPlane.Restore)
+	c := site.ControlPlane
+	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.Said), " ")
 }
 
 // forgetWord makes room for the next word, once the Site has none.

@@ -1037,6 +1037,13 @@ func (m *controlPlane) withWords(w mint.Words) {
 	s := *m.site
 	c := *s.ControlPlane
 	c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
+	c.Said = ""
+	if w.ContinueFrom != "" {
+		if w.Said.IsZero() {
+			w.Said = m.now // said anew
+		}
+		c.Said = w.Said.UTC().Format(time.RFC3339)
+	}
 	if !w.Birth.IsZero() {
 		c.BirthUntil = w.Birth.UTC().Format(time.RFC3339)
 	}
@@ -1142,7 +1149,7 @@ func TestPowerCutOfContinue(t *testing.T) {
 				m.lose()
 				m.on()
 				m.bootDone()
-				if m.started != "has data\n" || readSeatNote(m.env()).Continued != "m1" {
+				if m.started != "has data\n" || !strings.HasPrefix(readSeatNote(m.env()).Continued, "m1 ") {
 					t.Errorf("etcd runs as %q, note %+v", m.started, readSeatNote(m.env()))
 				}
 			})
@@ -1190,7 +1197,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			f := m.quorum()
 			f.members = f.members[1:2]
 			m.bootDone()
-			if note := readSeatNote(m.env()); note.Continued != "m2" {
+			if note := readSeatNote(m.env()); !strings.HasPrefix(note.Continued, "m2 ") {
 				t.Fatalf("it joined, and notes %+v", note)
 			}
 			const member = 16045690984503098046
@@ -1351,55 +1358,73 @@ func TestRestoreASnapshot(t *testing.T) {
 }
 
 // A word to restore is carried out once: a machine that is written anew with the
-// same Site, or that gets an old stick, does not lose what was written since. A new
-// ticket has it done again.
+// same Site, or that gets an old stick, does not lose what was written since. Said
+// again, it is carried out again, be the former word still in the Site or not.
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
-	const text = "all objects of last week"
-	digest := sha256.Sum256([]byte(text))
-	word := mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])}
+	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
+	restore := func(text string, said time.Time) mint.Words {
+		digest := sha256.Sum256([]byte(text))
+		return mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), Said: said}
+	}
 	sites := mintedSites(t, 3)
-	machine := func(firmware string) *controlPlane {
-		m := newControlPlane(t, sites)
-		m.now = m.now.Add(200 * time.Hour)
-		m.cluster.unpublished = false
-		m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
-		if firmware != "" {
-			m.put(restoredVar, firmware)
-		}
-		m.put(snapshotDir+"/20261111-000000.db", text)
-		return m
-	}
-	m := machine("")
-	m.withWords(word)
-	m.bootDone()
-	firmware := m.get(restoredVar)
-	if len(firmware) < 4 || m.started != "has data\n" {
-		t.Fatalf("the firmware has %q, etcd runs as %q", firmware, m.started)
-	}
-	// With the word taken out, and there again, as on a stick that was left.
-	m.withWords(mint.Words{})
-	m.on()
-	m.bootDone()
-	m.put("/var/lib/etcd/member/snap/db", "with a new object")
-	m.withWords(word)
-	m.on()
-	m.bootDone()
-	if m.get("/var/lib/etcd/member/snap/db") != "with a new object" || m.has(asideDir) || !m.said("this machine has restored the snapshot that the Site names before") {
-		t.Errorf("etcd has %q\n%s", m.get("/var/lib/etcd/member/snap/db"), strings.Join(m.console, "\n"))
-	}
+	for name, uefi := range map[string]bool{"UEFI": true, "no UEFI": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			machine := func(firmware string) *controlPlane {
+				m := newControlPlane(t, sites)
+				m.now = m.now.Add(200 * time.Hour)
+				m.cluster.unpublished = false
+				if uefi {
+					m.put(filepath.Dir(bornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+				}
+				if firmware != "" {
+					m.put(restoredVar, firmware)
+				}
+				m.put(snapshotDir+"/20261111-000000.db", text)
+				m.put(snapshotDir+"/20261112-000000.db", other)
+				return m
+			}
+			m := machine("")
+			first := restore(text, m.now)
+			// boot has the machine boot with these words, and then have what want says.
+			boot := func(what string, w mint.Words, want string, noted bool) {
+				t.Helper()
+				m.withWords(w)
+				m.on()
+				m.bootDone()
+				if got := m.get(db); got != want || m.said("it does not restore the snapshot") != noted {
+					t.Fatalf("%s: etcd has %q, want %q\n%s", what, got, want, strings.Join(m.console, "\n"))
+				}
+			}
+			boot("said", first, text, false)
+			firmware := string(m.env().contents(restoredVar))
+			if (len(firmware) > 4) != uefi {
+				t.Fatalf("the firmware has %q", firmware)
+			}
+			m.put(db, "with a new object")
+			boot("the same again", first, "with a new object", false)
+			boot("taken out", mint.Words{}, "with a new object", false)
+			m.now = m.now.Add(40 * 24 * time.Hour)
+			boot("there again, as on a stick that was left", first, "with a new object", true)
+			second := restore(other, m.now)
+			boot("another one", second, other, false)
+			boot("the first one, after that", first, other, true)
+			m.now = m.now.Add(time.Hour)
+			boot("the first one, said again", restore(text, m.now), text, false)
 
-	again := machine(firmware)
-	again.withWords(word)
-	if err := again.boot(); err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("that data is no longer on its disk") {
-		t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
-	}
-	word.Birth = again.now.Add(48 * time.Hour)
-	again.withWords(word)
-	again.on()
-	again.bootDone()
-	if again.get("/var/lib/etcd/member/snap/db") != text || again.get(restoredVar) == firmware {
-		t.Errorf("etcd has %q", again.get("/var/lib/etcd/member/snap/db"))
+			again := machine(firmware)
+			again.withWords(first)
+			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.has(etcdManifest) || !again.said("that data is no longer on its disk")) {
+				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.console, "\n"))
+			}
+			again.withWords(restore(text, again.now.Add(time.Hour)))
+			again.on()
+			again.bootDone()
+			if again.get(db) != text || uefi && string(again.env().contents(restoredVar)) == firmware {
+				t.Errorf("said again, etcd has %q", again.get(db))
+			}
+		})
 	}
 }
 
@@ -1572,7 +1597,7 @@ func TestWordsFromAStick(t *testing.T) {
 	for _, keys := range []bool{false, true} {
 		s := *m.site
 		c := *s.ControlPlane
-		c.ContinueFrom = "m1"
+		c.ContinueFrom, c.Said = "m1", m.now.UTC().Format(time.RFC3339)
 		s.ControlPlane = &c
 		if !keys {
 			s.Credentials = configs.Credentials{}
@@ -1588,7 +1613,7 @@ func TestWordsFromAStick(t *testing.T) {
 			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.console, "\n"))
 		}
 	}
-	if !m.said("etcd continues from this machine alone") || readSeatNote(m.env()).Continued != "m1" {
+	if !m.said("etcd continues from this machine alone") || !strings.HasPrefix(readSeatNote(m.env()).Continued, "m1 ") {
 		t.Errorf("note %+v\n%s", readSeatNote(m.env()), strings.Join(m.console, "\n"))
 	}
 	m.keysOnlyInPlace()

@@ -61,7 +61,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 		// the CA of old before anything is taken.
 		c := *old.ControlPlane
 		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
-		c.BirthUntil = next.ControlPlane.BirthUntil
+		c.Said, c.BirthUntil = next.ControlPlane.Said, next.ControlPlane.BirthUntil
 		site.ControlPlane = &c
 	}
 	rest := *next

@@ -58,8 +58,7 @@ func restoreSnapshot(ctx context.Context, e *Env, active *Active) error {
 	if err := removeLogless(e); err != nil {
 		return err
 	}
-	note := seatNote{Cluster: site.ControlPlane.ID, Continued: continueWord(site)}
-	if err := note.write(e); err != nil {
+	if err := readSeatNote(e).carriedOut(site).write(e); err != nil {
 		return err
 	}
 	noteInFirmware(e, restoredVar, restoreWord(site))

@@ -155,7 +155,7 @@ func (t *taker) carryOut(ctx context.Context, d seat.Decision) (seatNext, error)
 	switch d.Do {
 	case seat.Start:
 		if restoredBefore(t.e, t.site) {
-			t.e.Note("%s", d.Why)
+			t.e.Note("%s", seat.DoneBefore)
 		}
 		if err := t.forgetWord(); err != nil {
 			return seatWaits, err
@@ -220,7 +220,7 @@ func (t *taker) view(ctx context.Context) (seat.View, error) {
 	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err
 	}
-	v.Disk.Continued = v.Word.ContinueFrom != "" && readSeatNote(t.e).Continued == continueWord(t.site)
+	v.Disk.Continued = readSeatNote(t.e).hasCarriedOut(t.site)
 	t.via = seat.Etcd{}
 	type answer struct {
 		peer    seat.Peer
@@ -338,7 +338,7 @@ func (t *taker) close() {
 // saveSeat keeps of which cluster the data is that etcd is about to write, and that
 // it is as the Site says if that names a control-plane node to continue from.
 func (t *taker) saveSeat() error {
-	return seatNote{Cluster: t.site.ControlPlane.ID, Continued: continueWord(t.site)}.write(t.e)
+	return readSeatNote(t.e).carriedOut(t.site).write(t.e)
 }
 
 // join makes room for this machine in a cluster that lives. Cut off anywhere,

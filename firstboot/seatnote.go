@@ -3,6 +3,7 @@ package firstboot
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/edgebake/edgebake/configs"
 )
@@ -22,6 +23,9 @@ type seatNote struct {
 	// the one that is named has dropped the others, each other has joined again. It is
 	// forgotten when the Site has no such word any more.
 	Continued string `json:"continued,omitempty"`
+	// Said is when the last such word was said. It is kept: one that is not later,
+	// as on a stick that was left, is not carried out again.
+	Said time.Time `json:"said,omitzero"`
 }
 
 const seatNoteVersion = 1
@@ -33,6 +37,24 @@ func readSeatNote(e *Env) seatNote {
 		return seatNote{}
 	}
 	return n
+}
+
+// carriedOut is the note of data that is as the Site's word to continue says, if it
+// has one.
+func (n seatNote) carriedOut(site *configs.Site) seatNote {
+	c := site.ControlPlane
+	n.Cluster, n.Continued = c.ID, continueWord(site)
+	if said := c.SaidAt(); said.After(n.Said) {
+		n.Said = said
+	}
+	return n
+}
+
+// hasCarriedOut reports whether the Site's word to continue needs nothing done any
+// more: this machine has done its part, or that of a later word.
+func (n seatNote) hasCarriedOut(site *configs.Site) bool {
+	c := site.ControlPlane
+	return c.ContinueFrom != "" && (n.Continued == continueWord(site) || !n.Said.Before(c.SaidAt()))
 }
 
 // write notes it before etcd can start. It outlasts a power cut.

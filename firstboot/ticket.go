@@ -57,7 +57,7 @@ func firmwareNote(e *Env, variable string) string {
 // its firmware. A birth begins also where the firmware takes no notes.
 func (t *taker) useTicket() error {
 	word := ticketWord(t.site)
-	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word}
+	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word, Said: readSeatNote(t.e).Said}
 	if err := note.write(t.e); err != nil {
 		return err
 	}
@@ -78,16 +78,25 @@ func noteInFirmware(e *Env, variable, word string) {
 	}
 }
 
-// restoreWord tells one word to restore from another. A ticket that is given with
-// it has the same snapshot restored once more.
+// restoreWord is what the firmware notes of a restore: of which cluster, and when it
+// was said.
 func restoreWord(site *configs.Site) string {
-	return ticketWord(site) + " " + strings.ToLower(site.ControlPlane.Restore)
+	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
 }
 
 // restoredBefore reports whether this machine has carried out the Site's word to
-// restore, and its disk no longer says so. One that was cut off goes on.
+// restore, or a later one, and has not that data any more, or data that was written
+// since. A restore that was cut off goes on.
 func restoredBefore(e *Env, site *configs.Site) bool {
-	c := site.ControlPlane
-	return c.Restore != "" && c.ContinueFrom == site.Self().Name &&
-		firmwareNote(e, restoredVar) == restoreWord(site) && readSeatNote(e).Continued != continueWord(site)
+	c, note := site.ControlPlane, readSeatNote(e)
+	if c.Restore == "" || c.ContinueFrom != site.Self().Name || note.Continued == continueWord(site) {
+		return false
+	}
+	last := note.Said
+	if id, at, _ := strings.Cut(firmwareNote(e, restoredVar), " "); id == c.ID {
+		if t, err := time.Parse(time.RFC3339, at); err == nil && t.After(last) {
+			last = t
+		}
+	}
+	return !last.Before(c.SaidAt())
 }

@@ -47,6 +47,8 @@ type Words struct {
 	Absent       []string // dead on arrival
 	ContinueFrom string   // whose data is kept
 	Restore      string   // SHA-256 of the snapshot that it begins with instead
+	// Said is when ContinueFrom is said: it holds once.
+	Said time.Time
 	// Birth is until when etcd may begin with nothing; zero: as the directory has it.
 	Birth time.Time
 }
@@ -62,6 +64,9 @@ func (w Words) Say(masters []NodeSite) error {
 			c.BirthUntil = m.Expires.Format(time.RFC3339)
 		}
 		c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
+		if w.ContinueFrom != "" {
+			c.Said = w.Said.UTC().Format(time.RFC3339)
+		}
 		if probs := m.Site.Validate(); len(probs) > 0 {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
 		}

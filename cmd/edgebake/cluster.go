@@ -329,6 +329,7 @@ func (o *sitesOptions) masters(s streams, dir string, id sealed.Identity, now ti
 	if o.birth > 0 {
 		o.words.Birth = now.Add(o.birth)
 	}
+	o.words.Said = now
 	return masters, o.words.Say(masters)
 }
 

@@ -339,7 +339,7 @@ func (v View) continued() Decision {
 	case from == v.Self && v.Word.Restored && v.Disk.Cluster == "":
 		return v.restoredBefore()
 	case from == v.Self && v.Word.Restored:
-		return Decision{Do: Start, Why: "this machine has restored the snapshot that the Site names before, and the disk holds what was written since; " + restoreAgain}
+		return Decision{Do: Start, Why: DoneBefore}
 	case from == v.Self && v.Word.Restore:
 		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
 	case from == v.Self && v.Disk.Cluster == "":
@@ -359,11 +359,14 @@ func (v View) continued() Decision {
 // restoredBefore: the word to restore was carried out, and would drop what was
 // written since.
 func (v View) restoredBefore() Decision {
-	return Decision{Do: Stop, Why: "this machine has restored the snapshot that the Site names before (its firmware has noted that), and that data is no longer on its disk",
+	return Decision{Do: Stop, Why: "this machine has carried out what the Site says before, or something later (its firmware has noted that), and that data is no longer on its disk",
 		Fix: "if other control-plane nodes have joined since, they hold what was written: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
-const restoreAgain = "to restore it once more, say so with a new ticket (`edgebake cluster sites DIR --continue-from NAME --restore FILE --birth 48h`)"
+// DoneBefore says why a word to restore is not carried out although the disk has data.
+const DoneBefore = "this machine has carried out what the Site says before, or something later, and its disk holds what was written since: it does not restore the snapshot; " + restoreAgain
+
+const restoreAgain = "to restore it once more, say so again (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force` writes Sites that are carried out once more)"
 
 func (v View) absent(name string) bool { return slices.Contains(v.Word.Absent, name) }
 
