@@ -997,10 +997,31 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	if all := days(1); len(all) != 3 || m.bytesBelow(snapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
-	m.used += 2 * size // for the newest alone
-	before := days(1)
-	if len(before) != 1 || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
+	// What a power cut left half written goes first.
+	half := snapshotDir + "/.20260101-000000.db.edgebake-new"
+	m.puts(half, strings.Repeat("x", int(size)))
+	if all := days(1); len(all) != 3 || m.has(half) {
+		t.Errorf("%v, half a snapshot is there: %v", all, m.has(half))
+	}
+	m.used += 3 * size // none would fit without all: none goes in vain
+	before, again := days(1), days(1)
+	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.state().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
 		t.Errorf("%v, notes %q", before, m.state().Notes)
+	}
+	m.used -= 2 * size // with the newest alone
+	if all := days(1); len(all) != 2 || all[1] != before[0] {
+		t.Errorf("%v, before %v", all, before)
+	}
+	// Two at a time are one after the other.
+	release, err := m.env().Lock(t.Context(), snapshotLock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := Snapshot(ctx, m.env()); err == nil || !strings.Contains(err.Error(), "waiting for another snapshot") {
+		t.Error(err)
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 const (
 	// snapshotDir holds snapshots of etcd, on DATA, which no reset removes.
 	snapshotDir = ondisk.StateDir + "/snapshots"
+	// snapshotLock is held by whoever takes one.
+	snapshotLock = "/run/edgebake-snapshot.lock"
 	// snapshotDate is a snapshot's name: when it was taken.
 	snapshotDate = "20060102-150405.db"
 	// snapshotEvery is how old the newest may become.
@@ -58,6 +60,11 @@ func snapshot(ctx context.Context, e *Env, site *configs.Site) (string, error) {
 	client.Timeout = 0 // ctx has the end
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
+	release, err := e.Lock(ctx, snapshotLock) // a person may take one besides
+	if err != nil {
+		return "", fmt.Errorf("waiting for another snapshot: %w", err)
+	}
+	defer release()
 	if err := roomForSnapshot(e); err != nil {
 		return "", err
 	}
@@ -113,6 +120,9 @@ func roomForSnapshot(e *Env) error {
 	if info, err := os.Stat(e.path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
 	}
+	if err := dropHalfSnapshots(e); err != nil {
+		return err
+	}
 	all, err := snapshots(e)
 	if err != nil {
 		return fail(err)
@@ -121,39 +131,46 @@ func roomForSnapshot(e *Env) error {
 	if err != nil {
 		return fail(err)
 	}
-	for {
-		free, err := e.FSFree("/var")
-		if err != nil {
-			return fail(err)
-		}
-		least := total / 100 * snapshotLeaves
-		if free-size >= least {
-			return nil
-		}
-		if len(all) < 2 {
-			return Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), snapshotLeaves)),
-				"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
-		}
-		oldest := all[len(all)-1]
-		if err := e.Remove(snapshotDir + "/" + oldest.name); err != nil {
-			return fail(err)
-		}
-		all = all[:len(all)-1]
+	free, err := e.FSFree("/var")
+	if err != nil {
+		return fail(err)
 	}
+	least := total / 100 * snapshotLeaves
+	keep, room := len(all), free-size
+	for keep > 1 && room < least {
+		keep--
+		room += all[keep].size
+	}
+	if room < least { // with none of them there would be too little: they stay
+		return Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), snapshotLeaves)),
+			"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
+	}
+	for _, old := range all[keep:] {
+		if err := e.Remove(snapshotDir + "/" + old.name); err != nil {
+			return fail(err)
+		}
+	}
+	return nil
 }
 
-func dropSnapshots(e *Env) error {
+// dropHalfSnapshots removes what a power cut has left. Its name is a date, so the
+// next one does not write over it. Whoever takes a snapshot holds the lock.
+func dropHalfSnapshots(e *Env) error {
 	entries, err := os.ReadDir(e.path(snapshotDir))
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("looking for snapshots: %w", err)
 	}
 	for _, en := range entries {
-		if strings.HasPrefix(en.Name(), ".") { // a power cut left it half written
+		if strings.HasPrefix(en.Name(), ".") {
 			if err := e.Remove(snapshotDir + "/" + en.Name()); err != nil {
 				return fmt.Errorf("removing half a snapshot: %w", err)
 			}
 		}
 	}
+	return nil
+}
+
+func dropSnapshots(e *Env) error {
 	all, err := snapshots(e)
 	if err != nil {
 		return err
