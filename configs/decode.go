@@ -212,13 +212,14 @@ func covers(outer, path string) bool {
 
 // document is one YAML document on its way into a Go value.
 type document struct {
-	file  string
-	kind  string
-	root  *yaml.Node
-	more  []*yaml.Node        // the documents behind it, of a Cluster
-	where map[string]position // field path -> its value
-	nodes int
-	probs Problems
+	file   string
+	kind   string
+	root   *yaml.Node
+	more   []*yaml.Node        // the documents behind it, of a Cluster
+	where  map[string]position // field path -> its value
+	nodes  int
+	looked int // bytes, for swallowed items
+	probs  Problems
 	// text is what the document was read from; nil: not known.
 	text *source
 	// strict: the text itself goes to Kubernetes, to which 5 is not a string.
@@ -393,10 +394,16 @@ func (d *document) swallowed(n *yaml.Node) (at yaml.Node, ok bool) {
 	if d.text == nil || n.Kind != yaml.ScalarNode || n.Style != 0 || strings.HasPrefix(n.Value, "-") || !strings.Contains(n.Value, "- ") {
 		return at, false
 	}
+	if !d.looksAt(n.Line) {
+		return at, false
+	}
 	if first := []rune(d.text.line(n.Line)); n.Column < 1 || n.Column > len(first) || strings.HasPrefix(string(first[n.Column-1:]), n.Value) {
 		return at, false // it is all in its line
 	}
 	for line := n.Line + 1; line <= d.text.lines(); line++ {
+		if !d.looksAt(line) {
+			return at, false
+		}
 		text := d.text.line(line)
 		item := strings.TrimSpace(text)
 		if item == "" {
@@ -410,6 +417,16 @@ func (d *document) swallowed(n *yaml.Node) (at yaml.Node, ok bool) {
 		}
 	}
 	return at, false
+}
+
+// maxLooked bounds the bytes of lines that are looked at again for swallowed items.
+// Many values in one line would have that line read as often: minutes, for a file on
+// a stick.
+const maxLooked = 8 << 20
+
+func (d *document) looksAt(line int) bool {
+	d.looked += d.text.size(line) + 1
+	return d.looked <= maxLooked
 }
 
 // alone reports whether a plain value has its line to itself, and is one word there:

@@ -130,6 +130,14 @@ func (s *source) line(n int) string {
 	return strings.TrimRight(string(s.data[s.ends[n-1]:s.ends[n]]), "\r\n")
 }
 
+// size is that of a line in bytes, its end included.
+func (s *source) size(n int) int {
+	if n < 1 || n > s.lines() {
+		return 0
+	}
+	return s.ends[n] - s.ends[n-1]
+}
+
 func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }
 
 // says reports whether a line has more than a comment.

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // TestWhereYAMLIsWrong: the line that is named is the one to edit. In the documents
@@ -113,4 +116,21 @@ func FuzzWhereYAMLIsWrong(f *testing.F) {
 			t.Errorf("line %d of %d, column %d", p[0].Line, lines, p[0].Col)
 		}
 	})
+}
+
+// TestManyItemsInALine: a file on a stick that is one long line does not keep a
+// machine busy: the time grows with the file, not with its square.
+func TestManyItemsInALine(t *testing.T) {
+	parse := func(item string) time.Duration {
+		doc := "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [" + strings.Repeat(item+",", 40_000) + "z]\n"
+		return desk.Processor(t, func() {
+			if _, err := ParsePublicSite("site.yaml", []byte(doc)); err == nil {
+				t.Error("taken")
+			}
+		})
+	}
+	plain, items := parse("x-ay"), parse("x- y")
+	if items > 10*plain+5*time.Second {
+		t.Errorf("%v with what looks like items, %v without", items, plain)
+	}
 }
