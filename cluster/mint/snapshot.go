@@ -29,16 +29,23 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	fail := func(err error) (*Snapshot, error) {
 		return nil, fmt.Errorf("reading the snapshot (--restore): %w", err)
 	}
+	// Opening a pipe waits for who writes to it.
+	info, err := os.Stat(file)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file: unpack or copy the snapshot into one", file)
+	}
+	if err != nil {
+		return fail(err)
+	}
 	f, err := os.Open(file)
 	if err != nil {
 		return fail(err)
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
+	if info, err = f.Stat(); err != nil {
 		return fail(err)
 	}
-	if size := info.Size(); !info.Mode().IsRegular() || size < sector || size%sector != sha256.Size {
+	if size := info.Size(); size < sector || size%sector != sha256.Size {
 		return fail(fmt.Errorf("%s has no checksum at its end, as `firstboot snapshot` and `etcdctl snapshot save` write it: it was cut off, or is another file, e.g. etcd's own database: name a whole snapshot", file))
 	}
 	ca, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -64,7 +65,13 @@ func TestReadSnapshot(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 	}
-	if _, err := ReadSnapshot(dir, dir); err == nil {
-		t.Error("a directory is taken for a snapshot")
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{dir, pipe} {
+		if _, err := ReadSnapshot(dir, other); err == nil || !strings.Contains(err.Error(), "is not a regular file: unpack") {
+			t.Errorf("%s: %v", other, err)
+		}
 	}
 }
