@@ -184,7 +184,7 @@ the cluster lives stamp Sites without the words.`,
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
 		RunE: func(c *cobra.Command, a []string) error {
-			if err := o.fit(c.Flags().Changed); err != nil {
+			if err := o.check(c); err != nil {
 				return err
 			}
 			return o.write(s, a[0], time.Now())
@@ -217,20 +217,18 @@ type sitesOptions struct {
 	force          bool
 }
 
-// fit reports options that exclude each other.
-func (o *sitesOptions) fit(given func(flag string) bool) error {
-	if o.out != "" && o.inventory != "" {
-		return usageError{errors.New("--output and --inventory exclude each other: Sites, or one Inventory")}
+// check says all that is wrong with the flags.
+func (o *sitesOptions) check(c *cobra.Command) error {
+	var errs []error
+	if c.Flags().Changed("birth") && (o.birth <= 0 || o.birth > maxBirth) {
+		errs = append(errs, usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", o.birth, maxBirth)})
 	}
-	if given("birth") && (o.birth <= 0 || o.birth > maxBirth) {
-		return usageError{fmt.Errorf("--birth %s: give the time from now until the cluster must be born, at most %s, e.g. 48h", o.birth, maxBirth)}
+	if o.inventory != "" {
+		errs = append(errs, rejectIdle(c,
+			idle{flags: []string{"output"}, purpose: "Sites, and --inventory writes one Inventory to the file that it names: choose one"},
+			idle{flags: []string{"birth", "absent", "continue-from", "restore"}, purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))
 	}
-	for _, flag := range []string{"birth", "absent", "continue-from", "restore"} {
-		if given(flag) && o.inventory != "" {
-			return usageError{fmt.Errorf("--%s and --inventory exclude each other: an Inventory has no control-plane nodes", flag)}
-		}
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // write writes the Sites of the cluster in dir, or the Inventory.

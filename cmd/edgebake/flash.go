@@ -125,10 +125,12 @@ With an Inventory each machine gets the Site that matches it.`,
 				return usageError{fmt.Errorf("give either the disk %s or --installer %s", a[1], o.stick)}
 			case o.stick == "" && len(a) == 1:
 				return usageError{errors.New("edgebake flash requires an image and a disk, or an image and --installer STICK; see edgebake flash --help")}
-			case o.stick == "" && o.install.given(c):
-				return usageError{errors.New("--disk, --then and --reinstall are for --installer")}
 			}
-			if err := errors.Join(o.oneSite(), imageFirst(c, a)); err != nil {
+			disks := idle{flags: []string{"disk", "then", "reinstall", "cache"}, purpose: "--installer STICK"}
+			if o.stick != "" {
+				disks = idle{flags: []string{"log", "no-verify"}, purpose: "disks, not for --installer"}
+			}
+			if err := errors.Join(rejectIdle(c, disks), o.checkSite(c), imageFirst(c, a)); err != nil {
 				return usageError{err}
 			}
 			if (o.site == "-" || o.secrets.tokenFile == "-") && !o.yes {
@@ -167,13 +169,19 @@ func (o *flashOptions) siteFlags(c *cobra.Command) {
 	keyFlag(c, &o.keys)
 }
 
-// oneSite takes an Inventory where a Site could be.
-func (o *flashOptions) oneSite() error {
+// checkSite takes an Inventory where a Site could be. Without both nothing is
+// stamped.
+func (o *flashOptions) checkSite(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":
 		return usageError{errors.New("--site and --inventory cannot be given together")}
 	case o.inventory != "":
 		o.site = o.inventory
+	case o.site == "":
+		return rejectIdle(c, idle{
+			flags:   []string{"ignition", "token-file", "identity"},
+			purpose: "--site or --inventory, without which the image's slot stays as it is: name the document, e.g. --site site.yaml",
+		})
 	}
 	return nil
 }

@@ -39,10 +39,10 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
   edgebake init --cluster`,
 		Args: args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if cluster && join != "" {
-				return usageError{errors.New("--cluster and --join exclude each other: a new cluster, or a machine for one that lives")}
-			}
 			if cluster {
+				if err := rejectIdle(c, idle{flags: []string{"join"}, purpose: "a machine of a cluster that lives, and --cluster for a new one: choose one"}); err != nil {
+					return err
+				}
 				key, err := startKey(key)
 				if err != nil {
 					return err

@@ -41,16 +41,6 @@ func (f *installFlags) flags(c *cobra.Command) {
 	complete(c, "then", ondisk.ThenPowerOff, ondisk.ThenReboot)
 }
 
-// given reports whether one of the flags was.
-func (f *installFlags) given(c *cobra.Command) bool {
-	for _, name := range []string{"disk", "then", "reinstall"} {
-		if c.Flags().Changed(name) {
-			return true
-		}
-	}
-	return false
-}
-
 // check says all that is wrong with the flags.
 func (f *installFlags) check() error {
 	var errs []error
@@ -95,7 +85,7 @@ ISO and image contain the Site's token: keep them like one.`,
   edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --then reboot`,
 		Args: args(1, 1, "an image"),
 		RunE: func(c *cobra.Command, a []string) error {
-			if err := errors.Join(o.oneSite(), o.install.check(), out.check()); err != nil {
+			if err := errors.Join(o.checkSite(c), o.install.check(), out.check()); err != nil {
 				return usageError{err}
 			}
 			return makeInstaller(c.Context(), s, a[0], out, o)
@@ -228,9 +218,6 @@ func (f *installFlags) tell(s streams, p *media.Payload) {
 
 // flashInstaller makes a stick that installs.
 func flashInstaller(ctx context.Context, s streams, image string, o flashOptions) error {
-	if o.log != "" || o.noVerify {
-		return usageError{errors.New("--log and --no-verify are for disks, not for --installer")}
-	}
 	if err := o.install.check(); err != nil {
 		return usageError{err}
 	}

@@ -293,10 +293,10 @@ func TestFlashInstallerRefuses(t *testing.T) {
 		args string
 		want []string
 	}{
-		{2, "flash tiny.raw.zst --disk smallest stick", []string{"are for --installer"}},
+		{2, "flash tiny.raw.zst --disk smallest stick", []string{"--disk is for --installer"}},
 		{2, "flash tiny.raw.zst disk --installer stick", []string{"give either the disk disk or --installer stick"}},
 		{2, "flash tiny.raw.zst --installer stick --disk biggest --then sleep", []string{`unknown term "biggest"`, `--then "sleep": want poweroff or reboot`}},
-		{2, "flash tiny.raw.zst --installer stick --log log", []string{"--log and --no-verify are for disks"}},
+		{2, "flash tiny.raw.zst --installer stick --log log", []string{"--log is for disks, not for --installer"}},
 		{2, "flash tiny.raw.zst --installer stick --site -", []string{"add --yes"}},
 		{1, "flash tiny.raw.zst --installer none --site bad.yaml --yes", []string{"flashing none: ", "masters", "credentials"}},
 		{1, "flash tiny.raw.zst --installer tiny.raw.zst --yes", []string{"it is the image itself"}},

@@ -46,6 +46,9 @@ if anything failed.`,
   edgebake preflight site.yaml --offline`,
 		Args: args(1, 1, "a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
+			if err := o.check(c); err != nil {
+				return err
+			}
 			checks, err := checkAll(c.Context(), s, a[0], o)
 			if err != nil {
 				return err
@@ -81,11 +84,20 @@ if anything failed.`,
 	return c
 }
 
+// check says which flags have no effect. --ship-within has one without --kubeconfig:
+// a row says that the expiry is unknown.
+func (o *preflightFlags) check(c *cobra.Command) error {
+	switch {
+	case o.offline:
+		return rejectIdle(c, idle{flags: []string{"kubeconfig", "context", "ship-within"}, purpose: "questions to the cluster, and --offline asks none: leave --offline out"})
+	case o.kubeconfig == "":
+		return rejectIdle(c, idle{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
+	}
+	return nil
+}
+
 // checkAll carries out the checks. An error is what keeps it from doing so.
 func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]cluster.Check, error) {
-	if o.offline && o.kubeconfig != "" {
-		return nil, usageError{errors.New("--offline and --kubeconfig exclude each other")}
-	}
 	doc, err := readSites(s, name, "", o.secrets)
 	var probs configs.Problems
 	if err != nil && !errors.As(err, &probs) {

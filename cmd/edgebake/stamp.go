@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // stampFlags are those of `edgebake stamp`.
@@ -52,37 +54,11 @@ machine is Ready.`,
 		Args: args(1, 2, "an image and a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			o.Now = time.Now()
-			switch {
-			case o.inventory != "" && o.slot != "":
-				return usageError{errors.New("--inventory and --slot cannot be given together")}
-			case o.slots && o.inventory == "":
-				return usageError{fmt.Errorf("--slots is for --inventory: edgebake stamp %s --inventory %s --slots --output DIR", a[0], cmp.Or(strings.Join(a[1:], " "), "INVENTORY"))}
-			case (o.inventory != "" || o.slot != "") && len(a) == 2:
-				return usageError{fmt.Errorf("give either %s or --inventory or --slot", a[1])}
-			case o.inventory != "":
-				return stampMany(c, s, a[0], o)
-			case o.slot != "":
-				return stampSlot(c, s, a[0], o)
-			case len(a) == 1:
-				return usageError{fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())}
-			}
-			if err := imageFirst(c, a); err != nil {
+			m := o.mode()
+			if err := m.check(c, a, o); err != nil {
 				return err
 			}
-			doc, err := readSites(s, a[1], o.ignition, o.secrets)
-			if err != nil {
-				return err
-			}
-			done, err := media.Stamp(c.Context(), a[0], doc, o.StampOptions)
-			if err != nil {
-				return err
-			}
-			with := configs.FileName(a[1])
-			if doc.Inventory != nil {
-				with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
-			}
-			sayStamped(s, done, with, doc.Inventory != nil)
-			return nil
+			return m.run(c, s, a, o)
 		},
 	}
 	f := c.Flags()
@@ -100,11 +76,87 @@ machine is Ready.`,
 	return c
 }
 
-// stampMany stamps each site of an Inventory onto a copy of its own.
-func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
-	if o.Output == "" {
-		return usageError{errors.New("--inventory requires a directory to write to: --output DIR")}
+// stampMode is one of the ways to use stamp.
+type stampMode struct {
+	name  string
+	flags []string // that have an effect in it; all others are rejected
+	run   func(c *cobra.Command, s streams, a []string, o stampFlags) error
+}
+
+// stampModes are all of them; the first is that of two operands.
+func stampModes() []stampMode {
+	document := []string{"output", "force", "undated", "ignition", "token-file", "identity"}
+	return []stampMode{
+		{"SITE", document, stampOne},
+		{"--inventory", append([]string{"inventory"}, document...), stampMany},
+		{"--inventory --slots", append([]string{"inventory", "slots"}, document...), stampMany},
+		// A slot has its document's token and Ignition config already.
+		{"--slot", []string{"slot", "output", "force", "undated"}, stampSlot},
 	}
+}
+
+// mode is the one that the flags choose.
+func (o *stampFlags) mode() stampMode {
+	modes := stampModes()
+	switch {
+	case o.slot != "":
+		return modes[3]
+	case o.inventory != "" && o.slots:
+		return modes[2]
+	case o.inventory != "":
+		return modes[1]
+	}
+	return modes[0]
+}
+
+// check says all that is wrong with the command line.
+func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
+	rest := idle{purpose: fmt.Sprintf("--inventory: edgebake stamp %s --inventory %s --slots --output DIR", a[0], cmp.Or(strings.Join(a[1:], " "), "INVENTORY"))}
+	if o.slot != "" {
+		rest.purpose = fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s --inventory INVENTORY --slots --output DIR", o.slot, a[0])
+	}
+	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(m.flags, f.Name) {
+			rest.flags = append(rest.flags, f.Name)
+		}
+	})
+	errs := []error{rejectIdle(c, rest)}
+	operand := o.slot == "" && o.inventory == ""
+	switch {
+	case operand && len(a) == 2:
+		errs = append(errs, imageFirst(c, a))
+	case operand && errs[0] == nil:
+		errs = append(errs, usageError{fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())})
+	case !operand && len(a) == 2:
+		errs = append(errs, usageError{fmt.Errorf("give either %s or %s", a[1], m.name)})
+	}
+	if o.inventory != "" && o.slot == "" && o.Output == "" {
+		errs = append(errs, usageError{errors.New("--inventory requires a directory to write to: --output DIR")})
+	}
+	return errors.Join(errs...)
+}
+
+// stampOne stamps the document, in place or into a copy.
+func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
+	doc, err := readSites(s, a[1], o.ignition, o.secrets)
+	if err != nil {
+		return err
+	}
+	done, err := media.Stamp(c.Context(), a[0], doc, o.StampOptions)
+	if err != nil {
+		return err
+	}
+	with := configs.FileName(a[1])
+	if doc.Inventory != nil {
+		with += fmt.Sprintf(" (%s)", configs.Count(len(doc.Inventory.Sites), "site"))
+	}
+	sayStamped(s, done, with, doc.Inventory != nil)
+	return nil
+}
+
+// stampMany stamps each site of an Inventory onto a copy of its own.
+func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
+	image := a[0]
 	doc, err := readSites(s, o.inventory, o.ignition, o.secrets)
 	if err != nil {
 		return err
@@ -130,7 +182,7 @@ func stampMany(c *cobra.Command, s streams, image string, o stampFlags) error {
 
 // stampSlot writes what --slots made into an image or a device. It is held
 // against that image, which may be another than the one it was made for.
-func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
+func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	contents, err := media.ReadSlotFile(o.slot)
 	if err != nil {
 		return err
@@ -145,7 +197,7 @@ func stampSlot(c *cobra.Command, s streams, image string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	done, err := media.Stamp(c.Context(), image, site, o.StampOptions)
+	done, err := media.Stamp(c.Context(), a[0], site, o.StampOptions)
 	if err != nil {
 		return err
 	}
