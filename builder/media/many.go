@@ -97,6 +97,8 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		var err error
 		if probs[i], err = m.serves(s.Site); err != nil {
 			errs = append(errs, fmt.Errorf("Site %s: %w", s.Name, err))
+		} else if same(path, outputs[i]) {
+			errs = append(errs, fmt.Errorf("Site %s: %w: choose another directory", s.Name, itself(outputs[i])))
 		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
 			exist = append(exist, fmt.Errorf("Site %s: %s exists: choose another directory, or --force to replace it", s.Name, outputs[i]))
 		}

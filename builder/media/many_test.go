@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/overlays/node"
 	"github.com/edgebake/edgebake/test/desk"
+	"github.com/edgebake/edgebake/test/disktest"
 )
 
 // named are n sites, each with a token of its own.
@@ -211,4 +212,43 @@ func BenchmarkSlots(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(time.Since(start).Milliseconds())/float64(100*b.N), "ms/site")
+}
+
+// TestOutputIsTheImage: an output leaves the image as it is, also one that is
+// another name of it. The image's own name stamps in place.
+func TestOutputIsTheImage(t *testing.T) {
+	t.Chdir(t.TempDir())
+	golden(t, "g.raw", 1<<20, false)
+	before := disktest.Sum(t, "g.raw")
+	if err := errors.Join(os.Mkdir("shops", 0o755), os.Symlink("g.raw", "soft.raw"), os.Link("g.raw", "hard.raw"), os.Symlink("../g.raw", "shops/shop-1.raw")); err != nil {
+		t.Fatal(err)
+	}
+	for _, output := range []string{"soft.raw", "hard.raw", "shops/shop-1.raw"} {
+		for _, force := range []bool{false, true} {
+			_, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now, Output: output, Force: force})
+			if want := "stamping image g.raw: " + output + " is the image itself: name another file, or stamp in place, without --output"; err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+		}
+	}
+	if _, err := Stamp(t.Context(), "soft.raw", site(), StampOptions{Now: now, Output: "g.raw", Force: true}); err == nil || !strings.Contains(err.Error(), "g.raw is the image itself") {
+		t.Error(err)
+	}
+	for _, dir := range []string{"shops", "."} {
+		sites := named(3)
+		if dir == "." {
+			sites[1].Name = "g"
+		}
+		_, err := StampMany(t.Context(), "g.raw", sites, dir, ManyOptions{StampOptions: StampOptions{Now: now, Force: true}})
+		if err == nil || !strings.Contains(err.Error(), "nothing was written: Site "+sites[1].Name+": "+filepath.Join(dir, sites[1].Name+".raw")+" is the image itself: choose another directory") {
+			t.Error(err)
+		}
+	}
+	if disktest.Sum(t, "g.raw") != before {
+		t.Fatal("the image was written to")
+	}
+	done, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now, Output: "./shops/../g.raw"})
+	if err != nil || !done.GoldenFile || disktest.Sum(t, "g.raw") == before {
+		t.Errorf("%+v, %v", done, err)
+	}
 }

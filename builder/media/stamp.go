@@ -68,7 +68,10 @@ type Stamped struct {
 
 // Stamp writes a site into an image's slot.
 func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
-	inPlace := o.Output == "" || same(path, o.Output)
+	inPlace := o.Output == "" || filepath.Clean(o.Output) == filepath.Clean(path)
+	if !inPlace && same(path, o.Output) {
+		return nil, fmt.Errorf("stamping image %s: %w: name another file, or stamp in place, without --output", path, itself(o.Output))
+	}
 	flag := os.O_RDONLY
 	if inPlace {
 		flag = os.O_RDWR
@@ -198,6 +201,11 @@ func (m *image) hide() error {
 	return nil
 }
 
+// itself is the error of an output that is another name of the image, which an
+// output leaves as it is.
+func itself(output string) error { return fmt.Errorf("%s is the image itself", output) }
+
+// same reports whether two names, with links or without, are of one file.
 func same(a, b string) bool {
 	x, err := os.Stat(a)
 	if err != nil {
