@@ -41,7 +41,7 @@ type Job struct {
 // its name only when it is complete.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*build, len(jobs))
-	err := each(ctx, jobs, func(_ int, j Job) error { return checkOutput(j.Options.Output, j.Options.Force) })
+	err := each(ctx, jobs, func(_ int, j Job) error { return CheckOutput(j.Options.Output, j.Options.Force) })
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,8 @@ func ExportBase(ctx context.Context, img *configs.Image, o Options, path string)
 	return b.plan, b.exportBase(path)
 }
 
-func checkOutput(out string, force bool) error {
+// CheckOutput tells, before a build begins, why its image could not be written.
+func CheckOutput(out string, force bool) error {
 	switch {
 	case out == "":
 		return errors.New("no output is named")

@@ -186,8 +186,8 @@ func (f *source) explain(err error) error {
 }
 
 // checkFiles finds out before a build what would go wrong at its end.
-func (t *target) checkFiles(exportBase string) error {
-	var errs []error
+func (t *target) checkFiles(document, exportBase, key string) error {
+	errs := []error{builder.CheckOutput(t.Output, t.Force)}
 	if t.lock != "" && !t.Locked {
 		if err := builder.CheckFile(t.lock, true); err != nil {
 			errs = append(errs, fmt.Errorf("lock %w (--lock names another place)", err))
@@ -197,6 +197,11 @@ func (t *target) checkFiles(exportBase string) error {
 		if err := builder.CheckFile(exportBase, t.Force); err != nil {
 			errs = append(errs, fmt.Errorf("--export-base: %w", err))
 		}
+		errs = append(errs,
+			notInput("--export-base", exportBase, "the image", t.Output),
+			notInput("--export-base", exportBase, "the lock", t.lock),
+			notInput("--export-base", exportBase, "the document", document),
+			notInput("--export-base", exportBase, "the key of --sign", key))
 	}
 	return errors.Join(errs...)
 }
@@ -255,7 +260,7 @@ of an encrypted key is read from the environment variable
 				return err
 			}
 			defer targets[0].Cache.Close()
-			if err := b.apply(s, targets, args[0] == "-"); err != nil {
+			if err := b.apply(s, targets, args[0]); err != nil {
 				return err
 			}
 			return b.run(c.Context(), s, &src, targets)
@@ -277,7 +282,7 @@ of an encrypted key is read from the environment variable
 
 // apply puts into the targets what the flags say, and finds what would go
 // wrong at the end of their builds.
-func (b *buildFlags) apply(s streams, targets []target, fromStdin bool) error {
+func (b *buildFlags) apply(s streams, targets []target, document string) error {
 	var errs []error
 	for i := range targets {
 		t := &targets[i]
@@ -288,13 +293,19 @@ func (b *buildFlags) apply(s streams, targets []target, fromStdin bool) error {
 		if t.Output == "" {
 			t.Output = t.img.Name + t.suffix + ".raw"
 		}
-		errs = append(errs, t.checkFiles(b.of(targets, t, b.exportBase)))
+		errs = append(errs, t.checkFiles(document, b.of(targets, t, b.exportBase), b.sign))
 	}
-	if b.sign == "" {
-		return errors.Join(errs...)
+	var file keyFile
+	if b.sign != "" {
+		var err error
+		file, err = openKey(b.sign, document == "-")
+		errs = append(errs, err)
 	}
-	// The password is asked for before the long work, not after it.
-	key, err := secretKey(s, b.sign, fromStdin)
+	if err := builder.Once(errs...); err != nil || b.sign == "" {
+		return err
+	}
+	// The password is asked for before the long work, and once nothing is known to be wrong.
+	key, err := file.unlock(s)
 	if err != nil {
 		return err
 	}
@@ -304,7 +315,7 @@ func (b *buildFlags) apply(s streams, targets []target, fromStdin bool) error {
 			return slot.SignImage(golden, info, key, date)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // of is the name that a target's file has where the flag names one of its kind.

@@ -83,7 +83,10 @@ func importTable(s streams, name string, o importFlags) error {
 		columns[m[:i]] = m[i+1:]
 	}
 	if o.output != "" {
-		if err := builder.CheckFile(o.output, o.force); err != nil {
+		if err := errors.Join(
+			builder.CheckFile(o.output, o.force),
+			notInput("--output", o.output, "the table", name),
+			notInput("--output", o.output, "the template", o.template)); err != nil {
 			return err
 		}
 	}

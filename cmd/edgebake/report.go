@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -45,6 +46,11 @@ longer.`,
 			if output != "json" {
 				if err := builder.CheckFile(output, force); err != nil {
 					return fmt.Errorf("output %w", err)
+				}
+				if err := errors.Join(
+					notInput("--output", output, "the report of the build", stemOf(a[0])+".report.json"),
+					notInput("--output", output, "the report of --boot", boot)); err != nil {
+					return err
 				}
 			}
 			return writeReport(s, a[0], boot, output, asJSON)

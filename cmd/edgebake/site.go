@@ -97,8 +97,9 @@ type signed struct {
 
 // signSite writes a signed Site to a directory.
 func signSite(s streams, name string, o signOptions) (done signed, err error) {
+	file, keyErr := openKey(o.key, name == "-")
 	site, err := readSites(s, name, o.ignition, o.secrets)
-	if err != nil {
+	if err := errors.Join(err, keyErr); err != nil {
 		return done, err
 	}
 	done.dir = o.output
@@ -121,7 +122,7 @@ func signSite(s streams, name string, o signOptions) (done signed, err error) {
 	if err := checkStick(done.dir, c.Files, o.force, name, o.ignition, o.key); err != nil {
 		return done, err
 	}
-	key, err := secretKey(s, o.key, name == "-")
+	key, err := file.unlock(s)
 	if err != nil {
 		return done, err
 	}
@@ -161,6 +162,15 @@ func checkStick(dir string, files map[string][]byte, force bool, inputs ...strin
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// notInput rejects an output that is, or will be, one file with what the command
+// reads or writes besides: that would be lost, also where --force replaces outputs.
+func notInput(flag, output, what, name string) error {
+	if name != "" && (filepath.Clean(output) == filepath.Clean(name) || isOneOf(output, []string{name})) {
+		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)
+	}
+	return nil
 }
 
 // isOneOf reports whether a file is one of those named.
@@ -249,30 +259,50 @@ func readKey(name string) ([]byte, error) {
 	return bytes.TrimSpace(text), nil
 }
 
-// secretKey reads a minisign secret key, and its password where it has one.
-// stdinTaken: standard input is the Site.
-func secretKey(s streams, name string, stdinTaken bool) (key minisign.PrivateKey, err error) {
+// keyFile is the file of a minisign secret key.
+type keyFile struct {
+	name      string
+	encrypted []byte // what it has, where it has a password
+	key       minisign.PrivateKey
+}
+
+// openKey finds what is wrong with the file as far as it can be told without its
+// password. stdinTaken: standard input is the document.
+func openKey(name string, stdinTaken bool) (k keyFile, err error) {
+	k.name = name
 	text, err := readKey(name)
 	if err != nil {
-		return key, err
+		return k, err
 	}
 	if new(minisign.PublicKey).UnmarshalText(text) == nil {
-		return key, fmt.Errorf("reading the key %s: it is a public key: name the secret key (minisign -G -s FILE)", name)
+		return k, fmt.Errorf("reading the key %s: it is a public key: name the secret key (minisign -G -s FILE)", name)
 	}
-	if !minisign.IsEncrypted(text) {
-		if err := key.UnmarshalText(text); err != nil {
-			return key, fmt.Errorf("reading the key %s: it is not a minisign secret key: minisign -G -s FILE makes one", name)
+	if minisign.IsEncrypted(text) {
+		k.encrypted = text
+		if _, ok := os.LookupEnv(passwordVariable); !ok && stdinTaken {
+			return k, fmt.Errorf("reading the key %s: it has a password, and standard input is the document: put the password into %s", name, passwordVariable)
 		}
-		return key, checkPair(name, key)
+		return k, nil
 	}
-	password, err := readPassword(s, name, stdinTaken)
+	if err := k.key.UnmarshalText(text); err != nil {
+		return k, fmt.Errorf("reading the key %s: it is not a minisign secret key: minisign -G -s FILE makes one", name)
+	}
+	return k, checkPair(name, k.key)
+}
+
+// unlock asks for the password where there is one, once nothing else is wrong.
+func (k *keyFile) unlock(s streams) (minisign.PrivateKey, error) {
+	if k.encrypted == nil {
+		return k.key, nil
+	}
+	password, err := readPassword(s, k.name)
 	if err != nil {
-		return key, err
+		return k.key, err
 	}
-	if key, err = minisign.DecryptKey(password, text); err != nil {
-		return key, fmt.Errorf("reading the key %s: the password is wrong, or the file is damaged", name)
+	if k.key, err = minisign.DecryptKey(password, k.encrypted); err != nil {
+		return k.key, fmt.Errorf("reading the key %s: the password is wrong, or the file is damaged", k.name)
 	}
-	return key, checkPair(name, key)
+	return k.key, checkPair(k.name, k.key)
 }
 
 // checkPair rejects a key that signs what its own public key does not verify,
@@ -287,12 +317,9 @@ func checkPair(name string, key minisign.PrivateKey) error {
 
 // readPassword never takes it from the command line, which every user of the
 // computer sees.
-func readPassword(s streams, name string, stdinTaken bool) (string, error) {
+func readPassword(s streams, name string) (string, error) {
 	if p, ok := os.LookupEnv(passwordVariable); ok {
 		return p, nil
-	}
-	if stdinTaken {
-		return "", fmt.Errorf("reading the key %s: it has a password, and standard input is the Site: put the password into %s", name, passwordVariable)
 	}
 	if f, ok := s.terminal(); ok {
 		password, err := s.askHidden(fmt.Sprintf("Password of %s: ", name), f)

@@ -94,3 +94,62 @@ func TestSignedImages(t *testing.T) {
 		}
 	}
 }
+
+// TestPasswordIsAskedForLast: all that is wrong with a command is said at once, and
+// before the password of the key that signs is asked for.
+func TestPasswordIsAskedForLast(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("tiny.raw", "mine")
+	c.file("locked.key", encryptedKey)
+	c.file("office.pub", publicKey)
+	c.file("bad.yaml", strings.Replace(site, "berlin-7", "Berlin_7!", 1))
+	const there = "edgebake: output tiny.raw exists; --force replaces it\n"
+	for _, tc := range []struct{ args, want string }{
+		{"--sign locked.key", there},
+		{"--sign locked.key --export-base no/base.tar", there + "edgebake: --export-base: no/base.tar: no such file or directory: make directory no first\n"},
+		{"--sign none.key", there + "edgebake: reading the key: open none.key: no such file or directory\n"},
+		{"--sign office.pub", there + "edgebake: reading the key office.pub: it is a public key: name the secret key (minisign -G -s FILE)\n"},
+		{"--sign locked.key --output x", "edgebake: output x: its name must end in .raw or .raw.zst (compressed)\n"},
+	} {
+		c.run(1, append([]string{"build", "image.yaml"}, strings.Fields(tc.args)...)...)
+		if c.err != tc.want {
+			t.Errorf("%s: %s\nwant %s", tc.args, c.err, tc.want)
+		}
+	}
+	c.run(1, "site", "sign", "bad.yaml", "--key", "none.key")
+	c.want(c.err, "bad.yaml:7:11: nodeName: ", "edgebake: reading the key: open none.key: no such file or directory\n")
+}
+
+// TestOutputsThatAreInputs: no output takes the place of what the command reads or
+// writes besides, also with --force.
+func TestOutputsThatAreInputs(t *testing.T) {
+	c := newCLI(t)
+	c.project(nil)
+	c.file("office.key", plainKey)
+	c.file("stores.csv", "name,serial\nparis,SN1\n")
+	c.file("site.yaml", site)
+	c.file("boot.json", "{}")
+	c.run(0, "build", "image.yaml", "--output", "g.raw")
+	if err := os.Symlink("site.yaml", "link.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"build image.yaml --output g.raw --export-base ./g.raw":            "--export-base ./g.raw: it is the image: name another file",
+		"build image.yaml --output new.raw --export-base new.raw":          "--export-base new.raw: it is the image: name another file",
+		"build image.yaml --export-base image.lock":                        "--export-base image.lock: it is the lock: name another file",
+		"build image.yaml --export-base image.yaml":                        "--export-base image.yaml: it is the document: name another file",
+		"build image.yaml --export-base office.key --sign office.key":      "--export-base office.key: it is the key of --sign: name another file",
+		"inventory import stores.csv --template site.yaml -o ./stores.csv": "--output ./stores.csv: it is the table: name another file",
+		"inventory import stores.csv --template site.yaml -o link.yaml":    "--output link.yaml: it is the template: name another file",
+		"report g.raw --boot boot.json --output boot.json":                 "--output boot.json: it is the report of --boot: name another file",
+		"report g.raw --output g.report.json":                              "--output g.report.json: it is the report of the build: name another file",
+	} {
+		before, errBefore := os.ReadFile("site.yaml")
+		c.run(1, append(strings.Fields(args), "--force")...)
+		c.want(c.err, want)
+		if after, err := os.ReadFile("site.yaml"); err != nil || errBefore != nil || string(after) != string(before) {
+			t.Errorf("%s: %v, %v", args, errBefore, err)
+		}
+	}
+}
