@@ -41,11 +41,11 @@ type Job struct {
 // its name only when it is complete.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*build, len(jobs))
-	err := each(ctx, jobs, func(_ int, j Job) error { return CheckOutput(j.Options.Output, j.Options.Force) })
+	err := forEachJob(ctx, jobs, func(_ int, j Job) error { return CheckOutput(j.Options.Output, j.Options.Force) })
 	if err != nil {
 		return err
 	}
-	err = each(ctx, jobs, func(i int, j Job) error {
+	err = forEachJob(ctx, jobs, func(i int, j Job) error {
 		b, err := resolve(ctx, j.Image, j.Options)
 		builds[i] = b
 		return err
@@ -53,7 +53,7 @@ func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) er
 	if err != nil {
 		return err
 	}
-	if err := each(ctx, jobs, func(i int, _ Job) error { return builds[i].checkInputs(ctx) }); err != nil {
+	if err := forEachJob(ctx, jobs, func(i int, _ Job) error { return builds[i].checkInputs(ctx) }); err != nil {
 		return err
 	}
 	ready := now()
@@ -70,8 +70,8 @@ func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) er
 	return nil
 }
 
-// each asks f of all jobs and joins what it says, each error once.
-func each(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
+// forEachJob calls f for each job and joins the errors, each text once.
+func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
 	var errs []error
 	for i, j := range jobs {
 		err := f(i, j)
@@ -83,7 +83,7 @@ func each(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
 			break
 		}
 	}
-	return Once(errs...)
+	return JoinDistinct(errs...)
 }
 
 // carryOut makes the inputs of a resolved build, and the image of them.
@@ -109,22 +109,22 @@ func (b *build) carryOut(ctx context.Context) (*Result, error) {
 
 // ExportBase makes the base, if that was not done before, and copies it to
 // path as an uncompressed tar.
-func ExportBase(ctx context.Context, img *configs.Image, o Options, path string) (*plan.Plan, error) {
+func ExportBase(ctx context.Context, img *configs.Image, o Options, path string) error {
 	b, err := newBuild(ctx, img, o)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	b.plan = &plan.Plan{Arch: img.Arch, Inputs: map[string]plan.Input{}}
 	if err := b.resolveBase(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.checkInputs(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.makeInputs(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	return b.plan, b.exportBase(path)
+	return b.exportBase(path)
 }
 
 // CheckOutput tells, before a build begins, why its image could not be written.

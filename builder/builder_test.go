@@ -664,7 +664,7 @@ func TestDamagedCache(t *testing.T) {
 func TestExportBase(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	file := filepath.Join(t.TempDir(), "base.tar")
-	if _, err := ExportBase(t.Context(), p.image(t), p.options(""), file); err != nil {
+	if err := ExportBase(t.Context(), p.image(t), p.options(""), file); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(file)
@@ -961,7 +961,7 @@ func TestCheckPlugins(t *testing.T) {
 	}
 	err := checkPlugins(nodes, []string{"bridge", "ptp", "macvlan", "host-local", "tuning", "tuning"}, "net.conflist")
 	var missing []string
-	for _, e := range Each(err) {
+	for _, e := range SplitErrors(err) {
 		missing = append(missing, strings.Fields(e.Error())[4])
 	}
 	if want := []string{"ptp,", "macvlan,", "tuning,"}; !slices.Equal(missing, want) {
@@ -986,7 +986,7 @@ func TestCheckHidden(t *testing.T) {
 		node("overlay 1", "etc/kubernetes-web.yaml", tree.ModeRegular),
 		node("overlay 1", "var/lib/edgebake/persist/kubernetes/manifests/web.yaml", tree.ModeRegular),
 	})...)
-	if got := Each(err); len(got) != 2 || !strings.Contains(got[0].Error(), "overlay 0: run/web.conf") ||
+	if got := SplitErrors(err); len(got) != 2 || !strings.Contains(got[0].Error(), "overlay 0: run/web.conf") ||
 		!strings.Contains(got[1].Error(), "put it below /var/lib/edgebake/persist/kubernetes") {
 		t.Errorf("%v", err)
 	}
@@ -1064,7 +1064,7 @@ func TestMissingTools(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
 	found := map[string]string{}
-	for _, e := range Each(err) {
+	for _, e := range SplitErrors(err) {
 		if field := (*configs.FieldError)(nil); errors.As(e, &field) {
 			found[field.Path] += field.Err.Error()
 		}

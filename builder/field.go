@@ -11,14 +11,14 @@ import (
 // them.
 func fieldError(path string, err error) error {
 	var errs []error
-	for _, e := range Each(err) {
+	for _, e := range SplitErrors(err) {
 		errs = append(errs, &configs.FieldError{Path: path, Err: e})
 	}
 	return errors.Join(errs...)
 }
 
-// Each takes joined errors apart.
-func Each(err error) []error {
+// SplitErrors takes joined errors apart.
+func SplitErrors(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		if err == nil {
@@ -31,16 +31,16 @@ func Each(err error) []error {
 	}
 	var out []error
 	for _, p := range joined.Unwrap() {
-		out = append(out, Each(p)...)
+		out = append(out, SplitErrors(p)...)
 	}
 	return out
 }
 
-// Once joins errors, taken apart, and leaves out what one before says too.
-func Once(errs ...error) error {
+// JoinDistinct joins errors, taken apart; of several with one text it keeps the first.
+func JoinDistinct(errs ...error) error {
 	var out []error
 	said := map[string]bool{}
-	for _, e := range Each(errors.Join(errs...)) {
+	for _, e := range SplitErrors(errors.Join(errs...)) {
 		if !said[e.Error()] {
 			out = append(out, e)
 		}

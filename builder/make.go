@@ -43,12 +43,12 @@ func (b *build) makeInputs(ctx context.Context) error {
 	if err := errors.Join(g.Wait(), b.kept); err != nil {
 		return err
 	}
-	return b.nameGo()
+	return b.fillGoReleases()
 }
 
-// nameGo completes what a lock of before the field does not say of programs that are
-// cached.
-func (b *build) nameGo() error {
+// fillGoReleases names the Go release of compiled programs that are cached, where the
+// lock does not: it may be older than Input.Go. The release is read from the program.
+func (b *build) fillGoReleases() error {
 	for name, in := range b.plan.Inputs {
 		if in.Make != "go" || in.Go != "" {
 			continue
@@ -162,7 +162,7 @@ func (b *build) checkGo(ctx context.Context, compile []string) error {
 	for _, name := range compile {
 		in := b.input(name)
 		if in.Go == "" || in.SHA256 == "" {
-			continue // a lock of before: the digest will tell
+			continue // the lock is older than Input.Go: a wrong release shows in the digest
 		}
 		module, version := goModuleOf(in)
 		w := wanted{b.origins[name].field, module, version, in.Go}

@@ -51,7 +51,7 @@ var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelD
 // images.
 func (b *build) place(err error) error {
 	var errs []error
-	for _, e := range Each(err) {
+	for _, e := range SplitErrors(err) {
 		var placed *configs.FieldError
 		var layer *tree.LayerError
 		var image *images.ImageError

@@ -93,7 +93,7 @@ func readContents(name string) ([]Contents, error) {
 		var c *Contents
 		switch p.Name {
 		case ondisk.LabelESP:
-			c, err = m.bootContents(b)
+			c, err = m.bootContents()
 		case ondisk.LabelRootA, ondisk.LabelData:
 			c, err = b.contents(p.Name)
 			if err == nil {
@@ -294,7 +294,7 @@ func (b *belongings) contents(label string) (*Contents, error) {
 	return c, nil
 }
 
-func (m *image) bootContents(*belongings) (*Contents, error) {
+func (m *image) bootContents() (*Contents, error) {
 	fsys, err := m.esp()
 	if err != nil {
 		return nil, err

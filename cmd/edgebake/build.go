@@ -173,7 +173,7 @@ func forArch(path, arch string) string {
 // explain gives problems of what the Image names their place in it.
 func (f *source) explain(err error) error {
 	var out []error
-	for _, e := range builder.Each(err) {
+	for _, e := range builder.SplitErrors(err) {
 		var field *configs.FieldError
 		if errors.As(e, &field) {
 			p := configs.Problem{File: f.name, Path: field.Path, Msg: field.Err.Error()}
@@ -301,7 +301,7 @@ func (b *buildFlags) apply(s streams, targets []target, document string) error {
 		file, err = openKey(b.sign, document == "-")
 		errs = append(errs, err)
 	}
-	if err := builder.Once(errs...); err != nil || b.sign == "" {
+	if err := builder.JoinDistinct(errs...); err != nil || b.sign == "" {
 		return err
 	}
 	// The password is asked for before the long work, and once nothing is known to be wrong.
@@ -371,7 +371,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, src *source, targets []
 	for i, t := range targets {
 		// The base that is in the image, not one made anew.
 		t.Update, t.Lock = false, results[i].Plan.Lock()
-		if _, err := builder.ExportBase(ctx, t.img, t.Options, b.of(targets, &t, b.exportBase)); err != nil {
+		if err := builder.ExportBase(ctx, t.img, t.Options, b.of(targets, &t, b.exportBase)); err != nil {
 			return withImage(ctx, t.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err))
 		}
 	}

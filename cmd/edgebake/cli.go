@@ -57,17 +57,17 @@ func run(ctx context.Context, args []string, s streams) int {
 		fmt.Fprintf(said, "edgebake: %s\n", interrupted(c, err))
 		return exitInterrupted
 	case errors.As(err, &usage):
-		for _, e := range builder.Each(err) {
+		for _, e := range builder.SplitErrors(err) {
 			if u, ok := e.(usageError); ok {
 				e = u.error
 			}
-			for _, e := range builder.Each(e) {
+			for _, e := range builder.SplitErrors(e) {
 				fmt.Fprintf(said, "edgebake: %v\n", e)
 			}
 		}
 		return exitUsage
 	}
-	for _, e := range builder.Each(err) {
+	for _, e := range builder.SplitErrors(err) {
 		if problems, ok := e.(configs.Problems); ok {
 			// One a line and nothing before it, for editors to jump to.
 			fmt.Fprintln(said, problems.Error())

@@ -39,7 +39,7 @@ too.`,
 				if err == nil {
 					s.note("%s: ok\n", configs.FileName(name))
 				}
-				for _, e := range builder.Each(err) {
+				for _, e := range builder.SplitErrors(err) {
 					var p configs.Problems
 					if !errors.As(e, &p) {
 						p = configs.Problems{{Msg: e.Error()}}
@@ -91,7 +91,7 @@ func validateImage(name string, data []byte, doc *configs.Document) error {
 	for _, img := range images {
 		errs = append(errs, src.explain(builder.LookForFiles(img, dirOf(name))), checkTemplates(name, data, img))
 	}
-	return builder.Once(errs...)
+	return builder.JoinDistinct(errs...)
 }
 
 // checkTemplates renders the templates that lie in files of their own; those

@@ -99,7 +99,7 @@ func startSite(s streams, line, keyFile string) ([]byte, error) {
 	if line != "" {
 		var err error
 		join, err = configs.ParseJoin(line)
-		for _, e := range builder.Each(err) {
+		for _, e := range builder.SplitErrors(err) {
 			errs = append(errs, fmt.Errorf("--join: %w", e))
 		}
 	}

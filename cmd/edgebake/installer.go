@@ -45,7 +45,7 @@ func (f *installFlags) flags(c *cobra.Command) {
 func (f *installFlags) check() error {
 	var errs []error
 	_, err := device.ParseRule(f.disk)
-	for _, e := range builder.Each(err) {
+	for _, e := range builder.SplitErrors(err) {
 		errs = append(errs, fmt.Errorf("--disk: %w", e))
 	}
 	if f.then != ondisk.ThenPowerOff && f.then != ondisk.ThenReboot {
