@@ -232,7 +232,7 @@ func (b *build) bakeImages(ctx context.Context, containerd string) (*images.Resu
 	if len(b.pinned) == 0 {
 		return &images.Result{}, nil
 	}
-	s := b.step("images", fmt.Sprintf("%d container images", len(b.pinned)))
+	s := b.step("images", configs.Count(len(b.pinned), "container image"))
 	o := b.imageOptions()
 	o.ContainerdVersion = containerd
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }

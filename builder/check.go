@@ -211,7 +211,7 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 		}
 	}
 	if more > 0 {
-		errs = append(errs, fmt.Errorf("and %d more files of another architecture", more))
+		errs = append(errs, fmt.Errorf("and %s of another architecture", configs.Count(more, "more file")))
 	}
 	return errs
 }

@@ -245,7 +245,7 @@ func (s *Site) validateMembers(probs *Problems) {
 		}
 	}
 	if len(s.Masters) != len(s.ControlPlane.Members) {
-		probs.add("controlPlane.members", "has %d machines, and masters %d: both must list the same", len(s.ControlPlane.Members), len(s.Masters))
+		probs.add("controlPlane.members", "has %s, and masters %d: both must list the same", Count(len(s.ControlPlane.Members), "machine"), len(s.Masters))
 	}
 	if !self && len(s.ControlPlane.Members) > 0 {
 		probs.add("nodeName", "%q is not among controlPlane.members", shorten(s.NodeName))

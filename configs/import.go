@@ -658,7 +658,7 @@ func (im *importer) once() Problems {
 		}
 	}
 	if n := len(out); n > maxImportNotes {
-		out = append(out[:maxImportNotes], Problem{File: im.name, Msg: fmt.Sprintf("%d more problems", n-maxImportNotes)})
+		out = append(out[:maxImportNotes], Problem{File: im.name, Msg: Count(n-maxImportNotes, "more problem")})
 	}
 	return out
 }

@@ -554,7 +554,7 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *Problems) {
 	case perNode-p.Bits() > 16:
 		probs.add(p.path, "%s is too large: the controller manager divides it into at most 2^16 parts of /%d: write %s", p.Prefix, perNode, netip.PrefixFrom(p.Addr(), perNode-16))
 	case 1<<(perNode-p.Bits()) < machines:
-		probs.add(p.path, "%s has room for %d nodes (a /%d each); the cluster has %d", p.Prefix, 1<<(perNode-p.Bits()), perNode, machines)
+		probs.add(p.path, "%s has room for %s (a /%d each); the cluster has %d", p.Prefix, Count(1<<(perNode-p.Bits()), "node"), perNode, machines)
 	}
 }
 

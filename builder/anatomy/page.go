@@ -271,7 +271,7 @@ func title(g media.Group) string {
 	if g.Version != "" {
 		t += " " + g.Version
 	}
-	return fmt.Sprintf("%s (%s): %s in %d files", t, g.Kind, configs.HumanSize(g.Bytes), g.Files)
+	return fmt.Sprintf("%s (%s): %s in %s", t, g.Kind, configs.HumanSize(g.Bytes), configs.Count(g.Files, "file"))
 }
 
 // fit shortens a name to what fits into a width.

@@ -499,7 +499,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	diffIDs := image.RootFS.DiffIDs
 	if len(diffIDs) != len(doc.Layers) {
-		return fail("it lists %d layers, the manifest %d; have the image pushed again", len(diffIDs), len(doc.Layers))
+		return fail("it lists %s, the manifest %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
 	}
 	if len(doc.Layers) > maxLayers {
 		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))

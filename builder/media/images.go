@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/disk/ext4"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/store"
 )
@@ -70,7 +71,7 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	}
 	// The list on board and the store must name the same images.
 	if seen.Slot.Report == "" && len(s.Images) != len(m.info.Images) {
-		return nil, fmt.Errorf("%s lists %d container images, the store has %d", ondisk.ESPImageInfo, len(m.info.Images), len(s.Images))
+		return nil, fmt.Errorf("%s lists %s, the store has %d", ondisk.ESPImageInfo, configs.Count(len(m.info.Images), "container image"), len(s.Images))
 	}
 	return s, nil
 }
@@ -92,7 +93,7 @@ func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, e
 		return nil, fmt.Errorf("reading the list of image archives: %w", err)
 	}
 	if len(index.Archives) != listed {
-		return nil, fmt.Errorf("%s lists %d container images, %d are to be imported", ondisk.ESPImageInfo, listed, len(index.Archives))
+		return nil, fmt.Errorf("%s lists %s, the list of archives to import has %d", ondisk.ESPImageInfo, configs.Count(listed, "container image"), len(index.Archives))
 	}
 	s := &store.Summary{}
 	var errs []error

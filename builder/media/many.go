@@ -108,11 +108,11 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	}
 	errs = append(errs, exist...)
 	if n := len(errs); n > maxShown {
-		errs = append(errs[:maxShown], fmt.Errorf("%d more Sites have problems", n-maxShown))
+		errs = append(errs[:maxShown], fmt.Errorf("%s besides cannot be stamped", configs.Count(n-maxShown, "Site")))
 	}
 	bad := o.Read.inventory(probs)
 	if n := len(bad); n > maxShown {
-		bad = append(bad[:maxShown], configs.Problem{File: o.Read.Name, Msg: fmt.Sprintf("%d more problems", n-maxShown)})
+		bad = append(bad[:maxShown], configs.Problem{File: o.Read.Name, Msg: configs.Count(n-maxShown, "more problem")})
 	}
 	if len(bad) > 0 {
 		errs = append(errs, bad)

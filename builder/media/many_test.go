@@ -135,6 +135,9 @@ func TestStampManyRefusesFirst(t *testing.T) {
 	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s was made: %v", out, err)
 	}
+	if _, err := StampMany(t.Context(), g, sites[:22], out, ManyOptions{StampOptions: StampOptions{Now: now}, Slots: true}); err == nil || !strings.HasSuffix(err.Error(), "1 more problem") {
+		t.Error(err)
+	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := StampMany(gone, g, named(3), filepath.Join(out, "deep"), ManyOptions{StampOptions: StampOptions{Now: now}}); !errors.Is(err, context.Canceled) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 )
@@ -177,7 +178,7 @@ func (m *image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
 	if len(found) != len(m.info.Partitions) {
-		return fmt.Errorf("it has %d partitions, it was built with %d", len(found), len(m.info.Partitions))
+		return fmt.Errorf("it has %s, it was built with %d", configs.Count(len(found), "partition"), len(m.info.Partitions))
 	}
 	for i, want := range m.info.Partitions {
 		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID && !own || got.Start != want.Start || got.Size != want.Size {

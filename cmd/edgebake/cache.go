@@ -128,8 +128,8 @@ again: export it first (edgebake build --export-base) where a lock pins it.`,
 			if limits.DryRun {
 				verb = "would free"
 			}
-			s.note("%s %s in %d inputs; %s in %d stay in %s\n", verb,
-				configs.HumanSize(p.Freed.Bytes), p.Freed.Blobs, configs.HumanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
+			s.note("%s %s in %s; %s in %d stay in %s\n", verb,
+				configs.HumanSize(p.Freed.Bytes), configs.Count(p.Freed.Blobs, "input"), configs.HumanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
 			if p.InUse.Blobs > 0 {
 				s.note("%s in %d of them should go, but a build that is running may need them\n", configs.HumanSize(p.InUse.Bytes), p.InUse.Blobs)
 			}
@@ -192,7 +192,7 @@ hashed last, and with --locked for every input that it uses.`,
 				for _, b := range v.Damaged {
 					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, configs.HumanSize(b.Size))
 				}
-				s.note("%s: %s in %d inputs verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), v.Sound.Blobs)
+				s.note("%s: %s in %s verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), configs.Count(v.Sound.Blobs, "input"))
 			}); err != nil {
 				return errors.Join(verr, err)
 			}

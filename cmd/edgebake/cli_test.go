@@ -102,7 +102,7 @@ func TestChain(t *testing.T) {
 	}
 	c.run(0, "build", "image.yaml")
 	c.want(c.out, "tiny.raw: amd64, Kubernetes v1.36.3", plan.ID, "Next: edgebake stamp")
-	c.want(c.err, "resolve: ", "write: done")
+	c.want(c.err, "resolve: ", "images: 1 container image\n", "write: done")
 	for _, f := range []string{"tiny.raw", "tiny.report.json", "tiny.sbom.spdx.json", "image.lock"} {
 		if _, err := os.Stat(f); err != nil {
 			t.Error(err)

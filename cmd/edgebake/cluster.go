@@ -125,7 +125,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 		s.note("%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
 		return
 	case change.Minted:
-		s.note("minted cluster %s into %s: %s, %d control-plane nodes, %d tokens\n", r.Fixed.Name, dir, r.CAHash, len(r.Fixed.Masters), len(r.Tokens))
+		s.note("minted cluster %s into %s: %s, %s, %s\n", r.Fixed.Name, dir, r.CAHash, configs.Count(len(r.Fixed.Masters), "control-plane node"), configs.Count(len(r.Tokens), "token"))
 		if len(r.Recipients) == 0 {
 			s.note("The keys in %s are not encrypted: whoever reads it has the cluster. Keep it as safe as the machines (--encrypt-to encrypts it).\n", dir)
 		}
@@ -372,7 +372,7 @@ func writeInventory(s streams, file string, sites []mint.NodeSite, force bool) e
 	if err := builder.WriteFile(file, text, 0o600); err != nil {
 		return err
 	}
-	s.note("wrote %s: %d nodes\n", file, len(sites))
+	s.note("wrote %s: %s\n", file, configs.Count(len(sites), "node"))
 	return nil
 }
 
@@ -493,7 +493,7 @@ func writeSites(s streams, dir string, sites []mint.NodeSite, files []siteFile, 
 	if more := len(names) - most; more > 0 {
 		names = append(names[:most], fmt.Sprintf("and %d more", more))
 	}
-	s.note("wrote %d Sites to %s: %s\n", len(sites), dir, strings.Join(names, ", "))
+	s.note("wrote %s to %s: %s\n", configs.Count(len(sites), "Site"), dir, strings.Join(names, ", "))
 	if c := sites[0].Site.ControlPlane; c != nil && c.ContinueFrom != "" {
 		with := "its own data"
 		if c.Restore != "" {

@@ -97,7 +97,7 @@ func (r *receiver) run(ctx context.Context, s streams) error {
 		serving[web] = store.Page(time.Now)
 		s.note("The page: http://%s/\n", web.Addr())
 	}
-	s.note("Listening on %s until Ctrl-C. Reports of %d machines are in %s.\n", in.Addr(), len(store.All()), r.dir)
+	s.note("Listening on %s until Ctrl-C. Reports of %s are in %s.\n", in.Addr(), configs.Count(len(store.All()), "machine"), r.dir)
 	return serve(ctx, serving)
 }
 

@@ -306,7 +306,7 @@ make it. Files on control-plane nodes are never touched.`,
 				for i := range plan {
 					fmt.Fprintf(plain{s.Out}, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
 				}
-				fmt.Fprintf(plain{s.Out}, "%d changes, none carried out (--dry-run)\n", len(plan))
+				fmt.Fprintf(plain{s.Out}, "%s, none carried out (--dry-run)\n", configs.Count(len(plan), "change"))
 				return nil
 			}
 			if err := client.Prepare(c.Context(), plan); err != nil {
@@ -390,7 +390,7 @@ changes nothing. Exit code 1: something is missing.`,
 				}
 			})
 			if err == nil && bad > 0 {
-				err = fmt.Errorf("verifying %s: %d of %d things are missing", client.Server(), bad, len(found))
+				err = fmt.Errorf("verifying %s: it lacks %d of %d things", client.Server(), bad, len(found))
 			}
 			return err
 		},

@@ -93,7 +93,7 @@ func TestClusterCommands(t *testing.T) {
 	step(1, "with --cluster a cluster.yaml", "cluster", "new", filepath.Join(dir, "none.yaml"), "--output", minted)
 	step(0, "site", "validate", filepath.Join(minted, "sites", "a.yaml"))
 	step(0, "wrote 3 Sites", "cluster", "sites", minted) // the same again replaces nothing
-	step(0, "1 nodes", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
+	step(0, ": 1 node\n", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(1, "--force replaces it", "cluster", "sites", minted, "--inventory", filepath.Join(dir, "inventory.yaml"))
 	step(0, "ok", "validate", filepath.Join(dir, "inventory.yaml"))
 	// What is rejected has noted no birth; what is not, one.

@@ -69,7 +69,7 @@ type problems []error
 
 func (p problems) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "verifying the image store: %d problems:", len(p))
+	b.WriteString("verifying the image store:")
 	for _, e := range p {
 		b.WriteString("\n  " + e.Error())
 	}

@@ -388,7 +388,7 @@ const maxErrors = 50
 func joinErrors(errs []error) error {
 	if len(errs) > maxErrors {
 		more := len(errs) - maxErrors
-		errs = append(errs[:maxErrors:maxErrors], fmt.Errorf("and %d more problems of this kind", more))
+		errs = append(errs[:maxErrors:maxErrors], fmt.Errorf("problems of this kind that are not listed: %d", more))
 	}
 	return errors.Join(errs...)
 }
