@@ -21,17 +21,21 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// source are the flags of all commands that resolve an Image.
-type source struct {
+// imageFlags are those of all commands that resolve an Image.
+type imageFlags struct {
 	cache  string
 	lock   string
 	archs  []string
 	locked bool
-	name   string // of the Image document
-	data   []byte
 }
 
-func (f *source) flags(c *cobra.Command) {
+// document is an Image document as it was read.
+type document struct {
+	name string
+	data []byte
+}
+
+func (f *imageFlags) flags(c *cobra.Command) {
 	cacheFlag(c, &f.cache)
 	c.Flags().StringVar(&f.lock, "lock", "", "lock file (default: beside the Image, image.lock for image.yaml)")
 	c.Flags().BoolVar(&f.locked, "locked", false, "reject every input that is not in the lock")
@@ -50,20 +54,20 @@ type target struct {
 }
 
 // open reads the Image and its locks, and opens the cache.
-func (f *source) open(s streams, image string) ([]target, error) {
+func (f *imageFlags) open(s streams, image string) ([]target, document, error) {
+	doc := document{name: image}
 	if err := f.checkArchs(); err != nil {
-		return nil, err
+		return nil, doc, err
 	}
 	var err error
-	if f.data, err = readInput(s, image); err != nil {
-		return nil, err
+	if doc.data, err = readInput(s, image); err != nil {
+		return nil, doc, err
 	}
-	f.name = image
-	images, err := configs.ParseImages(image, f.data, f.archs...)
+	images, err := configs.ParseImages(image, doc.data, f.archs...)
 	if err != nil {
-		return nil, err
+		return nil, doc, err
 	}
-	own := configs.ListedArchitectures(f.data)
+	own := configs.ListedArchitectures(doc.data)
 	var targets []target
 	for _, img := range images {
 		t := target{img: img, Options: builder.Options{Dir: dirOf(image), Version: version.String(), Published: version.Published(), Locked: f.locked}}
@@ -71,7 +75,7 @@ func (f *source) open(s streams, image string) ([]target, error) {
 			t.suffix = "-" + img.Arch
 		}
 		if err := t.readLock(f.lock, image, len(images) > 1); err != nil {
-			return nil, err
+			return nil, doc, err
 		}
 		targets = append(targets, t)
 	}
@@ -79,11 +83,11 @@ func (f *source) open(s streams, image string) ([]target, error) {
 	for i := range targets {
 		targets[i].Cache = cache
 	}
-	return targets, err
+	return targets, doc, err
 }
 
 // checkArchs rejects architectures that there are no images for.
-func (f *source) checkArchs() error {
+func (f *imageFlags) checkArchs() error {
 	var errs []error
 	for i, a := range f.archs {
 		if !slices.Contains(configs.Architectures(), a) {
@@ -99,16 +103,16 @@ func (f *source) checkArchs() error {
 }
 
 // openOne is open, for commands about one image.
-func (f *source) openOne(s streams, image string) (target, error) {
-	targets, err := f.open(s, image)
+func (f *imageFlags) openOne(s streams, image string) (target, document, error) {
+	targets, doc, err := f.open(s, image)
 	if err != nil {
-		return target{}, err
+		return target{}, doc, err
 	}
 	if len(targets) > 1 {
 		targets[0].Cache.Close()
-		return target{}, usageError{fmt.Errorf("%s is for %s: choose one with --arch", image, strings.Join(configs.ListedArchitectures(f.data), " and "))}
+		return target{}, doc, usageError{fmt.Errorf("%s is for %s: choose one with --arch", image, strings.Join(configs.ListedArchitectures(doc.data), " and "))}
 	}
-	return targets[0], nil
+	return targets[0], doc, nil
 }
 
 // readLock finds the target's lock: the one named, which several targets have
@@ -161,23 +165,23 @@ func (t *target) readLock(named, image string, several bool) error {
 // forArch is the name for one architecture of a file that there is one of for
 // each: node-arm64.raw.zst for node.raw.zst.
 func forArch(path, arch string) string {
-	endings := []string{".raw", ".raw.zst", ".tar", ".tar.zst", ".tar.gz", ".tar.xz", ".tar.bz2"}
-	for _, ending := range append(endings, filepath.Ext(path)) {
-		if stem, ok := strings.CutSuffix(path, ending); ok {
-			return stem + "-" + arch + ending
+	ending := filepath.Ext(path)
+	for _, double := range []string{".raw.zst", ".tar.zst", ".tar.gz", ".tar.xz", ".tar.bz2"} {
+		if strings.HasSuffix(path, double) {
+			ending = double
 		}
 	}
-	return path + "-" + arch
+	return strings.TrimSuffix(path, ending) + "-" + arch + ending
 }
 
-// explain gives problems of what the Image names their place in it.
-func (f *source) explain(err error) error {
+// explain gives problems of what the document names their place in it.
+func (d document) explain(err error) error {
 	var out []error
 	for _, e := range builder.SplitErrors(err) {
 		var field *configs.FieldError
 		if errors.As(e, &field) {
-			p := configs.Problem{File: f.name, Path: field.Path, Msg: field.Err.Error()}
-			p.Line, p.Col = configs.Locate(f.name, f.data, field.Path)
+			p := configs.Problem{File: d.name, Path: field.Path, Msg: field.Err.Error()}
+			p.Line, p.Col = configs.Locate(d.name, d.data, field.Path)
 			e = configs.Problems{p}
 		}
 		out = append(out, e)
@@ -206,7 +210,7 @@ func (t *target) checkFiles(document, exportBase, key string) error {
 	return errors.Join(errs...)
 }
 
-// buildFlags are those of edgebake build, besides the source's.
+// buildFlags are those of edgebake build, besides imageFlags.
 type buildFlags struct {
 	output, base, exportBase, sign string
 	force, update, asJSON          bool
@@ -214,8 +218,8 @@ type buildFlags struct {
 
 func newBuild(s streams) *cobra.Command {
 	var (
-		src source
-		b   buildFlags
+		flags imageFlags
+		b     buildFlags
 	)
 	c := &cobra.Command{
 		Use:               "build IMAGE",
@@ -252,10 +256,10 @@ of an encrypted key is read from the environment variable
   edgebake build image.yaml --force --locked --base base.tar # ... and build from it`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
-			if b.update && (src.locked || b.base != "") {
+			if b.update && (flags.locked || b.base != "") {
 				return usageError{errors.New("--update makes inputs again, --locked and --base keep them: choose one")}
 			}
-			targets, err := src.open(s, args[0])
+			targets, doc, err := flags.open(s, args[0])
 			if err != nil {
 				return err
 			}
@@ -263,10 +267,10 @@ of an encrypted key is read from the environment variable
 			if err := b.apply(s, targets, args[0]); err != nil {
 				return err
 			}
-			return b.run(c.Context(), s, &src, targets)
+			return b.run(c.Context(), s, doc, targets)
 		},
 	}
-	src.flags(c)
+	flags.flags(c)
 	f := c.Flags()
 	f.StringVarP(&b.output, "output", "o", "", "image to write, .raw or .raw.zst (default NAME.raw)")
 	_ = c.MarkFlagFilename("output", imageEndings...)
@@ -289,11 +293,11 @@ func (b *buildFlags) apply(s streams, targets []target, document string) error {
 		if b.update {
 			t.Lock, t.Update = nil, true
 		}
-		t.Base, t.Output, t.Force = b.of(targets, t, b.base), b.of(targets, t, b.output), b.force
+		t.Base, t.Output, t.Force = fileFor(targets, t, b.base), fileFor(targets, t, b.output), b.force
 		if t.Output == "" {
 			t.Output = t.img.Name + t.suffix + ".raw"
 		}
-		errs = append(errs, t.checkFiles(document, b.of(targets, t, b.exportBase), b.sign))
+		errs = append(errs, t.checkFiles(document, fileFor(targets, t, b.exportBase), b.sign))
 	}
 	var file keyFile
 	if b.sign != "" {
@@ -318,8 +322,9 @@ func (b *buildFlags) apply(s streams, targets []target, document string) error {
 	return nil
 }
 
-// of is the name that a target's file has where the flag names one of its kind.
-func (b *buildFlags) of(targets []target, t *target, file string) string {
+// fileFor is the name that a target's file has where a flag names it: each of several
+// targets has one of its own.
+func fileFor(targets []target, t *target, file string) string {
 	if file == "" || len(targets) == 1 {
 		return file
 	}
@@ -327,7 +332,7 @@ func (b *buildFlags) of(targets []target, t *target, file string) string {
 }
 
 // run builds the targets, with all that belongs beside each image, and sums up.
-func (b *buildFlags) run(ctx context.Context, s streams, src *source, targets []target) error {
+func (b *buildFlags) run(ctx context.Context, s streams, doc document, targets []target) error {
 	show := newDisplay(s, b.asJSON)
 	// The lock is for the cache: builds run one after the other, and the cache that
 	// they share sends its warnings from the goroutine of any reader.
@@ -363,15 +368,15 @@ func (b *buildFlags) run(ctx context.Context, s streams, src *source, targets []
 		}
 	}
 	if err != nil && len(complete) > 0 {
-		return withImage(ctx, strings.Join(complete, " and "), src.explain(err))
+		return withImage(ctx, strings.Join(complete, " and "), doc.explain(err))
 	}
 	if err != nil || b.exportBase == "" {
-		return src.explain(err)
+		return doc.explain(err)
 	}
 	for i, t := range targets {
 		// The base that is in the image, not one made anew.
 		t.Update, t.Lock = false, results[i].Plan.Lock()
-		if err := builder.ExportBase(ctx, t.img, t.Options, b.of(targets, &t, b.exportBase)); err != nil {
+		if err := builder.ExportBase(ctx, t.img, t.Options, fileFor(targets, &t, b.exportBase)); err != nil {
 			return withImage(ctx, t.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err))
 		}
 	}
@@ -442,7 +447,7 @@ func printReport(s streams, out string, r *builder.Report) {
 }
 
 func newPlan(s streams) *cobra.Command {
-	var src source
+	var flags imageFlags
 	c := &cobra.Command{
 		Use:               "plan IMAGE",
 		ValidArgsFunction: completeFiles(documentEndings),
@@ -455,14 +460,14 @@ image, byte for byte.`,
   edgebake plan image.yaml --locked`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
-			t, err := src.openOne(s, args[0])
+			t, doc, err := flags.openOne(s, args[0])
 			if err != nil {
 				return err
 			}
 			defer t.Cache.Close()
 			p, err := builder.Resolve(c.Context(), t.img, t.Options)
 			if err != nil {
-				return src.explain(err)
+				return doc.explain(err)
 			}
 			out, err := p.Encode()
 			if err != nil {
@@ -472,7 +477,7 @@ image, byte for byte.`,
 			return err
 		},
 	}
-	src.flags(c)
+	flags.flags(c)
 	return c
 }
 

@@ -86,10 +86,10 @@ func validateImage(name string, data []byte, doc *configs.Document) error {
 	if err != nil {
 		return err
 	}
-	src := source{name: name, data: data}
+	read := document{name: name, data: data}
 	var errs []error
 	for _, img := range images {
-		errs = append(errs, src.explain(builder.LookForFiles(img, dirOf(name))), checkTemplates(name, data, img))
+		errs = append(errs, read.explain(builder.LookForFiles(img, dirOf(name))), checkTemplates(name, data, img))
 	}
 	return builder.JoinDistinct(errs...)
 }

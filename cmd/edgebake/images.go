@@ -16,7 +16,7 @@ type listedImage struct {
 }
 
 func newImages(s streams) *cobra.Command {
-	var src source
+	var flags imageFlags
 	var output string
 	c := &cobra.Command{
 		Use:               "images IMAGE",
@@ -31,7 +31,7 @@ images take unpacked is in NAME.report.json, beside a built image.`,
   edgebake images image.yaml --output json`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, a []string) error {
-			t, err := src.openOne(s, a[0])
+			t, doc, err := flags.openOne(s, a[0])
 			if err != nil {
 				return err
 			}
@@ -43,7 +43,7 @@ images take unpacked is in NAME.report.json, beside a built image.`,
 			}
 			list, err := builder.Images(c.Context(), t.img, t.Options)
 			if err != nil {
-				return src.explain(err)
+				return doc.explain(err)
 			}
 			sum := images.Summary(list)
 			listed := []listedImage{}
@@ -53,7 +53,7 @@ images take unpacked is in NAME.report.json, beside a built image.`,
 			return printAs(s, output, listed, func() { fmt.Fprint(s.Out, sum.Text("as they are shipped")) })
 		},
 	}
-	src.flags(c)
+	flags.flags(c)
 	outputFlag(c, &output)
 	return c
 }
