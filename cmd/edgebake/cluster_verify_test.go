@@ -1,0 +1,55 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+)
+
+// TestClusterVerifyAsJSON: scripts read what, and missing in place of failed; name is
+// every command's. The cluster has an API server and nothing that nodes need.
+func TestClusterVerifyAsJSON(t *testing.T) {
+	c := newCLI(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case "/version":
+			io.WriteString(w, `{}`)
+		case "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices":
+			io.WriteString(w, `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList", "items": [{"ports": [{"port": 6443}], "endpoints": [{"addresses": ["10.0.0.1"]}]}]}`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			io.WriteString(w, `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}`)
+		}
+	}))
+	t.Cleanup(server.Close)
+	c.file("admin.conf", fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
+clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, server.URL))
+	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf", "-o", "json")
+	var rows []map[string]string
+	if err := json.Unmarshal([]byte(c.out), &rows); err != nil {
+		t.Fatalf("%v in %s", err, c.out)
+	}
+	states := map[string]string{}
+	for _, row := range rows {
+		if row["what"] == "" || row["name"] != row["what"] || !slices.Contains([]string{"ok", "missing", "unknown"}, row["state"]) || row["state"] == "missing" && row["fix"] == "" {
+			t.Errorf("%q", row)
+		}
+		states[row["what"]] = row["state"]
+	}
+	for what, state := range map[string]string{
+		"cluster-info is published":                            "missing",
+		"configmaps edgebake-masters in namespace kube-public": "missing",
+		"configmaps kube-proxy in namespace kube-system":       "ok",
+		"OpenYurt": "unknown",
+	} {
+		if states[what] != state {
+			t.Errorf("%s is %q, want %s, of %q", what, states[what], state, states)
+		}
+	}
+	c.want(c.err, fmt.Sprintf("edgebake: verifying %s: it lacks 4 of 7 things\n", server.URL))
+}
