@@ -41,8 +41,9 @@ matches it and wipes the others from its disk.
 
 With --inventory every Site of an Inventory gets a copy of its own, DIR/NAME.raw
 or, of a compressed image, DIR/NAME.raw.zst; with --slots only the 16 MiB of its
-slot, DIR/NAME.slot. --slot writes such a file into an image or a device; written
-to a USB stick instead (dd), it is a stick with that Site.
+slot, DIR/NAME.slot. --slot writes such a file into an image or a device as it is,
+with the token and the Ignition config in it; written to a USB stick instead (dd),
+it is a stick with that Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready.`,
