@@ -34,6 +34,7 @@ func (w *world) cloneWith(t *testing.T, files []entry) *world {
 	t.Helper()
 	c := &world{
 		t: t, root: disktest.Scratch(t), slots: map[string]*memDevice{}, units: maps.Clone(w.units), started: maps.Clone(w.started),
+		loaded: maps.Clone(w.loaded), zone: w.zone, deadDNS: w.deadDNS,
 		console: slices.Clone(w.console), posted: slices.Clone(w.posted), now: w.now, deadlines: map[time.Time]time.Time{},
 		randoms: w.randoms, cluster: w.cluster.clone(t), joins: w.joins, joinError: w.joinError, source: w.source,
 		offline: w.offline, heard: w.heard, kubelet: w.kubelet, podConf: w.podConf, kubeletBroken: w.kubeletBroken, noNFT: w.noNFT,
@@ -73,7 +74,7 @@ func (w *world) snapshot(t *testing.T, files []entry) [32]byte {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	c := w.cluster
-	rest, err := json.Marshal([]any{w.units, w.started, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules})
+	rest, err := json.Marshal([]any{w.units, w.started, w.loaded, w.now, w.rules, w.randoms, w.joins, w.heard, w.podConf, w.unsynced, c.nodes, c.down, c.csr, c.clientCSR, c.unpublished, c.objects, c.rules})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,8 +44,15 @@ func removeHubFiles(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
+	// A baked unit stays, and systemd has it with the drop-ins.
+	loaded := slices.ContainsFunc([]string{hubDropin, openyurt.Dropin}, e.exists)
 	for _, p := range append(slices.Clone(unitLeavings), filepath.Dir(hubDropin)) {
 		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("removing what yurthub had: %w", err)
+		}
+	}
+	if loaded {
+		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)
 		}
 	}

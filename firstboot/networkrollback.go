@@ -1,6 +1,7 @@
 package firstboot
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -21,15 +22,23 @@ import (
 // nobody is there to undo a typing error. A boot in the middle of trying them
 // begins with the site's settings again.
 
-// netFile is one file of the network settings.
+// netFile is one file of the network settings, or a link that enables a unit.
 type netFile struct {
 	Mode fs.FileMode `json:"mode"`
 	Data []byte      `json:"data"`
+	Link string      `json:"link,omitempty"`
+}
+
+func (f netFile) equal(g netFile) bool {
+	return f.Mode == g.Mode && f.Link == g.Link && bytes.Equal(f.Data, g.Data)
 }
 
 // networkFiles are the settings now in place.
 func networkFiles(e *Env) (map[string]netFile, error) {
-	out := map[string]netFile{}
+	out, err := wpaLinks(e)
+	if err != nil {
+		return nil, err
+	}
 	for _, dir := range networkDirs {
 		entries, err := os.ReadDir(e.path(dir))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -51,8 +60,25 @@ func networkFiles(e *Env) (map[string]netFile, error) {
 			if err != nil {
 				return nil, fmt.Errorf("reading the network settings: %w", err)
 			}
-			out[p] = netFile{st.Mode().Perm(), b}
+			out[p] = netFile{Mode: st.Mode().Perm(), Data: b}
 		}
+	}
+	return out, nil
+}
+
+// wpaLinks are the links by which a boot starts wpa_supplicant.
+func wpaLinks(e *Env) (map[string]netFile, error) {
+	paths, err := filepath.Glob(e.path("/etc/systemd/system/*.wants/wpa_supplicant@*.service"))
+	if err != nil {
+		return nil, fmt.Errorf("looking for the units of the Wi-Fi: %w", err)
+	}
+	out := map[string]netFile{}
+	for _, full := range paths {
+		target, err := os.Readlink(full)
+		if err != nil {
+			return nil, fmt.Errorf("reading the network settings: %w", err)
+		}
+		out["/"+strings.TrimPrefix(strings.TrimPrefix(full, e.Root), "/")] = netFile{Link: target}
 	}
 	return out, nil
 }
@@ -60,8 +86,9 @@ func networkFiles(e *Env) (map[string]netFile, error) {
 func digestOf(files map[string]netFile) string {
 	h := sha256.New()
 	for _, p := range slices.Sorted(maps.Keys(files)) {
-		fmt.Fprintf(h, "%s\x00%d\x00", p, len(files[p].Data))
-		h.Write(files[p].Data)
+		f := files[p]
+		fmt.Fprintf(h, "%s\x00%s\x00%d\x00", p, f.Link, len(f.Data))
+		h.Write(f.Data)
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
@@ -193,7 +220,7 @@ func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
 		return "", err
 	}
 	e.Waiting("an API server to answer with the former network settings")
-	if err := setNetwork(ctx, e, good); err != nil {
+	if err := setNetwork(ctx, e, now, good); err != nil {
 		return "", err
 	}
 	master, reachErr := waitForAPIServer(ctx, e, masters)
@@ -221,9 +248,10 @@ func takeBack(ctx context.Context, e *Env) error {
 	if !ok {
 		return nil
 	}
+	former, _ := goodFiles(e) // none: what is in place tells
 	// The attempt's time may be up; putting the settings back is not given up
 	// for that.
-	if err := setNetwork(context.WithoutCancel(ctx), e, t.New); err != nil {
+	if err := setNetwork(context.WithoutCancel(ctx), e, former, t.New); err != nil {
 		return err
 	}
 	t.State = keptNew
@@ -261,12 +289,24 @@ func forgetTrial(e *Env) error {
 	return nil
 }
 
-// setNetwork makes files the network settings, and no others.
-func setNetwork(ctx context.Context, e *Env, files map[string]netFile) error {
+// setNetwork makes files the network settings, and no others. A daemon has loaded those
+// before, or what an earlier run that was killed had written: each daemon that a
+// difference concerns loads its settings again, also where its file is removed.
+func setNetwork(ctx context.Context, e *Env, before, files map[string]netFile) error {
 	now, err := networkFiles(e)
 	if err != nil {
 		return err
 	}
+	differ := map[string]bool{}
+	for _, others := range []map[string]netFile{before, now} {
+		for p := range others {
+			differ[p] = differ[p] || !has(files, p, others[p])
+		}
+		for p := range files {
+			differ[p] = differ[p] || !has(others, p, files[p])
+		}
+	}
+	maps.DeleteFunc(differ, func(_ string, d bool) bool { return !d })
 	for p := range now {
 		if _, keep := files[p]; !keep {
 			if err := e.Remove(p); err != nil {
@@ -275,22 +315,63 @@ func setNetwork(ctx context.Context, e *Env, files map[string]netFile) error {
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(files)) {
-		if _, err := e.write(p, files[p].Data, Mode(files[p].Mode)); err != nil {
+		f := files[p]
+		switch {
+		case f.Link == "":
+			_, err = e.write(p, f.Data, Mode(f.Mode))
+		case !has(now, p, f):
+			err = e.Symlink(f.Link, p)
+		}
+		if err != nil {
 			return fmt.Errorf("writing network setting %s: %w", p, err)
 		}
 	}
+	return loadNetwork(ctx, e, slices.Sorted(maps.Keys(differ)))
+}
+
+func has(files map[string]netFile, p string, f netFile) bool {
+	is, ok := files[p]
+	return ok && is.equal(f)
+}
+
+// wpaPatience is how long a unit of the Wi-Fi may take to start: it waits for its
+// card, which may be missing.
+const wpaPatience = 30 * time.Second
+
+// loadNetwork has the daemons load the settings at these paths. Wi-Fi that does not
+// start must not keep the rest from being tried.
+func loadNetwork(ctx context.Context, e *Env, paths []string) error {
+	links, err := wpaLinks(e)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/system/") }) {
+		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
+			return fmt.Errorf("reloading systemd: %w", err)
+		}
+	}
+	for _, u := range wpaUnits(paths) {
+		verb := wpaVerb(e, u)
+		for p := range links {
+			if verb == "try-restart" && filepath.Base(p) == u {
+				verb = "restart"
+			}
+		}
+		ctx, cancel := context.WithTimeout(ctx, wpaPatience)
+		err := e.Unit(ctx, verb, u)
+		cancel()
+		if err != nil {
+			e.Log.Warn("loading the Wi-Fi settings", "unit", u, "verb", verb, "error", err)
+		}
+	}
+	var errs []error
 	if err := e.reloadNetwork(ctx); err != nil {
-		return fmt.Errorf("loading the network settings: %w", err)
+		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}
-	for _, u := range wpaUnits(slices.Sorted(maps.Keys(files))) {
-		if err := e.Unit(ctx, "try-restart", u); err != nil {
-			return fmt.Errorf("loading the Wi-Fi settings: %w", err)
-		}
-	}
-	if slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(p string) bool { return strings.Contains(p, "resolved.conf.d") }) {
+	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/resolved.conf.d/") }) {
 		if err := e.Unit(ctx, "restart", "systemd-resolved.service"); err != nil {
-			return fmt.Errorf("loading the DNS settings: %w", err)
+			errs = append(errs, fmt.Errorf("loading the DNS settings: %w", err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }

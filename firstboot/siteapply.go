@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -109,8 +110,9 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 		if err := fits(e, a); err != nil {
 			return err
 		}
-		changes, err := apply.Apply(ctx, applier(e), a.config)
-		if err != nil {
+		target := applier(e)
+		target.Activate = func(ctx context.Context, c apply.Changes) error { return activateChanges(ctx, e, c) }
+		if _, err := apply.Apply(ctx, target, a.config); err != nil {
 			if bad := (*apply.Unsupported)(nil); errors.As(err, &bad) {
 				return Permanent(err, "remove these sections from the Ignition config; disks are laid out when the image is built")
 			}
@@ -118,9 +120,6 @@ func applySite(ctx context.Context, e *Env, a *Active) error {
 				return Permanent(err, "correct that in the Site's users or its Ignition config, and stamp it again or bring it on a stick")
 			}
 			return fmt.Errorf("applying the Site's settings: %w", err)
-		}
-		if err := activateChanges(ctx, e, changes); err != nil {
-			return err
 		}
 		if err := keepSite(e, a); err != nil {
 			return err
@@ -256,20 +255,34 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 			return fmt.Errorf("reloading systemd: %w", err)
 		}
 	}
-	under := func(dir string) bool {
-		return slices.ContainsFunc(c.Paths, func(p string) bool { return strings.HasPrefix(p, dir) })
+	under := func(dirs ...string) bool {
+		return slices.ContainsFunc(c.Paths, func(p string) bool {
+			return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(p, dir) })
+		})
 	}
-	for _, r := range []struct{ dir, unit string }{
-		{"/etc/modules-load.d/", "systemd-modules-load.service"},
-		{"/etc/sysctl.d/", "systemd-sysctl.service"},
-		{"/etc/systemd/resolved.conf.d/", "systemd-resolved.service"},
-		{"/etc/systemd/timesyncd.conf.d/", "systemd-timesyncd.service"},
+	// udev sees by itself that its rules have changed. Rules of a firewall are loaded
+	// at the next boot: who loads them flushes all others, kube-proxy's as well.
+	for _, r := range []struct {
+		dirs       []string
+		verb, unit string
+	}{
+		{[]string{"/etc/modules-load.d/"}, "restart", "systemd-modules-load.service"},
+		{[]string{"/etc/sysctl.d/"}, "restart", "systemd-sysctl.service"},
+		{[]string{"/etc/systemd/journald.conf"}, "restart", "systemd-journald.service"},
+		{[]string{"/etc/systemd/resolved.conf"}, "restart", "systemd-resolved.service"},
+		{[]string{"/etc/systemd/timesyncd.conf"}, "restart", "systemd-timesyncd.service"},
+		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/"}, "try-restart", "containerd.service"},
 	} {
-		if !under(r.dir) {
+		if !under(r.dirs...) {
 			continue
 		}
-		if err := e.Unit(ctx, "restart", r.unit); err != nil {
+		if err := e.Unit(ctx, r.verb, r.unit); err != nil {
 			e.Log.Warn("a setting takes effect at the next boot only", "unit", r.unit, "error", err)
+		}
+	}
+	for _, p := range c.Paths {
+		if (strings.HasPrefix(p, "/etc/sysctl.d/") || strings.HasPrefix(p, "/etc/modules-load.d/")) && !e.exists(p) {
+			e.Log.Warn("what this file did stays until the next boot", "removed", p)
 		}
 	}
 	if under("/etc/systemd/network/") {
@@ -278,7 +291,7 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		}
 	}
 	for _, u := range wpaUnits(c.Paths) {
-		if err := e.Unit(ctx, "try-restart", u); err != nil {
+		if err := e.Unit(ctx, wpaVerb(e, u), u); err != nil {
 			e.Log.Warn("Wi-Fi settings take effect at the next boot only", "unit", u, "error", err)
 		}
 	}
@@ -306,15 +319,34 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 	return nil
 }
 
-// wpaUnits are the units that read the Wi-Fi settings among paths.
+const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
+
+// wpaUnits are the units that read the Wi-Fi settings among paths, or that a link
+// among them enables.
 func wpaUnits(paths []string) []string {
 	var out []string
 	for _, p := range paths {
-		if name, ok := strings.CutPrefix(p, "/etc/wpa_supplicant/wpa_supplicant-"); ok {
-			out = append(out, "wpa_supplicant@"+strings.TrimSuffix(name, ".conf")+".service")
+		u := ""
+		if name, ok := strings.CutPrefix(p, wpaConf); ok {
+			u = "wpa_supplicant@" + strings.TrimSuffix(name, ".conf") + ".service"
+		} else if strings.HasSuffix(filepath.Dir(p), ".wants") && strings.HasPrefix(filepath.Base(p), "wpa_supplicant@") {
+			u = filepath.Base(p)
+		}
+		if u != "" && !slices.Contains(out, u) {
+			out = append(out, u)
 		}
 	}
 	return out
+}
+
+// wpaVerb is the verb after which a running unit of wpa_supplicant uses what its file
+// says. Without a file it must end: it would continue with what it has loaded.
+func wpaVerb(e *Env, unit string) string {
+	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
+	if e.exists(wpaConf + card + ".conf") {
+		return "try-restart"
+	}
+	return "stop"
 }
 
 // setHosts keeps the owner's lines in /etc/hosts, and leaves all others.

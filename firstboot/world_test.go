@@ -64,11 +64,18 @@ type world struct {
 	readOnly  map[string]bool
 	units     map[string]string
 	started   map[string]time.Time
-	console   []string
-	log       bytes.Buffer
-	posted    [][]byte
-	proxies   []string // that reports went through
-	now       time.Time
+	// loaded is what daemons read when they started last, by unit: they use it,
+	// whatever their files are by now.
+	loaded map[string]string
+	// zone are names with their addresses, which DNS tells but for deadDNS, a server
+	// that answers nobody.
+	zone    map[string]string
+	deadDNS string
+	console []string
+	log     bytes.Buffer
+	posted  [][]byte
+	proxies []string // that reports went through
+	now     time.Time
 	// clockAsked counts how often systemd was asked for the boot's clock.
 	clockAsked uint64
 	deadlines  map[time.Time]time.Time
@@ -131,7 +138,7 @@ var errPower = errors.New("the power is gone")
 func newWorld(t *testing.T, files string, names ...string) *world {
 	t.Helper()
 	w := &world{
-		t: t, root: disktest.Scratch(t), units: map[string]string{}, started: map[string]time.Time{},
+		t: t, root: disktest.Scratch(t), units: map[string]string{}, started: map[string]time.Time{}, loaded: map[string]string{},
 		slots: map[string]*memDevice{}, unsynced: map[string]bool{}, deadlines: map[time.Time]time.Time{},
 		now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC), source: netip.MustParseAddr("192.0.2.50"),
 		cluster: newFakeCluster(t, names...), patience: 6 * time.Minute, kubelet: "Kubernetes v1.36.3\n",
@@ -156,6 +163,7 @@ func newWorld(t *testing.T, files string, names ...string) *world {
 			t.Fatal(err)
 		}
 	}
+	w.startDaemons()
 	return w
 }
 
@@ -321,6 +329,7 @@ func (w *world) powerOn() {
 	for u := range w.units {
 		w.units[u] = "inactive"
 	}
+	w.startDaemons()
 	if _, err := os.Stat(filepath.Join(w.root, ondisk.IPVSConfig)); err == nil {
 		w.units[ondisk.UnitIPVSCare] = w.ipvscare()
 	}
@@ -583,6 +592,9 @@ func (w *world) env() *Env {
 				if err := w.effect(strings.TrimSpace(verb + " " + unit)); err != nil {
 					return err
 				}
+				if daemon(unit) {
+					return w.turnDaemon(verb, unit)
+				}
 				switch verb {
 				case "start", "restart":
 					if unit == ondisk.UnitKubelet && w.has(portsKubelet) {
@@ -662,6 +674,13 @@ func (w *world) env() *Env {
 						return conn, err
 					}
 				}
+				if host, port, err := net.SplitHostPort(addr); err == nil && w.zone[host] != "" {
+					ip, err := w.lookup(host)
+					if err != nil {
+						return nil, err
+					}
+					addr = net.JoinHostPort(ip.String(), port)
+				}
 				return w.cluster.dial(ctx, addr)
 			},
 			Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.listens(addr) },
@@ -672,7 +691,7 @@ func (w *world) env() *Env {
 				return w.source, nil
 			},
 			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
-				a, err := netip.ParseAddr(host)
+				a, err := w.lookup(host)
 				return []netip.Addr{a}, err
 			},
 			Post: func(_ context.Context, url, _ string, body []byte, proxy []string) error {

@@ -55,9 +55,13 @@ type Target struct {
 	Remove func(path string) error
 	// Unit enables or disables a unit.
 	Unit func(ctx context.Context, verb, unit string) error
+	// Activate tells the running system what has changed; nil: nobody needs to.
+	// Until it has, the manifest is unfinished.
+	Activate func(ctx context.Context, c Changes) error
 }
 
-// Changes are what an Apply did, so that the running system can be told.
+// Changes are what an Apply did, or one before it that was killed before the running
+// system was told.
 type Changes struct {
 	// Paths that were written or removed, sorted.
 	Paths []string
@@ -147,13 +151,32 @@ func Apply(ctx context.Context, t Target, config []byte) (Changes, error) {
 		func() error { return a.disable(ctx) }, // before a unit's file goes: what enables it is written there
 		a.takeBack,
 		func() error { return a.enable(ctx) },
-		func() error { return t.save(next) },
 	} {
 		if err := step(); err != nil {
 			return Changes{}, err
 		}
 	}
-	return Changes{Paths: slices.Sorted(maps.Keys(a.paths)), Units: unitChanges(old, next, a.units)}, nil
+	if old.Unfinished {
+		a.changedBefore(want)
+	}
+	changes := Changes{Paths: slices.Sorted(maps.Keys(a.paths)), Units: unitChanges(old, next, a.units)}
+	if t.Activate != nil {
+		if err := t.Activate(ctx, changes); err != nil {
+			return Changes{}, err
+		}
+	}
+	return changes, t.save(next)
+}
+
+// changedBefore counts all of either manifest as changed: which of it an Apply that
+// was killed had changed is not known.
+func (a *application) changedBefore(want []entry) {
+	for _, w := range want {
+		a.changed(w.Path, w.unit)
+	}
+	for p := range a.old.Paths {
+		a.changed(p, unitOf(p))
+	}
 }
 
 // keepOriginals keeps what the wanted entries will replace, and notes it in next.

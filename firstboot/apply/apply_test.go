@@ -278,6 +278,44 @@ func TestCorrected(t *testing.T) {
 	same(t, "everything taken back", after, before, true)
 }
 
+// TestActivation: what nobody was told of is told by the next Apply, also of what is
+// gone.
+func TestActivation(t *testing.T) {
+	s := newSystem(t, base)
+	const file, other = "/etc/sysctl.d/10-site.conf", "/etc/sysctl.d/20-site.conf"
+	config := func(path string) []byte {
+		return []byte(`{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"` + path + `","contents":{"source":"data:,x"}}]},` +
+			`"systemd":{"units":[{"name":"site.service","contents":"[Unit]\n"}]}}`)
+	}
+	target := s.target()
+	if _, err := apply.Apply(t.Context(), target, config(file)); err != nil {
+		t.Fatal(err)
+	}
+	killed := errors.New("killed")
+	target.Activate = func(context.Context, apply.Changes) error { return killed }
+	if _, err := apply.Apply(t.Context(), target, config(other)); !errors.Is(err, killed) {
+		t.Fatal(err)
+	}
+	var told []apply.Changes
+	target.Activate = func(_ context.Context, c apply.Changes) error { told = append(told, c); return nil }
+	for range 2 {
+		if _, err := apply.Apply(t.Context(), target, config(other)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range []string{file, other, "/etc/systemd/system/site.service"} {
+		if !slices.Contains(told[0].Paths, p) {
+			t.Errorf("nobody is told of %s: %v", p, told[0])
+		}
+	}
+	if us := told[0].Units; len(us) != 1 || !us[0].Changed {
+		t.Errorf("units: %v", us)
+	}
+	if len(told[1].Paths) > 0 {
+		t.Errorf("told twice: %v", told[1])
+	}
+}
+
 // TestPowerCut: before any effect of the first run, and of a correction.
 func TestPowerCut(t *testing.T) {
 	for _, tc := range []struct {

@@ -1,0 +1,212 @@
+package firstboot
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
+	"github.com/edgebake/edgebake/firstboot/apply"
+)
+
+const wrongDNS = "192.0.3.1"
+
+// named is a machine, enrolled, whose API server has a name.
+func named(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, "testdata/machine.txtar", "master.example")
+	w.zone, w.deadDNS = map[string]string{"master.example": "192.0.2.11"}, wrongDNS
+	w.stamp(ownDev, w.namedSite(withToken))
+	w.mustBoot()
+	return w
+}
+
+func (w *world) namedSite(lines ...string) string {
+	return strings.Replace(w.site(lines...), w.masters(), "master.example:6443", 1)
+}
+
+// asLoaded fails where a daemon has loaded something else than its files.
+func (w *world) asLoaded(t *testing.T) {
+	t.Helper()
+	for _, unit := range []string{resolvedUnit, wpaUnit("wlan0")} {
+		text, err := w.onDisk(unit)
+		if err != nil {
+			text = ""
+		}
+		if got := w.loaded[unit]; got != text {
+			t.Errorf("%s has loaded %q, its files say %q", unit, got, text)
+		}
+	}
+}
+
+// TestRollbackOfDNS: a corrected Site brings a DNS server that does not answer, and
+// the former one had none.
+func TestRollbackOfDNS(t *testing.T) {
+	t.Parallel()
+	w := named(t)
+	w.stamp(ownDev, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
+	w.powerOn()
+	w.mustBoot()
+	if !w.said("the former ones are back") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	w.asLoaded(t)
+}
+
+// TestRollbackThatIsKilled: first boot is killed at any point of applying and
+// rolling back, and runs again in the same boot.
+func TestRollbackThatIsKilled(t *testing.T) {
+	t.Parallel()
+	base := named(t)
+	base.stamp(ownDev, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
+	base.powerOn()
+	for n := 1; ; n++ {
+		w := base.clone(t)
+		w.cutAt = n
+		if err := w.boot(); err != nil && !w.cut {
+			t.Fatal(err)
+		}
+		killed := w.cut
+		w.cutAt, w.patience = 0, time.Hour // a trial that was killed is repeated after a while
+		if err := w.boot(); err != nil {
+			t.Fatalf("killed at %d (%s): %v\n%s", n, w.names[n-1], err, strings.Join(w.console, "\n"))
+		}
+		if w.asLoaded(t); t.Failed() {
+			t.Fatalf("killed at %d: %s", n, w.names[n-1])
+		}
+		if !killed {
+			break
+		}
+	}
+}
+
+// wirelessWorld is a machine whose image has wpa_supplicant.
+func wirelessWorld(t *testing.T, lines ...string) *world {
+	w := nativeWorld(t, lines...)
+	w.put("/usr/sbin/wpa_supplicant", "")
+	w.put("/usr/lib/systemd/system/wpa_supplicant@.service", "[Unit]\n")
+	return w
+}
+
+const wifi = "network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: shop, psk: correct-horse}}]}"
+
+// TestRollbackOfWiFi: what runs of Wi-Fi, now and at the next boot, goes back with
+// the files.
+func TestRollbackOfWiFi(t *testing.T) {
+	t.Parallel()
+	unit := wpaUnit("wlan0")
+	for _, tt := range []struct {
+		name, former, corrected string
+		link                    func(*world) bool
+		wireless                bool // after all
+	}{
+		{"it had Wi-Fi, the corrected Site has not", wifi, address("192.0.3.50"), func(w *world) bool { return w.units[unit] == "active" }, true},
+		{"another key", wifi, strings.Replace(wifi, "horse", "mouse", 1), func(w *world) bool { return strings.Contains(w.loaded[unit], fmt.Sprintf("%x", "correct-horse")) }, true},
+		{"it had none, the corrected Site has", address("192.0.2.50"), wifi, func(w *world) bool { return w.units[unit] != "active" && w.networkHas("192.0.2.50/24") }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := wirelessWorld(t, tt.former)
+			w.link = func() bool { return tt.link(w) }
+			w.mustBoot()
+			w.stamp(ownDev, w.site(tt.corrected))
+			w.powerOn()
+			w.mustBoot()
+			if !w.said("the former ones are back") {
+				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			}
+			for _, when := range []string{"now", "after a boot"} {
+				if w.asLoaded(t); (w.units[unit] == "active") != tt.wireless {
+					t.Errorf("%s: %s is %q", when, unit, w.units[unit])
+				}
+				w.powerOn()
+			}
+			// Corrected again, nothing of either is left.
+			w.stamp(ownDev, w.site())
+			w.link = nil
+			w.mustBoot()
+			for _, when := range []string{"now", "after a boot"} {
+				if w.asLoaded(t); w.units[unit] == "active" || w.has(wants+unit) {
+					t.Errorf("%s, with a Site without Wi-Fi: %s is %q", when, unit, w.units[unit])
+				}
+				w.powerOn()
+			}
+		})
+	}
+}
+
+// TestTrialGivesWiFiBack: the uplink is dead, so the former settings, which have no
+// Wi-Fi, fare no better.
+func TestTrialGivesWiFiBack(t *testing.T) {
+	t.Parallel()
+	w := wirelessWorld(t, address("192.0.2.50"))
+	w.mustBoot()
+	w.stamp(ownDev, w.site(wifi))
+	w.powerOn()
+	w.link, w.patience = func() bool { return false }, 20*time.Minute
+	if err := w.boot(); err == nil {
+		t.Fatal("it was done without an uplink")
+	}
+	if !w.has(trialFile) {
+		t.Fatal("nothing was tried")
+	}
+	for _, when := range []string{"now", "after a boot"} {
+		if w.asLoaded(t); w.units[wpaUnit("wlan0")] != "active" {
+			t.Errorf("%s: the Site's Wi-Fi is %q", when, w.units[wpaUnit("wlan0")])
+		}
+		w.powerOn()
+	}
+}
+
+// TestRemovedSettings: a Site that has a setting no more tells whoever has loaded it.
+func TestRemovedSettings(t *testing.T) {
+	t.Parallel()
+	w := wirelessWorld(t)
+	for _, tt := range []struct{ path, told string }{
+		{"/etc/systemd/journald.conf.d/10-site.conf", "restart systemd-journald.service"},
+		{"/etc/systemd/resolved.conf.d/10-site.conf", "restart systemd-resolved.service"},
+		{"/etc/systemd/timesyncd.conf", "restart systemd-timesyncd.service"},
+		{"/etc/sysctl.d/10-site.conf", "restart systemd-sysctl.service"},
+		{"/etc/systemd/network/10-site.network", "run networkctl reload"},
+		{"/etc/wpa_supplicant/wpa_supplicant-wlan0.conf", "stop wpa_supplicant@wlan0.service"},
+		{"/etc/containerd/conf.d/10-site.toml", "try-restart containerd.service"},
+	} {
+		w.names = nil
+		w.log.Reset()
+		if err := activateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{tt.path}}); err != nil {
+			t.Errorf("%s: %v", tt.path, err)
+		}
+		if !slices.Contains(w.names, tt.told) {
+			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.names)
+		}
+		stays := strings.Contains(w.log.String(), "stays until the next boot")
+		if stays != strings.Contains(tt.path, "sysctl") {
+			t.Errorf("%s: %s", tt.path, w.log.String())
+		}
+	}
+	// A unit of the Site's own, of the same name, has its own file.
+	w.names = nil
+	if err := activateChanges(t.Context(), w.env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.names) > 0 {
+		t.Errorf("%v, %q", err, w.names)
+	}
+}
+
+// TestRemovedDropins: systemd does not go on with drop-ins of yurthub's baked unit
+// that are gone.
+func TestRemovedDropins(t *testing.T) {
+	t.Parallel()
+	w := edgeWorld(t)
+	w.mustBoot()
+	if !w.has(hubDropin) {
+		t.Fatal("no drop-in")
+	}
+	w.names = nil
+	if err := removeHub(t.Context(), w.env(), ondisk.ImageInfo{}); err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.Index(w.names, "remove "+hubDropin); i < 0 || !slices.Contains(w.names[i:], "daemon-reload") {
+		t.Errorf("%q", w.names)
+	}
+}
