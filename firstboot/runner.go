@@ -233,9 +233,11 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e)
-	since, sources := e.Now(), r.Sources(e)
+	// The jitter is drawn once: of a moment drawn at each look the earliest counts, and
+	// all nodes that a fault of the cluster has stopped would come back together.
+	sources, end := r.Sources(e), e.Now().Add(repeat+time.Duration(e.Rand()*float64(repeat)/4))
 	for {
-		if err := r.pause(ctx, e, standstill); err != nil {
+		if err := r.pause(ctx, e, max(0, min(standstill, end.Sub(e.Now())))); err != nil {
 			return err
 		}
 		if r.Sources(e) != sources {
@@ -244,7 +246,7 @@ func (r *Runner) stop(ctx context.Context, e *Env, p Phase, attempts map[string]
 			clear(attempts)
 			return errRestart
 		}
-		if e.Now().Sub(since) >= repeat+time.Duration(e.Rand()*float64(repeat)/4) {
+		if !e.Now().Before(end) {
 			return errRestart
 		}
 	}

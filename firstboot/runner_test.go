@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"testing"
@@ -75,6 +76,39 @@ func TestSpread(t *testing.T) {
 	}
 	if first.Sub(began) != want || waits != 1 || took == 0 {
 		t.Errorf("the first connection came after %s, expected %s; it waited %d times", first.Sub(began), want, waits)
+	}
+}
+
+// TestStopSpread: a fleet that one fault of its cluster has stopped comes back evenly
+// over a quarter of the pause, and each of it looks for another Site meanwhile.
+func TestStopSpread(t *testing.T) {
+	t.Parallel()
+	const fleet = 1000
+	chance := rand.New(rand.NewPCG(1, 2))
+	w := newWorld(t, "testdata/machine.txtar")
+	var tenths [10]int
+	for range fleet {
+		e, now, looks := w.env(), time.Time{}, 0
+		e.Now = func() time.Time { return now }
+		e.Sleep = func(_ context.Context, d time.Duration) error { now = now.Add(d); return nil }
+		e.Rand = chance.Float64
+		r := &Runner{Env: e, Sources: func(*Env) string { looks++; return "" }}
+		if err := r.stop(t.Context(), e, Phase{Name: "join"}, map[string]int{}, Permanent(errors.New("no such token"), "mint one")); !errors.Is(err, errRestart) {
+			t.Fatal(err)
+		}
+		late := now.Sub(time.Time{}) - repeat
+		if late < 0 || late >= repeat/4 {
+			t.Fatalf("it looked again after %s", repeat+late)
+		}
+		if looks < int(repeat/standstill) {
+			t.Fatalf("only %d looks for another Site", looks)
+		}
+		tenths[late*10/(repeat/4)]++
+	}
+	for i, n := range tenths {
+		if n < fleet/20 || n > fleet*3/20 {
+			t.Errorf("%d of %d come back in tenth %d of the spread: %v", n, fleet, i+1, tenths)
+		}
 	}
 }
 
