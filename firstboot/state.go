@@ -19,7 +19,7 @@ import (
 // begin starts the state of this run. What an earlier run wrote is only read
 // for what a person may still want to see: when it all began.
 func (r *Runner) begin(e *Env) {
-	e.Log = slog.New(redacting{e.Log.Handler(), r.redact})
+	e.Log = slog.New(redacting{Handler: e.Log.Handler(), redact: r.redact})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := e.Now()
@@ -416,20 +416,43 @@ func ReportText(s *ondisk.State) string {
 type redacting struct {
 	slog.Handler
 	redact func(string) string
+	// with are the attributes and groups of With and WithGroup. They are redacted when
+	// something is logged: a secret may have become known meanwhile.
+	with []func(slog.Handler) slog.Handler
 }
 
 func (h redacting) Handle(ctx context.Context, rec slog.Record) error {
 	out := slog.NewRecord(rec.Time, rec.Level, h.redact(rec.Message), rec.PC)
 	rec.Attrs(func(a slog.Attr) bool {
-		out.AddAttrs(slog.String(a.Key, h.redact(a.Value.String())))
+		out.AddAttrs(h.attr(a))
 		return true
 	})
-	return h.Handler.Handle(ctx, out)
+	to := h.Handler
+	for _, with := range h.with {
+		to = with(to)
+	}
+	return to.Handle(ctx, out)
 }
 
-func (h redacting) WithAttrs(as []slog.Attr) slog.Handler {
-	return redacting{h.Handler.WithAttrs(as), h.redact}
+func (h redacting) attr(a slog.Attr) slog.Attr {
+	return slog.String(h.redact(a.Key), h.redact(a.Value.Resolve().String()))
 }
+
+func (h redacting) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return h.and(func(to slog.Handler) slog.Handler {
+		var redacted []slog.Attr
+		for _, a := range attrs {
+			redacted = append(redacted, h.attr(a))
+		}
+		return to.WithAttrs(redacted)
+	})
+}
+
 func (h redacting) WithGroup(name string) slog.Handler {
-	return redacting{h.Handler.WithGroup(name), h.redact}
+	return h.and(func(to slog.Handler) slog.Handler { return to.WithGroup(h.redact(name)) })
+}
+
+func (h redacting) and(with func(slog.Handler) slog.Handler) slog.Handler {
+	h.with = append(slices.Clone(h.with), with)
+	return h
 }
