@@ -10,7 +10,10 @@ import (
 )
 
 // Phase is one step of first boot, or of what a person asks for: convert,
-// revert and reset.
+// revert and reset. It is made for one pass, or one such request, and may remember
+// what its Run did or its Check saw until that ends, e.g. names that an API server's
+// certificate has: the next look need not ask again. The next pass makes its phases
+// anew, so that they look at the machine alone.
 type Phase struct {
 	Name, Doc string
 	// Check looks at the machine, never at the state file. Nil: Run is always

@@ -56,7 +56,7 @@ type Runner struct {
 	// Active returns the Site that First put in place. All later phases of the
 	// pass use it, whatever is stamped meanwhile.
 	Active func() *Active
-	// Phases are those after First, for this Site.
+	// Phases are those after First, for this Site. Both are made anew for each pass.
 	Phases func(*Active) []Phase
 	// Sources returns a digest of all slots: a run that has stopped starts over
 	// when it changes.
@@ -127,9 +127,9 @@ func (r *Runner) pass(ctx context.Context, e *Env, attempts map[string]int) erro
 	active := r.Active()
 	r.adopt(e, active)
 	if !r.spread {
-		// Before the first word to an API server, and once: who waits for the network
-		// or retries is spread already. What this machine has done since it began
-		// counts: all that began together did the same.
+		// Once, before the first connection to an API server: nodes that wait for the
+		// network, or retry, are spread already. The time since the run began is part
+		// of the delay: nodes that booted together have spent about the same.
 		r.spread = true
 		if left := bootDelay(active.Node+machineID(e)) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {

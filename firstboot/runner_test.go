@@ -212,6 +212,43 @@ func TestChecksOnlyLook(t *testing.T) {
 	}
 }
 
+// TestPhasesAreOfOnePass: what a phase remembers of a pass is not there in the next.
+func TestPhasesAreOfOnePass(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "testdata/machine.txtar")
+	ran := 0
+	phase := func() Phase {
+		remembers := false
+		return Phase{
+			Name: "forgetful", Timeout: time.Minute,
+			Check: func(context.Context, *Env) (Verdict, error) {
+				if remembers {
+					return Done, nil
+				}
+				return Todo, nil
+			},
+			Run: func(context.Context, *Env) error { ran++; remembers = true; return nil },
+		}
+	}
+	passes := 0
+	r := &Runner{Env: w.env(), Sources: func(*Env) string { return "" }, Active: func() *Active { return &Active{Site: &configs.Site{}} }}
+	r.First = func() []Phase { return []Phase{phase()} }
+	r.Phases = func(*Active) []Phase {
+		passes++
+		last := Phase{Name: "last", Timeout: time.Minute, Run: func(context.Context, *Env) error { return nil }}
+		if passes < 3 {
+			last.Run = func(context.Context, *Env) error { return errRestart }
+		}
+		return []Phase{phase(), last}
+	}
+	if err := w.run(r); err != nil {
+		t.Fatal(err)
+	}
+	if ran != 2*3 || passes != 3 {
+		t.Errorf("in %d passes its two phases ran %d times", passes, ran)
+	}
+}
+
 // TestPhasesOfAnotherSite: what a former Site's phases failed with is not said of
 // the one that has taken its place, however many it has.
 func TestPhasesOfAnotherSite(t *testing.T) {
