@@ -67,7 +67,7 @@ func resolve(ctx context.Context, img *configs.Image, o Options) (*build, error)
 	s := b.step("resolve", "pinning inputs")
 	// The order of the layers: the base, programs over it, then what the
 	// user lays over all. What edgebake renders itself comes before the
-	// user's (see Build).
+	// user's (see compose).
 	var errs []error
 	for _, part := range []func(context.Context) error{
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveCNI, b.resolveImages, b.resolveOverlays, b.resolveFiles,

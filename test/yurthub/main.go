@@ -186,8 +186,10 @@ func main() {
 		log.Fatal(err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil && ctx.Err() == nil {
+	err = run(ctx, o)
+	stopped := ctx.Err() != nil
+	stop()
+	if err != nil && !stopped {
 		log.Print(err)
 		os.Exit(255)
 	}
