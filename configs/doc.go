@@ -15,6 +15,6 @@
 //     The jsonschema tag reads: default=V, enum=V (repeated), and in words
 //     what schema and reference should say beyond.
 //   - A field without omitempty is required.
-//   - A Secret shows itself nowhere but through EncodeSlot and Reveal, and no
-//     problem quotes one.
+//   - A Secret shows itself nowhere but through Reveal, EncodeSlot and
+//     EncodeSlotInventory, and no problem quotes one.
 package configs

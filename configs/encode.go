@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// EncodeSlot is the Site as stamping writes it into the slot: the one place
-// where secrets leave a Site. The bytes depend on the Site alone.
+// EncodeSlot is the Site as stamping writes it into the slot, with its secrets, which
+// no other encoding of a Site has. The bytes depend on the Site alone.
 func EncodeSlot(s *Site) ([]byte, error) {
 	b, err := encodeNode(encodeValue(reflect.ValueOf(s).Elem()))
 	if err != nil {

@@ -1,0 +1,152 @@
+package walls
+
+import (
+	"fmt"
+	"go/ast"
+	"go/token"
+	"maps"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// reveals lists the files that take a Secret's value out, and what for. Each is a
+// place where a secret can get lost: think of one more twice.
+var reveals = map[string]string{
+	"configs/encode.go":           "the slot, where all secrets of a Site are",
+	"configs/parse_inventory.go":  "an Inventory's token, into each machine's Site",
+	"configs/kubeadmdocs.go":      "the token that kubeadm init makes, for kubeadm",
+	"configs/packed.go":           "manifests, unpacked",
+	"configs/controlplane.go":     "checks the cluster's keys",
+	"configs/decode.go":           "checks a token's form",
+	"configs/validate_network.go": "checks a Wi-Fi key's form",
+	"configs/validate_site.go":    "checks the forms of token, password hash and Ignition config",
+	"overlays/node/render.go":     "the Ignition config and password hashes, for the applier",
+	"overlays/node/check.go":      "the Ignition config, held against the image",
+	"overlays/node/network.go":    "Wi-Fi keys, for wpa_supplicant",
+	"overlays/node/join.go":       "the token, for kubeadm join",
+	"firstboot/discovery.go":      "the token, for the discovery and kubeadm's discovery file",
+	"firstboot/hubpod.go":         "the token, for yurthub as a static pod",
+	"firstboot/cluster.go":        "whether the discovery file has this token",
+	"firstboot/keys.go":           "the cluster's keys and manifests, for kubeadm and the API server",
+	"firstboot/secrets.go":        "what logs and reports must not contain",
+	"firstboot/site.go":           "the Ignition config without the token, to name the Site",
+	"firstboot/siteapply.go":      "the Ignition config without the token, to keep it",
+	"firstboot/ready.go":          "the Ignition config without the token, for the slot",
+	"cluster/token.go":            "a token's Secret in the cluster, and the token in a Site",
+	"cluster/preflight.go":        "the token, to ask the cluster with it",
+	"cmd/edgebake/cluster.go":     "how large the manifests are",
+}
+
+// TestReveals: ARCHITECTURE.md says that this list is whole.
+func TestReveals(t *testing.T) {
+	found := map[string]string{}
+	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
+		if strings.HasSuffix(rel, "_test.go") || strings.HasPrefix(rel, "test/") {
+			return
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok && s.Sel.Name == "Reveal" && found[rel] == "" {
+				found[rel] = fmt.Sprintf("%s:%d", rel, at(s).Line)
+			}
+			return true
+		})
+	})
+	for rel, where := range found {
+		if reveals[rel] == "" {
+			t.Errorf("%s reveals a secret: say what for in the list of this test, if it must", where)
+		}
+	}
+	for rel := range reveals {
+		if found[rel] == "" {
+			t.Errorf("%s reveals no secret any more: take it off the list", rel)
+		}
+	}
+}
+
+// section is what ARCHITECTURE.md says after these words, up to the next blank line.
+func section(t *testing.T, words string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, ok := strings.Cut(string(text), words)
+	if !ok {
+		t.Fatalf("ARCHITECTURE.md does not say %q", words)
+	}
+	after, _, _ = strings.Cut(after, "\n\n")
+	return after
+}
+
+// TestSharedPackages: ARCHITECTURE.md lists what builder and a node's programs share.
+func TestSharedPackages(t *testing.T) {
+	carried := func(prefix string) map[string]bool {
+		all := map[string]bool{}
+		for _, p := range list(t) {
+			name := strings.TrimPrefix(p.ImportPath, self+"/")
+			if !matches([]string{prefix}, name) {
+				continue
+			}
+			for _, dep := range append(p.Deps, p.ImportPath) {
+				if ours, ok := strings.CutPrefix(dep, self+"/"); ok {
+					all[ours] = true
+				}
+			}
+		}
+		return all
+	}
+	built, node := carried("builder/..."), carried("cmd/firstboot")
+	maps.Copy(node, carried("cmd/ipvscare"))
+	var shared, told []string
+	for name := range built {
+		if node[name] {
+			shared = append(shared, name)
+		}
+	}
+	slices.Sort(shared)
+	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(section(t, "`builder` and the programs on a node share these packages:"), -1) {
+		told = append(told, m[1])
+	}
+	if !slices.Equal(shared, told) || len(shared) < 5 {
+		t.Errorf("builder and the programs on a node share\n%s\nARCHITECTURE.md says\n%s", strings.Join(shared, " "), strings.Join(told, " "))
+	}
+}
+
+// TestIPVSDoors: one file of ipvs has netlink, one the paths of /proc.
+func TestIPVSDoors(t *testing.T) {
+	doors := map[string][]string{}
+	eachGoFile(t, func(rel string, _ func(ast.Node) token.Position, f *ast.File) {
+		if path.Dir(rel) != "ipvs" || strings.HasSuffix(rel, "_test.go") {
+			return
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			lit, ok := n.(*ast.BasicLit)
+			if !ok || lit.Kind != token.STRING {
+				return true
+			}
+			text, err := strconv.Unquote(lit.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			door := ""
+			switch {
+			case strings.HasPrefix(text, "github.com/moby/ipvs"), strings.HasPrefix(text, "github.com/vishvananda/netlink"):
+				door = "netlink"
+			case strings.HasPrefix(text, "/proc/net"):
+				door = "/proc/net"
+			}
+			if door != "" && !slices.Contains(doors[door], rel) {
+				doors[door] = append(doors[door], rel)
+			}
+			return true
+		})
+	})
+	if got := fmt.Sprint(doors); got != "map[/proc/net:[ipvs/proc.go] netlink:[ipvs/kernel_linux.go]]" {
+		t.Errorf("%s: ARCHITECTURE.md says otherwise", got)
+	}
+}
