@@ -38,14 +38,14 @@ func removeHubFiles(ctx context.Context, e *Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
+	// Its units, which may be baked and stay, are loaded with these.
+	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, hubDropin, openyurt.Dropin}, e.exists)
 	if err := openPorts(ctx, e); err != nil {
 		return err
 	}
 	if err := removeDummy(ctx, e, image); err != nil {
 		return err
 	}
-	// A baked unit stays, and systemd has it with the drop-ins.
-	loaded := slices.ContainsFunc([]string{hubDropin, openyurt.Dropin}, e.exists)
 	for _, p := range append(slices.Clone(unitLeavings), filepath.Dir(hubDropin)) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("removing what yurthub had: %w", err)

@@ -59,12 +59,46 @@ func TestRollbackOfDNS(t *testing.T) {
 // rolling back, and runs again in the same boot.
 func TestRollbackThatIsKilled(t *testing.T) {
 	t.Parallel()
-	base := named(t)
-	base.stamp(ownDev, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
-	base.powerOn()
+	unit := wpaUnit("wlan0")
+	for _, tt := range []struct {
+		name string
+		base func(*testing.T) *world
+		link func(*world) bool // nil: DNS decides
+	}{
+		{"DNS", func(t *testing.T) *world {
+			base := named(t)
+			base.stamp(ownDev, base.namedSite("network: {dns: ["+wrongDNS+"]}"))
+			return base
+		}, nil},
+		{"it had Wi-Fi, the corrected Site has not", func(t *testing.T) *world {
+			base := wirelessWorld(t, wifi)
+			base.mustBoot()
+			base.stamp(ownDev, base.site(address("192.0.3.50")))
+			return base
+		}, func(w *world) bool { return w.units[unit] == "active" }},
+		{"it had none, the corrected Site has", func(t *testing.T) *world {
+			base := wirelessWorld(t, address("192.0.2.50"))
+			base.mustBoot()
+			base.stamp(ownDev, base.site(wifi))
+			return base
+		}, func(w *world) bool { return w.units[unit] != "active" && w.networkHas("192.0.2.50/24") }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			base := tt.base(t)
+			base.powerOn()
+			killAnywhere(t, base, tt.link)
+		})
+	}
+}
+
+func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
 	for n := 1; ; n++ {
 		w := base.clone(t)
 		w.cutAt = n
+		if link != nil {
+			w.link = func() bool { return link(w) }
+		}
 		if err := w.boot(); err != nil && !w.cut {
 			t.Fatal(err)
 		}
