@@ -173,8 +173,10 @@ func (g *group) update(s Server) {
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
 		for _, m := range g.members {
-			m.cancel()
-			m.cancel = nil // enlist starts it again
+			if m.cancel != nil { // or it was stopped before, and enlist has not come to it yet
+				m.cancel()
+				m.cancel = nil // enlist starts it again
+			}
 			m.health.Rise, m.health.Fall = s.Rise, s.Fall
 		}
 	}
