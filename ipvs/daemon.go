@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -70,6 +69,10 @@ type Daemon struct {
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
 	said   map[string]string
+
+	namesMu sync.Mutex
+	names   map[netip.AddrPort][]string // as in the notes
+	hosts   map[netip.AddrPort]string   // as configured
 }
 
 type running struct {
@@ -81,7 +84,7 @@ type running struct {
 
 // NewDaemon returns a daemon that has not done anything yet.
 func NewDaemon(opt Options) *Daemon {
-	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), said: make(map[string]string),
+	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), said: make(map[string]string), names: make(map[netip.AddrPort][]string),
 		slots: make(chan struct{}, handshakes)}
 }
 
@@ -218,9 +221,9 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, releases map[netip
 	if err := d.apply(ctx, servers, releases); err != nil {
 		return err
 	}
-	for vip, host := range noted(d.opt.RunDir) {
+	for vip := range noted(d.opt.RunDir) {
 		if _, locked := lockedBy(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
-			d.forget(ctx, vip, host)
+			d.forget(ctx, vip)
 		}
 	}
 	return nil
@@ -375,6 +378,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip
 			return err
 		}
 	}
+	d.configure(servers)
 	present := d.kept()
 	var fresh []Server
 	for _, s := range servers {
@@ -402,67 +406,22 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip
 		d.mu.Lock()
 		delete(d.groups, vip)
 		d.mu.Unlock()
-		d.forget(ctx, vip, r.server.Host)
+		d.forget(ctx, vip)
 		r.release()
 	}
 	return nil
 }
 
-// What was made is noted in RunDir, one file for each virtual server with the
-// name in the hosts file as its content, so that it can be removed after the
-// configuration forgot it. The notes are gone at reboot, as are the rules.
-
-func (d *Daemon) note(s Server) error {
-	if d.opt.RunDir == "" {
-		return nil
-	}
-	if err := replaceFile(filepath.Join(d.opt.RunDir, s.VIP.String()), []byte(s.Host), 0o600); err != nil {
-		return fmt.Errorf("noting that %s is made: %w", s.VIP, err)
-	}
-	return nil
-}
-
-// noted returns what earlier lives made, by virtual server.
-func noted(runDir string) map[netip.AddrPort]string {
-	hosts := make(map[netip.AddrPort]string)
-	entries, err := os.ReadDir(runDir)
-	if runDir == "" || err != nil {
-		return hosts
-	}
-	for _, e := range entries {
-		vip, err := netip.ParseAddrPort(e.Name())
-		if err != nil {
-			continue
-		}
-		if b, err := os.ReadFile(filepath.Join(runDir, e.Name())); err == nil {
-			hosts[vip] = string(b)
-		}
-	}
-	return hosts
-}
-
 // forget removes a virtual server that is kept no more.
-func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort, host string) {
-	err := d.keeper.drop(ctx, vip)
-	if host != "" && d.opt.HostsFile != "" {
-		_, herr := keepHosts(ctx, d.opt.HostsFile, d.opt.RunDir, noLineFor(host, vip.Addr()))
-		err = errors.Join(err, herr)
-	}
-	if err == nil && d.opt.RunDir != "" {
-		err = removeNote(d.opt.RunDir, vip)
+func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) {
+	err := errors.Join(d.keeper.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
+	if err == nil {
+		err = d.unnote(vip)
 	}
 	d.say(vip.String(), err)
 	if err == nil {
 		d.logf("%s: removed: it is no longer configured", vip)
 	}
-}
-
-func removeNote(runDir string, vip netip.AddrPort) error {
-	err := os.Remove(filepath.Join(runDir, vip.String()))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // Leftovers is what Clean removes.
@@ -478,14 +437,22 @@ type Leftovers struct {
 // virtual server that is removed goes to log, on one line; of the others the error
 // says why, one line each.
 func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) error {
-	hosts := make(map[netip.AddrPort]string)
+	names := make(map[netip.AddrPort][]string)
+	notes := noted(l.RunDir)
 	if l.Noted {
-		hosts = noted(l.RunDir)
+		maps.Copy(names, notes)
 	}
 	for _, s := range l.Servers {
-		hosts[s.VIP] = s.Host
+		names[s.VIP] = addName(notes[s.VIP], s.Host)
 	}
-	vips := slices.SortedFunc(maps.Keys(hosts), netip.AddrPort.Compare)
+	for vip := range names {
+		for _, name := range linesAt(l.HostsFile, vip.Addr()) {
+			if !others(notes, names, name) {
+				names[vip] = addName(names[vip], name)
+			}
+		}
+	}
+	vips := slices.SortedFunc(maps.Keys(names), netip.AddrPort.Compare)
 	for _, vip := range vips {
 		if pid, locked := lockedBy(l.RunDir, vip); locked {
 			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
@@ -497,12 +464,14 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 	var errs []error
 	for _, vip := range vips {
 		err := removeService(kernel, vip, false)
-		if host := hosts[vip]; host != "" && l.HostsFile != "" {
-			_, herr := keepHosts(ctx, l.HostsFile, l.RunDir, noLineFor(host, vip.Addr()))
-			err = errors.Join(err, herr)
+		for _, name := range names[vip] {
+			if l.HostsFile != "" {
+				_, herr := keepHosts(ctx, l.HostsFile, l.RunDir, noLineFor(name, vip.Addr()))
+				err = errors.Join(err, herr)
+			}
 		}
-		if l.RunDir != "" {
-			err = errors.Join(err, removeNote(l.RunDir, vip))
+		if err == nil { // or nobody would know what is left
+			err = removeNote(l.RunDir, vip)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", vip, err))

@@ -410,10 +410,10 @@ func (g *group) apply(ctx context.Context) {
 }
 
 // hosts keeps the line of the hosts file: the virtual address, or without
-// IP_VS a healthy API server's.
+// IP_VS a healthy API server's. Then it removes the lines of former names.
 func (g *group) hosts(ctx context.Context) {
 	g.mu.Lock()
-	name, old := g.server.Host, g.hostsAt
+	s, old := g.server, g.hostsAt
 	at := g.vip.Addr()
 	if g.d.absent.Load() {
 		at = g.fallback(old)
@@ -427,20 +427,33 @@ func (g *group) hosts(ctx context.Context) {
 		}
 	}
 	g.mu.Unlock()
-	if name == "" || g.d.opt.HostsFile == "" || !at.IsValid() {
+	if g.d.opt.HostsFile == "" {
 		return
 	}
-	changed, err := keepHosts(ctx, g.d.opt.HostsFile, g.d.opt.RunDir, lineFor(name, at))
-	if ctx.Err() != nil {
-		return
+	if err := g.keepLine(ctx, s, at); ctx.Err() == nil {
+		g.d.say(fmt.Sprintf("%s: %s", g.vip, g.d.opt.HostsFile), err)
 	}
-	g.d.say(g.d.opt.HostsFile, err)
-	if changed {
-		g.d.logf("%s: %s says %s %s", g.vip, g.d.opt.HostsFile, at, name)
-	}
-	if gone.IsValid() {
+	if gone.IsValid() && s.Host != "" && at.IsValid() {
 		g.d.say(fmt.Sprintf("%s: closing connections to %s", g.vip, gone), g.d.keeper.sever(ctx, gone))
 	}
+}
+
+// keepLine writes the line of the hosts file, if there is to be one, and leaves no
+// line of a former name.
+func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
+	if s.Host != "" && at.IsValid() {
+		if err := g.d.note(s); err != nil {
+			return err
+		}
+		changed, err := keepHosts(ctx, g.d.opt.HostsFile, g.d.opt.RunDir, lineFor(s.Host, at))
+		if err != nil {
+			return err
+		}
+		if changed {
+			g.d.logf("%s: %s says %s %s", g.vip, g.d.opt.HostsFile, at, s.Host)
+		}
+	}
+	return g.d.removeFormer(ctx, g.vip, s.Host)
 }
 
 // serving are the API servers that new connections go to.

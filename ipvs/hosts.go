@@ -81,6 +81,26 @@ func (h hostsLine) in(text []byte) []byte {
 	return bytes.Join(lines, nil)
 }
 
+// linesAt returns the names that our lines of the hosts file give to one of the
+// addresses.
+func linesAt(path string, addrs ...netip.Addr) []string {
+	text, err := os.ReadFile(path)
+	if path == "" || err != nil {
+		return nil
+	}
+	var names []string
+	for line := range bytes.Lines(text) {
+		words, comment := hostsFields(line)
+		if len(words) < 2 || comment != hostsMark {
+			continue
+		}
+		if a, err := netip.ParseAddr(words[0]); err == nil && slices.Contains(addrs, a) {
+			names = append(names, words[1:]...)
+		}
+	}
+	return names
+}
+
 func hostsFields(line []byte) (words []string, comment string) {
 	s := strings.TrimRight(string(line), "\r\n")
 	if i := strings.IndexByte(s, '#'); i >= 0 {

@@ -216,6 +216,7 @@ type world struct {
 	state   string
 	mu      sync.Mutex
 	lines   []string
+	ctx     context.Context
 	cancel  context.CancelFunc
 	done    chan error
 	masters []*loopMaster
@@ -282,7 +283,7 @@ func testServer(t *testing.T, last byte) Server {
 func (w *world) start(servers ...Server) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	w.cancel, w.done = cancel, make(chan error, 1)
+	w.ctx, w.cancel, w.done = ctx, cancel, make(chan error, 1)
 	ready := make(chan struct{})
 	w.daemon = NewDaemon(Options{Spread: w.spread, Servers: servers, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, Kernel: w.kernel, Log: w.log,
 		Ready: func() { close(ready) }})

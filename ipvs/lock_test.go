@@ -223,7 +223,7 @@ func TestRejectedReloadLetsGo(t *testing.T) {
 	if err := useRunDir(dir); err != nil {
 		t.Fatal(err)
 	}
-	d := &Daemon{opt: Options{RunDir: dir}, groups: map[netip.AddrPort]*running{}}
+	d := NewDaemon(Options{RunDir: dir})
 	one, two := Server{VIP: netip.MustParseAddrPort("192.0.2.1:6443")}, Server{VIP: netip.MustParseAddrPort("192.0.2.2:6443")}
 	// No file can take this name.
 	if err := os.MkdirAll(filepath.Join(dir, two.VIP.String(), "full"), 0o700); err != nil {

@@ -164,16 +164,16 @@ what others change. docs/ipvscare.md lists the differences.`,
 			if err != nil {
 				return usageError{err}
 			}
-			hosts := c.hosts
-			if c.host == "" {
-				hosts = ""
-			}
 			if c.clean {
 				kernel, err := ipvs.OpenKernel(c.sysctls)
 				if err != nil {
 					return err
 				}
-				return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run}, func(line string) { fmt.Fprintln(stderr, line) })
+				return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: []ipvs.Server{s}, HostsFile: c.hosts, RunDir: c.run}, func(line string) { fmt.Fprintln(stderr, line) })
+			}
+			hosts := c.hosts
+			if c.host == "" {
+				hosts = ""
 			}
 			return keep(ctx, ipvs.Options{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
 				Metrics: c.metrics, Once: c.runOnce}, c.sysctls, stderr)

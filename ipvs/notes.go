@@ -1,0 +1,189 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// What was made is noted in RunDir, so that it can be removed after the
+// configuration forgot it: one file for each virtual server. Its lines are the
+// names that may have a line of ours in the hosts file; a name is noted before
+// its line is written, and dropped after its line is gone. The notes are gone
+// at reboot, as are the rules. Lines of the hosts file are not: what points to
+// the virtual address is then known by that.
+
+// note notes a virtual server and its name.
+func (d *Daemon) note(s Server) error {
+	d.namesMu.Lock()
+	defer d.namesMu.Unlock()
+	names, ok := d.names[s.VIP]
+	if !ok {
+		names = d.leftBy(s.VIP, s.Masters)
+	}
+	if all := addName(names, s.Host); !ok || len(all) > len(names) {
+		return d.setNames(s.VIP, all)
+	}
+	return nil
+}
+
+// leftBy returns the names that an earlier life may have left in the hosts file.
+// Its line may point to an API server, where the kernel had no IPVS.
+func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
+	notes := noted(d.opt.RunDir)
+	names := notes[vip]
+	at := []netip.Addr{vip.Addr()}
+	for _, m := range masters {
+		if a, ok := m.addr(); ok {
+			at = append(at, a.Addr())
+		}
+	}
+	for _, name := range linesAt(d.opt.HostsFile, at...) {
+		if !others(notes, map[netip.AddrPort][]string{vip: nil}, name) {
+			names = addName(names, name)
+		}
+	}
+	return names
+}
+
+// setNames has a note hold just these names. d.namesMu is held.
+func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
+	if d.opt.RunDir != "" {
+		if err := replaceFile(notePath(d.opt.RunDir, vip), []byte(strings.Join(names, "\n")), 0o600); err != nil {
+			return fmt.Errorf("noting that %s is made: %w", vip, err)
+		}
+	}
+	d.names[vip] = names
+	return nil
+}
+
+// configure takes the names that virtual servers have from now on.
+func (d *Daemon) configure(servers []Server) {
+	d.namesMu.Lock()
+	defer d.namesMu.Unlock()
+	d.hosts = make(map[netip.AddrPort]string)
+	for _, s := range servers {
+		d.hosts[s.VIP] = s.Host
+	}
+}
+
+// former returns the names other than its present one that may have a line for
+// the virtual server. The line of a name that is another virtual server's by now
+// is that one's to write: only the note has to forget it.
+func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []string) {
+	d.namesMu.Lock()
+	defer d.namesMu.Unlock()
+	names, ok := d.names[vip]
+	if !ok {
+		names = d.leftBy(vip, nil)
+		d.names[vip] = names
+	}
+	for _, name := range names {
+		taken := false
+		for other, host := range d.hosts {
+			taken = taken || other != vip && other.Addr().Is4() == vip.Addr().Is4() && strings.EqualFold(host, name)
+		}
+		switch {
+		case strings.EqualFold(name, present):
+		case taken:
+			leave = append(leave, name)
+		default:
+			remove = append(remove, name)
+		}
+	}
+	return remove, leave
+}
+
+// removeFormer removes the lines of all names but the present one from the hosts
+// file, and then the names from the note.
+func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present string) error {
+	if d.opt.HostsFile == "" {
+		return nil
+	}
+	remove, gone := d.former(vip, present)
+	var errs []error
+	for _, name := range remove {
+		changed, err := keepHosts(ctx, d.opt.HostsFile, d.opt.RunDir, noLineFor(name, vip.Addr()))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		gone = append(gone, name)
+		if changed {
+			d.logf("%s: removed the line of %s from %s", vip, name, d.opt.HostsFile)
+		}
+	}
+	if len(gone) == 0 {
+		return errors.Join(errs...)
+	}
+	d.namesMu.Lock()
+	defer d.namesMu.Unlock()
+	left := slices.DeleteFunc(slices.Clone(d.names[vip]), func(name string) bool { return slices.Contains(gone, name) })
+	return errors.Join(append(errs, d.setNames(vip, left))...)
+}
+
+// unnote forgets a virtual server of which nothing is left.
+func (d *Daemon) unnote(vip netip.AddrPort) error {
+	d.namesMu.Lock()
+	defer d.namesMu.Unlock()
+	delete(d.names, vip)
+	return removeNote(d.opt.RunDir, vip)
+}
+
+func notePath(runDir string, vip netip.AddrPort) string { return filepath.Join(runDir, vip.String()) }
+
+func removeNote(runDir string, vip netip.AddrPort) error {
+	if runDir == "" {
+		return nil
+	}
+	err := os.Remove(notePath(runDir, vip))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// noted returns what was made, and the names that may have a line.
+func noted(runDir string) map[netip.AddrPort][]string {
+	names := make(map[netip.AddrPort][]string)
+	entries, err := os.ReadDir(runDir)
+	if runDir == "" || err != nil {
+		return names
+	}
+	for _, e := range entries {
+		vip, err := netip.ParseAddrPort(e.Name())
+		if err != nil {
+			continue
+		}
+		if b, err := os.ReadFile(filepath.Join(runDir, e.Name())); err == nil {
+			names[vip] = strings.Fields(string(b))
+		}
+	}
+	return names
+}
+
+// others reports whether a note of a virtual server that is not among ours has
+// the name.
+func others(notes, ours map[netip.AddrPort][]string, name string) bool {
+	for vip := range maps.Keys(notes) {
+		if _, own := ours[vip]; !own && len(addName(notes[vip], name)) == len(notes[vip]) {
+			return true
+		}
+	}
+	return false
+}
+
+// addName returns the names with one more, unless it is among them or empty.
+func addName(names []string, name string) []string {
+	if name == "" || slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) }) {
+		return names
+	}
+	return append(slices.Clone(names), name)
+}
