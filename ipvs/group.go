@@ -29,6 +29,7 @@ type group struct {
 	// unstored says that learned is not on the disk, as it should be.
 	unstored bool
 	teacher  netip.AddrPort // the API server that the list is read from
+	unasked  bool           // nobody could be asked for it
 	dark     bool           // nobody is up for long: try every API server ever named
 	members  map[netip.AddrPort]*member
 	names    map[string][]netip.Addr // last good answers of DNS
@@ -233,6 +234,7 @@ func (g *group) loadCA() {
 	for _, m := range g.members {
 		poke(m.renew)
 	}
+	g.askAgain()
 }
 
 // list returns the API servers that count now. g.mu is held.
@@ -362,6 +364,9 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c outc
 		}
 		g.d.logf("%s: API server %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
 		poke(g.changed)
+		if m.health.State == Up {
+			g.askAgain()
+		}
 		if named := m.name != a.Addr().String(); named && before == Up {
 			poke(g.lookNow) // its name may be somewhere else by now
 		}

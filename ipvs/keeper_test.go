@@ -214,6 +214,7 @@ type world struct {
 	hosts   string
 	run     string
 	state   string
+	cert    string // the node's
 	mu      sync.Mutex
 	lines   []string
 	ctx     context.Context
@@ -285,7 +286,7 @@ func (w *world) start(servers ...Server) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ctx, w.cancel, w.done = ctx, cancel, make(chan error, 1)
 	ready := make(chan struct{})
-	w.daemon = NewDaemon(Options{Spread: w.spread, Servers: servers, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, Kernel: w.kernel, Log: w.log,
+	w.daemon = NewDaemon(Options{Spread: w.spread, Servers: servers, HostsFile: w.hosts, RunDir: w.run, StateDir: w.state, ClientCert: w.cert, Kernel: w.kernel, Log: w.log,
 		Ready: func() { close(ready) }})
 	go func() { w.done <- w.daemon.Run(ctx) }()
 	w.t.Cleanup(func() { w.stop() })

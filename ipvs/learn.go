@@ -197,26 +197,29 @@ func (g *group) learner(ctx context.Context) {
 		case <-g.learnNow:
 		case <-time.After(jitter(wait)):
 		}
-		wait = g.profile().Learn
 		if !g.learns() {
+			wait = g.profile().Learn
 			continue
 		}
-		if err := g.learn(ctx); err != nil {
-			if !errors.Is(err, fs.ErrNotExist) { // not joined yet
-				g.d.say(fmt.Sprintf("%s: the cluster's list of API servers", g.vip), err)
-			}
+		err := g.learn(ctx)
+		// Before the node has joined, or while nobody is there to ask, nothing is
+		// wrong with the list, and nothing that was is right.
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody) {
+			g.d.say(fmt.Sprintf("%s: the cluster's list of API servers", g.vip), err)
+		}
+		wait = g.profile().Learn
+		if err != nil {
 			wait = min(wait, time.Minute)
-			if g.d.opt.LearnEvery > 0 {
-				wait = g.d.opt.LearnEvery
-			}
-			continue
 		}
-		g.d.say(fmt.Sprintf("%s: the cluster's list of API servers", g.vip), nil)
 		if g.d.opt.LearnEvery > 0 {
 			wait = g.d.opt.LearnEvery
 		}
 	}
 }
+
+// errNobody means that nobody was asked: no API server is up, or none can be
+// verified yet.
+var errNobody = errors.New("no API server to ask is up and verified")
 
 // learns reports whether the cluster's list is wanted.
 func (g *group) learns() bool {
@@ -237,7 +240,7 @@ func (g *group) learn(ctx context.Context) error {
 	}
 	from, configured := g.askTeacher()
 	if !from.addr.IsValid() || from.roots == nil {
-		return nil // nobody to ask, or nobody who could be believed
+		return errNobody
 	}
 	from.client = &cert
 	masters, err := g.readList(ctx, from)
@@ -264,7 +267,8 @@ func (g *group) learn(ctx context.Context) error {
 
 // askTeacher picks the API server whose list is read, and returns the configured
 // ones beside it. It stays the same one as long as it is up: a fault that all of
-// them have is then said once. Without any that is up, the target has no address.
+// them have is then said once. Without any that is up, the target has no address;
+// without authorities it has no roots. Then the next reading is due once there are.
 func (g *group) askTeacher() (from target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -280,7 +284,17 @@ func (g *group) askTeacher() (from target, configured []Master) {
 	if m := g.members[g.teacher]; m != nil {
 		from = g.target(g.teacher, m.name)
 	}
+	g.unasked = from.roots == nil
 	return from, g.server.Masters
+}
+
+// askAgain has the cluster's list read now if nobody could be asked before. g.mu
+// is held.
+func (g *group) askAgain() {
+	if g.unasked {
+		g.unasked = false
+		poke(g.learnNow)
+	}
 }
 
 // readList reads the cluster's list from one API server.

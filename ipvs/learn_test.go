@@ -1,0 +1,85 @@
+package ipvs
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// nodeCert writes a certificate of the CA and its key, as kubelet keeps them.
+func nodeCert(t *testing.T, c *ca) string {
+	t.Helper()
+	cert := c.issue(t, time.Now().Add(-time.Hour), time.Now().Add(time.Hour), "shop-1")
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]})
+	pem.Encode(&b, &pem.Block{Type: "PRIVATE KEY", Bytes: key})
+	file := filepath.Join(t.TempDir(), "node.pem")
+	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestLearnWhenSomebodyIsThere: with nobody to ask the cluster's list is neither
+// wrong nor right, and it is read as soon as somebody is there.
+func TestLearnWhenSomebodyIsThere(t *testing.T) {
+	for _, what := range []string{"the network", "the CA"} {
+		t.Run(what+" comes late", func(t *testing.T) {
+			from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+			w, c := newWorld(t, 1), newCA(t, from, to)
+			m := w.masters[0]
+			m.cert = c.issue(t, from, to, "kubernetes")
+			m.handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == learnPath {
+					io.WriteString(rw, `{"kind":"ConfigMap","data":{"masters":"nonsense"}}`)
+				}
+			})
+			m.stop()
+			s := testServer(t, 220)
+			s.Masters, s.Learn = []Master{m.master()}, true
+			s.Profile.Learn = time.Hour
+			s.Probe.CAFile = filepath.Join(t.TempDir(), "ca.crt")
+			writeCA := func() {
+				if err := os.WriteFile(s.Probe.CAFile, c.pem, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if what == "the CA" {
+				m.start()
+			} else {
+				writeCA()
+			}
+			w.cert = nodeCert(t, c)
+			w.start(s)
+			g := w.daemon.kept()[s.VIP]
+			subject := g.vip.String() + ": the cluster's list of API servers"
+			w.daemon.say(subject, errors.New("as it was")) // of an earlier reading
+			time.Sleep(10 * s.Profile.Retry)               // it looks for somebody to ask
+			if p := w.daemon.Status().Problems; !slices.Contains(p, subject+": as it was") || w.said(subject+": fixed") > 0 {
+				t.Errorf("nobody was asked; problems: %q", p)
+			}
+			begin := time.Now()
+			if what == "the CA" {
+				writeCA()
+			} else {
+				m.start()
+			}
+			w.eventually("the list is read", func() bool { return w.said(`"nonsense" has no port`) == 1 })
+			if took := time.Since(begin); took > 30*time.Second {
+				t.Errorf("read after %s", took)
+			}
+		})
+	}
+}
