@@ -82,7 +82,10 @@ func newGroup(d *Daemon, s Server) *group {
 func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
-	if len(g.serving()) == 0 && g.d.opt.Spread > 0 {
+	g.mu.Lock()
+	serving := g.serving()
+	g.mu.Unlock()
+	if len(serving) == 0 && g.d.opt.Spread > 0 {
 		select {
 		case <-ctx.Done():
 			return
@@ -129,6 +132,8 @@ func (g *group) takeOver(ctx context.Context) {
 	if err != nil || have == nil {
 		return // the keeper says what is wrong
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for _, dest := range have.Dests {
 		if dest.Weight > 0 {
 			g.stood = append(g.stood, dest)

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -53,4 +54,41 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	})
 	w.masters[0].stop()
 	w.eventually("and it is seen to go down", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "down" })
+}
+
+// TestStatusWhileItStarts: a group that takes over what earlier lives left is asked
+// for its status meanwhile. The race detector watches.
+func TestStatusWhileItStarts(t *testing.T) {
+	state := t.TempDir()
+	text := `{"version":1,"servers":[{"vip":"` + testVIP.String() + `","configured":["10.0.0.1:6443"],"masters":["10.0.0.2:6443"],"names":{"a.example":["192.0.2.1"]}}]}`
+	if err := os.WriteFile(filepath.Join(state, "learned.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, 0)
+	g, _ := namesGroup(t, t.TempDir(), deadDNS, "10.0.0.1:6443")
+	w.kernel.services = []Service{{VIP: g.vip, Scheduler: "rr", Dests: []Dest{{Addr: addrAt(1), Weight: 1}}}}
+	g.d.opt.StateDir, g.server.Learn = state, true
+	newAlarm, closeAlarms := quietAlarms()
+	defer closeAlarms()
+	g.d.keeper = newKeeper(w.kernel, g.d.logf, &g.d.stats, func(error) {})
+	g.d.keeper.alarms = newAlarm
+	go g.d.keeper.run(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.takeOver(t.Context())
+		g.loadLearned()
+	}()
+	for over := false; !over; {
+		g.status()
+		select {
+		case <-done:
+			over = true
+		default:
+		}
+	}
+	st := g.status()
+	if !st.Learned || len(st.Masters) != 1 || !st.Masters[0].Serving {
+		t.Errorf("it took over %+v", st)
+	}
 }

@@ -103,6 +103,8 @@ func (g *group) loadLearned() {
 		return
 	}
 	s := doc.Servers[i]
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.names = make(map[string][]netip.Addr)
 	for name, addrs := range s.Names {
 		if addrs = usable(g.vip.Addr(), addrs); len(addrs) > 0 {
