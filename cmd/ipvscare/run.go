@@ -72,7 +72,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case len(args) == 1 && slices.Contains([]string{"version", "--version"}, args[0]):
 		fmt.Fprintln(stdout, "ipvscare", version.OfSource())
 		return nil
-	case args[0] == "help":
+	case slices.Contains([]string{"help", "-h", "--help"}, args[0]):
+		if len(args) > 2 {
+			return usageError{fmt.Errorf("unexpected argument %q: ipvscare help takes one command", args[2])}
+		}
 		args = []string{args[1], "--help"}
 	}
 	i := slices.IndexFunc(all, func(c *command) bool { return c.name == args[0] })

@@ -27,6 +27,7 @@ func TestUsage(t *testing.T) {
 		{"unknown command", []string{"bogus"}, []string{`unknown command "bogus"`}},
 		{"unknown flag", []string{"run", "--foo"}, []string{"--foo", "ipvscare run --help"}},
 		{"an argument", []string{"status", "x"}, []string{`unexpected argument "x"`}},
+		{"an argument after help", []string{"help", "run", "extra"}, []string{`unexpected argument "extra"`}},
 		{"output", []string{"status", "-o", "xml"}, []string{"-o xml: want text or json"}},
 		{"care without anything", []string{"care"}, []string{"--vs is missing", "--rs is missing"}},
 		{"care with bad values", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--mode", "x", "--health-schem", "ftp", "--ip", "y"},
@@ -87,7 +88,7 @@ func TestSpread(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"--help"}, {"run", "--help"}, {"status", "-h"}, {"clean", "-h"}, {"care", "-h"}, {"static-pod", "-h"}, {"help"}, {"help", "care"}} {
+	for _, args := range [][]string{nil, {"--help"}, {"run", "--help"}, {"status", "-h"}, {"clean", "-h"}, {"care", "-h"}, {"static-pod", "-h"}, {"help"}, {"help", "care"}, {"--help", "run"}, {"-h", "run"}} {
 		var out bytes.Buffer
 		if err := run(t.Context(), args, &out, &out); err != nil || !strings.Contains(out.String(), "Usage:") {
 			t.Errorf("%v: %v: %s", args, err, &out)
