@@ -112,22 +112,25 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 			errs = append(errs, fmt.Errorf("--ip %s: invalid address", c.ip))
 		}
 	}
-	if len(errs) > 0 {
-		return ipvs.Server{}, errors.Join(errs...)
-	}
 	var masters []string
 	for _, rs := range c.rs {
 		masters = append(masters, strings.FieldsFunc(rs, func(r rune) bool { return r == ',' || r == ' ' })...)
 	}
-	if c.clean && len(masters) == 0 {
-		vip, err := netip.ParseAddrPort(c.vs)
-		return ipvs.Server{VIP: vip, Host: c.host}, err
+	none := len(c.rs) == 0 // said above, or not needed
+	if none {
+		masters = []string{"none:1"}
 	}
 	s, err := ipvs.FromVirtual(ondisk.IPVSVirtual{
 		VIP: c.vs, Masters: masters, Host: c.host, Scheduler: c.scheduler, CAFile: c.caFile, ProbePath: c.path, Profile: c.profile,
 	})
 	if err != nil {
-		return ipvs.Server{}, err
+		errs = append(errs, err)
+	}
+	if len(errs) > 0 {
+		return ipvs.Server{}, errors.Join(errs...)
+	}
+	if none {
+		s.Masters = nil
 	}
 	s.Source = source
 	s.Probe.Unsafe = c.insecure

@@ -34,6 +34,9 @@ func TestUsage(t *testing.T) {
 			[]string{"--mode x", "--health-schem ftp", "--ip y"}},
 		{"care with the VIP as a real server", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.1.1.1:1"}, []string{"is the virtual address itself"}},
 		{"care with a bad scheduler", []string{"care", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1", "--scheduler", "best"}, []string{`unknown scheduler "best": want one of`}},
+		{"care with nothing right", []string{"care", "--vs", "1", "--rs", "x", "--mode", "y", "--scheduler", "z"},
+			[]string{"--mode y", `vip: invalid address "1"`, `"x" has no port`, `unknown scheduler "z"`}},
+		{"care --clean without a port", []string{"care", "--clean", "--vs", "10.103.97.2"}, []string{`vip: "10.103.97.2" has no port: write 10.103.97.2:6443`}},
 		{"static-pod without an image", []string{"static-pod", "--vs", "10.1.1.1:1", "--rs", "10.0.0.1:1"}, []string{"--image is missing"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
