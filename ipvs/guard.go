@@ -53,7 +53,7 @@ var errHidden = errors.New("it shows neither cluster-info nor this node's Node")
 // vouch has the API server show which cluster it is of.
 func (j *Joined) vouch(ctx context.Context, t target) (outcome, error) {
 	anonymous := t
-	anonymous.client = nil // kubeadm lets nobody but the unknown read it
+	anonymous.client = nil // kubeadm's RBAC rule grants it to system:anonymous alone
 	info, infoStatus, err := uidOf(ctx, anonymous, clusterInfoPath)
 	if err != nil {
 		return classify(err, false), fmt.Errorf("asking for its cluster-info: %w", err)
