@@ -13,7 +13,7 @@ UNIT = $$(go list ./... | grep -vE '/test/(cluster|ipvs|e2e|walls)$$')
 # that edgebake was called in.
 AGENT := GOOS=linux CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOFIPS140=off go build -trimpath -buildvcs=false -ldflags='-s -w'
 
-.PHONY: help deps need-go build packages demo demo-cluster test check lint tidy unit oracle e2e bench fuzz nightly clean
+.PHONY: help deps need-go build packages demo demo-cluster test check lint tidy unit oracle e2e race bench fuzz nightly clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -83,6 +83,9 @@ oracle:
 e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
 	@go test -count=1 -v -p 1 -timeout 2h $(GUESTS)
 
+race: ## unit tests of the concurrent packages under the race detector (needs a C compiler)
+	@go test -race -p 1 -timeout 2h ./ipvs ./firstboot ./builder/... ./cluster/...
+
 bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
 	@go test -count=1 -timeout 30m -run '^$$' -bench Slots ./builder/media
@@ -99,11 +102,12 @@ fuzz: ## run every fuzz target for FUZZTIME (10s) each
 	  done; \
 	done; exit $$bad
 
-nightly: deps ## the long runs: fuzzing, power cuts, Secure Boot, damaged disks, arm64, all packages
+nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure Boot, damaged disks, arm64, all packages
 	@test/deps/install.sh nightly
 	@test/deps/install.sh demo arm64
 	@rc=0; EDGEBAKE_NIGHTLY=1 go test -count=1 -v -p 1 -timeout 8h ./packaging ./firstboot $(GUESTS) || rc=1; \
-	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; exit $$rc
+	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; \
+	  $(MAKE) --no-print-directory race || rc=1; exit $$rc
 
 clean: ## remove what was made here (the cache of inputs stays)
 	rm -rf bin build

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -107,6 +108,17 @@ func (d *Daemon) say(subject string, err error) {
 		d.said[subject] = msg
 		d.logf("%s: %s", subject, msg)
 	}
+}
+
+// unsay drops what was said of subjects that begin so and are no longer looked at, but
+// for those that are named.
+func (d *Daemon) unsay(prefix string, but ...string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.said, func(subject, _ string) bool {
+		rest, ours := strings.CutPrefix(subject, prefix)
+		return ours && !slices.Contains(but, rest)
+	})
 }
 
 func readRoots(file string) (*roots, error) {
@@ -420,6 +432,7 @@ func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) {
 	}
 	d.say(vip.String(), err)
 	if err == nil {
+		d.unsay(vip.String() + ": ")
 		d.logf("%s: removed: it is no longer configured", vip)
 	}
 }

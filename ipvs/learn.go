@@ -199,7 +199,9 @@ func (g *group) learner(ctx context.Context) {
 		case <-g.learnNow:
 		case <-time.After(jitter(wait)):
 		}
+		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
 		if !g.learns() {
+			g.d.unsay(subject)
 			wait = g.profile().Learn
 			continue
 		}
@@ -207,7 +209,7 @@ func (g *group) learner(ctx context.Context) {
 		// Before the node has joined, or while nobody is there to ask, nothing is
 		// wrong with the list, and nothing that was is right.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody) {
-			g.d.say(fmt.Sprintf("%s: the cluster's list of API servers", g.vip), err)
+			g.d.say(subject, err)
 		}
 		wait = g.profile().Learn
 		if err != nil {

@@ -59,6 +59,11 @@ func (g *group) resolve(ctx context.Context) bool {
 	g.mu.Lock()
 	masters := g.list()
 	g.mu.Unlock()
+	var listed []string
+	for _, m := range masters {
+		listed = append(listed, m.Host)
+	}
+	g.d.unsay(g.lookingUp(""), listed...)
 	changed := false
 	for _, m := range masters {
 		if _, ok := m.addr(); ok {
@@ -80,11 +85,14 @@ func (g *group) resolve(ctx context.Context) bool {
 			changed = true
 			g.d.logf("%s: %s is %v", g.vip, m.Host, addrs)
 		}
-		g.d.say(fmt.Sprintf("%s: looking up %s", g.vip, m.Host), err)
+		g.d.say(g.lookingUp(m.Host), err)
 	}
 	g.d.say(fmt.Sprintf("%s: answers of DNS", g.vip), g.keepNames())
 	return changed
 }
+
+// lookingUp is the subject of what is said of looking a name up.
+func (g *group) lookingUp(name string) string { return fmt.Sprintf("%s: looking up %s", g.vip, name) }
 
 // keepNames stores the answers for a boot without DNS, if they changed.
 func (g *group) keepNames() error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -195,5 +196,38 @@ func TestStoreLearnedFails(t *testing.T) {
 	d := NewDaemon(Options{StateDir: file})
 	if err := d.storeLearned(testVIP, func(*learnedServer) {}); err == nil || !strings.Contains(err.Error(), "storing what was learned in "+file) || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestProblemsGo: status tells of problems that hold now. Those of a name that left the
+// list, or of a virtual server that is gone, do not.
+func TestProblemsGo(t *testing.T) {
+	g, _ := namesGroup(t, t.TempDir(), deadDNS, "old.example:6443", "new.example:6443")
+	problems := func() string {
+		g.d.mu.Lock()
+		defer g.d.mu.Unlock()
+		return strings.Join(slices.Sorted(maps.Keys(g.d.said)), "; ")
+	}
+	g.resolve(t.Context())
+	if got := problems(); !strings.Contains(got, "looking up old.example") || !strings.Contains(got, "looking up new.example") {
+		t.Fatal(got)
+	}
+	s := g.server
+	s.Masters = s.Masters[1:]
+	g.update(s)
+	g.resolve(t.Context())
+	if got := problems(); strings.Contains(got, "old.example") || !strings.Contains(got, "looking up new.example") {
+		t.Error(got)
+	}
+	g.d.say(g.vip.String()+": authorities", errors.New("damaged"))
+	g.d.say("metrics", errors.New("in use"))
+	newAlarm, closeAlarms := quietAlarms()
+	defer closeAlarms()
+	g.d.keeper = newKeeper(newMemKernel(t), g.d.logf, &g.d.stats, func(error) {})
+	g.d.keeper.alarms = newAlarm
+	go g.d.keeper.run(t.Context())
+	g.d.forget(t.Context(), g.vip)
+	if got := problems(); got != "metrics" {
+		t.Error(got)
 	}
 }
