@@ -83,8 +83,8 @@ oracle:
 e2e: ## build, stamp, boot, join, Ready, a pod runs (needs root)
 	@go test -count=1 -v -p 1 -timeout 2h $(GUESTS)
 
-race: ## unit tests of the concurrent packages under the race detector (needs a C compiler)
-	@go test -race -p 1 -timeout 2h ./ipvs ./firstboot ./builder/... ./cluster/...
+race: ## tests of the most concurrent packages under the race detector (needs a C compiler)
+	@go test -race -p 1 -timeout 2h ./ipvs ./cluster ./builder/disk ./builder/fetch
 
 bench: ## speed and size, as ratios against rivals in the same run
 	@go test -count=1 -v -timeout 120m -run '^$$' -bench . ./test/bench/...
