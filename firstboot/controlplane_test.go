@@ -1449,6 +1449,22 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 	}
 }
 
+// Data that a word brought is not that of the birth that this disk had: were it lost,
+// the ticket would not count as a birth that was cut off and goes on.
+func TestCarriedOutIsNoBirth(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	before := readSeatNote(m.env())
+	if before.Born == "" {
+		t.Fatalf("%+v", before)
+	}
+	before.Said = m.now
+	if after := before.carriedOut(m.site); after.Born != "" || after.Cluster != before.Cluster || !after.Said.Equal(m.now) {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}
+
 // Data is not moved aside for a snapshot that is not there: what was aside before would
 // be lost, and the machine would be left with nothing.
 func TestRestoreWithoutASnapshot(t *testing.T) {

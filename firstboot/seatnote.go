@@ -43,11 +43,11 @@ func readSeatNote(e *Env) seatNote {
 // has one.
 func (n seatNote) carriedOut(site *configs.Site) seatNote {
 	c := site.ControlPlane
-	n.Cluster, n.Continued = c.ID, continueWord(site)
-	if said := c.SaidAt(); said.After(n.Said) {
-		n.Said = said
+	last := n.Said
+	if said := c.SaidAt(); said.After(last) {
+		last = said
 	}
-	return n
+	return seatNote{Cluster: c.ID, Continued: continueWord(site), Said: last} // it is not the data of a birth here
 }
 
 // hasCarriedOut reports whether the Site's word to continue needs nothing done any
