@@ -126,8 +126,8 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 	return all
 }
 
-// useless says why a kubeconfig shows nothing of its cluster; empty: it does, or
-// there is none. What its user may not see is another matter.
+// useless says why a kubeconfig shows nothing of its cluster; empty: it shows
+// something, or no kubeconfig is given. A right that its user lacks is told elsewhere.
 func (c *Client) useless(ctx context.Context) string {
 	if c == nil {
 		return ""

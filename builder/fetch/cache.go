@@ -327,7 +327,7 @@ func (c *Cache) Keep(name string, note []byte) {
 	}
 }
 
-// Kept returns a note that Keep has kept, nil if there is none.
+// Kept returns what Keep stored under a name; nil if it stored nothing.
 func (c *Cache) Kept(name string) []byte {
 	b, err := os.ReadFile(c.keptPath(name))
 	if err != nil || len(b) < sha256.Size {

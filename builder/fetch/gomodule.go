@@ -76,6 +76,15 @@ func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 	return r, nil
 }
 
+// newGoTool is the go on PATH, for a recipe.
+func newGoTool(r GoRecipe, log io.Writer) (*goTool, error) {
+	path, err := exec.LookPath("go")
+	if err != nil {
+		return nil, err
+	}
+	return &goTool{path: path, arch: r.Arch, log: log}, nil
+}
+
 // GoBuild compiles the recipe's packages and returns the blob of each. What
 // was compiled before, by the same Go release, is taken from the cache. Lines
 // for a person to follow go to log.
@@ -85,11 +94,10 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	}
 	// Not GoCommand: what has been compiled before needs no question more, and who has
 	// something compiled asks that before anything is made.
-	goCmd, err := exec.LookPath("go")
+	g, err := newGoTool(r, log)
 	if err != nil {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
 	}
-	g := &goTool{path: goCmd, arch: r.Arch, log: log}
 	facts, err := g.facts(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("asking go for its version: %w", err)
@@ -133,11 +141,10 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 // on PATH, or a newer one, which the module requires and go fetches. The module is
 // fetched only where the answer may be want and depends on it.
 func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Writer) (string, error) {
-	goCmd, err := exec.LookPath("go")
+	g, err := newGoTool(r, log)
 	if err != nil {
 		return "", err
 	}
-	g := &goTool{path: goCmd, arch: r.Arch, log: log}
 	have, err := g.facts(ctx, c)
 	if err != nil {
 		return "", fmt.Errorf("asking go for its version: %w", err)
@@ -165,11 +172,10 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 // UnknownVersionError, before anything of it is fetched. Where the module proxy says
 // nothing of it, it is silent: whoever compiles is told why.
 func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
-	goCmd, err := exec.LookPath("go")
+	g, err := newGoTool(r, io.Discard)
 	if err != nil {
 		return nil
 	}
-	g := &goTool{path: goCmd, arch: r.Arch, log: io.Discard}
 	dir, err := c.TempDir()
 	if err != nil {
 		return err
@@ -193,11 +199,10 @@ func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 // Compiled returns the blob of each of the recipe's packages, if the Go release here has
 // compiled all of them before.
 func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, bool) {
-	goCmd, err := exec.LookPath("go")
+	g, err := newGoTool(r, io.Discard)
 	if err != nil {
 		return nil, false
 	}
-	g := &goTool{path: goCmd, arch: r.Arch, log: io.Discard}
 	facts, err := g.facts(ctx, c)
 	if err != nil {
 		return nil, false // whoever compiles is told why

@@ -243,8 +243,8 @@ type sbomPackage struct {
 	File    string `json:"packageFileName"` // of a program
 }
 
-// decodeSBOM reads the packages of an SPDX document. What Go says where it knows no
-// version of a program is none.
+// decodeSBOM reads the packages of an SPDX document. Where Go does not know the
+// version of a program, it is empty.
 func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
 		Packages []sbomPackage `json:"packages"`

@@ -3,9 +3,7 @@ package walls
 import (
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -95,18 +93,9 @@ func quoted(cell string) []string {
 func literals(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && (d.Name() == "test" || d.Name() == "build" || strings.HasPrefix(d.Name(), ".git")):
-			return filepath.SkipDir
-		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
-			return err
+	eachGoFile(t, func(rel string, _ func(ast.Node) token.Position, f *ast.File) {
+		if strings.HasPrefix(rel, "test/") || strings.HasSuffix(rel, "_test.go") {
+			return
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
@@ -116,10 +105,6 @@ func literals(t *testing.T) string {
 			}
 			return true
 		})
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return all.String() + syscall.ENOSPC.Error()
 }
