@@ -153,6 +153,31 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 	return renewed, o.record.write(dir)
 }
 
+// WordTime is when a word to continue is said now: later than the last one, be the
+// clock what it may. Machines carry out none that is not later.
+func (r *Record) WordTime(now time.Time) time.Time {
+	now = now.UTC().Truncate(time.Second)
+	if next := r.Said.Add(time.Second); next.After(now) {
+		return next
+	}
+	return now
+}
+
+// NoteWord notes that a word to continue was said then.
+func NoteWord(dir string, said time.Time) error {
+	dir, held, err := hold(dir)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	record, err := Load(dir)
+	if err != nil {
+		return err
+	}
+	record.Said = said
+	return record.write(dir)
+}
+
 // AllowBirth notes that the cluster may be born until then, again or for the
 // first time, and returns the record. Nothing forbids it but the living
 // cluster: control-plane nodes that see one take a seat in it.

@@ -58,6 +58,8 @@ type Record struct {
 	// Births are the times in which the cluster may be born, as its control-plane
 	// nodes' Sites were told, the latest last.
 	Births []Birth `json:"births,omitempty"`
+	// Said is when the last word to continue was said.
+	Said time.Time `json:"said,omitzero"`
 }
 
 // File is a manifest in the directory.

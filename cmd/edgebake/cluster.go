@@ -266,7 +266,7 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 	if o.out == "" && len(record.Recipients) > 0 {
 		return usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens and keys in clear: say where to write with --output", dir)}
 	}
-	masters, err := o.masters(s, dir, id, now)
+	masters, err := o.masters(s, dir, id, now, record.WordTime(now))
 	if err != nil {
 		return err
 	}
@@ -276,6 +276,11 @@ func (o *sitesOptions) write(s streams, dir string, now time.Time) error {
 		return err
 	}
 	noted := func() error {
+		if o.words.ContinueFrom != "" {
+			if err := mint.NoteWord(dir, o.words.Said); err != nil {
+				return err
+			}
+		}
 		if o.birth == 0 {
 			return nil
 		}
@@ -309,7 +314,7 @@ func sayFormer(s streams, dir string, record *mint.Record) {
 }
 
 // masters are the Sites of the control-plane nodes, with the words for them.
-func (o *sitesOptions) masters(s streams, dir string, id sealed.Identity, now time.Time) ([]mint.NodeSite, error) {
+func (o *sitesOptions) masters(s streams, dir string, id sealed.Identity, now, said time.Time) ([]mint.NodeSite, error) {
 	masters, err := mint.ControlPlaneSites(dir, id, now)
 	if err != nil {
 		return nil, err
@@ -327,7 +332,7 @@ func (o *sitesOptions) masters(s streams, dir string, id sealed.Identity, now ti
 	if o.birth > 0 {
 		o.words.Birth = now.Add(o.birth)
 	}
-	o.words.Said = now
+	o.words.Said = said
 	return masters, o.words.Say(masters)
 }
 

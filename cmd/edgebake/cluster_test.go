@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/cluster/mint"
 )
 
 const clusterDocument = `apiVersion: edgebake.io/v1alpha1
@@ -118,6 +120,24 @@ func TestClusterCommands(t *testing.T) {
 	put("other.db", string(append(db, sum[:]...)))
 	step(0, "WARNING: the CA of "+minted+" is not found in "+filepath.Join(dir, "other.db"), append(lost, "--restore", filepath.Join(dir, "other.db"))...)
 	step(0, "With them m1 continues with its own data, and all others join it.", lost...)
+	// Each word is later than the last one, also where the clock was ahead then.
+	said := func() string {
+		text, err := os.ReadFile(filepath.Join(dir, "lost", "m1.yaml"))
+		_, after, ok := strings.Cut(string(text), "said: ")
+		if err != nil || !ok {
+			t.Fatalf("no time of the word: %v", err)
+		}
+		return after[:len("\"2026-11-25T10:00:00Z\"")]
+	}
+	if err := mint.NoteWord(minted, time.Date(2099, 1, 2, 3, 4, 5, 0, time.UTC)); err != nil {
+		t.Fatal(err)
+	}
+	step(0, "m1 continues", lost...)
+	first := said()
+	step(0, "m1 continues", lost...)
+	if second := said(); first != `"2099-01-02T03:04:06Z"` || second != `"2099-01-02T03:04:07Z"` {
+		t.Errorf("said at %s, then at %s", first, second)
+	}
 	step(1, "m1.yaml exists and differs; --force replaces it", again...)
 	step(1, "not a directory", append(again, "--output", filepath.Join(doc, "sites"))...)
 	if err := os.MkdirAll(filepath.Join(dir, "taken", "a.yaml"), 0o700); err != nil {
