@@ -218,7 +218,11 @@ func (f *Flash) fill() error {
 		return err
 	}
 	if f.o.Site != nil {
-		f.Slot, f.slot, err = f.m.slotOf(*f.o.Site, f.o.Stamp)
+		var c slot.Contents
+		if c, err = f.m.slotOf(*f.o.Site, f.o.Stamp); err == nil {
+			f.Slot = c.Info
+			f.slot, err = slot.Make(c)
+		}
 		f.State = SlotSite
 		if f.o.Site.Doc != nil {
 			f.NodeName = f.o.Site.Doc.NodeName

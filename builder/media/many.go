@@ -42,11 +42,11 @@ func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
 // Slot is the slot's bytes (ondisk.SlotSize) with a site or an inventory in it,
 // as stamping writes them. What the image cannot serve is rejected.
 func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
-	_, img, err := g.m.slotOf(s, o)
+	c, err := g.m.slotOf(s, o)
 	if err != nil {
 		return nil, g.m.stamping(err)
 	}
-	return img, nil
+	return slot.Make(c)
 }
 
 // Named is one site of many, and the name of the file made for it.
@@ -156,7 +156,7 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 	if !o.Slots {
 		return m.roomForCopies(outputs, false)
 	}
-	_, img, err := m.slotOf(sites[0].Site, o.StampOptions)
+	_, img, err := m.encodeSlot(sites[0].Site, o.StampOptions)
 	if err != nil {
 		return fmt.Errorf("Site %s: %w", sites[0].Name, err)
 	}
@@ -171,7 +171,7 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 
 // stampOne writes what StampMany makes of one site.
 func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
-	_, img, err := m.slotOf(s.Site, o.StampOptions)
+	_, img, err := m.encodeSlot(s.Site, o.StampOptions)
 	if err != nil {
 		return fmt.Errorf("stamping Site %s: %w", s.Name, err)
 	}
@@ -202,7 +202,7 @@ func writeSlotFile(path string, img []byte, force bool) error {
 }
 
 func writeSparse(f *os.File, img []byte) error {
-	if err := f.Truncate(int64(len(img))); err != nil {
+	if err := f.Truncate(ondisk.SlotSize); err != nil {
 		return err
 	}
 	return disk.WriteSparse(f, img, 0)

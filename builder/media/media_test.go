@@ -165,7 +165,7 @@ func TestStampingIsCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, img, err := m.slotOf(site(), StampOptions{Now: now.Add(time.Hour)})
+		_, img, err := m.encodeSlot(site(), StampOptions{Now: now.Add(time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}

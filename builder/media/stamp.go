@@ -88,14 +88,14 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
 	}
-	info, img, err := m.slotOf(s, o)
+	c, img, err := m.encodeSlot(s, o)
 	if err != nil {
 		return nil, m.stamping(err)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	result := &Stamped{Path: path, Image: m.info, Slot: info}
+	result := &Stamped{Path: path, Image: m.info, Slot: c.Info}
 	if inPlace {
 		if !m.device {
 			_, err := slot.Read(m.section(p))
@@ -121,20 +121,20 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	return result, m.stampCopy(ctx, p, img, o)
 }
 
-// slotOf holds a site against the image and renders the slot that stamping
-// writes.
-func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) {
+// slotOf holds a site against the image and returns what stamping writes into the
+// slot.
+func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	info := ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan, SiteVersions: m.info.SiteVersions, SectorSize: m.table.SectorSize}
 	probs, err := m.serves(s)
 	if err := errors.Join(err, append(probs, s.tooLarge()...).Err()); err != nil {
-		return info, nil, err
+		return slot.Contents{}, err
 	}
 	if info.Stamped, err = m.stampDate(o); err != nil {
-		return info, nil, err
+		return slot.Contents{}, err
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
-		return info, nil, err
+		return slot.Contents{}, err
 	}
 	// The slot is made anew; of the old one only the digests are needed, and the
 	// signature. A slot that somebody damaged does not stop us.
@@ -145,8 +145,17 @@ func (m *image) slotOf(s Site, o StampOptions) (ondisk.SlotInfo, []byte, error) 
 	if o.Undated {
 		fileTime = time.Unix(m.info.SourceDate, 0)
 	}
-	img, err := slot.Make(slot.Contents{Info: info, Files: s.Files, Time: fileTime})
-	return info, img, err
+	return slot.Contents{Info: info, Files: s.Files, Time: fileTime}, nil
+}
+
+// encodeSlot is slotOf, and its bytes as slot.Encode makes them.
+func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
+	c, err := m.slotOf(s, o)
+	if err != nil {
+		return c, nil, err
+	}
+	img, err := slot.Encode(c)
+	return c, img, err
 }
 
 // tooLarge names the document that no slot has room for: in the slot it has
@@ -252,10 +261,11 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	return slot.WriteWhole(d, img)
 }
 
-// putFrames puts the slot's frames in place of those of a compressed image.
+// putFrames puts the slot's frames in place of those of a compressed image. What img
+// lacks of a whole slot is zero.
 func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	first := int(p.Start / seekable.FrameSize)
-	n := len(img) / seekable.FrameSize
+	const n = ondisk.SlotSize / seekable.FrameSize
 	for i := first; i < first+n; i++ {
 		raw, err := m.z.IsRaw(i)
 		if err != nil {
@@ -266,8 +276,9 @@ func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 		}
 	}
 	var frame []byte
+	b := make([]byte, seekable.FrameSize)
 	for i := range n {
-		b := img[i*seekable.FrameSize:][:seekable.FrameSize]
+		clear(b[copy(b, img[min(i*seekable.FrameSize, len(img)):]):])
 		frame = seekable.Raw(frame[:0], b)
 		if _, err := f.WriteAt(frame, m.z.Entry(first+i).Offset); err != nil {
 			return err
@@ -293,6 +304,13 @@ type window struct {
 func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, w.off+off) }
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
+
+// Coherent reports whether it is a file. Of a device, who has another of its names
+// open may have written what is not seen here.
+func (w window) Coherent() bool {
+	st, err := w.f.Stat()
+	return err == nil && st.Mode().IsRegular()
+}
 
 func (w window) Sync() error {
 	if !w.sync {

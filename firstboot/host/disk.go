@@ -39,8 +39,10 @@ func slotFile(device, name string, w io.Writer) error {
 	return slot.CopyFile(f, name, w)
 }
 
+// onSlot opens the slot for what stores it step by step itself: to store each write by
+// itself took seconds on a slow disk.
 func onSlot(device string, do func(f *os.File) error) error {
-	f, err := os.OpenFile(device, os.O_RDWR|os.O_SYNC, 0)
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

@@ -24,31 +24,26 @@ const (
 	recordLength = 96 // and of its length
 )
 
-// Replace writes a slot so that a power cut leaves the old contents or the new
-// ones. Where a file of the old ones lies in the slot's second half, or the new
-// ones are too large for half a slot, it is WriteWhole.
+// Replace writes a slot, which Make or Encode has made, so that a power cut leaves
+// the old contents or the new ones. Where a file of the old ones lies in the slot's
+// second half, or the new ones are too large for half a slot, it is WriteWhole.
 func Replace(f Device, img []byte) error {
-	if err := replace(f, img, len(img)); err != nil {
+	if err := replace(f, img); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
 	}
 	return nil
 }
 
-// Rewrite is Replace by what Make would make of c. Machines that rewrite their
-// slot have little memory, and most of a slot is zero.
+// Rewrite is Replace by c.
 func Rewrite(f Device, c Contents) error {
-	img, err := c.encode()
-	if err == nil {
-		err = replace(f, img, ondisk.SlotSize)
-	}
+	img, err := Encode(c)
 	if err != nil {
-		return fmt.Errorf("writing the slot: %w", err)
+		return err
 	}
-	return nil
+	return Replace(f, img)
 }
 
-// replace writes a slot of a size, of which all behind img is zero.
-func replace(f Device, img []byte, size int) error {
+func replace(f Device, img []byte) error {
 	if payload := readRecord(f); payload != nil && isBlank(f) {
 		// An earlier Replace was cut off: what it had to write is nowhere else.
 		if err := writeWhole(f, payload, half); err != nil {
@@ -56,16 +51,16 @@ func replace(f Device, img []byte, size int) error {
 		}
 	}
 	payload := trimmed(img)
-	if len(payload) > half-sectorSize || size != ondisk.SlotSize || !secondHalfIsFree(f) {
-		return writeWhole(f, img, size)
+	if len(payload) > half-sectorSize || !secondHalfIsFree(f) {
+		return writeWhole(f, payload, ondisk.SlotSize)
 	}
 	header := make([]byte, sectorSize)
 	copy(header, recordMagic)
 	sum := sha256.Sum256(payload)
 	copy(header[recordDigest:], sum[:])
 	binary.LittleEndian.PutUint32(header[recordLength:], uint32(len(payload)))
-	// The digest tells a record that was cut off.
-	if err := write(f, half+sectorSize, payload); err != nil {
+	// The digest tells a record that was cut off, so both may be stored in any order.
+	if _, err := f.WriteAt(payload, half+sectorSize); err != nil {
 		return err
 	}
 	if err := write(f, half, header); err != nil {

@@ -106,6 +106,61 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 	}
 }
 
+// TestRecordInAnyOrder: a record and its header are stored together. Where only one of
+// them came to the disk, the old slot stands.
+func TestRecordInAnyOrder(t *testing.T) {
+	old, next := slotOf(t, ondisk.SlotInventory, "old"), slotOf(t, ondisk.SlotSite, "mine")
+	d := &cutOff{slices.Clone(old), len(trimmed(next))/512 + 1}
+	if err := Replace(d, next); !errors.Is(err, errCutOff) || readRecord(d) == nil {
+		t.Fatalf("%v, a record: %t", err, readRecord(d) != nil)
+	}
+	for name, lost := range map[string][2]int{
+		"the header": {half, half + sectorSize}, "the contents": {half + sectorSize, ondisk.SlotSize}, "a part of them": {half + 3*sectorSize, half + 4*sectorSize},
+	} {
+		b := slices.Clone(d.b)
+		copy(b[lost[0]:lost[1]], old[lost[0]:])
+		if c, err := Read(bytes.NewReader(b)); !errors.Is(err, ErrNoSite) && err != nil || string(c.Files[ondisk.SlotInventory]) != "old" {
+			t.Errorf("%s is lost: %v", name, err)
+		}
+		e := &cutOff{b, 1 << 30}
+		if err := Replace(e, next); err != nil || !bytes.Equal(e.b, next) {
+			t.Errorf("%s is lost, and it is written again: %v", name, err)
+		}
+	}
+}
+
+// imageFile is a device of which what is read is sure, and counts what is written.
+type imageFile struct {
+	cutOff
+	written int
+}
+
+func (d *imageFile) Coherent() bool { return true }
+
+func (d *imageFile) WriteAt(p []byte, off int64) (int, error) {
+	d.written += len(p)
+	return d.cutOff.WriteAt(p, off)
+}
+
+// TestZerosAreNotWrittenAgain: into a file, where most of a slot is zero; whatever
+// else is there is written over.
+func TestZerosAreNotWrittenAgain(t *testing.T) {
+	next := slotOf(t, ondisk.SlotSite, "mine")
+	for name, before := range map[string][]byte{
+		"a slot": slotOf(t, ondisk.SlotSite, "old"), "nothing": make([]byte, ondisk.SlotSize), "rubbish": bytes.Repeat([]byte{0xff}, ondisk.SlotSize),
+	} {
+		for way, write := range map[string]func(Device, []byte) error{"Replace": Replace, "WriteWhole": func(d Device, b []byte) error { return WriteWhole(d, b) }} {
+			d := &imageFile{cutOff: cutOff{slices.Clone(before), 1 << 30}}
+			if err := write(d, next); err != nil || !bytes.Equal(d.b, next) {
+				t.Errorf("%s, %s: %v", way, name, err)
+			}
+			if all := name == "rubbish"; all != (d.written >= ondisk.SlotSize) || !all && d.written > 2<<20 {
+				t.Errorf("%s, %s: %d bytes are written", way, name, d.written)
+			}
+		}
+	}
+}
+
 // TestReplaceLargeOnes: what has no room for both is written whole.
 func TestReplaceLargeOnes(t *testing.T) {
 	big := slotOf(t, "files/big", strings.Repeat("x", 12<<20))

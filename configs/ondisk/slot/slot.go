@@ -96,17 +96,26 @@ type Report struct {
 
 // Make renders a slot of SlotSize bytes.
 func Make(c Contents) ([]byte, error) {
-	b, err := c.encode()
+	b, err := Encode(c)
 	if err != nil {
-		return nil, fmt.Errorf("making the slot: %w", err)
+		return nil, err
 	}
 	img := make([]byte, ondisk.SlotSize)
 	copy(img, b)
 	return img, nil
 }
 
-// encode renders a slot up to its last byte that is in use. All behind it, most
-// of a slot, is zero, and the machines that write one have little memory.
+// Encode is Make up to the last page that is in use. All behind it, most of a slot,
+// is zero: the machines that write one have little memory, and memory that is
+// touched is half of what stamping takes.
+func Encode(c Contents) ([]byte, error) {
+	b, err := c.encode()
+	if err != nil {
+		return nil, fmt.Errorf("making the slot: %w", err)
+	}
+	return b, nil
+}
+
 func (c *Contents) encode() ([]byte, error) {
 	info := c.Info
 	if info.Version == 0 {
@@ -601,10 +610,10 @@ type Writer interface {
 	Sync() error
 }
 
-// WriteWhole writes the slot's bytes so that a power cut leaves the old
-// contents, ErrBlank, or the new contents.
+// WriteWhole writes the slot, which Make or Encode has made, so that a power cut
+// leaves the old contents, ErrBlank, or the new contents.
 func WriteWhole(f Writer, img []byte) error {
-	if err := writeWhole(f, img, len(img)); err != nil {
+	if err := writeWhole(f, trimmed(img), ondisk.SlotSize); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
 	}
 	return nil
@@ -631,12 +640,31 @@ func writeWhole(f Writer, img []byte, size int) error {
 	return write(f, 0, img[:sectorSize])
 }
 
+// coherent is a Writer that may be sure that what is read from it is what it has. What
+// is zero there is not written again: most of a slot is, and storing 16 MiB of zeros
+// takes longer than all else.
+type coherent interface {
+	io.ReaderAt
+	Coherent() bool
+}
+
 // writeZeros fills the bytes from one offset to another. A machine that writes its
 // slot has little memory.
 func writeZeros(f io.WriterAt, from, to int) error {
-	zeros := make([]byte, min(128<<10, to-from))
+	zeros := make([]byte, max(0, min(128<<10, to-from)))
+	var there []byte
+	c, ok := f.(coherent)
+	if ok = ok && c.Coherent(); ok {
+		there = make([]byte, len(zeros))
+	}
 	for at := from; at < to; at += len(zeros) {
-		if _, err := f.WriteAt(zeros[:min(len(zeros), to-at)], int64(at)); err != nil {
+		b := zeros[:min(len(zeros), to-at)]
+		if ok {
+			if _, err := c.ReadAt(there[:len(b)], int64(at)); err == nil && bytes.Equal(there[:len(b)], b) {
+				continue
+			}
+		}
+		if _, err := f.WriteAt(b, int64(at)); err != nil {
 			return err
 		}
 	}

@@ -58,7 +58,9 @@ type subject struct {
 	cpu map[string][]float64
 	// units has the seconds that systemd waited for each unit, in each boot.
 	units map[string][]float64
-	last  string // systemd's own account of the last boot
+	// work has the processor seconds of each unit's processes, by the guest's own account.
+	work map[string][]float64
+	last string // systemd's own account of the last boot
 }
 
 func (s *subject) note(what string, at time.Duration) {
@@ -155,7 +157,7 @@ func (b *world) images() []*subject {
 	}
 	b.must(os.WriteFile(bare, fmt.Appendf(doc, "\nkernel:\n  args: [%s]\n", strings.Join(args, ", ")), 0o644))
 	made := func(name, doc string, joins bool) *subject {
-		s := &subject{name: name, golden: filepath.Join(b.dir, strings.Fields(name)[0]+".raw"), joins: joins, at: map[string][]float64{}, cpu: map[string][]float64{}, units: map[string][]float64{}}
+		s := &subject{name: name, golden: filepath.Join(b.dir, strings.Fields(name)[0]+".raw"), joins: joins, at: map[string][]float64{}, cpu: map[string][]float64{}, units: map[string][]float64{}, work: map[string][]float64{}}
 		if doc != "" {
 			b.run(bin, "build", doc, "--output", s.golden, "--lock", s.golden+".lock")
 		}
@@ -265,7 +267,10 @@ systemd-analyze blame --no-pager
 echo ----kubelet
 journalctl -u kubelet.service -o json --output-fields=MESSAGE,_PID --no-pager | grep -e 'Starting to serve\|Started kubelet' | head -n 4
 echo ----units
-systemctl show -p Id,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic '*' | paste -sd ' ' | sed 's/  /\n/g'`
+systemctl show -p Id,CPUUsageNSec,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic '*' | paste -sd ' ' | sed 's/  /\n/g'`
+
+// worked is a unit in what onNode prints last, and the nanoseconds of processor that it has used.
+var worked = regexp.MustCompile(`Id=(\S+) .*CPUUsageNSec=(\d+)`)
 
 // blamed is a line of systemd-analyze blame.
 var blamed = regexp.MustCompile(`^\s*((?:\d+min )?(?:[\d.]+m?s)?) (\S+)$`)
@@ -281,6 +286,13 @@ func (s *subject) account(out string) {
 			d, err := time.ParseDuration(strings.ReplaceAll(strings.ReplaceAll(m[1], "min ", "m"), " ", ""))
 			if err == nil {
 				s.units[m[2]] = append(s.units[m[2]], d.Seconds())
+			}
+		}
+	}
+	for line := range strings.Lines(units) {
+		if m := worked.FindStringSubmatch(line); m != nil {
+			if ns, err := strconv.ParseInt(m[2], 10, 64); err == nil {
+				s.work[m[1]] = append(s.work[m[1]], float64(ns)/1e9)
 			}
 		}
 	}
@@ -354,19 +366,24 @@ func report(subjects []*subject, runs int) string {
 			row(what, func(s *subject) []float64 { return s.cpu[what] })
 		}
 	}
+	// ofUnits is a table of the units that have half a second and more in one subject.
+	ofUnits := func(of func(*subject) map[string][]float64) {
+		heads("unit")
+		most := map[string]float64{}
+		for _, s := range subjects {
+			for u, v := range of(s) {
+				most[u] = max(most[u], bench.Median(v))
+			}
+		}
+		for _, u := range slices.SortedFunc(maps.Keys(most), func(a, b string) int { return cmp.Or(cmp.Compare(most[b], most[a]), cmp.Compare(a, b)) }) {
+			if most[u] >= 0.5 {
+				row("`"+u+"`", func(s *subject) []float64 { return of(s)[u] })
+			}
+		}
+	}
 	t.WriteString("\nWhat systemd says of each unit (`systemd-analyze blame`; they run side by side, so sums mean nothing), from half a second on:\n\n")
-	heads("unit")
-	units := map[string]float64{}
-	for _, s := range subjects {
-		for u, v := range s.units {
-			units[u] = max(units[u], bench.Median(v))
-		}
-	}
-	names := slices.SortedFunc(maps.Keys(units), func(a, b string) int { return cmp.Or(cmp.Compare(units[b], units[a]), cmp.Compare(a, b)) })
-	for _, u := range names {
-		if units[u] >= 0.5 {
-			row("`"+u+"`", func(s *subject) []float64 { return s.units[u] })
-		}
-	}
+	ofUnits(func(s *subject) map[string][]float64 { return s.units })
+	t.WriteString("\nProcessor seconds of each unit's processes by then, and a moment later, when a pod has asked (a slice counts those in it; `init.scope` is systemd):\n\n")
+	ofUnits(func(s *subject) map[string][]float64 { return s.work })
 	return t.String()
 }

@@ -82,7 +82,9 @@ func BenchmarkRebuild(b *testing.B) {
 
 	golden := map[int]string{} // of each round's rebuild
 	subjects := []*subject{
-		{name: "dd of as many bytes", run: func(int) { w.command("dd", "if="+w.path("dd.in"), "of="+dd, "bs=4M") }},
+		{name: "dd of as many bytes, stored, in place of the former file", run: func(int) {
+			w.command("sh", "-c", `dd if="$1" of="$2.new" bs=4M conv=fsync && mv "$2.new" "$2"`, "sh", w.path("dd.in"), dd)
+		}},
 		{name: "a build after one file of an overlay has changed", run: func(round int) {
 			build()
 			golden[round] = w.golden(image)
@@ -98,12 +100,12 @@ func BenchmarkRebuild(b *testing.B) {
 		}},
 		{name: "stamping in place", run: func(int) { w.command(w.bin, "stamp", w.path("copy.raw"), w.path("site.yaml"), "--quiet") }},
 	}
+	subjects[0].run(0) // so that each of its runs has a former file
 	runs := bench.Runs(b, 9)
 	for round := range runs {
 		w.file("overlay/etc/round", fmt.Sprintf("made %d\n", round))
 		w.file("site.yaml", fmt.Sprintf(site, round))
 		for _, s := range subjects {
-			os.Remove(dd)
 			s.run(round)
 			s.clock, s.cpu = append(s.clock, w.clock), append(s.cpu, w.cpu)
 		}
@@ -152,7 +154,7 @@ func report(runs int, stored int64, subjects []*subject) string {
 	var t strings.Builder
 	fmt.Fprintf(&t, "# A build after a small change, and stamping\n\n"+
 		"Made by `make bench` (test/bench/rebuild): configs/examples/quickstart.yaml with an overlay, %d MiB stored, everything but the changed file in the cache. Whole commands, %d of each in turns, %d processors. Load average at the end: %s.\n"+
-		"Aims on a quiet computer: %.1f s for the build, %d ms for stamping in place. The golden digest of each build is compared with that of one that remembers nothing.\n\n"+
+		"Aims on a quiet computer of the time when they were set: %.1f s for the build, %d ms for stamping in place. All of them leave their files stored, as a power cut finds them. The golden digest of each build is compared with that of one that remembers nothing.\n\n"+
 		"| | seconds | least | × dd | processor s |\n|---|---|---|---|---|\n",
 		stored>>20, runs, runtime.NumCPU(), bench.Load(), promisedBuild.Seconds(), promisedStamp.Milliseconds())
 	rival := bench.Median(subjects[0].clock)
