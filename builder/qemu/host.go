@@ -193,6 +193,19 @@ func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.
 	return KVM, ""
 }
 
+// firstWords are the first line of what QEMU prints, without its own name before it:
+// an assertion may follow that tells only its authors something.
+func firstWords(said string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
+	if name, rest, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(name, "qemu-system-") {
+		line = rest
+	}
+	if line = strings.TrimPrefix(line, "error: "); line == "" {
+		return ""
+	}
+	return ": " + line
+}
+
 // ticks is what the firmware's shell counts down with, once a second.
 var ticks = []byte("seconds")
 
@@ -260,7 +273,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 		if err == nil {
 			err = errors.New("ended at once")
 		}
-		return fmt.Errorf("QEMU with KVM: %w: %s", err, bytes.TrimSpace(said.Bytes()))
+		return fmt.Errorf("QEMU with KVM: %w%s", err, firstWords(said.String()))
 	case <-time.After(limit + 5*time.Second):
 		return fmt.Errorf("a small guest hung under KVM for %v and cannot be killed", limit)
 	}

@@ -169,12 +169,13 @@ func TestTryGuest(t *testing.T) {
 		{"clock stands still", "echo press in 5 seconds; exec sleep 600", "hung", soon},
 		{"silent", "exec sleep 600", "hung", soon},
 		{"no permission", "echo 'Could not access KVM kernel module: Permission denied' >&2; exit 1", "Permission denied", ample},
+		{"dies", "printf 'qemu-system-x86_64: error: failed to set MSR 0x10a\\nqemu-system-x86_64: kvm.c:3183: Assertion failed.\\n' >&2; exit 1", "QEMU with KVM: exit status 1: failed to set MSR 0x10a", ample},
 		{"ends at once", "exit 0", "ended at once", ample},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			err := tryGuest(t.Context(), program(t, c.script), fw, "amd64", c.limit)
-			if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) {
+			if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) || strings.Contains(got, "Assertion") {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
 		})

@@ -115,7 +115,7 @@ such a copy joins the site's cluster by itself.
   edgebake build image.yaml                               # bakes the golden image
   edgebake stamp my-edge.raw site.yaml --output shop.raw  # writes a copy for one site
   edgebake boot shop.raw                                  # tries it in QEMU`,
-		Version:       version.String(),
+		Version:       version.OfSource(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          subcommand,

@@ -271,7 +271,7 @@ func newVersion(s streams) *cobra.Command {
 				Go       string   `json:"go"`
 				Platform string   `json:"platform"`
 				Reads    []string `json:"reads"`
-			}{version.String(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, []string{configs.APIVersion}}
+			}{version.OfSource(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, []string{configs.APIVersion}}
 			if info, ok := debug.ReadBuildInfo(); ok {
 				v.Go = info.GoVersion
 			}

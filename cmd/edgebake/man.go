@@ -26,7 +26,7 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 			root := newRoot(s)
 			root.DisableAutoGenTag = true
 			forManual(root)
-			return doc.GenManTree(root, &doc.GenManHeader{Source: "edgebake " + version.String(), Manual: "edgebake"}, dir)
+			return doc.GenManTree(root, &doc.GenManHeader{Source: "edgebake " + version.OfSource(), Manual: "edgebake"}, dir)
 		},
 	}
 	c.Flags().StringVarP(&dir, "output", "o", "man1", "directory to write to")

@@ -125,13 +125,13 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 
 // bakeCluster bakes an image for each kind of machine, by the machine's name.
 func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
-	d.step("Making container images: pause, hello, and a control plane's", "the first time about 3 minutes: Kubernetes and etcd are compiled; then seconds")
+	d.step("Making container images: pause, hello, and a control plane's", "the first time 3 to 5 minutes: Kubernetes and etcd are compiled; then seconds")
 	for _, args := range [][]string{{"-o", "build/images"}, {"-control-plane", "-o", "build/control-plane"}} {
 		if err := d.command(ctx, append([]string{"go", "run", "./test/images"}, args...)...); err != nil {
 			return nil, err
 		}
 	}
-	d.step("Baking an image for workers, and one for control-plane nodes", "the first time about 6 minutes; then half a minute")
+	d.step("Baking an image for workers, and one for control-plane nodes", "the first time 6 to 9 minutes; then half a minute")
 	quickstart, err := os.ReadFile("configs/examples/quickstart.yaml")
 	if err != nil {
 		return nil, err

@@ -73,7 +73,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	}
 
 	name := "quickstart"
-	wait := "the first time about 6 minutes: Kubernetes and containerd are compiled; then 15 seconds"
+	wait := "the first time 6 to 9 minutes: Kubernetes and containerd are compiled; then 15 seconds"
 	if arch != "amd64" {
 		name += "-" + arch
 		wait = "the first time about 10 minutes: Kubernetes and containerd are compiled, and Debian's packages set up in emulation; then 15 seconds"
@@ -85,7 +85,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	}
 
 	d.step("Getting a control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
-		"the first time about 3 minutes: they are compiled too; then nothing")
+		"the first time 3 to 5 minutes: they are compiled too; then nothing")
 	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
 	if err != nil {
 		return err

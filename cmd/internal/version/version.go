@@ -25,7 +25,7 @@ func String() string {
 }
 
 // OfSource is String where the program has one, else the version of the source
-// that it was compiled from: what a program for images says.
+// that it was compiled from: what a program says of itself.
 func OfSource() string {
 	if v := String(); v != unknown {
 		return v

@@ -270,7 +270,7 @@ echo ----units
 systemctl show -p Id,CPUUsageNSec,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic '*' | paste -sd ' ' | sed 's/  /\n/g'`
 
 // worked is a unit in what onNode prints last, and the nanoseconds of processor that it has used.
-var worked = regexp.MustCompile(`Id=(\S+) .*CPUUsageNSec=(\d+)`)
+var worked = regexp.MustCompile(`CPUUsageNSec=(\d+) Id=(\S+)`)
 
 // blamed is a line of systemd-analyze blame.
 var blamed = regexp.MustCompile(`^\s*((?:\d+min )?(?:[\d.]+m?s)?) (\S+)$`)
@@ -291,8 +291,8 @@ func (s *subject) account(out string) {
 	}
 	for line := range strings.Lines(units) {
 		if m := worked.FindStringSubmatch(line); m != nil {
-			if ns, err := strconv.ParseInt(m[2], 10, 64); err == nil {
-				s.work[m[1]] = append(s.work[m[1]], float64(ns)/1e9)
+			if ns, err := strconv.ParseInt(m[1], 10, 64); err == nil {
+				s.work[m[2]] = append(s.work[m[2]], float64(ns)/1e9)
 			}
 		}
 	}
