@@ -44,7 +44,7 @@ type Cluster struct {
 	Manifests []string `yaml:"manifests,omitempty" json:"manifests,omitempty"`
 
 	// Masters are the control-plane nodes, each with an API server and an etcd
-	// member. An odd number: 1, 3 or 5.
+	// member. Should be an odd number: 1, 3 or 5.
 	Masters []ControlPlaneNode `yaml:"masters" json:"masters"`
 	// Nodes are the workers known so far. Each gets its own bootstrap token
 	// and Site.

@@ -189,7 +189,7 @@ type Kubernetes struct {
 
 // Containerd on board: either version and source, or debian.
 type Containerd struct {
-	// Version, e.g. 2.2.9: 1.7 and 2.x are supported.
+	// Version, e.g. 2.2.9. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode: import.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
 	// Source is where containerd comes from.
 	Source Source `yaml:"source,omitempty" json:"source,omitempty"`

@@ -253,7 +253,7 @@ func (p *packages) docs(root string) error {
 	if err != nil {
 		return err
 	}
-	debian := fmt.Sprintf("edgebake (%s) unstable; urgency=medium\n\n  * What changed is in NEWS.md.\n\n -- edgebake developers <edgebake@edgebake.io>  %s\n",
+	debian := fmt.Sprintf("edgebake (%s) unstable; urgency=medium\n\n  * What this version has is in NEWS.md.gz.\n\n -- edgebake developers <edgebake@edgebake.io>  %s\n",
 		debianVersion(p.version, p.date), p.date.Format(time.RFC1123Z))
 	return errors.Join(
 		writeGzip(filepath.Join(doc, "changelog.gz"), []byte(debian)),
