@@ -27,6 +27,8 @@ type ImportOptions struct {
 	Map map[string]string
 	// Path makes a path in the template one seen from the Inventory.
 	Path func(string) string
+	// Warn, where set, is told of what differs from the template.
+	Warn func(string)
 }
 
 // What a table may be; a store chain has thousands of rows.
@@ -100,11 +102,30 @@ func ImportCSV(name string, table []byte, templateName string, template []byte, 
 	if probs = im.notGiven(probs); err != nil || defaults == nil {
 		return nil, 0, append(probs, asProblems(err)...)
 	}
+	if err == nil {
+		im.nameNodes(o.Warn)
+	}
 	inventory, err = im.encode()
 	if len(probs) > 0 {
 		return nil, 0, append(probs, im.besides(probs, asProblems(err))...)
 	}
 	return inventory, len(im.lines), err
+}
+
+// nameNodes has the table name the nodes where it names the sites: the name that the
+// template makes of a machine's facts would go before a site's.
+func (im *importer) nameNodes(warn func(string)) {
+	has := func(field string) bool {
+		return slices.ContainsFunc(im.columns, func(c column) bool { return c.field == field })
+	}
+	name := yamltree.Get(im.defaults, "nodeName")
+	if !has("name") || has("nodeName") || name == nil || !strings.Contains(name.Value, "{{") {
+		return
+	}
+	im.defaults = without(im.defaults, "nodeName")
+	if warn != nil {
+		warn(fmt.Sprintf("nodeName %s of %s is left out: the table names the machines, and each node is called as its site. To have it all the same, add it to defaults in the Inventory", name.Value, im.template))
+	}
 }
 
 // besides are the problems of the rows where the template's are told already:

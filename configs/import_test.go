@@ -26,6 +26,30 @@ func importing(table string, columns map[string]string) (*Inventory, error) {
 }
 
 // TestImport: the same table in each form that a spreadsheet saves it in.
+// TestImportNamesNodes: a table that names the machines names their nodes, whatever
+// the template makes of a machine's facts; a column nodeName goes first.
+func TestImportNamesNodes(t *testing.T) {
+	for _, c := range []struct {
+		table, template, want string
+		warned                bool
+	}{
+		{"name,serial\nshop-1,SN1\n", "nodeName: shop-{{.MAC}}\n", "shop-1", true},
+		{"name,serial\nshop-1,SN1\n", "", "shop-1", false},
+		{"name,serial,nodeName\nshop-1,SN1,till-1\n", "nodeName: shop-{{.MAC}}\n", "till-1", false},
+	} {
+		var said []string
+		out, _, err := ImportCSV("t.csv", []byte(c.table), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+c.template),
+			ImportOptions{Warn: func(s string) { said = append(said, s) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		inv, err := ParsePublicInventory("i.yaml", out)
+		if err != nil || inv.Sites[0].NodeName != c.want || c.warned != (len(said) == 1) {
+			t.Errorf("%q, %q: %v, %v\n%s", c.table, c.template, err, said, out)
+		}
+	}
+}
+
 func TestImport(t *testing.T) {
 	const plain = "Name,Serial Number,MAC,address,gateway,labels.example.com/region,nodePool,nodeType,network.dns,Manager\n" +
 		"shop-1,SN1,52-54-00-00-00-01 52-54-00-00-00-02,10.1.1.10/24,10.1.1.1,\"north, \"\"new\"\"\",p,edge,10.1.1.1 10.1.1.2,Anna\n" +

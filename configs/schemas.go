@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -66,9 +67,13 @@ type schemaNode struct {
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
+// pathIndex is what problems name an item or a key with: users[0], labels["a.b/c"].
+var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")\]`)
+
 // Explain describes a field by its path, e.g. "site" or
-// "site.network.interfaces". Indices and the like are not part of a path.
+// "site.network.interfaces". Indices, which the paths of problems have, mean nothing.
 func Explain(path string) (*Field, error) {
+	path = pathIndex.ReplaceAllString(path, "")
 	kind, rest, _ := strings.Cut(path, ".")
 	kind = strings.ToLower(kind)
 	raw, err := Schema(kind)

@@ -44,6 +44,9 @@ func ParseJoin(line string) (*Join, error) {
 	var j Join
 	var errs []error
 	for words = words[2:]; len(words) > 0; words = words[1:] {
+		if dash := strings.TrimLeft(words[0], "–—−"); dash != words[0] {
+			return nil, fmt.Errorf("it has %q, whose dashes a text program has changed: write --%s, or copy the line from the terminal", words[0], dash)
+		}
 		flag, value, given := strings.Cut(words[0], "=")
 		if !strings.HasPrefix(flag, "-") {
 			if j.Master != "" {
@@ -55,8 +58,7 @@ func ParseJoin(line string) (*Join, error) {
 		switch flag {
 		case "--token", "--discovery-token-ca-cert-hash":
 		case "--control-plane", "--certificate-key":
-			errs = append(errs, fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag))
-			continue
+			return nil, fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag)
 		default:
 			errs = append(errs, fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", flag))
 			continue
@@ -100,7 +102,8 @@ func CheckSSHKey(line string) error {
 
 // StartSite is a Site to start from: the example with what is known of the
 // cluster and of the person who will log in, and placeholders for the rest. What
-// the example shows besides is commented out.
+// the example shows besides is commented out; with the cluster's join line, users
+// too where no key is known: the Site is complete without them.
 func StartSite(j *Join, sshKey string) []byte {
 	token, hashes := placeholderToken, []string{placeholderHash}
 	text := exampleSite
@@ -113,13 +116,17 @@ func StartSite(j *Join, sshKey string) []byte {
 		}
 		text = strings.Replace(text, masters, known, 1)
 	}
+	out := []string{"labels:", "taints:", "network:"}
 	if sshKey == "" {
 		sshKey = placeholderKey
+		if j != nil {
+			out = append(out, "users:")
+		}
 	}
 	text = strings.Replace(text, exampleToken, token, 1)
 	text = strings.Replace(text, exampleHash, strings.Join(hashes, "\n  - "), 1)
 	text = strings.Replace(text, exampleKey, quoteYAML(sshKey), 1)
-	return []byte(commentOut(text, "labels:", "taints:", "network:"))
+	return []byte(commentOut(text, out...))
 }
 
 // StartCluster is a Cluster to start from: the example, with the key of the person

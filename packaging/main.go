@@ -303,7 +303,7 @@ func quickstartAlone(doc []byte) ([]byte, error) {
 	cut("# A small image", "joins it to a control plane.\n", `# A small image for virtual machines: Debian, and Kubernetes and containerd built
 # from their sources. Copy it to a directory of yours, then:
 #   edgebake build quickstart.yaml
-#   edgebake init --join 'kubeadm join ...'   # writes site.yaml, and another Image
+#   edgebake init --join -    # paste kubeadm's line: writes site.yaml, and another Image
 #   edgebake stamp quickstart.raw site.yaml --output node.raw
 #   edgebake boot node.raw
 `)

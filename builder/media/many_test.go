@@ -218,7 +218,7 @@ func BenchmarkSlots(b *testing.B) {
 }
 
 // TestOutputIsTheImage: an output leaves the image as it is, also one that is
-// another name of it. The image's own name stamps in place.
+// another name of it, or its own.
 func TestOutputIsTheImage(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw", 1<<20, false)
@@ -226,7 +226,7 @@ func TestOutputIsTheImage(t *testing.T) {
 	if err := errors.Join(os.Mkdir("shops", 0o755), os.Symlink("g.raw", "soft.raw"), os.Link("g.raw", "hard.raw"), os.Symlink("../g.raw", "shops/shop-1.raw")); err != nil {
 		t.Fatal(err)
 	}
-	for _, output := range []string{"soft.raw", "hard.raw", "shops/shop-1.raw"} {
+	for _, output := range []string{"soft.raw", "hard.raw", "shops/shop-1.raw", "g.raw", "./g.raw"} {
 		for _, force := range []bool{false, true} {
 			_, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now, Output: output, Force: force})
 			if want := "stamping image g.raw: " + output + " is the image itself: name another file, or stamp in place, without --output"; err == nil || err.Error() != want {
@@ -250,7 +250,7 @@ func TestOutputIsTheImage(t *testing.T) {
 	if disktest.Sum(t, "g.raw") != before {
 		t.Fatal("the image was written to")
 	}
-	done, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now, Output: "./shops/../g.raw"})
+	done, err := Stamp(t.Context(), "g.raw", site(), StampOptions{Now: now})
 	if err != nil || !done.GoldenFile || disktest.Sum(t, "g.raw") == before {
 		t.Errorf("%+v, %v", done, err)
 	}

@@ -68,7 +68,7 @@ type Stamped struct {
 
 // Stamp writes a site into an image's slot.
 func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
-	inPlace := o.Output == "" || filepath.Clean(o.Output) == filepath.Clean(path)
+	inPlace := o.Output == ""
 	if !inPlace && same(path, o.Output) {
 		return nil, fmt.Errorf("stamping image %s: %w: name another file, or stamp in place, without --output", path, itself(o.Output))
 	}
@@ -179,7 +179,7 @@ func (m *image) stampDate(o StampOptions) (int64, error) {
 	case o.Undated:
 		return 0, nil
 	case now.Before(first):
-		return 0, fmt.Errorf("this computer's clock says %s, which is before the image's date (sourceDate %s): set the clock, or leave the time out of the slot (--undated)", now.Format(time.DateOnly), built)
+		return 0, fmt.Errorf("this computer's clock says %s, which is before the image's date (sourceDate %s): set the clock; if it is right, build the image with an earlier sourceDate, or leave the time out of the slot (--undated): the node's clock then shows no earlier time than sourceDate", now.Format(time.DateOnly), built)
 	case now.After(last):
 		return 0, fmt.Errorf("this computer's clock says %s, years after the image's date (sourceDate %s): set the clock; if it is right, leave the time out of the slot (--undated), or build the image with a later sourceDate", now.Format(time.DateOnly), built)
 	}

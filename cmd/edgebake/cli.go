@@ -40,6 +40,8 @@ func (e usageError) Unwrap() error { return e.error }
 // run is the whole program but for signals and the exit.
 func run(ctx context.Context, args []string, s streams) int {
 	s.In = &input{ctx, s.In}
+	out := &results{Writer: s.Out}
+	s.Out = out
 	root := newRoot(s)
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
@@ -48,8 +50,14 @@ func run(ctx context.Context, args []string, s streams) int {
 	var usage usageError
 	var left unfinished
 	switch {
-	case err == nil:
+	case err == nil && out.lost == nil:
 		return exitOK
+	case err == nil:
+		err = out.lost
+		if e := (*fs.PathError)(nil); errors.As(err, &e) {
+			err = e.Err
+		}
+		err = fmt.Errorf("it was done, and what there is to say of it is lost: writing to standard output: %w", err)
 	case errors.As(err, &left):
 		fmt.Fprintf(said, "edgebake: %v\n", left)
 		return exitInterrupted
@@ -196,6 +204,9 @@ func nearFlag(c *cobra.Command, err error) string {
 func args(low, high int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < low || high >= 0 && len(args) > high {
+			if meant := lastIsFlags(c, args); meant != "" {
+				return usageError{fmt.Errorf("%s is one operand too many; did you mean %q?", args[len(args)-1], meant)}
+			}
 			return usageError{fmt.Errorf("%s requires %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
 		}
 		return nil

@@ -440,14 +440,43 @@ func TestInit(t *testing.T) {
 
 const joinLine = "sudo kubeadm join [fd00:7::11]:6443 --token abcdef.0123456789abcdef \\\n\t--discovery-token-ca-cert-hash=sha256:1123456789abcdef0123456789abcdef0123456789abcdef0123456789ABCDEF"
 
+// TestLostResults: what standard output does not take is told, whoever has printed it.
+func TestLostResults(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skipf("/dev/full: %v", err)
+	}
+	defer full.Close()
+	for _, words := range [][]string{{"version"}, {"schema", "site"}, {"explain", "site"}} {
+		var said bytes.Buffer
+		if code := run(t.Context(), words, streams{In: strings.NewReader(""), Out: full, Err: &said}); code != exitFailed || strings.Count(said.String(), "no space left on device") != 1 {
+			t.Errorf("%v: exit code %d: %s", words, code, &said)
+		}
+	}
+}
+
+// TestMeantFlags: an operand too many that belongs to a flag, and a join line without
+// quotes.
+func TestMeantFlags(t *testing.T) {
+	c := newCLI(t)
+	c.run(2, "stamp", "a.raw", "site.yaml", "b.raw")
+	c.want(c.err, `did you mean "edgebake stamp a.raw site.yaml --output b.raw"?`)
+	c.run(2, "flash", "a.raw", "/dev/sdx", "site.yaml")
+	c.want(c.err, `did you mean "edgebake flash a.raw /dev/sdx --site site.yaml"?`)
+	c.run(2, "init", "--join", "kubeadm", "join", "192.0.2.1:6443", "--token", "x")
+	c.want(c.err, "put the line that kubeadm prints in quotes")
+	c.run(2, "init", "--join", "")
+	c.want(c.err, "--join is empty")
+	c.run(0, "explain", `site.users[0].name`)
+	c.run(0, "explain", `site.labels["example.com/region"]`)
+}
+
 // TestInitJoin fills a Site from kubeadm's own line.
 func TestInitJoin(t *testing.T) {
 	c := newCLI(t)
 	c.runIn(t.Context(), strings.Replace(joinLine, "[fd00:7::11]", "cp.example.com", 1), 0, "init", "--join", "-")
-	c.run(1, "validate", "site.yaml")
-	if !strings.Contains(c.err, "sshAuthorizedKeys[0]: replace the example") || strings.Count(c.err, "\n") != 1 {
-		t.Errorf("%s", c.err)
-	}
+	c.want(c.err, "Nobody can log in", "--ssh-key")
+	c.run(0, "validate", "site.yaml") // complete without users
 	site, err := os.ReadFile("site.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -463,6 +492,7 @@ func TestInitJoin(t *testing.T) {
 		strings.Replace(joinLine, "sha256:11", "sha256:", 1):                "is not sha256: followed by 64",
 		strings.Replace(joinLine, "[fd00:7::11]:6443", "127.0.0.1:6443", 1): "the API server 127.0.0.1 is the loopback address",
 		strings.Replace(joinLine, "[fd00:7::11]:6443", "a:6443 b:6443", 1):  "it names two API servers",
+		strings.Replace(joinLine, "--token", "–token", 1):                   "a text program has changed",
 		"kubeadm join a:1 --discovery-token-unsafe-skip-ca-verification":    "--discovery-token-unsafe-skip-ca-verification, which is not taken over",
 	} {
 		c.run(1, "init", "--force", "--join", line)

@@ -115,7 +115,11 @@ goes to a file that only you can read.`,
 // warnOfReaders says so where a shell has sent a secret to a file that others
 // may read.
 func warnOfReaders(s streams) {
-	f, ok := s.Out.(*os.File)
+	out := s.Out
+	if r, ok := out.(*results); ok {
+		out = r.Writer
+	}
+	f, ok := out.(*os.File)
 	if !ok {
 		return
 	}

@@ -30,10 +30,22 @@ func newDisplay(s streams, asJSON bool) display {
 	case s.quiet():
 		return warnings{plain{s.Err}}
 	// Bars have no room for what programs say.
-	case ok && term.IsTerminal(int(f.Fd())) && !s.verbose():
+	case ok && drawsBars(f) && !s.verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
 	return &plainLines{w: plain{s.Err}, details: s.verbose(), last: map[string]time.Time{}, begun: map[string]time.Time{}}
+}
+
+// narrow is the least width of a terminal, in columns, that bars have room on.
+const narrow = 60
+
+// drawsBars reports whether a file is a terminal on which lines can be drawn anew.
+func drawsBars(f *os.File) bool {
+	if !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	return err != nil || width == 0 || width >= narrow // 0: it does not tell
 }
 
 // warnings prints nothing else.
@@ -112,8 +124,8 @@ func (p *plainLines) event(e builder.Event) {
 
 func (p *plainLines) close() {}
 
-// bars has one line a step, rewritten in place. Warnings follow when all is
-// drawn, so that they stay.
+// bars has one line a step, rewritten in place. Warnings stand above them; those that
+// come when all is drawn follow.
 type bars struct {
 	w        io.Writer
 	p        *mpb.Progress
@@ -145,7 +157,10 @@ func (b *bar) said(decor.Statistics) string {
 
 func (b *bars) event(e builder.Event) {
 	if e.State == builder.StateWarning {
-		b.warnings = append(b.warnings, fmt.Sprintf("%s: WARNING: %s", e.Step, e.Text))
+		text := fmt.Sprintf("%s: WARNING: %s", e.Step, e.Text)
+		if _, err := fmt.Fprintln(plain{b.p}, text); err != nil {
+			b.warnings = append(b.warnings, text)
+		}
 		return
 	}
 	at, ok := b.all[e.Step]

@@ -212,7 +212,11 @@ func TestExamples(t *testing.T) {
 		}
 		t.Chdir(here)
 		var out, said bytes.Buffer
-		if code := run(t.Context(), words, streams{In: strings.NewReader(""), Out: &out, Err: &said}); code != 0 {
+		in := ""
+		if strings.HasPrefix(line, "init --join -") {
+			in = joinLine
+		}
+		if code := run(t.Context(), words, streams{In: strings.NewReader(in), Out: &out, Err: &said}); code != 0 {
 			t.Errorf("%s: example %q ends with %d\n%s%s", path, line, code, out.String(), said.String())
 		}
 		t.Chdir(c.dir)

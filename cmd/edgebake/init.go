@@ -30,11 +30,13 @@ belongs there, the Site has placeholders, which validate tells you to replace:
 a token, the CA's hash, an SSH key. --join 'kubeadm join ...' fills in the first
 two from the line that kubeadm prints on a control-plane node (kubeadm token
 create --print-join-command); --join - reads it from standard input, which keeps
-the token out of the shell's history. --cluster writes a commented cluster.yaml
+the token out of the shell's history, and from other users of this computer, who can
+read command lines. --cluster writes a commented cluster.yaml
 instead, for edgebake cluster new.
 
 For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 		Example: `  edgebake init
+  edgebake init --join -  # paste the line that kubeadm prints, then Ctrl-D
   edgebake init --dir sites/berlin
   edgebake init --cluster`,
 		Args: args(0, 0, "no argument"),
@@ -49,13 +51,26 @@ For editors that know YAML schemas, these are written to ` + schemaDir + `.`,
 				}
 				return writeStart(s, dir, []start{{"cluster", configs.StartCluster(key), 0o666}}, force)
 			}
+			if c.Flags().Changed("join") && strings.TrimSpace(join) == "" {
+				return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
+			}
 			site, err := startSite(s, join, key)
 			if err != nil {
 				return err
 			}
-			return writeStart(s, dir, []start{{"image", configs.ExampleImage(), 0o666}, {"site", site, 0o600}}, force) // a token will be in the Site
+			err = writeStart(s, dir, []start{{"image", configs.ExampleImage(), 0o666}, {"site", site, 0o600}}, force) // a token will be in the Site
+			if err == nil && join != "" && key == "" {
+				s.hint("Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n")
+			}
+			return err
 		},
 	}
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if join == "kubeadm" { // the first word of a line without quotes
+			return usageError{errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it")}
+		}
+		return c.Parent().FlagErrorFunc()(c, err)
+	})
 	f := c.Flags()
 	f.StringVar(&dir, "dir", ".", "directory to write to")
 	_ = c.MarkFlagDirname("dir")

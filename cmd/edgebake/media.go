@@ -35,6 +35,24 @@ func imageFirst(c *cobra.Command, a []string) error {
 	return nil
 }
 
+// lastIsFlags is the command line that was meant where the operand that is too many
+// belongs to a flag; empty where that is not known.
+func lastIsFlags(c *cobra.Command, a []string) string {
+	if len(a) != 3 {
+		return ""
+	}
+	flag := ""
+	switch {
+	case c.Name() == "stamp" && isImageName(a[2]):
+		flag = "--output"
+	case c.Name() == "flash" && slices.Contains(documentEndings, strings.TrimPrefix(filepath.Ext(a[2]), ".")):
+		flag = "--site"
+	default:
+		return ""
+	}
+	return fmt.Sprintf("%s %s %s %s %s", c.CommandPath(), a[0], a[1], flag, a[2])
+}
+
 func newInspect(s streams) *cobra.Command {
 	var output string
 	var verify, packages, checkImages bool

@@ -19,6 +19,21 @@ type streams struct {
 	talk *talk
 }
 
+// results is standard output. What could not be written is noted, for whoever prints
+// and does not look: a script must not take half of the results for all of them.
+type results struct {
+	io.Writer
+	lost error // the first error
+}
+
+func (r *results) Write(p []byte) (int, error) {
+	n, err := r.Writer.Write(p)
+	if err != nil && r.lost == nil {
+		r.lost = err
+	}
+	return n, err
+}
+
 // talk is how much a command says beside its results.
 type talk struct{ quiet, verbose bool }
 
