@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -114,7 +115,7 @@ func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]
 			return nil, err
 		}
 		defer g.Close()
-		checks = append(checks, imageCheck(g, doc))
+		checks = append(checks, imageChecks(g, doc)...)
 		online.Kubelet = g.Info().Kubernetes
 	}
 	if o.offline {
@@ -204,17 +205,24 @@ func topField(path string) string {
 	return path[:min(len(path), strings.IndexAny(path+".", ".["))]
 }
 
-// imageCheck holds the sites against the image, as stamping does.
-func imageCheck(g *media.Golden, doc media.Site) cluster.Check {
-	c := cluster.Check{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s serves the Sites", g.Info().Name)}
-	if _, err := g.Slot(doc, media.StampOptions{Undated: true}); err != nil {
-		c.State, c.Detail, c.Fix = cluster.CheckFailed, strings.ReplaceAll(err.Error(), "\n", "; "), "correct the Site, or build an image that can serve it"
+// imageChecks holds the sites against the image, as stamping does. Each problem has a
+// row, the last one the fix of them all.
+func imageChecks(g *media.Golden, doc media.Site) []cluster.Check {
+	_, err := g.Slot(doc, media.StampOptions{Undated: true})
+	if err == nil {
+		return []cluster.Check{{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s serves the Sites", g.Info().Name)}}
 	}
-	return c
+	var out []cluster.Check
+	for _, problem := range strings.Split(err.Error(), "\n") {
+		out = append(out, cluster.Check{Name: "image", State: cluster.CheckFailed, Detail: problem})
+	}
+	out[len(out)-1].Fix = "correct the Site, or build an image that can serve it"
+	return out
 }
 
 func printChecks(s streams, checks []cluster.Check) {
-	w := tabwriter.NewWriter(plain{s.Out}, 0, 0, 2, ' ', 0)
+	var table bytes.Buffer
+	w := tabwriter.NewWriter(plain{&table}, 0, 0, 2, ' ', 0)
 	marks := map[string]string{cluster.CheckOK: "✓", cluster.CheckFailed: "✗", cluster.CheckUnknown: "–"}
 	for _, c := range checks {
 		fmt.Fprintf(w, "%s %s\t%s\t%s\n", marks[c.State], c.Name, c.Site, c.Detail)
@@ -223,4 +231,7 @@ func printChecks(s streams, checks []cluster.Check) {
 		}
 	}
 	w.Flush()
+	for line := range strings.Lines(table.String()) {
+		fmt.Fprintln(s.Out, strings.TrimRight(line, " \n"))
+	}
 }
