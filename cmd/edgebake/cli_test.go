@@ -16,9 +16,9 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
