@@ -2,6 +2,7 @@ package firstboot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -55,55 +56,103 @@ func loaderWords(disks []string) string {
 	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
 }
 
-// diskPhase makes DATA fill the device. systemd-repart and systemd-growfs do
-// it early at boot; this looks, and calls them where they did not.
+// diskPhase makes DATA use the free space behind it. systemd-repart and
+// systemd-growfs do it early at boot; this looks, and calls them where they did
+// not. A node needs an API server, and a control-plane node its etcd, more than
+// the whole disk: one whose DATA cannot grow says so and continues.
 func diskPhase() Phase {
+	tried := false // in this pass
 	return Phase{
 		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			d, err := e.lookUpRootDisk()
+			d, data, err := dataPartition(e)
 			if err != nil {
 				return Todo, err
 			}
-			data := d.part(ondisk.LabelData)
-			if data == nil {
-				return Todo, Permanent(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
-					rewriting(e, "the image was not written whole; write it to the device again"))
+			if tried || notGrown(e, d, data) == nil {
+				return Done, nil
 			}
-			if d.Size-(data.Start+data.Size) > slack {
-				return Todo, nil
-			}
-			fs, err := e.FSSize("/var")
-			if err != nil {
-				return Todo, fmt.Errorf("reading the size of DATA's file system: %w", err)
-			}
-			// ext4 tells its size without its tables and journal; one that
-			// was not grown at all is far smaller than that.
-			if fs < data.Size-data.Size/8-journal {
-				return Todo, nil
-			}
-			return Done, nil
+			return Todo, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			d, err := e.lookUpRootDisk()
+			d, data, err := dataPartition(e)
 			if err != nil {
 				return err
 			}
-			data := d.part(ondisk.LabelData)
-			if data == nil {
-				return fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData)
+			err = grow(ctx, e, d, data)
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return err // stopped from outside: that says nothing about the disk
 			}
-			if d.Size-(data.Start+data.Size) > slack {
-				e.Waiting("systemd-repart to grow %s", data.Name)
-				if err := e.Run(ctx, Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
-					return fmt.Errorf("growing partition %s: %w", data.Name, err)
+			tried = true
+			if err == nil {
+				if d, data, err = dataPartition(e); err == nil {
+					err = notGrown(e, d, data)
 				}
 			}
-			e.Waiting("the file system on %s to grow", data.Name)
-			if err := e.Run(ctx, Cmd{Args: []string{"/usr/lib/systemd/systemd-growfs", "/var"}}); err != nil {
-				return fmt.Errorf("growing the file system of %s: %w", data.Name, err)
+			if err != nil {
+				e.Log.Warn("DATA did not grow", "error", err)
+				e.Note("DATA does not use all the free space behind it: %s. The node continues with the space that it has", oneLine(err))
 			}
 			return nil
 		},
 	}
+}
+
+func dataPartition(e *Env) (*blockDisk, *device, error) {
+	d, err := e.lookUpRootDisk()
+	if err != nil {
+		return nil, nil, err
+	}
+	data := d.part(ondisk.LabelData)
+	if data == nil {
+		return nil, nil, Permanent(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
+			rewriting(e, "the image was not written whole; write it to the device again"))
+	}
+	return d, data, nil
+}
+
+// freeBehind is the space between a partition and the next one, or the disk's
+// end: somebody may have a partition of their own behind DATA.
+func (d *blockDisk) freeBehind(p *device) int64 {
+	next := d.Size
+	for _, other := range d.Parts {
+		if other.Start > p.Start {
+			next = min(next, other.Start)
+		}
+	}
+	return next - (p.Start + p.Size)
+}
+
+// notGrown reports what of DATA is smaller than it can be.
+func notGrown(e *Env, d *blockDisk, data *device) error {
+	if free := d.freeBehind(data); free > slack {
+		return fmt.Errorf("%d MiB behind partition %s are free", free>>20, data.Name)
+	}
+	fs, err := e.FSSize("/var")
+	if err != nil {
+		return fmt.Errorf("reading the size of DATA's file system: %w", err)
+	}
+	// ext4 tells its size without its tables and journal; one that
+	// was not grown at all is far smaller than that.
+	if fs < data.Size-data.Size/8-journal {
+		return fmt.Errorf("the file system on %s has %d MiB of the partition's %d MiB", data.Name, fs>>20, data.Size>>20)
+	}
+	return nil
+}
+
+// grow grows the partition, and the file system even where the partition does
+// not grow.
+func grow(ctx context.Context, e *Env, d *blockDisk, data *device) error {
+	var errs []error
+	if d.freeBehind(data) > slack {
+		e.Waiting("systemd-repart to grow %s", data.Name)
+		if err := e.Run(ctx, Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
+			errs = append(errs, fmt.Errorf("growing partition %s: %w", data.Name, err))
+		}
+	}
+	e.Waiting("the file system on %s to grow", data.Name)
+	if err := e.Run(ctx, Cmd{Args: []string{"/usr/lib/systemd/systemd-growfs", "/var"}}); err != nil {
+		errs = append(errs, fmt.Errorf("growing the file system of %s: %w", data.Name, err))
+	}
+	return errors.Join(errs...)
 }

@@ -1,8 +1,11 @@
 package firstboot
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -141,4 +144,73 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	if fix, permanent := Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "data of etcd is lost then") {
 		t.Errorf("%v: %s", err, fix)
 	}
+}
+
+// TestDataCannotGrow: a disk is larger than DATA, and DATA stays as it is. The node
+// joins, a control-plane node's etcd starts, and a person is told.
+func TestDataCannotGrow(t *testing.T) {
+	t.Parallel()
+	const note = "DATA does not use all the free space behind it"
+	larger := func(w *world) { w.put("/sys/devices/virtio/block/vda/size", "83886080\n") }
+	for _, tt := range []struct {
+		name   string
+		change func(*world)
+		repart error
+		says   string // of the note; "": there is none
+		runs   bool   // systemd-repart
+	}{
+		{"it grows", larger, nil, "", true},
+		{"systemd-repart fails", larger, errors.New("exit status 1: Can't fit requested partitions into available free space"), "growing partition vda5: exit status 1", true},
+		{"a partition behind it", func(w *world) { larger(w); w.behindData("16777216") }, nil, "", false},
+		{"a partition behind it, and a gap", func(w *world) { larger(w); w.behindData("41943040") }, nil, "12289 MiB behind partition vda5 are free", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, mintedSites(t, 1))
+			m.bootDone()
+			worker := nativeWorld(t)
+			for _, w := range []*world{m.world, worker} {
+				tt.change(w)
+				e := w.env()
+				run, size := e.Run, int64(4<<30)
+				e.FSSize = func(string) (int64, error) { return size, nil }
+				e.Run = func(ctx context.Context, c Cmd) error {
+					if c.Args[0] == "systemd-repart" {
+						w.names = append(w.names, "systemd-repart")
+						if tt.name == "it grows" {
+							w.put("/sys/devices/virtio/block/vda/vda5/size", "75495424\n")
+							size = 36 << 30
+						}
+						return tt.repart
+					}
+					return run(ctx, c)
+				}
+				if w == m.world {
+					m.on()
+				}
+				if err := w.run(New(e)); err != nil {
+					t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+				}
+				if w == m.world && !decided(e) {
+					t.Error("etcd may not start")
+				}
+				notes := strings.Join(w.state().Notes, "\n")
+				if strings.Contains(notes, note) != (tt.says != "") || !strings.Contains(notes, tt.says) {
+					t.Errorf("notes: %q", notes)
+				}
+				if ran := slices.Contains(w.names, "systemd-repart"); ran != tt.runs {
+					t.Errorf("systemd-repart ran: %v", ran)
+				}
+			}
+		})
+	}
+}
+
+// behindData puts somebody's partition onto the disk, which begins at a sector.
+func (w *world) behindData(start string) {
+	dir := "/sys/devices/virtio/block/vda/vda6"
+	w.put(dir+"/partition", "6\n")
+	w.put(dir+"/start", start+"\n")
+	w.put(dir+"/size", "2048\n")
+	w.put(dir+"/uevent", "PARTNAME=backup\n")
 }
