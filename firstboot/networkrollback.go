@@ -357,10 +357,7 @@ func loadNetwork(ctx context.Context, e *Env, paths []string) error {
 				verb = "restart"
 			}
 		}
-		ctx, cancel := context.WithTimeout(ctx, wpaPatience)
-		err := e.Unit(ctx, verb, u)
-		cancel()
-		if err != nil {
+		if err := e.boundedUnit(ctx, wpaPatience, verb, u); err != nil {
 			e.Log.Warn("loading the Wi-Fi settings", "unit", u, "verb", verb, "error", err)
 		}
 	}
@@ -369,7 +366,7 @@ func loadNetwork(ctx context.Context, e *Env, paths []string) error {
 		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}
 	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/resolved.conf.d/") }) {
-		if err := e.Unit(ctx, "restart", "systemd-resolved.service"); err != nil {
+		if err := e.boundedUnit(ctx, jobPatience, "restart", "systemd-resolved.service"); err != nil {
 			errs = append(errs, fmt.Errorf("loading the DNS settings: %w", err))
 		}
 	}

@@ -48,6 +48,7 @@ func sitePhase(reader *siteReader) Phase {
 			if held, err := kubeletHeld(ctx, e); held || err != nil {
 				return Todo, err
 			}
+			noteFailedUnits(ctx, e)
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
@@ -247,9 +248,62 @@ func hidesToken(after, before []byte) bool {
 	return true
 }
 
+const (
+	// jobPatience is how long one unit is waited for, jobsPatience all units of an
+	// Apply. systemd continues a job that nobody waits for.
+	jobPatience  = 15 * time.Second
+	jobsPatience = 2 * time.Minute
+	// jobLeast is enough for systemd to queue a job.
+	jobLeast = 2 * time.Second
+)
+
+// boundedUnit is Unit that waits for the job for a limited time: a unit may wait
+// for a card that is missing, or for a server.
+func (e *Env) boundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := e.Unit(bounded, verb, unit)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fmt.Errorf("%s has not finished after %s, and continues in the background", verb, patience)
+	}
+	return err
+}
+
+// jobs are those of one Apply. Each unit gets its job, however long the others take.
+type jobs struct {
+	e   *Env
+	end time.Time
+}
+
+// unit reports an error only where ctx ended. What is wrong with a unit is a note:
+// joining goes on.
+func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
+	patience := max(jobLeast, min(jobPatience, j.end.Sub(j.e.Now())))
+	err := j.e.boundedUnit(ctx, patience, verb, unit)
+	if err != nil && ctx.Err() == nil {
+		j.e.Log.Warn(failing, "unit", unit, "verb", verb, "error", err)
+		j.e.Note("%s (%s): %s", failing, unit, oneLine(err))
+	}
+	return ctx.Err()
+}
+
+// noteFailedUnits notes the units of the Site that have failed.
+func noteFailedUnits(ctx context.Context, e *Env) {
+	units, err := applier(e).EnabledUnits()
+	if err != nil {
+		e.Log.Warn("looking for the units of the Site", "error", err)
+	}
+	for _, u := range units {
+		if state, err := e.UnitState(ctx, u); err == nil && state == "failed" {
+			e.Note("a unit of the Site has failed (%s): `journalctl -u %s` on the machine shows why", u, u)
+		}
+	}
+}
+
 // activateChanges tells the running system what has changed below it: the files
-// were applied to a machine that is up.
+// were applied to a machine that is up. Unless ctx ends, each unit is told.
 func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
+	j := jobs{e, e.Now().Add(jobsPatience)}
 	if len(c.Units) > 0 {
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
 			return fmt.Errorf("reloading systemd: %w", err)
@@ -276,8 +330,8 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		if !under(r.dirs...) {
 			continue
 		}
-		if err := e.Unit(ctx, r.verb, r.unit); err != nil {
-			e.Log.Warn("a setting takes effect at the next boot only", "unit", r.unit, "error", err)
+		if err := j.unit(ctx, r.verb, r.unit, "a setting of the Site may take effect at the next boot only"); err != nil {
+			return err
 		}
 	}
 	for _, p := range c.Paths {
@@ -287,12 +341,16 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 	}
 	if under("/etc/systemd/network/") {
 		if err := e.reloadNetwork(ctx); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			e.Log.Warn("network settings take effect at the next boot only", "error", err)
+			e.Note("the network settings of the Site take effect at the next boot only: %s", oneLine(err))
 		}
 	}
 	for _, u := range wpaUnits(c.Paths) {
-		if err := e.Unit(ctx, wpaVerb(e, u), u); err != nil {
-			e.Log.Warn("Wi-Fi settings take effect at the next boot only", "unit", u, "error", err)
+		if err := j.unit(ctx, wpaVerb(e, u), u, "the Wi-Fi settings of the Site may take effect at the next boot only"); err != nil {
+			return err
 		}
 	}
 	for _, u := range c.Units {
@@ -311,12 +369,11 @@ func activateChanges(ctx context.Context, e *Env, c apply.Changes) error {
 		if verb == "" {
 			continue
 		}
-		if err := e.Unit(ctx, verb, u.Name); err != nil {
-			// The site's own unit is the site's own trouble; joining goes on.
-			e.Log.Warn("a unit of the Site", "unit", u.Name, "verb", verb, "error", err)
+		if err := j.unit(ctx, verb, u.Name, "a unit of the Site is not in the state that the Site sets"); err != nil {
+			return err
 		}
 	}
-	return nil
+	return ctx.Err()
 }
 
 const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
@@ -385,7 +442,7 @@ func fits(e *Env, a *Active) error {
 // reloadNetwork has networkd read its settings. networkctl asks it over D-Bus,
 // which may come up later than first boot does.
 func (e *Env) reloadNetwork(ctx context.Context) error {
-	if err := e.Unit(ctx, "start", "dbus.service"); err != nil {
+	if err := e.boundedUnit(ctx, jobPatience, "start", "dbus.service"); err != nil {
 		return err
 	}
 	return e.Run(ctx, Cmd{Args: []string{"networkctl", "reload"}})

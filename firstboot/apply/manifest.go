@@ -211,6 +211,19 @@ func (t Target) load() (manifest, error) {
 	return m, nil
 }
 
+// EnabledUnits are the units that the applied config enables, sorted.
+func (t Target) EnabledUnits() ([]string, error) {
+	m, err := t.load()
+	var out []string
+	for name, state := range m.Units {
+		if state == "enabled" {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out, err
+}
+
 func (t Target) save(m manifest) error {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err == nil {

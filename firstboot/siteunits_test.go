@@ -1,0 +1,134 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/apply"
+)
+
+// slowUnits has units whose jobs do not end. As with D-Bus, a job is not even queued
+// where ctx has ended.
+func (w *world) slowUnits(e *Env, slow ...string) {
+	unit := e.Unit
+	e.Unit = func(ctx context.Context, verb, name string) error {
+		if err := e.Sleep(ctx, 0); err != nil {
+			return err
+		}
+		if err := unit(ctx, verb, name); err != nil || verb == "enable" || !slices.Contains(slow, name) {
+			return err
+		}
+		w.units[name] = "activating"
+		for {
+			if err := e.Sleep(ctx, time.Second); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func enabledUnits(names ...string) string {
+	var units []string
+	for _, n := range names {
+		units = append(units, `{"name":"`+n+`","enabled":true,"contents":"[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"}`)
+	}
+	return `ignition: '{"ignition":{"version":"3.4.0"},"systemd":{"units":[` + strings.Join(units, ",") + `]}}'`
+}
+
+// TestSlowUnitOfTheSite: units that wait for something keep neither the units after
+// them nor the join from their turn.
+func TestSlowUnitOfTheSite(t *testing.T) {
+	t.Parallel()
+	slow := []string{"a.service", "b.service", "c.service", "d.service", "e.service", "f.service", "g.service", "h.service", "i.service", "j.service", "k.service", "l.service"}
+	w := nativeWorld(t, enabledUnits(append(slow, "vpn.service")...))
+	e := w.env()
+	w.slowUnits(e, slow...)
+	start := w.now
+	if err := w.run(New(e)); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+	}
+	if w.units["vpn.service"] != "active" {
+		t.Errorf("vpn.service is %q", w.units["vpn.service"])
+	}
+	if took := w.now.Sub(start); took > 4*time.Minute {
+		t.Errorf("it took %s", took)
+	}
+	if !slices.ContainsFunc(w.state().Notes, func(n string) bool {
+		return strings.Contains(n, "(a.service): start has not finished after 15s") || strings.Contains(n, "(a.service): restart has not finished after 15s")
+	}) {
+		t.Errorf("notes: %q", w.state().Notes)
+	}
+	// One that fails is in the report for as long as it has failed.
+	w.units["vpn.service"] = "failed"
+	for _, state := range []string{"failed", "active"} {
+		w.units["vpn.service"] = state
+		w.mustBoot()
+		if noted := strings.Contains(strings.Join(w.state().Notes, "\n"), "a unit of the Site has failed (vpn.service)"); noted != (state == "failed") {
+			t.Errorf("vpn.service is %s, notes: %q", state, w.state().Notes)
+		}
+	}
+}
+
+// TestApplyingIsCutOff: an attempt ends while the system is told about the Site's
+// settings. The next one tells the rest.
+func TestApplyingIsCutOff(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, enabledUnits("a.service", "vpn.service"))
+	e := w.env()
+	unit := e.Unit
+	e.Unit = func(ctx context.Context, verb, name string) error {
+		if name == "a.service" && verb != "enable" {
+			w.off()
+			return ctx.Err()
+		}
+		return unit(ctx, verb, name)
+	}
+	if err := w.run(New(e)); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if w.units["vpn.service"] == "active" || w.has(appliedFile) {
+		t.Fatalf("vpn.service is %q, the Site counts as applied: %v", w.units["vpn.service"], w.has(appliedFile))
+	}
+	e.Unit = func(ctx context.Context, verb, name string) error {
+		if name == "a.service" && verb != "enable" {
+			return errors.New("its job ended with \"failed\"")
+		}
+		return unit(ctx, verb, name)
+	}
+	w.names = nil
+	if err := w.run(New(e)); err != nil {
+		t.Fatal(err)
+	}
+	if w.units["vpn.service"] != "active" || count(w.names, "start vpn.service") != 1 { // a failure brings no other attempt
+		t.Errorf("vpn.service is %q: %q", w.units["vpn.service"], w.names)
+	}
+	if !w.said("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
+		t.Errorf("console: %q", w.console)
+	}
+}
+
+// TestSlowDaemons: daemons that do not come up with the Site's settings do not use up
+// the time of an attempt, nor that of a rollback.
+func TestSlowDaemons(t *testing.T) {
+	t.Parallel()
+	w := wirelessWorld(t)
+	e := w.env()
+	w.slowUnits(e, resolvedUnit, "systemd-timesyncd.service", "containerd.service", wpaUnit("wlan0"), "dbus.service")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	paths := []string{"/etc/systemd/resolved.conf.d/1.conf", "/etc/systemd/timesyncd.conf", "/etc/containerd/config.toml", "/etc/wpa_supplicant/wpa_supplicant-wlan0.conf", "/etc/systemd/network/1.network"}
+	if err := activateChanges(ctx, e, apply.Changes{Paths: paths, Units: []apply.UnitChange{{Name: "vpn.service", Enabled: true}}}); err != nil || w.units["vpn.service"] != "active" {
+		t.Errorf("vpn.service is %q; %v", w.units["vpn.service"], err)
+	}
+	start := w.now
+	if err := loadNetwork(t.Context(), e, paths); err == nil {
+		t.Error("resolved did not come up, and nobody says so")
+	}
+	if took := w.now.Sub(start); took > 2*time.Minute {
+		t.Errorf("loading the network settings took %s", took)
+	}
+}
