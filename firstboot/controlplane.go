@@ -51,37 +51,51 @@ func ownHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// addressPhase sees that the machine has its own address: the other
-// control-plane nodes know it by that.
+// addressPhase sees that the machine has its own address, and that new network
+// settings lead to somebody. Where nobody answers, it continues: all machines of a
+// building may boot together, and a sole control-plane node may be alone. Once etcd
+// may run in this boot, its network is left alone.
 func addressPhase(site *configs.Site) Phase {
-	own := site.Self().Address
-	has := func(ctx context.Context, e *Env) error {
-		src, err := e.Source(ctx, ownHostPort(site))
-		if err != nil {
-			return fmt.Errorf("looking for the address %s on this machine: %w", own, plainNet(err))
-		}
-		if want, err := netip.ParseAddr(own); err != nil || src.Unmap() != want.Unmap() {
-			return fmt.Errorf("this machine does not have its address %s (it would send from %s)", own, src)
-		}
-		return nil
-	}
+	up := toNeighbours(site)
 	return Phase{
-		Name: "network", Doc: "this machine's own address", Timeout: 4 * time.Minute,
+		Name: "network", Doc: "this machine's own address", Timeout: networkTimeout,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
-			addr, err := netip.ParseAddr(own)
-			if err != nil || has(ctx, e) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
+			addr, err := netip.ParseAddr(site.Self().Address)
+			if err != nil || trialCutOff(e) || hasOwnAddress(ctx, e, site) != nil || !e.hasHosts(nodeOwner, nodeLine(e, addr)) {
 				return Todo, err
+			}
+			if networkIsNew(e) && (mayTry(e) && !decided(e) || neighbourAnswers(ctx, e, site) == nil) {
+				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			addr, err := netip.ParseAddr(own)
+			addr, err := netip.ParseAddr(site.Self().Address)
 			if err != nil {
 				return err
 			}
-			e.Waiting("this machine's address %s", own)
-			if err := e.retryFor(ctx, networkTime, 2*time.Second, func() error { return has(ctx, e) }); err != nil {
-				return Advise(err, "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine")
+			const fix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
+			if trialCutOff(e) || mayTry(e) && !decided(e) {
+				found, _, err := useNetwork(ctx, e, up, networkTime)
+				if err != nil {
+					return err
+				}
+				if found.extent == nothing {
+					return Advise(found.err, fix)
+				}
+				if found.extent == ownAddress {
+					e.Log.Warn("going on with this machine's own address alone", "error", found.err)
+				}
+				return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
+			}
+			e.Waiting("this machine's address %s", addr)
+			if err := e.retryFor(ctx, networkTime, 2*time.Second, func() error { return hasOwnAddress(ctx, e, site) }); err != nil {
+				return Advise(err, fix)
+			}
+			if networkIsNew(e) && neighbourAnswers(ctx, e, site) == nil {
+				if err := keepNetwork(e); err != nil {
+					return err
+				}
 			}
 			return e.setHosts(ctx, nodeOwner, nodeLine(e, addr))
 		},

@@ -68,7 +68,7 @@ const (
 // networkPhase sees that the node has an address and a way to an API server.
 func networkPhase(site *configs.Site) Phase {
 	return Phase{
-		Name: "network", Doc: "an address, and an API server that answers", Timeout: 4 * time.Minute,
+		Name: "network", Doc: "an address, and an API server that answers", Timeout: networkTimeout,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			if trialCutOff(e) {
 				return Todo, nil
@@ -91,24 +91,18 @@ func networkPhase(site *configs.Site) Phase {
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			if trialCutOff(e) {
-				if err := takeBack(ctx, e); err != nil {
-					return err
-				}
-			}
-			master, err := waitForAPIServer(ctx, e, mastersOf(e, site))
+			up := toAPIServers(mastersOf(e, site))
+			found, former, err := useNetwork(ctx, e, up, networkTime)
 			if err != nil {
-				if back, rerr := rollBack(ctx, e, mastersOf(e, site)); rerr != nil {
-					return errors.Join(err, rerr)
-				} else if back == "" {
-					return Advise(err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
-				} else {
-					master = back
-				}
-			} else if err := keepNetwork(e); err != nil {
 				return err
 			}
-			src, err := nodeAddr(ctx, e, site, master)
+			if found.err != nil && !former {
+				return Advise(found.err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
+			}
+			if found.err != nil {
+				return found.err
+			}
+			src, err := nodeAddr(ctx, e, site, found.by)
 			if err != nil {
 				return err
 			}
@@ -192,9 +186,32 @@ func nodeLine(e *Env, addr netip.Addr) node.HostsEntry {
 // a Wi-Fi association.
 const networkTime = 75 * time.Second
 
-func waitForAPIServer(ctx context.Context, e *Env, masters []string) (string, error) {
+// networkTimeout has time for the new settings, the former and the new once more.
+const networkTimeout = 6 * time.Minute
+
+// useNetwork waits until the network settings in place reach what they are for, and
+// keeps them then. Where they do not, the former ones are tried; former says that
+// they are back.
+func useNetwork(ctx context.Context, e *Env, u uplink, patience time.Duration) (found reached, former bool, err error) {
+	if trialCutOff(e) {
+		if err := takeBack(ctx, e); err != nil {
+			return reached{}, false, err
+		}
+	}
+	if found = u.wait(ctx, e, patience); found.extent != everything {
+		if found, former, err = rollBack(ctx, e, u, found); err != nil {
+			return found, former, errors.Join(found.err, err)
+		}
+	}
+	if found.extent == everything && !former {
+		err = keepNetwork(e)
+	}
+	return found, former, err
+}
+
+func waitForAPIServer(ctx context.Context, e *Env, masters []string, patience time.Duration) (string, error) {
 	found := ""
-	err := e.retryFor(ctx, networkTime, 2*time.Second, func() (err error) {
+	err := e.retryFor(ctx, patience, 2*time.Second, func() (err error) {
 		if hasRoute(ctx, e, masters) == nil {
 			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 		} else {

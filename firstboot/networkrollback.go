@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// The network settings that last reached an API server are kept whole. When a
-// corrected site's settings reach none and the kept ones do, they come back:
-// nobody is there to undo a typing error. A boot in the middle of trying them
-// begins with the site's settings again.
+// The network settings that last reached an API server, or on a control-plane node
+// somebody else, are kept whole. When a corrected site's settings reach nobody and the
+// kept ones do, they come back: nobody is there to undo a typing error. A boot in the
+// middle of trying them begins with the site's settings again.
 
 // netFile is one file of the network settings, or a link that enables a unit.
 type netFile struct {
@@ -105,8 +105,8 @@ func goodFiles(e *Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// networkIsNew reports whether the settings in place have not reached an API
-// server yet. Settings that were given up do not count as new.
+// networkIsNew reports whether the settings in place have not reached anybody
+// yet. Settings that were given up do not count as new.
 func networkIsNew(e *Env) bool {
 	now, err := networkFiles(e)
 	if err != nil {
@@ -137,7 +137,7 @@ func keepNetwork(e *Env) error {
 type trial struct {
 	// State says which settings are in place.
 	State trialState `json:"state"`
-	// New are the Site's settings, with which no API server was reached.
+	// New are the Site's settings, with which nobody was reached.
 	New map[string]netFile `json:"new"`
 	// Count is how often the former ones were tried.
 	Count int `json:"count"`
@@ -150,7 +150,7 @@ type trialState string
 
 const (
 	onTrial    trialState = "trial"  // the former settings, or a part of them
-	keptFormer trialState = "former" // they reach an API server, and stay
+	keptFormer trialState = "former" // they reach more, and stay
 	keptNew    trialState = "new"    // they fared no better
 )
 
@@ -202,38 +202,51 @@ func mayTry(e *Env) bool {
 
 func bootID(e *Env) string { return e.text("/proc/sys/kernel/random/boot_id") }
 
-// rollBack tries the settings that last reached an API server, and returns the
-// one they reach; "" where they fare no better. Then it was not the settings,
-// and the new ones stay.
-func rollBack(ctx context.Context, e *Env, masters []string) (string, error) {
+// rollBack tries the former settings, the last that reached all, where those in place
+// reach less. The former ones stay if they reach more, and the others still do not:
+// the network may have come up meanwhile, after a power cut of the whole building for
+// example. It returns how far the settings lead that are in place in the end, and
+// whether they are the former ones.
+func rollBack(ctx context.Context, e *Env, u uplink, with reached) (reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !mayTry(e) {
-		return "", nil
+		return with, false, nil
 	}
 	now, err := networkFiles(e)
 	if err != nil {
-		return "", err
+		return with, false, err
 	}
 	t, _ := readTrial(e)
 	t.State, t.New, t.Count, t.Boot, t.At = onTrial, now, t.Count+1, bootID(e), e.Now().Unix()
 	if err := t.write(e); err != nil {
-		return "", err
+		return with, false, err
 	}
-	e.Waiting("an API server to answer with the former network settings")
+	e.Waiting("%s to answer with the former network settings", u.peers)
 	if err := setNetwork(ctx, e, now, good); err != nil {
-		return "", err
+		return with, false, err
 	}
-	master, reachErr := waitForAPIServer(ctx, e, masters)
-	if reachErr != nil {
-		return "", takeBack(ctx, e)
+	former := u.wait(ctx, e, networkTime)
+	if former.extent <= with.extent {
+		return with, false, takeBack(ctx, e)
+	}
+	e.Waiting("%s to answer with the new network settings after all", u.peers)
+	if err := setNetwork(ctx, e, good, now); err != nil {
+		return with, false, err
+	}
+	if again := u.wait(ctx, e, networkTime); again.extent >= former.extent {
+		t.State = keptNew
+		return again, false, t.write(e)
+	}
+	if err := setNetwork(context.WithoutCancel(ctx), e, now, good); err != nil {
+		return with, false, err
 	}
 	t.State = keptFormer
 	if err := t.write(e); err != nil {
-		return "", err
+		return with, false, err
 	}
-	e.Log.Error("the corrected Site's network settings reach no API server: the former ones are back", "server", master)
-	e.Console("the new network settings reach no API server: the former ones are back. Correct the Site.")
-	return master, nil
+	e.Log.Error(fmt.Sprintf("the corrected Site's network settings do not reach %s: the former ones are back", u.peers), "by", former.by)
+	e.Console(fmt.Sprintf("the new network settings do not reach %s: the former ones are back. Correct the Site.", u.peers))
+	return u.wait(ctx, e, networkTime), true, nil
 }
 
 // trialCutOff reports whether the power went while former settings were on trial.

@@ -1,0 +1,256 @@
+package firstboot
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+)
+
+// uplink is what the network is for on a node of this type: network settings that
+// reach it are kept, and come back when others reach less.
+type uplink struct {
+	// peers is what is to be reached, e.g. "an API server".
+	peers string
+	// wait waits until all is reached, or until patience is over.
+	wait func(ctx context.Context, e *Env, patience time.Duration) reached
+}
+
+// reached is how far the network leads.
+type reached struct {
+	extent extent
+	// by is the API server that answered, for a node that has none of its own.
+	by string
+	// err says what is missing of all.
+	err error
+}
+
+type extent int
+
+const (
+	nothing    extent = iota
+	ownAddress        // a control-plane node can start with that
+	everything
+)
+
+// toAPIServers is the uplink of a node that needs the API servers of others.
+func toAPIServers(masters []string) uplink {
+	return uplink{"an API server", func(ctx context.Context, e *Env, patience time.Duration) reached {
+		master, err := waitForAPIServer(ctx, e, masters, patience)
+		if err != nil {
+			return reached{err: err}
+		}
+		return reached{extent: everything, by: master}
+	}}
+}
+
+// toNeighbours is the uplink of a control-plane node: its own address, and somebody
+// else in the network of that. Where nobody else is expected, the address is all.
+func toNeighbours(site *configs.Site) uplink {
+	return uplink{"another control-plane node or a gateway", func(ctx context.Context, e *Env, patience time.Duration) reached {
+		r := reached{}
+		r.err = e.retryFor(ctx, patience, 2*time.Second, func() error {
+			r.extent = nothing
+			e.Waiting("this machine's address %s", site.Self().Address)
+			if err := hasOwnAddress(ctx, e, site); err != nil {
+				return err
+			}
+			r.extent = ownAddress
+			e.Waiting("another control-plane node or a gateway to answer")
+			if err := neighbourAnswers(ctx, e, site); err != nil {
+				return err
+			}
+			r.extent = everything
+			return nil
+		})
+		return r
+	}}
+}
+
+// hasOwnAddress reports whether this machine has its address: the other
+// control-plane nodes know it by that.
+func hasOwnAddress(ctx context.Context, e *Env, site *configs.Site) error {
+	own := site.Self().Address
+	src, err := e.Source(ctx, ownHostPort(site))
+	if err != nil {
+		return fmt.Errorf("looking for the address %s on this machine: %w", own, plainNet(err))
+	}
+	if want, err := netip.ParseAddr(own); err != nil || src.Unmap() != want.Unmap() {
+		return fmt.Errorf("this machine does not have its address %s (it would send from %s)", own, src)
+	}
+	return nil
+}
+
+const (
+	// gatewayPort is any port: that a gateway rejects a connection shows it too.
+	gatewayPort = "53"
+	// neighbourTimeout is more than the three seconds after which the kernel says
+	// that nobody has an address.
+	neighbourTimeout = 6 * time.Second
+)
+
+// neighbourAnswers reports whether another control-plane node or a gateway can be
+// reached. A host that is up and runs nothing yet rejects the connection, which is
+// an answer. A gateway may drop it; but where it is not there, or the cable is out,
+// the kernel finds nobody with its address, and says so.
+func neighbourAnswers(ctx context.Context, e *Env, site *configs.Site) error {
+	type neighbour struct {
+		addr    string
+		gateway bool
+	}
+	var all []neighbour
+	for _, m := range site.ControlPlane.Members {
+		if m.Name != site.Self().Name {
+			all = append(all, neighbour{addr: net.JoinHostPort(m.Address, configs.EtcdPeerPort)})
+		}
+	}
+	for _, g := range gatewaysOf(e, site) {
+		all = append(all, neighbour{net.JoinHostPort(g, gatewayPort), true})
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, neighbourTimeout)
+	defer cancel()
+	type answer struct {
+		addr string
+		err  error
+	}
+	answers := make(chan answer, len(all))
+	for _, n := range all {
+		go func() {
+			conn, err := e.Dial(bounded, "tcp", n.addr)
+			if err == nil {
+				conn.Close()
+			}
+			if dropped := n.gateway && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; dropped || errors.Is(err, syscall.ECONNREFUSED) {
+				err = nil
+			}
+			answers <- answer{n.addr, err}
+		}()
+	}
+	var errs []error
+	answered := false
+	for range all { // none outlives this call
+		a := <-answers
+		if a.err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", a.addr, plainNet(a.err)))
+		} else if !answered {
+			answered = true
+			cancel()
+		}
+	}
+	if answered {
+		return nil
+	}
+	return fmt.Errorf("no other control-plane node and no gateway answers: %w", errors.Join(errs...))
+}
+
+// gatewaysOf are the gateways on the interface that has the machine's own address: as
+// the kernel has them, and as the Site names them, since those may be missing because
+// of what is wrong.
+func gatewaysOf(e *Env, site *configs.Site) []string {
+	own, err := netip.ParseAddr(site.Self().Address)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	add := func(gateway string) {
+		if gateway != "" && !slices.Contains(out, gateway) {
+			out = append(out, gateway)
+		}
+	}
+	named := func(addresses []string, gateway string) {
+		for _, a := range addresses {
+			if p, err := netip.ParsePrefix(a); err == nil && p.Addr() == own {
+				add(gateway)
+			}
+		}
+	}
+	for _, i := range site.Network.Interfaces {
+		named(i.Addresses, i.Gateway)
+		for _, v := range i.VLANs {
+			named(v.Addresses, v.Gateway)
+		}
+	}
+	routes := e.routes(own.Is4())
+	for _, direct := range routes {
+		if direct.via.IsUnspecified() && direct.to.Bits() > 0 && direct.to.Contains(own) {
+			for _, r := range routes {
+				if r.card == direct.card && !r.via.IsUnspecified() {
+					via := r.via
+					if via.IsLinkLocalUnicast() && via.Is6() {
+						via = via.WithZone(r.card)
+					}
+					add(via.String())
+				}
+			}
+		}
+	}
+	return out
+}
+
+// route is one of the kernel's. via is unspecified where no gateway is on the way.
+type route struct {
+	card string
+	to   netip.Prefix
+	via  netip.Addr
+}
+
+// routes reads the kernel's table of one family.
+func (e *Env) routes(v4 bool) []route {
+	var out []route
+	if v4 {
+		for line := range strings.Lines(string(e.contents("/proc/net/route"))) {
+			f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
+			if len(f) < 8 {
+				continue
+			}
+			to, err1 := procIPv4(f[1])
+			via, err2 := procIPv4(f[2])
+			mask, err3 := procIPv4(f[7])
+			if errors.Join(err1, err2, err3) == nil {
+				ones, _ := net.IPMask(mask.AsSlice()).Size()
+				out = append(out, route{f[0], netip.PrefixFrom(to, ones), via})
+			}
+		}
+		return out
+	}
+	for line := range strings.Lines(string(e.contents("/proc/net/ipv6_route"))) {
+		f := strings.Fields(line) // destination length source length gateway metric refcnt use flags card
+		if len(f) < 10 || f[9] == "lo" {
+			continue
+		}
+		to, err1 := procIPv6(f[0])
+		bits, err2 := strconv.ParseUint(f[1], 16, 8)
+		via, err3 := procIPv6(f[4])
+		if errors.Join(err1, err2, err3) == nil {
+			out = append(out, route{f[9], netip.PrefixFrom(to, int(bits)), via})
+		}
+	}
+	return out
+}
+
+// procIPv4 reads an address as /proc/net/route has it: in the machine's order of
+// bytes, which is little-endian on all machines that edgebake makes images for.
+func procIPv4(text string) (netip.Addr, error) {
+	n, err := strconv.ParseUint(text, 16, 32)
+	return netip.AddrFrom4([4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}), err
+}
+
+func procIPv6(text string) (netip.Addr, error) {
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b) != 16 {
+		return netip.Addr{}, fmt.Errorf("reading a route of the kernel: %q", text)
+	}
+	return netip.AddrFrom16([16]byte(b)), nil
+}

@@ -1,0 +1,216 @@
+package firstboot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/seat"
+)
+
+// onCard is a control-plane node with its address on a card.
+func onCard(s configs.Site, card string) *configs.Site {
+	s.Network.Interfaces = []configs.Interface{{Name: card, Addresses: []string{"192.0.2.11/24"}, Gateway: "192.0.2.1"}}
+	return &s
+}
+
+// cardWorld is a control-plane node that has run with its address on eth0, and is to
+// boot with a Site that has it on eth1.
+func cardWorld(t *testing.T, masters int) *controlPlane {
+	t.Helper()
+	m := newControlPlane(t, mintedSites(t, masters))
+	for _, o := range m.others {
+		o.state = seat.Blank
+	}
+	m.stampSite(onCard(*m.site, "eth0"))
+	m.bootDone()
+	for _, o := range m.others {
+		o.mu.Lock()
+		o.state = seat.Lived
+		o.mu.Unlock()
+	}
+	next := onCard(*m.site, "eth1")
+	next.Credentials = configs.Credentials{}
+	m.stampSite(next)
+	return m
+}
+
+// neighbours has the dials to other machines of this network fail as lead says.
+func (m *controlPlane) neighbours(lead func(addr string) error) {
+	dial := m.dials
+	m.dials = func(ctx context.Context, addr string) (net.Conn, error, bool) {
+		host, port, _ := net.SplitHostPort(addr)
+		if port != gatewayPort && port != configs.EtcdPeerPort || host == "192.0.2.11" || host == "127.0.0.1" {
+			return dial(ctx, addr)
+		}
+		if err := lead(addr); err != nil {
+			return nil, err, true
+		}
+		if port == gatewayPort {
+			return nil, syscall.ECONNREFUSED, true
+		}
+		return dial(ctx, addr)
+	}
+}
+
+func (m *controlPlane) usesCard(name string) bool {
+	return strings.Contains(m.get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
+}
+
+// TestControlPlaneNetworkSlip: a corrected Site has the address on a card that has no
+// cable. Whether the machine has its address without a cable or not, the former
+// settings come back, and etcd starts.
+func TestControlPlaneNetworkSlip(t *testing.T) {
+	t.Parallel()
+	for _, hasAddress := range []bool{false, true} {
+		t.Run(fmt.Sprintf("address without cable %v", hasAddress), func(t *testing.T) {
+			t.Parallel()
+			m := cardWorld(t, 1)
+			m.neighbours(func(string) error {
+				if !m.usesCard("eth0") {
+					return syscall.EHOSTUNREACH
+				}
+				return nil
+			})
+			if !hasAddress {
+				m.link = func() bool { return m.usesCard("eth0") }
+			}
+			m.on()
+			if err := m.boot(); err != nil {
+				t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+			}
+			if !m.usesCard("eth0") || !decided(m.env()) || !m.said("the former ones are back") {
+				t.Errorf("etcd may start: %v\n%s", decided(m.env()), strings.Join(m.console, "\n"))
+			}
+			m.on()
+			if err := m.boot(); err != nil || m.said("the former ones are back") || !m.usesCard("eth0") {
+				t.Errorf("the next boot: %v\n%s", err, strings.Join(m.console, "\n"))
+			}
+		})
+	}
+}
+
+// TestControlPlaneSettingsThatAreRight are never rolled back.
+func TestControlPlaneSettingsThatAreRight(t *testing.T) {
+	t.Parallel()
+	unreachable := syscall.EHOSTUNREACH
+	for _, tt := range []struct {
+		name    string
+		masters int
+		lead    func(m *controlPlane, addr string) error
+		kept    bool // as good
+	}{
+		{"the gateway answers", 1, func(*controlPlane, string) error { return nil }, true},
+		{"the gateway drops all", 1, func(*controlPlane, string) error { return context.DeadlineExceeded }, true},
+		{"a sole control-plane node whose gateway is off", 1, func(*controlPlane, string) error { return unreachable }, false},
+		{"another one rejects the connection", 3, func(_ *controlPlane, addr string) error {
+			if addr == "192.0.2.12:2380" {
+				return syscall.ECONNREFUSED
+			}
+			return unreachable
+		}, true},
+		{"the network comes up late, while the former settings are tried", 1, func(m *controlPlane, _ string) error {
+			if !m.usesCard("eth0") && !slices.ContainsFunc(m.console, func(l string) bool { return strings.Contains(l, "former network settings") }) {
+				return unreachable
+			}
+			return nil
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			m := cardWorld(t, tt.masters)
+			m.neighbours(func(addr string) error { return tt.lead(m, addr) })
+			m.on()
+			m.patience = 15 * time.Minute
+			err := m.boot()
+			if tt.masters == 1 && (err != nil || !decided(m.env())) {
+				t.Fatalf("%v\n%s", err, strings.Join(m.console, "\n"))
+			}
+			if !m.usesCard("eth1") || m.said("the former ones are back") {
+				t.Errorf("console:\n%s", strings.Join(m.console, "\n"))
+			}
+			if networkIsNew(m.env()) == tt.kept {
+				t.Errorf("kept as good: %v", !tt.kept)
+			}
+			// Once etcd may run, nobody touches its network.
+			m.names, m.now = nil, m.now.Add(2*time.Hour)
+			m.neighbours(func(string) error { return unreachable })
+			if tt.masters == 1 {
+				if err := m.boot(); err != nil {
+					t.Error(err)
+				}
+				if n := count(m.names, "networkctl reload"); n != 0 {
+					t.Errorf("the settings were changed %d times while etcd ran", n)
+				}
+			}
+		})
+	}
+}
+
+// TestWorkersNetworkComesUpLate: the former settings reach an API server, and so do
+// the new ones by then.
+func TestWorkersNetworkComesUpLate(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, address("192.0.2.50"))
+	w.mustBoot()
+	w.stamp(ownDev, w.site(address("192.0.2.51")))
+	w.powerOn()
+	tried := false
+	w.link = func() bool { tried = tried || w.has(trialFile); return tried }
+	w.mustBoot()
+	if !w.networkHas("192.0.2.51/24") || w.has(trialFile) || w.said("the former ones are back") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+// TestGatewaysOfTheOwnAddress: only those on the card with the machine's address show
+// that its network works.
+func TestGatewaysOfTheOwnAddress(t *testing.T) {
+	t.Parallel()
+	site := func(own, address, gateway string) *configs.Site {
+		s := &configs.Site{NodeName: "m1", ControlPlane: &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{{Name: "m1", Address: own}}}}
+		if address != "" {
+			s.Network.Interfaces = []configs.Interface{{Name: "eth0", VLANs: []configs.VLAN{{ID: 7, Addresses: []string{address}, Gateway: gateway}}}}
+		}
+		return s
+	}
+	w := nativeWorld(t)
+	w.put("/proc/net/route", `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+eth0	00000000	010200C0	0003	0	0	1024	00000000	0	0	0
+eth0	000200C0	00000000	0001	0	0	0	00FFFFFF	0	0	0
+eth1	000A64C6	FE0A64C6	0003	0	0	0	00FFFFFF	0	0	0
+eth1	006433C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
+`)
+	w.put("/proc/net/ipv6_route", `20010db8000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001 eth0
+00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0
+00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200 lo
+`)
+	for _, tt := range []struct {
+		site *configs.Site
+		want []string
+	}{
+		{site("192.0.2.11", "", ""), []string{"192.0.2.1"}},
+		{site("192.0.2.11", "192.0.2.11/24", "192.0.2.254"), []string{"192.0.2.254", "192.0.2.1"}},
+		{site("192.0.2.11", "203.0.113.4/24", "203.0.113.1"), []string{"192.0.2.1"}},
+		{site("198.51.100.4", "", ""), []string{"198.100.10.254"}},
+		{site("203.0.113.4", "", ""), nil},
+		{site("2001:db8::11", "", ""), []string{"fe80::1%eth0"}},
+	} {
+		if got := gatewaysOf(w.env(), tt.site); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, expected %q", tt.site.Self().Address, got, tt.want)
+		}
+	}
+	if err := neighbourAnswers(t.Context(), w.env(), site("203.0.113.4", "", "")); err != nil {
+		t.Errorf("nobody else is expected: %v", err)
+	}
+	if err := neighbourAnswers(t.Context(), w.env(), site("198.51.100.4", "", "")); err == nil || errors.Is(err, context.Canceled) {
+		t.Errorf("a gateway that is not there answers: %v", err)
+	}
+}
