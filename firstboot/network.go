@@ -73,15 +73,14 @@ func networkPhase(site *configs.Site) Phase {
 			if trialCutOff(e) {
 				return Todo, nil
 			}
-			master, err := reach(ctx, e, mastersOf(e, site))
-			if err != nil {
+			if _, err := reach(ctx, e, mastersOf(e, site)); err != nil {
 				if enrolled(e) == nil && !mayTry(e) {
 					// Offline: a member of the cluster waits for nobody.
 					return Unknown, nil
 				}
 				return Todo, nil
 			}
-			src, err := nodeAddr(ctx, e, site, master)
+			src, err := presentAddr(ctx, e, site)
 			if err != nil {
 				return Todo, nil
 			}
@@ -102,13 +101,65 @@ func networkPhase(site *configs.Site) Phase {
 			if found.err != nil {
 				return found.err
 			}
-			src, err := nodeAddr(ctx, e, site, found.by)
+			src, err := presentAddr(ctx, e, site)
+			if err != nil {
+				src, err = firstAddr(ctx, e, site)
+			}
 			if err != nil {
 				return err
 			}
 			return e.setHosts(ctx, nodeOwner, nodeLine(e, src))
 		},
 	}
+}
+
+// presentAddr is the node's address of today, for as long as the machine has it on
+// the way to any API server. A machine with two cards may have one address on the way
+// to one API server and another on the way to another: which of them answers first
+// must not tell its address.
+func presentAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, error) {
+	present, err := netip.ParseAddr(nodeAddress(e))
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("reading this node's address in /etc/hosts: %w", err)
+	}
+	errs := []error{fmt.Errorf("the address %s is on the way to no API server", present)}
+	for _, m := range mastersOf(e, site) {
+		src, err := nodeAddr(ctx, e, site, m)
+		if err == nil && src == present {
+			return present, nil
+		}
+		errs = append(errs, err)
+	}
+	return netip.Addr{}, errors.Join(errs...)
+}
+
+// firstAddr is the node's address on the way to the first API server, in the order of
+// the list, that answers; where none answers, to the first that there is a way to.
+func firstAddr(ctx context.Context, e *Env, site *configs.Site) (netip.Addr, error) {
+	masters := mastersOf(e, site)
+	errs := make([]error, len(masters))
+	var wg sync.WaitGroup
+	for i, m := range masters {
+		wg.Go(func() { errs[i] = answers(ctx, e, m) })
+	}
+	wg.Wait()
+	var order []string
+	for _, answer := range []bool{true, false} {
+		for i, m := range masters {
+			if (errs[i] == nil) == answer {
+				order = append(order, m)
+			}
+		}
+	}
+	var bad []error
+	for _, m := range order {
+		src, err := nodeAddr(ctx, e, site, m)
+		if err == nil {
+			return src, nil
+		}
+		bad = append(bad, err)
+	}
+	return netip.Addr{}, errors.Join(bad...)
 }
 
 // nodeAddr is this node's address: its own on the way to an API server, in the
@@ -145,7 +196,9 @@ func apiServerAddrs(ctx context.Context, e *Env, site *configs.Site, master stri
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{master}, nil
 	}
-	addrs, err := e.Resolve(ctx, host)
+	bounded, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	addrs, err := e.Resolve(bounded, host)
 	if err != nil {
 		return nil, fmt.Errorf("looking up the API server %s: %w", host, err)
 	}

@@ -1,6 +1,9 @@
 package firstboot
 
 import (
+	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -253,5 +256,77 @@ func TestAddressChanged(t *testing.T) {
 	}
 	if hosts := w.get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.77\tedge-sn0042") || strings.Contains(hosts, "192.0.2.50") || !strings.Contains(hosts, "localhost") {
 		t.Errorf("hosts:\n%s", hosts)
+	}
+}
+
+// TestTwoCards: the way to one API server is by one card, that to the others by
+// another. The node keeps its address, whoever answers first.
+func TestTwoCards(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	const first, second = "192.0.2.50", "198.51.100.50"
+	gone := map[string]bool{} // addresses that the machine does not have any more
+	boot := func(answering string) string {
+		t.Helper()
+		e := w.env()
+		dial := e.Dial
+		e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if strings.HasPrefix(addr, "192.0.2.1") && addr != answering {
+				return nil, errors.New("connection refused")
+			}
+			return dial(ctx, network, addr)
+		}
+		e.Source = func(_ context.Context, addr string) (netip.Addr, error) {
+			src := second
+			if addr == "192.0.2.11:6443" {
+				src = first
+			}
+			if gone[src] {
+				return netip.Addr{}, errors.New("network is unreachable")
+			}
+			return netip.MustParseAddr(src), nil
+		}
+		w.powerOn()
+		if err := w.run(New(e)); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(w.console, "\n"))
+		}
+		return nodeAddress(e)
+	}
+	for _, tt := range []struct{ answering, gone, want string }{
+		{"192.0.2.12:6443", "", second},
+		{"192.0.2.11:6443", "", second},
+		{"192.0.2.13:6443", "", second},
+		{"192.0.2.11:6443", second, first},
+		{"192.0.2.12:6443", "", first},
+	} {
+		clear(gone)
+		gone[tt.gone] = true
+		if got := boot(tt.answering); got != tt.want {
+			t.Errorf("%s answers, %q is gone: the address is %s, expected %s", tt.answering, tt.gone, got, tt.want)
+		}
+	}
+}
+
+// TestFirstAddressByTheList: all API servers answer a new machine, and the first of
+// the list tells its address.
+func TestFirstAddressByTheList(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	e := w.env()
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if addr == "192.0.2.11:6443" {
+			time.Sleep(100 * time.Millisecond)
+		}
+		return dial(ctx, network, addr)
+	}
+	e.Source = func(_ context.Context, addr string) (netip.Addr, error) {
+		if addr == "192.0.2.11:6443" {
+			return netip.MustParseAddr("192.0.2.50"), nil
+		}
+		return netip.MustParseAddr("198.51.100.50"), nil
+	}
+	if err := w.run(New(e)); err != nil || nodeAddress(e) != "192.0.2.50" {
+		t.Errorf("%v; the address is %s", err, nodeAddress(e))
 	}
 }
