@@ -48,13 +48,70 @@ func clusterNow(ctx context.Context, e *Env, n *api.Node) (*ondisk.IPVSJoined, e
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID}, nil
 }
 
-// clusterSaved reports whether the note is of the cluster that has this Node.
-func clusterSaved(e *Env, active *Active, n *api.Node) bool {
+// clusterToNote is the note that is to replace the one there is, nil if that one is
+// right or cannot be made better.
+//
+// A person may publish cluster-info anew, and later delete the Node: a note that kept
+// what it began with would match nothing then, and the node would take its own cluster
+// for one that was born again. So the note follows what changes, one witness at a time:
+// a new value is taken only from an API server that shows the other one as it was
+// noted. A cluster that shows neither is errOther.
+func clusterToNote(ctx context.Context, e *Env, active *Active, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if active.Site.NodeType == configs.NodeControlPlane {
-		return true // its way leads to its own API server
+		return nil, nil // its way leads to its own API server
+	}
+	now, err := clusterNow(ctx, e, n)
+	if now == nil || err != nil {
+		return nil, err
 	}
 	noted := readJoinedCluster(e)
-	return noted != nil && noted.NodeUID == n.Metadata.UID
+	switch {
+	case noted == nil:
+		return now, nil
+	case *noted == *now:
+		return nil, nil
+	}
+	// What was asked through the endpoint may be the answers of two API servers.
+	return clusterShown(ctx, e, active.Site, noted)
+}
+
+// clusterShown is the cluster of an API server that shows both witnesses, one of them
+// as noted; nil if that is the note already, or nobody shows both.
+func clusterShown(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
+	masters := mastersOf(e, site)
+	shown := make([]ondisk.IPVSJoined, len(masters))
+	errs := askEach(ctx, masters, func(ctx context.Context, i int) error {
+		c, err := directClient(ctx, e, site, masters[i])
+		if err != nil {
+			return err
+		}
+		uid, err := c.ClusterInfoUID(ctx)
+		if err != nil {
+			return err
+		}
+		n, err := c.GetNode(ctx, noted.Node)
+		if err != nil {
+			return err
+		}
+		shown[i] = ondisk.IPVSJoined{ClusterInfo: uid, Node: noted.Node, NodeUID: n.Metadata.UID}
+		if uid == "" || n.Metadata.UID == "" {
+			return fmt.Errorf("%s shows objects without UIDs", masters[i])
+		}
+		if uid != noted.ClusterInfo && n.Metadata.UID != noted.NodeUID {
+			return errOther
+		}
+		return nil
+	})
+	if i := slices.Index(errs, nil); i >= 0 {
+		if shown[i] == *noted {
+			return nil, nil
+		}
+		return &shown[i], nil
+	}
+	if err := errors.Join(errs...); errors.Is(err, errOther) {
+		return nil, err
+	}
+	return nil, nil
 }
 
 // saveCluster notes it, for ipvscare too.
@@ -63,14 +120,17 @@ func saveCluster(ctx context.Context, e *Env, active *Active) error {
 	if err != nil {
 		return err
 	}
-	if clusterSaved(e, active, n) {
-		return nil
+	note, err := clusterToNote(ctx, e, active, n)
+	if errors.Is(err, errOther) {
+		return nil // Check says so
 	}
-	now, err := clusterNow(ctx, e, n)
-	if now == nil || err != nil {
+	if note == nil || err != nil {
 		return err
 	}
-	doc, err := json.Marshal(now)
+	if noted := readJoinedCluster(e); noted != nil {
+		e.Log.Info("the cluster's witnesses have changed one after the other: noting them anew", "was", *noted, "is", *note)
+	}
+	doc, err := json.Marshal(note)
 	if err == nil {
 		_, err = e.write(joinedCluster, append(doc, '\n'), Mode(0o600))
 	}
@@ -104,19 +164,13 @@ func checkBornAgain(ctx context.Context, e *Env, site *configs.Site) (again bool
 	if noted == nil || !isMember(e) {
 		return false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, showTimeout)
-	defer cancel()
 	masters := mastersOf(e, site)
-	errs := make([]error, len(masters))
-	var wg sync.WaitGroup
-	for i, m := range masters {
-		wg.Go(func() {
-			if err := showsCluster(ctx, e, site, noted, m); err != nil {
-				errs[i] = fmt.Errorf("%s: %w", m, err)
-			}
-		})
-	}
-	wg.Wait()
+	errs := askEach(ctx, masters, func(ctx context.Context, i int) error {
+		if err := showsCluster(ctx, e, site, noted, masters[i]); err != nil {
+			return fmt.Errorf("%s: %w", masters[i], err)
+		}
+		return nil
+	})
 	if slices.Contains(errs, nil) {
 		return false, nil
 	}
@@ -127,19 +181,40 @@ func checkBornAgain(ctx context.Context, e *Env, site *configs.Site) (again bool
 	return false, err
 }
 
-// showsCluster has one API server show cluster-info and the node's Node: one of
-// the two is enough, as it is for ipvscare.
-func showsCluster(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
-	ca := enrolledCA(e)
-	name, err := api.ServerName(ctx, e.Dial, master, ca, []string{api.SharedName, site.Endpoint})
+// askEach asks all of masters at once, the i-th by ask.
+func askEach(ctx context.Context, masters []string, ask func(ctx context.Context, i int) error) []error {
+	ctx, cancel := context.WithTimeout(ctx, showTimeout)
+	defer cancel()
+	errs := make([]error, len(masters))
+	var wg sync.WaitGroup
+	for i := range masters {
+		wg.Go(func() { errs[i] = ask(ctx, i) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// directClient asks one API server, past the endpoint, with the node's certificate.
+func directClient(ctx context.Context, e *Env, site *configs.Site, master string) (*api.Client, error) {
+	name, err := api.ServerName(ctx, e.Dial, master, enrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c, err := nodeClient(e)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c.Server, c.ServerName = "https://"+master, name
+	return c, nil
+}
+
+// showsCluster has one API server show cluster-info and the node's Node: one of
+// the two is enough, as it is for ipvscare.
+func showsCluster(ctx context.Context, e *Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
+	c, err := directClient(ctx, e, site, master)
+	if err != nil {
+		return err
+	}
 	uid, err := c.ClusterInfoUID(ctx)
 	if err != nil || uid == noted.ClusterInfo {
 		return err

@@ -655,3 +655,101 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 		t.Error("what cannot be read was noted")
 	}
 }
+
+// TestNoteOfTheClusterFollowsIt: cluster-info is made anew, and much later the Node is
+// deleted, as the documentation tells to. Each of them is the only witness for a while.
+func TestNoteOfTheClusterFollowsIt(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	site, err := parseSite([]byte(w.site()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.births++ // cluster-info's UID
+	w.powerOn()
+	w.mustBoot()
+	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0"})
+
+	own := *w.cluster.nodes["edge-sn0042"]
+	delete(w.cluster.nodes, "edge-sn0042")
+	if bornAgain(t.Context(), w.env(), site) {
+		t.Error("its own cluster is taken for another one once the Node is deleted")
+	}
+	own.Metadata.UID = "node-anew" // kubelet registers again
+	w.cluster.nodes["edge-sn0042"] = &own
+	w.powerOn()
+	w.mustBoot()
+	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew"})
+}
+
+// wantNoted is the note of the cluster, and ipvscare's.
+func (w *world) wantNoted(want ondisk.IPVSJoined) {
+	w.t.Helper()
+	if got := readJoinedCluster(w.env()); got == nil || *got != want {
+		w.t.Errorf("the note is %+v, want %+v", got, want)
+	}
+	var conf ondisk.IPVS
+	if err := json.Unmarshal([]byte(w.get(ondisk.IPVSConfig)), &conf); err != nil {
+		w.t.Fatal(err)
+	}
+	if got := conf.Servers[0].Joined; got == nil || *got != want {
+		w.t.Errorf("ipvscare is told %+v, want %+v", got, want)
+	}
+}
+
+// TestNoteIsNotTakenFromAnotherCluster: a cluster that shows neither witness is not
+// noted, although the node's certificate is good there and its Node is Ready.
+func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
+	t.Parallel()
+	for _, disabled := range []bool{false, true} {
+		var lines []string
+		if disabled {
+			lines = append(lines, "ipvs: {disabled: true}")
+		}
+		w := nativeWorld(t, lines...)
+		w.mustBoot()
+		before := w.get(joinedCluster)
+		w.cluster.births++
+		w.cluster.nodes["edge-sn0042"].Metadata.UID = "node-1"
+		w.powerOn()
+		w.patience = time.Minute
+		err := w.boot()
+		if got := w.get(joinedCluster); got != before {
+			t.Errorf("IPVS disabled %v: noted %s, it was %s", disabled, got, before)
+		}
+		if said := w.said("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
+			t.Errorf("IPVS disabled %v: %v, said %v", disabled, err, said)
+		}
+	}
+}
+
+// TestNoteIsOfOneAPIServer: through the endpoint cluster-info may be another API
+// server's than the Node.
+func TestNoteIsOfOneAPIServer(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	reborn := newFakeClusterOf(t, w.cluster.ca, w.cluster.key)
+	reborn.of(w)
+	reborn.births = 7
+	e := w.env()
+	_, n, err := ownNode(t.Context(), e, "edge-sn0042")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cluster.mu.Lock()
+	w.cluster.elsewhere = map[string]*fakeCluster{ownEndpoint: reborn, "192.0.2.13:6443": reborn}
+	w.cluster.mu.Unlock()
+	site, err := parseSite([]byte(w.site()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	active := &Active{Site: site, Node: "edge-sn0042"}
+	if now, err := clusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
+		t.Fatalf("the endpoint shows %+v, %v", now, err)
+	}
+	if note, err := clusterToNote(t.Context(), e, active, n); err != nil || note != nil {
+		t.Errorf("to be noted: %+v, %v", note, err)
+	}
+}

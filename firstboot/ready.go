@@ -137,10 +137,15 @@ func (r *readiness) check(ctx context.Context, e *Env) (Verdict, error) {
 		}
 		return Todo, nil
 	}
-	if clusterSaved(e, r.active, r.node) {
-		return Done, nil
-	}
-	if now, err := clusterNow(ctx, e, r.node); err == nil && now != nil {
+	note, err := clusterToNote(ctx, e, r.active, r.node)
+	switch {
+	case errors.Is(err, errOther) && r.active.Site.IPVS.Disabled:
+		// Nothing is between kubelet and the API servers, which it follows already.
+		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *readJoinedCluster(e))
+	case errors.Is(err, errOther):
+		e.Note("%s", bornAgainNote(e))
+		return Unknown, nil
+	case err == nil && note != nil:
 		return Todo, nil
 	}
 	return Done, nil
