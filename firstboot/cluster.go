@@ -217,9 +217,9 @@ func clusterProvesItself(ctx context.Context, e *Env, active *Active) error {
 	d := discoveryOf(e, site)
 	d.Masters = site.Masters // the former ones are of the cluster that it leaves
 	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(d.Masters, ", "))
-	found, err := api.Discover(ctx, d)
+	found, err := findCluster(ctx, e, d)
 	if err != nil {
-		return judgeDiscovery(ctx, e, d.Masters, err)
+		return err
 	}
 	return nameIsFree(ctx, e, found.Client(d), active.Node)
 }

@@ -49,9 +49,9 @@ func discoveryPhase(active *Active) Phase {
 		Run: func(ctx context.Context, e *Env) error {
 			d := discoveryOf(e, site)
 			e.Waiting("an API server to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
-			found, err := api.Discover(ctx, d)
+			found, err := findCluster(ctx, e, d)
 			if err != nil {
-				return judgeDiscovery(ctx, e, d.Masters, err)
+				return err
 			}
 			if err := nameIsFree(ctx, e, found.Client(d), active.Node); err != nil {
 				return err
@@ -88,10 +88,58 @@ func discoveryPhase(active *Active) Phase {
 	}
 }
 
+// startTime is more than an API server that has started needs to know its tokens.
+const startTime = 20 * time.Second
+
+// findCluster is api.Discover, with what a person can do where that fails. API servers
+// that do not accept the token, and do not show whether they are ready, are asked
+// again when they must have started.
+func findCluster(ctx context.Context, e *Env, d api.Discovery) (*api.Found, error) {
+	found, err := api.Discover(ctx, d)
+	waited := false
+	if tokenIsRefused(err, true) && !tokenIsRefused(err, false) {
+		e.Waiting("the API servers to accept the bootstrap token: one that has just started accepts none")
+		if err := e.Sleep(ctx, startTime); err != nil {
+			return nil, err
+		}
+		waited = true
+		found, err = api.Discover(ctx, d)
+	}
+	if err != nil {
+		return nil, judgeDiscovery(ctx, e, d.Masters, err, waited)
+	}
+	return found, nil
+}
+
+// tokenIsRefused reports whether all API servers that answer reject the token, at
+// least one of them for good. waited: those that do not show whether they are ready
+// have had the time to start.
+func tokenIsRefused(err error, waited bool) bool {
+	forGood := false
+	for _, err := range joinedErrors(err) {
+		switch {
+		case errors.Is(err, api.ErrToken):
+			forGood = forGood || !errors.Is(err, api.ErrStarting) && (waited || !errors.Is(err, api.ErrReadyHidden))
+		case answered(err):
+			return false
+		}
+	}
+	return forGood
+}
+
+// answered reports whether an error of discovery is the word of an API server, and
+// not that of the network on the way to it.
+func answered(err error) bool {
+	return api.Code(err) != 0 || slices.ContainsFunc([]error{
+		api.ErrPin, api.ErrSignature, api.ErrToken, api.ErrUnsigned, api.ErrNoClusterInfo, api.ErrAnonymous, api.ErrCA, api.ErrServerName,
+	}, func(word error) bool { return errors.Is(err, word) })
+}
+
 // judgeDiscovery tells transient failures from those that a person must fix. One
-// address that belongs to another cluster may be a slip of the pen while the
-// right API servers are out of reach for now: it stops the run only when all do.
-func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) error {
+// address that belongs to another cluster, or one API server whose certificate is wrong,
+// may be a slip of the pen while the right API servers are out of reach for now: it
+// stops the run only when all do. waited is as in tokenIsRefused.
+func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	switch {
 	case errors.Is(err, api.ErrPin) && !everyErrorIs(err, api.ErrPin):
@@ -102,10 +150,16 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) er
 		return Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
 		return Permanent(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
-	case errors.Is(err, api.ErrToken), errors.Is(err, api.ErrSignature):
-		return Permanent(err, "make a new token (`kubeadm token create`) and put it into site.yaml")
+	case tokenIsRefused(err, waited), everyErrorIs(err, api.ErrSignature):
+		return Permanent(err, newTokenFix)
+	case errors.Is(err, api.ErrToken):
+		return Advise(err, "an API server that has just started accepts no token, for seconds; if this stays, "+newTokenFix)
+	case errors.Is(err, api.ErrSignature):
+		return Advise(err, newTokenFix+", or correct masters; the others do not answer")
+	case errors.Is(err, api.ErrServerName) && !everyErrorIs(err, api.ErrServerName):
+		return Advise(err, serverNameFix+"; the others do not answer")
 	case errors.Is(err, api.ErrServerName):
-		return Permanent(err, "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml")
+		return Permanent(err, serverNameFix)
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
 		waitForNTP(ctx, e)
 		return Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
@@ -122,18 +176,22 @@ func judgeDiscovery(ctx context.Context, e *Env, masters []string, err error) er
 	return Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
 }
 
+const (
+	newTokenFix   = "make a new token (`kubeadm token create`) and put it into site.yaml"
+	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
+)
+
+// joinedErrors are the errors that err joins, or itself.
+func joinedErrors(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
 // everyErrorIs reports whether all the errors joined in err are target.
 func everyErrorIs(err, target error) bool {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return errors.Is(err, target)
-	}
-	for _, e := range joined.Unwrap() {
-		if !errors.Is(e, target) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(joinedErrors(err), func(e error) bool { return !errors.Is(e, target) })
 }
 
 // nameIsFree looks, where the token's rights allow, whether the cluster has a

@@ -105,7 +105,7 @@ func (c *certNames) shared(ctx context.Context, e *Env) (string, error) {
 		return "", nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
-	if errors.Is(err, api.ErrServerName) {
+	if everyErrorIs(sharedErr, api.ErrServerName) { // those that do not answer may have a name
 		return "", Permanent(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)

@@ -1112,6 +1112,8 @@ type fakeCluster struct {
 	elsewhere map[string]*fakeCluster
 	unsigned  bool
 	revoked   bool
+	// ready, if set, is the status of /readyz, e.g. while it starts.
+	ready int
 	// serviceCIDRs and serviceSubnet are its service ranges, by object and as
 	// kubeadm noted them; services are Services by address.
 	serviceCIDRs  []string
@@ -1362,6 +1364,8 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
+	case r.URL.Path == "/readyz" && c.ready != 0:
+		http.Error(w, "[-]informer-sync failed", c.ready)
 	case r.URL.Path == "/readyz":
 		answer("ok")
 	case r.URL.Path == "/api/v1":

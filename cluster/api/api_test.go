@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -91,7 +92,9 @@ type master struct {
 	kubeconfig string
 	sig        func(payload string) map[string]string
 	revoked    bool
-	anon       int // status for anonymous readers, 0: fine
+	anon       int  // status for anonymous readers, 0: fine
+	ready      int  // status of /readyz, 0: it has none
+	accepts    bool // the token, once it was asked whether it is ready
 	bearers    []string
 	requests   int
 }
@@ -122,6 +125,9 @@ func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"data": data})
 	case "/version":
 		fmt.Fprint(w, `{"gitVersion":"v1.36.3"}`)
+	case "/readyz":
+		m.revoked = m.revoked && !m.accepts
+		w.WriteHeader(cmp.Or(m.ready, http.StatusNotFound))
 	default:
 		http.NotFound(w, r)
 	}
@@ -335,6 +341,36 @@ func TestDiscoverRefuses(t *testing.T) {
 			}
 			if (tc.want == ErrPin || d.SkipPins) && len(tc.m.bearers) > 0 {
 				t.Error("the token was shown to a server that nothing vouches for")
+			}
+		})
+	}
+}
+
+// TestTokenIsRefusedForGood: a 401 is the last word of an API server that says it is
+// ready, and says it again.
+func TestTokenIsRefusedForGood(t *testing.T) {
+	ca := newAuthority(t)
+	for _, tc := range []struct {
+		name  string
+		ready int  // status of /readyz
+		after bool // the token is accepted after that
+		want  error
+		also  error
+	}{
+		{"ready", 200, false, ErrToken, nil},
+		{"ready, and knows the token by then", 200, true, nil, nil},
+		{"starting", 500, false, ErrToken, ErrStarting},
+		{"hidden", 403, false, ErrToken, ErrReadyHidden},
+		{"nobody anonymous", 401, false, ErrToken, ErrReadyHidden},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := &master{ca: ca.pem, sig: signed, revoked: true, ready: tc.ready, accepts: tc.after}
+			_, err := Discover(t.Context(), discovery(ca, serve(t, m, ca.serving(t, "127.0.0.1"))))
+			if !errors.Is(err, tc.want) || tc.also != nil && !errors.Is(err, tc.also) {
+				t.Errorf("%v", err)
+			}
+			if tc.also == nil && (errors.Is(err, ErrStarting) || errors.Is(err, ErrReadyHidden)) {
+				t.Errorf("%v", err)
 			}
 		})
 	}

@@ -26,6 +26,12 @@ var (
 	ErrSignature = errors.New("cluster-info is not signed with this token's secret")
 	// ErrToken: the cluster does not know the token, or not any more.
 	ErrToken = errors.New("the cluster does not accept the bootstrap token: it is unknown or expired")
+	// ErrStarting comes with ErrToken of an API server that is not ready: for seconds
+	// after its start one knows no token.
+	ErrStarting = errors.New("the API server is not ready yet, and may not know its tokens")
+	// ErrReadyHidden comes with ErrToken of an API server that tells nobody whether it
+	// is ready.
+	ErrReadyHidden = errors.New("the API server does not show whether it is ready")
 	// ErrUnsigned: the token is good (as far as can be told) and cluster-info
 	// carries no signature for it yet.
 	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
@@ -200,8 +206,9 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (*
 	return f, nil
 }
 
-// found has an API server prove itself by ca, and shows it the token then: 401 is
-// the one certain sign of an unknown or expired token, whatever the signer does.
+// found has an API server prove itself by ca, and shows it the token then: 401 of one
+// that is ready is the one certain sign of an unknown or expired token, whatever the
+// signer does.
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
@@ -222,7 +229,7 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	err = f.Client(d).Get(ctx, "/version", nil)
 	switch code := Code(err); {
 	case code == 401:
-		err = ErrToken
+		err = d.refused(ctx, f)
 	case code != 0:
 		err = nil // whatever it thinks of the question, it takes the token
 	}
@@ -231,6 +238,26 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 		return nil, err
 	}
 	return f, nil
+}
+
+// refused judges a 401: it is final if the API server says that it is ready, and says
+// 401 once more after that.
+func (d Discovery) refused(ctx context.Context, f *Found) error {
+	anonymous := f.Client(d)
+	anonymous.Token = ""
+	if err := anonymous.Get(ctx, "/readyz", nil); Code(err) == 401 || Code(err) == 403 {
+		return fmt.Errorf("%w (%w: %w)", ErrToken, ErrReadyHidden, err)
+	} else if err != nil {
+		return fmt.Errorf("%w (%w: %w)", ErrToken, ErrStarting, err)
+	}
+	err := f.Client(d).Get(ctx, "/version", nil)
+	switch code := Code(err); {
+	case code == 401:
+		return ErrToken
+	case code != 0:
+		return nil // as in found
+	}
+	return err
 }
 
 // over is the way to an API server by the connection on which it has proven
