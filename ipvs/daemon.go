@@ -69,7 +69,9 @@ type Daemon struct {
 
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
-	said   map[string]string
+	// partings are the virtual servers that are kept no more.
+	partings map[netip.AddrPort]*parting
+	said     map[string]string
 
 	namesMu sync.Mutex
 	names   map[netip.AddrPort][]string // as in the notes
@@ -83,10 +85,24 @@ type running struct {
 	done    chan struct{}
 }
 
+// parting is a virtual server that is kept no more, until nothing is left of it.
+type parting struct {
+	release func() // the lock
+	cancel  context.CancelFunc
+	done    chan struct{}
+}
+
+// claimed is a virtual server that no group keeps yet.
+type claimed struct {
+	release func() // the lock
+	// parting: it was being removed.
+	parting bool
+}
+
 // NewDaemon returns a daemon that has not done anything yet.
 func NewDaemon(opt Options) *Daemon {
-	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), said: make(map[string]string), names: make(map[netip.AddrPort][]string),
-		slots: make(chan struct{}, handshakes)}
+	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), partings: make(map[netip.AddrPort]*parting), said: make(map[string]string),
+		names: make(map[netip.AddrPort][]string), slots: make(chan struct{}, handshakes)}
 }
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }
@@ -152,11 +168,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	releases, err := d.claimNew(ctx, servers)
+	claims, err := d.claimNew(ctx, servers)
 	if err != nil {
 		return err
 	}
-	defer d.release(releases) // before returning: whoever comes next may come at once
+	defer d.release(claims) // before returning: whoever comes next may come at once
 	if err := d.openKernel(); err != nil {
 		return err
 	}
@@ -171,7 +187,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel(nil)
 	wg.Go(func() { d.keeper.run(ctx) })
-	if err := d.begin(ctx, servers, releases); err != nil {
+	if err := d.begin(ctx, servers, claims); err != nil {
 		return err
 	}
 	wg.Go(func() {
@@ -185,6 +201,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		r.cancel()
 		<-r.done
 	}
+	d.stopPartings()
 	if err := context.Cause(ctx); errors.Is(err, ErrRestart) {
 		return err
 	}
@@ -226,28 +243,37 @@ func (d *Daemon) openKernel() error {
 
 // begin serves metrics, starts the groups, and forgets what a former
 // configuration left.
-func (d *Daemon) begin(ctx context.Context, servers []Server, releases map[netip.AddrPort]func()) error {
+func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	if d.opt.Metrics != "" {
 		d.say("metrics", d.serveMetrics(ctx, d.opt.Metrics))
 	}
-	if err := d.apply(ctx, servers, releases); err != nil {
+	if err := d.apply(ctx, servers, claims); err != nil {
 		return err
 	}
 	for vip := range noted(d.opt.RunDir) {
-		if _, locked := lockedBy(d.opt.RunDir, vip); !locked && !slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
-			d.forget(ctx, vip)
+		if slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
+			continue
 		}
+		if _, locked := lockedBy(d.opt.RunDir, vip); locked {
+			continue // another daemon keeps it
+		}
+		release, err := d.claim(ctx, vip)
+		if err != nil {
+			d.say(vip.String(), err)
+			continue
+		}
+		d.part(ctx, vip, release)
 	}
 	return nil
 }
 
 // release gives up what the groups hold, and claims that no group has taken.
-func (d *Daemon) release(claims map[netip.AddrPort]func()) {
+func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
 	for _, r := range d.all() {
 		r.release()
 	}
-	for _, release := range claims {
-		release()
+	for _, c := range claims {
+		c.release()
 	}
 }
 
@@ -286,10 +312,11 @@ func (d *Daemon) follow(ctx context.Context) {
 			if f.changed() || all {
 				r.loadCA()
 			}
-			if hostsChanged || all {
-				poke(r.changed)
+			if hostsChanged {
+				poke(r.hostsNow)
 			}
 			if all {
+				poke(r.changed)
 				poke(r.renew)
 			}
 		}
@@ -342,37 +369,49 @@ func (d *Daemon) reload(ctx context.Context) {
 // replace keeps these servers instead of those it has. What it has claimed for
 // them is free again where they cannot be kept: the next configuration may want it.
 func (d *Daemon) replace(ctx context.Context, servers []Server) error {
-	releases, err := d.claimNew(ctx, servers)
+	claims, err := d.claimNew(ctx, servers)
 	if err != nil {
 		return err
 	}
-	if err := d.apply(ctx, servers, releases); err != nil {
-		for _, release := range releases {
-			release()
-		}
+	if err := d.apply(ctx, servers, claims); err != nil {
+		d.giveBack(ctx, claims)
 		return err
 	}
 	return nil
 }
 
+// giveBack gives up claims that no group has taken.
+func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed) {
+	for vip, c := range claims {
+		if c.parting {
+			d.part(ctx, vip, c.release)
+		} else {
+			c.release()
+		}
+	}
+}
+
 // claimNew claims the virtual servers that no group keeps yet, all or none.
-func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]func(), error) {
-	releases := make(map[netip.AddrPort]func())
+func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]claimed, error) {
+	claims := make(map[netip.AddrPort]claimed)
 	kept := d.kept()
 	for _, s := range servers {
 		if kept[s.VIP] != nil {
 			continue
 		}
+		release, parting := d.stopParting(s.VIP)
+		if parting {
+			claims[s.VIP] = claimed{release, true}
+			continue
+		}
 		release, err := d.claim(ctx, s.VIP)
 		if err != nil {
-			for _, release := range releases {
-				release()
-			}
+			d.giveBack(ctx, claims)
 			return nil, err
 		}
-		releases[s.VIP] = release
+		claims[s.VIP] = claimed{release, false}
 	}
-	return releases, nil
+	return claims, nil
 }
 
 // kept are the groups that run, by virtual server.
@@ -383,8 +422,8 @@ func (d *Daemon) kept() map[netip.AddrPort]*running {
 }
 
 // apply starts, changes and stops groups so that just these servers are kept;
-// releases are of those that are new. Where it fails nothing has changed.
-func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip.AddrPort]func()) error {
+// claims are of those that are new. Where it fails nothing has changed.
+func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	for _, s := range servers {
 		if err := d.note(s); err != nil {
 			return err
@@ -403,7 +442,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip
 	}
 	for _, s := range fresh {
 		gctx, cancel := context.WithCancel(ctx)
-		r := &running{group: newGroup(d, s), release: releases[s.VIP], cancel: cancel, done: make(chan struct{})}
+		r := &running{group: newGroup(d, s), release: claims[s.VIP].release, cancel: cancel, done: make(chan struct{})}
 		d.mu.Lock()
 		d.groups[s.VIP] = r
 		d.mu.Unlock()
@@ -418,23 +457,85 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, releases map[netip
 		d.mu.Lock()
 		delete(d.groups, vip)
 		d.mu.Unlock()
-		d.forget(ctx, vip)
-		r.release()
+		d.part(ctx, vip, r.release)
 	}
 	return nil
 }
 
-// forget removes a virtual server that is kept no more.
-func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) {
+// part removes a virtual server that is kept no more. Its lines of the hosts file
+// go beside all else, since another program may hold the lock on the file; until
+// they are gone its lock is held.
+func (d *Daemon) part(ctx context.Context, vip netip.AddrPort, release func()) {
+	d.keeper.drop(ctx, vip) // forget says what is wrong
+	ctx, cancel := context.WithCancel(ctx)
+	p := &parting{release: release, cancel: cancel, done: make(chan struct{})}
+	d.mu.Lock()
+	d.partings[vip] = p
+	d.mu.Unlock()
+	go func() {
+		defer close(p.done)
+		defer cancel()
+		for !d.forget(ctx, vip) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(hostsPatience):
+			}
+		}
+		d.mu.Lock()
+		mine := d.partings[vip] == p // or it is kept again
+		if mine {
+			delete(d.partings, vip)
+		}
+		d.mu.Unlock()
+		if mine {
+			release()
+		}
+	}()
+}
+
+// stopParting ends the removal of a virtual server, if there is one, and returns
+// what releases its lock.
+func (d *Daemon) stopParting(vip netip.AddrPort) (release func(), ok bool) {
+	d.mu.Lock()
+	p := d.partings[vip]
+	delete(d.partings, vip)
+	d.mu.Unlock()
+	if p == nil {
+		return nil, false
+	}
+	p.cancel()
+	<-p.done
+	return p.release, true
+}
+
+func (d *Daemon) stopPartings() {
+	d.mu.Lock()
+	vips := slices.Collect(maps.Keys(d.partings))
+	d.mu.Unlock()
+	for _, vip := range vips {
+		if release, ok := d.stopParting(vip); ok {
+			release()
+		}
+	}
+}
+
+// forget removes a virtual server that is kept no more, and reports whether
+// nothing is left of it.
+func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	err := errors.Join(d.keeper.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
 	if err == nil {
 		err = d.unnote(vip)
+	}
+	if ctx.Err() != nil {
+		return false
 	}
 	d.say(vip.String(), err)
 	if err == nil {
 		d.unsay(vip.String() + ": ")
 		d.logf("%s: removed: it is no longer configured", vip)
 	}
+	return err == nil
 }
 
 // Leftovers is what Clean removes.
@@ -499,13 +600,24 @@ func Clean(ctx context.Context, kernel Kernel, l Leftovers, log func(string)) er
 func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	limit := time.NewTimer(d.opt.Spread + verdictTime)
 	defer limit.Stop()
-	late := false
+	var awaited []<-chan struct{}
 	for _, r := range d.all() {
+		awaited = append(awaited, r.judged)
+	}
+	if d.opt.Once { // nobody removes the rest later
+		d.mu.Lock()
+		for _, p := range d.partings {
+			awaited = append(awaited, p.done)
+		}
+		d.mu.Unlock()
+	}
+	late := false
+	for _, done := range awaited {
 		if late {
 			break
 		}
 		select {
-		case <-r.judged:
+		case <-done:
 		case <-ctx.Done():
 			return
 		case <-limit.C:

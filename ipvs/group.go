@@ -40,6 +40,7 @@ type group struct {
 	looked      bool       // every name was looked up once
 	stood       []Dest     // what choose is told of before
 	hostsAt     netip.Addr // what the hosts file says
+	verdicts    bool       // every API server had its first verdict
 	// cert is the node's own, as it was at certTime.
 	cert     *tls.Certificate
 	certTime time.Time
@@ -48,7 +49,8 @@ type group struct {
 	renew    chan struct{} // the list of API servers may have changed
 	learnNow chan struct{} // the cluster's list is wanted soon
 	lookNow  chan struct{} // names are to be looked up soon
-	judged   chan struct{} // closed when every API server had its first verdict
+	hostsNow chan struct{} // the hosts file may have to change
+	judged   chan struct{} // closed when the rules and the hosts file reflect first verdicts
 	once     sync.Once
 	wg       sync.WaitGroup
 }
@@ -75,7 +77,7 @@ const darkAfter = time.Minute
 func newGroup(d *Daemon, s Server) *group {
 	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), names: make(map[string][]netip.Addr),
 		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), learnNow: make(chan struct{}, 1),
-		lookNow: make(chan struct{}, 1), judged: make(chan struct{})}
+		lookNow: make(chan struct{}, 1), hostsNow: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
 // run keeps the virtual server until the context ends. The rules stay.
@@ -98,6 +100,7 @@ func (g *group) run(ctx context.Context) {
 	g.wg.Go(func() { g.resolver(ctx) })
 	g.wg.Go(func() { g.learner(ctx) })
 	g.wg.Go(func() { g.listener(ctx) })
+	g.wg.Go(func() { g.hostsKeeper(ctx) })
 	look := time.NewTicker(darkAfter / 2)
 	defer look.Stop()
 	lit := time.Now() // when somebody was up last
@@ -413,9 +416,31 @@ func (g *group) apply(ctx context.Context) {
 			g.d.logf("%s: new connections go to %v", s.VIP, last)
 		}
 	}
-	g.hosts(ctx)
 	if judged {
-		g.once.Do(func() { close(g.judged) })
+		g.mu.Lock()
+		g.verdicts = true
+		g.mu.Unlock()
+	}
+	poke(g.hostsNow)
+}
+
+// hostsKeeper keeps the hosts file, with what is wanted whenever it comes to it.
+// It is beside run: another program may hold the lock on the file, and a disk may
+// be slow, while API servers die.
+func (g *group) hostsKeeper(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.hostsNow:
+		}
+		g.mu.Lock()
+		judged := g.verdicts
+		g.mu.Unlock()
+		g.hosts(ctx)
+		if judged {
+			g.once.Do(func() { close(g.judged) })
+		}
 	}
 }
 

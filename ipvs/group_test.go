@@ -3,6 +3,7 @@ package ipvs
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,6 +55,113 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	})
 	w.masters[0].stop()
 	w.eventually("and it is seen to go down", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "down" })
+}
+
+// TestFailoverWhileHostsIsLocked: another program holds the lock on the hosts file,
+// and our line is missing in it. New connections leave API servers that die all the
+// same, and the line comes when the lock is free.
+func TestFailoverWhileHostsIsLocked(t *testing.T) {
+	w := newWorld(t, 3)
+	s := testServer(t, 201)
+	for _, m := range w.masters {
+		s.Masters = append(s.Masters, m.master())
+	}
+	serve := func(masters ...*loopMaster) func() bool {
+		want := s.VIP.String() + " rr"
+		for _, m := range masters {
+			want += " " + m.addr.Addr().String() + "=1"
+		}
+		return func() bool { return w.kernel.text() == want }
+	}
+	w.start(s)
+	w.eventually("all serve", serve(w.masters...))
+	w.eventually("the name", func() bool { return w.ours() != "" })
+	release, err := lockFile(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(w.hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("it waits for the lock", func() bool { // follow has seen the file
+		poke(w.daemon.kept()[s.VIP].hostsNow)
+		return len(w.daemon.kept()[s.VIP].hostsNow) > 0
+	})
+	began := time.Now()
+	w.masters[0].stop()
+	w.eventually("one is out", serve(w.masters[1:]...))
+	w.masters[1].stop()
+	w.eventually("two are out", serve(w.masters[2:]...))
+	if took := time.Since(began); took > hostsPatience/2 {
+		t.Errorf("both were out after %s", took)
+	}
+	if w.ours() != "" {
+		t.Errorf("it wrote to the file of which another program holds the lock: %s", w.ours())
+	}
+	release()
+	w.eventually("the name is back", func() bool { return w.ours() == "10.103.97.201 apiserver.cluster.local" })
+}
+
+// TestRemovalWhileHostsIsLocked: virtual servers leave the configuration while
+// another program holds the lock on the hosts file. That delays neither the
+// removal of their rules nor the next configuration, and one of them that is
+// wanted again is kept again.
+func TestRemovalWhileHostsIsLocked(t *testing.T) {
+	w := newWorld(t, 0)
+	var all []Server
+	for i, host := range []string{"one", "two", "three"} {
+		s := testServer(t, byte(i+1))
+		s.Host, s.Masters = host, []Master{{"127.0.0.1", 1}}
+		all = append(all, s)
+	}
+	w.start(all...)
+	const names = "10.103.97.1 one, 10.103.97.2 two, 10.103.97.3 three"
+	w.eventually("the names", func() bool { return w.ours() == names })
+	w.eventually("the rules", func() bool { return strings.Count(w.kernel.text(), "rr") == 3 })
+	release, err := lockFile(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace := func(servers ...Server) {
+		t.Helper()
+		began := time.Now()
+		if err := w.daemon.replace(w.ctx, servers); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > hostsPatience/2 {
+			t.Errorf("it took %s", took)
+		}
+	}
+	replace(all[0])
+	if got := w.kernel.text(); got != "10.103.97.1:6443 rr" {
+		t.Errorf("left: %s", got)
+	}
+	if got := noted(w.run); w.ours() != names || len(got) != 3 {
+		t.Errorf("the lines are %s, noted: %v", w.ours(), got)
+	}
+	if _, locked := lockedBy(w.run, all[2].VIP); !locked {
+		t.Error("another daemon could take a virtual server of which something is left")
+	}
+	// A configuration that cannot be kept leaves all as it is.
+	taken := testServer(t, 9)
+	taken.Host, taken.Masters = "nine", all[0].Masters
+	unlock, err := lockFile(t.Context(), lockPath(w.run, taken.VIP), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.daemon.replace(w.ctx, []Server{all[0], all[2], taken}); err == nil {
+		t.Error("a virtual server that another process keeps was taken")
+	}
+	unlock()
+	replace(all[0], all[1])
+	w.eventually("the second is kept again", func() bool { return w.kernel.text() == "10.103.97.1:6443 rr 10.103.97.2:6443 rr" })
+	release()
+	w.eventually("only the third one's line goes", func() bool { return w.ours() == "10.103.97.1 one, 10.103.97.2 two" })
+	w.eventually("and its note", func() bool { return len(noted(w.run)) == 2 })
+	w.eventually("and its lock", func() bool { _, locked := lockedBy(w.run, all[2].VIP); return !locked })
+	if _, locked := lockedBy(w.run, all[1].VIP); !locked {
+		t.Error("the lock of the second is free")
+	}
 }
 
 // TestStatusWhileItStarts: a group that takes over what earlier lives left is asked

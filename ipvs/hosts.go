@@ -120,13 +120,16 @@ const hostsPatience = 10 * time.Second
 
 // keepHosts puts the line into the file and reports whether it had to. The
 // lock in runDir keeps firstboot from replacing the file meanwhile, as
-// ondisk.HostsLock says.
+// ondisk.HostsLock says; without a change it is not needed.
 func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (changed bool, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("keeping %s in %s: %w", line.name, path, err)
 		}
 	}()
+	if _, changes, err := line.change(path); err != nil || !changes {
+		return false, err
+	}
 	if runDir != "" {
 		if err := useRunDir(runDir); err != nil {
 			return false, err
@@ -137,19 +140,26 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 		}
 		defer release()
 	}
+	// Whoever held the lock may have changed the file.
+	text, changes, err := line.change(path)
+	if err != nil || !changes {
+		return false, err
+	}
+	return true, replaceFile(path, text, 0o644)
+}
+
+// change returns the file as it should be, and whether it differs.
+func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
 	st, err := os.Stat(path)
 	if err == nil && links(st) == 0 {
-		return false, errors.New("somebody replaced the file, and this container still has the old one mounted: mount its directory instead, as `ipvscare static-pod` does")
+		return nil, false, errors.New("somebody replaced the file, and this container still has the old one mounted: mount its directory instead, as `ipvscare static-pod` does")
 	}
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
+		return nil, false, err
 	}
-	text := line.in(old)
-	if bytes.Equal(text, old) {
-		return false, nil
-	}
-	return true, replaceFile(path, text, 0o644)
+	text = h.in(old)
+	return text, !bytes.Equal(text, old), nil
 }
 
 // replaceFile writes a file so that nobody ever sees half of it, and a power

@@ -1,10 +1,14 @@
 package ipvs
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
 func TestHosts(t *testing.T) {
@@ -92,4 +96,26 @@ func FuzzHosts(f *testing.F) {
 			t.Fatalf("%q becomes %q, which is not stable", in, once)
 		}
 	})
+}
+
+// TestKeepHostsWithoutALock: a file that says it already is not waited for.
+func TestKeepHostsWithoutALock(t *testing.T) {
+	run, file := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hosts")
+	line := lineFor("apiserver.cluster.local", netip.MustParseAddr("10.103.97.2"))
+	if changed, err := keepHosts(t.Context(), file, run, line); err != nil || !changed {
+		t.Fatalf("%v, %v", changed, err)
+	}
+	release, err := lockFile(t.Context(), filepath.Join(run, filepath.Base(ondisk.HostsLock)), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel() // whoever has to wait fails
+	if changed, err := keepHosts(ended, file, run, line); err != nil || changed {
+		t.Errorf("nothing had to change: %v, %v", changed, err)
+	}
+	if _, err := keepHosts(ended, file, run, noLineFor(line.name, line.addr)); !errors.Is(err, context.Canceled) {
+		t.Errorf("a change without the lock: %v", err)
+	}
 }
