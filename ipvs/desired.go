@@ -163,8 +163,8 @@ type candidate struct {
 }
 
 // choose decides which API servers stand behind the virtual server. last are
-// the real servers that were chosen before, or stand there with a weight above
-// 0, whoever put them. guarded says that an API server has to show its
+// the real servers that were chosen before, or stand there, whoever put them.
+// Those of weight 0 only keep the connections that they have. guarded says that an API server has to show its
 // cluster.
 //
 //   - API servers that are up get weight 1, draining ones weight 0;
@@ -209,11 +209,16 @@ func choose(masters []candidate, last []Dest, guarded bool) []Dest {
 	}
 	if !serving {
 		dests = nil
+		served := slices.ContainsFunc(last, func(d Dest) bool { return d.Weight > 0 })
 		for _, d := range last {
 			m, listed := known[d.Addr]
 			switch {
 			case m.State == Alien:
 				continue
+			case served && d.Weight == 0 && m.State != Unknown:
+				continue // it drained, and has its verdict
+			case served && d.Weight == 0:
+				dests = append(dests, d)
 			case guarded && (!listed || m.Lost || m.State == Unknown):
 				dests = append(dests, Dest{d.Addr, 0, Masq})
 			default:

@@ -143,6 +143,10 @@ func TestChoose(t *testing.T) {
 		{"an alien is nobody's last resort", []candidate{{a, Alien, false}}, []Dest{w(a, 1)}, nil},
 		{"first start: nobody before its verdict", []candidate{{a, Unknown, false}, {b, Up, false}}, nil, []Dest{w(b, 1)}},
 		{"restart: all keep their places", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 1)}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains: it is up", []candidate{{a, Unknown, false}, {b, Up, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains, and the other dies", []candidate{{a, Down, false}, {b, Unknown, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains, and both die", []candidate{{a, Down, false}, {b, Down, false}}, []Dest{w(a, 1), w(b, 0)}, []Dest{w(a, 1)}},
 		{"restart: unlisted ones go", []candidate{{a, Unknown, false}}, []Dest{w(a, 1), w(c, 1)}, []Dest{w(a, 1)}},
 		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(b, 1), w(c, 1)}},
 		{"new list, one proven: the old ones go", []candidate{{a, Up, false}}, []Dest{w(b, 1), w(c, 1)}, []Dest{w(a, 1)}},
@@ -175,6 +179,7 @@ func TestChooseGuarded(t *testing.T) {
 		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false}}, []Dest{w(a, 0)}, []Dest{w(a, 0)}},
 		{"a restart costs nothing", []candidate{{a, Unknown, false}}, []Dest{w(a, 1)}, []Dest{w(a, 1)}},
 		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false}}, []Dest{w(b, 1)}, []Dest{w(b, 0)}},
+		{"a restart while nobody answers", []candidate{{a, Unknown, false}, {b, Unknown, false}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 0), w(b, 0)}},
 		{"all drain", []candidate{{a, Draining, false}, {b, Down, true}}, []Dest{w(a, 0), w(b, 0)}, []Dest{w(a, 1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -85,9 +85,9 @@ func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
 	g.mu.Lock()
-	serving := g.serving()
+	fresh := len(g.stood) == 0
 	g.mu.Unlock()
-	if len(serving) == 0 && g.d.opt.Spread > 0 {
+	if fresh && g.d.opt.Spread > 0 {
 		select {
 		case <-ctx.Done():
 			return
@@ -137,13 +137,18 @@ func (g *group) takeOver(ctx context.Context) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, dest := range have.Dests {
-		if dest.Weight > 0 {
-			g.stood = append(g.stood, dest)
-		}
+	serves := slices.ContainsFunc(have.Dests, func(d Dest) bool { return d.Weight > 0 })
+	// One of weight 0 drains or, where API servers have to show their cluster, is
+	// out until it does: it has its connections. Else nobody is left to keep any:
+	// an earlier life ended while it removed the last one.
+	if serves || g.guarded() {
+		g.stood = have.Dests
 	}
-	if len(g.stood) > 0 {
+	switch {
+	case serves:
 		g.d.logf("%s: taking over %v as they stand", g.vip, g.serving())
+	case len(g.stood) > 0:
+		g.d.logf("%s: taking over the connections that stand; no API server got new ones", g.vip)
 	}
 }
 
@@ -397,9 +402,11 @@ func (g *group) apply(ctx context.Context) {
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := choose(candidates, g.stood, g.guarded())
 	previous := g.serving()
-	g.stood = slices.DeleteFunc(slices.Clone(dests), func(d Dest) bool { return d.Weight == 0 })
-	if len(g.stood) == 0 { // whoever keeps its connections keeps its place
-		g.stood = dests
+	if g.stood = dests; len(g.serving()) > 0 { // else whoever keeps its connections keeps its place
+		g.stood = slices.DeleteFunc(slices.Clone(dests), func(d Dest) bool {
+			m := g.members[d.Addr]
+			return d.Weight == 0 && m != nil && m.health.State != Unknown // or nobody knows whether it still drains
+		})
 	}
 	last := g.serving()
 	g.mu.Unlock()

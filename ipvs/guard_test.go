@@ -217,6 +217,34 @@ func TestBornAgain(t *testing.T) {
 	w.eventually("the new cluster serves", w.serves("1"))
 }
 
+// TestRestartInAnOutage: the only master does not answer, and keeps its connections.
+// A restart of ipvscare meanwhile leaves them alone, and changes nothing else.
+func TestRestartInAnOutage(t *testing.T) {
+	w := newGuardedWorld(t)
+	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
+	w.kernel.change(func() { w.kernel.conns = []Conn{mine} })
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+	w.m.stop()
+	w.eventually("it keeps its connections and gets no others", w.serves("0"))
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	mark := w.kernel.mark()
+	w.start(w.s)
+	w.eventually("it is down", func() bool { return w.said("is down, it was unknown") == 1 })
+	if since := w.kernel.since(mark); len(since) > 0 || !w.serves("0")() {
+		t.Errorf("the restart led to %q, then %s", since, w.kernel.text())
+	}
+	w.m.start()
+	w.eventually("it serves again", w.serves("1"))
+	w.kernel.change(func() {
+		if len(w.kernel.severed) > 0 {
+			t.Errorf("severed %v", w.kernel.severed)
+		}
+	})
+}
+
 // TestSameClusterComesBack: an API server that was away gets its traffic back,
 // and one that is unwell and answers keeps it as the last one.
 func TestSameClusterComesBack(t *testing.T) {

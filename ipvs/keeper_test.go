@@ -3,6 +3,8 @@ package ipvs
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -390,6 +392,37 @@ func TestDaemon(t *testing.T) {
 			t.Errorf("metrics lack %q:\n%s", want, m)
 		}
 	}
+}
+
+// TestRestartWhileOneDrains: an API server that shuts down keeps its connections
+// when ipvscare is restarted, too.
+func TestRestartWhileOneDrains(t *testing.T) {
+	w := newWorld(t, 2)
+	a, b := w.masters[0], w.masters[1]
+	b.stop()
+	b.handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.WriteHeader(500)
+		io.WriteString(rw, shutdownMark+" failed\n")
+	})
+	b.start()
+	s := testServer(t, 200)
+	s.Masters = []Master{a.master(), b.master()}
+	drains := fmt.Sprintf("%s rr %s=1 %s=0", s.VIP, a.addr.Addr(), b.addr.Addr())
+	mine := Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: s.VIP, Dest: b.addr}
+	w.kernel.change(func() {
+		w.kernel.conns = []Conn{mine}
+		w.kernel.services = []Service{{VIP: s.VIP, Scheduler: "rr", Dests: []Dest{{a.addr, 1, Masq}, {b.addr, 0, Masq}}}}
+	})
+	w.start(s)
+	w.eventually("both have verdicts", func() bool { return w.said("is up, it was unknown") == 1 && w.said("is draining, it was unknown") == 1 })
+	if len(w.kernel.since(0)) > 0 || w.kernel.text() != drains {
+		t.Errorf("the start led to %q, then %s", w.kernel.since(0), w.kernel.text())
+	}
+	w.kernel.change(func() {
+		if len(w.kernel.severed) > 0 {
+			t.Errorf("severed %v", w.kernel.severed)
+		}
+	})
 }
 
 // TestDaemonSpread: after power-on the masters are not asked at once, and a
