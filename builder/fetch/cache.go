@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,7 @@ import (
 //
 //	blobs/<sha256>   the bytes
 //	sound/<sha256>   the state of the blob's file when it was hashed last
+//	used/<sha256>    its modification time is when a session used the blob last
 //	keys/<sha256>    names the blob that a recipe led to
 //	locks/<sha256>   held while a recipe is being carried out
 //	kept/<sha256>    a note that whoever made it can do without
@@ -36,8 +38,8 @@ import (
 //
 // A session's directory is locked for as long as its process lives; directories
 // that killed processes left behind are removed by whoever opens the cache
-// next. A blob's modification time is when it was used last, exact to one
-// session: Prune uses it.
+// next. The times in used are exact to one session. A blob without one was used
+// last at its own modification time, at which older versions left their mark.
 type Cache struct {
 	dir     string
 	session string
@@ -61,7 +63,7 @@ func Open(dir string) (*Cache, error) {
 		return nil, fmt.Errorf("opening cache: %w", err)
 	}
 	c := &Cache{dir: dir, until: context.Background()}
-	for _, d := range []string{"blobs", "sound", "keys", "locks", "kept", "programs", "tmp"} {
+	for _, d := range []string{"blobs", "sound", "used", "keys", "locks", "kept", "programs", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
 		}
@@ -169,14 +171,53 @@ func (c *Cache) markTime() time.Time {
 
 // OpenBlob opens a blob for reading.
 func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
-	if !c.Has(sha) {
+	v := c.verdictOf(sha)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch err := c.has(sha, v); {
+	case errors.Is(err, fs.ErrNotExist), errors.As(err, new(*DigestError)):
 		return nil, fmt.Errorf("opening cached input %s: it is missing, or was damaged and has been removed: run the build again, which fetches or makes it again", sha)
+	case err != nil:
+		return nil, fmt.Errorf("opening cached input %s: %w", sha, err)
+	case v.changed: // other parts of the build may have read it before
+		return nil, c.changedError(sha)
 	}
 	f, err := os.Open(c.BlobPath(sha))
 	if err != nil {
 		return nil, fmt.Errorf("opening cached input %s: %w", sha, err)
 	}
 	return f, nil
+}
+
+// Size is that of a blob.
+func (c *Cache) Size(sha string) (int64, error) {
+	f, err := c.OpenBlob(sha)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	fi, err := f.(*os.File).Stat()
+	if err != nil {
+		return 0, fmt.Errorf("reading cached input %s: %w", sha, err)
+	}
+	return fi.Size(), nil
+}
+
+// ReadBlob returns a blob's bytes. They are compared with its digest, whatever
+// happens to the file.
+func (c *Cache) ReadBlob(sha string) ([]byte, error) {
+	f, err := c.OpenBlob(sha)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<62))
+	if err == nil {
+		if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != sha {
+			return nil, c.changedError(sha)
+		}
+	}
+	return b, err
 }
 
 // Program lays a blob down as a program that can be run from here, and returns
@@ -257,12 +298,55 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	v := c.verdictOf(sha)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if err := replace(f.Name(), c.BlobPath(sha)); err != nil {
+	if err := c.publish(f, sha, v); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
-	c.note(sha)
-	v.sound = true
 	return sha, size, nil
+}
+
+// publish gives a complete blob its name. A sound one that has the name already
+// stays, since other sessions may be reading it.
+func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
+	for range 3 { // others may remove and publish it too
+		if c.has(sha, v) == nil {
+			return os.Remove(f.Name())
+		}
+		placed, err := c.place(f, sha, v, false)
+		if placed || err != nil {
+			return err
+		}
+	}
+	_, err := c.place(f, sha, v, true)
+	return err
+}
+
+// place gives a blob its name, if that is free or force replaces what has it.
+func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bool, err error) {
+	// In the order of admit: Prune must not come before the mark.
+	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	unlockNames, err := c.lockNames()
+	if err != nil {
+		return false, err
+	}
+	defer unlockNames()
+	if _, err := os.Lstat(c.BlobPath(sha)); err == nil && !force {
+		return false, nil
+	}
+	if err := replace(f.Name(), c.BlobPath(sha)); err != nil {
+		return false, err
+	}
+	fi, err := f.Stat() // renaming has changed it
+	if err != nil {
+		return false, err
+	}
+	c.note(sha, fi)
+	c.mark(sha)
+	v.admitted = fi
+	return true, nil
 }
 
 // Make returns the blob that key's recipe leads to, and carries the recipe

@@ -19,7 +19,7 @@ type Stored struct {
 	SHA256 string    `json:"sha256"`
 	Size   int64     `json:"size"` // with what was laid down of it as a program
 	Used   time.Time `json:"used"` // by a build, last
-	owner  uint32
+	owners []uint32  // of the blob and of the mark of its use
 	copies []string
 }
 
@@ -44,7 +44,10 @@ func (c *Cache) List() ([]Stored, error) {
 			return nil, fmt.Errorf("listing the cache: %w", err)
 		}
 		if fi.Mode().IsRegular() {
-			s := Stored{SHA256: e.Name(), Size: fi.Size(), Used: fi.ModTime(), owner: ownerOf(fi)}
+			s := Stored{SHA256: e.Name(), Size: fi.Size(), Used: fi.ModTime(), owners: []uint32{ownerOf(fi)}}
+			if mark, err := os.Lstat(c.markPath(s.SHA256)); err == nil {
+				s.Used, s.owners = mark.ModTime(), append(s.owners, ownerOf(mark))
+			}
 			for path, size := range programs {
 				if isSHA256(s.SHA256) && strings.HasSuffix(path, programSuffix(s.SHA256)) {
 					s.Size += size
@@ -99,7 +102,7 @@ func skipGone(err error) error {
 // which, and what running builds have begun.
 func (c *Cache) Notes() (int64, error) {
 	var sum int64
-	for _, dir := range []string{"keys", "sound", "locks", "kept", "tmp"} {
+	for _, dir := range []string{"keys", "sound", "used", "locks", "kept", "tmp"} {
 		sizes, err := c.sizes(dir)
 		if err != nil {
 			return 0, err
@@ -181,7 +184,7 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 				p.Left.add(s)
 				continue
 			}
-			for _, path := range append(s.copies, c.notePath(s.SHA256)) {
+			for _, path := range append(s.copies, c.notePath(s.SHA256), c.markPath(s.SHA256)) {
 				if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 					errs = append(errs, fmt.Errorf("pruning the cache: %w", err))
 				}
@@ -211,9 +214,11 @@ func (c *Cache) dropNotes(alone bool) error {
 	blobs, err := os.ReadDir(filepath.Join(c.dir, "blobs"))
 	errs = append(errs, err)
 	if err == nil {
-		drop("sound", func(name string) bool {
-			return !slices.ContainsFunc(blobs, func(b fs.DirEntry) bool { return b.Name() == name })
-		})
+		for _, dir := range []string{"sound", "used"} {
+			drop(dir, func(name string) bool {
+				return !slices.ContainsFunc(blobs, func(b fs.DirEntry) bool { return b.Name() == name })
+			})
+		}
 		drop("programs", func(name string) bool {
 			return !slices.ContainsFunc(blobs, func(b fs.DirEntry) bool {
 				return isSHA256(b.Name()) && strings.HasSuffix(name, programSuffix(b.Name()))
@@ -237,10 +242,10 @@ type session struct {
 }
 
 // mayUse tells whether the session relies on a blob: it has used it since it
-// began, or it could not leave a mark on it, since the blob is another
-// user's.
+// began, or it may have been unable to leave its mark, since the blob or the mark
+// is another user's.
 func (r session) mayUse(s Stored) bool {
-	return !s.Used.Before(r.started) || r.owner != 0 && r.owner != s.owner
+	return !s.Used.Before(r.started) || r.owner != 0 && slices.ContainsFunc(s.owners, func(o uint32) bool { return o != r.owner })
 }
 
 // others lists the living sessions but this one. Whoever calls it holds the

@@ -29,7 +29,7 @@ func aged(t *testing.T, c *Cache, text string, ago time.Duration) string {
 func age(t *testing.T, c *Cache, sha string, ago time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-ago)
-	if err := os.Chtimes(c.BlobPath(sha), at, at); err != nil {
+	if err := os.Chtimes(c.markPath(sha), at, at); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -132,7 +132,7 @@ func TestPruneBesideABuild(t *testing.T) {
 	}
 	// Another user's session leaves no mark on this one's blobs.
 	other := session{started: time.Now().Add(time.Hour), owner: 12345}
-	if !other.mayUse(Stored{owner: 54321}) || other.mayUse(Stored{owner: 12345}) {
+	if !other.mayUse(Stored{owners: []uint32{54321}}) || other.mayUse(Stored{owners: []uint32{12345}}) || !other.mayUse(Stored{owners: []uint32{12345, 54321}}) {
 		t.Error("the owner does not count")
 	}
 	if err := running.Close(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,10 @@ import (
 // inode, size and change time are those noted when it was hashed last. With
 // HashAll the note counts for nothing. A damaged blob is removed, and with
 // that the input is fetched or made again.
+//
+// The session keeps the state in which it admitted each blob. What is read later
+// is good only if the blob is still in that state: Unchanged tells, and a build
+// asks it before its result gets a name.
 
 // HashAll makes this session hash every blob on its first use, also those
 // that look unchanged. Call it before the first use.
@@ -49,8 +54,22 @@ func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 
 // verdict is what this session knows of a blob.
 type verdict struct {
-	mu    sync.Mutex
-	sound bool
+	mu sync.Mutex
+	// admitted is the file as it was when it was found sound; nil: it was not.
+	admitted fs.FileInfo
+	// changed: it was in another state after it was admitted. What has been read
+	// of it meanwhile may be anything.
+	changed bool
+}
+
+// look compares the blob's file with the one that was admitted.
+func (v *verdict) look(path string) {
+	if v.admitted == nil {
+		return
+	}
+	if fi, err := os.Lstat(path); err != nil || !sameState(fi, v.admitted) {
+		v.admitted, v.changed = nil, true
+	}
 }
 
 func (c *Cache) verdictOf(sha string) *verdict {
@@ -64,64 +83,129 @@ func (c *Cache) Has(sha string) bool {
 	v := c.verdictOf(sha)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.sound {
-		_, err := os.Stat(c.BlobPath(sha))
-		return err == nil
+	return c.has(sha, v) == nil
+}
+
+// has is Has for who holds the verdict's lock. The error says what is wrong.
+func (c *Cache) has(sha string, v *verdict) (err error) {
+	if v.look(c.BlobPath(sha)); v.admitted == nil {
+		v.admitted, err = c.admit(sha)
 	}
-	v.sound = c.admit(sha)
-	return v.sound
+	return err
 }
 
 // admit looks at a blob on its first use in this session, and marks it as
-// used: nobody may prune it between the look and the mark.
-func (c *Cache) admit(sha string) bool {
+// used: nobody may prune it between the look and the mark. It returns the state in
+// which the blob was found sound.
+func (c *Cache) admit(sha string) (fs.FileInfo, error) {
+	if !isSHA256(sha) {
+		return nil, fs.ErrNotExist
+	}
 	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	defer unlock()
-	if !isSHA256(sha) {
-		return false
-	}
 	fi, err := os.Lstat(c.BlobPath(sha))
-	if err != nil || !fi.Mode().IsRegular() {
-		return false
+	if err != nil {
+		return nil, err
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, errors.New("not a file")
 	}
 	if c.hashAll || !c.noted(sha, fi) {
-		switch err := hashBlob(c.until, c.BlobPath(sha), sha); {
-		case errors.As(err, new(*DigestError)):
-			c.drop(sha)
-			return false
-		case err != nil:
-			return false // unreadable; whoever makes it again says so
+		fi, err = hashBlob(c.until, c.BlobPath(sha), sha)
+		if errors.As(err, new(*DigestError)) {
+			if removed, _ := c.drop(sha, fi); removed && c.damaged != nil {
+				c.damaged(sha)
+			}
 		}
-		// What was written meanwhile was not hashed.
-		if now, err := os.Lstat(c.BlobPath(sha)); err != nil || FileState(now) != FileState(fi) {
-			return false
+		if err != nil {
+			return nil, err
 		}
+		c.note(sha, fi)
 	}
-	// Where marking is not ours to do, as with a blob that root put there,
-	// Prune knows by its owner.
-	if err := os.Chtimes(c.BlobPath(sha), time.Time{}, c.markTime()); errors.Is(err, fs.ErrNotExist) {
-		return false
-	}
-	c.note(sha)
-	return true
+	c.mark(sha)
+	return fi, nil
 }
 
-// Untouched reports whether the blob's file is as it was when it was hashed last.
+// Untouched reports whether the blob's file is as it was when this session admitted
+// it.
 func (c *Cache) Untouched(sha string) bool {
-	fi, err := os.Lstat(c.BlobPath(sha))
-	return err == nil && c.noted(sha, fi)
+	v := c.verdictOf(sha)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.look(c.BlobPath(sha))
+	return v.admitted != nil && !v.changed
 }
 
-// drop removes a damaged blob.
-func (c *Cache) drop(sha string) {
-	os.Remove(c.notePath(sha))
-	if os.Remove(c.BlobPath(sha)) == nil && c.damaged != nil {
-		c.damaged(sha)
+// Unchanged reports, as an error, the blobs that have changed since this session
+// admitted them: whatever was read of them counts for nothing.
+func (c *Cache) Unchanged() error {
+	var changed []string
+	c.verdicts.Range(func(sha, v any) bool {
+		blob := v.(*verdict)
+		blob.mu.Lock()
+		defer blob.mu.Unlock()
+		if blob.look(c.BlobPath(sha.(string))); blob.changed {
+			changed = append(changed, sha.(string))
+		}
+		return true
+	})
+	slices.Sort(changed)
+	var errs []error
+	for _, sha := range changed {
+		errs = append(errs, c.changedError(sha))
 	}
+	return errors.Join(errs...)
 }
+
+func (c *Cache) changedError(sha string) error {
+	return fmt.Errorf("cached input %s has changed while it was used (%s): run the build again, which fetches or makes it again where it is damaged; if this repeats, find the program that writes to the cache", sha, c.BlobPath(sha))
+}
+
+// drop removes a damaged blob, unless it is no longer the file that was found
+// damaged.
+func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) {
+	unlock, err := c.lockNames()
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	fi, err := os.Lstat(c.BlobPath(sha))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !sameState(fi, damaged) {
+		return false, nil // removed or made again by another session
+	}
+	if err == nil {
+		os.Remove(c.notePath(sha))
+		err = os.Remove(c.BlobPath(sha))
+	}
+	return err == nil, err
+}
+
+// lockNames keeps other sessions from giving a blob its name, or taking it away.
+// It is held for a moment only.
+func (c *Cache) lockNames() (func(), error) {
+	return lockDir(filepath.Join(c.dir, "sound"), unix.LOCK_EX)
+}
+
+// mark notes that the blob was used. The mark is a file of its own: one on the
+// blob would change the state by which other sessions know it. Where marking is
+// not ours to do, Prune knows by the owners.
+func (c *Cache) mark(sha string) {
+	path, at := c.markPath(sha), c.markTime()
+	if err := os.Chtimes(path, time.Time{}, at); !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return
+	}
+	f.Close()
+	_ = os.Chtimes(path, time.Time{}, at)
+}
+
+func (c *Cache) markPath(sha string) string { return filepath.Join(c.dir, "used", sha) }
 
 func isSHA256(s string) bool {
 	b, err := hex.DecodeString(s)
@@ -137,13 +221,9 @@ func (c *Cache) noted(sha string, fi fs.FileInfo) bool {
 	return err == nil && id != "" && string(b) == id
 }
 
-// note keeps that the blob, as it is now, has its digest. Without the note it
-// is hashed once more, so failing to write one is not an error.
-func (c *Cache) note(sha string) {
-	fi, err := os.Lstat(c.BlobPath(sha))
-	if err != nil {
-		return
-	}
+// note keeps that the blob has its digest in that state. Without the note it is
+// hashed once more, so failing to write one is not an error.
+func (c *Cache) note(sha string, fi fs.FileInfo) {
 	id := FileState(fi)
 	if id == "" || c.noted(sha, fi) {
 		return
@@ -158,22 +238,55 @@ func (c *Cache) note(sha string) {
 	}
 }
 
-// hashBlob reads a blob; bytes of another digest are a *DigestError.
-func hashBlob(ctx context.Context, path, want string) error {
+// errChanges says that a file did not keep still while it was hashed.
+var errChanges = errors.New("it changes while it is read: find the program that writes to it")
+
+// hashBlob reads a blob and returns the state that it was in from before the first
+// byte until after the last. Bytes of another digest are a *DigestError.
+func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
+	for range 5 {
+		before, got, n, err := hashFile(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		now, err := os.Lstat(path)
+		if err != nil {
+			return nil, err
+		}
+		if !sameState(now, before) {
+			continue // which of its states was hashed is not known
+		}
+		if got != want {
+			return before, &DigestError{Want: want, Got: got, Size: n}
+		}
+		return before, nil
+	}
+	return nil, fmt.Errorf("reading %s: %w", path, errChanges)
+}
+
+// hashFile returns the state of a file before it was read, and the digest and number
+// of the bytes that were read.
+func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string, n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return err
+		return nil, "", 0, err
 	}
 	defer f.Close()
+	if before, err = f.Stat(); err != nil {
+		return nil, "", 0, err
+	}
 	h := sha256.New()
-	n, err := io.Copy(h, &ctxReader{ctx: ctx, r: f})
-	if err != nil {
-		return err
+	n, err = io.Copy(h, &ctxReader{ctx: ctx, r: f})
+	return before, hex.EncodeToString(h.Sum(nil)), n, err
+}
+
+// sameState reports whether nobody has replaced the file or written to it between
+// two looks.
+func sameState(a, b fs.FileInfo) bool {
+	if id := FileState(a); id != "" {
+		return id == FileState(b)
 	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != want {
-		return &DigestError{Want: want, Got: got, Size: n}
-	}
-	return nil
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
 // Verified is what Verify found.
@@ -222,16 +335,15 @@ func (c *Cache) verify(ctx context.Context, sha string, dryRun bool) error {
 		return err
 	}
 	defer unlock()
-	err = hashBlob(ctx, c.BlobPath(sha), sha)
+	fi, err := hashBlob(ctx, c.BlobPath(sha), sha)
 	if err == nil {
-		c.note(sha)
+		c.note(sha, fi)
 		return nil
 	}
 	if dryRun || !errors.As(err, new(*DigestError)) {
 		return err
 	}
-	os.Remove(c.notePath(sha))
-	if rerr := os.Remove(c.BlobPath(sha)); rerr != nil {
+	if _, rerr := c.drop(sha, fi); rerr != nil {
 		return fmt.Errorf("removing a damaged input: %w", rerr)
 	}
 	return err

@@ -21,7 +21,11 @@ func spoil(t *testing.T, c *Cache, sha, to string, quiet bool) {
 		t.Fatal(err)
 	}
 	if quiet {
-		c.note(sha)
+		fi, err := os.Lstat(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.note(sha, fi)
 	}
 }
 

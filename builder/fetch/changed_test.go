@@ -1,0 +1,273 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// change writes other bytes to a blob, which keeps its size.
+func change(t *testing.T, c *Cache, sha string) {
+	t.Helper()
+	p := c.BlobPath(sha)
+	if err := os.Chmod(p, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(p, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte("X"), 0)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func put(t *testing.T, c *Cache, b []byte) string {
+	t.Helper()
+	sha, _, err := c.Put(t.Context(), "", bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sha
+}
+
+// TestChangedSinceAdmitted: a blob that changes after it was admitted is an error for
+// as long as the session lasts, also where another session has repaired it and noted
+// its new state.
+func TestChangedSinceAdmitted(t *testing.T) {
+	for _, how := range []string{"admitted", "put", "all hashed"} {
+		t.Run(how, func(t *testing.T) {
+			dir := t.TempDir()
+			maker := open(t, dir)
+			sha, other := put(t, maker, []byte("kubelet")), put(t, maker, []byte("kubeadm"))
+			c := maker
+			if how != "put" {
+				c = open(t, dir)
+			}
+			if how == "all hashed" {
+				c.HashAll()
+			}
+			for _, s := range []string{sha, other} {
+				if !c.Has(s) {
+					t.Fatal("not admitted")
+				}
+			}
+			if err := c.Unchanged(); err != nil {
+				t.Fatal(err)
+			}
+			change(t, c, sha)
+			repairer := open(t, dir)
+			if repairer.Has(sha) {
+				t.Fatal("the damage is not found")
+			}
+			put(t, repairer, []byte("kubelet"))
+			for _, when := range []string{"repaired", "admitted again"} {
+				err := c.Unchanged()
+				if err == nil || !strings.Contains(err.Error(), sha) || strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), "run the build again") {
+					t.Errorf("%s: %v", when, err)
+				}
+				if f, err := c.OpenBlob(sha); err == nil {
+					f.Close()
+					t.Errorf("%s: it can be opened", when)
+				}
+				if c.Untouched(sha) || !c.Untouched(other) {
+					t.Errorf("%s: Untouched", when)
+				}
+				if !c.Has(sha) {
+					t.Errorf("%s: the repaired blob is not there", when)
+				}
+			}
+			if _, err := c.ReadBlob(other); err != nil {
+				t.Error(err)
+			}
+			if next := open(t, dir); !next.Has(sha) || next.Unchanged() != nil {
+				t.Error("the next session is concerned")
+			}
+		})
+	}
+}
+
+// TestSessionsShareBlobs: what sessions do with a sound blob at the same time, each in
+// its own way, is no change to any of them.
+func TestSessionsShareBlobs(t *testing.T) {
+	dir := t.TempDir()
+	content := make([]byte, 16<<20)
+	if _, err := rand.Read(content); err != nil {
+		t.Fatal(err)
+	}
+	sha := put(t, open(t, dir), content)
+	var wg sync.WaitGroup
+	for i := range 12 {
+		c := open(t, dir)
+		if i%2 == 0 {
+			c.HashAll()
+		}
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * 3 * time.Millisecond)
+			for range 3 {
+				f, err := c.OpenBlob(sha)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				f.Close()
+				if i%3 == 0 {
+					if _, _, err := c.Put(context.Background(), sha, bytes.NewReader(content)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if _, err := c.Verify(context.Background(), false, nil); err != nil {
+				t.Error(err)
+			}
+			if err := c.Unchanged(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestSessionsRepairABlob: all sessions that meet a damaged blob at the same time end
+// up with the sound one.
+func TestSessionsRepairABlob(t *testing.T) {
+	dir := t.TempDir()
+	content := bytes.Repeat([]byte("base"), 1<<20)
+	maker := open(t, dir)
+	sha := put(t, maker, content)
+	change(t, maker, sha)
+	var wg sync.WaitGroup
+	var removed atomic.Int32
+	for i := range 8 {
+		c := open(t, dir)
+		c.OnDamage(func(string) { removed.Add(1) })
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * time.Millisecond)
+			if !c.Has(sha) {
+				if _, _, err := c.Put(context.Background(), sha, bytes.NewReader(content)); err != nil {
+					t.Error(err)
+				}
+			}
+			if b, err := c.ReadBlob(sha); err != nil || !bytes.Equal(b, content) {
+				t.Errorf("session %d: %v", i, err)
+			}
+			if err := c.Unchanged(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := removed.Load(); n != 1 {
+		t.Errorf("%d sessions have removed it", n)
+	}
+}
+
+// writing writes to a blob, what it has already, until it is stopped.
+func writing(t *testing.T, c *Cache, sha string) (stop func()) {
+	t.Helper()
+	p := c.BlobPath(sha)
+	if err := os.Chmod(p, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(p, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, ended := make(chan bool), make(chan bool)
+	old := make([]byte, 1)
+	if _, err := f.ReadAt(old, 0); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_, _ = f.WriteAt(old, 0)
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}()
+	return func() {
+		close(end)
+		<-ended
+		f.Close()
+	}
+}
+
+// TestHashedWhileWrittenTo: a blob that is written to while it is hashed is neither
+// certified nor called damaged.
+func TestHashedWhileWrittenTo(t *testing.T) {
+	dir := t.TempDir()
+	maker := open(t, dir)
+	sha := put(t, maker, bytes.Repeat([]byte("0123456789abcdef"), 4<<20))
+	if err := os.Remove(maker.notePath(sha)); err != nil {
+		t.Fatal(err)
+	}
+	stop := writing(t, maker, sha)
+	c := open(t, dir)
+	if v, err := c.Verify(t.Context(), false, nil); !errors.Is(err, errChanges) || v.Sound.Blobs != 0 || len(v.Damaged) != 0 {
+		t.Errorf("Verify: %+v, %v", v, err)
+	}
+	if f, err := c.OpenBlob(sha); !errors.Is(err, errChanges) {
+		t.Errorf("OpenBlob: %v", err)
+		if err == nil {
+			f.Close()
+		}
+	}
+	if _, err := os.Stat(c.notePath(sha)); err == nil {
+		t.Error("its state is noted as sound")
+	}
+	stop()
+	if v, err := c.Verify(t.Context(), false, nil); err != nil || v.Sound.Blobs != 1 {
+		t.Errorf("Verify, afterwards: %+v, %v", v, err)
+	}
+	if !c.Has(sha) {
+		t.Error("it is not there")
+	}
+}
+
+// TestMarkOfUseIsNoChange: using a blob leaves its file as it is, and Prune knows of
+// the use; a cache of a version that marked the blob itself is pruned as before.
+func TestMarkOfUseIsNoChange(t *testing.T) {
+	dir := t.TempDir()
+	maker := open(t, dir)
+	used, idle := put(t, maker, []byte("used")), put(t, maker, []byte("idle"))
+	recent, older := put(t, maker, []byte("recent")), put(t, maker, []byte("older"))
+	for _, sha := range []string{used, idle} {
+		age(t, maker, sha, 48*time.Hour)
+	}
+	// Their marks are the blobs' own times.
+	at := time.Now().Add(-48 * time.Hour)
+	if err := errors.Join(os.Remove(maker.markPath(recent)), os.Remove(maker.markPath(older)), os.Chtimes(maker.BlobPath(older), at, at)); err != nil {
+		t.Fatal(err)
+	}
+	maker.Close()
+	c := open(t, dir)
+	before, err := os.Lstat(c.BlobPath(used))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.Has(used) {
+		t.Fatal("not there")
+	}
+	if after, err := os.Lstat(c.BlobPath(used)); err != nil || !sameState(before, after) {
+		t.Errorf("its state is another: %v", err)
+	}
+	prune(t, open(t, dir), Limits{UsedSince: time.Now().Add(-24 * time.Hour)})
+	for sha, want := range map[string]bool{used: true, recent: true, idle: false, older: false} {
+		if there(c, sha) != want {
+			t.Errorf("%s: there is %v", sha, !want)
+		}
+	}
+}
