@@ -79,7 +79,7 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	return os.ReadFile(b.Cache.BlobPath(sha))
+	return b.Cache.ReadBlob(sha)
 }
 
 // agentRecipe compiles one of our programs from the module proxy, in the
@@ -215,7 +215,7 @@ func (b *build) compileAgent(ctx context.Context, name, src string) (string, err
 
 // layDown copies a blob to a file.
 func (b *build) layDown(sha, path string) error {
-	from, err := os.Open(b.Cache.BlobPath(sha))
+	from, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err
 	}
@@ -224,7 +224,7 @@ func (b *build) layDown(sha, path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(to, from)
+	_, err = io.Copy(to, io.NewSectionReader(from, 0, 1<<62))
 	return errors.Join(err, to.Close())
 }
 

@@ -374,7 +374,7 @@ func (b *build) write(ctx context.Context, id string, c *composed) (*Report, err
 	}
 	s := b.step("write", b.Output)
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
-		Known: b.knownSums(), Sound: func() bool { return b.untouched(spec) },
+		Known: b.knownSums(), Unchanged: b.Cache.Unchanged,
 		Zstd: strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,
 		Slot: func(d disk.Digest) ([]byte, error) {
 			info := ondisk.SlotInfo{

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -125,7 +124,7 @@ func (b *build) pinOnce(ctx context.Context, recipe string, wanted []configs.Con
 	if err != nil {
 		return nil, err
 	}
-	raw, err := os.ReadFile(b.Cache.BlobPath(sha))
+	raw, err := b.Cache.ReadBlob(sha)
 	if err != nil {
 		return nil, err
 	}

@@ -1,12 +1,12 @@
 package builder
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -25,12 +25,12 @@ func (b *build) layer(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	sha := b.input(l.Input).SHA256
 	if l.Path != "" {
-		fi, err := os.Stat(b.Cache.BlobPath(sha))
+		size, err := b.Cache.Size(sha)
 		if err != nil {
 			return tree.Layer{}, &tree.LayerError{Layer: l.Name, Err: err}
 		}
 		n := tree.Node{Path: l.Path, Layer: l.Name, Inode: &tree.Inode{Mode: l.Mode, MTime: b.date,
-			Data: tree.Content{Blob: sha, Size: fi.Size()}}}
+			Data: tree.Content{Blob: sha, Size: size}}}
 		return tree.Layer{Name: l.Name, Nodes: []tree.Node{n}, Replace: true}, nil
 	}
 	sha, err := fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
@@ -58,16 +58,16 @@ func (b *build) index(sha, layer string) ([]tree.Node, error) {
 	if layer == inputBase && sha == b.base.sha {
 		return b.base.nodes, nil
 	}
-	f, err := os.Open(b.Cache.BlobPath(sha))
+	size, err := b.Cache.Size(sha)
+	if err != nil {
+		return nil, &tree.LayerError{Layer: layer, Err: err}
+	}
+	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return nil, &tree.LayerError{Layer: layer, Err: err}
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, &tree.LayerError{Layer: layer, Err: err}
-	}
-	return tree.FromTar(f, fi.Size(), sha, layer)
+	return tree.FromTar(f, size, sha, layer)
 }
 
 // members picks programs out of a release's archive. What they are dated
@@ -95,17 +95,15 @@ func (b *build) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 func (b *build) userFiles(f overlays.Facts) ([]tree.Layer, error) {
 	load := func(index int) (tree.Content, error) {
 		sha := b.input(fileInput(index)).SHA256
-		fi, err := os.Stat(b.Cache.BlobPath(sha))
-		if err != nil {
+		size, err := b.Cache.Size(sha)
+		if err != nil || size == 0 {
 			return tree.Content{}, err
 		}
-		if fi.Size() == 0 {
-			return tree.Content{}, nil
-		}
-		return tree.Content{Blob: sha, Size: fi.Size()}, nil
+		return tree.Content{Blob: sha, Size: size}, nil
 	}
 	open := func(index int) (io.ReadCloser, error) {
-		return os.Open(b.Cache.BlobPath(b.input(fileInput(index)).SHA256))
+		raw, err := b.Cache.ReadBlob(b.input(fileInput(index)).SHA256)
+		return io.NopCloser(bytes.NewReader(raw)), err
 	}
 	return overlays.Files(b.img, f, load, open)
 }

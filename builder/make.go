@@ -338,7 +338,7 @@ func lockedHint(in plan.Input, compiledBy string) string {
 // exportBase copies the made base's tar out of the cache, so that a locked
 // build works when the archive it came from has moved on.
 func (b *build) exportBase(path string) error {
-	src, err := os.Open(b.Cache.BlobPath(b.input(inputBase).SHA256))
+	src, err := b.Cache.OpenBlob(b.input(inputBase).SHA256)
 	if err != nil {
 		return fmt.Errorf("exporting the base: %w", err)
 	}
@@ -348,8 +348,11 @@ func (b *build) exportBase(path string) error {
 		return err
 	}
 	defer out.Discard()
-	if _, err := out.ReadFrom(src); err != nil {
+	if _, err := out.ReadFrom(io.NewSectionReader(src, 0, 1<<62)); err != nil {
 		return fmt.Errorf("exporting the base to %s: %w", path, disk.Explain(err, filepath.Dir(path)))
+	}
+	if err := b.Cache.Unchanged(); err != nil {
+		return fmt.Errorf("exporting the base to %s: %w", path, err)
 	}
 	return out.Commit()
 }

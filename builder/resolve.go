@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -278,7 +277,7 @@ func (b *build) resolveCNI(ctx context.Context) error {
 	if err != nil {
 		return fieldError("cni.config", err)
 	}
-	if b.cni, err = os.ReadFile(b.Cache.BlobPath(sha)); err != nil {
+	if b.cni, err = b.Cache.ReadBlob(sha); err != nil {
 		return fieldError("cni.config", err)
 	}
 	if b.plugins, err = overlays.CNIPlugins(b.cni); err != nil {

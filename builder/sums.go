@@ -22,22 +22,6 @@ func (b *build) knownSums() disk.Sums {
 	return decodeSums(b.Cache.Kept(b.sumsKey()))
 }
 
-// untouched reports whether all blobs that the image is written from are what they
-// were when they were verified.
-func (b *build) untouched(s disk.Spec) bool {
-	seen := map[string]bool{"": true}
-	for _, p := range s.Partitions {
-		for _, n := range p.Nodes {
-			if sha := n.Data.Blob; !seen[sha] {
-				if seen[sha] = true; !b.Cache.Untouched(sha) {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
 // encodeSums puts pairs of digests one behind the other, sorted.
 func encodeSums(s disk.Sums) []byte {
 	pairs := make([][]byte, 0, len(s))

@@ -177,7 +177,6 @@ type tracker struct {
 	chunks []tracked
 	at     int  // the chunk that is being written; -1: none
 	known  Sums // nil: digests are not remembered
-	forget bool // known counts for nothing
 
 	left  chan visit // chunks to be hashed
 	ended chan struct{}
@@ -297,7 +296,7 @@ func (t *tracker) leave() {
 
 // remembered is the digest of a chunk composed like this one.
 func (t *tracker) remembered(c *tracked) (sum [32]byte, ok bool) {
-	if c.made == nil || t.forget {
+	if c.made == nil {
 		return sum, false
 	}
 	sum, ok = t.known[[32]byte(c.made.Sum(nil))]
@@ -335,12 +334,10 @@ func (t *tracker) stop() {
 	}
 }
 
-// finish hashes what is left, after the last write. Unless the blobs are sound still,
-// that is all that was not hashed from what was written.
-func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo, sound func() bool) (Digest, error) {
+// finish hashes what is left, after the last write.
+func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Digest, error) {
 	t.leave()
 	t.stop()
-	t.forget = t.known != nil && !sound()
 	err := Parallel(ctx, len(t.chunks), func() func(int) error {
 		buf := make([]byte, Align)
 		return func(i int) error { return t.rehash(i, buf) }
@@ -356,13 +353,9 @@ func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo, soun
 	}), nil
 }
 
-// sums are the digests of all chunks that were written, after finish; none, where
-// blobs were not sound.
+// sums are the digests of all chunks that were written, after finish.
 func (t *tracker) sums() Sums {
 	s := Sums{}
-	if t.forget {
-		return s
-	}
 	for i := range t.chunks {
 		if c := &t.chunks[i]; c.made != nil {
 			s[[32]byte(c.made.Sum(nil))] = c.sum

@@ -54,7 +54,7 @@ func TestTracker(t *testing.T) {
 				straight++
 			}
 		}
-		if _, err := tr.finish(t.Context(), nil, nil); err != nil {
+		if _, err := tr.finish(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		whole := make([]byte, size)

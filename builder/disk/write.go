@@ -30,10 +30,10 @@ type WriteOptions struct {
 	// their digests as names. A chunk that is composed of the same is not hashed again.
 	// Nil: every chunk is hashed as it was written, and there are no Result.Sums.
 	Known Sums
-	// Sound goes with Known: after the last write it tells whether the blobs are still
-	// what they were when they were verified. If not, every chunk is hashed as it was
-	// written.
-	Sound func() bool
+	// Unchanged, where set, is asked after the last read of a blob: an error, which says
+	// that blobs are no longer what they were when they were verified, ends the
+	// writing, and no image appears. It must be set where Known is.
+	Unchanged func() error
 	// Progress, where set, is told of the work done so far, in bytes.
 	Progress func(done, total int64)
 }
@@ -108,6 +108,9 @@ func check(s Spec, l *Layout, o WriteOptions) error {
 			errs = append(errs, fmt.Errorf("writing the image: partition %d of the layout is %s, %s, %d bytes at %d, which is not what the spec says", i+1, p.Label, p.FS, p.Size, p.Start))
 		}
 	}
+	if o.Known != nil && o.Unchanged == nil {
+		errs = append(errs, errors.New("BUG: writing the image: digests are remembered, and nobody tells whether the blobs are unchanged"))
+	}
 	if l.Find(ondisk.LabelSlot) != nil && o.Slot == nil {
 		errs = append(errs, errors.New("writing the image: nobody makes its slot"))
 	}
@@ -162,10 +165,15 @@ func (w *writer) write(out *Output) error {
 	if _, err := whole.WriteAt(tail, w.layout.Size-int64(len(tail))); err != nil {
 		return err
 	}
+	if w.opts.Unchanged != nil {
+		if err := w.opts.Unchanged(); err != nil {
+			return err
+		}
+	}
 	if w.opts.Zstd {
 		return w.compress(out)
 	}
-	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts, w.opts.Sound); err != nil {
+	if w.result.Digest, err = w.track.finish(w.ctx, w.layout.Parts); err != nil {
 		return err
 	}
 	if w.opts.Known != nil {

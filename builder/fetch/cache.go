@@ -175,12 +175,12 @@ func (c *Cache) OpenBlob(sha string) (tree.BlobFile, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch err := c.has(sha, v); {
+	case v.changed: // other parts of the build may have read it before
+		return nil, c.changedError(sha)
 	case errors.Is(err, fs.ErrNotExist), errors.As(err, new(*DigestError)):
 		return nil, fmt.Errorf("opening cached input %s: it is missing, or was damaged and has been removed: run the build again, which fetches or makes it again", sha)
 	case err != nil:
 		return nil, fmt.Errorf("opening cached input %s: %w", sha, err)
-	case v.changed: // other parts of the build may have read it before
-		return nil, c.changedError(sha)
 	}
 	f, err := os.Open(c.BlobPath(sha))
 	if err != nil {

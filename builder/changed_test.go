@@ -1,0 +1,121 @@
+package builder
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/test/buildtest"
+)
+
+// damage writes other content to a file of the base in the cache, and leaves the tar
+// and its size as they are.
+func damage(t *testing.T, path string) (sound []byte) {
+	t.Helper()
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bytes.Clone(sound)
+	for at := 0; at+512 <= len(b); at += 512 {
+		if bytes.HasPrefix(b[at:], []byte("initrd\x00")) {
+			copy(b[at:], "BROKEN")
+		}
+	}
+	if bytes.Equal(b, sound) {
+		t.Fatal("the base has no initrd: the test is void")
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(b, 0); err != nil {
+		t.Fatal(err)
+	}
+	return sound
+}
+
+// TestInputChangesWhileBuilding: a cached input that changes between its check and the
+// end of the build ends it, and no image appears: whenever that happens, in every mode,
+// and also where another build has repaired the input in the meantime.
+func TestInputChangesWhileBuilding(t *testing.T) {
+	golden := "" // the same for all, built again
+	for _, tt := range []struct {
+		name, out, step  string
+		locked, repaired bool
+	}{
+		{name: "raw", out: "x.raw", step: "write"},
+		{name: "locked", out: "x.raw", step: "write", locked: true},
+		{name: "compressed", out: "x.raw.zst", step: "write"},
+		{name: "before it is merged", out: "x.raw", step: "merge"},
+		{name: "repaired", out: "x.raw", step: "write", repaired: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newProject(t, buildtest.Base(), nil)
+			pl, err := Resolve(t.Context(), p.image(t), p.options(""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			base := pl.Inputs[inputBase].SHA256
+			o := p.options(filepath.Join(t.TempDir(), tt.out))
+			if tt.locked {
+				o.Lock, o.Locked = pl.Lock(), true
+			}
+			var sound []byte
+			repair := func() {
+				c, err := fetch.Open(p.cache.Dir())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer c.Close()
+				if c.Has(base) {
+					t.Error("the damage is not found")
+				}
+				if _, _, err := c.Put(context.Background(), base, bytes.NewReader(sound)); err != nil {
+					t.Error(err)
+				}
+			}
+			o.Events = func(e Event) {
+				if e.Step == tt.step && e.State == StateStart && sound == nil {
+					sound = damage(t, p.cache.BlobPath(base))
+				}
+				if e.Step == "write" && e.State == StateProgress && tt.repaired && sound != nil {
+					repair()
+					tt.repaired = false
+				}
+			}
+			_, err = Build(t.Context(), p.image(t), o)
+			if err == nil || !strings.Contains(err.Error(), base) || !strings.Contains(err.Error(), "has changed while it was used") || !strings.Contains(err.Error(), "run the build again") {
+				t.Errorf("the build: %v", err)
+			}
+			if left, err := os.ReadDir(filepath.Dir(o.Output)); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+			// Built again, it is the image of sound inputs.
+			if p.cache, err = fetch.Open(p.cache.Dir()); err != nil {
+				t.Fatal(err)
+			}
+			defer p.cache.Close()
+			o.Cache, o.Events = p.cache, nil
+			r, err := Build(t.Context(), p.image(t), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if golden == "" {
+				golden = r.Report.Golden
+			}
+			if r.Report.Golden != golden {
+				t.Errorf("built again it is image %s, want %s", r.Report.Golden, golden)
+			}
+		})
+	}
+}
