@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // LockVersion of the lock's JSON form.
@@ -51,12 +53,46 @@ func DecodeLock(data []byte) (*Lock, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&l); err != nil {
-		return nil, fmt.Errorf("reading the lock: %w; remove the file to make a new one", err)
+		return nil, fmt.Errorf("reading the lock: %w; %s", err, newLock)
 	}
 	if l.Version != LockVersion {
 		return nil, fmt.Errorf("reading the lock: version %d is unknown to this edgebake, which reads %d", l.Version, LockVersion)
 	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, fmt.Errorf("reading the lock: there is something after its end; %s", newLock)
+	}
+	if err := l.validate(); err != nil {
+		return nil, err
+	}
 	return &l, nil
+}
+
+// newLock is what to do about a lock that cannot be read.
+const newLock = "restore the file, or remove it to make a new one"
+
+// validate reports the fields that have no meaning.
+func (l *Lock) validate() error {
+	var errs []error
+	bad := func(field, value, want string) {
+		errs = append(errs, fmt.Errorf("reading the lock: %s: %q is not %s; %s", field, value, want, newLock))
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {
+		in := l.Inputs[name]
+		if in.SHA256 != "" && !isHex64(in.SHA256) {
+			bad(fmt.Sprintf("inputs[%q].sha256", name), in.SHA256, "a SHA-256 of 64 hexadecimal digits")
+		}
+		if sha, ok := strings.CutPrefix(in.Digest, "sha256:"); in.Digest != "" && (!ok || !isHex64(sha)) {
+			bad(fmt.Sprintf("inputs[%q].digest", name), in.Digest, `"sha256:" and 64 hexadecimal digits`)
+		}
+	}
+	if l.RootRoom < 0 {
+		bad("rootRoom", fmt.Sprint(l.RootRoom), "a size")
+	}
+	return errors.Join(errs...)
+}
+
+func isHex64(s string) bool {
+	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
 // byOtherGo says so where two Go releases are the reason for two digests.
@@ -118,8 +154,12 @@ func (l *Lock) Check(p *Plan) error {
 			errs = append(errs, fmt.Errorf("input %s is not in the lock", name))
 		case !sameOrigin(old, in):
 			errs = append(errs, fmt.Errorf("input %s is described otherwise in the lock", name))
+		case old.SHA256 == "":
+			errs = append(errs, fmt.Errorf("input %s has no sha256 in the lock, which therefore pins nothing", name))
 		case in.SHA256 != "" && in.SHA256 != old.SHA256:
 			errs = append(errs, fmt.Errorf("input %s has sha256 %s, locked is %s%s", name, in.SHA256, old.SHA256, byOtherGo(in.Go, old.Go)))
+		case in.Digest != "" && in.Digest != old.Digest:
+			errs = append(errs, fmt.Errorf("input %s is manifest %s, locked is %s: put the locked manifest back where the image comes from, or build without --locked, which takes the other one and renews the lock", name, in.Digest, cmp.Or(old.Digest, "none")))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {

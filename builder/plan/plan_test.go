@@ -8,13 +8,16 @@ import (
 	"testing"
 )
 
+// hex64 is a SHA-256 that is easy to tell from others.
+func hex64(digit string) string { return strings.Repeat(digit, 64) }
+
 func sample() *Plan {
 	return &Plan{
 		Version: Version, Name: "x", Builder: "1", Arch: "amd64", SourceDate: 1,
 		Inputs: map[string]Input{
-			"base":    {Make: "mmdebstrap", Recipe: json.RawMessage(`{"suite":"trixie"}`), SHA256: "aa"},
-			"kubelet": {Fetch: []string{"https://one.test/kubelet"}, SHA256: "bb"},
-			"ctr":     {File: "bin/ctr", SHA256: "cc"},
+			"base":    {Make: "mmdebstrap", Recipe: json.RawMessage(`{"suite":"trixie"}`), SHA256: hex64("a")},
+			"kubelet": {Fetch: []string{"https://one.test/kubelet"}, SHA256: hex64("b")},
+			"ctr":     {File: "bin/ctr", SHA256: hex64("c")},
 		},
 		Layers:     []Layer{{Name: "base", Input: "base"}},
 		Partitions: []Partition{{Label: "ROOT-A", FS: "ext4"}},
@@ -34,9 +37,11 @@ func id(t *testing.T, p *Plan) string {
 func TestIDFollowsBytes(t *testing.T) {
 	first := id(t, sample())
 	same := map[string]func(*Plan){
-		"another mirror":    func(p *Plan) { p.Inputs["kubelet"] = Input{Fetch: []string{"https://two.test/kubelet"}, SHA256: "bb"} },
-		"another directory": func(p *Plan) { p.Inputs["ctr"] = Input{File: "/else/ctr", SHA256: "cc"} },
-		"another recipe":    func(p *Plan) { p.Inputs["base"] = Input{Make: "oci", SHA256: "aa"} },
+		"another mirror": func(p *Plan) {
+			p.Inputs["kubelet"] = Input{Fetch: []string{"https://two.test/kubelet"}, SHA256: hex64("b")}
+		},
+		"another directory": func(p *Plan) { p.Inputs["ctr"] = Input{File: "/else/ctr", SHA256: hex64("c")} },
+		"another recipe":    func(p *Plan) { p.Inputs["base"] = Input{Make: "oci", SHA256: hex64("a")} },
 	}
 	for name, change := range same {
 		p := sample()
@@ -46,7 +51,7 @@ func TestIDFollowsBytes(t *testing.T) {
 		}
 	}
 	other := map[string]func(*Plan){
-		"digest":    func(p *Plan) { p.Inputs["ctr"] = Input{SHA256: "dd"} },
+		"digest":    func(p *Plan) { p.Inputs["ctr"] = Input{SHA256: hex64("d")} },
 		"input":     func(p *Plan) { delete(p.Inputs, "ctr") },
 		"layer":     func(p *Plan) { p.Layers[0].Replace = true },
 		"partition": func(p *Plan) { p.Partitions[0].Size = 1 },
@@ -92,7 +97,7 @@ func TestLock(t *testing.T) {
 	}
 	in := p.Inputs["base"]
 	in.SHA256 = ""
-	if sha, ok := l.Pinned("base", in); !ok || sha != "aa" {
+	if sha, ok := l.Pinned("base", in); !ok || sha != hex64("a") {
 		t.Errorf("pinned: %q %v", sha, ok)
 	}
 	in.Recipe = json.RawMessage(`{"suite":"sid"}`)
@@ -108,9 +113,69 @@ func TestLock(t *testing.T) {
 	p.Inputs["base2"], p.Inputs["kubelet"] = p.Inputs["kubelet"], Input{}
 	maps.DeleteFunc(p.Inputs, func(k string, _ Input) bool { return k == "kubelet" })
 	err = l.Check(p)
-	for _, want := range []string{"input new is not in the lock", "input ctr has sha256 changed, locked is cc", "input base is described otherwise", "the lock has input kubelet, the Image has not"} {
+	for _, want := range []string{"input new is not in the lock", "input ctr has sha256 changed, locked is " + hex64("c"), "input base is described otherwise", "the lock has input kubelet, the Image has not"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
+		}
+	}
+}
+
+// TestLockWithoutDigest: an entry that pins no bytes is none for --locked, and an image
+// of another manifest than the locked one is another image.
+func TestLockWithoutDigest(t *testing.T) {
+	p := sample()
+	l := p.Lock()
+	base := p.Inputs["base"]
+	base.SHA256 = ""
+	l.Inputs["base"], p.Inputs["base"] = base, base
+	if err := l.Check(p); err == nil || !strings.Contains(err.Error(), "input base has no sha256 in the lock") {
+		t.Errorf("not made, not locked: %v", err)
+	}
+
+	const name = "image edgebake.test/pause:1"
+	p = sample()
+	image := Input{Make: "image", SHA256: hex64("a"), Digest: "sha256:" + hex64("1")}
+	p.Inputs[name] = image
+	l = p.Lock()
+	if err := l.Check(p); err != nil {
+		t.Error(err)
+	}
+	image.Digest = "sha256:" + hex64("2")
+	p.Inputs[name] = image
+	err := l.Check(p)
+	for _, want := range []string{name, "manifest sha256:" + hex64("2"), "locked is sha256:" + hex64("1"), "build without --locked"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("another manifest of the same index: the error lacks %q: %v", want, err)
+		}
+	}
+}
+
+// TestDecodeLock: what is no lock is rejected with the field.
+func TestDecodeLock(t *testing.T) {
+	good := `{"version":1,"arch":"arm64","inputs":{"base":{"sha256":"` + hex64("a") + `","digest":"sha256:` + hex64("b") + `"},"old":{"make":"go"}},"rootRoom":5}`
+	if _, err := DecodeLock([]byte(good + "\n")); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct{ from, to, want string }{
+		"more behind it":       {good, good + ` {"version":1}`, "after its end"},
+		"garbage behind it":    {good, good + " trailing", "after its end"},
+		"not a digest":         {hex64("a"), "nonsense", `inputs["base"].sha256: "nonsense"`},
+		"capitals":             {hex64("a"), hex64("A"), `inputs["base"].sha256`},
+		"too short":            {hex64("a"), hex64("a")[1:], `inputs["base"].sha256`},
+		"no algorithm":         {"sha256:" + hex64("b"), hex64("b"), `inputs["base"].digest`},
+		"another algorithm":    {"sha256:" + hex64("b"), "sha512:" + hex64("b"), `inputs["base"].digest`},
+		"a room that is none":  {`"rootRoom":5`, `"rootRoom":-5`, "rootRoom"},
+		"another type":         {`"` + hex64("a") + `"`, "5", "sha256"},
+		"an unknown field":     {`"rootRoom"`, `"room"`, `"room"`},
+		"nothing":              {good, "", "reading the lock"},
+		"a version of its own": {`"version":1`, `"version":7`, "version 7"},
+	} {
+		raw := strings.Replace(good, tt.from, tt.to, 1)
+		if raw == good {
+			t.Fatalf("%s: nothing is replaced", name)
+		}
+		if _, err := DecodeLock([]byte(raw)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -142,7 +142,11 @@ func (t *target) readLock(named, image string, several bool) error {
 		}
 		lock, err := plan.DecodeLock(data)
 		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			var errs []error
+			for _, e := range builder.SplitErrors(err) {
+				errs = append(errs, fmt.Errorf("%s: %w", name, e))
+			}
+			return errors.Join(errs...)
 		}
 		if !lock.For(t.img.Arch) {
 			if i == 0 {
