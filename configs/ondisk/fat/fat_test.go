@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ func sample() ([]tree.Node, disktest.Blobs) {
 		regular("Ünïcode naïve 文件.txt", []byte("u")),
 		regular(strings.Repeat("l", 255), []byte("long")),
 		regular(".hidden", []byte("h")),
+		regular(" leading blank.txt", []byte("b")),
 		regular("a+b,c;d=e[f].x", []byte("signs")),
 		{Path: "vmlinuz", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date,
 			Data: tree.Content{Blob: "b", Off: 12345, Size: 2<<20 + 777}}},
@@ -261,21 +263,22 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 		o     Options
 		want  []string
 	}{
-		"two at once":    {[]tree.Node{link, regular("a:b", nil)}, kinds[0], []string{"link: is neither", `a:b: has the character ':'`}},
-		"case":           {[]tree.Node{regular("Readme", nil), regular("README", nil)}, kinds[0], []string{"same name to FAT"}},
-		"file and dir":   {[]tree.Node{regular("a", nil), regular("a/b", nil)}, kinds[0], []string{"file and a directory"}},
-		"dot dot":        {[]tree.Node{regular("../a", nil)}, kinds[0], []string{"not a clean relative path"}},
-		"absolute":       {[]tree.Node{regular("/a", nil)}, kinds[0], []string{"not a clean relative path"}},
-		"trailing dot":   {[]tree.Node{regular("a.", nil)}, kinds[0], []string{"ends with a dot"}},
-		"long name":      {[]tree.Node{regular(strings.Repeat("x", 256), nil)}, kinds[0], []string{"longer than 255"}},
-		"too big a file": {[]tree.Node{big}, kinds[1], []string{"FAT ends at 4 GiB"}},
-		"no room":        {[]tree.Node{full}, kinds[0], []string{"make the partition larger"}},
-		"crowded top":    {crowd, kinds[0], []string{"has room for 512 entries"}},
-		"label":          {nil, Options{Type: 16, Label: "much too long", Size: 16 << 20}, []string{"label"}},
-		"small FAT32":    {nil, Options{Type: 32, Size: 16 << 20}, []string{"too few for FAT32"}},
-		"small FAT16":    {nil, Options{Type: 16, Size: 1 << 20}, []string{"too few for FAT16"}},
-		"FAT12":          {nil, Options{Type: 12, Size: 1 << 20}, []string{"only FAT16 and FAT32"}},
-		"odd size":       {nil, Options{Type: 16, Size: 16<<20 + 1}, []string{"size of"}},
+		"two at once":        {[]tree.Node{link, regular("a:b", nil)}, kinds[0], []string{"link: is neither", `a:b: has the character ':'`}},
+		"case":               {[]tree.Node{regular("Readme", nil), regular("README", nil)}, kinds[0], []string{"same name to FAT"}},
+		"file and dir":       {[]tree.Node{regular("a", nil), regular("a/b", nil)}, kinds[0], []string{"file and a directory"}},
+		"dot dot":            {[]tree.Node{regular("../a", nil)}, kinds[0], []string{"not a clean relative path"}},
+		"absolute":           {[]tree.Node{regular("/a", nil)}, kinds[0], []string{"not a clean relative path"}},
+		"a directory's name": {[]tree.Node{regular("x/a:b/c", nil), regular("x/a:b/d", nil)}, kinds[0], []string{`x/a:b: has the character ':'`}},
+		"trailing dot":       {[]tree.Node{regular("a.", nil)}, kinds[0], []string{"ends with a dot"}},
+		"long name":          {[]tree.Node{regular(strings.Repeat("x", 256), nil)}, kinds[0], []string{"longer than 255"}},
+		"too big a file":     {[]tree.Node{big}, kinds[1], []string{"FAT ends at 4 GiB"}},
+		"no room":            {[]tree.Node{full}, kinds[0], []string{"make the partition larger"}},
+		"crowded top":        {crowd, kinds[0], []string{"has room for 512 entries"}},
+		"label":              {nil, Options{Type: 16, Label: "much too long", Size: 16 << 20}, []string{"label"}},
+		"small FAT32":        {nil, Options{Type: 32, Size: 16 << 20}, []string{"too few for FAT32"}},
+		"small FAT16":        {nil, Options{Type: 16, Size: 1 << 20}, []string{"too few for FAT16"}},
+		"FAT12":              {nil, Options{Type: 12, Size: 1 << 20}, []string{"only FAT16 and FAT32"}},
+		"odd size":           {nil, Options{Type: 16, Size: 16<<20 + 1}, []string{"size of"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := Write(refuser{t}, tc.nodes, disktest.Blobs{}, tc.o)
@@ -288,6 +291,21 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAcceptable keeps what has a place, and one of each name.
+func TestAcceptable(t *testing.T) {
+	var nodes []tree.Node
+	for _, p := range []string{"README", "a", "a/b", "bad ", "bad /x", "d/ leading", "d/Readme", "d/readme", "q?/r", "readme"} {
+		nodes = append(nodes, regular(p, nil))
+	}
+	var got []string
+	for _, n := range Acceptable(nodes) {
+		got = append(got, n.Path)
+	}
+	if want := []string{"README", "a", "d/ leading", "d/Readme"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

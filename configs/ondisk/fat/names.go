@@ -23,8 +23,8 @@ func checkName(s string) error {
 		return fmt.Errorf("has a name that is not UTF-8")
 	case len(utf16.Encode([]rune(s))) > 255:
 		return fmt.Errorf("has a name longer than 255 characters")
-	case strings.HasSuffix(s, ".") || strings.HasSuffix(s, " ") || strings.HasPrefix(s, " "):
-		return fmt.Errorf("has a name that begins or ends with a blank or ends with a dot")
+	case strings.HasSuffix(s, ".") || strings.HasSuffix(s, " "):
+		return fmt.Errorf("has a name that ends with a dot or a blank")
 	}
 	for _, c := range s {
 		if c < ' ' || c == 0x7f || strings.ContainsRune(`"*/:<>?\|`, c) {

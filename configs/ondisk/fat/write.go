@@ -47,6 +47,13 @@ func Fits(nodes []tree.Node, o Options) error {
 	return nil
 }
 
+// Acceptable returns those of the nodes whose names and kinds Write accepts, in the
+// order of their paths. Of two that are the same name to FAT it is the first.
+func Acceptable(nodes []tree.Node) []tree.Node {
+	_, accepted, _ := gather(nodes)
+	return accepted
+}
+
 // prepare checks everything and gives every file its clusters. It returns
 // the files in the order of their clusters and the first cluster left free.
 func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
@@ -59,7 +66,7 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	root, err := gather(nodes)
+	root, _, err := gather(nodes)
 	if err != nil {
 		return nil, nil, 0, err
 	}
@@ -70,29 +77,36 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	return g, order, next, err
 }
 
-// gather makes the tree of files out of the list of nodes. It reports
-// everything that FAT cannot hold, at once.
-func gather(nodes []tree.Node) (*file, error) {
-	g := gatherer{root: &file{path: ".", dir: true, byName: map[string]*file{}}}
+// gather makes the tree of files out of the list of nodes, and returns the nodes
+// that are in it. It reports everything that FAT cannot hold, at once.
+func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
+	g := gatherer{root: &file{path: ".", dir: true, byName: map[string]*file{}}, bad: map[string]bool{}}
 	sorted := slices.Clone(nodes)
 	slices.SortStableFunc(sorted, func(a, b tree.Node) int { return cmp.Compare(a.Path, b.Path) })
 	for _, n := range sorted {
 		if n.Path == "." {
 			g.root.inode = n.Inode
+			accepted = append(accepted, n)
 			continue
 		}
 		err := checkNode(n)
 		if err == nil {
-			err = g.add(n)
+			up := g.parent(path.Dir(n.Path))
+			if up == nil {
+				continue // it is noted
+			}
+			err = up.enter(n)
 		}
 		if err != nil {
-			g.errs = append(g.errs, fmt.Errorf("%s: %w", n.Path, err))
+			g.reject(n.Path, err)
+			continue
 		}
+		accepted = append(accepted, n)
 	}
 	if err := count(g.root); err != nil {
 		g.errs = append(g.errs, err)
 	}
-	return g.root, errors.Join(g.errs...)
+	return g.root, accepted, errors.Join(g.errs...)
 }
 
 // checkNode says why FAT cannot hold a node.
@@ -119,40 +133,50 @@ func checkNode(n tree.Node) error {
 type gatherer struct {
 	root *file
 	errs []error
+	bad  map[string]bool // the paths that errs is about
+}
+
+func (g *gatherer) reject(p string, err error) {
+	g.bad[p] = true
+	g.errs = append(g.errs, fmt.Errorf("%s: %w", p, err))
 }
 
 // parent finds the directory p, made up where nobody listed it; nil, with the
-// error noted, where p is a file.
+// error noted once, where p is a file or cannot have its name.
 func (g *gatherer) parent(p string) *file {
 	if p == "." {
 		return g.root
+	}
+	if g.bad[p] {
+		return nil
 	}
 	up := g.parent(path.Dir(p))
 	if up == nil {
 		return nil
 	}
 	name := path.Base(p)
-	if d, ok := up.byName[foldName(name)]; ok {
-		if !d.dir {
-			g.errs = append(g.errs, fmt.Errorf("%s: is a file and a directory at once", p))
-			return nil
-		}
+	d, ok := up.byName[foldName(name)]
+	err := checkName(name)
+	if ok && !d.dir {
+		err = errors.New("is a file and a directory at once")
+	}
+	switch {
+	case err != nil:
+		g.reject(p, err)
+		return nil
+	case ok:
 		return d
 	}
 	return up.add(&file{name: name, path: p, dir: true})
 }
 
-// add enters a node below its directory.
-func (g *gatherer) add(n tree.Node) error {
-	up := g.parent(path.Dir(n.Path))
-	if up == nil {
-		return nil // it is noted
-	}
+// enter takes a node into its directory.
+func (d *file) enter(n tree.Node) error {
 	name := path.Base(n.Path)
-	other, ok := up.byName[foldName(name)]
+	other, ok := d.byName[foldName(name)]
 	switch {
 	case !ok:
-		up.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
+		d.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
 	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
 		other.inode = n.Inode // it was made up
 	default:

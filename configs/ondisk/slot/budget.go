@@ -4,25 +4,36 @@ import (
 	"errors"
 	"io"
 	"path"
+	"strings"
 
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// What a slot may hold. A USB stick has room for more; nobody has a use for
-// it.
+// What a slot may hold, for whoever writes one and for whoever reads one. A USB
+// stick has room for more; nobody has a use for it.
 const (
-	// maxFiles is what its files may have together, in bytes.
-	maxFiles = ondisk.SlotSize
+	// maxFiles is what the Site's files may have together, in bytes.
+	maxFiles = ondisk.SlotRoom
 	// maxSite, maxInventory and maxInfo bound the documents that are parsed.
 	maxSite      = 256 << 10
 	maxInventory = 4 << 20
 	maxInfo      = 64 << 10
 	maxSignature = 4 << 10
-	// maxEntries is how many files and directories there may be where the
-	// contract looks, maxDepth how deep directories may be nested.
+	// maxEntries is how many files and directories a Site may have, maxDepth how
+	// deep directories may be nested; files/ is the first.
 	maxEntries = 4096
 	maxDepth   = 8
 )
+
+// What edgebake's own files add to that: edgebake.json, the signature and the two
+// reports.
+const (
+	ownEntries = 4
+	maxOwn     = maxInfo + maxSignature + ReportTextSize + ReportJSONSize
+)
+
+// tooDeep reports whether a file is nested deeper than maxDepth.
+func tooDeep(name string) bool { return strings.Count(name, "/") > maxDepth }
 
 // SizeLimit is how large a file of the slot may be.
 func SizeLimit(name string) int64 {
@@ -35,10 +46,9 @@ func SizeLimit(name string) int64 {
 	return maxFiles
 }
 
-// countEntries counts the directory entries that files take, those of
-// edgebake's own among them.
+// countEntries counts the files and the directories that they are in.
 func countEntries(files map[string][]byte) int {
-	all := map[string]bool{ondisk.SlotMeta: true, ondisk.SlotReportText: true, ondisk.SlotReportJSON: true}
+	all := map[string]bool{}
 	for name := range files {
 		for ; name != "."; name = path.Dir(name) {
 			all[name] = true

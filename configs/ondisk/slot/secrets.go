@@ -77,8 +77,11 @@ func (h *hider) ignition(b []byte) []byte {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
 	if d.Decode(&doc) == nil && h.walk(doc) {
-		if out, err := json.Marshal(doc); err == nil {
-			b = out
+		var out bytes.Buffer
+		e := json.NewEncoder(&out)
+		e.SetEscapeHTML(false) // it is longer
+		if err := e.Encode(doc); err == nil {
+			b = bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 		}
 	}
 	return h.text(b)
@@ -122,6 +125,13 @@ func (h *hider) resource(source string) (string, bool) {
 	hidden := h.text(data)
 	if bytes.Equal(hidden, data) {
 		return "", false
+	}
+	if u.Encoding == dataurl.EncodingASCII && !packed {
+		// Base64 is longer.
+		same := string(h.text([]byte(source)))
+		if u, err := dataurl.DecodeString(same); err == nil && bytes.Equal(u.Data, hidden) {
+			return same, true
+		}
 	}
 	if packed {
 		var out bytes.Buffer

@@ -136,15 +136,9 @@ func (c *Contents) encode() ([]byte, error) {
 	report, err := pad(c.Report.JSON, ReportJSONSize)
 	errs = append(errs, err)
 
-	var nodes []tree.Node
-	add := func(name string, b []byte) {
-		nodes = append(nodes, tree.Node{Path: name, Layer: "slot", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}})
-	}
-	add(ondisk.SlotMeta, append(meta, '\n'))
-	add(ondisk.SlotReportText, text)
-	add(ondisk.SlotReportJSON, report)
+	nodes := append(c.nodes(), node(ondisk.SlotMeta, append(meta, '\n')), node(ondisk.SlotReportText, text), node(ondisk.SlotReportJSON, report))
 	if c.Signature != nil {
-		add(ondisk.SlotSignature, c.Signature)
+		nodes = append(nodes, node(ondisk.SlotSignature, c.Signature))
 	}
 	var total int
 	var largest string
@@ -159,18 +153,17 @@ func (c *Contents) encode() ([]byte, error) {
 		if limit := SizeLimit(name); int64(len(b)) > limit {
 			errs = append(errs, fmt.Errorf("%s has %d bytes, the slot has room for %d: %s", name, len(b), limit, Smaller(name)))
 		}
-		if strings.Count(name, "/") > maxDepth {
+		if tooDeep(name) {
 			errs = append(errs, fmt.Errorf("%s is nested too deep; at most %d directories are allowed", name, maxDepth))
 		}
-		add(name, b)
 	}
 	if entries := countEntries(c.Files); entries > maxEntries {
 		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
 	}
 	// One that is too large by itself has been named, with what to do.
-	if total > ondisk.SlotRoom && int64(len(c.Files[largest])) <= SizeLimit(largest) {
+	if total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
 		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
-			float64(total)/(1<<20), ondisk.SlotRoom>>20, largest))
+			float64(total)/(1<<20), maxFiles>>20, largest))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -189,7 +182,41 @@ func (c *Contents) encode() ([]byte, error) {
 		err = fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: %s",
 			float64(total)/(1<<20), half>>20, smallerInventory)
 	}
+	if err == nil {
+		err = readable(img)
+	}
 	return img.b, err
+}
+
+// readable returns why Read would reject a slot that is being made.
+func readable(img *image) error {
+	in, err := open(img)
+	if err == nil {
+		in.skim = true
+		_, err = in.contents()
+	}
+	switch {
+	case errors.Is(err, ErrNoSite):
+		return nil
+	case errors.Is(err, errCost):
+		return errors.New("reading it again would take too long: put the files into fewer directories, or into the Image (files, overlays)")
+	case err != nil:
+		return fmt.Errorf("reading it again: %w", err)
+	}
+	return nil
+}
+
+// nodes are the Site's files, in the order of their names.
+func (c *Contents) nodes() []tree.Node {
+	var nodes []tree.Node
+	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
+		nodes = append(nodes, node(name, c.Files[name]))
+	}
+	return nodes
+}
+
+func node(name string, b []byte) tree.Node {
+	return tree.Node{Path: name, Layer: "slot", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}}
 }
 
 // Smaller is what to do about a file that is too large for a slot.
@@ -323,14 +350,20 @@ func read(r io.ReaderAt) (*Contents, error) {
 	if err != nil {
 		return nil, err
 	}
+	c, err := in.contents()
+	if c != nil && in.fat.Size() == ondisk.SlotSize {
+		c.Unfinished = readHeader(r) != nil
+	}
+	return c, err
+}
+
+// contents reads everything that the contract names.
+func (in *reader) contents() (*Contents, error) {
 	label, err := in.fat.Label()
 	if err != nil {
 		return nil, err
 	}
 	c := &Contents{Label: label, Files: in.files}
-	if in.fat.Size() == ondisk.SlotSize {
-		c.Unfinished = readHeader(r) != nil
-	}
 	top, err := in.list(in.fat.Top())
 	if err != nil {
 		return nil, err
@@ -339,7 +372,7 @@ func read(r io.ReaderAt) (*Contents, error) {
 	for _, e := range top {
 		switch name := strings.ToLower(e.Name()); {
 		case e.Dir && (name == ondisk.SlotFilesDir || name == ondisk.SlotPKIDir):
-			err = in.dir(e, name, 0)
+			err = in.dir(e, name)
 		case e.Dir:
 		case name == ondisk.SlotMeta:
 			c.Info, err = in.info(e)
@@ -357,6 +390,9 @@ func read(r io.ReaderAt) (*Contents, error) {
 		if err != nil {
 			return nil, err
 		}
+	}
+	if n := countEntries(in.files); n > maxEntries {
+		return nil, tooManyEntries(in.fat.Top())
 	}
 	_, site := c.Files[ondisk.SlotSite]
 	_, inventory := c.Files[ondisk.SlotInventory]
@@ -471,8 +507,10 @@ type reader struct {
 	fat    *fat.Reader
 	budget *budget
 	files  map[string][]byte
-	total  int64
-	seen   int // directory entries so far
+	total  int64 // bytes of the Site's files so far
+	own    int64 // and of edgebake's own
+	seen   int   // directory entries so far
+	skim   bool  // the Site's files are found, and their bytes not read
 }
 
 func open(r io.ReaderAt) (*reader, error) {
@@ -484,23 +522,43 @@ func open(r io.ReaderAt) (*reader, error) {
 	return &reader{fat: f, budget: b, files: map[string][]byte{}}, nil
 }
 
-func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
-	if err := in.admit(e, limit); err != nil {
+// readOwn reads one of edgebake's own files.
+func (in *reader) readOwn(e fat.Entry, limit int64) ([]byte, error) {
+	if err := in.admitOwn(e, limit); err != nil {
 		return nil, err
 	}
 	return in.fat.Read(e)
 }
 
-// admit reports whether a file may still be read.
+// admitOwn reports whether one of edgebake's own files may still be read.
+func (in *reader) admitOwn(e fat.Entry, limit int64) error {
+	if in.own += e.Size; in.own > maxOwn && e.Size <= limit {
+		return &fixError{fmt.Errorf("reading %s: it is there more than once", e.Path), removeStrays}
+	}
+	return in.admit(e, limit)
+}
+
+// admit reports whether a file is small enough to be read.
 func (in *reader) admit(e fat.Entry, limit int64) error {
 	if e.Size > limit {
 		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
 	}
-	if in.total += e.Size; in.total > maxFiles {
-		return &fixError{fmt.Errorf("reading %s: the files of a slot have more than %d MiB", e.Path, maxFiles>>20), removeStrays}
-	}
 	in.budget.allow(e.Size)
 	return nil
+}
+
+// read reads one of the Site's files.
+func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
+	if in.total += e.Size; in.total > maxFiles && e.Size <= limit {
+		return nil, &fixError{fmt.Errorf("reading %s: the files of a slot have more than %d MiB", e.Path, maxFiles>>20), removeStrays}
+	}
+	if in.skim {
+		return nil, in.fat.Follow(e)
+	}
+	if err := in.admit(e, limit); err != nil {
+		return nil, err
+	}
+	return in.fat.Read(e)
 }
 
 func (in *reader) file(e fat.Entry, name string) error {
@@ -516,22 +574,26 @@ func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
 	err := in.fat.Each(d, func(e fat.Entry) bool {
 		out = append(out, e)
 		in.seen++
-		return in.seen <= maxEntries
+		return in.seen <= maxEntries+ownEntries
 	})
-	if err == nil && in.seen > maxEntries {
-		at := d.Path
-		if at == "." {
-			at = "the top directory"
-		}
-		err = &fixError{fmt.Errorf("reading %s: there are more than %d files", at, maxEntries), removeStrays}
+	if err == nil && in.seen > maxEntries+ownEntries {
+		err = tooManyEntries(d)
 	}
 	return out, err
 }
 
+func tooManyEntries(d fat.Entry) error {
+	at := d.Path
+	if at == "." {
+		at = "the top directory"
+	}
+	return &fixError{fmt.Errorf("reading %s: there are more than %d files", at, maxEntries), removeStrays}
+}
+
 // dir takes everything in a directory, but for what systems put there
 // themselves.
-func (in *reader) dir(d fat.Entry, name string, depth int) error {
-	if depth > maxDepth {
+func (in *reader) dir(d fat.Entry, name string) error {
+	if tooDeep(path.Join(name, "file")) {
 		return fmt.Errorf("reading %s: directories are nested too deep", d.Path)
 	}
 	list, err := in.list(d)
@@ -544,7 +606,7 @@ func (in *reader) dir(d fat.Entry, name string, depth int) error {
 			continue
 		}
 		if e.Dir {
-			err = in.dir(e, path.Join(name, base), depth+1)
+			err = in.dir(e, path.Join(name, base))
 		} else {
 			in.files[path.Join(name, base)], err = in.read(e, maxFiles)
 		}
@@ -556,7 +618,7 @@ func (in *reader) dir(d fat.Entry, name string, depth int) error {
 }
 
 func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
-	b, err := in.read(e, maxInfo)
+	b, err := in.readOwn(e, maxInfo)
 	if err != nil {
 		return info, err
 	}
@@ -576,12 +638,15 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
 	}
-	if err := in.admit(e, room); err != nil {
+	if err := in.admitOwn(e, room); err != nil {
 		return nil, err
 	}
 	b, err := in.fat.ReadWhile(e, page, func(block []byte) bool { return len(unpad(block)) > 0 })
-	if b = unpad(b); len(b) == 0 {
+	switch b = unpad(b); int64(len(b)) {
+	case 0:
 		return nil, err
+	case room: // there is none for a line end
+		return b, err
 	}
 	return append(b, '\n'), err
 }
@@ -594,7 +659,7 @@ func (in *reader) signature(e fat.Entry) ([]byte, error) {
 	if e.Size == 0 || e.Size > maxSignature {
 		return []byte{}, nil
 	}
-	return in.read(e, maxSignature)
+	return in.readOwn(e, maxSignature)
 }
 
 // Device is what a slot is written to: a block device or an image file.
@@ -741,11 +806,13 @@ func writeReport(f Device, r Report) error {
 // on, also where an inventory.yaml was (nil: the slot has neither), pki/ and
 // every file that the contract does not name go, config.ign, files/ and the
 // report stay, with stars where they quote one of the secrets in any of the
-// forms that hider knows, compressed contents of config.ign among them. A slot
-// that cannot be read, because the power went during an earlier Scrub or
-// somebody damaged it, is made from info and site alone: that no secret stays
-// matters more than what else was there. A file system larger than a slot is
-// left alone (ErrForeign). info says what the disk's sectors are.
+// forms that hider knows, compressed contents of config.ign among them.
+//
+// That no secret stays matters more than what else was there. What cannot be
+// written again is given up, in the order of concessions. A slot that cannot be
+// read, because the power went during an earlier Scrub or somebody damaged it, is
+// made from info and site alone. A file system larger than a slot is left alone
+// (ErrForeign). info says what the disk's sectors are.
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
 		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)
@@ -778,6 +845,12 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	c.Signature = nil // of what was there
 	c.Report.Text, c.Report.JSON = hide.text(c.Report.Text), hide.text(c.Report.JSON)
 	img, err := c.encode()
+	for _, concede := range concessions {
+		if err != nil {
+			concede(c, info)
+			img, err = c.encode()
+		}
+	}
 	if err == nil {
 		err = writeWhole(f, img, ondisk.SlotSize)
 	}
@@ -785,4 +858,27 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 		return fmt.Errorf("scrubbing the slot: %w", err)
 	}
 	return nil
+}
+
+// concessions are what Scrub gives up where a slot cannot be written again as it was
+// read, one after the other until it can be: laptops and other formatters put more
+// into 16 MiB than Make does. The Site itself is never given up.
+var concessions = []func(*Contents, ondisk.SlotInfo){
+	// Names that no other system could read again, and a config.ign that has grown too
+	// large where a secret is hidden in it.
+	func(c *Contents, _ ondisk.SlotInfo) {
+		kept := map[string]bool{}
+		for _, n := range fat.Acceptable(c.nodes()) {
+			kept[n.Path] = true
+		}
+		maps.DeleteFunc(c.Files, func(name string, b []byte) bool { return !kept[name] || int64(len(b)) > SizeLimit(name) })
+	},
+	// files/, which mostly takes the most room.
+	func(c *Contents, _ ondisk.SlotInfo) {
+		maps.DeleteFunc(c.Files, func(name string, _ []byte) bool { return strings.HasPrefix(name, ondisk.SlotFilesDir+"/") })
+	},
+	// config.ign, which may be almost as large.
+	func(c *Contents, _ ondisk.SlotInfo) { delete(c.Files, ondisk.SlotIgnition) },
+	// The reports, and the slot's own edgebake.json.
+	func(c *Contents, info ondisk.SlotInfo) { c.Report, c.Info = Report{}, info },
 }
