@@ -60,6 +60,9 @@ func readKubeadmText(text string) (kubeadmDocs, Problems) {
 type KubeadmLocal struct {
 	// EtcdTag and DNSTag are those of the images on board; empty: kubeadm's own.
 	EtcdTag, DNSTag string
+	// CertificatesDir is where kubeadm reads and makes certificates; empty:
+	// where the control plane has them.
+	CertificatesDir string
 	// EtcdArgs are how etcd starts; of what is uploaded to the cluster, none:
 	// they hold for one start of one member.
 	EtcdArgs []KubeadmArg
@@ -85,6 +88,9 @@ func (s *Site) KubeadmDocuments(l KubeadmLocal) ([]byte, error) {
 	}
 	if l.DNSTag != "" && nodeAt(cluster, "dns.imageTag") == nil {
 		setAt(cluster, encodeString(l.DNSTag), "dns", "imageTag")
+	}
+	if l.CertificatesDir != "" {
+		setAt(cluster, encodeString(l.CertificatesDir), "certificatesDir")
 	}
 	if len(l.EtcdArgs) > 0 {
 		list := listAt(cluster, "etcd", "local", "extraArgs")

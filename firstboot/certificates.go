@@ -96,14 +96,19 @@ func (s certStore) newest(e *Env) string {
 // checkLoadable returns why the certificate at path, perhaps a link, cannot be
 // used.
 func checkLoadable(e *Env, path string) error {
+	_, err := loadLinked(e, path)
+	return err
+}
+
+// loadLinked reads a certificate and its key from one file, perhaps a link.
+func loadLinked(e *Env, path string) (*x509.Certificate, error) {
 	if target, err := os.Readlink(e.path(path)); err == nil {
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(path), target)
 		}
 		path = target
 	}
-	_, err := loadPair(e, path, path)
-	return err
+	return loadPair(e, path, path)
 }
 
 // loadPair reads a certificate and the key that belongs to it.

@@ -383,9 +383,18 @@ func (m *controlPlane) on() {
 
 // kubeadm does what the phases of kubeadm init do to the disk and the cluster.
 func (m *controlPlane) kubeadm(c Cmd) error {
-	phase := strings.Join(c.Args[3:len(c.Args)-2], " ")
+	args, confDir := c.Args[3:len(c.Args)-2], ondisk.KubernetesDir
+	if i := slices.Index(args, "--kubeconfig-dir"); i > 0 {
+		args, confDir = args[:i], args[i+1]
+	}
+	phase := strings.Join(args, " ")
 	m.inits = append(m.inits, phase)
 	conf := m.get(c.Args[len(c.Args)-1])
+	pki := pkiDir
+	if _, dir, ok := strings.Cut(conf, "certificatesDir: "); ok {
+		dir, _, _ = strings.Cut(dir, "\n")
+		pki = strings.Trim(dir, `"`)
+	}
 	write := func(p, data string) error {
 		if err := m.effect("kubeadm writes " + p); err != nil {
 			return err
@@ -403,13 +412,14 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 	switch phase {
 	case "certs all":
 		for _, l := range leaves {
-			if err := m.leaf(l, conf, write, need); err != nil {
+			if err := m.leaf(l, pki, write, need); err != nil {
 				return err
 			}
 		}
 	case "kubeconfig all":
 		for _, f := range slices.Insert(slices.Clone(controlPlaneConfs), 2, ondisk.KubeletConf) {
-			if b, err := os.ReadFile(filepath.Join(m.root, f)); err == nil {
+			to := confDir + "/" + filepath.Base(f)
+			if b, err := os.ReadFile(filepath.Join(m.root, to)); err == nil {
 				if _, err := api.ParseKubeconfig(b); err != nil {
 					fmt.Fprintf(c.Output, "error execution phase kubeconfig: %v\n", errHalf)
 					return errHalf
@@ -421,12 +431,12 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 				cn = "system:node:m1"
 			}
 			pair := m.cluster.client(cn, m.now.AddDate(1, 0, 0))
-			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
+			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
 				return err
 			}
-			if err := write(f, string(text)); err != nil {
+			if err := write(to, string(text)); err != nil {
 				return err
 			}
 		}
@@ -518,12 +528,12 @@ func etcdState(t *testing.T, conf string) string {
 }
 
 // leaf makes a certificate that is not there; what is there is whole to it.
-func (m *controlPlane) leaf(l leaf, conf string, write func(p, data string) error, need func(string) string) error {
-	cert, key := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key"
+func (m *controlPlane) leaf(l leaf, dir string, write func(p, data string) error, need func(string) string) error {
+	cert, key := dir+"/"+l.base+".crt", dir+"/"+l.base+".key"
 	if m.has(cert) {
 		return nil
 	}
-	pair, err := tls.X509KeyPair([]byte(need(pkiDir+"/"+l.ca+".crt")), []byte(need(pkiDir+"/"+l.ca+".key")))
+	pair, err := tls.X509KeyPair([]byte(need(dir+"/"+l.ca+".crt")), []byte(need(dir+"/"+l.ca+".key")))
 	if err != nil {
 		return err
 	}
@@ -830,8 +840,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 			if !slices.Equal(m.inits, want) {
 				t.Errorf("kubeadm ran %q, want %q", m.inits, want)
 			}
-			if bad := badCertificates(m.env(), m.site); len(bad) > 0 {
-				t.Errorf("still bad: %q", bad)
+			if bad, _ := badCredentials(m.env(), m.site); len(bad) > 0 || m.has(renewalDir) {
+				t.Errorf("still bad: %d, and %s is there: %v", len(bad), renewalDir, m.has(renewalDir))
 			}
 		})
 	}
@@ -895,7 +905,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 		"kubelet":                 {370, []string{restart}},
 		"twice":                   {370, []string{"write " + controlPlanePods[1], restart}},
 		"its mark is still there": {370, []string{"remove " + podsRestart}},
-		"halfway through them":    {370, []string{"kubeadm writes " + controlPlaneConfs[3], restart}},
+		"halfway through them":    {370, []string{"kubeadm writes " + renewed(controlPlaneConfs[3]), restart}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,7 +7,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"path"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
@@ -38,99 +41,278 @@ const superAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
 var controlPlaneConfs = []string{ondisk.KubernetesDir + "/admin.conf", superAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
+// renewalDir is where kubeadm makes new certificates and kubeconfigs, beside those
+// in use, and in the same file system, so that they take their place by a rename.
+const renewalDir = ondisk.KubernetesDir + "/edgebake-renewal"
+
+// renewed is where the new form of a file in use is made.
+func renewed(file string) string {
+	return renewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
+}
+
+func inUse(file string) string { return file }
+
+// credential is what kubeadm makes in one piece: a certificate with its key, or a
+// kubeconfig.
+type credential struct {
+	// files, in the order in which they are put in place.
+	files []string
+	// usable reads those that are at, and returns the certificate, or why the
+	// control plane cannot use it.
+	usable func(e *Env, at func(file string) string) (*x509.Certificate, error)
+	// outdated is why another one is to be made although this one can be used.
+	outdated func(e *Env, cert *x509.Certificate) error
+}
+
+// name is the file that tells a person which one it is.
+func (c credential) name() string { return c.files[len(c.files)-1] }
+
+// wrong is why another one is to be made than the one that is at.
+func (c credential) wrong(e *Env, at func(file string) string) error {
+	cert, err := c.usable(e, at)
+	if err != nil {
+		return err
+	}
+	return c.outdated(e, cert)
+}
+
 // certificatesPhase has kubeadm make the control plane's certificates and
 // kubeconfigs. kubeadm takes whatever file is there for whole, and keeps a
-// certificate whose names have changed: what is not good is removed first.
+// certificate whose names have changed; so it makes new ones in renewalDir, where
+// only links to the good ones are. What is in use stays until the new ones are on
+// the disk and verified: kubeadm may fail at any of them.
 func certificatesPhase(active *Active) Phase {
 	site := active.Site
+	kept := false // in this pass: kubeadm has failed, and those in use can be used
 	return Phase{
 		Name: "certificates", Doc: "the control plane's certificates are whole, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *Env) (Verdict, error) {
-			if len(badCertificates(e, site)) > 0 || e.exists(podsRestart) {
+			bad, usable := badCredentials(e, site)
+			if len(bad) > 0 && !(kept && usable) || e.exists(podsRestart) || len(bad) == 0 && e.exists(renewalDir) {
 				return Todo, nil
 			}
 			return Done, nil
 		},
 		Run: func(ctx context.Context, e *Env) error {
-			bad := badCertificates(e, site)
-			if len(bad) == 0 {
-				return restartReaders(ctx, e)
-			}
-			kubelets := slices.Contains(bad, ondisk.KubeletConf)
-			mark := e.contents(podsRestart) // of a run that was killed
-			if kubelets {
-				mark = []byte(kubeletToo)
-			}
-			if err := e.WriteFile(podsRestart, mark, Mode(0o600)); err != nil {
-				return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
-			}
-			for _, f := range bad {
-				if err := e.Remove(f); err != nil {
-					return fmt.Errorf("removing a certificate of no use: %w", err)
-				}
-			}
-			if kubelets { // it prefers the ones that it has renewed itself
-				for _, f := range kubeletKeys(e) {
-					if err := e.Remove(f); err != nil {
-						return fmt.Errorf("removing a certificate of no use: %w", err)
-					}
-				}
-			}
-			if err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{}, []string{"certs", "all"}, []string{"kubeconfig", "all"}); err != nil {
+			bad, _ := badCredentials(e, site)
+			if err := putInPlace(e, bad); err != nil { // of a run that was cut off
 				return err
 			}
-			if err := e.Sync("/etc"); err != nil { // kubeadm does not
-				return fmt.Errorf("syncing the certificates: %w", err)
+			if bad, _ = badCredentials(e, site); len(bad) > 0 {
+				failed := makeCredentials(ctx, e, active, bad)
+				still, usable := badCredentials(e, site)
+				switch {
+				case failed == nil:
+				case !usable || errors.Is(ctx.Err(), context.Canceled):
+					return failed
+				default: // the control plane need not wait for it
+					kept = true
+					e.Note("the control plane's certificates are not renewed: %s; those in use are valid until %s, and it is tried again every two hours and at each boot", oneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
+				}
+			}
+			if err := e.RemoveAll(renewalDir); err != nil {
+				return fmt.Errorf("removing %s: %w", renewalDir, err)
+			}
+			if !e.exists(podsRestart) {
+				return nil
 			}
 			return restartReaders(ctx, e)
 		},
 	}
 }
 
-// badCertificates are files that kubeadm must make, or make anew.
-func badCertificates(e *Env, site *configs.Site) []string {
-	var bad []string
-	for _, l := range leaves {
-		cert, key := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key"
-		if err := goodLeaf(e, site, l); err != nil {
-			e.Log.Info("a certificate is to be made", "certificate", cert, "why", err)
-			bad = append(bad, cert, key)
+// makeCredentials has kubeadm make those, and puts them in place.
+func makeCredentials(ctx context.Context, e *Env, active *Active, wanted []credential) error {
+	if err := e.RemoveAll(renewalDir); err != nil {
+		return fmt.Errorf("removing %s: %w", renewalDir, err)
+	}
+	for _, dir := range []string{renewalDir, renewed(pkiDir), renewed(pkiDir + "/etcd")} {
+		if err := e.Mkdir(dir, Mode(0o700)); err != nil {
+			return fmt.Errorf("making a directory for new certificates: %w", err)
 		}
 	}
-	for _, f := range controlPlaneConfs {
-		if err := goodConf(e, f); err != nil {
-			e.Log.Info("a kubeconfig is to be made", "kubeconfig", f, "why", err)
-			bad = append(bad, f)
+	for _, c := range wanted {
+		e.Log.Info("a certificate is to be made", "file", c.name(), "why", c.wrong(e, inUse))
+	}
+	isWanted := func(file string) bool {
+		return slices.ContainsFunc(wanted, func(c credential) bool { return slices.Contains(c.files, file) })
+	}
+	for _, file := range append(controlPlaneFiles(), ondisk.KubeletConf) {
+		if isWanted(file) {
+			continue
+		}
+		target, err := filepath.Rel(path.Dir(renewed(file)), file)
+		if err == nil {
+			err = e.Symlink(target, renewed(file))
+		}
+		if err != nil {
+			return fmt.Errorf("linking what new certificates are made with: %w", err)
 		}
 	}
-	// Kubelet renews its own, as long as it runs.
-	if cert, err := kubeletCert(e); err != nil || e.Now().After(cert.NotAfter) {
-		bad = append(bad, ondisk.KubeletConf)
-	}
-	return bad
-}
-
-func goodLeaf(e *Env, site *configs.Site, l leaf) error {
-	cert, err := loadPair(e, pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key")
+	err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(pkiDir)},
+		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", renewalDir})
 	if err != nil {
 		return err
 	}
-	if err := good(e, cert, pkiDir+"/"+l.ca+".crt"); err != nil {
-		return err
+	for _, c := range wanted {
+		if err := c.wrong(e, renewed); err != nil {
+			return fmt.Errorf("verifying %s, which kubeadm has made: %w", renewed(c.name()), err)
+		}
 	}
-	if l.base != "apiserver" {
+	return putInPlace(e, wanted)
+}
+
+// putInPlace has new credentials take the place of those, where there are new
+// ones that can be used. They stay in renewalDir too: a power cut between a key and
+// its certificate leaves a pair in use that does not fit, and the next run puts both
+// in place again.
+func putInPlace(e *Env, old []credential) error {
+	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
+		return c.wrong(e, renewed) != nil
+	})
+	if len(old) == 0 {
 		return nil
 	}
-	for _, name := range site.ControlPlane.CertSANs() {
-		if err := cert.VerifyHostname(name); err != nil {
+	if err := e.Sync(renewalDir); err != nil { // kubeadm does not
+		return fmt.Errorf("syncing the new certificates: %w", err)
+	}
+	mark := e.contents(podsRestart) // of a run that was killed
+	kubelets := slices.ContainsFunc(old, func(c credential) bool { return slices.Contains(c.files, ondisk.KubeletConf) })
+	if kubelets {
+		mark = []byte(kubeletToo)
+	}
+	if err := e.WriteFile(podsRestart, mark, Mode(0o600)); err != nil {
+		return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
+	}
+	if kubelets { // it prefers those that it has renewed itself, also when they have expired
+		if err := removeUselessKeys(e); err != nil {
 			return err
+		}
+	}
+	for _, c := range old {
+		for _, f := range c.files {
+			if err := e.Link(renewed(f), f); err != nil {
+				return fmt.Errorf("putting a new certificate in place: %w", err)
+			}
 		}
 	}
 	return nil
 }
 
-// good reports whether a certificate is signed by that CA and valid for long.
-func good(e *Env, cert *x509.Certificate, caFile string) error {
+// removeUselessKeys removes kubelet's own key pairs that it cannot use any more.
+func removeUselessKeys(e *Env) error {
+	for _, f := range kubeletKeys(e) {
+		cert, err := loadLinked(e, f)
+		if f == servingCert || f == servingKey {
+			cert, err = loadPair(e, servingCert, servingKey)
+		}
+		if err == nil && !e.Now().After(cert.NotAfter) {
+			continue
+		}
+		if err := e.Remove(f); err != nil {
+			return fmt.Errorf("removing a certificate of no use: %w", err)
+		}
+	}
+	return nil
+}
+
+// badCredentials are those that kubeadm must make, or make anew, and whether all of
+// them can be used until then.
+func badCredentials(e *Env, site *configs.Site) (bad []credential, usable bool) {
+	usable = true
+	for _, c := range credentialsOf(site) {
+		if c.wrong(e, inUse) == nil {
+			continue
+		}
+		bad = append(bad, c)
+		if _, err := c.usable(e, inUse); err != nil {
+			usable = false
+		}
+	}
+	return bad, usable
+}
+
+// firstEnd is when the first of them expires.
+func firstEnd(e *Env, all []credential) time.Time {
+	var first time.Time
+	for _, c := range all {
+		if cert, err := c.usable(e, inUse); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
+			first = cert.NotAfter
+		}
+	}
+	return first
+}
+
+// credentialsOf are all that kubeadm makes for a control-plane node.
+func credentialsOf(site *configs.Site) []credential {
+	var all []credential
+	for _, l := range leaves {
+		cert, key, ca := pkiDir+"/"+l.base+".crt", pkiDir+"/"+l.base+".key", pkiDir+"/"+l.ca+".crt"
+		all = append(all, credential{
+			files: []string{key, cert},
+			usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
+				c, err := loadPair(e, at(cert), at(key))
+				if err != nil {
+					return nil, err
+				}
+				return c, validBy(e, c, ca)
+			},
+			outdated: func(e *Env, c *x509.Certificate) error {
+				if l.base == "apiserver" {
+					for _, name := range site.ControlPlane.CertSANs() {
+						if err := c.VerifyHostname(name); err != nil {
+							return err
+						}
+					}
+				}
+				return endsSoon(e, c)
+			},
+		})
+	}
+	for _, f := range controlPlaneConfs {
+		all = append(all, credential{
+			files: []string{f},
+			usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
+				return confCert(e, at(f))
+			},
+			outdated: endsSoon,
+		})
+	}
+	return append(all, credential{
+		files: []string{ondisk.KubeletConf},
+		usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
+			if f := at(ondisk.KubeletConf); f != ondisk.KubeletConf {
+				return confCert(e, f)
+			}
+			cert, err := kubeletCert(e)
+			if err != nil {
+				return nil, err
+			}
+			return cert, unexpired(e, cert)
+		},
+		// Kubelet renews its own, as long as it runs.
+		outdated: func(*Env, *x509.Certificate) error { return nil },
+	})
+}
+
+// confCert is the certificate of a kubeconfig.
+func confCert(e *Env, path string) (*x509.Certificate, error) {
+	c, err := e.clientAt(path, "the kubeconfig")
+	if err != nil {
+		return nil, err
+	}
+	if c.Cert == nil {
+		return nil, errors.New("it has no certificate")
+	}
+	cert, err := x509.ParseCertificate(c.Cert.Certificate[0])
+	if err != nil {
+		return nil, err
+	}
+	return cert, validBy(e, cert, ondisk.KubeCA)
+}
+
+// validBy reports whether a certificate is signed by that CA, and has not expired.
+func validBy(e *Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.contents(caFile))
 	if err != nil {
 		return err
@@ -138,25 +320,21 @@ func good(e *Env, cert *x509.Certificate, caFile string) error {
 	if err := e.signedBy(cert, cas[0]); err != nil {
 		return err
 	}
-	if left := cert.NotAfter.Sub(e.Now()); left < renewBefore {
-		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
+	return unexpired(e, cert)
+}
+
+func unexpired(e *Env, cert *x509.Certificate) error {
+	if e.Now().After(cert.NotAfter) {
+		return fmt.Errorf("it was valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
 
-func goodConf(e *Env, path string) error {
-	c, err := e.clientAt(path, "the kubeconfig")
-	if err != nil {
-		return err
+func endsSoon(e *Env, cert *x509.Certificate) error {
+	if left := cert.NotAfter.Sub(e.Now()); left < renewBefore {
+		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
 	}
-	if c.Cert == nil {
-		return errors.New("it has no certificate")
-	}
-	cert, err := x509.ParseCertificate(c.Cert.Certificate[0])
-	if err != nil {
-		return err
-	}
-	return good(e, cert, ondisk.KubeCA)
+	return nil
 }
 
 // parseSigner reads a private key, PEM. No error quotes any of it.

@@ -106,6 +106,9 @@ func resetKubeadm(ctx context.Context, e *Env, active *Active) error {
 			return fmt.Errorf("removing the cluster's keys: %w", err)
 		}
 	}
+	if err := e.RemoveAll(renewalDir); err != nil {
+		return fmt.Errorf("removing the cluster's keys: %w", err)
+	}
 	kept, err := os.ReadDir(e.path(keptManifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", keptManifests, err)

@@ -532,6 +532,10 @@ func (w *world) env() *Env {
 					return err
 				}
 				full := filepath.Join(w.root, p)
+				delete(w.unsynced, p)
+				if w.unsynced[target] {
+					w.unsynced[p] = true
+				}
 				return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.root, target), full))
 			},
 			Mkdir: func(p string, o Owner) error {
