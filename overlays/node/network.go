@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
@@ -38,6 +39,9 @@ func renderNetwork(cfg *types.Config, n *configs.Network) error {
 			var b strings.Builder
 			fmt.Fprintf(&b, "%s[Match]\nName=%s\n\n[Network]\n", header, name)
 			addressing(&b, n, v.DHCP, v.Addresses, v.Gateway)
+			if len(ifaces) == 1 && f.WiFi == nil && isStatic(v.DHCP, v.Addresses) {
+				b.WriteString(withoutCarrier)
+			}
 			dhcpSections(&b, n, v.DHCP)
 			addFile(cfg, base+"-"+name+".network", 0o644, b.String())
 		}
@@ -98,10 +102,8 @@ func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
 	for _, v := range f.VLANs {
 		fmt.Fprintf(&b, "VLAN=%s\n", vlanName(v.ID))
 	}
-	if only && !f.DHCP && f.WiFi == nil && len(f.Addresses) > 0 {
-		// An edge node keeps its address with the cable out: its pods and
-		// yurthub go on. With two interfaces the dead one must give way.
-		b.WriteString("ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n")
+	if only && !f.DHCP && f.WiFi == nil && (len(f.Addresses) > 0 || slices.ContainsFunc(f.VLANs, func(v configs.VLAN) bool { return isStatic(v.DHCP, v.Addresses) })) {
+		b.WriteString(withoutCarrier)
 	}
 	dhcpSections(&b, n, f.DHCP)
 	for _, r := range f.Routes {
@@ -109,6 +111,14 @@ func interfaceFile(n *configs.Network, f *configs.Interface, only bool) string {
 	}
 	return b.String()
 }
+
+// withoutCarrier is for what is on the only cable: an edge node keeps its address
+// with the cable out, also through a boot, and its pods and yurthub go on. With two
+// interfaces the dead one must give way. A VLAN has no carrier when its parent has
+// none.
+const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
+
+func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
 
 func addressing(b *strings.Builder, n *configs.Network, dhcp bool, addresses []string, gateway string) {
 	if dhcp {
