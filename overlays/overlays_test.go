@@ -591,3 +591,53 @@ func TestFresh(t *testing.T) {
 		t.Errorf("the layer itself has %d marks left", n)
 	}
 }
+
+// TestUnitsKeepModes: systemd gives the directory of a unit its mode at each start,
+// 0755 by default, whatever tmpfiles.d says.
+func TestUnitsKeepModes(t *testing.T) {
+	const base = "files/base/usr/lib/"
+	modes := map[string]string{}
+	tmpfiles, err := os.ReadFile(base + "tmpfiles.d/edgebake.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(tmpfiles)) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == "d" {
+			modes[f[1]] = f[2]
+		}
+	}
+	units, err := filepath.Glob(base + "systemd/system/*.service")
+	if err != nil || len(units) == 0 {
+		t.Fatal(err)
+	}
+	compared := 0
+	for _, unit := range units {
+		text, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+				set[key] = value
+			}
+		}
+		for key, parent := range map[string]string{"StateDirectory": "/var/lib/", "LogsDirectory": "/var/log/", "ConfigurationDirectory": "/etc/"} {
+			for dir := range strings.FieldsSeq(set[key]) {
+				mode := set[key+"Mode"]
+				if mode == "" {
+					mode = "0755"
+				}
+				if want, ok := modes[parent+dir]; ok {
+					compared++
+					if mode != want {
+						t.Errorf("%s has %s with mode %s, tmpfiles.d with %s", filepath.Base(unit), parent+dir, mode, want)
+					}
+				}
+			}
+		}
+	}
+	if compared == 0 {
+		t.Error("nothing was compared")
+	}
+}
