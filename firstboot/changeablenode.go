@@ -26,7 +26,7 @@ func firstbootIdle(ctx context.Context, e *Env) error {
 		return err
 	}
 	result := ondisk.ResultRunning // also where an earlier run wrote the state, or nobody can read it
-	if s, err := LoadState(e.Root); err == nil && !s.Updated.Before(since) {
+	if s, err := LoadState(e.Root); err == nil && s.BootID == bootID(e) && !s.Updated.Before(since.Earlier()) {
 		result = s.Result
 	}
 	if result == ondisk.ResultDone {

@@ -136,3 +136,64 @@ func TestCertificateExpiredOffline(t *testing.T) {
 		t.Errorf("%d joins", w.joins)
 	}
 }
+
+// TestClockSetAfterKubeletsReport: a board without a battery begins with the time at
+// which it was switched off. Kubelet has reported by that clock when a time server sets
+// it, and repeats an unchanged status only an hour later with profile metered.
+func TestClockSetAfterKubeletsReport(t *testing.T) {
+	t.Parallel()
+	for name, by := range map[string]time.Duration{"forward": 10 * time.Hour, "back": -10 * time.Hour, "not at all": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t, "ipvs: {profile: metered}")
+			w.mustBoot()
+			w.powerOn()
+			w.cluster.nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.get("/proc/sys/kernel/random/boot_id"))
+			reported := w.now.Add(2 * time.Second)
+			w.cluster.renewed = func() time.Time { return reported }
+			w.setClock(by + 3*time.Second)
+			start := w.now
+			w.mustBoot()
+			if took := w.now.Sub(start); took > 10*time.Second || !w.has(ondisk.HealthyFile) {
+				t.Errorf("it took %s; the boot is marked as healthy: %v", took, w.has(ondisk.HealthyFile))
+			}
+		})
+	}
+}
+
+// TestReportOfAnEarlierBoot: a clock that is behind dates kubelet's start before the last
+// report of the boot before, which says nothing of this one.
+func TestReportOfAnEarlierBoot(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	w.cluster.nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.get("/proc/sys/kernel/random/boot_id"))
+	last := w.now
+	w.now = last.Add(-20 * time.Minute) // saved last
+	w.powerOn()
+	w.setClock(20*time.Minute + 30*time.Second)
+	reports := w.now.Add(15 * time.Second)
+	w.cluster.renewed = func() time.Time {
+		if w.now.Before(reports) {
+			return last
+		}
+		return w.now
+	}
+	w.mustBoot()
+	if w.now.Before(reports) {
+		t.Error("the report of the boot before counts for this one")
+	}
+}
+
+// TestConvertAfterTheClockWasSet: first boot is done and sends its last report; the
+// state has the time of then.
+func TestConvertAfterTheClockWasSet(t *testing.T) {
+	t.Parallel()
+	w := readyNode(t)
+	w.units[ondisk.UnitFirstboot] = "active"
+	w.started[ondisk.UnitFirstboot] = w.state().Updated.Add(-time.Minute)
+	w.setClock(10 * time.Hour)
+	if _, err := w.convert(pool); err != nil {
+		t.Error(err)
+	}
+}

@@ -87,6 +87,22 @@ type Files struct {
 	Lock func(ctx context.Context, path string) (release func(), err error)
 }
 
+// UnitStart is when a unit was started. The clock may have been set since.
+type UnitStart struct {
+	Now  time.Time // by the clock of now
+	Then time.Time // by the clock of then
+}
+
+// Earlier is for comparisons with what was dated in this boot: that was dated by the
+// clock of then if it was set since. What may be of an earlier boot is compared with Now:
+// a clock that was behind dates this start before what happened long before it.
+func (s UnitStart) Earlier() time.Time {
+	if s.Then.Before(s.Now) {
+		return s.Then
+	}
+	return s.Now
+}
+
 // Programs are run, or started and stopped by systemd.
 type Programs struct {
 	// Run runs a program to its end.
@@ -97,8 +113,8 @@ type Programs struct {
 	// UnitState is the ActiveState of a unit: active, activating, inactive,
 	// failed.
 	UnitState func(ctx context.Context, unit string) (string, error)
-	// UnitSince is when an active unit was started, by the clock of now.
-	UnitSince func(ctx context.Context, unit string) (time.Time, error)
+	// UnitSince is when an active unit was started.
+	UnitSince func(ctx context.Context, unit string) (UnitStart, error)
 	// BootClock is when the parts of this boot began, FirstBoot being now.
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }

@@ -322,7 +322,7 @@ func kubeletWell(ctx context.Context, e *Env) error {
 		port = *conf.Port
 	}
 	since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
-	if err == nil && e.Now().Sub(since) < argsSteady {
+	if err == nil && e.Now().Sub(since.Now) < argsSteady {
 		err = fmt.Errorf("it has run for less than %s", argsSteady)
 	}
 	if err != nil || port == 0 { // without a port it tells nobody how it is

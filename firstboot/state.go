@@ -25,7 +25,7 @@ func (r *Runner) begin(e *Env) {
 	now := e.Now()
 	r.state = ondisk.State{
 		Version: ondisk.StateVersion, Result: ondisk.ResultRunning,
-		BootID: e.text("/proc/sys/kernel/random/boot_id"),
+		BootID: bootID(e),
 		Plan:   r.Plan, Started: now, Updated: now,
 	}
 	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {

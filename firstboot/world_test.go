@@ -64,6 +64,7 @@ type world struct {
 	readOnly  map[string]bool
 	units     map[string]string
 	started   map[string]time.Time
+	stepped   map[string]time.Duration // by which the clock was set since, by unit
 	// loaded is what daemons read when they started last, by unit: they use it,
 	// whatever their files are by now.
 	loaded map[string]string
@@ -352,12 +353,25 @@ func (w *world) powerOn() {
 	}
 	w.put("/proc/sys/kernel/hostname", string(name))
 	w.boots++
+	w.stepped = nil
 	w.put("/proc/sys/kernel/random/boot_id", fmt.Sprintf("boot-%d\n", w.boots))
 	w.cutAt, w.effects, w.names, w.console, w.cut = 0, 0, nil, nil, false
 	if err := RestoreCertificates(w.env()); err != nil { // a unit of its own, before kubelet
 		w.t.Fatal(err)
 	}
 	w.effects, w.names = 0, nil
+}
+
+// setClock moves the machine's clock while its units run.
+func (w *world) setClock(by time.Duration) {
+	if w.stepped == nil {
+		w.stepped = map[string]time.Duration{}
+	}
+	w.now = w.now.Add(by)
+	for unit := range w.started {
+		w.started[unit] = w.started[unit].Add(by)
+		w.stepped[unit] += by
+	}
 }
 
 // puts is put by a program that does not sync.
@@ -609,6 +623,7 @@ func (w *world) env() *Env {
 					}
 					w.units[unit] = "active"
 					w.started[unit] = w.now
+					delete(w.stepped, unit)
 					if unit == ondisk.UnitIPVSCare {
 						if w.units[unit] = w.ipvscare(); w.units[unit] != "active" {
 							return errors.New("its start timed out")
@@ -628,11 +643,12 @@ func (w *world) env() *Env {
 				}
 				return "inactive", nil
 			},
-			UnitSince: func(_ context.Context, unit string) (time.Time, error) {
+			UnitSince: func(_ context.Context, unit string) (UnitStart, error) {
 				if unit == ondisk.UnitKubelet && w.crashLoop && strings.Contains(w.get(kubeadmFlags), w.badArg) {
-					return w.now.Add(-9 * time.Second), nil
+					at := w.now.Add(-9 * time.Second)
+					return UnitStart{Now: at, Then: at}, nil
 				}
-				return w.started[unit], nil
+				return UnitStart{Now: w.started[unit], Then: w.started[unit].Add(-w.stepped[unit])}, nil
 			},
 			BootClock: func(context.Context) (ondisk.BootClock, error) {
 				w.clockAsked++

@@ -339,6 +339,8 @@ type Node struct {
 		NodeInfo struct {
 			MachineID  string `json:"machineID"`
 			SystemUUID string `json:"systemUUID"`
+			// BootID is the kernel's, of the boot in which kubelet last reported.
+			BootID string `json:"bootID"`
 		} `json:"nodeInfo"`
 	} `json:"status"`
 }

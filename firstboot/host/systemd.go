@@ -9,6 +9,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	"golang.org/x/sys/unix"
+
+	"github.com/edgebake/edgebake/firstboot"
 )
 
 // unit carries out a verb on a unit and waits for its job.
@@ -78,24 +80,32 @@ func unitState(ctx context.Context, name string) (string, error) {
 	return units[i].ActiveState, nil
 }
 
-// unitSince reads the monotonic clock, which nobody sets, and translates.
-func unitSince(ctx context.Context, name string) (time.Time, error) {
+// unitSince reads both clocks' stamps. Nobody sets the monotonic one: translated, it is
+// the start by the clock of now.
+func unitSince(ctx context.Context, name string) (firstboot.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("talking to systemd: %w", err)
+		return firstboot.UnitStart{}, fmt.Errorf("talking to systemd: %w", err)
 	}
 	defer conn.Close()
-	p, err := conn.GetUnitPropertyContext(ctx, name, "ActiveEnterTimestampMonotonic")
-	if err != nil {
-		return time.Time{}, fmt.Errorf("asking when %s was started: %w", name, err)
-	}
-	usec, ok := p.Value.Value().(uint64)
-	if !ok {
-		return time.Time{}, fmt.Errorf("asking when %s was started: the answer is %s", name, p.Value)
+	var stamps [2]time.Duration
+	for i, property := range []string{"ActiveEnterTimestampMonotonic", "ActiveEnterTimestamp"} {
+		p, err := conn.GetUnitPropertyContext(ctx, name, property)
+		if err != nil {
+			return firstboot.UnitStart{}, fmt.Errorf("asking when %s was started: %w", name, err)
+		}
+		usec, ok := p.Value.Value().(uint64)
+		if !ok {
+			return firstboot.UnitStart{}, fmt.Errorf("asking when %s was started: the answer is %s", name, p.Value)
+		}
+		stamps[i] = time.Duration(usec) * time.Microsecond
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return time.Time{}, fmt.Errorf("reading the clock: %w", err)
+		return firstboot.UnitStart{}, fmt.Errorf("reading the clock: %w", err)
 	}
-	return time.Now().Add(time.Duration(usec)*time.Microsecond - time.Duration(now.Nano())), nil
+	return firstboot.UnitStart{
+		Now:  time.Now().Add(stamps[0] - time.Duration(now.Nano())),
+		Then: time.UnixMicro(stamps[1].Microseconds()),
+	}, nil
 }
