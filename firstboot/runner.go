@@ -69,11 +69,16 @@ type Runner struct {
 	proxy    []string // and through what, as environment variables
 	spread   bool     // the first words to the API servers were spread
 	began    time.Time
-	device   string // the slot
-	lastErr  map[string]string
-	noted    []string // said by this run
-	posting  sync.WaitGroup
-	reports  atomic.Int64 // sent to url so far
+	device   string            // the slot
+	lastErr  map[string]string // by phase, its gist
+	noted    []string          // said by this run, their gists
+	waits    []string          // said by this attempt at a phase, their gists
+	// unsaved: what a phase waits for is another thing than the state file says, which
+	// was last told at waitSaved.
+	unsaved   bool
+	waitSaved time.Time
+	posting   sync.WaitGroup
+	reports   atomic.Int64 // sent to url so far
 	// secrets has no lock: logging happens under mu too.
 	secrets atomic.Pointer[[]string]
 	busyTil time.Time // the watchdog is fed until then

@@ -157,10 +157,20 @@ func (r *Runner) set(e *Env, name string, change func(*ondisk.PhaseState)) (ps o
 			}
 			p.Since = now
 		}
-		// A check that finds all well wears no flash: the result is saved at
-		// the end.
-		if changed = *p != old; changed && (p.Status != ondisk.PhaseDone || p.Attempts > 0) {
+		changed = *p != old
+		old.Waiting = p.Waiting
+		switch {
+		case changed && p.Status == ondisk.PhaseDone && p.Attempts == 0:
+			// A check that finds all well wears no flash: the result is saved at
+			// the end.
+		case changed && *p != old: // more than what it waits for
+			r.waitSaved = time.Time{}
 			r.save(e)
+		case changed || r.unsaved:
+			if r.unsaved = true; now.Sub(r.waitSaved) >= waitSavedEvery {
+				r.waitSaved = now
+				r.save(e)
+			}
 		}
 		if r.state.NodeType == "" { // how many follow depends on the site
 			return *p, changed, fmt.Sprintf("[%d]", i+1)
@@ -170,10 +180,14 @@ func (r *Runner) set(e *Env, name string, change func(*ondisk.PhaseState)) (ps o
 	return ondisk.PhaseState{}, false, ""
 }
 
+// waitSavedEvery is how often what a phase waits for is saved: it may be something else
+// every two seconds, for hours, and each time is a synced write.
+const waitSavedEvery = time.Minute
+
 // save writes the state; who holds the lock calls it. A state that cannot be
 // written must not stop a node from joining.
 func (r *Runner) save(e *Env) {
-	r.state.Updated = e.Now()
+	r.state.Updated, r.unsaved = e.Now(), false
 	b, err := json.MarshalIndent(r.state, "", "  ")
 	if err == nil {
 		err = e.WriteFile(ondisk.StateFile, append(b, '\n'), Mode(0o600))
@@ -219,14 +233,14 @@ func (r *Runner) done(e *Env, p Phase, attempts int) {
 
 // recordFailure records a failed attempt, and says it once for each new reason.
 func (r *Runner) recordFailure(e *Env, p Phase, attempts int, err error) {
-	what := r.redact(oneLine(err))
-	fix := r.redact(Advice(err))
+	what := r.words(oneLine(err))
+	fix := r.words(Advice(err))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Error, ps.Fix = ondisk.PhaseWaiting, attempts, what, fix
 	})
 	r.mu.Lock()
-	same := r.lastErr[p.Name] == what
-	r.lastErr[p.Name] = what
+	same := r.lastErr[p.Name] == gist(what)
+	r.lastErr[p.Name] = gist(what)
 	r.mu.Unlock()
 	if _, permanent := Fix(err); permanent {
 		return // said as a failure
@@ -243,8 +257,8 @@ func (r *Runner) recordFailure(e *Env, p Phase, attempts int, err error) {
 
 func (r *Runner) sayFailure(e *Env, p Phase, err error) {
 	fix, _ := Fix(err)
-	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.redact(oneLine(err))))
-	r.say(e, "    to fix: "+r.redact(fix))
+	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.words(oneLine(err))))
+	r.say(e, "    to fix: "+r.words(fix))
 }
 
 // withAdvice is oneLine, and what a person can do about it.
@@ -266,18 +280,27 @@ func oneLine(err error) string {
 
 func (r *Runner) waiting(what string) {
 	e := r.Env
-	what = printable.Line(r.redact(what))
+	what = printable.Line(r.words(what))
 	r.mu.Lock()
 	name := ""
 	for _, p := range r.state.Phases {
 		if p.Status == ondisk.PhaseRunning {
 			name = p.Name
+			if p.Waiting == "" { // it has just begun
+				r.waits = nil
+			}
 		}
+	}
+	said := slices.Contains(r.waits, gist(what))
+	if !said {
+		r.waits = append(r.waits, gist(what))
 	}
 	r.mu.Unlock()
 	_, changed, place := r.set(e, name, func(ps *ondisk.PhaseState) { ps.Waiting = what })
 	if changed {
 		e.Notify(fmt.Sprintf("STATUS=%s %s: waiting for %s", place, name, what))
+	}
+	if changed && !said { // two errors may take turns
 		e.Log.Info("waiting", "phase", name, "for", what)
 		e.Console(fmt.Sprintf("%s %s: waiting for %s", place, name, what))
 	}
@@ -285,14 +308,14 @@ func (r *Runner) waiting(what string) {
 
 // noting keeps what is to be known for the report, and says it once in a run.
 func (r *Runner) noting(what string) {
-	what = r.redact(what)
+	what = r.words(what)
 	r.mu.Lock()
 	if !slices.Contains(r.state.Notes, what) {
 		r.state.Notes = append(r.state.Notes, what)
 	}
-	said := slices.Contains(r.noted, what)
+	said := slices.Contains(r.noted, gist(what))
 	if !said {
-		r.noted = append(r.noted, what)
+		r.noted = append(r.noted, gist(what))
 	}
 	r.mu.Unlock()
 	if !said {
