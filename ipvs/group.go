@@ -26,8 +26,10 @@ type group struct {
 	mu      sync.Mutex
 	server  Server
 	learned []Master // the cluster's own list, instead of server.Masters
-	// unstored says that learned is not on the disk, as it should be.
+	// unstored says that learned is not on the disk, as it should be; dropped,
+	// that the disk may have a list which counts no more.
 	unstored bool
+	dropped  bool
 	teacher  netip.AddrPort // the API server that the list is read from
 	unasked  bool           // nobody could be asked for it
 	dark     bool           // nobody is up for long: try every API server ever named
@@ -180,9 +182,9 @@ func (g *group) update(s Server) {
 	}
 	g.server = s
 	if !slices.Equal(old.Masters, s.Masters) || !s.Learn {
-		g.learned = nil // a person who writes a list means it
+		g.learned, g.dropped = nil, true // a person who writes a list means it
 	}
-	if s.Learn {
+	if s.Learn || g.dropped {
 		poke(g.learnNow)
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {

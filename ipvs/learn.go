@@ -112,7 +112,12 @@ func (g *group) loadLearned() {
 		}
 	}
 	g.storedNames = maps.Clone(g.names)
-	if !g.server.Learn || len(s.Masters) == 0 || !slices.Equal(s.Configured, texts(g.server.Masters)) {
+	if len(s.Masters) == 0 {
+		return
+	}
+	if !g.server.Learn || !slices.Equal(s.Configured, texts(g.server.Masters)) {
+		g.dropped = true // the configuration changed while nobody looked
+		poke(g.learnNow)
 		return
 	}
 	masters, err := parseLearned(g.vip, s.Masters)
@@ -200,12 +205,19 @@ func (g *group) learner(ctx context.Context) {
 		case <-time.After(jitter(wait)):
 		}
 		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
+		// Here, where lists are stored: one that was being read when the
+		// configuration changed is on the disk by now.
+		err := g.dropStored()
+		g.d.say(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
 		if !g.learns() {
 			g.d.unsay(subject)
 			wait = g.profile().Learn
+			if err != nil {
+				wait = min(wait, time.Minute)
+			}
 			continue
 		}
-		err := g.learn(ctx)
+		err = g.learn(ctx)
 		// Before the node has joined, or while nobody is there to ask, nothing is
 		// wrong with the list, and nothing that was is right.
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody) {
@@ -219,6 +231,28 @@ func (g *group) learner(ctx context.Context) {
 			wait = g.d.opt.LearnEvery
 		}
 	}
+}
+
+// dropStored removes a list from the disk that counts no more: with the same
+// configuration as before, it would count again after the next boot.
+func (g *group) dropStored() error {
+	g.mu.Lock()
+	dropped := g.dropped
+	g.dropped = false
+	g.mu.Unlock()
+	if !dropped {
+		return nil
+	}
+	doc, err := g.d.readLearned()
+	if err == nil && !slices.ContainsFunc(doc.Servers, func(s learnedServer) bool { return s.VIP == g.vip.String() && len(s.Masters) > 0 }) {
+		return nil
+	}
+	err = g.d.storeLearned(g.vip, func(l *learnedServer) { l.Configured, l.Masters = nil, nil })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.dropped = g.dropped || err != nil
+	g.unstored = true
+	return err
 }
 
 // errNobody means that nobody was asked: no API server is up, or none can be

@@ -83,3 +83,54 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 		})
 	}
 }
+
+// TestChangedMastersDropTheLearnedList: a person who writes another list means it.
+// What was learned beside the former one does not come back with that one, not even
+// after a boot, and whenever the power is cut.
+func TestChangedMastersDropTheLearnedList(t *testing.T) {
+	const stored = `{"version":1,"servers":[{"vip":"10.103.97.9:6443","configured":["127.0.0.1:1"],"masters":["192.0.2.9:1"]}]}`
+	former, changed := testServer(t, 9), testServer(t, 9)
+	former.Masters, former.Learn = []Master{{"127.0.0.1", 1}}, true
+	changed.Masters, changed.Learn = []Master{{"127.0.0.2", 1}}, true
+	off := former
+	off.Learn = false
+	for _, tt := range []struct {
+		name   string
+		change Server
+		boot   bool // it boots with the change, since the power was cut before it was noticed
+	}{
+		{"changed while it runs", changed, false},
+		{"changed before a boot", changed, true},
+		{"turned off while it runs", off, false},
+		{"turned off before a boot", off, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, 0)
+			file := filepath.Join(w.state, "learned.json")
+			if err := errors.Join(os.MkdirAll(w.state, 0o700), os.WriteFile(file, []byte(stored), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			learned := func() bool { return w.daemon.Status().Servers[0].Learned }
+			if tt.boot {
+				w.start(tt.change)
+			} else {
+				w.start(former)
+				if !learned() {
+					t.Fatal("the stored list is not used")
+				}
+				if err := w.daemon.replace(w.ctx, []Server{tt.change}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.eventually("the list is dropped", func() bool {
+				doc, err := w.daemon.readLearned()
+				return err == nil && len(doc.Servers) == 1 && len(doc.Servers[0].Masters) == 0
+			})
+			w.stop()
+			w.start(former)
+			if learned() {
+				t.Error("the list is back after a boot")
+			}
+		})
+	}
+}
