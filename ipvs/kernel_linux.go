@@ -218,34 +218,25 @@ func (k *kernel) Sever(conns []Conn) (int, error) {
 	return n, nil
 }
 
-// tracked are the connections to a virtual server that are mapped to one real
-// server.
-type tracked struct{ vip, dest netip.AddrPort }
-
-func (c tracked) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
-	to, _ := netip.AddrFromSlice(f.Forward.DstIP)
-	from, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
-	return f.Forward.Protocol == unix.IPPROTO_TCP &&
-		netip.AddrPortFrom(to.Unmap(), f.Forward.DstPort) == c.vip &&
-		netip.AddrPortFrom(from.Unmap(), f.Reverse.SrcPort) == c.dest
-}
-
 func (k *kernel) Untrack(vip, dest netip.AddrPort) error {
 	if n, err := os.ReadFile(k.settings.tracking); err != nil || string(n) == "0\n" {
 		return nil // nothing is tracked here
 	}
-	family := netlink.InetFamily(unix.AF_INET)
-	if vip.Addr().Is6() {
-		family = unix.AF_INET6
+	err := untrack(vip, dest, true)
+	if unsupported(err) {
+		err = untrack(vip, dest, false)
 	}
-	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, tracked{vip, dest})
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+	if unsupported(err) {
 		return nil // a kernel without nf_conntrack_netlink; it costs a second
 	}
 	if err != nil {
 		return fmt.Errorf("forgetting tracked connections: %w", err)
 	}
 	return nil
+}
+
+func unsupported(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 func (k *kernel) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
@@ -273,21 +264,9 @@ func (k *kernel) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
 }
 
 func (k *kernel) SeverRemote(addr netip.AddrPort) (int, error) {
-	family := uint8(unix.AF_INET)
-	if addr.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	socks, err := netlink.SocketDiagTCP(family)
+	conns, err := socketsTo(addr)
 	if err != nil {
 		return 0, fmt.Errorf("listing sockets: %w", err)
-	}
-	var conns []Conn
-	for _, s := range socks {
-		remote, _ := netip.AddrFromSlice(s.ID.Destination)
-		local, ok := netip.AddrFromSlice(s.ID.Source)
-		if ok && netip.AddrPortFrom(remote.Unmap(), s.ID.DestinationPort) == addr {
-			conns = append(conns, Conn{Client: netip.AddrPortFrom(local.Unmap(), s.ID.SourcePort), Virtual: addr})
-		}
 	}
 	return k.Sever(conns)
 }
@@ -396,4 +375,281 @@ func (k *kernel) Watch(ctx context.Context, wake func()) error {
 		}
 	}()
 	return nil
+}
+
+// The kernel's tables of connections and sockets may be large: a busy node tracks a
+// hundred thousand connections. They are read entry by entry through one buffer,
+// and the kernel leaves out what is not asked for, where it can.
+
+// dumpBuffer is the size of that buffer: the kernel never sends more at once.
+const dumpBuffer = 32 << 10
+
+// askTime is how long the kernel may take for one piece of an answer.
+const askTime = 10 * time.Second
+
+// netlinkConn is a netlink socket that reads through one buffer.
+type netlinkConn struct {
+	fd  int
+	buf []byte
+}
+
+func dialNetlink(protocol int) (*netlinkConn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	c := &netlinkConn{fd: fd, buf: make([]byte, dumpBuffer)}
+	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	if err == nil {
+		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, new(unix.NsecToTimeval(askTime.Nanoseconds())))
+	}
+	if err != nil {
+		c.close()
+		return nil, os.NewSyscallError("bind", err)
+	}
+	return c, nil
+}
+
+func (c *netlinkConn) close() { unix.Close(c.fd) }
+
+// ask sends one request and hands each entry of the answer to f, which may not keep
+// it. It returns at the answer's end, or with f's first error; the connection is not
+// to be used again then.
+func (c *netlinkConn) ask(kind, flags uint16, request []byte, f func(entry []byte) error) error {
+	m := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(request)))
+	m = binary.NativeEndian.AppendUint16(m, kind)
+	m = binary.NativeEndian.AppendUint16(m, unix.NLM_F_REQUEST|flags)
+	m = append(m, make([]byte, 8)...) // one request at a time: no number tells them apart
+	if err := unix.Sendto(c.fd, append(m, request...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return os.NewSyscallError("sendto", err)
+	}
+	for {
+		n, _, status, _, err := unix.Recvmsg(c.fd, c.buf, nil, 0)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return fmt.Errorf("no answer from the kernel in %s", askTime)
+		case err != nil:
+			return os.NewSyscallError("recvmsg", err)
+		case status&unix.MSG_TRUNC != 0:
+			return fmt.Errorf("the kernel sent more than %d bytes at once", len(c.buf))
+		}
+		for b := c.buf[:n]; len(b) >= unix.NLMSG_HDRLEN; {
+			size := int(binary.NativeEndian.Uint32(b))
+			if size < unix.NLMSG_HDRLEN || size > len(b) {
+				return fmt.Errorf("a message of %d bytes in %d", size, len(b))
+			}
+			body := b[unix.NLMSG_HDRLEN:size]
+			switch binary.NativeEndian.Uint16(b[4:]) {
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+				if len(body) >= 4 {
+					if errno := int32(binary.NativeEndian.Uint32(body)); errno != 0 {
+						return unix.Errno(-errno)
+					}
+				}
+				return nil
+			}
+			if f != nil {
+				if err := f(body); err != nil {
+					return err
+				}
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}
+
+// The messages of connection tracking, from linux/netfilter/nfnetlink_conntrack.h.
+const (
+	trackNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
+	trackGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
+	trackDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+
+	attrOrigin, attrReply, attrFilter = 1, 2, 25
+	attrTupleIP, attrTupleProto       = 1, 2
+	attrSource4, attrDest4            = 1, 2 // two more for IPv6
+	attrProto, attrSourcePort         = 1, 2
+	attrDestPort                      = 3
+	attrOriginFlags, attrReplyFlags   = 1, 2
+
+	// What of a tuple a filter compares.
+	filterSource, filterDest         = 1 << 0, 1 << 1
+	filterProto                      = 1 << 3
+	filterSourcePort, filterDestPort = 1 << 4, 1 << 5
+)
+
+// appendAttr appends one attribute. All that have attributes in them are nested.
+func appendAttr(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	return append(b, make([]byte, -len(value)&3)...)
+}
+
+func appendNest(b []byte, kind uint16, values ...[]byte) []byte {
+	var all []byte
+	for _, v := range values {
+		all = append(all, v...)
+	}
+	return appendAttr(b, kind|unix.NLA_F_NESTED, all)
+}
+
+// attr returns the value of one attribute, nil if it is not there.
+func attr(b []byte, kind uint16) []byte {
+	for len(b) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofNlAttr || size > len(b) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == kind {
+			return b[unix.SizeofNlAttr:size]
+		}
+		b = b[min((size+3)&^3, len(b)):]
+	}
+	return nil
+}
+
+// tuple is one direction of a tracked TCP connection. Of what is asked for, an end
+// that does not count is not valid.
+type tuple struct{ source, dest netip.AddrPort }
+
+// encode returns the tuple as an attribute, and what of it a filter compares.
+func (t tuple) encode(kind uint16) (nest []byte, flags uint32) {
+	proto := appendAttr(nil, attrProto, []byte{unix.IPPROTO_TCP})
+	flags = filterProto
+	var ip []byte
+	for _, end := range []struct {
+		addr           netip.AddrPort
+		kind, portKind uint16
+		flags          uint32
+	}{{t.source, attrSource4, attrSourcePort, filterSource | filterSourcePort}, {t.dest, attrDest4, attrDestPort, filterDest | filterDestPort}} {
+		if !end.addr.IsValid() {
+			continue
+		}
+		if end.addr.Addr().Is6() {
+			end.kind += 2
+			// Linux (6.18, e.g.) leaves out just those that have the address.
+			end.flags &^= filterSource | filterDest
+		}
+		ip = appendAttr(ip, end.kind, end.addr.Addr().AsSlice())
+		proto = appendAttr(proto, end.portKind, binary.BigEndian.AppendUint16(nil, end.addr.Port()))
+		flags |= end.flags
+	}
+	return appendNest(nil, kind, appendNest(nil, attrTupleIP, ip), appendNest(nil, attrTupleProto, proto)), flags
+}
+
+// decodeTuple reads a tuple, without allocating. ok is false if it is not TCP's.
+func decodeTuple(b []byte) (t tuple, ok bool) {
+	ip, proto := attr(b, attrTupleIP), attr(b, attrTupleProto)
+	if p := attr(proto, attrProto); len(p) != 1 || p[0] != unix.IPPROTO_TCP {
+		return t, false
+	}
+	end := func(kind, portKind uint16) (netip.AddrPort, bool) {
+		a := attr(ip, kind)
+		if a == nil {
+			a = attr(ip, kind+2)
+		}
+		addr, ok := netip.AddrFromSlice(a)
+		port := attr(proto, portKind)
+		if !ok || len(port) != 2 {
+			return netip.AddrPort{}, false
+		}
+		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port)), true
+	}
+	var ok1, ok2 bool
+	t.source, ok1 = end(attrSource4, attrSourcePort)
+	t.dest, ok2 = end(attrDest4, attrDestPort)
+	return t, ok1 && ok2
+}
+
+// netfilterHeader begins the messages of connection tracking.
+func netfilterHeader(a netip.Addr) []byte { return []byte{family(a), 0, 0, 0} }
+
+func family(a netip.Addr) byte {
+	if a.Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// untrack has connection tracking forget the connections to vip that are mapped to
+// dest. Kernels since 5.8 leave all others out if they are to filter.
+func untrack(vip, dest netip.AddrPort, filter bool) error {
+	origin, originFlags := tuple{dest: vip}.encode(attrOrigin)
+	reply, replyFlags := tuple{source: dest}.encode(attrReply)
+	request := netfilterHeader(vip.Addr())
+	if filter {
+		request = append(append(request, origin...), reply...)
+		request = appendNest(request, attrFilter,
+			appendAttr(nil, attrOriginFlags, binary.NativeEndian.AppendUint32(nil, originFlags)),
+			appendAttr(nil, attrReplyFlags, binary.NativeEndian.AppendUint32(nil, replyFlags)))
+	}
+	table, err := dialNetlink(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer table.close()
+	var remover *netlinkConn
+	defer func() {
+		if remover != nil {
+			remover.close()
+		}
+	}()
+	var failed error // the first one: the others may go all the same
+	err = table.ask(trackGet, unix.NLM_F_DUMP, request, func(entry []byte) error {
+		if len(entry) < 4 {
+			return nil
+		}
+		there, ok1 := decodeTuple(attr(entry[4:], attrOrigin))
+		back, ok2 := decodeTuple(attr(entry[4:], attrReply))
+		if !ok1 || !ok2 || there.dest != vip || back.source != dest {
+			return nil
+		}
+		if remover == nil {
+			var err error
+			if remover, err = dialNetlink(unix.NETLINK_NETFILTER); err != nil {
+				return err
+			}
+		}
+		err := remover.ask(trackDelete, unix.NLM_F_ACK, append(netfilterHeader(vip.Addr()), entry[4:]...), nil)
+		if failed == nil && err != unix.ENOENT { // it ended by itself
+			failed = err
+		}
+		return nil
+	})
+	return cmp.Or(err, failed)
+}
+
+// socketsTo returns this machine's TCP sockets that are connected to addr.
+func socketsTo(addr netip.AddrPort) ([]Conn, error) {
+	c, err := dialNetlink(unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	// The kernel compares the port of a request, not the address.
+	request := (&destroyRequest{local: netip.AddrPortFrom(addr.Addr(), 0), remote: addr}).Serialize()
+	clear(request[12:28])
+	clear(request[48:])
+	var conns []Conn
+	err = c.ask(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request, func(entry []byte) error {
+		const size = 72 // struct inet_diag_msg
+		if len(entry) < size {
+			return nil
+		}
+		at := func(port, ip int) netip.AddrPort {
+			n := 4
+			if entry[0] == unix.AF_INET6 {
+				n = 16
+			}
+			a, _ := netip.AddrFromSlice(entry[ip : ip+n])
+			return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(entry[port:]))
+		}
+		if at(6, 24) == addr {
+			conns = append(conns, Conn{Client: at(4, 8), Virtual: addr})
+		}
+		return nil
+	})
+	return conns, err
 }
