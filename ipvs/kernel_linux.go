@@ -6,10 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"time"
 
 	mobyipvs "github.com/moby/ipvs"
@@ -244,23 +246,37 @@ func (k *kernel) Stuck(vip netip.AddrPort) ([]netip.AddrPort, error) {
 	if vip.Addr().Is6() {
 		path = procTCP6
 	}
-	// Virtual servers of both families take turns with the file.
-	if k.sockets.file != nil && k.sockets.file.Name() != path {
-		k.sockets.close()
+	var local []netip.AddrPort
+	for {
+		text, err := k.sockets.next(path)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		local = append(local, stuckSockets(text, vip)...)
 	}
-	text, err := k.sockets.read(path)
-	if err != nil {
-		return nil, err
-	}
-	local := stuckSockets(text, vip)
 	if len(local) == 0 {
 		return nil, nil
 	}
-	conns, err := os.ReadFile(procConns)
-	if err != nil {
-		return nil, err
+	var table procFile
+	defer table.close()
+	var behind []netip.AddrPort
+	for {
+		text, err := table.next(procConns)
+		if err == io.EOF {
+			return behind, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range stuckBehind(text, vip, local) {
+			if !slices.Contains(behind, a) {
+				behind = append(behind, a)
+			}
+		}
 	}
-	return stuckBehind(conns, vip, local), nil
 }
 
 func (k *kernel) SeverRemote(addr netip.AddrPort) (int, error) {

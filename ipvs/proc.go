@@ -26,17 +26,60 @@ const (
 type procFile struct {
 	file *os.File
 	buf  []byte
+	// Of a file that is read in pieces: where the next one begins, and the incomplete
+	// line in buf, which begins it.
+	off        int64
+	begun, end int
+}
+
+// open makes path the file.
+func (p *procFile) open(path string) error {
+	if p.file != nil && p.file.Name() == path {
+		return nil
+	}
+	p.close()
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	p.file, p.off, p.begun, p.end = f, 0, 0, 0
+	p.buf = make([]byte, 4096)
+	return nil
+}
+
+// next returns the next lines of the file, io.EOF once at the end, and then the first
+// ones again. However many connections the kernel has, they go through one buffer.
+// The slice is valid until the next call.
+func (p *procFile) next(path string) ([]byte, error) {
+	if err := p.open(path); err != nil {
+		return nil, err
+	}
+	have := copy(p.buf, p.buf[p.begun:p.end])
+	p.begun, p.end = 0, 0
+	for {
+		n, err := pread(p.file, p.buf[have:], p.off)
+		p.off += int64(n)
+		have += n
+		switch whole := bytes.LastIndexByte(p.buf[:have], '\n') + 1; {
+		case err == io.EOF && have == 0:
+			p.off = 0
+			return nil, err
+		case err == io.EOF, have == len(p.buf) && whole == 0: // a line like no other
+			return p.buf[:have], nil
+		case err != nil:
+			p.close()
+			return nil, err
+		case whole > 0:
+			p.begun, p.end = whole, have
+			return p.buf[:whole], nil
+		}
+	}
 }
 
 // read returns the whole file. The slice is valid until the next call.
 func (p *procFile) read(path string) ([]byte, error) {
-	if p.file == nil {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		p.file = f
-		p.buf = make([]byte, 4096)
+	if err := p.open(path); err != nil {
+		return nil, err
 	}
 	n := 0
 	for {
@@ -297,17 +340,22 @@ func parseConns(text []byte, accept func(c Conn, state []byte) bool) []Conn {
 // are still being opened are left out: their next SYN goes to another real
 // server once this one is gone, so whoever waits for them gets through.
 func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil, nil
+	var table procFile
+	defer table.close()
+	var conns []Conn
+	for {
+		text, err := table.next(path)
+		switch {
+		case err == io.EOF, errors.Is(err, os.ErrNotExist):
+			return conns, nil
+		case err != nil:
+			return nil, fmt.Errorf("reading the table of connections: %w", err)
 		}
-		return nil, fmt.Errorf("reading the table of connections: %w", err)
+		conns = append(conns, parseConns(text, func(c Conn, state []byte) bool {
+			opening := string(state) == "SYN_RECV" || string(state) == "SYN_SENT"
+			return c.Virtual == vip && c.Dest == dest && !opening
+		})...)
 	}
-	return parseConns(text, func(c Conn, state []byte) bool {
-		opening := string(state) == "SYN_RECV" || string(state) == "SYN_SENT"
-		return c.Virtual == vip && c.Dest == dest && !opening
-	}), nil
 }
 
 // sysctl is one kernel setting that must have at least a value.

@@ -1,10 +1,13 @@
 package ipvs
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -99,6 +102,52 @@ TCP nonsense
 	mine, err := readConns(file, testVIP, netip.MustParseAddrPort("10.103.0.11:6443"))
 	if err != nil || len(mine) != 1 || mine[0] != all[0] {
 		t.Errorf("%v, %v", mine, err)
+	}
+}
+
+// TestReadConnsOfALargeTable: the connections of others cost no memory, and each line
+// is read once, wherever a piece ends.
+func TestReadConnsOfALargeTable(t *testing.T) {
+	const entries = 20000
+	var text bytes.Buffer
+	for i := range entries {
+		fmt.Fprintf(&text, "TCP 0A67%04X D2F0 0A60000A 192B 0A67000B 192B ESTABLISHED %*d\n", i, i%37, 0)
+		if i%4000 == 0 {
+			fmt.Fprintf(&text, "TCP 0A67%04X D2F0 0A676102 192B 0A67000B 192B ESTABLISHED 899\n", i)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "conns")
+	if err := os.WriteFile(file, bytes.TrimSuffix(text.Bytes(), []byte("\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	mine, err := readConns(file, testVIP, netip.MustParseAddrPort("10.103.0.11:6443"))
+	runtime.ReadMemStats(&after)
+	if err != nil || len(mine) != 5 {
+		t.Errorf("%v, %v", mine, err)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > 256<<10 {
+		t.Errorf("it allocates %d bytes", n)
+	}
+	// The same file, again and again, as the table of sockets is read.
+	var table procFile
+	defer table.close()
+	for range 2 {
+		var again bytes.Buffer
+		for {
+			lines, err := table.next(file)
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			again.Write(lines)
+		}
+		if got := again.String() + "\n"; got != text.String() {
+			t.Errorf("%d bytes, want %d", len(got), text.Len())
+		}
 	}
 }
 
