@@ -113,7 +113,7 @@ func (d *Daemon) say(subject string, err error) {
 	defer d.mu.Unlock()
 	msg := ""
 	if err != nil {
-		msg = err.Error()
+		msg = lasting(err.Error())
 	}
 	switch {
 	case d.said[subject] == msg:
@@ -123,6 +123,27 @@ func (d *Daemon) say(subject string, err error) {
 	default:
 		d.said[subject] = msg
 		d.logf("%s: %s", subject, msg)
+	}
+}
+
+// lasting returns the text of an error without the local address and port of each
+// connection, as in "read udp 192.0.2.50:40001->192.0.2.1:53": another port each
+// time would make it another error each time.
+func lasting(text string) string {
+	const arrow = "->"
+	var b strings.Builder
+	for {
+		before, after, found := strings.Cut(text, arrow)
+		if !found {
+			return b.String() + text
+		}
+		word := strings.LastIndexAny(before, " \"(") + 1
+		if _, err := netip.ParseAddrPort(before[word:]); err == nil {
+			b.WriteString(before[:word])
+		} else {
+			b.WriteString(before + arrow)
+		}
+		text = after
 	}
 }
 

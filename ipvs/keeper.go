@@ -188,7 +188,7 @@ func (k *keeper) say(err error) {
 		}
 		return
 	}
-	if msg := err.Error(); msg != k.complaint {
+	if msg := lasting(err.Error()); msg != k.complaint {
 		k.complaint = msg
 		k.log("%s", msg)
 	}

@@ -214,7 +214,7 @@ func (k *kernel) Sever(conns []Conn) (int, error) {
 		case errors.Is(err, unix.EOPNOTSUPP):
 			return n, fmt.Errorf("destroying sockets: this kernel lacks CONFIG_INET_DIAG_DESTROY: %w", err)
 		default:
-			return n, fmt.Errorf("destroying the socket %s -> %s: %w", c.Client, c.Virtual, err)
+			return n, fmt.Errorf("destroying a socket connected to %s: %w", c.Virtual, err)
 		}
 	}
 	return n, nil

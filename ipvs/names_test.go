@@ -101,6 +101,53 @@ func TestNamesOutliveABoot(t *testing.T) {
 	}
 }
 
+// TestSameErrorIsSaidOnce: each look-up has another local port, and net's resolver
+// names it.
+func TestSameErrorIsSaidOnce(t *testing.T) {
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := pc.LocalAddr().String()
+	pc.Close() // the kernel refuses from now on
+	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "udp", server)
+	}}
+	ports := make(map[string]bool)
+	g, lines := namesGroup(t, t.TempDir(), func(ctx context.Context, network, host string) ([]netip.Addr, error) {
+		addrs, err := r.LookupNetIP(ctx, network, host+".")
+		if err != nil {
+			ports[err.Error()] = true
+		}
+		return addrs, err
+	}, "a.example:6443")
+	for range 20 {
+		g.resolve(t.Context())
+	}
+	if len(ports) < 2 {
+		t.Fatalf("the resolver's errors: %v", ports)
+	}
+	if len(*lines) != 1 || !strings.Contains((*lines)[0], "connection refused") || !strings.Contains((*lines)[0], server) {
+		t.Errorf("said: %q", *lines)
+	}
+}
+
+func TestLasting(t *testing.T) {
+	for text, want := range map[string]string{
+		"read udp 192.0.2.50:40001->192.0.2.1:53: i/o timeout":                            "read udp 192.0.2.1:53: i/o timeout",
+		"read tcp [2001:db8::5%eth0]:40001->[2001:db8::1]:6443: connection reset by peer": "read tcp [2001:db8::1]:6443: connection reset by peer",
+		"a: read udp 127.0.0.1:1->127.0.0.1:2: x\nb (read udp 127.0.0.1:3->127.0.0.1:4)":  "a: read udp 127.0.0.1:2: x\nb (read udp 127.0.0.1:4)",
+		"sever 10.103.97.2:6443 -> 192.0.2.11:6443 weight 0 masq: no":                     "sever 10.103.97.2:6443 -> 192.0.2.11:6443 weight 0 masq: no",
+		"a->b": "a->b",
+		"->":   "->",
+		"":     "",
+	} {
+		if got := lasting(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
 // TestNamesSpareTheDisk: a name with another address each time is not written
 // each time.
 func TestNamesSpareTheDisk(t *testing.T) {
