@@ -15,7 +15,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -246,7 +245,8 @@ func (b *build) importNamed(ctx context.Context, path, want string) (string, err
 }
 
 // importFile brings a local file into the cache. A file that has not changed
-// since (same inode, size and change time) is not read again.
+// since (same inode, size and change time) is not read again, unless the build is
+// locked.
 func (b *build) importFile(ctx context.Context, path, want string) (string, error) {
 	if want != "" && b.Cache.Has(want) {
 		return want, nil
@@ -259,24 +259,16 @@ func (b *build) importFile(ctx context.Context, path, want string) (string, erro
 		return "", err
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	var sha string
-	if key := fetch.FileState(fi); key != "" {
-		sha, err = b.Cache.Make(ctx, key, func(_ context.Context, w io.Writer) error {
-			_, err := io.Copy(w, f)
-			return err
-		})
-	} else {
-		sha, _, err = b.Cache.Put(ctx, "", f)
-	}
+	sha, err := b.Cache.ImportFile(ctx, f, b.Locked)
 	if err != nil {
 		return "", fmt.Errorf("reading %s: %w", path, err)
 	}
 	if want != "" && sha != want {
-		return "", fmt.Errorf("reading %s: %w; put the file there that is meant, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: fi.Size()})
+		size, err := b.Cache.Size(sha)
+		if err != nil {
+			return "", err
+		}
+		return "", fmt.Errorf("reading %s: %w; put the file there that is meant, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: size})
 	}
 	return sha, nil
 }

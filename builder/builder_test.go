@@ -1042,7 +1042,7 @@ func TestDebianArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newDebianRecipe(img, img.SourceTime(), []string{"aa"})
+	r := newDebianRecipe(img, img.SourceTime(), []keyring{{sha256: "aa", name: "a.gpg"}})
 	args := r.args([]string{"/keys/a.gpg"})
 	for _, want := range []string{"--variant=minbase", "--architectures=amd64", "--keyring=/keys/a.gpg", `--customize-hook=chroot "$1" /bin/sh -euc 'echo '\''it'\'''`, "trixie"} {
 		if !slices.Contains(args, want) {

@@ -3,10 +3,12 @@ package builder
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/test/buildtest"
@@ -115,6 +117,42 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 			}
 			if r.Report.Golden != golden {
 				t.Errorf("built again it is image %s, want %s", r.Report.Golden, golden)
+			}
+		})
+	}
+}
+
+// TestSourceChangesWhileRead: a file or an overlay that somebody writes to while it is
+// read is an error, or whole.
+func TestSourceChangesWhileRead(t *testing.T) {
+	for name, path := range map[string]string{"file": "notes.txt", "overlay": "overlay/big", "base": "base.tar"} {
+		t.Run(name, func(t *testing.T) {
+			p := newProject(t, buildtest.Base(), nil)
+			f, err := os.OpenFile(filepath.Join(p.dir, path), os.O_RDWR|os.O_CREATE, 0o644)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := f.Truncate(100 << 20); err != nil {
+				t.Fatal(err)
+			}
+			end, ended := make(chan bool), make(chan bool)
+			go func() {
+				defer close(ended)
+				for n := uint64(0); ; n++ {
+					select {
+					case <-end:
+						return
+					case <-time.After(time.Millisecond):
+						_, _ = f.WriteAt(binary.BigEndian.AppendUint64(nil, n), 50<<20)
+					}
+				}
+			}()
+			_, err = Resolve(t.Context(), p.image(t), p.options(""))
+			close(end)
+			<-ended
+			if err == nil || !strings.Contains(err.Error(), "changes while it is read") {
+				t.Errorf("resolved: %v", err)
 			}
 		})
 	}

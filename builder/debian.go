@@ -18,7 +18,6 @@ import (
 
 	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/configs/ondisk/file"
 	"github.com/edgebake/edgebake/overlays"
 )
 
@@ -59,13 +58,17 @@ const (
 	initrdHookEnv = "EDGEBAKE_INITRD_HOOK"
 )
 
-func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
+func newDebianRecipe(img *configs.Image, date time.Time, keyrings []keyring) debianRecipe {
 	b := img.Base.Debian
+	var digests []string
+	for _, k := range keyrings {
+		digests = append(digests, k.sha256)
+	}
 	pk := append(overlays.Packages(img), b.PackagesFor(img.Arch)...)
 	slices.Sort(pk)
 	return debianRecipe{
 		Version: 4, Suite: b.Suite, Arch: img.Arch, Sources: b.Sources,
-		Components: overlays.Components(img), Keyrings: keyrings,
+		Components: overlays.Components(img), Keyrings: digests,
 		Packages: slices.Compact(pk), Run: b.Run, SourceDate: date.Unix(),
 		Initrd: overlays.InitrdScript(), InitrdHook: overlays.InitrdHook(),
 	}
@@ -73,16 +76,20 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debi
 
 // makeDebian runs mmdebstrap and writes the root file system's tar to w. It
 // needs no root: an ordinary user gets a user namespace.
-func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []string, w io.Writer, say func(line string)) error {
-	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(keyrings)...)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, initrdHookEnv+"="+r.InitrdHook)
-	// Neither the caller's directory nor its umask has a part in the result.
-	cmd.Dir = "/"
+func (b *build) makeDebian(ctx context.Context, r debianRecipe, keyrings []keyring, w io.Writer, say func(line string)) error {
 	scratch, err := newScratch()
 	if err != nil {
 		return err
 	}
-	cmd.Env = append(cmd.Env, "TMPDIR="+scratch)
+	paths, err := b.layDownKeyrings(keyrings, scratch)
+	if err != nil {
+		b.keep(removeScratch(scratch))
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "mmdebstrap", r.args(paths)...)
+	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, initrdHookEnv+"="+r.InitrdHook, "TMPDIR="+scratch)
+	// Neither the caller's directory nor its umask has a part in the result.
+	cmd.Dir = "/"
 	ownMounts(cmd)
 	cmd.Stdout = w
 	log := &lineTail{say: say}
@@ -310,19 +317,41 @@ func parseDpkgStatus(r io.Reader) ([]dpkgPackage, error) {
 	return out, nil
 }
 
-// keyrings returns the SHA-256 of each keyring and its absolute path.
-func (b *build) keyrings() (digests, paths []string, err error) {
+// keyring is one of base.debian.keyrings, in the cache.
+type keyring struct{ sha256, name string }
+
+// keyrings brings the keyrings into the cache: mmdebstrap, which may run much later,
+// gets those whose digests are in the recipe.
+func (b *build) keyrings(ctx context.Context) ([]keyring, error) {
+	var out []keyring
 	var errs []error
 	for i, k := range b.img.Base.Debian.Keyrings {
-		p := b.path(k)
-		sum, err := file.SHA256(p)
+		sha, err := b.importNamed(ctx, k, "")
 		if err != nil {
 			errs = append(errs, fieldError(fmt.Sprintf("base.debian.keyrings[%d]", i), err))
 			continue
 		}
-		abs, err := filepath.Abs(p)
-		errs = append(errs, err)
-		digests, paths = append(digests, sum), append(paths, abs)
+		out = append(out, keyring{sha, filepath.Base(k)})
 	}
-	return digests, paths, errors.Join(errs...)
+	return out, errors.Join(errs...)
+}
+
+// layDownKeyrings writes keyrings into dir, where every user may read them, and returns
+// their paths. They keep their names, of which apt reads the ending.
+func (b *build) layDownKeyrings(keyrings []keyring, dir string) ([]string, error) {
+	var paths []string
+	for i, k := range keyrings {
+		raw, err := b.Cache.ReadBlob(k.sha256)
+		if err != nil {
+			return nil, err
+		}
+		own := filepath.Join(dir, fmt.Sprintf("keyring-%d", i))
+		path := filepath.Join(own, k.name)
+		// The umask has no say.
+		if err := errors.Join(os.Mkdir(own, 0o755), os.WriteFile(path, raw, 0o644), os.Chmod(own, 0o755), os.Chmod(path, 0o644)); err != nil {
+			return nil, fmt.Errorf("copying keyring %s: %w", k.name, err)
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
 }

@@ -296,3 +296,43 @@ func TestDebianHint(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyringChanges: mmdebstrap gets the keyring whose digest is in the recipe, under
+// its name, whatever becomes of the file after it was read.
+func TestKeyringChanges(t *testing.T) {
+	p := newProject(t, buildtest.Base(), func(s string) string {
+		return strings.Replace(toDebian(s), "suite: trixie,", "suite: trixie, keyrings: [keys/site.asc],", 1)
+	})
+	standIn(t, p)
+	path := filepath.Join(p.dir, "keys/site.asc")
+	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("key one"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	// The stand-in notes what it is given.
+	tool, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(tool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	look := `for a; do case "$a" in --keyring=*) k=${a#--keyring=}; echo "$(basename "$k") $(stat -c %a "$k") $(cat "$k")" > "` + p.dir + `/given";; esac; done
+case "$*"`
+	if err := os.WriteFile(tool, []byte(strings.Replace(string(script), `case "$*"`, look, 1)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b, err := resolve(t.Context(), p.image(t), p.options(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("key two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.makeInputs(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(p.dir, "given")); err != nil || string(got) != "site.asc 644 key one\n" {
+		t.Errorf("mmdebstrap is given %q, %v", got, err)
+	}
+}

@@ -139,11 +139,11 @@ func (b *build) resolveBase(ctx context.Context) error {
 	base := b.img.Base
 	switch {
 	case base.Debian != nil:
-		digests, paths, err := b.keyrings()
+		keyrings, err := b.keyrings(ctx)
 		if err != nil {
 			return err
 		}
-		r := newDebianRecipe(b.img, b.date, digests)
+		r := newDebianRecipe(b.img, b.date, keyrings)
 		raw, err := canonical(r)
 		if err != nil {
 			return err
@@ -170,7 +170,7 @@ func (b *build) resolveBase(ctx context.Context) error {
 				}
 			}
 			return b.Cache.Make(ctx, key, func(ctx context.Context, w io.Writer) error {
-				return b.makeDebian(ctx, r, paths, w, s.detail)
+				return b.makeDebian(ctx, r, keyrings, w, s.detail)
 			})
 		})
 		return nil
@@ -225,10 +225,9 @@ func (b *build) resolveOverlays(ctx context.Context) error {
 			errs = append(errs, fieldError(field, err))
 			continue
 		}
-		pr, pw := io.Pipe()
-		go func() { pw.CloseWithError(tree.PackDir(ctx, pw, b.path(o.Dir), b.date)) }()
-		sha, _, err := b.Cache.Put(ctx, "", pr)
-		pr.CloseWithError(err)
+		sha, err := b.Cache.Import(ctx, func(ctx context.Context, w io.Writer) error {
+			return tree.PackDir(ctx, w, b.path(o.Dir), b.date)
+		})
 		if err != nil {
 			errs = append(errs, fieldError(field, err))
 			continue

@@ -2,7 +2,12 @@
 
 package fetch
 
-import "io/fs"
+import (
+	"io/fs"
+	"time"
+)
 
 // FileState is empty: files are read every time.
 func FileState(fs.FileInfo) string { return "" }
+
+func changedAt(fs.FileInfo) []time.Time { return nil }

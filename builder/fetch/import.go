@@ -1,0 +1,100 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// readAgain is how often Import begins again where two readings differ.
+const readAgain = 3
+
+// Import stores what read yields each time it is called, which a person may be editing:
+// only bytes that two readings agree on, or that the cache has already.
+func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.Writer) error) (sha string, err error) {
+	for range readAgain {
+		h := sha256.New()
+		if err := read(ctx, h); err != nil {
+			return "", err
+		}
+		sha := hex.EncodeToString(h.Sum(nil))
+		if c.Has(sha) {
+			return sha, nil
+		}
+		pr, pw := io.Pipe()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			pw.CloseWithError(read(ctx, pw))
+		}()
+		_, _, err := c.Put(ctx, sha, pr)
+		pr.CloseWithError(err)
+		<-ended
+		if !errors.As(err, new(*DigestError)) {
+			return sha, err
+		}
+	}
+	return "", errChanges
+}
+
+// ImportFile is Import of a file that is open. Unless anew is set, one that nobody has
+// written to since it was imported is not read again.
+func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha string, err error) {
+	for range readAgain {
+		now := time.Now()
+		before, err := f.Stat()
+		if err != nil {
+			return "", err
+		}
+		key := importKey(before, now)
+		if key != "" && !anew {
+			if sha, ok := c.Lookup(key); ok {
+				return sha, nil
+			}
+		}
+		sha, err := c.Import(ctx, func(ctx context.Context, w io.Writer) error {
+			_, err := io.Copy(w, &ctxReader{ctx: ctx, r: io.NewSectionReader(f, 0, 1<<62)})
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+		after, err := f.Stat()
+		if err != nil {
+			return "", err
+		}
+		if !sameState(before, after) {
+			continue
+		}
+		if key != "" {
+			err = c.Remember(key, sha)
+		}
+		return sha, err
+	}
+	return "", errChanges
+}
+
+// racy is the coarsest time stamp of a file system: what is written so soon after
+// something else may leave the file in what looks like the same state.
+const racy = 2 * time.Second
+
+// importKey is the key of what a file has in a state that was looked up after now. It
+// is empty where something else may be written later and leave the same state.
+func importKey(fi fs.FileInfo, now time.Time) string {
+	id, times := FileState(fi), changedAt(fi)
+	if id == "" || len(times) == 0 {
+		return ""
+	}
+	for _, at := range times {
+		if d := now.Sub(at); d < racy && d > -racy {
+			return ""
+		}
+	}
+	return fmt.Sprintf("import 2 %s", id)
+}

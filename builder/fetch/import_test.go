@@ -1,0 +1,143 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestImportWhatChanges: what two readings do not agree on is not stored.
+func TestImportWhatChanges(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		readings []string // the last one is repeated
+		want     string   // empty: an error
+		reads    int
+	}{
+		{"it keeps still", []string{"a"}, "a", 2},
+		{"saved between two readings", []string{"a", "b"}, "b", 4},
+		{"saved in the middle of the second", []string{"a", "ab", "b"}, "b", 4},
+		{"saved without end", []string{"a", "b", "c", "d", "e", "f"}, "", 6},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := open(t, t.TempDir())
+			reads := 0
+			sha, err := c.Import(t.Context(), func(_ context.Context, w io.Writer) error {
+				_, err := io.WriteString(w, tt.readings[min(reads, len(tt.readings)-1)])
+				reads++
+				return err
+			})
+			if reads != tt.reads {
+				t.Errorf("%d readings, want %d", reads, tt.reads)
+			}
+			blobs, listErr := c.List()
+			if listErr != nil {
+				t.Fatal(listErr)
+			}
+			if tt.want == "" {
+				if !errors.Is(err, errChanges) || len(blobs) != 0 {
+					t.Errorf("%s, %v; %d blobs", sha, err, len(blobs))
+				}
+				return
+			}
+			if err != nil || sha != sum([]byte(tt.want)) || len(blobs) != 1 || blobs[0].SHA256 != sha {
+				t.Errorf("%s, %v; %v", sha, err, blobs)
+			}
+		})
+	}
+	c := open(t, t.TempDir())
+	broken := errors.New("broken")
+	if _, err := c.Import(t.Context(), func(context.Context, io.Writer) error { return broken }); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+}
+
+// TestImportKey: the state of a file that was written to just now is not relied on.
+func TestImportKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("a"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	stat := func() (os.FileInfo, time.Time) {
+		t.Helper()
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		times := changedAt(fi)
+		if len(times) == 0 {
+			t.Skip("no states of files here")
+		}
+		return fi, slices.MaxFunc(times, time.Time.Compare)
+	}
+	check := func(what string, after time.Duration, known bool) {
+		t.Helper()
+		fi, at := stat()
+		if key := importKey(fi, at.Add(after)); (key != "") != known {
+			t.Errorf("%s, %s later: key %q", what, after, key)
+		}
+	}
+	check("written", 0, false)
+	check("written", time.Second, false)
+	check("written", -time.Second, false)
+	check("written", 3*time.Second, true)
+	// A program that sets a file back has changed the inode.
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	check("set back", time.Second, false)
+	check("set back", 3*time.Second, true)
+}
+
+// TestImportFile: a file that keeps still is read once, unless it is to be read anew.
+func TestImportFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	if err := os.WriteFile(path, []byte("a"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	c := open(t, filepath.Join(dir, "cache"))
+	get := func(what, want string, anew bool) {
+		t.Helper()
+		if sha, err := c.ImportFile(t.Context(), f, anew); err != nil || sha != sum([]byte(want)) {
+			t.Errorf("%s: %s, %v", what, sha, err)
+		}
+	}
+	keys := func() int {
+		t.Helper()
+		entries, err := os.ReadDir(filepath.Join(c.Dir(), "keys"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	get("just written", "a", false)
+	if n := keys(); n != 0 {
+		t.Errorf("a file that was just written is remembered: %d keys", n)
+	}
+	time.Sleep(racy + 200*time.Millisecond)
+	get("later", "a", false)
+	if n := keys(); n != 1 {
+		t.Errorf("%d keys", n)
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Remember(importKey(fi, time.Now()), put(t, c, []byte("other"))); err != nil {
+		t.Fatal(err)
+	}
+	get("remembered", "other", false)
+	get("read anew", "a", true)
+}
