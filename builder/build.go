@@ -124,7 +124,7 @@ func ExportBase(ctx context.Context, img *configs.Image, o Options, path string)
 	if err := b.makeInputs(ctx); err != nil {
 		return err
 	}
-	return b.exportBase(path)
+	return b.exportBase(ctx, path)
 }
 
 // CheckOutput tells, before a build begins, why its image could not be written.

@@ -105,6 +105,9 @@ type build struct {
 		sha   string
 		nodes []tree.Node
 	}
+	// given is the tar of Options.Base, uncompressed, once it is found to be the base
+	// that the plan has.
+	given string
 	// cni is the network configuration that the user brings, and plugins what
 	// it calls; nil where there is none.
 	cni     []byte

@@ -33,7 +33,7 @@ func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 			Data: tree.Content{Blob: sha, Size: size}}}
 		return tree.Layer{Name: l.Name, Nodes: []tree.Node{n}, Replace: true}, nil
 	}
-	sha, err := fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
+	sha, err := b.archive(ctx, l.Input)
 	if err != nil {
 		return tree.Layer{}, &tree.LayerError{Layer: l.Name, Err: err}
 	}
@@ -50,6 +50,23 @@ func (b *build) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 		}
 	}
 	return tree.Layer{Name: l.Name, Nodes: nodes, Replace: l.Replace || l.Members != nil}, nil
+}
+
+// archive returns the blob of an input's tar, uncompressed. The plan, and with it the
+// lock, keeps the base's.
+func (b *build) archive(ctx context.Context, input string) (string, error) {
+	if input == inputBase && b.given != "" {
+		return b.given, nil
+	}
+	in := b.input(input)
+	sha, err := fetch.Uncompressed(ctx, b.Cache, in.SHA256, maxArchive)
+	if err == nil && input == inputBase && sha != in.SHA256 {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		in.Uncompressed = sha
+		b.plan.Inputs[input] = in
+	}
+	return sha, err
 }
 
 // index opens an uncompressed tar of the cache; the base's is opened once, by

@@ -286,10 +286,7 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	var err error
 	switch {
 	case name == inputBase && b.Base != "":
-		sha, err = b.importFile(ctx, b.Base, "")
-		if err == nil {
-			sha, err = fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
-		}
+		sha, err = b.giveBase(ctx, &in)
 	case compiled != "":
 		sha = compiled
 	default:
@@ -305,6 +302,9 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 		}
 	}
 	if in.SHA256 != "" && sha != in.SHA256 {
+		if name == inputBase && b.Base != "" && (b.Locked || in.Make == "") {
+			return b.otherBase(in, sha)
+		}
 		if b.Locked || in.Make == "" {
 			return fmt.Errorf("made %s, locked is %s%s", sha, in.SHA256, lockedHint(in, compiledBy))
 		}
@@ -323,6 +323,41 @@ func (b *build) makeInput(ctx context.Context, name string) error {
 	return nil
 }
 
+// giveBase brings the file of --base into the cache and returns the digest that it has
+// in the plan: the one that the plan has already, where the file is that base,
+// compressed or not.
+func (b *build) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
+	file, err := b.importFile(ctx, b.Base, "")
+	if err != nil {
+		return "", err
+	}
+	if b.given, err = fetch.Uncompressed(ctx, b.Cache, file, maxArchive); err != nil {
+		return "", err
+	}
+	switch {
+	case file == in.SHA256 && file != b.given:
+		in.Uncompressed = b.given
+		return in.SHA256, nil
+	case in.SHA256 != "" && b.given == in.Uncompressed:
+		return in.SHA256, nil
+	}
+	if b.given != in.SHA256 {
+		in.Uncompressed = ""
+	}
+	return b.given, nil
+}
+
+// otherBase says that --base is not the base that the Image or the lock has.
+func (b *build) otherBase(in plan.Input, sha string) error {
+	switch {
+	case in.Make == "" && b.img.Base.Tar.SHA256 != "":
+		return fmt.Errorf("it is %s (uncompressed), base.tar.sha256 is %s: give the archive that has this digest; or the base that was exported, with the lock that was written then; or correct base.tar.sha256", sha, in.SHA256)
+	case b.Locked && in.Make != "":
+		return fmt.Errorf("it is %s (uncompressed), locked is %s: give the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
+	}
+	return fmt.Errorf("it is %s (uncompressed), locked is %s: give the base that was exported with this lock, or build without --base", sha, in.SHA256)
+}
+
 func lockedHint(in plan.Input, compiledBy string) string {
 	switch in.Make {
 	case "mmdebstrap":
@@ -335,10 +370,14 @@ func lockedHint(in plan.Input, compiledBy string) string {
 	return "; build without --locked to renew the lock"
 }
 
-// exportBase copies the made base's tar out of the cache, so that a locked
+// exportBase copies the base's tar, uncompressed, out of the cache, so that a locked
 // build works when the archive it came from has moved on.
-func (b *build) exportBase(path string) error {
-	src, err := b.Cache.OpenBlob(b.input(inputBase).SHA256)
+func (b *build) exportBase(ctx context.Context, path string) error {
+	sha, err := b.archive(ctx, inputBase)
+	if err != nil {
+		return fmt.Errorf("exporting the base: %w", err)
+	}
+	src, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return fmt.Errorf("exporting the base: %w", err)
 	}

@@ -117,6 +117,7 @@ func (b *build) add(from origin, name string, in plan.Input, layer *plan.Layer, 
 	if sha, ok := b.Lock.Pinned(name, in); ok && in.SHA256 == "" {
 		in.SHA256, in.Go = sha, b.Lock.Go(name)
 	}
+	in.Uncompressed = b.Lock.Uncompressed(name, in)
 	b.plan.Inputs[name] = in
 	if make != nil {
 		b.makes[name] = make

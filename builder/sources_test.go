@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -507,5 +508,114 @@ func TestAgentFollowsItsSource(t *testing.T) {
 		if same := string(made) == first; same != (says == "one") {
 			t.Errorf("build %d, %s: the bytes of the first: %v", i, says, same)
 		}
+	}
+}
+
+// TestExportCompressedBase: a base that is fetched compressed is exported uncompressed,
+// and given back elsewhere, in either form, it gives the same image.
+func TestExportCompressedBase(t *testing.T) {
+	s := newServer(t)
+	p := newProject(t, buildtest.Base(), nil)
+	raw, err := os.ReadFile(filepath.Join(p.dir, "base.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	w.Write(raw)
+	w.Close()
+	s.files["/base.tar.gz"] = z.String()
+	sum := fmt.Sprintf("%x", sha256.Sum256(z.Bytes()))
+	doc := filepath.Join(p.dir, "image.yaml")
+	text, err := os.ReadFile(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("file: base.tar"), []byte("url: "+s.URL+"/base.tar.gz\n    sha256: "+sum), 1)
+	if err := os.WriteFile(doc, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := func(name string, content []byte) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	o := p.options(filepath.Join(dir, "first.raw.zst"))
+	first, err := Build(t.Context(), p.image(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := first.Plan.Lock().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := plan.DecodeLock(encoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exported := filepath.Join(dir, "exported.tar")
+	o.Lock = lock
+	if err := ExportBase(t.Context(), p.image(t), o, exported); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(exported); err != nil || !bytes.Equal(got, raw) {
+		t.Fatalf("the exported base is not the tar (%v)", err)
+	}
+	s.files = nil // the server is gone
+	other := buildtest.Base()
+	otherTar, err := buildtest.Tar(other[:len(other)-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, base string
+		lock       *plan.Lock
+		locked     bool
+		want       string // of the error
+		not        string // in it
+	}{
+		{name: "exported, locked", base: exported, lock: lock, locked: true},
+		{name: "exported", base: exported, lock: lock},
+		{name: "the archive itself, locked", base: file("base.tar.gz", z.Bytes()), lock: lock, locked: true},
+		{name: "the archive itself, no lock", base: file("base.tar.gz", z.Bytes())},
+		{name: "another, locked", base: file("other.tar", otherTar), lock: lock, locked: true, want: "base.tar.sha256 is " + sum},
+		{name: "another, no lock", base: file("other.tar", otherTar), want: "base.tar.sha256 is " + sum, not: "--locked"},
+		{name: "exported, without its lock", base: exported, want: "the base that was exported, with the lock", not: "--locked"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := p.options(filepath.Join(t.TempDir(), "x.raw.zst"))
+			if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
+				t.Fatal(err)
+			}
+			defer o.Cache.Close()
+			o.Base, o.Lock, o.Locked = tt.base, tt.lock, tt.locked
+			r, err := Build(t.Context(), p.image(t), o)
+			if tt.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "--base "+tt.base+": ") || tt.not != "" && strings.Contains(err.Error(), tt.not) {
+					t.Errorf("the build: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Report.Plan != first.Report.Plan || r.Report.Golden != first.Report.Golden {
+				t.Errorf("another image: plan %s, want %s", r.Report.Plan, first.Report.Plan)
+			}
+			if got := r.Plan.Lock().Inputs[inputBase]; got.SHA256 != sum || got.Uncompressed != lock.Inputs[inputBase].Uncompressed || got.Uncompressed == "" {
+				t.Errorf("the next lock has %+v", got)
+			}
+			again := filepath.Join(t.TempDir(), "again.tar")
+			if err := ExportBase(t.Context(), p.image(t), o, again); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.ReadFile(again); err != nil || !bytes.Equal(got, raw) {
+				t.Errorf("exported again it is another base (%v)", err)
+			}
+		})
 	}
 }

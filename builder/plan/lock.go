@@ -78,8 +78,10 @@ func (l *Lock) validate() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {
 		in := l.Inputs[name]
-		if in.SHA256 != "" && !isHex64(in.SHA256) {
-			bad(fmt.Sprintf("inputs[%q].sha256", name), in.SHA256, "a SHA-256 of 64 hexadecimal digits")
+		for _, f := range []struct{ name, value string }{{"sha256", in.SHA256}, {"uncompressed", in.Uncompressed}} {
+			if f.value != "" && !isHex64(f.value) {
+				bad(fmt.Sprintf("inputs[%q].%s", name, f.name), f.value, "a SHA-256 of 64 hexadecimal digits")
+			}
 		}
 		if sha, ok := strings.CutPrefix(in.Digest, "sha256:"); in.Digest != "" && (!ok || !isHex64(sha)) {
 			bad(fmt.Sprintf("inputs[%q].digest", name), in.Digest, `"sha256:" and 64 hexadecimal digits`)
@@ -110,6 +112,15 @@ func (l *Lock) Go(name string) string {
 		return ""
 	}
 	return l.Inputs[name].Go
+}
+
+// Uncompressed is the digest that the lock has for an input's bytes uncompressed; empty
+// where it has none, or is about another input.
+func (l *Lock) Uncompressed(name string, in Input) string {
+	if sha, ok := l.Pinned(name, in); !ok || in.SHA256 != "" && in.SHA256 != sha {
+		return ""
+	}
+	return l.Inputs[name].Uncompressed
 }
 
 // Pinned returns the digest that the lock has for an input, where the lock

@@ -69,6 +69,9 @@ type Input struct {
 	// SHA256 is the digest of the bytes, in hex. A made input has none until
 	// it was made once; the lock keeps it from then on.
 	SHA256 string `json:"sha256,omitempty"`
+	// Uncompressed is the digest, in hex, of a compressed base uncompressed, once it is
+	// known: an exported base has these bytes.
+	Uncompressed string `json:"uncompressed,omitempty"`
 }
 
 // Layer says how an input enters the tree.

@@ -160,6 +160,7 @@ func TestDecodeLock(t *testing.T) {
 		"more behind it":       {good, good + ` {"version":1}`, "after its end"},
 		"garbage behind it":    {good, good + " trailing", "after its end"},
 		"not a digest":         {hex64("a"), "nonsense", `inputs["base"].sha256: "nonsense"`},
+		"not one either":       {`"old":{`, `"old":{"uncompressed":"x",`, `inputs["old"].uncompressed`},
 		"capitals":             {hex64("a"), hex64("A"), `inputs["base"].sha256`},
 		"too short":            {hex64("a"), hex64("a")[1:], `inputs["base"].sha256`},
 		"no algorithm":         {"sha256:" + hex64("b"), hex64("b"), `inputs["base"].digest`},
