@@ -14,10 +14,13 @@ const (
 
 // Flatten applies the layers of a container image to each other, as a
 // container's root file system has them: later layers win, whiteout entries
-// (.wh.NAME, .wh..wh..opq) take away and are not kept themselves. Now dates
-// directories that no layer has.
+// (.wh.NAME, .wh..wh..opq) take away and are not kept themselves. A directory that
+// a layer lists takes the place of whatever else was there, a symbolic link to a
+// directory too; what lies below a link is where the link points only if the layer
+// lists no directory of that name. Now dates directories that no layer has.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
+	m.flattening = true
 	for _, l := range layers {
 		m.flatten(l)
 	}
@@ -34,6 +37,7 @@ func (m *merger) flatten(l Layer) {
 		where  string
 		itself bool
 	}
+	m.replaceByDirs(l.Nodes)
 	var marks []mark // carried out when all are found: none leads another astray
 	for _, n := range l.Nodes {
 		dir, base := path.Split(n.Path)
@@ -83,5 +87,28 @@ func (m *merger) flatten(l Layer) {
 		}
 		n.Path = where
 		m.set(n)
+	}
+}
+
+// replaceByDirs lays the layer's directories over what is not one in the layers
+// below. It comes before the layer's marks, which are about its own directory then,
+// and not about what a link that was there points to.
+func (m *merger) replaceByDirs(nodes []Node) {
+	var dirs []Node
+	for _, n := range nodes {
+		if n.IsDir() && checkPath(n.Path) == nil {
+			dirs = append(dirs, n)
+		}
+	}
+	sortNodes(dirs)
+	for _, n := range dirs {
+		parent, err := m.resolve(path.Dir(n.Path), nil)
+		if err != nil {
+			continue // it is reported when the node is placed
+		}
+		n.Path = below(parent, path.Base(n.Path))
+		if old, ok := m.nodes[n.Path]; ok && !old.IsDir() {
+			m.set(n)
+		}
 	}
 }

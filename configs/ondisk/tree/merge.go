@@ -42,6 +42,8 @@ type merger struct {
 	nodes map[string]Node
 	now   time.Time
 	errs  []error
+	// flattening: a directory takes the place of what is not one (Flatten).
+	flattening bool
 	// resolved has where directories of the layer at hand are, so that a path
 	// costs its length, not that times its depth.
 	resolved map[string]string
@@ -189,7 +191,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	where := path.Join(parent, path.Base(n.Path))
 	// A directory that is a link to a directory in an earlier layer is that
 	// directory.
-	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() {
+	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() && !m.flattening {
 		if _, mine := seen[where]; !mine {
 			where, err = m.resolve(where, seen)
 			if err != nil {
@@ -203,7 +205,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 
 func (m *merger) mkdirAll(dir, layer string) {
 	for p := dir; ; p = path.Dir(p) {
-		if _, ok := m.nodes[p]; ok {
+		if old, ok := m.nodes[p]; ok && (old.IsDir() || !m.flattening) {
 			return
 		}
 		m.set(Node{Path: p, Layer: layer, Inode: m.dir()})
@@ -295,6 +297,8 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 				at = "."
 			}
 			rest = append(rest, n.Target)
+		case m.flattening && seen[next] == "":
+			at = next
 		default:
 			return "", fmt.Errorf("lies below %s, which is %s (of layer %s); remove one of them", next, n.kind(), n.layer())
 		}

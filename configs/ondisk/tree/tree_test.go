@@ -164,6 +164,41 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
+// TestFlattenDirectoryOverALink: a directory that a layer lists replaces what was
+// there, and its marks take nothing from where a link pointed. builder/images
+// compares more of this with overlayfs.
+func TestFlattenDirectoryOverALink(t *testing.T) {
+	merged := []Node{dir("usr"), dir("usr/lib"), file("usr/lib/libc", ""), link("lib", "usr/lib")}
+	for name, test := range map[string]struct {
+		below, above []Node
+		want         string
+	}{
+		"a link to a directory": {merged, []Node{dir("lib"), file("lib/new", "")}, ". lib lib/new usr usr/lib usr/lib/libc"},
+		"an opaque one":         {merged, []Node{dir("lib"), file("lib/.wh..wh..opq", ""), file("lib/new", "")}, ". lib lib/new usr usr/lib usr/lib/libc"},
+		"a whiteout in it":      {merged, []Node{file("lib/.wh.libc", ""), dir("lib")}, ". lib usr usr/lib usr/lib/libc"},
+		"no directory listed":   {merged, []Node{file("lib/.wh.libc", ""), file("lib/new", "")}, ". lib usr usr/lib usr/lib/new"},
+		"a link to a file":      {[]Node{file("f", ""), link("a", "f")}, []Node{dir("a"), file("a/b", "")}, ". a a/b f"},
+		"a link to nothing":     {[]Node{link("a", "/run/b")}, []Node{dir("a"), file("a/b", "")}, ". a a/b"},
+		"a file":                {[]Node{file("a", "")}, []Node{dir("a"), file("a/.wh.x", ""), file("a/.wh..wh..opq", ""), file("a/b", "")}, ". a a/b"},
+		"a file, none listed":   {[]Node{file("a", "")}, []Node{file("a/b/c", "")}, ". a a/b a/b/c"},
+		"whiteouts of a file":   {[]Node{file("a", "")}, []Node{file("a/.wh.x", "")}, ". a"},
+	} {
+		nodes, err := Flatten([]Layer{{Name: "1", Nodes: test.below}, {Name: "2", Nodes: test.above}}, day)
+		var got []string
+		for _, n := range nodes {
+			got = append(got, n.Path)
+		}
+		if s := strings.Join(got, " "); err != nil || s != test.want {
+			t.Errorf("%s: got %s, %v, want %s", name, s, err, test.want)
+		}
+	}
+	// A layer's own file is not a directory all the same.
+	_, err := Flatten([]Layer{{Name: "1", Nodes: []Node{file("a", "")}}, {Name: "2", Nodes: []Node{file("a", ""), file("a/b", "")}}}, day)
+	if err == nil || !strings.Contains(err.Error(), "lies below a, which is a file") {
+		t.Errorf("a file below a file of the same layer: %v", err)
+	}
+}
+
 // entry is a tar header and its content.
 type entry struct {
 	tar.Header
