@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"go.yaml.in/yaml/v3"
@@ -32,6 +33,11 @@ var kubeadmVersions = map[string]string{
 // kubeadm's documents came with: in the versions before, an argument cannot be
 // given twice and initial-cluster not be set.
 const oldestClusterKubernetes = 31
+
+// minCertificateValidity is the shortest time for the control plane's certificates.
+// First boot renews them when half of it is over, so a machine that was off for the
+// other half finds none that has expired.
+const minCertificateValidity = 30 * 24 * time.Hour
 
 // kubeadmElsewhere are kinds that kubeadm reads but a Cluster does not, and
 // what to use instead.
@@ -292,6 +298,7 @@ func (d *document) kubeadmDocument(owned func()) bool {
 	}
 	if owned != nil {
 		owned()
+		d.certificateValidity()
 	}
 	switch d.kind {
 	case "ClusterConfiguration":
@@ -344,6 +351,21 @@ func (d *document) ownedFields() {
 		if n := nodeAt(d.root, path); n != nil && !isNull(n) {
 			d.problem(n, d.kind+"."+path, "is set by edgebake: %s; remove it here", owned[path])
 		}
+	}
+}
+
+// certificateValidity reports a period that is too short to renew certificates in.
+func (d *document) certificateValidity() {
+	const field = "certificateValidityPeriod"
+	n := nodeAt(d.root, field)
+	if d.kind != "ClusterConfiguration" || n == nil || isNull(n) || n.Kind != yaml.ScalarNode {
+		return
+	}
+	switch period, err := time.ParseDuration(n.Value); {
+	case err != nil:
+		d.problem(n, d.kind+"."+field, "%s is not a duration, e.g. 2160h", shorten(n.Value))
+	case period < minCertificateValidity:
+		d.problem(n, d.kind+"."+field, "must be at least %dh, not %s: certificates are renewed when half of the time is over, and a machine may be off for the other half; set %dh or more", int(minCertificateValidity.Hours()), n.Value, int(minCertificateValidity.Hours()))
 	}
 }
 

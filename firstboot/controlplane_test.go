@@ -100,6 +100,10 @@ type controlPlane struct {
 	restarts []string // with other arguments, while it ran
 	learner  bool     // m1's member has no vote yet
 	inits    []string
+	// certTime is for how long kubeadm's certificates are valid, a year if it is 0;
+	// none ends after certEnd, if there is one.
+	certTime time.Duration
+	certEnd  time.Time
 	halves   map[string]bool
 }
 
@@ -430,7 +434,7 @@ func (m *controlPlane) kubeadm(c Cmd) error {
 			if f == ondisk.KubeletConf {
 				cn = "system:node:m1"
 			}
-			pair := m.cluster.client(cn, m.now.AddDate(1, 0, 0))
+			pair := m.cluster.client(cn, m.certUntil())
 			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
@@ -527,6 +531,18 @@ func etcdState(t *testing.T, conf string) string {
 	}
 }
 
+// certUntil is the end of a certificate that kubeadm makes now.
+func (m *controlPlane) certUntil() time.Time {
+	until := m.now.AddDate(1, 0, 0)
+	if m.certTime != 0 {
+		until = m.now.Add(m.certTime)
+	}
+	if !m.certEnd.IsZero() && m.certEnd.Before(until) {
+		return m.certEnd
+	}
+	return until
+}
+
 // leaf makes a certificate that is not there; what is there is whole to it.
 func (m *controlPlane) leaf(l leaf, dir string, write func(p, data string) error, need func(string) string) error {
 	cert, key := dir+"/"+l.base+".crt", dir+"/"+l.base+".key"
@@ -538,7 +554,7 @@ func (m *controlPlane) leaf(l leaf, dir string, write func(p, data string) error
 		return err
 	}
 	// Who asks again for the same gets the same, as with the cluster's clients.
-	until := m.now.AddDate(1, 0, 0)
+	until := m.certUntil()
 	made, _ := m.cluster.issued.LoadOrStore(fmt.Sprint(l.base, until), sync.OnceValue(func() string {
 		return pairPEM(m.t, issue(m.t, pair.Leaf, pair.PrivateKey.(crypto.Signer), &x509.Certificate{Subject: pkix.Name{CommonName: l.base},
 			DNSNames: []string{"apiserver.cluster.local"}, NotBefore: longAgo, NotAfter: until,

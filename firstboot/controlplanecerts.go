@@ -3,7 +3,10 @@ package firstboot
 import (
 	"context"
 	"crypto"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -18,9 +21,9 @@ import (
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
-// renewBefore is how long a certificate of the control plane must still be
-// valid: kubeadm's are valid for a year. It is looked at at each boot, and every
-// two hours.
+// renewBefore is how long before its end a certificate of the control plane is
+// renewed at the earliest: kubeadm's are valid for a year. It is looked at at each
+// boot, and every two hours.
 const renewBefore = 180 * 24 * time.Hour
 
 // leaf is a certificate that kubeadm makes, and the CA that signs it.
@@ -149,8 +152,12 @@ func makeCredentials(ctx context.Context, e *Env, active *Active, wanted []crede
 			return fmt.Errorf("linking what new certificates are made with: %w", err)
 		}
 	}
+	began := e.Now().UTC()
 	err := kubeadmInit(ctx, e, active, configs.KubeadmLocal{CertificatesDir: renewed(pkiDir)},
 		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", renewalDir})
+	if err == nil {
+		err = noteMade(e, active.Site, wanted, began)
+	}
 	if err != nil {
 		return err
 	}
@@ -265,7 +272,7 @@ func credentialsOf(site *configs.Site) []credential {
 						}
 					}
 				}
-				return endsSoon(e, c)
+				return endsSoon(e, c, ca)
 			},
 		})
 	}
@@ -275,7 +282,7 @@ func credentialsOf(site *configs.Site) []credential {
 			usable: func(e *Env, at func(string) string) (*x509.Certificate, error) {
 				return confCert(e, at(f))
 			},
-			outdated: endsSoon,
+			outdated: func(e *Env, c *x509.Certificate) error { return endsSoon(e, c, ondisk.KubeCA) },
 		})
 	}
 	return append(all, credential{
@@ -330,9 +337,76 @@ func unexpired(e *Env, cert *x509.Certificate) error {
 	return nil
 }
 
-func endsSoon(e *Env, cert *x509.Certificate) error {
-	if left := cert.NotAfter.Sub(e.Now()); left < renewBefore {
+// endsSoon reports whether less than half of a certificate's time is left. Another
+// one has all of its time, however long that is, so it is not renewed again at once.
+func endsSoon(e *Env, cert *x509.Certificate, caFile string) error {
+	cas, err := api.ParseCerts(e.contents(caFile))
+	if err != nil {
+		return err
+	}
+	if !cert.NotAfter.Before(cas[0].NotAfter) {
+		return nil // another one could not be used for longer
+	}
+	if left, all := cert.NotAfter.Sub(e.Now()), cert.NotAfter.Sub(madeAt(e, cert)); left < min(renewBefore, all/2) {
 		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// madeFile says when kubeadm made the certificates in use. They do not say it
+// themselves: those in kubeconfigs begin when their CA does. If it is lost, those
+// that are valid for less than a year are made once more.
+const madeFile = ondisk.StateDir + "/certificates.json"
+
+// madeNote is madeFile.
+type madeNote struct {
+	Version int `json:"version"`
+	// Made is by the SHA-256 of the certificate.
+	Made map[string]time.Time `json:"made"`
+}
+
+const madeNoteVersion = 1
+
+func readMadeNote(e *Env) madeNote {
+	var n madeNote
+	if json.Unmarshal(e.contents(madeFile), &n) != nil {
+		return madeNote{}
+	}
+	return n
+}
+
+func fingerprint(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+func madeAt(e *Env, cert *x509.Certificate) time.Time {
+	if made := readMadeNote(e).Made[fingerprint(cert)]; made.After(cert.NotBefore) {
+		return made
+	}
+	return cert.NotBefore
+}
+
+// noteMade notes when new credentials were made, before they are in place; what is
+// known of those in use is kept.
+func noteMade(e *Env, site *configs.Site, made []credential, when time.Time) error {
+	before, now := readMadeNote(e).Made, map[string]time.Time{}
+	for _, c := range credentialsOf(site) {
+		if cert, err := c.usable(e, inUse); err == nil && !before[fingerprint(cert)].IsZero() {
+			now[fingerprint(cert)] = before[fingerprint(cert)]
+		}
+	}
+	for _, c := range made {
+		if cert, err := c.usable(e, renewed); err == nil {
+			now[fingerprint(cert)] = when
+		}
+	}
+	b, err := json.MarshalIndent(madeNote{madeNoteVersion, now}, "", "  ")
+	if err == nil {
+		_, err = e.write(madeFile, append(b, '\n'), Mode(0o600))
+	}
+	if err != nil {
+		return fmt.Errorf("noting when the certificates were made: %w", err)
 	}
 	return nil
 }

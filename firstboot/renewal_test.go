@@ -8,7 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/ondisk"
 )
 
@@ -226,6 +228,100 @@ func TestPowerCutOfRenewal(t *testing.T) {
 					})
 				}
 			}
+		})
+	}
+}
+
+// Whatever lifetime kubeadm's certificates have, they are made once, and again when
+// half of it is over; also when the note of when they were made is lost.
+func TestRenewalOfShortCertificates(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	const day = 24 * time.Hour
+	for _, life := range []time.Duration{30 * day, 90 * day, 180 * day, 360 * day, 1000 * day} {
+		t.Run(life.String(), func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.certTime = life
+			made := func() int {
+				n := 0
+				for _, phase := range m.inits {
+					if phase == "certs all" {
+						n++
+					}
+				}
+				m.inits = nil
+				return n
+			}
+			m.bootDone()
+			if n := made(); n != 1 {
+				t.Fatalf("a new machine's were made %d times", n)
+			}
+			due := life - min(life/2, renewBefore)
+			for _, tt := range []struct {
+				after time.Duration
+				want  int
+			}{{due - day, 0}, {2 * day, 1}, {2 * time.Hour, 0}, {due - day, 0}, {2 * day, 1}} {
+				m.now = m.now.Add(tt.after)
+				own, err := os.Readlink(filepath.Join(m.root, clientCert))
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.put(own, m.cluster.client("system:node:m1", m.now.AddDate(1, 0, 0))) // kubelet renews its own
+				m.bootDone()                                                           // the timer
+				if n := made(); n != tt.want {
+					t.Fatalf("%s later they were made %d times, want %d", tt.after, n, tt.want)
+				}
+				pods := m.get(controlPlanePods[0])
+				m.bootDone()
+				if made() != 0 || m.get(controlPlanePods[0]) != pods {
+					t.Fatal("they were made again, or a pod was restarted")
+				}
+			}
+			if err := os.Remove(filepath.Join(m.root, madeFile)); err != nil {
+				t.Fatal(err)
+			}
+			m.bootDone()
+			if n := made(); n > 1 || n > 0 && life > 2*renewBefore {
+				t.Errorf("without the note, they were made %d times", n)
+			}
+			m.bootDone()
+			if n := made(); n > 0 {
+				t.Errorf("with the note, they were made %d times", n)
+			}
+		})
+	}
+}
+
+// The certificates of a CA's last months, be they cut off at its end or not, are not
+// made again and again, and etcd starts with them.
+func TestRenewalAtTheEndOfACA(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	cas, err := api.ParseCerts([]byte(sites[0].Site.Credentials.Keys.CA.Cert))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := cas[0].NotAfter
+	for name, cutOff := range map[string]time.Time{"they outlive it": {}, "cut off at its end": end, "cut off a day before": end.AddDate(0, 0, -1)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.certEnd = cutOff
+			m.bootDone()
+			m.now = end.AddDate(0, 0, -200)
+			m.on()
+			m.bootDone()
+			m.inits = nil
+			for _, days := range []int{120, 60, 30, 10, 2} {
+				m.now = end.AddDate(0, 0, -days)
+				m.bootDone()
+			}
+			if most := map[bool]int{true: 10, false: 0}[name == "cut off a day before"]; len(m.inits) > most {
+				t.Errorf("kubeadm ran %q", m.inits)
+			}
+			m.on()
+			m.bootDone()
 		})
 	}
 }
