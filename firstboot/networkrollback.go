@@ -14,7 +14,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
 // The network settings that last reached an API server, or on a control-plane node
@@ -22,15 +25,18 @@ import (
 // kept ones do, they come back: nobody is there to undo a typing error. A boot in the
 // middle of trying them begins with the site's settings again.
 
-// netFile is one file of the network settings, or a link that enables a unit.
+// netFile is one file of the network settings, or a link: one that enables a unit, or
+// to /dev/null, which masks a file of the image.
 type netFile struct {
 	Mode fs.FileMode `json:"mode"`
+	UID  int         `json:"uid,omitempty"` // networkd, which is not root, must read keys in .netdev files
+	GID  int         `json:"gid,omitempty"`
 	Data []byte      `json:"data"`
 	Link string      `json:"link,omitempty"`
 }
 
 func (f netFile) equal(g netFile) bool {
-	return f.Mode == g.Mode && f.Link == g.Link && bytes.Equal(f.Data, g.Data)
+	return f.Mode == g.Mode && f.UID == g.UID && f.GID == g.GID && f.Link == g.Link && bytes.Equal(f.Data, g.Data)
 }
 
 // networkFiles are the settings now in place.
@@ -40,30 +46,55 @@ func networkFiles(e *Env) (map[string]netFile, error) {
 		return nil, err
 	}
 	for _, dir := range networkDirs {
-		entries, err := os.ReadDir(e.path(dir))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		if err := collectSettings(e, dir, settingsDepth, out); err != nil {
 			return nil, fmt.Errorf("reading the network settings: %w", err)
-		}
-		for _, en := range entries {
-			if !en.Type().IsRegular() {
-				continue
-			}
-			p := filepath.Join(dir, en.Name())
-			b, err := e.read(p)
-			if err != nil {
-				return nil, fmt.Errorf("reading the network settings: %w", err)
-			}
-			st, err := en.Info()
-			if err != nil {
-				return nil, fmt.Errorf("reading the network settings: %w", err)
-			}
-			out[p] = netFile{Mode: st.Mode().Perm(), Data: b}
 		}
 	}
 	return out, nil
+}
+
+const (
+	// settingsDepth is more than the daemons read, which is one level of drop-ins.
+	settingsDepth = 4
+	// maxSetting is more than any file of settings has.
+	maxSetting = 1 << 20
+)
+
+// collectSettings collects files and links in dir and in directories below it. A Site
+// may give such a directory to a user, so no link is followed, and what is not a file
+// of a sensible size is left alone.
+func collectSettings(e *Env, dir string, depth int, out map[string]netFile) error {
+	entries, err := os.ReadDir(e.path(dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	root := beneath.Root{Dir: e.Root}
+	for _, en := range entries {
+		p := filepath.Join(dir, en.Name())
+		st, err := root.Lstat(p)
+		if err == nil {
+			switch {
+			case st.Link != "":
+				out[p] = netFile{Link: st.Link}
+			case st.IsDir() && depth > 1:
+				err = collectSettings(e, p, depth-1, out)
+			case st.Mode().IsRegular() && st.Size() <= maxSetting:
+				var data []byte
+				var opened fs.FileInfo
+				if data, opened, err = root.ReadFile(p); err == nil {
+					f := netFile{Mode: opened.Mode().Perm(), Data: data}
+					if sys, ok := opened.Sys().(*syscall.Stat_t); ok {
+						f.UID, f.GID = int(sys.Uid), int(sys.Gid)
+					}
+					out[p] = f
+				}
+			}
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // wpaLinks are the links by which a boot starts wpa_supplicant.
@@ -320,10 +351,17 @@ func setNetwork(ctx context.Context, e *Env, before, files map[string]netFile) e
 		}
 	}
 	maps.DeleteFunc(differ, func(_ string, d bool) bool { return !d })
-	for p := range now {
-		if _, keep := files[p]; !keep {
-			if err := e.Remove(p); err != nil {
-				return fmt.Errorf("removing network setting %s: %w", p, err)
+	for _, p := range slices.Sorted(maps.Keys(now)) {
+		if _, keep := files[p]; keep {
+			continue
+		}
+		if err := e.Remove(p); err != nil {
+			return fmt.Errorf("removing network setting %s: %w", p, err)
+		}
+		for dir := filepath.Dir(p); inNetworkDirs(dir); dir = filepath.Dir(dir) {
+			// A directory that has something left stays.
+			if err := e.Remove(dir); err != nil {
+				return fmt.Errorf("removing network setting %s: %w", dir, err)
 			}
 		}
 	}
@@ -331,7 +369,7 @@ func setNetwork(ctx context.Context, e *Env, before, files map[string]netFile) e
 		f := files[p]
 		switch {
 		case f.Link == "":
-			_, err = e.write(p, f.Data, Mode(f.Mode))
+			_, err = e.write(p, f.Data, Owner{Mode: f.Mode, UID: f.UID, GID: f.GID})
 		case !has(now, p, f):
 			err = e.Symlink(f.Link, p)
 		}
@@ -340,6 +378,11 @@ func setNetwork(ctx context.Context, e *Env, before, files map[string]netFile) e
 		}
 	}
 	return loadNetwork(ctx, e, slices.Sorted(maps.Keys(differ)))
+}
+
+// inNetworkDirs reports whether a directory is below those of the network settings.
+func inNetworkDirs(dir string) bool {
+	return slices.ContainsFunc(networkDirs[:], func(top string) bool { return strings.HasPrefix(dir, top+"/") })
 }
 
 func has(files map[string]netFile, p string, f netFile) bool {

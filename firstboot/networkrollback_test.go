@@ -3,12 +3,15 @@ package firstboot
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -328,5 +331,98 @@ func TestFirstAddressByTheList(t *testing.T) {
 	}
 	if err := w.run(New(e)); err != nil || nodeAddress(e) != "192.0.2.50" {
 		t.Errorf("%v; the address is %s", err, nodeAddress(e))
+	}
+}
+
+// TestRollbackOfDropins: drop-ins and masks are settings too.
+func TestRollbackOfDropins(t *testing.T) {
+	t.Parallel()
+	ignition := func(storage string) string {
+		return `ignition: '{"ignition":{"version":"3.4.0"},"storage":{` + storage + `}}'`
+	}
+	file := func(path, text string) string {
+		return `{"path":"` + path + `","contents":{"source":"data:,` + url.PathEscape(text) + `"}}`
+	}
+	dropin := func(addr string) string {
+		return ignition(`"files":[` + file("/etc/systemd/network/30-lan.network.d/10.conf", "[Network]\nAddress="+addr+"/24\n") + `]`)
+	}
+	const mask = "/etc/systemd/network/80-lan.link"
+	masked := ignition(`"links":[{"path":"` + mask + `","target":"/dev/null"}]`)
+	text := func(w *world, path string) string {
+		b, _ := os.ReadFile(filepath.Join(w.root, path))
+		return string(b)
+	}
+	target := func(w *world, path string) string {
+		link, _ := os.Readlink(filepath.Join(w.root, path))
+		return link
+	}
+	for _, tt := range []struct {
+		name, former, corrected string
+		link                    func(*world) bool
+	}{
+		{"another drop-in", dropin("192.0.2.50"), dropin("198.51.100.50"), func(w *world) bool {
+			return strings.Contains(text(w, "/etc/systemd/network/30-lan.network.d/10.conf"), "192.0.2.50/24")
+		}},
+		{"a drop-in comes", "", dropin("198.51.100.50"), func(w *world) bool { return !w.has("/etc/systemd/network/30-lan.network.d") }},
+		{"a drop-in goes", dropin("192.0.2.50"), "", func(w *world) bool {
+			return strings.Contains(text(w, "/etc/systemd/network/30-lan.network.d/10.conf"), "192.0.2.50/24")
+		}},
+		{"a mask goes", masked, "", func(w *world) bool { return target(w, mask) == "/dev/null" }},
+		{"a mask comes", "", masked, func(w *world) bool { return !w.has(mask) }},
+		{"a file instead of a mask", masked, ignition(`"files":[` + file(mask, "[Match]\n") + `]`), func(w *world) bool { return target(w, mask) == "/dev/null" }},
+		{"a mask instead of a file", ignition(`"files":[` + file(mask, "[Match]\n") + `]`), masked, func(w *world) bool { return text(w, mask) == "[Match]\n" && target(w, mask) == "" }},
+		{"a mask instead of drop-ins", dropin("192.0.2.50"), ignition(`"links":[{"path":"/etc/systemd/network/30-lan.network.d","target":"/dev/null","overwrite":true}]`), func(w *world) bool {
+			return strings.Contains(text(w, "/etc/systemd/network/30-lan.network.d/10.conf"), "192.0.2.50/24")
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t, tt.former)
+			w.link = func() bool { return tt.link(w) }
+			w.mustBoot()
+			w.stamp(ownDev, w.site(tt.corrected))
+			w.powerOn()
+			w.mustBoot()
+			if !w.link() || !w.said("the former ones are back") {
+				t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+			}
+			// Corrected again, nothing is left of either.
+			w.stamp(ownDev, w.site("network: {dns: [192.0.2.9]}"))
+			w.link = nil
+			w.powerOn()
+			w.mustBoot()
+			if w.has(mask) || w.has("/etc/systemd/network/30-lan.network.d/10.conf") {
+				t.Error("something of the former settings is left")
+			}
+		})
+	}
+}
+
+// TestSettingsAreCollectedSafely: a link is not followed, and what no daemon reads is
+// left alone.
+func TestSettingsAreCollectedSafely(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	const dir = "/etc/systemd/network"
+	w.put(dir+"/30-lan.network.d/10.conf", "[Network]\n")
+	w.put("/etc/secret/key", "key")
+	w.put(dir+"/40-large.network", strings.Repeat("#", 1<<20+1))
+	w.put(dir+"/a/b/c/d/e/deep.conf", "")
+	for path, to := range map[string]string{dir + "/50-secret.network.d": "/etc/secret", dir + "/60-loop": "."} {
+		if err := os.Symlink(to, filepath.Join(w.root, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := syscall.Mkfifo(filepath.Join(w.root, dir, "70-pipe.network"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files, err := networkFiles(w.env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := slices.Sorted(maps.Keys(files))
+	want := []string{dir + "/30-lan.network.d/10.conf", dir + "/50-secret.network.d", dir + "/60-loop"}
+	if !slices.Equal(got, want) || files[want[1]].Link != "/etc/secret" || files[want[0]].UID != os.Getuid() {
+		t.Errorf("%q, %+v", got, files)
 	}
 }
