@@ -70,16 +70,71 @@ func fitsVIP(site *configs.Site, master string) bool {
 	return err != nil || addr.Unmap().Is4() == vip.Is4() // a name is looked up in the VIP's family
 }
 
-// mastersOf are the ways to the cluster: the site's API servers, and the
-// former ones for as long as they are needed.
-func mastersOf(e *Env, site *configs.Site) []string {
+// configuredMasters are what ipvscare is told: the site's API servers, and the former
+// ones for as long as they are needed.
+func configuredMasters(e *Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, formerMasters(e, site))
 }
 
-// withFormerMasters is the site with all its ways to the cluster.
+// maxLearned is the most that ipvscare learns.
+const maxLearned = 64
+
+// learnedMasters are those that ipvscare has learned from the cluster, beside the
+// configured ones: over the years all API servers of a Site may be replaced. They
+// are a member's alone, and only as long as ipvscare uses them: what it learned
+// beside another list than today's, or in another cluster, it has dropped.
+func learnedMasters(e *Env, site *configs.Site) []string {
+	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !isMember(e) {
+		return nil
+	}
+	b := e.contents(ondisk.IPVSLearned)
+	if b == nil {
+		return nil
+	}
+	var doc ondisk.IPVSLearnedList
+	err := json.Unmarshal(b, &doc)
+	if err == nil && doc.Version != ondisk.IPVSLearnedVersion {
+		err = fmt.Errorf("it has version %d, this program knows %d", doc.Version, ondisk.IPVSLearnedVersion)
+	}
+	if err != nil {
+		e.Log.Warn("the API servers that ipvscare has learned are unusable", "file", ondisk.IPVSLearned, "error", err)
+		return nil
+	}
+	configured := configuredMasters(e, site)
+	var out []string
+	for _, s := range doc.Servers {
+		if !sameMaster(s.VIP, site.VIPHostPort()) || !slices.EqualFunc(s.Configured, configured, sameMaster) || len(s.Masters) > maxLearned {
+			continue
+		}
+		for _, m := range s.Masters {
+			known := func(other string) bool { return sameMaster(m, other) }
+			if _, _, err := net.SplitHostPort(m); err == nil && fitsVIP(site, m) && !slices.ContainsFunc(configured, known) && !slices.ContainsFunc(out, known) {
+				out = append(out, m)
+			}
+		}
+	}
+	return out
+}
+
+// sameMaster compares "host:port" as ipvscare writes it and as a person does.
+func sameMaster(a, b string) bool {
+	x, errX := netip.ParseAddrPort(a)
+	y, errY := netip.ParseAddrPort(b)
+	if errX == nil && errY == nil {
+		return x.Port() == y.Port() && x.Addr().Unmap() == y.Addr().Unmap()
+	}
+	return strings.EqualFold(a, b)
+}
+
+// mastersOf are the API servers of the cluster: configured and learned.
+func mastersOf(e *Env, site *configs.Site) []string {
+	return slices.Concat(configuredMasters(e, site), learnedMasters(e, site))
+}
+
+// withFormerMasters is the site with the API servers that ipvscare is told.
 func withFormerMasters(e *Env, site *configs.Site) *configs.Site {
 	s := *site
-	s.Masters = mastersOf(e, site)
+	s.Masters = configuredMasters(e, site)
 	return &s
 }
 

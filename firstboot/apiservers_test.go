@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -315,5 +316,110 @@ func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	}
 	if !w.said("the other cluster to show itself ("+slip+")") || w.said("belongs to another cluster") || w.said("192.0.2.11:6443") {
 		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+}
+
+const learnedMaster = "192.0.2.21:6443"
+
+// learn is what ipvscare has learned beside the Site's list.
+func (w *world) learn(configured ...string) {
+	w.put(ondisk.IPVSLearned, fmt.Sprintf(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["%s"],"masters":["192.0.2.11:6443","%s"]}]}`,
+		strings.Join(configured, `","`), learnedMaster))
+}
+
+var siteMasters = []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"}
+
+// TestAllAPIServersWereReplaced: no API server of the Site exists any more, and
+// ipvscare has learned the one that does. The node is online, and a new token has it
+// join again when its certificate has expired.
+func TestAllAPIServersWereReplaced(t *testing.T) {
+	t.Parallel()
+	for _, unpinned := range []bool{false, true} {
+		t.Run(fmt.Sprintf("unpinned %v", unpinned), func(t *testing.T) {
+			t.Parallel()
+			w := nativeWorld(t)
+			site := func(lines ...string) string {
+				s := w.site(append(lines, "ipvs: {learnMasters: true}")...)
+				if unpinned {
+					s = strings.Replace(s, "caCertHashes: ['"+w.cluster.pin+"']", "unsafeSkipCAVerification: true", 1)
+				}
+				return s
+			}
+			w.stamp(ownDev, site(withToken))
+			w.mustBoot()
+			for _, m := range siteMasters {
+				w.cluster.down[m] = true
+			}
+			w.learn(siteMasters...)
+			conf := w.get(ondisk.IPVSConfig)
+			w.powerOn()
+			w.mustBoot()
+			if w.get(ondisk.IPVSConfig) != conf {
+				t.Error("ipvscare is told another list, and drops what it has learned")
+			}
+			w.now, w.synced = w.now.AddDate(2, 0, 0), true
+			w.cluster.nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
+			w.cluster.revive = true
+			w.stamp(ownDev, site(withToken))
+			w.powerOn()
+			w.patience = time.Hour
+			if w.mustBoot(); w.joins != 2 {
+				t.Errorf("%d joins", w.joins)
+			}
+		})
+	}
+}
+
+// TestEndpointIsAWay: ipvscare knows an API server, for example by an answer of DNS
+// from before, and the node does not.
+func TestEndpointIsAWay(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.mustBoot()
+	address := nodeAddress(w.env())
+	for _, m := range siteMasters {
+		w.cluster.down[m] = true
+	}
+	w.powerOn()
+	if w.mustBoot(); nodeAddress(w.env()) != address {
+		t.Errorf("the address is %s", nodeAddress(w.env()))
+	}
+}
+
+// TestWhatIsLearnedCounts: only what ipvscare itself uses.
+func TestWhatIsLearnedCounts(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t, "ipvs: {learnMasters: true}")
+	learned := func(lines ...string) []string {
+		site, err := parseSite([]byte(w.site(lines...)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return learnedMasters(w.env(), site)
+	}
+	const learns = "ipvs: {learnMasters: true}"
+	w.learn(siteMasters...)
+	if got := learned(learns); got != nil {
+		t.Errorf("a machine that is in no cluster: %q", got)
+	}
+	w.mustBoot()
+	w.learn(siteMasters...)
+	if got := learned(learns); !slices.Equal(got, []string{learnedMaster}) {
+		t.Errorf("%q", got)
+	}
+	for _, lines := range [][]string{{}, {"ipvs: {disabled: true, learnMasters: true}"}, {learns, "vip: 10.103.97.3"}} {
+		if got := learned(lines...); got != nil {
+			t.Errorf("%q: %q", lines, got)
+		}
+	}
+	w.learn(siteMasters[:2]...)
+	if got := learned(learns); got != nil {
+		t.Errorf("learned beside another list: %q", got)
+	}
+	for _, doc := range []string{"", "{", `{"version":2}`, `{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["192.0.2.11:6443","192.0.2.12:6443","192.0.2.13:6443"],"masters":["x","[2001:db8::1]:6443"]}]}`} {
+		w.put(ondisk.IPVSLearned, doc)
+		if got := learned(learns); got != nil {
+			t.Errorf("%s: %q", doc, got)
+		}
 	}
 }

@@ -170,12 +170,22 @@ func sameCluster(ctx context.Context, e *Env, site *configs.Site) (bool, error) 
 	if !unpinned(site) {
 		return anyPinned(enrolledCA(e), site.CAPins()), nil
 	}
+	same, err := showCA(ctx, e, site, site.Masters)
+	if learned := learnedMasters(e, site); errors.Is(err, errUnclear) && len(learned) > 0 {
+		return showCA(ctx, e, site, learned)
+	}
+	return same, err
+}
+
+// showCA reports whether one of these API servers has a certificate of the CA that
+// this machine is enrolled with.
+func showCA(ctx context.Context, e *Env, site *configs.Site, masters []string) (bool, error) {
 	ca := enrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	errs := make([]error, len(site.Masters))
+	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
-	for i, m := range site.Masters {
+	for i, m := range masters {
 		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, m, ca, []string{api.SharedName, site.Endpoint}) })
 	}
 	wg.Wait()

@@ -43,11 +43,11 @@ func TestMastersChanged(t *testing.T) {
 	}
 }
 
-// allDown switches every master off or on.
+// allDown switches every master off or on, and with them what is behind the endpoint.
 func (c *fakeCluster) allDown(down bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"} {
+	for _, m := range []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443", ownEndpoint} {
 		c.down[m] = down
 	}
 }

@@ -73,14 +73,20 @@ func networkPhase(site *configs.Site) Phase {
 			if trialCutOff(e) {
 				return Todo, nil
 			}
-			if _, err := reach(ctx, e, mastersOf(e, site)); err != nil {
-				if enrolled(e) == nil && !mayTry(e) {
-					// Offline: a member of the cluster waits for nobody.
-					return Unknown, nil
-				}
+			_, away := reach(ctx, e, mastersOf(e, site))
+			if away != nil && (enrolled(e) != nil || mayTry(e)) {
 				return Todo, nil
 			}
 			src, err := presentAddr(ctx, e, site)
+			if away != nil {
+				// Offline: a member of the cluster waits for nobody. ipvscare may know API
+				// servers all the same, by a name that DNS does not tell any more for
+				// example. That says nothing for new settings of the network.
+				if err == nil && !site.IPVS.Disabled && answers(ctx, e, site.EndpointHostPort()) == nil {
+					return Done, nil
+				}
+				return Unknown, nil
+			}
 			if err != nil {
 				return Todo, nil
 			}

@@ -5,7 +5,10 @@
 // Every document carries a version; a reader rejects one it does not know.
 package ondisk
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // GPT partition names, in the order of the table.
 const (
@@ -405,6 +408,27 @@ type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
 	Node        string `json:"node"`        // this machine's Node
 	NodeUID     string `json:"nodeUID"`
+}
+
+// IPVSLearnedVersion is the version of IPVSLearnedList.
+const IPVSLearnedVersion = 1
+
+// IPVSLearnedList is learned.json: what ipvscare has learned and firstboot tries too.
+type IPVSLearnedList struct {
+	Version int                  `json:"version"`
+	Servers []IPVSLearnedVirtual `json:"servers"`
+}
+
+// IPVSLearnedVirtual is what was learned for one virtual server.
+type IPVSLearnedVirtual struct {
+	VIP string `json:"vip"`
+	// Masters is the cluster's list. It holds as long as the configured list
+	// is the one it was learned beside: a person who changes the configuration
+	// means it.
+	Configured []string `json:"configured,omitempty"`
+	Masters    []string `json:"masters,omitempty"`
+	// Names are the last answers of DNS.
+	Names map[string][]netip.Addr `json:"names,omitempty"`
 }
 
 // ImportIndexFile is the name of ImportIndex in ImportImageDir.
