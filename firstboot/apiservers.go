@@ -21,9 +21,9 @@ import (
 
 const (
 	provenFile = ondisk.StateDir + "/masters.json"
-	// saidFormer says that a person was told, since this machine was switched on,
-	// that the former API servers are still needed.
-	saidFormer = ondisk.RunDir + "/former-masters"
+	// saidFormer has the list of which a person was told, since this machine was
+	// switched on, that it does not prove itself and the former one is still needed.
+	saidFormer = ondisk.RunMark + "former-masters"
 )
 
 // proven is a list of API servers of which one has shown a certificate of the
@@ -175,7 +175,7 @@ func mastersRecorded(ctx context.Context, e *Env, site *configs.Site) bool {
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
 	}
-	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.exists(saidFormer))
+	return !mastersProven(ctx, e, site) && (len(formerMasters(e, site)) == 0 || e.text(saidFormer) == strings.Join(site.Masters, ","))
 }
 
 // recordMasters records the site's list once an API server of it has proven
@@ -195,5 +195,5 @@ func recordMasters(ctx context.Context, e *Env, site *configs.Site) error {
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)
-	return e.WriteFile(saidFormer, nil, Mode(0o600))
+	return e.WriteFile(saidFormer, []byte(strings.Join(site.Masters, ",")), Mode(0o600))
 }

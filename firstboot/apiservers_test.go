@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -420,6 +422,79 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 		w.put(ondisk.IPVSLearned, doc)
 		if got := learned(learns); got != nil {
 			t.Errorf("%s: %q", doc, got)
+		}
+	}
+}
+
+// TestMarksLastUntilPowerOff: what first boot has said and tried is not said and tried
+// again every two hours, when its timer runs it once more.
+func TestMarksLastUntilPowerOff(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.cluster.serviceSubnet = "10.96.0.0/12" // the VIP is in it
+	w.mustBoot()
+	w.cluster.down[slip] = true
+	w.stamp(ownDev, w.withMasters(slip))
+	w.uuids = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
+	w.powerOn()
+	w.mustBoot()
+	warnings := []string{"the VIP 10.103.97.2 lies in", "former ones stay beside them"}
+	for _, words := range warnings {
+		if !w.said(words) {
+			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.console, "\n"))
+		}
+	}
+	if count(w.names, "run tune2fs") != 2 {
+		t.Fatalf("%q", w.names)
+	}
+	ended := func() {
+		t.Helper()
+		if err := os.RemoveAll(filepath.Join(w.root, ondisk.RunDir)); err != nil { // with RuntimeDirectory= first boot's end takes it away
+			t.Fatal(err)
+		}
+		w.names, w.console = nil, nil
+		w.now = w.now.Add(2 * time.Hour)
+	}
+	for range 2 {
+		ended()
+		w.mustBoot()
+		for _, words := range warnings {
+			if w.said(words) {
+				t.Errorf("it says once more: %s", words)
+			}
+		}
+		if count(w.names, ondisk.UnitIPVSCare) != 0 || count(w.names, "run tune2fs") != 0 {
+			t.Errorf("%q", w.names)
+		}
+	}
+	// Another slip is said.
+	ended()
+	w.cluster.down["198.51.100.92:6443"] = true
+	w.stamp(ownDev, w.withMasters("198.51.100.92:6443"))
+	if w.mustBoot(); !w.said("(198.51.100.92:6443): the former ones stay") {
+		t.Errorf("console:\n%s", strings.Join(w.console, "\n"))
+	}
+	// ipvscare that serves is not restarted, whatever the phase has to do.
+	w.names = nil
+	site, err := parseSite([]byte(w.slotSite(ownDev)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := startIPVSCare(t.Context(), w.env(), site, false); err != nil || len(w.names) != 0 {
+		t.Errorf("%v, %q", err, w.names)
+	}
+	w.cluster.down[ownEndpoint] = true
+	if err := startIPVSCare(t.Context(), w.env(), site, false); count(w.names, "restart "+ondisk.UnitIPVSCare) != 1 {
+		t.Errorf("%v, %q", err, w.names)
+	}
+}
+
+// TestMarksAreNotInRunDir, which goes when first boot ends.
+func TestMarksAreNotInRunDir(t *testing.T) {
+	t.Parallel()
+	for _, mark := range []string{askedNTP, saidVIP, saidFormer, uuidTried(ondisk.LabelData), refusedArgs} {
+		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
+			t.Errorf("%s goes when first boot ends", mark)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func clockPhase(active *Active) Phase {
 
 // askedNTP says that time servers were waited for since this machine was
 // switched on.
-const askedNTP = ondisk.RunDir + "/asked-ntp"
+const askedNTP = ondisk.RunMark + "asked-ntp"
 
 // clockFloor is a moment that has certainly passed.
 func clockFloor(active *Active) time.Time {

@@ -110,7 +110,7 @@ func makeKey(e *Env) error {
 	return nil
 }
 
-func uuidTried(label string) string { return ondisk.RunDir + "/uuid-" + label }
+func uuidTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
 func machineID(e *Env) string { return machineIDIn(e, etcMachineID) }
 

@@ -62,7 +62,7 @@ func ipvscarePhase(site *configs.Site) Phase {
 				return fmt.Errorf("writing the list of API servers: %w", err)
 			}
 			e.Waiting("ipvscare to serve")
-			if err := startIPVSCare(ctx, e, wrote); err != nil {
+			if err := startIPVSCare(ctx, e, site, wrote); err != nil {
 				return err
 			}
 			return waitForEndpoint(ctx, e, site)
@@ -100,14 +100,18 @@ func writeIPVSConfig(e *Env, site *configs.Site) error {
 
 // startIPVSCare starts its unit. That is Type=notify: its start is over when it
 // serves, or has said that this kernel has no IP_VS and keeps /etc/hosts. One
-// that runs follows a list that was written by itself.
-func startIPVSCare(ctx context.Context, e *Env, wrote bool) error {
+// that runs follows a list that was written by itself, and one that serves is left
+// alone.
+func startIPVSCare(ctx context.Context, e *Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
 		return err
 	}
 	verb := "start"
 	if state == "active" && !wrote {
+		if endpointAnswers(ctx, e, site) == nil {
+			return nil
+		}
 		verb = "restart" // it runs, and does not serve
 	}
 	if err := e.Unit(ctx, verb, ondisk.UnitIPVSCare); err != nil {

@@ -27,8 +27,8 @@ import (
 // back: a mistake in a Site must not take down a running node.
 
 // refusedArgs are those that kubelet did not come up with, since this machine
-// was switched on. It is not in RunDir, which goes when first boot ends.
-const refusedArgs = "/run/edgebake-refused-kubelet-args"
+// was switched on.
+const refusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 // On a metered link kubelet sends an unchanged status once an hour instead of every
 // five minutes, which costs 2.6 MB a day. Its lease still shows that it is alive,

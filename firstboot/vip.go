@@ -18,7 +18,7 @@ import (
 
 // saidVIP says that a person was told, since this machine was switched on, that
 // this VIP lies among the cluster's Services.
-const saidVIP = ondisk.RunDir + "/vip"
+const saidVIP = ondisk.RunMark + "vip"
 
 // vipPhase sees that the VIP is nobody else's in the cluster. On this node it
 // leads to the API servers, whatever the cluster means by it, and only a member

@@ -86,6 +86,7 @@ const (
 	MachineID      = "/var/lib/edgebake/machine-id"   // the machine's, for a root that has none; also read in the initrd
 	PersistDir     = "/var/lib/edgebake/persist"      // what is bind-mounted out of DATA, or linked to
 	RunDir         = "/run/edgebake"                  // secrets, for as long as they are needed
+	RunMark        = "/run/edgebake-"                 // begins the paths of firstboot's marks that last until the machine is switched off: RunDir goes when firstboot ends
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's own
 	IPVSLearned    = "/var/lib/ipvscare/learned.json" // API servers learned from the cluster and from DNS
 	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's own, 0700: locks, sockets, what was made
