@@ -248,7 +248,7 @@ func leaveCluster(ctx context.Context, e *Env, active *Active) error {
 	if err := removeHub(ctx, e, active.Image); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	if err := resetIPVS(ctx, e); err != nil {
+	if err := resetIPVS(ctx, e, active.Site); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	for _, p := range append(slices.Clone(tokenFiles), kubeletRestart, saidVIP, joinedFile, joinedCluster, ondisk.KubeCA, leavingFile) {

@@ -753,3 +753,46 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 		t.Errorf("to be noted: %+v, %v", note, err)
 	}
 }
+
+// TestDamagedIPVSConfigKeepsNobody: a machine leaves its cluster, or does without IPVS,
+// and has ipvscare remove its rules, whatever has become of ipvs.json.
+func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "{", "{}", "\x00\x00", `{"version":7}`} {
+		w := nativeWorld(t)
+		w.mustBoot()
+		cleaned := func(what string) {
+			t.Helper()
+			if n := slices.Index(w.names, "run ipvscare clean"); n < 0 {
+				t.Errorf("%q, %s: the rules stay", text, what)
+			}
+			w.names = nil
+		}
+		w.put(ondisk.IPVSConfig, text)
+		w.names = nil
+		if _, err := w.reset(); err != nil || w.has(ondisk.IPVSConfig) {
+			t.Errorf("%q: reset: %v; ipvs.json is there: %v", text, err, w.has(ondisk.IPVSConfig))
+		}
+		cleaned("reset")
+		w.stamp(ownDev, w.site(withToken))
+		delete(w.cluster.nodes, "edge-sn0042")
+		w.powerOn()
+		w.mustBoot()
+
+		w.rebuild()
+		w.put(ondisk.IPVSConfig, text)
+		w.stamp(ownDev, w.site(withToken))
+		w.powerOn()
+		w.mustBoot()
+		cleaned("move")
+
+		w.stamp(ownDev, w.site("ipvs: {disabled: true}"))
+		w.powerOn()
+		w.put(ondisk.IPVSConfig, text)
+		w.mustBoot()
+		cleaned("without IPVS")
+		if w.has(ondisk.IPVSConfig) {
+			t.Errorf("%q: ipvs.json is left", text)
+		}
+	}
+}

@@ -93,9 +93,37 @@ func writeIPVSConfig(e *Env, site *configs.Site) error {
 		_, err = e.write(ondisk.IPVSConfig, doc, Mode(0o644))
 	}
 	if err != nil {
-		return fmt.Errorf("telling ipvscare which cluster this is: %w", err)
+		return fmt.Errorf("writing ipvscare's configuration: %w", err)
 	}
 	return nil
+}
+
+// cleanIPVS has ipvscare remove what it made, while its configuration says what that
+// is. One that is damaged must not keep the machine where it is: it is written anew for
+// site, or removed where there is no site with IPVS. ipvscare has notes of its own
+// until the machine is switched off, which takes the rules away.
+func cleanIPVS(ctx context.Context, e *Env, site *configs.Site) error {
+	if !e.exists(ondisk.IPVSConfig) {
+		return nil
+	}
+	if !ipvsConfigReadable(e) {
+		e.Log.Warn(ondisk.IPVSConfig + " is damaged: making it anew, to remove what ipvscare made")
+		err := e.Remove(ondisk.IPVSConfig)
+		if site != nil && !site.IPVS.Disabled {
+			err = writeIPVSConfig(e, site)
+		}
+		if err != nil {
+			return fmt.Errorf("replacing the damaged %s: %w", ondisk.IPVSConfig, err)
+		}
+	}
+	return e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}})
+}
+
+// ipvsConfigReadable reports whether ipvs.json is what first boot writes.
+func ipvsConfigReadable(e *Env) bool {
+	var conf ondisk.IPVS
+	err := json.Unmarshal(e.contents(ondisk.IPVSConfig), &conf)
+	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
 // startIPVSCare starts its unit. That is Type=notify: its start is over when it
@@ -145,7 +173,7 @@ func hostsPhase(site *configs.Site) Phase {
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *Env) (Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || len(e.contents(ondisk.IPVSConfig)) > 0 {
+			if err != nil || !mastersRecorded(ctx, e, site) || state == "active" || e.exists(ondisk.IPVSConfig) {
 				return Todo, err
 			}
 			if enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
@@ -160,10 +188,8 @@ func hostsPhase(site *configs.Site) Phase {
 			if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 				return fmt.Errorf("stopping %s: %w", ondisk.UnitIPVSCare, err)
 			}
-			if e.exists(ondisk.IPVSConfig) { // while it says what is ours
-				if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
-					e.Log.Warn("removing IPVS rules", "error", err)
-				}
+			if err := cleanIPVS(ctx, e, site); err != nil {
+				e.Log.Warn("removing IPVS rules", "error", err)
 			}
 			if err := e.Remove(ondisk.IPVSConfig); err != nil {
 				return fmt.Errorf("removing %s: %w", ondisk.IPVSConfig, err)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ondisk"
 	"github.com/edgebake/edgebake/configs/ondisk/slot"
 	"github.com/edgebake/edgebake/openyurt"
@@ -58,7 +59,13 @@ func (r *reset) steps() []Phase {
 		{Name: "token", Run: func(_ context.Context, e *Env) error { return resetToken(e, r.active) }}, // before the rest: with it, a cut on the way would end in a join
 		{Name: "kubeadm", Run: func(ctx context.Context, e *Env) error { return resetKubeadm(ctx, e, r.active) }},
 		{Name: "yurthub", Run: func(ctx context.Context, e *Env) error { return removeHub(ctx, e, r.image) }},
-		{Name: "ipvs", Run: resetIPVS},
+		{Name: "ipvs", Run: func(ctx context.Context, e *Env) error {
+			var site *configs.Site
+			if r.active != nil {
+				site = r.active.Site
+			}
+			return resetIPVS(ctx, e, site)
+		}},
 		{Name: "sticks", Run: func(_ context.Context, e *Env) error {
 			return resetSticks(e, r.image, r.active, func(what string) { r.record(Step{"sticks", "note", what}) })
 		}},
@@ -154,15 +161,14 @@ func resetToken(e *Env, active *Active) error {
 	return saveForgotten(e)
 }
 
-func resetIPVS(ctx context.Context, e *Env) error {
+// resetIPVS removes what ipvscare made and keeps; site, which may be nil, is as in
+// cleanIPVS.
+func resetIPVS(ctx context.Context, e *Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
 	}
-	if e.exists(ondisk.IPVSConfig) {
-		// While the file still says what is ours.
-		if err := e.Run(ctx, Cmd{Args: []string{"ipvscare", "clean"}}); err != nil {
-			return err
-		}
+	if err := cleanIPVS(ctx, e, site); err != nil {
+		return err
 	}
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.setHosts(ctx, endpointOwner), e.setHosts(ctx, nodeOwner))
 }

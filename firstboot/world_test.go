@@ -943,6 +943,13 @@ func (w *world) exec(ctx context.Context, c Cmd) error {
 		return err
 	}
 	switch {
+	case name == "ipvscare clean":
+		if !w.has(ondisk.IPVSConfig) {
+			break
+		}
+		if err := json.Unmarshal([]byte(w.get(ondisk.IPVSConfig)), new(ondisk.IPVS)); err != nil {
+			return fmt.Errorf("reading %s: %w", ondisk.IPVSConfig, err)
+		}
 	case name == "kubelet --version":
 		_, err := io.WriteString(c.Output, w.kubelet)
 		return err

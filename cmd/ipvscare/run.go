@@ -143,9 +143,38 @@ the file are applied; SIGHUP rereads everything. SIGTERM leaves the rules in
 place, so that a restart or an upgrade breaks no connection.`,
 		flags: f,
 		run: func(ctx context.Context) error {
+			if !opt.Once && !awaitConfig(ctx, opt.ConfigFile, func(line string) { fmt.Fprintln(stderr, line) }) {
+				return nil // stopped meanwhile
+			}
 			opt.Spread = bootSpread(opt.ConfigFile)
 			return keep(ctx, opt, ipvs.ProcSysNet, stderr)
 		},
+	}
+}
+
+// configLook is how often a configuration that is wrong is looked at.
+const configLook = time.Second
+
+// awaitConfig waits while the configuration is wrong: it says what is wrong once, and
+// again when that is another thing. systemd would restart a program that ends with an
+// error each second, with the same lines in the journal. A file that is missing is left
+// to the daemon. It reports whether there is something to run with.
+func awaitConfig(ctx context.Context, file string, log func(string)) bool {
+	said := ""
+	for {
+		_, err := ipvs.ReadConfig(file)
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			return true
+		}
+		if line := err.Error(); line != said {
+			said = line
+			log(line + "\nwaiting until the file is changed")
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(configLook):
+		}
 	}
 }
 
@@ -303,11 +332,19 @@ the hosts file. Stop ipvscare first.`,
 			if err != nil {
 				return err
 			}
-			servers, err := ipvs.ReadConfig(config)
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return err
-			}
-			return ipvs.Clean(ctx, kernel, ipvs.Leftovers{Servers: servers, Noted: true, HostsFile: hosts, RunDir: run}, func(line string) { fmt.Fprintln(stderr, line) })
+			lines := func(line string) { fmt.Fprintln(stderr, line) }
+			return ipvs.Clean(ctx, kernel, leftovers(config, hosts, run, lines), lines)
 		},
 	}
+}
+
+// leftovers are what a configuration names and what ipvscare has noted. The notes have
+// all that it made since the machine was switched on: a configuration that cannot be
+// read must not keep that in place.
+func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
+	servers, err := ipvs.ReadConfig(config)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		log(fmt.Sprintf("%v: removing what ipvscare has noted", err))
+	}
+	return ipvs.Leftovers{Servers: servers, Noted: true, HostsFile: hosts, RunDir: run}
 }

@@ -2,13 +2,16 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -273,4 +276,61 @@ problem: x: y
 	if _, err := json.Marshal(all); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestCleanWithoutAConfiguration: what was noted is removed whatever the file says.
+func TestCleanWithoutAConfiguration(t *testing.T) {
+	for text, said := range map[string]string{
+		"": "EOF", "{}": "unsupported version 0",
+		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443","192.0.2.11:6443"]}]}`: "is the same as masters[0]",
+		"-": "", // none
+		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443"]}]}`: "",
+	} {
+		file := filepath.Join(t.TempDir(), "ipvs.json")
+		if text != "-" {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var lines []string
+		l := leftovers(file, "/etc/hosts", "/run/x", func(line string) { lines = append(lines, line) })
+		if !l.Noted || l.RunDir != "/run/x" || (said == "") != (len(lines) == 0) || !strings.Contains(strings.Join(lines, "\n"), said) {
+			t.Errorf("%q: %+v, said %q", text, l, lines)
+		}
+	}
+}
+
+// TestWrongConfigurationIsSaidOnce: the program waits for another one, and goes on.
+func TestWrongConfigurationIsSaidOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ipvs.json")
+	write := func(text string) {
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		write("{")
+		lines := 0
+		done := make(chan bool)
+		go func() { done <- awaitConfig(t.Context(), file, func(string) { lines++ }) }()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if lines != 1 {
+			t.Errorf("in an hour it was said %d times", lines)
+		}
+		write(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443"]}]}`)
+		start := time.Now()
+		if ok := <-done; !ok || time.Since(start) > configLook {
+			t.Errorf("%v after %s", ok, time.Since(start))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		write("{")
+		if awaitConfig(ctx, file, func(string) {}) {
+			t.Error("it runs with a wrong configuration")
+		}
+	})
 }
