@@ -68,8 +68,10 @@ type member struct {
 	// stuck has it asked at once; suspected is when that was last done.
 	stuck     chan struct{}
 	suspected time.Time
-	// hidden is since when it shows nothing of its cluster; zero: it does.
-	hidden time.Time
+	// hidden is since when it shows nothing of its cluster; zero: it does. excused
+	// says that it is believed all the same by now.
+	hidden  time.Time
+	excused bool
 }
 
 // darkAfter is how long nobody may be up before API servers of the configured
@@ -194,6 +196,9 @@ func (g *group) update(s Server) {
 				m.cancel = nil // enlist starts it again
 			}
 			m.health.Rise, m.health.Fall = s.Rise, s.Fall
+			if old.Joined != s.Joined {
+				m.resetHidden() // it showed nothing that fits the former note
+			}
 		}
 	}
 	if old.Probe.CAFile != s.Probe.CAFile {

@@ -55,20 +55,28 @@ func (j *Joined) vouch(ctx context.Context, t target) (outcome, error) {
 	anonymous := t
 	anonymous.client = nil // kubeadm's RBAC rule grants it to system:anonymous alone
 	info, infoStatus, err := uidOf(ctx, anonymous, clusterInfoPath)
-	if err != nil {
-		return classify(err, false), fmt.Errorf("asking for its cluster-info: %w", err)
-	}
 	if infoStatus == 200 && info == j.ClusterInfo {
 		return outcomeOK, nil
 	}
-	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
+	var noInfo error
 	if err != nil {
+		noInfo = fmt.Errorf("asking for its cluster-info: %w", err)
+		// One that hangs up on strangers may answer the node.
+		if class := classify(err, false); class != outcomeClosed || ctx.Err() != nil {
+			return class, noInfo
+		}
+	}
+	node, nodeStatus, err := uidOf(ctx, t, nodePath+j.Node)
+	switch {
+	case nodeStatus == 200 && node == j.NodeUID:
+		return outcomeOK, nil
+	case noInfo != nil:
+		return outcomeClosed, noInfo
+	case err != nil:
 		return classify(err, false), fmt.Errorf("asking for this node's Node: %w", err)
 	}
 	said := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", uidWord(info, infoStatus), j.ClusterInfo, j.Node, uidWord(node, nodeStatus), j.NodeUID)
 	switch {
-	case nodeStatus == 200 && node == j.NodeUID:
-		return outcomeOK, nil
 	case infoStatus == 200 && (nodeStatus == 200 || nodeStatus == 404):
 		return outcomeReborn, said
 	case isHidden(infoStatus) && (nodeStatus == 200 || isHidden(nodeStatus)):
@@ -119,7 +127,10 @@ func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (outcome
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.hiddenForLong(err, time.Now()) {
-		g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
+		if !m.excused { // it may be asked every few seconds
+			m.excused = true
+			g.d.logf("%s: API server %s: %v for %s: taking it for one of the cluster that this node joined", g.vip, a, err, hiddenTime)
+		}
 		return outcomeOK, nil
 	}
 	return class, err
@@ -129,7 +140,7 @@ func (g *group) vouch(ctx context.Context, a netip.AddrPort, m *member) (outcome
 // server has shown nothing for so long that it is let through.
 func (m *member) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
-		m.hidden = time.Time{}
+		m.resetHidden()
 		return false
 	}
 	if m.hidden.IsZero() {
@@ -137,6 +148,9 @@ func (m *member) hiddenForLong(err error, now time.Time) bool {
 	}
 	return now.Sub(m.hidden) >= hiddenTime
 }
+
+// resetHidden begins anew with the time for which an API server may show nothing.
+func (m *member) resetHidden() { m.hidden, m.excused = time.Time{}, false }
 
 // guarded reports whether API servers have to show their cluster. g.mu is held.
 func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/netip"
@@ -86,6 +87,10 @@ func TestVouch(t *testing.T) {
 		{"both are gone", "404", "404", outcomeUnshown, true},
 		{"hidden, and the node's certificate has expired", "403", "401", outcomeUnshown, true},
 		{"starting", "503", "503", outcomeUnshown, false},
+		{"cluster-info cannot be read, and the Node is as it was", "", oldNode, outcomeOK, false},
+		{"cluster-info cannot be read, and the Node is another's", "", newNode, outcomeClosed, false},
+		{"cluster-info was made anew, and the Node cannot be read", newInfo, "", outcomeClosed, false},
+		{"cluster-info was made anew, and the node's certificate has expired", newInfo, "401", outcomeUnshown, false},
 		{"starting, and the Node is not there", "503", "404", outcomeUnshown, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -127,6 +132,117 @@ func TestHiddenForLong(t *testing.T) {
 		if got := m.hiddenForLong(step.err, now); got != step.want {
 			t.Errorf("%s later, with %v: %v", step.after, step.err, got)
 		}
+	}
+}
+
+// TestExcusedOnce: one that shows nothing for long is let through at each new
+// connection, and that is said once.
+func TestExcusedOnce(t *testing.T) {
+	w := newGuardedWorld(t)
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+	w.says.set("403", "404")
+	g := w.daemon.kept()[w.s.VIP]
+	for n := range 3 {
+		w.m.stop()
+		w.eventually("it is away", w.serves("0"))
+		if n == 0 {
+			g.mu.Lock()
+			for _, m := range g.members {
+				m.hidden = time.Now().Add(-hiddenTime)
+			}
+			g.mu.Unlock()
+		}
+		w.m.start()
+		w.eventually("it serves again", w.serves("1"))
+	}
+	if n := w.said("taking it for one of the cluster"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	// With another note it has to show that one.
+	s := w.s
+	s.Joined.NodeUID = newNode
+	w.m.stop()
+	w.eventually("it is away", w.serves("0"))
+	g.update(s)
+	before := w.says.count()
+	w.m.start()
+	w.eventually("it is asked", func() bool { return w.says.count() > before+4 })
+	if !w.serves("0")() {
+		t.Errorf("it showed nothing of what is noted now: %s", w.kernel.text())
+	}
+}
+
+// TestWitnessesChangeOneByOne: each time one of the two is as noted, and first boot
+// notes the other anew. The API server serves all the time.
+func TestWitnessesChangeOneByOne(t *testing.T) {
+	w := newGuardedWorld(t)
+	w.start(w.s)
+	w.eventually("it serves", w.serves("1"))
+	g, mark := w.daemon.kept()[w.s.VIP], w.kernel.mark()
+	again := func() { // on a new connection
+		t.Helper()
+		before := w.says.count()
+		g.mu.Lock()
+		for _, m := range g.members {
+			poke(m.renew)
+		}
+		g.mu.Unlock()
+		w.eventually("it is asked again", func() bool { return w.says.count() > before })
+	}
+	s := w.s
+	w.says.set(newInfo, oldNode)
+	again()
+	s.Joined.ClusterInfo = newInfo
+	g.update(s)
+	w.says.set(newInfo, newNode)
+	again()
+	s.Joined.NodeUID = newNode
+	g.update(s)
+	w.says.set("404", newNode)
+	again()
+	if since := w.kernel.since(mark); len(since) > 0 || w.said("is alien") > 0 || w.said("is down") > 0 {
+		t.Errorf("the rules changed: %q", since)
+	}
+}
+
+// TestRewrittenNote: first boot notes anew what has changed of the cluster, and an
+// API server that was another cluster's by the former note is compared with that.
+func TestRewrittenNote(t *testing.T) {
+	w := newWorld(t, 0)
+	file := filepath.Join(t.TempDir(), "ipvs.json")
+	write := func(joined Joined) {
+		text := `{"version":1,"servers":[{"vip":"10.103.97.211:6443","masters":["192.0.2.11:6443"],` +
+			`"joined":{"clusterInfo":"` + joined.ClusterInfo + `","node":"` + joined.Node + `","nodeUID":"` + joined.NodeUID + `"}}]}` + "\n"
+		if err := replaceFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(joinedOld)
+	d := NewDaemon(Options{ConfigFile: file, Kernel: w.kernel, Log: w.log, Ready: func() {}})
+	done := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- d.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	goesBy := func(joined Joined) func() bool {
+		return func() bool {
+			for _, g := range d.kept() {
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				return g.server.Joined == joined
+			}
+			return false
+		}
+	}
+	w.eventually("it goes by the note", goesBy(joinedOld))
+	for _, joined := range []Joined{{newInfo, "shop-1", oldNode}, {newInfo, "shop-1", newNode}} {
+		write(joined)
+		w.eventually("it goes by the new note", goesBy(joined))
 	}
 }
 
