@@ -23,8 +23,8 @@ var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 // concurrent use; the keeper's goroutine is its only caller. The real one is
 // in kernel_linux.go, tests have one in memory.
 type Kernel interface {
-	// Ready looks whether IP_VS is there, loading it if that is possible, and
-	// returns errNoIPVS if it is not.
+	// Ready looks whether IP_VS is there, loading it now and then if that is
+	// possible, and returns errNoIPVS if it is not.
 	Ready() error
 	// Services returns all virtual TCP servers with their real servers.
 	Services() ([]Service, error)

@@ -35,6 +35,7 @@ type kernel struct {
 	steady   steady
 	sockets  procFile
 	settings *sysctls
+	module   module
 }
 
 // OpenKernel returns the machine's kernel, with its settings below sysctlDir,
@@ -43,21 +44,30 @@ func OpenKernel(sysctlDir string) (Kernel, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("ipvscare must run as root: it changes the kernel's tables")
 	}
-	return &kernel{settings: newSysctls(cmp.Or(sysctlDir, ProcSysNet))}, nil
+	return &kernel{settings: newSysctls(cmp.Or(sysctlDir, ProcSysNet)), module: module{
+		shown: func() bool {
+			_, err := os.Stat(procServices)
+			return err == nil
+		},
+		known: func() bool {
+			_, err := netlink.GenlFamilyGet("IPVS")
+			return err == nil
+		},
+		load: func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			// No modprobe or no module: the next look tells.
+			exec.CommandContext(ctx, "modprobe", "-q", "ip_vs").Run()
+		},
+	}}, nil
 }
 
 // Ready asks the kernel itself first: moby/ipvs remembers forever what it
 // found out first, and reports success on a kernel without IP_VS.
 func (k *kernel) Ready() error {
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		// No modprobe or no module: the second look tells.
-		exec.CommandContext(ctx, "modprobe", "-q", "ip_vs").Run()
-		if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
-			k.Close()
-			return errNoIPVS
-		}
+	if !k.module.ready(time.Now()) {
+		k.Close()
+		return errNoIPVS
 	}
 	if k.handle != nil {
 		return nil
@@ -84,7 +94,7 @@ func (k *kernel) gone(err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ferr := netlink.GenlFamilyGet("IPVS"); ferr != nil {
+	if !k.module.known() {
 		k.Close()
 		return errNoIPVS
 	}
